@@ -1,0 +1,101 @@
+"""The C core, the one part of the package that pyproject.toml cannot describe.
+
+One extension for the stable ABI of CPython 3.11, so one wheel serves every later CPython and every
+torch. From the environment:
+
+    SHMBUFFER_WERROR=1                       every warning of the compiler is an error
+    SHMBUFFER_SANITIZE=address,undefined     compiled with these sanitizers, for scripts/sanitize
+"""
+
+import os
+import subprocess
+import sysconfig
+from glob import glob
+
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+
+# One fixed order of summation on every vector path: without -ffp-contract=off the compiler may fuse
+# a product into a sum on one path and not on another, and results would differ in their last bits.
+COMPILE = ["-std=gnu11", "-O3", "-fvisibility=hidden", "-ffp-contract=off", "-pthread"]
+LINK = ["-pthread"]
+
+WARNINGS = [
+    "-Wall",
+    "-Wextra",
+    "-Werror",
+    "-Wformat=2",
+    "-Wpointer-arith",
+    "-Wshadow",
+    "-Wstrict-prototypes",
+    "-Wvla",
+    "-Wno-unused-parameter",  # CPython calls every method with a self
+]
+
+# Python hands down its own -fwrapv and -DNDEBUG, which would hide overflows from the sanitizer and
+# take out the asserts.
+SANITIZED = [
+    "-O1",
+    "-g",
+    "-fno-omit-frame-pointer",
+    "-fno-sanitize-recover=all",
+    "-fno-wrapv",
+    "-UNDEBUG",
+]
+
+if os.environ.get("SHMBUFFER_WERROR") == "1":
+    COMPILE += WARNINGS
+if sanitizers := os.environ.get("SHMBUFFER_SANITIZE"):
+    COMPILE += [f"-fsanitize={sanitizers}", *SANITIZED]
+    LINK += [f"-fsanitize={sanitizers}"]
+
+
+class BuildCore(build_ext):
+    """Compiles always, and stops with one sentence where there is nothing to compile with."""
+
+    def finalize_options(self) -> None:
+        """Take no earlier build for granted."""
+        super().finalize_options()
+        # A core that is newer than its sources may still have been compiled with other flags.
+        self.force = True
+
+    def build_extensions(self) -> None:
+        """Compile the core, or say what is missing."""
+        compiler = self.compiler.compiler_so[0]
+        if not can_run(compiler):
+            missing = f"{compiler!r} cannot be run"
+        elif not any(os.path.exists(os.path.join(d, "Python.h")) for d in self.include_dirs):
+            missing = f"there is no Python.h in {sysconfig.get_path('include')}"
+        else:
+            super().build_extensions()
+            return
+        raise SystemExit(
+            "shmbuffer needs a C compiler and the headers of Python to build its core, "
+            f"and {missing}: install both "
+            "(Debian, Ubuntu: apt install build-essential python3-dev), then try again."
+        )
+
+
+def can_run(compiler: str) -> bool:
+    """Whether a program of this name starts and answers."""
+    try:
+        subprocess.run([compiler, "--version"], check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError):
+        return False
+    return True
+
+
+setup(
+    ext_modules=[
+        Extension(
+            "shmbuffer._native._core",
+            sources=sorted(glob("shmbuffer/_native/*.c")),
+            depends=sorted(glob("shmbuffer/_native/*.h")),
+            define_macros=[("Py_LIMITED_API", "0x030B0000")],
+            extra_compile_args=COMPILE,
+            extra_link_args=LINK,
+            py_limited_api=True,
+        )
+    ],
+    cmdclass={"build_ext": BuildCore},
+)

@@ -1,0 +1,104 @@
+/* Crash points: every step of every protocol has a name, compiled into the delivered build and inert
+ * unless a test arms it. An armed point counts down and then kills, stops or pauses the process, so that
+ * tests kill at exactly the step they name. Each point is also a compiler barrier: the stores before it
+ * are in memory before those after it, which is all that the death of a process can observe.
+ */
+#ifndef SHMB_CRASHPOINT_H
+#define SHMB_CRASHPOINT_H
+
+#include <stdatomic.h>
+
+#define SHMB_CRASH_POINTS(X)                                                                                 \
+    X(write_locked, "write.locked")                                                                          \
+    X(write_noted, "write.noted")                                                                            \
+    X(write_marking, "write.marking")                                                                        \
+    X(write_head, "write.head")                                                                              \
+    X(write_mark, "write.mark")                                                                              \
+    X(write_unmassed, "write.unmassed")                                                                      \
+    X(write_claim_parents, "write.claim_parents")                                                            \
+    X(write_payload, "write.payload")                                                                        \
+    X(write_claimed, "write.claimed")                                                                        \
+    X(write_copy, "write.copy")                                                                              \
+    X(write_checksum, "write.checksum")                                                                      \
+    X(write_relocked, "write.relocked")                                                                      \
+    X(write_goal, "write.goal")                                                                              \
+    X(write_committing, "write.committing")                                                                  \
+    X(write_leaf, "write.leaf")                                                                              \
+    X(write_commit, "write.commit")                                                                          \
+    X(write_commit_parents, "write.commit_parents")                                                          \
+    X(write_count, "write.count")                                                                            \
+    X(write_idle, "write.idle")                                                                              \
+    X(write_done, "write.done")                                                                              \
+    X(abort_locked, "abort.locked")                                                                          \
+    X(abort_word, "abort.word")                                                                              \
+    X(abort_idle, "abort.idle")                                                                              \
+    X(update_locked, "update.locked")                                                                        \
+    X(update_raw, "update.raw")                                                                              \
+    X(update_leaf, "update.leaf")                                                                            \
+    X(update_parents, "update.parents")                                                                      \
+    X(update_unlocked, "update.unlocked")                                                                    \
+    X(alpha_stored, "alpha.stored")                                                                          \
+    X(alpha_leaves, "alpha.leaves")                                                                          \
+    X(alpha_parents, "alpha.parents")                                                                        \
+    X(sample_locked, "sample.locked")                                                                        \
+    X(sample_drawn, "sample.drawn")                                                                          \
+    X(sample_unlocked, "sample.unlocked")                                                                    \
+    X(sample_copy, "sample.copy")                                                                            \
+    X(sample_validate, "sample.validate")                                                                    \
+    X(empty_locked, "empty.locked")                                                                          \
+    X(empty_noted, "empty.noted")                                                                            \
+    X(empty_emptying, "empty.emptying")                                                                      \
+    X(empty_head, "empty.head")                                                                              \
+    X(empty_leaf, "empty.leaf")                                                                              \
+    X(empty_word, "empty.word")                                                                              \
+    X(empty_parents, "empty.parents")                                                                        \
+    X(empty_count, "empty.count")                                                                            \
+    X(empty_idle, "empty.idle")                                                                              \
+    X(empty_unlocked, "empty.unlocked")                                                                      \
+    X(reap_locked, "reap.locked")                                                                            \
+    X(reap_leaf, "reap.leaf")                                                                                \
+    X(reap_word, "reap.word")                                                                                \
+    X(reap_head, "reap.head")                                                                                \
+    X(reap_count, "reap.count")                                                                              \
+    X(reap_parents, "reap.parents")                                                                          \
+    X(reap_idle, "reap.idle")                                                                                \
+    X(reap_freed, "reap.freed")                                                                              \
+    X(reap_unlocked, "reap.unlocked")                                                                        \
+    X(repair_claims, "repair.claims")                                                                        \
+    X(repair_leaves, "repair.leaves")                                                                        \
+    X(repair_parents, "repair.parents")                                                                      \
+    X(repair_consistent, "repair.consistent")                                                                \
+    X(leave_claim, "leave.claim")                                                                            \
+    X(leave_freed, "leave.freed")                                                                            \
+    X(wait_turn, "wait.turn")                                                                                \
+    X(wait_forfeit, "wait.forfeit")
+
+enum shmb_crash_point {
+    SHMB_CP_NONE = 0,
+#define X(symbol, name) SHMB_CP_##symbol,
+    SHMB_CRASH_POINTS(X)
+#undef X
+        SHMB_CP_NATIVE_END
+};
+
+/* Points that Python code passes (creation, join, recovery, barrier, cleanup) are numbered from here. */
+#define SHMB_CP_PYTHON 1000
+
+enum shmb_crash_action { SHMB_KILL = 0, SHMB_STOP = 1, SHMB_TERM = 2, SHMB_PAUSE = 3 };
+
+extern _Atomic int shmb_armed;
+
+void shmb_crash_point_reached(int point);
+int shmb_crash_arm(const char *name, enum shmb_crash_action action, long after, int notify_fd, int wait_fd);
+void shmb_crash_disarm(void);
+void shmb_crash_point_named(const char *name);
+const char *shmb_crash_point_name(int point);
+
+#define CP(symbol)                                                                                           \
+    do {                                                                                                     \
+        atomic_signal_fence(memory_order_seq_cst);                                                           \
+        if (__builtin_expect(atomic_load_explicit(&shmb_armed, memory_order_relaxed) == SHMB_CP_##symbol, 0)) \
+            shmb_crash_point_reached(SHMB_CP_##symbol);                                                      \
+    } while (0)
+
+#endif

@@ -1,0 +1,32 @@
+#include "layout.h"
+
+#include <string.h>
+
+static uint64_t on_a_cache_line(uint64_t offset) { return (offset + 63u) & ~(uint64_t)63u; }
+
+static uint64_t padded(uint64_t nodes) { return (nodes + SHMB_FANOUT - 1) / SHMB_FANOUT * SHMB_FANOUT; }
+
+void shmb_sections_of(uint64_t capacity, uint64_t lanes, struct shmb_sections *out) {
+    uint64_t leaves = capacity * lanes, at = 0;
+    memset(out, 0, sizeof *out);
+    out->words = at;
+    at = on_a_cache_line(at + 8 * capacity);
+    out->checksums = at;
+    at = on_a_cache_line(at + 4 * capacity);
+    out->sources = at;
+    at = on_a_cache_line(at + 8 * capacity);
+    out->raw = at;
+    at = on_a_cache_line(at + 8 * leaves);
+    out->mass = at;
+    at = on_a_cache_line(at + 8 * padded(leaves));
+    out->nodes[0] = leaves;
+    do {
+        unsigned level = ++out->depth;
+        out->nodes[level] = (out->nodes[level - 1] + SHMB_FANOUT - 1) / SHMB_FANOUT;
+        out->sum[level] = at;
+        at = on_a_cache_line(at + 8 * padded(out->nodes[level]));
+        out->min[level] = at;
+        at = on_a_cache_line(at + 8 * padded(out->nodes[level]));
+    } while (out->nodes[out->depth] > 1);
+    out->bytes = at;
+}

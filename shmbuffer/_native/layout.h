@@ -1,0 +1,113 @@
+/* Every byte that processes share: the control file and the sections of the slots file.
+ *
+ * memory/layout.py holds the same offsets for Python and docs/design.md the same tables for readers;
+ * tests/memory/test_layout.py compares the three. Nothing else in the C core knows an offset.
+ */
+#ifndef SHMB_LAYOUT_H
+#define SHMB_LAYOUT_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdint.h>
+
+#define SHMB_PAGE 4096u
+#define SHMB_RUNTIME_OFFSET (2u * SHMB_PAGE) /* after two superblocks, which only Python writes */
+#define SHMB_REGISTRY_OFFSET (3u * SHMB_PAGE)
+#define SHMB_ENTRIES 256u
+#define SHMB_ENTRY_BYTES 256u
+#define SHMB_CONTROL_BYTES (SHMB_REGISTRY_OFFSET + SHMB_ENTRIES * SHMB_ENTRY_BYTES)
+#define SHMB_FANOUT 16u /* children of a tree node: two cache lines of float64 */
+#define SHMB_MAX_DEPTH 16u
+
+/* A slot word is ticket << 2 | state. */
+enum shmb_state { SHMB_EMPTY = 0, SHMB_WRITING = 1, SHMB_COMMITTED = 2, SHMB_ABORTED = 3 };
+#define SHMB_WORD(ticket, state) (((uint64_t)(ticket) << 2) | (uint64_t)(state))
+#define SHMB_STATE(word) ((unsigned)((word) & 3u))
+#define SHMB_TICKET(word) ((uint64_t)(word) >> 2)
+
+/* Phases of a claim. All but IDLE and PAYLOAD exist only while the mutex is held. */
+enum shmb_phase { SHMB_IDLE = 0, SHMB_MARKING = 1, SHMB_PAYLOAD = 2, SHMB_COMMITTING = 3, SHMB_EMPTYING = 4 };
+
+enum shmb_entry_state { SHMB_FREE = 0, SHMB_LIVE = 1 };
+
+/* Life of the whole buffer, as clients see it without reading a superblock. */
+enum shmb_buffer_state { SHMB_NO_SCHEMA = 0, SHMB_READY = 1, SHMB_RECOVERING = 2, SHMB_CLOSING = 3 };
+
+/* One page. The mutex guards everything behind it, every slot word that changes, and the tree. */
+struct shmb_runtime {
+    union {
+        pthread_mutex_t mutex; /* robust, process-shared, NORMAL; never destroyed, never unmapped */
+        unsigned char mutex_bytes[64];
+    };
+    _Atomic uint64_t head;        /* next ticket */
+    _Atomic uint64_t write_count; /* elements written so far */
+    _Atomic uint64_t length;      /* slots that are COMMITTED */
+    _Atomic uint32_t state;       /* enum shmb_buffer_state */
+    _Atomic uint32_t prioritized; /* 1 once a prioritized sampler is bound: the tree is kept */
+    double max_priority;          /* largest raw priority ever given; negative: none yet, the default is 1 */
+    double alpha;
+    double eps;
+    _Atomic uint64_t alpha_version; /* changes with alpha or eps */
+    _Atomic uint64_t next_turn;     /* last turn number given out */
+    _Atomic uint32_t waiters;       /* entries that hold a turn */
+    _Atomic uint32_t progress;      /* futex: changes whenever a waiter should look again */
+    _Atomic uint64_t next_incarnation; /* last incarnation given out; guarded by init.lock */
+    _Atomic uint64_t repairs;          /* times that a locker found its predecessor dead */
+    _Atomic uint64_t rolled_back;      /* slots aborted for the dead */
+    _Atomic uint64_t rolled_forward;   /* slots committed for the dead */
+    _Atomic uint64_t reaped;           /* clients whose entry was freed for them */
+};
+
+/* One client. Identity is written under init.lock before state = LIVE; the claim by its owner, or by
+ * whoever finishes it for the dead, under the mutex; counters by the owner alone, and they only grow
+ * (they outlive the client: the totals of the buffer are the sums over all entries). */
+struct shmb_entry {
+    _Atomic uint32_t state; /* enum shmb_entry_state */
+    uint32_t role;
+    _Atomic uint64_t incarnation; /* unique in the directory; the source of the items it writes */
+    uint64_t pid;
+    uint64_t start_time;    /* clock ticks since boot, /proc/<pid>/stat field 22 */
+    uint64_t pid_namespace; /* inode of /proc/self/ns/pid */
+    unsigned char boot_id[16];
+    uint64_t joined_ns; /* CLOCK_REALTIME, for display only */
+    _Atomic uint32_t phase;
+    uint32_t kind;          /* enum shmb_claim_kind */
+    _Atomic uint64_t first; /* first ticket */
+    _Atomic uint64_t count; /* tickets; at most the capacity */
+    _Atomic uint64_t goal;  /* write_count once the claim is finished */
+    _Atomic uint64_t turn;  /* 0, or the place in the queue of those who wait for a slot */
+    uint64_t reserved[2];
+    _Atomic uint64_t inserts;         /* elements committed */
+    _Atomic uint64_t aborts;          /* elements rolled back by the owner itself */
+    _Atomic uint64_t samples;         /* calls */
+    _Atomic uint64_t sampled;         /* elements */
+    _Atomic uint64_t redraws;         /* rows drawn again because they changed while being copied */
+    _Atomic uint64_t age_sum;         /* elements written between a sampled item and its sampling, summed */
+    _Atomic uint64_t updates_applied; /* priorities */
+    _Atomic uint64_t updates_stale;
+    _Atomic uint64_t waits;        /* times that a write had to wait for a slot */
+    _Atomic uint64_t last_seen_ns; /* CLOCK_MONOTONIC of the last write, sample or update, for display only */
+    uint64_t reserved_tail[7];
+};
+
+enum shmb_claim_kind { SHMB_RING_WRITE = 0, SHMB_PLACED = 1, SHMB_IN_PLACE = 2 };
+
+_Static_assert(sizeof(struct shmb_runtime) <= SHMB_PAGE, "the runtime page is one page");
+_Static_assert(sizeof(struct shmb_entry) == SHMB_ENTRY_BYTES, "a registry entry has its fixed size");
+_Static_assert(sizeof(pthread_mutex_t) <= 64, "the mutex has its place");
+
+/* The slots file, section after section, each on a cache line:
+ *   words u64[N] | checksums u32[N] | sources u64[N] | raw f64[L] | mass f64[pad16(L)] |
+ *   for each level k = 1.. until one node is left: sum f64[pad16(n_k)] , min f64[pad16(n_k)]
+ * with L = N * lanes, n_1 = ceil(L / 16), n_k+1 = ceil(n_k / 16). A file of zeros is an empty ring. */
+struct shmb_sections {
+    uint64_t words, checksums, sources, raw, mass;
+    uint64_t sum[SHMB_MAX_DEPTH], min[SHMB_MAX_DEPTH]; /* offsets; index 0 unused */
+    uint64_t nodes[SHMB_MAX_DEPTH];                    /* n_k; nodes[0] = L */
+    unsigned depth;                                    /* the root is level `depth` and has one node */
+    uint64_t bytes;
+};
+
+void shmb_sections_of(uint64_t capacity, uint64_t lanes, struct shmb_sections *out);
+
+#endif

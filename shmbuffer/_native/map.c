@@ -1,0 +1,108 @@
+/* Map: a shared mapping of a file, as an object with the buffer protocol. It is unmapped when nothing
+ * refers to it any more, or never (`keep`): the page with the mutex must not go while the process lives. */
+#include "module.h"
+
+#include <errno.h>
+#include <sys/mman.h>
+
+struct map {
+    PyObject_HEAD
+    void *address;
+    Py_ssize_t bytes;
+    int keep, writable;
+};
+
+static PyObject *map_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
+    static char *names[] = {"fd", "nbytes", "writable", "keep", "offset", NULL};
+    int fd, writable = 1, keep = 0;
+    Py_ssize_t bytes;
+    long long offset = 0;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "in|ppL:Map", names, &fd, &bytes, &writable, &keep, &offset))
+        return NULL;
+    if (bytes < 0 || offset < 0) return PyErr_Format(PyExc_ValueError, "Map: nbytes is %zd, offset %lld", bytes, offset);
+    void *address = NULL;
+    if (bytes > 0) {
+        int protection = writable ? PROT_READ | PROT_WRITE : PROT_READ;
+        Py_BEGIN_ALLOW_THREADS
+        address = mmap(NULL, (size_t)bytes, protection, MAP_SHARED, fd, (off_t)offset);
+        Py_END_ALLOW_THREADS
+        if (address == MAP_FAILED) return PyErr_SetFromErrno(PyExc_OSError);
+    }
+    allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
+    struct map *map = (struct map *)allocate(type, 0);
+    if (map == NULL) {
+        if (address) munmap(address, (size_t)bytes);
+        return NULL;
+    }
+    map->address = address;
+    map->bytes = bytes;
+    map->keep = keep;
+    map->writable = writable;
+    return (PyObject *)map;
+}
+
+static void map_dealloc(PyObject *self) {
+    struct map *map = (struct map *)self;
+    PyTypeObject *type = Py_TYPE(self);
+    if (map->address && !map->keep) munmap(map->address, (size_t)map->bytes);
+    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
+    release(self);
+    Py_DECREF(type);
+}
+
+static int map_getbuffer(PyObject *self, Py_buffer *view, int flags) {
+    static char nothing[1];
+    struct map *map = (struct map *)self;
+    return PyBuffer_FillInfo(view, self, map->address ? map->address : nothing, map->bytes, !map->writable, flags);
+}
+
+static PyObject *map_sync(PyObject *self, PyObject *Py_UNUSED(ignored)) {
+    struct map *map = (struct map *)self;
+    int error = 0;
+    if (map->address == NULL) Py_RETURN_NONE;
+    Py_BEGIN_ALLOW_THREADS
+    error = msync(map->address, (size_t)map->bytes, MS_SYNC) ? errno : 0;
+    Py_END_ALLOW_THREADS
+    if (error == 0) Py_RETURN_NONE;
+    errno = error;
+    return PyErr_SetFromErrno(PyExc_OSError);
+}
+
+static PyObject *map_address(PyObject *self, void *Py_UNUSED(closure)) {
+    return PyLong_FromVoidPtr(((struct map *)self)->address);
+}
+
+static PyObject *map_nbytes(PyObject *self, void *Py_UNUSED(closure)) {
+    return PyLong_FromSsize_t(((struct map *)self)->bytes);
+}
+
+static PyMethodDef methods[] = {
+    {"sync", map_sync, METH_NOARGS, "Write dirty pages back and wait for them (msync(2), MS_SYNC)."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyGetSetDef properties[] = {
+    {"address", map_address, NULL, "Where the mapping starts in this process; 0 if it is empty.", NULL},
+    {"nbytes", map_nbytes, NULL, "Size in bytes.", NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+static PyType_Slot slots[] = {
+    {Py_tp_doc, "Map(fd, nbytes, writable=True, keep=False, offset=0): a shared mapping of a file."},
+    {Py_tp_new, map_new},
+    {Py_tp_dealloc, map_dealloc},
+    {Py_tp_methods, methods},
+    {Py_tp_getset, properties},
+    {Py_bf_getbuffer, map_getbuffer},
+    {0, NULL},
+};
+
+PyType_Spec shmb_map_spec = {
+    .name = "shmbuffer._native._core.Map",
+    .basicsize = sizeof(struct map),
+    .flags = Py_TPFLAGS_DEFAULT,
+    .slots = slots,
+};
+
+void *shmb_map_address(PyObject *map) { return ((struct map *)map)->address; }
+Py_ssize_t shmb_map_bytes(PyObject *map) { return ((struct map *)map)->bytes; }

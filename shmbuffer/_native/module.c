@@ -1,0 +1,180 @@
+/* The extension module _core: Map, Ring, checksums, crash points, the layout as the C core sees it. */
+#include "module.h"
+
+#include <errno.h>
+#include <string.h>
+
+#include "crc32c.h"
+#include "ring.h"
+
+PyTypeObject *shmb_map_type;
+
+static PyObject *core_crc32c(PyObject *Py_UNUSED(module), PyObject *args) {
+    Py_buffer data;
+    unsigned int crc = 0;
+    if (!PyArg_ParseTuple(args, "y*|I:crc32c", &data, &crc)) return NULL;
+    Py_BEGIN_ALLOW_THREADS
+    crc = shmb_crc32c(crc, data.buf, (size_t)data.len);
+    Py_END_ALLOW_THREADS
+    PyBuffer_Release(&data);
+    return PyLong_FromUnsignedLong(crc);
+}
+
+static struct shmb_runtime *runtime_of(PyObject *control) {
+    if (!PyObject_TypeCheck(control, shmb_map_type) || shmb_map_bytes(control) != (Py_ssize_t)SHMB_CONTROL_BYTES) {
+        PyErr_Format(PyExc_TypeError, "a Map of the control file (%u bytes) is needed", SHMB_CONTROL_BYTES);
+        return NULL;
+    }
+    return (struct shmb_runtime *)((char *)shmb_map_address(control) + SHMB_RUNTIME_OFFSET);
+}
+
+static PyObject *core_format_mutex(PyObject *Py_UNUSED(module), PyObject *control) {
+    struct shmb_runtime *runtime = runtime_of(control);
+    if (runtime == NULL) return NULL;
+    int error = shmb_mutex_format(runtime);
+    if (error == 0) Py_RETURN_NONE;
+    errno = error;
+    return PyErr_SetFromErrno(PyExc_OSError);
+}
+
+static PyObject *core_mutex_owner(PyObject *Py_UNUSED(module), PyObject *control) {
+    struct shmb_runtime *runtime = runtime_of(control);
+    return runtime ? PyLong_FromUnsignedLong(shmb_mutex_owner(runtime)) : NULL;
+}
+
+static PyObject *core_arm(PyObject *Py_UNUSED(module), PyObject *args, PyObject *kwargs) {
+    static char *names[] = {"name", "action", "after", "notify_fd", "wait_fd", NULL};
+    static const char *const actions[] = {"kill", "stop", "term", "pause"};
+    const char *name, *action = "kill";
+    long after = 0;
+    int notify_fd = -1, wait_fd = -1;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "s|slii:arm", names, &name, &action, &after, &notify_fd, &wait_fd))
+        return NULL;
+    for (int i = 0; i < 4; i++)
+        if (strcmp(action, actions[i]) == 0) {
+            if (shmb_crash_arm(name, (enum shmb_crash_action)i, after, notify_fd, wait_fd) < 0)
+                return PyErr_Format(PyExc_ValueError, "arm: no crash point can have the name %s", name);
+            Py_RETURN_NONE;
+        }
+    return PyErr_Format(PyExc_ValueError, "arm: the action is kill, stop, term or pause, not %s", action);
+}
+
+static PyObject *core_disarm(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(ignored)) {
+    shmb_crash_disarm();
+    Py_RETURN_NONE;
+}
+
+static PyObject *core_reached(PyObject *Py_UNUSED(module), PyObject *name) {
+    if (__builtin_expect(atomic_load_explicit(&shmb_armed, memory_order_relaxed) == SHMB_CP_PYTHON, 0)) {
+        const char *text = PyUnicode_AsUTF8AndSize(name, NULL);
+        if (text == NULL) return NULL;
+        shmb_crash_point_named(text);
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *core_crash_points(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(ignored)) {
+    PyObject *list = PyList_New(0);
+    for (int i = 1; list && i < SHMB_CP_NATIVE_END; i++) {
+        PyObject *name = PyUnicode_FromString(shmb_crash_point_name(i));
+        if (name == NULL || PyList_Append(list, name) < 0) Py_CLEAR(list);
+        Py_XDECREF(name);
+    }
+    return list;
+}
+
+static int put(PyObject *dict, const char *name, uint64_t value) {
+    PyObject *number = PyLong_FromUnsignedLongLong(value);
+    int failed = number == NULL || PyDict_SetItemString(dict, name, number) < 0;
+    Py_XDECREF(number);
+    return failed;
+}
+
+/* Offsets as this compiler sees them; the layout test compares them with memory/layout.py. */
+static PyObject *core_layout(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(ignored)) {
+    PyObject *dict = PyDict_New();
+    int failed = dict == NULL;
+#define RUNTIME(field) failed = failed || put(dict, "runtime." #field, offsetof(struct shmb_runtime, field));
+    RUNTIME(mutex) RUNTIME(head) RUNTIME(write_count) RUNTIME(length) RUNTIME(state) RUNTIME(prioritized)
+    RUNTIME(max_priority) RUNTIME(alpha) RUNTIME(eps) RUNTIME(alpha_version) RUNTIME(next_turn) RUNTIME(waiters)
+    RUNTIME(progress) RUNTIME(next_incarnation) RUNTIME(repairs) RUNTIME(rolled_back) RUNTIME(rolled_forward)
+    RUNTIME(reaped)
+#define ENTRY(field) failed = failed || put(dict, "entry." #field, offsetof(struct shmb_entry, field));
+    ENTRY(state) ENTRY(role) ENTRY(incarnation) ENTRY(pid) ENTRY(start_time) ENTRY(pid_namespace) ENTRY(boot_id)
+    ENTRY(joined_ns) ENTRY(phase) ENTRY(kind) ENTRY(first) ENTRY(count) ENTRY(goal) ENTRY(turn) ENTRY(inserts)
+    ENTRY(aborts) ENTRY(samples) ENTRY(sampled) ENTRY(redraws) ENTRY(age_sum) ENTRY(updates_applied)
+    ENTRY(updates_stale) ENTRY(waits) ENTRY(last_seen_ns)
+    failed = failed || put(dict, "page", SHMB_PAGE) || put(dict, "runtime", SHMB_RUNTIME_OFFSET) ||
+             put(dict, "registry", SHMB_REGISTRY_OFFSET) || put(dict, "entries", SHMB_ENTRIES) ||
+             put(dict, "entry_bytes", SHMB_ENTRY_BYTES) || put(dict, "control_bytes", SHMB_CONTROL_BYTES) ||
+             put(dict, "fanout", SHMB_FANOUT) || put(dict, "mutex_bytes", sizeof(pthread_mutex_t)) ||
+             put(dict, "mutex_align", _Alignof(pthread_mutex_t));
+    if (failed) Py_CLEAR(dict);
+    return dict;
+}
+
+static PyObject *core_sections(PyObject *Py_UNUSED(module), PyObject *args) {
+    unsigned long long capacity, lanes;
+    struct shmb_sections sections;
+    if (!PyArg_ParseTuple(args, "KK:sections", &capacity, &lanes)) return NULL;
+    if (capacity == 0 || lanes == 0 || capacity > ((uint64_t)1 << 40) || lanes > ((uint64_t)1 << 40) / capacity)
+        return PyErr_Format(PyExc_ValueError, "sections: %llu slots of %llu lanes cannot be laid out", capacity, lanes);
+    shmb_sections_of(capacity, lanes, &sections);
+    PyObject *dict = PyDict_New();
+    int failed = dict == NULL || put(dict, "words", sections.words) || put(dict, "checksums", sections.checksums) ||
+                 put(dict, "sources", sections.sources) || put(dict, "raw", sections.raw) ||
+                 put(dict, "mass", sections.mass) || put(dict, "depth", sections.depth) ||
+                 put(dict, "bytes", sections.bytes);
+    for (unsigned level = 1; !failed && level <= sections.depth; level++) {
+        char name[32];
+        PyOS_snprintf(name, sizeof name, "sum%u", level);
+        failed = put(dict, name, sections.sum[level]);
+        PyOS_snprintf(name, sizeof name, "min%u", level);
+        failed = failed || put(dict, name, sections.min[level]);
+        PyOS_snprintf(name, sizeof name, "nodes%u", level);
+        failed = failed || put(dict, name, sections.nodes[level]);
+    }
+    if (failed) Py_CLEAR(dict);
+    return dict;
+}
+
+static PyObject *core_begin_life(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(ignored)) {
+    shmb_life_begin();
+    return PyLong_FromUnsignedLongLong(shmb_life());
+}
+
+static PyMethodDef methods[] = {
+    {"crc32c", core_crc32c, METH_VARARGS, "crc32c(data, crc=0): CRC32C, chainable."},
+    {"format_mutex", core_format_mutex, METH_O, "format_mutex(control): a fresh robust mutex; only while nobody is alive."},
+    {"mutex_owner", core_mutex_owner, METH_O, "mutex_owner(control): thread id of the holder, 0 if nobody holds it."},
+    {"arm", (PyCFunction)(void (*)(void))core_arm, METH_VARARGS | METH_KEYWORDS,
+     "arm(name, action='kill', after=0, notify_fd=-1, wait_fd=-1): for tests; at the (after + 1)th passing of a crash point."},
+    {"disarm", core_disarm, METH_NOARGS, "disarm(): forget the armed crash point."},
+    {"reached", core_reached, METH_O, "reached(name): a crash point in Python code."},
+    {"crash_points", core_crash_points, METH_NOARGS, "crash_points(): names of the points compiled into the C core."},
+    {"layout", core_layout, METH_NOARGS, "layout(): offsets in the control file as the C core sees them."},
+    {"sections", core_sections, METH_VARARGS, "sections(capacity, lanes): offsets in the slots file."},
+    {"begin_life", core_begin_life, METH_NOARGS, "begin_life(): number of this process, another one after fork."},
+    {NULL, NULL, 0, NULL},
+};
+
+static struct PyModuleDef definition = {
+    PyModuleDef_HEAD_INIT, .m_name = "_core", .m_doc = "The C core of shmbuffer.", .m_size = -1, .m_methods = methods};
+
+PyMODINIT_FUNC PyInit__core(void) {
+    shmb_crc32c_init();
+    shmb_life_begin();
+    PyObject *module = PyModule_Create(&definition);
+    if (module == NULL) return NULL;
+    shmb_map_type = (PyTypeObject *)PyType_FromSpec(&shmb_map_spec);
+    PyObject *ring_type = PyType_FromSpec(&shmb_ring_spec);
+    if (shmb_map_type == NULL || ring_type == NULL || PyModule_AddObjectRef(module, "Map", (PyObject *)shmb_map_type) < 0 ||
+        PyModule_AddObjectRef(module, "Ring", ring_type) < 0)
+        Py_CLEAR(module);
+#define STATUS(name) if (module && PyModule_AddIntConstant(module, #name, SHMB_##name) < 0) Py_CLEAR(module);
+    STATUS(BLOCKED) STATUS(FORKED) STATUS(CLOSING_STATUS) STATUS(LOCK_TIMEOUT) STATUS(INTERRUPTED) STATUS(UNRECOVERABLE)
+    STATUS(FENCED) STATUS(NOTHING) STATUS(NO_MEMORY) STATUS(NO_CLAIM) STATUS(OTHER_SETTINGS)
+    STATUS(BAD_PRIORITY) STATUS(BAD_INDEX)
+    Py_XDECREF(ring_type);
+    return module;
+}

@@ -1,0 +1,108 @@
+#define _GNU_SOURCE /* pthread_mutex_clocklock, MADV_WIPEONFORK */
+/* The one mutex: robust (the kernel marks it when its owner dies), process-shared, type NORMAL (ERRORCHECK
+ * compares thread ids across pid namespaces and reports deadlocks that are none). It is never destroyed and
+ * its page is never unmapped while the process lives: the kernel walks the list of held mutexes at exit. */
+#include <errno.h>
+#include <limits.h>
+#include <linux/futex.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "ring.h"
+
+#define SPINS 200                    /* tries before sleeping: longer than most locked sections last */
+#define SLICE_NS (50 * 1000 * 1000L) /* between two looks at signals and the deadline */
+
+/* A page that the kernel wipes in the child of a fork, so that a handle notices even where no hook ran. */
+static _Atomic uint64_t *life_page;
+
+void shmb_life_begin(void) {
+    if (life_page == NULL) {
+        void *page = mmap(NULL, SHMB_PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        if (page == MAP_FAILED) return;
+        madvise(page, SHMB_PAGE, MADV_WIPEONFORK);
+        life_page = page;
+    }
+    if (atomic_load(life_page) == 0)
+        atomic_store(life_page, ((uint64_t)shmb_now_ns() << 22) | ((uint64_t)getpid() & 0x3FFFFF));
+}
+
+uint64_t shmb_life(void) { return life_page ? atomic_load_explicit(life_page, memory_order_relaxed) : 0; }
+
+int64_t shmb_now_ns(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
+}
+
+int shmb_mutex_format(struct shmb_runtime *runtime) {
+    pthread_mutexattr_t attributes;
+    pthread_mutexattr_init(&attributes);
+    pthread_mutexattr_setpshared(&attributes, PTHREAD_PROCESS_SHARED);
+    pthread_mutexattr_setrobust(&attributes, PTHREAD_MUTEX_ROBUST);
+    pthread_mutexattr_settype(&attributes, PTHREAD_MUTEX_NORMAL);
+    for (unsigned i = 0; i < sizeof runtime->mutex_bytes; i++) runtime->mutex_bytes[i] = 0;
+    int error = pthread_mutex_init(&runtime->mutex, &attributes);
+    pthread_mutexattr_destroy(&attributes);
+    return error;
+}
+
+/* The thread that holds the mutex now, 0 if none does: the low 30 bits of the futex word that the kernel
+ * itself reads (futex(2), robust futexes). For messages only. */
+uint32_t shmb_mutex_owner(const struct shmb_runtime *runtime) {
+    return *(const volatile uint32_t *)runtime->mutex_bytes & FUTEX_TID_MASK;
+}
+
+static void pause_a_little(void) {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("yield");
+#endif
+}
+
+int shmb_lock(struct shmb_ring *ring, struct shmb_call *call) {
+    pthread_mutex_t *mutex = &ring->runtime->mutex;
+    if (__builtin_expect(shmb_life() != ring->life, 0)) return SHMB_FORKED;
+    int error = pthread_mutex_trylock(mutex);
+    for (int i = 0; error == EBUSY && i < SPINS; i++) {
+        pause_a_little();
+        error = pthread_mutex_trylock(mutex);
+    }
+    if (error == EBUSY) {
+        int64_t deadline = shmb_now_ns() + call->timeout_ns;
+        call->may_block(call);
+        for (;;) {
+            int64_t until = shmb_now_ns() + SLICE_NS;
+            struct timespec slice = {until / 1000000000, until % 1000000000};
+            error = pthread_mutex_clocklock(mutex, CLOCK_MONOTONIC, &slice);
+            if (error != ETIMEDOUT) break;
+            if (call->interrupted(call)) return SHMB_INTERRUPTED;
+            if (shmb_now_ns() >= deadline) return SHMB_LOCK_TIMEOUT;
+        }
+    }
+    if (__builtin_expect(error == EOWNERDEAD, 0)) {
+        shmb_repair(ring);
+        error = pthread_mutex_consistent(mutex);
+        CP(repair_consistent);
+    }
+    return error == 0 ? SHMB_OK : SHMB_UNRECOVERABLE;
+}
+
+void shmb_unlock(struct shmb_ring *ring) { pthread_mutex_unlock(&ring->runtime->mutex); }
+
+/* Called after unlocking, by whoever changed something that a waiter waits for. A process that dies before
+ * this call leaves waiters asleep until their slice of a few milliseconds ends, no longer. */
+void shmb_wake_waiters(struct shmb_runtime *runtime) {
+    if (atomic_load_explicit(&runtime->waiters, memory_order_relaxed) == 0) return;
+    atomic_fetch_add(&runtime->progress, 1);
+    syscall(SYS_futex, &runtime->progress, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+}
+
+/* Sleeps until somebody makes progress, at most `timeout_ns`. */
+int shmb_wait_progress(struct shmb_runtime *runtime, uint32_t seen, int64_t timeout_ns) {
+    struct timespec timeout = {timeout_ns / 1000000000, timeout_ns % 1000000000};
+    return (int)syscall(SYS_futex, &runtime->progress, FUTEX_WAIT, seen, &timeout, NULL, 0);
+}

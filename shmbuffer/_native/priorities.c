@@ -1,0 +1,239 @@
+/* The priority tree: wide, recomputed from children, never adjusted by differences.
+ *
+ * Level 0 holds the mass of each element, (raw + eps) ** alpha, or 0 if its slot is not COMMITTED. A node of
+ * level k >= 1 holds the sum of 16 children and the smallest positive value below it (0: there is none).
+ * The order of summation is fixed, four quarters of four, so that every build gives the same bits. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "ring.h"
+
+void shmb_tree_map(struct shmb_tree *tree, const struct shmb_sections *sections, unsigned char *slots) {
+    tree->depth = sections->depth;
+    tree->mass = (double *)(slots + sections->mass);
+    memcpy(tree->nodes, sections->nodes, sizeof tree->nodes);
+    for (unsigned level = 1; level <= sections->depth; level++) {
+        tree->sum[level] = (double *)(slots + sections->sum[level]);
+        tree->min[level] = (double *)(slots + sections->min[level]);
+    }
+}
+
+double shmb_default_priority(const struct shmb_runtime *runtime) {
+    return runtime->max_priority >= 0 ? runtime->max_priority : 1.0;
+}
+
+double shmb_mass(const struct shmb_runtime *runtime, double raw) { return pow(raw + runtime->eps, runtime->alpha); }
+
+static double sum_of_children(const double *c) {
+    double q0 = (c[0] + c[1]) + (c[2] + c[3]), q1 = (c[4] + c[5]) + (c[6] + c[7]);
+    double q2 = (c[8] + c[9]) + (c[10] + c[11]), q3 = (c[12] + c[13]) + (c[14] + c[15]);
+    return ((q0 + q1) + q2) + q3;
+}
+
+static double least_positive(const double *c) {
+    double least = INFINITY;
+    for (unsigned i = 0; i < SHMB_FANOUT; i++) {
+        double value = c[i] > 0 ? c[i] : INFINITY;
+        least = value < least ? value : least;
+    }
+    return least < INFINITY ? least : 0;
+}
+
+static void recompute(struct shmb_tree *tree, unsigned level, uint64_t node) {
+    uint64_t child = node * SHMB_FANOUT;
+    if (level == 1) {
+        tree->sum[1][node] = sum_of_children(tree->mass + child);
+        tree->min[1][node] = least_positive(tree->mass + child);
+    } else {
+        tree->sum[level][node] = sum_of_children(tree->sum[level - 1] + child);
+        tree->min[level][node] = least_positive(tree->min[level - 1] + child);
+    }
+}
+
+void shmb_tree_range(struct shmb_tree *tree, uint64_t first, uint64_t count) {
+    uint64_t last = first + count - 1;
+    for (unsigned level = 1; level <= tree->depth; level++) {
+        first /= SHMB_FANOUT, last /= SHMB_FANOUT;
+        for (uint64_t node = first; node <= last; node++) recompute(tree, level, node);
+    }
+}
+
+void shmb_tree_parents(struct shmb_tree *tree) { shmb_tree_range(tree, 0, tree->nodes[0]); }
+
+#define BITMAP_NODES 4096 /* levels up to this size remember which nodes were done */
+
+void shmb_tree_touched(struct shmb_tree *tree, uint64_t *at, uint64_t count) {
+    for (unsigned level = 1; level <= tree->depth; level++) {
+        uint64_t seen[BITMAP_NODES / 64];
+        bool small = tree->nodes[level] <= BITMAP_NODES;
+        uint64_t kept = 0, previous = UINT64_MAX;
+        if (small) memset(seen, 0, (tree->nodes[level] + 63) / 64 * 8);
+        for (uint64_t i = 0; i < count; i++) {
+            uint64_t node = at[i] / SHMB_FANOUT;
+            if (node == previous) continue;
+            previous = node;
+            if (small) {
+                if (seen[node / 64] >> (node % 64) & 1) continue;
+                seen[node / 64] |= (uint64_t)1 << (node % 64);
+            }
+            recompute(tree, level, node);
+            at[kept++] = node;
+        }
+        count = kept;
+    }
+}
+
+void shmb_ring_leaves(struct shmb_ring *ring) {
+    struct shmb_runtime *runtime = ring->runtime;
+    bool prioritized = atomic_load_explicit(&runtime->prioritized, memory_order_relaxed) != 0;
+    uint64_t length = 0;
+    double last_raw = -1, last_mass = 0;
+    for (uint64_t slot = 0; slot < ring->capacity; slot++) {
+        bool committed = SHMB_STATE(atomic_load_explicit(&ring->words[slot], memory_order_relaxed)) == SHMB_COMMITTED;
+        length += committed;
+        if (!prioritized) continue;
+        for (uint64_t e = slot * ring->lanes, end = e + ring->lanes; e < end; e++) {
+            if (!committed) {
+                ring->tree.mass[e] = 0;
+                continue;
+            }
+            double raw = ring->raw[e];
+            if (!(raw >= 0 && raw < INFINITY)) ring->raw[e] = raw = shmb_default_priority(runtime);
+            if (raw != last_raw) last_mass = shmb_mass(runtime, last_raw = raw);
+            ring->tree.mass[e] = last_mass;
+        }
+    }
+    atomic_store_explicit(&runtime->length, length, memory_order_relaxed);
+}
+
+/* Every priority is a number, not negative, and the sum of a buffer full of it is finite. */
+int shmb_priorities_in_order(struct shmb_ring *ring, const double *priorities, uint64_t count) {
+    double limit = 1e300 / (double)ring->elements;
+    for (uint64_t i = 0; i < count; i++)
+        if (!(priorities[i] >= 0 && priorities[i] <= limit && shmb_mass(ring->runtime, priorities[i]) <= limit)) {
+            ring->bad_at = i;
+            return SHMB_BAD_PRIORITY;
+        }
+    return SHMB_OK;
+}
+
+int shmb_indices_in_order(struct shmb_ring *ring, const int64_t *index, uint64_t count, uint64_t bound) {
+    for (uint64_t i = 0; i < count; i++)
+        if ((uint64_t)index[i] >= bound) {
+            ring->bad_at = i;
+            return SHMB_BAD_INDEX;
+        }
+    return SHMB_OK;
+}
+
+int shmb_update(struct shmb_ring *ring, struct shmb_call *call, const int64_t *index, const int64_t *tickets,
+                const double *priorities, uint64_t count, uint64_t *applied) {
+    struct shmb_runtime *runtime = ring->runtime;
+    int status = shmb_indices_in_order(ring, index, count, ring->elements);
+    if (status == SHMB_OK) status = shmb_priorities_in_order(ring, priorities, count);
+    if (status != SHMB_OK) return status;
+    uint64_t *touched = malloc(count * (sizeof(uint64_t) + sizeof(double)) + 1);
+    if (touched == NULL) return SHMB_NO_MEMORY;
+    double *masses = (double *)(touched + count), greatest = -1;
+    uint64_t version = atomic_load(&runtime->alpha_version), changed = 0;
+    for (uint64_t i = 0; i < count; i++) masses[i] = shmb_mass(runtime, priorities[i]);
+    status = shmb_lock(ring, call);
+    if (status != SHMB_OK) goto out;
+    CP(update_locked);
+    if (version != atomic_load_explicit(&runtime->alpha_version, memory_order_relaxed))
+        for (uint64_t i = 0; i < count; i++) masses[i] = shmb_mass(runtime, priorities[i]);
+    for (uint64_t i = 0; i < count; i++) {
+        uint64_t element = (uint64_t)index[i];
+        uint64_t word = atomic_load_explicit(&ring->words[element / ring->lanes], memory_order_relaxed);
+        if (SHMB_STATE(word) != SHMB_COMMITTED || (tickets && SHMB_TICKET(word) != (uint64_t)tickets[i])) continue;
+        ring->raw[element] = priorities[i];
+        CP(update_raw);
+        ring->tree.mass[element] = masses[i];
+        CP(update_leaf);
+        greatest = priorities[i] > greatest ? priorities[i] : greatest;
+        touched[changed++] = element;
+    }
+    if (changed) {
+        if (greatest > runtime->max_priority) runtime->max_priority = greatest;
+        shmb_tree_touched(&ring->tree, touched, changed);
+    }
+    CP(update_parents);
+    shmb_unlock(ring);
+    CP(update_unlocked);
+    *applied = changed;
+out:
+    free(touched);
+    return status;
+}
+
+/* Changes alpha (or switches the tree on, with bind). The new value is stored first: whoever repairs after a
+ * death in here recomputes every leaf from the raw priorities with it. */
+int shmb_set_alpha(struct shmb_ring *ring, struct shmb_call *call, double alpha, double eps, bool bind) {
+    struct shmb_runtime *runtime = ring->runtime;
+    int status = shmb_lock(ring, call);
+    if (status != SHMB_OK) return status;
+    bool on = atomic_load_explicit(&runtime->prioritized, memory_order_relaxed) != 0;
+    if (on && runtime->alpha == alpha && runtime->eps == eps) {
+        shmb_unlock(ring);
+        return SHMB_OK;
+    }
+    if (on && bind) {
+        shmb_unlock(ring);
+        return SHMB_OTHER_SETTINGS;
+    }
+    runtime->alpha = alpha;
+    runtime->eps = eps;
+    atomic_fetch_add(&runtime->alpha_version, 1);
+    atomic_store_explicit(&runtime->prioritized, 1, memory_order_release);
+    CP(alpha_stored);
+    shmb_ring_leaves(ring);
+    CP(alpha_leaves);
+    shmb_tree_parents(&ring->tree);
+    CP(alpha_parents);
+    shmb_unlock(ring);
+    return SHMB_OK;
+}
+
+static bool is_covered(const struct shmb_ring *ring, uint64_t ticket) {
+    for (uint32_t i = 0; i < SHMB_ENTRIES; i++) {
+        const struct shmb_entry *entry = &ring->entries[i];
+        if (atomic_load_explicit(&entry->phase, memory_order_relaxed) == SHMB_PAYLOAD &&
+            ticket - atomic_load_explicit(&entry->first, memory_order_relaxed) <
+                atomic_load_explicit(&entry->count, memory_order_relaxed))
+            return true;
+    }
+    return false;
+}
+
+/* Changes nothing. Holds the mutex for the whole scan: some milliseconds for a million elements. */
+int shmb_check(struct shmb_ring *ring, struct shmb_call *call, struct shmb_check *found) {
+    struct shmb_runtime *runtime = ring->runtime;
+    struct shmb_tree *tree = &ring->tree;
+    memset(found, 0, sizeof *found);
+    int status = shmb_lock(ring, call);
+    if (status != SHMB_OK) return status;
+    bool prioritized = atomic_load_explicit(&runtime->prioritized, memory_order_relaxed) != 0;
+    uint64_t head = atomic_load_explicit(&runtime->head, memory_order_relaxed), committed = 0;
+    for (uint64_t slot = 0; slot < ring->capacity; slot++) {
+        uint64_t word = atomic_load_explicit(&ring->words[slot], memory_order_relaxed);
+        bool item = SHMB_STATE(word) == SHMB_COMMITTED;
+        committed += item;
+        found->wrong_words += word != SHMB_WORD(0, SHMB_EMPTY) &&
+                              (SHMB_TICKET(word) % ring->capacity != slot || SHMB_TICKET(word) >= head);
+        found->orphans += SHMB_STATE(word) == SHMB_WRITING && !is_covered(ring, SHMB_TICKET(word));
+        for (uint64_t e = slot * ring->lanes, end = e + ring->lanes; prioritized && e < end; e++)
+            found->wrong_leaves += tree->mass[e] != (item ? shmb_mass(runtime, ring->raw[e]) : 0);
+    }
+    uint64_t length = atomic_load_explicit(&runtime->length, memory_order_relaxed);
+    found->wrong_length = length > committed ? length - committed : committed - length;
+    for (unsigned level = 1; prioritized && level <= tree->depth; level++)
+        for (uint64_t node = 0; node < tree->nodes[level]; node++) {
+            const double *sums = (level == 1 ? tree->mass : tree->sum[level - 1]) + node * SHMB_FANOUT;
+            const double *least = (level == 1 ? tree->mass : tree->min[level - 1]) + node * SHMB_FANOUT;
+            found->wrong_nodes += tree->sum[level][node] != sum_of_children(sums) ||
+                                  tree->min[level][node] != least_positive(least);
+        }
+    shmb_unlock(ring);
+    return SHMB_OK;
+}

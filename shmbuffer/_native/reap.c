@@ -1,0 +1,134 @@
+/* What is done for the dead: their claims are rolled back or forward, never left half-way. Everything here is
+ * idempotent: whoever dies in it is followed by another. The mutex is held throughout. */
+#include <math.h>
+
+#include "ring.h"
+
+static void unmass(struct shmb_ring *ring, uint64_t slot) {
+    if (!atomic_load_explicit(&ring->runtime->prioritized, memory_order_relaxed)) return;
+    for (uint64_t e = slot * ring->lanes, end = e + ring->lanes; e < end; e++) ring->tree.mass[e] = 0;
+}
+
+static void roll_back(struct shmb_ring *ring, uint64_t ticket) {
+    uint64_t slot = ticket % ring->capacity;
+    if (atomic_load_explicit(&ring->words[slot], memory_order_relaxed) != SHMB_WORD(ticket, SHMB_WRITING)) return;
+    unmass(ring, slot);
+    CP(reap_leaf);
+    atomic_store_explicit(&ring->words[slot], SHMB_WORD(ticket, SHMB_ABORTED), memory_order_release);
+    CP(reap_word);
+    atomic_fetch_add_explicit(&ring->runtime->rolled_back, 1, memory_order_relaxed);
+}
+
+static void roll_forward(struct shmb_ring *ring, uint64_t ticket) {
+    struct shmb_runtime *runtime = ring->runtime;
+    uint64_t slot = ticket % ring->capacity;
+    if (atomic_load_explicit(&ring->words[slot], memory_order_relaxed) != SHMB_WORD(ticket, SHMB_WRITING)) return;
+    if (atomic_load_explicit(&runtime->prioritized, memory_order_relaxed))
+        for (uint64_t e = slot * ring->lanes, end = e + ring->lanes; e < end; e++) {
+            if (!(ring->raw[e] >= 0)) ring->raw[e] = shmb_default_priority(runtime);
+            ring->tree.mass[e] = shmb_mass(runtime, ring->raw[e]);
+        }
+    CP(reap_leaf);
+    atomic_store_explicit(&ring->words[slot], SHMB_WORD(ticket, SHMB_COMMITTED), memory_order_release);
+    CP(reap_word);
+    atomic_fetch_add_explicit(&runtime->length, 1, memory_order_relaxed);
+    atomic_fetch_add_explicit(&runtime->rolled_forward, 1, memory_order_relaxed);
+}
+
+/* Slots that a writer is filling stay his: his items are committed after the emptying. */
+static void empty_slot(struct shmb_ring *ring, uint64_t slot) {
+    unsigned state = SHMB_STATE(atomic_load_explicit(&ring->words[slot], memory_order_relaxed));
+    if (state != SHMB_COMMITTED && state != SHMB_ABORTED) return;
+    unmass(ring, slot);
+    CP(empty_leaf);
+    atomic_store_explicit(&ring->words[slot], SHMB_WORD(0, SHMB_EMPTY), memory_order_release);
+    CP(empty_word);
+    if (state == SHMB_COMMITTED) atomic_fetch_sub_explicit(&ring->runtime->length, 1, memory_order_relaxed);
+}
+
+/* Leaves parents to the caller and the phase as it is: it is IDLE only when the parents are right too. */
+void shmb_finish_claim(struct shmb_ring *ring, struct shmb_entry *entry) {
+    struct shmb_runtime *runtime = ring->runtime;
+    uint32_t phase = atomic_load_explicit(&entry->phase, memory_order_relaxed);
+    uint64_t first = atomic_load_explicit(&entry->first, memory_order_relaxed);
+    uint64_t end = first + atomic_load_explicit(&entry->count, memory_order_relaxed);
+    if (phase == SHMB_IDLE) return;
+    if (atomic_load_explicit(&runtime->head, memory_order_relaxed) < end)
+        atomic_store_explicit(&runtime->head, end, memory_order_release);
+    if (phase == SHMB_EMPTYING) {
+        CP(empty_head);
+        for (uint64_t slot = 0; slot < ring->capacity; slot++) empty_slot(ring, slot);
+    } else {
+        CP(reap_head);
+        for (uint64_t ticket = first; ticket < end; ticket++)
+            (phase == SHMB_COMMITTING ? roll_forward : roll_back)(ring, ticket);
+    }
+    if (phase == SHMB_EMPTYING || phase == SHMB_COMMITTING)
+        atomic_store_explicit(&runtime->write_count, atomic_load_explicit(&entry->goal, memory_order_relaxed),
+                              memory_order_release);
+    if (phase == SHMB_EMPTYING)
+        CP(empty_count);
+    else
+        CP(reap_count);
+}
+
+/* EOWNERDEAD: the last owner of the mutex died holding it. The claim that is in a phase which exists only
+ * under the mutex is his. What he left of the leaves and of `length` is not trusted: both are recomputed from
+ * the words and the raw priorities. */
+void shmb_repair(struct shmb_ring *ring) {
+    struct shmb_runtime *runtime = ring->runtime;
+    uint32_t waiters = 0;
+    for (uint32_t i = 0; i < SHMB_ENTRIES; i++) {
+        uint32_t phase = atomic_load_explicit(&ring->entries[i].phase, memory_order_relaxed);
+        if (phase != SHMB_IDLE && phase != SHMB_PAYLOAD) {
+            shmb_finish_claim(ring, &ring->entries[i]);
+            CP(repair_claims);
+        }
+        waiters += atomic_load_explicit(&ring->entries[i].turn, memory_order_relaxed) != 0;
+    }
+    atomic_store_explicit(&runtime->waiters, waiters, memory_order_relaxed);
+    atomic_fetch_add_explicit(&runtime->alpha_version, 1, memory_order_relaxed);
+    shmb_ring_leaves(ring);
+    CP(repair_leaves);
+    if (atomic_load_explicit(&runtime->prioritized, memory_order_relaxed)) shmb_tree_parents(&ring->tree);
+    CP(repair_parents);
+    for (uint32_t i = 0; i < SHMB_ENTRIES; i++) {
+        uint32_t phase = atomic_load_explicit(&ring->entries[i].phase, memory_order_relaxed);
+        if (phase != SHMB_IDLE && phase != SHMB_PAYLOAD)
+            atomic_store_explicit(&ring->entries[i].phase, SHMB_IDLE, memory_order_release);
+    }
+    atomic_fetch_add_explicit(&runtime->repairs, 1, memory_order_relaxed);
+}
+
+/* Frees the entry of a client that the caller has proven dead; `incarnation` is compared again under the
+ * mutex, because somebody else may have done it and the entry may be in use again. */
+int shmb_reap(struct shmb_ring *ring, struct shmb_call *call, uint32_t index, uint64_t incarnation, bool *freed) {
+    struct shmb_runtime *runtime = ring->runtime;
+    struct shmb_entry *entry = &ring->entries[index];
+    *freed = false;
+    int status = shmb_lock(ring, call);
+    if (status != SHMB_OK) return status;
+    CP(reap_locked);
+    if (atomic_load_explicit(&entry->incarnation, memory_order_relaxed) == incarnation &&
+        atomic_load_explicit(&entry->state, memory_order_relaxed) == SHMB_LIVE) {
+        if (atomic_load_explicit(&entry->phase, memory_order_relaxed) != SHMB_IDLE) {
+            shmb_finish_claim(ring, entry);
+            if (atomic_load_explicit(&runtime->prioritized, memory_order_relaxed)) shmb_tree_parents(&ring->tree);
+            CP(reap_parents);
+            atomic_store_explicit(&entry->phase, SHMB_IDLE, memory_order_release);
+        }
+        CP(reap_idle);
+        if (atomic_load_explicit(&entry->turn, memory_order_relaxed) != 0) {
+            atomic_store_explicit(&entry->turn, 0, memory_order_release);
+            atomic_fetch_sub(&runtime->waiters, 1);
+        }
+        atomic_store_explicit(&entry->state, SHMB_FREE, memory_order_release);
+        CP(reap_freed);
+        atomic_fetch_add_explicit(&runtime->reaped, 1, memory_order_relaxed);
+        *freed = true;
+    }
+    shmb_unlock(ring);
+    CP(reap_unlocked);
+    shmb_wake_waiters(runtime);
+    return SHMB_OK;
+}

@@ -1,0 +1,154 @@
+/* One process's handle on one ring: where the shared bytes are mapped here, and the calls that move items.
+ *
+ * The protocol (who may touch a slot, when) is told in memory/slots.py and docs/design.md. One robust mutex
+ * guards claim, commit and the tree; the payload is copied with no lock held, and every row that is read is
+ * compared with its slot word afterwards. No function here calls Python: what has to give up the interpreter
+ * lock while it waits goes through `struct shmb_call`.
+ */
+#ifndef SHMB_RING_H
+#define SHMB_RING_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+#include "crashpoint.h"
+#include "layout.h"
+
+enum shmb_status {
+    SHMB_OK = 0,
+    SHMB_BLOCKED,        /* a slot is being written, or somebody waits in front: see ring->blocker */
+    SHMB_FORKED,         /* this handle belongs to the parent process */
+    SHMB_CLOSING_STATUS, /* the buffer is being removed */
+    SHMB_LOCK_TIMEOUT,   /* a living process holds the mutex and does not let go */
+    SHMB_INTERRUPTED,    /* a Python signal handler raised */
+    SHMB_UNRECOVERABLE,  /* the mutex is beyond repair */
+    SHMB_FENCED,         /* our registry entry was given to somebody else */
+    SHMB_NOTHING,        /* nothing is committed */
+    SHMB_NO_MEMORY,
+    SHMB_NO_CLAIM,
+    SHMB_OTHER_SETTINGS, /* priorities are on with another alpha or eps */
+    SHMB_BAD_PRIORITY,   /* not a number, infinite, negative or too large: see ring->bad_at */
+    SHMB_BAD_INDEX,      /* not an element, or not a slot: see ring->bad_at */
+};
+
+/* What a call needs from the world above: giving up the interpreter lock before it sleeps. */
+struct shmb_call {
+    void (*may_block)(struct shmb_call *call);  /* idempotent */
+    bool (*interrupted)(struct shmb_call *call); /* a signal handler raised */
+    int64_t timeout_ns;                          /* for the mutex */
+};
+
+struct shmb_tree {
+    unsigned depth;
+    uint64_t nodes[SHMB_MAX_DEPTH];
+    double *mass; /* level 0 */
+    double *sum[SHMB_MAX_DEPTH], *min[SHMB_MAX_DEPTH];
+};
+
+struct shmb_leaf {
+    unsigned char *base;
+    uint64_t element_bytes;
+};
+
+struct shmb_ring {
+    struct shmb_runtime *runtime;
+    struct shmb_entry *entries, *me;
+    uint64_t incarnation; /* ours; me->incarnation differs if somebody took us for dead */
+    uint64_t capacity, lanes, elements;
+    _Atomic uint64_t *words;
+    uint32_t *checksums;
+    uint64_t *sources;
+    double *raw;
+    struct shmb_tree tree;
+    unsigned n_leaves;
+    struct shmb_leaf *leaves;
+    bool checksum;
+    uint32_t salt; /* of the schema; part of every checksum */
+    uint64_t life; /* of the process that made this handle: see shmb_life */
+
+    /* One claim at a time. Taken from claim to commit; everything below belongs to its holder. */
+    pthread_mutex_t claim_lock;
+    bool claimed;
+    uint64_t claim_first, claim_count; /* tickets of the rows, in order, for a ring write */
+    uint64_t claim_rows;               /* rows to write: slots, or claim_count */
+    uint64_t claim_written;            /* elements that write_count grows by */
+    enum shmb_claim_kind claim_kind;
+    int64_t *claim_slots; /* placed and in-place writes */
+    double *masses;       /* scratch, claim_rows * lanes */
+    uint64_t *touched;
+    uint64_t scratch_rows;
+
+    uint64_t bad_at; /* position of the argument that was refused */
+    struct {
+        uint32_t entry;
+        uint64_t incarnation, turn;
+        uint32_t progress; /* futex value seen when blocked */
+        bool by_turn;      /* we wait behind a turn, not for a slot */
+    } blocker;
+};
+
+uint64_t shmb_life(void); /* of this process; another value after fork */
+void shmb_life_begin(void);
+int64_t shmb_now_ns(void);
+
+/* mutex.c */
+int shmb_lock(struct shmb_ring *ring, struct shmb_call *call);
+void shmb_unlock(struct shmb_ring *ring);
+int shmb_mutex_format(struct shmb_runtime *runtime);
+uint32_t shmb_mutex_owner(const struct shmb_runtime *runtime);
+void shmb_wake_waiters(struct shmb_runtime *runtime);
+int shmb_wait_progress(struct shmb_runtime *runtime, uint32_t seen, int64_t timeout_ns);
+
+/* What a check finds; all zero if the ring is whole. */
+struct shmb_check {
+    uint64_t wrong_nodes;  /* not what their children say */
+    uint64_t wrong_leaves; /* mass without an item, or not the mass of the raw priority */
+    uint64_t wrong_length; /* |length - number of COMMITTED slots| */
+    uint64_t wrong_words;  /* ticket not of this slot, or from the future */
+    uint64_t orphans;      /* WRITING, and no claim covers it */
+};
+
+/* priorities.c: the tree. All under the mutex. */
+void shmb_tree_map(struct shmb_tree *tree, const struct shmb_sections *sections, unsigned char *slots);
+double shmb_mass(const struct shmb_runtime *runtime, double raw);
+double shmb_default_priority(const struct shmb_runtime *runtime);
+void shmb_tree_range(struct shmb_tree *tree, uint64_t first, uint64_t count); /* parents of leaves [first, first+count) */
+void shmb_tree_touched(struct shmb_tree *tree, uint64_t *elements, uint64_t count); /* consumes its argument */
+void shmb_tree_parents(struct shmb_tree *tree);                                     /* all of them */
+void shmb_ring_leaves(struct shmb_ring *ring); /* every leaf from words and raw priorities, and `length` */
+static inline double shmb_tree_total(const struct shmb_tree *tree) { return tree->sum[tree->depth][0]; }
+static inline double shmb_tree_min(const struct shmb_tree *tree) { return tree->min[tree->depth][0]; }
+int shmb_update(struct shmb_ring *ring, struct shmb_call *call, const int64_t *index, const int64_t *tickets,
+                const double *priorities, uint64_t count, uint64_t *applied);
+int shmb_priorities_in_order(struct shmb_ring *ring, const double *priorities, uint64_t count);
+int shmb_indices_in_order(struct shmb_ring *ring, const int64_t *index, uint64_t count, uint64_t bound);
+int shmb_check(struct shmb_ring *ring, struct shmb_call *call, struct shmb_check *found);
+int shmb_set_alpha(struct shmb_ring *ring, struct shmb_call *call, double alpha, double eps, bool bind);
+
+/* write.c: claim, fill, commit, abort */
+int shmb_claim_ring(struct shmb_ring *ring, struct shmb_call *call, uint64_t count, uint64_t *first);
+int shmb_claim_slots(struct shmb_ring *ring, struct shmb_call *call, const int64_t *slots, uint64_t count,
+                     bool in_place);
+void shmb_fill(struct shmb_ring *ring, const unsigned char *const *sources, uint64_t skip_rows);
+void shmb_fill_priorities(struct shmb_ring *ring, const double *priorities, uint64_t skip_rows);
+int shmb_commit(struct shmb_ring *ring, struct shmb_call *call, bool given);
+int shmb_abort(struct shmb_ring *ring, struct shmb_call *call);
+int shmb_leave(struct shmb_ring *ring, struct shmb_call *call);
+int shmb_give_up_turn(struct shmb_ring *ring, struct shmb_call *call);
+int shmb_forfeit_turn(struct shmb_ring *ring, struct shmb_call *call, uint32_t entry, uint64_t turn);
+int shmb_empty(struct shmb_ring *ring, struct shmb_call *call, bool keep_write_count);
+uint32_t shmb_row_checksum(const struct shmb_ring *ring, uint64_t slot, uint64_t ticket);
+
+/* reap.c: claims of the dead */
+void shmb_finish_claim(struct shmb_ring *ring, struct shmb_entry *entry);
+void shmb_repair(struct shmb_ring *ring);
+int shmb_reap(struct shmb_ring *ring, struct shmb_call *call, uint32_t entry, uint64_t incarnation, bool *freed);
+
+/* sample.c: draw, copy, validate */
+int shmb_sample(struct shmb_ring *ring, struct shmb_call *call, uint64_t count, uint64_t key,
+                unsigned char *const *out, int64_t *index, int64_t *tickets, float *weights, double beta,
+                bool prioritized, uint64_t *redrawn);
+int shmb_read(struct shmb_ring *ring, struct shmb_call *call, const int64_t *index, uint64_t count,
+              unsigned char *const *out, int64_t *tickets, uint64_t *missing);
+
+#endif

@@ -1,0 +1,615 @@
+/* Ring for Python: arguments in, one call, a number out. A negative number is a status (see ring.py).
+ *
+ * Addresses come as integers: the caller has checked what lies there and keeps it alive. The interpreter lock
+ * is given up for copies that are worth it, and by whoever has to wait. */
+#include "module.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "ring.h"
+
+#define RELEASE_FROM_BYTES 16384 /* below this, giving up and retaking the interpreter lock costs more than the copy */
+
+struct ring_object {
+    PyObject_HEAD
+    struct shmb_ring ring;
+    uint64_t row_bytes; /* of a slot, all leaves */
+    PyObject *control, *slots, *leaves; /* kept alive: the maps */
+    int ready;
+};
+
+struct python_call {
+    struct shmb_call call;
+    PyThreadState *saved;
+};
+
+static void may_block(struct shmb_call *call) {
+    struct python_call *python = (struct python_call *)call;
+    if (python->saved == NULL) python->saved = PyEval_SaveThread();
+}
+
+static bool interrupted(struct shmb_call *call) {
+    struct python_call *python = (struct python_call *)call;
+    PyEval_RestoreThread(python->saved);
+    int raised = PyErr_CheckSignals();
+    python->saved = PyEval_SaveThread();
+    return raised != 0;
+}
+
+static struct python_call begin(int64_t timeout_ns) {
+    return (struct python_call){{may_block, interrupted, timeout_ns}, NULL};
+}
+
+static PyObject *end(struct python_call *python, int status, uint64_t result) {
+    if (python->saved) PyEval_RestoreThread(python->saved);
+    if (status == SHMB_INTERRUPTED) return NULL; /* the signal handler's exception is set */
+    return PyLong_FromLongLong(status == SHMB_OK ? (long long)result : -(long long)status);
+}
+
+static int seen(struct ring_object *self, int status) {
+    if (status == SHMB_OK)
+        atomic_store_explicit(&self->ring.me->last_seen_ns, (uint64_t)shmb_now_ns(), memory_order_relaxed);
+    return status;
+}
+
+static int number(PyObject *object, uint64_t *out) {
+    *out = PyLong_AsUnsignedLongLong(object);
+    return *out == UINT64_MAX && PyErr_Occurred() ? -1 : 0;
+}
+
+static int signed_number(PyObject *object, int64_t *out) {
+    *out = PyLong_AsLongLong(object);
+    return *out == -1 && PyErr_Occurred() ? -1 : 0;
+}
+
+/* A tuple with one address a leaf. */
+static const unsigned char **addresses(struct ring_object *self, PyObject *tuple, const unsigned char **room, size_t n) {
+    unsigned leaves = self->ring.n_leaves;
+    if (!PyTuple_Check(tuple) || PyTuple_Size(tuple) != (Py_ssize_t)leaves)
+        return (void)PyErr_Format(PyExc_TypeError, "a tuple of %u addresses is needed", leaves), NULL;
+    const unsigned char **out = leaves <= n ? room : PyMem_Malloc(leaves * sizeof *out);
+    if (out == NULL) return (void)PyErr_NoMemory(), NULL;
+    for (unsigned i = 0; i < leaves; i++) {
+        uint64_t address;
+        if (number(PyTuple_GetItem(tuple, i), &address) < 0) {
+            if (out != room) PyMem_Free(out);
+            return NULL;
+        }
+        out[i] = (const unsigned char *)(uintptr_t)address;
+    }
+    return out;
+}
+
+static int expect(Py_ssize_t given, Py_ssize_t wanted, const char *name) {
+    if (given == wanted) return 0;
+    PyErr_Format(PyExc_TypeError, "%s takes %zd arguments, %zd were given", name, wanted, given);
+    return -1;
+}
+
+static PyObject *ring_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
+    static char *names[] = {"control", "slots", "leaves", "capacity", "lanes", "entry", "checksum", "salt", NULL};
+    PyObject *control, *slots, *leaves;
+    unsigned long long capacity, lanes;
+    unsigned int entry, salt;
+    int checksum;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O!O!KKIpI:Ring", names, shmb_map_type, &control, shmb_map_type,
+                                     &slots, &PyTuple_Type, &leaves, &capacity, &lanes, &entry, &checksum, &salt))
+        return NULL;
+    if (capacity == 0 || lanes == 0 || capacity > ((uint64_t)1 << 40) / lanes || entry >= SHMB_ENTRIES)
+        return PyErr_Format(PyExc_ValueError, "Ring: capacity %llu, lanes %llu, entry %u", capacity, lanes, entry);
+    struct shmb_sections sections;
+    shmb_sections_of(capacity, lanes, &sections);
+    if (shmb_map_bytes(control) != (Py_ssize_t)SHMB_CONTROL_BYTES || shmb_map_bytes(slots) != (Py_ssize_t)sections.bytes)
+        return PyErr_Format(PyExc_ValueError, "Ring: the slots file has %zd bytes, %llu are needed", shmb_map_bytes(slots),
+                            (unsigned long long)sections.bytes);
+    allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
+    struct ring_object *self = (struct ring_object *)allocate(type, 0);
+    if (self == NULL) return NULL;
+    struct shmb_ring *ring = &self->ring;
+    char *control_base = shmb_map_address(control);
+    unsigned char *base = shmb_map_address(slots);
+    ring->runtime = (struct shmb_runtime *)(control_base + SHMB_RUNTIME_OFFSET);
+    ring->entries = (struct shmb_entry *)(control_base + SHMB_REGISTRY_OFFSET);
+    ring->me = &ring->entries[entry];
+    ring->incarnation = atomic_load(&ring->me->incarnation);
+    ring->capacity = capacity;
+    ring->lanes = lanes;
+    ring->elements = capacity * lanes;
+    ring->words = (_Atomic uint64_t *)(base + sections.words);
+    ring->checksums = (uint32_t *)(base + sections.checksums);
+    ring->sources = (uint64_t *)(base + sections.sources);
+    ring->raw = (double *)(base + sections.raw);
+    ring->checksum = checksum != 0;
+    ring->salt = salt;
+    ring->life = shmb_life();
+    shmb_tree_map(&ring->tree, &sections, base);
+    pthread_mutex_init(&ring->claim_lock, NULL);
+    Py_ssize_t n = PyTuple_Size(leaves);
+    ring->leaves = PyMem_Calloc((size_t)(n ? n : 1), sizeof *ring->leaves);
+    self->control = Py_NewRef(control);
+    self->slots = Py_NewRef(slots);
+    self->leaves = Py_NewRef(leaves);
+    self->ready = 1;
+    if (ring->leaves == NULL) {
+        Py_DECREF(self);
+        return PyErr_NoMemory();
+    }
+    for (Py_ssize_t i = 0; i < n; i++) {
+        PyObject *map;
+        unsigned long long element_bytes;
+        if (!PyArg_ParseTuple(PyTuple_GetItem(leaves, i), "O!K", shmb_map_type, &map, &element_bytes)) {
+            Py_DECREF(self);
+            return NULL;
+        }
+        if ((uint64_t)shmb_map_bytes(map) != element_bytes * ring->elements) {
+            PyErr_Format(PyExc_ValueError, "Ring: leaf %zd has %zd bytes, %llu are needed", i, shmb_map_bytes(map),
+                         element_bytes * ring->elements);
+            Py_DECREF(self);
+            return NULL;
+        }
+        ring->leaves[i] = (struct shmb_leaf){shmb_map_address(map), element_bytes};
+        self->row_bytes += element_bytes * lanes;
+    }
+    ring->n_leaves = (unsigned)n;
+    return (PyObject *)self;
+}
+
+static void ring_dealloc(PyObject *object) {
+    struct ring_object *self = (struct ring_object *)object;
+    PyTypeObject *type = Py_TYPE(object);
+    if (self->ready) {
+        PyMem_Free(self->ring.leaves);
+        free(self->ring.claim_slots);
+        free(self->ring.masses);
+        free(self->ring.touched);
+    }
+    Py_XDECREF(self->control);
+    Py_XDECREF(self->slots);
+    Py_XDECREF(self->leaves);
+    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
+    release(object);
+    Py_DECREF(type);
+}
+
+/* write(addresses, count, priorities, timeout_ns) -> first ticket */
+static PyObject *ring_write(PyObject *object, PyObject *const *args, Py_ssize_t nargs) {
+    struct ring_object *self = (struct ring_object *)object;
+    struct shmb_ring *ring = &self->ring;
+    const unsigned char *room[64];
+    uint64_t count, priorities, first = 0;
+    int64_t timeout;
+    if (expect(nargs, 4, "write") < 0 || number(args[1], &count) < 0 || number(args[2], &priorities) < 0 ||
+        signed_number(args[3], &timeout) < 0)
+        return NULL;
+    const unsigned char **from = addresses(self, args[0], room, 64);
+    if (from == NULL) return NULL;
+    struct python_call python = begin(timeout);
+    int status = priorities ? shmb_priorities_in_order(ring, (const double *)(uintptr_t)priorities, count * ring->lanes)
+                            : SHMB_OK;
+    if (count * self->row_bytes >= RELEASE_FROM_BYTES) may_block(&python.call);
+    if (status == SHMB_OK) status = shmb_claim_ring(ring, &python.call, count, &first);
+    if (status == SHMB_OK) {
+        uint64_t skip = count > ring->capacity ? count - ring->capacity : 0;
+        shmb_fill(ring, from, skip);
+        if (priorities) shmb_fill_priorities(ring, (const double *)(uintptr_t)priorities, skip);
+        status = seen(self, shmb_commit(ring, &python.call, priorities != 0));
+    }
+    if (from != room) PyMem_Free(from);
+    return end(&python, status, first);
+}
+
+/* place(slots, count, addresses, priorities, in_place, timeout_ns) -> 0 */
+static PyObject *ring_place(PyObject *object, PyObject *const *args, Py_ssize_t nargs) {
+    struct ring_object *self = (struct ring_object *)object;
+    struct shmb_ring *ring = &self->ring;
+    const unsigned char *room[64];
+    uint64_t slots, count, priorities;
+    int64_t timeout;
+    int in_place;
+    if (expect(nargs, 6, "place") < 0 || number(args[0], &slots) < 0 || number(args[1], &count) < 0 ||
+        number(args[3], &priorities) < 0 || (in_place = PyObject_IsTrue(args[4])) < 0 ||
+        signed_number(args[5], &timeout) < 0)
+        return NULL;
+    const unsigned char **from = addresses(self, args[2], room, 64);
+    if (from == NULL) return NULL;
+    struct python_call python = begin(timeout);
+    int status = shmb_indices_in_order(ring, (const int64_t *)(uintptr_t)slots, count, ring->capacity);
+    if (status == SHMB_OK && priorities)
+        status = shmb_priorities_in_order(ring, (const double *)(uintptr_t)priorities, count * ring->lanes);
+    if (count * self->row_bytes >= RELEASE_FROM_BYTES) may_block(&python.call);
+    if (status == SHMB_OK)
+        status = shmb_claim_slots(ring, &python.call, (const int64_t *)(uintptr_t)slots, count, in_place != 0);
+    if (status == SHMB_OK) {
+        shmb_fill(ring, from, 0);
+        if (priorities) shmb_fill_priorities(ring, (const double *)(uintptr_t)priorities, 0);
+        status = seen(self, shmb_commit(ring, &python.call, priorities != 0));
+    }
+    if (from != room) PyMem_Free(from);
+    return end(&python, status, 0);
+}
+
+/* claim(count, timeout_ns) -> first ticket; the payload is moved by the caller, then commit or abort */
+static PyObject *ring_claim(PyObject *object, PyObject *const *args, Py_ssize_t nargs) {
+    struct ring_object *self = (struct ring_object *)object;
+    uint64_t count, first = 0;
+    int64_t timeout;
+    if (expect(nargs, 2, "claim") < 0 || number(args[0], &count) < 0 || signed_number(args[1], &timeout) < 0) return NULL;
+    struct python_call python = begin(timeout);
+    int status = shmb_claim_ring(&self->ring, &python.call, count, &first);
+    return end(&python, status, first);
+}
+
+/* claim_slots(slots, count, in_place, timeout_ns) -> 0 */
+static PyObject *ring_claim_slots(PyObject *object, PyObject *const *args, Py_ssize_t nargs) {
+    struct ring_object *self = (struct ring_object *)object;
+    uint64_t slots, count;
+    int64_t timeout;
+    int in_place;
+    if (expect(nargs, 4, "claim_slots") < 0 || number(args[0], &slots) < 0 || number(args[1], &count) < 0 ||
+        (in_place = PyObject_IsTrue(args[2])) < 0 || signed_number(args[3], &timeout) < 0)
+        return NULL;
+    struct python_call python = begin(timeout);
+    int status = shmb_indices_in_order(&self->ring, (const int64_t *)(uintptr_t)slots, count, self->ring.capacity);
+    if (status == SHMB_OK)
+        status = shmb_claim_slots(&self->ring, &python.call, (const int64_t *)(uintptr_t)slots, count, in_place != 0);
+    return end(&python, status, 0);
+}
+
+/* commit(priorities, skip_rows, timeout_ns) -> 0 */
+static PyObject *ring_commit(PyObject *object, PyObject *const *args, Py_ssize_t nargs) {
+    struct ring_object *self = (struct ring_object *)object;
+    uint64_t priorities, skip;
+    int64_t timeout;
+    if (expect(nargs, 3, "commit") < 0 || number(args[0], &priorities) < 0 || number(args[1], &skip) < 0 ||
+        signed_number(args[2], &timeout) < 0)
+        return NULL;
+    struct python_call python = begin(timeout);
+    int status = SHMB_OK;
+    if (priorities && self->ring.claimed) {
+        const double *from = (const double *)(uintptr_t)priorities;
+        status = shmb_priorities_in_order(&self->ring, from, (skip + self->ring.claim_rows) * self->ring.lanes);
+        if (status == SHMB_OK) shmb_fill_priorities(&self->ring, from, skip);
+    }
+    if (status == SHMB_OK) status = seen(self, shmb_commit(&self->ring, &python.call, priorities != 0));
+    return end(&python, status, 0);
+}
+
+static PyObject *ring_abort(PyObject *object, PyObject *timeout_ns) {
+    struct ring_object *self = (struct ring_object *)object;
+    int64_t timeout;
+    if (signed_number(timeout_ns, &timeout) < 0) return NULL;
+    struct python_call python = begin(timeout);
+    int status = shmb_abort(&self->ring, &python.call);
+    return end(&python, status, 0);
+}
+
+/* sample(count, key, out addresses or None, index, tickets, weights or 0, beta, prioritized, timeout_ns) -> rows redrawn */
+static PyObject *ring_sample(PyObject *object, PyObject *const *args, Py_ssize_t nargs) {
+    struct ring_object *self = (struct ring_object *)object;
+    const unsigned char *room[64], **out = NULL;
+    uint64_t count, index, tickets, weights, redrawn = 0;
+    int64_t timeout;
+    int prioritized;
+    if (expect(nargs, 9, "sample") < 0 || number(args[0], &count) < 0 || number(args[3], &index) < 0 ||
+        number(args[4], &tickets) < 0 || number(args[5], &weights) < 0 || (prioritized = PyObject_IsTrue(args[7])) < 0 ||
+        signed_number(args[8], &timeout) < 0)
+        return NULL;
+    uint64_t key = PyLong_AsUnsignedLongLongMask(args[1]);
+    double beta = PyFloat_AsDouble(args[6]);
+    if (PyErr_Occurred()) return NULL;
+    if (args[2] != Py_None && (out = addresses(self, args[2], room, 64)) == NULL) return NULL;
+    struct python_call python = begin(timeout);
+    if (out && count * self->row_bytes / self->ring.lanes >= RELEASE_FROM_BYTES) may_block(&python.call);
+    int status = shmb_sample(&self->ring, &python.call, count, key, (unsigned char *const *)out,
+                             (int64_t *)(uintptr_t)index, (int64_t *)(uintptr_t)tickets, (float *)(uintptr_t)weights, beta,
+                             prioritized != 0, &redrawn);
+    seen(self, status);
+    if (out && out != room) PyMem_Free(out);
+    return end(&python, status, redrawn);
+}
+
+/* read(index, count, out addresses, tickets, timeout_ns) -> rows that hold no item */
+static PyObject *ring_read(PyObject *object, PyObject *const *args, Py_ssize_t nargs) {
+    struct ring_object *self = (struct ring_object *)object;
+    const unsigned char *room[64];
+    uint64_t index, count, tickets, missing = 0;
+    int64_t timeout;
+    if (expect(nargs, 5, "read") < 0 || number(args[0], &index) < 0 || number(args[1], &count) < 0 ||
+        number(args[3], &tickets) < 0 || signed_number(args[4], &timeout) < 0)
+        return NULL;
+    const unsigned char **out = addresses(self, args[2], room, 64);
+    if (out == NULL) return NULL;
+    struct python_call python = begin(timeout);
+    if (count * self->row_bytes / self->ring.lanes >= RELEASE_FROM_BYTES) may_block(&python.call);
+    int status = shmb_indices_in_order(&self->ring, (const int64_t *)(uintptr_t)index, count, self->ring.elements);
+    if (status == SHMB_OK)
+        status = shmb_read(&self->ring, &python.call, (const int64_t *)(uintptr_t)index, count,
+                           (unsigned char *const *)out, (int64_t *)(uintptr_t)tickets, &missing);
+    if (out != room) PyMem_Free(out);
+    return end(&python, status, missing);
+}
+
+/* update(index, tickets or 0, priorities, count, timeout_ns) -> how many were applied */
+static PyObject *ring_update(PyObject *object, PyObject *const *args, Py_ssize_t nargs) {
+    struct ring_object *self = (struct ring_object *)object;
+    uint64_t index, tickets, priorities, count, applied = 0;
+    int64_t timeout;
+    if (expect(nargs, 5, "update") < 0 || number(args[0], &index) < 0 || number(args[1], &tickets) < 0 ||
+        number(args[2], &priorities) < 0 || number(args[3], &count) < 0 || signed_number(args[4], &timeout) < 0)
+        return NULL;
+    struct python_call python = begin(timeout);
+    int status = seen(self, shmb_update(&self->ring, &python.call, (const int64_t *)(uintptr_t)index,
+                                        (const int64_t *)(uintptr_t)tickets, (const double *)(uintptr_t)priorities, count,
+                                        &applied));
+    if (status == SHMB_OK) {
+        atomic_fetch_add_explicit(&self->ring.me->updates_applied, applied, memory_order_relaxed);
+        atomic_fetch_add_explicit(&self->ring.me->updates_stale, count - applied, memory_order_relaxed);
+    }
+    return end(&python, status, applied);
+}
+
+static PyObject *ring_empty(PyObject *object, PyObject *const *args, Py_ssize_t nargs) {
+    struct ring_object *self = (struct ring_object *)object;
+    int keep_write_count;
+    int64_t timeout;
+    if (expect(nargs, 2, "empty") < 0 || (keep_write_count = PyObject_IsTrue(args[0])) < 0 ||
+        signed_number(args[1], &timeout) < 0)
+        return NULL;
+    struct python_call python = begin(timeout);
+    int status = seen(self, shmb_empty(&self->ring, &python.call, keep_write_count != 0));
+    return end(&python, status, 0);
+}
+
+/* set_alpha(alpha, eps, bind, timeout_ns) -> 0 */
+static PyObject *ring_set_alpha(PyObject *object, PyObject *const *args, Py_ssize_t nargs) {
+    struct ring_object *self = (struct ring_object *)object;
+    int bind;
+    int64_t timeout;
+    if (expect(nargs, 4, "set_alpha") < 0 || (bind = PyObject_IsTrue(args[2])) < 0 || signed_number(args[3], &timeout) < 0)
+        return NULL;
+    double alpha = PyFloat_AsDouble(args[0]), eps = PyFloat_AsDouble(args[1]);
+    if (PyErr_Occurred()) return NULL;
+    struct python_call python = begin(timeout);
+    int status = shmb_set_alpha(&self->ring, &python.call, alpha, eps, bind != 0);
+    return end(&python, status, 0);
+}
+
+/* reap(entry, incarnation, timeout_ns) -> 1 if the entry was freed */
+static PyObject *ring_reap(PyObject *object, PyObject *const *args, Py_ssize_t nargs) {
+    struct ring_object *self = (struct ring_object *)object;
+    uint64_t entry, incarnation;
+    int64_t timeout;
+    bool freed = false;
+    if (expect(nargs, 3, "reap") < 0 || number(args[0], &entry) < 0 || number(args[1], &incarnation) < 0 ||
+        signed_number(args[2], &timeout) < 0)
+        return NULL;
+    if (entry >= SHMB_ENTRIES) return PyErr_Format(PyExc_IndexError, "reap: no entry %llu", (unsigned long long)entry);
+    struct python_call python = begin(timeout);
+    int status = shmb_reap(&self->ring, &python.call, (uint32_t)entry, incarnation, &freed);
+    return end(&python, status, freed);
+}
+
+/* forfeit(entry, turn, timeout_ns) -> 0 */
+static PyObject *ring_forfeit(PyObject *object, PyObject *const *args, Py_ssize_t nargs) {
+    struct ring_object *self = (struct ring_object *)object;
+    uint64_t entry, turn;
+    int64_t timeout;
+    if (expect(nargs, 3, "forfeit") < 0 || number(args[0], &entry) < 0 || number(args[1], &turn) < 0 ||
+        signed_number(args[2], &timeout) < 0)
+        return NULL;
+    if (entry >= SHMB_ENTRIES) return PyErr_Format(PyExc_IndexError, "forfeit: no entry %llu", (unsigned long long)entry);
+    struct python_call python = begin(timeout);
+    int status = shmb_forfeit_turn(&self->ring, &python.call, (uint32_t)entry, turn);
+    return end(&python, status, 0);
+}
+
+static PyObject *ring_leave(PyObject *object, PyObject *timeout_ns) {
+    struct ring_object *self = (struct ring_object *)object;
+    int64_t timeout;
+    if (signed_number(timeout_ns, &timeout) < 0) return NULL;
+    struct python_call python = begin(timeout);
+    int status = shmb_leave(&self->ring, &python.call);
+    return end(&python, status, 0);
+}
+
+/* check(timeout_ns) -> (wrong nodes, wrong leaves, wrong length, wrong words, orphans), or a status */
+static PyObject *ring_check(PyObject *object, PyObject *timeout_ns) {
+    struct ring_object *self = (struct ring_object *)object;
+    struct shmb_check found;
+    int64_t timeout;
+    if (signed_number(timeout_ns, &timeout) < 0) return NULL;
+    struct python_call python = begin(timeout);
+    may_block(&python.call);
+    int status = shmb_check(&self->ring, &python.call, &found);
+    if (status != SHMB_OK) return end(&python, status, 0);
+    PyEval_RestoreThread(python.saved);
+    return Py_BuildValue("(KKKKK)", (unsigned long long)found.wrong_nodes, (unsigned long long)found.wrong_leaves,
+                         (unsigned long long)found.wrong_length, (unsigned long long)found.wrong_words,
+                         (unsigned long long)found.orphans);
+}
+
+static PyObject *ring_give_up_turn(PyObject *object, PyObject *timeout_ns) {
+    struct ring_object *self = (struct ring_object *)object;
+    int64_t timeout;
+    if (signed_number(timeout_ns, &timeout) < 0) return NULL;
+    struct python_call python = begin(timeout);
+    int status = shmb_give_up_turn(&self->ring, &python.call);
+    return end(&python, status, 0);
+}
+
+/* wait(timeout_ns): until somebody makes progress after this handle was blocked */
+static PyObject *ring_wait(PyObject *object, PyObject *timeout_ns) {
+    struct ring_object *self = (struct ring_object *)object;
+    int64_t timeout;
+    if (signed_number(timeout_ns, &timeout) < 0) return NULL;
+    atomic_fetch_add_explicit(&self->ring.me->waits, 1, memory_order_relaxed);
+    Py_BEGIN_ALLOW_THREADS
+    shmb_wait_progress(self->ring.runtime, self->ring.blocker.progress, timeout);
+    Py_END_ALLOW_THREADS
+    if (PyErr_CheckSignals() < 0) return NULL;
+    Py_RETURN_NONE;
+}
+
+/* snapshot(timeout_ns) -> bytes of the runtime page and the registry, all of one moment; or a status */
+static PyObject *ring_snapshot(PyObject *object, PyObject *timeout_ns) {
+    struct ring_object *self = (struct ring_object *)object;
+    int64_t timeout;
+    const size_t bytes = SHMB_CONTROL_BYTES - SHMB_RUNTIME_OFFSET;
+    if (signed_number(timeout_ns, &timeout) < 0) return NULL;
+    PyObject *copy = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)bytes);
+    if (copy == NULL) return NULL;
+    char *to = PyBytes_AsString(copy);
+    struct python_call python = begin(timeout);
+    int status = shmb_lock(&self->ring, &python.call);
+    if (status == SHMB_OK) {
+        memcpy(to, (const void *)self->ring.runtime, bytes);
+        shmb_unlock(&self->ring);
+    }
+    if (status != SHMB_OK) {
+        Py_DECREF(copy);
+        return end(&python, status, 0);
+    }
+    if (python.saved) PyEval_RestoreThread(python.saved);
+    return copy;
+}
+
+/* checksum(slot, ticket) -> what the checksum of that slot's bytes is now */
+static PyObject *ring_checksum(PyObject *object, PyObject *const *args, Py_ssize_t nargs) {
+    struct ring_object *self = (struct ring_object *)object;
+    uint64_t slot, ticket;
+    if (expect(nargs, 2, "checksum") < 0 || number(args[0], &slot) < 0 || number(args[1], &ticket) < 0) return NULL;
+    if (slot >= self->ring.capacity) return PyErr_Format(PyExc_IndexError, "checksum: no slot %llu", (unsigned long long)slot);
+    return PyLong_FromUnsignedLong(shmb_row_checksum(&self->ring, slot, ticket));
+}
+
+/* verify(first, count) -> slots in [first, first + count) that are COMMITTED and whose checksum is wrong, as a list */
+static PyObject *ring_verify(PyObject *object, PyObject *const *args, Py_ssize_t nargs) {
+    struct ring_object *self = (struct ring_object *)object;
+    struct shmb_ring *ring = &self->ring;
+    uint64_t first, count;
+    if (expect(nargs, 2, "verify") < 0 || number(args[0], &first) < 0 || number(args[1], &count) < 0) return NULL;
+    if (first > ring->capacity || count > ring->capacity - first)
+        return PyErr_Format(PyExc_IndexError, "verify: no slots %llu + %llu", (unsigned long long)first, (unsigned long long)count);
+    PyObject *list = PyList_New(0);
+    for (uint64_t slot = first; list && slot < first + count;) {
+        uint64_t word = 0;
+        bool wrong = false;
+        Py_BEGIN_ALLOW_THREADS
+        for (uint64_t left = 4096; left && slot < first + count && !wrong; left--, slot++) {
+            word = atomic_load_explicit(&ring->words[slot], memory_order_acquire);
+            if (SHMB_STATE(word) != SHMB_COMMITTED) continue;
+            wrong = shmb_row_checksum(ring, slot, SHMB_TICKET(word)) != ring->checksums[slot];
+            atomic_thread_fence(memory_order_acquire);
+            wrong = wrong && atomic_load_explicit(&ring->words[slot], memory_order_relaxed) == word;
+        }
+        Py_END_ALLOW_THREADS
+        if (wrong) {
+            PyObject *at = PyLong_FromUnsignedLongLong(slot - 1);
+            if (at == NULL || PyList_Append(list, at) < 0) Py_CLEAR(list);
+            Py_XDECREF(at);
+        }
+    }
+    return list;
+}
+
+/* rebuild(): leaves, length and parents from words and raw priorities. For recovery, while nobody else is alive. */
+static PyObject *ring_rebuild(PyObject *object, PyObject *Py_UNUSED(ignored)) {
+    struct ring_object *self = (struct ring_object *)object;
+    Py_BEGIN_ALLOW_THREADS
+    shmb_ring_leaves(&self->ring);
+    shmb_tree_parents(&self->ring.tree);
+    Py_END_ALLOW_THREADS
+    Py_RETURN_NONE;
+}
+
+static PyObject *get_blocker(PyObject *object, void *Py_UNUSED(closure)) {
+    struct shmb_ring *ring = &((struct ring_object *)object)->ring;
+    return Py_BuildValue("(IKKO)", ring->blocker.entry, (unsigned long long)ring->blocker.incarnation,
+                         (unsigned long long)ring->blocker.turn, ring->blocker.by_turn ? Py_True : Py_False);
+}
+
+#define GET_U64(name, expression)                                                                            \
+    static PyObject *get_##name(PyObject *object, void *Py_UNUSED(closure)) {                                \
+        const struct shmb_ring *ring = &((struct ring_object *)object)->ring;                                \
+        return PyLong_FromUnsignedLongLong(expression);                                                      \
+    }
+GET_U64(head, atomic_load_explicit(&ring->runtime->head, memory_order_acquire))
+GET_U64(write_count, atomic_load_explicit(&ring->runtime->write_count, memory_order_acquire))
+GET_U64(length, atomic_load_explicit(&ring->runtime->length, memory_order_acquire) * ring->lanes)
+GET_U64(state, atomic_load_explicit(&ring->runtime->state, memory_order_acquire))
+GET_U64(prioritized, atomic_load_explicit(&ring->runtime->prioritized, memory_order_acquire))
+GET_U64(incarnation, ring->incarnation)
+GET_U64(bad_at, ring->bad_at)
+
+#define GET_DOUBLE(name, expression)                                                                         \
+    static PyObject *get_##name(PyObject *object, void *Py_UNUSED(closure)) {                                \
+        const struct shmb_ring *ring = &((struct ring_object *)object)->ring;                                \
+        return PyFloat_FromDouble(expression);                                                               \
+    }
+GET_DOUBLE(max_priority, ring->runtime->max_priority)
+GET_DOUBLE(alpha, ring->runtime->alpha)
+GET_DOUBLE(eps, ring->runtime->eps)
+GET_DOUBLE(total, shmb_tree_total(&ring->tree))
+GET_DOUBLE(least, shmb_tree_min(&ring->tree))
+
+#define FAST(name, text) {#name, (PyCFunction)(void (*)(void))ring_##name, METH_FASTCALL, text}
+static PyMethodDef methods[] = {
+    FAST(write, "write(addresses, count, priorities, timeout_ns): claim, fill, commit."),
+    FAST(place, "place(slots, count, addresses, priorities, in_place, timeout_ns): the same for named slots."),
+    FAST(claim, "claim(count, timeout_ns): take slots; the caller fills them."),
+    FAST(claim_slots, "claim_slots(slots, count, in_place, timeout_ns): take named slots."),
+    FAST(commit, "commit(priorities, skip_rows, timeout_ns): publish what was claimed."),
+    {"abort", ring_abort, METH_O, "abort(timeout_ns): give the claimed slots back, empty."},
+    FAST(sample, "sample(count, key, out, index, tickets, weights, beta, prioritized, timeout_ns): draw, copy, validate."),
+    FAST(read, "read(index, count, out, tickets, timeout_ns): validated copies by index."),
+    FAST(update, "update(index, tickets, priorities, count, timeout_ns): raw priorities."),
+    FAST(empty, "empty(keep_write_count, timeout_ns): forget every item."),
+    FAST(set_alpha, "set_alpha(alpha, eps, bind, timeout_ns): change the exponent, or switch the tree on."),
+    FAST(reap, "reap(entry, incarnation, timeout_ns): finish the claim of a client proven dead, free its entry."),
+    FAST(forfeit, "forfeit(entry, turn, timeout_ns): send a turn that is not used to the end of the queue."),
+    {"leave", ring_leave, METH_O, "leave(timeout_ns): free our entry."},
+    {"check", ring_check, METH_O, "check(timeout_ns): what is not as it should be, counted."},
+    {"give_up_turn", ring_give_up_turn, METH_O, "give_up_turn(timeout_ns): stop waiting."},
+    {"wait", ring_wait, METH_O, "wait(timeout_ns): sleep until somebody makes progress."},
+    {"snapshot", ring_snapshot, METH_O, "snapshot(timeout_ns): runtime page and registry of one moment."},
+    FAST(checksum, "checksum(slot, ticket): CRC32C of a slot's bytes."),
+    FAST(verify, "verify(first, count): slots whose checksum is wrong."),
+    {"rebuild", ring_rebuild, METH_NOARGS, "rebuild(): leaves, length and parents anew; nobody else may be alive."},
+    {NULL, NULL, 0, NULL},
+};
+
+#define GET(name, text) {#name, get_##name, NULL, text, NULL}
+static PyGetSetDef properties[] = {
+    GET(blocker, "(entry, incarnation, turn, by_turn) of whom the last blocked call met."),
+    GET(head, "Next ticket."),
+    GET(write_count, "Elements written so far."),
+    GET(length, "Elements that are committed."),
+    GET(state, "Life of the buffer."),
+    GET(prioritized, "1 once the tree is kept."),
+    GET(incarnation, "Ours."),
+    GET(bad_at, "Position of the argument that was refused."),
+    GET(max_priority, "Largest raw priority given; negative: none yet."),
+    GET(alpha, "Priority exponent."),
+    GET(eps, "Added to raw priorities."),
+    GET(total, "Sum of all masses."),
+    GET(least, "Smallest positive mass, 0 if there is none."),
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+static PyType_Slot slots[] = {
+    {Py_tp_doc, "Ring(control, slots, leaves, capacity, lanes, entry, checksum, salt)"},
+    {Py_tp_new, ring_new},
+    {Py_tp_dealloc, ring_dealloc},
+    {Py_tp_methods, methods},
+    {Py_tp_getset, properties},
+    {0, NULL},
+};
+
+PyType_Spec shmb_ring_spec = {
+    .name = "shmbuffer._native._core.Ring",
+    .basicsize = sizeof(struct ring_object),
+    .flags = Py_TPFLAGS_DEFAULT,
+    .slots = slots,
+};

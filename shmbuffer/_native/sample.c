@@ -1,0 +1,261 @@
+/* Draw, copy, validate. A reader never blocks a writer: rows are copied with no lock held and kept only if
+ * the slot word is the same before and after. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "ring.h"
+
+#define ROUNDS 8        /* without the lock; what is still changing then is drawn and copied under it */
+#define LOCKED_DRAWS 512 /* draws in one locked section: some tens of microseconds */
+#define REJECTIONS 64   /* uniform draws that may meet a slot without an item, before one scan decides */
+
+struct draw {
+    uint64_t word;
+    double mass;
+};
+
+/* SplitMix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, OOPSLA 2014) as a
+ * counter-based generator: number i of a key needs no state and no order. */
+static uint64_t random_at(uint64_t key, uint64_t i) {
+    uint64_t z = key + (i + 1) * 0x9E3779B97F4A7C15u;
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
+    return z ^ (z >> 31);
+}
+
+struct random {
+    uint64_t key, next;
+};
+
+static double uniform(struct random *random) { return (double)(random_at(random->key, random->next++) >> 11) * 0x1p-53; }
+
+static uint64_t below(struct random *random, uint64_t bound) {
+    return (uint64_t)(((unsigned __int128)random_at(random->key, random->next++) * bound) >> 64);
+}
+
+/* SYNC slot-claim, SYNC slot-commit: the copy was made before this second look at the word. */
+static inline bool still_holds(const struct shmb_ring *ring, uint64_t slot, uint64_t word) {
+    return atomic_load_explicit(&ring->words[slot], memory_order_relaxed) == word;
+}
+
+static void copy_row(const struct shmb_ring *ring, uint64_t element, unsigned char *const *out, uint64_t row) {
+    for (unsigned leaf = 0; leaf < ring->n_leaves; leaf++) {
+        uint64_t bytes = ring->leaves[leaf].element_bytes;
+        memcpy(out[leaf] + row * bytes, ring->leaves[leaf].base + element * bytes, bytes);
+    }
+}
+
+/* Leaf by leaf, so that one stream of addresses is followed at a time. */
+static void copy_rows(const struct shmb_ring *ring, const int64_t *index, const uint32_t *rows, uint64_t count,
+                      unsigned char *const *out) {
+    for (unsigned leaf = 0; leaf < ring->n_leaves; leaf++) {
+        uint64_t bytes = ring->leaves[leaf].element_bytes;
+        const unsigned char *base = ring->leaves[leaf].base;
+        unsigned char *to = out[leaf];
+        switch (bytes) { /* sizes that the compiler turns into plain loads and stores */
+#define COPY_FIXED(n)                                                                                        \
+    case n:                                                                                                  \
+        for (uint64_t i = 0; i < count; i++) memcpy(to + (uint64_t)rows[i] * n, base + (uint64_t)index[rows[i]] * n, n); \
+        break;
+            COPY_FIXED(1)
+            COPY_FIXED(2)
+            COPY_FIXED(4)
+            COPY_FIXED(8)
+            COPY_FIXED(16)
+            COPY_FIXED(32)
+#undef COPY_FIXED
+        default:
+            for (uint64_t i = 0; i < count; i++)
+                memcpy(to + rows[i] * bytes, base + (uint64_t)index[rows[i]] * bytes, bytes);
+        }
+        CP(sample_copy);
+    }
+}
+
+/* The child of a node that x falls into, and x less the mass before it. Children in quarters of four, as in
+ * the sums, and no branch but the last: rounding at the very end of a node may point at a child without mass,
+ * then the nearest with mass is taken. */
+static inline uint64_t child_of(const double *c, double *x) {
+    double q0 = (c[0] + c[1]) + (c[2] + c[3]), q1 = (c[4] + c[5]) + (c[6] + c[7]);
+    double q2 = (c[8] + c[9]) + (c[10] + c[11]);
+    double p1 = q0, p2 = q0 + q1, p3 = p2 + q2, at = *x;
+    unsigned quarter = (unsigned)(at >= p1) + (unsigned)(at >= p2) + (unsigned)(at >= p3);
+    at -= quarter == 0 ? 0 : quarter == 1 ? p1 : quarter == 2 ? p2 : p3;
+    const double *d = c + 4 * quarter;
+    double r1 = d[0], r2 = d[0] + d[1], r3 = r2 + d[2];
+    unsigned place = (unsigned)(at >= r1) + (unsigned)(at >= r2) + (unsigned)(at >= r3);
+    at -= place == 0 ? 0 : place == 1 ? r1 : place == 2 ? r2 : r3;
+    int child = (int)(4 * quarter + place);
+    if (__builtin_expect(!(c[child] > 0), 0)) {
+        int nearest = child;
+        while (nearest >= 0 && !(c[nearest] > 0)) nearest--;
+        for (int i = child + 1; nearest < 0 && i < (int)SHMB_FANOUT; i++)
+            if (c[i] > 0) nearest = i;
+        child = nearest < 0 ? 0 : nearest;
+        at = 0;
+    }
+    *x = at;
+    return (uint64_t)child;
+}
+
+/* All draws of a batch go down together, level by level: their cache misses overlap. */
+static void draw_by_mass(struct shmb_ring *ring, struct random *random, const uint32_t *rows, uint64_t count,
+                         int64_t *index, struct draw *draws) {
+    const struct shmb_tree *tree = &ring->tree;
+    double total = shmb_tree_total(tree), at[LOCKED_DRAWS];
+    uint64_t node[LOCKED_DRAWS];
+    for (uint64_t i = 0; i < count; i++) at[i] = uniform(random) * total, node[i] = 0;
+    for (unsigned level = tree->depth; level > 0; level--) {
+        const double *children = level == 1 ? tree->mass : tree->sum[level - 1];
+        for (uint64_t i = 0; i < count; i++) {
+            const double *c = children + node[i] * SHMB_FANOUT;
+            node[i] = node[i] * SHMB_FANOUT + child_of(c, &at[i]);
+            if (level > 1) {
+                const double *below_it = (level == 2 ? tree->mass : tree->sum[level - 2]) + node[i] * SHMB_FANOUT;
+                __builtin_prefetch(below_it);
+                __builtin_prefetch(below_it + 8);
+            }
+        }
+    }
+    for (uint64_t i = 0; i < count; i++) {
+        index[rows[i]] = (int64_t)node[i];
+        draws[rows[i]] = (struct draw){atomic_load_explicit(&ring->words[node[i] / ring->lanes], memory_order_relaxed),
+                                       tree->mass[node[i]]};
+    }
+}
+
+static int by_rank(const void *a, const void *b) {
+    uint64_t x = ((const uint64_t *)a)[0], y = ((const uint64_t *)b)[0];
+    return (x > y) - (x < y);
+}
+
+/* Uniform over what is committed. Slots without an item are drawn again, up to a bound; for the rows that are
+ * left then, ranks among the committed are drawn and one scan finds them all. */
+static void draw_uniformly(struct shmb_ring *ring, struct random *random, const uint32_t *rows, uint64_t count,
+                           int64_t *index, struct draw *draws) {
+    uint64_t head = atomic_load_explicit(&ring->runtime->head, memory_order_relaxed);
+    uint64_t reached = head < ring->capacity ? head : ring->capacity; /* slots from here on were never written */
+    uint64_t ranks[LOCKED_DRAWS][2], left = 0;
+    for (uint64_t i = 0; i < count; i++) {
+        uint64_t word = 0, slot = 0;
+        int tries = 0;
+        do {
+            slot = below(random, reached);
+            word = atomic_load_explicit(&ring->words[slot], memory_order_relaxed);
+        } while (SHMB_STATE(word) != SHMB_COMMITTED && ++tries < REJECTIONS);
+        uint64_t lane = ring->lanes > 1 ? below(random, ring->lanes) : 0;
+        index[rows[i]] = (int64_t)(slot * ring->lanes + lane);
+        draws[rows[i]] = (struct draw){word, 0};
+        if (SHMB_STATE(word) != SHMB_COMMITTED) ranks[left][1] = rows[i], left++;
+    }
+    if (left == 0) return;
+    uint64_t length = atomic_load_explicit(&ring->runtime->length, memory_order_relaxed), rank = 0, next = 0;
+    for (uint64_t i = 0; i < left; i++) ranks[i][0] = below(random, length);
+    qsort(ranks, left, sizeof ranks[0], by_rank);
+    for (uint64_t slot = 0; slot < reached && next < left; slot++) {
+        uint64_t word = atomic_load_explicit(&ring->words[slot], memory_order_relaxed);
+        if (SHMB_STATE(word) != SHMB_COMMITTED) continue;
+        for (; next < left && ranks[next][0] == rank; next++) {
+            uint64_t row = ranks[next][1], lane = (uint64_t)index[row] % ring->lanes;
+            index[row] = (int64_t)(slot * ring->lanes + lane);
+            draws[row].word = word;
+        }
+        rank++;
+    }
+}
+
+/* The mutex is held; something is committed. Weights are those of Schaul et al. 2016, section 3.4, divided by
+ * the largest one in the buffer, as TorchRL does: (p / p_min) ** -beta. */
+static void draw(struct shmb_ring *ring, struct random *random, const uint32_t *rows, uint64_t count, int64_t *index,
+                 int64_t *tickets, float *weights, double beta, bool prioritized, struct draw *draws) {
+    bool by_mass = prioritized && shmb_tree_total(&ring->tree) > 0;
+    if (by_mass)
+        draw_by_mass(ring, random, rows, count, index, draws);
+    else
+        draw_uniformly(ring, random, rows, count, index, draws);
+    double least = by_mass ? shmb_tree_min(&ring->tree) : 0;
+    for (uint64_t i = 0; i < count; i++) {
+        uint32_t row = rows[i];
+        tickets[row] = (int64_t)SHMB_TICKET(draws[row].word);
+        if (weights)
+            weights[row] = !by_mass || draws[row].mass == least ? 1.0f : (float)pow(draws[row].mass / least, -beta);
+    }
+    CP(sample_drawn);
+}
+
+/* `out` may be NULL: then only indices, tickets and weights are drawn. */
+int shmb_sample(struct shmb_ring *ring, struct shmb_call *call, uint64_t count, uint64_t key,
+                unsigned char *const *out, int64_t *index, int64_t *tickets, float *weights, double beta,
+                bool prioritized, uint64_t *redrawn) {
+    struct random random = {key, 0};
+    struct shmb_entry *me = ring->me;
+    struct draw *draws = malloc(count * (sizeof *draws + sizeof(uint32_t)) + 1);
+    if (draws == NULL) return SHMB_NO_MEMORY;
+    uint32_t *rows = (uint32_t *)(draws + count);
+    uint64_t left = count, age = 0;
+    int status = SHMB_OK;
+    for (uint64_t i = 0; i < count; i++) rows[i] = (uint32_t)i;
+    *redrawn = 0;
+    for (int round = 0; left > 0; round++) {
+        bool with_the_lock = round >= ROUNDS;
+        for (uint64_t from = 0; from < left; from += LOCKED_DRAWS) {
+            uint64_t n = left - from < LOCKED_DRAWS ? left - from : LOCKED_DRAWS;
+            if ((status = shmb_lock(ring, call)) != SHMB_OK) goto out;
+            CP(sample_locked);
+            if (atomic_load_explicit(&ring->runtime->length, memory_order_relaxed) == 0) {
+                shmb_unlock(ring);
+                status = SHMB_NOTHING;
+                goto out;
+            }
+            draw(ring, &random, rows + from, n, index, tickets, weights, beta, prioritized, draws);
+            if (with_the_lock && out)
+                for (uint64_t i = 0; i < n; i++) copy_row(ring, (uint64_t)index[rows[from + i]], out, rows[from + i]);
+            shmb_unlock(ring);
+            CP(sample_unlocked);
+        }
+        if (with_the_lock || out == NULL) break;
+        copy_rows(ring, index, rows, left, out);
+        atomic_thread_fence(memory_order_acquire);
+        uint64_t changed = 0;
+        for (uint64_t i = 0; i < left; i++)
+            if (!still_holds(ring, (uint64_t)index[rows[i]] / ring->lanes, draws[rows[i]].word)) rows[changed++] = rows[i];
+        CP(sample_validate);
+        *redrawn += changed;
+        left = changed;
+    }
+    uint64_t head = atomic_load_explicit(&ring->runtime->head, memory_order_relaxed);
+    for (uint64_t i = 0; i < count; i++) age += head - 1 - (uint64_t)tickets[i];
+    atomic_fetch_add_explicit(&me->samples, 1, memory_order_relaxed);
+    atomic_fetch_add_explicit(&me->sampled, count, memory_order_relaxed);
+    atomic_fetch_add_explicit(&me->redraws, *redrawn, memory_order_relaxed);
+    atomic_fetch_add_explicit(&me->age_sum, age * ring->lanes, memory_order_relaxed);
+out:
+    free(draws);
+    return status;
+}
+
+/* Elements by index. tickets[i] is -1 where the slot holds no item; `missing` counts those. */
+int shmb_read(struct shmb_ring *ring, struct shmb_call *call, const int64_t *index, uint64_t count,
+              unsigned char *const *out, int64_t *tickets, uint64_t *missing) {
+    *missing = 0;
+    for (uint64_t i = 0; i < count; i++) {
+        uint64_t element = (uint64_t)index[i], slot = element / ring->lanes;
+        tickets[i] = -1;
+        for (int round = 0;; round++) {
+            bool with_the_lock = round >= ROUNDS;
+            int status = with_the_lock ? shmb_lock(ring, call) : SHMB_OK;
+            if (status != SHMB_OK) return status;
+            uint64_t word = atomic_load_explicit(&ring->words[slot], memory_order_acquire);
+            bool committed = SHMB_STATE(word) == SHMB_COMMITTED;
+            if (committed) copy_row(ring, element, out, i);
+            atomic_thread_fence(memory_order_acquire);
+            bool kept = committed && still_holds(ring, slot, word);
+            if (with_the_lock) shmb_unlock(ring);
+            if (kept) tickets[i] = (int64_t)SHMB_TICKET(word);
+            if (kept || !committed) break;
+        }
+        *missing += tickets[i] < 0;
+    }
+    return SHMB_OK;
+}

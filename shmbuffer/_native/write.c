@@ -1,0 +1,441 @@
+/* Claim, fill, commit, abort: how items get into slots. Steps are named as in memory/slots.py. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "crc32c.h"
+#include "ring.h"
+
+static bool ours(const struct shmb_ring *ring) {
+    return atomic_load_explicit(&ring->me->incarnation, memory_order_relaxed) == ring->incarnation &&
+           atomic_load_explicit(&ring->me->state, memory_order_relaxed) == SHMB_LIVE;
+}
+
+/* Row k of the open claim: its slot and its ticket. A placed write has the tickets of one lap, in which each
+ * slot occurs once; a ring write has consecutive ones. */
+static inline uint64_t slot_of_row(const struct shmb_ring *ring, uint64_t row) {
+    return ring->claim_kind == SHMB_RING_WRITE ? (ring->claim_first + row) % ring->capacity
+                                               : (uint64_t)ring->claim_slots[row];
+}
+
+static inline uint64_t ticket_in_lap(uint64_t head, uint64_t slot, uint64_t capacity) {
+    return head + (slot + capacity - head % capacity) % capacity;
+}
+
+static inline uint64_t ticket_of_row(const struct shmb_ring *ring, uint64_t row) {
+    return ring->claim_kind == SHMB_RING_WRITE
+               ? ring->claim_first + row
+               : ticket_in_lap(ring->claim_first, (uint64_t)ring->claim_slots[row], ring->capacity);
+}
+
+static bool make_room(struct shmb_ring *ring, uint64_t rows) {
+    if (rows <= ring->scratch_rows) return true;
+    uint64_t elements = rows * ring->lanes;
+    int64_t *slots = realloc(ring->claim_slots, rows * sizeof *slots);
+    if (slots) ring->claim_slots = slots;
+    double *masses = realloc(ring->masses, elements * sizeof *masses);
+    if (masses) ring->masses = masses;
+    uint64_t *touched = realloc(ring->touched, elements * sizeof *touched);
+    if (touched) ring->touched = touched;
+    if (!slots || !masses || !touched) return false;
+    ring->scratch_rows = rows;
+    return true;
+}
+
+/* Parents of the claim's elements: consecutive for a ring write (in two pieces around the end), else listed. */
+static void claim_parents(struct shmb_ring *ring) {
+    uint64_t lanes = ring->lanes;
+    if (ring->claim_kind == SHMB_RING_WRITE) {
+        uint64_t slot = ring->claim_first % ring->capacity, left = ring->capacity - slot;
+        uint64_t before = ring->claim_rows < left ? ring->claim_rows : left;
+        shmb_tree_range(&ring->tree, slot * lanes, before * lanes);
+        if (before < ring->claim_rows) shmb_tree_range(&ring->tree, 0, (ring->claim_rows - before) * lanes);
+        return;
+    }
+    uint64_t n = 0;
+    for (uint64_t row = 0; row < ring->claim_rows; row++)
+        for (uint64_t lane = 0; lane < lanes; lane++) ring->touched[n++] = (uint64_t)ring->claim_slots[row] * lanes + lane;
+    shmb_tree_touched(&ring->tree, ring->touched, n);
+}
+
+static void give_back_turn(struct shmb_ring *ring) {
+    if (atomic_load_explicit(&ring->me->turn, memory_order_relaxed) == 0) return;
+    atomic_store_explicit(&ring->me->turn, 0, memory_order_release);
+    atomic_fetch_sub(&ring->runtime->waiters, 1);
+}
+
+static void take_turn(struct shmb_ring *ring) {
+    if (atomic_load_explicit(&ring->me->turn, memory_order_relaxed) != 0) return;
+    uint64_t turn = atomic_fetch_add(&ring->runtime->next_turn, 1) + 1;
+    atomic_store_explicit(&ring->me->turn, turn, memory_order_release);
+    atomic_fetch_add(&ring->runtime->waiters, 1);
+    CP(wait_turn);
+}
+
+static void note_blocker(struct shmb_ring *ring, uint32_t entry, bool by_turn) {
+    ring->blocker.entry = entry;
+    ring->blocker.incarnation = atomic_load_explicit(&ring->entries[entry].incarnation, memory_order_relaxed);
+    ring->blocker.turn = atomic_load_explicit(&ring->entries[entry].turn, memory_order_relaxed);
+    ring->blocker.progress = atomic_load(&ring->runtime->progress);
+    ring->blocker.by_turn = by_turn;
+    if (by_turn) take_turn(ring);
+}
+
+/* W1: somebody with an earlier turn goes first. */
+static bool waits_behind_a_turn(struct shmb_ring *ring) {
+    uint64_t mine = atomic_load_explicit(&ring->me->turn, memory_order_relaxed);
+    uint64_t earliest = mine ? mine : UINT64_MAX;
+    uint32_t entry = SHMB_ENTRIES;
+    if (atomic_load_explicit(&ring->runtime->waiters, memory_order_relaxed) <= (mine ? 1u : 0u)) return false;
+    for (uint32_t i = 0; i < SHMB_ENTRIES; i++) {
+        uint64_t turn = atomic_load_explicit(&ring->entries[i].turn, memory_order_relaxed);
+        if (turn && turn < earliest) earliest = turn, entry = i;
+    }
+    if (entry == SHMB_ENTRIES) return false;
+    note_blocker(ring, entry, true);
+    return true;
+}
+
+/* W1: is a living claim writing this slot? A WRITING word that no claim covers is nobody's and may be taken. */
+static bool is_being_written(struct shmb_ring *ring, uint64_t slot) {
+    uint64_t word = atomic_load_explicit(&ring->words[slot], memory_order_relaxed);
+    if (__builtin_expect(SHMB_STATE(word) != SHMB_WRITING, 1)) return false;
+    for (uint32_t i = 0; i < SHMB_ENTRIES; i++) {
+        const struct shmb_entry *entry = &ring->entries[i];
+        if (atomic_load_explicit(&entry->phase, memory_order_relaxed) != SHMB_PAYLOAD) continue;
+        uint64_t first = atomic_load_explicit(&entry->first, memory_order_relaxed);
+        if (SHMB_TICKET(word) - first < atomic_load_explicit(&entry->count, memory_order_relaxed)) {
+            note_blocker(ring, i, false);
+            take_turn(ring);
+            return true;
+        }
+    }
+    return false;
+}
+
+static void abort_claim(struct shmb_ring *ring) {
+    struct shmb_entry *me = ring->me;
+    ring->claimed = false;
+    if (!ours(ring) || atomic_load_explicit(&me->phase, memory_order_relaxed) != SHMB_PAYLOAD) return;
+    for (uint64_t row = 0; row < ring->claim_rows; row++) {
+        atomic_store_explicit(&ring->words[slot_of_row(ring, row)], SHMB_WORD(ticket_of_row(ring, row), SHMB_ABORTED),
+                              memory_order_release);
+        CP(abort_word);
+    }
+    atomic_store_explicit(&me->phase, SHMB_IDLE, memory_order_release);
+    CP(abort_idle);
+    atomic_fetch_add_explicit(&me->aborts, ring->claim_rows * ring->lanes, memory_order_relaxed);
+}
+
+static int begin_claim(struct shmb_ring *ring, struct shmb_call *call, uint64_t rows) {
+    if (pthread_mutex_trylock(&ring->claim_lock) != 0) {
+        call->may_block(call);
+        pthread_mutex_lock(&ring->claim_lock);
+    }
+    int status = ring->claimed || make_room(ring, rows) ? shmb_lock(ring, call) : SHMB_NO_MEMORY;
+    if (status != SHMB_OK) goto refused;
+    CP(write_locked);
+    if (ring->claimed) { /* a commit that could not get the mutex was reported as failed: its items are absent */
+        abort_claim(ring);
+        if (!make_room(ring, rows)) {
+            status = SHMB_NO_MEMORY;
+            shmb_unlock(ring);
+            goto refused;
+        }
+    }
+    status = !ours(ring)                                                      ? SHMB_FENCED
+             : atomic_load(&ring->runtime->state) == (uint32_t)SHMB_CLOSING ? SHMB_CLOSING_STATUS
+                                                                              : SHMB_OK;
+    if (status == SHMB_OK) return SHMB_OK;
+    shmb_unlock(ring);
+refused:
+    pthread_mutex_unlock(&ring->claim_lock);
+    return status;
+}
+
+/* W2 to W8. The mutex is held; it is released here. */
+static void open_claim(struct shmb_ring *ring, uint64_t first, uint64_t count) {
+    struct shmb_runtime *runtime = ring->runtime;
+    struct shmb_entry *me = ring->me;
+    bool prioritized = atomic_load_explicit(&runtime->prioritized, memory_order_relaxed) != 0, unmassed = false;
+    ring->claim_first = first;
+    ring->claim_count = count;
+    me->kind = ring->claim_kind;
+    atomic_store_explicit(&me->first, first, memory_order_release);
+    atomic_store_explicit(&me->count, count, memory_order_release);
+    CP(write_noted);
+    atomic_store_explicit(&me->phase, SHMB_MARKING, memory_order_release);
+    CP(write_marking);
+    atomic_store_explicit(&runtime->head, first + count, memory_order_release);
+    CP(write_head);
+    give_back_turn(ring);
+    for (uint64_t row = 0; row < ring->claim_rows; row++) {
+        uint64_t slot = slot_of_row(ring, row);
+        uint64_t old = atomic_load_explicit(&ring->words[slot], memory_order_relaxed);
+        bool committed = SHMB_STATE(old) == SHMB_COMMITTED;
+        atomic_store_explicit(&ring->words[slot], SHMB_WORD(ticket_of_row(ring, row), SHMB_WRITING), memory_order_release);
+        CP(write_mark);
+        if (committed) atomic_fetch_sub_explicit(&runtime->length, 1, memory_order_relaxed);
+        for (uint64_t e = slot * ring->lanes, end = e + ring->lanes; e < end; e++) {
+            if (ring->claim_kind != SHMB_IN_PLACE || !committed) ring->raw[e] = NAN; /* the default, unless given */
+            if (prioritized && ring->tree.mass[e] != 0) {
+                ring->tree.mass[e] = 0;
+                unmassed = true;
+                CP(write_unmassed);
+            }
+        }
+    }
+    if (unmassed) claim_parents(ring);
+    CP(write_claim_parents);
+    atomic_store_explicit(&me->phase, SHMB_PAYLOAD, memory_order_release);
+    CP(write_payload);
+    shmb_unlock(ring);
+    /* SYNC slot-claim: the words must say WRITING before a byte of payload changes. Other end: still_holds. */
+    atomic_thread_fence(memory_order_release);
+    ring->claimed = true;
+    CP(write_claimed);
+}
+
+int shmb_claim_ring(struct shmb_ring *ring, struct shmb_call *call, uint64_t count, uint64_t *first) {
+    uint64_t rows = count < ring->capacity ? count : ring->capacity;
+    int status = begin_claim(ring, call, rows);
+    if (status != SHMB_OK) return status;
+    uint64_t head = atomic_load_explicit(&ring->runtime->head, memory_order_relaxed);
+    uint64_t ticket = head + (count - rows); /* of more items than slots only the last stay */
+    bool blocked = waits_behind_a_turn(ring);
+    for (uint64_t row = 0; !blocked && row < rows; row++) blocked = is_being_written(ring, (ticket + row) % ring->capacity);
+    if (blocked) {
+        shmb_unlock(ring);
+        pthread_mutex_unlock(&ring->claim_lock);
+        return SHMB_BLOCKED;
+    }
+    ring->claim_kind = SHMB_RING_WRITE;
+    ring->claim_rows = rows;
+    ring->claim_written = count * ring->lanes;
+    open_claim(ring, ticket, rows);
+    *first = head;
+    return SHMB_OK;
+}
+
+int shmb_claim_slots(struct shmb_ring *ring, struct shmb_call *call, const int64_t *slots, uint64_t count,
+                     bool in_place) {
+    int status = begin_claim(ring, call, count);
+    if (status != SHMB_OK) return status;
+    memcpy(ring->claim_slots, slots, count * sizeof *slots);
+    bool blocked = waits_behind_a_turn(ring);
+    for (uint64_t row = 0; !blocked && row < count; row++) blocked = is_being_written(ring, (uint64_t)slots[row]);
+    if (blocked) {
+        shmb_unlock(ring);
+        pthread_mutex_unlock(&ring->claim_lock);
+        return SHMB_BLOCKED;
+    }
+    ring->claim_kind = in_place ? SHMB_IN_PLACE : SHMB_PLACED;
+    ring->claim_rows = count;
+    ring->claim_written = in_place ? 0 : count * ring->lanes;
+    open_claim(ring, atomic_load_explicit(&ring->runtime->head, memory_order_relaxed), ring->capacity);
+    return SHMB_OK;
+}
+
+uint32_t shmb_row_checksum(const struct shmb_ring *ring, uint64_t slot, uint64_t ticket) {
+    uint32_t crc = shmb_crc32c(ring->salt, &ticket, sizeof ticket);
+    for (unsigned leaf = 0; leaf < ring->n_leaves; leaf++) {
+        uint64_t bytes = ring->leaves[leaf].element_bytes * ring->lanes;
+        crc = shmb_crc32c(crc, ring->leaves[leaf].base + slot * bytes, bytes);
+    }
+    return crc;
+}
+
+/* W9: no lock is held; the slots are ours. `sources` has one address a leaf, of its first row; of a batch
+ * larger than the ring the first `skip_rows` are left out. */
+void shmb_fill(struct shmb_ring *ring, const unsigned char *const *sources, uint64_t skip_rows) {
+    uint64_t slot = slot_of_row(ring, 0), left = ring->capacity - slot;
+    uint64_t before = ring->claim_rows < left ? ring->claim_rows : left;
+    for (unsigned leaf = 0; leaf < ring->n_leaves; leaf++) {
+        uint64_t bytes = ring->leaves[leaf].element_bytes * ring->lanes;
+        unsigned char *base = ring->leaves[leaf].base;
+        const unsigned char *from = sources[leaf] + skip_rows * bytes;
+        if (bytes == 0) continue;
+        if (ring->claim_kind == SHMB_RING_WRITE) {
+            memcpy(base + slot * bytes, from, before * bytes);
+            if (before < ring->claim_rows) memcpy(base, from + before * bytes, (ring->claim_rows - before) * bytes);
+        } else {
+            for (uint64_t row = 0; row < ring->claim_rows; row++)
+                memcpy(base + (uint64_t)ring->claim_slots[row] * bytes, from + row * bytes, bytes);
+        }
+        CP(write_copy);
+    }
+}
+
+void shmb_fill_priorities(struct shmb_ring *ring, const double *priorities, uint64_t skip_rows) {
+    const double *from = priorities + skip_rows * ring->lanes;
+    for (uint64_t row = 0; row < ring->claim_rows; row++)
+        memcpy(ring->raw + slot_of_row(ring, row) * ring->lanes, from + row * ring->lanes, ring->lanes * sizeof *from);
+}
+
+static void fill_checksums(struct shmb_ring *ring) {
+    for (uint64_t row = 0; row < ring->claim_rows; row++) {
+        uint64_t slot = slot_of_row(ring, row);
+        ring->sources[slot] = ring->incarnation;
+        if (ring->checksum) ring->checksums[slot] = shmb_row_checksum(ring, slot, ticket_of_row(ring, row));
+    }
+    CP(write_checksum);
+}
+
+static void end_claim(struct shmb_ring *ring) {
+    ring->claimed = false;
+    pthread_mutex_unlock(&ring->claim_lock);
+}
+
+/* Masses are powers, 20 to 50 ns each: computed before locking where priorities differ. */
+static double masses_of_given(struct shmb_ring *ring) {
+    double greatest = -1;
+    for (uint64_t row = 0, n = 0; row < ring->claim_rows; row++)
+        for (uint64_t e = slot_of_row(ring, row) * ring->lanes, end = e + ring->lanes; e < end; e++, n++) {
+            double raw = ring->raw[e];
+            ring->masses[n] = raw >= 0 ? shmb_mass(ring->runtime, raw) : 0;
+            greatest = raw > greatest ? raw : greatest;
+        }
+    return greatest;
+}
+
+int shmb_commit(struct shmb_ring *ring, struct shmb_call *call, bool given) {
+    struct shmb_runtime *runtime = ring->runtime;
+    struct shmb_entry *me = ring->me;
+    if (!ring->claimed) return SHMB_NO_CLAIM;
+    fill_checksums(ring);
+    bool prioritized = atomic_load(&runtime->prioritized) != 0;
+    bool mixed = given || ring->claim_kind == SHMB_IN_PLACE;
+    uint64_t version = atomic_load(&runtime->alpha_version);
+    double greatest = mixed ? masses_of_given(ring) : -1;
+    int status = shmb_lock(ring, call);
+    if (status != SHMB_OK) { /* the claim stays: the next one of this handle, or a reaper, rolls it back */
+        pthread_mutex_unlock(&ring->claim_lock);
+        return status;
+    }
+    CP(write_relocked);
+    if (!ours(ring) || atomic_load_explicit(&me->phase, memory_order_relaxed) != SHMB_PAYLOAD) {
+        shmb_unlock(ring);
+        end_claim(ring);
+        return SHMB_FENCED;
+    }
+    if (mixed && version != atomic_load_explicit(&runtime->alpha_version, memory_order_relaxed)) masses_of_given(ring);
+    prioritized = atomic_load_explicit(&runtime->prioritized, memory_order_relaxed) != 0;
+    if (given && greatest > runtime->max_priority) runtime->max_priority = greatest;
+    double fallback = shmb_default_priority(runtime), fallback_mass = prioritized ? shmb_mass(runtime, fallback) : 0;
+    uint64_t goal = atomic_load_explicit(&runtime->write_count, memory_order_relaxed) + ring->claim_written;
+    atomic_store_explicit(&me->goal, goal, memory_order_release);
+    CP(write_goal);
+    atomic_store_explicit(&me->phase, SHMB_COMMITTING, memory_order_release);
+    CP(write_committing);
+    for (uint64_t row = 0, n = 0; row < ring->claim_rows; row++) {
+        uint64_t slot = slot_of_row(ring, row);
+        if (prioritized)
+            for (uint64_t e = slot * ring->lanes, end = e + ring->lanes; e < end; e++, n++) {
+                bool has_own = mixed && ring->raw[e] >= 0;
+                if (!has_own) ring->raw[e] = fallback;
+                ring->tree.mass[e] = has_own ? ring->masses[n] : fallback_mass;
+                CP(write_leaf);
+            }
+        /* SYNC slot-commit: the payload must be visible before the word says COMMITTED. Other end: still_holds. */
+        atomic_store_explicit(&ring->words[slot], SHMB_WORD(ticket_of_row(ring, row), SHMB_COMMITTED),
+                              memory_order_release);
+        CP(write_commit);
+    }
+    atomic_fetch_add_explicit(&runtime->length, ring->claim_rows, memory_order_relaxed);
+    if (prioritized) claim_parents(ring);
+    CP(write_commit_parents);
+    atomic_store_explicit(&runtime->write_count, goal, memory_order_release);
+    CP(write_count);
+    atomic_store_explicit(&me->phase, SHMB_IDLE, memory_order_release);
+    CP(write_idle);
+    atomic_fetch_add_explicit(&me->inserts, ring->claim_rows * ring->lanes, memory_order_relaxed);
+    shmb_unlock(ring);
+    CP(write_done);
+    shmb_wake_waiters(runtime);
+    end_claim(ring);
+    return SHMB_OK;
+}
+
+int shmb_abort(struct shmb_ring *ring, struct shmb_call *call) {
+    if (!ring->claimed) return SHMB_NO_CLAIM;
+    int status = shmb_lock(ring, call);
+    if (status == SHMB_OK) {
+        CP(abort_locked);
+        abort_claim(ring);
+        shmb_unlock(ring);
+        shmb_wake_waiters(ring->runtime);
+    }
+    pthread_mutex_unlock(&ring->claim_lock);
+    return status;
+}
+
+/* The handle is done: waits for a write that another thread is in, gives back what is open, frees the entry. */
+int shmb_leave(struct shmb_ring *ring, struct shmb_call *call) {
+    if (shmb_life() != ring->life) return SHMB_FORKED;
+    if (pthread_mutex_trylock(&ring->claim_lock) != 0) {
+        call->may_block(call);
+        pthread_mutex_lock(&ring->claim_lock);
+    }
+    int status = shmb_lock(ring, call);
+    if (status == SHMB_OK) {
+        if (ring->claimed) abort_claim(ring);
+        if (ours(ring)) {
+            give_back_turn(ring);
+            CP(leave_claim);
+            atomic_store_explicit(&ring->me->state, SHMB_FREE, memory_order_release);
+            CP(leave_freed);
+        }
+        shmb_unlock(ring);
+        shmb_wake_waiters(ring->runtime);
+    }
+    pthread_mutex_unlock(&ring->claim_lock);
+    return status;
+}
+
+int shmb_give_up_turn(struct shmb_ring *ring, struct shmb_call *call) {
+    int status = shmb_lock(ring, call);
+    if (status != SHMB_OK) return status;
+    if (ours(ring)) give_back_turn(ring);
+    shmb_unlock(ring);
+    shmb_wake_waiters(ring->runtime);
+    return SHMB_OK;
+}
+
+/* Sends somebody who does not use his turn to the end of the queue. */
+int shmb_forfeit_turn(struct shmb_ring *ring, struct shmb_call *call, uint32_t entry, uint64_t turn) {
+    int status = shmb_lock(ring, call);
+    if (status != SHMB_OK) return status;
+    if (turn && atomic_load_explicit(&ring->entries[entry].turn, memory_order_relaxed) == turn) {
+        uint64_t later = atomic_fetch_add(&ring->runtime->next_turn, 1) + 1;
+        atomic_store_explicit(&ring->entries[entry].turn, later, memory_order_release);
+        CP(wait_forfeit);
+    }
+    shmb_unlock(ring);
+    return SHMB_OK;
+}
+
+int shmb_empty(struct shmb_ring *ring, struct shmb_call *call, bool keep_write_count) {
+    struct shmb_runtime *runtime = ring->runtime;
+    struct shmb_entry *me = ring->me;
+    int status = begin_claim(ring, call, 0);
+    if (status != SHMB_OK) return status;
+    CP(empty_locked);
+    uint64_t head = atomic_load_explicit(&runtime->head, memory_order_relaxed);
+    uint64_t count = (ring->capacity - head % ring->capacity) % ring->capacity;
+    atomic_store_explicit(&me->first, head, memory_order_release);
+    atomic_store_explicit(&me->count, count, memory_order_release);
+    atomic_store_explicit(&me->goal, keep_write_count ? atomic_load(&runtime->write_count) : 0, memory_order_release);
+    CP(empty_noted);
+    atomic_store_explicit(&me->phase, SHMB_EMPTYING, memory_order_release);
+    CP(empty_emptying);
+    shmb_finish_claim(ring, me);
+    if (atomic_load_explicit(&runtime->prioritized, memory_order_relaxed)) shmb_tree_parents(&ring->tree);
+    CP(empty_parents);
+    atomic_store_explicit(&me->phase, SHMB_IDLE, memory_order_release);
+    CP(empty_idle);
+    shmb_unlock(ring);
+    CP(empty_unlocked);
+    shmb_wake_waiters(runtime);
+    pthread_mutex_unlock(&ring->claim_lock);
+    return SHMB_OK;
+}

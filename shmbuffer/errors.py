@@ -1,0 +1,165 @@
+"""What can go wrong, one class for each thing that a caller may want to handle.
+
+    ShmBufferError
+    ├── UnsupportedPlatformError   not Linux with glibc on x86-64 or aarch64
+    ├── SchemaMismatchError        not the leaves of this buffer (also a RuntimeError)
+    ├── FormatError                not our file
+    │   └── IncompatibleVersionError   ours, but of another version or kind of machine
+    ├── CorruptBufferError         path, what was expected and what was found
+    ├── UnsafePathError            a link, a FIFO, a foreign owner: not opened
+    ├── UnsafeFilesystemError      a network file system: its shared maps cannot be relied on
+    ├── ReadOnlyError              the directory cannot be written (also a PermissionError)
+    ├── SpaceError                 bytes needed and bytes free (also an OSError, ENOSPC)
+    ├── BufferExistsError          a buffer is there already (also FileExistsError, RuntimeError)
+    ├── BufferNotFoundError        no buffer is there (also a FileNotFoundError)
+    ├── BufferInUseError           somebody alive uses it: pids
+    ├── BufferClosedError          handle used after close (also a RuntimeError)
+    │   └── BufferUnlinkedError    the directory was removed under a running handle
+    ├── BufferNeedsRestart         the control page cannot be trusted: all leave, then recover
+    ├── EmptyBufferError           nothing to draw from (also a RuntimeError)
+    ├── RegistryFullError          256 living clients: pids
+    ├── ForkedHandleError          a handle crossed a fork and its directory is gone
+    ├── DurabilityError            a sync failed: it may never have reached the disk (also OSError)
+    ├── AttachTimeout              which wait, for how long, who holds it (also a TimeoutError)
+    ├── LockTimeout                a living process keeps the mutex (also a TimeoutError)
+    └── RingOverrunError           a living writer fills the slot we need (also a TimeoutError)
+
+A message says what happened, where, and what to do. Its parts are attributes. Errors cross
+processes, so they pickle with their attributes.
+"""
+
+from __future__ import annotations
+
+import errno
+from typing import Any
+
+
+class ShmBufferError(Exception):
+    """Base of every error that shmbuffer raises on its own account.
+
+    Args:
+        message: what happened, where, what to do.
+        **parts: the values that the message was made of; each becomes an attribute.
+    """
+
+    def __init__(self, message: str, **parts: Any) -> None:
+        super().__init__(message)
+        self.message = message
+        self.parts = parts
+        for name, value in parts.items():
+            setattr(self, name, value)
+
+    def __str__(self) -> str:
+        return self.message
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self), self.message, self.parts)
+
+
+def _rebuild(cls: type[ShmBufferError], message: str, parts: dict[str, Any]) -> ShmBufferError:
+    return cls(message, **parts)
+
+
+class UnsupportedPlatformError(ShmBufferError):
+    """This machine has no robust process-shared mutex that we can rely on."""
+
+
+class SchemaMismatchError(ShmBufferError, RuntimeError):
+    """The leaves of a write are not the leaves of the buffer; nothing was changed."""
+
+
+class FormatError(ShmBufferError):
+    """The file is not one of ours."""
+
+
+class IncompatibleVersionError(FormatError):
+    """The file is ours, but of another format version or another kind of machine."""
+
+
+class CorruptBufferError(ShmBufferError):
+    """A file of the buffer is damaged; it is refused, never guessed."""
+
+
+class UnsafePathError(ShmBufferError):
+    """A path is not a plain file or directory of ours, so it was not opened."""
+
+
+class UnsafeFilesystemError(ShmBufferError):
+    """Shared maps, file locks or reserved space cannot be relied on there."""
+
+
+class ReadOnlyError(ShmBufferError, PermissionError):
+    """The directory or a file in it cannot be written."""
+
+
+class SpaceError(ShmBufferError, OSError):
+    """There is not enough room; nothing was left behind.
+
+    Attributes:
+        needed_bytes, free_bytes: what was asked for and what is there.
+    """
+
+    def __init__(self, message: str, **parts: Any) -> None:
+        super().__init__(message, **parts)
+        self.errno = errno.ENOSPC
+
+
+class BufferExistsError(ShmBufferError, FileExistsError, RuntimeError):
+    """A buffer is there already and the caller did not say what to do with it."""
+
+
+class BufferNotFoundError(ShmBufferError, FileNotFoundError):
+    """There is no buffer in that directory."""
+
+
+class BufferInUseError(ShmBufferError):
+    """Living processes use the buffer. Attributes: ``pids``."""
+
+
+class BufferClosedError(ShmBufferError, RuntimeError):
+    """The handle was closed, or the buffer is being removed."""
+
+
+class BufferUnlinkedError(BufferClosedError):
+    """The directory was removed or replaced under a running handle."""
+
+
+class BufferNeedsRestart(ShmBufferError):  # noqa: N818 - says what to do, as a stop sign does
+    """The control page cannot be trusted any more: close every handle, then recover."""
+
+
+class EmptyBufferError(ShmBufferError, RuntimeError):
+    """There is nothing to draw from."""
+
+
+class RegistryFullError(ShmBufferError):
+    """All 256 entries belong to living clients. Attributes: ``pids``."""
+
+
+class ForkedHandleError(ShmBufferError, RuntimeError):
+    """A handle came through ``fork`` and cannot be attached again."""
+
+
+class DurabilityError(ShmBufferError, OSError):
+    """A sync failed.
+
+    Data in memory are usable; nothing is promised for a power cut in this epoch.
+    """
+
+
+class AttachTimeout(ShmBufferError, TimeoutError):  # noqa: N818 - the field's name for it
+    """A wait for another process's creation or recovery ended without it. Attributes: ``pids``."""
+
+
+class LockTimeout(ShmBufferError, TimeoutError):  # noqa: N818 - beside AttachTimeout
+    """A living process holds the buffer's mutex and does not let go.
+
+    Attributes: ``tid``, ``pid``.
+    """
+
+
+class RingOverrunError(ShmBufferError, TimeoutError):
+    """The slot to be written is still being filled by a living writer.
+
+    Attributes: ``pid``, ``state``.
+    """

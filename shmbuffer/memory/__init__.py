@@ -1,0 +1,15 @@
+"""Shared bytes: where items lie, who may touch them, and what is left when a process dies.
+
+numpy and the C core only; nothing here imports torch. A collector that has arrays can write from
+here without paying for that import.
+"""
+
+from __future__ import annotations
+
+from shmbuffer.memory.engine import Engine
+from shmbuffer.memory.recovery import RecoveryReport
+from shmbuffer.memory.ring import Ring
+from shmbuffer.memory.schema import Leaf, Schema
+from shmbuffer.memory.settings import Settings
+
+__all__ = ["Engine", "Leaf", "RecoveryReport", "Ring", "Schema", "Settings"]

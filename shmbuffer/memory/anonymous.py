@@ -1,0 +1,132 @@
+"""Anonymous memory: the same buffer on a memfd, for one process and those it passes the buffer to.
+
+One file without a name: control file | size and JSON of the schema | slots | leaf after leaf, each
+part on a page of its own. What is not written takes no memory. It is gone when the last process
+that has it ends, so there is nothing to recover and nothing to clean up.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from shmbuffer._native import _core
+from shmbuffer.errors import AttachTimeout, SpaceError
+from shmbuffer.memory import layout
+from shmbuffer.memory.control import Control, first_superblock
+from shmbuffer.memory.layout import Flag
+from shmbuffer.memory.schema import Schema
+
+WHERE = "anonymous memory"
+
+
+class Anonymous:
+    """The ground of a buffer without a name.
+
+    Args:
+        fd: the memfd; owned by this object from now on.
+    """
+
+    directory = None
+    path = None
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+
+    @classmethod
+    def create(cls, settings: dict[str, Any], flags: Flag) -> tuple[Anonymous, Control]:
+        """A new memfd with a formatted control file."""
+        ground = cls(os.memfd_create("shmbuffer", os.MFD_CLOEXEC))
+        os.ftruncate(ground.fd, layout.CONTROL_BYTES)
+        found = os.fstat(ground.fd)
+        control = ground.open_control()
+        control.format(first_superblock(settings, flags, (found.st_dev, found.st_ino)))
+        return ground, control
+
+    def open_control(self) -> Control:
+        """Maps the control file."""
+        return Control(_core.Map(self.fd, layout.CONTROL_BYTES), WHERE)
+
+    @contextmanager
+    def lock(self, timeout: float) -> Iterator[None]:
+        """Excludes other joiners: a kernel lock on a descriptor of our own."""
+        own = os.open(f"/proc/self/fd/{self.fd}", os.O_RDWR | os.O_CLOEXEC)
+        try:
+            deadline = time.monotonic() + timeout
+            while True:
+                try:
+                    fcntl.flock(own, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if time.monotonic() >= deadline:
+                        raise AttachTimeout(
+                            f"{WHERE}: another process is creating this buffer for {timeout:g} s",
+                            timeout=timeout,
+                        ) from None
+                    time.sleep(0.002)
+            yield
+        finally:
+            os.close(own)
+
+    def build(self, schema: Schema, *, reserve: bool, adopt: bool) -> tuple[Any, list[Any]]:
+        """Extends the memfd by schema, slots and leaves, and maps them."""
+        data = schema.to_json()
+        size, places = _places(schema, len(data))
+        try:
+            os.ftruncate(self.fd, size)
+            if reserve:
+                os.posix_fallocate(self.fd, 0, size)
+        except OSError as error:
+            raise SpaceError(
+                f"{WHERE}: {size} bytes are needed and not there ({error.strerror}); "
+                "use a smaller max_size, or a LazyMemmapStorage on a disk",
+                needed_bytes=size,
+            ) from error
+        os.pwrite(self.fd, len(data).to_bytes(8, "little") + data, layout.CONTROL_BYTES)
+        return self._map(schema, places)
+
+    def load(self, superblock: Any) -> tuple[Schema, Any, list[Any]]:
+        """Reads the schema that another process built, and maps the rest."""
+        size = int.from_bytes(os.pread(self.fd, 8, layout.CONTROL_BYTES), "little")
+        schema = Schema.from_json(os.pread(self.fd, size, layout.CONTROL_BYTES + 8), WHERE)
+        slots, leaves = self._map(schema, _places(schema, size)[1])
+        return schema, slots, leaves
+
+    def discard_unfinished(self) -> None:
+        """Nothing: a definition that was not finished is built anew over itself."""
+
+    def _map(self, schema: Schema, places: list[int]) -> tuple[Any, list[Any]]:
+        slots_bytes = _core.sections(schema.capacity, schema.width)["bytes"]
+        slots = _core.Map(self.fd, slots_bytes, offset=places[0])
+        leaves = [
+            _core.Map(self.fd, nbytes, offset=at)
+            for nbytes, at in zip(schema.leaf_bytes, places[1:], strict=True)
+        ]
+        return slots, leaves
+
+    def close(self) -> None:
+        """Closes the descriptor; the maps stay until nothing refers to them."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+    def __del__(self) -> None:
+        self.close()
+
+
+def _places(schema: Schema, schema_bytes: int) -> tuple[int, list[int]]:
+    """Size of the memfd, and where slots and leaves start."""
+    at = layout.CONTROL_BYTES + _pages(8 + schema_bytes)
+    places = []
+    for nbytes in (_core.sections(schema.capacity, schema.width)["bytes"], *schema.leaf_bytes):
+        places.append(at)
+        at += _pages(nbytes)
+    return at, places
+
+
+def _pages(nbytes: int) -> int:
+    return -(-nbytes // layout.PAGE) * layout.PAGE

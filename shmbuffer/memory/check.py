@@ -1,0 +1,182 @@
+"""Is it whole? Everything that can be verified is, and nothing is changed.
+
+A living buffer is looked at under its mutex, for some milliseconds a million elements; checksums
+are compared without it. Of a dead one the files are mapped read-only. What recovery will mend is a
+note, not a problem.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from os import PathLike
+from typing import Any
+
+import numpy as np
+
+from shmbuffer._native import _core
+from shmbuffer.errors import BufferNotFoundError, ShmBufferError
+from shmbuffer.memory import layout, priorities, slots
+from shmbuffer.memory.control import Control
+from shmbuffer.memory.files import Files
+from shmbuffer.memory.layout import Flag, Phase, SlotState
+from shmbuffer.memory.recovery import reason_to_recover
+from shmbuffer.memory.region import Directory
+from shmbuffer.memory.registry import Registry
+from shmbuffer.memory.ring import LOCK_TIMEOUT_NS
+from shmbuffer.memory.schema import Schema
+
+
+@dataclass
+class CheckReport:
+    """What a check found.
+
+    Attributes:
+        path: the directory, or "anonymous memory".
+        alive: whether somebody uses it.
+        items: elements that are committed.
+        verified: elements whose checksum was compared.
+        problems: damage, one sentence each.
+        notes: what the next recovery will mend, and what could not be checked.
+    """
+
+    path: str
+    alive: bool = False
+    items: int = 0
+    verified: int = 0
+    problems: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is damaged."""
+        return not self.problems
+
+    def to_json(self) -> dict[str, Any]:
+        """As a dict of plain values."""
+        return {"ok": self.ok, **asdict(self)}
+
+    def __str__(self) -> str:
+        lines = [
+            f"{self.path}: {'whole' if self.ok else 'DAMAGED'}, {self.items:,} items, "
+            f"{self.verified:,} verified, {'in use' if self.alive else 'nobody uses it'}"
+        ]
+        lines += [f"  problem: {problem}" for problem in self.problems]
+        lines += [f"  note: {note}" for note in self.notes]
+        return "\n".join(lines)
+
+
+def check(path: str | PathLike[str]) -> CheckReport:
+    """Checks a directory, living or dead, without joining it.
+
+    Raises:
+        BufferNotFoundError: there is no buffer.
+        FormatError: the control file is not ours, or of another version.
+    """
+    with Directory.open(path) as directory:
+        files = Files(directory)
+        if not files.has_control():
+            raise BufferNotFoundError(
+                f"{directory.path}: there is no buffer here; check the path",
+                path=str(directory.path),
+            )
+        report = CheckReport(str(directory.path))
+        try:
+            control = files.open_control()
+            superblock = control.superblock()
+            reason = reason_to_recover(files, superblock, Registry(control, directory))
+            report.alive = reason is None
+            if reason is not None and (control.entries["state"] != 0).any():
+                report.notes.append(f"{reason}: the next process to open it recovers it")
+            if control.repaired:
+                report.problems.append(
+                    "one of the two superblock copies is damaged; the other is used"
+                )
+            if superblock.schema_sha256 == bytes(32):
+                report.notes.append("nothing has been written yet: there is no schema")
+                return report
+            schema, slots_map, leaf_maps = files.load(superblock)
+        except ShmBufferError as error:
+            report.problems.append(str(error))
+            return report
+        native = _core.Ring(  # the last entry, which it never claims for: it locks and verifies
+            control.map,
+            slots_map,
+            tuple(zip(leaf_maps, (leaf.nbytes for leaf in schema.leaves), strict=True)),
+            schema.capacity,
+            schema.width,
+            layout.ENTRIES - 1,
+            bool(superblock.flags & Flag.CHECKSUM),
+            superblock.salt,
+        )
+        check_mapped(report, control, schema, native, slots_map)
+        return report
+
+
+def check_mapped(
+    report: CheckReport,
+    control: Control,
+    schema: Schema,
+    native: _core.Ring,
+    slots_map: Any,
+) -> None:
+    """Adds to a report what the mapped bytes show."""
+    words = np.frombuffer(slots_map, np.uint64, schema.capacity)
+    report.items = int(np.count_nonzero(slots.committed(words))) * schema.width
+    if report.alive:
+        _compare_living(report, native)
+    else:
+        _compare_dead(report, control, schema, slots_map)
+    if not control.superblock().flags & Flag.CHECKSUM:
+        report.notes.append("made with checksum=False: the items' bytes cannot be verified")
+        return
+    report.verified = report.items
+    report.problems += [
+        f"slot {slot}: the bytes do not fit their checksum"
+        for slot in native.verify(0, schema.capacity)
+    ]
+
+
+def _compare_living(report: CheckReport, native: _core.Ring) -> None:
+    found = native.check(LOCK_TIMEOUT_NS)
+    if isinstance(found, int):
+        report.problems.append(
+            "the mutex could not be had, so words and priorities were not checked"
+        )
+        return
+    _say(report.problems, *found)
+
+
+def _compare_dead(report: CheckReport, control: Control, schema: Schema, slots_map: Any) -> None:
+    runtime = control.runtime[0]
+    data = np.frombuffer(slots_map, np.uint8)
+    where = _core.sections(schema.capacity, schema.width)
+    words = data[: 8 * schema.capacity].view(np.uint64)
+    used = words != 0
+    wrong = used & (slots.tickets(words) % schema.capacity != np.arange(schema.capacity))
+    future = used & (slots.tickets(words) >= int(runtime["head"]))
+    writing = int(np.count_nonzero(slots.states(words) == SlotState.WRITING))
+    committed = int(np.count_nonzero(slots.committed(words)))
+    nodes = (
+        priorities.differences(data, where, schema.elements) if int(runtime["prioritized"]) else 0
+    )
+    died_in_it = bool((control.entries["phase"] != Phase.IDLE).any()) or bool(
+        _core.mutex_owner(control.map) or int.from_bytes(runtime["mutex"].tobytes()[:4], "little")
+    )
+    unfinished = report.notes if died_in_it else report.problems
+    _say(unfinished, nodes, 0, abs(int(runtime["length"]) - committed), 0, 0)
+    _say(report.problems, 0, 0, 0, int(np.count_nonzero(wrong | future)), 0)
+    if writing:
+        report.notes.append(f"{writing} slots were being written; recovery gives them back")
+
+
+def _say(to: list[str], nodes: int, leaves: int, length: int, words: int, orphans: int) -> None:
+    if nodes:
+        to.append(f"priority tree: {nodes} nodes are not the sum of their children")
+    if leaves:
+        to.append(f"priority tree: {leaves} leaves are not the mass of their priority")
+    if length:
+        to.append(f"the number of items is off by {length}")
+    if words:
+        to.append(f"{words} slot words have a ticket that cannot be theirs")
+    if orphans:
+        to.append(f"{orphans} slots are being written and nobody claims them")

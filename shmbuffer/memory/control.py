@@ -1,0 +1,250 @@
+"""The control file: what the buffer is, who uses it, and the words that they share.
+
+The superblock changes at creation, definition, recovery, barrier and change of settings, always
+under
+init.lock, and never in the hot path. There are two copies, in pages of their own: the older one is
+overwritten, so that a valid one is there whatever happens; the valid copy with the higher sequence
+counts.
+
+If a process dies while writing a copy, its checksum is wrong and the other copy is read.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from shmbuffer._native import _core
+from shmbuffer.errors import CorruptBufferError, FormatError, IncompatibleVersionError
+from shmbuffer.memory import identity, layout
+from shmbuffer.memory.layout import BufferState, Flag
+
+_LAYOUT = _core.layout()
+NO_FLAGS = Flag(0)
+
+
+@dataclass(frozen=True)
+class Superblock:
+    """One copy of the superblock, decoded. See docs/design.md for who writes which field."""
+
+    sequence: int = 0
+    uuid: bytes = b""
+    boot_id: bytes = b""
+    epoch: int = 0
+    state: BufferState = BufferState.NO_SCHEMA
+    flags: Flag = NO_FLAGS
+    capacity: int = 0
+    lanes: int = 0
+    leaves: int = 0
+    schema_sha256: bytes = bytes(32)
+    slots_bytes: int = 0
+    device: int = 0
+    inode: int = 0
+    durable_ticket: int = 0
+    durable_epoch: int = 0
+    owner_pid: int = 0
+    owner_start_time: int = 0
+    owner_pid_namespace: int = 0
+    owner_boot_id: bytes = bytes(16)
+    salt: int = 0
+    created_ns: int = 0
+    settings: dict[str, Any] = field(default_factory=dict)
+
+    def pack(self) -> bytes:
+        """The 4096 bytes of it.
+
+        Raises:
+            ValueError: the settings do not fit.
+        """
+        settings = json.dumps(self.settings, sort_keys=True).encode()
+        room = layout.SUPERBLOCK["settings"].itemsize
+        if len(settings) > room:
+            raise ValueError(
+                f"the buffer's settings take {len(settings)} bytes as JSON, {room} are there; "
+                "shorten priority_key or what else was passed to be recorded"
+            )
+        page = np.zeros((), layout.SUPERBLOCK)
+        for name in _NUMBERS:
+            page[name] = int(getattr(self, name))
+        for name in _BYTES:
+            page[name] = np.void(getattr(self, name))
+        page["magic"] = np.void(layout.MAGIC)
+        page["format_major"] = layout.FORMAT_MAJOR
+        page["format_minor"] = layout.FORMAT_MINOR
+        page["endian"] = layout.ENDIAN_TAG
+        page["entries"] = layout.ENTRIES
+        page["architecture"] = layout.ARCHITECTURE
+        page["mutex_bytes"] = _LAYOUT["mutex_bytes"]
+        page["mutex_align"] = _LAYOUT["mutex_align"]
+        page["page"] = layout.PAGE
+        page["settings_bytes"] = len(settings)
+        page["settings"] = np.void(settings.ljust(room, b"\0"))
+        data = page.tobytes()[:-4]
+        return data + int(_core.crc32c(data)).to_bytes(4, "little")
+
+    @classmethod
+    def unpack(cls, data: bytes) -> Superblock | None:
+        """Decodes a copy; None if it is not whole."""
+        if len(data) != layout.SUPERBLOCK_BYTES or data[:8] != layout.MAGIC:
+            return None
+        if _core.crc32c(data[:-4]) != int.from_bytes(data[-4:], "little"):
+            return None
+        page = np.frombuffer(data, layout.SUPERBLOCK)[0]
+        numbers: dict[str, Any] = {name: int(page[name]) for name in _NUMBERS}
+        numbers["state"] = BufferState(numbers["state"])
+        numbers["flags"] = Flag(numbers["flags"])
+        size = min(int(page["settings_bytes"]), layout.SUPERBLOCK["settings"].itemsize)
+        return cls(
+            **numbers,
+            **{name: page[name].tobytes() for name in _BYTES},
+            settings=json.loads(page["settings"].tobytes()[:size]),
+        )
+
+
+_BYTES = ("uuid", "boot_id", "schema_sha256", "owner_boot_id")
+_NUMBERS = (
+    "sequence",
+    "epoch",
+    "state",
+    "flags",
+    "capacity",
+    "lanes",
+    "leaves",
+    "slots_bytes",
+    "device",
+    "inode",
+    "durable_ticket",
+    "durable_epoch",
+    "owner_pid",
+    "owner_start_time",
+    "owner_pid_namespace",
+    "salt",
+    "created_ns",
+)
+
+
+class Control:
+    """A mapped control file.
+
+    Attributes:
+        map: the mapping; its address is what the C core works on.
+        runtime: numpy view of the runtime page, one structured value.
+        entries: numpy view of the registry, 256 structured values.
+        repaired: whether one of the superblock copies was found damaged.
+    """
+
+    def __init__(self, mapping: Any, where: str) -> None:
+        self.map = mapping
+        self.where = where
+        self._bytes = np.frombuffer(mapping, np.uint8)
+        self.runtime: np.ndarray[Any, Any] = self._bytes[
+            layout.RUNTIME_OFFSET : layout.REGISTRY_OFFSET
+        ].view(layout.RUNTIME)[0:1]
+        self.entries: np.ndarray[Any, Any] = self._bytes[layout.REGISTRY_OFFSET :].view(
+            layout.ENTRY
+        )
+        self.repaired = False
+
+    def format(self, first: Superblock) -> None:
+        """Makes a fresh control file: mutex, runtime page, both superblock copies."""
+        self.runtime["max_priority"] = -1.0
+        self.runtime["alpha"] = 1.0
+        _core.format_mutex(self.map)
+        for copy in (0, 1):
+            self._store(copy, replace(first, sequence=copy + 1))
+
+    def superblock(self) -> Superblock:
+        """The valid copy with the higher sequence.
+
+        Raises:
+            IncompatibleVersionError: ours, but of another format version or kind of machine.
+            FormatError: not one of our files.
+            CorruptBufferError: both copies are damaged.
+        """
+        pages = [self._page(0), self._page(1)]
+        copies = [copy for copy in map(Superblock.unpack, pages) if copy is not None]
+        self.repaired = len(copies) < 2
+        if not copies:
+            if not any(page.startswith(layout.MAGIC) for page in pages):
+                raise FormatError(
+                    f"{self.where}: not a control file of shmbuffer; nothing was changed",
+                    path=self.where,
+                )
+            raise CorruptBufferError(
+                f"{self.where}: both copies of the superblock are damaged; "
+                "the items may still be read with TensorDict.load_memmap",
+                path=self.where,
+            )
+        self._require_compatible(next(p for p in pages if Superblock.unpack(p) is not None))
+        return max(copies, key=lambda copy: copy.sequence)
+
+    def write(self, superblock: Superblock) -> Superblock:
+        """Stores the next superblock over the older copy, and returns it with its sequence."""
+        newest = self.superblock()
+        following = replace(superblock, sequence=newest.sequence + 1)
+        first = Superblock.unpack(self._page(0))
+        self._store(1 if first is not None and first.sequence == newest.sequence else 0, following)
+        return following
+
+    def _page(self, copy: int) -> bytes:
+        at = copy * layout.SUPERBLOCK_BYTES
+        return self._bytes[at : at + layout.SUPERBLOCK_BYTES].tobytes()
+
+    def _store(self, copy: int, superblock: Superblock) -> None:
+        at = copy * layout.SUPERBLOCK_BYTES
+        data = np.frombuffer(superblock.pack(), np.uint8)
+        half = layout.SUPERBLOCK_BYTES // 2
+        self._bytes[at : at + half] = data[:half]
+        _core.reached("superblock.half")
+        self._bytes[at + half : at + layout.SUPERBLOCK_BYTES] = data[half:]
+        _core.reached("superblock.stored")
+
+    def _require_compatible(self, page: bytes) -> None:
+        found = np.frombuffer(page, layout.SUPERBLOCK)[0]
+        wanted = {
+            "format_major": (layout.FORMAT_MAJOR, "format version"),
+            "endian": (layout.ENDIAN_TAG, "byte order"),
+            "entries": (layout.ENTRIES, "number of registry entries"),
+            "architecture": (layout.ARCHITECTURE, "processor architecture"),
+            "mutex_bytes": (_LAYOUT["mutex_bytes"], "size of a mutex"),
+            "page": (layout.PAGE, "page size"),
+        }
+        for name, (here, what) in wanted.items():
+            if int(found[name]) != here:
+                raise IncompatibleVersionError(
+                    f"{self.where}: its {what} is {int(found[name]):#x}, this build has {here:#x}; "
+                    "open it with the version and on the kind of machine that wrote it",
+                    path=self.where,
+                    field=name,
+                    found=int(found[name]),
+                    expected=here,
+                )
+
+
+def first_superblock(settings: dict[str, Any], flags: Flag, file: tuple[int, int]) -> Superblock:
+    """The superblock of a new buffer, owned by this process.
+
+    Args:
+        settings: what is recorded of the buffer, JSON-able.
+        flags: see `layout.Flag`.
+        file: device and inode of the control file; a copy of a directory is known by them.
+    """
+    me = identity.current()
+    return Superblock(
+        uuid=uuid.uuid4().bytes,
+        boot_id=me.boot_id,
+        flags=flags,
+        device=file[0],
+        inode=file[1],
+        owner_pid=me.pid,
+        owner_start_time=me.start_time,
+        owner_pid_namespace=me.pid_namespace,
+        owner_boot_id=me.boot_id,
+        created_ns=time.time_ns(),
+        settings=settings,
+    )

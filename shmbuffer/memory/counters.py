@@ -1,0 +1,47 @@
+"""The counters of a buffer, flat: from one moment under the mutex, or as they are without it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from shmbuffer.memory import layout
+
+#: Counters of the runtime page that are shown as they are.
+RUNTIME_COUNTERS = ("waiters", "repairs", "rolled_back", "rolled_forward", "reaped")
+
+
+def of_snapshot(snapshot: bytes) -> tuple[Any, Any]:
+    """Runtime page and registry of a native snapshot."""
+    data = np.frombuffer(snapshot, np.uint8)
+    runtime = data[: layout.PAGE].view(layout.RUNTIME)[0]
+    return runtime, data[layout.PAGE :].view(layout.ENTRY)
+
+
+def totals(runtime: Any, entries: Any, *, width: int, elements: int) -> dict[str, int | float]:
+    """What the buffer counts, over all clients that it ever had.
+
+    Args:
+        runtime: a runtime page.
+        entries: the registry.
+        width: elements of a slot.
+        elements: of the whole buffer.
+
+    Returns:
+        ``length``, ``elements``, ``write_count`` (elements), ``head`` (ticket), ``prioritized``,
+        ``alpha``, ``eps``, ``max_priority``, the sums of `layout.COUNTERS` and what
+        `RUNTIME_COUNTERS` names.
+    """
+    return {
+        "length": int(runtime["length"]) * width,
+        "elements": elements,
+        "write_count": int(runtime["write_count"]),
+        "head": int(runtime["head"]),
+        "prioritized": int(runtime["prioritized"]),
+        "alpha": float(runtime["alpha"]),
+        "eps": float(runtime["eps"]),
+        "max_priority": max(0.0, float(runtime["max_priority"])),
+        **{name: int(entries[name].sum()) for name in layout.COUNTERS},
+        **{name: int(runtime[name]) for name in RUNTIME_COUNTERS},
+    }

@@ -1,0 +1,616 @@
+"""One process's handle on one buffer: creating it, joining it, leaving it.
+
+    Engine.anonymous(settings)       memory without a name, for one process and its children
+    Engine.open(path, settings)      a directory: created, attached to or recovered, as is right
+
+    nothing ──create──▶ NO_SCHEMA ──define (the first write)──▶ READY ──remove──▶ CLOSING
+                                        READY ──all died──▶ RECOVERING ──▶ READY
+
+Creation has two steps. The control file comes first, so that clients may join before anything is
+known of the items; the first write brings the schema, and whoever comes first builds the files
+under init.lock while the others wait, with a deadline, and load them.
+
+If a process dies while creating or defining: the next one that takes init.lock removes what is
+unfinished and starts again. After ``fork`` the child joins with an entry of its own on first use.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import time
+import weakref
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal
+
+from shmbuffer._native import _core
+from shmbuffer.errors import (
+    BufferClosedError,
+    BufferExistsError,
+    BufferInUseError,
+    BufferNotFoundError,
+    BufferUnlinkedError,
+    DurabilityError,
+    ForkedHandleError,
+    UnsupportedPlatformError,
+)
+from shmbuffer.memory import cleanup, counters, layout, removal
+from shmbuffer.memory.anonymous import WHERE, Anonymous
+from shmbuffer.memory.check import CheckReport, check_mapped
+from shmbuffer.memory.control import Control, Superblock
+from shmbuffer.memory.files import Files, require_same_schema
+from shmbuffer.memory.layout import BufferState, Flag, Role
+from shmbuffer.memory.locks import LivenessFile
+from shmbuffer.memory.recovery import RecoveryReport, reason_to_recover, recover_directory
+from shmbuffer.memory.region import Directory
+from shmbuffer.memory.registry import Client, Membership, Registry
+from shmbuffer.memory.ring import LOCK_TIMEOUT_NS, ClosedRing, Ring
+from shmbuffer.memory.schema import Schema
+from shmbuffer.memory.settings import Settings
+
+Existing = Literal["attach", "error", "recover", "overwrite", "adopt"]
+
+
+@dataclass
+class _Seat:
+    """What there is to give back when a handle ends: kept apart, so that it outlives the handle."""
+
+    membership: Membership
+    control: Control
+    native: _core.Ring | None
+    pid: int
+
+    def leave(self) -> None:
+        """Frees the entry. In the child of a fork nothing: the entry is its parent's."""
+        if os.getpid() != self.pid:
+            return
+        if self.native is not None:
+            self.native.leave(LOCK_TIMEOUT_NS)
+        else:
+            self.control.entries["state"][self.membership.entry] = layout.EntryState.FREE
+            _core.reached("leave.freed")
+        if self.membership.liveness is not None:
+            LivenessFile.release(self.membership.liveness)
+
+
+class Engine:
+    """A handle on a buffer. Use `anonymous` or `open`.
+
+    Attributes:
+        where: for messages: the directory, or "anonymous memory".
+        path: the directory; None in anonymous memory.
+        control: the mapped control file.
+        registry: the clients.
+        report: what recovery did, if this handle recovered the directory.
+        closed: whether `close` was called.
+    """
+
+    def __init__(
+        self, ground: Files | Anonymous, control: Control, role: Role, *, adopting: bool = False
+    ) -> None:
+        self._ground = ground
+        self._role = role
+        self._adopting = adopting
+        self._schema: Schema | None = None
+        self._parts: tuple[_core.Map, list[_core.Map]] | None = None
+        self._ring: Ring | None = None
+        self._ownership: cleanup.Ownership | None = None
+        self.control = control
+        self.registry = Registry(control, ground.directory)
+        self.path: Path | None = ground.path
+        self.where = str(ground.path) if ground.path else WHERE
+        self.report: RecoveryReport | None = None
+        self.closed = False
+        self._take_seat()
+
+    # Creating and joining.
+
+    @classmethod
+    def anonymous(cls, settings: Settings, *, role: str = "client") -> Engine:
+        """A buffer in memory without a name."""
+        require_platform()
+        ground, control = Anonymous.create(asdict(settings), settings.flags & ~Flag.RESERVE)
+        return cls(ground, control, Role[role.upper()])
+
+    @classmethod
+    def open(
+        cls,
+        path: str | os.PathLike[str],
+        settings: Settings | None,
+        *,
+        existing: Existing = "attach",
+        role: str = "client",
+        timeout: float = 60.0,
+        temporary: bool = False,
+        auto_cleanup: bool = False,
+    ) -> Engine:
+        """Opens a directory: creates the buffer, attaches to it, or recovers it.
+
+        Args:
+            path: the scratch directory.
+            settings: of a buffer that is created; None: only attach.
+            existing: what to do with a buffer that is there. ``"attach"``, ``"recover"``: join it,
+                after recovering it if nobody alive uses it. ``"error"``: refuse. ``"overwrite"``:
+                remove it first, if nobody alive uses it. ``"adopt"``: as attach; leaf files of a
+                bare tensordict directory are taken over, with no items.
+            role: ``client``, ``collector``, ``learner`` or ``coordinator``; for display.
+            timeout: seconds to wait for another process that creates or recovers it.
+            temporary: the directory is ours: removed at the end of this process.
+            auto_cleanup: a directory that the user named is cleaned up at the end of this process.
+
+        Raises:
+            BufferNotFoundError: ``settings`` is None and there is no buffer.
+            BufferExistsError: with ``existing="error"``.
+            BufferInUseError: with ``existing="overwrite"``.
+            AttachTimeout: somebody holds init.lock.
+            CorruptBufferError, FormatError, UnsafePathError, UnsafeFilesystemError, ReadOnlyError,
+            SpaceError, RegistryFullError: as they say; nothing was changed.
+        """
+        require_platform()
+        if temporary:
+            removal.sweep()
+        directory = Directory.open(path, create=settings is not None)
+        files = Files(directory)
+        try:
+            if settings is None and not files.has_control():
+                raise BufferNotFoundError(
+                    f"{directory.path}: there is no buffer here; check the path, or create one "
+                    "with Coordinator or LazyMemmapStorage(scratch_dir=..., shared_init=True)",
+                    path=str(directory.path),
+                )
+            with files.lock(timeout):
+                _core.reached("open.locked")
+                report = _clear_the_way(files, existing, creating=settings is not None)
+                control = _create_or_open(files, settings, temporary=temporary)
+                engine = cls(files, control, Role[role.upper()], adopting=existing == "adopt")
+        except BaseException:
+            files.close()
+            raise
+        engine.report = report
+        if temporary or auto_cleanup:
+            engine._own()
+        return engine
+
+    def _take_seat(self) -> None:
+        """Joins the registry; under init.lock, or before anybody else has the memory."""
+        self._map()
+        for entry, incarnation in self.registry.live():
+            if self.registry.is_dead(entry):
+                self._retire(entry, incarnation)
+        membership = self.registry.join(self._role)
+        self._seat = _Seat(membership, self.control, None, os.getpid())
+        self._finalizer = weakref.finalize(self, self._seat.leave)
+        self._finalizer.atexit = False  # `_leave_at_exit`: before the interpreter is taken apart
+        _open_engines.add(self)
+        if self._parts is not None:
+            self._connect()
+
+    def _retire(self, entry: int, incarnation: int) -> None:
+        if self._parts is None:
+            self.registry.free(entry)
+        else:
+            self._native(entry).reap(entry, incarnation, LOCK_TIMEOUT_NS)
+
+    def _map(self) -> None:
+        """Maps slots and leaves if they are there by now."""
+        if self._parts is None and self._state in (BufferState.READY, BufferState.CLOSING):
+            self._schema, slots, leaves = self._ground.load(self.superblock)
+            self._parts = (slots, leaves)
+
+    def _native(self, entry: int) -> _core.Ring:
+        if self._parts is None or self._schema is None:
+            raise RuntimeError(f"{self.where}: there is no schema yet")
+        return native_ring(self.control, self._schema, *self._parts, entry=entry)
+
+    def _connect(self) -> None:
+        """Makes the ring of our entry, once there are slots."""
+        self._seat.native = native = self._native(self._seat.membership.entry)
+        if self._ring is not None:
+            self._ring._native = native
+        elif self._parts is not None and self._schema is not None:
+            slots, leaves = self._parts
+            self._ring = Ring(self, native, self._schema, (slots, *leaves))
+
+    @property
+    def _state(self) -> BufferState:
+        return BufferState(int(self.control.runtime["state"][0]))
+
+    @property
+    def ring(self) -> Ring | None:
+        """The ring, once the schema is there; None before."""
+        if self._ring is None and not self.closed and self._state != BufferState.NO_SCHEMA:
+            if os.getpid() != self._seat.pid:
+                self.attach_again()
+            else:
+                self._map()
+                self._connect()
+        return self._ring
+
+    @property
+    def schema(self) -> Schema | None:
+        """What an item is made of; None before the first write by anyone."""
+        ring = self.ring
+        return ring.schema if ring else None
+
+    @property
+    def superblock(self) -> Superblock:
+        """Identity and life cycle, decoded."""
+        return self.control.superblock()
+
+    @property
+    def settings(self) -> Settings:
+        """As recorded."""
+        return Settings(**self.superblock.settings)
+
+    @property
+    def epoch(self) -> int:
+        """Number of recoveries of the directory."""
+        return self.superblock.epoch
+
+    @property
+    def shared(self) -> bool:
+        """Whether it is a directory, which any process may attach to."""
+        return self.path is not None
+
+    def define(self, schema: Schema, *, timeout: float = 60.0) -> Ring:
+        """Builds what the first write needs, or loads what another process built meanwhile.
+
+        Raises:
+            SchemaMismatchError: another process defined another schema.
+            SpaceError: bytes needed and free; the buffer has no schema still.
+            AttachTimeout: another process is building for longer than ``timeout``.
+        """
+        self._require_open()
+        ring = self.ring
+        if ring is None:
+            with self._ground.lock(timeout):
+                _core.reached("define.locked")
+                if os.getpid() != self._seat.pid:
+                    self._join_in_child()
+                self._require_there()
+                if self._state == BufferState.NO_SCHEMA:
+                    self._build(schema)
+            ring = self.ring
+        if ring is None:
+            raise BufferClosedError(f"{self.where}: the buffer is being removed")
+        require_same_schema(ring.schema, schema, self.where)
+        return ring
+
+    def _build(self, schema: Schema) -> None:
+        settings, superblock = self.settings, self.superblock
+        slots, leaves = self._ground.build(
+            schema, reserve=bool(superblock.flags & Flag.RESERVE), adopt=self._adopting
+        )
+        runtime = self.control.runtime
+        if settings.alpha is not None:
+            runtime["alpha"], runtime["eps"] = settings.alpha, settings.eps
+            runtime["prioritized"] = 1
+        self.control.write(
+            replace(
+                superblock,
+                state=BufferState.READY,
+                capacity=schema.capacity,
+                lanes=schema.width,
+                leaves=len(schema.leaves),
+                schema_sha256=schema.digest,
+                slots_bytes=slots.nbytes,
+                salt=_core.crc32c(schema.digest),
+            )
+        )
+        _core.reached("define.superblock")
+        self._schema, self._parts = schema, (slots, leaves)
+        runtime["state"] = BufferState.READY
+        _core.reached("define.ready")
+
+    def update_settings(self, *, timeout: float = 60.0, **changes: Any) -> Settings:
+        """Changes what is recorded; ``extra`` is merged.
+
+        Raises:
+            ValueError: it does not fit the superblock.
+        """
+        self._require_open()
+        with self._ground.lock(timeout):
+            superblock = self.superblock
+            settings = {**superblock.settings, **changes}
+            settings["extra"] = {**superblock.settings["extra"], **changes.get("extra", {})}
+            self.control.write(replace(superblock, settings=asdict(Settings(**settings))))
+        return self.settings
+
+    # After a death, after a fork.
+
+    def reap_if_dead(self, entry: int, incarnation: int) -> bool:
+        """Finishes the claim of a client and frees its entry, if it is proven dead."""
+        if (entry, incarnation) not in self.registry.live():
+            return True  # somebody else did
+        if entry == self._seat.membership.entry or not self.registry.is_dead(entry):
+            return False
+        ring = self.ring
+        if ring is None:
+            return False  # it has no claim, and the next to join takes its entry
+        ring._native.reap(entry, incarnation, LOCK_TIMEOUT_NS)
+        return True
+
+    def reap_dead(self) -> int:
+        """Does so for every client that is proven dead, and returns how many there were."""
+        dead = [client for client in self.registry.live() if self.registry.is_dead(client[0])]
+        return sum(self.reap_if_dead(*client) for client in dead)
+
+    def attach_again(self, *, timeout: float = 60.0) -> None:
+        """Joins anew, in the child of a fork: the entry that it inherited is its parent's.
+
+        Raises:
+            ForkedHandleError: the directory is gone.
+        """
+        self._require_open()
+        try:
+            self._require_there()
+        except BufferUnlinkedError as error:
+            raise ForkedHandleError(
+                f"{self.where}: this handle came through fork and its directory is gone; "
+                "create the buffer again"
+            ) from error
+        with self._ground.lock(timeout):
+            self._join_in_child()
+
+    def _join_in_child(self) -> None:
+        _core.begin_life()
+        self._finalizer.detach()
+        self._ownership = None
+        self._take_seat()
+
+    # Looking at it.
+
+    def stats(self) -> dict[str, int | float]:
+        """One consistent snapshot of the counters, flat. Holds the mutex while 69 KB are copied.
+
+        Returns:
+            `counters.totals`, and ``clients_alive``, ``clients_dead`` (not reaped yet), ``p_sum``,
+            ``epoch``, ``bytes`` (mapped) and ``time_ns`` (monotonic).
+        """
+        self._require_open()
+        ring = self.ring
+        if ring is None:
+            runtime, entries = self.control.runtime[0], self.control.entries
+        else:
+            runtime, entries = counters.of_snapshot(ring.snapshot())
+        live = set((entries["state"] == layout.EntryState.LIVE).nonzero()[0].tolist())
+        alive = live & {entry for entry, _ in self.registry.alive()}
+        slots, leaves = self._parts if self._parts else (None, [])
+        return {
+            **counters.totals(
+                runtime,
+                entries,
+                width=ring.width if ring else 1,
+                elements=ring.elements if ring else self.settings.capacity,
+            ),
+            "clients_alive": len(alive),
+            "clients_dead": len(live) - len(alive),
+            "p_sum": ring.p_sum if ring else 0.0,
+            "epoch": self.epoch,
+            "bytes": layout.CONTROL_BYTES + sum(m.nbytes for m in (slots, *leaves) if m),
+            "time_ns": time.monotonic_ns(),
+        }
+
+    def clients(self) -> list[Client]:
+        """Every client, the dead that nobody has reaped yet included."""
+        self._require_open()
+        return self.registry.clients()
+
+    def check(self) -> CheckReport:
+        """Verifies everything and changes nothing; see `check.check`."""
+        self._require_open()
+        report = CheckReport(self.where, alive=True)
+        ring = self.ring
+        if ring is None or self._parts is None:
+            report.notes.append("nothing has been written yet: there is no schema")
+        else:
+            check_mapped(report, self.control, ring.schema, ring._native, self._parts[0])
+        return report
+
+    def flush(self, *, timeout: float = 60.0) -> None:
+        """The durability barrier: what is committed now survives a power cut until overwritten.
+
+        Waits for the disk: some milliseconds, more for many dirty pages. Writers go on meanwhile.
+
+        Raises:
+            DurabilityError: a sync failed. It is not tried again: the kernel may have dropped the
+                pages, and a second success would prove nothing (fsync(2), EIO).
+            BufferUnlinkedError: the directory is gone.
+        """
+        self._require_open()
+        ring = self.ring
+        if not self.shared or ring is None or self._parts is None:
+            return
+        with self._ground.lock(timeout):
+            self._require_there()
+            _core.reached("flush.locked")
+            ticket = ring.head
+            slots, leaves = self._parts
+            try:
+                for leaf in leaves:
+                    leaf.sync()
+                    _core.reached("flush.leaf")
+                slots.sync()
+                _core.reached("flush.slots")
+                superblock = self.superblock
+                self.control.write(
+                    replace(superblock, durable_ticket=ticket, durable_epoch=superblock.epoch)
+                )
+                _core.reached("flush.superblock")
+                self.control.map.sync()
+                _core.reached("flush.synced")
+            except OSError as error:
+                raise DurabilityError(
+                    f"{self.where}: a sync failed ({error.strerror}); what is in memory is usable, "
+                    "but may never reach this disk: copy the buffer to another one"
+                ) from error
+
+    # Leaving, and removing.
+
+    def close(self) -> None:
+        """Leaves: calls in flight end first, then every use raises BufferClosedError. Idempotent.
+
+        Views keep what they look at mapped.
+        """
+        if self.closed:
+            return
+        self.closed = True
+        _open_engines.discard(self)
+        if self._ring is not None:
+            self._ring._native = ClosedRing(self.where)
+        self._finalizer()
+        self._ground.close()
+
+    def cleanup(self, *, timeout: float = removal.TIMEOUT_S) -> bool:
+        """Removes the files that we made, by list; then the directory, if it is ours and empty.
+
+        Whoever has it open keeps its maps: reads go on, writes raise BufferClosedError.
+
+        Returns:
+            Whether there was something to remove. Idempotent.
+        """
+        if self.path is None:
+            return False
+        if self._ownership is not None:
+            return self._ownership.remove()
+        return removal.remove(self.path, self.superblock.uuid, timeout=timeout)
+
+    def take_ownership(self, *, timeout: float = 60.0) -> bool:
+        """Takes over a temporary directory whose owner is dead.
+
+        Returns:
+            False if it is not temporary, or its owner lives.
+        """
+        self._require_open()
+        with self._ground.lock(timeout):
+            taken = self.shared and removal.take_ownership(self.control)
+        if taken:
+            self._own()
+        return taken
+
+    def _own(self) -> None:
+        """This process removes the directory at its end."""
+        if self.path is not None:
+            self._ownership = removal.own(self.path, self.superblock.uuid)
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        self._require_open()
+        if isinstance(self._ground, Files):
+            return _attach, (str(self.path), self._role.name.lower())
+        from multiprocessing import context, reduction
+
+        context.assert_spawning(self)
+        return _adopt_memory, (reduction.DupFd(self._ground.fd), self._role.name.lower())
+
+    def _require_open(self) -> None:
+        if self.closed:
+            raise BufferClosedError(f"{self.where}: this handle was closed; attach again")
+
+    def _require_there(self) -> None:
+        if isinstance(self._ground, Files) and not self._ground.still_there():
+            raise BufferUnlinkedError(
+                f"{self.where}: the directory was removed or replaced while this handle was open; "
+                "close it and create the buffer again"
+            )
+
+
+_open_engines: weakref.WeakSet[Engine] = weakref.WeakSet()
+
+
+@atexit.register
+def _leave_at_exit() -> None:
+    for engine in list(_open_engines):
+        engine._finalizer()
+
+
+def native_ring(
+    control: Control, schema: Schema, slots: _core.Map, leaves: list[_core.Map], *, entry: int
+) -> _core.Ring:
+    """The C core's ring on these maps, for the client of an entry."""
+    superblock = control.superblock()
+    return _core.Ring(
+        control.map,
+        slots,
+        tuple(zip(leaves, (leaf.nbytes for leaf in schema.leaves), strict=True)),
+        schema.capacity,
+        schema.width,
+        entry,
+        bool(superblock.flags & Flag.CHECKSUM),
+        superblock.salt,
+    )
+
+
+def _clear_the_way(files: Files, existing: Existing, *, creating: bool) -> RecoveryReport | None:
+    """What has to happen to a buffer that is there before anybody joins; under init.lock."""
+    if files.has_control() and files.open_control().superblock().state == BufferState.CLOSING:
+        removal.finish(files, keep_lock=creating)  # for somebody who died in it
+    if not files.has_control():
+        return None
+    if existing == "error":
+        raise BufferExistsError(
+            f"{files.path}: there is a buffer already; attach to it, recover it, or remove it",
+            path=str(files.path),
+        )
+    control = files.open_control()
+    registry = Registry(control, files.directory)
+    reason = reason_to_recover(files, control.superblock(), registry)
+    if existing == "overwrite":
+        if reason is None:
+            pids = registry.pids()
+            raise BufferInUseError(
+                f"{files.path}: living processes use this buffer (pids "
+                f"{', '.join(map(str, pids))}); end them first",
+                pids=pids,
+            )
+        files.remove(created_directory=False, keep_lock=True)
+        return None
+    return recover_directory(files, control, reason) if reason is not None else None
+
+
+def _create_or_open(files: Files, settings: Settings | None, *, temporary: bool) -> Control:
+    if files.has_control():
+        return files.open_control()
+    if settings is None:
+        raise BufferNotFoundError(
+            f"{files.path}: the buffer was removed while this process was attaching",
+            path=str(files.path),
+        )
+    flags = settings.flags
+    if temporary or files.directory.created:
+        flags |= Flag.CREATED_DIRECTORY
+    if temporary:
+        flags |= Flag.TEMPORARY
+    return files.create_control(asdict(settings), flags)
+
+
+def _attach(path: str, role: str) -> Engine:
+    return Engine.open(path, None, role=role)
+
+
+def _adopt_memory(duplicate: Any, role: str) -> Engine:
+    ground = Anonymous(duplicate.detach())
+    with ground.lock(60.0):
+        return Engine(ground, ground.open_control(), Role[role.upper()])
+
+
+def require_platform(machine: Callable[[], int] = lambda: layout.ARCHITECTURE) -> None:
+    """Raises UnsupportedPlatformError where the engine's locks are not known to work."""
+    if os.name != "posix" or not os.path.exists("/proc/self/stat") or machine() == 0:
+        raise UnsupportedPlatformError(
+            "shmbuffer needs Linux with glibc on x86-64 or aarch64; on this machine its locks "
+            "would not survive the death of their holder"
+        )

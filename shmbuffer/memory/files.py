@@ -1,0 +1,309 @@
+"""A scratch directory: which files a buffer is made of, in which order they come and go.
+
+    <scratch_dir>/               tensordict's memmap layout: meta.json, <leaf>.memmap, nested
+      directories .shmbuffer/
+        control                  there as soon as the directory is a buffer
+        made.json                what we made in the scratch directory, before we make it
+        schema.json, slots       there once the schema is
+        init.lock, coordinator.lock, procs/NNN.lock
+
+Always true
+  1. ``control`` appears under its name when it is complete; a directory with it is a buffer.
+  2. ``made.json`` names a file before the file exists, so that whatever a crash leaves is removed
+     by list.
+  3. ``slots`` appears under its name after leaves, meta.json and schema.json are complete; only
+     then does the superblock say READY.
+  4. Nothing is removed that made.json does not name, and no directory that holds anything else.
+If a process dies while building: the state is still NO_SCHEMA, and the next one to write, or to
+recover, removes what made.json names and starts again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from shmbuffer._native import _core
+from shmbuffer.errors import BufferExistsError, CorruptBufferError, SchemaMismatchError
+from shmbuffer.memory import layout
+from shmbuffer.memory.control import Control, Superblock, first_superblock
+from shmbuffer.memory.layout import Flag
+from shmbuffer.memory.locks import InitLock
+from shmbuffer.memory.region import Directory
+from shmbuffer.memory.schema import Schema
+
+MADE = f"{layout.PRIVATE}/made.json"
+_NEW_CONTROL = f"{layout.CONTROL}.new"
+_NEW_SLOTS = f"{layout.SLOTS}.new"
+
+# The page with the mutex is never unmapped while the process lives (see _native/mutex.c), so one
+# map a directory serves every handle that this process opens on it.
+_control_maps: dict[tuple[int, int], Any] = {}
+
+
+class Files:
+    """The ground of a buffer in a directory.
+
+    Args:
+        directory: the scratch directory; owned by this object from now on.
+    """
+
+    def __init__(self, directory: Directory) -> None:
+        self.directory = directory
+        self.path: Path = directory.path
+
+    def lock(self, timeout: float) -> InitLock:
+        """Excludes creation, attach, recovery and cleanup by others."""
+        return InitLock(self.directory, timeout)
+
+    def still_there(self) -> bool:
+        """Whether the path still leads to this directory, with a buffer in it."""
+        return self.directory.still_there() and self.has_control()
+
+    def has_control(self) -> bool:
+        """Whether the directory is a buffer."""
+        return self.directory.exists(layout.CONTROL)
+
+    def create_control(self, settings: dict[str, Any], flags: Flag) -> Control:
+        """Builds the control file under another name and publishes it."""
+        self.directory.unlink(_NEW_CONTROL)
+        fd = self.directory.create(_NEW_CONTROL, layout.CONTROL_BYTES)
+        try:
+            _core.reached("create.control_allocated")
+            found = os.fstat(fd)
+            control = Control(_core.Map(fd, layout.CONTROL_BYTES), str(self.path))
+            control.format(first_superblock(settings, flags, (found.st_dev, found.st_ino)))
+            _core.reached("create.formatted")
+            self.directory.sync_file(fd)
+        finally:
+            os.close(fd)
+        self.directory.rename(_NEW_CONTROL, layout.CONTROL)
+        _core.reached("create.renamed")
+        self.directory.sync(layout.PRIVATE)
+        return self.open_control()
+
+    def open_control(self) -> Control:
+        """Maps the control file.
+
+        Raises:
+            CorruptBufferError, UnsafePathError: it is not a whole plain file of ours.
+        """
+        fd = self.directory.open_file(layout.CONTROL, nbytes=layout.CONTROL_BYTES)
+        try:
+            found = os.fstat(fd)
+            key = (found.st_dev, found.st_ino)
+            if key not in _control_maps:
+                _control_maps[key] = _core.Map(fd, layout.CONTROL_BYTES, keep=True)
+        finally:
+            os.close(fd)
+        return Control(_control_maps[key], str(self.path))
+
+    def is_a_copy(self, superblock: Superblock) -> bool:
+        """Whether the directory was copied: its locks and clients are another one's."""
+        found = self.directory.stat(layout.CONTROL)
+        return (found.st_dev, found.st_ino) != (superblock.device, superblock.inode)
+
+    def build(self, schema: Schema, *, reserve: bool, adopt: bool) -> tuple[Any, list[Any]]:
+        """Makes every file of the schema; under init.lock, in state NO_SCHEMA.
+
+        Args:
+            schema: what to build.
+            reserve: take all space now.
+            adopt: leaf files that are there are taken over, if their sizes are right.
+
+        Raises:
+            SpaceError: with the bytes needed and free; what was made is removed again.
+            BufferExistsError: a file of that name is there and is not ours.
+        """
+        self.discard_unfinished()
+        slots_bytes = _core.sections(schema.capacity, schema.width)["bytes"]
+        leaves = {
+            leaf.file: nbytes
+            for leaf, nbytes in zip(schema.leaves, schema.leaf_bytes, strict=True)
+            if nbytes
+        }
+        meta = schema.meta_files()
+        adopted = self._present([*leaves, *meta], adopt=adopt)
+        made = [name for name in leaves if name not in adopted]
+        new_meta = [name for name in meta if name not in adopted]
+        self.directory.require_space(
+            slots_bytes + sum(leaves[name] for name in made),
+            f"{self.path}: {schema.capacity} slots of {len(schema.leaves)} leaves",
+            sparse_allowed=True,
+        ) if reserve else None
+        self.directory.write_atomic(MADE, json.dumps([*made, *new_meta]).encode())
+        _core.reached("define.listed")
+        try:
+            for name in made:
+                os.close(self.directory.create(name, leaves[name], reserve=reserve))
+                _core.reached("define.leaf")
+            for name in new_meta:
+                self.directory.write_atomic(name, meta[name])
+                _core.reached("define.meta")
+            os.close(self.directory.create(_NEW_SLOTS, slots_bytes))
+            _core.reached("define.slots_allocated")
+            self.directory.write_atomic(layout.SCHEMA, schema.to_json())
+            _core.reached("define.schema")
+            self.directory.rename(_NEW_SLOTS, layout.SLOTS)
+            _core.reached("define.renamed")
+            self.directory.sync()
+            self.directory.sync(layout.PRIVATE)
+        except BaseException:
+            self.discard_unfinished()
+            raise
+        return self._map(schema)
+
+    def load(self, superblock: Superblock) -> tuple[Schema, Any, list[Any]]:
+        """Maps what another process built.
+
+        Raises:
+            CorruptBufferError: a file is missing, or is not what the superblock says.
+        """
+        data = self._read_required(layout.SCHEMA, layout.SCHEMA_LIMIT)
+        schema = Schema.from_json(data, f"{self.path}/{layout.SCHEMA}")
+        found = (schema.capacity, schema.width, len(schema.leaves), schema.digest)
+        expected = (
+            superblock.capacity,
+            superblock.lanes,
+            superblock.leaves,
+            superblock.schema_sha256,
+        )
+        if found != expected:
+            raise CorruptBufferError(
+                f"{self.path}/{layout.SCHEMA}: not the schema that the superblock names; "
+                "restore it from a copy",
+                path=str(self.path / layout.SCHEMA),
+                expected=expected[3].hex(),
+                found=found[3].hex(),
+            )
+        slots, leaves = self._map(schema)
+        return schema, slots, leaves
+
+    def made(self) -> list[str]:
+        """Names in the scratch directory that we made."""
+        if not self.directory.exists(MADE):
+            return []
+        try:
+            names = json.loads(self.directory.read(MADE, limit=layout.SCHEMA_LIMIT))
+        except ValueError as error:
+            raise CorruptBufferError(
+                f"{self.path}/{MADE}: cannot be read ({error}); remove the directory by hand",
+                path=str(self.path / MADE),
+            ) from error
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise CorruptBufferError(
+                f"{self.path}/{MADE}: not a list of names; remove the directory by hand",
+                path=str(self.path / MADE),
+            )
+        return names
+
+    def discard_unfinished(self) -> None:
+        """Removes what a definition that was not finished left, by list."""
+        for name in (layout.SLOTS, _NEW_SLOTS, layout.SCHEMA):
+            self.directory.unlink(name)
+        self._remove_made()
+
+    def remove(self, *, created_directory: bool, keep_lock: bool = False) -> bool:
+        """Removes every file that we made, then the directories that are empty; under init.lock.
+
+        Args:
+            created_directory: the scratch directory is ours too.
+            keep_lock: a buffer is made here next, so init.lock has to go on keeping others out.
+
+        Returns:
+            Whether anything was there to remove.
+        """
+        found = self.has_control()
+        self._remove_made()
+        _core.reached("remove.leaves")
+        for name in (layout.SLOTS, _NEW_SLOTS, layout.SCHEMA, _NEW_CONTROL):
+            self.directory.unlink(name)
+        procs = f"{layout.PRIVATE}/procs"
+        if self.directory.exists(procs):
+            for name in self.directory.listdir(procs):
+                self.directory.unlink(f"{procs}/{name}")
+            self.directory.rmdir(procs)
+        for name in self.directory.leftovers(layout.PRIVATE):
+            self.directory.unlink(name)
+        self.directory.unlink(layout.COORDINATOR_LOCK)
+        self.directory.unlink(layout.CONTROL)
+        _core.reached("remove.control")
+        if keep_lock:
+            return found
+        self.directory.unlink(f"{layout.PRIVATE}/init.lock")
+        self.directory.rmdir(layout.PRIVATE)
+        _core.reached("remove.private")
+        if created_directory:
+            with suppress(OSError):
+                self.path.rmdir()
+        return found
+
+    def close(self) -> None:
+        """Closes the directory; the maps stay until nothing refers to them."""
+        self.directory.close()
+
+    def _remove_made(self) -> None:
+        folders = set()
+        for name in self.made():
+            self.directory.unlink(name)
+            parts = name.split("/")[:-1]
+            folders |= {"/".join(parts[:depth]) for depth in range(1, len(parts) + 1)}
+            _core.reached("remove.file")
+        for folder in sorted(folders, key=len, reverse=True):
+            if self.directory.exists(folder):
+                self.directory.rmdir(folder)
+        self.directory.unlink(MADE)
+
+    def _present(self, names: list[str], *, adopt: bool) -> set[str]:
+        present = {name for name in names if self.directory.exists(name)}
+        if present and not adopt:
+            name = min(present)
+            raise BufferExistsError(
+                f"{self.path}/{name}: is there already and was not made by this buffer; "
+                "pass existsok=True to take it over, or choose an empty directory",
+                path=str(self.path / name),
+            )
+        return present
+
+    def _map(self, schema: Schema) -> tuple[Any, list[Any]]:
+        slots_bytes = _core.sections(schema.capacity, schema.width)["bytes"]
+        slots = self._map_file(layout.SLOTS, slots_bytes)
+        leaves = [
+            self._map_file(leaf.file, nbytes) if nbytes else _core.Map(-1, 0)
+            for leaf, nbytes in zip(schema.leaves, schema.leaf_bytes, strict=True)
+        ]
+        return slots, leaves
+
+    def _map_file(self, name: str, nbytes: int) -> Any:
+        try:
+            fd = self.directory.open_file(name, nbytes=nbytes)
+        except FileNotFoundError as error:
+            raise CorruptBufferError(
+                f"{self.path}/{name}: missing; restore it from a copy of the directory",
+                path=str(self.path / name),
+                expected=nbytes,
+                found=None,
+            ) from error
+        try:
+            return _core.Map(fd, nbytes)
+        finally:
+            os.close(fd)
+
+    def _read_required(self, name: str, limit: int) -> bytes:
+        try:
+            return self.directory.read(name, limit=limit)
+        except FileNotFoundError as error:
+            raise CorruptBufferError(
+                f"{self.path}/{name}: missing; restore it from a copy of the directory",
+                path=str(self.path / name),
+            ) from error
+
+
+def require_same_schema(mine: Schema, other: Schema, where: object) -> None:
+    """Raises SchemaMismatchError naming the first leaf that differs."""
+    difference = mine.difference(other)
+    if difference is not None:
+        raise SchemaMismatchError(f"{where}: {difference}; convert it, or create a new buffer")

@@ -1,0 +1,149 @@
+"""The file system below a buffer: whether it can be relied on, and how much room it has.
+
+A buffer needs four things of it: maps of one file share their pages, a file lock ends with its
+holder, room that was reserved stays reserved, and whoever opens the file runs on this machine. The
+last is why cluster file systems are refused although their maps are coherent: the rule of death
+compares boot ids, and another node has another one while it lives. What is refused is listed; what
+the list does not know is accepted: new local file systems come more often than new networks.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+from pathlib import Path
+
+from shmbuffer.errors import SpaceError, UnsafeFilesystemError
+
+UNSAFE = {
+    0x6969: "NFS",
+    0x517B: "SMB",
+    0xFF534D42: "CIFS",
+    0xFE534D42: "SMB2",
+    0x564C: "NCP",
+    0x01021997: "9p",
+    0x65735546: "FUSE",
+    0x5346414F: "AFS",
+    0x6B414653: "AFS",
+    0x73757245: "Coda",
+    0x00C36400: "Ceph",
+    0x0BD00BD0: "Lustre",
+    0x47504653: "GPFS",
+    0x19830326: "BeeGFS",
+    0xAAD7AAEA: "PanFS",
+    0x20030528: "OrangeFS",
+    0x01161970: "GFS2",
+    0x7461636F: "OCFS2",
+    0x786F4256: "VirtualBox shared folders",
+    0xBACBACBC: "VMware shared folders",
+    0x7C7C6673: "Parallels shared folders",
+    0x958458F6: "hugetlbfs",  # local, but the size of a file is a number of huge pages there
+}
+"""Magic numbers of statfs(2), with the names to show."""
+
+UNLIMITED = sys.maxsize
+"""The room of a file system that has no limit, such as ramfs."""
+
+
+def filesystem_type(fd: int) -> int:
+    """The magic number of the file system that holds an open file.
+
+    Asked by ctypes: `os.statvfs` leaves the type out, and the device numbers of mountinfo are not
+    those that btrfs gives to its files.
+    """
+    import ctypes
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    answer = ctypes.create_string_buffer(512)  # struct statfs: 120 bytes, f_type is its first long
+    if libc.fstatfs(ctypes.c_int(fd), answer):
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    return ctypes.c_long.from_buffer(answer).value & 0xFFFFFFFF
+
+
+def require_safe(fd: int, where: Path) -> None:
+    """Raise UnsafeFilesystemError if a buffer cannot rely on the file system of an open file."""
+    kind = filesystem_type(fd)
+    if kind in UNSAFE:
+        raise UnsafeFilesystemError(
+            f"{where}: lies on {UNSAFE[kind]}, where shared maps, file locks or reserved space"
+            " cannot be relied on; choose a directory on a local disk or in /dev/shm, or pass"
+            " allow_unsafe_fs=True if you know better",
+            path=where,
+            filesystem=UNSAFE[kind],
+            magic=kind,
+        )
+
+
+def free_bytes(fd: int) -> int:
+    """How much an unprivileged process may still write to the file system of an open file."""
+    room = os.fstatvfs(fd)
+    if room.f_blocks == 0:  # ramfs, and tmpfs mounted with size=0
+        return UNLIMITED
+    return room.f_bavail * room.f_frsize
+
+
+def free_memory_bytes() -> int:
+    """How much memory the kernel says it can still give to processes, swap included."""
+    try:
+        lines = Path("/proc/meminfo").read_text("ascii").splitlines()
+    except OSError:
+        return UNLIMITED
+    kib = {line.split(":")[0]: int(line.split()[1]) for line in lines}
+    return (kib["MemAvailable"] + kib["SwapFree"]) * 1024
+
+
+def allocate(fd: int, nbytes: int, *, reserve: bool, free: int) -> None:
+    """Give a new, empty file its size, and with `reserve` its room.
+
+    The room is compared with `free` first: tmpfs takes page after page before it sees that the next
+    one is missing, and the machine may be out of memory before that.
+
+    Raises:
+        OSError: ENOSPC or EDQUOT for want of room, EFBIG for a limit on the size of one file.
+    """
+    if not reserve:
+        os.ftruncate(fd, nbytes)
+    elif nbytes > free:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    elif nbytes:  # posix_fallocate refuses 0
+        os.posix_fallocate(fd, 0, nbytes)
+    if (found := os.fstat(fd).st_size) != nbytes:
+        raise OSError(errno.EIO, f"the file has {found} bytes after {nbytes} were allocated")
+
+
+def space_error(
+    what: Path | str,
+    needed: int,
+    free: int,
+    *,
+    why: int = errno.ENOSPC,
+    sparse_allowed: bool = False,
+) -> SpaceError:
+    """The error for something that does not fit, with the two numbers that matter."""
+    match why:
+        case errno.EFBIG:
+            advice = "but no file may be so large: raise `ulimit -f`, or choose another disk"
+        case errno.EDQUOT:
+            advice = "but your quota is used up: remove something, or choose another disk"
+        case errno.ENOSPC if needed <= free:
+            advice = "but the disk says that it is full: look at `df -i`, or choose another one"
+        case _:
+            advice = "make room, make the buffer smaller, or choose another place"
+    if sparse_allowed:
+        advice += "; reserve=False makes sparse files, whose writers die of SIGBUS on a full disk"
+    return SpaceError(
+        f"{what}: needs {human_size(needed)}, {human_size(free)} are free; {advice}",
+        path=what,
+        needed_bytes=needed,
+        free_bytes=free,
+    )
+
+
+def human_size(nbytes: int) -> str:
+    """`4096 bytes`, or `1.5 GiB (1610612736 bytes)`."""
+    if nbytes < 2**20:
+        return f"{nbytes} bytes"
+    power = min((nbytes.bit_length() - 1) // 10, 4)
+    return f"{nbytes / 2 ** (10 * power):.1f} {'KMGT'[power - 1]}iB ({nbytes} bytes)"

@@ -1,0 +1,218 @@
+"""Every byte that processes share, as Python sees it.
+
+The control file (fixed size, there as soon as the directory is a buffer):
+
+    offset   bytes   what
+    0        4096    superblock, copy 0        identity, life cycle, settings; two copies, written
+    in turn 4096     4096    superblock, copy 1
+    8192     4096    runtime page              the mutex and everything that it guards
+    12288    65536   registry                  256 entries of 256 bytes, one for each handle
+
+The slots file (there once the schema is) holds slot words, checksums, sources, raw priorities and
+the tree; where each lies follows from capacity and lanes and is computed by the C core alone
+(``_core.sections``).
+
+The C core has the same offsets in ``_native/layout.h`` and ``docs/design.md`` the same tables;
+``tests/memory/test_layout.py`` compares the three.
+"""
+
+from __future__ import annotations
+
+import platform
+from enum import IntEnum, IntFlag
+
+import numpy as np
+
+MAGIC = b"SHMBUF\x00\x01"
+FORMAT_MAJOR = 1
+FORMAT_MINOR = 0
+ENDIAN_TAG = 0x01020304
+
+PAGE = 4096
+SUPERBLOCK_BYTES = PAGE
+RUNTIME_OFFSET = 2 * PAGE
+REGISTRY_OFFSET = 3 * PAGE
+ENTRIES = 256
+ENTRY_BYTES = 256
+CONTROL_BYTES = REGISTRY_OFFSET + ENTRIES * ENTRY_BYTES
+FANOUT = 16
+
+#: Numbers of the processors that the lock and the byte order are known to work on.
+ARCHITECTURES = {"x86_64": 0x8664, "aarch64": 0xAA64}
+ARCHITECTURE = ARCHITECTURES.get(platform.machine(), 0)
+
+
+class SlotState(IntEnum):
+    """Low two bits of a slot word."""
+
+    EMPTY = 0
+    WRITING = 1
+    COMMITTED = 2
+    ABORTED = 3
+
+
+class Phase(IntEnum):
+    """Phase of a claim; all but IDLE and PAYLOAD exist only while the mutex is held."""
+
+    IDLE = 0
+    MARKING = 1
+    PAYLOAD = 2
+    COMMITTING = 3
+    EMPTYING = 4
+
+
+class EntryState(IntEnum):
+    """State of a registry entry."""
+
+    FREE = 0
+    LIVE = 1
+
+
+class BufferState(IntEnum):
+    """Life of the buffer, in the runtime page and in the superblock."""
+
+    NO_SCHEMA = 0
+    READY = 1
+    RECOVERING = 2
+    CLOSING = 3
+
+
+class Role(IntEnum):
+    """What a client is there for; for display, nothing depends on it."""
+
+    CLIENT = 0
+    COLLECTOR = 1
+    LEARNER = 2
+    COORDINATOR = 3
+
+
+class Flag(IntFlag):
+    """Flags of the superblock."""
+
+    CHECKSUM = 1
+    RESERVE = 2
+    TEMPORARY = 4
+    AUTO_CLEANUP = 8
+    CREATED_DIRECTORY = 16
+
+
+def _fields(*fields: tuple[str, str, int], itemsize: int) -> np.dtype[np.void]:
+    names, formats, offsets = zip(*fields, strict=True)
+    return np.dtype(
+        {
+            "names": list(names),
+            "formats": list(formats),
+            "offsets": list(offsets),
+            "itemsize": itemsize,
+        }
+    )
+
+
+SUPERBLOCK = _fields(
+    ("magic", "V8", 0),
+    ("format_major", "<u2", 8),
+    ("format_minor", "<u2", 10),
+    ("endian", "<u4", 12),
+    ("sequence", "<u8", 16),
+    ("uuid", "V16", 24),
+    ("boot_id", "V16", 40),
+    ("epoch", "<u8", 56),
+    ("state", "<u4", 64),
+    ("flags", "<u4", 68),
+    ("capacity", "<u8", 72),
+    ("lanes", "<u8", 80),
+    ("leaves", "<u4", 88),
+    ("entries", "<u4", 92),
+    ("schema_sha256", "V32", 96),
+    ("slots_bytes", "<u8", 128),
+    ("device", "<u8", 136),
+    ("inode", "<u8", 144),
+    ("durable_ticket", "<u8", 152),
+    ("durable_epoch", "<u8", 160),
+    ("owner_pid", "<u8", 168),
+    ("owner_start_time", "<u8", 176),
+    ("owner_pid_namespace", "<u8", 184),
+    ("owner_boot_id", "V16", 192),
+    ("architecture", "<u4", 208),
+    ("mutex_bytes", "<u2", 212),
+    ("mutex_align", "<u2", 214),
+    ("page", "<u4", 216),
+    ("salt", "<u4", 220),
+    ("created_ns", "<u8", 224),
+    ("settings_bytes", "<u4", 232),
+    ("settings", "V3840", 240),
+    ("crc32c", "<u4", 4092),
+    itemsize=SUPERBLOCK_BYTES,
+)
+
+RUNTIME = _fields(
+    ("mutex", "V64", 0),
+    ("head", "<u8", 64),
+    ("write_count", "<u8", 72),
+    ("length", "<u8", 80),
+    ("state", "<u4", 88),
+    ("prioritized", "<u4", 92),
+    ("max_priority", "<f8", 96),
+    ("alpha", "<f8", 104),
+    ("eps", "<f8", 112),
+    ("alpha_version", "<u8", 120),
+    ("next_turn", "<u8", 128),
+    ("waiters", "<u4", 136),
+    ("progress", "<u4", 140),
+    ("next_incarnation", "<u8", 144),
+    ("repairs", "<u8", 152),
+    ("rolled_back", "<u8", 160),
+    ("rolled_forward", "<u8", 168),
+    ("reaped", "<u8", 176),
+    itemsize=PAGE,
+)
+
+ENTRY = _fields(
+    ("state", "<u4", 0),
+    ("role", "<u4", 4),
+    ("incarnation", "<u8", 8),
+    ("pid", "<u8", 16),
+    ("start_time", "<u8", 24),
+    ("pid_namespace", "<u8", 32),
+    ("boot_id", "V16", 40),
+    ("joined_ns", "<u8", 56),
+    ("phase", "<u4", 64),
+    ("kind", "<u4", 68),
+    ("first", "<u8", 72),
+    ("count", "<u8", 80),
+    ("goal", "<u8", 88),
+    ("turn", "<u8", 96),
+    ("inserts", "<u8", 120),
+    ("aborts", "<u8", 128),
+    ("samples", "<u8", 136),
+    ("sampled", "<u8", 144),
+    ("redraws", "<u8", 152),
+    ("age_sum", "<u8", 160),
+    ("updates_applied", "<u8", 168),
+    ("updates_stale", "<u8", 176),
+    ("waits", "<u8", 184),
+    ("last_seen_ns", "<u8", 192),
+    itemsize=ENTRY_BYTES,
+)
+
+#: Counters of an entry; the totals of the buffer are their sums over all entries, dead ones
+#: included.
+COUNTERS = (
+    "inserts",
+    "aborts",
+    "samples",
+    "sampled",
+    "redraws",
+    "age_sum",
+    "updates_applied",
+    "updates_stale",
+    "waits",
+)
+
+#: Names below the scratch directory that belong to us whatever the schema is.
+PRIVATE = ".shmbuffer"
+CONTROL = f"{PRIVATE}/control"
+SLOTS = f"{PRIVATE}/slots"
+SCHEMA = f"{PRIVATE}/schema.json"
+COORDINATOR_LOCK = f"{PRIVATE}/coordinator.lock"
+SCHEMA_LIMIT = 16 * 1024 * 1024

@@ -1,0 +1,268 @@
+"""File locks: what is rare is done by one process at a time, and a death shows.
+
+    .shmbuffer/init.lock        InitLock: creation, attach, recovery, cleanup
+    .shmbuffer/procs/NNN.lock   LivenessFile: the client of registry entry NNN is alive
+
+A lock is flock(2) on a descriptor of our own: it ends with the last copy of that descriptor, in
+whatever way its process ends. Age and content of the file mean nothing. What takes it is
+`filelock.lock_descriptor`, a FileLock without the path. FileLock itself opens the path anew, and
+follows links above its last part; and where flock is missing, it becomes a soft lock, which no
+death ends.
+
+Always true
+  1. A lock counts only if the name still leads to the inode that was locked: a lock on a file that
+     was removed keeps nobody out.
+  2. No forked child keeps a lock: with a copy of the descriptor it would make its parent immortal.
+     So it closes what `_held` lists, and no fork gets in between opening and listing (`_gate`).
+  3. Releasing unlocks before it closes, which also reaches a copy that a fork in C has made.
+If a process dies here: the kernel unlocks; the files stay, empty, for the next one.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+
+from shmbuffer.errors import AttachTimeout, UnsafeFilesystemError
+from shmbuffer.memory.identity import process_state
+from shmbuffer.memory.region import Directory
+
+INIT_LOCK = ".shmbuffer/init.lock"
+POLL_S = 0.005
+TESTER_PATIENCE_S = 1.0
+"""How long `LivenessFile.hold` lets others test the lock; a test takes microseconds."""
+
+_LOCKS = Path("/proc/locks")
+
+_gate = threading.RLock()  # reentrant: a signal handler may fork while its thread is inside
+_held: set[int] = set()
+
+
+def hold(directory: Directory, name: str, *, timeout: float, purpose: str) -> int:
+    """Lock a file, which is made if it is not there, and return the descriptor that holds the lock.
+
+    Polls every 5 ms, because a wait in the kernel has no deadline; a timeout of 0 asks once.
+
+    Args:
+        directory: where `name` begins.
+        name: the lock file.
+        timeout: seconds.
+        purpose: what the holder does with it, for the message.
+
+    Raises:
+        AttachTimeout: somebody else holds it. Attributes: `path`, `pids`, `timeout_s`.
+        UnsafeFilesystemError: the file system has no file locks.
+        BufferUnlinkedError, ReadOnlyError, UnsafePathError: as for `Directory.create`.
+    """
+    deadline = time.monotonic() + timeout
+    while True:
+        fd = _open(directory, name)
+        try:
+            locked = _lock(fd, directory.path / name)
+            if locked and _is_named(directory, name, fd):
+                return fd
+            remaining = deadline - time.monotonic()
+            if remaining <= 0 and not locked:
+                raise _timeout(directory.path / name, fd, timeout, purpose)
+            release(fd)
+        except BaseException:
+            release(fd)
+            raise
+        if not locked:
+            time.sleep(min(POLL_S, remaining))
+
+
+def release(fd: int) -> None:
+    """Give up what `hold` returned, once. A forked child has no lock of its parent's to release."""
+    with _gate:
+        if fd not in _held:
+            return
+        _held.remove(fd)
+        with suppress(OSError):
+            fcntl.flock(fd, fcntl.LOCK_UN)
+        os.close(fd)
+
+
+def is_free(directory: Directory, name: str) -> bool:
+    """Whether nobody holds the lock, this process included.
+
+    A file that is not there proves nothing, so it is not free: its holder may be alive.
+    """
+    with _gate:
+        try:
+            fd = directory.open_file(name, writable=False)
+        except FileNotFoundError:
+            return False
+        _held.add(fd)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno not in (errno.EAGAIN, errno.EACCES):
+            raise
+        return False
+    finally:
+        release(fd)
+    return True
+
+
+def holders(fd: int) -> list[int]:
+    """The pids that hold a lock on an open file, as far as /proc/locks shows them.
+
+    It shows processes of our pid namespace and those below, and where they locked the file, not
+    where the descriptor is now. On btrfs and overlayfs its devices may be others, then none match.
+    """
+    found = os.fstat(fd)
+    device = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}"
+    try:
+        lines = _LOCKS.read_text("ascii").splitlines()
+    except OSError:
+        return []
+    pids = {
+        int(pid)
+        for _, kind, *_, pid, inode, _, _ in (line.split() for line in lines)
+        if kind == "FLOCK" and inode == f"{device}:{found.st_ino}"
+    }
+    return sorted(pids)
+
+
+class InitLock:
+    """The lock for creation, attach, recovery and cleanup, as a context manager.
+
+    Processes exclude each other, and so do threads. It is not reentrant: a thread that enters twice
+    waits for itself until the timeout.
+
+    Args:
+        directory: of the buffer.
+        timeout: seconds to wait; entering raises AttachTimeout after that.
+    """
+
+    def __init__(self, directory: Directory, timeout: float) -> None:
+        self.directory = directory
+        self.timeout = timeout
+        self._fd: int | None = None
+        self._pid = 0
+
+    def __enter__(self) -> InitLock:
+        fd = hold(
+            self.directory,
+            INIT_LOCK,
+            timeout=self.timeout,
+            purpose="creates, attaches, recovers or removes this buffer",
+        )
+        self._fd, self._pid = fd, os.getpid()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        fd, self._fd = self._fd, None
+        # In a child that was forked inside the block the number may be another lock's by now.
+        if fd is not None and self._pid == os.getpid():
+            release(fd)
+
+
+class LivenessFile:
+    """One lock file for each registry entry; the kernel frees it when its client is dead."""
+
+    @staticmethod
+    def name(entry: int) -> str:
+        """Where it lies."""
+        return f".shmbuffer/procs/{entry:03d}.lock"
+
+    @staticmethod
+    def hold(directory: Directory, entry: int) -> int:
+        """Say that the client of this entry lives, until `release` or its death.
+
+        Raises:
+            AttachTimeout: another process says so, and not only for a moment.
+        """
+        return hold(
+            directory,
+            LivenessFile.name(entry),
+            timeout=TESTER_PATIENCE_S,
+            purpose=f"is the living client of registry entry {entry}",
+        )
+
+    @staticmethod
+    def is_free(directory: Directory, entry: int) -> bool:
+        """Whether the client of this entry is dead, as far as its lock tells."""
+        return is_free(directory, LivenessFile.name(entry))
+
+    @staticmethod
+    def release(fd: int) -> None:
+        """Give up what `hold` returned; see `release`."""
+        release(fd)
+
+
+def _open(directory: Directory, name: str) -> int:
+    with _gate:
+        fd = directory.open_lock(name)
+        _held.add(fd)
+        return fd
+
+
+def _lock(fd: int, where: Path) -> bool:
+    from filelock import lock_descriptor  # late: it takes 40 ms, and whoever only reads needs none
+
+    try:
+        return lock_descriptor(fd, blocking=False)
+    except OSError as error:
+        raise UnsafeFilesystemError(
+            f"{where}: the file system has no file locks ({error.strerror}); choose a directory on"
+            " a local disk or in /dev/shm",
+            path=where,
+            errno=error.errno,
+        ) from error
+
+
+def _is_named(directory: Directory, name: str, fd: int) -> bool:
+    locked = os.fstat(fd)
+    try:
+        named = directory.stat(name)
+    except FileNotFoundError:
+        return False
+    return (named.st_dev, named.st_ino) == (locked.st_dev, locked.st_ino)
+
+
+def _timeout(where: Path, fd: int, timeout: float, purpose: str) -> AttachTimeout:
+    pids = holders(fd)
+    if pids:
+        who = " and ".join(f"pid {pid} ({process_state(pid)})" for pid in pids)
+        advice = (
+            f"pass a longer timeout, or look at it with `ps -fp {pids[0]}`: `kill -CONT {pids[0]}`"
+            " lets a stopped process go on, and killing it frees the lock"
+        )
+    else:
+        who = "a process that /proc/locks does not show"
+        advice = f"pass a longer timeout, or look for it (`fuser -v {where}`), also in containers"
+    return AttachTimeout(
+        f"{where}: waited {timeout:g} s for {who}, which {purpose}; {advice}",
+        path=where,
+        timeout_s=timeout,
+        pids=pids,
+    )
+
+
+def _close_in_child() -> None:
+    global _gate
+    for fd in _held:
+        with suppress(OSError):
+            os.close(fd)
+    _held.clear()
+    _gate = threading.RLock()
+
+
+os.register_at_fork(
+    before=lambda: _gate.acquire(),
+    after_in_parent=lambda: _gate.release(),
+    after_in_child=_close_in_child,
+)

@@ -1,0 +1,94 @@
+"""The priority tree: what a priority weighs, and how its sums are kept.
+
+    level 3                       sum, min                          one node: the root
+    level 2            sum, min            sum, min   ...
+    level 1      sum, min  sum, min  ...                            16 children each
+    level 0      mass of each element: (raw + eps) ** alpha, 0 unless its slot is COMMITTED
+
+Always true while nobody holds the mutex
+  1. A parent is the sum of its children, recomputed from all 16 in one fixed order, never adjusted
+     by a
+     difference: there is no drift, and what is written is equal bit for bit to what a check
+         recomputes.
+  2. ``min`` is the smallest positive value below a node, 0 if there is none.
+  3. A mass is positive only if the slot's word is COMMITTED.
+If a process dies in the middle: leaves are recomputed from words and raw priorities, parents from
+    leaves.
+
+Proportional prioritization is Schaul et al., "Prioritized Experience Replay", ICLR 2016, section
+3.3. This file is the tree as Python reads it, for `check`; the C core has the calls that change it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shmbuffer.memory.layout import FANOUT
+
+Floats = NDArray[np.float64]
+
+
+def sums_of(children: Floats) -> Floats:
+    """Parents of a level, in the C core's order of summation.
+
+    Args:
+        children: float64, a multiple of 16.
+    """
+    c = children.reshape(-1, 4, 4)
+    quarters = (c[:, :, 0] + c[:, :, 1]) + (c[:, :, 2] + c[:, :, 3])
+    total: Floats = ((quarters[:, 0] + quarters[:, 1]) + quarters[:, 2]) + quarters[:, 3]
+    return total
+
+
+def least_of(children: Floats) -> Floats:
+    """Smallest positive value of each group of 16, 0 where there is none."""
+    positive = np.where(children > 0, children, np.inf).reshape(-1, FANOUT)
+    least: Floats = positive.min(axis=1)
+    least[np.isinf(least)] = 0.0
+    return least
+
+
+def mass_of(raw: Floats, alpha: float, eps: float) -> Floats:
+    """(raw + eps) ** alpha: equation (1) of the paper before normalisation."""
+    mass: Floats = np.power(raw + eps, alpha)
+    return mass
+
+
+def levels(slots: NDArray[np.uint8], sections: dict[str, int]) -> list[tuple[Floats, Floats]]:
+    """Sums and minima of each level above the leaves, as views of a slots file."""
+    found = []
+    for level in range(1, sections["depth"] + 1):
+        nodes = _padded(sections[f"nodes{level}"])
+        found.append(
+            (
+                _view(slots, sections[f"sum{level}"], nodes),
+                _view(slots, sections[f"min{level}"], nodes),
+            )
+        )
+    return found
+
+
+def masses(slots: NDArray[np.uint8], sections: dict[str, int], elements: int) -> Floats:
+    """The leaves of the tree with their padding, as a view of a slots file."""
+    return _view(slots, sections["mass"], _padded(elements))
+
+
+def differences(slots: NDArray[np.uint8], sections: dict[str, int], elements: int) -> int:
+    """Number of nodes that are not what their children say, bit for bit."""
+    sums = least = masses(slots, sections, elements)
+    wrong = 0
+    for found_sums, found_least in levels(slots, sections):
+        nodes = len(sums) // FANOUT
+        wrong += int(np.count_nonzero(found_sums[:nodes] != sums_of(sums)))
+        wrong += int(np.count_nonzero(found_least[:nodes] != least_of(least)))
+        sums, least = found_sums, found_least
+    return wrong
+
+
+def _padded(nodes: int) -> int:
+    return -(-nodes // FANOUT) * FANOUT
+
+
+def _view(slots: NDArray[np.uint8], offset: int, count: int) -> Floats:
+    return slots[offset : offset + 8 * count].view(np.float64)

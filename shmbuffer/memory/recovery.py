@@ -1,0 +1,319 @@
+"""Recovery: what the first process to open a directory does when nobody who used it is alive.
+
+     READY ──nobody alive──▶ RECOVERING ── mutex, claims, words, checksums, priorities, tree ──▶
+     READY
+
+Under init.lock, so that one does it and nobody joins before it is done. Each step may be repeated:
+whoever is killed in it is followed by another, who starts from the first. READY is stored last.
+
+Within one boot the pages of a file are the kernel's: what a dead process stored is there. After a
+reboot, or in a copy of the directory, any page may be older than another, so that every item needs
+a checksum that fits.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict, dataclass, replace
+from os import PathLike
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shmbuffer._native import _core
+from shmbuffer.memory import identity, layout, slots
+from shmbuffer.memory.control import Control, Superblock
+from shmbuffer.memory.files import Files
+from shmbuffer.memory.layout import BufferState, EntryState, Flag, Phase, SlotState
+from shmbuffer.memory.registry import Registry
+
+
+@dataclass(frozen=True)
+class RecoveryReport:
+    """What a recovery found and did.
+
+    Attributes:
+        path: the directory.
+        reason: ``"nobody alive"``, ``"reboot"`` or ``"copy"``.
+        items: elements that are there now.
+        rolled_back: elements of batches that their writers had not finished; their slots are free.
+        rolled_forward: elements of batches that were written whole but not all marked as committed.
+        clients_retired: registry entries of dead clients.
+        priorities_repaired: raw priorities that were no priorities; they are the default now.
+        words_refused: slots whose word could not be true.
+        checksum_failed: elements whose bytes did not fit their checksum; they were dropped.
+        unverified: elements kept without a checksum, because the buffer was made without.
+        epoch: number of recoveries of this directory, this one included.
+        duration_ms: how long it took.
+    """
+
+    path: str
+    reason: str
+    items: int = 0
+    rolled_back: int = 0
+    rolled_forward: int = 0
+    clients_retired: int = 0
+    priorities_repaired: int = 0
+    words_refused: int = 0
+    checksum_failed: int = 0
+    unverified: int = 0
+    epoch: int = 0
+    duration_ms: float = 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        """As a dict of plain values."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        rows = [
+            (f"recovered {self.path}", f"({self.reason}, epoch {self.epoch})"),
+            ("items present", f"{self.items:,}"),
+            ("rolled back", f"{self.rolled_back:,}"),
+            ("rolled forward", f"{self.rolled_forward:,}"),
+            ("dead clients retired", f"{self.clients_retired:,}"),
+            ("priorities repaired", f"{self.priorities_repaired:,}"),
+            ("slot words refused", f"{self.words_refused:,}"),
+            ("checksums that failed", f"{self.checksum_failed:,}"),
+            ("kept unverified", f"{self.unverified:,}"),
+            ("time", f"{self.duration_ms:.1f} ms"),
+        ]
+        width = max(len(name) for name, _ in rows[1:])
+        title = " ".join(rows[0])
+        return "\n".join([title, *(f"  {name:<{width}}  {value}" for name, value in rows[1:])])
+
+
+def reason_to_recover(files: Files, superblock: Superblock, registry: Registry) -> str | None:
+    """Why the directory has to be recovered first; None if somebody alive uses it."""
+    if files.is_a_copy(superblock):
+        return "copy"
+    if superblock.boot_id != identity.boot_id():
+        return "reboot"
+    return None if registry.alive() else "nobody alive"
+
+
+def recover_directory(files: Files, control: Control, reason: str) -> RecoveryReport:
+    """Recovers; under init.lock, when `reason_to_recover` gave a reason.
+
+    Raises:
+        CorruptBufferError, FormatError: a file that recovery needs is damaged; nothing was changed.
+    """
+    began = time.perf_counter_ns()
+    superblock = control.superblock()
+    has_schema = superblock.schema_sha256 != bytes(32)
+    built = files.load(superblock) if has_schema else None
+    _core.reached("recover.locked")
+    superblock = control.write(
+        replace(
+            superblock,
+            state=BufferState.RECOVERING,
+            epoch=superblock.epoch + 1,
+            **_adopted_identity(files, reason),
+        )
+    )
+    control.runtime["state"] = BufferState.RECOVERING
+    _core.reached("recover.state")
+    _core.format_mutex(control.map)
+    _core.reached("recover.mutex")
+    report = RecoveryReport(str(files.path), reason, epoch=superblock.epoch)
+    if built is None:
+        files.discard_unfinished()
+        retired = int(np.count_nonzero(control.entries["state"]))
+        control.entries["state"] = EntryState.FREE
+        state = BufferState.NO_SCHEMA
+        report = replace(report, clients_retired=retired)
+    else:
+        schema, slots_map, leaf_maps = built
+        native = _core.Ring(
+            control.map,
+            slots_map,
+            tuple(zip(leaf_maps, (leaf.nbytes for leaf in schema.leaves), strict=True)),
+            schema.capacity,
+            schema.width,
+            0,
+            bool(superblock.flags & Flag.CHECKSUM),
+            superblock.salt,
+        )
+        report = _Repair(control, superblock, schema.capacity, schema.width, slots_map, native).run(
+            report, trusted=reason == "nobody alive"
+        )
+        state = BufferState.READY
+    _core.reached("recover.tree")
+    control.write(replace(superblock, state=state))
+    _core.reached("recover.superblock")
+    control.runtime["state"] = state
+    _core.reached("recover.ready")
+    return replace(report, duration_ms=(time.perf_counter_ns() - began) / 1e6)
+
+
+def _adopted_identity(files: Files, reason: str) -> dict[str, Any]:
+    """What the superblock has to say anew: this boot; of a copy, that it is another buffer."""
+    found = files.directory.stat(layout.CONTROL)
+    fields: dict[str, Any] = {
+        "boot_id": identity.boot_id(),
+        "device": found.st_dev,
+        "inode": found.st_ino,
+    }
+    if reason == "copy":
+        me = identity.current()
+        fields |= {
+            "uuid": np.random.default_rng().bytes(16),
+            "owner_pid": me.pid,
+            "owner_start_time": me.start_time,
+            "owner_pid_namespace": me.pid_namespace,
+            "owner_boot_id": me.boot_id,
+        }
+    return fields
+
+
+class _Repair:
+    """The steps between RECOVERING and READY, on the mapped bytes."""
+
+    def __init__(
+        self,
+        control: Control,
+        superblock: Superblock,
+        capacity: int,
+        width: int,
+        slots_map: Any,
+        native: Any,
+    ) -> None:
+        where = _core.sections(capacity, width)
+        data = np.frombuffer(slots_map, np.uint8)
+        self.control = control
+        self.superblock = superblock
+        self.native = native
+        self.capacity = capacity
+        self.width = width
+        self.words: NDArray[np.uint64] = data[: 8 * capacity].view(np.uint64)
+        raw = data[where["raw"] : where["raw"] + 8 * capacity * width]
+        self.raw: NDArray[np.float64] = raw.view(np.float64)
+
+    def run(self, report: RecoveryReport, *, trusted: bool) -> RecoveryReport:
+        """All of them. ``trusted``: the bytes are of this boot, so that no checksum is needed."""
+        runtime = self.control.runtime
+        self._sane_settings()
+        before = {name: int(runtime[name][0]) for name in ("rolled_back", "rolled_forward")}
+        retired = self._reap_everybody()
+        _core.reached("recover.reaped")
+        refused = self._refuse_impossible_words(trusted)
+        leftover = self._abort(slots.states(self.words) == SlotState.WRITING)
+        _core.reached("recover.words")
+        failed, unverified = (0, 0) if trusted else self._verify()
+        _core.reached("recover.verified")
+        repaired = self._sane_priorities()
+        _core.reached("recover.priorities")
+        runtime["waiters"] = 0
+        self.native.rebuild()
+        rolled = {name: int(runtime[name][0]) - was for name, was in before.items()}
+        return replace(
+            report,
+            items=int(runtime["length"][0]) * self.width,
+            rolled_back=(rolled["rolled_back"] + leftover) * self.width,
+            rolled_forward=rolled["rolled_forward"] * self.width,
+            clients_retired=retired,
+            priorities_repaired=repaired,
+            words_refused=refused,
+            checksum_failed=failed * self.width,
+            unverified=unverified * self.width,
+        )
+
+    def _sane_settings(self) -> None:
+        """Alpha and eps of the runtime page, if they are numbers; else those of the settings."""
+        runtime, settings = self.control.runtime, self.superblock.settings
+        for name, fallback in (("alpha", settings.get("alpha")), ("eps", settings.get("eps"))):
+            value = float(runtime[name][0])
+            if not (np.isfinite(value) and value >= 0):
+                runtime[name] = (
+                    fallback if fallback is not None else (1.0 if name == "alpha" else 0.0)
+                )
+        if not np.isfinite(runtime["max_priority"][0]):
+            runtime["max_priority"] = -1.0
+
+    def _reap_everybody(self) -> int:
+        entries = self.control.entries
+        retired = 0
+        bad = (entries["phase"] > Phase.EMPTYING) | (entries["count"] > self.capacity)
+        entries["phase"][bad] = Phase.IDLE
+        for entry in (entries["state"] != EntryState.FREE).nonzero()[0]:
+            entries["state"][entry] = EntryState.LIVE
+            incarnation = int(entries["incarnation"][entry])
+            retired += self.native.reap(int(entry), incarnation, 0)
+        entries["phase"] = Phase.IDLE
+        entries["turn"] = 0
+        newest = max(
+            int(entries["incarnation"].max()), int(self.control.runtime["next_incarnation"][0])
+        )
+        self.control.runtime["next_incarnation"] = newest
+        return retired
+
+    def _refuse_impossible_words(self, trusted: bool) -> int:
+        """A ticket must be of its slot, and not from the future.
+
+        After a reboot it may be ``head`` that is old, so that is not held against a ticket.
+        """
+        tickets = slots.tickets(self.words)
+        used = self.words != 0
+        wrong = used & (tickets % self.capacity != np.arange(self.capacity))
+        if trusted:
+            wrong |= used & (tickets >= int(self.control.runtime["head"][0]))
+        self.words[wrong] = 0
+        return int(np.count_nonzero(wrong))
+
+    def _abort(self, which: NDArray[np.bool_]) -> int:
+        self.words[which] |= np.uint64(3)
+        return int(np.count_nonzero(which))
+
+    def _verify(self) -> tuple[int, int]:
+        """Keeps what fits its checksum; without, only what a barrier covered and nobody touched."""
+        runtime = self.control.runtime
+        head = int(runtime["head"][0])
+        committed = slots.committed(self.words)
+        failed = unverified = 0
+        if self.superblock.flags & Flag.CHECKSUM:
+            wrong = self.native.verify(0, self.capacity)
+            failed = len(wrong)
+            self.words[wrong] = 0
+        elif self.superblock.durable_ticket == head:
+            unverified = int(np.count_nonzero(committed))
+        else:
+            failed = int(np.count_nonzero(committed))
+            self.words[committed] = 0
+        left = slots.tickets(self.words[self.words != 0])
+        newest = max(head, self.superblock.durable_ticket, int(left.max()) + 1 if len(left) else 0)
+        runtime["head"] = newest
+        runtime["write_count"] = max(int(runtime["write_count"][0]), len(left) * self.width)
+        return failed, unverified
+
+    def _sane_priorities(self) -> int:
+        committed = np.repeat(slots.committed(self.words), self.width)
+        limit = 1e300 / len(self.raw)
+        given = committed & ~np.isnan(self.raw)
+        wrong = given & ~((self.raw >= 0) & (self.raw <= limit))
+        if self.control.runtime["prioritized"][0]:
+            wrong |= committed & np.isnan(self.raw)
+        self.raw[wrong] = np.nan
+        return int(np.count_nonzero(wrong))
+
+
+def recover(path: str | PathLike[str], *, timeout: float = 60.0) -> RecoveryReport:
+    """Recovers a directory if nobody alive uses it, and says what was found.
+
+    Args:
+        path: the scratch directory.
+        timeout: seconds to wait for another process that is creating or recovering it.
+
+    Returns:
+        The report; of a directory that somebody alive uses, what is there now, with reason ``"in
+        use"``.
+
+    Raises:
+        BufferNotFoundError, CorruptBufferError, FormatError, AttachTimeout: as they say.
+    """
+    from shmbuffer.memory.engine import Engine
+
+    with Engine.open(path, None, timeout=timeout) as engine:
+        if engine.report is not None:
+            return engine.report
+        items = engine.ring.length if engine.ring else 0
+        return RecoveryReport(str(engine.path), "in use", items=items, epoch=engine.epoch)

@@ -1,0 +1,456 @@
+"""Allocate, open, sync, unlink: a file is complete or it is not ours.
+
+    path ──open──▶ Directory ──create──────▶ descriptor of a new file, with its room
+                   (one fd)  ──open_file───▶ descriptor of a file that is there, checked
+                             ──read, write_atomic──▶ small files as a whole
+                             ──rename, unlink, rmdir, sync──▶ names
+
+A `Directory` holds one descriptor and reaches everything from there, part by part and never
+through a link (walk.py). A name may be nested, "next/obs.memmap". Nothing here knows what is in it.
+
+Always true
+  1. A descriptor that `open_file` returns is of a regular file of ours, with one name and exactly
+     the size asked for. A file of another size is refused and never extended: what was cut off
+     would come back as zeros, or as SIGBUS where the disk is full.
+  2. A new file has its room before anybody can map it, or it does not exist.
+  3. New files are 0600 and new directories 0700, whatever the umask.
+  4. Only names that the caller gives are removed; nothing is removed recursively.
+If a process dies here: `create` may leave a file that is too short, so what has to be complete is
+built under a temporary name and renamed; `write_atomic` leaves the old file or the new one, and
+perhaps one of `leftovers`.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import re
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import TracebackType
+
+from shmbuffer.errors import (
+    BufferClosedError,
+    BufferUnlinkedError,
+    CorruptBufferError,
+    DurabilityError,
+)
+from shmbuffer.memory import filesystem, walk
+from shmbuffer.memory.trust import explained, require_own_directory, require_own_file
+
+_FILE = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # opening a FIFO would wait for its other end
+
+
+class Directory:
+    """The scratch directory of a buffer, held open.
+
+    Attributes:
+        path: where it was opened, absolute; links above it are allowed, and not resolved.
+        fd: its descriptor; -1 after `close`.
+        identity: device and inode.
+        created: whether `open` made it. Directories above it that were made too do not count.
+    """
+
+    def __init__(self, path: Path, fd: int, *, created: bool) -> None:
+        self.path = path
+        self.fd = fd
+        self.created = created
+        found = os.fstat(fd)
+        self.identity = (found.st_dev, found.st_ino)
+
+    @classmethod
+    def open(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        create: bool = False,
+        mode: int = 0o700,
+        allow_unsafe_fs: bool = False,
+    ) -> Directory:
+        """Open a directory for a buffer to live in.
+
+        Args:
+            path: the directory; its last part must not be a link.
+            create: make it, and what is missing above it, if it is not there.
+            mode: permissions of the directory if it is made.
+            allow_unsafe_fs: accept network and cluster file systems.
+
+        Raises:
+            BufferNotFoundError: it is not there, and `create` is false.
+            UnsafePathError: a link, not a directory, another user's, or writable by everybody.
+            UnsafeFilesystemError: see `filesystem.UNSAFE`.
+            ReadOnlyError: it cannot be made, or not be read.
+        """
+        if not os.fspath(path):
+            raise ValueError(f"the path of a directory cannot be empty, as {path!r} is")
+        where = Path(path).absolute()
+        with explained(where, wanted="a directory"):
+            created = create and walk.make_with_parents(where, mode)
+            fd = os.open(where, walk.FOLDER)
+        try:
+            require_own_directory(os.fstat(fd), where)
+            if not allow_unsafe_fs:
+                filesystem.require_safe(fd, where)
+            return cls(where, fd, created=created)
+        except BaseException:
+            os.close(fd)
+            if created:
+                with suppress(OSError):
+                    where.rmdir()
+            raise
+
+    def create(self, name: str, nbytes: int, *, reserve: bool = True, mode: int = 0o600) -> int:
+        """Make a file of zeros and return its descriptor; directories on the way are made too.
+
+        Args:
+            name: the file; nothing may be there.
+            nbytes: its size, which may be 0.
+            reserve: take the room now: on tmpfs the cost of writing it, on a disk next to none.
+                Otherwise the file is sparse, and a full disk is a SIGBUS for some later writer.
+            mode: permissions of the file.
+
+        Raises:
+            BufferExistsError: something is there.
+            SpaceError: there is no room, and nothing is left behind.
+            BufferUnlinkedError: this directory was removed.
+            ReadOnlyError, UnsafePathError: as for `open`.
+        """
+        where = self.path / name
+        if nbytes < 0:
+            raise ValueError(f"{where}: a file cannot have {nbytes} bytes")
+        with (
+            self._within(name, make=True) as (folder, last),
+            explained(where, needed=nbytes, free=self.free_bytes),
+        ):
+            fd = os.open(last, _FILE | os.O_CREAT | os.O_EXCL | os.O_RDWR, mode, dir_fd=folder)
+            try:
+                os.fchmod(fd, mode)
+                filesystem.allocate(fd, nbytes, reserve=reserve, free=self.free_bytes())
+            except BaseException:
+                os.close(fd)
+                with suppress(OSError):
+                    os.unlink(last, dir_fd=folder)
+                raise
+        return fd
+
+    def open_file(self, name: str, *, nbytes: int | None = None, writable: bool = True) -> int:
+        """Open a file that has to be there, and return its descriptor.
+
+        Args:
+            name: the file.
+            nbytes: the size that it must have.
+            writable: open it for reading and writing, not only for reading.
+
+        Raises:
+            BufferNotFoundError: it is not there; also a FileNotFoundError.
+            CorruptBufferError: it has another size. Attributes: `path`, `expected`, `found`.
+            UnsafePathError: not a regular file, another user's, or one with a second name.
+            ReadOnlyError: it may not be opened like this.
+        """
+        where = self.path / name
+        flags = _FILE | (os.O_RDWR if writable else os.O_RDONLY)
+        with self._within(name) as (folder, last), explained(where):
+            fd = os.open(last, flags, dir_fd=folder)
+            while (found := os.fstat(fd)).st_nlink == 0:  # replaced or removed since: look again
+                os.close(fd)
+                fd = os.open(last, flags, dir_fd=folder)
+        try:
+            require_own_file(found, where)
+            if nbytes is not None and found.st_size != nbytes:
+                raise _wrong_size(where, str(nbytes), nbytes, found.st_size)
+        except BaseException:
+            os.close(fd)
+            raise
+        return fd
+
+    def open_lock(self, name: str) -> int:
+        """Open a lock file, and make it if it is not there; what it contains is of no interest."""
+        while True:
+            try:
+                return self.open_file(name)
+            except FileNotFoundError:
+                with suppress(FileExistsError):
+                    return self.create(name, 0)
+
+    def read(self, name: str, *, limit: int) -> bytes:
+        """Return the content of a file that has `limit` bytes at most.
+
+        Raises:
+            CorruptBufferError: it has more.
+            BufferNotFoundError, UnsafePathError, ReadOnlyError: as for `open_file`.
+        """
+        with os.fdopen(self.open_file(name, writable=False), "rb") as file:
+            data = file.read(limit + 1)
+            if len(data) > limit:
+                size = os.fstat(file.fileno()).st_size
+                raise _wrong_size(self.path / name, f"at most {limit}", limit, size)
+            return data
+
+    def write_atomic(self, name: str, data: bytes, *, mode: int = 0o600) -> None:
+        """Replace a file as a whole; after a crash or a power cut it is the old one or the new one.
+
+        Two callers at a time do not disturb each other: the last rename wins. Costs two syncs.
+
+        Raises:
+            SpaceError, ReadOnlyError, UnsafePathError: the old file is as it was.
+            DurabilityError: the old file or the new one is there.
+        """
+        walk.parts(name, self.path)  # "a/" is no name, though "a/.5f02.tmp" is one
+        temporary = f"{name}.{secrets.token_hex(8)}.tmp"
+        fd = self.create(temporary, 0, mode=mode)
+        try:
+            try:
+                with explained(self.path / name, needed=len(data), free=self.free_bytes):
+                    rest = memoryview(data)
+                    while rest:
+                        rest = rest[os.write(fd, rest) :]
+                self.sync_file(fd)
+            finally:
+                os.close(fd)
+            self.rename(temporary, name)
+        except BaseException:
+            with suppress(OSError):
+                self.unlink(temporary)
+            raise
+        self.sync(name.rpartition("/")[0] or ".")
+
+    def leftovers(self, name: str) -> list[str]:
+        """Names of what killed processes left behind in `write_atomic(name)`.
+
+        A living process may be writing one of them: ask under a lock that all its writers take.
+        """
+        folder, slash, last = name.rpartition("/")
+        pattern = re.compile(re.escape(last) + r"\.[0-9a-f]{16}\.tmp")
+        return [
+            folder + slash + entry
+            for entry in self.listdir(folder or ".")
+            if pattern.fullmatch(entry)
+        ]
+
+    def stat(self, name: str) -> os.stat_result:
+        """Look at a name without opening or following it; BufferNotFoundError if there is none."""
+        with self._within(name) as (folder, last), explained(self.path / name):
+            return os.stat(last, dir_fd=folder, follow_symlinks=False)
+
+    def exists(self, name: str) -> bool:
+        """Whether anything is there, be it a broken link."""
+        try:
+            self.stat(name)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def listdir(self, name: str = ".") -> list[str]:
+        """The names in a directory, sorted; BufferNotFoundError if it is not there."""
+        with self._folder(name) as folder:
+            return sorted(os.listdir(folder))
+
+    def rename(self, old: str, new: str) -> None:
+        """Move a file, over another one if there is one; directories on the way to `new` are made.
+
+        Raises:
+            BufferNotFoundError: there is no `old`.
+            ReadOnlyError, UnsafePathError, BufferUnlinkedError: as for `create`.
+        """
+        with (
+            self._within(old) as (source, old_last),
+            self._within(new, make=True) as (target, new_last),
+            explained(self.path / old),
+        ):
+            os.rename(old_last, new_last, src_dir_fd=source, dst_dir_fd=target)
+
+    def unlink(self, name: str, *, missing_ok: bool = True) -> bool:
+        """Remove a file, or a link itself, and return whether it was there.
+
+        Raises:
+            UnsafePathError: it is a directory.
+            BufferNotFoundError: it was not there, and `missing_ok` is false.
+        """
+        try:
+            with self._within(name) as (folder, last), explained(self.path / name):
+                os.unlink(last, dir_fd=folder)
+        except FileNotFoundError:
+            if not missing_ok:
+                raise
+            return False
+        return True
+
+    def rmdir(self, name: str) -> bool:
+        """Remove a directory if it is there and empty, and return whether that was done.
+
+        "." is this directory itself; it goes only if its path still leads to it.
+        """
+        if name == "." and not self.still_there():
+            return False
+        try:
+            with explained(self.path / name, wanted="a directory"):
+                if name == ".":
+                    self.path.rmdir()
+                else:
+                    with self._within(name) as (folder, last):
+                        os.rmdir(last, dir_fd=folder)
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            if error.errno != errno.ENOTEMPTY:
+                raise
+            return False
+        return True
+
+    def free_bytes(self) -> int:
+        """How many bytes may still be written, as statvfs says; quotas are not in it."""
+        return filesystem.free_bytes(self._root())
+
+    def require_space(self, nbytes: int, what: str, *, sparse_allowed: bool = False) -> None:
+        """Raise SpaceError if the sum of what is about to be made cannot fit.
+
+        Args:
+            nbytes: the sum.
+            what: what it is for, to be shown.
+            sparse_allowed: whether the user may choose `reserve=False`, so that the error names it.
+        """
+        if nbytes > (free := self.free_bytes()):
+            what = f"{self.path}: {what}"
+            raise filesystem.space_error(what, nbytes, free, sparse_allowed=sparse_allowed)
+
+    @staticmethod
+    def sync_file(fd: int) -> None:
+        """Bring a file to the disk.
+
+        Raises:
+            DurabilityError: it may not be there. The kernel may have dropped the pages that it
+                could not write, so a second sync that succeeds proves nothing.
+        """
+        try:
+            os.fsync(fd)
+        except OSError as error:
+            raise _not_durable(_name_of(fd), error) from error
+
+    def sync(self, name: str = ".") -> None:
+        """Bring the names in a directory to the disk: what was made, moved or removed there.
+
+        Raises:
+            DurabilityError: as for `sync_file`.
+        """
+        with self._folder(name) as folder:
+            try:
+                os.fsync(folder)
+            except OSError as error:
+                if error.errno != errno.EINVAL:  # a file system that does not sync directories
+                    raise _not_durable(str(self.path / name), error) from error
+
+    def still_there(self) -> bool:
+        """Whether the path still leads to this directory."""
+        if os.fstat(self._root()).st_nlink == 0:
+            return False
+        try:
+            found = os.stat(self.path, follow_symlinks=False)
+        except OSError:
+            return False
+        return (found.st_dev, found.st_ino) == self.identity
+
+    def close(self) -> None:
+        """Let go of the directory; the files that were opened in it stay open. Idempotent."""
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def __enter__(self) -> Directory:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"Directory({str(self.path)!r}{', closed' if self.fd < 0 else ''})"
+
+    def _root(self) -> int:
+        if self.fd < 0:
+            raise BufferClosedError(f"{self.path}: was closed; open it again", path=self.path)
+        return self.fd
+
+    @contextmanager
+    def _within(self, name: str, *, make: bool = False) -> Iterator[tuple[int, str]]:
+        """The descriptor of the directory that `name` lies in, and the last part of `name`."""
+        root = self._root()
+        *folders, last = walk.parts(name, self.path)
+        if make and os.fstat(root).st_nlink == 0:
+            raise BufferUnlinkedError(
+                f"{self.path}: was removed while it was in use; close it, and create it again",
+                path=self.path,
+            )
+        with walk.walk(root, self.path, folders, make=make) as folder:
+            yield folder, last
+
+    @contextmanager
+    def _folder(self, name: str) -> Iterator[int]:
+        """A descriptor of a directory with an offset of its own, which `listdir` moves."""
+        folders = [] if name == "." else walk.parts(name, self.path)
+        with walk.walk(self._root(), self.path, folders) as folder:
+            fd = os.open(".", walk.FOLDER, dir_fd=folder)
+        try:
+            yield fd
+        finally:
+            os.close(fd)
+
+
+def memory_file(name: str, nbytes: int, *, reserve: bool = True) -> int:
+    """Make an anonymous file of zeros in memory and return its descriptor.
+
+    Its size is sealed: whoever gets the descriptor cannot cut the file under a map.
+
+    Args:
+        name: shown in /proc, and nowhere else.
+        nbytes: its size, which may be 0.
+        reserve: take the memory now, else page by page as it is written.
+
+    Raises:
+        SpaceError: the kernel does not have so much memory and swap left.
+    """
+    if nbytes < 0:
+        raise ValueError(f"{name}: a file cannot have {nbytes} bytes")
+    fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    free = filesystem.free_memory_bytes()
+    try:
+        with explained(Path(f"{name} in memory"), needed=nbytes, free=lambda: free):
+            filesystem.allocate(fd, nbytes, reserve=reserve, free=free)
+        seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _wrong_size(where: Path, expected: str, limit: int, found: int) -> CorruptBufferError:
+    return CorruptBufferError(
+        f"{where}: {expected} bytes were expected, {found} found; it was changed from outside:"
+        " restore it from a copy, or remove the buffer",
+        path=where,
+        expected=limit,
+        found=found,
+    )
+
+
+def _not_durable(where: str, error: OSError) -> DurabilityError:
+    return DurabilityError(
+        f"{where}: could not be brought to the disk ({error.strerror}); what is in memory can be"
+        " used, but a power cut may take it: save a copy on another disk",
+        path=where,
+        errno=error.errno,
+    )
+
+
+def _name_of(fd: int) -> str:
+    try:
+        return os.readlink(f"/proc/self/fd/{fd}")
+    except OSError:
+        return f"file descriptor {fd}"

@@ -1,0 +1,197 @@
+"""The clients of a buffer: who they are, and the proof that one is dead.
+
+     FREE ──join (under init.lock)──▶ LIVE ──leave, or reaped after proof of death──▶ FREE
+
+An entry is 256 bytes of the control file. A joiner first takes the entry's liveness file (a kernel
+lock, freed by the kernel when the process ends), then writes its identity, then state = LIVE.
+
+Always true
+  1. FREE becomes LIVE under init.lock only; LIVE becomes FREE by its owner, or under the mutex by a
+     reaper who has finished its claim.
+  2. An incarnation is used once in the life of a directory, so a reaper that compares it never
+     meets a successor.
+  3. Counters outlive the client: the totals of the buffer are the sums over all entries.
+If a client dies while joining: its entry is still FREE, or LIVE with an identity that can be proven
+    dead.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from shmbuffer._native import _core
+from shmbuffer.errors import RegistryFullError
+from shmbuffer.memory import identity, layout
+from shmbuffer.memory.control import Control
+from shmbuffer.memory.identity import Identity, prove_dead
+from shmbuffer.memory.layout import EntryState, Phase, Role
+from shmbuffer.memory.locks import LivenessFile
+from shmbuffer.memory.region import Directory
+
+
+@dataclass(frozen=True)
+class Client:
+    """One handle on the buffer, as the registry tells of it.
+
+    Attributes:
+        entry: its place in the registry.
+        incarnation: unique in the directory; the source of the items that it writes.
+        role: ``client``, ``collector``, ``learner`` or ``coordinator``.
+        pid: process id, in the pid namespace that it lives in.
+        alive: whether it could not be proven dead.
+        state: what the kernel says of the process: running, stopped, zombie, gone.
+        phase: of its claim; IDLE if it is writing nothing.
+        joined_s: seconds since the epoch.
+        idle_s: seconds since its last write, sample or update; None if there was none.
+        counters: see `layout.COUNTERS`; of all clients that ever had this entry.
+    """
+
+    entry: int
+    incarnation: int
+    role: str
+    pid: int
+    alive: bool
+    state: str
+    phase: str
+    joined_s: float
+    idle_s: float | None
+    counters: dict[str, int]
+
+    def to_json(self) -> dict[str, Any]:
+        """As a dict of plain values."""
+        return asdict(self)
+
+
+class Registry:
+    """The registry of one control file.
+
+    Args:
+        control: the mapped control file.
+        directory: where the liveness files lie; None for anonymous memory, where identity alone
+            decides.
+    """
+
+    def __init__(self, control: Control, directory: Directory | None) -> None:
+        self._control = control
+        self._directory = directory
+
+    def identity(self, entry: int) -> Identity:
+        """Who the entry says it is."""
+        found = self._control.entries[entry]
+        return Identity(
+            pid=int(found["pid"]),
+            start_time=int(found["start_time"]),
+            boot_id=found["boot_id"].tobytes(),
+            pid_namespace=int(found["pid_namespace"]),
+        )
+
+    def live(self) -> list[tuple[int, int]]:
+        """(entry, incarnation) of every entry in use, whether its owner is alive or not."""
+        entries = self._control.entries
+        return [
+            (int(i), int(entries["incarnation"][i]))
+            for i in (entries["state"] == EntryState.LIVE).nonzero()[0]
+        ]
+
+    def is_dead(self, entry: int) -> bool:
+        """Whether the owner of the entry is proven dead.
+
+        Some microseconds; never under the mutex.
+        """
+        return prove_dead(self.identity(entry), lambda: self._lock_is_free(entry))
+
+    def alive(self) -> list[tuple[int, int]]:
+        """(entry, incarnation) of those who could not be proven dead."""
+        return [
+            (entry, incarnation) for entry, incarnation in self.live() if not self.is_dead(entry)
+        ]
+
+    def pids(self) -> list[int]:
+        """Process ids of the living, each once."""
+        return sorted({int(self._control.entries["pid"][entry]) for entry, _ in self.alive()})
+
+    def join(self, role: Role) -> Membership:
+        """Takes a free entry. Under init.lock, after the dead were reaped.
+
+        Raises:
+            RegistryFullError: 256 living clients.
+        """
+        entries = self._control.entries
+        free = (entries["state"] == EntryState.FREE).nonzero()[0]
+        if len(free) == 0:
+            pids = self.pids()
+            raise RegistryFullError(
+                f"{self._control.where}: all {layout.ENTRIES} entries are taken by living clients "
+                f"(pids {', '.join(map(str, pids))}); close handles that are not needed",
+                pids=pids,
+            )
+        entry = int(free[0])
+        liveness = LivenessFile.hold(self._directory, entry) if self._directory else None
+        _core.reached("join.liveness")
+        me = identity.current()
+        incarnation = int(self._control.runtime["next_incarnation"][0]) + 1
+        self._control.runtime["next_incarnation"] = incarnation
+        _core.reached("join.incarnation")
+        mine = entries[entry : entry + 1]
+        mine["role"] = role
+        mine["incarnation"] = incarnation
+        mine["pid"] = me.pid
+        mine["start_time"] = me.start_time
+        mine["pid_namespace"] = me.pid_namespace
+        mine["boot_id"].view("u1")[:] = list(me.boot_id)
+        mine["joined_ns"] = time.time_ns()
+        mine["phase"] = Phase.IDLE
+        mine["turn"] = 0
+        mine["last_seen_ns"] = 0
+        _core.reached("join.identity")
+        mine["state"] = EntryState.LIVE
+        _core.reached("join.live")
+        return Membership(entry, incarnation, liveness)
+
+    def free(self, entry: int) -> None:
+        """Frees an entry without a claim: our own, or before there are slots to claim."""
+        self._control.entries["state"][entry] = EntryState.FREE
+        _core.reached("leave.freed")
+
+    def clients(self) -> list[Client]:
+        """Every entry in use, the dead included."""
+        entries, now = self._control.entries, time.monotonic_ns()
+        found = []
+        for entry, incarnation in self.live():
+            one = entries[entry].copy()
+            seen = int(one["last_seen_ns"])
+            found.append(
+                Client(
+                    entry=entry,
+                    incarnation=incarnation,
+                    role=Role(int(one["role"])).name.lower(),
+                    pid=int(one["pid"]),
+                    alive=not self.is_dead(entry),
+                    state=identity.process_state(int(one["pid"])),
+                    phase=Phase(int(one["phase"])).name,
+                    joined_s=int(one["joined_ns"]) / 1e9,
+                    idle_s=max(0, now - seen) / 1e9 if seen else None,
+                    counters={name: int(one[name]) for name in layout.COUNTERS},
+                )
+            )
+        return found
+
+    def _lock_is_free(self, entry: int) -> bool:
+        if self._directory is None:
+            return self.identity(entry).pid_namespace == identity.current().pid_namespace
+        return LivenessFile.is_free(self._directory, entry)
+
+
+@dataclass
+class Membership:
+    """Our own entry.
+
+    Attributes:
+        liveness: descriptor of the liveness file; None in anonymous memory.
+    """
+
+    entry: int
+    incarnation: int
+    liveness: int | None

@@ -1,0 +1,580 @@
+"""The calls that move items: one native call each, and what to do where it says that it could not.
+
+     write:   claim ── fill ── commit      (the mutex is held for claim and commit, not while bytes
+         are copied)
+     sample:  draw ── copy ── look again, draw what changed anew
+     update:  priorities, by element and ticket
+
+Elements and slots: a slot is one index of the first storage dimension and holds ``width`` elements
+(1 unless the storage has several dimensions); element = slot * width + lane. Tickets are int64.
+
+Payload comes and goes by address, in the order of ``schema.leaves``: the caller keeps the memory
+alive and contiguous and has compared dtypes and shapes with the schema. Index, ticket and weight
+outputs too.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shmbuffer._native import _core
+from shmbuffer.errors import (
+    BufferClosedError,
+    BufferNeedsRestart,
+    EmptyBufferError,
+    LockTimeout,
+    RingOverrunError,
+    ShmBufferError,
+)
+from shmbuffer.memory import slots
+from shmbuffer.memory.identity import process_state
+
+if TYPE_CHECKING:
+    from shmbuffer.memory.engine import Engine
+    from shmbuffer.memory.schema import Schema
+
+#: How long a call waits for the mutex, which living processes hold for microseconds, before it says
+#: who has it.
+LOCK_TIMEOUT_NS = 5_000_000_000
+#: How long a write waits for a slot that a living writer is filling.
+WRITE_TIMEOUT_S = 5.0
+#: Between two looks at whoever blocks a write: a death is noticed within this time.
+_SLICE_NS = 5_000_000
+#: A turn that is not used for this long goes to the end of the queue.
+_PATIENCE_S = 0.1
+
+
+class Ring:
+    """The ring of one buffer, as one handle sees it.
+
+    Attributes:
+        schema: what an item is made of.
+        capacity: slots.
+        width: elements of a slot.
+        elements: capacity * width.
+    """
+
+    def __init__(self, engine: Engine, native: Any, schema: Schema, maps: tuple[Any, ...]) -> None:
+        self._engine = engine
+        self._native = native
+        self.schema = schema
+        self.capacity = schema.capacity
+        self.width = schema.width
+        self.elements = schema.elements
+        self._slots_map, *self._leaf_maps = maps
+        where = _core.sections(self.capacity, self.width)
+        data = np.frombuffer(self._slots_map, np.uint8)
+        self.words: NDArray[np.uint64] = _part(data, where["words"], self.capacity, np.uint64)
+        self.sources: NDArray[np.uint64] = _part(data, where["sources"], self.capacity, np.uint64)
+        self._raw: NDArray[np.float64] = _part(data, where["raw"], self.elements, np.float64)
+        self._mass: NDArray[np.float64] = _part(data, where["mass"], self.elements, np.float64)
+
+    # What there is. One load each; no lock.
+
+    @property
+    def lanes(self) -> int:
+        """Elements of a slot."""
+        return self.width
+
+    @property
+    def length(self) -> int:
+        """Elements that hold an item."""
+        return int(self._native.length)
+
+    @property
+    def head(self) -> int:
+        """The next ticket."""
+        return int(self._native.head)
+
+    @property
+    def cursor(self) -> int:
+        """The element that the next write starts at."""
+        return int(self._native.head) % self.capacity * self.width
+
+    @property
+    def write_count(self) -> int:
+        """Elements written so far, by everybody."""
+        return int(self._native.write_count)
+
+    @property
+    def prioritized(self) -> bool:
+        """Whether the priority tree is kept."""
+        return bool(self._native.prioritized)
+
+    @property
+    def alpha(self) -> float:
+        """Priority exponent."""
+        return float(self._native.alpha)
+
+    @property
+    def eps(self) -> float:
+        """What is added to a raw priority."""
+        return float(self._native.eps)
+
+    @property
+    def max_priority(self) -> float | None:
+        """The largest raw priority ever given; None before the first."""
+        greatest = float(self._native.max_priority)
+        return greatest if greatest >= 0 else None
+
+    @property
+    def p_sum(self) -> float:
+        """Sum of all masses."""
+        return float(self._native.total)
+
+    @property
+    def p_min(self) -> float:
+        """Smallest positive mass; 0 if there is none."""
+        return float(self._native.least)
+
+    @property
+    def incarnation(self) -> int:
+        """Our own; the source of what this handle writes."""
+        return int(self._native.incarnation)
+
+    def committed(self) -> NDArray[np.int64]:
+        """Elements that hold an item, in storage order. O(capacity)."""
+        found = slots.committed(self.words).nonzero()[0]
+        if self.width == 1:
+            return found
+        lanes: NDArray[np.int64] = (found[:, None] * self.width + np.arange(self.width)).ravel()
+        return lanes
+
+    def priorities(self) -> NDArray[np.float64]:
+        """Raw priorities of all elements, a copy; NaN where none is known."""
+        return self._raw.copy()
+
+    def mass(self) -> NDArray[np.float64]:
+        """The tree's leaves, a copy."""
+        return self._mass.copy()
+
+    def leaf(self, i: int) -> memoryview:
+        """The bytes of leaf ``i`` for all elements, live; the map stays while the view does."""
+        return memoryview(self._leaf_maps[i])
+
+    # The hot calls.
+
+    def write(
+        self,
+        addresses: Sequence[int],
+        count: int,
+        priorities: NDArray[np.float64] | int | None = None,
+        *,
+        timeout: float | None = WRITE_TIMEOUT_S,
+    ) -> int:
+        """Writes ``count`` slots at the head of the ring: claim, fill, commit.
+
+        Args:
+            addresses: of ``[count, *lanes, *shape]``, C order, one a leaf.
+            count: slots. Of more than the capacity the last ones stay.
+            priorities: raw, float64, ``count * width``, as an array or an address; without, the
+                largest ever given (1 before any).
+            timeout: seconds to wait for a slot that a living writer is filling; None: for ever.
+
+        Returns:
+            The ticket of the first: item k, lane l is element ``(ticket + k) % capacity * width +
+                l``.
+
+        Raises:
+            RingOverrunError: a living writer did not finish in time; nothing was written.
+            ValueError: a priority is NaN, infinite, negative or too large; nothing was written.
+            BufferClosedError, LockTimeout, BufferNeedsRestart: as they say; nothing was written.
+        """
+        if count == 0:
+            return self.head
+        given, addresses = _address(priorities), tuple(addresses)
+        result = self._native.write(addresses, count, given, LOCK_TIMEOUT_NS)
+        if result >= 0:
+            return int(result)
+        return self._again(
+            result,
+            lambda: self._native.write(addresses, count, given, LOCK_TIMEOUT_NS),
+            "write",
+            timeout,
+            priorities,
+        )
+
+    def place(
+        self,
+        where: NDArray[np.int64],
+        addresses: Sequence[int],
+        priorities: NDArray[np.float64] | int | None = None,
+        *,
+        in_place: bool,
+        timeout: float | None = WRITE_TIMEOUT_S,
+    ) -> None:
+        """Writes named slots: row i of the payload goes to slot ``where[i]``.
+
+        The position of the ring stays. No slot may be named twice.
+
+        Args:
+            where: int64, slots.
+            addresses: of ``[len(where), *lanes, *shape]``, one a leaf.
+            priorities: raw, float64, ``len(where) * width``.
+            in_place: an item that is there keeps its raw priority, and `write_count` stays.
+            timeout: as for `write`.
+
+        Raises:
+            IndexError: no such slot; and as `write`.
+        """
+        if len(where) == 0:
+            return
+        where = np.ascontiguousarray(where, np.int64)
+        given, addresses = _address(priorities), tuple(addresses)
+        at = where.ctypes.data
+        self._run(
+            lambda: self._native.place(at, len(where), addresses, given, in_place, LOCK_TIMEOUT_NS),
+            "place",
+            timeout,
+            priorities,
+            where,
+        )
+
+    def sample(
+        self,
+        count: int,
+        key: int,
+        out: Sequence[int],
+        index: int,
+        tickets: int,
+        weights: int = 0,
+        *,
+        beta: float = 0.0,
+        prioritized: bool,
+    ) -> int:
+        """Draws ``count`` elements and copies them out, each validated.
+
+        Args:
+            count: elements.
+            key: 64 bits; the same key on the same buffer draws the same elements.
+            out: addresses of ``[count, *shape]``, one a leaf.
+            index: address of int64[count]: elements.
+            tickets: address of int64[count].
+            weights: address of float32[count], or 0: (mass / smallest mass) ** -beta (Schaul et al.
+                2016, section 3.4, normalised by the largest weight in the buffer).
+            beta: importance-sampling exponent.
+            prioritized: by mass; else uniformly over what is committed. Masses that are all zero:
+                uniformly.
+
+        Returns:
+            Rows that had to be drawn again because they were overwritten while being copied.
+
+        Raises:
+            EmptyBufferError: nothing is committed.
+        """
+        out = tuple(out)
+        result = self._native.sample(
+            count, key, out, index, tickets, weights, beta, prioritized, LOCK_TIMEOUT_NS
+        )
+        if result >= 0:
+            return int(result)
+        return self._again(
+            result,
+            lambda: self._native.sample(
+                count, key, out, index, tickets, weights, beta, prioritized, LOCK_TIMEOUT_NS
+            ),
+            "sample",
+        )
+
+    def draw(
+        self,
+        count: int,
+        key: int,
+        index: int,
+        tickets: int,
+        weights: int = 0,
+        *,
+        beta: float = 0.0,
+        prioritized: bool,
+    ) -> None:
+        """`sample` without the payload."""
+        self._run(
+            lambda: self._native.sample(
+                count, key, None, index, tickets, weights, beta, prioritized, LOCK_TIMEOUT_NS
+            ),
+            "sample",
+        )
+
+    def read(self, index: int, count: int, out: Sequence[int], tickets: int) -> int:
+        """Copies elements by index, each validated.
+
+        Args:
+            index: address of int64[count].
+            count: elements.
+            out: addresses of ``[count, *shape]``, one a leaf.
+            tickets: address of int64[count]; -1 where the slot holds no item.
+
+        Returns:
+            How many hold none.
+
+        Raises:
+            IndexError: no such element.
+        """
+        if count == 0:
+            return 0
+        out = tuple(out)
+        return self._run(
+            lambda: self._native.read(index, count, out, tickets, LOCK_TIMEOUT_NS), "read"
+        )
+
+    def update(
+        self,
+        index: NDArray[np.int64],
+        priorities: NDArray[np.float64],
+        tickets: NDArray[np.int64] | None = None,
+    ) -> tuple[int, int]:
+        """Sets raw priorities; an element named twice keeps the last.
+
+        Args:
+            index: int64[n], elements.
+            priorities: float64[n], raw.
+            tickets: int64[n]; an element whose slot has been written since is left as it is.
+
+        Returns:
+            How many were applied, and how many were stale or hold no item.
+
+        Raises:
+            ValueError: a priority is NaN, infinite, negative or too large; nothing was changed.
+            IndexError: no such element; nothing was changed.
+        """
+        count = len(index)
+        if count == 0:
+            return 0, 0
+        index = np.ascontiguousarray(index, np.int64)
+        priorities = np.ascontiguousarray(priorities, np.float64)
+        if tickets is not None:
+            tickets = np.ascontiguousarray(tickets, np.int64)
+        if len(priorities) != count or (tickets is not None and len(tickets) != count):
+            raise ValueError(f"update: {count} indices, {len(priorities)} priorities")
+        where, raw, generation = index.ctypes.data, priorities.ctypes.data, _address(tickets)
+        applied = self._run(
+            lambda: self._native.update(where, generation, raw, count, LOCK_TIMEOUT_NS),
+            "update",
+            None,
+            priorities,
+            index,
+        )
+        return applied, count - applied
+
+    def empty(self, *, keep_write_count: bool = False) -> None:
+        """Forgets every item. Slots that a writer is filling stay his. O(capacity)."""
+        self._run(lambda: self._native.empty(keep_write_count, LOCK_TIMEOUT_NS), "empty")
+
+    def snapshot(self) -> bytes:
+        """Runtime page and registry, of one moment; see `counters.of_snapshot`."""
+        copy = self._native.snapshot(LOCK_TIMEOUT_NS)
+        while isinstance(copy, int):
+            self._again(copy, lambda: 0, "snapshot")
+            copy = self._native.snapshot(LOCK_TIMEOUT_NS)
+        return bytes(copy)
+
+    def bind_priorities(self, alpha: float, eps: float) -> None:
+        """Switches the tree on; what is committed gets its mass. O(capacity), once.
+
+        Raises:
+            ValueError: it is on with another alpha or eps.
+        """
+        self._run(lambda: self._native.set_alpha(alpha, eps, True, LOCK_TIMEOUT_NS), "bind")
+
+    def set_alpha(self, alpha: float, eps: float | None = None) -> None:
+        """Changes the exponent exactly: masses are recomputed from raw priorities. O(capacity)."""
+        eps = self.eps if eps is None else eps
+        self._run(lambda: self._native.set_alpha(alpha, eps, False, LOCK_TIMEOUT_NS), "set_alpha")
+
+    # The split form, for payloads that Python moves.
+
+    def claim(self, count: int, *, timeout: float | None = WRITE_TIMEOUT_S) -> int:
+        """Takes slots at the head; then `commit` or `abort`, in the same thread.
+
+        Raises as `write`.
+        """
+        return self._run(lambda: self._native.claim(count, LOCK_TIMEOUT_NS), "write", timeout)
+
+    def claim_slots(
+        self,
+        where: NDArray[np.int64],
+        *,
+        in_place: bool,
+        timeout: float | None = WRITE_TIMEOUT_S,
+    ) -> None:
+        """Takes named slots; then `commit` or `abort`, in the same thread. Raises as `place`."""
+        where = np.ascontiguousarray(where, np.int64)
+        at = where.ctypes.data
+        self._run(
+            lambda: self._native.claim_slots(at, len(where), in_place, LOCK_TIMEOUT_NS),
+            "place",
+            timeout,
+            None,
+            where,
+        )
+
+    def commit(self, priorities: NDArray[np.float64] | int | None = None) -> None:
+        """Publishes what was claimed."""
+        given = _address(priorities)
+        self._run(
+            lambda: self._native.commit(given, 0, LOCK_TIMEOUT_NS), "commit", None, priorities
+        )
+
+    def abort(self) -> None:
+        """Gives the claimed slots back, empty."""
+        self._run(lambda: self._native.abort(LOCK_TIMEOUT_NS), "abort")
+
+    # What happens where a call could not do its work.
+
+    def _run(
+        self,
+        call: Callable[[], int],
+        what: str,
+        timeout: float | None = WRITE_TIMEOUT_S,
+        priorities: object = None,
+        index: object = None,
+    ) -> int:
+        result = call()
+        if result >= 0:
+            return result
+        return self._again(result, call, what, timeout, priorities, index)
+
+    def _again(
+        self,
+        result: int,
+        call: Callable[[], int],
+        what: str,
+        timeout: float | None = WRITE_TIMEOUT_S,
+        priorities: object = None,
+        index: object = None,
+    ) -> int:
+        """Waits, reaps or attaches again, whatever the status says, until the call succeeds."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        behind: tuple[int, float] | None = None
+        try:
+            while result < 0:
+                if result == -_core.BLOCKED:
+                    behind = self._wait_for_blocker(what, timeout, deadline, behind)
+                elif result == -_core.FORKED:
+                    self._engine.attach_again()
+                else:
+                    self._fail(-result, what, priorities, index)
+                result = call()
+        except BaseException:
+            if result == -_core.BLOCKED:
+                self._native.give_up_turn(LOCK_TIMEOUT_NS)
+            raise
+        return int(result)
+
+    def _wait_for_blocker(
+        self,
+        what: str,
+        timeout: float | None,
+        deadline: float | None,
+        behind: tuple[int, float] | None,
+    ) -> tuple[int, float] | None:
+        """One look at whoever is in the way: reaped if dead, else waited for.
+
+        Returns:
+            The turn that we wait behind and since when, to lose patience with it.
+        """
+        entry, incarnation, turn, by_turn = self._native.blocker
+        if self._engine.reap_if_dead(entry, incarnation):
+            return behind
+        now = time.monotonic()
+        if deadline is not None and now >= deadline:
+            pid = self._engine.registry.identity(entry).pid
+            state = process_state(pid)
+            doing = (
+                "waits for a slot in front of us" if by_turn else "is still writing a slot of ours"
+            )
+            raise RingOverrunError(
+                f"{self._engine.where}: {what} waited {timeout:g} s: process {pid} ({state}) "
+                f"{doing}; continue or end that process, or make the buffer larger",
+                pid=pid,
+                state=state,
+                timeout=timeout,
+            )
+        self._native.wait(
+            _SLICE_NS if deadline is None else min(_SLICE_NS, int((deadline - now) * 1e9) + 1)
+        )
+        if not by_turn:
+            return None
+        if behind is None or behind[0] != turn:
+            return turn, now
+        if now - behind[1] > _PATIENCE_S:
+            self._native.forfeit(entry, turn, LOCK_TIMEOUT_NS)
+            return None
+        return behind
+
+    def _fail(self, status: int, what: str, priorities: object, index: object) -> NoReturn:
+        where = self._engine.where
+        if status == _core.BAD_PRIORITY:
+            at = self._native.bad_at
+            value = f" {priorities[at]}" if isinstance(priorities, np.ndarray) else ""
+            raise ValueError(
+                f"{where}: priority{value} at position {at} is not a number from 0 to "
+                f"{1e300 / self.elements:.0e} (also after ** alpha); nothing was changed"
+            )
+        if status == _core.BAD_INDEX:
+            at = self._native.bad_at
+            value = f" {index[at]}" if isinstance(index, np.ndarray) else ""
+            raise IndexError(
+                f"{where}: index{value} at position {at} is outside the buffer of {self.elements}; "
+                "nothing was changed"
+            )
+        if status == _core.NOTHING:
+            raise EmptyBufferError(
+                f"{where}: nothing to sample from, the buffer is empty; write to it first"
+            )
+        if status == _core.OTHER_SETTINGS:
+            raise ValueError(
+                f"{where}: priorities are kept with alpha={self.alpha:g}, eps={self.eps:g}; "
+                "use the same, or change them with set_alpha"
+            )
+        if status == _core.LOCK_TIMEOUT:
+            tid = int(_core.mutex_owner(self._engine.control.map))
+            raise LockTimeout(
+                f"{where}: {what} waited {LOCK_TIMEOUT_NS / 1e9:g} s for the buffer's mutex, which "
+                f"thread {tid} ({process_state(tid)}) holds; continue or end that process",
+                tid=tid,
+                state=process_state(tid),
+            )
+        if status == _core.CLOSING_STATUS:
+            raise BufferClosedError(f"{where}: the buffer is being removed; nothing was written")
+        if status == _core.FENCED:
+            raise BufferNeedsRestart(
+                f"{where}: this process was taken for dead and its write was rolled back; attach "
+                "again"
+            )
+        if status == _core.NO_MEMORY:
+            raise MemoryError(f"{where}: {what} could not get memory for its own bookkeeping")
+        if status == _core.NO_CLAIM:
+            raise ShmBufferError(f"{where}: {what}: nothing is claimed; call claim first")
+        raise BufferNeedsRestart(
+            f"{where}: {what}: the buffer's mutex is beyond repair; close every handle, then "
+            "recover"
+        )
+
+
+class ClosedRing:
+    """Stands in for the native ring of a closed handle: every use of it says so."""
+
+    def __init__(self, where: str) -> None:
+        self._where = where
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise BufferClosedError(f"{self._where}: this handle was closed; attach again")
+
+
+def _address(array: NDArray[Any] | int | None) -> int:
+    if array is None:
+        return 0
+    if isinstance(array, int):
+        return array
+    return int(array.__array_interface__["data"][0])
+
+
+def _part(data: NDArray[np.uint8], offset: int, count: int, dtype: Any) -> NDArray[Any]:
+    size = np.dtype(dtype).itemsize
+    return data[offset : offset + size * count].view(dtype)

@@ -1,0 +1,267 @@
+"""What an item is made of: names, dtypes and shapes of its leaves, and how they lie on disk.
+
+A leaf is one tensor of an item, stored for all items in one file: C order, no header, full
+capacity, so that tensordict's ``load_memmap`` reads the directory. Nothing here needs torch: a
+dtype is its name and its size.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import quote
+
+from shmbuffer.errors import CorruptBufferError, SchemaMismatchError
+
+#: torch's dtype names and sizes in bytes. All of them are opaque bytes to the engine.
+ITEMSIZES: Mapping[str, int] = {
+    "bool": 1,
+    "uint8": 1,
+    "int8": 1,
+    "float8_e4m3fn": 1,
+    "float8_e5m2": 1,
+    "float8_e4m3fnuz": 1,
+    "float8_e5m2fnuz": 1,
+    "uint16": 2,
+    "int16": 2,
+    "float16": 2,
+    "bfloat16": 2,
+    "uint32": 4,
+    "int32": 4,
+    "float32": 4,
+    "complex32": 4,
+    "uint64": 8,
+    "int64": 8,
+    "float64": 8,
+    "complex64": 8,
+    "complex128": 16,
+}
+#: tensordict's own entries in a meta.json; a key of that name would be overwritten by them.
+RESERVED = frozenset({"shape", "device", "_type", "_format_version", "_class"})
+MAX_LEAVES = 4096
+MAX_DEPTH = 64
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """One tensor of an item.
+
+    Attributes:
+        path: nested key, outermost first.
+        dtype: torch's name of it, without the ``torch.``.
+        shape: of one element, without the storage's dimensions.
+    """
+
+    path: tuple[str, ...]
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of one number."""
+        return ITEMSIZES[self.dtype]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of one element."""
+        return self.itemsize * math.prod(self.shape)
+
+    @property
+    def name(self) -> str:
+        """The key as one writes it: ``next.obs``."""
+        return ".".join(self.path)
+
+    @property
+    def file(self) -> str:
+        """Its file below the scratch directory, percent-encoded as tensordict does."""
+        return "/".join(quote(part, safe="") for part in self.path) + ".memmap"
+
+    def __str__(self) -> str:
+        return f"{self.dtype}{list(self.shape)}"
+
+
+@dataclass(frozen=True)
+class Schema:
+    """All leaves of an item, and the shape of the storage.
+
+    Attributes:
+        leaves: in the order in which writes pass their addresses.
+        capacity: slots, the first storage dimension.
+        lanes: the storage dimensions after the first; empty for ``ndim=1``.
+        structure: how the leaves make up what the user gave (TensorDict, tensor, PyTree); the
+            family's business, kept as it is. JSON.
+
+    Raises:
+        SchemaMismatchError: a dtype that is not torch's, a reserved or repeated key, a size below
+            one.
+    """
+
+    leaves: tuple[Leaf, ...]
+    capacity: int
+    lanes: tuple[int, ...] = ()
+    structure: dict[str, Any] = field(default_factory=lambda: {"kind": "tensordict"})
+
+    def __post_init__(self) -> None:
+        if self.capacity < 1 or any(n < 1 for n in self.lanes):
+            raise SchemaMismatchError(
+                f"a buffer needs at least one slot and one lane, not capacity {self.capacity}, "
+                f"lanes {self.lanes}",
+                capacity=self.capacity,
+                lanes=self.lanes,
+            )
+        if len(self.leaves) > MAX_LEAVES:
+            raise SchemaMismatchError(f"{len(self.leaves)} leaves, {MAX_LEAVES} are the limit")
+        seen: set[tuple[str, ...]] = set()
+        for leaf in self.leaves:
+            self._check_leaf(leaf, seen)
+
+    @staticmethod
+    def _check_leaf(leaf: Leaf, seen: set[tuple[str, ...]]) -> None:
+        if leaf.dtype not in ITEMSIZES:
+            raise SchemaMismatchError(
+                f"leaf '{leaf.name}' has dtype {leaf.dtype}, which cannot be stored; convert it",
+                leaf=leaf.name,
+            )
+        if not leaf.path or len(leaf.path) > MAX_DEPTH or any(n < 0 for n in leaf.shape):
+            raise SchemaMismatchError(
+                f"leaf '{leaf.name}' has an impossible path or shape", leaf=leaf.name
+            )
+        reserved = next((part for part in leaf.path if part in RESERVED), None)
+        if reserved is None and leaf.path[0] == ".shmbuffer":
+            reserved = leaf.path[0]
+        if reserved is not None or "" in leaf.path or "." in leaf.path or ".." in leaf.path:
+            raise SchemaMismatchError(
+                f"leaf '{leaf.name}': the key {reserved or leaf.path!r} is reserved on disk; "
+                "rename it",
+                leaf=leaf.name,
+            )
+        if leaf.path in seen or any(leaf.path[:n] in seen for n in range(1, len(leaf.path))):
+            raise SchemaMismatchError(f"leaf '{leaf.name}' is there twice", leaf=leaf.name)
+        seen.add(leaf.path)
+
+    @property
+    def width(self) -> int:
+        """Elements of a slot: the product of the lanes."""
+        return math.prod(self.lanes)
+
+    @property
+    def elements(self) -> int:
+        """Elements of the whole storage."""
+        return self.capacity * self.width
+
+    @property
+    def leaf_bytes(self) -> tuple[int, ...]:
+        """Size of each leaf's file."""
+        return tuple(leaf.nbytes * self.elements for leaf in self.leaves)
+
+    @property
+    def digest(self) -> bytes:
+        """SHA-256 of the canonical JSON: two schemas are the same if these are."""
+        return hashlib.sha256(self.to_json()).digest()
+
+    def to_json(self) -> bytes:
+        """Canonical JSON, UTF-8."""
+        what = {
+            "capacity": self.capacity,
+            "lanes": list(self.lanes),
+            "leaves": [
+                {"path": list(leaf.path), "dtype": leaf.dtype, "shape": list(leaf.shape)}
+                for leaf in self.leaves
+            ],
+            "structure": self.structure,
+        }
+        return json.dumps(what, sort_keys=True, separators=(",", ":")).encode()
+
+    @classmethod
+    def from_json(cls, data: bytes, where: str) -> Schema:
+        """Reads what `to_json` wrote.
+
+        Raises:
+            CorruptBufferError: it is not that; nothing is allocated from what it claims.
+        """
+        try:
+            what = json.loads(data)
+            leaves = tuple(
+                Leaf(tuple(map(_string, one["path"])), _string(one["dtype"]), _sizes(one["shape"]))
+                for one in what["leaves"]
+            )
+            schema = cls(leaves, _size(what["capacity"]), _sizes(what["lanes"]), what["structure"])
+        except (ValueError, KeyError, TypeError, RecursionError, SchemaMismatchError) as error:
+            raise CorruptBufferError(
+                f"{where}: the schema cannot be read ({error}); recover from a copy", path=where
+            ) from error
+        if schema.elements * max(1, *(leaf.nbytes for leaf in leaves), 1) >= 2**62:
+            raise CorruptBufferError(f"{where}: the schema asks for impossible sizes", path=where)
+        return schema
+
+    def difference(self, other: Schema) -> str | None:
+        """The first thing in which ``other`` differs, as a sentence; None if nothing does.
+
+        ``self`` is what the buffer has, ``other`` what a write brings.
+        """
+        mine = {leaf.path: leaf for leaf in self.leaves}
+        theirs = {leaf.path: leaf for leaf in other.leaves}
+        for path, leaf in mine.items():
+            if path not in theirs:
+                return f"leaf '{leaf.name}' ({leaf}) is missing in this write"
+            if (theirs[path].dtype, theirs[path].shape) != (leaf.dtype, leaf.shape):
+                return f"leaf '{leaf.name}' is {leaf}, this write has {theirs[path]}"
+        for path, leaf in theirs.items():
+            if path not in mine:
+                return f"leaf '{leaf.name}' ({leaf}) is not a leaf of this buffer"
+        if (self.capacity, self.lanes) != (other.capacity, other.lanes):
+            return (
+                f"the storage is {[self.capacity, *self.lanes]}, "
+                f"this write is for {[other.capacity, *other.lanes]}"
+            )
+        return None
+
+    def meta_files(self) -> dict[str, bytes]:
+        """Tensordict's ``meta.json`` files, by name below the scratch directory."""
+        batch = [self.capacity, *self.lanes]
+        folders: dict[tuple[str, ...], dict[str, Any]] = {(): {}}
+        for leaf in self.leaves:
+            for depth in range(1, len(leaf.path)):
+                folders.setdefault(leaf.path[:depth], {})
+                folders[leaf.path[: depth - 1]][leaf.path[depth - 1]] = {"type": "TensorDict"}
+            folders[leaf.path[:-1]][leaf.path[-1]] = {
+                "device": "cpu",
+                "shape": batch + list(leaf.shape),
+                "dtype": f"torch.{leaf.dtype}",
+                "is_nested": False,
+            }
+        tail = {
+            "shape": batch,
+            "device": "cpu",
+            "_type": "<class 'tensordict._td.TensorDict'>",
+            "_format_version": 1,
+            "_class": "tensordict:TensorDict",
+        }
+        return {
+            "/".join([*(quote(part, safe="") for part in path), "meta.json"]): json.dumps(
+                {**folder, **tail}
+            ).encode()
+            for path, folder in folders.items()
+        }
+
+
+def _string(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is not a string")
+    return value
+
+
+def _size(value: object) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**48:
+        raise ValueError(f"{value!r} is not a size")
+    return value
+
+
+def _sizes(values: object) -> tuple[int, ...]:
+    if not isinstance(values, list) or len(values) > MAX_DEPTH:
+        raise TypeError(f"{values!r} is not a shape")
+    return tuple(map(_size, values))

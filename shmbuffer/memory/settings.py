@@ -1,0 +1,43 @@
+"""What is recorded of a buffer when it is created."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from shmbuffer.memory.layout import Flag
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What is recorded of a buffer when it is created, and found by whoever attaches.
+
+    Attributes:
+        capacity: elements, as the user gave it.
+        ndim: dimensions that count as storage.
+        checksum: write a CRC32C over ticket and payload at each commit.
+        reserve: take all space when the schema is known; without, a full disk is a SIGBUS later.
+        alpha: priority exponent; None: no priorities until a sampler binds them.
+        eps: added to raw priorities.
+        extra: what the family records of itself; JSON.
+    """
+
+    capacity: int
+    ndim: int = 1
+    checksum: bool = True
+    reserve: bool = True
+    alpha: float | None = None
+    eps: float = 1e-8
+    extra: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.capacity < 1:
+            raise ValueError(f"the capacity is {self.capacity}; it has to be at least 1")
+        if self.ndim < 1:
+            raise ValueError(f"ndim is {self.ndim}; it has to be at least 1")
+
+    @property
+    def flags(self) -> Flag:
+        """As the superblock has them."""
+        checksum = Flag.CHECKSUM if self.checksum else Flag(0)
+        return checksum | (Flag.RESERVE if self.reserve else Flag(0))

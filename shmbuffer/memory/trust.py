@@ -1,0 +1,137 @@
+"""Which paths are opened, and what is said about the others.
+
+A directory has to be ours, and not open to everybody; a file has to be a regular one of ours with
+one name. Everything else that the kernel answers on the way to a file becomes an error that says
+where it happened, and what to do.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from shmbuffer.errors import (
+    BufferExistsError,
+    BufferNotFoundError,
+    ReadOnlyError,
+    ShmBufferError,
+    UnsafePathError,
+)
+from shmbuffer.memory.filesystem import space_error
+
+_KINDS = {
+    stat.S_IFLNK: "a symbolic link",
+    stat.S_IFREG: "a regular file",
+    stat.S_IFDIR: "a directory",
+    stat.S_IFIFO: "a FIFO",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a character device",
+    stat.S_IFBLK: "a block device",
+}
+
+
+def require_own_directory(found: os.stat_result, where: Path) -> None:
+    """Raise UnsafePathError unless we own the directory and others cannot exchange its files.
+
+    A group may write there: umask 002 makes such directories, and the group is one's own then.
+    """
+    _require_owner(found, where)
+    if found.st_mode & stat.S_IWOTH and not found.st_mode & stat.S_ISVTX:
+        raise UnsafePathError(
+            f"{where}: everybody can write there (mode {stat.S_IMODE(found.st_mode):#o}), so files"
+            f" could be exchanged; `chmod o-w {where}`, or choose a directory below it",
+            path=where,
+            mode=stat.S_IMODE(found.st_mode),
+        )
+
+
+def require_own_file(found: os.stat_result, where: Path) -> None:
+    """Raise UnsafePathError unless it is a regular file of ours with one name."""
+    if not stat.S_ISREG(found.st_mode):
+        raise _another_kind(where, "a regular file")
+    if found.st_nlink != 1:
+        raise UnsafePathError(
+            f"{where}: the file has {found.st_nlink} names (hard links), so somebody else may be"
+            " writing to it; put a copy in its place",
+            path=where,
+            links=found.st_nlink,
+        )
+    _require_owner(found, where)
+
+
+@contextmanager
+def explained(
+    where: Path,
+    *,
+    wanted: str = "a regular file",
+    needed: int = 0,
+    free: Callable[[], int] = lambda: 0,
+) -> Iterator[None]:
+    """Turn an OSError of the body into the error of ours that it means.
+
+    Args:
+        where: what the body works on.
+        wanted: what should be there.
+        needed: bytes that the body writes or reserves.
+        free: asked when they do not fit, after the body has cleaned up.
+    """
+    try:
+        yield
+    except ShmBufferError:
+        raise
+    except OSError as error:
+        meaning: ShmBufferError
+        match error.errno:
+            case errno.ENOENT:
+                meaning = _not_found(where)
+            case errno.EEXIST:
+                meaning = BufferExistsError(
+                    f"{where}: is there already; remove it, or choose another name", path=where
+                )
+            case errno.EROFS | errno.EACCES | errno.EPERM:
+                meaning = ReadOnlyError(
+                    f"{where}: {os.strerror(error.errno).lower()}; choose a directory where you may"
+                    " write, or change its permissions",
+                    path=where,
+                )
+            case errno.ELOOP | errno.ENOTDIR | errno.EISDIR | errno.ENXIO:
+                meaning = _another_kind(where, wanted)
+            case errno.ENOSPC | errno.EDQUOT | errno.EFBIG | errno.ENOMEM:
+                meaning = space_error(where, needed, free(), why=error.errno)
+            case _:
+                raise
+        raise meaning from error
+
+
+def _require_owner(found: os.stat_result, where: Path) -> None:
+    if found.st_uid != os.geteuid():
+        raise UnsafePathError(
+            f"{where}: belongs to uid {found.st_uid}, but this process runs as uid {os.geteuid()};"
+            " use a directory of your own, or run as its owner",
+            path=where,
+            uid=found.st_uid,
+        )
+
+
+def _not_found(where: Path) -> BufferNotFoundError:
+    return BufferNotFoundError(
+        f"{where}: is not there; check the path, or create the buffer first", path=where
+    )
+
+
+def _another_kind(where: Path, wanted: str) -> UnsafePathError:
+    try:
+        found = _KINDS[stat.S_IFMT(os.lstat(where).st_mode)]
+    except (OSError, KeyError):
+        found = "something below a file"
+    return UnsafePathError(
+        f"{where}: {wanted} was expected, and this is {found}; it was not opened: move it away, or"
+        " choose another path",
+        path=where,
+        wanted=wanted,
+        found=found,
+    )

@@ -1,0 +1,102 @@
+"""The way to a name: part by part, never through a link, each directory on it ours.
+
+    root ──openat "next", O_NOFOLLOW──▶ fd ──openat ...──▶ fd of the directory that holds the file
+
+A path of several parts that is given to the kernel at once is followed through every link that lies
+on it, whatever O_NOFOLLOW says about the last part.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from shmbuffer.errors import UnsafePathError
+from shmbuffer.memory.trust import explained, require_own_directory
+
+FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def parts(name: str, root: Path) -> list[str]:
+    """Split a name; UnsafePathError if it is anything but a way down from `root`."""
+    found = name.split("/")
+    if "\0" in name or any(part in ("", ".", "..") for part in found):
+        raise UnsafePathError(
+            f"{root}: {name!r} is not the name of a file in this directory; a name is relative,"
+            " without '.', '..', NUL and empty parts",
+            path=root,
+            name=name,
+        )
+    return found
+
+
+@contextmanager
+def walk(root: int, where: Path, folders: list[str], *, make: bool = False) -> Iterator[int]:
+    """Yield the descriptor of a directory below `root`, which is open and lies at `where`.
+
+    Args:
+        root: where to begin; it stays open, everything else is closed at the end.
+        where: for messages.
+        folders: the names on the way down.
+        make: make what is missing, 0700.
+    """
+    fd = root
+    try:
+        for folder in folders:
+            where /= folder
+            with explained(where, wanted="a directory"):
+                if make:
+                    _make(folder, 0o700, dir_fd=fd)
+                below = os.open(folder, FOLDER, dir_fd=fd)
+            if fd != root:
+                os.close(fd)
+            fd = below
+            require_own_directory(os.fstat(fd), where)
+        yield fd
+    finally:
+        if fd != root:
+            os.close(fd)
+
+
+def make_with_parents(where: Path, mode: int) -> bool:
+    """Make a directory, and return whether it was not there yet.
+
+    What is missing above it is the user's, so it is made with the permissions that umask leaves.
+    Parents are synced if that is possible: a power cut could take ours with all that we sync in it.
+    """
+    missing = [folder for folder in where.parents if not folder.exists()]
+    if missing:
+        where.parent.mkdir(parents=True, exist_ok=True)
+    created = _make(where, mode)
+    if created:
+        for folder in (where, *missing):
+            _sync_if_possible(folder.parent)
+    return created
+
+
+def _make(name: str | Path, mode: int, *, dir_fd: int | None = None) -> bool:
+    """Make a directory with exactly this mode; false if something is there already."""
+    try:
+        os.mkdir(name, mode, dir_fd=dir_fd)
+    except FileExistsError:
+        return False
+    # The umask may have taken our own right to open it, which fchmod would need; O_PATH does not.
+    fd = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=dir_fd)
+    try:
+        if stat.S_IMODE(os.fstat(fd).st_mode) != mode:
+            os.chmod(f"/proc/self/fd/{fd}", mode)
+    finally:
+        os.close(fd)
+    return True
+
+
+def _sync_if_possible(folder: Path) -> None:
+    with suppress(OSError):
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)

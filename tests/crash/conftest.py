@@ -1,0 +1,29 @@
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from shmbuffer.memory import Engine
+from tests.crash.harness import SETTINGS, schema
+
+
+@pytest.fixture
+def tmp_path() -> Iterator[Path]:
+    """A directory in memory where there is one: hundreds of buffers are made here."""
+    base = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    path = Path(tempfile.mkdtemp(prefix="shmbuffer-crash-", dir=base))
+    yield path
+    shutil.rmtree(path)
+
+
+@pytest.fixture
+def survivor(tmp_path: Path) -> Iterator[Engine]:
+    """A living client of a buffer with a schema, in ``tmp_path / "buffer"``."""
+    with Engine.open(tmp_path / "buffer", SETTINGS) as engine:
+        engine.define(schema())
+        yield engine

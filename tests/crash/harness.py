@@ -1,0 +1,201 @@
+"""Killing processes at named points, and looking at what is left.
+
+A victim is forked from a process that has loaded the C core and numpy only, attaches by path, arms
+a crash point and works until it dies there. What is left is then audited from outside the engine's
+own
+bookkeeping: every leaf of an item carries the item's number in its own way, so that a mixture of
+two items, an item that nobody wrote and a missing item all show in the bytes.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+
+import shmbuffer.memory
+from shmbuffer._native import _core
+from shmbuffer.memory import Engine, Leaf, Ring, Schema, Settings
+
+CAPACITY = 8
+LEAVES = (
+    Leaf(("number",), "int64", ()),
+    Leaf(("next", "square"), "float64", (3,)),
+    Leaf(("bytes",), "uint8", (5,)),
+)
+SETTINGS = Settings(capacity=CAPACITY, alpha=0.5, eps=0.0)
+
+
+def schema(capacity: int = CAPACITY) -> Schema:
+    return Schema(LEAVES, capacity)
+
+
+def native_points(prefix: str) -> list[str]:
+    """Points compiled into the C core whose names start so."""
+    return [name for name in _core.crash_points() if name.startswith(prefix + ".")]
+
+
+def python_points(prefix: str) -> list[str]:
+    """Points in the Python code of the memory floor whose names start so, in source order."""
+    folder = Path(shmbuffer.memory.__file__).parent
+    text = "\n".join(path.read_text() for path in sorted(folder.glob("*.py")))
+    return list(dict.fromkeys(re.findall(rf'reached\("({prefix}\.\w+)"\)', text)))
+
+
+class Batch:
+    """Items by number: what each leaf of item k has to be."""
+
+    def __init__(self, numbers: Iterable[int]) -> None:
+        self.numbers = np.array(list(numbers), np.int64)
+        self.square = np.repeat(self.numbers[:, None].astype(float) ** 2, 3, axis=1).copy()
+        self.bytes = np.repeat(
+            (self.numbers[:, None] * 37 % 251).astype(np.uint8), 5, axis=1
+        ).copy()
+
+    @property
+    def addresses(self) -> tuple[int, int, int]:
+        return self.numbers.ctypes.data, self.square.ctypes.data, self.bytes.ctypes.data
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+
+def write(ring: Ring, numbers: Iterable[int], **options: object) -> int:
+    batch = Batch(numbers)
+    priorities = (batch.numbers + 1).astype(np.float64)
+    return ring.write(batch.addresses, len(batch), priorities, **options)  # type: ignore[arg-type]
+
+
+def place(ring: Ring, where: list[int], numbers: Iterable[int], *, in_place: bool) -> None:
+    batch = Batch(numbers)
+    ring.place(np.array(where, np.int64), batch.addresses, in_place=in_place)
+
+
+def read_all(ring: Ring) -> dict[int, int]:
+    """slot -> number of every item that a validated read returns; fails on a torn one."""
+    index = np.arange(ring.elements, dtype=np.int64)
+    batch, tickets = Batch(range(ring.elements)), np.empty(ring.elements, np.int64)
+    ring.read(index.ctypes.data, len(index), batch.addresses, tickets.ctypes.data)
+    for slot in (tickets >= 0).nonzero()[0]:
+        require_whole(batch, int(slot))
+    return {int(slot): int(batch.numbers[slot]) for slot in (tickets >= 0).nonzero()[0]}
+
+
+def sample(ring: Ring, count: int = 64, *, key: int = 7, prioritized: bool = True) -> Batch:
+    batch, index = Batch(range(count)), np.empty(count, np.int64)
+    tickets = np.empty(count, np.int64)
+    ring.sample(
+        count,
+        key,
+        batch.addresses,
+        index.ctypes.data,
+        tickets.ctypes.data,
+        prioritized=prioritized,
+    )
+    for row in range(count):
+        require_whole(batch, row)
+    return batch
+
+
+def require_whole(batch: Batch, row: int) -> None:
+    expected = Batch([int(batch.numbers[row])])
+    assert (batch.square[row] == expected.square[0]).all(), f"row {row} is torn"
+    assert (batch.bytes[row] == expected.bytes[0]).all(), f"row {row} is torn"
+
+
+def fork(body: Callable[[], None]) -> int:
+    """Runs ``body`` in a child; exit status 0 if it returns, 70 with a traceback if it raises."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    pid = os.fork()
+    if pid:
+        return pid
+    status = 70
+    try:
+        body()
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def ended(pid: int) -> int:
+    """Waits for a child: its exit status, negative for a signal."""
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def succeeds(body: Callable[[], None]) -> None:
+    """Runs ``body`` in a fresh process, which has to come to its end."""
+    assert ended(fork(body)) == 0, "the fresh process failed; its traceback is above"
+
+
+def dies(path: Path, point: str, work: Callable[[Engine], None], after: int = 0) -> bool:
+    """A victim attaches, arms ``point`` and works.
+
+    Whether it was killed there, or did not pass it so often.
+    """
+
+    def body() -> None:
+        engine = Engine.open(path, None)
+        _core.arm(point, after=after)
+        work(engine)
+        _core.disarm()
+        engine.close()
+
+    status = ended(fork(body))
+    assert status in (0, -signal.SIGKILL), f"the victim ended with {status}"
+    return status == -signal.SIGKILL
+
+
+@contextmanager
+def stopped_at(path: Path, point: str, work: Callable[[Engine], None]) -> Iterator[int]:
+    """A victim that stands still at ``point``, until the block ends; then it is killed."""
+    told, tell = os.pipe()
+    hear, say = os.pipe()
+
+    def body() -> None:
+        engine = Engine.open(path, None)
+        _core.arm(point, "pause", notify_fd=tell, wait_fd=hear)
+        work(engine)
+
+    pid = fork(body)
+    os.close(tell)
+    try:
+        assert os.read(told, 1), f"the victim never came to {point}"
+        yield pid
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        ended(pid)
+        for fd in (told, hear, say):
+            os.close(fd)
+
+
+def require_sound(engine: Engine) -> None:
+    """G5 and what else must be exact: no wrong node, leaf, length or word; no orphan."""
+    ring = engine.ring
+    assert ring is not None
+    report = engine.check()
+    assert report.ok, report.problems
+    assert ring.length == len(read_all(ring))
+
+
+def require_usable(ring: Ring, number: int) -> None:
+    """G4: a survivor writes, samples and updates."""
+    before = ring.write_count
+    ticket = write(ring, [number])
+    assert read_all(ring)[ticket % ring.capacity] == number
+    assert ring.write_count == before + 1
+    assert number in sample(ring, 512).numbers
+    index = np.array([ticket % ring.capacity])
+    assert ring.update(index, np.array([2.0]), np.array([ticket])) == (1, 0)
+    assert ring.update(index, np.array([9.0]), np.array([ticket + 8])) == (0, 1)
+    assert ring.priorities()[index[0]] == 2.0

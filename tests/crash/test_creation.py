@@ -1,0 +1,151 @@
+"""The first process is killed at every step of creation, definition and removal."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from shmbuffer._native import _core
+from shmbuffer.errors import BufferNotFoundError
+from shmbuffer.memory import Engine
+from tests.crash.harness import (
+    LEAVES,
+    SETTINGS,
+    ended,
+    fork,
+    python_points,
+    read_all,
+    require_sound,
+    require_usable,
+    schema,
+    succeeds,
+    write,
+)
+
+pytestmark = pytest.mark.crash
+
+
+def everything(path: Path) -> list[str]:
+    return sorted(
+        str(Path(folder, name).relative_to(path))
+        for folder, _, names in os.walk(path)
+        for name in names
+    )
+
+
+def _creates(path: Path, point: str, after: int) -> None:
+    _core.arm(point, after=after)
+    with Engine.open(path, SETTINGS) as engine:
+        write(engine.define(schema()), range(3))
+    _core.disarm()
+
+
+CREATION = ["open.locked", *python_points("create"), *python_points("define"), "superblock.half"]
+
+
+@pytest.mark.parametrize("point", CREATION)
+def test_the_next_process_finishes_what_a_dead_creator_began(tmp_path: Path, point: str) -> None:
+    passing = 0
+    while True:
+        path = tmp_path / str(passing)
+        if ended(fork(lambda path=path, after=passing: _creates(path, point, after))) == 0:
+            break
+        with Engine.open(path, SETTINGS) as engine:
+            ring = engine.define(schema())
+            assert read_all(ring) == {}
+            write(ring, range(5))
+            require_sound(engine)
+            require_usable(ring, 999)
+            assert [name for name in everything(path) if ".new" in name or "tmp" in name] == []
+        passing += 1
+    assert passing > 0
+
+
+@pytest.mark.parametrize("point", CREATION)
+def test_a_waiting_process_takes_over_from_a_dead_creator(tmp_path: Path, point: str) -> None:
+    """It waits for init.lock when the creator dies, and needs no clock to notice."""
+    path = tmp_path / "buffer"
+    told, tell = os.pipe()
+    never, _say = os.pipe()
+
+    def pauses() -> None:
+        _core.arm(point, "pause", notify_fd=tell, wait_fd=never)
+        with Engine.open(path, SETTINGS) as engine:
+            engine.define(schema())
+
+    creator = fork(pauses)
+    os.close(tell)
+    assert os.read(told, 1) == b"\x01"
+
+    def waits() -> None:
+        with Engine.open(path, SETTINGS) as engine:
+            write(engine.define(schema()), [os.getpid()])
+            assert os.getpid() in read_all(engine.ring).values()  # type: ignore[arg-type]
+
+    waiters = [fork(waits) for _ in range(2)]
+    os.kill(creator, signal.SIGKILL)
+    assert ended(creator) == -signal.SIGKILL
+    assert [ended(pid) for pid in waiters] == [0, 0]
+    with Engine.open(path, None) as engine:
+        assert sorted(read_all(engine.ring).values()) == sorted(waiters)  # type: ignore[arg-type]
+    for fd in (told, never, _say):
+        os.close(fd)
+
+
+@pytest.mark.parametrize("point", python_points("remove"))
+def test_a_removal_that_dies_can_be_repeated(tmp_path: Path, point: str) -> None:
+    path = tmp_path / "buffer"
+    foreign = path / "notes.txt"
+    with Engine.open(path, SETTINGS) as engine:
+        write(engine.define(schema()), range(3))
+    foreign.write_text("not ours")
+
+    def removes() -> None:
+        with Engine.open(path, None) as found:
+            _core.arm(point)
+            found.cleanup()
+
+    assert ended(fork(removes)) == -signal.SIGKILL
+
+    def finishes() -> None:
+        try:
+            with Engine.open(path, None) as found:
+                found.cleanup()
+        except BufferNotFoundError:
+            with Engine.open(path, SETTINGS) as again:
+                again.define(schema())
+                again.cleanup()
+        assert everything(path) == ["notes.txt"]
+
+    succeeds(finishes)
+
+
+def test_eight_processes_that_start_at_once_make_one_buffer(tmp_path: Path) -> None:
+    for round_ in range(10):
+        path = tmp_path / str(round_)
+        ready, go = os.pipe()
+
+        def races(path: Path = path, ready: int = ready) -> None:
+            os.read(ready, 1)
+            with Engine.open(path, SETTINGS) as engine:
+                write(engine.define(schema()), [os.getpid()])
+
+        pids = [fork(races) for _ in range(8)]
+        os.write(go, b"x" * 8)
+        assert [ended(pid) for pid in pids] == [0] * 8
+        with Engine.open(path, None) as engine:
+            assert sorted(read_all(engine.ring).values()) == sorted(pids)  # type: ignore[arg-type]
+            assert engine.superblock.leaves == len(LEAVES)
+        os.close(ready)
+        os.close(go)
+
+
+def test_every_crash_point_belongs_to_a_protocol_that_is_killed_at_it() -> None:
+    tested = {"write", "update", "sample", "alpha", "empty", "reap", "repair", "recover", "leave"}
+    tested |= {"join", "flush", "abort", "wait", "create", "define", "remove", "open", "superblock"}
+    prefixes = {name.split(".")[0] for name in _core.crash_points()}
+    prefixes |= {name.split(".")[0] for name in python_points(r"\w+")}
+    assert prefixes <= tested

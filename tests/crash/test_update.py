@@ -1,0 +1,154 @@
+"""A learner is killed at every step of a priority update, of a sample, of a change of alpha."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from shmbuffer.memory import Engine
+from tests.crash.harness import (
+    dies,
+    ended,
+    fork,
+    native_points,
+    read_all,
+    require_sound,
+    require_usable,
+    sample,
+    stopped_at,
+    succeeds,
+    write,
+)
+
+pytestmark = pytest.mark.crash
+
+UPDATES = {
+    "one item": [3],
+    "many": [0, 2, 3, 5, 6],
+    "around the end": [6, 7, 0, 1],
+    "twice": [4, 4, 1],
+}
+
+
+def update(engine: Engine, index: list[int], priority: float = 50.0) -> None:
+    assert engine.ring is not None
+    where = np.array(index, np.int64)
+    tickets = (engine.ring.words[where] >> np.uint64(2)).astype(np.int64)
+    engine.ring.update(where, np.full(len(index), priority), tickets)
+
+
+@pytest.mark.parametrize("point", native_points("update"))
+@pytest.mark.parametrize("name", UPDATES)
+def test_each_priority_is_the_old_or_the_new_one(survivor: Engine, name: str, point: str) -> None:
+    ring, path = survivor.ring, survivor.path
+    assert ring is not None
+    assert path is not None
+    index = UPDATES[name]
+    write(ring, range(11))
+    before, items = ring.priorities(), read_all(ring)
+    passing = 0
+    while dies(path, point, lambda engine: update(engine, index), after=passing):
+        require_sound(survivor)
+        assert read_all(ring) == items
+        after = ring.priorities()
+        for element in range(8):
+            assert after[element] in (
+                {before[element], 50.0} if element in index else {before[element]}
+            )
+        if point in ("update.parents", "update.unlocked"):
+            assert (after[index] == 50.0).all()
+        succeeds(lambda: fresh(path, items))
+        ring.update(np.arange(8), before)
+        passing += 1
+    assert passing == (len(index) if point in ("update.raw", "update.leaf") else 1)
+    require_usable(ring, 999)
+    require_sound(survivor)
+
+
+def fresh(path: Path, items: dict[int, int]) -> None:
+    with Engine.open(path, None) as engine:
+        require_sound(engine)
+        assert read_all(engine.ring) == items  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("point", native_points("update"))
+def test_a_fresh_process_finds_sums_that_fit_after_the_death_of_all(
+    survivor: Engine, point: str
+) -> None:
+    ring, path = survivor.ring, survivor.path
+    assert ring is not None
+    assert path is not None
+    write(ring, range(11))
+    items = read_all(ring)
+    assert dies(path, point, lambda engine: update(engine, UPDATES["many"]))
+    survivor.close()
+    succeeds(lambda: fresh(path, items))
+
+
+@pytest.mark.parametrize("point", ["update.locked", "update.raw", "update.leaf", "update.parents"])
+def test_whoever_waits_for_the_mutex_of_a_dead_learner_gets_it(
+    survivor: Engine, point: str
+) -> None:
+    path = survivor.path
+    assert path is not None
+    write(survivor.ring, range(8))  # type: ignore[arg-type]
+    started, start = os.pipe()
+
+    def waits() -> None:
+        with Engine.open(path, None) as waiter:
+            os.write(start, b"x")
+            sample(waiter.ring)  # type: ignore[arg-type]
+            update(waiter, [1], 3.0)
+
+    with stopped_at(path, point, lambda engine: update(engine, [0, 5])):
+        waiter = fork(waits)
+        assert os.read(started, 1) == b"x"
+    assert ended(waiter) == 0
+    os.close(started)
+    os.close(start)
+    require_sound(survivor)
+    assert survivor.ring.priorities()[1] == 3.0  # type: ignore[union-attr]
+    assert survivor.stats()["repairs"] == 1
+
+
+@pytest.mark.parametrize("point", native_points("sample"))
+def test_a_learner_that_dies_while_sampling_changes_nothing(survivor: Engine, point: str) -> None:
+    ring, path = survivor.ring, survivor.path
+    assert ring is not None
+    assert path is not None
+    write(ring, range(11))
+    items, priorities = read_all(ring), ring.priorities()
+    assert dies(path, point, lambda engine: sample(engine.ring) and None)  # type: ignore[arg-type, func-returns-value]
+    require_sound(survivor)
+    assert read_all(ring) == items
+    assert (ring.priorities() == priorities).all()
+    require_usable(ring, 999)
+
+
+@pytest.mark.parametrize("point", native_points("alpha"))
+def test_a_change_of_alpha_is_finished_for_the_dead(survivor: Engine, point: str) -> None:
+    ring, path = survivor.ring, survivor.path
+    assert ring is not None
+    assert path is not None
+    write(ring, range(8))
+    assert dies(path, point, lambda engine: engine.ring.set_alpha(2.0))  # type: ignore[union-attr]
+    require_sound(survivor)
+    assert ring.alpha == 2.0
+    assert ring.mass().tolist()[:8] == [float(n + 1) ** 2 for n in range(8)]
+
+
+def test_an_update_that_meets_a_newer_item_is_dropped_after_a_kill_too(survivor: Engine) -> None:
+    ring, path = survivor.ring, survivor.path
+    assert ring is not None
+    assert path is not None
+    write(ring, range(8))
+    tickets = np.arange(8, dtype=np.int64)
+    assert dies(
+        path, "write.commit", lambda engine: write(engine.ring, [100, 101]) and None, after=1
+    )  # type: ignore[arg-type, func-returns-value] survivor.reap_dead()
+    assert ring.update(np.arange(8), np.full(8, 70.0), tickets) == (6, 2)
+    assert ring.priorities()[:2].tolist() == [101.0, 102.0]
+    require_sound(survivor)

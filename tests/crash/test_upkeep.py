@@ -1,0 +1,237 @@
+"""Those who tidy up are killed too: emptying, reaping, repair, recovery, leaving, the barrier."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from shmbuffer._native import _core
+from shmbuffer.memory import Engine
+from tests.crash.harness import (
+    dies,
+    ended,
+    fork,
+    native_points,
+    python_points,
+    read_all,
+    require_sound,
+    require_usable,
+    succeeds,
+    write,
+)
+
+pytestmark = pytest.mark.crash
+
+
+def victim(path: Path, point: str, after: int = 0) -> None:
+    """Somebody who died at a point of a write of four items around the ring's end."""
+    assert dies(
+        path, point, lambda engine: write(engine.ring, range(100, 104)) and None, after=after
+    )  # type: ignore[arg-type, func-returns-value]
+
+
+@pytest.mark.parametrize("point", native_points("empty"))
+def test_emptying_is_done_or_not_done(survivor: Engine, point: str) -> None:
+    ring, path = survivor.ring, survivor.path
+    assert ring is not None
+    assert path is not None
+    write(ring, range(11))
+    items = read_all(ring)
+    assert dies(path, point, lambda engine: engine.ring.empty())  # type: ignore[union-attr]
+    survivor.reap_dead()
+    if point in ("empty.locked", "empty.noted"):
+        assert read_all(ring) == items
+        assert ring.write_count == 11
+    else:
+        assert read_all(ring) == {}
+        assert (ring.write_count, ring.cursor, ring.length) == (0, 0, 0)
+    require_sound(survivor)
+    require_usable(ring, 999)
+
+
+@pytest.mark.parametrize("write_point", ["write.mark", "write.copy"])
+@pytest.mark.parametrize("point", native_points("reap"))
+def test_a_reaper_that_dies_is_followed_by_another(
+    survivor: Engine, point: str, write_point: str
+) -> None:
+    ring, path = survivor.ring, survivor.path
+    assert ring is not None
+    assert path is not None
+    write(ring, range(6))
+    victim(path, write_point)
+    # A joiner reaps the dead before it takes an entry, so the second victim arms before it joins.
+    killed = ended(fork(lambda: _arm_and_join(path, point))) == -signal.SIGKILL
+    # Who died in the mutex is repaired by whoever locks next; the reaper finds nothing left to do
+    # but free.
+    assert killed or (write_point, point) == ("write.mark", "reap.parents")
+    survivor.reap_dead()
+    there = set(read_all(ring).values())
+    assert there >= {2, 3, 4, 5}
+    assert not there & {100, 101, 102, 103}
+    assert len(survivor.clients()) == 1
+    require_sound(survivor)
+    require_usable(ring, 999)
+
+
+def _arm_and_join(path: Path, point: str) -> None:
+    _core.arm(point)
+    with Engine.open(path, None) as engine:
+        assert engine.ring is not None
+        engine.reap_dead()
+
+
+@pytest.mark.parametrize(
+    "write_point", ["write.marking", "write.mark", "write.committing", "write.commit"]
+)
+@pytest.mark.parametrize(
+    "point",
+    [*native_points("repair"), "reap.leaf", "reap.word", "reap.head", "reap.count"],
+)
+def test_a_repair_that_dies_is_repeated(survivor: Engine, point: str, write_point: str) -> None:
+    ring, path = survivor.ring, survivor.path
+    assert ring is not None
+    assert path is not None
+    write(ring, range(6))
+    victim(path, write_point, after=1 if write_point in ("write.mark", "write.commit") else 0)
+    killed = ended(fork(lambda: _arm_and_join(path, point))) == -signal.SIGKILL
+    assert killed or (write_point, point[:5]) == ("write.marking", "reap.")
+    survivor.reap_dead()
+    there = set(read_all(ring).values())
+    if write_point in ("write.committing", "write.commit"):
+        assert there == {100, 101, 102, 103, 2, 3, 4, 5}
+        assert ring.write_count == 10
+    else:
+        assert not there & {100, 101, 102, 103}
+        assert ring.write_count == 6
+    require_sound(survivor)
+    require_usable(ring, 999)
+
+
+RECOVERY = [point for point in python_points("recover") if point != "recover.verified"] + [
+    "recover.verified",
+    "superblock.half",
+    "superblock.stored",
+    "reap.leaf",
+    "reap.word",
+    "reap.freed",
+]
+
+
+@pytest.mark.parametrize("write_point", ["write.mark", "write.copy", "write.commit"])
+@pytest.mark.parametrize("point", RECOVERY)
+def test_a_recovery_that_dies_starts_again(survivor: Engine, point: str, write_point: str) -> None:
+    ring, path = survivor.ring, survivor.path
+    assert ring is not None
+    assert path is not None
+    write(ring, range(6))
+    survivor.close()
+    victim(path, write_point)
+    passing = 0
+    while ended(fork(lambda after=passing: _arm_and_open(path, point, after))) == -signal.SIGKILL:
+        passing += 1
+    assert passing > 0
+
+    def recovers() -> None:
+        with Engine.open(path, None) as found:
+            there = set(read_all(found.ring).values())  # type: ignore[arg-type]
+            if write_point == "write.commit":
+                assert there == {100, 101, 102, 103, 2, 3, 4, 5}
+            else:
+                assert there >= {2, 3, 4, 5}
+                assert not there & {100, 101, 102, 103}
+            require_sound(found)
+            require_usable(found.ring, 999)  # type: ignore[arg-type]
+
+    succeeds(recovers)
+
+
+def _arm_and_open(path: Path, point: str, after: int) -> None:
+    _core.arm(point, after=after)
+    Engine.open(path, None)
+    _core.disarm()
+
+
+@pytest.mark.parametrize("point", native_points("leave"))
+def test_leaving_half_way_is_as_good_as_dying(survivor: Engine, point: str) -> None:
+    path = survivor.path
+    assert path is not None
+    write(survivor.ring, range(5))  # type: ignore[arg-type]
+    assert dies(path, point, lambda engine: engine.close())
+    survivor.reap_dead()
+    assert len(survivor.clients()) == 1
+    assert sorted(read_all(survivor.ring).values()) == list(range(5))  # type: ignore[arg-type]
+    require_sound(survivor)
+
+
+@pytest.mark.parametrize("point", python_points("join"))
+def test_a_client_that_dies_while_joining_leaves_room(survivor: Engine, point: str) -> None:
+    path = survivor.path
+    assert path is not None
+    assert ended(fork(lambda: _arm_and_open(path, point, 0))) == -signal.SIGKILL
+    with Engine.open(path, None) as other:
+        assert len(other.clients()) == 2
+        require_usable(other.ring, 7)  # type: ignore[arg-type]
+    require_sound(survivor)
+
+
+@pytest.mark.parametrize("point", [*python_points("flush"), "superblock.half", "superblock.stored"])
+def test_a_barrier_that_dies_loses_nothing(survivor: Engine, point: str) -> None:
+    path = survivor.path
+    assert path is not None
+    write(survivor.ring, range(5))  # type: ignore[arg-type]
+    assert dies(path, point, lambda engine: engine.flush())
+    survivor.flush()
+    assert survivor.superblock.durable_ticket == 5
+    require_sound(survivor)
+    require_usable(survivor.ring, 9)  # type: ignore[arg-type]
+
+
+def test_an_abort_that_dies_is_finished_by_a_reaper(survivor: Engine) -> None:
+    ring, path = survivor.ring, survivor.path
+    assert ring is not None
+    assert path is not None
+    write(ring, range(6))
+
+    def aborts(engine: Engine) -> None:
+        assert engine.ring is not None
+        engine.ring.claim(3)
+        engine.ring.abort()
+
+    for point in native_points("abort"):
+        assert dies(path, point, aborts)
+        survivor.reap_dead()
+        require_sound(survivor)
+    require_usable(ring, 999)
+
+
+@pytest.mark.parametrize("point", native_points("wait"))
+def test_a_waiter_that_dies_gives_its_turn_back(survivor: Engine, point: str) -> None:
+    ring, path = survivor.ring, survivor.path
+    assert ring is not None
+    assert path is not None
+    from tests.crash.harness import stopped_at
+
+    def waits(engine: Engine) -> None:
+        write(engine.ring, range(8), timeout=0.5)  # type: ignore[arg-type]
+
+    with stopped_at(path, "write.claimed", lambda engine: write(engine.ring, [1]) and None):  # type: ignore[arg-type, func-returns-value]
+        if point == "wait.forfeit":
+            # Two in the queue, the first of them stopped: the second loses patience with it.
+            with stopped_at(path, "wait.turn", waits):
+                pass
+            pid = fork(lambda: _waits_behind(path, point))
+        else:
+            pid = fork(lambda: _waits_behind(path, point))
+        ended(pid)
+    survivor.reap_dead()
+    assert survivor.stats()["waiters"] == 0
+    require_sound(survivor)
+    require_usable(ring, 999)
+
+
+def _waits_behind(path: Path, point: str) -> None:
+    with Engine.open(path, None) as engine:
+        _core.arm(point)
+        write(engine.ring, range(8), timeout=0.5)  # type: ignore[arg-type]

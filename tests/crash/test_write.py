@@ -1,0 +1,313 @@
+"""A collector is killed at every step of a write; a survivor and a fresh process look."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from shmbuffer.memory import Engine, Settings
+from tests.crash.harness import (
+    CAPACITY,
+    SETTINGS,
+    dies,
+    ended,
+    fork,
+    native_points,
+    place,
+    read_all,
+    require_sound,
+    require_usable,
+    schema,
+    stopped_at,
+    succeeds,
+    write,
+)
+
+pytestmark = pytest.mark.crash
+
+
+@dataclass(frozen=True)
+class Situation:
+    """What is there, and what the victim writes over it.
+
+    Attributes:
+        before: items that are there, numbered from 0.
+        batch: numbers of the victim's items.
+        placed: slots, for a placed or in-place write.
+    """
+
+    before: int
+    batch: tuple[int, ...]
+    placed: tuple[int, ...] = ()
+    in_place: bool = False
+
+    def work(self, engine: Engine) -> None:
+        assert engine.ring is not None
+        if self.placed:
+            place(engine.ring, list(self.placed), self.batch, in_place=self.in_place)
+        else:
+            write(engine.ring, self.batch)
+
+    @property
+    def targets(self) -> list[int]:
+        """Slots that the batch goes to."""
+        if self.placed:
+            return list(self.placed)
+        kept = self.batch[-CAPACITY:]
+        first = self.before + len(self.batch) - len(kept)
+        return [(first + k) % CAPACITY for k in range(len(kept))]
+
+    @property
+    def after(self) -> dict[int, int]:
+        """slot -> number if the batch is there as a whole."""
+        return dict(zip(self.targets, self.batch[-CAPACITY:], strict=True))
+
+    @property
+    def old(self) -> dict[int, int]:
+        """slot -> number of what was there."""
+        return {k % CAPACITY: k for k in range(self.before)}
+
+
+SITUATIONS = {
+    "one item": Situation(3, (100,)),
+    "a batch": Situation(2, (100, 101, 102, 103, 104)),
+    "around the end": Situation(6, (100, 101, 102, 103)),
+    "over a full ring": Situation(11, (100, 101, 102)),
+    "a batch as large as the ring": Situation(5, tuple(range(100, 108))),
+    "a batch larger than the ring": Situation(5, tuple(range(100, 111))),
+    "placed": Situation(6, (100, 101, 102), (5, 0, 7)),
+    "in place": Situation(10, (100, 101), (1, 4), in_place=True),
+}
+POINTS = native_points("write")
+
+
+def prepare(path: Path, situation: Situation) -> Engine:
+    engine = Engine.open(path, SETTINGS)
+    ring = engine.define(schema())
+    for number in range(situation.before):
+        write(ring, [number])
+    return engine
+
+
+def require_whole_or_absent(engine: Engine, situation: Situation) -> bool:
+    """G1, G2, G3: the batch as a whole or not at all, and the other old items untouched."""
+    assert engine.ring is not None
+    there = read_all(engine.ring)
+    batch = {slot: number for slot, number in there.items() if number >= 100}
+    assert batch in ({}, situation.after), "a part of a dead writer's batch is there"
+    for slot, number in situation.old.items():
+        if slot not in situation.targets:
+            assert there.get(slot) == number, f"item {number} is lost"
+        elif not batch:
+            assert there.get(slot) in (None, number)
+    return bool(batch)
+
+
+def killed_at_every_passing(
+    folder: Path,
+    point: str,
+    situation: Situation,
+    look: Callable[[Path, Engine], None],
+    *,
+    alone: bool = False,
+) -> None:
+    """Kills at the first passing of the point, the second, and so on, until the victim does not
+    come by.
+
+    ``alone``: nobody else is there when the victim dies, so that recovery is the first to see what
+        it left.
+    """
+    passing = 0
+    while True:
+        path = folder / str(passing)
+        engine = prepare(path, situation)
+        if alone:
+            engine.close()
+        killed = dies(path, point, situation.work, after=passing)
+        if killed:
+            look(path, engine)
+        engine.close()
+        if not killed:
+            break
+        passing += 1
+    if point == "write.unmassed":
+        old = [slot for slot in situation.old if slot in situation.targets]
+        assert passing == len(old)
+    else:
+        assert passing > 0, f"{point} was never reached"
+
+
+@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize("name", SITUATIONS)
+def test_a_survivor_finds_the_batch_of_a_dead_writer_whole_or_absent(
+    tmp_path: Path, name: str, point: str
+) -> None:
+    situation = SITUATIONS[name]
+
+    def look(path: Path, engine: Engine) -> None:
+        ring = engine.ring
+        assert ring is not None
+        assert ring.length >= 0  # the first look takes no lock
+        engine.reap_dead()
+        present = require_whole_or_absent(engine, situation)
+        assert present == (point in COMMITTED_FROM), f"batch {'present' if present else 'absent'}"
+        require_sound(engine)
+        assert len(engine.clients()) == 1
+        succeeds(lambda: fresh(path, situation, expected=present))
+        require_usable(ring, 999)
+        require_sound(engine)
+
+    killed_at_every_passing(tmp_path, point, situation, look)
+
+
+#: Death before the phase COMMITTING rolls back, from then on it rolls forward.
+COMMITTED_FROM = POINTS[POINTS.index("write.committing") :]
+
+
+def fresh(path: Path, situation: Situation, *, expected: bool) -> None:
+    with Engine.open(path, None) as engine:
+        assert require_whole_or_absent(engine, situation) == expected
+        require_sound(engine)
+
+
+@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize("name", SITUATIONS)
+def test_a_fresh_process_recovers_after_the_death_of_all(
+    tmp_path: Path, name: str, point: str
+) -> None:
+    situation = SITUATIONS[name]
+
+    def look(path: Path, engine: Engine) -> None:
+        def recovers() -> None:
+            with Engine.open(path, None) as found:
+                assert found.report is not None
+                assert found.report.clients_retired == 1
+                present = require_whole_or_absent(found, situation)
+                assert present == (point in COMMITTED_FROM)
+                assert found.report.items == len(read_all(found.ring))  # type: ignore[arg-type]
+                require_sound(found)
+                require_usable(found.ring, 999)  # type: ignore[arg-type]
+
+        succeeds(recovers)
+
+    killed_at_every_passing(tmp_path, point, situation, look, alone=True)
+
+
+@pytest.mark.parametrize("point", [p for p in POINTS if p != "write.unmassed"])
+def test_a_writer_that_meets_the_slot_of_a_dead_one_goes_on(tmp_path: Path, point: str) -> None:
+    """Nobody reaps first: the ring comes round to the dead writer's slots by itself."""
+    situation = SITUATIONS["a batch"]
+    engine = prepare(tmp_path / "buffer", situation)
+    assert dies(tmp_path / "buffer", point, situation.work)
+    ring = engine.ring
+    assert ring is not None
+    for number in range(200, 200 + 2 * CAPACITY):
+        write(ring, [number])
+    assert sorted(read_all(ring).values()) == list(range(208, 216))
+    engine.reap_dead()
+    require_sound(engine)
+    engine.close()
+
+
+HELD = [
+    point
+    for point in POINTS
+    if point not in ("write.claimed", "write.copy", "write.checksum", "write.done")
+]
+
+
+@pytest.mark.parametrize("point", HELD)
+def test_whoever_waits_for_the_mutex_of_a_dead_writer_gets_it(tmp_path: Path, point: str) -> None:
+    situation = SITUATIONS["over a full ring"]
+    path = tmp_path / "buffer"
+    engine = prepare(path, situation)
+    started, start = os.pipe()
+
+    def waits() -> None:
+        with Engine.open(path, None) as waiter:
+            os.write(start, b"x")
+            write(waiter.ring, [500])  # type: ignore[arg-type]
+
+    with stopped_at(path, point, situation.work):
+        waiter = fork(waits)
+        assert os.read(started, 1) == b"x"
+    assert ended(waiter) == 0
+    for fd in (started, start):
+        os.close(fd)
+    engine.reap_dead()
+    assert 500 in read_all(engine.ring).values()  # type: ignore[arg-type]
+    require_sound(engine)
+    engine.close()
+
+
+def test_a_stopped_writer_is_not_declared_dead(survivor: Engine) -> None:
+    ring, path = survivor.ring, survivor.path
+    assert ring is not None
+    assert path is not None
+    from shmbuffer.errors import RingOverrunError
+
+    with stopped_at(path, "write.claimed", SITUATIONS["one item"].work) as pid:
+        for number in range(7):
+            write(ring, [number])
+        with pytest.raises(RingOverrunError, match=rf"waited 0.05 s: process {pid} \(") as raised:
+            write(ring, [7], timeout=0.05)
+        assert raised.value.pid == pid  # type: ignore[attr-defined]
+        assert sorted(read_all(ring).values()) == list(range(7))
+        assert survivor.stats()["waiters"] == 0
+    write(ring, [8])
+    assert 8 in read_all(ring).values()
+    require_sound(survivor)
+
+
+def test_a_stopped_writer_that_goes_on_commits_its_batch(survivor: Engine) -> None:
+    ring, path = survivor.ring, survivor.path
+    assert ring is not None
+    assert path is not None
+    pid = fork(lambda: _stops_itself(path))
+    assert os.WIFSTOPPED(os.waitpid(pid, os.WUNTRACED)[1])
+    for number in range(7):
+        write(ring, [number])
+    assert survivor.reap_dead() == 0
+    os.kill(pid, signal.SIGCONT)
+    assert ended(pid) == 0
+    assert sorted(read_all(ring).values()) == [*range(7), 100]
+    require_sound(survivor)
+
+
+def _stops_itself(path: Path) -> None:
+    from shmbuffer._native import _core
+
+    with Engine.open(path, None) as engine:
+        _core.arm("write.claimed", "stop")
+        write(engine.ring, [100])  # type: ignore[arg-type]
+
+
+def test_a_dead_writer_keeps_the_priorities_that_it_gave(survivor: Engine) -> None:
+    path = survivor.path
+    assert path is not None
+    assert dies(path, "write.committing", lambda engine: write(engine.ring, [4, 8]) and None)  # type: ignore[arg-type, func-returns-value]
+    survivor.reap_dead()
+    ring = survivor.ring
+    assert ring is not None
+    assert ring.length == 2
+    assert ring.priorities()[:2].tolist() == [5.0, 9.0]
+    require_sound(survivor)
+
+
+def test_without_priorities_a_kill_loses_nothing_either(tmp_path: Path) -> None:
+    for passing, point in enumerate(POINTS):
+        path = tmp_path / str(passing)
+        with Engine.open(path, Settings(capacity=CAPACITY)) as engine:
+            ring = engine.define(schema())
+            write(ring, range(6))
+            if not dies(path, point, SITUATIONS["around the end"].work):
+                assert point in ("write.unmassed", "write.leaf")
+                continue
+            engine.reap_dead()
+            assert set(range(2, 6)) <= set(read_all(ring).values())
+            require_sound(engine)

@@ -1,0 +1,191 @@
+"""The house: a module imports from its own floor or below, never upstairs, never in a ring."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[1] / "shmbuffer"
+
+# The first name below the package says which floor. The front door stands beside the command line.
+FLOORS = {
+    "": 4,
+    "__main__": 4,
+    "cli": 4,
+    "service": 3,
+    "distributed": 3,
+    "replay": 2,
+    "memory": 1,
+    "_native": 0,
+    "errors": 0,
+}
+
+
+@dataclass(frozen=True)
+class Import:
+    """A name that a module imports: where, and whether that happens when it is itself imported."""
+
+    importer: str
+    line: int
+    name: str
+    on_import: bool
+
+    def __str__(self) -> str:
+        return f"{self.importer}:{self.line} imports {self.name}"
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {module_name(path): path for path in sorted(PACKAGE.rglob("*.py"))}
+
+
+class Imports(ast.NodeVisitor):
+    """Collects the imports of one module, with relative names made absolute."""
+
+    def __init__(self, module: str) -> None:
+        self.module = module
+        self.found: list[Import] = []
+        self.on_import = True
+
+    def add(self, node: ast.stmt, name: str) -> None:
+        self.found.append(Import(self.module, node.lineno, name, self.on_import))
+
+    def visit_Import(self, node: ast.Import) -> None:
+        for alias in node.names:
+            self.add(node, alias.name)
+
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
+        source = node.module or ""
+        if node.level:
+            is_package = MODULES[self.module].name == "__init__.py"
+            above = node.level - 1 if is_package else node.level
+            package = self.module.split(".")[: -above or None]
+            source = ".".join([*package, *filter(None, [source])])
+        for alias in node.names:
+            submodule = f"{source}.{alias.name}"
+            self.add(node, submodule if submodule in MODULES else source)
+
+    def visit_If(self, node: ast.If) -> None:
+        if ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING"):
+            self.visit_later(*node.body)
+            for statement in node.orelse:
+                self.visit(statement)
+        else:
+            self.generic_visit(node)
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
+        self.visit_later(*node.body)
+
+    def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> None:
+        self.visit_later(*node.body)
+
+    def visit_later(self, *nodes: ast.stmt) -> None:
+        before, self.on_import = self.on_import, False
+        for node in nodes:
+            self.visit(node)
+        self.on_import = before
+
+
+@cache
+def imports(module: str) -> list[Import]:
+    visitor = Imports(module)
+    visitor.visit(ast.parse(MODULES[module].read_text(), str(MODULES[module])))
+    return visitor.found
+
+
+def breaches(breach: Callable[[Import], bool]) -> str:
+    """Every import of the package of which this is true, one a line."""
+    return "\n".join(str(each) for module in MODULES for each in imports(module) if breach(each))
+
+
+def is_from(foreign: str, name: str) -> bool:
+    return name.split(".")[0] == foreign
+
+
+def floor(module: str) -> int:
+    return FLOORS[room(module)]
+
+
+def room(module: str) -> str:
+    """The part of a name that says where a module stands: `memory` for `shmbuffer.memory.ring`."""
+    return module.split(".")[1] if "." in module else ""
+
+
+def test_every_module_stands_on_a_floor() -> None:
+    assert {room(module) for module in MODULES} <= FLOORS.keys()
+
+
+def test_no_module_imports_from_upstairs() -> None:
+    def breach(each: Import) -> bool:
+        return is_from(PACKAGE.name, each.name) and floor(each.name) > floor(each.importer)
+
+    assert breaches(breach) == ""
+
+
+def test_no_modules_import_each_other_in_a_ring() -> None:
+    graph = {
+        module: {
+            found.name
+            for found in imports(module)
+            if is_from(PACKAGE.name, found.name) and found.on_import
+        }
+        for module in MODULES
+    }
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail("a ring of imports: " + " <- ".join(error.args[1]))
+
+
+@pytest.mark.parametrize("foreign", ["torch", "tensordict"])
+def test_the_lower_floors_know_nothing_of(foreign: str) -> None:
+    below = FLOORS["memory"]
+    assert (
+        breaches(lambda each: is_from(foreign, each.name) and floor(each.importer) <= below) == ""
+    )
+
+
+@pytest.mark.parametrize("foreign", ["torch", "tensordict"])
+def test_the_front_door_and_the_command_line_start_without(foreign: str) -> None:
+    def breach(each: Import) -> bool:
+        on_top = floor(each.importer) == FLOORS["cli"]
+        return is_from(foreign, each.name) and on_top and each.on_import
+
+    assert breaches(breach) == ""
+
+
+@pytest.mark.parametrize("module", ["shmbuffer", "shmbuffer.cli", "shmbuffer.memory"])
+def test_torch_is_not_loaded_by_an_import_of(module: str) -> None:
+    program = f"import sys, {module}; print(*{{'torch', 'tensordict'}} & sys.modules.keys())"
+    loaded = subprocess.run(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, check=True
+    )
+    assert loaded.stdout.split() == []
+
+
+def test_the_core_includes_no_header_of_torch() -> None:
+    sources = [*PACKAGE.glob("_native/*.c"), *PACKAGE.glob("_native/*.h")]
+    assert sources
+    included = {
+        header
+        for source in sources
+        for header in re.findall(
+            r'^\s*#\s*include\s*[<"](.+?)[>"]', source.read_text(), re.MULTILINE
+        )
+    }
+    assert "Python.h" in included
+    assert [
+        header for header in included if re.match(r"torch/|ATen|c10|caffe2|pybind11", header)
+    ] == []

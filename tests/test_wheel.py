@@ -1,0 +1,165 @@
+"""What is published: one wheel for every CPython and every torch, and sources that build."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+# Compiling the core takes a while, and these tests do it up to twice.
+pytestmark = pytest.mark.timeout(300)
+
+
+def run(
+    command: Sequence[str | Path], *, cwd: Path, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a program without our settings in its environment; both its outputs come in one piece."""
+    inherited = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    return subprocess.run(
+        command,
+        cwd=cwd,
+        env={**inherited, "SHMBUFFER_WERROR": "", "SHMBUFFER_SANITIZE": "", **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The repository without anything that was built: nothing stale may reach a wheel."""
+    built = shutil.ignore_patterns(".*", "build", "dist", "*.egg-info", "*.so", "__pycache__")
+    return Path(shutil.copytree(ROOT, tmp_path_factory.mktemp("sources") / "tree", ignore=built))
+
+
+@pytest.fixture(scope="module")
+def published(sources: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What `python -m build` makes: the source distribution, and the wheel made from that."""
+    directory = tmp_path_factory.mktemp("published")
+    built = run(
+        [sys.executable, "-m", "build", "--no-isolation", "--outdir", directory], cwd=sources
+    )
+    assert built.returncode == 0, built.stdout
+    return directory
+
+
+@pytest.fixture(scope="module")
+def wheel(published: Path) -> Path:
+    (wheel,) = published.glob("*.whl")
+    return wheel
+
+
+@pytest.fixture(scope="module")
+def core(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The compiled core, out of the wheel."""
+    directory = tmp_path_factory.mktemp("core")
+    with zipfile.ZipFile(wheel) as archive:
+        return Path(archive.extract("shmbuffer/_native/_core.abi3.so", directory))
+
+
+def test_one_wheel_serves_every_cpython(wheel: Path) -> None:
+    assert re.fullmatch(r"shmbuffer-[\w.]+-cp311-abi3-linux_\w+\.whl", wheel.name)
+
+
+def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = [name for name in archive.namelist() if ".dist-info/" not in name]
+    assert {"shmbuffer/py.typed", "shmbuffer/__init__.py"} <= set(names)
+    assert [
+        name for name in names if not re.fullmatch(r"shmbuffer/.*(\.pyi?|\.so|py\.typed)", name)
+    ] == []
+
+
+def test_the_source_distribution_holds_all_that_the_core_is_made_of(published: Path) -> None:
+    (archive,) = published.glob("*.tar.gz")
+    with tarfile.open(archive) as members:
+        packed = {Path(*Path(name).parts[1:]) for name in members.getnames()}
+    native = {path.relative_to(ROOT) for path in ROOT.glob("shmbuffer/_native/*.[ch]")}
+    assert native
+    assert native <= packed
+    assert {Path("scripts/test"), Path("tests/conftest.py"), Path("constraints.txt")} <= packed
+
+
+def test_the_core_needs_nothing_but_the_c_library(core: Path) -> None:
+    dynamic = run(["readelf", "--dynamic", "--wide", core], cwd=core.parent)
+    needed = re.findall(r"\(NEEDED\).*\[(.+?)\]", dynamic.stdout)
+    assert "libc.so.6" in needed
+    assert [
+        name
+        for name in needed
+        if not re.match(r"(libc|libm|libpthread|librt|ld-linux.*)\.so", name)
+    ] == []
+
+
+def test_the_core_shows_one_symbol_and_asks_for_none_of_torch(core: Path) -> None:
+    table = run(["readelf", "--dyn-syms", "--wide", core], cwd=core.parent)
+    symbols = [
+        line.split()[6:8] for line in table.stdout.splitlines() if re.match(r" *\d+: ", line)
+    ]
+    defined = [name[0] for section, *name in symbols if section != "UND" and name]
+    asked = [name[0] for section, *name in symbols if section == "UND" and name]
+    assert defined == ["PyInit__core"]
+    assert "PyModuleDef_Init" in asked or "PyModule_Create2" in asked
+    assert [name for name in asked if re.search(r"torch|c10|_Z", name)] == []
+
+
+def test_the_memory_floor_runs_where_there_is_only_numpy(wheel: Path, tmp_path: Path) -> None:
+    venv = tmp_path / "venv"
+    made = run([sys.executable, "-m", "venv", "--without-pip", venv], cwd=tmp_path)
+    assert made.returncode == 0, made.stdout
+    python = venv / "bin" / "python"
+    # Our pip installs into that environment; numpy alone is lent to it, which spares a download.
+    installed = run(
+        [sys.executable, "-m", "pip", "--python", python, "install", "--no-deps", wheel],
+        cwd=tmp_path,
+    )
+    assert installed.returncode == 0, installed.stdout
+    (site_packages,) = venv.glob("lib/python*/site-packages")
+    numpy = find_spec("numpy")
+    assert numpy is not None
+    assert numpy.origin is not None
+    for part in Path(numpy.origin).parents[1].glob("numpy*"):
+        (site_packages / part.name).symlink_to(part)
+
+    program = (
+        "import importlib.util, shmbuffer.memory, shmbuffer._native._core as core;"
+        "assert importlib.util.find_spec('torch') is None;"
+        "print(core.__file__)"
+    )
+    imported = run([python, "-c", program], cwd=tmp_path)
+    assert imported.returncode == 0, imported.stdout
+    assert Path(imported.stdout.strip()).is_relative_to(venv)
+
+
+def test_without_a_compiler_the_install_stops_with_one_sentence(
+    sources: Path, tmp_path: Path
+) -> None:
+    installed = run(
+        [
+            sys.executable,
+            *["-m", "pip", "install", "--no-deps", "--no-build-isolation"],
+            *["--target", str(tmp_path / "target"), str(sources)],
+        ],
+        cwd=tmp_path,
+        CC="/nonexistent",
+    )
+    assert installed.returncode != 0
+    sentence = (
+        "shmbuffer needs a C compiler and the headers of Python to build its core, "
+        "and '/nonexistent' cannot be run: install both"
+    )
+    assert sentence in installed.stdout
+    assert "Traceback" not in installed.stdout
+    assert not (tmp_path / "target").exists()
