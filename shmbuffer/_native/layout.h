@@ -24,6 +24,7 @@ enum shmb_state { SHMB_EMPTY = 0, SHMB_WRITING = 1, SHMB_COMMITTED = 2, SHMB_ABO
 #define SHMB_WORD(ticket, state) (((uint64_t)(ticket) << 2) | (uint64_t)(state))
 #define SHMB_STATE(word) ((unsigned)((word) & 3u))
 #define SHMB_TICKET(word) ((uint64_t)(word) >> 2)
+#define SHMB_LAST_TICKET (UINT64_MAX >> 2)
 
 /* Phases of a claim. All but IDLE and PAYLOAD exist only while the mutex is held. */
 enum shmb_phase { SHMB_IDLE = 0, SHMB_MARKING = 1, SHMB_PAYLOAD = 2, SHMB_COMMITTING = 3, SHMB_EMPTYING = 4 };

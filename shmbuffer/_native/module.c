@@ -64,7 +64,9 @@ static PyObject *core_disarm(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(ig
     Py_RETURN_NONE;
 }
 
+/* Also a fence: what Python stored in shared memory before a point is seen before what it stores after it. */
 static PyObject *core_reached(PyObject *Py_UNUSED(module), PyObject *name) {
+    atomic_thread_fence(memory_order_seq_cst);
     if (__builtin_expect(atomic_load_explicit(&shmb_armed, memory_order_relaxed) == SHMB_CP_PYTHON, 0)) {
         const char *text = PyUnicode_AsUTF8AndSize(name, NULL);
         if (text == NULL) return NULL;
@@ -174,7 +176,7 @@ PyMODINIT_FUNC PyInit__core(void) {
 #define STATUS(name) if (module && PyModule_AddIntConstant(module, #name, SHMB_##name) < 0) Py_CLEAR(module);
     STATUS(BLOCKED) STATUS(FORKED) STATUS(CLOSING_STATUS) STATUS(LOCK_TIMEOUT) STATUS(INTERRUPTED) STATUS(UNRECOVERABLE)
     STATUS(FENCED) STATUS(NOTHING) STATUS(NO_MEMORY) STATUS(NO_CLAIM) STATUS(OTHER_SETTINGS)
-    STATUS(BAD_PRIORITY) STATUS(BAD_INDEX)
+    STATUS(BAD_PRIORITY) STATUS(BAD_INDEX) STATUS(BAD_ALPHA) STATUS(REENTERED) STATUS(NO_TICKETS)
     Py_XDECREF(ring_type);
     return module;
 }

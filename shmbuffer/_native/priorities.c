@@ -31,13 +31,17 @@ static double sum_of_children(const double *c) {
     return ((q0 + q1) + q2) + q3;
 }
 
+/* Four chains side by side, so that they run at the same time; a minimum has no rounding. */
 static double least_positive(const double *c) {
-    double least = INFINITY;
-    for (unsigned i = 0; i < SHMB_FANOUT; i++) {
-        double value = c[i] > 0 ? c[i] : INFINITY;
-        least = value < least ? value : least;
-    }
-    return least < INFINITY ? least : 0;
+    double least[4] = {INFINITY, INFINITY, INFINITY, INFINITY};
+    for (unsigned i = 0; i < SHMB_FANOUT; i += 4)
+        for (unsigned lane = 0; lane < 4; lane++) {
+            double value = c[i + lane] > 0 ? c[i + lane] : INFINITY;
+            least[lane] = value < least[lane] ? value : least[lane];
+        }
+    double low = least[0] < least[1] ? least[0] : least[1], high = least[2] < least[3] ? least[2] : least[3];
+    double all = low < high ? low : high;
+    return all < INFINITY ? all : 0;
 }
 
 static void recompute(struct shmb_tree *tree, unsigned level, uint64_t node) {
@@ -52,6 +56,7 @@ static void recompute(struct shmb_tree *tree, unsigned level, uint64_t node) {
 }
 
 void shmb_tree_range(struct shmb_tree *tree, uint64_t first, uint64_t count) {
+    if (count == 0) return;
     uint64_t last = first + count - 1;
     for (unsigned level = 1; level <= tree->depth; level++) {
         first /= SHMB_FANOUT, last /= SHMB_FANOUT;
@@ -107,14 +112,21 @@ void shmb_ring_leaves(struct shmb_ring *ring) {
     atomic_store_explicit(&runtime->length, length, memory_order_relaxed);
 }
 
-/* Every priority is a number, not negative, and the sum of a buffer full of it is finite. */
-int shmb_priorities_in_order(struct shmb_ring *ring, const double *priorities, uint64_t count) {
+/* The sum of a buffer full of the largest mass is finite. */
+static double largest_mass(const struct shmb_ring *ring) { return 1e300 / (double)ring->elements; }
+
+/* Every priority is a number, not negative, and the sum of a buffer full of it is finite. The masses go to
+ * `masses`, if it is given. */
+int shmb_priorities_in_order(struct shmb_ring *ring, const double *priorities, uint64_t count, double *masses) {
     double limit = 1e300 / (double)ring->elements;
-    for (uint64_t i = 0; i < count; i++)
-        if (!(priorities[i] >= 0 && priorities[i] <= limit && shmb_mass(ring->runtime, priorities[i]) <= limit)) {
+    for (uint64_t i = 0; i < count; i++) {
+        double mass = shmb_mass(ring->runtime, priorities[i]);
+        if (!(priorities[i] >= 0 && priorities[i] <= limit && mass <= limit)) {
             ring->bad_at = i;
             return SHMB_BAD_PRIORITY;
         }
+        if (masses) masses[i] = mass;
+    }
     return SHMB_OK;
 }
 
@@ -130,17 +142,17 @@ int shmb_indices_in_order(struct shmb_ring *ring, const int64_t *index, uint64_t
 int shmb_update(struct shmb_ring *ring, struct shmb_call *call, const int64_t *index, const int64_t *tickets,
                 const double *priorities, uint64_t count, uint64_t *applied) {
     struct shmb_runtime *runtime = ring->runtime;
-    int status = shmb_indices_in_order(ring, index, count, ring->elements);
-    if (status == SHMB_OK) status = shmb_priorities_in_order(ring, priorities, count);
-    if (status != SHMB_OK) return status;
     uint64_t *touched = malloc(count * (sizeof(uint64_t) + sizeof(double)) + 1);
     if (touched == NULL) return SHMB_NO_MEMORY;
     double *masses = (double *)(touched + count), greatest = -1;
     uint64_t version = atomic_load(&runtime->alpha_version), changed = 0;
-    for (uint64_t i = 0; i < count; i++) masses[i] = shmb_mass(runtime, priorities[i]);
+    int status = shmb_indices_in_order(ring, index, count, ring->elements);
+    if (status == SHMB_OK) status = shmb_priorities_in_order(ring, priorities, count, masses);
+    if (status != SHMB_OK) goto out;
     status = shmb_lock(ring, call);
     if (status != SHMB_OK) goto out;
     CP(update_locked);
+    bool prioritized = atomic_load_explicit(&runtime->prioritized, memory_order_relaxed) != 0;
     if (version != atomic_load_explicit(&runtime->alpha_version, memory_order_relaxed))
         for (uint64_t i = 0; i < count; i++) masses[i] = shmb_mass(runtime, priorities[i]);
     for (uint64_t i = 0; i < count; i++) {
@@ -149,14 +161,14 @@ int shmb_update(struct shmb_ring *ring, struct shmb_call *call, const int64_t *i
         if (SHMB_STATE(word) != SHMB_COMMITTED || (tickets && SHMB_TICKET(word) != (uint64_t)tickets[i])) continue;
         ring->raw[element] = priorities[i];
         CP(update_raw);
-        ring->tree.mass[element] = masses[i];
+        if (prioritized) ring->tree.mass[element] = masses[i];
         CP(update_leaf);
         greatest = priorities[i] > greatest ? priorities[i] : greatest;
         touched[changed++] = element;
     }
     if (changed) {
         if (greatest > runtime->max_priority) runtime->max_priority = greatest;
-        shmb_tree_touched(&ring->tree, touched, changed);
+        if (prioritized) shmb_tree_touched(&ring->tree, touched, changed);
     }
     CP(update_parents);
     shmb_unlock(ring);
@@ -165,6 +177,16 @@ int shmb_update(struct shmb_ring *ring, struct shmb_call *call, const int64_t *i
 out:
     free(touched);
     return status;
+}
+
+/* Whether every mass stays finite with another alpha and eps: those of the priorities that are there, and of the
+ * default. A mass grows with its priority. */
+static bool masses_stay_finite(const struct shmb_ring *ring, double alpha, double eps) {
+    if (!(alpha >= 0 && eps >= 0 && eps < INFINITY)) return false;
+    double greatest = shmb_default_priority(ring->runtime);
+    for (uint64_t e = 0; e < ring->elements; e++)
+        if (ring->raw[e] > greatest && ring->raw[e] < INFINITY) greatest = ring->raw[e];
+    return pow(greatest + eps, alpha) <= largest_mass(ring);
 }
 
 /* Changes alpha (or switches the tree on, with bind). The new value is stored first: whoever repairs after a
@@ -181,6 +203,10 @@ int shmb_set_alpha(struct shmb_ring *ring, struct shmb_call *call, double alpha,
     if (on && bind) {
         shmb_unlock(ring);
         return SHMB_OTHER_SETTINGS;
+    }
+    if (!masses_stay_finite(ring, alpha, eps)) {
+        shmb_unlock(ring);
+        return SHMB_BAD_ALPHA;
     }
     runtime->alpha = alpha;
     runtime->eps = eps;

@@ -29,6 +29,9 @@ enum shmb_status {
     SHMB_OTHER_SETTINGS, /* priorities are on with another alpha or eps */
     SHMB_BAD_PRIORITY,   /* not a number, infinite, negative or too large: see ring->bad_at */
     SHMB_BAD_INDEX,      /* not an element, or not a slot: see ring->bad_at */
+    SHMB_BAD_ALPHA,      /* with it the sum of the priorities that are there would not be finite */
+    SHMB_REENTERED,      /* a signal handler came while this thread was in a call of the same handle */
+    SHMB_NO_TICKETS,     /* all 2 ** 62 are used */
 };
 
 /* What a call needs from the world above: giving up the interpreter lock before it sleeps. */
@@ -37,6 +40,16 @@ struct shmb_call {
     bool (*interrupted)(struct shmb_call *call); /* a signal handler raised */
     int64_t timeout_ns;                          /* for the mutex */
 };
+
+/* See gate.c. */
+struct shmb_gate {
+    pthread_mutex_t mutex; /* held for some instructions, never while waiting */
+    pthread_cond_t freed;
+    pid_t thread; /* who is inside; 0: nobody */
+    bool in_call;
+};
+
+#define SHMB_FOR_EVER INT64_MAX
 
 struct shmb_tree {
     unsigned depth;
@@ -66,11 +79,12 @@ struct shmb_ring {
     uint32_t salt; /* of the schema; part of every checksum */
     uint64_t life; /* of the process that made this handle: see shmb_life */
 
-    /* One claim at a time. Taken from claim to commit; everything below belongs to its holder. */
-    pthread_mutex_t claim_lock;
+    /* One claim at a time; everything below belongs to the thread that is inside the gate. */
+    struct shmb_gate gate;
     bool claimed;
     uint64_t claim_first, claim_count; /* tickets of the rows, in order, for a ring write */
     uint64_t claim_rows;               /* rows to write: slots, or claim_count */
+    uint64_t claim_slots_taken;        /* fewer than rows, where a slot was named twice */
     uint64_t claim_written;            /* elements that write_count grows by */
     enum shmb_claim_kind claim_kind;
     int64_t *claim_slots; /* placed and in-place writes */
@@ -90,6 +104,13 @@ struct shmb_ring {
 uint64_t shmb_life(void); /* of this process; another value after fork */
 void shmb_life_begin(void);
 int64_t shmb_now_ns(void);
+
+/* gate.c: who of this process's threads may claim, fill and commit through a handle */
+void shmb_gate_init(struct shmb_gate *gate);
+int shmb_gate_enter(struct shmb_ring *ring, struct shmb_call *call, int64_t timeout_ns);
+void shmb_gate_pause(struct shmb_ring *ring); /* the call ends, the claim stays open */
+int shmb_gate_resume(struct shmb_ring *ring); /* of the thread that paused */
+void shmb_gate_leave(struct shmb_ring *ring);
 
 /* mutex.c */
 int shmb_lock(struct shmb_ring *ring, struct shmb_call *call);
@@ -120,7 +141,7 @@ static inline double shmb_tree_total(const struct shmb_tree *tree) { return tree
 static inline double shmb_tree_min(const struct shmb_tree *tree) { return tree->min[tree->depth][0]; }
 int shmb_update(struct shmb_ring *ring, struct shmb_call *call, const int64_t *index, const int64_t *tickets,
                 const double *priorities, uint64_t count, uint64_t *applied);
-int shmb_priorities_in_order(struct shmb_ring *ring, const double *priorities, uint64_t count);
+int shmb_priorities_in_order(struct shmb_ring *ring, const double *priorities, uint64_t count, double *masses);
 int shmb_indices_in_order(struct shmb_ring *ring, const int64_t *index, uint64_t count, uint64_t bound);
 int shmb_check(struct shmb_ring *ring, struct shmb_call *call, struct shmb_check *found);
 int shmb_set_alpha(struct shmb_ring *ring, struct shmb_call *call, double alpha, double eps, bool bind);

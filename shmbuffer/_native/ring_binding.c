@@ -64,17 +64,17 @@ static int signed_number(PyObject *object, int64_t *out) {
     return *out == -1 && PyErr_Occurred() ? -1 : 0;
 }
 
-/* A tuple with one address a leaf. */
+/* A tuple with one address a leaf. Not PyMem_Malloc: it is freed where the interpreter lock may be given up. */
 static const unsigned char **addresses(struct ring_object *self, PyObject *tuple, const unsigned char **room, size_t n) {
     unsigned leaves = self->ring.n_leaves;
     if (!PyTuple_Check(tuple) || PyTuple_Size(tuple) != (Py_ssize_t)leaves)
         return (void)PyErr_Format(PyExc_TypeError, "a tuple of %u addresses is needed", leaves), NULL;
-    const unsigned char **out = leaves <= n ? room : PyMem_Malloc(leaves * sizeof *out);
+    const unsigned char **out = leaves <= n ? room : malloc(leaves * sizeof *out);
     if (out == NULL) return (void)PyErr_NoMemory(), NULL;
     for (unsigned i = 0; i < leaves; i++) {
         uint64_t address;
         if (number(PyTuple_GetItem(tuple, i), &address) < 0) {
-            if (out != room) PyMem_Free(out);
+            if (out != room) free(out);
             return NULL;
         }
         out[i] = (const unsigned char *)(uintptr_t)address;
@@ -123,9 +123,10 @@ static PyObject *ring_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) 
     ring->raw = (double *)(base + sections.raw);
     ring->checksum = checksum != 0;
     ring->salt = salt;
+    shmb_life_begin(); /* in the child of a fork nobody may have done it, and its own children must differ */
     ring->life = shmb_life();
     shmb_tree_map(&ring->tree, &sections, base);
-    pthread_mutex_init(&ring->claim_lock, NULL);
+    shmb_gate_init(&ring->gate);
     Py_ssize_t n = PyTuple_Size(leaves);
     ring->leaves = PyMem_Calloc((size_t)(n ? n : 1), sizeof *ring->leaves);
     self->control = Py_NewRef(control);
@@ -186,7 +187,7 @@ static PyObject *ring_write(PyObject *object, PyObject *const *args, Py_ssize_t 
     const unsigned char **from = addresses(self, args[0], room, 64);
     if (from == NULL) return NULL;
     struct python_call python = begin(timeout);
-    int status = priorities ? shmb_priorities_in_order(ring, (const double *)(uintptr_t)priorities, count * ring->lanes)
+    int status = priorities ? shmb_priorities_in_order(ring, (const double *)(uintptr_t)priorities, count * ring->lanes, NULL)
                             : SHMB_OK;
     if (count * self->row_bytes >= RELEASE_FROM_BYTES) may_block(&python.call);
     if (status == SHMB_OK) status = shmb_claim_ring(ring, &python.call, count, &first);
@@ -196,7 +197,7 @@ static PyObject *ring_write(PyObject *object, PyObject *const *args, Py_ssize_t 
         if (priorities) shmb_fill_priorities(ring, (const double *)(uintptr_t)priorities, skip);
         status = seen(self, shmb_commit(ring, &python.call, priorities != 0));
     }
-    if (from != room) PyMem_Free(from);
+    if (from != room) free(from);
     return end(&python, status, first);
 }
 
@@ -217,7 +218,7 @@ static PyObject *ring_place(PyObject *object, PyObject *const *args, Py_ssize_t 
     struct python_call python = begin(timeout);
     int status = shmb_indices_in_order(ring, (const int64_t *)(uintptr_t)slots, count, ring->capacity);
     if (status == SHMB_OK && priorities)
-        status = shmb_priorities_in_order(ring, (const double *)(uintptr_t)priorities, count * ring->lanes);
+        status = shmb_priorities_in_order(ring, (const double *)(uintptr_t)priorities, count * ring->lanes, NULL);
     if (count * self->row_bytes >= RELEASE_FROM_BYTES) may_block(&python.call);
     if (status == SHMB_OK)
         status = shmb_claim_slots(ring, &python.call, (const int64_t *)(uintptr_t)slots, count, in_place != 0);
@@ -226,7 +227,7 @@ static PyObject *ring_place(PyObject *object, PyObject *const *args, Py_ssize_t 
         if (priorities) shmb_fill_priorities(ring, (const double *)(uintptr_t)priorities, 0);
         status = seen(self, shmb_commit(ring, &python.call, priorities != 0));
     }
-    if (from != room) PyMem_Free(from);
+    if (from != room) free(from);
     return end(&python, status, 0);
 }
 
@@ -238,6 +239,7 @@ static PyObject *ring_claim(PyObject *object, PyObject *const *args, Py_ssize_t 
     if (expect(nargs, 2, "claim") < 0 || number(args[0], &count) < 0 || signed_number(args[1], &timeout) < 0) return NULL;
     struct python_call python = begin(timeout);
     int status = shmb_claim_ring(&self->ring, &python.call, count, &first);
+    if (status == SHMB_OK) shmb_gate_pause(&self->ring);
     return end(&python, status, first);
 }
 
@@ -254,10 +256,11 @@ static PyObject *ring_claim_slots(PyObject *object, PyObject *const *args, Py_ss
     int status = shmb_indices_in_order(&self->ring, (const int64_t *)(uintptr_t)slots, count, self->ring.capacity);
     if (status == SHMB_OK)
         status = shmb_claim_slots(&self->ring, &python.call, (const int64_t *)(uintptr_t)slots, count, in_place != 0);
+    if (status == SHMB_OK) shmb_gate_pause(&self->ring);
     return end(&python, status, 0);
 }
 
-/* commit(priorities, skip_rows, timeout_ns) -> 0 */
+/* commit(priorities, skip_rows, timeout_ns) -> 0; whatever it answers, nothing is claimed any more */
 static PyObject *ring_commit(PyObject *object, PyObject *const *args, Py_ssize_t nargs) {
     struct ring_object *self = (struct ring_object *)object;
     uint64_t priorities, skip;
@@ -266,13 +269,17 @@ static PyObject *ring_commit(PyObject *object, PyObject *const *args, Py_ssize_t
         signed_number(args[2], &timeout) < 0)
         return NULL;
     struct python_call python = begin(timeout);
-    int status = SHMB_OK;
-    if (priorities && self->ring.claimed) {
+    int status = shmb_gate_resume(&self->ring);
+    if (status != SHMB_OK) return end(&python, status, 0);
+    if (priorities) {
         const double *from = (const double *)(uintptr_t)priorities;
-        status = shmb_priorities_in_order(&self->ring, from, (skip + self->ring.claim_rows) * self->ring.lanes);
+        status = shmb_priorities_in_order(&self->ring, from, (skip + self->ring.claim_rows) * self->ring.lanes, NULL);
         if (status == SHMB_OK) shmb_fill_priorities(&self->ring, from, skip);
     }
-    if (status == SHMB_OK) status = seen(self, shmb_commit(&self->ring, &python.call, priorities != 0));
+    if (status == SHMB_OK)
+        status = seen(self, shmb_commit(&self->ring, &python.call, priorities != 0));
+    else if (shmb_abort(&self->ring, &python.call) == SHMB_INTERRUPTED)
+        status = SHMB_INTERRUPTED;
     return end(&python, status, 0);
 }
 
@@ -281,7 +288,8 @@ static PyObject *ring_abort(PyObject *object, PyObject *timeout_ns) {
     int64_t timeout;
     if (signed_number(timeout_ns, &timeout) < 0) return NULL;
     struct python_call python = begin(timeout);
-    int status = shmb_abort(&self->ring, &python.call);
+    int status = shmb_gate_resume(&self->ring);
+    if (status == SHMB_OK) status = shmb_abort(&self->ring, &python.call);
     return end(&python, status, 0);
 }
 
@@ -306,7 +314,7 @@ static PyObject *ring_sample(PyObject *object, PyObject *const *args, Py_ssize_t
                              (int64_t *)(uintptr_t)index, (int64_t *)(uintptr_t)tickets, (float *)(uintptr_t)weights, beta,
                              prioritized != 0, &redrawn);
     seen(self, status);
-    if (out && out != room) PyMem_Free(out);
+    if (out && out != room) free(out);
     return end(&python, status, redrawn);
 }
 
@@ -327,7 +335,7 @@ static PyObject *ring_read(PyObject *object, PyObject *const *args, Py_ssize_t n
     if (status == SHMB_OK)
         status = shmb_read(&self->ring, &python.call, (const int64_t *)(uintptr_t)index, count,
                            (unsigned char *const *)out, (int64_t *)(uintptr_t)tickets, &missing);
-    if (out != room) PyMem_Free(out);
+    if (out != room) free(out);
     return end(&python, status, missing);
 }
 
@@ -467,12 +475,11 @@ static PyObject *ring_snapshot(PyObject *object, PyObject *timeout_ns) {
         memcpy(to, (const void *)self->ring.runtime, bytes);
         shmb_unlock(&self->ring);
     }
-    if (status != SHMB_OK) {
-        Py_DECREF(copy);
-        return end(&python, status, 0);
-    }
     if (python.saved) PyEval_RestoreThread(python.saved);
-    return copy;
+    python.saved = NULL;
+    if (status == SHMB_OK) return copy;
+    Py_DECREF(copy);
+    return end(&python, status, 0);
 }
 
 /* checksum(slot, ticket) -> what the checksum of that slot's bytes is now */

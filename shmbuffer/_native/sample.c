@@ -79,13 +79,13 @@ static void copy_rows(const struct shmb_ring *ring, const int64_t *index, const 
 static inline uint64_t child_of(const double *c, double *x) {
     double q0 = (c[0] + c[1]) + (c[2] + c[3]), q1 = (c[4] + c[5]) + (c[6] + c[7]);
     double q2 = (c[8] + c[9]) + (c[10] + c[11]);
-    double p1 = q0, p2 = q0 + q1, p3 = p2 + q2, at = *x;
-    unsigned quarter = (unsigned)(at >= p1) + (unsigned)(at >= p2) + (unsigned)(at >= p3);
-    at -= quarter == 0 ? 0 : quarter == 1 ? p1 : quarter == 2 ? p2 : p3;
+    double before[4] = {0, q0, q0 + q1, (q0 + q1) + q2}, at = *x; /* looked up, not branched to */
+    unsigned quarter = (unsigned)(at >= before[1]) + (unsigned)(at >= before[2]) + (unsigned)(at >= before[3]);
+    at -= before[quarter];
     const double *d = c + 4 * quarter;
-    double r1 = d[0], r2 = d[0] + d[1], r3 = r2 + d[2];
-    unsigned place = (unsigned)(at >= r1) + (unsigned)(at >= r2) + (unsigned)(at >= r3);
-    at -= place == 0 ? 0 : place == 1 ? r1 : place == 2 ? r2 : r3;
+    double within[4] = {0, d[0], d[0] + d[1], (d[0] + d[1]) + d[2]};
+    unsigned place = (unsigned)(at >= within[1]) + (unsigned)(at >= within[2]) + (unsigned)(at >= within[3]);
+    at -= within[place];
     int child = (int)(4 * quarter + place);
     if (__builtin_expect(!(c[child] > 0), 0)) {
         int nearest = child;

@@ -124,18 +124,17 @@ static void abort_claim(struct shmb_ring *ring) {
     }
     atomic_store_explicit(&me->phase, SHMB_IDLE, memory_order_release);
     CP(abort_idle);
-    atomic_fetch_add_explicit(&me->aborts, ring->claim_rows * ring->lanes, memory_order_relaxed);
+    atomic_fetch_add_explicit(&me->aborts, ring->claim_slots_taken * ring->lanes, memory_order_relaxed);
 }
 
+/* A claim that is still there was never committed, or its commit was reported as failed: its items are absent. */
 static int begin_claim(struct shmb_ring *ring, struct shmb_call *call, uint64_t rows) {
-    if (pthread_mutex_trylock(&ring->claim_lock) != 0) {
-        call->may_block(call);
-        pthread_mutex_lock(&ring->claim_lock);
-    }
-    int status = ring->claimed || make_room(ring, rows) ? shmb_lock(ring, call) : SHMB_NO_MEMORY;
+    int status = shmb_gate_enter(ring, call, SHMB_FOR_EVER);
+    if (status != SHMB_OK) return status;
+    status = ring->claimed || make_room(ring, rows) ? shmb_lock(ring, call) : SHMB_NO_MEMORY;
     if (status != SHMB_OK) goto refused;
     CP(write_locked);
-    if (ring->claimed) { /* a commit that could not get the mutex was reported as failed: its items are absent */
+    if (ring->claimed) {
         abort_claim(ring);
         if (!make_room(ring, rows)) {
             status = SHMB_NO_MEMORY;
@@ -149,7 +148,33 @@ static int begin_claim(struct shmb_ring *ring, struct shmb_call *call, uint64_t 
     if (status == SHMB_OK) return SHMB_OK;
     shmb_unlock(ring);
 refused:
-    pthread_mutex_unlock(&ring->claim_lock);
+    shmb_gate_leave(ring);
+    return status;
+}
+
+static bool has_tickets(uint64_t head, uint64_t count) {
+    return head <= SHMB_LAST_TICKET && count <= SHMB_LAST_TICKET - head;
+}
+
+static int end_without_claim(struct shmb_ring *ring, int status) {
+    shmb_unlock(ring);
+    shmb_gate_leave(ring);
+    return status;
+}
+
+/* After a signal handler raised nobody may ever come back to this claim, so it is given back whatever comes. */
+static bool never(struct shmb_call *call) { return false; }
+
+static int give_claim_back(struct shmb_ring *ring, struct shmb_call *call) {
+    bool (*interrupted)(struct shmb_call *) = call->interrupted;
+    call->interrupted = never;
+    int status = shmb_lock(ring, call);
+    if (status == SHMB_OK) {
+        abort_claim(ring);
+        shmb_unlock(ring);
+        shmb_wake_waiters(ring->runtime);
+    }
+    call->interrupted = interrupted;
     return status;
 }
 
@@ -169,11 +194,14 @@ static void open_claim(struct shmb_ring *ring, uint64_t first, uint64_t count) {
     atomic_store_explicit(&runtime->head, first + count, memory_order_release);
     CP(write_head);
     give_back_turn(ring);
+    ring->claim_slots_taken = 0;
     for (uint64_t row = 0; row < ring->claim_rows; row++) {
-        uint64_t slot = slot_of_row(ring, row);
+        uint64_t slot = slot_of_row(ring, row), writing = SHMB_WORD(ticket_of_row(ring, row), SHMB_WRITING);
         uint64_t old = atomic_load_explicit(&ring->words[slot], memory_order_relaxed);
         bool committed = SHMB_STATE(old) == SHMB_COMMITTED;
-        atomic_store_explicit(&ring->words[slot], SHMB_WORD(ticket_of_row(ring, row), SHMB_WRITING), memory_order_release);
+        if (old == writing) continue; /* named twice: the last row wins */
+        ring->claim_slots_taken++;
+        atomic_store_explicit(&ring->words[slot], writing, memory_order_release);
         CP(write_mark);
         if (committed) atomic_fetch_sub_explicit(&runtime->length, 1, memory_order_relaxed);
         for (uint64_t e = slot * ring->lanes, end = e + ring->lanes; e < end; e++) {
@@ -202,13 +230,10 @@ int shmb_claim_ring(struct shmb_ring *ring, struct shmb_call *call, uint64_t cou
     if (status != SHMB_OK) return status;
     uint64_t head = atomic_load_explicit(&ring->runtime->head, memory_order_relaxed);
     uint64_t ticket = head + (count - rows); /* of more items than slots only the last stay */
+    if (!has_tickets(head, count)) return end_without_claim(ring, SHMB_NO_TICKETS);
     bool blocked = waits_behind_a_turn(ring);
     for (uint64_t row = 0; !blocked && row < rows; row++) blocked = is_being_written(ring, (ticket + row) % ring->capacity);
-    if (blocked) {
-        shmb_unlock(ring);
-        pthread_mutex_unlock(&ring->claim_lock);
-        return SHMB_BLOCKED;
-    }
+    if (blocked) return end_without_claim(ring, SHMB_BLOCKED);
     ring->claim_kind = SHMB_RING_WRITE;
     ring->claim_rows = rows;
     ring->claim_written = count * ring->lanes;
@@ -221,18 +246,16 @@ int shmb_claim_slots(struct shmb_ring *ring, struct shmb_call *call, const int64
                      bool in_place) {
     int status = begin_claim(ring, call, count);
     if (status != SHMB_OK) return status;
-    memcpy(ring->claim_slots, slots, count * sizeof *slots);
+    uint64_t head = atomic_load_explicit(&ring->runtime->head, memory_order_relaxed);
+    if (!has_tickets(head, ring->capacity)) return end_without_claim(ring, SHMB_NO_TICKETS);
+    if (count) memcpy(ring->claim_slots, slots, count * sizeof *slots);
     bool blocked = waits_behind_a_turn(ring);
     for (uint64_t row = 0; !blocked && row < count; row++) blocked = is_being_written(ring, (uint64_t)slots[row]);
-    if (blocked) {
-        shmb_unlock(ring);
-        pthread_mutex_unlock(&ring->claim_lock);
-        return SHMB_BLOCKED;
-    }
+    if (blocked) return end_without_claim(ring, SHMB_BLOCKED);
     ring->claim_kind = in_place ? SHMB_IN_PLACE : SHMB_PLACED;
     ring->claim_rows = count;
-    ring->claim_written = in_place ? 0 : count * ring->lanes;
-    open_claim(ring, atomic_load_explicit(&ring->runtime->head, memory_order_relaxed), ring->capacity);
+    open_claim(ring, head, ring->capacity);
+    ring->claim_written = in_place ? 0 : ring->claim_slots_taken * ring->lanes;
     return SHMB_OK;
 }
 
@@ -248,6 +271,7 @@ uint32_t shmb_row_checksum(const struct shmb_ring *ring, uint64_t slot, uint64_t
 /* W9: no lock is held; the slots are ours. `sources` has one address a leaf, of its first row; of a batch
  * larger than the ring the first `skip_rows` are left out. */
 void shmb_fill(struct shmb_ring *ring, const unsigned char *const *sources, uint64_t skip_rows) {
+    if (ring->claim_rows == 0) return;
     uint64_t slot = slot_of_row(ring, 0), left = ring->capacity - slot;
     uint64_t before = ring->claim_rows < left ? ring->claim_rows : left;
     for (unsigned leaf = 0; leaf < ring->n_leaves; leaf++) {
@@ -283,7 +307,7 @@ static void fill_checksums(struct shmb_ring *ring) {
 
 static void end_claim(struct shmb_ring *ring) {
     ring->claimed = false;
-    pthread_mutex_unlock(&ring->claim_lock);
+    shmb_gate_leave(ring);
 }
 
 /* Masses are powers, 20 to 50 ns each: computed before locking where priorities differ. */
@@ -301,15 +325,15 @@ static double masses_of_given(struct shmb_ring *ring) {
 int shmb_commit(struct shmb_ring *ring, struct shmb_call *call, bool given) {
     struct shmb_runtime *runtime = ring->runtime;
     struct shmb_entry *me = ring->me;
-    if (!ring->claimed) return SHMB_NO_CLAIM;
     fill_checksums(ring);
     bool prioritized = atomic_load(&runtime->prioritized) != 0;
     bool mixed = given || ring->claim_kind == SHMB_IN_PLACE;
     uint64_t version = atomic_load(&runtime->alpha_version);
     double greatest = mixed ? masses_of_given(ring) : -1;
     int status = shmb_lock(ring, call);
-    if (status != SHMB_OK) { /* the claim stays: the next one of this handle, or a reaper, rolls it back */
-        pthread_mutex_unlock(&ring->claim_lock);
+    if (status != SHMB_OK) { /* if it stays even so, the next one of this handle, or a reaper, rolls it back */
+        if (status == SHMB_INTERRUPTED) give_claim_back(ring, call);
+        shmb_gate_leave(ring);
         return status;
     }
     CP(write_relocked);
@@ -327,28 +351,28 @@ int shmb_commit(struct shmb_ring *ring, struct shmb_call *call, bool given) {
     CP(write_goal);
     atomic_store_explicit(&me->phase, SHMB_COMMITTING, memory_order_release);
     CP(write_committing);
-    for (uint64_t row = 0, n = 0; row < ring->claim_rows; row++) {
-        uint64_t slot = slot_of_row(ring, row);
-        if (prioritized)
-            for (uint64_t e = slot * ring->lanes, end = e + ring->lanes; e < end; e++, n++) {
-                bool has_own = mixed && ring->raw[e] >= 0;
-                if (!has_own) ring->raw[e] = fallback;
-                ring->tree.mass[e] = has_own ? ring->masses[n] : fallback_mass;
-                CP(write_leaf);
-            }
+    for (uint64_t row = 0; row < ring->claim_rows; row++) {
+        uint64_t slot = slot_of_row(ring, row), committed = SHMB_WORD(ticket_of_row(ring, row), SHMB_COMMITTED);
+        if (atomic_load_explicit(&ring->words[slot], memory_order_relaxed) == committed) continue; /* named twice */
+        for (uint64_t lane = 0; prioritized && lane < ring->lanes; lane++) {
+            uint64_t e = slot * ring->lanes + lane;
+            bool has_own = mixed && ring->raw[e] >= 0;
+            if (!has_own) ring->raw[e] = fallback;
+            ring->tree.mass[e] = has_own ? ring->masses[row * ring->lanes + lane] : fallback_mass;
+            CP(write_leaf);
+        }
         /* SYNC slot-commit: the payload must be visible before the word says COMMITTED. Other end: still_holds. */
-        atomic_store_explicit(&ring->words[slot], SHMB_WORD(ticket_of_row(ring, row), SHMB_COMMITTED),
-                              memory_order_release);
+        atomic_store_explicit(&ring->words[slot], committed, memory_order_release);
         CP(write_commit);
     }
-    atomic_fetch_add_explicit(&runtime->length, ring->claim_rows, memory_order_relaxed);
+    atomic_fetch_add_explicit(&runtime->length, ring->claim_slots_taken, memory_order_relaxed);
     if (prioritized) claim_parents(ring);
     CP(write_commit_parents);
     atomic_store_explicit(&runtime->write_count, goal, memory_order_release);
     CP(write_count);
     atomic_store_explicit(&me->phase, SHMB_IDLE, memory_order_release);
     CP(write_idle);
-    atomic_fetch_add_explicit(&me->inserts, ring->claim_rows * ring->lanes, memory_order_relaxed);
+    atomic_fetch_add_explicit(&me->inserts, ring->claim_slots_taken * ring->lanes, memory_order_relaxed);
     shmb_unlock(ring);
     CP(write_done);
     shmb_wake_waiters(runtime);
@@ -357,26 +381,24 @@ int shmb_commit(struct shmb_ring *ring, struct shmb_call *call, bool given) {
 }
 
 int shmb_abort(struct shmb_ring *ring, struct shmb_call *call) {
-    if (!ring->claimed) return SHMB_NO_CLAIM;
     int status = shmb_lock(ring, call);
     if (status == SHMB_OK) {
         CP(abort_locked);
         abort_claim(ring);
         shmb_unlock(ring);
         shmb_wake_waiters(ring->runtime);
+    } else if (status == SHMB_INTERRUPTED) {
+        give_claim_back(ring, call);
     }
-    pthread_mutex_unlock(&ring->claim_lock);
+    shmb_gate_leave(ring);
     return status;
 }
 
 /* The handle is done: waits for a write that another thread is in, gives back what is open, frees the entry. */
 int shmb_leave(struct shmb_ring *ring, struct shmb_call *call) {
-    if (shmb_life() != ring->life) return SHMB_FORKED;
-    if (pthread_mutex_trylock(&ring->claim_lock) != 0) {
-        call->may_block(call);
-        pthread_mutex_lock(&ring->claim_lock);
-    }
-    int status = shmb_lock(ring, call);
+    int status = shmb_gate_enter(ring, call, call->timeout_ns);
+    if (status != SHMB_OK) return status;
+    status = shmb_lock(ring, call);
     if (status == SHMB_OK) {
         if (ring->claimed) abort_claim(ring);
         if (ours(ring)) {
@@ -388,7 +410,7 @@ int shmb_leave(struct shmb_ring *ring, struct shmb_call *call) {
         shmb_unlock(ring);
         shmb_wake_waiters(ring->runtime);
     }
-    pthread_mutex_unlock(&ring->claim_lock);
+    shmb_gate_leave(ring);
     return status;
 }
 
@@ -422,6 +444,7 @@ int shmb_empty(struct shmb_ring *ring, struct shmb_call *call, bool keep_write_c
     CP(empty_locked);
     uint64_t head = atomic_load_explicit(&runtime->head, memory_order_relaxed);
     uint64_t count = (ring->capacity - head % ring->capacity) % ring->capacity;
+    if (!has_tickets(head, count)) return end_without_claim(ring, SHMB_NO_TICKETS);
     atomic_store_explicit(&me->first, head, memory_order_release);
     atomic_store_explicit(&me->count, count, memory_order_release);
     atomic_store_explicit(&me->goal, keep_write_count ? atomic_load(&runtime->write_count) : 0, memory_order_release);
@@ -436,6 +459,6 @@ int shmb_empty(struct shmb_ring *ring, struct shmb_call *call, bool keep_write_c
     shmb_unlock(ring);
     CP(empty_unlocked);
     shmb_wake_waiters(runtime);
-    pthread_mutex_unlock(&ring->claim_lock);
+    shmb_gate_leave(ring);
     return SHMB_OK;
 }

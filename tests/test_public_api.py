@@ -1,0 +1,44 @@
+"""The front door: every public name is there, documented, and loaded late."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+
+import pytest
+
+import shmbuffer
+
+
+@pytest.mark.parametrize("name", shmbuffer.__all__)
+def test_a_public_name_can_be_had_and_says_what_it_is(name: str) -> None:
+    thing = getattr(shmbuffer, name)
+    if name != "__version__":
+        assert inspect.getdoc(thing)
+
+
+def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="NoSuchBuffer"):
+        shmbuffer.NoSuchBuffer  # noqa: B018
+
+
+def test_dir_shows_the_public_names() -> None:
+    assert set(shmbuffer.__all__) <= set(dir(shmbuffer))
+
+
+def test_every_error_is_public() -> None:
+    from shmbuffer import errors
+
+    named = {
+        name
+        for name, thing in vars(errors).items()
+        if inspect.isclass(thing) and issubclass(thing, errors.ShmBufferError)
+    }
+    assert named <= set(shmbuffer.__all__)
+
+
+@pytest.mark.parametrize("module", ["shmbuffer", "shmbuffer.memory", "shmbuffer.cli"])
+def test_importing_does_not_import_torch(module: str) -> None:
+    code = f"import sys, {module}; sys.exit('torch' in sys.modules or 'tensordict' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
