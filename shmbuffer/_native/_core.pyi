@@ -13,6 +13,7 @@ NOTHING: int
 NO_MEMORY: int
 NO_CLAIM: int
 OTHER_SETTINGS: int
+LEFT: int
 BAD_PRIORITY: int
 BAD_INDEX: int
 

@@ -63,9 +63,8 @@ static void pause_a_little(void) {
 #endif
 }
 
-int shmb_lock(struct shmb_ring *ring, struct shmb_call *call) {
+static int lock(struct shmb_ring *ring, struct shmb_call *call) {
     pthread_mutex_t *mutex = &ring->runtime->mutex;
-    if (__builtin_expect(shmb_life() != ring->life, 0)) return SHMB_FORKED;
     int error = pthread_mutex_trylock(mutex);
     for (int i = 0; error == EBUSY && i < SPINS; i++) {
         pause_a_little();
@@ -91,7 +90,30 @@ int shmb_lock(struct shmb_ring *ring, struct shmb_call *call) {
     return error == 0 ? SHMB_OK : SHMB_UNRECOVERABLE;
 }
 
-void shmb_unlock(struct shmb_ring *ring) { pthread_mutex_unlock(&ring->runtime->mutex); }
+/* Whoever takes the mutex has an entry in the registry, from before he locks until after he has unlocked: else
+ * a process that finds nobody alive would make a new mutex under his hands. See shmb_leave. */
+int shmb_lock(struct shmb_ring *ring, struct shmb_call *call) {
+    if (__builtin_expect(shmb_life() != ring->life, 0)) return SHMB_FORKED;
+    atomic_fetch_add(&ring->inside, 1);
+    int status = atomic_load(&ring->left) ? SHMB_LEFT : lock(ring, call);
+    if (status != SHMB_OK) atomic_fetch_sub(&ring->inside, 1);
+    return status;
+}
+
+void shmb_unlock(struct shmb_ring *ring) {
+    pthread_mutex_unlock(&ring->runtime->mutex);
+    atomic_fetch_sub(&ring->inside, 1);
+}
+
+/* From here on nobody takes the mutex through this handle; returns when those who did have let go. */
+void shmb_lock_no_more(struct shmb_ring *ring, struct shmb_call *call) {
+    atomic_store(&ring->left, 1);
+    while (atomic_load(&ring->inside) > 0) {
+        struct timespec a_little = {0, 100 * 1000};
+        call->may_block(call);
+        nanosleep(&a_little, NULL);
+    }
+}
 
 /* Called after unlocking, by whoever changed something that a waiter waits for. A process that dies before
  * this call leaves waiters asleep until their slice of a few milliseconds ends, no longer. */

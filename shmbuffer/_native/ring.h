@@ -28,6 +28,7 @@ enum shmb_status {
     SHMB_NO_CLAIM,
     SHMB_OTHER_SETTINGS, /* priorities are on with another alpha or eps */
     SHMB_BAD_PRIORITY,   /* not a number, infinite, negative or too large: see ring->bad_at */
+    SHMB_LEFT,           /* this handle was closed */
     SHMB_BAD_INDEX,      /* not an element, or not a slot: see ring->bad_at */
     SHMB_BAD_ALPHA,      /* with it the sum of the priorities that are there would not be finite */
     SHMB_REENTERED,      /* a signal handler came while this thread was in a call of the same handle */
@@ -78,6 +79,8 @@ struct shmb_ring {
     bool checksum;
     uint32_t salt; /* of the schema; part of every checksum */
     uint64_t life; /* of the process that made this handle: see shmb_life */
+    _Atomic uint32_t inside; /* threads that hold the mutex or wait for it */
+    _Atomic uint32_t left;   /* the entry is given back: nobody may take the mutex through this handle any more */
 
     /* One claim at a time; everything below belongs to the thread that is inside the gate. */
     struct shmb_gate gate;
@@ -115,6 +118,7 @@ void shmb_gate_leave(struct shmb_ring *ring);
 /* mutex.c */
 int shmb_lock(struct shmb_ring *ring, struct shmb_call *call);
 void shmb_unlock(struct shmb_ring *ring);
+void shmb_lock_no_more(struct shmb_ring *ring, struct shmb_call *call);
 int shmb_mutex_format(struct shmb_runtime *runtime);
 uint32_t shmb_mutex_owner(const struct shmb_runtime *runtime);
 void shmb_wake_waiters(struct shmb_runtime *runtime);

@@ -400,15 +400,15 @@ int shmb_leave(struct shmb_ring *ring, struct shmb_call *call) {
     if (status != SHMB_OK) return status;
     status = shmb_lock(ring, call);
     if (status == SHMB_OK) {
+        bool mine = ours(ring);
         if (ring->claimed) abort_claim(ring);
-        if (ours(ring)) {
-            give_back_turn(ring);
-            CP(leave_claim);
-            atomic_store_explicit(&ring->me->state, SHMB_FREE, memory_order_release);
-            CP(leave_freed);
-        }
+        if (mine) give_back_turn(ring);
+        CP(leave_claim);
         shmb_unlock(ring);
         shmb_wake_waiters(ring->runtime);
+        shmb_lock_no_more(ring, call);
+        if (mine) atomic_store_explicit(&ring->me->state, SHMB_FREE, memory_order_release);
+        CP(leave_freed);
     }
     shmb_gate_leave(ring);
     return status;

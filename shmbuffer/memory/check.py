@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from shmbuffer._native import _core
-from shmbuffer.errors import BufferNotFoundError, ShmBufferError
+from shmbuffer.errors import AttachTimeout, BufferNotFoundError, ShmBufferError
 from shmbuffer.memory import layout, priorities, slots
 from shmbuffer.memory.control import Control
 from shmbuffer.memory.files import Files
@@ -24,6 +24,8 @@ from shmbuffer.memory.region import Directory
 from shmbuffer.memory.registry import Registry
 from shmbuffer.memory.ring import LOCK_TIMEOUT_NS
 from shmbuffer.memory.schema import Schema
+
+NO_SCHEMA = "nothing has been written yet: there is no schema"
 
 
 @dataclass
@@ -65,12 +67,16 @@ class CheckReport:
         return "\n".join(lines)
 
 
-def check(path: str | PathLike[str]) -> CheckReport:
+def check(path: str | PathLike[str], *, timeout: float = 60.0) -> CheckReport:
     """Checks a directory, living or dead, without joining it.
+
+    Holds init.lock while it looks at words and priorities: whoever takes the mutex without an entry
+    of its own must keep a recovery from making a new one meanwhile.
 
     Raises:
         BufferNotFoundError: there is no buffer.
         FormatError: the control file is not ours, or of another version.
+        AttachTimeout: somebody holds init.lock.
     """
     with Directory.open(path) as directory:
         files = Files(directory)
@@ -81,51 +87,64 @@ def check(path: str | PathLike[str]) -> CheckReport:
             )
         report = CheckReport(str(directory.path))
         try:
-            control = files.open_control()
-            superblock = control.superblock()
-            reason = reason_to_recover(files, superblock, Registry(control, directory))
-            report.alive = reason is None
-            if reason is not None and (control.entries["state"] != 0).any():
-                report.notes.append(f"{reason}: the next process to open it recovers it")
-            if control.repaired:
-                report.problems.append(
-                    "one of the two superblock copies is damaged; the other is used"
-                )
-            if superblock.schema_sha256 == bytes(32):
-                report.notes.append("nothing has been written yet: there is no schema")
-                return report
-            schema, slots_map, leaf_maps = files.load(superblock)
+            with files.lock(timeout):
+                control = files.open_control()
+                mapped = _map(report, files, control)
+                if mapped is not None:
+                    compare_slots(report, control, *mapped)
+        except AttachTimeout:
+            raise
         except ShmBufferError as error:
             report.problems.append(str(error))
             return report
-        native = _core.Ring(  # the last entry, which it never claims for: it locks and verifies
-            control.map,
-            slots_map,
-            tuple(zip(leaf_maps, (leaf.nbytes for leaf in schema.leaves), strict=True)),
-            schema.capacity,
-            schema.width,
-            layout.ENTRIES - 1,
-            bool(superblock.flags & Flag.CHECKSUM),
-            superblock.salt,
-        )
-        check_mapped(report, control, schema, native, slots_map)
+        if mapped is not None:
+            compare_checksums(report, control, *mapped)
         return report
 
 
-def check_mapped(
-    report: CheckReport,
-    control: Control,
-    schema: Schema,
-    native: _core.Ring,
-    slots_map: Any,
+def _map(
+    report: CheckReport, files: Files, control: Control
+) -> tuple[Schema, _core.Ring, _core.Map] | None:
+    superblock = control.superblock()
+    reason = reason_to_recover(files, superblock, Registry(control, files.directory))
+    report.alive = reason is None
+    if reason is not None and (control.entries["state"] != 0).any():
+        report.notes.append(f"{reason}: the next process to open it recovers it")
+    if control.repaired:
+        report.problems.append("one of the two superblock copies is damaged; the other is used")
+    if superblock.schema_sha256 == bytes(32):
+        report.notes.append(NO_SCHEMA)
+        return None
+    schema, slots_map, leaf_maps = files.load(superblock)
+    native = _core.Ring(  # the last entry, which it never claims for: it locks and verifies
+        control.map,
+        slots_map,
+        tuple(zip(leaf_maps, (leaf.nbytes for leaf in schema.leaves), strict=True)),
+        schema.capacity,
+        schema.width,
+        layout.ENTRIES - 1,
+        bool(superblock.flags & Flag.CHECKSUM),
+        superblock.salt,
+    )
+    return schema, native, slots_map
+
+
+def compare_slots(
+    report: CheckReport, control: Control, schema: Schema, native: _core.Ring, slots_map: Any
 ) -> None:
-    """Adds to a report what the mapped bytes show."""
+    """Adds to a report what words, counters and tree show."""
     words = np.frombuffer(slots_map, np.uint64, schema.capacity)
     report.items = int(np.count_nonzero(slots.committed(words))) * schema.width
     if report.alive:
         _compare_living(report, native)
     else:
         _compare_dead(report, control, schema, slots_map)
+
+
+def compare_checksums(
+    report: CheckReport, control: Control, schema: Schema, native: _core.Ring, slots_map: Any
+) -> None:
+    """Adds to a report which items' bytes do not fit their checksum."""
     if not control.superblock().flags & Flag.CHECKSUM:
         report.notes.append("made with checksum=False: the items' bytes cannot be verified")
         return

@@ -49,6 +49,7 @@ _log = logging.getLogger(__name__)
 
 _owned: list[Ownership] = []
 _deferred: list[int] = []  # signals that came while the main thread was in a removal
+_thread = threading.local()  # the signal mask that a thread had before it forked
 
 
 class Ownership:
@@ -154,8 +155,7 @@ def janitor(
     Looks at what `temporary_directory` made for this user. A directory whose maker lives is left
     alone. Where its death cannot be proved, as from another container, an init.lock has to be
     there: creation has begun then, and locks can tell. An empty one is removed without a question.
-        What
-    cannot be removed is logged, not raised: it shall not keep a new buffer from starting.
+    What cannot be removed is logged, not raised: it shall not keep a new buffer from starting.
 
     Args:
         is_abandoned: whether the buffer's owner is dead and nobody uses it; may find a directory
@@ -237,11 +237,30 @@ def _put_default_handlers_back() -> None:
                 signal.signal(number, signal.SIG_DFL)
 
 
+def _hold_signals_back() -> None:
+    """Before a fork: Python clears, in the child, what came before the child could handle it.
+
+    With the default action such a signal would end the child, so it is kept until that is in place.
+    """
+    ours = {number for number in _SIGNALS if signal.getsignal(number) is _on_signal}
+    _thread.mask = signal.pthread_sigmask(signal.SIG_BLOCK, ours)
+
+
+def _let_signals_through() -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, _thread.mask)
+
+
 def _forget() -> None:
+    """In a forked child."""
     _owned.clear()
     _deferred.clear()
     _put_default_handlers_back()
+    _let_signals_through()
 
 
 atexit.register(_remove_all)
-os.register_at_fork(after_in_child=_forget)
+os.register_at_fork(
+    before=_hold_signals_back,
+    after_in_parent=_let_signals_through,
+    after_in_child=_forget,
+)

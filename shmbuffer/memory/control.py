@@ -89,21 +89,22 @@ class Superblock:
 
     @classmethod
     def unpack(cls, data: bytes) -> Superblock | None:
-        """Decodes a copy; None if it is not whole."""
-        if len(data) != layout.SUPERBLOCK_BYTES or data[:8] != layout.MAGIC:
-            return None
-        if _core.crc32c(data[:-4]) != int.from_bytes(data[-4:], "little"):
+        """Decodes a copy; None if it is not whole, or says what cannot be."""
+        if len(data) != layout.SUPERBLOCK_BYTES or not _is_whole(data):
             return None
         page = np.frombuffer(data, layout.SUPERBLOCK)[0]
         numbers: dict[str, Any] = {name: int(page[name]) for name in _NUMBERS}
-        numbers["state"] = BufferState(numbers["state"])
-        numbers["flags"] = Flag(numbers["flags"])
         size = min(int(page["settings_bytes"]), layout.SUPERBLOCK["settings"].itemsize)
-        return cls(
-            **numbers,
-            **{name: page[name].tobytes() for name in _BYTES},
-            settings=json.loads(page["settings"].tobytes()[:size]),
-        )
+        try:
+            numbers["state"] = BufferState(numbers["state"])
+            numbers["flags"] = Flag(numbers["flags"])
+            settings = json.loads(page["settings"].tobytes()[:size])
+        except (ValueError, RecursionError):
+            return None
+        if not isinstance(settings, dict):
+            return None
+        strings = {name: page[name].tobytes() for name in _BYTES}
+        return cls(**numbers, **strings, settings=settings)
 
 
 _BYTES = ("uuid", "boot_id", "schema_sha256", "owner_boot_id")
@@ -166,7 +167,8 @@ class Control:
             FormatError: not one of our files.
             CorruptBufferError: both copies are damaged.
         """
-        pages = [self._page(0), self._page(1)]
+        pages = self._pages()
+        self._require_compatible(pages)
         copies = [copy for copy in map(Superblock.unpack, pages) if copy is not None]
         self.repaired = len(copies) < 2
         if not copies:
@@ -180,7 +182,6 @@ class Control:
                 "the items may still be read with TensorDict.load_memmap",
                 path=self.where,
             )
-        self._require_compatible(next(p for p in pages if Superblock.unpack(p) is not None))
         return max(copies, key=lambda copy: copy.sequence)
 
     def write(self, superblock: Superblock) -> Superblock:
@@ -190,6 +191,16 @@ class Control:
         first = Superblock.unpack(self._page(0))
         self._store(1 if first is not None and first.sequence == newest.sequence else 0, following)
         return following
+
+    def _pages(self) -> list[bytes]:
+        """Both copies. A writer may be at one of them now, and have been at the other just then."""
+        pages = [self._page(0), self._page(1)]
+        while not all(map(_is_whole, pages)):
+            again = [self._page(0), self._page(1)]
+            if again == pages:
+                break
+            pages = again
+        return pages
 
     def _page(self, copy: int) -> bytes:
         at = copy * layout.SUPERBLOCK_BYTES
@@ -204,9 +215,13 @@ class Control:
         self._bytes[at + half : at + layout.SUPERBLOCK_BYTES] = data[half:]
         _core.reached("superblock.stored")
 
-    def _require_compatible(self, page: bytes) -> None:
-        found = np.frombuffer(page, layout.SUPERBLOCK)[0]
-        wanted = {
+    def _require_compatible(self, pages: list[bytes]) -> None:
+        """The newest whole copy says what wrote it.
+
+        Of two damaged ones only the version counts, if they agree: another version may have its
+        checksum elsewhere.
+        """
+        fields = {
             "format_major": (layout.FORMAT_MAJOR, "format version"),
             "endian": (layout.ENDIAN_TAG, "byte order"),
             "entries": (layout.ENTRIES, "number of registry entries"),
@@ -214,7 +229,18 @@ class Control:
             "mutex_bytes": (_LAYOUT["mutex_bytes"], "size of a mutex"),
             "page": (layout.PAGE, "page size"),
         }
-        for name, (here, what) in wanted.items():
+        headers = [np.frombuffer(page, layout.SUPERBLOCK)[0] for page in pages]
+        whole = [header for header, page in zip(headers, pages, strict=True) if _is_whole(page)]
+        if whole:
+            found = max(whole, key=lambda header: int(header["sequence"]))
+        elif (
+            all(page.startswith(layout.MAGIC) for page in pages)
+            and headers[0]["format_major"] == headers[1]["format_major"]
+        ):
+            found, fields = headers[0], {"format_major": fields["format_major"]}
+        else:
+            return
+        for name, (here, what) in fields.items():
             if int(found[name]) != here:
                 raise IncompatibleVersionError(
                     f"{self.where}: its {what} is {int(found[name]):#x}, this build has {here:#x}; "
@@ -224,6 +250,11 @@ class Control:
                     found=int(found[name]),
                     expected=here,
                 )
+
+
+def _is_whole(page: bytes) -> bool:
+    checksum = int.from_bytes(page[-4:], "little")
+    return page.startswith(layout.MAGIC) and _core.crc32c(page[:-4]) == checksum
 
 
 def first_superblock(settings: dict[str, Any], flags: Flag, file: tuple[int, int]) -> Superblock:

@@ -39,7 +39,12 @@ from shmbuffer.errors import (
 )
 from shmbuffer.memory import cleanup, counters, layout, removal
 from shmbuffer.memory.anonymous import WHERE, Anonymous
-from shmbuffer.memory.check import CheckReport, check_mapped
+from shmbuffer.memory.check import (
+    NO_SCHEMA,
+    CheckReport,
+    compare_checksums,
+    compare_slots,
+)
 from shmbuffer.memory.control import Control, Superblock
 from shmbuffer.memory.files import Files, require_same_schema
 from shmbuffer.memory.layout import BufferState, Flag, Role
@@ -405,9 +410,11 @@ class Engine:
         report = CheckReport(self.where, alive=True)
         ring = self.ring
         if ring is None or self._parts is None:
-            report.notes.append("nothing has been written yet: there is no schema")
+            report.notes.append(NO_SCHEMA)
         else:
-            check_mapped(report, self.control, ring.schema, ring._native, self._parts[0])
+            mapped = (ring.schema, ring._native, self._parts[0])
+            compare_slots(report, self.control, *mapped)
+            compare_checksums(report, self.control, *mapped)
         return report
 
     def flush(self, *, timeout: float = 60.0) -> None:

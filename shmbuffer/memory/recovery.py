@@ -89,6 +89,8 @@ def reason_to_recover(files: Files, superblock: Superblock, registry: Registry) 
         return "copy"
     if superblock.boot_id != identity.boot_id():
         return "reboot"
+    if superblock.state == BufferState.RECOVERING:
+        return "nobody alive"  # as the one who died in it had found, and nobody joins before READY
     return None if registry.alive() else "nobody alive"
 
 
@@ -108,7 +110,6 @@ def recover_directory(files: Files, control: Control, reason: str) -> RecoveryRe
             superblock,
             state=BufferState.RECOVERING,
             epoch=superblock.epoch + 1,
-            **_adopted_identity(files, reason),
         )
     )
     control.runtime["state"] = BufferState.RECOVERING
@@ -139,7 +140,8 @@ def recover_directory(files: Files, control: Control, reason: str) -> RecoveryRe
         )
         state = BufferState.READY
     _core.reached("recover.tree")
-    control.write(replace(superblock, state=state))
+    # Only now: whoever repeats an interrupted recovery has to find the same reason for it.
+    control.write(replace(superblock, state=state, **_adopted_identity(files, reason)))
     _core.reached("recover.superblock")
     control.runtime["state"] = state
     _core.reached("recover.ready")

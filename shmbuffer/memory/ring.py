@@ -62,6 +62,8 @@ class Ring:
     def __init__(self, engine: Engine, native: Any, schema: Schema, maps: tuple[Any, ...]) -> None:
         self._engine = engine
         self._native = native
+        self._claimed: Any = None
+        self._claimed_elements = 0
         self.schema = schema
         self.capacity = schema.capacity
         self.width = schema.width
@@ -187,7 +189,7 @@ class Ring:
         """
         if count == 0:
             return self.head
-        given, addresses = _address(priorities), tuple(addresses)
+        given, addresses = _priorities(priorities, count * self.width), tuple(addresses)
         result = self._native.write(addresses, count, given, LOCK_TIMEOUT_NS)
         if result >= 0:
             return int(result)
@@ -210,7 +212,7 @@ class Ring:
     ) -> None:
         """Writes named slots: row i of the payload goes to slot ``where[i]``.
 
-        The position of the ring stays. No slot may be named twice.
+        The position of the ring stays. A slot that is named twice holds the last row.
 
         Args:
             where: int64, slots.
@@ -225,8 +227,8 @@ class Ring:
         if len(where) == 0:
             return
         where = np.ascontiguousarray(where, np.int64)
-        given, addresses = _address(priorities), tuple(addresses)
-        at = where.ctypes.data
+        given = _priorities(priorities, len(where) * self.width)
+        at, addresses = where.ctypes.data, tuple(addresses)
         self._run(
             lambda: self._native.place(at, len(where), addresses, given, in_place, LOCK_TIMEOUT_NS),
             "place",
@@ -377,23 +379,44 @@ class Ring:
         """Switches the tree on; what is committed gets its mass. O(capacity), once.
 
         Raises:
-            ValueError: it is on with another alpha or eps.
+            ValueError: it is on with another alpha or eps; or as `set_alpha`.
         """
-        self._run(lambda: self._native.set_alpha(alpha, eps, True, LOCK_TIMEOUT_NS), "bind")
+        self._run(
+            lambda: self._native.set_alpha(alpha, eps, True, LOCK_TIMEOUT_NS),
+            f"bind_priorities({alpha}, {eps})",
+        )
 
     def set_alpha(self, alpha: float, eps: float | None = None) -> None:
-        """Changes the exponent exactly: masses are recomputed from raw priorities. O(capacity)."""
-        eps = self.eps if eps is None else eps
-        self._run(lambda: self._native.set_alpha(alpha, eps, False, LOCK_TIMEOUT_NS), "set_alpha")
+        """Changes the exponent exactly: masses are recomputed from raw priorities. O(capacity).
 
-    # The split form, for payloads that Python moves.
+        Raises:
+            ValueError: negative, no number, or too large for the priorities that are there;
+                nothing was changed.
+        """
+        eps = self.eps if eps is None else eps
+        self._run(
+            lambda: self._native.set_alpha(alpha, eps, False, LOCK_TIMEOUT_NS),
+            f"set_alpha({alpha}, {eps})",
+        )
+
+    # The split form, for payloads that Python moves. One claim a handle: other threads wait. What a
+    # thread claimed and neither committed nor aborted is rolled back when it claims again.
 
     def claim(self, count: int, *, timeout: float | None = WRITE_TIMEOUT_S) -> int:
         """Takes slots at the head; then `commit` or `abort`, in the same thread.
 
         Raises as `write`.
         """
-        return self._run(lambda: self._native.claim(count, LOCK_TIMEOUT_NS), "write", timeout)
+
+        def call() -> int:
+            native = self._native
+            result = native.claim(count, LOCK_TIMEOUT_NS)
+            if result >= 0:
+                self._claimed = native
+                self._claimed_elements = min(count, self.capacity) * self.width
+            return int(result)
+
+        return self._run(call, "write", timeout)
 
     def claim_slots(
         self,
@@ -405,24 +428,46 @@ class Ring:
         """Takes named slots; then `commit` or `abort`, in the same thread. Raises as `place`."""
         where = np.ascontiguousarray(where, np.int64)
         at = where.ctypes.data
-        self._run(
-            lambda: self._native.claim_slots(at, len(where), in_place, LOCK_TIMEOUT_NS),
-            "place",
-            timeout,
-            None,
-            where,
-        )
+
+        def call() -> int:
+            native = self._native
+            result = native.claim_slots(at, len(where), in_place, LOCK_TIMEOUT_NS)
+            if result >= 0:
+                self._claimed = native
+                self._claimed_elements = len(where) * self.width
+            return int(result)
+
+        self._run(call, "place", timeout, None, where)
 
     def commit(self, priorities: NDArray[np.float64] | int | None = None) -> None:
-        """Publishes what was claimed."""
-        given = _address(priorities)
+        """Publishes what was claimed; if it raises, that was given back.
+
+        Args:
+            priorities: raw, float64, one for each element that was claimed: of more slots than
+                there are, those that stay.
+
+        Raises:
+            ValueError: a priority is NaN, infinite, negative or too large.
+            ShmBufferError: this thread has claimed nothing.
+        """
+        try:
+            given = _priorities(priorities, self._claimed_elements)
+        except ValueError:
+            self.abort()
+            raise
         self._run(
-            lambda: self._native.commit(given, 0, LOCK_TIMEOUT_NS), "commit", None, priorities
+            lambda: self._holder().commit(given, 0, LOCK_TIMEOUT_NS), "commit", None, priorities
         )
 
     def abort(self) -> None:
         """Gives the claimed slots back, empty."""
-        self._run(lambda: self._native.abort(LOCK_TIMEOUT_NS), "abort")
+        self._run(lambda: self._holder().abort(LOCK_TIMEOUT_NS), "abort")
+
+    def _holder(self) -> Any:
+        """What the claim was made with: `close` waits for it, and has put a stand-in there."""
+        if self._claimed is not None and isinstance(self._native, ClosedRing):
+            return self._claimed
+        return self._native
 
     # What happens where a call could not do its work.
 
@@ -451,9 +496,11 @@ class Ring:
         """Waits, reaps or attaches again, whatever the status says, until the call succeeds."""
         deadline = None if timeout is None else time.monotonic() + timeout
         behind: tuple[int, float] | None = None
+        in_the_queue = False
         try:
             while result < 0:
                 if result == -_core.BLOCKED:
+                    in_the_queue = True
                     behind = self._wait_for_blocker(what, timeout, deadline, behind)
                 elif result == -_core.FORKED:
                     self._engine.attach_again()
@@ -461,7 +508,7 @@ class Ring:
                     self._fail(-result, what, priorities, index)
                 result = call()
         except BaseException:
-            if result == -_core.BLOCKED:
+            if in_the_queue:
                 self._native.give_up_turn(LOCK_TIMEOUT_NS)
             raise
         return int(result)
@@ -540,8 +587,27 @@ class Ring:
                 tid=tid,
                 state=process_state(tid),
             )
+        if status == _core.LEFT:
+            raise BufferClosedError(f"{where}: this handle was closed; attach again")
         if status == _core.CLOSING_STATUS:
             raise BufferClosedError(f"{where}: the buffer is being removed; nothing was written")
+        if status == _core.NO_TICKETS:
+            raise BufferNeedsRestart(
+                f"{where}: {what}: all 2**62 tickets of this buffer are used; copy what is in it "
+                "to a new one"
+            )
+        if status == _core.REENTERED:
+            raise ShmBufferError(
+                f"{where}: {what}: a signal handler came while this thread was writing through the "
+                "same handle; let the handler set a flag, or attach a second handle for it"
+            )
+        if status == _core.BAD_ALPHA:
+            raise ValueError(
+                f"{where}: {what}: alpha and eps have to be numbers from 0, and the sum of "
+                "(priority + eps) ** alpha finite; nothing was changed"
+            )
+        if status == _core.FENCED and self._engine.closed:
+            raise BufferClosedError(f"{where}: this handle was closed; attach again")
         if status == _core.FENCED:
             raise BufferNeedsRestart(
                 f"{where}: this process was taken for dead and its write was rolled back; attach "
@@ -573,6 +639,19 @@ def _address(array: NDArray[Any] | int | None) -> int:
     if isinstance(array, int):
         return array
     return int(array.__array_interface__["data"][0])
+
+
+def _priorities(array: NDArray[np.float64] | int | None, count: int) -> int:
+    if array is None or isinstance(array, int):
+        return _address(array)
+    if array.dtype != np.float64 or not array.flags.c_contiguous:
+        raise ValueError(
+            f"priorities are {array.dtype}{list(array.shape)}; they have to be float64 and "
+            "contiguous"
+        )
+    if array.size != count:
+        raise ValueError(f"{array.size} priorities were given for {count} elements")
+    return _address(array)
 
 
 def _part(data: NDArray[np.uint8], offset: int, count: int, dtype: Any) -> NDArray[Any]:

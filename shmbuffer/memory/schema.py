@@ -115,33 +115,50 @@ class Schema:
             )
         if len(self.leaves) > MAX_LEAVES:
             raise SchemaMismatchError(f"{len(self.leaves)} leaves, {MAX_LEAVES} are the limit")
-        seen: set[tuple[str, ...]] = set()
+        leaves: set[tuple[str, ...]] = set()
+        folders: set[tuple[str, ...]] = set()
         for leaf in self.leaves:
-            self._check_leaf(leaf, seen)
+            self._check_leaf(leaf, leaves, folders)
 
-    @staticmethod
-    def _check_leaf(leaf: Leaf, seen: set[tuple[str, ...]]) -> None:
+    def _check_leaf(
+        self, leaf: Leaf, leaves: set[tuple[str, ...]], folders: set[tuple[str, ...]]
+    ) -> None:
         if leaf.dtype not in ITEMSIZES:
             raise SchemaMismatchError(
                 f"leaf '{leaf.name}' has dtype {leaf.dtype}, which cannot be stored; convert it",
                 leaf=leaf.name,
             )
-        if not leaf.path or len(leaf.path) > MAX_DEPTH or any(n < 0 for n in leaf.shape):
+        if not 0 < len(leaf.path) <= MAX_DEPTH or any(n < 0 for n in leaf.shape):
             raise SchemaMismatchError(
                 f"leaf '{leaf.name}' has an impossible path or shape", leaf=leaf.name
+            )
+        if not all(map(_is_nameable, leaf.path)):
+            raise SchemaMismatchError(
+                f"leaf {leaf.name!r}: a key is too long for the name of a file, or no text; "
+                "rename it",
+                leaf=leaf.name,
+            )
+        if max(leaf.nbytes, 1) * self.elements >= 2**62:
+            raise SchemaMismatchError(
+                f"leaf '{leaf.name}' ({leaf}) asks for impossible sizes: {self.elements} elements",
+                leaf=leaf.name,
             )
         reserved = next((part for part in leaf.path if part in RESERVED), None)
         if reserved is None and leaf.path[0] == ".shmbuffer":
             reserved = leaf.path[0]
+        if reserved is None:  # a folder cannot have the name of a file that may lie beside it
+            reserved = next(filter(_is_file_name, leaf.path[:-1]), None)
         if reserved is not None or "" in leaf.path or "." in leaf.path or ".." in leaf.path:
             raise SchemaMismatchError(
                 f"leaf '{leaf.name}': the key {reserved or leaf.path!r} is reserved on disk; "
                 "rename it",
                 leaf=leaf.name,
             )
-        if leaf.path in seen or any(leaf.path[:n] in seen for n in range(1, len(leaf.path))):
+        above = {leaf.path[:n] for n in range(1, len(leaf.path))}
+        if leaf.path in leaves or leaf.path in folders or not above.isdisjoint(leaves):
             raise SchemaMismatchError(f"leaf '{leaf.name}' is there twice", leaf=leaf.name)
-        seen.add(leaf.path)
+        leaves.add(leaf.path)
+        folders |= above
 
     @property
     def width(self) -> int:
@@ -194,8 +211,6 @@ class Schema:
             raise CorruptBufferError(
                 f"{where}: the schema cannot be read ({error}); recover from a copy", path=where
             ) from error
-        if schema.elements * max(1, *(leaf.nbytes for leaf in leaves), 1) >= 2**62:
-            raise CorruptBufferError(f"{where}: the schema asks for impossible sizes", path=where)
         return schema
 
     def difference(self, other: Schema) -> str | None:
@@ -247,6 +262,17 @@ class Schema:
             ).encode()
             for path, folder in folders.items()
         }
+
+
+def _is_nameable(key: str) -> bool:
+    try:
+        return len(quote(key, safe="")) + len(".memmap") <= 255
+    except UnicodeEncodeError:  # half of a surrogate pair
+        return False
+
+
+def _is_file_name(key: str) -> bool:
+    return key == "meta.json" or key.endswith(".memmap")
 
 
 def _string(value: object) -> str:

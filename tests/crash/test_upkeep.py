@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from tests.crash.harness import (
     read_all,
     require_sound,
     require_usable,
+    stopped_at,
     succeeds,
     write,
 )
@@ -165,6 +167,44 @@ def test_leaving_half_way_is_as_good_as_dying(survivor: Engine, point: str) -> N
     require_sound(survivor)
 
 
+def test_an_entry_is_free_only_after_the_mutex_is(survivor: Engine) -> None:
+    """Else whoever finds nobody alive makes a new mutex under the hands of the one who leaves."""
+    path = survivor.path
+    assert path is not None
+    with stopped_at(path, "leave.claim", lambda engine: engine.close()):
+        assert len(survivor.registry.live()) == 2
+        assert _core.mutex_owner(survivor.control.map) != 0
+    survivor.reap_dead()
+    with stopped_at(path, "leave.freed", lambda engine: engine.close()):
+        assert len(survivor.registry.live()) == 1
+        assert _core.mutex_owner(survivor.control.map) == 0
+    require_sound(survivor)
+
+
+def test_an_interrupted_recovery_from_a_reboot_still_distrusts_the_bytes(survivor: Engine) -> None:
+    ring, path = survivor.ring, survivor.path
+    assert ring is not None
+    assert path is not None
+    write(ring, range(6))
+    survivor.control.write(replace(survivor.superblock, boot_id=bytes(16)))
+    survivor.close()
+    with open(path / "number.memmap", "r+b") as leaf:
+        leaf.seek(3 * 8)
+        leaf.write(b"\xff")
+    for point in python_points("recover"):
+        if point != "recover.ready" and point != "recover.superblock":
+            assert ended(fork(lambda point=point: _arm_and_open(path, point, 0))) == -signal.SIGKILL
+
+    def recovers() -> None:
+        with Engine.open(path, None) as found:
+            assert found.report is not None
+            assert found.report.reason == "reboot"
+            assert sorted(read_all(found.ring).values()) == [0, 1, 2, 4, 5]  # type: ignore[arg-type]
+            require_sound(found)
+
+    succeeds(recovers)
+
+
 @pytest.mark.parametrize("point", python_points("join"))
 def test_a_client_that_dies_while_joining_leaves_room(survivor: Engine, point: str) -> None:
     path = survivor.path
@@ -211,7 +251,6 @@ def test_a_waiter_that_dies_gives_its_turn_back(survivor: Engine, point: str) ->
     ring, path = survivor.ring, survivor.path
     assert ring is not None
     assert path is not None
-    from tests.crash.harness import stopped_at
 
     def waits(engine: Engine) -> None:
         write(engine.ring, range(8), timeout=0.5)  # type: ignore[arg-type]

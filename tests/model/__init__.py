@@ -1,0 +1,1 @@
+"""The exhaustive small model of the slot protocol."""

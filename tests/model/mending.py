@@ -1,0 +1,285 @@
+"""What is done for the dead: reap, repair, recovery. Whoever dies in it is followed by another."""
+
+from __future__ import annotations
+
+from tests.model.shared import Shared
+from tests.model.state import (
+    ABORTED,
+    COMMITTED,
+    COMMITTING,
+    CURSOR,
+    EMPTYING,
+    FIRST,
+    HEAD,
+    IDLE,
+    INCARNATION,
+    INIT,
+    LENGTH,
+    LIVE,
+    MARKING,
+    MUTEX,
+    OWNER,
+    PAYLOAD,
+    PHASE,
+    READY,
+    REAPED,
+    REPAIRED,
+    SEEN,
+    SETTLED,
+    SPAN,
+    TARGET,
+    WRITING,
+    At,
+    K,
+    fail,
+    mass,
+)
+
+
+class Mending(Shared):
+    """Claims of the dead are rolled back or forward, never left half-way."""
+
+    # Reap: the claim and the entry of somebody who is proven dead.
+
+    def reaper_asks(self, s: bytearray, b: int, e: int) -> str | None:
+        """The kernel says that the owner of an entry is dead; asked without the mutex."""
+        if not s[e + LIVE] or s[e + OWNER]:
+            return None
+        s[b + TARGET], s[b + SEEN] = e, s[e + INCARNATION]
+        s[b + REAPED] = At.REAPER
+        s[b] = At.REAP_LOCKED
+        return "reap.asked"
+
+    def reap_locked(self, s: bytearray, b: int) -> str | None:
+        """The lock."""
+        return self.lock(s, b, "reap.locked", At.REAP_CHECKED)
+
+    def reap_checked(self, s: bytearray, b: int) -> str:
+        """Compare again: the entry may have been reaped, freed and taken since."""
+        e = s[b + TARGET]
+        stale = s[e + INCARNATION] != s[b + SEEN]
+        if stale and "incarnation not compared again" in self.broken:
+            stale = False
+        if stale or (not s[e + LIVE] and "free entry reaped" not in self.broken):
+            return self.reap_unlocked(s, b)
+        s[b + CURSOR], s[b + SETTLED] = e, At.REAP_FREED
+        if s[e + PHASE] == IDLE:
+            s[b] = At.REAP_FREED
+            return "reap.idle"
+        if "entry freed first" in self.broken:
+            s[e + LIVE] = 0
+        return self.reap_leaf(s, b)
+
+    def reap_leaf(self, s: bytearray, b: int) -> str:
+        """The next slot of the claim that is still WRITING (for empty(): that is not): its leaf."""
+        e = s[b + CURSOR]
+        phase = s[e + PHASE]
+        s[b] = At.REAP_WORD
+        if phase == EMPTYING:
+            if "emptying undone" not in self.broken and self.next_to_empty(s, b):
+                s[self.leaf + s[b + K]] = 0
+                return "reap.leaf"
+        else:
+            for k in range(s[b + K], s[e + SPAN]):
+                ticket = s[e + FIRST] + k
+                i = ticket % self.n
+                if s[self.word + i] == (ticket << 2 | WRITING):
+                    s[b + K] = k
+                    if self.forward(phase):
+                        self.settle_leaf(s, i)
+                    else:
+                        s[self.leaf + i] = 0
+                    return "reap.leaf"
+        s[b + K] = 0
+        return self.reap_head(s, b)
+
+    def forward(self, phase: int) -> bool:
+        """Say whether a claim of a dead owner is committed."""
+        if phase == COMMITTING:
+            return "committing rolled back" not in self.broken
+        return "dead writer's slots committed" in self.broken
+
+    def reap_word(self, s: bytearray, b: int) -> str:
+        """Its word."""
+        e = s[b + CURSOR]
+        if s[e + PHASE] == EMPTYING:
+            self.empty_slot(s, b)
+        else:
+            ticket = s[e + FIRST] + s[b + K]
+            state = COMMITTED if self.forward(s[e + PHASE]) else ABORTED
+            s[self.word + ticket % self.n] = ticket << 2 | state
+        s[b + K] += 1
+        s[b] = At.REAP_LEAF
+        return "reap.word"
+
+    def reap_head(self, s: bytearray, b: int) -> str:
+        """The head, which the dead one may not have moved."""
+        e = s[b + CURSOR]
+        undone = s[e + PHASE] == EMPTYING and "emptying undone" in self.broken
+        if not undone and "head not repaired" not in self.broken:
+            self.set_head(s, max(s[HEAD], s[e + FIRST] + s[e + SPAN]))
+        counts = s[e + PHASE] in (COMMITTING, EMPTYING) and "count not repaired" not in self.broken
+        s[b] = At.REAP_COUNT if counts and not undone else At.REAP_PARENTS
+        return "reap.head"
+
+    def reap_count(self, s: bytearray, b: int) -> str:
+        """`write_count`."""
+        self.finish_count(s, s[b + CURSOR])
+        s[b] = At.REAP_PARENTS
+        return "reap.count"
+
+    def reap_parents(self, s: bytearray, b: int) -> str:
+        """The parents."""
+        return self.climb(s, b, "reap.parents", At.REAP_IDLE)
+
+    def reap_idle(self, s: bytearray, b: int) -> str:
+        """The claim is closed: its batch is whole or absent."""
+        e = s[b + CURSOR]
+        states = set()
+        for ticket in range(s[e + FIRST], s[e + FIRST] + s[e + SPAN]):
+            word = s[self.word + ticket % self.n]
+            if word & 3 and word >> 2 == ticket:
+                states.add(word & 3)
+        if len(states) > 1 and s[e + PHASE] != EMPTYING:
+            fail("a dead writer's batch is whole or absent")
+        if s[HEAD] < s[e + FIRST] + s[e + SPAN] and s[e + PHASE] == EMPTYING:
+            fail("after empty() the ring begins at slot 0")
+        s[e + PHASE] = IDLE
+        s[b] = s[b + SETTLED]
+        return "reap.idle"
+
+    def reap_freed(self, s: bytearray, b: int) -> str:
+        """Only now the entry may be taken by another."""
+        self.free(s, s[b + TARGET])
+        s[b] = At.REAP_UNLOCKED
+        return "reap.freed"
+
+    def reap_unlocked(self, s: bytearray, b: int) -> str:
+        """Unlock."""
+        self.unlock(s, b)
+        s[b] = s[b + REAPED]
+        for register in (SETTLED, REAPED, TARGET, SEEN, CURSOR):
+            s[b + register] = 0
+        return "reap.unlocked"
+
+    def repair_claims(self, s: bytearray, b: int) -> str:
+        """Finish the claim that was open under the mutex; those in PAYLOAD are left to reaping."""
+        for e in self.entries:
+            ends = {MARKING, COMMITTING, EMPTYING}
+            if "repair ends payload claims" in self.broken:
+                ends.add(PAYLOAD)
+            if s[e + PHASE] in ends and "repair leaves claims" not in self.broken:
+                s[b + CURSOR], s[b + SETTLED] = e, At.REPAIR_CLAIMS
+                return self.reap_leaf(s, b)
+        s[b + CURSOR] = s[b + SETTLED] = 0
+        s[b] = At.REPAIR_CONSISTENT if "tree not rebuilt" in self.broken else At.REPAIR_LEAVES
+        return "repair.claims"
+
+    def rebuild_leaf(self, s: bytearray, i: int) -> None:
+        """Compute a leaf from the word and the raw priority."""
+        committed = s[self.word + i] & 3 == COMMITTED
+        s[self.leaf + i] = mass(self.priority_of(s, i)) if committed else 0
+
+    def repair_leaves(self, s: bytearray, b: int) -> str:
+        """Every leaf, one a step."""
+        if "leaves not rebuilt" not in self.broken:
+            self.rebuild_leaf(s, s[b + K])
+        self.loop(s, b, self.n, At.REPAIR_LEAVES, At.REPAIR_PARENTS)
+        return "repair.leaves"
+
+    def repair_parents(self, s: bytearray, b: int) -> str:
+        """Every parent, then the length."""
+        self.climb(s, b, "repair.parents", At.REPAIR_CONSISTENT)
+        if s[b] == At.REPAIR_CONSISTENT and "length not counted again" not in self.broken:
+            s[LENGTH] = self.count_committed(s)
+        return "repair.parents"
+
+    def repair_consistent(self, s: bytearray, b: int) -> str:
+        """The mutex is an ordinary one again; go on with what the lock was taken for."""
+        s[b] = s[b + REPAIRED]
+        s[b + REPAIRED] = 0
+        return "repair.consistent"
+
+    # Recovery: nobody is alive.
+
+    def recover_locked(self, s: bytearray, b: int) -> str | None:
+        """The lock of initialisation, not the mutex.
+
+        Whoever finds RECOVERING under it knows that the one who was at it is dead, and all others.
+        """
+        if s[INIT] or (s[READY] and not self.nobody_lives(s)) or self.op(s, b).kind == "join":
+            return None
+        s[INIT] = b
+        s[b] = At.RECOVER_STATE
+        return "recover.locked"
+
+    def recover_state(self, s: bytearray, b: int) -> str:
+        """RECOVERING: whoever comes now recovers again."""
+        s[READY] = 0
+        s[b] = At.RECOVER_MUTEX
+        return "recover.state"
+
+    def recover_mutex(self, s: bytearray, b: int) -> str:
+        """A new mutex."""
+        s[MUTEX] = 0
+        s[b] = At.RECOVER_REAPED
+        return "recover.mutex"
+
+    def recover_reaped(self, s: bytearray, b: int) -> str:
+        """Every entry is reaped, then one is taken."""
+        for e in self.entries:
+            if s[e + LIVE]:
+                s[b + CURSOR], s[b + SETTLED] = e, At.RECOVER_FREED
+                if s[e + PHASE] == IDLE or "recovery does not reap" in self.broken:
+                    return self.recover_freed(s, b)
+                return self.reap_leaf(s, b)
+        s[b + CURSOR] = s[b + SETTLED] = 0
+        self.take(s, b, self.entries[0])
+        s[b] = At.RECOVER_READY if "READY first" in self.broken else At.RECOVER_WORDS
+        return "recover.reaped"
+
+    def recover_freed(self, s: bytearray, b: int) -> str:
+        """One entry after the other."""
+        self.free(s, s[b + CURSOR])
+        s[b] = At.RECOVER_REAPED
+        return "reap.freed"
+
+    def recover_words(self, s: bytearray, b: int) -> str:
+        """Words that cannot be: after a mere death there is none left, once all are reaped."""
+        if s[self.word + s[b + K]] & 3 == WRITING:
+            fail("a WRITING slot is covered by one claim")
+        self.loop(s, b, self.n, At.RECOVER_WORDS, At.RECOVER_PRIORITIES)
+        return "recover.words"
+
+    def recover_priorities(self, s: bytearray, b: int) -> str:
+        """Priorities that cannot be."""
+        i = s[b + K]
+        if s[self.word + i] & 3 == COMMITTED:
+            s[self.raw + i] = self.priority_of(s, i)
+        self.loop(s, b, self.n, At.RECOVER_PRIORITIES, At.RECOVER_TREE)
+        return "recover.priorities"
+
+    def recover_tree(self, s: bytearray, b: int) -> str:
+        """Leaves, parents, length."""
+        k = s[b + K]
+        if k < self.n:
+            self.rebuild_leaf(s, k)
+        else:
+            self.recompute(s, k - self.n)
+        self.loop(s, b, self.n + self.nodes, At.RECOVER_TREE, At.RECOVER_READY)
+        if s[b] == At.RECOVER_READY:
+            s[LENGTH] = self.count_committed(s)
+            if "READY first" in self.broken:
+                s[INIT] = 0
+                self.next_op(s, b)
+        return "recover.tree"
+
+    def recover_ready(self, s: bytearray, b: int) -> str:
+        """READY comes last."""
+        s[READY] = 1
+        if "READY first" in self.broken:
+            s[b] = At.RECOVER_WORDS
+        else:
+            s[INIT] = 0
+            self.next_op(s, b)
+        return "recover.ready"

@@ -1,0 +1,328 @@
+"""The slot protocol as an exhaustive small model: every interleaving, every death, every state.
+
+    Scenario ──Model──▶ first state ──explore──▶ all states that can be reached, or the shortest
+                                                 trace to one in which something is wrong
+
+What is modelled
+  - the words, leaves, parents, raw priorities, payload (two leaf arrays, so that a torn row shows)
+    and checksums of a ring of two or three slots; `head`, `write_count`, `length`, the highest
+    priority; the registry with its claims and turns;
+  - one robust mutex: a holder that dies leaves it to the next locker, who repairs before it does
+    anything else;
+  - writers (ring, placed, in place, failing ones, `empty`), learners (sample, priority update), a
+    reaper, clients that join and leave, onlookers who take the mutex and never join, a fresh
+    process that recovers when nobody is alive;
+  - death after every single step, a second death inside reap, repair and recovery, the death of
+    everybody at once, a client that is stopped for ever, a kernel that is slow to show a death.
+
+What is not
+  - memory order: a step is atomic and seen by all at once. The C core names its sync points;
+  - time: a sleeper wakes, forfeits a turn or gives up at any moment at which it is allowed to;
+  - power loss: checksums are written and compared, but nothing tears pages;
+  - a client that is stopped while it holds the mutex: everybody waits for it;
+  - numbers: mass(raw) = raw + 1, one row a sample, sums without the minimum.
+
+The steps are in writing.py, reading.py, emptying.py, mending.py and clients.py, on what shared.py
+gives them; a state is a `bytes` object, laid out in state.py. A program counter names the step that
+is taken next; a label names the step just taken. `STEPS` are the crash points of the C core by
+their own names, `MODEL_STEPS` exist here only. A string in `broken` switches a rule off, to see
+that the search notices.
+
+What holds whenever nobody holds the mutex (`Model.check`; H1 to H10 are the rules of the history
+checker that looks at real processes)
+  - H1, H2: a committed row is whole and of its ticket, and so is every row that a sample returns;
+  - H3: an item that somebody was told of is there, but for a later ticket or `empty()`;
+  - H4: a ticket is used once, and stands in its own slot;
+  - H5: when a claim ends, all of its items are committed or none is;
+  - H6: `head` and `write_count` never fall (but by `empty()`), and `write_count` is exact;
+  - H7: parents are sums, a leaf is positive only if its word is COMMITTED, `length` is exact;
+  - H9: an item's mass is that of the priority it was given last, by its writer or by its ticket;
+  - H10: from every state each survivor can come to an end, without being killed for it;
+  - a WRITING slot is covered by one claim, a living client keeps its slots, its entry and its turn.
+
+Rules that the search asked for, beyond the description that it started from
+  1. A default priority becomes a number when the item is committed. As a marker it would change its
+     meaning with the highest priority so far, at the next repair.
+  2. An in-place write keeps the raw priority only of a slot that is COMMITTED when it is claimed;
+     elsewhere an item that is long gone would leave its priority to the new one.
+  3. An entry is freed by its owner after the last unlock, and whoever takes the mutex without an
+     entry holds init.lock. Otherwise "nobody is alive" can be true while somebody holds the mutex,
+     and recovery makes a new one under him.
+  4. A reaper compares the state of the entry as well as its incarnation, or entries are taken under
+     the mutex: a free entry must not be freed again while a newcomer takes it.
+  5. `empty()` notes its goal: who finishes it does not know whether the count is kept.
+  6. While the state is RECOVERING nobody joins, even if an entry looks alive: the kernel may not
+     yet show that the one who was recovering is dead.
+  7. A sleeper looks anew whom it waits for: behind a turn as well as before a slot that may be
+     somebody dead. (If it asks about slots only, the turn has to be forfeited.)
+
+The reduction: while a living process holds the mutex, it alone takes steps (or dies). Steps outside
+the mutex touch payload that nobody else may write, or read one word, so each of them can be moved
+before or after the section that it fell into. A scenario with `every_order` does without it, and a
+test compares the two.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import pairwise
+from typing import NamedTuple
+
+from tests.model.clients import Clients
+from tests.model.emptying import Emptying
+from tests.model.reading import Reading
+from tests.model.state import (
+    AGAIN,
+    COMMITTED,
+    COUNT,
+    COUNTED,
+    CRASHES,
+    ENTRY,
+    FATES,
+    FIRST,
+    HEAD,
+    IDLE,
+    KILLS,
+    LENGTH,
+    LIVE,
+    MUTEX,
+    OPTIONAL,
+    OWNER,
+    OWNER_DEAD,
+    PAYLOAD,
+    PHASE,
+    READY,
+    REGISTERS,
+    RESTING,
+    SPAN,
+    STOPPABLE,
+    STOPS,
+    WRITING,
+    At,
+    Scenario,
+    ViolationError,
+    fail,
+    mass,
+)
+from tests.model.writing import Writing
+
+Step = Callable[[bytearray, int], "str | None"]
+
+
+class Model(Writing, Reading, Emptying, Clients):
+    """The steps of one scenario, and what must hold between them."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        super().__init__(scenario)
+        self.actions = self._actions()
+        self.mover = 0  # whose step broke a rule
+
+    def successors(self, s: bytes) -> Iterator[tuple[int, str, bytearray]]:
+        """Yield who does what, and the state after it."""
+        holder = s[MUTEX]
+        reduced = holder not in (0, OWNER_DEAD) and not self.scenario.every_order
+        movers = (holder,) if reduced else self.processes
+        for b in movers:
+            for action in self.actions[s[b]]:
+                self.mover = b
+                t = bytearray(s)
+                label = action(t, b)
+                if label is not None:
+                    yield b, label, t
+            if self.may_die(s, b):
+                t = bytearray(s)
+                t[CRASHES if t[CRASHES] else AGAIN] -= 1
+                self.kill(t, b, slowly=self.scenario.slow_death)
+                yield b, "killed", t
+            if s[STOPS] and s[b] in STOPPABLE[self.scenario.stop]:
+                t = bytearray(s)
+                t[STOPS] = 0
+                t[b : b + REGISTERS] = bytes(REGISTERS)
+                t[b] = At.STOPPED
+                yield b, "stopped", t
+        if s[KILLS]:
+            t = bytearray(s)
+            t[KILLS] = t[CRASHES] = 0
+            for b in self.processes:
+                self.kill(t, b, slowly=False)
+            yield 0, "all killed", t
+
+    def rests(self, s: bytes) -> bool:
+        """Say whether every process has reached its end, one way or another."""
+        if s[MUTEX] not in (0, OWNER_DEAD):
+            return False
+        for b in self.processes:
+            pc = s[b]
+            if pc in RESTING:
+                continue
+            if pc not in OPTIONAL or any(action(bytearray(s), b) for action in self.actions[pc]):
+                return False
+        return True
+
+    def check(self, s: bytes) -> None:
+        """What must hold whenever nobody holds the mutex and the buffer is READY."""
+        if s[MUTEX] or not s[READY]:
+            return
+        committed = 0
+        for i in range(self.n):
+            word = s[self.word + i]
+            state = word & 3
+            ticket = word >> 2
+            if word and ticket >= s[HEAD]:
+                fail("tickets are below head")
+            if word and ticket % self.n != i:
+                fail("no item is in two slots")
+            if state == COMMITTED:
+                committed += 1
+                one = s[self.one + i]
+                if not one == s[self.two + i] == s[self.crc + i] == ticket + 1:
+                    fail("a committed row is whole")
+                if s[self.leaf + i] != mass(s[self.due + i]):
+                    fail("an item has the priority it was given")
+            elif s[self.leaf + i]:
+                fail("a leaf is positive only if its word is COMMITTED")
+            if state == WRITING:
+                self.claim_over(s, ticket)
+            told = s[self.told + i]
+            if told and word != (told - 1 << 2 | COMMITTED):
+                fail("an acknowledged item is there")
+            gone = s[self.gone + i]
+            if gone and word == (gone - 1 << 2 | COMMITTED):
+                fail("an emptied buffer is empty")
+        if committed != s[LENGTH]:
+            fail("length is the number of committed slots")
+        t = bytearray(s)
+        for node in range(self.nodes):
+            self.recompute(t, node)
+        if t != s:
+            fail("parents are the sums of their leaves")
+        if s[COUNT] != s[COUNTED]:
+            fail("write_count counts what was written")
+        claims = []
+        for e in self.entries:
+            phase = s[e + PHASE]
+            if phase not in (IDLE, PAYLOAD):
+                fail("only IDLE and PAYLOAD are seen without the mutex")
+            if phase == PAYLOAD:
+                claims.append((s[e + FIRST], s[e + FIRST] + s[e + SPAN]))
+        claims.sort()
+        if any(a[1] > c[0] for a, c in pairwise(claims)):
+            fail("a WRITING slot is covered by one claim")
+        for b in self.processes:
+            e = s[b + ENTRY]
+            if e and not (s[e + LIVE] and s[e + OWNER] == b):
+                fail("a living client keeps its entry")
+
+    def _actions(self) -> list[tuple[Step, ...]]:
+        """Return the steps that a process may take, by its program counter."""
+        table: list[tuple[Step, ...]] = [()] * len(At)
+        for pc in At:
+            step: Step | None = getattr(self, pc.name.lower(), None)
+            if step is not None:
+                table[pc] = (step,)
+        table[At.DYING] = (self.shown_dead,)
+        table[At.WRITE_COPY] = (self.write_copy, self.write_fails)
+        table[At.ATTACHING] = (self.recover_locked, self.join_started)
+        table[At.WAITING] = (
+            self.wait_wakes,
+            self.wait_asks,
+            self.wait_forfeits,
+            self.wait_times_out,
+        )
+        table[At.WAIT_HOLDING] = (self.hold_ends,)
+        draws = tuple(partial(self.sample_drawn, i=i) for i in range(self.n))
+        table[At.SAMPLE_DRAWN] = (*draws, self.sample_nothing)
+        table[At.REAPER] = tuple(partial(self.reaper_asks, e=e) for e in self.entries)
+        return table
+
+
+class Outcome(NamedTuple):
+    """What a search found.
+
+    `unlocked` is a fingerprint of the set of states in which nobody holds the mutex, `died_after`
+    the steps after which a death was tried.
+    """
+
+    states: int
+    transitions: int
+    unlocked: int
+    taken: frozenset[str]
+    died_after: frozenset[str]
+    broken_rule: str
+    trace: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return "\n  ".join((self.broken_rule or "no rule is broken", *self.trace))
+
+
+def explore(scenario: Scenario) -> Outcome:
+    """Visit every state that can be reached, the nearest first; stop at the first violation.
+
+    Then look whether everybody alive can come to an end from each of them.
+    """
+    model = Model(scenario)
+    first = model.first_state()
+    index = {first: 0}
+    queue = [first]
+    parents = array("l", [-1])
+    how: list[tuple[int, str]] = [(0, "")]
+    sources, targets = array("l"), array("l")
+    taken: set[str] = set()
+    died_after: set[str] = set()
+
+    def outcome(rule: str, at: int, last: tuple[str, ...] = ()) -> Outcome:
+        lines = list(last)
+        while rule and at > 0:
+            lines.insert(0, describe(model, *how[at]))
+            at = parents[at]
+        unlocked = sum(map(hash, (s for s in queue if s[MUTEX] == 0)))
+        sizes = len(queue), transitions, unlocked
+        return Outcome(*sizes, frozenset(taken), frozenset(died_after), rule, tuple(lines))
+
+    at = transitions = 0
+    try:
+        model.check(first)
+        while at < len(queue):
+            state = queue[at]
+            for b, label, successor in model.successors(state):
+                new = bytes(successor)
+                to = index.get(new)
+                taken.add(label)
+                if to is None:
+                    to = index[new] = len(queue)
+                    queue.append(new)
+                    parents.append(at)
+                    how.append((b, label))
+                    model.mover = 0
+                    model.check(new)
+                if label not in died_after and b and model.may_die(new, b):
+                    died_after.add(label)
+                transitions += 1
+                if label not in FATES:  # nobody comes to an end by being killed
+                    sources.append(at)
+                    targets.append(to)
+            at += 1
+    except ViolationError as violation:
+        b = model.mover
+        if b == 0:
+            return outcome(str(violation), len(queue) - 1)
+        return outcome(str(violation), at, (describe(model, b, f"({At(state[b]).name})"),))
+
+    ends = bytearray(model.rests(s) for s in queue)
+    grows = True
+    while grows:
+        grows = False
+        for i in range(len(targets) - 1, -1, -1):
+            if ends[targets[i]] and not ends[sources[i]]:
+                ends[sources[i]] = grows = True
+    stuck = ends.find(0)
+    if stuck >= 0:
+        return outcome("every survivor comes to an end", stuck)
+    return outcome("", 0)
+
+
+def describe(model: Model, b: int, label: str) -> str:
+    """Return a line of a trace."""
+    return f"{model.name(b)}: {label}" if b else label

@@ -1,0 +1,258 @@
+"""What a state of the model is made of: bytes, and the names of their places.
+
+     control │ word leaf raw one two crc │ told gone used due │ parents │ entries │ registers
+     ────────┼───── one byte a slot ─────┼───── ghosts ───────┼─────────┼─ 8 each ┼─ 15 a process
+
+A word is `ticket << 2 | state`, as in the buffer itself; all numbers stay below 256. A ghost is
+what an onlooker who saw everything would remember; no step may depend on it.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum, auto
+from typing import NamedTuple, NoReturn
+
+STEPS = (
+    *("write.locked", "write.noted", "write.marking", "write.head", "write.mark", "write.unmassed"),
+    *("write.claim_parents", "write.payload", "write.claimed", "write.copy", "write.checksum"),
+    *("write.relocked", "write.goal", "write.committing", "write.leaf", "write.commit"),
+    *("write.commit_parents", "write.count", "write.idle", "write.done"),
+    *("abort.locked", "abort.word", "abort.idle"),
+    *("update.locked", "update.raw", "update.leaf", "update.parents", "update.unlocked"),
+    *("sample.locked", "sample.drawn", "sample.unlocked", "sample.copy", "sample.validate"),
+    *("empty.locked", "empty.noted", "empty.emptying", "empty.head", "empty.leaf", "empty.word"),
+    *("empty.parents", "empty.count", "empty.idle", "empty.unlocked"),
+    *("reap.locked", "reap.leaf", "reap.word", "reap.head", "reap.count", "reap.parents"),
+    *("reap.idle", "reap.freed", "reap.unlocked"),
+    *("repair.claims", "repair.leaves", "repair.parents", "repair.consistent"),
+    *("recover.locked", "recover.state", "recover.mutex", "recover.reaped", "recover.words"),
+    *("recover.priorities", "recover.tree", "recover.ready"),
+    *("wait.turn", "wait.sleep", "wait.forfeit", "wait.timeout"),
+)
+MODEL_STEPS = (
+    *("abort.unlocked", "wait.woken", "wait.left", "reap.asked"),
+    *("join.started", "join.locked", "join.taken", "join.unlocked"),
+    *("leave.locked", "leave.claim", "leave.unlocked", "leave.freed"),
+    *("look.started", "look.locked", "look.unlocked"),
+)
+FATES = frozenset({"killed", "all killed", "stopped"})
+
+EMPTY, WRITING, COMMITTED, ABORTED = range(4)
+IDLE, MARKING, PAYLOAD, COMMITTING, EMPTYING = range(5)
+DEFAULT = 255  # raw priority of an item to which the writer gave none
+OWNER_DEAD = 255  # the mutex, when its holder died
+
+# The control file. COUNTED is a ghost (what `write_count` must be), the last four are what may
+# still happen: deaths anywhere, deaths in a repair, the death of all, a stop.
+(MUTEX, INIT, READY, HEAD, COUNT, LENGTH, HIGHEST, COUNTED, CRASHES, AGAIN, KILLS, STOPS) = range(
+    12
+)
+CONTROL_SIZE = 12
+# A registry entry. OWNER is the process behind it, and 0 once the kernel shows that it is dead.
+(LIVE, INCARNATION, OWNER, PHASE, FIRST, SPAN, GOAL, TURN) = range(8)
+ENTRY_SIZE = 8
+# The registers of a process: where to go after a repair, a finished claim, a reap; whom it waits
+# for or reaps, in which incarnation it saw that one; the claim being finished. A writer keeps in
+# KEPT the slots whose priority stays; the others are a learner's.
+(PC, OP, K, ENTRY, REPAIRED, SETTLED, REAPED, TARGET, SEEN, CURSOR) = range(10)
+(SLOT, WORD, ONE, TWO, ROUND) = range(10, 15)
+KEPT = SLOT
+REGISTERS = 15
+
+
+class At(IntEnum):
+    """Where a process stands: the step that it takes next, by the name of its method."""
+
+    FINISHED = 0
+    DEAD = auto()
+    DYING = auto()
+    STOPPED = auto()
+    WRITE_LOCKED = auto()
+    WRITE_NOTED = auto()
+    WRITE_MARKING = auto()
+    WRITE_HEAD = auto()
+    WRITE_MARK = auto()
+    WRITE_UNMASSED = auto()
+    WRITE_CLAIM_PARENTS = auto()
+    WRITE_PAYLOAD = auto()
+    WRITE_CLAIMED = auto()
+    WRITE_COPY = auto()
+    WRITE_CHECKSUM = auto()
+    WRITE_RELOCKED = auto()
+    WRITE_GOAL = auto()
+    WRITE_COMMITTING = auto()
+    WRITE_LEAF = auto()
+    WRITE_COMMIT = auto()
+    WRITE_COMMIT_PARENTS = auto()
+    WRITE_COUNT = auto()
+    WRITE_IDLE = auto()
+    WRITE_DONE = auto()
+    ABORT_LOCKED = auto()
+    ABORT_WORD = auto()
+    ABORT_IDLE = auto()
+    ABORT_UNLOCKED = auto()
+    WAIT_SLEEP = auto()
+    WAITING = auto()
+    WAIT_LEFT = auto()
+    WAIT_HOLDING = auto()
+    UPDATE_LOCKED = auto()
+    UPDATE_RAW = auto()
+    UPDATE_LEAF = auto()
+    UPDATE_PARENTS = auto()
+    UPDATE_UNLOCKED = auto()
+    SAMPLE_LOCKED = auto()
+    SAMPLE_DRAWN = auto()
+    SAMPLE_UNLOCKED = auto()
+    SAMPLE_COPY = auto()
+    SAMPLE_VALIDATE = auto()
+    EMPTY_LOCKED = auto()
+    EMPTY_NOTED = auto()
+    EMPTY_EMPTYING = auto()
+    EMPTY_HEAD = auto()
+    EMPTY_LEAF = auto()
+    EMPTY_WORD = auto()
+    EMPTY_PARENTS = auto()
+    EMPTY_COUNT = auto()
+    EMPTY_IDLE = auto()
+    EMPTY_UNLOCKED = auto()
+    ATTACHING = auto()
+    JOIN_LOCKED = auto()
+    JOIN_TAKEN = auto()
+    JOIN_UNLOCKED = auto()
+    LEAVE_LOCKED = auto()
+    LEAVE_CLAIM = auto()
+    LEAVE_UNLOCKED = auto()
+    LEAVE_FREED = auto()
+    LOOK_STARTED = auto()
+    LOOK_LOCKED = auto()
+    LOOK_UNLOCKED = auto()
+    REAPER = auto()
+    REAP_LOCKED = auto()
+    REAP_CHECKED = auto()
+    REAP_LEAF = auto()
+    REAP_WORD = auto()
+    REAP_HEAD = auto()
+    REAP_COUNT = auto()
+    REAP_PARENTS = auto()
+    REAP_IDLE = auto()
+    REAP_FREED = auto()
+    REAP_UNLOCKED = auto()
+    REPAIR_CLAIMS = auto()
+    REPAIR_LEAVES = auto()
+    REPAIR_PARENTS = auto()
+    REPAIR_CONSISTENT = auto()
+    RECOVER_STATE = auto()
+    RECOVER_MUTEX = auto()
+    RECOVER_REAPED = auto()
+    RECOVER_FREED = auto()
+    RECOVER_WORDS = auto()
+    RECOVER_PRIORITIES = auto()
+    RECOVER_TREE = auto()
+    RECOVER_READY = auto()
+
+
+FIRST_OF_REPAIR = At.REAP_LOCKED  # a second death may strike from here on
+RESTING = frozenset({At.FINISHED, At.DEAD, At.STOPPED, At.REAPER})
+OPTIONAL = frozenset({At.ATTACHING, At.LOOK_STARTED})  # done only where it can be
+NOT_TO_KILL = RESTING | OPTIONAL | {At.DYING}
+STOPPABLE = {
+    "copying": frozenset({At.WRITE_COPY, At.WRITE_CHECKSUM, At.WRITE_RELOCKED}),
+    "waiting": frozenset({At.WAITING}),
+}
+
+
+class Op(NamedTuple):
+    """One call of a client: what, on how many items or on which slots, with which priority."""
+
+    kind: str
+    size: int = 0
+    slots: tuple[int, ...] = ()
+    priority: int = DEFAULT
+
+
+def ring(size: int, priority: int = DEFAULT) -> Op:
+    """Write `size` items where the ring stands."""
+    return Op("ring", size, (), priority)
+
+
+def placed(*slots: int) -> Op:
+    """Write new items into these slots, as `set` does."""
+    return Op("placed", len(slots), slots)
+
+
+def in_place(*slots: int) -> Op:
+    """Overwrite the items in these slots, which keep their priorities and are not counted."""
+    return Op("in place", 0, slots)
+
+
+def empty(*, keep_count: bool = False) -> Op:
+    """Empty the buffer; `write_count` becomes 0 unless it is kept."""
+    return Op("empty", int(keep_count))
+
+
+def update(priority: int) -> Op:
+    """Give the item of the last sample or draw a priority, by its ticket."""
+    return Op("update", 1, (), priority)
+
+
+SAMPLE = Op("sample")
+DRAW = Op("draw")  # a sample that copies nothing
+REAP = Op("reap")
+LEAVE = Op("leave")
+JOIN = Op("join")  # come while somebody is alive,
+RECOVER = Op("recover")  # while nobody is,
+ATTACH = Op("attach")  # or find out
+LOOK = Op("look")  # take the mutex without joining, as a check does
+STARTS = {
+    "ring": At.WRITE_LOCKED,
+    "placed": At.WRITE_LOCKED,
+    "in place": At.WRITE_LOCKED,
+    "empty": At.EMPTY_LOCKED,
+    "update": At.UPDATE_LOCKED,
+    "sample": At.SAMPLE_LOCKED,
+    "draw": At.SAMPLE_LOCKED,
+    "reap": At.REAPER,
+    "leave": At.LEAVE_LOCKED,
+    "look": At.LOOK_STARTED,
+    "join": At.ATTACHING,
+    "recover": At.ATTACHING,
+    "attach": At.ATTACHING,
+}
+NEWCOMERS = frozenset({"join", "recover", "attach", "look"})  # they begin without an entry
+
+
+class Scenario(NamedTuple):
+    """Who does what on which ring, and what may go wrong.
+
+    `written` items are there at the start. `crashes` may strike anywhere, `again` only inside a
+    repair, `kills` all processes at once (but the one that recovers). `stop` says where one client
+    may be stopped for ever: "copying" or "waiting". `broken` names rules that are switched off.
+    """
+
+    capacity: int
+    programs: tuple[tuple[Op, ...], ...]
+    written: int = 0
+    crashes: int = 1
+    again: int = 1
+    kills: int = 0
+    stop: str = ""
+    timeouts: bool = False
+    forfeits: bool = True
+    errors: bool = False
+    slow_death: bool = False
+    every_order: bool = False
+    broken: frozenset[str] = frozenset()
+
+
+class ViolationError(Exception):
+    """A state or a step that the protocol forbids."""
+
+
+def fail(rule: str) -> NoReturn:
+    """Give up: this rule is violated."""
+    raise ViolationError(rule)
+
+
+def mass(raw: int) -> int:
+    """Return what the tree holds for a raw priority."""
+    return raw + 1
