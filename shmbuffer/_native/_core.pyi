@@ -14,6 +14,9 @@ NO_MEMORY: int
 NO_CLAIM: int
 OTHER_SETTINGS: int
 LEFT: int
+BAD_ALPHA: int
+REENTERED: int
+NO_TICKETS: int
 BAD_PRIORITY: int
 BAD_INDEX: int
 

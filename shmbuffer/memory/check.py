@@ -19,6 +19,7 @@ from shmbuffer.memory import layout, priorities, slots
 from shmbuffer.memory.control import Control
 from shmbuffer.memory.files import Files
 from shmbuffer.memory.layout import Flag, Phase, SlotState
+from shmbuffer.memory.native import native_ring
 from shmbuffer.memory.recovery import reason_to_recover
 from shmbuffer.memory.region import Directory
 from shmbuffer.memory.registry import Registry
@@ -116,16 +117,7 @@ def _map(
         report.notes.append(NO_SCHEMA)
         return None
     schema, slots_map, leaf_maps = files.load(superblock)
-    native = _core.Ring(  # the last entry, which it never claims for: it locks and verifies
-        control.map,
-        slots_map,
-        tuple(zip(leaf_maps, (leaf.nbytes for leaf in schema.leaves), strict=True)),
-        schema.capacity,
-        schema.width,
-        layout.ENTRIES - 1,
-        bool(superblock.flags & Flag.CHECKSUM),
-        superblock.salt,
-    )
+    native = native_ring(control, schema, slots_map, leaf_maps, entry=layout.ENTRIES - 1)
     return schema, native, slots_map
 
 

@@ -24,21 +24,19 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any
 
 from shmbuffer._native import _core
 from shmbuffer.errors import (
     BufferClosedError,
-    BufferExistsError,
-    BufferInUseError,
     BufferNotFoundError,
     BufferUnlinkedError,
-    DurabilityError,
     ForkedHandleError,
     UnsupportedPlatformError,
 )
 from shmbuffer.memory import cleanup, counters, layout, removal
 from shmbuffer.memory.anonymous import WHERE, Anonymous
+from shmbuffer.memory.barrier import raise_barrier
 from shmbuffer.memory.check import (
     NO_SCHEMA,
     CheckReport,
@@ -49,14 +47,14 @@ from shmbuffer.memory.control import Control, Superblock
 from shmbuffer.memory.files import Files, require_same_schema
 from shmbuffer.memory.layout import BufferState, Flag, Role
 from shmbuffer.memory.locks import LivenessFile
-from shmbuffer.memory.recovery import RecoveryReport, reason_to_recover, recover_directory
+from shmbuffer.memory.native import native_ring
+from shmbuffer.memory.opening import Existing, clear_the_way, create_or_open
+from shmbuffer.memory.recovery import RecoveryReport
 from shmbuffer.memory.region import Directory
 from shmbuffer.memory.registry import Client, Membership, Registry
 from shmbuffer.memory.ring import LOCK_TIMEOUT_NS, ClosedRing, Ring
 from shmbuffer.memory.schema import Schema
 from shmbuffer.memory.settings import Settings
-
-Existing = Literal["attach", "error", "recover", "overwrite", "adopt"]
 
 
 @dataclass
@@ -168,8 +166,8 @@ class Engine:
                 )
             with files.lock(timeout):
                 _core.reached("open.locked")
-                report = _clear_the_way(files, existing, creating=settings is not None)
-                control = _create_or_open(files, settings, temporary=temporary)
+                report = clear_the_way(files, existing, creating=settings is not None)
+                control = create_or_open(files, settings, temporary=temporary)
                 engine = cls(files, control, Role[role.upper()], adopting=existing == "adopt")
         except BaseException:
             files.close()
@@ -433,27 +431,7 @@ class Engine:
             return
         with self._ground.lock(timeout):
             self._require_there()
-            _core.reached("flush.locked")
-            ticket = ring.head
-            slots, leaves = self._parts
-            try:
-                for leaf in leaves:
-                    leaf.sync()
-                    _core.reached("flush.leaf")
-                slots.sync()
-                _core.reached("flush.slots")
-                superblock = self.superblock
-                self.control.write(
-                    replace(superblock, durable_ticket=ticket, durable_epoch=superblock.epoch)
-                )
-                _core.reached("flush.superblock")
-                self.control.map.sync()
-                _core.reached("flush.synced")
-            except OSError as error:
-                raise DurabilityError(
-                    f"{self.where}: a sync failed ({error.strerror}); what is in memory is usable, "
-                    "but may never reach this disk: copy the buffer to another one"
-                ) from error
+            raise_barrier(self.control, *self._parts, ticket=ring.head, where=self.where)
 
     # Leaving, and removing.
 
@@ -542,66 +520,6 @@ _open_engines: weakref.WeakSet[Engine] = weakref.WeakSet()
 def _leave_at_exit() -> None:
     for engine in list(_open_engines):
         engine._finalizer()
-
-
-def native_ring(
-    control: Control, schema: Schema, slots: _core.Map, leaves: list[_core.Map], *, entry: int
-) -> _core.Ring:
-    """The C core's ring on these maps, for the client of an entry."""
-    superblock = control.superblock()
-    return _core.Ring(
-        control.map,
-        slots,
-        tuple(zip(leaves, (leaf.nbytes for leaf in schema.leaves), strict=True)),
-        schema.capacity,
-        schema.width,
-        entry,
-        bool(superblock.flags & Flag.CHECKSUM),
-        superblock.salt,
-    )
-
-
-def _clear_the_way(files: Files, existing: Existing, *, creating: bool) -> RecoveryReport | None:
-    """What has to happen to a buffer that is there before anybody joins; under init.lock."""
-    if files.has_control() and files.open_control().superblock().state == BufferState.CLOSING:
-        removal.finish(files, keep_lock=creating)  # for somebody who died in it
-    if not files.has_control():
-        return None
-    if existing == "error":
-        raise BufferExistsError(
-            f"{files.path}: there is a buffer already; attach to it, recover it, or remove it",
-            path=str(files.path),
-        )
-    control = files.open_control()
-    registry = Registry(control, files.directory)
-    reason = reason_to_recover(files, control.superblock(), registry)
-    if existing == "overwrite":
-        if reason is None:
-            pids = registry.pids()
-            raise BufferInUseError(
-                f"{files.path}: living processes use this buffer (pids "
-                f"{', '.join(map(str, pids))}); end them first",
-                pids=pids,
-            )
-        files.remove(created_directory=False, keep_lock=True)
-        return None
-    return recover_directory(files, control, reason) if reason is not None else None
-
-
-def _create_or_open(files: Files, settings: Settings | None, *, temporary: bool) -> Control:
-    if files.has_control():
-        return files.open_control()
-    if settings is None:
-        raise BufferNotFoundError(
-            f"{files.path}: the buffer was removed while this process was attaching",
-            path=str(files.path),
-        )
-    flags = settings.flags
-    if temporary or files.directory.created:
-        flags |= Flag.CREATED_DIRECTORY
-    if temporary:
-        flags |= Flag.TEMPORARY
-    return files.create_control(asdict(settings), flags)
 
 
 def _attach(path: str, role: str) -> Engine:

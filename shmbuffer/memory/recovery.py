@@ -26,6 +26,7 @@ from shmbuffer.memory import identity, layout, slots
 from shmbuffer.memory.control import Control, Superblock
 from shmbuffer.memory.files import Files
 from shmbuffer.memory.layout import BufferState, EntryState, Flag, Phase, SlotState
+from shmbuffer.memory.native import native_ring
 from shmbuffer.memory.registry import Registry
 
 
@@ -125,16 +126,7 @@ def recover_directory(files: Files, control: Control, reason: str) -> RecoveryRe
         report = replace(report, clients_retired=retired)
     else:
         schema, slots_map, leaf_maps = built
-        native = _core.Ring(
-            control.map,
-            slots_map,
-            tuple(zip(leaf_maps, (leaf.nbytes for leaf in schema.leaves), strict=True)),
-            schema.capacity,
-            schema.width,
-            0,
-            bool(superblock.flags & Flag.CHECKSUM),
-            superblock.salt,
-        )
+        native = native_ring(control, schema, slots_map, leaf_maps, entry=0)
         report = _Repair(control, superblock, schema.capacity, schema.width, slots_map, native).run(
             report, trusted=reason == "nobody alive"
         )

@@ -1,0 +1,28 @@
+"""The C core's ring, made from what is mapped."""
+
+from __future__ import annotations
+
+from shmbuffer._native import _core
+from shmbuffer.memory.control import Control
+from shmbuffer.memory.layout import Flag
+from shmbuffer.memory.schema import Schema
+
+
+def native_ring(
+    control: Control, schema: Schema, slots: _core.Map, leaves: list[_core.Map], *, entry: int
+) -> _core.Ring:
+    """A ring on these maps, for the client of a registry entry.
+
+    Without a client there, it may lock, verify and reap under init.lock, and never claim.
+    """
+    superblock = control.superblock()
+    return _core.Ring(
+        control.map,
+        slots,
+        tuple(zip(leaves, (leaf.nbytes for leaf in schema.leaves), strict=True)),
+        schema.capacity,
+        schema.width,
+        entry,
+        bool(superblock.flags & Flag.CHECKSUM),
+        superblock.salt,
+    )
