@@ -33,6 +33,7 @@ from shmbuffer.errors import (
 )
 from shmbuffer.memory import slots
 from shmbuffer.memory.identity import process_state
+from shmbuffer.memory.layout import SlotState
 
 if TYPE_CHECKING:
     from shmbuffer.memory.engine import Engine
@@ -45,6 +46,8 @@ LOCK_TIMEOUT_NS = 5_000_000_000
 WRITE_TIMEOUT_S = 5.0
 #: Between two looks at whoever blocks a write: a death is noticed within this time.
 _SLICE_NS = 5_000_000
+#: Between two looks at a ring that is empty because all of it is being written.
+_FILLING_S = 0.0002
 #: A turn that is not used for this long goes to the end of the queue.
 _PATIENCE_S = 0.1
 
@@ -265,6 +268,8 @@ class Ring:
 
         Returns:
             Rows that had to be drawn again because they were overwritten while being copied.
+
+        Waits while nothing is committed because the whole ring is being written, up to 5 s.
 
         Raises:
             EmptyBufferError: nothing is committed.
@@ -504,6 +509,8 @@ class Ring:
                     behind = self._wait_for_blocker(what, timeout, deadline, behind)
                 elif result == -_core.FORKED:
                     self._engine.attach_again()
+                elif result == -_core.NOTHING and self._is_being_filled(deadline):
+                    time.sleep(_FILLING_S)
                 else:
                     self._fail(-result, what, priorities, index)
                 result = call()
@@ -512,6 +519,13 @@ class Ring:
                 self._native.give_up_turn(LOCK_TIMEOUT_NS)
             raise
         return int(result)
+
+    def _is_being_filled(self, deadline: float | None) -> bool:
+        """Whether writers hold slots now, so that an empty ring will not stay so."""
+        self._engine.reap_dead()
+        if deadline is not None and time.monotonic() >= deadline:
+            return False
+        return bool((slots.states(self.words) == SlotState.WRITING).any())
 
     def _wait_for_blocker(
         self,

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from shmbuffer._native import _core
+from shmbuffer.errors import EmptyBufferError, RingOverrunError
 from shmbuffer.memory import Engine, Settings
 from tests.crash.harness import (
     CAPACITY,
@@ -22,6 +25,7 @@ from tests.crash.harness import (
     read_all,
     require_sound,
     require_usable,
+    sample,
     schema,
     stopped_at,
     succeeds,
@@ -249,8 +253,6 @@ def test_a_stopped_writer_is_not_declared_dead(survivor: Engine) -> None:
     ring, path = survivor.ring, survivor.path
     assert ring is not None
     assert path is not None
-    from shmbuffer.errors import RingOverrunError
-
     with stopped_at(path, "write.claimed", SITUATIONS["one item"].work) as pid:
         for number in range(7):
             write(ring, [number])
@@ -280,8 +282,6 @@ def test_a_stopped_writer_that_goes_on_commits_its_batch(survivor: Engine) -> No
 
 
 def _stops_itself(path: Path) -> None:
-    from shmbuffer._native import _core
-
     with Engine.open(path, None) as engine:
         _core.arm("write.claimed", "stop")
         write(engine.ring, [100])  # type: ignore[arg-type]
@@ -311,3 +311,38 @@ def test_without_priorities_a_kill_loses_nothing_either(tmp_path: Path) -> None:
             engine.reap_dead()
             assert set(range(2, 6)) <= set(read_all(ring).values())
             require_sound(engine)
+
+
+def test_a_sample_waits_while_the_whole_ring_is_being_written(survivor: Engine) -> None:
+    ring, path = survivor.ring, survivor.path
+    assert ring is not None
+    assert path is not None
+    told, tell = os.pipe()
+    hear, say = os.pipe()
+
+    def body() -> None:
+        with Engine.open(path, None) as engine:
+            _core.arm("write.claimed", "pause", notify_fd=tell, wait_fd=hear)
+            write(engine.ring, range(CAPACITY))  # type: ignore[arg-type]
+
+    writer = fork(body)
+    assert os.read(told, 1)
+    assert ring.length == 0
+    goes_on = threading.Timer(0.05, lambda: os.write(say, b"x"))
+    goes_on.start()
+    assert set(sample(ring).numbers) <= set(range(CAPACITY))
+    assert ended(writer) == 0
+    goes_on.join()
+    for fd in (told, tell, hear, say):
+        os.close(fd)
+
+
+def test_a_sample_from_a_ring_that_a_dead_writer_holds_says_that_it_is_empty(
+    survivor: Engine,
+) -> None:
+    ring, path = survivor.ring, survivor.path
+    assert ring is not None
+    assert path is not None
+    assert dies(path, "write.claimed", SITUATIONS["a batch as large as the ring"].work)
+    with pytest.raises(EmptyBufferError, match="the buffer is empty; write to it first"):
+        sample(ring)
