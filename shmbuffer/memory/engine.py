@@ -471,7 +471,7 @@ class Engine:
         """
         self._require_open()
         with self._ground.lock(timeout):
-            taken = self.shared and removal.take_ownership(self.control)
+            taken = self.shared and removal.take_ownership(self.control, self.registry)
         if taken:
             self._own()
         return taken

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from shmbuffer._native import _core
-from shmbuffer.errors import BufferNotFoundError
+from shmbuffer.errors import AttachTimeout, BufferNotFoundError
 from shmbuffer.memory import cleanup, identity
 from shmbuffer.memory.control import Control, Superblock
 from shmbuffer.memory.files import Files
@@ -25,21 +25,26 @@ from shmbuffer.memory.region import Directory
 from shmbuffer.memory.registry import Registry
 
 TIMEOUT_S = 10.0
+PATIENCE_AT_THE_END_S = 0.5
 
 
 def own(path: Path, uuid: bytes) -> cleanup.Ownership:
-    """Makes this process remove the buffer of that uuid in ``path`` at its end."""
-    return cleanup.own(path, lambda: remove(path, uuid))
+    """Makes this process remove the buffer of that uuid in ``path`` at its end.
+
+    Then it waits for init.lock only shortly: its own main thread may be what holds it, interrupted
+    by the signal. What is left then is swept by the next start.
+    """
+    return cleanup.own(path, lambda: remove(path, uuid, timeout=PATIENCE_AT_THE_END_S))
 
 
-def take_ownership(control: Control) -> bool:
+def take_ownership(control: Control, registry: Registry) -> bool:
     """Takes over a temporary directory whose owner is dead; under init.lock.
 
     Returns:
         False if it is not temporary, or its owner lives.
     """
     superblock = control.superblock()
-    if not superblock.flags & Flag.TEMPORARY or not owner_is_dead(superblock):
+    if not superblock.flags & Flag.TEMPORARY or not owner_is_dead(superblock, registry):
         return False
     me = identity.current()
     control.write(
@@ -54,15 +59,19 @@ def take_ownership(control: Control) -> bool:
     return True
 
 
-def owner_is_dead(superblock: Superblock) -> bool:
-    """Whether the process that owns the directory is proven dead."""
+def owner_is_dead(superblock: Superblock, registry: Registry) -> bool:
+    """Whether the process that owns the directory is proven dead.
+
+    A zombie is, once nobody holds a liveness file; an owner in another container is not.
+    """
     owner = Identity(
         superblock.owner_pid,
         superblock.owner_start_time,
         superblock.owner_boot_id,
         superblock.owner_pid_namespace,
     )
-    return identity.prove_dead(owner, lambda: False)
+    here = owner.pid_namespace == identity.current().pid_namespace
+    return identity.prove_dead(owner, lambda: here and not registry.alive())
 
 
 def remove(path: Path, uuid: bytes, *, timeout: float = TIMEOUT_S) -> bool:
@@ -114,20 +123,28 @@ def sweep() -> list[Path]:
 
 def _is_abandoned(path: Path) -> bool:
     with Directory.open(path) as directory:
-        files = Files(directory)
-        if not files.has_control():
-            return True
-        control = files.open_control()
-        superblock = control.superblock()
-        return (
-            bool(superblock.flags & Flag.TEMPORARY)
-            and owner_is_dead(superblock)
-            and reason_to_recover(files, superblock, Registry(control, directory)) is not None
-        )
+        return _nobody_needs(Files(directory))
 
 
 def _remove_abandoned(path: Path) -> bool:
     with Directory.open(path) as directory:
         files = Files(directory)
-        with files.lock(0.0):
-            return files.remove(created_directory=True)
+        try:
+            with files.lock(0.0):
+                # Asked again: somebody may have come between the first question and the lock.
+                return _nobody_needs(files) and files.remove(created_directory=True)
+        except AttachTimeout:
+            return False  # somebody is opening it right now
+
+
+def _nobody_needs(files: Files) -> bool:
+    if not files.has_control():
+        return True
+    control = files.open_control()
+    superblock = control.superblock()
+    registry = Registry(control, files.directory)
+    return (
+        bool(superblock.flags & Flag.TEMPORARY)
+        and owner_is_dead(superblock, registry)
+        and reason_to_recover(files, superblock, registry) is not None
+    )
