@@ -620,8 +620,6 @@ class Ring:
                 f"{where}: {what}: alpha and eps have to be numbers from 0, and the sum of "
                 "(priority + eps) ** alpha finite; nothing was changed"
             )
-        if status == _core.FENCED and self._engine.closed:
-            raise BufferClosedError(f"{where}: this handle was closed; attach again")
         if status == _core.FENCED:
             raise BufferNeedsRestart(
                 f"{where}: this process was taken for dead and its write was rolled back; attach "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,9 +36,23 @@ class Settings:
             raise ValueError(f"the capacity is {self.capacity}; it has to be at least 1")
         if self.ndim < 1:
             raise ValueError(f"ndim is {self.ndim}; it has to be at least 1")
+        _require_exponent(self.alpha or 0.0, self.eps, self.capacity)
 
     @property
     def flags(self) -> Flag:
         """As the superblock has them."""
         checksum = Flag.CHECKSUM if self.checksum else Flag(0)
         return checksum | (Flag.RESERVE if self.reserve else Flag(0))
+
+
+def _require_exponent(alpha: float, eps: float, elements: int) -> None:
+    """Raises ValueError unless a buffer full of the default priority has a finite mass."""
+    try:
+        fits = alpha >= 0 and eps >= 0 and (1.0 + eps) ** alpha * elements <= 1e300
+    except OverflowError:
+        fits = False
+    if not (fits and math.isfinite(alpha) and math.isfinite(eps)):
+        raise ValueError(
+            f"alpha is {alpha}, eps is {eps}; they have to be numbers from 0, and "
+            "(1 + eps) ** alpha finite"
+        )

@@ -1,0 +1,17 @@
+"""The buffers of the family."""
+
+from shmbuffer.replay.buffers.prioritized import (
+    PrioritizedReplayBuffer,
+    TensorDictPrioritizedReplayBuffer,
+)
+from shmbuffer.replay.buffers.reopened import from_engine
+from shmbuffer.replay.buffers.replay_buffer import ReplayBuffer
+from shmbuffer.replay.buffers.tensordict import TensorDictReplayBuffer
+
+__all__ = [
+    "PrioritizedReplayBuffer",
+    "ReplayBuffer",
+    "TensorDictPrioritizedReplayBuffer",
+    "TensorDictReplayBuffer",
+    "from_engine",
+]

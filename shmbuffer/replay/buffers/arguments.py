@@ -1,0 +1,46 @@
+"""Arguments that TorchRL's constructors have and this release does not act on yet.
+
+Their names are accepted, so that a script changes one import line; a value that asks for something
+is refused with a sentence, so that nothing is silently left out.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+_DEFAULTS: dict[str, tuple[Any, ...]] = {
+    "prefetch": (None, 0),
+    "checkpointer": (None,),
+    "sample_unit": (None,),
+    "consume_after_n_samples": (None,),
+    "delayed_init": (None, False),
+    "service_backend": (None, "direct"),
+    "service_backend_options": (None,),
+    "transport": (None, "auto"),
+    "transport_options": (None,),
+    "compilable": (None, False),
+    "sampler_device": (None, "cpu"),
+}
+
+_INSTEAD = {
+    "prefetch": "sample in a thread of your own meanwhile",
+    "checkpointer": "a LazyMemmapStorage with a scratch_dir is on disk all the time",
+    "consume_after_n_samples": "empty() the buffer",
+    "service_backend": "shmbuffer.Coordinator and attach share a buffer between processes",
+    "compilable": "call the buffer outside of the compiled function",
+}
+
+
+def refuse(cls: str, given: dict[str, Any]) -> None:
+    """Check arguments that are not there yet.
+
+    Raises:
+        NotImplementedError: one of them asks for something.
+        TypeError: a name that TorchRL has not either.
+    """
+    for name, value in given.items():
+        if name not in _DEFAULTS:
+            raise TypeError(f"{cls}() got an unexpected keyword argument {name!r}")
+        if not any(value is default or value == default for default in _DEFAULTS[name]):
+            instead = f"; until then: {_INSTEAD[name]}" if name in _INSTEAD else ""
+            raise NotImplementedError(f"{cls}({name}={value!r}) comes in a later release{instead}")

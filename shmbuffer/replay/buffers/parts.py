@@ -1,0 +1,233 @@
+"""What a buffer is made of, how the parts are exchanged, and which way the data take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Self
+
+import torch
+
+from shmbuffer.replay.buffers.record import record
+from shmbuffer.replay.samplers import PrioritizedSampler, RandomSampler, Sampler
+from shmbuffer.replay.storages import ListStorage, Storage
+from shmbuffer.replay.storages.ring_storage import RingStorage
+from shmbuffer.replay.storages.rows import Rows
+from shmbuffer.replay.structure import stack
+from shmbuffer.replay.transforms import Compose, Transform
+from shmbuffer.replay.writers import RoundRobinWriter, Writer
+
+
+class Parts:
+    """A storage, a sampler, a writer, a chain of transforms, and what they share.
+
+    Where all three parts are of this package a batch is one native call; something of somebody
+    else's in between is asked instead, through the protocols of `Storage`, `Sampler` and `Writer`.
+    """
+
+    _storage: Storage
+    _sampler: Sampler
+    _writer: Writer
+    _transform: Compose
+    _collate_fn: Callable[[Any], Any] | None
+    _batch_size: int | None
+    _dim_extend: int | None
+    _generator: torch.Generator | None
+    _shared: bool
+    _mapping: str  # what a plain dict is in the data
+
+    @property
+    def storage(self) -> Storage:
+        """Where the items are."""
+        return self._storage
+
+    @property
+    def sampler(self) -> Sampler:
+        """Who draws."""
+        return self._sampler
+
+    @property
+    def writer(self) -> Writer:
+        """Who decides where the next item goes."""
+        return self._writer
+
+    def set_storage(
+        self, storage: Storage, collate_fn: Callable[[Any], Any] | None = None
+    ) -> Storage:
+        """Use another storage from now on; the one before is returned.
+
+        Args:
+            storage: the new one, with what is in it.
+            collate_fn: the new one; None is the default one.
+        """
+        before = self._storage
+        if isinstance(self._sampler, PrioritizedSampler):
+            self._sampler.release(before)
+        before.detach(self)
+        self._storage, self._collate_fn = storage, collate_fn
+        self._join()
+        return before
+
+    def set_sampler(self, sampler: Sampler) -> Sampler:
+        """Use another sampler from now on; the one before is returned.
+
+        A `PrioritizedSampler` that takes over from another finds the priorities that are there;
+        where there were none, every item gets the default priority.
+
+        Raises:
+            ValueError: the storage is shared, and its priorities are kept with another alpha or
+                eps.
+        """
+        before = self._sampler
+        if isinstance(before, PrioritizedSampler):
+            before.release(self._storage)
+        self._sampler = sampler
+        try:
+            self._join()
+        except BaseException:
+            self._sampler = before
+            self._join()
+            raise
+        return before
+
+    def set_writer(self, writer: Writer) -> Writer:
+        """Use another writer from now on; the one before is returned."""
+        before, self._writer = self._writer, writer
+        self._join()
+        return before
+
+    @property
+    def batch_size(self) -> int | None:
+        """Of ``sample()`` and of iteration."""
+        return self._batch_size
+
+    @property
+    def generator(self) -> torch.Generator | None:
+        """Of the draws; None is torch's default one."""
+        return self._generator
+
+    @generator.setter
+    def generator(self, generator: torch.Generator | None) -> None:
+        self._generator = generator
+        for part in (self._storage, self._sampler, self._writer):
+            part._rng = generator  # TorchRL's name: parts of others read it
+
+    def set_rng(self, generator: torch.Generator | None) -> None:
+        """The same as setting `generator`."""
+        self.generator = generator
+
+    @property
+    def shared(self) -> bool:
+        """Whether reads are validated, and samples say their generation."""
+        return self._shared or self._storage.shared
+
+    def share(self, shared: bool = True) -> Self:
+        """Treat the buffer as shared, or not; a storage in a directory always is."""
+        self._shared = shared
+        return self
+
+    @property
+    def initialized(self) -> bool:
+        """Whether the storage knows its leaves."""
+        return self._storage.initialized
+
+    @property
+    def transform(self) -> Any:
+        """The chain of transforms."""
+        return self._transform
+
+    @property
+    def dim_extend(self) -> int:
+        """Dimension of the data along which ``extend`` appends."""
+        return self._storage.ndim - 1 if self._dim_extend is None else self._dim_extend
+
+    @property
+    def write_count(self) -> int:
+        """Elements written so far through ``add`` and ``extend``, by everybody."""
+        return int(getattr(self._writer, "write_count", getattr(self._writer, "_write_count", 0)))
+
+    def append_transform(self, transform: Transform, *, invert: bool = False) -> Self:
+        """Add a transform at the end.
+
+        Args:
+            transform: called with every sample and every ``rb[i]``; its ``inv``, if it has one,
+                with what is written.
+            invert: turn it round: it is called with what is written.
+
+        Returns:
+            The buffer.
+        """
+        self._transform.append(transform, invert=invert)
+        return self
+
+    def insert_transform(self, index: int, transform: Transform, *, invert: bool = False) -> Self:
+        """Add a transform before the one at ``index``; see `append_transform`."""
+        self._transform.insert(index, transform, invert=invert)
+        return self
+
+    def _join(self) -> None:
+        """Make the parts know each other, and choose the paths."""
+        storage = self._storage
+        self.generator = self._generator
+        self._writer.register_storage(storage)
+        self._choose_path()
+        if isinstance(storage, RingStorage):
+            storage.mapping = self._mapping
+            self._record()
+            storage.add_reader(self)
+        else:
+            if not hasattr(storage, "ring"):  # a ring gives new items their priority by itself
+                storage.attach(self)
+            if isinstance(self._sampler, PrioritizedSampler):
+                self._sampler.bind(storage)
+
+    def _choose_path(self) -> None:
+        """The native calls do the work where nobody has put something else in between."""
+        storage, sampler, writer = self._storage, self._sampler, self._writer
+        ring = isinstance(storage, RingStorage) and type(storage).get is RingStorage.get
+        self._native_write = (
+            ring
+            and type(storage).set is RingStorage.set
+            and type(writer).add is RoundRobinWriter.add
+            and type(writer).extend is RoundRobinWriter.extend
+        )
+        self._ring_priorities = (
+            ring
+            and isinstance(sampler, PrioritizedSampler)
+            and sampler.ring is getattr(storage, "ring", None)
+        )
+        self._native_sample = ring and (
+            type(sampler).sample is RandomSampler.sample
+            or (type(sampler).sample is PrioritizedSampler.sample and self._ring_priorities)
+        )
+        # Ours know from the ring what was written; somebody else's is told.
+        self._tell_sampler = type(sampler).add is not Sampler.add or (
+            type(sampler).extend is not Sampler.extend
+        )
+        if isinstance(sampler, PrioritizedSampler):
+            self._tell_sampler = (
+                type(sampler).add is not PrioritizedSampler.add
+                or type(sampler).extend is not PrioritizedSampler.extend
+            )
+        track = isinstance(writer, RoundRobinWriter) and writer.track_generations
+        self._track_generations = ring and track
+
+    def _record(self) -> None:
+        """Say in the directory what kind of buffer this is."""
+        record(self)
+
+    def ring_is_there(self) -> None:
+        """Called by the storage once the first write has defined the ring."""
+        if isinstance(self._sampler, PrioritizedSampler):
+            self._sampler.bind(self._storage)
+        self._choose_path()
+        self._record()
+
+    def _rows(self) -> Rows | None:
+        storage = self._storage
+        return storage._rows or storage.rows if isinstance(storage, RingStorage) else None
+
+    def _collate(self, data: Any) -> Any:
+        """A batch from what the storage gave."""
+        if self._collate_fn is not None:
+            return self._collate_fn(data)
+        return stack(data) if isinstance(self._storage, ListStorage) else data

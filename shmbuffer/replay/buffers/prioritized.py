@@ -1,0 +1,147 @@
+"""Buffers that draw by priority (Schaul et al., Prioritized Experience Replay, ICLR 2016)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from shmbuffer.replay.buffers.replay_buffer import DEFAULT_CAPACITY, ReplayBuffer
+from shmbuffer.replay.buffers.tensordict import TensorDictReplayBuffer
+from shmbuffer.replay.samplers import PrioritizedSampler, Sampler
+from shmbuffer.replay.storages import ListStorage, Storage
+
+
+class PrioritizedReplayBuffer(ReplayBuffer):
+    """A `ReplayBuffer` with a `PrioritizedSampler`.
+
+    ``sample(return_info=True)`` gives index and weights; ``update_priority`` takes them back.
+
+    Args:
+        alpha: priority exponent; 0 is uniform.
+        beta: exponent of the importance weights.
+        eps: added to every priority.
+        dtype: of the weights.
+        storage: where the items are; None is a ``ListStorage(1000)``.
+        sampler: has to be None: the arguments above make it.
+        sync: accepted. TorchRL keeps a private tree for the learner where it is False; here every
+            process sees the one tree.
+        reduction: see `PrioritizedSampler`.
+        **kwargs: see `ReplayBuffer`.
+
+    Example:
+        >>> import torch
+        >>> from shmbuffer import LazyTensorStorage, PrioritizedReplayBuffer
+        >>> rb = PrioritizedReplayBuffer(alpha=0.7, beta=0.9, storage=LazyTensorStorage(10))
+        >>> index = rb.extend(torch.arange(3))
+        >>> rb.update_priority(index, torch.tensor([1.0, 0.0, 0.0]))
+        PriorityUpdate(applied=3, stale=0)
+
+    Source: ``torchrl.data.PrioritizedReplayBuffer``.
+    """
+
+    family = "PrioritizedReplayBuffer"
+
+    def __init__(
+        self,
+        *,
+        alpha: float,
+        beta: float,
+        eps: float = 1e-8,
+        dtype: torch.dtype = torch.float,
+        storage: Storage | Callable[[], Storage] | None = None,
+        sampler: Sampler | None = None,
+        sync: bool = True,
+        reduction: str = "max",
+        **kwargs: Any,
+    ) -> None:
+        storage = _made_storage(storage)
+        made = _sampler(type(self).__name__, storage, sampler, alpha, beta, eps, dtype, reduction)
+        super().__init__(storage=storage, sampler=made, **kwargs)
+
+
+class TensorDictPrioritizedReplayBuffer(TensorDictReplayBuffer):
+    """A `TensorDictReplayBuffer` with a `PrioritizedSampler`.
+
+    A sample has ``"index"`` and its importance weights, one tensor under ``"_weight"`` (TorchRL up
+    to 0.10) and ``"priority_weight"`` (since 0.11, read by its losses).
+    ``update_tensordict_priority`` takes a sample back with an entry ``priority_key``. An entry of
+    that name in what is written is its initial priority.
+
+    In a directory (`LazyMemmapStorage`) the priorities are shared by all processes, and survive
+    them.
+
+    Args:
+        alpha: priority exponent; 0 is uniform.
+        beta: exponent of the importance weights.
+        priority_key: entry that holds priorities.
+        eps: added to every priority.
+        storage: where the items are; None is a ``ListStorage(1000)``.
+        reduction: how several priorities of an item become one: ``"max"``, ``"min"``, ``"mean"``,
+            ``"median"``.
+        sync: accepted, as in `PrioritizedReplayBuffer`.
+        dtype: of the weights.
+        **kwargs: see `ReplayBuffer`.
+
+    Example:
+        >>> import torch
+        >>> from tensordict import TensorDict
+        >>> from shmbuffer import LazyTensorStorage, TensorDictPrioritizedReplayBuffer
+        >>> rb = TensorDictPrioritizedReplayBuffer(
+        ...     alpha=0.7, beta=1.1, storage=LazyTensorStorage(10), batch_size=5
+        ... )
+        >>> index = rb.extend(TensorDict({"a": torch.ones(10, 3)}, [10]))
+        >>> sample = rb.sample()
+        >>> sample["td_error"] = torch.rand(5)
+        >>> rb.update_tensordict_priority(sample)
+        PriorityUpdate(applied=5, stale=0)
+
+    Source: ``torchrl.data.TensorDictPrioritizedReplayBuffer``.
+    """
+
+    family = "TensorDictPrioritizedReplayBuffer"
+
+    def __init__(
+        self,
+        *,
+        alpha: float,
+        beta: float,
+        priority_key: str | tuple[str, ...] = "td_error",
+        eps: float = 1e-8,
+        storage: Storage | Callable[[], Storage] | None = None,
+        reduction: str = "max",
+        sync: bool = True,
+        dtype: torch.dtype = torch.float,
+        **kwargs: Any,
+    ) -> None:
+        storage = _made_storage(storage)
+        sampler = kwargs.pop("sampler", None)
+        made = _sampler(type(self).__name__, storage, sampler, alpha, beta, eps, dtype, reduction)
+        super().__init__(priority_key=priority_key, storage=storage, sampler=made, **kwargs)
+
+
+def _made_storage(storage: Storage | Callable[[], Storage] | None) -> Storage:
+    if storage is None:
+        return ListStorage(DEFAULT_CAPACITY)
+    return storage if isinstance(storage, Storage) else storage()
+
+
+def _sampler(
+    name: str,
+    storage: Storage,
+    given: Sampler | None,
+    alpha: float,
+    beta: float,
+    eps: float,
+    dtype: torch.dtype,
+    reduction: str,
+) -> PrioritizedSampler:
+    if given is not None:
+        raise ValueError(
+            f"{name} makes its own sampler from alpha, beta and eps; to bring one along, use "
+            f"{name.replace('Prioritized', '')}(sampler=...)"
+        )
+    return PrioritizedSampler(
+        storage.max_size, alpha, beta, eps=eps, dtype=dtype, reduction=reduction
+    )

@@ -1,0 +1,75 @@
+"""A buffer made again from what its directory says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from shmbuffer.memory import Engine
+from shmbuffer.replay.buffers.prioritized import (
+    PrioritizedReplayBuffer,
+    TensorDictPrioritizedReplayBuffer,
+)
+from shmbuffer.replay.buffers.replay_buffer import ReplayBuffer
+from shmbuffer.replay.buffers.tensordict import TensorDictReplayBuffer
+from shmbuffer.replay.samplers import PrioritizedSampler
+from shmbuffer.replay.storages import LazyMemmapStorage
+
+PRIORITIZED = (PrioritizedReplayBuffer, TensorDictPrioritizedReplayBuffer)
+FAMILY: dict[str, type[ReplayBuffer]] = {
+    cls.family: cls for cls in (ReplayBuffer, TensorDictReplayBuffer, *PRIORITIZED)
+}
+"""The classes that a directory may name; any other name is read as one of these."""
+
+_DEFAULT_ALPHA, _DEFAULT_BETA = 0.6, 0.4
+
+
+def from_engine(engine: Engine, **overrides: Any) -> ReplayBuffer:
+    """The buffer of an open directory, with the class and the arguments that were recorded.
+
+    Args:
+        engine: the handle; the buffer owns it from now on.
+        **overrides: arguments of the buffer's class, in place of recorded ones or beside them:
+            ``transform``, ``collate_fn``, ``batch_size``, ``beta``, ``generator``, ...
+
+    Returns:
+        A buffer of the recorded class; where none was recorded, a
+        `TensorDictPrioritizedReplayBuffer` if there are priorities, else a
+        `TensorDictReplayBuffer`.
+
+    Raises:
+        ValueError: alpha or eps differ from what is there.
+        TypeError: the class takes no such argument.
+    """
+    settings, ring = engine.settings, engine.ring
+    extra = settings.extra
+    prioritized = settings.alpha is not None or (ring is not None and ring.prioritized)
+    usual = TensorDictPrioritizedReplayBuffer if prioritized else TensorDictReplayBuffer
+    cls = FAMILY.get(extra.get("buffer", ""), usual)
+
+    names = ["batch_size", "dim_extend", "weight_key"]
+    if issubclass(cls, TensorDictReplayBuffer):
+        names.append("priority_key")
+    if issubclass(cls, PRIORITIZED):
+        names.append("reduction")
+    arguments = {name: extra[name] for name in names if extra.get(name) is not None}
+    if isinstance(arguments.get("priority_key"), list):
+        arguments["priority_key"] = tuple(arguments["priority_key"])  # JSON has no tuples
+    if extra.get("track_generations"):
+        arguments["writer"] = cls.default_writer(track_generations=True)
+
+    # The exponent as it is now: it may have been changed since it was recorded.
+    alpha = settings.alpha if ring is None or not ring.prioritized else ring.alpha
+    priorities: dict[str, Any] = {
+        "alpha": _DEFAULT_ALPHA if alpha is None else alpha,
+        "beta": _DEFAULT_BETA if extra.get("beta") is None else extra["beta"],
+        "eps": settings.eps if ring is None or not ring.prioritized else ring.eps,
+    }
+    if issubclass(cls, PRIORITIZED):
+        arguments.update(priorities)
+    elif prioritized and "sampler" not in overrides:
+        priorities.update({name: overrides.pop(name) for name in priorities if name in overrides})
+        reduction = extra.get("reduction") or "max"
+        arguments["sampler"] = PrioritizedSampler(
+            settings.capacity, **priorities, reduction=reduction
+        )
+    return cls(storage=LazyMemmapStorage.from_engine(engine), **{**arguments, **overrides})

@@ -1,0 +1,370 @@
+"""The leaves of a batch: checked against the schema, and where their bytes are.
+
+`Leaves` is compiled once from the schema. For every batch it does a constant amount of work for
+each leaf: one look at dtype, shape and contiguity, and one address. Nothing is copied where the
+batch fits as it is; what does not lie right (strided, on another device, a Python number) is made a
+plain contiguous tensor first, and what has another name, dtype or shape is refused before anything
+has changed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import TensorDictBase
+
+from shmbuffer.errors import FormatError, SchemaMismatchError
+from shmbuffer.memory import Leaf, Schema
+from shmbuffer.replay import structure
+from shmbuffer.replay.keys import OWN_KEYS
+from shmbuffer.replay.mismatch import paths_of, refuse_form, refuse_leaf
+from shmbuffer.replay.nodes import (
+    FormDiffersError,
+    Node,
+    Path,
+    TensorDictNode,
+    fields,
+    is_collection,
+)
+
+_Wanted = tuple[int, torch.Size, torch.dtype, np.dtype[Any] | None]  # position, shape, dtypes
+_SINGLE = -1  # key of the shapes of one item without a batch dimension
+_KEPT_SHAPES = 64  # batch sizes whose shapes are remembered
+_from_buffer: Callable[[Any], ctypes.c_char] = ctypes.c_char.from_buffer
+_addressof = ctypes.addressof
+
+
+class Leaves:
+    """The leaves of one buffer, ready for use.
+
+    Args:
+        node: the form of the data.
+        leaves: what the schema says of each leaf, in the order of ``node.paths()``.
+        lanes: sizes of the storage's dimensions after the first.
+        where: the buffer's name in messages.
+    """
+
+    def __init__(
+        self,
+        node: Node,
+        leaves: tuple[Leaf, ...],
+        lanes: tuple[int, ...],
+        where: str = "this buffer",
+    ) -> None:
+        self.node = node
+        self.leaves = leaves
+        self.lanes = lanes
+        self.where = where
+        # Root keys that a batch may carry beside the leaves (the priority key is one): they are not
+        # stored.
+        self.optional: frozenset[str] = OWN_KEYS
+        self.dtypes = tuple(torch_dtype(leaf.dtype) for leaf in leaves)
+        self.device = torch.device("cpu")
+        # Our own memory, once views of it have been given out: a batch that lies in there is copied
+        # first.
+        self.own_memory: tuple[int, int] = (0, 0)
+        self.is_tensordict = type(node) is TensorDictNode
+        # The data are TensorDicts ``[n]``: a sample's index and weights are entries of it as they
+        # are.
+        self.is_flat = type(node) is TensorDictNode and not node.batch and not lanes
+        self._arrays = tuple(_numpy_dtype(dtype) for dtype in self.dtypes)
+        self._wanted: dict[int, tuple[tuple[_Wanted, ...], tuple[int, ...]]] = {}
+        self._templates: dict[tuple[int, ...], tuple[torch.Tensor, ...]] = {}
+
+    @classmethod
+    def of_schema(cls, schema: Schema, where: str) -> Leaves:
+        """Compile a schema, whoever defined it."""
+        recorded = schema.structure
+        paths = [leaf.path for leaf in schema.leaves]
+        if recorded.get("kind") == "leaf" or "items" in recorded:
+            node = structure.from_json(recorded)
+        else:
+            node = structure.from_paths(paths)
+        if [path or ("data",) for path in node.paths()] != paths:
+            raise FormatError(
+                f"{where}: leaves and structure of the schema do not fit together: {paths}, "
+                f"{recorded}"
+            )
+        return cls(node, schema.leaves, schema.lanes, where)
+
+    @classmethod
+    def of_data(cls, data: Any, *, ndim: int, single: bool, mapping: str, where: str) -> Leaves:
+        """Describe a first batch.
+
+        Args:
+            data: the batch, or one item where ``single``.
+            ndim: dimensions of the storage.
+            single: ``data`` is one item (of ``lanes`` elements), without a batch dimension.
+            mapping: what a plain dict is: ``"dict"`` or ``"tensordict"``.
+            where: the buffer's name in messages.
+
+        Raises:
+            TypeError: not a tensor.
+            ValueError: fewer dimensions than the storage has, or sizes that differ between leaves.
+        """
+        dims = ndim - 1 if single else ndim
+        if is_collection(data) and len(data.batch_size) < dims:
+            raise ValueError(
+                f"the data have batch size {list(data.batch_size)}, and the storage's {dims} "
+                "leading dimensions are to be in there; add() takes one item, extend() a batch"
+            )
+        node = structure.describe(data, dims, mapping=mapping)
+        values: list[Any] = []
+        node.collect(without_own_keys(data), values)
+        paths = [path or ("data",) for path in node.paths()]
+        if not values:
+            raise ValueError("the data hold no tensor, so there is nothing to store")
+        tensors = [as_tensor(value) for value in values]
+        lead = tensors[0].shape[:dims]
+        for path, tensor in zip(paths, tensors, strict=True):
+            if tensor.dim() < dims or tensor.shape[:dims] != lead:
+                raise ValueError(
+                    f"leaf {'.'.join(path)!r} has shape {list(tensor.shape)}, but the storage's "
+                    f"{dims} leading dimensions are {list(lead)} in leaf {'.'.join(paths[0])!r}; "
+                    f"every leaf begins with the same {dims} (batch{' and lanes' * (ndim > 1)})"
+                )
+        lanes = tuple(lead if single else lead[1:])
+        leaves = tuple(
+            Leaf(path, dtype_name(tensor.dtype), tuple(tensor.shape[dims:]))
+            for path, tensor in zip(paths, tensors, strict=True)
+        )
+        return cls(node, leaves, lanes, where)
+
+    def schema(self, capacity: int) -> Schema:
+        """The schema of a storage of ``capacity`` slots of these."""
+        return Schema(self.leaves, capacity, self.lanes, self.node.to_json())
+
+    def match(self, data: Any, single: bool = False) -> tuple[list[int], list[Any], int]:
+        """Check a batch and find its bytes.
+
+        Args:
+            data: the batch ``[count, *lanes, ...]``, or one item ``[*lanes, ...]`` where
+                ``single``.
+            single: see there.
+
+        Returns:
+            The address of each leaf; the objects that own these addresses, to be kept alive while
+            they are used; and the number of slots.
+
+        Raises:
+            SchemaMismatchError: a leaf is missing, is not known here, or has another dtype or
+                shape.
+
+        Cost: 0.25 µs a leaf where nothing has to be converted.
+        """
+        values = self._collect(data)
+        first = values[0]
+        count = _SINGLE if single else _length(first)
+        wanted, flagged = self._wanted.get(count) or self._want(count)
+        low, high = self.own_memory
+        addresses = []
+        if type(first) is np.ndarray:
+            for value, (at, shape, _, form) in zip(values, wanted, strict=True):
+                try:
+                    address = (
+                        _addressof(_from_buffer(value))
+                        if type(value) is np.ndarray
+                        and value.dtype is form
+                        and value.shape == shape
+                        else 0
+                    )
+                except (TypeError, ValueError):  # strided, read-only or without bytes
+                    address = 0
+                if not address or low <= address < high:
+                    address = self._convert(values, at, shape)
+                addresses.append(address)
+        else:
+            for value, (at, shape, dtype, _) in zip(values, wanted, strict=True):
+                try:
+                    address = (
+                        value.data_ptr()
+                        if value.dtype is dtype
+                        and value.shape == shape
+                        and value.is_contiguous()
+                        and value.is_cpu
+                        else 0
+                    )
+                except (AttributeError, RuntimeError):  # no tensor, or one without strides
+                    address = 0
+                if not address or low <= address < high:
+                    address = self._convert(values, at, shape)
+                addresses.append(address)
+            for at in flagged:
+                if values[at].is_conj() or values[at].is_neg():
+                    addresses[at] = self._convert(values, at, wanted[at][1])
+        return addresses, values, 1 if single else count
+
+    def outputs(self, lead: tuple[int, ...]) -> tuple[list[torch.Tensor], list[int]]:
+        """Fresh tensors ``[*lead, *shape]`` for a read, and their addresses.
+
+        Cost: 0.7 µs a leaf.
+        """
+        templates = self._templates.get(lead)
+        if templates is None:
+            if len(self._templates) >= _KEPT_SHAPES:
+                self._templates.clear()
+            templates = self._templates[lead] = tuple(
+                template(dtype, (*lead, *leaf.shape))
+                for dtype, leaf in zip(self.dtypes, self.leaves, strict=True)
+            )
+        tensors = [torch.empty_like(one) for one in templates]
+        return tensors, [tensor.data_ptr() for tensor in tensors]
+
+    def build(self, tensors: list[torch.Tensor], lead: tuple[int, ...]) -> Any:
+        """The data in their own form, from one tensor ``[*lead, *shape]`` a leaf."""
+        return self.node.build(iter(tensors), lead, self.device)
+
+    def build_with(
+        self, tensors: list[torch.Tensor], lead: tuple[int, ...], info: dict[str, torch.Tensor]
+    ) -> Any:
+        """`build` for a TensorDict, with ``info`` among its entries."""
+        node = self.node
+        assert type(node) is TensorDictNode
+        source = node.children(iter(tensors), lead, self.device)
+        source.update(info)
+        return node.wrap(source, lead, self.device)
+
+    def values(
+        self, data: Any, lead: torch.Size | None = None
+    ) -> tuple[list[torch.Tensor], torch.Size]:
+        """Checked tensors ``[*lead, *lanes, *shape]``, for a write that torch does.
+
+        Args:
+            data: a batch.
+            lead: dimensions before the lanes, where they are known; else one, of any size.
+        """
+        values = self._collect(data)
+        if lead is None:
+            lead = torch.Size((_length(values[0]),))
+        for at, leaf in enumerate(self.leaves):
+            self._convert(values, at, torch.Size((*lead, *self.lanes, *leaf.shape)), move=False)
+        return values, lead
+
+    def new_keys(self, data: Any) -> list[Path]:
+        """Leaves of ``data`` that the buffer has not, in order."""
+        return sorted(set(paths_of(data)) - {leaf.path for leaf in self.leaves})
+
+    def _collect(self, data: Any) -> list[Any]:
+        values: list[Any] = []
+        try:
+            self.node.collect(data, values)
+        except FormDiffersError:
+            values.clear()
+            try:
+                self.node.collect(without_own_keys(data, self.optional), values)
+            except FormDiffersError:
+                refuse_form(self.where, self.node.kind, self.leaves, self.optional, data)
+        return values
+
+    def _want(self, count: int) -> tuple[tuple[_Wanted, ...], tuple[int, ...]]:
+        """What each leaf of a batch of ``count`` is, and which of them may hide a flag."""
+        if len(self._wanted) >= _KEPT_SHAPES:
+            self._wanted.clear()
+        lead = () if count == _SINGLE else (count,)
+        wanted = tuple(
+            (at, torch.Size((*lead, *self.lanes, *leaf.shape)), self.dtypes[at], self._arrays[at])
+            for at, leaf in enumerate(self.leaves)
+        )
+        # torch keeps "conjugate" and "negative" as a flag, and the bytes alone do not tell.
+        # Negative are views of complex numbers, which are contiguous only where they hold one
+        # number.
+        flagged = tuple(
+            at
+            for at, shape, dtype, _ in wanted
+            if dtype.is_complex or (dtype.is_floating_point and shape.numel() == 1)
+        )
+        self._wanted[count] = wanted, flagged
+        return wanted, flagged
+
+    def _convert(self, values: list[Any], at: int, shape: torch.Size, *, move: bool = True) -> int:
+        """Make ``values[at]`` a plain contiguous tensor; its address.
+
+        SchemaMismatchError where it cannot be.
+        """
+        value = values[at]
+        if isinstance(value, TensorDictBase) or not isinstance(
+            value, (torch.Tensor, np.ndarray, np.generic, bool, int, float, complex)
+        ):
+            refuse_leaf(self.where, self.leaves[at], shape, type(value).__name__)
+        tensor = as_tensor(value)
+        if tensor.dtype is not self.dtypes[at] or tensor.shape != shape:
+            found = f"{dtype_name(tensor.dtype)}{list(tensor.shape)}"
+            refuse_leaf(self.where, self.leaves[at], shape, found)
+        tensor = tensor.detach()
+        if move:
+            tensor = tensor.to("cpu").resolve_conj().resolve_neg().contiguous()
+            low, high = self.own_memory
+            if low <= tensor.data_ptr() < high:
+                tensor = tensor.clone()
+        values[at] = tensor
+        return tensor.data_ptr()
+
+
+def address_of(array: np.ndarray[Any, Any]) -> int:
+    """Where the bytes of a writable, contiguous array are, at a quarter of the usual cost."""
+    return _addressof(_from_buffer(array)) if array.size else 0
+
+
+def without_own_keys(data: Any, keys: frozenset[str] = OWN_KEYS) -> Any:
+    """``data`` without the root entries that a sample adds; a plain dict where there were any."""
+    if is_collection(data):
+        entries = fields(data)
+    elif isinstance(data, dict):
+        entries = data
+    else:
+        return data
+    if keys.isdisjoint(entries):
+        return data
+    return {key: value for key, value in entries.items() if key not in keys}
+
+
+def as_tensor(value: Any) -> torch.Tensor:
+    """A tensor over the same memory where that is possible."""
+    if isinstance(value, torch.Tensor):
+        return value
+    if isinstance(value, np.ndarray) and not value.flags.writeable:
+        return torch.from_numpy(value.copy())  # torch has no read-only tensors
+    if isinstance(value, np.generic):
+        return torch.from_numpy(np.array(value))
+    return torch.as_tensor(value)
+
+
+def template(dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+    """A tensor of that form for ``torch.empty_like``, the cheapest allocation that torch offers."""
+    one = torch.empty((), dtype=dtype).expand(shape)  # one element, whatever the shape
+    return one if torch.empty_like(one).is_contiguous() else torch.empty(shape, dtype=dtype)
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """``"float32"`` as torch's dtype."""
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype):
+        raise SchemaMismatchError(
+            f"the buffer has a leaf of dtype {name!r}, which this torch ({torch.__version__}) does "
+            "not know; use a newer one",
+            expected=name,
+        )
+    return dtype
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """Torch's name of a dtype without the prefix."""
+    return str(dtype).removeprefix("torch.")
+
+
+def _numpy_dtype(dtype: torch.dtype) -> np.dtype[Any] | None:
+    try:
+        return torch.empty(0, dtype=dtype).numpy().dtype
+    except TypeError:  # bfloat16 and its like: numpy has no name for them
+        return None
+
+
+def _length(value: Any) -> int:
+    try:
+        return int(value.shape[0])
+    except (AttributeError, IndexError):
+        return 0  # no batch: the shape check finds the words

@@ -1,0 +1,93 @@
+"""The words for data that do not fit: what was expected, what was found, what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NoReturn
+
+from shmbuffer.errors import SchemaMismatchError
+from shmbuffer.memory import Leaf
+from shmbuffer.replay.keys import OWN_KEYS
+from shmbuffer.replay.nodes import Path, fields, is_collection, nest
+
+
+def refuse_form(
+    where: str, kind: str, leaves: Sequence[Leaf], optional: Iterable[str], data: Any
+) -> NoReturn:
+    """Raise SchemaMismatchError for data of another form: a leaf too few, one too many, or neither.
+
+    Args:
+        where: the buffer's name.
+        kind: what the buffer holds, such as ``"tensordict"``.
+        leaves: its leaves.
+        optional: root keys that may be there beside them.
+        data: what was to be written.
+    """
+    known = {leaf.path for leaf in leaves}
+    found = {path for path in paths_of(data) if path[0] not in optional or path in known}
+    parts = {"expected": _names(known), "found": _names(found)}
+    if missing := sorted(known - found):
+        name = ".".join(missing[0])
+        raise SchemaMismatchError(
+            f"{where}: leaf {name!r} is missing in this write, which has {_names(found)}; "
+            "write every leaf of the buffer, or create a new buffer",
+            leaf=name,
+            **parts,
+        )
+    if extra := sorted(found - known):
+        name = ".".join(extra[0])
+        raise SchemaMismatchError(
+            f"{where}: leaf {name!r} of this write is not a leaf of the buffer, which has "
+            f"{_names(known)}; leave it out, or create a new buffer",
+            leaf=name,
+            **parts,
+        )
+    raise SchemaMismatchError(
+        f"{where}: the buffer holds a {kind}, this write is a {type(data).__name__}; "
+        "write the same kind of data, or create a new buffer",
+        leaf="",
+        expected=kind,
+        found=type(data).__name__,
+    )
+
+
+def refuse_leaf(where: str, leaf: Leaf, shape: Sequence[int], found: str) -> NoReturn:
+    """Raise SchemaMismatchError for a leaf of another dtype or shape.
+
+    Args:
+        where: the buffer's name.
+        leaf: what the buffer has.
+        shape: what this write should have.
+        found: what it has, as ``"float64[3, 4]"``.
+    """
+    name = ".".join(leaf.path)
+    expected = f"{leaf.dtype}{list(shape)}"
+    raise SchemaMismatchError(
+        f"{where}: leaf {name!r} is {expected}, this write has {found}; convert it, or create a "
+        "new buffer",
+        leaf=name,
+        expected=expected,
+        found=found,
+    )
+
+
+def paths_of(data: Any, prefix: Path = ()) -> list[Path]:
+    """Where the leaves of any data are, without the entries that a sample adds."""
+    if is_collection(data):
+        data = fields(data)
+    if isinstance(data, dict):
+        entries = [(str(key), value) for key, value in nest(data).items()]
+    elif isinstance(data, (tuple, list)):
+        entries = [(str(at), value) for at, value in enumerate(data)]
+    else:
+        return [prefix or ("data",)]
+    return [
+        path
+        for key, value in entries
+        if prefix or key not in OWN_KEYS
+        for path in paths_of(value, (*prefix, key))
+    ]
+
+
+def _names(paths: Iterable[Path]) -> list[str]:
+    return [".".join(path) for path in sorted(paths)]

@@ -1,0 +1,280 @@
+"""The nodes of a structure: how each kind of data is taken apart into leaves, and put together.
+
+    data  ──collect──▶  [leaf, leaf, ...]  ──the engine moves the bytes──▶  [leaf, leaf, ...]
+    ──build──▶  data
+
+Nothing is unpickled and nothing is imported on behalf of a file: a tensorclass or a namedtuple
+comes back as its class where this process has that class already, else as a TensorDict or a tuple.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar
+
+import torch
+from tensordict import TensorDict, TensorDictBase, is_tensorclass
+
+Path = tuple[str, ...]
+
+# Tensorclasses and namedtuples that this process has written or found, by name.
+_classes: dict[str, type] = {}
+
+
+class FormDiffersError(Exception):
+    """The data have another form than the tree; the caller finds the words for it (`leaves.py`)."""
+
+
+class Node:
+    """One level of the tree. ``size`` children, each under a key."""
+
+    kind: ClassVar[str]
+
+    def collect(self, data: Any, out: list[Any]) -> None:
+        """Append the leaves of ``data`` to ``out``, in order.
+
+        FormDiffersError where the form differs.
+        """
+        raise NotImplementedError
+
+    def build(self, leaves: Iterator[Any], lead: tuple[int, ...], device: torch.device) -> Any:
+        """The data again, from tensors ``[*lead, *shape]``."""
+        raise NotImplementedError
+
+    def paths(self) -> Iterator[Path]:
+        """Where each leaf is, in order."""
+        raise NotImplementedError
+
+    def to_json(self) -> dict[str, Any]:
+        """The node in the words of the schema file."""
+        raise NotImplementedError
+
+
+class LeafNode(Node):
+    """One tensor."""
+
+    kind = "leaf"
+
+    def collect(self, data: Any, out: list[Any]) -> None:
+        """See `Node.collect`."""
+        out.append(data)
+
+    def build(self, leaves: Iterator[Any], lead: tuple[int, ...], device: torch.device) -> Any:
+        """See `Node.build`."""
+        return next(leaves)
+
+    def paths(self) -> Iterator[Path]:
+        """See `Node.paths`."""
+        yield ()
+
+    def to_json(self) -> dict[str, Any]:
+        """See `Node.to_json`."""
+        return {"kind": self.kind}
+
+
+LEAF = LeafNode()
+
+
+class BranchNode(Node):
+    """A node with children under keys, whichever class holds them."""
+
+    def __init__(self, items: dict[Any, Node]) -> None:
+        self.items = items
+        self.size = len(items)
+        self.flat = tuple(items) if all(child is LEAF for child in items.values()) else None
+        self.pairs = tuple(items.items())
+
+    def paths(self) -> Iterator[Path]:
+        """See `Node.paths`."""
+        for key, child in self.pairs:
+            for path in child.paths():
+                yield (str(key), *path)
+
+    def children(
+        self, leaves: Iterator[Any], lead: tuple[int, ...], device: torch.device
+    ) -> dict[Any, Any]:
+        """What is under each key."""
+        if self.flat is not None:
+            # What is left of the iterator is for the nodes after this one.
+            return dict(zip(self.flat, leaves, strict=False))
+        return {key: child.build(leaves, lead, device) for key, child in self.pairs}
+
+    def to_json(self) -> dict[str, Any]:
+        """See `Node.to_json`."""
+        return {
+            "kind": self.kind,
+            "items": [[key, child.to_json()] for key, child in self.pairs],
+        }
+
+    def _collect(self, source: Mapping[Any, Any], out: list[Any]) -> None:
+        if len(source) != self.size:
+            raise FormDiffersError
+        try:
+            for key, child in self.pairs:
+                if child is LEAF:
+                    out.append(source[key])
+                else:
+                    child.collect(source[key], out)
+        except KeyError:
+            raise FormDiffersError from None
+
+
+class TensorDictNode(BranchNode):
+    """A TensorDict; ``batch`` is the batch size of one element."""
+
+    kind = "tensordict"
+
+    def __init__(self, items: dict[Any, Node], batch: tuple[int, ...] = ()) -> None:
+        super().__init__(items)
+        self.batch = batch
+
+    def collect(self, data: Any, out: list[Any]) -> None:
+        """See `Node.collect`."""
+        # The private dict of the plain class costs 6 ns where items() costs 120; a test pins it.
+        kind = type(data)
+        if kind is TensorDict:
+            self._collect(data._tensordict, out)
+        elif kind is not dict and is_collection(data):  # before Mapping: a TensorDict is one too
+            self._collect(fields(data), out)
+        elif isinstance(data, Mapping):
+            start = len(out)
+            try:
+                self._collect(data, out)
+            except FormDiffersError:  # it may have tuples for keys
+                del out[start:]
+                self._collect(nest(data), out)
+        else:
+            raise FormDiffersError
+
+    def build(self, leaves: Iterator[Any], lead: tuple[int, ...], device: torch.device) -> Any:
+        """See `Node.build`."""
+        return self.wrap(self.children(leaves, lead, device), lead, device)
+
+    def wrap(self, source: dict[Any, Any], lead: tuple[int, ...], device: torch.device) -> Any:
+        """A TensorDict over tensors that are known to fit: 0.5 µs where the checked one costs 5."""
+        return TensorDict._new_unsafe(
+            source, batch_size=torch.Size((*lead, *self.batch)), device=device, nested=False
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """See `Node.to_json`."""
+        return {**super().to_json(), "batch": list(self.batch)}
+
+
+class TensorClassNode(TensorDictNode):
+    """A tensorclass: stored as its TensorDict, given back as its class where it is known."""
+
+    kind = "tensorclass"
+
+    def __init__(self, items: dict[Any, Node], batch: tuple[int, ...], name: str) -> None:
+        super().__init__(items, batch)
+        self.name = name
+
+    def build(self, leaves: Iterator[Any], lead: tuple[int, ...], device: torch.device) -> Any:
+        """See `Node.build`."""
+        data = super().build(leaves, lead, device)
+        cls = class_of(self.name)
+        return data if cls is None else cls.from_tensordict(data)  # type: ignore[attr-defined]
+
+    def to_json(self) -> dict[str, Any]:
+        """See `Node.to_json`."""
+        return {**super().to_json(), "class": self.name}
+
+
+class DictNode(BranchNode):
+    """A dict of a PyTree; keys are strings or integers."""
+
+    kind = "dict"
+
+    def collect(self, data: Any, out: list[Any]) -> None:
+        """See `Node.collect`."""
+        if is_collection(data):
+            self._collect(fields(data), out)
+        elif isinstance(data, Mapping):
+            self._collect(data, out)
+        else:
+            raise FormDiffersError
+
+    def build(self, leaves: Iterator[Any], lead: tuple[int, ...], device: torch.device) -> Any:
+        """See `Node.build`."""
+        return self.children(leaves, lead, device)
+
+
+class SequenceNode(BranchNode):
+    """A tuple, list or namedtuple of a PyTree; its keys are the positions."""
+
+    def __init__(self, items: dict[Any, Node], kind: str, name: str | None = None) -> None:
+        super().__init__(items)
+        self.kind = kind  # type: ignore[misc] # one class for the three
+        self.name = name
+
+    def collect(self, data: Any, out: list[Any]) -> None:
+        """See `Node.collect`."""
+        if not isinstance(data, (tuple, list)) or len(data) != self.size:
+            raise FormDiffersError
+        for value, (_, child) in zip(data, self.pairs, strict=True):
+            child.collect(value, out)
+
+    def build(self, leaves: Iterator[Any], lead: tuple[int, ...], device: torch.device) -> Any:
+        """See `Node.build`."""
+        values = self.children(leaves, lead, device).values()
+        if self.kind == "list":
+            return list(values)
+        cls = None if self.name is None else class_of(self.name)
+        return tuple(values) if cls is None else cls(*values)
+
+    def to_json(self) -> dict[str, Any]:
+        """See `Node.to_json`."""
+        return {**super().to_json(), **({} if self.name is None else {"class": self.name})}
+
+
+def is_collection(data: Any) -> bool:
+    """A TensorDict of any kind, or a tensorclass."""
+    return isinstance(data, TensorDictBase) or is_tensorclass(data)
+
+
+def fields(data: Any) -> dict[str, Any]:
+    """The entries of any TensorDict or tensorclass as a dict."""
+    if is_tensorclass(data):
+        return {key: value for key, value in data._tensordict.items() if value is not None}
+    return dict(data.items())
+
+
+def nest(data: Mapping[Any, Any]) -> Mapping[Any, Any]:
+    """A mapping with tuple keys as nested dicts; any other as it is."""
+    if not any(type(key) is tuple for key in data):
+        return data
+    nested: dict[Any, Any] = {}
+    for key, value in data.items():
+        path = key if isinstance(key, tuple) else (key,)
+        level = nested
+        for name in path[:-1]:
+            level = level.setdefault(name, {})
+        level[path[-1]] = value
+    return nested
+
+
+def class_of(name: str) -> type | None:
+    """The class of that name (``module:qualname``) if this process has it already.
+
+    Imports nothing.
+    """
+    found = _classes.get(name)
+    if found is None:
+        module, _, qualname = name.partition(":")
+        at: Any = sys.modules.get(module)
+        for part in qualname.split("."):
+            at = getattr(at, part, None)
+        if isinstance(at, type) and (
+            is_tensorclass(at) or (issubclass(at, tuple) and hasattr(at, "_fields"))
+        ):
+            found = _classes[name] = at
+    return found
+
+
+def register(cls: type) -> str:
+    """Remember a class of the data; the name under which the schema has it."""
+    name = f"{cls.__module__}:{cls.__qualname__}"
+    _classes[name] = cls
+    return name

@@ -1,0 +1,108 @@
+"""What every sampler offers: indices of items, and what is known about the draw."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, NamedTuple
+
+import torch
+
+
+class PriorityUpdate(NamedTuple):
+    """What became of a priority update."""
+
+    applied: int
+    """Items whose priority was set."""
+    stale: int
+    """Items that had been written over since they were sampled; theirs was dropped."""
+
+
+class Sampler:
+    """Who draws.
+
+    A sampler of your own needs ``sample``; the buffer then reads the items at the indices that it
+    gives. Those of this package draw, gather and validate in one call of the C core, where the
+    storage lies on a ring.
+
+    Source: ``torchrl.data.replay_buffers.Sampler``.
+    """
+
+    _rng: torch.Generator | None = None
+    """The buffer's generator; None is torch's default one."""
+
+    def sample(self, storage: Any, batch_size: int) -> tuple[Any, dict[str, Any]]:
+        """Draw.
+
+        Args:
+            storage: where from.
+            batch_size: how many items.
+
+        Returns:
+            Element indices: int64 ``[batch_size]``, or a tuple of ``ndim`` of them; and a dict of
+            tensors ``[batch_size]`` that become part of the sample.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no sample()")
+
+    def add(self, index: Any) -> None:
+        """An item was written at ``index``."""
+
+    def extend(self, index: Any) -> None:
+        """Items were written at ``index``."""
+
+    def mark_update(self, index: Any, *, storage: Any = None) -> None:
+        """The items at ``index`` were written anew."""
+
+    def update_priority(
+        self, index: Any, priority: Any, *, storage: Any = None, generation: Any = None
+    ) -> PriorityUpdate:
+        """Change priorities, where the sampler has any."""
+        return PriorityUpdate(0, 0)
+
+    @property
+    def default_priority(self) -> float:
+        """The priority of a new item."""
+        return 1.0
+
+    @property
+    def ran_out(self) -> bool:
+        """Whether an iteration over the buffer ends here."""
+        return False
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the sampler knows beyond its arguments."""
+        return {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """What `state_dict` gave."""
+
+    def dumps(self, path: Any) -> None:
+        """Not there yet."""
+        raise NotImplementedError(
+            "checkpoints (dumps, loads) come in a later release; use state_dict"
+        )
+
+    def loads(self, path: Any) -> None:
+        """Not there yet."""
+        raise NotImplementedError(
+            "checkpoints (dumps, loads) come in a later release; use state_dict"
+        )
+
+    def _empty(self) -> None:
+        """The storage was emptied."""
+
+
+_scratch = threading.local()
+
+
+def draw_key(generator: torch.Generator | None) -> int:
+    """One key of 63 bits for a draw, from ``generator`` or torch's default one.
+
+    `torch.manual_seed` decides it.
+
+    Cost: 0.6 µs; the tensor that torch fills is kept, one a thread.
+    """
+    try:
+        key: torch.Tensor = _scratch.key
+    except AttributeError:
+        key = _scratch.key = torch.empty((), dtype=torch.int64)
+    return int(key.random_(generator=generator).item())

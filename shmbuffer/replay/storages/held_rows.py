@@ -1,0 +1,160 @@
+"""Rows that this process holds as torch tensors: the caller's own, or on a GPU. Torch moves them.
+
+The ring beside them has no leaves of its own: it gives order, slot words, tickets and priorities.
+Bytes are written between claim and commit, and a stream of a GPU is synchronised before commit and
+before validation, so that "committed" keeps its meaning.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from shmbuffer.replay.storages.rows import Drawn, Rows
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from shmbuffer.memory import Ring
+    from shmbuffer.replay.leaves import Leaves
+
+_COMMITTED = 2
+# Of drawing again what changed while it was copied; only threads of this process can change it.
+_ROUNDS = 64
+
+
+class HeldRows(Rows):
+    """Columns ``[slots, *lanes, *shape]``, one a leaf, on any device."""
+
+    def __init__(self, ring: Ring, leaves: Leaves, columns: list[torch.Tensor]) -> None:
+        super().__init__(ring, leaves)
+        self.columns = columns
+        self._claim = threading.RLock()  # one claim at a time: from claim to commit
+        self._flat = [
+            column.view(ring.elements, *leaf.shape)
+            for column, leaf in zip(columns, leaves.leaves, strict=True)
+        ]
+
+    def write(
+        self, data: Any, single: bool, priorities: NDArray[np.float64] | None
+    ) -> tuple[int, int]:
+        """See `Rows.write`."""
+        values, lead = self.leaves.values(data, torch.Size(()) if single else None)
+        count = 1 if single else lead[0]
+        if single:
+            values = [value.unsqueeze(0) for value in values]
+        capacity, lanes = self.ring.capacity, self.ring.lanes
+        first = -1
+        for start in range(0, count, capacity):  # what exceeds the ring is written over by the rest
+            part = slice(start, min(start + capacity, count))
+            size = part.stop - part.start
+            given = None
+            if priorities is not None:
+                given = priorities[part.start * lanes : part.stop * lanes]
+            with self._claim:
+                ticket = self.ring.claim(size)
+                slots = (ticket + np.arange(size, dtype=np.int64)) % capacity
+                self._fill(slots, [value[part] for value in values], given)
+            first = ticket if first < 0 else first
+        return (first, count) if count else (self.ring.head, 0)
+
+    def place(self, slots: NDArray[np.int64], data: Any, *, in_place: bool) -> None:
+        """See `Rows.place`."""
+        values, lead = self.leaves.values(data)
+        self._one_each(slots, lead[0])
+        if len(slots):
+            with self._claim:
+                self.ring.claim_slots(slots, in_place=in_place)
+                self._fill(slots, values, None)
+
+    def read(self, index: torch.Tensor) -> tuple[list[torch.Tensor], torch.Tensor, int]:
+        """See `Rows.read`."""
+        tickets = self._tickets(index)
+        tensors = self._take(index)
+        for _ in range(_ROUNDS):
+            now = self._tickets(index)
+            changed = torch.nonzero(now != tickets).flatten()
+            if not changed.numel():
+                break
+            tickets = now
+            for tensor, again in zip(tensors, self._take(index[changed]), strict=True):
+                tensor[changed.to(tensor.device)] = again
+        return tensors, tickets, int((tickets < 0).sum())
+
+    def sample(self, count: int, key: int, beta: float | None) -> Drawn:
+        """See `Rows.sample`."""
+        index, tickets, weights = self._draw(count, key, beta)
+        tensors = self._take(index)
+        for _ in range(_ROUNDS):
+            changed = torch.nonzero(self._tickets(index) != tickets).flatten()
+            if not changed.numel():
+                break
+            key = (
+                key * 6364136223846793005 + 1442695040888963407
+            ) % 2**63  # another draw, still from the seed
+            again, again_tickets, again_weights = self._draw(changed.numel(), key, beta)
+            index[changed], tickets[changed] = again, again_tickets
+            if weights is not None and again_weights is not None:
+                weights[changed] = again_weights
+            for tensor, part in zip(tensors, self._take(again), strict=True):
+                tensor[changed.to(tensor.device)] = part
+        return tensors, index, tickets, weights
+
+    def views(self) -> list[torch.Tensor]:
+        """See `Rows.views`."""
+        return self.columns
+
+    def _draw(
+        self, count: int, key: int, beta: float | None
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        index = torch.empty(count, dtype=torch.int64)
+        tickets = torch.empty_like(index)
+        weights = None if beta is None else torch.empty(count, dtype=torch.float32)
+        self.ring.draw(
+            count,
+            key,
+            index.data_ptr(),
+            tickets.data_ptr(),
+            0 if weights is None else weights.data_ptr(),
+            beta=0.0 if beta is None else beta,
+            prioritized=beta is not None,
+        )
+        return index, tickets, weights
+
+    def _take(self, index: torch.Tensor) -> list[torch.Tensor]:
+        taken = [column.index_select(0, index.to(column.device)) for column in self._flat]
+        self._synchronize()
+        return taken
+
+    def _fill(
+        self,
+        slots: NDArray[np.int64],
+        values: list[torch.Tensor],
+        priorities: NDArray[np.float64] | None,
+    ) -> None:
+        try:
+            where = torch.from_numpy(slots)
+            for column, value in zip(self.columns, values, strict=True):
+                if value.untyped_storage().data_ptr() == column.untyped_storage().data_ptr():
+                    value = value.clone()  # rows of our own, written to other rows
+                column[where.to(column.device)] = value.to(column.device)
+            self._synchronize()
+        except BaseException:
+            self.ring.abort()
+            raise
+        self.ring.commit(priorities)
+
+    def _tickets(self, index: torch.Tensor) -> torch.Tensor:
+        """The ticket of the item that each element's slot holds now, -1 where it holds none."""
+        words = self.ring.words[index.numpy() // self.ring.lanes]
+        held = (words & 3) == _COMMITTED
+        return torch.from_numpy(np.where(held, (words >> 2).astype(np.int64), -1))
+
+    def _synchronize(self) -> None:
+        for column in self.columns:
+            if column.is_cuda:
+                torch.cuda.current_stream(column.device).synchronize()
+                return

@@ -1,0 +1,228 @@
+"""What an index means: which elements, in which shape, and whether a view can show them.
+
+An index selects slots, the storage's first dimension, or with a tuple any of its dimensions. Only
+slots that hold an item count: an index that names one without raises IndexError, a slice leaves it
+out. Negative numbers count from the end of what is there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from shmbuffer.memory import Ring
+
+
+class Selection(NamedTuple):
+    """What an index selects."""
+
+    elements: NDArray[np.int64]
+    """Element indices (slot * lanes + lane), flat."""
+    lead: tuple[int, ...]
+    """The shape of the selection: the product is ``len(elements)``."""
+    view: Callable[[torch.Tensor], torch.Tensor] | None
+    """The same selection as a view of a leaf ``[slots, *lanes, ...]``; None where no view shows
+    it."""
+    skips: bool
+    """A slice: what holds no item is left out and is no error."""
+
+
+def select(index: Any, ring: Ring, lanes: tuple[int, ...], dim_extend: int = 0) -> Selection:
+    """Resolve ``index``.
+
+    Args:
+        index: int, slice, range, list, array or tensor of integers or booleans, Ellipsis, or a
+            tuple of them.
+        ring: the ring that knows which slots hold an item.
+        lanes: sizes of the storage's dimensions after the first.
+        dim_extend: the dimension that the first one was in the user's data; indices are in the
+            user's order.
+
+    Raises:
+        IndexError: a slot that is out of range or holds no item.
+
+    Cost: constant for an int, a look at every slot word where the storage is neither full nor
+        filled in order,
+    linear in the capacity for a tuple.
+    """
+    if (
+        isinstance(index, (torch.Tensor, np.ndarray))
+        and index.ndim == 0
+        and index.dtype not in _BOOLS
+    ):
+        index = int(index)
+    if index is Ellipsis:
+        index = slice(None)
+    if not dim_extend and _is_coordinates(index, lanes):
+        elements = ravel(index, lanes)
+        _check(elements // ring.lanes, ring, index)
+        return Selection(elements, (len(elements),), None, False)
+    if dim_extend or (isinstance(index, tuple) and len(index) != 1):
+        return _in_grid(index, ring, lanes, dim_extend)
+    if isinstance(index, tuple):
+        index = index[0]
+    if isinstance(index, (int, np.integer)):
+        slot = int(index) + (extent(ring) if index < 0 else 0)
+        _check(np.array([slot]), ring, index)
+        return _whole_slots(np.array([slot]), ring, lanes, (), lambda leaf: leaf[slot])
+    if isinstance(index, slice):
+        slots = np.arange(extent(ring), dtype=np.int64)[index]
+        present = slots[holds(ring, slots)] if ring.length < ring.elements else slots
+        view = None
+        if len(present) == len(slots) and (index.step or 1) > 0:  # torch has no negative steps
+            part = slice(*index.indices(extent(ring)))
+            view = lambda leaf: leaf[part]  # noqa: E731
+        return _whole_slots(present, ring, lanes, (len(present),), view, skips=True)
+    chosen = _integers(index, extent(ring))
+    _check(chosen, ring, index)
+    return _whole_slots(chosen.ravel(), ring, lanes, chosen.shape, None)
+
+
+def extent(ring: Ring) -> int:
+    """One past the last slot that holds an item: what negative indices and slices count from."""
+    lanes = ring.lanes
+    length = ring.length
+    if length == ring.elements:
+        return int(ring.capacity)
+    head = ring.head
+    if head <= ring.capacity and length == head * lanes:  # filled in order, and not yet once around
+        return int(head)
+    committed = ring.committed()
+    return int(committed[-1]) // lanes + 1 if len(committed) else 0
+
+
+def holds(ring: Ring, slots: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Which of the slots hold an item just now."""
+    return np.asarray((ring.words[slots] & 3) == 2)  # COMMITTED
+
+
+def ravel(index: Any, lanes: tuple[int, ...]) -> NDArray[np.int64]:
+    """Element indices from what a sample or a write has given out as ``index``.
+
+    Args:
+        index: int, list, array or tensor of element indices, of any shape. Where there are lanes:
+            coordinates, ``[..., ndim]`` or a tuple of ``ndim`` arrays; an int is an element there
+            too.
+        lanes: sizes of the storage's dimensions after the first.
+
+    Returns:
+        int64 ``[n]``, contiguous.
+
+    Raises:
+        IndexError: the last dimension is not ``ndim``.
+    """
+    if not lanes or isinstance(index, int):
+        numbers = _numbers(index).reshape(-1)
+        return numbers if numbers.flags.c_contiguous else np.ascontiguousarray(numbers)
+    if isinstance(index, tuple):
+        parts = [_numbers(part) for part in index]
+    else:
+        numbers = _numbers(index)
+        parts = list(np.moveaxis(numbers, -1, 0)) if numbers.ndim else []
+    if len(parts) != len(lanes) + 1:
+        raise IndexError(
+            f"an index of this storage has {len(lanes) + 1} coordinates in its last dimension, as "
+            f"in a sample; this one has {len(parts)}"
+        )
+    flat = parts[0]
+    for size, coordinate in zip(lanes, parts[1:], strict=True):
+        flat = flat * size + coordinate
+    return np.ascontiguousarray(flat.reshape(-1))
+
+
+def unravel(index: torch.Tensor, lanes: tuple[int, ...]) -> tuple[torch.Tensor, ...]:
+    """Coordinates ``(slot, lane, ...)``, int64 ``[n]`` each, of element indices ``[n]``."""
+    coordinates = []
+    for size in reversed(lanes):
+        coordinates.append(index % size)
+        index = index // size
+    return (index, *reversed(coordinates))
+
+
+_BOOLS = (torch.bool, np.dtype(np.bool_))
+
+
+def _is_coordinates(index: Any, lanes: tuple[int, ...]) -> bool:
+    """What a sampler gives where there are lanes: a tuple of tensors ``[n]``."""
+    return (
+        bool(lanes)
+        and isinstance(index, tuple)
+        and len(index) == len(lanes) + 1
+        and all(isinstance(part, torch.Tensor) and part.dim() == 1 for part in index)
+        and all(int(part.min()) >= 0 for part in index if part.numel())
+    )
+
+
+def _numbers(index: Any) -> NDArray[np.int64]:
+    if isinstance(index, torch.Tensor):
+        index = index.numpy() if index.is_cpu else index.cpu().numpy()
+    return np.asarray(index).astype(np.int64, copy=False)
+
+
+def _integers(index: Any, end: int) -> NDArray[np.int64]:
+    if isinstance(index, torch.Tensor):
+        index = index.detach().cpu().numpy()
+    chosen = np.asarray(list(index) if isinstance(index, range) else index)
+    if chosen.dtype == np.bool_:
+        if chosen.shape != (end,):
+            raise IndexError(f"a mask of shape {chosen.shape} cannot select from {end} items")
+        return np.nonzero(chosen)[0].astype(np.int64)
+    if chosen.size and not np.issubdtype(chosen.dtype, np.integer):
+        raise IndexError(
+            f"{index!r} is no index: integers, booleans, slices and tuples of them are"
+        )
+    chosen = chosen.astype(np.int64)
+    return np.where(chosen < 0, chosen + end, chosen)
+
+
+def _check(slots: NDArray[np.int64], ring: Ring, index: Any) -> None:
+    outside = (slots < 0) | (slots >= ring.capacity)
+    if outside.any():
+        raise IndexError(f"index {index!r} is out of range for {ring.capacity} slots")
+    absent = slots.ravel()[~holds(ring, slots.ravel())]
+    if len(absent):
+        raise IndexError(f"there is no item at {int(absent[0])} (asked for {index!r})")
+
+
+def _whole_slots(
+    slots: NDArray[np.int64],
+    ring: Ring,
+    lanes: tuple[int, ...],
+    lead: tuple[int, ...],
+    view: Callable[[torch.Tensor], torch.Tensor] | None,
+    *,
+    skips: bool = False,
+) -> Selection:
+    width = ring.lanes
+    elements = slots
+    if width != 1:
+        elements = (slots[:, None] * width + np.arange(width)).ravel()
+    return Selection(elements, (*lead, *lanes), view, skips)
+
+
+def _in_grid(index: Any, ring: Ring, lanes: tuple[int, ...], dim_extend: int) -> Selection:
+    end = extent(ring)
+    grid = np.arange(end * ring.lanes, dtype=np.int64).reshape(end, *lanes).swapaxes(0, dim_extend)
+    if isinstance(index, torch.Tensor):
+        index = index.detach().cpu().numpy()
+    elif isinstance(index, tuple):
+        index = tuple(
+            part.detach().cpu().numpy() if isinstance(part, torch.Tensor) else part
+            for part in index
+        )
+    chosen = np.asarray(grid[index])
+    absent = ~holds(ring, chosen.ravel() // ring.lanes)
+    if absent.any():
+        first = int(chosen.ravel()[absent][0]) // ring.lanes
+        raise IndexError(f"there is no item at {first} (asked for {index!r})")
+    view = None
+    parts = index if isinstance(index, tuple) else (index,)
+    if all(isinstance(part, (int, slice)) for part in parts):
+        view = lambda leaf: leaf[:end].transpose(0, dim_extend)[index]  # noqa: E731
+    return Selection(np.ascontiguousarray(chosen.ravel()), chosen.shape, view, False)

@@ -1,0 +1,122 @@
+"""The storage in memory, made by the first write."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from shmbuffer.memory import Engine
+from shmbuffer.memory.cleanup import temporary_directory
+from shmbuffer.replay.storages.ring_storage import RingStorage
+from shmbuffer.replay.storages.rows import Rows
+from shmbuffer.replay.storages.storage import refuse_compilable
+from shmbuffer.replay.storages.tensor import TensorStorage
+
+
+class LazyTensorStorage(TensorStorage):
+    """A storage in memory. The first write says what an item is, and allocates.
+
+    On the CPU the bytes are shared anonymous memory: once something was written, the storage can be
+    passed to a process that is spawned or forked, and all of them see one buffer. It is gone with
+    the last of them.
+
+    Args:
+        max_size: capacity in elements.
+        device: where the items are. On a GPU torch moves them, and the storage cannot be passed to
+            another process; None or ``"auto"`` takes the device of the first batch.
+        ndim: leading dimensions of the data that belong to the storage. With ``ndim > 1``
+            ``max_size`` is rounded up to whole slots (the product of the other dimensions) at the
+            first write.
+        compilable: not there yet; has to be False.
+        consolidated: not there yet; has to be False.
+        shared_init: whoever writes first defines the storage for all: it lies in a temporary
+            directory then, as a `LazyMemmapStorage` does, and can be passed on before anything was
+            written.
+        cleanup_memmap: with ``shared_init``, remove that directory when the process that made it
+            ends.
+
+    Raises:
+        ValueError: ``max_size`` or ``ndim`` below 1.
+
+    Cost: memory is taken when it is first written, not at once.
+
+    Example:
+        >>> import torch
+        >>> from tensordict import TensorDict
+        >>> from shmbuffer import LazyTensorStorage
+        >>> storage = LazyTensorStorage(10)
+        >>> storage.set(range(3), TensorDict({"a": torch.arange(3)}, [3]))
+        >>> len(storage), storage.get(slice(None))["a"].tolist()
+        (3, [0, 1, 2])
+
+    Source: ``torchrl.data.LazyTensorStorage``.
+    """
+
+    def __init__(
+        self,
+        max_size: int,
+        *,
+        device: torch.device | str | None = "cpu",
+        ndim: int = 1,
+        compilable: bool = False,
+        consolidated: bool = False,
+        shared_init: bool = False,
+        cleanup_memmap: bool = True,
+    ) -> None:
+        if consolidated:
+            raise NotImplementedError(
+                "LazyTensorStorage(consolidated=True) comes in a later release"
+            )
+        refuse_compilable("LazyTensorStorage", compilable)
+        RingStorage.__init__(self, max_size, ndim=ndim, device=device)
+        self._shared_init = shared_init
+        self._auto_cleanup = cleanup_memmap
+        if shared_init and not self._on_cpu(self.device):
+            raise ValueError(
+                f"LazyTensorStorage(shared_init=True, device={device!r}): other processes cannot "
+                "see this process's GPU memory; leave device='cpu', and send samples to the GPU"
+            )
+        if shared_init:  # at once: the directory's name is what other processes are given
+            self._engine = self._open()
+
+    def _open(self) -> Engine:
+        if not self._shared_init:
+            return super()._open()
+        return Engine.open(
+            temporary_directory(),
+            self._settings(),
+            temporary=self._auto_cleanup,
+            auto_cleanup=self._auto_cleanup,
+        )
+
+    def _define(self, data: Any, single: bool) -> Rows:
+        device = self.device if self.device is not None else _device_of(data)
+        if self._on_cpu(device):
+            self.device = device
+            return super()._define(data, single)
+        leaves = self._described(data, single)
+        self.device = device
+        slots = -(-self._max_size // max(1, math.prod(leaves.lanes)))
+        columns = [
+            torch.zeros((slots, *leaves.lanes, *leaf.shape), dtype=dtype, device=device)
+            for leaf, dtype in zip(leaves.leaves, leaves.dtypes, strict=True)
+        ]
+        return self._hold(leaves, slots, columns, columns[0].device)
+
+    @staticmethod
+    def _on_cpu(device: torch.device | None) -> bool:
+        return device is None or device.type == "cpu"
+
+
+def _device_of(data: Any) -> torch.device:
+    """Where the first leaf of ``data`` is."""
+    while not isinstance(data, torch.Tensor):
+        if getattr(data, "device", None) is not None:
+            return torch.device(data.device)
+        values = list(data.values()) if hasattr(data, "values") else data
+        if not isinstance(values, (list, tuple)) or not values:
+            return torch.device("cpu")
+        data = values[0]
+    return data.device

@@ -1,0 +1,117 @@
+"""Rows whose leaves lie in the ring's own memory: the C core moves them, one call a batch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from tensordict import MemoryMappedTensor
+
+from shmbuffer.replay.leaves import address_of, template
+from shmbuffer.replay.storages.rows import Drawn, Rows
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from shmbuffer.memory import Ring
+    from shmbuffer.replay.leaves import Leaves
+
+
+class NativeRows(Rows):
+    """The hot path: check the batch, one native call, wrap the result.
+
+    Args:
+        ring: the ring that holds the leaves.
+        leaves: the same leaves, compiled.
+        memory_mapped: views are `MemoryMappedTensor` over the ring's map, else plain tensors.
+    """
+
+    def __init__(self, ring: Ring, leaves: Leaves, *, memory_mapped: bool) -> None:
+        super().__init__(ring, leaves)
+        self._memory_mapped = memory_mapped
+        self._views: list[torch.Tensor] | None = None
+        self._drawn: tuple[torch.Tensor, torch.Tensor] | None = None  # forms of index and weights
+
+    def write(
+        self, data: Any, single: bool, priorities: NDArray[np.float64] | None
+    ) -> tuple[int, int]:
+        """See `Rows.write`."""
+        addresses, kept, count = self.leaves.match(data, single)
+        if not count:
+            return self.ring.head, 0
+        given = None if priorities is None else address_of(priorities)
+        first = self.ring.write(addresses, count, given)
+        del kept, priorities  # the bytes were ours to read until here
+        return first, count
+
+    def place(self, slots: NDArray[np.int64], data: Any, *, in_place: bool) -> None:
+        """See `Rows.place`."""
+        addresses, kept, count = self.leaves.match(data)
+        self._one_each(slots, count)
+        if count:
+            self.ring.place(slots, addresses, in_place=in_place)
+        del kept
+
+    def read(self, index: torch.Tensor) -> tuple[list[torch.Tensor], torch.Tensor, int]:
+        """See `Rows.read`."""
+        count = index.numel()
+        tensors, addresses = self.leaves.outputs((count,))
+        tickets = torch.empty_like(index)
+        missing = 0
+        if count:
+            missing = self.ring.read(index.data_ptr(), count, addresses, tickets.data_ptr())
+        return tensors, tickets, missing
+
+    def sample(self, count: int, key: int, beta: float | None) -> Drawn:
+        """See `Rows.sample`."""
+        tensors, addresses = self.leaves.outputs((count,))
+        drawn = self._drawn  # another thread may put another one there
+        if drawn is None or drawn[0].shape[0] != count:
+            drawn = template(torch.int64, (count,)), template(torch.float32, (count,))
+            self._drawn = drawn
+        numbers, reals = drawn
+        index = torch.empty_like(numbers)
+        tickets = torch.empty_like(numbers)
+        if beta is None:
+            self.ring.sample(
+                count, key, addresses, index.data_ptr(), tickets.data_ptr(), 0, prioritized=False
+            )
+            return tensors, index, tickets, None
+        weights = torch.empty_like(reals)
+        self.ring.sample(
+            count,
+            key,
+            addresses,
+            index.data_ptr(),
+            tickets.data_ptr(),
+            weights.data_ptr(),
+            beta=beta,
+            prioritized=True,
+        )
+        return tensors, index, tickets, weights
+
+    def views(self) -> list[torch.Tensor]:
+        """See `Rows.views`."""
+        if self._views is None:
+            self._views = [self._view(at) for at in range(len(self.leaves.leaves))]
+            spans = [
+                (view.data_ptr(), view.data_ptr() + view.numel() * view.element_size())
+                for view in self._views
+                if view.numel()
+            ]
+            if spans:
+                self.leaves.own_memory = (
+                    min(low for low, _ in spans),
+                    max(high for _, high in spans),
+                )
+        return self._views
+
+    def _view(self, at: int) -> torch.Tensor:
+        leaf = self.leaves.leaves[at]
+        dtype = self.leaves.dtypes[at]
+        shape = (self.ring.capacity, *self.leaves.lanes, *leaf.shape)
+        if not leaf.nbytes:  # no bytes, no map
+            return torch.empty(shape, dtype=dtype)
+        view = torch.frombuffer(self.ring.leaf(at), dtype=dtype).view(shape)
+        return MemoryMappedTensor(view) if self._memory_mapped else view  # type: ignore[no-untyped-call]

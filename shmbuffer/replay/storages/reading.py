@@ -1,0 +1,62 @@
+"""Reads by index: views of what is not shared, validated copies of what is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from shmbuffer.replay.storages.indexing import Selection, select
+from shmbuffer.replay.storages.rows import Rows
+
+
+def fetch(rows: Rows, index: Any, *, dim_extend: int = 0, as_views: bool) -> Any:
+    """Items by index, in the form in which they were written.
+
+    Args:
+        rows: where from.
+        index: see `select`.
+        dim_extend: the dimension along which the user's batches are appended.
+        as_views: give views where the index allows it; else validated copies.
+
+    Raises:
+        IndexError: a slot that holds no item. A slice leaves such slots out.
+    """
+    leaves = rows.leaves
+    selection = select(index, rows.ring, leaves.lanes, dim_extend)
+    if as_views and selection.view is not None:
+        return leaves.build([selection.view(view) for view in rows.views()], selection.lead)
+    tensors, lead = _copies(rows, selection, index)
+    return leaves.build(tensors, lead)
+
+
+def everything(rows: Rows) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]:
+    """Copies of all elements that are there: their indices, their tickets, and the leaves."""
+    index = torch.from_numpy(rows.ring.committed())
+    tensors, tickets, missing = rows.read(index)
+    if missing:  # written over by another process since
+        lanes = rows.ring.lanes
+        kept = (tickets >= 0).view(-1, lanes).all(1).repeat_interleave(lanes)
+        index, tickets = index[kept], tickets[kept]
+        tensors = [tensor[kept.to(tensor.device)] for tensor in tensors]
+    return index, tickets, tensors
+
+
+def _copies(
+    rows: Rows, selection: Selection, index: Any
+) -> tuple[list[torch.Tensor], tuple[int, ...]]:
+    elements = torch.from_numpy(selection.elements)
+    tensors, tickets, missing = rows.read(elements)
+    lead = selection.lead
+    if missing:  # written over or emptied since we looked
+        if not selection.skips:
+            first = int(elements[tickets < 0][0]) // rows.ring.lanes
+            raise IndexError(f"there is no item at {first} (asked for {index!r})")
+        kept = (tickets >= 0).view(lead[0], -1).all(1)
+        tensors = [
+            tensor.view(lead[0], -1, *tensor.shape[1:])[kept.to(tensor.device)]
+            for tensor in tensors
+        ]
+        lead = (int(kept.sum()), *lead[1:])
+    shapes = [leaf.shape for leaf in rows.leaves.leaves]
+    return [t.view((*lead, *shape)) for t, shape in zip(tensors, shapes, strict=True)], lead

@@ -1,0 +1,420 @@
+"""A storage on the engine, defined by the first write.
+
+    RingStorage ── engine: who is there, the ring, priorities, recovery (shmbuffer.memory)
+                └─ rows:   where the payload lies and who moves it (rows.py); None until somebody
+                has written
+
+What is not shared may be looked at in place: an int or a slice gives views, as in TorchRL. What is
+shared is copied and validated, because it may be written over while one looks.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from shmbuffer.errors import EmptyBufferError, SchemaMismatchError
+from shmbuffer.memory import Engine, Settings
+from shmbuffer.replay.keys import OWN_KEYS
+from shmbuffer.replay.leaves import Leaves
+from shmbuffer.replay.nodes import is_collection
+from shmbuffer.replay.storages.held_rows import HeldRows
+from shmbuffer.replay.storages.indexing import extent, holds, unravel
+from shmbuffer.replay.storages.native_rows import NativeRows
+from shmbuffer.replay.storages.placing import as_batch, is_int, place, slots_of, widened
+from shmbuffer.replay.storages.reading import everything, fetch
+from shmbuffer.replay.storages.rows import Rows
+from shmbuffer.replay.storages.state import example_of, load_state, state_of
+from shmbuffer.replay.storages.storage import Storage
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from shmbuffer.memory import Ring
+
+
+class RingStorage(Storage):
+    """The common part of the storages that lie on a ring.
+
+    Args:
+        max_size: capacity in elements; with ``ndim > 1`` rounded up to whole slots at the first
+            write.
+        ndim: leading dimensions of the data that belong to the storage.
+        device: where samples are.
+        compilable: not there yet; has to be False.
+    """
+
+    def __init__(
+        self,
+        max_size: int,
+        *,
+        ndim: int = 1,
+        device: torch.device | str | None = "cpu",
+        compilable: bool = False,
+    ) -> None:
+        super().__init__(max_size, compilable=compilable)
+        if ndim < 1:
+            raise ValueError(f"ndim has to be at least 1, got {ndim}")
+        self.ndim = int(ndim)
+        self.device: torch.device | None = (
+            None if device is None or device == "auto" else torch.device(device)
+        )
+        self.mapping = "dict"  # what a plain dict is; a TensorDict buffer says "tensordict"
+        self.optional: frozenset[str] = OWN_KEYS  # root keys that are not stored
+        self._engine: Engine | None = None
+        self._rows: Rows | None = None
+        self._readers: list[weakref.ref[Any]] = []  # buffers, told once the ring is there
+        # The sampler whose priorities the ring keeps.
+        self._table_owner: weakref.ref[Any] | None = None
+
+    # -- engine and ring -----------------------------------------------------------------------
+
+    @property
+    def engine(self) -> Engine:
+        """The process's handle; opened on first use."""
+        if self._engine is None:
+            self._engine = self._open()
+        return self._engine
+
+    @property
+    def rows(self) -> Rows | None:
+        """The payload, or None as long as nobody has written.
+
+        Cost: one attribute once it is there.
+        """
+        rows = self._rows
+        if rows is None and self._engine is not None:
+            ring = self._engine.ring
+            if ring is not None:
+                rows = self._meet(ring)
+        return rows
+
+    @property
+    def ring(self) -> Ring | None:
+        """The ring, or None as long as nobody has written."""
+        rows = self.rows
+        return None if rows is None else rows.ring
+
+    @property
+    def lanes(self) -> tuple[int, ...]:
+        """Sizes of the dimensions after the first; ``()`` before the first write."""
+        rows = self.rows
+        return () if rows is None else rows.leaves.lanes
+
+    @property
+    def shape(self) -> torch.Size | None:
+        """``[slots, *lanes]``; None before the first write."""
+        rows = self.rows
+        return None if rows is None else torch.Size((rows.ring.capacity, *rows.leaves.lanes))
+
+    @property
+    def max_size(self) -> int:
+        """Capacity in elements.
+
+        With ``ndim > 1`` it becomes a multiple of the lanes at the first write.
+        """
+        rows = self.rows
+        return self._max_size if rows is None else rows.ring.elements
+
+    @property
+    def shared(self) -> bool:
+        """Whether the bytes are in a directory, where any process may open them."""
+        return self._engine is not None and self._engine.shared
+
+    @property
+    def initialized(self) -> bool:
+        """Whether somebody has written, so that the leaves are known."""
+        return self.rows is not None
+
+    @property
+    def where(self) -> str:
+        """The buffer's name in messages."""
+        path = None if self._engine is None else self._engine.path
+        return "this buffer" if path is None else str(path)
+
+    def __len__(self) -> int:
+        """Elements that are there: committed, and not emptied since."""
+        rows = self.rows
+        return 0 if rows is None else rows.ring.length
+
+    # -- writing -------------------------------------------------------------------------------
+
+    def append(
+        self, data: Any, single: bool = False, priorities: NDArray[np.float64] | None = None
+    ) -> tuple[int, int]:
+        """Write at the ring's head.
+
+        Args:
+            data: a batch ``[n, *lanes, ...]``, or one item ``[*lanes, ...]`` where ``single``.
+            single: see there.
+            priorities: raw, float64 ``[n * lanes]``; None gives the largest that the buffer has
+                seen.
+
+        Returns:
+            The ticket of the first slot, and how many slots were written.
+
+        Raises:
+            SchemaMismatchError: a leaf is missing, unknown, or of another dtype or shape; nothing
+                was changed.
+            RingOverrunError: the ring came round to a slot that a living writer is filling.
+
+        Cost: one native call, and 0.25 µs a leaf.
+        """
+        rows = self._rows or self.rows
+        if rows is None:
+            rows = self._define(data, single)
+        first, count = rows.write(data, single, priorities)
+        if self._watchers and count:
+            self.notify(self.written(first, count))
+        return first, count
+
+    def set(self, cursor: Any, data: Any, *, set_cursor: bool = True) -> None:
+        """Write at given places, as new items: they get the default priority and count as written.
+
+        Args:
+            cursor: an int with one item, or ints (range, slice, list, array, tensor) with a batch;
+                an index named twice: the last wins.
+            data: what to write. A key that the storage has not adds a column where it is not
+                shared.
+            set_cursor: accepted as in TorchRL; the ring's own position never moves here.
+
+        Raises:
+            IndexError: beyond the capacity.
+            SchemaMismatchError: other leaves; on a shared storage also a new key.
+        """
+        self.put(cursor, data, in_place=False)
+
+    def put(self, cursor: Any, data: Any, *, in_place: bool) -> None:
+        """`set`, and with ``in_place`` a change of the items that are there."""
+        single = is_int(cursor)
+        rows = self.rows
+        if rows is None:
+            rows = self._define(data, single)
+        slots = slots_of(cursor, rows.ring)
+        if not self.shared and rows.leaves.new_keys(data):
+            wider = widened(rows, self._described(data, single))
+            rows = rows if wider is None else self._settle(wider)
+        place(rows, slots, as_batch(rows.leaves, data) if single else data, in_place=in_place)
+        if self._watchers and not in_place:
+            width = rows.ring.lanes
+            elements = torch.from_numpy((slots[:, None] * width + np.arange(width)).ravel())
+            self.notify(self.index(elements))
+
+    def define(self, example: Any) -> None:
+        """Say what an item is, and make room for all of them, before anything is written.
+
+        Args:
+            example: a batch; or one item, if it is a TensorDict with fewer batch dimensions than
+                the storage has.
+
+        Raises:
+            SchemaMismatchError: the storage is defined already, and otherwise.
+            SpaceError: bytes needed and bytes free; nothing is left behind.
+        """
+        single = is_collection(example) and len(example.batch_size) < self.ndim
+        rows = self.rows
+        if rows is None:
+            rows = self._define(example, single)
+        rows.leaves.match(example, single)
+
+    def written(self, first: int, count: int, *, single: bool = False) -> int | torch.Tensor:
+        """The index that a write returns, from what `append` gave.
+
+        Args:
+            first: ticket of the first slot.
+            count: slots.
+            single: it was one item.
+
+        Returns:
+            Element indices int64 ``[count]``, or one int where ``single``; where there are lanes,
+            coordinates ``[count * lanes, ndim]``.
+        """
+        rows = self._need_rows()
+        capacity = rows.ring.capacity
+        start = first % capacity
+        if rows.leaves.lanes:
+            width = rows.ring.lanes
+            elements = np.arange(start * width, (start + count) * width) % (capacity * width)
+            return self.index(torch.from_numpy(elements))
+        if single:
+            return start
+        index = np.arange(start, start + count)
+        return torch.from_numpy(index % capacity if start + count > capacity else index)
+
+    def index(self, elements: torch.Tensor) -> torch.Tensor:
+        """Element indices as a write returns them.
+
+        ``[n]``, or ``[n, ndim]`` where there are lanes.
+        """
+        lanes = self.lanes
+        return torch.stack(unravel(elements, lanes), -1) if lanes else elements
+
+    # -- reading -------------------------------------------------------------------------------
+
+    def get(self, index: Any) -> Any:
+        """Items by index.
+
+        Args:
+            index: int, slice, list, array or tensor; a tuple of them where the storage has several
+                dimensions.
+
+        Returns:
+            The data in the form in which they were written. Not shared: views for ints and slices.
+            Shared: validated copies.
+
+        Raises:
+            IndexError: a slot that holds no item.
+            EmptyBufferError: nothing was ever written.
+        """
+        return self.fetch(index)
+
+    def fetch(self, index: Any, *, dim_extend: int = 0, views: bool | None = None) -> Any:
+        """`get` in the order of the user's dimensions.
+
+        Args:
+            index: see `get`.
+            dim_extend: the dimension along which batches are appended.
+            views: True forces views, False copies; None is copies where shared.
+        """
+        as_views = not self.shared if views is None else views
+        found = fetch(self._need_rows(), index, dim_extend=dim_extend, as_views=as_views)
+        return self.to_device(found)
+
+    def iter_in_order(self, chunk: int) -> Iterator[Any]:
+        """Batches of at most ``chunk`` slots in storage order, each validated."""
+        rows = self._need_rows()
+        for start in range(0, extent(rows.ring), chunk):
+            yield self.fetch(slice(start, start + chunk), views=False)
+
+    def contains(self, index: int) -> bool:
+        """Whether slot ``index`` holds an item."""
+        rows = self.rows
+        if rows is None or not 0 <= index < rows.ring.capacity:
+            return False
+        return bool(holds(rows.ring, np.array([index]))[0])
+
+    def flatten(self) -> Any:
+        """Every item, with one dimension for the storage whatever ``ndim`` is. Copies."""
+        rows = self._need_rows()
+        index, _, tensors = everything(rows)
+        return self.to_device(rows.leaves.build(tensors, (len(index),)))
+
+    def to_device(self, data: Any) -> Any:
+        """``data`` on the storage's device."""
+        return data
+
+    # -- the rest ------------------------------------------------------------------------------
+
+    def add_reader(self, buffer: Any) -> None:
+        """Call ``buffer.ring_is_there()`` once the first write has defined the ring."""
+        others = [one for one in self._readers if one() not in (None, buffer)]
+        self._readers = [*others, weakref.ref(buffer)]
+        if self.rows is not None:
+            buffer.ring_is_there()
+
+    def detach(self, buffer: Any) -> None:
+        """Undo `attach` and `add_reader`."""
+        super().detach(buffer)
+        self._readers = [one for one in self._readers if one() not in (None, buffer)]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Every item, where it is, and what form it has; see `state_of`. Copies everything."""
+        return state_of(self.rows)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """What `state_dict` gave, in place of what is there.
+
+        Raises:
+            ValueError: it is the state of a storage of another size.
+            SchemaMismatchError: its leaves are others; nothing was changed.
+        """
+        rows = self.rows
+        if state_dict["initialized"]:
+            rows = self._define(example_of(state_dict), False) if rows is None else rows
+            load_state(rows, state_dict)
+        elif rows is not None:
+            rows.ring.empty()
+
+    def cleanup(self) -> bool:
+        """Remove the files of the storage from disk, those that we made and no others.
+
+        Returns:
+            True if something was removed; False if it is gone already, or was never on disk.
+            Idempotent.
+
+        Nothing can be read or written afterwards.
+        """
+        return False if self._engine is None else self._engine.cleanup()
+
+    def close(self) -> None:
+        """Leave the buffer and drop the mapping; what was committed stays in the directory.
+
+        Idempotent.
+        """
+        if self._engine is not None:
+            self._engine.close()
+
+    def _open(self) -> Engine:
+        return Engine.anonymous(self._settings(checksum=False, reserve=False))
+
+    def _settings(self, **changes: Any) -> Settings:
+        return Settings(capacity=self._max_size, ndim=self.ndim, **changes)
+
+    def _described(self, data: Any, single: bool) -> Leaves:
+        return Leaves.of_data(
+            data, ndim=self.ndim, single=single, mapping=self.mapping, where=self.where
+        )
+
+    def _define(self, data: Any, single: bool) -> Rows:
+        leaves = self._described(data, single)
+        slots = -(-self._max_size // max(1, math.prod(leaves.lanes)))
+        return self._meet(self.engine.define(leaves.schema(slots)))
+
+    def _meet(self, ring: Ring) -> Rows:
+        leaves = Leaves.of_schema(ring.schema, self.where)
+        return self._settle(NativeRows(ring, leaves, memory_mapped=self._memory_mapped))
+
+    _memory_mapped = False
+
+    def _settle(self, rows: Rows) -> Rows:
+        rows.leaves.optional = self.optional - {leaf.path[0] for leaf in rows.leaves.leaves}
+        rows.leaves.optional |= OWN_KEYS
+        self._rows = rows
+        for reader in self._readers:
+            if (buffer := reader()) is not None:
+                buffer.ring_is_there()
+        return rows
+
+    def _need_rows(self) -> Rows:
+        rows = self._rows or self.rows
+        if rows is None:
+            raise EmptyBufferError(
+                f"{self.where}: nothing was written yet, so there is nothing to read"
+            )
+        return rows
+
+    def __getstate__(self) -> dict[str, Any]:
+        if isinstance(self._rows, HeldRows):
+            raise RuntimeError(
+                f"this {type(self).__name__} holds tensors of this process (on a GPU, given by the "
+                "caller, or a column added later), which no other process can see; use a "
+                "LazyMemmapStorage, or a LazyTensorStorage with all keys in its first write"
+            )
+        state = super().__getstate__()
+        return {**state, "_rows": None, "_readers": [], "_table_owner": None}
+
+
+def check_recorded(settings: Settings, max_size: int, ndim: int, where: str) -> None:
+    """SchemaMismatchError where a buffer is there with another size than was asked for."""
+    if (settings.capacity, settings.ndim) != (max_size, ndim):
+        raise SchemaMismatchError(
+            f"{where}: the buffer there has max_size {settings.capacity} and ndim {settings.ndim}, "
+            f"asked for were {max_size} and {ndim}; ask for the same, or use another directory",
+            expected=(settings.capacity, settings.ndim),
+            found=(max_size, ndim),
+        )

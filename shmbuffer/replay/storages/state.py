@@ -1,0 +1,78 @@
+"""A storage as a dict of tensors and back: for ``state_dict`` and ``load_state_dict``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from shmbuffer.replay import structure
+from shmbuffer.replay.storages.reading import everything
+from shmbuffer.replay.storages.rows import Rows
+
+
+def state_of(rows: Rows | None) -> dict[str, Any]:
+    """Every item that is there, with its place.
+
+    Returns:
+        ``initialized``; ``_len``; ``_cursor``; ``_index`` int64 ``[n]``, the elements;
+        ``_storage``, one tensor ``[n, *shape]`` a leaf under its dotted name; ``_structure``, what
+        the form of the data is.
+    """
+    if rows is None:
+        return {"initialized": False, "_len": 0}
+    index, _, tensors = everything(rows)
+    leaves = rows.leaves
+    return {
+        "initialized": True,
+        "_len": len(index),
+        "_cursor": rows.ring.head % rows.ring.capacity,
+        "_index": index,
+        "_storage": {
+            ".".join(leaf.path): tensor for leaf, tensor in zip(leaves.leaves, tensors, strict=True)
+        },
+        "_structure": {
+            "node": leaves.node.to_json(),
+            "lanes": list(leaves.lanes),
+            "capacity": rows.ring.capacity,
+        },
+    }
+
+
+def example_of(state: dict[str, Any]) -> Any:
+    """A batch of one item, for defining a storage that is to hold the state: zeros."""
+    node = structure.from_json(state["_structure"]["node"])
+    lanes = state["_structure"]["lanes"]
+    zeros = [
+        torch.zeros((1, *lanes, *tensor.shape[1:]), dtype=tensor.dtype)
+        for tensor in state["_storage"].values()
+    ]
+    return node.build(iter(zeros), (1, *lanes), torch.device("cpu"))
+
+
+def load_state(rows: Rows, state: dict[str, Any]) -> None:
+    """Put a state in place of what is there.
+
+    Raises:
+        ValueError: it is the state of a storage of another size.
+        SchemaMismatchError: its leaves are others; nothing was changed.
+    """
+    ring, leaves = rows.ring, rows.leaves
+    lanes, capacity = tuple(state["_structure"]["lanes"]), state["_structure"]["capacity"]
+    if (ring.capacity, leaves.lanes) != (capacity, lanes):
+        raise ValueError(
+            f"the state is of a storage of {[capacity, *lanes]}, this one has "
+            f"{[ring.capacity, *leaves.lanes]}"
+        )
+    node = structure.from_json(state["_structure"]["node"])
+    tensors = [
+        tensor.reshape(-1, *lanes, *tensor.shape[1:]) for tensor in state["_storage"].values()
+    ]
+    data = node.build(iter(tensors), (len(tensors[0]), *lanes), torch.device("cpu"))
+    leaves.values(data)  # before anything is emptied: these are our leaves
+    ring.empty()
+    if cursor := int(state["_cursor"]):
+        ring.claim(cursor)  # moves the ring's position, and commits nothing
+        ring.abort()
+    slots = state["_index"].numpy()[:: ring.lanes] // ring.lanes
+    rows.place(slots, data, in_place=False)

@@ -1,0 +1,98 @@
+"""The storage that the caller brings along: tensors that are there already."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from shmbuffer.memory import Engine, Schema, Settings
+from shmbuffer.replay.leaves import Leaves
+from shmbuffer.replay.storages.held_rows import HeldRows
+from shmbuffer.replay.storages.ring_storage import RingStorage
+from shmbuffer.replay.storages.rows import Rows
+
+
+class TensorStorage(RingStorage):
+    """A storage over the caller's tensors: full from the start, written in place.
+
+    Args:
+        storage: a TensorDict, tensorclass, tensor or PyTree ``[slots, *lanes, ...]``. It is used,
+            not copied: a write changes it, and a change of it is seen by the next sample.
+        max_size: accepted as in TorchRL; the capacity is what ``storage`` has.
+        device: where samples are; ``storage`` is used on the device where it is.
+        ndim: how many of its leading dimensions belong to the storage.
+        compilable: not there yet; has to be False.
+
+    Raises:
+        TypeError: something in there is not a tensor.
+        ValueError: sizes of the leading dimensions differ between leaves.
+
+    It cannot be passed to another process (RuntimeError): the tensors are this process's own.
+
+    Cost: nothing is copied at construction. Reads and writes are torch's indexing, not the C
+        core's.
+
+    Example:
+        >>> import torch
+        >>> from tensordict import TensorDict
+        >>> from shmbuffer import TensorStorage
+        >>> storage = TensorStorage(TensorDict({"a": torch.arange(4)}, [4]))
+        >>> len(storage), storage[1]["a"].item()
+        (4, 1)
+
+    Source: ``torchrl.data.TensorStorage``.
+    """
+
+    def __init__(
+        self,
+        storage: Any,
+        max_size: int | None = None,
+        *,
+        device: torch.device | str | None = "cpu",
+        ndim: int = 1,
+        compilable: bool = False,
+    ) -> None:
+        leaves = Leaves.of_data(
+            storage, ndim=ndim, single=False, mapping="dict", where="this buffer"
+        )
+        columns, lead = leaves.values(storage)
+        slots = lead[0]
+        capacity = Schema((), slots, leaves.lanes).elements
+        super().__init__(capacity, ndim=ndim, device=device, compilable=compilable)
+        self._engine = Engine.anonymous(
+            Settings(capacity=capacity, ndim=ndim, checksum=False, reserve=False)
+        )
+        self._hold(leaves, slots, columns, columns[0].device)
+        rows = self._need_rows()
+        # In place: what was there before us was not written through a buffer, and write_count says
+        # so.
+        rows.ring.claim_slots(np.arange(slots, dtype=np.int64), in_place=True)
+        rows.ring.commit()
+
+    def to_device(self, data: Any) -> Any:
+        """``data`` on the storage's device."""
+        rows = self._rows
+        if self.device is None or rows is None or rows.leaves.device == self.device:
+            return data
+        return to_device(data, self.device)
+
+    def _hold(
+        self, leaves: Leaves, slots: int, columns: list[torch.Tensor], device: torch.device
+    ) -> Rows:
+        """Rows of tensors that this process holds, on a ring that has no leaves of its own."""
+        leaves.device = device
+        ring = self.engine.define(Schema((), slots, leaves.lanes, leaves.node.to_json()))
+        return self._settle(HeldRows(ring, leaves, columns))
+
+
+def to_device(data: Any, device: torch.device | None) -> Any:
+    """``data`` of any form on ``device``."""
+    if hasattr(data, "to"):
+        return data.to(device)
+    if isinstance(data, dict):
+        return {key: to_device(value, device) for key, value in data.items()}
+    if hasattr(data, "_fields"):
+        return type(data)(*(to_device(value, device) for value in data))
+    return type(data)(to_device(value, device) for value in data)

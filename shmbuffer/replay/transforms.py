@@ -1,0 +1,132 @@
+"""What happens to data on their way in and out.
+
+    extend, add  ──inv, last to first──▶  storage  ──forward, first to last──▶  sample, rb[i]
+
+A transform is called on the way out. On the way in its ``inv`` is called, if it has one.
+``invert=True`` turns it
+round: it is called on the way in, and its ``inv`` on the way out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from shmbuffer.replay.nodes import is_collection
+
+Transform = Callable[[Any], Any]
+
+
+class Inverted:
+    """A transform turned round."""
+
+    def __init__(self, transform: Transform) -> None:
+        self.transform = transform
+
+    def __call__(self, data: Any) -> Any:
+        """On the way out."""
+        return _inverse(self.transform)(data)
+
+    def inv(self, data: Any) -> Any:
+        """On the way in."""
+        return self.transform(data)
+
+
+class Compose:
+    """Transforms in a row.
+
+    Args:
+        *transforms: called in this order on the way out, in the reverse order on the way in.
+
+    Source: ``torchrl.envs.transforms.Compose``, for any callable.
+    """
+
+    def __init__(self, *transforms: Transform) -> None:
+        self.transforms: list[Transform] = []
+        for transform in transforms:
+            self.append(transform)
+
+    def append(self, transform: Transform, *, invert: bool = False) -> None:
+        """Add at the end."""
+        self.insert(len(self.transforms), transform, invert=invert)
+
+    def insert(self, index: int, transform: Transform, *, invert: bool = False) -> None:
+        """Add before the transform at ``index``.
+
+        Raises:
+            TypeError: it cannot be called.
+        """
+        if not callable(transform):
+            raise TypeError(f"a transform is something to call with the data, got {transform!r}")
+        self.transforms.insert(index, Inverted(transform) if invert else transform)
+
+    def __call__(self, data: Any) -> Any:
+        """The way out."""
+        with _unlocked(data):
+            for transform in self.transforms:
+                data = transform(data)
+        return data
+
+    def inv(self, data: Any) -> Any:
+        """The way in."""
+        for transform in reversed(self.transforms):
+            data = _inverse(transform)(data)
+        return data
+
+    def __len__(self) -> int:
+        return len(self.transforms)
+
+    def __iter__(self) -> Iterator[Transform]:
+        return iter(self.transforms)
+
+    def __getitem__(self, index: int) -> Transform:
+        return self.transforms[index]
+
+    def state_dict(self) -> dict[str, Any]:
+        """The states of those that have one."""
+        return {
+            str(at): transform.state_dict()
+            for at, transform in enumerate(self.transforms)
+            if hasattr(transform, "state_dict")
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """What `state_dict` gave."""
+        for at, state in state_dict.items():
+            self.transforms[int(at)].load_state_dict(state)  # type: ignore[attr-defined]
+
+
+def compose(
+    transform: Transform | Iterable[Transform] | None, factory: Callable[[], Transform] | None
+) -> Compose:
+    """The chain of a buffer from its constructor's arguments.
+
+    Raises:
+        ValueError: both were given.
+    """
+    if factory is not None:
+        if transform is not None:
+            raise ValueError("transform and transform_factory exclude each other; give one of them")
+        transform = factory()
+    if transform is None:
+        return Compose()
+    if isinstance(transform, Compose):
+        return transform
+    if isinstance(transform, (list, tuple)):
+        return Compose(*transform)
+    return Compose(transform)  # type: ignore[arg-type] # Compose says it where it cannot be called
+
+
+def _inverse(transform: Transform) -> Transform:
+    inverse = getattr(transform, "inv", None)
+    return inverse if callable(inverse) else _identity
+
+
+def _identity(data: Any) -> Any:
+    return data
+
+
+def _unlocked(data: Any) -> contextlib.AbstractContextManager[Any]:
+    """Transforms add entries; a locked TensorDict lets them for the time of the call."""
+    return data.unlock_() if is_collection(data) and data.is_locked else contextlib.nullcontext()

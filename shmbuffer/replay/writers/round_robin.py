@@ -1,0 +1,124 @@
+"""The ring: the oldest item makes room for the newest."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from shmbuffer.replay.nodes import is_collection
+from shmbuffer.replay.storages.storage import refuse_compilable
+from shmbuffer.replay.writers.writer import Writer
+
+
+class RoundRobinWriter(Writer):
+    """Writes at the cursor, and begins anew at the end of the storage.
+
+    Cursor and count belong to the storage where it lies on a ring: every writer on it, in any
+    process, sees and moves the same ones. On a storage of your own the writer keeps them.
+
+    Args:
+        compilable: not there yet; has to be False.
+        track_generations: samples carry ``index_generation``, the ticket of the write that put the
+            item there, also where the buffer is not shared.
+
+    Source: ``torchrl.data.RoundRobinWriter``.
+    """
+
+    def __init__(self, compilable: bool = False, *, track_generations: bool = False) -> None:
+        refuse_compilable(type(self).__name__, compilable)
+        self.track_generations = track_generations
+        self._own_cursor = 0
+        self._own_count = 0
+        self._count_offset = 0  # a loaded count less what the ring says
+
+    def add(self, data: Any) -> int | torch.Tensor:
+        """Write one item ``[*lanes, ...]``.
+
+        Returns:
+            Its index; where the storage has lanes, int64 ``[lanes, ndim]``.
+        """
+        storage = self._storage
+        if hasattr(storage, "append"):
+            first, count = storage.append(data, True)
+            written: int | torch.Tensor = storage.written(first, count, single=True)
+            return written
+        index = self._own_cursor
+        storage.set(index, data)
+        self._own_cursor = (index + 1) % storage.max_size
+        self._own_count += 1
+        return index
+
+    def extend(self, data: Any) -> torch.Tensor:
+        """Write a batch ``[n, *lanes, ...]``.
+
+        Returns:
+            Indices, int64 ``[n]``; where the storage has lanes, ``[n * lanes, ndim]``.
+        """
+        storage = self._storage
+        if hasattr(storage, "append"):
+            first, count = storage.append(data)
+            written: torch.Tensor = storage.written(first, count)
+            return written
+        count = length_of(data)
+        index: torch.Tensor = (self._own_cursor + torch.arange(count)) % storage.max_size
+        if count:
+            storage.set(index, data)
+        self._own_cursor = (self._own_cursor + count) % storage.max_size
+        self._own_count += count
+        return index
+
+    @property
+    def _cursor(self) -> int:
+        """The slot that the next write goes to."""
+        ring = getattr(self._storage, "ring", None)
+        return self._own_cursor if ring is None else int(ring.head % ring.capacity)
+
+    @property
+    def write_count(self) -> int:
+        """Elements written so far, by everybody."""
+        ring = getattr(self._storage, "ring", None)
+        return self._own_count if ring is None else int(ring.write_count) + self._count_offset
+
+    _write_count = write_count
+
+    def _empty(self, empty_write_count: bool = True) -> None:
+        self._own_cursor = 0
+        if empty_write_count:
+            self._own_count = self._count_offset = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Cursor and count."""
+        return {"_cursor": self._cursor, "_write_count": self.write_count}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """What `state_dict` gave; the storage has its items already."""
+        ring = getattr(self._storage, "ring", None)
+        self._own_cursor = int(state_dict["_cursor"])
+        self._own_count = int(state_dict["_write_count"])
+        if ring is not None:
+            self._count_offset = self._own_count - int(ring.write_count)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_storage": None}  # the buffer registers it again
+
+
+class TensorDictRoundRobinWriter(RoundRobinWriter):
+    """`RoundRobinWriter` for TensorDicts.
+
+    TorchRL's stores an entry ``"index"`` in every item; here a sample carries it, and it is not
+    stored.
+
+    Source: ``torchrl.data.TensorDictRoundRobinWriter``.
+    """
+
+
+def length_of(data: Any) -> int:
+    """How many items a batch has."""
+    if is_collection(data):
+        return int(data.batch_size[0])
+    if isinstance(data, dict):
+        return length_of(next(iter(data.values())))
+    if isinstance(data, (list, tuple)):
+        return length_of(data[0]) if isinstance(data, tuple) else len(data)
+    return len(data)

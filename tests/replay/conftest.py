@@ -1,0 +1,76 @@
+"""One thread for torch, one seed for every draw, and the storages that a test runs on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from shmbuffer import LazyMemmapStorage, LazyTensorStorage
+from shmbuffer.replay.storages.ring_storage import RingStorage
+
+MakeStorage = Callable[..., RingStorage]
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(0)
+
+
+@pytest.fixture(params=["memory", "anonymous memmap", "directory"])
+def make(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[MakeStorage]:
+    """Makes storages of one kind: ``make(max_size, **options)``."""
+    made: list[RingStorage] = []
+
+    def storage(max_size: int, **options: Any) -> RingStorage:
+        if request.param == "memory":
+            one: RingStorage = LazyTensorStorage(max_size, **options)
+        elif request.param == "anonymous memmap":
+            one = LazyMemmapStorage(max_size, **options)
+        else:
+            path = tmp_path / f"buffer{len(made)}"
+            one = LazyMemmapStorage(max_size, scratch_dir=path, shared_init=True, **options)
+        made.append(one)
+        return one
+
+    yield storage
+    for one in made:
+        one.close()
+
+
+@pytest.fixture(params=["memory", "anonymous memmap"])
+def make_private(request: pytest.FixtureRequest) -> Iterator[MakeStorage]:
+    """Makes storages that nobody else can see."""
+    made: list[RingStorage] = []
+
+    def storage(max_size: int, **options: Any) -> RingStorage:
+        cls = LazyTensorStorage if request.param == "memory" else LazyMemmapStorage
+        made.append(cls(max_size, **options))
+        return made[-1]
+
+    yield storage
+    for one in made:
+        one.close()
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Iterator[MakeStorage]:
+    """Makes storages in one directory, ``tmp_path / "buffer"``: every call attaches once more."""
+    made: list[RingStorage] = []
+
+    def storage(max_size: int = 10, **options: Any) -> RingStorage:
+        options = {"scratch_dir": tmp_path / "buffer", "shared_init": True, **options}
+        made.append(LazyMemmapStorage(max_size, **options))
+        return made[-1]
+
+    yield storage
+    for one in made:
+        one.close()

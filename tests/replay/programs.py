@@ -1,0 +1,40 @@
+"""What other processes do in these tests. Each runs in a process of its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+
+from shmbuffer import ReplayBuffer
+
+
+def step(value: int, n: int = 1) -> TensorDict:
+    numbers = torch.arange(value, value + n)
+    return TensorDict({"a": numbers, "b": {"c": numbers[:, None].repeat(1, 3)}}, [n])
+
+
+def write(buffer: ReplayBuffer, value: int, connection: Any) -> None:
+    """Extend once and say where."""
+    torch.set_num_threads(1)
+    index = buffer.extend(step(value, 2))
+    connection.send((index.tolist(), len(buffer)))
+    buffer.close()
+
+
+def write_first(buffer: ReplayBuffer, barrier: Any, value: int) -> None:
+    """Race for the first write."""
+    torch.set_num_threads(1)
+    barrier.wait(60)
+    buffer.extend(step(value, 2))
+    buffer.close()
+
+
+def set_priorities(buffer: Any, connection: Any) -> None:
+    """Give all but one item no priority, as a second learner would."""
+    torch.set_num_threads(1)
+    sample = buffer.sample()
+    sample["td_error"] = (sample["a"] == 2).float()
+    connection.send(tuple(buffer.update_tensordict_priority(sample)))
+    buffer.close()

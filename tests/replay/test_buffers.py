@@ -1,0 +1,563 @@
+"""The buffer: what goes in, what comes out, and what it says about it."""
+
+from __future__ import annotations
+
+import pickle
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+from tensordict import TensorDict
+from torch import nn
+
+from shmbuffer import (
+    Compose,
+    LazyMemmapStorage,
+    LazyTensorStorage,
+    ListStorage,
+    PrioritizedReplayBuffer,
+    PrioritizedSampler,
+    RandomSampler,
+    ReplayBuffer,
+    RoundRobinWriter,
+    SchemaMismatchError,
+    TensorDictPrioritizedReplayBuffer,
+    TensorDictReplayBuffer,
+    TensorDictRoundRobinWriter,
+    TensorStorage,
+    Writer,
+)
+
+
+def items(n: int, start: int = 0) -> TensorDict:
+    return TensorDict({"a": torch.arange(start, start + n)}, [n])
+
+
+def test_add_returns_an_int_and_extend_a_tensor(make: Any) -> None:
+    rb = ReplayBuffer(storage=make(4))
+    index = rb.add(items(1)[0])
+    assert type(index) is int
+    assert index == 0
+    assert rb.extend(items(5)).tolist() == [1, 2, 3, 0, 1]
+    assert rb.extend(items(1)).dtype is torch.int64
+    assert len(rb) == 4
+    assert rb.write_count == 7
+
+
+def test_the_oldest_item_makes_room_for_the_newest(make: Any) -> None:
+    rb = ReplayBuffer(storage=make(3))
+    for value in range(5):
+        rb.add(torch.tensor(value))
+    assert rb[:].tolist() == [3, 4, 2]
+
+
+def test_two_buffers_on_one_storage_share_its_cursor(make: Any) -> None:
+    storage = make(4)
+    one, other = ReplayBuffer(storage=storage), ReplayBuffer(storage=storage)
+    assert one.extend(items(2)).tolist() == [0, 1]
+    assert other.extend(items(2)).tolist() == [2, 3]
+    assert one.write_count == other.write_count == 4
+
+
+def test_lanes_have_coordinates(make: Any) -> None:
+    rb = TensorDictReplayBuffer(storage=make(12, ndim=2), batch_size=5, dim_extend=0)
+    index = rb.extend(TensorDict({"a": torch.arange(6).reshape(2, 3)}, [2, 3]))
+    assert index.tolist() == [[0, 0], [0, 1], [0, 2], [1, 0], [1, 1], [1, 2]]
+    added = rb.add(TensorDict({"a": torch.arange(6, 9)}, [3]))
+    assert added.tolist() == [[2, 0], [2, 1], [2, 2]]  # type: ignore[union-attr]
+    assert len(rb) == 9
+    sample = rb.sample()
+    assert sample["index"].shape == (5, 2)
+    assert torch.equal(sample["index"][:, 0] * 3 + sample["index"][:, 1], sample["a"])
+
+
+def test_dim_extend_keeps_the_order_of_the_users_dimensions(make: Any) -> None:
+    data = torch.arange(12).reshape(3, 4)
+    rb = ReplayBuffer(storage=make(24, ndim=2))
+    assert rb.dim_extend == 1
+    rb.extend(data)
+    rb.extend(data + 100)
+    whole = torch.cat([data, data + 100], 1)
+    assert torch.equal(rb[:], whole)
+    assert torch.equal(rb[1], whole[1])
+    assert torch.equal(rb[:, 2:5], whole[:, 2:5])
+    assert torch.equal(rb[torch.tensor([2, 0])], whole[[2, 0]])
+    rb[:, 3] = torch.tensor([-1, -2, -3])
+    whole[:, 3] = torch.tensor([-1, -2, -3])
+    assert torch.equal(rb[:], whole)
+    with pytest.raises(ValueError, match="dim_extend"):
+        ReplayBuffer(storage=make(24, ndim=2), dim_extend=2)
+
+
+def test_items_are_changed_where_they_are(make: Any) -> None:
+    rb = PrioritizedReplayBuffer(alpha=1.0, beta=1.0, storage=make(6), batch_size=100)
+    rb.update_priority(rb.extend(items(4)), torch.tensor([0.0, 1.0, 0.0, 0.0]))
+    rb[0] = items(1, 50)[0]
+    rb[1:3] = items(2, 60)
+    rb[torch.tensor([3])] = items(1, 70)
+    assert rb[:]["a"].tolist() == [50, 60, 61, 70]
+    assert rb.write_count == 4
+    assert set(rb.sample()["a"].tolist()) == {60}
+    assert rb.extend(items(1)).tolist() == [4]
+
+
+def test_a_key_reads_and_changes_one_entry_of_every_item(make: Any) -> None:
+    rb = TensorDictReplayBuffer(storage=make(6))
+    rb.extend(TensorDict({"a": torch.arange(3), "b": {"c": torch.arange(3)}}, [3]))
+    rb["a"] = torch.tensor([7, 8, 9])
+    rb["b", "c"] = torch.tensor([1, 1, 1])
+    assert rb["a"].tolist() == [7, 8, 9]
+    assert rb["b", "c"].tolist() == [1, 1, 1]
+
+
+def test_write_all_wants_as_many_items_as_there_are(make: Any) -> None:
+    rb = TensorDictReplayBuffer(storage=make(6))
+    rb.extend(items(4))
+    rb.write_all(items(2, 10), end=2)
+    assert rb.read_all_in_order(3)["a"].tolist() == [10, 11, 2]
+    with pytest.raises(ValueError, match="3 items cannot be written to 4 places"):
+        rb.write_all(items(3))
+    assert [chunk["a"].tolist() for chunk in rb.iter_in_order(3)] == [[10, 11, 2], [3]]
+
+
+def test_emptying_forgets_the_items_and_keeps_the_leaves(make: Any) -> None:
+    rb = ReplayBuffer(storage=make(4))
+    rb.extend(items(3))
+    rb.empty(empty_write_count=False)
+    assert (len(rb), rb.write_count) == (0, 3)
+    rb.empty()
+    assert rb.write_count == 0
+    assert rb.extend(items(2, 5)).tolist() == [0, 1]
+    with pytest.raises(IndexError):
+        rb[2]
+    with pytest.raises(SchemaMismatchError):
+        rb.extend(torch.zeros(2))
+
+
+def test_a_batch_size_is_needed_once_and_the_argument_wins(make: Any) -> None:
+    rb = ReplayBuffer(storage=make(4))
+    rb.extend(items(3))
+    with pytest.raises(RuntimeError, match="batch size"):
+        rb.sample()
+    with pytest.raises(RuntimeError, match="batch size"):
+        next(iter(rb))
+    sized = ReplayBuffer(storage=make(4), batch_size=2)
+    sized.extend(items(3))
+    assert sized.batch_size == 2
+    with pytest.warns(UserWarning, match="3 is taken"):
+        assert len(sized.sample(3)) == 3
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert len(sized.sample(2)) == 2
+    assert rb.sample(0).batch_size == torch.Size([0])
+    with pytest.raises(ValueError, match="batch_size"):
+        rb.sample(-1)
+    with pytest.raises(ValueError, match="batch_size"):
+        ReplayBuffer(storage=make(4), batch_size=0)
+
+
+def test_iteration_goes_on_until_the_sampler_has_run_out(make: Any) -> None:
+    class Three(RandomSampler):
+        left = 3
+
+        @property
+        def ran_out(self) -> bool:
+            self.left -= 1
+            return self.left < 0
+
+    rb = ReplayBuffer(storage=make(4), sampler=Three(), batch_size=2)
+    rb.extend(items(3))
+    assert [len(sample) for sample in rb] == [2, 2, 2]
+
+
+def test_the_parts_can_be_exchanged(make: Any) -> None:
+    storage, other = make(4), make(4)
+    rb = ReplayBuffer(storage=storage, sampler=RandomSampler, writer=RoundRobinWriter, batch_size=2)
+    assert type(rb.sampler) is RandomSampler
+    rb.extend(items(3))
+    assert rb.set_storage(other) is storage
+    assert rb.storage is other
+    assert len(rb) == 0
+    rb.extend(items(2, 7))
+    assert set(rb.sample()["a"].tolist()) <= {7, 8}
+    writer = RoundRobinWriter(track_generations=True)
+    assert isinstance(rb.set_writer(writer), RoundRobinWriter)
+    assert rb.writer is writer
+    _, info = rb.sample(return_info=True)
+    assert info["index_generation"].tolist() == info["index"].tolist()
+
+
+def test_a_users_writer_decides_where_items_go(make: Any) -> None:
+    class Backwards(Writer):
+        at = 4
+
+        def add(self, data: Any) -> int:
+            self.at -= 1
+            self._storage.set(self.at, data)
+            return self.at
+
+        def extend(self, data: Any) -> torch.Tensor:
+            return torch.tensor([self.add(one) for one in data])
+
+    rb = PrioritizedReplayBuffer(
+        alpha=1.0, beta=1.0, storage=make(4), writer=Backwards(), batch_size=100
+    )
+    assert rb.extend(torch.arange(3)).tolist() == [3, 2, 1]
+    assert rb[:].tolist() == [2, 1, 0]
+    rb.update_priority([1, 2], 0.0)
+    assert set(rb.sample().tolist()) == {0}
+
+
+def test_a_collate_fn_gets_what_the_storage_gives(make: Any) -> None:
+    rb = TensorDictReplayBuffer(
+        storage=make(4), collate_fn=lambda data: data.set("extra", data["a"] + 1), batch_size=2
+    )
+    rb.extend(items(3))
+    sample = rb.sample()
+    assert torch.equal(sample["extra"], sample["a"] + 1)
+    assert set(sample.keys()) - {"index_generation"} == {"a", "extra", "index"}
+    assert "extra" in rb[:2].keys()  # noqa: SIM118 - a TensorDict iterates over its rows
+    assert "extra" not in rb[0].keys()  # noqa: SIM118
+
+
+# -- transforms ------------------------------------------------------------------------------------
+
+
+class AddOne:
+    def __call__(self, data: Any) -> Any:
+        return data.set("a", data["a"] + 1)
+
+    def inv(self, data: Any) -> Any:
+        return data.clone().set("a", data["a"] - 1)
+
+
+class Double(nn.Module):
+    def forward(self, data: Any) -> Any:
+        return data.set("a", data["a"] * 2)
+
+
+def test_transforms_run_in_order_on_the_way_out_and_backwards_on_the_way_in(make: Any) -> None:
+    rb = TensorDictReplayBuffer(storage=make(4), transform=AddOne(), batch_size=5)
+    rb.append_transform(Double())
+    rb.extend(items(3, 10))
+    assert rb.storage.get(slice(None))["a"].tolist() == [9, 10, 11]
+    assert rb[:]["a"].tolist() == [20, 22, 24]
+    assert rb[0]["a"] == 20
+    rb.insert_transform(0, Double())
+    assert rb[0]["a"] == (9 * 2 + 1) * 2
+    assert set(rb.sample()["a"].tolist()) <= {38, 42, 46}
+    rb[1] = items(1, 100)[0]
+    assert rb.storage.get(1)["a"] == 99
+    assert len(rb.transform) == 3
+
+
+def test_a_sample_knows_its_index_after_the_transforms(make: Any) -> None:
+    seen = []
+    rb = TensorDictPrioritizedReplayBuffer(
+        alpha=0.7,
+        beta=0.9,
+        storage=make(4),
+        batch_size=2,
+        transform=lambda data: seen.append(set(data.keys())) or data,
+    )
+    rb.extend(items(3))
+    assert set(rb.sample().keys()) == {"a", "index", "_weight", "priority_weight"} | (
+        {"index_generation"} if rb.shared else set()
+    )
+    assert seen == [{"a"}]
+
+
+def test_a_transform_that_changes_the_batch_size_is_told_how_to_go_on(make: Any) -> None:
+    rb = TensorDictReplayBuffer(
+        storage=make(4), batch_size=2, transform=lambda data: torch.cat([data, data])
+    )
+    rb.extend(items(3))
+    with pytest.raises(RuntimeError, match="include_info=False"):
+        rb.sample()
+    data, info = rb.sample(return_info=True, include_info=False)
+    assert (len(data), len(info["index"])) == (4, 2)
+
+
+def test_a_transform_works_on_data_of_any_kind(make: Any) -> None:
+    rb = ReplayBuffer(storage=make(4), batch_size=2, transform=lambda data: data * 2)
+    rb.extend(torch.arange(1, 4))
+    assert set(rb.sample().tolist()) <= {2, 4, 6}
+
+
+def test_a_locked_tensordict_is_unlocked_for_a_transform() -> None:
+    data = TensorDict({"a": torch.zeros(2)}, []).lock_()
+    Compose(lambda td: td.set("b", torch.ones(2)))(data)
+    assert data.is_locked
+    assert data["b"].tolist() == [1, 1]
+
+
+def test_a_transform_is_something_to_call() -> None:
+    with pytest.raises(TypeError, match="something to call"):
+        ReplayBuffer().append_transform(3)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="transform_factory"):
+        ReplayBuffer(transform=AddOne(), transform_factory=AddOne)
+    assert len(ReplayBuffer(transform=[AddOne(), Double()]).transform) == 2
+    assert len(ReplayBuffer(transform_factory=Double).transform) == 1
+
+
+# -- TensorDicts -----------------------------------------------------------------------------------
+
+
+def test_a_dict_of_arrays_is_the_tensordict_with_these_entries(make: Any) -> None:
+    rb = TensorDictReplayBuffer(storage=make(8), batch_size=2)
+    rb.extend({"a": torch.arange(2).numpy(), ("n", "b"): torch.zeros(2, 3).numpy()})
+    rb.extend({"a": torch.arange(2), "n": {"b": torch.ones(2, 3).numpy()}})
+    rb.extend(TensorDict({"a": torch.arange(2), "n": {"b": torch.ones(2, 3)}}, [2]))
+    rb.add({"a": 7, ("n", "b"): torch.ones(3)})
+    sample = rb.sample()
+    assert isinstance(sample, TensorDict)
+    assert sample["n", "b"].shape == (2, 3)
+    assert rb[:]["a"].tolist() == [0, 1, 0, 1, 0, 1, 7]
+
+
+def test_the_data_are_not_changed_by_writing_them(make: Any) -> None:
+    rb = TensorDictPrioritizedReplayBuffer(alpha=0.7, beta=0.9, storage=make(8), batch_size=2)
+    data, item = items(3), items(1)[0]
+    rb.extend(data)
+    rb.add(item)
+    assert set(data.keys()) == set(item.keys()) == {"a"}
+
+
+def test_initial_priorities_go_with_the_data(make: Any) -> None:
+    rb = TensorDictPrioritizedReplayBuffer(alpha=0.7, beta=0.9, storage=make(8), batch_size=3)
+    rb.extend(items(2).set("td_error", torch.tensor([3.0, 0.5])))
+    rb.add(TensorDict({"a": torch.tensor(2), "td_error": torch.tensor(0.25)}, []))
+    rb.extend(items(1).set("td_error", torch.tensor([9.0])), update_priority=False)
+    assert rb.sampler.state_dict()["_priorities"][:4].tolist() == [3.0, 0.5, 0.25, 3.0]
+    assert "td_error" in rb.sample().keys()  # noqa: SIM118
+
+
+def test_priorities_may_come_with_data_that_do_not_store_them(make: Any) -> None:
+    rb = TensorDictPrioritizedReplayBuffer(alpha=0.7, beta=0.9, storage=make(8), batch_size=3)
+    rb.extend(items(1))
+    rb.extend(items(2).set("td_error", torch.tensor([3.0, 0.5])))
+    rb.extend({"a": torch.arange(1), "td_error": torch.tensor([[0.125]])})
+    assert rb.sampler.state_dict()["_priorities"][1:4].tolist() == [3.0, 0.5, 0.125]
+    assert "td_error" not in rb.sample().keys()  # noqa: SIM118
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -1.0])
+@pytest.mark.parametrize("first", [True, False])
+def test_a_bad_initial_priority_is_refused_before_anything_is_written(
+    make: Any, bad: float, first: bool
+) -> None:
+    rb = TensorDictPrioritizedReplayBuffer(alpha=0.7, beta=0.9, storage=make(8), batch_size=3)
+    if not first:
+        rb.extend(items(2).set("td_error", torch.ones(2)))
+    before = len(rb), rb.write_count
+    with pytest.raises(ValueError, match="priorit"):
+        rb.extend(items(2).set("td_error", torch.tensor([1.0, bad])))
+    assert (len(rb), rb.write_count) == before
+
+
+def test_a_nested_priority_key(make: Any) -> None:
+    rb = TensorDictPrioritizedReplayBuffer(
+        alpha=0.7, beta=0.9, storage=make(8), batch_size=3, priority_key=("agent", "error")
+    )
+    rb.extend(TensorDict({"a": torch.zeros(2), ("agent", "error"): torch.tensor([1.0, 2.0])}, [2]))
+    rb.extend({"a": torch.zeros(1), "agent": {"error": torch.tensor([4.0])}})
+    assert rb.sampler.state_dict()["_priorities"][:3].tolist() == [1.0, 2.0, 4.0]
+
+
+def test_updating_without_priorities_gives_the_default_one(make: Any) -> None:
+    rb = TensorDictPrioritizedReplayBuffer(alpha=0.7, beta=0.9, storage=make(8), batch_size=30)
+    rb.update_priority(rb.extend(items(3)), torch.tensor([5.0, 1.0, 1.0]))
+    rb.update_tensordict_priority(rb.sample())
+    assert rb.sampler.state_dict()["_priorities"][:3].tolist() == [5.0] * 3
+
+
+def test_updating_wants_an_index(make: Any) -> None:
+    rb = TensorDictPrioritizedReplayBuffer(alpha=0.7, beta=0.9, storage=make(8), batch_size=3)
+    rb.extend(items(3))
+    with pytest.raises(KeyError, match="index"):
+        rb.update_tensordict_priority(items(3))
+    uniform = TensorDictReplayBuffer(storage=make(8))
+    uniform.extend(items(3))
+    assert uniform.update_tensordict_priority(uniform.sample(2)) == (0, 0)
+
+
+def test_lanes_take_their_priorities_from_the_sample(make: Any) -> None:
+    rb = TensorDictPrioritizedReplayBuffer(
+        alpha=1.0, beta=0.9, storage=make(12, ndim=2), batch_size=300, dim_extend=0
+    )
+    data = TensorDict({"a": torch.arange(6).reshape(2, 3)}, [2, 3])
+    rb.extend(data.clone().set("td_error", torch.arange(6.0).reshape(2, 3)))
+    assert rb.sampler.state_dict()["_priorities"][:6].tolist() == [0, 1, 2, 3, 4, 5]
+    sample = rb.sample()
+    sample["td_error"] = (sample["a"] == 4).float()
+    assert rb.update_tensordict_priority(sample).applied > 200
+    assert 4 in rb.sample()["a"].tolist()
+
+
+def test_include_info_leaves_index_and_weights_out(make: Any) -> None:
+    rb = TensorDictReplayBuffer(storage=make(8), batch_size=3)
+    rb.extend(items(3))
+    assert set(rb.sample(include_info=False).keys()) == {"a"}
+    data, info = rb.sample(return_info=True)
+    assert torch.equal(data["index"], info["index"])
+
+
+def test_the_default_buffer_of_tensordicts_works_on_a_list() -> None:
+    rb = TensorDictPrioritizedReplayBuffer(alpha=0.7, beta=0.9, batch_size=3)
+    assert isinstance(rb.storage, ListStorage)
+    assert isinstance(rb.writer, TensorDictRoundRobinWriter)
+    rb.extend(items(4))
+    sample = rb.sample()
+    assert set(sample.keys()) == {"a", "index", "_weight", "priority_weight"}
+    sample["td_error"] = torch.ones(3)
+    assert rb.update_tensordict_priority(sample).applied == 3
+
+
+# -- whole -----------------------------------------------------------------------------------------
+
+
+def test_stats_are_one_flat_dict_with_torchrls_keys(make: Any) -> None:
+    rb = ReplayBuffer(storage=make(10), batch_size=2)
+    before = rb.stats()
+    assert (before["size"], before["initialized"]) == (0, False)
+    rb.extend(items(4))
+    rb.sample()
+    stats = rb.stats()
+    assert stats["size"] == 4
+    assert stats["capacity"] == 10
+    assert stats["utilization"] == 0.4
+    assert stats["write_count"] == 4
+    assert stats["initialized"] is True
+    assert stats["prefetch_queue_size"] == 0
+    assert stats["sampled"] == 2
+    assert all(isinstance(value, (int, float)) for value in stats.values())
+
+
+def test_a_state_dict_brings_the_whole_buffer_back(make: Any) -> None:
+    rb = TensorDictPrioritizedReplayBuffer(
+        alpha=0.7,
+        beta=0.9,
+        storage=make(5),
+        batch_size=50,
+        generator=torch.Generator().manual_seed(3),
+    )
+    rb.extend(items(7).set("td_error", torch.rand(7)))
+    state = pickle.loads(pickle.dumps(rb.state_dict()))
+    other = TensorDictPrioritizedReplayBuffer(alpha=0.1, beta=0.1, storage=make(5), batch_size=1)
+    other.load_state_dict(state)
+    assert len(other) == 5
+    assert other.write_count == 7
+    assert (other[:] == rb[:]).all()
+    assert other.batch_size == 50
+    drawn, expected = other.sample(), rb.sample()
+    assert torch.equal(drawn["index"], expected["index"])
+    assert torch.equal(drawn["_weight"], expected["_weight"])
+    assert other.extend(items(1).set("td_error", torch.rand(1))).tolist() == [2]
+
+
+def test_a_closed_buffer_says_so(directory: Any) -> None:
+    rb = ReplayBuffer(storage=directory(), batch_size=2)
+    rb.extend(items(3))
+    rb.flush()
+    rb.close()
+    rb.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        rb.extend(items(3))
+    with pytest.raises(RuntimeError, match="closed"):
+        rb.sample()
+
+
+@pytest.mark.parametrize("held", [False, True], ids=["native", "held by torch"])
+def test_a_buffer_may_be_used_from_several_threads(make: Any, held: bool) -> None:
+    zeros = TensorDict({"a": torch.zeros(64), "b": torch.zeros(64)}, [64])
+    storage = TensorStorage(zeros.clone()) if held else make(64)
+    rb = TensorDictPrioritizedReplayBuffer(alpha=0.7, beta=0.9, storage=storage, batch_size=16)
+    if not held:
+        rb.extend(zeros)
+    before = rb.write_count
+
+    def work(thread: int) -> int:
+        for step in range(100):
+            value = torch.full((8,), float(thread * 1000 + step))
+            rb.extend(TensorDict({"a": value, "b": value}, [8]))
+            sample = rb.sample()
+            assert torch.equal(sample["a"], sample["b"])
+            sample["td_error"] = torch.rand(16)
+            rb.update_tensordict_priority(sample)
+        return thread
+
+    with ThreadPoolExecutor(4) as pool:
+        assert sorted(pool.map(work, range(4))) == [0, 1, 2, 3]
+    assert rb.write_count == before + 4 * 100 * 8
+
+
+# -- arguments -------------------------------------------------------------------------------------
+
+ACCEPTED = {
+    "prefetch": None,
+    "sample_unit": None,
+    "checkpointer": None,
+    "consume_after_n_samples": None,
+    "delayed_init": False,
+    "service_backend": "direct",
+    "service_backend_options": None,
+    "transport": "auto",
+    "transport_options": None,
+    "compilable": False,
+    "collate_fn": None,
+    "pin_memory": False,
+    "transform": None,
+    "transform_factory": None,
+    "batch_size": None,
+    "dim_extend": None,
+    "generator": None,
+    "shared": False,
+}
+PRIORITIZED = {"alpha": 0.6, "beta": 0.4, "eps": 1e-8, "sync": True, "sampler_device": None}
+
+
+@pytest.mark.parametrize(
+    ("cls", "arguments"),
+    [
+        (ReplayBuffer, {**ACCEPTED, "storage": None, "sampler": None, "writer": None}),
+        (TensorDictReplayBuffer, {**ACCEPTED, "priority_key": "td_error"}),
+        (PrioritizedReplayBuffer, {**ACCEPTED, **PRIORITIZED, "dtype": torch.float}),
+        (
+            TensorDictPrioritizedReplayBuffer,
+            {**ACCEPTED, **PRIORITIZED, "priority_key": "td_error", "reduction": "max"},
+        ),
+    ],
+)
+def test_every_argument_of_torchrl_is_accepted(cls: Any, arguments: dict[str, Any]) -> None:
+    cls(**arguments)
+    with pytest.raises(TypeError, match="no_such_argument"):
+        cls(**arguments, no_such_argument=1)
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"prefetch": 3},
+        {"checkpointer": object()},
+        {"consume_after_n_samples": 2},
+        {"delayed_init": True},
+        {"service_backend": "ray"},
+        {"transport": "distributed"},
+        {"compilable": True},
+    ],
+)
+def test_an_argument_that_comes_later_says_so(asked: dict[str, Any]) -> None:
+    with pytest.raises(NotImplementedError, match=next(iter(asked))):
+        ReplayBuffer(storage=LazyTensorStorage(10), **asked)
+
+
+def test_a_prioritized_buffer_makes_its_own_sampler() -> None:
+    with pytest.raises(ValueError, match="makes its own sampler"):
+        PrioritizedReplayBuffer(
+            alpha=0.6,
+            beta=0.4,
+            storage=LazyMemmapStorage(10),
+            sampler=PrioritizedSampler(10, 0.6, 0.4),
+        )

@@ -1,0 +1,326 @@
+"""Several handles on one buffer: in one process, and in processes of every kind."""
+
+from __future__ import annotations
+
+import multiprocessing
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tensordict import TensorDict
+
+from shmbuffer import (
+    LazyMemmapStorage,
+    LazyTensorStorage,
+    PrioritizedReplayBuffer,
+    PrioritizedSampler,
+    PriorityUpdate,
+    ReplayBuffer,
+    Sampler,
+    SchemaMismatchError,
+    TensorDictPrioritizedReplayBuffer,
+    TensorDictReplayBuffer,
+    TensorDictRoundRobinWriter,
+)
+from shmbuffer.memory import Engine
+from shmbuffer.replay.buffers import from_engine
+from shmbuffer.replay.storages import indexing, reading
+from tests.replay import programs
+from tests.replay.programs import step
+
+
+def learner(storage: Any, **options: Any) -> TensorDictPrioritizedReplayBuffer:
+    options = {"alpha": 0.7, "beta": 0.9, "batch_size": 50, **options}
+    return TensorDictPrioritizedReplayBuffer(storage=storage, **options)
+
+
+# -- two handles in one process --------------------------------------------------------------------
+
+
+def test_what_one_handle_writes_the_other_reads(directory: Any) -> None:
+    one, other = learner(directory()), learner(directory())
+    assert one.shared
+    assert not other.initialized
+    one.extend(step(0, 3))
+    assert other.initialized
+    assert other[:]["a"].tolist() == [0, 1, 2]
+    assert other.extend(step(3)).tolist() == [3]
+    assert one.write_count == other.write_count == 4
+    assert set(one.sample()["a"].tolist()) == {0, 1, 2, 3}
+
+
+def test_the_second_to_write_first_must_bring_the_same_leaves(directory: Any) -> None:
+    one, other = learner(directory()), learner(directory())
+    one.extend(step(0))
+    with pytest.raises(SchemaMismatchError, match=r"'b\.c'"):
+        other.extend(TensorDict({"a": torch.arange(2)}, [2]))
+    assert other.extend(
+        {"b": {"c": torch.zeros(1, 3, dtype=torch.int64)}, "a": torch.zeros(1, dtype=torch.int64)}
+    ).tolist() == [1]
+
+
+def test_a_sample_of_a_shared_buffer_carries_its_generation(directory: Any) -> None:
+    rb = learner(directory(4))
+    rb.extend(step(0, 6))
+    sample = rb.sample()
+    assert sample["index_generation"].dtype is torch.int64
+    assert torch.equal(sample["index_generation"] % 4, sample["index"])
+    assert torch.equal(sample["index_generation"], sample["a"])
+
+
+def test_an_update_of_an_item_that_is_gone_is_dropped_and_counted(directory: Any) -> None:
+    rb, collector = learner(directory(4)), learner(directory(4))
+    rb.extend(step(0, 4))
+    sample = rb.sample()
+    collector.extend(step(4, 2))
+    sample["td_error"] = torch.zeros(50)
+    result = rb.update_tensordict_priority(sample)
+    gone = int((sample["a"] < 2).sum())
+    assert 0 < gone < 50
+    assert result == PriorityUpdate(applied=50 - gone, stale=gone)
+    assert rb.stats()["updates_stale"] == gone
+    raw = rb.sampler.state_dict()["_priorities"]
+    assert (raw[:2] > 0).all()
+
+
+def test_collectors_give_initial_priorities(directory: Any) -> None:
+    collector, rb = learner(directory()), learner(directory())
+    collector.extend(step(0, 3).set("td_error", torch.tensor([0.0, 1.0, 0.0])))
+    assert set(rb.sample()["a"].tolist()) == {1}
+
+
+def test_reads_of_a_shared_buffer_are_copies_of_what_is_committed(directory: Any) -> None:
+    rb = TensorDictReplayBuffer(storage=directory(6))
+    rb.extend(step(0, 4))
+    storage = rb.storage
+    storage.ring.claim(1)  # type: ignore[attr-defined] # somebody begins to write the fifth
+    assert rb[:]["a"].tolist() == [0, 1, 2, 3]
+    with pytest.raises(IndexError, match="no item at 4"):
+        rb[4]
+    storage.ring.abort()  # type: ignore[attr-defined]
+    rb[:]["a"].fill_(9)
+    assert rb.read_all_in_order()["a"].tolist() == [0, 1, 2, 3]
+
+
+def test_shared_treats_anonymous_memory_as_if_others_used_it() -> None:
+    rb = learner(LazyTensorStorage(4), shared=True)
+    rb.extend(step(0, 4))
+    assert "index_generation" in rb.sample().keys()  # noqa: SIM118 - it iterates over rows
+    rb[0]["a"].fill_(7)
+    assert rb[0]["a"] == 0
+    rb.share(False)
+    assert "index_generation" not in rb.sample().keys()  # noqa: SIM118
+
+
+# -- made again from the directory -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "make_buffer",
+    [
+        lambda storage: ReplayBuffer(storage=storage, batch_size=7),
+        lambda storage: TensorDictReplayBuffer(
+            storage=storage, batch_size=7, priority_key=("x", "y"), weight_key="w"
+        ),
+        lambda storage: PrioritizedReplayBuffer(
+            storage=storage, batch_size=7, alpha=0.3, beta=0.2, eps=1e-3, reduction="mean"
+        ),
+        lambda storage: TensorDictPrioritizedReplayBuffer(
+            storage=storage, batch_size=7, alpha=0.3, beta=0.2, eps=1e-3, priority_key="p"
+        ),
+        lambda storage: TensorDictReplayBuffer(
+            storage=storage, batch_size=7, sampler=PrioritizedSampler(10, 0.3, 0.2, 1e-3)
+        ),
+        lambda storage: TensorDictReplayBuffer(
+            storage=storage,
+            batch_size=7,
+            writer=TensorDictRoundRobinWriter(track_generations=True),
+        ),
+    ],
+)
+@pytest.mark.parametrize("written", [False, True])
+def test_the_directory_remembers_class_and_arguments(
+    directory: Any, tmp_path: Path, make_buffer: Any, written: bool
+) -> None:
+    first = make_buffer(directory())
+    if written:
+        first.extend(step(0, 3))
+    again = from_engine(Engine.open(tmp_path / "buffer", None))
+    with again:
+        assert type(again) is type(first)
+        assert again.batch_size == 7
+        assert getattr(again, "priority_key", 0) == getattr(first, "priority_key", 0)
+        assert again._weight_keys == first._weight_keys
+        assert type(again.sampler) is type(first.sampler)
+        assert again.writer.track_generations == first.writer.track_generations  # type: ignore[attr-defined]
+        for name in ("alpha", "beta", "eps", "reduction"):
+            assert getattr(again.sampler, name, 0) == getattr(first.sampler, name, 0)
+        assert again.extend(step(5, 2)).tolist() == ([3, 4] if written else [0, 1])
+
+
+def test_arguments_may_be_given_in_place_of_what_is_remembered(
+    directory: Any, tmp_path: Path
+) -> None:
+    learner(directory()).extend(step(0, 3))
+    with from_engine(
+        Engine.open(tmp_path / "buffer", None), batch_size=3, beta=0.1, transform=lambda td: td
+    ) as rb:
+        assert rb.batch_size == 3
+        assert rb.sampler.beta == 0.1  # type: ignore[attr-defined]
+        assert len(rb.transform) == 1
+
+
+def test_a_directory_without_a_remembered_class_gives_tensordicts(tmp_path: Path) -> None:
+    storage = LazyMemmapStorage(10, scratch_dir=tmp_path / "buffer", shared_init=True)
+    storage.set(range(2), step(0, 2))
+    with from_engine(Engine.open(tmp_path / "buffer", None)) as rb:
+        assert type(rb) is TensorDictReplayBuffer
+        assert len(rb) == 2
+    storage.close()
+
+
+def test_a_buffer_pickles_with_its_parts(directory: Any) -> None:
+    rb = learner(directory(), transform=str_of_keys, generator=torch.Generator().manual_seed(4))
+    rb.extend(step(0, 3))
+    other = pickle.loads(pickle.dumps(rb))
+    assert other.transform[0] is str_of_keys
+    assert torch.equal(other.sample()["index"], rb.sample()["index"])
+    other.close()
+
+
+def str_of_keys(data: Any) -> Any:
+    return data
+
+
+# -- processes -------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["fork", "spawn", "forkserver"])
+def context(request: pytest.FixtureRequest) -> Any:
+    found = multiprocessing.get_context(request.param)
+    if request.param == "forkserver":
+        found.set_forkserver_preload(["torch", "tensordict"])
+    return found
+
+
+def answer(context: Any, target: Any, *args: Any) -> Any:
+    """Run ``target(*args, connection)`` in a process; what it sends. EOFError where it dies."""
+    ours, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=target, args=(*args, theirs))
+    process.start()
+    theirs.close()
+    try:
+        return ours.recv()
+    finally:
+        ours.close()
+        process.join(50)
+        assert process.exitcode == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["memory", "directory"])
+def test_a_buffer_can_be_passed_to_a_process(context: Any, directory: Any, kind: str) -> None:
+    rb = learner(LazyTensorStorage(10) if kind == "memory" else directory())
+    rb.extend(step(0, 2))
+    assert answer(context, programs.write, rb, 10) == ([2, 3], 4)
+    assert rb[:]["a"].tolist() == [0, 1, 10, 11]
+
+
+@pytest.mark.slow
+def test_the_first_process_to_write_defines_the_buffer_for_all(directory: Any) -> None:
+    context = multiprocessing.get_context("fork")
+    rb = learner(directory(100))
+    barrier = context.Barrier(4)
+    processes = [
+        context.Process(target=programs.write_first, args=(rb, barrier, 10 * n)) for n in range(4)
+    ]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(50)
+    assert [process.exitcode for process in processes] == [0] * 4
+    assert sorted(rb[:]["a"].tolist()) == [0, 1, 10, 11, 20, 21, 30, 31]
+
+
+@pytest.mark.slow
+def test_two_learners_see_one_tree(directory: Any) -> None:
+    context = multiprocessing.get_context("fork")
+    rb = learner(directory())
+    rb.extend(step(0, 3))
+    assert answer(context, programs.set_priorities, rb) == (50, 0)
+    assert set(rb.sample()["a"].tolist()) == {2}
+
+
+# -- between the look and the copy -----------------------------------------------------------------
+
+
+@pytest.fixture
+def vanishing(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
+    """Item 1 begins to be written over between the choice of what to read and the copy."""
+    claimed: list[Any] = []
+
+    def select_and_claim(index: Any, ring: Any, *args: Any) -> Any:
+        selection = indexing.select(index, ring, *args)
+        if not claimed:
+            ring.claim_slots(np.array([1]), in_place=True)
+            claimed.append(ring)
+        return selection
+
+    monkeypatch.setattr(reading, "select", select_and_claim)
+    yield claimed
+    for ring in claimed:
+        ring.abort()
+
+
+@pytest.mark.parametrize("ndim", [1, 2])
+def test_an_item_that_vanishes_is_left_out_of_a_slice(
+    directory: Any, vanishing: list[Any], ndim: int
+) -> None:
+    rb = ReplayBuffer(storage=directory(12, ndim=ndim), dim_extend=0)
+    data = torch.arange(12.0).reshape(4, 3)
+    rb.extend(data)
+    assert torch.equal(rb[:], data[[0, 2, 3]])
+    assert vanishing
+
+
+def test_an_item_that_vanishes_is_an_index_error_where_it_was_named(
+    directory: Any, vanishing: list[Any]
+) -> None:
+    rb = ReplayBuffer(storage=directory())
+    rb.extend(torch.arange(4))
+    with pytest.raises(IndexError, match="no item at 1"):
+        rb[[0, 1]]
+    assert vanishing
+
+
+def test_a_users_sampler_is_asked_again_where_its_choice_vanished(
+    directory: Any, vanishing: list[Any]
+) -> None:
+    class InTurn(Sampler):
+        calls = 0
+
+        def sample(self, storage: Any, batch_size: int) -> tuple[Any, dict[str, Any]]:
+            self.calls += 1
+            return torch.full((batch_size,), self.calls), {}
+
+    rb = ReplayBuffer(storage=directory(), sampler=InTurn(), batch_size=2)
+    rb.extend(torch.arange(4))
+    assert rb.sample().tolist() == [2, 2]
+    assert vanishing
+
+
+def test_a_storage_of_a_directory_is_shared_before_it_is_opened(tmp_path: Path) -> None:
+    rb = ReplayBuffer(storage=LazyMemmapStorage(10, scratch_dir=tmp_path / "later"))
+    assert rb.shared
+    assert not (tmp_path / "later").exists()
+    assert rb.stats()["size"] == 0
+    rb.flush()
+    other = pickle.loads(pickle.dumps(rb))
+    with rb:
+        rb.extend(torch.arange(3))
+    assert (tmp_path / "later").exists()
+    other.close()

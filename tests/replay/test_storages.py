@@ -1,0 +1,445 @@
+"""Every storage holds items by index; where the bytes are makes no other difference."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tensordict import MemoryMappedTensor, TensorDict
+
+from shmbuffer import (
+    BufferExistsError,
+    EmptyBufferError,
+    LazyMemmapStorage,
+    LazyTensorStorage,
+    ListStorage,
+    ReplayBuffer,
+    SchemaMismatchError,
+    Storage,
+    TensorStorage,
+)
+
+
+def items(n: int, start: int = 0) -> TensorDict:
+    values = torch.arange(start, start + n)
+    return TensorDict({"a": values.float(), "b": {"c": values[:, None].repeat(1, 3)}}, [n])
+
+
+def test_a_storage_is_empty_until_somebody_writes(make: Any) -> None:
+    storage = make(10)
+    assert len(storage) == 0
+    assert not storage.initialized
+    assert storage.max_size == 10
+    with pytest.raises(EmptyBufferError):
+        storage.get(0)
+
+
+def test_items_are_where_they_were_put(make: Any) -> None:
+    storage = make(10)
+    storage.set([7, 2], items(2))
+    assert len(storage) == 2
+    assert storage.get(7)["a"] == 0
+    assert storage.get(2)["b", "c"].tolist() == [1, 1, 1]
+    assert 7 in storage
+    assert 3 not in storage
+
+
+def test_an_item_is_put_at_an_int(make: Any) -> None:
+    storage = make(10)
+    storage.set(4, items(1)[0])
+    assert storage.get(4)["b", "c"].tolist() == [0, 0, 0]
+    assert len(storage) == 1
+
+
+@pytest.mark.parametrize(
+    "cursor",
+    [range(3), slice(0, 3), [0, 1, 2], np.arange(3), torch.arange(3), torch.tensor([True] * 3)],
+    ids=["range", "slice", "list", "array", "tensor", "mask"],
+)
+def test_a_batch_is_put_at_any_kind_of_index(make: Any, cursor: Any) -> None:
+    storage = make(10)
+    storage.set(cursor, items(3))
+    assert storage.get(slice(None))["a"].tolist() == [0, 1, 2]
+
+
+def test_an_index_that_is_named_twice_keeps_the_last(make: Any) -> None:
+    storage = make(10)
+    storage.set([3, 1, 3], items(3))
+    assert storage.get(3)["a"] == 2
+    assert storage.get(1)["a"] == 1
+    assert len(storage) == 2
+
+
+def test_a_place_beyond_the_capacity_is_an_index_error(make: Any) -> None:
+    storage = make(10)
+    with pytest.raises(IndexError):
+        storage.set(10, items(1)[0])
+    with pytest.raises(ValueError, match="2 items cannot be written to 3 places"):
+        storage.set(range(3), items(2))
+
+
+def test_a_place_without_an_item_is_an_index_error(make: Any) -> None:
+    storage = make(10)
+    storage.set([0, 1, 5], items(3))
+    for index in (2, 9, 10, -7, [0, 2], torch.tensor([5, 6]), np.array([11])):
+        with pytest.raises(IndexError):
+            storage.get(index)
+
+
+def test_a_slice_gives_what_is_there_in_storage_order(make: Any) -> None:
+    storage = make(10)
+    storage.set([5, 0, 1], items(3))
+    assert storage.get(slice(None))["a"].tolist() == [1, 2, 0]
+    assert storage.get(slice(1, 8))["a"].tolist() == [2, 0]
+    assert storage.get(slice(2, 5))["a"].tolist() == []
+
+
+def test_negative_indices_count_from_the_last_item(make: Any) -> None:
+    storage = make(10)
+    storage.set(range(4), items(4))
+    assert storage.get(-1)["a"] == 3
+    assert storage.get([-1, 0])["a"].tolist() == [3, 0]
+    assert storage.get(slice(-2, None))["a"].tolist() == [2, 3]
+    assert storage.get(slice(None, None, -1))["a"].tolist() == [3, 2, 1, 0]
+
+
+def test_an_index_of_any_shape_gives_items_in_that_shape(make: Any) -> None:
+    storage = make(10)
+    storage.set(range(4), items(4))
+    found = storage.get(torch.tensor([[0, 1, 2], [3, 2, 1]]))
+    assert found.batch_size == torch.Size([2, 3])
+    assert found["b", "c"].shape == (2, 3, 3)
+    mask = torch.tensor([True, False, False, True])
+    assert storage.get(mask)["a"].tolist() == [0, 3]
+    with pytest.raises(IndexError, match="mask"):
+        storage.get(torch.tensor([True, False]))
+    with pytest.raises(IndexError, match="no index"):
+        storage.get([0.5])
+
+
+def test_what_is_not_shared_may_be_changed_through_a_view(make_private: Any) -> None:
+    storage = make_private(10)
+    storage.set(range(4), items(4))
+    storage.get(1)["a"].fill_(100)
+    storage.get(slice(2, 4))["a"].fill_(200)
+    assert storage.get(slice(None))["a"].tolist() == [0, 100, 200, 200]
+
+
+def test_what_is_shared_is_copied(directory: Any) -> None:
+    storage = directory(10)
+    storage.set(range(4), items(4))
+    storage.get(1)["a"].fill_(100)
+    storage.get(slice(2, 4))["a"].fill_(200)
+    assert storage.get(slice(None))["a"].tolist() == [0, 1, 2, 3]
+    assert not isinstance(storage.get(0)["a"], MemoryMappedTensor)
+
+
+def test_views_of_a_memmap_storage_are_memory_mapped_tensors() -> None:
+    storage = LazyMemmapStorage(10)
+    storage.set(range(4), items(4))
+    assert type(storage.get(0)["a"]) is MemoryMappedTensor
+    assert type(storage.get(slice(0, 2))["b", "c"]) is MemoryMappedTensor
+    plain = LazyTensorStorage(10)
+    plain.set(range(4), items(4))
+    assert type(plain.get(0)["a"]) is torch.Tensor
+
+
+def test_a_new_key_adds_a_column_where_nobody_else_looks(make_private: Any) -> None:
+    storage = make_private(10)
+    storage.set(range(4), items(4))
+    more = items(4).set("target", torch.arange(4) * 10)
+    storage.set(range(4), more)
+    storage.set(5, more[3])
+    assert storage.get(slice(None))["target"].tolist() == [0, 10, 20, 30, 30]
+    assert storage.get(slice(None))["a"].tolist() == [0, 1, 2, 3, 3]
+    with pytest.raises(RuntimeError, match="no other process"):
+        pickle.dumps(storage)
+
+
+def test_a_new_key_is_refused_where_others_look(directory: Any) -> None:
+    storage = directory(10)
+    storage.set(range(4), items(4))
+    with pytest.raises(SchemaMismatchError, match="target"):
+        storage.set(range(4), items(4).set("target", torch.arange(4)))
+
+
+def test_a_batch_larger_than_the_capacity_leaves_its_last_items(make: Any) -> None:
+    rb = ReplayBuffer(storage=make(4))
+    index = rb.extend(torch.arange(10))
+    assert len(index) == 10
+    assert len(rb) == 4
+    assert sorted(rb[:].tolist()) == [6, 7, 8, 9]
+    assert rb[index[-4:]].tolist() == [6, 7, 8, 9]
+
+
+def test_the_capacity_counts_elements_and_is_rounded_up_to_whole_slots(make: Any) -> None:
+    storage = make(100, ndim=2)
+    assert storage.max_size == 100
+    storage.set(range(2), torch.zeros(2, 3))
+    assert storage.max_size == 102
+    assert storage.shape == torch.Size([34, 3])
+    assert len(storage) == 6
+    assert storage.get(0).shape == (3,)
+    assert storage.flatten().shape == (6,)
+
+
+def test_lanes_are_indexed_by_a_tuple(make: Any) -> None:
+    storage = make(12, ndim=2)
+    data = torch.arange(12.0).reshape(4, 3)
+    storage.set(range(4), data)
+    assert storage.get((1, 2)) == 5
+    assert storage.get((slice(None), 1)).tolist() == [1, 4, 7, 10]
+    assert storage.get((torch.tensor([0, 3]), torch.tensor([2, 0]))).tolist() == [2, 9]
+    assert torch.equal(storage.get(slice(1, 3)), data[1:3])
+
+
+def test_three_dimensions_work_like_two(make: Any) -> None:
+    storage = make(24, ndim=3)
+    data = torch.arange(24.0).reshape(2, 3, 4)
+    storage.set(range(2), data)
+    assert len(storage) == 24
+    assert torch.equal(storage.get(slice(None)), data)
+    assert storage.get((1, 2, 3)) == 23
+
+
+def test_reading_in_chunks_gives_everything_once(make: Any) -> None:
+    storage = make(10)
+    storage.set([0, 1, 2, 5, 6, 9], items(6))
+    chunks = list(storage.iter_in_order(4))
+    assert torch.cat([chunk["a"] for chunk in chunks]).tolist() == [0, 1, 2, 3, 4, 5]
+    assert all(len(chunk) <= 4 for chunk in chunks)
+
+
+def test_a_state_dict_brings_everything_back(make: Any) -> None:
+    storage = make(6)
+    rb = ReplayBuffer(storage=storage)
+    rb.extend(items(8))
+    state = storage.state_dict()
+    assert state["_len"] == 6
+    other = make(6)
+    other.load_state_dict(state)
+    assert (other.get(slice(None)) == storage.get(slice(None))).all()
+    assert ReplayBuffer(storage=other).extend(items(1)).tolist() == [2]
+    assert make(6).state_dict() == {"initialized": False, "_len": 0}
+    with pytest.raises(ValueError, match="storage of"):
+        make(5).load_state_dict(state)
+    third = make(6)
+    third.set(0, torch.zeros(3))
+    with pytest.raises(SchemaMismatchError):
+        third.load_state_dict(state)
+    assert len(third) == 1
+
+
+def test_the_storage_can_be_defined_before_anything_is_written(make: Any) -> None:
+    storage = make(10)
+    storage.define(items(1)[0])
+    assert storage.initialized
+    assert len(storage) == 0
+    storage.define(items(3))
+    with pytest.raises(SchemaMismatchError):
+        storage.define(torch.zeros(3))
+    storage.set(range(2), items(2))
+    assert len(storage) == 2
+
+
+@pytest.mark.parametrize("cls", [LazyTensorStorage, LazyMemmapStorage, ListStorage])
+def test_a_size_below_one_is_refused(cls: type[Storage]) -> None:
+    with pytest.raises(ValueError, match="max_size"):
+        cls(0)
+
+
+def test_whoever_is_attached_hears_of_every_write(make: Any) -> None:
+    heard = []
+
+    class Ear:
+        def mark_update(self, index: torch.Tensor) -> None:
+            heard.append(index.tolist())
+
+    storage, ear = make(4), Ear()
+    storage.attach(ear)
+    storage.attach(ear)
+    storage.set(range(2), items(2))
+    rb = ReplayBuffer(storage=storage)
+    rb.extend(items(3))
+    storage.detach(ear)
+    rb.extend(items(1))
+    assert heard == [[0, 1], [0, 1, 2]]
+
+
+# -- the caller's tensors --------------------------------------------------------------------------
+
+
+def test_a_tensor_storage_is_full_from_the_start_and_uses_the_callers_tensors() -> None:
+    data = items(5)
+    storage = TensorStorage(data)
+    assert len(storage) == storage.max_size == 5
+    rb = ReplayBuffer(storage=storage, batch_size=3)
+    assert rb.write_count == 0
+    assert rb.extend(items(2, 100)).tolist() == [0, 1]
+    assert data["a"].tolist() == [100, 101, 2, 3, 4]
+    data["a"][4] = -1
+    assert rb[4]["a"] == -1
+    assert set(rb.sample(3)["a"].tolist()) <= {100, 101, 2, 3, -1}
+    with pytest.raises(RuntimeError, match="no other process"):
+        pickle.dumps(storage)
+
+
+def test_a_tensor_storage_with_lanes() -> None:
+    rb = ReplayBuffer(storage=TensorStorage(torch.arange(12).reshape(4, 3), ndim=2), batch_size=50)
+    assert len(rb) == 12
+    data, info = rb.sample(return_info=True)
+    slots, lanes = info["index"]
+    assert torch.equal(data, slots * 3 + lanes)
+
+
+# -- a list ----------------------------------------------------------------------------------------
+
+
+def test_a_list_storage_holds_anything() -> None:
+    rb = ReplayBuffer(storage=ListStorage(3), collate_fn=list, batch_size=4)
+    rb.extend(["a", {"b": 1}, None])
+    assert rb[1] == {"b": 1}
+    rb.add("d")
+    assert rb[:] == ["d", {"b": 1}, None]
+    assert set(map(str, rb.sample())) <= {"d", "{'b': 1}", "None"}
+    with pytest.raises(RuntimeError, match="this process"):
+        pickle.dumps(rb)
+
+
+def test_the_default_buffer_stacks_what_its_list_holds() -> None:
+    rb = ReplayBuffer(batch_size=4)
+    assert rb.storage.max_size == 1000
+    rb.extend(items(3))
+    rb.add(items(1, 3)[0])
+    assert rb.sample().batch_size == torch.Size([4])
+    assert rb[:]["a"].tolist() == [0, 1, 2, 3]
+    with pytest.raises(TypeError, match="list of items"):
+        rb.extend({"a": torch.zeros(3)})
+
+
+def test_a_list_storage_brings_its_items_back() -> None:
+    storage = ListStorage(3)
+    rb = ReplayBuffer(storage=storage, collate_fn=list)
+    rb.extend(["a", "b", "c", "d"])
+    other = ReplayBuffer(storage=ListStorage(3), collate_fn=list)
+    other.load_state_dict(rb.state_dict())
+    assert other[:] == ["d", "b", "c"]
+    assert other.add("e") == 1
+    assert other.write_count == 5
+
+
+# -- files -----------------------------------------------------------------------------------------
+
+
+def test_a_directory_that_holds_a_buffer_is_refused_at_the_first_write(tmp_path: Path) -> None:
+    with LazyBuffer(tmp_path) as first:
+        first.extend(items(3))
+    second = LazyBuffer(tmp_path)
+    assert len(second) == 0
+    with pytest.raises(BufferExistsError) as caught:
+        second.extend(items(3))
+    assert isinstance(caught.value, RuntimeError)
+
+
+def LazyBuffer(path: Path, **options: Any) -> ReplayBuffer:  # noqa: N802 - a buffer's constructor
+    return ReplayBuffer(storage=LazyMemmapStorage(10, scratch_dir=path, **options), batch_size=2)
+
+
+def test_existsok_shows_the_items_that_are_there(tmp_path: Path) -> None:
+    with LazyBuffer(tmp_path) as first:
+        first.extend(items(3))
+    with LazyBuffer(tmp_path, existsok=True) as second:
+        assert second[:]["a"].tolist() == [0, 1, 2]
+        assert second.extend(items(1)).tolist() == [3]
+
+
+def test_existsok_takes_over_a_bare_tensordict_directory_as_empty(tmp_path: Path) -> None:
+    items(10).memmap(tmp_path)
+    with LazyBuffer(tmp_path, existsok=True) as rb:
+        assert len(rb) == 0
+        rb.extend(items(2, 50))
+        assert rb[:]["a"].tolist() == [50, 51]
+    loaded = TensorDict.load_memmap(tmp_path)
+    assert loaded["a"].tolist() == [50, 51, 2, 3, 4, 5, 6, 7, 8, 9]
+
+
+def test_a_directory_of_another_size_is_refused(directory: Any) -> None:
+    directory(10).set(range(2), items(2))
+    with pytest.raises(SchemaMismatchError, match="max_size 10"):
+        directory(11)
+    with pytest.raises(SchemaMismatchError, match="ndim 1"):
+        directory(10, ndim=2)
+
+
+def test_a_storage_pickles_to_its_path_and_opens_the_same_items(directory: Any) -> None:
+    storage = directory(10)
+    storage.set(range(4), items(4))
+    copied = pickle.dumps(storage)
+    assert len(copied) < 2000
+    other = pickle.loads(copied)
+    assert other.scratch_dir == storage.scratch_dir
+    storage.set(4, items(1, 4)[0])
+    assert other.get(slice(None))["a"].tolist() == [0, 1, 2, 3, 4]
+    other.close()
+
+
+def test_a_storage_that_nobody_has_written_to_can_be_passed_on_too(directory: Any) -> None:
+    storage = directory(10)
+    other = pickle.loads(pickle.dumps(storage))
+    other.set(range(2), items(2))
+    assert len(storage) == 2
+    other.close()
+
+
+@pytest.mark.parametrize("cls", [LazyMemmapStorage, LazyTensorStorage])
+def test_shared_init_without_a_directory_makes_a_temporary_one(cls: Any) -> None:
+    storage = cls(10, shared_init=True)
+    path = storage.engine.path
+    storage.set(range(2), items(2))
+    other = pickle.loads(pickle.dumps(storage))
+    assert other.get(1)["a"] == 1
+    other.close()
+    assert path.is_dir()
+    assert storage.cleanup() is True
+    assert not path.exists()
+    assert storage.cleanup() is False
+    storage.close()
+
+
+def test_cleanup_removes_our_files_and_no_others(tmp_path: Path) -> None:
+    path = tmp_path / "mine"
+    path.mkdir()
+    (path / "notes.txt").write_text("keep")
+    storage = LazyMemmapStorage(10, scratch_dir=path)
+    assert storage.cleanup() is False
+    storage.set(range(2), items(2))
+    assert storage.cleanup() is True
+    assert [entry.name for entry in path.iterdir()] == ["notes.txt"]
+    assert storage.cleanup() is False
+    storage.close()
+
+
+def test_anonymous_memory_has_nothing_to_clean_up(make_private: Any) -> None:
+    storage = make_private(10)
+    storage.set(range(2), items(2))
+    assert storage.cleanup() is False
+    assert len(storage) == 2
+
+
+@pytest.mark.parametrize(
+    "refused",
+    [
+        lambda: LazyTensorStorage(10, consolidated=True),
+        lambda: LazyTensorStorage(10, compilable=True),
+        lambda: LazyMemmapStorage(10, compilable=True),
+        lambda: ListStorage(),
+        lambda: ListStorage(10).dumps("x"),
+    ],
+)
+def test_what_comes_later_says_so(refused: Any) -> None:
+    with pytest.raises(NotImplementedError):
+        refused()

@@ -1,0 +1,305 @@
+"""Whatever form the data have, they come back in it."""
+
+from __future__ import annotations
+
+from collections import namedtuple
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tensordict import NonTensorData, TensorDict, tensorclass
+
+from shmbuffer import ReplayBuffer, SchemaMismatchError
+from shmbuffer.replay import structure
+
+Point = namedtuple("Point", ["x", "y"])
+
+
+@tensorclass
+class Step:
+    obs: torch.Tensor
+    reward: torch.Tensor
+
+
+def rb_of(make: Any, size: int = 8) -> ReplayBuffer:
+    return ReplayBuffer(storage=make(size), batch_size=4)
+
+
+def test_a_tensor_comes_back_as_a_tensor(make: Any) -> None:
+    rb = rb_of(make)
+    data = torch.randn(6, 3)
+    rb.extend(data)
+    assert torch.equal(rb[:], data)
+    assert rb.sample().shape == (4, 3)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        {"a": torch.arange(6), "b": {"c": torch.randn(6, 2)}},
+        (torch.arange(6), [torch.randn(6, 2), torch.zeros(6)]),
+        Point(torch.arange(6), torch.randn(6, 2)),
+        {0: torch.arange(6), 1: (torch.zeros(6),)},
+    ],
+    ids=["dict", "tuple", "namedtuple", "integer keys"],
+)
+def test_a_pytree_comes_back_as_it_was(make: Any, data: Any) -> None:
+    rb = rb_of(make)
+    rb.extend(data)
+    found = rb[:]
+    assert type(found) is type(data)
+    torch.testing.assert_close(found, data)
+    sample = rb.sample()
+    assert type(sample) is type(data)
+
+
+def test_dict_keys_that_are_the_same_when_written_out_are_refused(make: Any) -> None:
+    with pytest.raises(TypeError, match="the same when written out"):
+        rb_of(make).extend({0: torch.zeros(3), "0": torch.zeros(3)})
+
+
+def test_a_list_at_the_root_is_a_stack_of_items(make: Any) -> None:
+    rb = rb_of(make)
+    rb.extend([torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0])])
+    assert rb[:].tolist() == [[1.0, 2.0], [3.0, 4.0]]
+    nested = rb_of(make)
+    nested.extend([{"a": torch.tensor(1), "b": (torch.tensor(2),)} for _ in range(3)])
+    assert nested[:]["b"][0].tolist() == [2, 2, 2]
+
+
+def test_a_nested_tensordict_keeps_its_own_batch_size(make: Any) -> None:
+    rb = rb_of(make)
+    inner = TensorDict({"x": torch.randn(6, 5, 2)}, [6, 5])
+    rb.extend(TensorDict({"a": torch.zeros(6), "inner": inner}, [6]))
+    assert rb.sample()["inner"].batch_size == torch.Size([4, 5])
+    assert rb[0]["inner"].batch_size == torch.Size([5])
+
+
+def test_a_tensorclass_comes_back_as_its_class_and_takes_no_index(make: Any) -> None:
+    rb = rb_of(make)
+    rb.extend(Step(obs=torch.randn(6, 3), reward=torch.arange(6.0), batch_size=[6]))
+    sample = rb.sample()
+    assert type(sample) is Step
+    assert sample.batch_size == torch.Size([4])
+
+
+def test_a_tensorclass_that_is_not_known_here_comes_back_as_a_tensordict(make: Any) -> None:
+    storage = make(8)
+    storage.set(range(2), Step(obs=torch.zeros(2, 3), reward=torch.zeros(2), batch_size=[2]))
+    node = storage.rows.leaves.node
+    spec = {**node.to_json(), "class": "no.such.module:Step"}
+    built = structure.from_json(spec).build(
+        iter([torch.zeros(2, 3), torch.zeros(2)]), (2,), torch.device("cpu")
+    )
+    assert isinstance(built, TensorDict)
+
+
+def test_the_schema_describes_the_same_data_in_the_same_words_whatever_their_order() -> None:
+    one = {"a": torch.zeros(3), "b": torch.zeros(3)}
+    other = {"b": torch.zeros(3), "a": torch.zeros(3)}
+    assert (
+        structure.describe(one, 1, mapping="dict").to_json()
+        == structure.describe(other, 1, mapping="dict").to_json()
+    )
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        TensorDict({"a": torch.zeros(3), "s": NonTensorData("text", batch_size=[3])}, [3]),
+        {"a": torch.zeros(3), "s": "text"},
+        {"a": torch.zeros(3), "s": None},
+        object(),
+    ],
+)
+def test_what_is_not_a_tensor_is_refused_and_the_way_out_is_named(make: Any, data: Any) -> None:
+    with pytest.raises(TypeError, match="ListStorage"):
+        rb_of(make).extend(data)
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        torch.bool,
+        torch.uint8,
+        torch.int16,
+        torch.int64,
+        torch.float16,
+        torch.bfloat16,
+        torch.float64,
+        torch.complex64,
+    ],
+)
+def test_every_dtype_comes_back_bit_for_bit(make: Any, dtype: torch.dtype) -> None:
+    rb = rb_of(make)
+    data = torch.randint(0, 2, (6, 3)).to(dtype)
+    rb.extend(data)
+    assert rb[:].dtype is dtype
+    assert torch.equal(rb[:], data)
+    assert rb.sample().dtype is dtype
+
+
+def test_a_leaf_without_bytes_comes_back_with_its_shape(make: Any) -> None:
+    rb = rb_of(make)
+    rb.extend(TensorDict({"a": torch.zeros(6), "none": torch.zeros(6, 0)}, [6]))
+    assert rb.sample()["none"].shape == (4, 0)
+    assert rb[:]["none"].shape == (6, 0)
+
+
+def test_an_empty_batch_writes_nothing_and_returns_no_index(make: Any) -> None:
+    rb = rb_of(make)
+    rb.extend(torch.zeros(2, 3))
+    index = rb.extend(torch.zeros(0, 3))
+    assert index.dtype is torch.int64
+    assert index.numel() == 0
+    assert len(rb) == rb.write_count == 2
+
+
+# -- what does not lie right is made right ---------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        torch.arange(12.0).reshape(3, 4).t(),
+        torch.arange(24.0).reshape(4, 6)[:, ::2],
+        torch.arange(3.0).expand(4, 3),
+        torch.arange(12.0).reshape(4, 3).requires_grad_(),
+        np.arange(12.0, dtype=np.float32).reshape(4, 3),
+        np.asfortranarray(np.arange(12.0, dtype=np.float32).reshape(4, 3)),
+    ],
+    ids=["transposed", "strided", "expanded", "with grad", "numpy", "fortran order"],
+)
+def test_data_that_are_not_contiguous_are_stored_as_they_read(make: Any, value: Any) -> None:
+    rb = rb_of(make)
+    rb.extend({"a": torch.zeros(4, 3)})
+    rb.extend({"a": value})
+    expected = torch.as_tensor(value).detach().clone()
+    assert torch.equal(rb[:]["a"][4:], expected)
+
+
+def test_a_conjugate_or_negative_view_is_stored_as_it_reads(make: Any) -> None:
+    rb = rb_of(make)
+    number = torch.tensor([1 + 2j], dtype=torch.complex64)
+    rb.extend({"c": number, "i": number.imag.clone()})
+    rb.extend({"c": number.conj(), "i": number.conj().imag})
+    assert rb[:]["c"].tolist() == [1 + 2j, 1 - 2j]
+    assert rb[:]["i"].tolist() == [2.0, -2.0]
+
+
+def test_a_read_only_array_is_stored(make: Any) -> None:
+    rb = rb_of(make)
+    array = np.arange(4.0)
+    array.flags.writeable = False
+    rb.extend({"a": array})
+    assert rb[:]["a"].tolist() == [0, 1, 2, 3]
+
+
+def test_numbers_are_items_too(make: Any) -> None:
+    rb = rb_of(make)
+    rb.add({"a": 1.5, "n": 2, "b": True})
+    rb.add({"a": np.float32(2.5), "n": np.int64(3), "b": np.bool_(False)})
+    assert rb[:]["a"].tolist() == [1.5, 2.5]
+    assert rb[:]["n"].dtype is torch.int64
+    assert rb[:]["b"].tolist() == [True, False]
+
+
+def test_rows_of_the_buffer_can_be_written_to_other_rows(make_private: Any) -> None:
+    rb = rb_of(make_private, 6)
+    rb.extend(torch.arange(6))
+    rb.extend(rb[1:4])  # written to 0, 1, 2: over what is being read
+    assert rb[:].tolist() == [1, 2, 3, 3, 4, 5]
+    rb.extend(rb[0:3])  # to 3, 4, 5
+    assert rb[:].tolist() == [1, 2, 3, 1, 2, 3]
+
+
+# -- what does not fit is refused before anything has changed --------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("data", "leaf", "words"),
+    [
+        (TensorDict({"a": torch.zeros(3, 2)}, [3]), "n.b", "is missing"),
+        (
+            TensorDict({"a": torch.zeros(3, 2), "n": {"b": torch.zeros(3)}, "z": 0}, []),
+            "z",
+            "is not a leaf",
+        ),
+        (
+            TensorDict(
+                {"a": torch.zeros(3, 2, dtype=torch.float64), "n": {"b": torch.zeros(3)}}, [3]
+            ),
+            "a",
+            r"float32\[3, 2\], this write has float64\[3, 2\]",
+        ),
+        (
+            TensorDict({"a": torch.zeros(3, 4), "n": {"b": torch.zeros(3)}}, [3]),
+            "a",
+            r"float32\[3, 2\], this write has float32\[3, 4\]",
+        ),
+        (
+            TensorDict({"a": torch.zeros(3, 2), "n": torch.zeros(3)}, [3]),
+            "n.b",
+            "is missing",
+        ),
+    ],
+    ids=["missing", "extra", "dtype", "shape", "nesting"],
+)
+def test_other_leaves_are_refused_by_name_and_nothing_changes(
+    make: Any, data: Any, leaf: str, words: str
+) -> None:
+    rb = rb_of(make)
+    rb.extend(TensorDict({"a": torch.ones(2, 2), "n": {"b": torch.ones(2)}}, [2]))
+    before = rb[:].clone()
+    with pytest.raises(SchemaMismatchError, match=words) as caught:
+        rb.extend(data)
+    assert caught.value.leaf == leaf  # type: ignore[attr-defined]
+    assert isinstance(caught.value, RuntimeError)
+    assert len(rb) == rb.write_count == 2
+    assert (rb[:] == before).all()
+
+
+def test_another_kind_of_data_is_refused(make: Any) -> None:
+    rb = rb_of(make)
+    rb.extend((torch.zeros(2), torch.zeros(2)))
+    with pytest.raises(SchemaMismatchError):
+        rb.extend(torch.zeros(2))
+
+
+def test_leaves_whose_batch_sizes_differ_are_refused(make: Any) -> None:
+    with pytest.raises(ValueError, match="leading dimensions"):
+        rb_of(make).extend({"a": torch.zeros(3), "b": torch.zeros(4)})
+    rb = rb_of(make)
+    rb.extend({"a": torch.zeros(3), "b": torch.zeros(3)})
+    with pytest.raises(SchemaMismatchError):
+        rb.extend({"a": torch.zeros(3), "b": torch.zeros(4)})
+
+
+def test_one_item_is_not_taken_for_a_batch(make: Any) -> None:
+    with pytest.raises(ValueError, match=r"add\(\) takes one item"):
+        rb_of(make).extend(TensorDict({"a": torch.zeros(3)}, []))
+
+
+def test_data_without_a_leaf_are_refused(make: Any) -> None:
+    with pytest.raises(ValueError, match="nothing to store"):
+        rb_of(make).extend(TensorDict({}, [3]))
+
+
+def test_what_a_sample_adds_is_not_stored(make: Any) -> None:
+    rb = rb_of(make)
+    data = TensorDict({"a": torch.zeros(3)}, [3])
+    rb.extend(data)
+    again = TensorDict(
+        {
+            "a": torch.ones(3),
+            "index": torch.zeros(3, dtype=torch.int64),
+            "_weight": torch.zeros(3),
+            "priority_weight": torch.zeros(3),
+            "index_generation": torch.zeros(3, dtype=torch.int64),
+        },
+        [3],
+    )
+    rb.extend(again)
+    assert set(rb[:].keys()) == {"a"}
+    assert rb[:]["a"].tolist() == [0, 0, 0, 1, 1, 1]
