@@ -519,7 +519,7 @@ _open_engines: weakref.WeakSet[Engine] = weakref.WeakSet()
 @atexit.register
 def _leave_at_exit() -> None:
     for engine in list(_open_engines):
-        engine._finalizer()
+        engine._seat.leave()  # a finalizer does nothing any more by now
 
 
 def _attach(path: str, role: str) -> Engine:

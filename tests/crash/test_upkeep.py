@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import signal
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -274,3 +277,18 @@ def _waits_behind(path: Path, point: str) -> None:
     with Engine.open(path, None) as engine:
         _core.arm(point)
         write(engine.ring, range(8), timeout=0.5)  # type: ignore[arg-type]
+
+
+def test_a_process_that_ends_without_closing_leaves_the_registry(survivor: Engine) -> None:
+    code = f"from shmbuffer.memory import Engine; e = Engine.open({str(survivor.path)!r}, None)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+    assert len(survivor.clients()) == 1
+
+
+def test_a_handle_that_is_forgotten_leaves_the_registry(survivor: Engine) -> None:
+    assert survivor.path is not None
+    other = Engine.open(survivor.path, None)
+    assert len(survivor.clients()) == 2
+    del other
+    gc.collect()
+    assert len(survivor.clients()) == 1
