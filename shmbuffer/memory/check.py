@@ -14,7 +14,12 @@ from typing import Any
 import numpy as np
 
 from shmbuffer._native import _core
-from shmbuffer.errors import AttachTimeout, BufferNotFoundError, ShmBufferError
+from shmbuffer.errors import (
+    AttachTimeout,
+    BufferNotFoundError,
+    FormatError,
+    ShmBufferError,
+)
 from shmbuffer.memory import layout, priorities, slots
 from shmbuffer.memory.control import Control
 from shmbuffer.memory.files import Files
@@ -93,7 +98,7 @@ def check(path: str | PathLike[str], *, timeout: float = 60.0) -> CheckReport:
                 mapped = _map(report, files, control)
                 if mapped is not None:
                     compare_slots(report, control, *mapped)
-        except AttachTimeout:
+        except (AttachTimeout, FormatError):
             raise
         except ShmBufferError as error:
             report.problems.append(str(error))

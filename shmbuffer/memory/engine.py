@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import threading
 import time
 import weakref
 from collections.abc import Callable
@@ -228,8 +229,10 @@ class Engine:
             if os.getpid() != self._seat.pid:
                 self.attach_again()
             else:
-                self._map()
-                self._connect()
+                with _connecting:
+                    if self._ring is None:
+                        self._map()
+                        self._connect()
         return self._ring
 
     @property
@@ -324,16 +327,22 @@ class Engine:
 
     # After a death, after a fork.
 
-    def reap_if_dead(self, entry: int, incarnation: int) -> bool:
+    def reap_if_dead(self, entry: int, incarnation: int, *, timeout: float = 60.0) -> bool:
         """Finishes the claim of a client and frees its entry, if it is proven dead."""
         if (entry, incarnation) not in self.registry.live():
             return True  # somebody else did
         if entry == self._seat.membership.entry or not self.registry.is_dead(entry):
             return False
         ring = self.ring
-        if ring is None:
-            return False  # it has no claim, and the next to join takes its entry
-        ring._native.reap(entry, incarnation, LOCK_TIMEOUT_NS)
+        if ring is not None:
+            ring._native.reap(entry, incarnation, LOCK_TIMEOUT_NS)
+            return True
+        with self._ground.lock(timeout):  # without slots it has no claim
+            if (
+                self._state == BufferState.NO_SCHEMA
+                and (entry, incarnation) in self.registry.live()
+            ):
+                self.registry.free(entry)
         return True
 
     def reap_dead(self) -> int:
@@ -356,7 +365,8 @@ class Engine:
                 "create the buffer again"
             ) from error
         with self._ground.lock(timeout):
-            self._join_in_child()
+            if os.getpid() != self._seat.pid:  # another thread may have done it meanwhile
+                self._join_in_child()
 
     def _join_in_child(self) -> None:
         _core.begin_life()
@@ -514,6 +524,17 @@ class Engine:
 
 
 _open_engines: weakref.WeakSet[Engine] = weakref.WeakSet()
+
+#: Held to make a handle's ring: an entry has one claim, so that two rings must not share it.
+_connecting = threading.RLock()
+
+
+def _forget_threads_of_parent() -> None:
+    global _connecting
+    _connecting = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_forget_threads_of_parent)
 
 
 @atexit.register

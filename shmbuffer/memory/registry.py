@@ -17,12 +17,13 @@ If a client dies while joining: its entry is still FREE, or LIVE with an identit
 
 from __future__ import annotations
 
+import os
 import time
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from shmbuffer._native import _core
-from shmbuffer.errors import RegistryFullError
+from shmbuffer.errors import AttachTimeout, RegistryFullError
 from shmbuffer.memory import identity, layout
 from shmbuffer.memory.control import Control
 from shmbuffer.memory.identity import Identity, prove_dead
@@ -118,23 +119,13 @@ class Registry:
         Raises:
             RegistryFullError: 256 living clients.
         """
-        entries = self._control.entries
-        free = (entries["state"] == EntryState.FREE).nonzero()[0]
-        if len(free) == 0:
-            pids = self.pids()
-            raise RegistryFullError(
-                f"{self._control.where}: all {layout.ENTRIES} entries are taken by living clients "
-                f"(pids {', '.join(map(str, pids))}); close handles that are not needed",
-                pids=pids,
-            )
-        entry = int(free[0])
-        liveness = LivenessFile.hold(self._directory, entry) if self._directory else None
+        entry, liveness = self._free_entry()
         _core.reached("join.liveness")
         me = identity.current()
         incarnation = int(self._control.runtime["next_incarnation"][0]) + 1
         self._control.runtime["next_incarnation"] = incarnation
         _core.reached("join.incarnation")
-        mine = entries[entry : entry + 1]
+        mine = self._control.entries[entry : entry + 1]
         mine["role"] = role
         mine["incarnation"] = incarnation
         mine["pid"] = me.pid
@@ -180,8 +171,29 @@ class Registry:
 
     def _lock_is_free(self, entry: int) -> bool:
         if self._directory is None:
-            return self.identity(entry).pid_namespace == identity.current().pid_namespace
+            return _has_ended(self.identity(entry))
         return LivenessFile.is_free(self._directory, entry)
+
+    def _free_entry(self) -> tuple[int, int | None]:
+        """A free entry, with its liveness file.
+
+        One who freed it may hold that still: he was stopped between the two, or taken for dead.
+        """
+        free = (self._control.entries["state"] == EntryState.FREE).nonzero()[0].tolist()
+        for entry in free:
+            if self._directory is None:
+                return entry, None
+            try:
+                return entry, LivenessFile.hold(self._directory, entry)
+            except AttachTimeout:
+                if entry == free[-1]:
+                    raise
+        pids = self.pids()
+        raise RegistryFullError(
+            f"{self._control.where}: all {layout.ENTRIES} entries are taken by living clients "
+            f"(pids {', '.join(map(str, pids))}); close handles that are not needed",
+            pids=pids,
+        )
 
 
 @dataclass
@@ -195,3 +207,14 @@ class Membership:
     entry: int
     incarnation: int
     liveness: int | None
+
+
+def _has_ended(who: Identity) -> bool:
+    """Whether it is a zombie of which no thread lives: where there is no file that could tell."""
+    seen = identity._state_and_start(who.pid)
+    if seen is None or seen[0] not in "ZXx" or not 0 != who.start_time == seen[1]:
+        return False
+    try:
+        return len(os.listdir(f"/proc/{who.pid}/task")) <= 1
+    except FileNotFoundError:
+        return True

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote
 
-from shmbuffer.errors import CorruptBufferError, SchemaMismatchError
+from shmbuffer.errors import CorruptBufferError, SchemaMismatchError, SpaceError
 
 #: torch's dtype names and sizes in bytes. All of them are opaque bytes to the engine.
 ITEMSIZES: Mapping[str, int] = {
@@ -44,6 +44,7 @@ ITEMSIZES: Mapping[str, int] = {
 RESERVED = frozenset({"shape", "device", "_type", "_format_version", "_class"})
 MAX_LEAVES = 4096
 MAX_DEPTH = 64
+MAX_ELEMENTS = 2**40
 
 
 @dataclass(frozen=True)
@@ -112,6 +113,12 @@ class Schema:
                 f"lanes {self.lanes}",
                 capacity=self.capacity,
                 lanes=self.lanes,
+            )
+        if self.elements > MAX_ELEMENTS:
+            raise SpaceError(
+                f"{self.elements} elements cannot be laid out, {MAX_ELEMENTS} are the limit; use a "
+                "smaller capacity",
+                needed_bytes=8 * self.elements,
             )
         if len(self.leaves) > MAX_LEAVES:
             raise SchemaMismatchError(f"{len(self.leaves)} leaves, {MAX_LEAVES} are the limit")
@@ -207,7 +214,14 @@ class Schema:
                 for one in what["leaves"]
             )
             schema = cls(leaves, _size(what["capacity"]), _sizes(what["lanes"]), what["structure"])
-        except (ValueError, KeyError, TypeError, RecursionError, SchemaMismatchError) as error:
+        except (
+            ValueError,
+            KeyError,
+            TypeError,
+            RecursionError,
+            SchemaMismatchError,
+            SpaceError,
+        ) as error:
             raise CorruptBufferError(
                 f"{where}: the schema cannot be read ({error}); recover from a copy", path=where
             ) from error

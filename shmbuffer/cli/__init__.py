@@ -1,0 +1,102 @@
+"""The command line: ``shmbuffer VERB ...``, one file a verb, each imported when it is asked for.
+
+A verb's module has ``add_parser(subparsers)`` and ``run(args) -> int``: parse, call one function,
+print. Nothing here imports torch; a verb that needs it imports it in ``run``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any
+
+from shmbuffer.cli import exits
+
+VERBS = {
+    "serve": "make or recover a buffer and look after it in the foreground",
+    "inspect": "say what is in a buffer and who uses it",
+    "check": "say whether a buffer is whole",
+    "recover": "make a buffer whole after a crash, and say what that took",
+    "demo": "train on CartPole, kill everything, recover, go on until it is solved",
+}
+
+EPILOG = f"""\
+examples:
+  shmbuffer serve run/buffer --capacity 1000000    a buffer for this machine, until Ctrl-C
+  shmbuffer inspect run/buffer                     what is in there, who uses it
+  shmbuffer VERB --help                            the options of a verb, with an example
+
+{exits.TABLE}
+
+inspect and check change nothing. Every verb works while the buffer is used, and on what a dead run
+left behind.
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command line and returns its exit code.
+
+    Args:
+        argv: the arguments after the program's name; None takes those of this process.
+
+    Raises:
+        SystemExit: wrong usage (2), or ``--help`` and ``--version`` (0), as argparse does.
+    """
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    verb = next((word for word in arguments if not word.startswith("-")), None)
+    module = importlib.import_module(f"shmbuffer.cli.{verb}") if verb in VERBS else None
+    args = _parser(verb, module).parse_args(arguments)
+    if module is None:
+        raise AssertionError("argparse lets no unknown verb through")
+    return _run(module, args)
+
+
+def _parser(verb: str | None, module: ModuleType | None) -> argparse.ArgumentParser:
+    """Returns the whole parser; only the asked verb is imported and has its options."""
+    parser = argparse.ArgumentParser(
+        prog="shmbuffer",
+        description="Replay buffers in shared memory, from the outside.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action=_Version, help="print the version and exit")
+    verbs = parser.add_subparsers(title="verbs", metavar="VERB", required=True)
+    for name, summary in VERBS.items():
+        if name == verb and module is not None:
+            module.add_parser(verbs)
+        else:
+            verbs.add_parser(name, help=summary)
+    return parser
+
+
+def _run(module: ModuleType, args: argparse.Namespace) -> int:
+    try:
+        code: int = module.run(args)
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:
+        # Whoever read us has gone. At exit Python would complain again about the unwritten rest.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return exits.READER_GONE
+    except KeyboardInterrupt:
+        return exits.INTERRUPTED
+    except Exception as error:
+        if getattr(args, "debug", False) or os.environ.get("SHMBUFFER_DEBUG", "") not in ("", "0"):
+            raise
+        return exits.explain(error, as_json=getattr(args, "json", False))
+
+
+class _Version(argparse.Action):
+    """Looks the version up when it is asked for, which takes longer than the rest of the start."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, help: str | None = None) -> None:
+        super().__init__(option_strings, dest, nargs=0, default=argparse.SUPPRESS, help=help)
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        from importlib.metadata import version
+
+        parser.exit(message=f"shmbuffer {version('shmbuffer')}\n")

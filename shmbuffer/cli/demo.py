@@ -1,0 +1,276 @@
+"""``shmbuffer demo``: train on CartPole, kill what trains, recover, go on until it is solved."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib.util
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from shmbuffer.cli import arguments, console, exits, learning_curve
+from shmbuffer.cli.learning_curve import Curve
+from shmbuffer.cli.progress import Progress
+from shmbuffer.errors import BufferExistsError
+
+if TYPE_CHECKING:
+    from shmbuffer.cli.arguments import Subparsers
+    from shmbuffer.examples.trial import Outcome, Plan, Status
+
+UNSOLVED = 5
+"""An exit code that only this verb has."""
+
+EPILOG = f"""\
+  {UNSOLVED:>3}  not solved within --max-minutes
+
+What is run is shmbuffer/examples/cartpole.py; copy from there.
+"""
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    """Adds the verb to the command line."""
+    parser = arguments.add_verb(
+        subparsers,
+        "demo",
+        "Trains a double DQN on CartPole-v1: collectors write to a shared prioritized buffer, a "
+        "learner draws from it, a coordinator looks after them. On the way a collector is killed "
+        "with SIGKILL, and later all of them at once. Then the directory is recovered, every item "
+        "in it is examined, and training goes on from there until 20 greedy episodes have a mean "
+        "return of 475. Takes about a minute on two cores. Needs gymnasium; rich and matplotlib "
+        "make it prettier: pip install 'shmbuffer[cli,demo]'.",
+        "shmbuffer demo\n"
+        "shmbuffer demo --seed 1 --collectors 4 --scratch-dir run\n"
+        "shmbuffer demo --json | tail -n 1",
+    )
+    parser.epilog = f"{parser.epilog}{EPILOG}"
+    parser.add_argument("--seed", type=_count, default=0, metavar="N", help="default 0")
+    parser.add_argument(
+        "--collectors",
+        type=_at_least_one,
+        default=2,
+        metavar="N",
+        help="how many collector processes (default 2)",
+    )
+    parser.add_argument("--no-kill", action="store_true", help="train in peace")
+    parser.add_argument(
+        "--scratch-dir",
+        type=Path,
+        metavar="DIR",
+        help="where the run is made, and stays (default: a temporary directory)",
+    )
+    parser.add_argument(
+        "--max-minutes",
+        type=arguments.seconds,
+        default=10.0,
+        metavar="M",
+        help="give up after so long (default 10)",
+    )
+    parser.add_argument(
+        "--picture",
+        type=Path,
+        default=Path("shmbuffer-demo.png"),
+        metavar="FILE",
+        help="where to draw the learning curve (default shmbuffer-demo.png); without matplotlib "
+        "it is drawn in the terminal",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs the demo; exit 0 if it was solved and no item was lost or torn."""
+    if importlib.util.find_spec("gymnasium") is None:
+        print("shmbuffer: the demo needs gymnasium: pip install 'shmbuffer[demo]'", file=sys.stderr)
+        return exits.REFUSED
+    from shmbuffer.examples.trial import Plan
+
+    plan = Plan(max_s=60.0 * args.max_minutes)
+    if args.no_kill:
+        plan = Plan(max_s=plan.max_s, kill_collector_at=None, kill_all_at=None)
+    before = signal.signal(signal.SIGTERM, _terminate)
+    try:
+        # With --json only the object goes to stdout.
+        with contextlib.redirect_stdout(sys.stderr if args.json else sys.stdout):
+            outcome = _play(args, plan)
+            console.show(*_tables(outcome))
+            picture = _draw(_curve(args, plan, outcome), args.picture)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    if args.json:
+        console.show_json(_json(args, outcome) | {"picture": picture})
+    if outcome.lost or outcome.torn:
+        return exits.DAMAGED
+    return exits.DONE if outcome.solved else UNSOLVED
+
+
+def _play(args: argparse.Namespace, plan: Plan) -> Outcome:
+    from shmbuffer.examples.cartpole import Config
+    from shmbuffer.examples.trial import Trial
+
+    with _directory(args.scratch_dir) as run_dir, Progress() as progress:
+        watcher = _Watcher(progress)
+        return Trial(run_dir, Config(seed=args.seed), args.collectors, plan, watcher).play()
+
+
+@contextlib.contextmanager
+def _directory(given: Path | None) -> Iterator[Path]:
+    """A directory for one run: the user's, which stays, or a temporary one, which does not."""
+    if given is None:
+        temporary = Path(tempfile.mkdtemp(prefix="shmbuffer-demo-"))
+        try:
+            yield temporary
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+        return
+    if given.exists() and any(given.iterdir()):
+        raise BufferExistsError(f"{given}: not empty; give the demo a directory of its own")
+    given.mkdir(parents=True, exist_ok=True)
+    yield given
+
+
+class _Watcher:
+    """Shows what a trial tells."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+
+    def event(self, text: str) -> None:
+        self._progress.event(text)
+
+    def status(self, status: Status) -> None:
+        stats = status.stats
+        mean_return = status.mean_return
+        self._progress.numbers(
+            {
+                "time": console.span(status.seconds),
+                "step": f"{status.step:,}",
+                "return": "-" if mean_return is None else f"{mean_return:.1f}",
+                "items/s": f"{stats.get('inserts_per_s', 0.0):,.0f}",
+                "batches/s": f"{stats.get('samples_per_s', 0.0):,.0f}",
+                "fill": f"{stats.get('fill', 0.0):.1%}",
+                "clients": f"{stats.get('clients_alive', 0):.0f}",
+            }
+        )
+
+
+# ---- afterwards ----
+
+
+def _tables(outcome: Outcome) -> Iterator[console.Table]:
+    stats, last = outcome.stats, outcome.evidence[-1]
+    mean_return = outcome.mean_return
+    yield console.pairs(
+        "solved" if outcome.solved else "not solved",
+        {
+            "mean return": None if mean_return is None else f"{mean_return:.1f}",
+            "time": console.span(outcome.seconds),
+            "items written": int(stats["write_count"]),
+            "items sampled": f"{int(stats['sampled']):,} in {int(stats['samples']):,} batches",
+            "priorities updated": int(stats["updates_applied"]),
+        },
+    )
+    yield console.Table(
+        "killed with SIGKILL",
+        ("step", "what", "processes", "by"),
+        [
+            (kill.step, kill.what, len(kill.pids), "the demo" if kill.planned else "somebody else")
+            for kill in outcome.kills
+        ],
+    )
+    yield console.Table(
+        "recovered",
+        ("buffer", "items", "rolled back", "rolled forward", "priorities repaired", "ms"),
+        [
+            (
+                Path(report.path).name,
+                report.items,
+                report.rolled_back,
+                report.rolled_forward,
+                report.priorities_repaired,
+                f"{report.duration_ms:.1f}",
+            )
+            for report in outcome.reports
+        ],
+    )
+    yield console.pairs(
+        "what the items say",
+        {
+            "present": last.items,
+            "acknowledged to their writers": last.acknowledged,
+            "lost": outcome.lost,
+            "torn": outcome.torn,
+            "repeated": last.repeated,
+        },
+    )
+
+
+def _json(args: argparse.Namespace, outcome: Outcome) -> dict[str, Any]:
+    stats, last = outcome.stats, outcome.evidence[-1]
+    return {
+        "solved": outcome.solved,
+        "mean_return": outcome.mean_return,
+        "seed": args.seed,
+        "collectors": args.collectors,
+        "seconds": round(outcome.seconds, 1),
+        "items_written": int(stats["write_count"]),
+        "items_sampled": int(stats["sampled"]),
+        "batches_sampled": int(stats["samples"]),
+        "kills": len(outcome.kills),
+        "killed": [
+            {"what": kill.what, "step": kill.step, "pids": kill.pids, "planned": kill.planned}
+            for kill in outcome.kills
+        ],
+        "recovery_ms": round(outcome.recovery_ms, 3),
+        "rolled_back": sum(report.rolled_back for report in outcome.reports),
+        "rolled_forward": sum(report.rolled_forward for report in outcome.reports),
+        "items": last.items,
+        "acknowledged": last.acknowledged,
+        "lost": outcome.lost,
+        "torn": outcome.torn,
+        "evaluations": outcome.evaluations,
+    }
+
+
+def _curve(args: argparse.Namespace, plan: Plan, outcome: Outcome) -> Curve:
+    return Curve(
+        title=f"CartPole-v1, seed {args.seed}, {args.collectors} collectors",
+        points=outcome.evaluations,
+        marks=[(kill.step, kill.what) for kill in outcome.kills],
+        goal=plan.goal,
+    )
+
+
+def _draw(curve: Curve, path: Path) -> str | None:
+    """Saves the picture, or draws it in the terminal; returns where it was saved."""
+    try:
+        saved = learning_curve.save(curve, path)
+    except OSError as error:
+        print(f"{path}: no picture: {error.strerror or error}")
+        saved = None
+    if saved is None:
+        print(learning_curve.draw(curve))
+        return None
+    print(f"learning curve: {saved}")
+    return str(saved)
+
+
+def _terminate(_number: int, _frame: FrameType | None) -> NoReturn:
+    raise SystemExit(128 + signal.SIGTERM)  # so that what was started is ended on the way out
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"{text} is less than 0")
+    return value
+
+
+def _at_least_one(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is less than 1")
+    return value

@@ -1,0 +1,50 @@
+"""What a command's exit code says, the same for every verb, and the sentence that goes with it."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+from shmbuffer import errors
+from shmbuffer.cli.console import clean
+
+DONE, DAMAGED, USAGE, NO_BUFFER, REFUSED = 0, 1, 2, 3, 4
+BUG, INTERRUPTED, READER_GONE = 70, 130, 141
+
+TABLE = """\
+exit codes:
+    0  done; the buffer is whole
+    1  the buffer is damaged
+    2  wrong usage
+    3  there is no buffer, or nothing that this version can read
+    4  refused: in use, exists already, no space, no permission, or a wait in vain
+   70  a bug of shmbuffer's
+  130  interrupted with Ctrl-C"""
+
+_CODES: list[tuple[type[BaseException], int]] = [
+    (errors.CorruptBufferError, DAMAGED),
+    (errors.BufferNeedsRestart, DAMAGED),
+    (errors.BufferNotFoundError, NO_BUFFER),
+    (errors.FormatError, NO_BUFFER),
+    (errors.UnsafePathError, NO_BUFFER),
+    (errors.ShmBufferError, REFUSED),
+    (OSError, REFUSED),
+    (ValueError, USAGE),
+]
+
+
+def code_of(error: BaseException) -> int:
+    """Returns the exit code for an error."""
+    return next((code for kind, code in _CODES if isinstance(error, kind)), BUG)
+
+
+def explain(error: BaseException, *, as_json: bool = False) -> int:
+    """Prints an error on stderr, with ``as_json`` also as an object on stdout; returns its code."""
+    code = code_of(error)
+    sentence = " ".join(clean(error).split()) or type(error).__name__
+    if code == BUG:
+        sentence = f"{type(error).__name__}: {sentence} (a bug; --debug shows where)"
+    print(f"shmbuffer: {sentence}", file=sys.stderr)
+    if as_json:
+        print(json.dumps({"error": type(error).__name__, "message": sentence, "exit": code}))
+    return code

@@ -1,0 +1,148 @@
+"""``shmbuffer inspect DIR``: what is in there, and who uses it? Changes nothing."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from shmbuffer.cli import arguments, console, exits
+from shmbuffer.cli.console import Table
+
+if TYPE_CHECKING:
+    from shmbuffer.cli.arguments import Subparsers
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    """Adds the verb to the command line."""
+    parser = arguments.add_verb(
+        subparsers,
+        "inspect",
+        "Says what a buffer holds, how it was made, what was done with it, and who uses it. Takes "
+        "no lock and no place in the registry, so it answers also where a process is stuck; the "
+        "numbers of a busy buffer may be of slightly different moments. Changes nothing.",
+        "shmbuffer inspect run/buffer\nshmbuffer inspect run/buffer --json",
+    )
+    arguments.add_directory(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Looks and prints."""
+    from shmbuffer.memory.inspect import inspect
+
+    found = inspect(args.dir)
+    if args.json:
+        console.show_json(found)
+    else:
+        console.show(_buffer(found), _leaves(found), _counters(found), _clients(found))
+    return exits.DONE
+
+
+def _buffer(found: Mapping[str, Any]) -> Table:
+    settings, counters = found["settings"], found["counters"]
+    extra = settings["extra"]
+    items, room = counters["length"], counters["elements"]
+    lines = {
+        "state": found["state"],
+        "used by": _use(found),
+        "items": f"{items:,} of {room:,} ({items / room:.1%}), {counters['write_count']:,} written",
+        "class": extra.get("buffer"),
+        "priorities": _priorities(found),
+        "batch size": extra.get("batch_size"),
+        "size": console.size(found["bytes"]),
+        "flags": ", ".join(flag.lower().replace("_", " ") for flag in found["flags"]),
+        "created": f"{found['created']} by pid {found['owner']['pid']} ({found['owner']['state']})",
+        "recoveries": found["epoch"],
+        "uuid": found["uuid"],
+    }
+    return console.pairs(found["path"], lines)
+
+
+def _use(found: Mapping[str, Any]) -> str:
+    """Whom the buffer has, and whether the next to open it has to recover it."""
+    alive = sum(client["alive"] for client in found["clients"])
+    dead = len(found["clients"]) - alive
+    reason = found["needs_recovery"]
+    if reason == "nobody alive" and not dead:
+        return "nobody; everybody left in good order"
+    if reason is not None:
+        return f"nobody; {dead} died in it; the next to open it recovers it ({reason})"
+    return f"{alive} living clients" + (f", {dead} dead that are not yet reaped" if dead else "")
+
+
+def _priorities(found: Mapping[str, Any]) -> str:
+    settings, counters = found["settings"], found["counters"]
+    if not counters["prioritized"] and settings["alpha"] is None:
+        return "none"
+    # Before the first write the exponents are in the settings only.
+    source = counters if counters["prioritized"] else settings
+    beta = settings["extra"].get("beta")
+    key = settings["extra"].get("priority_key")
+    parts = {"alpha": source["alpha"], "beta": beta, "eps": source["eps"], "key": key}
+    shown = (f"{name} {value}" for name, value in parts.items() if value is not None)
+    return ", ".join([*shown, f"greatest {counters['max_priority']:.6g}"])
+
+
+def _leaves(found: Mapping[str, Any]) -> Table:
+    schema = found["schema"]
+    leaves = {} if schema is None else schema["leaves"]
+    rows = [
+        (name, leaf["dtype"], str(leaf["shape"]), console.size(leaf["bytes"]))
+        for name, leaf in leaves.items()
+    ]
+    return Table("leaves", ("name", "dtype", "shape", "on disk"), rows)
+
+
+def _counters(found: Mapping[str, Any]) -> Table:
+    counters = found["counters"]
+    sampled = counters["sampled"]
+    shown = {
+        name.replace("_", " "): value
+        for name, value in counters.items()
+        if name not in _SHOWN_ELSEWHERE
+    }
+    age = counters["age_sum"] / sampled if sampled else None
+    return console.pairs("counters", shown | {"mean age of a sampled item, in writes": age})
+
+
+_SHOWN_ELSEWHERE = {
+    "length",
+    "elements",
+    "write_count",
+    "prioritized",
+    "alpha",
+    "eps",
+    "max_priority",
+    "age_sum",
+}
+
+
+def _clients(found: Mapping[str, Any]) -> Table:
+    now = time.time()
+    rows = [
+        (
+            client["role"],
+            str(client["pid"]),
+            client["state"] if client["alive"] else "dead",
+            client["phase"].lower(),
+            console.span(now - client["joined_s"]),
+            None if client["idle_s"] is None else console.span(client["idle_s"]),
+            client["counters"]["inserts"],
+            client["counters"]["sampled"],
+            client["counters"]["updates_applied"],
+        )
+        for client in found["clients"]
+    ]
+    columns = (
+        "role",
+        "pid",
+        "state",
+        "claim",
+        "here for",
+        "idle for",
+        "inserts",
+        "sampled",
+        "updates",
+    )
+    return Table("clients", columns, rows)

@@ -1,0 +1,92 @@
+"""The picture of a run: mean return over steps, and where something was killed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+WIDTH, HEIGHT = 64, 12  # of the drawing in the terminal, in characters
+
+
+@dataclass(frozen=True)
+class Curve:
+    """What is drawn.
+
+    Attributes:
+        title: above the picture.
+        points: steps and mean returns, in order.
+        marks: steps and names of what happened there.
+        goal: a line that the returns are to reach.
+    """
+
+    title: str
+    points: Sequence[tuple[int, float]]
+    marks: Sequence[tuple[int, str]]
+    goal: float
+
+
+def save(curve: Curve, path: Path) -> Path | None:
+    """Draws a PNG.
+
+    Returns:
+        Its absolute path; None if matplotlib is not installed.
+
+    Raises:
+        OSError: it cannot be written there.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ModuleNotFoundError:
+        return None
+    figure = Figure(figsize=(8, 4), layout="constrained")
+    axes = figure.subplots()
+    axes.plot(*_columns(curve.points), marker="o", label="mean return of 20 greedy episodes")
+    axes.axhline(curve.goal, color="tab:green", linestyle=":", label=f"goal, {curve.goal:g}")
+    for number, (step, name) in enumerate(curve.marks):
+        axes.axvline(step, color="tab:red", linestyle="--", label="SIGKILL" if not number else None)
+        axes.annotate(
+            name,
+            (step, 0.03),
+            xycoords=("data", "axes fraction"),
+            xytext=(3, 0),
+            textcoords="offset points",
+            color="tab:red",
+            rotation=90,
+        )
+    axes.set(title=curve.title, xlabel="steps", ylabel="mean return")
+    axes.set_ylim(bottom=0)
+    axes.legend(loc="lower right")
+    figure.savefig(path, format="png", dpi=120)
+    return path.absolute()
+
+
+def draw(curve: Curve) -> str:
+    """Returns the curve as text, for a terminal: ``*`` a return, ``|`` a kill, ``-`` the goal."""
+    steps, returns = _columns(curve.points)
+    last = max([*steps, *(step for step, _ in curve.marks), 1])
+    top = max([*returns, curve.goal, 1.0])
+
+    def column(step: int) -> int:
+        return round(step / last * (WIDTH - 1))
+
+    def row(mean_return: float) -> int:
+        return round((1 - mean_return / top) * (HEIGHT - 1))
+
+    grid = [[" "] * WIDTH for _ in range(HEIGHT)]
+    grid[row(curve.goal)] = ["-"] * WIDTH
+    for step, _ in curve.marks:
+        for line in grid:
+            line[column(step)] = "|"
+    for step, mean_return in curve.points:
+        grid[row(mean_return)][column(step)] = "*"
+    lines = [
+        f"{top * (1 - k / (HEIGHT - 1)):6.0f} {''.join(cells)}" for k, cells in enumerate(grid)
+    ]
+    axis = f"{'':6} {'0':<{WIDTH - 12}}{f'{last:,} steps':>12}"
+    kills = [f"{'':6} | at {step:,}: {name} killed" for step, name in curve.marks]
+    return "\n".join([curve.title, *lines, axis, *kills])
+
+
+def _columns(points: Sequence[tuple[int, float]]) -> tuple[list[int], list[float]]:
+    return [step for step, _ in points], [mean_return for _, mean_return in points]

@@ -1,0 +1,38 @@
+"""``shmbuffer recover DIR``: make a buffer whole after a crash, and say what that took."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from shmbuffer.cli import arguments, console, exits
+
+if TYPE_CHECKING:
+    from shmbuffer.cli.arguments import Subparsers
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    """Adds the verb to the command line."""
+    parser = arguments.add_verb(
+        subparsers,
+        "recover",
+        "Makes a buffer whole after its processes were killed: what they had half done is finished "
+        "or undone, the priorities are rebuilt. Prints what is there, what was dropped. attach() "
+        "and Coordinator(on_existing='recover') do the same by themselves. While somebody uses the "
+        "buffer, only what dead processes left is cleaned up.",
+        "shmbuffer recover run/buffer\nshmbuffer recover run/buffer --json",
+    )
+    arguments.add_directory(parser)
+    arguments.add_timeout(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Recovers and prints the report; items refused by their checksums make it exit 1."""
+    from shmbuffer.service.recovery import recover
+
+    report = recover(args.dir, timeout=args.timeout)
+    if args.json:
+        console.show_json(report.to_json())
+    else:
+        print(console.clean(report))
+    return exits.DAMAGED if report.checksum_failed else exits.DONE

@@ -1,0 +1,159 @@
+"""``shmbuffer serve DIR``: a coordinator in the foreground."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import signal
+import threading
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from shmbuffer.cli import arguments, console, exits
+
+if TYPE_CHECKING:
+    from shmbuffer.cli.arguments import Subparsers
+    from shmbuffer.service.coordinator import Coordinator
+
+
+class _Stop(BaseException):
+    """SIGTERM or SIGINT: leave in good order. Nothing on the way may take it for a failure."""
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    """Adds the verb to the command line."""
+    parser = arguments.add_verb(
+        subparsers,
+        "serve",
+        "Makes or recovers a buffer and looks after it until SIGTERM or Ctrl-C: dead clients are "
+        "reaped at once and reported on stderr. Prints one line when it is ready. Collectors and "
+        "learners open the buffer with attach(DIR); they go on if this process is killed, and the "
+        "next serve --on-existing recover takes over.",
+        "shmbuffer serve run/buffer --capacity 1000000 --batch-size 256\n"
+        "shmbuffer serve run/buffer --on-existing recover",
+    )
+    arguments.add_directory(parser)
+    parser.add_argument(
+        "--capacity",
+        type=int,
+        metavar="N",
+        help="how many items there is room for; needed unless a buffer is recovered",
+    )
+    parser.add_argument(
+        "--on-existing",
+        choices=("error", "recover", "overwrite"),
+        default="error",
+        help="what to do with a buffer that is there (default error)",
+    )
+    parser.add_argument(
+        "--alpha",
+        type=_alpha,
+        default=argparse.SUPPRESS,
+        metavar="A",
+        help="priority exponent (default 0.6); 'none' for a buffer without priorities",
+    )
+    parser.add_argument(
+        "--beta",
+        type=float,
+        default=argparse.SUPPRESS,
+        metavar="B",
+        help="exponent of the importance weights (default 0.4)",
+    )
+    parser.add_argument(
+        "--eps",
+        type=float,
+        default=argparse.SUPPRESS,
+        metavar="E",
+        help="added to every priority (default 1e-8)",
+    )
+    parser.add_argument(
+        "--priority-key",
+        metavar="K",
+        help="where priorities lie in a tensordict (default td_error)",
+    )
+    parser.add_argument(
+        "--batch-size", type=int, metavar="N", help="what sample() draws (default: none)"
+    )
+    parser.add_argument(
+        "--ndim",
+        type=int,
+        metavar="N",
+        help="leading dimensions of the storage (default 1)",
+    )
+    parser.add_argument(
+        "--no-checksum",
+        dest="checksum",
+        action="store_false",
+        help="no checksums: nothing is promised for a power cut",
+    )
+    parser.add_argument(
+        "--no-reserve",
+        dest="reserve",
+        action="store_false",
+        help="sparse files: a full disk kills whoever writes (SIGBUS)",
+    )
+    parser.add_argument(
+        "--auto-cleanup",
+        action="store_true",
+        help="remove the buffer at the end",
+    )
+    arguments.add_timeout(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serves until SIGTERM or SIGINT; both are a good end."""
+    from shmbuffer.service.coordinator import Coordinator
+
+    logging.basicConfig(format="%(message)s")
+    before = {number: signal.signal(number, _stop) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        with Coordinator(args.dir, **_options(args)) as coordinator:
+            _announce(coordinator, as_json=args.json)
+            threading.Event().wait()
+    except _Stop:
+        pass
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    return exits.DONE
+
+
+def _options(args: argparse.Namespace) -> dict[str, Any]:
+    """Returns the arguments of Coordinator; what was not given keeps its default."""
+    given = vars(args)
+    names = ("capacity", "on_existing", "priority_key", "batch_size", "ndim", "checksum", "reserve")
+    numbers = {name: given[name] for name in ("alpha", "beta", "eps") if name in given}
+    return {name: given[name] for name in (*names, "timeout", "auto_cleanup")} | numbers
+
+
+def _announce(coordinator: Coordinator, *, as_json: bool) -> None:
+    pid, report = os.getpid(), coordinator.report
+    if as_json:
+        console.show_json(
+            {
+                "event": "ready",
+                "path": str(coordinator.scratch_dir),
+                "pid": pid,
+                "capacity": coordinator.capacity,
+                "recovered": None if report is None else report.to_json(),
+            }
+        )
+    else:
+        size = coordinator.stats()["size"]
+        print(
+            f"ready: {coordinator.scratch_dir}, {size:,} of {coordinator.capacity:,} items, "
+            f"pid {pid}; Ctrl-C or SIGTERM ends it",
+            flush=True,
+        )
+
+
+def _alpha(text: str) -> float | None:
+    return None if text.lower() == "none" else float(text)
+
+
+def _stop(_number: int, _frame: FrameType | None) -> None:
+    # Once is enough: the way out has deadlines of its own, a second signal would only cut it short.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
+    raise _Stop

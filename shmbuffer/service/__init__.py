@@ -1,0 +1,13 @@
+"""The service: processes and their duties. Import from the front door, ``shmbuffer``.
+
+    coordinator.py   makes or recovers the directory, ends the run
+    wishes.py        what it was asked for, beside what the directory says
+    supervisor.py    starts, watches, reaps and restarts collectors
+    spawned.py       one process that was started, seen from both ends
+    lock.py          one coordinator a directory
+    client.py        attach(), from any process
+    recovery.py      what is left of a dead run
+    stats.py         counters and rates
+
+Nothing is imported here, so that what needs no torch starts without it.
+"""

@@ -1,0 +1,100 @@
+"""``attach``: one directory in, one buffer of the family out, from any process of the machine."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from shmbuffer.errors import AttachTimeout, BufferNotFoundError
+from shmbuffer.memory import layout
+from shmbuffer.memory.engine import Engine
+
+if TYPE_CHECKING:
+    from shmbuffer.replay.buffers import ReplayBuffer
+
+Role = Literal["client", "collector", "learner", "coordinator"]
+
+role_of_this_process: Role = "client"
+"""What ``attach`` calls this process unless told; "collector" in what a coordinator spawned."""
+
+LOOK_S = 0.01
+"""How often a waiting ``attach`` looks whether the buffer is there by now."""
+
+
+def attach(
+    scratch_dir: str | os.PathLike[str],
+    *,
+    timeout: float = 60.0,
+    role: Role | None = None,
+    **options: Any,
+) -> ReplayBuffer:
+    """Opens the buffer of a directory that this or any other process made, or is about to make.
+
+    The class of the buffer, alpha, eps, beta, ``batch_size`` and ``priority_key`` are those that
+    were recorded when it was made. Before the first write by anyone it is there, but empty: ``len``
+    is 0, and the first ``extend`` or ``add`` defines what an item is. A directory whose processes
+    were killed is recovered first.
+
+    The process is in the registry until the buffer is closed or the process ends; it may come and
+    go at will.
+
+    Args:
+        scratch_dir: the directory. It need not exist yet.
+        timeout: seconds to wait for it to be made, or for another process that makes or recovers it
+            right now.
+        role: what this process is called in the registry; "collector" in one that a coordinator
+            spawned, else "client".
+        **options: what cannot be recorded, or is to differ in this process: ``transform``,
+            ``collate_fn``, ``prefetch``, ``generator``, ``batch_size``, ``beta``, ...
+
+    Returns:
+        The buffer, for instance a ``TensorDictPrioritizedReplayBuffer``.
+
+    Raises:
+        AttachTimeout: nobody made it in time, or somebody held it all the time.
+        FormatError, CorruptBufferError, UnsafePathError, ReadOnlyError: it cannot be used.
+        RegistryFullError: 256 living handles use it.
+        ValueError: ``timeout`` is not a number of seconds.
+
+    Cost: about a millisecond, after the import of torch; recovery comes on top where it is needed.
+    """
+    if math.isnan(timeout) or timeout < 0:
+        raise ValueError(f"timeout is a number of seconds, not {timeout!r}")
+    path = Path(scratch_dir)
+    deadline_s = time.monotonic() + timeout
+    while (engine := _opened(path, role or role_of_this_process, deadline_s)) is None:
+        if time.monotonic() >= deadline_s:
+            raise _nothing_there(path, timeout)
+        time.sleep(LOOK_S)
+    try:
+        from shmbuffer.replay.buffers import from_engine
+
+        return from_engine(engine, **options)
+    except BaseException:
+        engine.close()
+        raise
+
+
+def _opened(path: Path, role: Role, deadline_s: float) -> Engine | None:
+    """Returns a handle, or None if there is no buffer now."""
+    if not (path / layout.CONTROL).exists():
+        return None
+    remaining_s = max(0.0, deadline_s - time.monotonic())
+    try:
+        return Engine.open(path, None, role=role, timeout=remaining_s)
+    except BufferNotFoundError:
+        return None  # removed since; the next one may come
+
+
+def _nothing_there(path: Path, timeout: float) -> AttachTimeout:
+    there = "holds no buffer" if path.is_dir() else "does not exist"
+    return AttachTimeout(
+        f"{path}: waited {timeout:g} s for a buffer, and it still {there}; start a coordinator "
+        f"for it (shmbuffer serve {path} --capacity N), or check the path",
+        path=path,
+        timeout_s=timeout,
+        pids=[],
+    )

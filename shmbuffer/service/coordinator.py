@@ -1,0 +1,394 @@
+"""The coordinator: makes or recovers the directory, starts and supervises collectors, ends the run.
+
+     coordinator ──creates, recovers──▶ directory ◀──attach── collectors, learners
+          └──spawns, watches, reaps, restarts──▶ collectors
+
+It is in nobody's data path. When it is killed, collectors and learners go on; a new coordinator
+with ``on_existing="recover"`` takes over the same directory while they run, and with it the
+ownership of a temporary one.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, TypeVarTuple
+
+from shmbuffer.errors import BufferClosedError, ForkedHandleError
+from shmbuffer.memory import Engine, cleanup, removal
+from shmbuffer.service.lock import CoordinatorLock, refuse_second
+from shmbuffer.service.spawned import Death, Spawned
+from shmbuffer.service.stats import Meter, Number
+from shmbuffer.service.supervisor import Supervisor
+from shmbuffer.service.wishes import ALPHA, BETA, EPS, LOCAL, RECORDED, Wishes
+
+if TYPE_CHECKING:
+    from tensordict import TensorDictBase
+
+    from shmbuffer.memory.recovery import RecoveryReport
+    from shmbuffer.memory.registry import Client
+    from shmbuffer.replay.buffers import ReplayBuffer
+
+_Ts = TypeVarTuple("_Ts")
+
+OnExisting = Literal["error", "recover", "overwrite"]
+
+
+class Coordinator:
+    """Owns a shared buffer for the length of a run.
+
+        with Coordinator("run/buffer", capacity=1_000_000, batch_size=256) as coordinator:
+            coordinator.spawn(collect, 4, restart=True)
+            train(coordinator.buffer)
+
+    The buffer is a ``TensorDictPrioritizedReplayBuffer``, or, with ``alpha=None``, a
+    ``TensorDictReplayBuffer``; it is recorded in the directory, so ``attach`` finds the same. Close
+    the coordinator, or use ``with``; the end of the interpreter closes it too, and so does SIGTERM
+    once it has spawned a process.
+
+    Args:
+        scratch_dir: the directory; None makes a temporary one, which is removed in the end.
+        capacity: how many items there is room for. Needed where the buffer is created; with
+            ``on_existing="recover"`` it may be left out, and is checked where it is given.
+        alpha: priority exponent, 0.6 unless given; None for a buffer without priorities.
+        beta: exponent of the importance weights, 0.4 unless given.
+        eps: added to every priority, 1e-8 unless given.
+        batch_size: what ``sample()`` draws; recorded, so ``attach`` draws the same.
+        priority_key: where priorities lie in a tensordict, "td_error" unless given.
+        on_existing: what to do with a buffer that is there: "error"; "recover" it, or take it over
+            where somebody alive uses it; "overwrite": remove it and create a new one.
+        auto_cleanup: whether the end of the coordinator removes the buffer's files, and the
+            directory if it was made for them. None: only if it is a temporary one.
+        example: a tensordict like one item of the buffer (or a batch of them, if ``example`` has a
+            batch size): the files are made at once, so too little space is an error here and not at
+            the first write.
+        ndim: how many leading dimensions of a batch the storage has (TorchRL's ``ndim``); 1 unless
+            given.
+        checksum: whether items get one; without it nothing is promised for a power cut.
+        reserve: whether all space is reserved when the files are made.
+        timeout: seconds to wait for another process that creates or recovers the directory right
+            now.
+        grace_s: seconds between SIGTERM and SIGKILL for what was spawned, when the coordinator
+            closes.
+        **options: further arguments of the buffer, as TorchRL's. ``weight_key``, ``reduction`` and
+            ``dim_extend`` are recorded for everybody; ``transform``, ``collate_fn``,
+            ``pin_memory``, ``prefetch`` and ``generator`` are for ``buffer`` in this process.
+
+    Values that were recorded when the buffer was created win over defaults. A ``capacity``,
+    ``alpha``, ``eps`` or ``ndim`` that is given and differs is an error; any other that is recorded
+    and given takes the place of the old one.
+
+    Raises:
+        BufferExistsError: there is a buffer and ``on_existing`` is "error".
+        BufferInUseError: the directory has a coordinator already, or is to be overwritten and is in
+            use; ``pids``.
+        BufferNotFoundError: nothing to recover, and no ``capacity`` to create one.
+        SpaceError, ReadOnlyError, UnsafePathError, UnsafeFilesystemError, FormatError,
+            CorruptBufferError, AttachTimeout: as their names say; nothing was changed.
+        ValueError: an argument makes no sense, or differs from what is recorded.
+        TypeError: there is no such argument.
+
+    Cost: some milliseconds; torch is imported only with ``example`` or when ``buffer`` is first
+        asked for.
+    """
+
+    def __init__(
+        self,
+        scratch_dir: str | os.PathLike[str] | None = None,
+        *,
+        capacity: int | None = None,
+        alpha: float | None = ALPHA,
+        beta: float = BETA,
+        eps: float = EPS,
+        batch_size: int | None = None,
+        priority_key: str | tuple[str, ...] | None = None,
+        on_existing: OnExisting = "error",
+        auto_cleanup: bool | None = None,
+        example: TensorDictBase | None = None,
+        ndim: int | None = None,
+        checksum: bool = True,
+        reserve: bool = True,
+        timeout: float = 60.0,
+        grace_s: float = 5.0,
+        **options: Any,
+    ) -> None:
+        if on_existing not in ("error", "recover", "overwrite"):
+            raise ValueError(
+                f"on_existing is 'error', 'recover' or 'overwrite', not {on_existing!r}"
+            )
+        if capacity is None and (scratch_dir is None or on_existing != "recover"):
+            raise ValueError("capacity, the number of items, is needed to create a buffer")
+        wishes = Wishes(
+            capacity=capacity,
+            ndim=ndim,
+            alpha=alpha,
+            eps=eps,
+            beta=beta,
+            batch_size=batch_size,
+            priority_key=priority_key,
+            more={name: options.pop(name) for name in RECORDED & options.keys()},
+        )
+        if unknown := sorted(options.keys() - LOCAL):
+            raise TypeError(f"Coordinator() takes no argument {unknown[0]!r}")
+        self._pid = os.getpid()
+        self._closing = threading.Lock()
+        self._closed = False
+        self._options = options
+        self._buffer: ReplayBuffer | None = None
+        with ExitStack() as undo:
+            if scratch_dir is None:
+                path = cleanup.temporary_directory()
+                undo.callback(_remove_if_empty, path)
+            else:
+                path = Path(scratch_dir)
+                refuse_second(path)
+            self._engine = Engine.open(
+                path,
+                wishes.settings(checksum=checksum, reserve=reserve),
+                existing=on_existing,
+                role="coordinator",
+                timeout=timeout,
+                temporary=scratch_dir is None and auto_cleanup is not False,
+            )
+            undo.callback(self._engine.close)
+            if scratch_dir is None or on_existing != "recover":
+                undo.callback(self._forget_what_was_just_made)
+            self.scratch_dir: Path = path if self._engine.path is None else self._engine.path
+            self._lock = CoordinatorLock.take(self.scratch_dir)
+            undo.callback(self._lock.release)
+            wishes.agree(self._engine)
+            if example is not None:
+                self.buffer.storage.define(example)
+            self._meter = Meter(self._engine)
+            self._supervisor = Supervisor(self._engine, self.scratch_dir, grace_s=grace_s)
+            undo.callback(self._supervisor.stop)
+            self._own_directory(created_temporary=scratch_dir is None, asked=auto_cleanup)
+            undo.pop_all()
+        atexit.register(self.close)
+
+    def _own_directory(self, *, created_temporary: bool, asked: bool | None) -> None:
+        """Sees to it that what has to be removed in the end is, also where a signal is the end."""
+        self._remove: Callable[[], object] | None = None
+        if asked is False:
+            return
+        if created_temporary or self._engine.take_ownership():
+            self._remove = self._engine.cleanup
+        elif asked:
+            uuid = self._engine.superblock.uuid
+            self._remove = removal.own(self.scratch_dir, uuid).remove
+
+    def _forget_what_was_just_made(self) -> None:
+        """The start failed: a buffer without items would only be in the way of the next one."""
+        if self._engine.schema is None:
+            self._engine.cleanup()
+
+    # ---- what is there ----
+
+    @property
+    def buffer(self) -> ReplayBuffer:
+        """The buffer, for this process; made when it is first asked for, which imports torch.
+
+        Raises:
+            BufferClosedError: the coordinator is closed.
+        """
+        self._check_open()
+        if self._buffer is None:
+            from shmbuffer.replay.buffers import from_engine
+
+            self._buffer = from_engine(self._engine, **self._options)
+        return self._buffer
+
+    @property
+    def capacity(self) -> int:
+        """How many items there is room for, as recorded."""
+        return self._engine.settings.capacity
+
+    @property
+    def report(self) -> RecoveryReport | None:
+        """What recovery found and did, if this coordinator's start recovered the directory."""
+        return self._engine.report
+
+    @property
+    def processes(self) -> list[Spawned]:
+        """What was spawned, in order: ``pid``, ``exitcode``, ``is_alive()``, ``kill()``."""
+        return self._supervisor.processes
+
+    @property
+    def deaths(self) -> list[Death]:
+        """Every client that died since this coordinator began, spawned by it or not."""
+        return list(self._supervisor.deaths)
+
+    @property
+    def closed(self) -> bool:
+        """Whether ``close`` has been called."""
+        return self._closed
+
+    def stats(self) -> dict[str, Number]:
+        """Returns one consistent flat dict of numbers; service/stats.py has the table of its keys.
+
+        Rates are those since the call before. Added to it: ``processes`` (spawned and running),
+        ``deaths`` and ``restarts`` since this coordinator began.
+
+        Raises:
+            BufferClosedError: the coordinator is closed.
+
+        Cost: some ten microseconds.
+        """
+        self._check_open()
+        processes = self._supervisor.processes
+        return self._meter.read() | {
+            "processes": sum(spawned.is_alive() for spawned in processes),
+            "deaths": len(self._supervisor.deaths),
+            "restarts": sum(spawned.restarts for spawned in processes),
+        }
+
+    # ---- what it does ----
+
+    def spawn(
+        self,
+        target: Callable[[Path, int, *_Ts], object],
+        n: int = 1,
+        *args: *_Ts,
+        restart: bool = False,
+    ) -> list[Spawned]:
+        """Starts ``n`` processes that run ``target(scratch_dir, index, *args)``, and watches them.
+
+        The processes are spawned, not forked: ``target`` and ``args`` are pickled, so the target is
+        a function of a module, and a script that spawns needs its ``if __name__ == "__main__":``.
+        The index counts from 0 in every call. A target attaches by path; it is then a "collector"
+        in the registry. It gets SIGTERM when the coordinator closes, which unwinds it as SystemExit
+        does; if the coordinator is killed, it just goes on.
+
+        A process that dies is reported (``deaths``, and a warning of the logger
+        "shmbuffer.service"), and what it had claimed is free again within milliseconds.
+
+        Args:
+            target: what to run; its result is ignored.
+            n: how many.
+            *args: passed on, after the directory and the index.
+            restart: whether one that dies is started again, with the same index. One that returns,
+                or ends on Ctrl-C, is done. After the second death in a row at an age below 5 s
+                there is a growing pause.
+
+        Returns:
+            The processes, in the order of their indices.
+
+        Raises:
+            BufferClosedError: the coordinator is closed.
+            ValueError: ``n`` is negative.
+            OSError: the system has no room for another process.
+
+        Cost: some milliseconds each; the imports of the target happen in its process.
+        """
+        if n < 0:
+            raise ValueError(f"n is a number of processes, not {n}")
+        self._check_open()
+        return self._supervisor.spawn(target, n, args, restart=restart)
+
+    def join(self, timeout: float | None = None) -> bool:
+        """Waits until no spawned process runs or is to be started again.
+
+        Args:
+            timeout: seconds; None waits for as long as it takes.
+
+        Returns:
+            Whether that is so.
+        """
+        return self._supervisor.join(timeout)
+
+    def wait_for_deaths(self, count: int, timeout: float | None = None) -> bool:
+        """Waits until ``deaths`` has ``count`` entries.
+
+        Args:
+            count: counted from the start of this coordinator.
+            timeout: seconds; None waits for as long as it takes.
+
+        Returns:
+            Whether there are as many.
+        """
+        return self._supervisor.wait_for_deaths(count, timeout)
+
+    def clients(self) -> list[Client]:
+        """Returns who is in the registry: this coordinator, collectors, learners, whoever attached.
+
+        Raises:
+            BufferClosedError: the coordinator is closed.
+
+        Cost: some ten microseconds a client.
+        """
+        self._check_open()
+        return self._engine.clients()
+
+    def flush(self) -> None:
+        """Makes everything committed so far survive a power cut.
+
+        Raises:
+            BufferClosedError: the coordinator is closed.
+            DurabilityError: the file system failed to write.
+
+        Cost: one write-back of what changed since the last; writers go on meanwhile.
+        """
+        self._check_open()
+        self._engine.flush()
+
+    def close(self) -> None:
+        """Ends the run: stops what was spawned, leaves the directory, removes a temporary one.
+
+        What was spawned gets SIGTERM, and SIGKILL after ``grace_s``. Everybody else goes on, and so
+        does a buffer in a directory of the user's. Idempotent; in a fork of this process it does
+        nothing.
+        """
+        if os.getpid() != self._pid:
+            return
+        with self._closing:
+            if self._closed:
+                return
+            self._closed = True
+            with ExitStack() as steps:  # all of them, whichever fails
+                steps.callback(atexit.unregister, self.close)
+                steps.callback(self._engine.close)
+                if self._buffer is not None:
+                    steps.callback(self._buffer.close)
+                steps.callback(self._lock.release)
+                if self._remove is not None:
+                    steps.callback(self._remove)
+                steps.callback(self._supervisor.stop)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        where: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "a Coordinator stays in its process; pass its scratch_dir, and attach() there"
+        )
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else f"{len(self.processes)} processes"
+        return f"<Coordinator {str(self.scratch_dir)!r} capacity={self.capacity} {state}>"
+
+    def _check_open(self) -> None:
+        if os.getpid() != self._pid:
+            raise ForkedHandleError(
+                f"{self.scratch_dir}: this coordinator belongs to process {self._pid}, from which "
+                "this one was forked; attach() here"
+            )
+        if self._closed:
+            raise BufferClosedError(f"{self.scratch_dir}: this coordinator is closed")
+
+
+def _remove_if_empty(path: Path) -> None:
+    with suppress(OSError):
+        path.rmdir()

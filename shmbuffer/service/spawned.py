@@ -1,0 +1,193 @@
+"""One process that a coordinator started: the handle on it, and its own first steps.
+
+     running ──returns, or is stopped, or Ctrl-C──▶ ended
+        └──any other end: a signal, an exception──▶ a death is noted ──restart──▶ running
+
+It is a plain ``spawn`` process of multiprocessing, not a daemon and not tied to its parent: a
+coordinator that is killed leaves it running.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from multiprocessing.context import SpawnProcess
+from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn
+
+HASTY_S = 5.0
+"""One that dies younger than this, twice in a row, is started again only after a pause."""
+
+LONGEST_PAUSE_S = 30.0
+
+ASKED_TO_END = (0, -signal.SIGINT, 128 + signal.SIGINT)
+"""Exit codes of a process that is not started again: it returned, or a person pressed Ctrl-C."""
+
+
+@dataclass(frozen=True)
+class Death:
+    """One client that ended without leaving.
+
+    Attributes:
+        pid: of the dead process.
+        role: what it was in the registry; "collector" for a spawned one that was not in there.
+        name: ``target-index`` of a spawned process, else "".
+        index: of a spawned process among those of its ``spawn``, else None.
+        exitcode: as ``multiprocessing`` gives it (negative: the signal); None where it is not ours
+            to know.
+        restarted: whether it is started again.
+        time_s: when it was noticed, in seconds since 1970.
+    """
+
+    pid: int
+    role: str
+    name: str
+    index: int | None
+    exitcode: int | None
+    restarted: bool
+    time_s: float = field(default_factory=time.time)
+
+    @property
+    def cause(self) -> str:
+        """What ended it, as far as this process can know."""
+        if self.exitcode is None:
+            return "died"
+        if self.exitcode < 0:
+            return f"was killed by {_signal_name(-self.exitcode)}"
+        if self.exitcode > 128:
+            return f"ended on {_signal_name(self.exitcode - 128)}"
+        return f"ended with exit code {self.exitcode}"
+
+    def __str__(self) -> str:
+        who = self.name or self.role
+        after = "; it is started again" if self.restarted else ""
+        return f"{who} (pid {self.pid}) {self.cause}{after}"
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+class Spawned:
+    """A running process and, after a restart, its successor under the same name and index.
+
+    Attributes:
+        name: ``target-index``.
+        index: what the target was called with.
+        pid: of the process that runs now, or ran last.
+        restart: whether it is started again when it dies.
+        restarts: how often that was tried.
+        failure: why the last start failed; None if it did not.
+    """
+
+    def __init__(
+        self, start: Callable[[], SpawnProcess], *, name: str, index: int, restart: bool
+    ) -> None:
+        self._start = start
+        self._process: SpawnProcess | None = None
+        self._pidfd: int | None = None
+        self._exitcode: int | None = None
+        self._running = False
+        self._young_deaths = 0
+        self.name = name
+        self.index = index
+        self.pid = 0
+        self.restart = restart
+        self.restarts = 0
+        self.failure: Exception | None = None
+
+    def begin(self) -> None:
+        """Starts the process, or its successor; sets ``failure`` if not. For the supervisor."""
+        again = self._process is not None
+        self.restarts += again
+        try:
+            self._process = self._start()
+        except Exception as error:
+            self.failure = error
+            return
+        self._started_s = time.monotonic()
+        self._exitcode, self._running, self.failure = None, True, None
+        self.pid = self._process.pid or 0
+        # multiprocessing's sentinel is a pipe that grandchildren hold too; this is the process.
+        with suppress(OSError):
+            self._pidfd = os.pidfd_open(self.pid)
+
+    @property
+    def sentinel(self) -> int:
+        """A descriptor that becomes readable when the process ends."""
+        return self._started().sentinel if self._pidfd is None else self._pidfd
+
+    @property
+    def exitcode(self) -> int | None:
+        """None while it runs, then as ``multiprocessing`` gives it: negative for a signal."""
+        return self._exitcode
+
+    def is_alive(self) -> bool:
+        """Returns whether it runs, as far as its supervisor has noticed."""
+        return self._running
+
+    def kill(self) -> None:
+        """Sends SIGKILL; it is started again if it is one of those."""
+        self._started().kill()
+
+    def terminate(self) -> None:
+        """Sends SIGTERM, on which it unwinds; it is started again if it is one of those."""
+        self._started().terminate()
+
+    def collect(self) -> int:
+        """Takes the exit code of a process that has ended. For the supervisor."""
+        process = self._started()
+        process.join()
+        while (code := process.exitcode) is None:
+            time.sleep(0)  # another thread of ours is just reading the status for multiprocessing
+        if self._pidfd is not None:
+            os.close(self._pidfd)
+            self._pidfd = None
+        self._exitcode, self._running = code, False
+        return code
+
+    def _started(self) -> SpawnProcess:
+        assert self._process is not None
+        return self._process
+
+    def pause_s(self) -> float:
+        """Returns how long to wait before the next start: nothing, unless it keeps dying young."""
+        if time.monotonic() - self._started_s >= HASTY_S:
+            self._young_deaths = 0
+            return 0.0
+        self._young_deaths += 1
+        if self._young_deaths == 1:
+            return 0.0
+        return min(0.25 * 2.0**self._young_deaths, LONGEST_PAUSE_S)
+
+    def __repr__(self) -> str:
+        state = "running" if self.is_alive() else f"exit code {self.exitcode}"
+        return f"<Spawned {self.name} pid={self.pid} {state}>"
+
+
+def first_steps(
+    target: Callable[..., object], scratch_dir: Path, index: int, args: tuple[Any, ...]
+) -> None:
+    """What a spawned process runs: the target, so that SIGTERM and Ctrl-C unwind it.
+
+    A signal becomes a SystemExit, so ``with`` blocks close their handles and nothing is left to be
+    reaped.
+    """
+    from shmbuffer.service import client
+
+    client.role_of_this_process = "collector"
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _unwind)
+    target(scratch_dir, index, *args)
+
+
+def _unwind(number: int, _frame: FrameType | None) -> NoReturn:
+    raise SystemExit(128 + number)

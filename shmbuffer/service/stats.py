@@ -1,0 +1,97 @@
+"""One flat dict of numbers about a buffer, with TorchRL's keys where TorchRL has them.
+
+    size, capacity, write_count       items present, room for items, items ever written (TorchRL's)
+    utilization, fill                 size / capacity, under TorchRL's name and under ours
+    initialized                       whether somebody has written, so there is a schema (TorchRL's)
+    inserts, samples, sampled         items written, batches drawn, items drawn, since creation
+    inserts_per_s, samples_per_s, sampled_per_s   the same per second since the last reading
+    sampled_age                       mean age of an item when it was drawn, counted in writes:
+                                      since the last reading, or ever if nothing was drawn since
+    updates_applied, updates_stale    priorities set; dropped because their item was overwritten
+    redraws, waits                    rows drawn again because they changed; writes that had to wait
+    clients_alive, clients_dead       handles in the registry; those dead and not yet reaped
+    repairs, rolled_back, rolled_forward, reaped   what deaths made necessary
+    epoch, bytes, p_sum, ...          the engine's other numbers, under its own names
+
+One reading is one snapshot of the engine: all values belong to the same moment. Counters are shared
+by all processes; rates belong to the meter that computes them, so each process sees its own pace.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from shmbuffer.memory.engine import Engine
+
+Number = int | float
+
+RATED = ("inserts", "samples", "sampled")
+"""Counters that a meter also gives per second."""
+
+
+class Meter:
+    """Turns the engine's counters into rates.
+
+    Args:
+        engine: whose counters. It is read once here, so that the first reading has rates too: those
+            since the meter was made.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._lock = threading.Lock()
+        self._last: Mapping[str, Number] = engine.stats()
+        self._rates: dict[str, float] = dict.fromkeys((f"{name}_per_s" for name in RATED), 0.0)
+
+    def read(self) -> dict[str, Number]:
+        """Returns the numbers of this moment and the rates since the reading before.
+
+        Raises:
+            BufferClosedError: the handle was closed.
+
+        Cost: one short locked section of the engine and a walk through the registry; some ten
+            microseconds.
+        """
+        with self._lock:
+            now, before = self._engine.stats(), self._last
+            self._last = now
+            elapsed_s = (now["time_ns"] - before["time_ns"]) / 1e9
+            if elapsed_s > 0:
+                self._rates = {
+                    f"{name}_per_s": (now[name] - before[name]) / elapsed_s for name in RATED
+                }
+            rates = self._rates
+        return describe(now, before) | {"initialized": self._engine.schema is not None} | rates
+
+
+def describe(now: Mapping[str, Number], before: Mapping[str, Number]) -> dict[str, Number]:
+    """Returns the flat dict, without rates, of one engine snapshot.
+
+    Args:
+        now: the snapshot.
+        before: an earlier one, from which the recent age of sampled items is counted.
+    """
+    length, capacity = now["length"], now["elements"]
+    utilization = length / capacity
+    renamed = {
+        "size": length,
+        "write_count": now["write_count"],
+        "capacity": capacity,
+        "utilization": utilization,
+        "fill": utilization,
+        "sampled_age": _age(now, before),
+    }
+    return renamed | {k: v for k, v in now.items() if k not in renamed and k not in _INTERNAL}
+
+
+_INTERNAL = {"length", "elements", "age_sum", "time_ns"}
+
+
+def _age(now: Mapping[str, Number], before: Mapping[str, Number]) -> float:
+    sampled = now["sampled"] - before["sampled"]
+    if sampled > 0:
+        return (now["age_sum"] - before["age_sum"]) / sampled
+    return now["age_sum"] / now["sampled"] if now["sampled"] else 0.0

@@ -1,0 +1,315 @@
+"""Who looks after the collectors: starts them, notices when one dies, starts it again if told to.
+
+Deaths are seen through descriptors of the processes (pidfd), not by asking around: a dead
+collector's slots are free within milliseconds. The same watch is kept over every other client of
+the directory, such as the collectors of a coordinator that was killed; those are reported and
+reaped, but not started again.
+
+Always true
+  1. A spawned process depends on nothing here: if this process is killed, it goes on.
+  2. An orderly end of this process stops what it spawned, and only that: ``stop``, the end of the
+     interpreter, and SIGTERM where its default action stood. A handler of the program's own decides
+     for itself.
+  3. Only the watcher starts processes, and it notes each under the lock: whatever interrupts the
+     main thread, no process runs that ``stop`` does not know.
+  4. A fork of this process looks after nobody.
+"""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import os
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from multiprocessing import connection
+from multiprocessing.context import SpawnProcess
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from shmbuffer.errors import BufferClosedError, ShmBufferError
+from shmbuffer.memory import cleanup
+from shmbuffer.service.spawned import ASKED_TO_END, Death, Spawned, first_steps
+
+if TYPE_CHECKING:
+    from shmbuffer.memory.engine import Engine
+    from shmbuffer.memory.registry import Client
+
+_Answer = TypeVar("_Answer")
+_Key = tuple[int, int]  # of a client: entry, incarnation
+
+log = logging.getLogger("shmbuffer.service")
+
+SCAN_S = 0.5
+"""How often the registry is read for clients that are new, or that died where we have no pidfd."""
+
+
+class Supervisor:
+    """Starts, watches and stops the processes of one coordinator.
+
+    Args:
+        engine: the coordinator's handle; it lists the clients and reaps the dead.
+        scratch_dir: what the targets are called with.
+        grace_s: seconds between SIGTERM and SIGKILL when they are stopped.
+
+    Attributes:
+        deaths: every client that died since, in the order in which it was noticed.
+    """
+
+    def __init__(self, engine: Engine, scratch_dir: Path, *, grace_s: float = 5.0) -> None:
+        self.deaths: list[Death] = []
+        self._engine = engine
+        self._scratch_dir = scratch_dir
+        self._grace_s = grace_s
+        self._pid = os.getpid()
+        self._changed = threading.Condition(threading.RLock())  # guards what follows
+        self._spawned: list[Spawned] = []
+        self._spawned_pids: set[int] = set()
+        self._due: list[tuple[float, Spawned]] = []  # when to start whom again
+        self._stopping = False
+        self._failure: BaseException | None = None  # what ended the watch before its time
+        self._wake_reader, self._wake_writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        # Only the watcher touches these.
+        self._others: dict[_Key, int] = {}  # pidfds of the other clients
+        self._settled: set[_Key] = set()  # other clients without one, or whose pidfd has fired
+        self._reported: set[_Key] = set()  # dead clients that are still in the registry
+        self._buffer_is_gone = False
+        self._complaint = ""  # the last one of the engine, to be logged once
+        self._at_sigterm: cleanup.Ownership | None = None
+        self._watcher = threading.Thread(
+            target=self._watch, name="shmbuffer-supervisor", daemon=True
+        )
+        self._watcher.start()
+
+    @property
+    def processes(self) -> list[Spawned]:
+        """What was spawned, in order; those that ended for good included."""
+        with self._changed:
+            return list(self._spawned)
+
+    def spawn(
+        self, target: Callable[..., object], n: int, args: tuple[Any, ...], *, restart: bool
+    ) -> list[Spawned]:
+        """Starts ``n`` processes; see ``Coordinator.spawn``."""
+        context = multiprocessing.get_context("spawn")
+        label = getattr(target, "__name__", type(target).__name__)
+
+        def starter(index: int, name: str) -> Callable[[], SpawnProcess]:
+            def start() -> SpawnProcess:
+                process = context.Process(
+                    target=first_steps, args=(target, self._scratch_dir, index, args), name=name
+                )
+                process.start()
+                return process
+
+            return start
+
+        names = [f"{label}-{index}" for index in range(n)]
+        new = [
+            Spawned(starter(index, name), name=name, index=index, restart=restart)
+            for index, name in enumerate(names)
+        ]
+        with self._changed:
+            if self._stopping:
+                raise BufferClosedError(f"{self._scratch_dir}: this coordinator is closed")
+            if self._at_sigterm is None:
+                self._at_sigterm = cleanup.own(self._scratch_dir, self.stop)
+            self._spawned += new
+            self._due += [(0.0, spawned) for spawned in new]
+            self._wake()
+            self._wait_for(lambda: self._stopping or not any(map(self._is_due, new)), None)
+            failures = [spawned for spawned in new if spawned.failure is not None]
+            self._spawned = [spawned for spawned in self._spawned if spawned not in failures]
+        for spawned in failures:
+            assert spawned.failure is not None
+            raise spawned.failure
+        return new
+
+    def join(self, timeout: float | None = None) -> bool:
+        """Waits until nothing spawned runs or is to be started again; returns whether it is so."""
+        return self._wait_for(self._all_ended, timeout)
+
+    def wait_for_deaths(self, count: int, timeout: float | None = None) -> bool:
+        """Waits until ``count`` deaths were noticed; returns whether they were."""
+        return self._wait_for(lambda: len(self.deaths) >= count, timeout)
+
+    def stop(self) -> None:
+        """Stops what was spawned (SIGTERM, after the grace SIGKILL), then the watch. Idempotent."""
+        if os.getpid() != self._pid:
+            return
+        with self._changed:
+            self._stopping = True
+            self._due.clear()
+            running = [spawned for spawned in self._spawned if spawned.is_alive()]
+            for spawned in running:
+                spawned.terminate()
+        if self._failure is not None:
+            log.error("nobody watched the end of %s", running)
+        elif not self.join(self._grace_s):
+            for spawned in running:
+                if spawned.is_alive():
+                    log.warning("%s (pid %d) ignored SIGTERM: killed", spawned.name, spawned.pid)
+                    spawned.kill()
+            self.join(self._grace_s)
+        self._wake()
+        self._watcher.join(self._grace_s)
+        if self._at_sigterm is not None:
+            self._at_sigterm.release()
+
+    def _wait_for(self, condition: Callable[[], bool], timeout: float | None) -> bool:
+        with self._changed:
+            self._changed.wait_for(lambda: condition() or self._failure is not None, timeout)
+            if self._failure is not None:
+                raise RuntimeError("the watch over the processes has failed") from self._failure
+            return condition()
+
+    # ---- the watcher's thread ----
+
+    def _watch(self) -> None:
+        try:
+            while True:
+                self._start_due()
+                self._look_at_registry()
+                with self._changed:
+                    if self._stopping and self._all_ended():
+                        return
+                    mine = {s.sentinel: s for s in self._spawned if s.is_alive()}
+                    next_s = min([SCAN_S, *(when - time.monotonic() for when, _ in self._due)])
+                others = {pidfd: client for client, pidfd in self._others.items()}
+                for fd in connection.wait([*mine, *others, self._wake_reader], max(0.0, next_s)):
+                    assert isinstance(fd, int)
+                    if fd == self._wake_reader:
+                        os.read(self._wake_reader, 4096)
+                    elif fd in mine:
+                        self._note_end(mine[fd])
+                    else:
+                        self._settle(others[fd])
+        except BaseException as error:
+            with self._changed:
+                self._failure = error  # whoever waits for us must not wait for ever
+                self._changed.notify_all()
+            raise
+        finally:
+            with self._changed:
+                for pidfd in (*self._others.values(), self._wake_reader, self._wake_writer):
+                    os.close(pidfd)
+                self._others.clear()
+                self._wake_reader = self._wake_writer = -1
+
+    def _wake(self) -> None:
+        with self._changed:
+            if self._wake_writer >= 0:
+                with suppress(BlockingIOError):  # it is full of wake-ups
+                    os.write(self._wake_writer, b"!")
+
+    def _all_ended(self) -> bool:
+        return not self._due and not any(spawned.is_alive() for spawned in self._spawned)
+
+    def _note_end(self, spawned: Spawned) -> None:
+        """One of ours has ended: reap it, say so, and make a note if it is to come back."""
+        roles = {client.pid: client.role for client in self._clients()}
+        pid, code = spawned.pid, spawned.collect()
+        self._reap()
+        with self._changed:
+            if code != 0 and not self._stopping:
+                again = spawned.restart and code not in ASKED_TO_END
+                if again:
+                    self._due.append((time.monotonic() + spawned.pause_s(), spawned))
+                self._report(
+                    Death(
+                        pid=pid,
+                        role=roles.get(pid, "collector"),
+                        name=spawned.name,
+                        index=spawned.index,
+                        exitcode=code,
+                        restarted=again,
+                    )
+                )
+            self._changed.notify_all()
+
+    def _is_due(self, spawned: Spawned) -> bool:
+        return any(waiting is spawned for _, waiting in self._due)
+
+    def _start_due(self) -> None:
+        with self._changed:
+            now = time.monotonic()
+            ripe = [spawned for when, spawned in self._due if when <= now]
+            self._due = [(when, spawned) for when, spawned in self._due if when > now]
+            for spawned in ripe:
+                spawned.begin()
+                if spawned.failure is None:
+                    self._spawned_pids.add(spawned.pid)
+                elif spawned.restarts:  # a first start that fails is the caller's to know
+                    log.error("%s could not be started again: %s", spawned.name, spawned.failure)
+                    self._due.append((now + 1.0 + spawned.pause_s(), spawned))
+            if ripe:
+                self._changed.notify_all()
+
+    # ---- the other clients ----
+
+    def _look_at_registry(self) -> None:
+        """Reaps and reports the dead that are not ours, and begins to watch the living."""
+        clients = self._clients()
+        with self._changed:
+            ours = self._spawned_pids | {self._pid}
+        living = {_key(client): client.pid for client in clients if client.alive}
+        dead = {_key(client): client for client in clients if not client.alive}
+        if dead:
+            self._reap()
+        news = {dead[key].pid: dead[key].role for key in dead.keys() - self._reported}
+        self._reported = set(dead)  # whatever could not be reaped now is no news the next time
+        with self._changed:
+            for pid in news.keys() - ours:
+                self._report(
+                    Death(
+                        pid=pid,
+                        role=news[pid],
+                        name="",
+                        index=None,
+                        exitcode=None,
+                        restarted=False,
+                    )
+                )
+                self._changed.notify_all()
+        living = {key: pid for key, pid in living.items() if pid not in ours}
+        for key in self._others.keys() - living.keys():
+            self._settle(key)
+        self._settled &= living.keys()
+        for key in living.keys() - self._others.keys() - self._settled:
+            try:
+                self._others[key] = os.pidfd_open(living[key])
+            except OSError:
+                self._settled.add(key)  # in another pid namespace, or just gone
+
+    def _settle(self, key: _Key) -> None:
+        os.close(self._others.pop(key))
+        self._settled.add(key)
+
+    def _clients(self) -> list[Client]:
+        return self._asked(self._engine.clients, [])
+
+    def _reap(self) -> int:
+        return self._asked(self._engine.reap_dead, 0)
+
+    def _asked(self, question: Callable[[], _Answer], otherwise: _Answer) -> _Answer:
+        """Asks the engine; if it cannot answer we still have our processes to look after."""
+        if self._buffer_is_gone:
+            return otherwise
+        try:
+            return question()
+        except ShmBufferError as error:
+            self._buffer_is_gone = isinstance(error, BufferClosedError)
+            if str(error) != self._complaint:
+                self._complaint = str(error)
+                log.error("the dead cannot be looked after: %s", error)
+            return otherwise
+
+    def _report(self, death: Death) -> None:
+        self.deaths.append(death)
+        log.warning("%s: %s", self._scratch_dir, death)
+
+
+def _key(client: Client) -> _Key:
+    return client.entry, client.incarnation

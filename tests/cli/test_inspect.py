@@ -1,0 +1,99 @@
+"""``inspect`` says what is in there, of a live or a dead directory, and changes nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from shmbuffer.cli import main
+from tests.cli.contents import contents
+from tests.service import items
+from tests.service.programs import run
+
+
+def test_a_closed_buffer(closed: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = contents(closed)
+    assert main(["inspect", str(closed)]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith(f"{closed}\n")
+    assert "items       3 of 8 (37.5%), 3 written" in text
+    assert "nobody; everybody left in good order" in text
+    assert "next.number  int64  []" in text
+    assert "clients" not in text
+    assert contents(closed) == before
+
+
+def test_a_dead_one(dead: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = contents(dead)
+    assert main(["inspect", str(dead)]) == 0
+    text = capsys.readouterr().out
+    assert "nobody; 1 died in it; the next to open it recovers it (nobody alive)" in text
+    assert "payload" in text  # what its claim was at
+    assert contents(dead) == before
+
+
+def test_a_live_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "live"
+    with items.create(path, 8) as engine:
+        assert main(["inspect", str(path)]) == 0
+        text = capsys.readouterr().out
+        assert "NO_SCHEMA" in text
+        assert "items       0 of 8" in text
+        assert "leaves" not in text
+        items.write(engine, [1])
+        assert main(["inspect", str(path)]) == 0
+        text = capsys.readouterr().out
+        assert "1 living clients" in text
+        assert str(os.getpid()) in text
+        assert len(engine.clients()) == 1  # it did not join
+
+
+def test_json_is_one_object(closed: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", str(closed), "--json"]) == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    found = json.loads(line)
+    assert found["path"] == str(closed)
+    assert found["counters"]["length"] == 3
+    assert list(found["schema"]["leaves"]) == ["number", "next.number"]
+    assert found["clients"] == []
+
+
+def test_it_loads_no_torch(closed: Path, loads_no_torch: Callable[..., None]) -> None:
+    loads_no_torch("inspect", closed)
+
+
+@pytest.mark.parametrize("installed", [True, False])
+def test_rich_is_used_on_a_terminal_and_not_needed(
+    closed: Path,
+    installed: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    if not installed:
+        monkeypatch.setitem(sys.modules, "rich.box", None)
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    assert main(["inspect", str(closed)]) == 0
+    text = capsys.readouterr().out
+    assert "next.number" in text
+    assert ("─" in text) == installed
+
+
+def test_a_name_cannot_write_to_the_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "\x1b[31mred"
+    with items.create(path, 8) as engine:
+        items.write(engine, [1])
+    assert main(["inspect", str(path)]) == 0
+    text = capsys.readouterr().out
+    assert "\x1b" not in text
+    assert r"\x1b[31mred" in text
+
+
+def test_the_exit_code_reaches_the_shell(closed: Path) -> None:
+    assert run("inspect", closed)[0] == 0

@@ -1,0 +1,192 @@
+"""``serve`` is a coordinator in the foreground; SIGTERM and Ctrl-C are its good ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from shmbuffer.cli import exits
+from shmbuffer.memory.engine import Engine
+from shmbuffer.memory.locks import InitLock
+from shmbuffer.memory.region import Directory
+from tests.service import items
+from tests.service.programs import Program, run
+
+DIES_WITH_A_CLAIM = """
+import os, signal, sys
+from shmbuffer.memory.engine import Engine
+from tests.service import items
+engine = Engine.open(sys.argv[1], None, role="collector")
+items.write(engine, [1])
+engine.ring.claim(4, timeout=5.0)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "buffer"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_it_says_when_it_is_ready_and_ends_well_on_a_signal(path: Path, number: int) -> None:
+    with Program.shmbuffer("serve", path, "--capacity", 1000) as program:
+        assert program.line() == (
+            f"ready: {path}, 0 of 1,000 items, pid {program.pid}; Ctrl-C or SIGTERM ends it"
+        )
+        with Engine.open(path, None, role="collector") as engine:
+            items.write(engine, [1, 2, 3])
+            assert [client.role for client in engine.clients()] == ["coordinator", "collector"]
+        program.signal(number)
+        assert program.end() == (exits.DONE, "", "")
+    with Engine.open(path, None) as engine:
+        assert items.read(engine) == [1, 2, 3]
+        assert engine.report is not None
+        assert engine.report.clients_retired == 0  # it left in good order
+
+
+def test_json_says_so_in_an_object(path: Path) -> None:
+    with Program.shmbuffer("serve", path, "--capacity", 8, "--json") as program:
+        ready = program.json()
+        assert ready == {
+            "event": "ready",
+            "path": str(path),
+            "pid": program.pid,
+            "capacity": 8,
+            "recovered": None,
+        }
+        program.signal(signal.SIGTERM)
+        assert program.end() == (exits.DONE, "", "")
+
+
+def test_its_options_are_recorded(path: Path) -> None:
+    options = (
+        "--capacity=8 --alpha=0.5 --beta=0.3 --eps=0.001 --priority-key=p --batch-size=4 "
+        "--ndim=2 --no-checksum --no-reserve"
+    )
+    with Program.shmbuffer("serve", path, *options.split()) as program:
+        program.line()
+        with Engine.open(path, None) as engine:
+            settings = engine.settings
+    assert (settings.capacity, settings.alpha, settings.eps, settings.ndim) == (8, 0.5, 1e-3, 2)
+    assert (settings.checksum, settings.reserve) == (False, False)
+    assert settings.extra == {
+        "buffer": "TensorDictPrioritizedReplayBuffer",
+        "beta": 0.3,
+        "priority_key": "p",
+        "batch_size": 4,
+    }
+
+
+def test_alpha_none_is_a_buffer_without_priorities(path: Path) -> None:
+    with Program.shmbuffer("serve", path, "--capacity=8", "--alpha=none") as program:
+        program.line()
+        with Engine.open(path, None) as engine:
+            assert engine.settings.alpha is None
+
+
+def test_what_is_there_is_refused_recovered_or_overwritten(closed: Path) -> None:
+    code, out, err = run("serve", closed, "--capacity=8")
+    assert (code, out) == (exits.REFUSED, "")
+    assert err.startswith(f"shmbuffer: {closed}: there is a buffer already")
+    with Program.shmbuffer("serve", closed, "--on-existing=recover", "--json") as program:
+        assert program.json()["recovered"]["items"] == 3
+        program.signal(signal.SIGTERM)
+        assert program.end()[0] == exits.DONE
+    with Program.shmbuffer("serve", closed, "--on-existing=overwrite", "--capacity=4") as program:
+        assert "0 of 4 items" in program.line()
+
+
+def test_a_second_one_is_told_the_pid_of_the_first(path: Path) -> None:
+    with Program.shmbuffer("serve", path, "--capacity=8") as first:
+        first.line()
+        code, out, err = run("serve", path, "--on-existing=recover")
+        assert (code, out) == (exits.REFUSED, "")
+        assert err == (
+            f"shmbuffer: {path}: pid {first.pid} is its coordinator already; "
+            "stop that one first, or use attach()\n"
+        )
+
+
+def test_the_next_one_takes_over_from_a_killed_one_while_clients_run(path: Path) -> None:
+    with Program.shmbuffer("serve", path, "--capacity=8") as first:
+        first.line()
+        with Engine.open(path, None) as engine:
+            items.write(engine, [1])
+            first.kill()
+            items.write(engine, [2])
+            with Program.shmbuffer("serve", path, "--on-existing=recover", "--json") as second:
+                assert second.json()["recovered"] is None
+                items.write(engine, [3])
+            assert items.read(engine) == [1, 2, 3]
+
+
+def test_a_dead_client_is_reaped_and_reported(path: Path) -> None:
+    with Program.shmbuffer("serve", path, "--capacity=4") as server:
+        server.line()
+        with Program.python(DIES_WITH_A_CLAIM, path) as collector:
+            assert collector.end()[0] == -signal.SIGKILL
+        with Engine.open(path, None) as engine:
+            items.write(engine, [2, 3, 4, 5])
+            assert items.read(engine) == [5, 2, 3, 4]
+        server.signal(signal.SIGTERM)
+        code, _, err = server.end()
+    assert code == exits.DONE
+    if err:  # whoever came first reaped it: the server, or the engine above as it joined
+        assert err == f"{path}: collector (pid {collector.pid}) died\n"
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ([], "capacity, the number of items, is needed to create a buffer"),
+        (["--capacity=0"], "capacity is at least 1, not 0"),
+        (["--capacity=8", "--alpha=-1"], "alpha is a finite number, 0 or more, not -1.0"),
+        (["--capacity=8", "--batch-size=0"], "batch_size is at least 1, not 0"),
+    ],
+)
+def test_wrong_usage_is_a_sentence(path: Path, options: list[str], said: str) -> None:
+    assert run("serve", path, *options) == (exits.USAGE, "", f"shmbuffer: {said}\n")
+    assert not path.exists()
+
+
+@pytest.mark.parametrize("option", ["--alpha=much", "--on-existing=keep", "--capacity=many"])
+def test_options_are_checked(path: Path, option: str) -> None:
+    code, _, err = run("serve", path, option)
+    assert code == exits.USAGE
+    assert option.split("=")[1] in err
+
+
+def test_a_signal_ends_it_while_it_still_waits_for_the_directory(closed: Path) -> None:
+    lock = str(closed / ".shmbuffer" / "init.lock")
+    with (
+        Directory.open(closed) as directory,
+        InitLock(directory, 5.0),
+        Program.shmbuffer("serve", closed, "--on-existing=recover") as program,
+    ):
+        while lock not in open_files(program.pid):
+            assert program.process.poll() is None
+        program.signal(signal.SIGTERM)
+        assert program.end() == (exits.DONE, "", "")
+
+
+def test_auto_cleanup_removes_the_buffer_in_the_end(path: Path) -> None:
+    with Program.shmbuffer("serve", path, "--capacity=8", "--auto-cleanup") as program:
+        program.line()
+        assert path.exists()
+        program.signal(signal.SIGTERM)
+        assert program.end()[0] == exits.DONE
+    assert not path.exists()
+
+
+def open_files(pid: int) -> set[str]:
+    found = set()
+    for fd in os.listdir(f"/proc/{pid}/fd"):
+        try:
+            found.add(os.readlink(f"/proc/{pid}/fd/{fd}"))
+        except FileNotFoundError:
+            continue  # it was closed while we looked
+    return found

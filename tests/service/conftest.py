@@ -1,0 +1,40 @@
+"""What the tests of the service share: a directory, and a pipe for reports of processes."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Iterator
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+@dataclass
+class Reports:
+    """One end for the children to send on, one for the test to read."""
+
+    out: Connection
+    inbox: Connection
+
+    def next(self) -> Any:
+        assert self.inbox.poll(30), "nobody reported"
+        return self.inbox.recv()
+
+    def take(self, count: int) -> list[Any]:
+        """The next reports, sorted: processes report in any order."""
+        return sorted(self.next() for _ in range(count))
+
+
+@pytest.fixture
+def reports() -> Iterator[Reports]:
+    inbox, out = multiprocessing.get_context("spawn").Pipe(duplex=False)
+    with inbox, out:
+        yield Reports(out, inbox)
+
+
+@pytest.fixture
+def scratch_dir(tmp_path: Path) -> Path:
+    return tmp_path / "buffer"

@@ -1,0 +1,72 @@
+"""What the tests let a coordinator spawn. None of it imports torch."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from shmbuffer.memory.engine import Engine
+from shmbuffer.service import client
+from tests.service import items
+
+
+def say_what_you_got(scratch_dir: Path, index: int, out: Connection, word: str) -> None:
+    out.send((scratch_dir, index, word, os.getpid()))
+
+
+def stay(scratch_dir: Path, index: int, out: Connection) -> None:
+    """Attach, say so, wait; say so when asked to end."""
+    with Engine.open(scratch_dir, None, role=client.role_of_this_process):
+        try:
+            out.send(("attached", index, os.getpid()))
+            while True:
+                signal.pause()
+        finally:
+            out.send(("unwound", index, os.getpid()))
+
+
+def write(scratch_dir: Path, index: int, out: Connection) -> None:
+    """Write one item after the other, for ever."""
+    with Engine.open(scratch_dir, None, role=client.role_of_this_process) as engine:
+        number = 0
+        while True:
+            items.write(engine, [number])
+            if number == 0:
+                out.send(("wrote", index, os.getpid()))
+            number += 1
+            time.sleep(0.001)
+
+
+def fail(scratch_dir: Path, index: int) -> None:
+    raise SystemExit(7)
+
+
+def claim_and_die(scratch_dir: Path, index: int) -> None:
+    """Die with a claim open."""
+    engine = Engine.open(scratch_dir, None, role=client.role_of_this_process)
+    items.write(engine, [1])
+    assert engine.ring is not None
+    engine.ring.claim(4, timeout=5.0)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def ignore_sigterm(scratch_dir: Path, index: int, out: Connection) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    out.send(("deaf", index, os.getpid()))
+    while True:
+        signal.pause()
+
+
+def have_a_child(scratch_dir: Path, index: int, out: Connection) -> None:
+    """Leave a child behind that holds all our descriptors."""
+    child = subprocess.Popen(
+        [sys.executable, "-c", "import signal; signal.pause()"], close_fds=False
+    )
+    out.send(("child", index, child.pid))
+    while True:
+        signal.pause()

@@ -1,0 +1,189 @@
+"""attach() opens a buffer from any process, related or not, before or after it has a schema."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+from shmbuffer.errors import AttachTimeout, BufferNotFoundError
+from shmbuffer.replay.buffers import (
+    ReplayBuffer,
+    TensorDictPrioritizedReplayBuffer,
+    TensorDictReplayBuffer,
+)
+from shmbuffer.service import client
+from shmbuffer.service.client import attach
+from shmbuffer.service.coordinator import Coordinator
+from tests.service.programs import Program
+
+
+def batch(*values: int) -> TensorDict:
+    return TensorDict({"obs": torch.tensor(values)}, [len(values)])
+
+
+def test_the_buffer_is_the_one_that_was_recorded(scratch_dir: Path) -> None:
+    with Coordinator(scratch_dir, capacity=8, alpha=0.7, beta=0.3, batch_size=2, priority_key="p"):
+        buffer = attach(scratch_dir)
+        assert type(buffer) is TensorDictPrioritizedReplayBuffer
+        assert (buffer.batch_size, buffer.priority_key) == (2, "p")
+        assert (buffer.sampler.alpha, buffer.sampler.beta) == (0.7, 0.3)
+        close(buffer)
+
+
+def test_a_buffer_without_priorities_is_one(scratch_dir: Path) -> None:
+    with Coordinator(scratch_dir, capacity=8, alpha=None):
+        buffer = attach(scratch_dir)
+        assert type(buffer) is TensorDictReplayBuffer
+        close(buffer)
+
+
+def test_before_the_first_write_it_is_empty_and_defines_with_it(scratch_dir: Path) -> None:
+    with Coordinator(scratch_dir, capacity=8) as coordinator:
+        first, second = attach(scratch_dir), attach(scratch_dir)
+        assert (len(first), len(second)) == (0, 0)
+        second.extend(batch(1, 2, 3))
+        assert (len(first), len(second), len(coordinator.buffer)) == (3, 3, 3)
+        assert first[:]["obs"].tolist() == [1, 2, 3]
+        close(first)
+        close(second)
+        late = attach(scratch_dir)
+        assert late[:]["obs"].tolist() == [1, 2, 3]
+        close(late)
+
+
+def test_a_client_may_leave_and_come_again(scratch_dir: Path) -> None:
+    with Coordinator(scratch_dir, capacity=8) as coordinator:
+        for number in range(3):
+            buffer = attach(scratch_dir)
+            assert coordinator.stats()["clients_alive"] == 2
+            buffer.extend(batch(number))
+            close(buffer)
+            assert coordinator.stats()["clients_alive"] == 1
+        assert coordinator.stats()["size"] == 3
+
+
+def test_roles_are_in_the_registry(scratch_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Coordinator(scratch_dir, capacity=8) as coordinator:
+        buffers = [attach(scratch_dir), attach(scratch_dir, role="learner")]
+        monkeypatch.setattr(client, "role_of_this_process", "collector")
+        buffers.append(attach(scratch_dir))
+        roles = [one.role for one in coordinator.clients()]
+        assert roles == ["coordinator", "client", "learner", "collector"]
+        for buffer in buffers:
+            close(buffer)
+
+
+def test_arguments_that_are_not_recorded_are_the_callers(scratch_dir: Path) -> None:
+    with Coordinator(scratch_dir, capacity=8, batch_size=2):
+        buffer = attach(
+            scratch_dir, batch_size=3, transform=lambda data: data.set("twice", data["obs"] * 2)
+        )
+        buffer.extend(batch(1, 2, 3))
+        sample = buffer.sample()
+        assert sample.batch_size == (3,)
+        assert (sample["twice"] == sample["obs"] * 2).all()
+        close(buffer)
+
+
+def test_a_wrong_argument_leaves_no_client_behind(scratch_dir: Path) -> None:
+    with Coordinator(scratch_dir, capacity=8) as coordinator:
+        with pytest.raises(TypeError, match="no_such_argument"):
+            attach(scratch_dir, no_such_argument=1)
+        assert coordinator.stats()["clients_alive"] == 1
+
+
+def test_it_waits_for_a_buffer_that_comes_later(scratch_dir: Path) -> None:
+    with Program.python(
+        "import sys\n"
+        "from shmbuffer.service.client import attach\n"
+        "import shmbuffer.replay.buffers\n"
+        "print('waiting', flush=True)\n"
+        "buffer = attach(sys.argv[1], timeout=50)\n"
+        "print(len(buffer), buffer._storage is not None, flush=True)",
+        scratch_dir,
+    ) as program:
+        assert program.line() == "waiting"
+        with Coordinator(scratch_dir, capacity=8):
+            assert program.line() == "0 True"
+            assert program.end()[0] == 0
+
+
+@pytest.mark.parametrize("made", [False, True])
+def test_it_says_for_what_it_waited_in_vain(scratch_dir: Path, made: bool) -> None:
+    if made:
+        scratch_dir.mkdir()
+    with pytest.raises(AttachTimeout) as caught:
+        attach(scratch_dir, timeout=0.05)
+    assert isinstance(caught.value, TimeoutError)
+    still = "holds no buffer" if made else "does not exist"
+    assert str(caught.value) == (
+        f"{scratch_dir}: waited 0.05 s for a buffer, and it still {still}; start a coordinator "
+        f"for it (shmbuffer serve {scratch_dir} --capacity N), or check the path"
+    )
+    assert caught.value.parts["timeout_s"] == 0.05
+
+
+@pytest.mark.parametrize("timeout", [-1.0, float("nan")])
+def test_a_timeout_is_a_number_of_seconds(scratch_dir: Path, timeout: float) -> None:
+    with pytest.raises(ValueError, match=f"not {timeout}"):
+        attach(scratch_dir, timeout=timeout)
+
+
+def test_a_buffer_that_vanishes_under_it_is_waited_for_no_longer_than_asked(
+    scratch_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Coordinator(scratch_dir, capacity=8).close()
+
+    def gone(*_: object, **__: object) -> None:
+        raise BufferNotFoundError("removed")
+
+    monkeypatch.setattr("shmbuffer.memory.engine.Engine.open", gone)
+    with pytest.raises(AttachTimeout, match="waited 0 s"):
+        attach(scratch_dir, timeout=0)
+
+
+def test_a_dead_directory_is_recovered_on_the_way(scratch_dir: Path) -> None:
+    with Program.python(
+        "import sys, signal, torch\n"
+        "from tensordict import TensorDict\n"
+        "from shmbuffer.service.coordinator import Coordinator\n"
+        "with Coordinator(sys.argv[1], capacity=8) as coordinator:\n"
+        "    coordinator.buffer.extend(TensorDict({'obs': torch.arange(3)}, [3]))\n"
+        "    print('there', flush=True)\n"
+        "    signal.pause()",
+        scratch_dir,
+    ) as program:
+        program.line()
+        program.kill()
+    buffer = attach(scratch_dir)
+    assert buffer[:]["obs"].tolist() == [0, 1, 2]
+    close(buffer)
+
+
+def test_unrelated_processes_share_one_buffer_by_path(scratch_dir: Path) -> None:
+    source = (
+        "import sys, torch\n"
+        "from tensordict import TensorDict\n"
+        "from shmbuffer.service.client import attach\n"
+        "buffer = attach(sys.argv[1])\n"
+        "index = buffer.extend(TensorDict({'obs': torch.tensor([7])}, [1]))\n"
+        "buffer.update_priority(index, torch.tensor([1000.0]))\n"
+        "print(len(buffer), flush=True)"
+    )
+    with Coordinator(scratch_dir, capacity=8) as coordinator:
+        coordinator.buffer.extend(batch(1, 2))
+        with Program.python(source, scratch_dir) as stranger:
+            assert stranger.line() == "3"
+            assert stranger.end()[0] == 0
+        assert coordinator.buffer[:]["obs"].tolist() == [1, 2, 7]
+        drawn = coordinator.buffer.sample(64)["obs"]
+        assert (drawn == 7).float().mean() > 0.8  # it saw the stranger's priority
+        loaded = TensorDict.load_memmap(scratch_dir)
+        assert loaded["obs"][:3].tolist() == [1, 2, 7]
+
+
+def close(buffer: ReplayBuffer) -> None:
+    buffer.close()

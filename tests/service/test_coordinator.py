@@ -1,0 +1,448 @@
+"""A coordinator makes, recovers or takes over a directory, and ends the run."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+from shmbuffer.errors import (
+    BufferClosedError,
+    BufferExistsError,
+    BufferInUseError,
+    BufferNotFoundError,
+    SpaceError,
+)
+from shmbuffer.memory.engine import Engine
+from shmbuffer.replay.buffers import TensorDictPrioritizedReplayBuffer
+from shmbuffer.service.coordinator import Coordinator
+from tests.service import items, targets
+from tests.service.conftest import Reports
+from tests.service.programs import Program, environment
+
+HOLD = """
+import signal, sys
+from shmbuffer.service.coordinator import Coordinator
+from tests.service import items
+with Coordinator(sys.argv[1] or None, capacity=8) as coordinator:
+    items.write(coordinator._engine, [1, 2, 3])
+    print(coordinator.scratch_dir, flush=True)
+    signal.pause()
+"""
+
+
+def test_a_new_directory_is_made_and_stays(scratch_dir: Path) -> None:
+    with Coordinator(scratch_dir, capacity=8) as coordinator:
+        assert coordinator.scratch_dir == scratch_dir
+        assert coordinator.capacity == 8
+        assert coordinator.report is None
+    with Engine.open(scratch_dir, None) as engine:
+        assert (engine.settings.capacity, engine.settings.alpha, engine.settings.eps) == (
+            8,
+            0.6,
+            1e-8,
+        )
+        assert engine.settings.extra == {
+            "buffer": "TensorDictPrioritizedReplayBuffer",
+            "beta": 0.4,
+            "batch_size": None,
+            "priority_key": "td_error",
+        }
+
+
+def test_without_alpha_the_buffer_has_no_priorities(scratch_dir: Path) -> None:
+    with (
+        Coordinator(scratch_dir, capacity=8, alpha=None),
+        Engine.open(scratch_dir, None) as engine,
+    ):
+        assert engine.settings.alpha is None
+        assert engine.settings.extra["buffer"] == "TensorDictReplayBuffer"
+
+
+def test_a_buffer_that_is_there_is_an_error_unless_told_otherwise(scratch_dir: Path) -> None:
+    Coordinator(scratch_dir, capacity=8).close()
+    with pytest.raises(BufferExistsError) as caught:
+        Coordinator(scratch_dir, capacity=8)
+    assert str(scratch_dir) in str(caught.value)
+
+
+def test_recover_finds_what_is_there(scratch_dir: Path) -> None:
+    with Coordinator(scratch_dir, capacity=8) as coordinator:
+        items.write(coordinator._engine, [1, 2, 3])
+    with Coordinator(scratch_dir, on_existing="recover") as coordinator:
+        assert coordinator.report is not None
+        assert coordinator.report.items == 3
+        assert coordinator.capacity == 8
+
+
+def test_recover_makes_a_buffer_where_none_is(scratch_dir: Path) -> None:
+    with Coordinator(scratch_dir, capacity=8, on_existing="recover") as coordinator:
+        assert coordinator.capacity == 8
+
+
+def test_recover_without_capacity_and_without_a_buffer_says_so(scratch_dir: Path) -> None:
+    with pytest.raises(BufferNotFoundError) as caught:
+        Coordinator(scratch_dir, on_existing="recover")
+    assert str(scratch_dir) in str(caught.value)
+    assert not scratch_dir.exists()
+
+
+def test_overwrite_begins_anew(scratch_dir: Path) -> None:
+    with Coordinator(scratch_dir, capacity=8) as coordinator:
+        items.write(coordinator._engine, [1, 2, 3])
+    (scratch_dir / "mine.txt").write_text("not the buffer's")
+    with Coordinator(scratch_dir, capacity=16, on_existing="overwrite") as coordinator:
+        assert coordinator.stats()["size"] == 0
+        assert coordinator.capacity == 16
+    assert (scratch_dir / "mine.txt").read_text() == "not the buffer's"
+
+
+def test_overwrite_refuses_a_buffer_that_is_in_use(scratch_dir: Path) -> None:
+    with items.create(scratch_dir) as engine:
+        items.write(engine, [1])
+        with pytest.raises(BufferInUseError) as caught:
+            Coordinator(scratch_dir, capacity=8, on_existing="overwrite")
+        assert caught.value.parts["pids"] == [os.getpid()]
+        assert str(os.getpid()) in str(caught.value)
+        assert items.read(engine) == [1]
+
+
+@pytest.mark.parametrize("on_existing", ["error", "recover", "overwrite"])
+def test_a_second_coordinator_is_told_the_pid_of_the_first(
+    scratch_dir: Path, on_existing: Any
+) -> None:
+    with Program.python(HOLD, scratch_dir) as first:
+        first.line()
+        with pytest.raises(BufferInUseError) as caught:
+            Coordinator(scratch_dir, capacity=8, on_existing=on_existing)
+        assert caught.value.parts["pids"] == [first.pid]
+        assert str(caught.value) == (
+            f"{scratch_dir}: pid {first.pid} is its coordinator already; "
+            "stop that one first, or use attach()"
+        )
+        with Engine.open(scratch_dir, None) as engine:
+            assert items.read(engine) == [1, 2, 3]
+
+
+def test_the_second_coordinator_of_one_process_is_refused_too(scratch_dir: Path) -> None:
+    with Coordinator(scratch_dir, capacity=8), pytest.raises(BufferInUseError, match="already"):
+        Coordinator(scratch_dir, on_existing="recover")
+
+
+def test_the_next_coordinator_may_come_when_the_first_is_gone(scratch_dir: Path) -> None:
+    with Program.python(HOLD, scratch_dir) as first:
+        first.line()
+        first.kill()
+    with Coordinator(scratch_dir, on_existing="recover") as second:
+        assert second.report is not None
+        assert second.report.items == 3
+        assert second.report.clients_retired == 1
+    with Coordinator(scratch_dir, on_existing="recover") as third:
+        assert third.stats()["size"] == 3
+
+
+def test_a_forked_child_does_not_keep_the_lock_of_its_dead_parent(scratch_dir: Path) -> None:
+    fork = "import os; os.write(1, f'{os.fork()}\\n'.encode())"
+    source = HOLD.replace("signal.pause()", f"{fork}; signal.pause()")
+    with Program.python(source, scratch_dir) as first:
+        first.line()
+        lines = [int(first.line()), int(first.line())]
+        child = next(pid for pid in lines if pid)
+        first.kill()
+        try:
+            with Coordinator(scratch_dir, on_existing="recover") as second:
+                assert second.stats()["size"] == 3
+        finally:
+            os.kill(child, signal.SIGKILL)
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({"capacity": 16}, "capacity=8, not 16"),
+        ({"alpha": 0.7}, "alpha=0.6, not 0.7"),
+        ({"alpha": None}, "alpha=0.6, not None"),
+        ({"eps": 0.5}, "eps=1e-08, not 0.5"),
+        ({"ndim": 2}, "ndim=1, not 2"),
+    ],
+)
+def test_what_is_recorded_cannot_be_contradicted(
+    scratch_dir: Path, given: dict[str, Any], named: str
+) -> None:
+    Coordinator(scratch_dir, capacity=8).close()
+    with pytest.raises(ValueError, match=named) as caught:
+        Coordinator(scratch_dir, on_existing="recover", **given)
+    assert str(scratch_dir) in str(caught.value)
+    with Coordinator(scratch_dir, capacity=8, alpha=0.6, eps=1e-8, on_existing="recover"):
+        pass
+
+
+def test_what_is_recorded_wins_over_defaults_and_wishes_are_recorded(scratch_dir: Path) -> None:
+    Coordinator(scratch_dir, capacity=8, alpha=0.9, beta=0.1, batch_size=4).close()
+    Coordinator(scratch_dir, on_existing="recover", priority_key="p", beta=0.2).close()
+    with Engine.open(scratch_dir, None) as engine:
+        assert engine.settings.alpha == 0.9
+        assert engine.settings.extra == {
+            "buffer": "TensorDictPrioritizedReplayBuffer",
+            "beta": 0.2,
+            "batch_size": 4,
+            "priority_key": "p",
+        }
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({}, "capacity"),
+        ({"capacity": 0}, "capacity.*0"),
+        ({"capacity": 8, "alpha": -0.1}, "alpha.*-0.1"),
+        ({"capacity": 8, "alpha": float("nan")}, "alpha.*nan"),
+        ({"capacity": 8, "eps": -1.0}, "eps.*-1"),
+        ({"capacity": 8, "on_existing": "keep"}, "not 'keep'"),
+    ],
+)
+def test_arguments_that_make_no_sense_are_refused_and_leave_nothing(
+    scratch_dir: Path, arguments: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        Coordinator(scratch_dir, **arguments)
+    assert not scratch_dir.exists()
+
+
+def test_more_arguments_of_the_buffer_are_recorded_or_local(scratch_dir: Path) -> None:
+    with Coordinator(
+        scratch_dir,
+        capacity=8,
+        priority_key=("next", "error"),
+        weight_key="w",
+        reduction="min",
+        transform=lambda data: data.set("twice", 2 * data["obs"]),
+    ) as coordinator:
+        extra = coordinator._engine.settings.extra
+        assert extra["priority_key"] == ["next", "error"]
+        assert (extra["weight_key"], extra["reduction"]) == ("w", "min")
+        assert "transform" not in extra
+        buffer = coordinator.buffer
+        assert buffer.priority_key == ("next", "error")
+        buffer.extend(TensorDict({"obs": torch.arange(6)}, [6]))
+        sample = buffer.sample(4)
+        assert (sample["twice"] == 2 * sample["obs"]).all()
+        assert sample["w"].shape == (4,)
+    with Coordinator(scratch_dir, on_existing="recover", priority_key=("next", "error")):
+        pass
+
+
+def test_an_unknown_argument_is_refused_at_once(scratch_dir: Path) -> None:
+    with pytest.raises(TypeError, match="no argument 'alhpa'"):
+        Coordinator(scratch_dir, capacity=8, alhpa=0.6)
+    assert not scratch_dir.exists()
+
+
+def test_stats_are_one_flat_dict_of_numbers(scratch_dir: Path) -> None:
+    with Coordinator(scratch_dir, capacity=8) as coordinator:
+        assert coordinator.stats()["initialized"] is False
+        items.write(coordinator._engine, range(6))
+        stats = coordinator.stats()
+    assert {type(value) for value in stats.values()} <= {int, float, bool}
+    expected = {
+        "size": 6,
+        "capacity": 8,
+        "write_count": 6,
+        "utilization": 0.75,
+        "fill": 0.75,
+        "initialized": 1,
+        "inserts": 6,
+        "samples": 0,
+        "sampled_age": 0.0,
+        "updates_stale": 0,
+        "redraws": 0,
+        "clients_alive": 1,
+        "clients_dead": 0,
+        "processes": 0,
+        "deaths": 0,
+        "restarts": 0,
+    }
+    assert {name: stats[name] for name in expected} == expected
+    assert stats["inserts_per_s"] > 0
+
+
+def test_flush_is_the_engines(scratch_dir: Path) -> None:
+    with Coordinator(scratch_dir, capacity=8) as coordinator:
+        items.write(coordinator._engine, [1])
+        coordinator.flush()
+
+
+def test_a_closed_coordinator_says_so(scratch_dir: Path) -> None:
+    coordinator = Coordinator(scratch_dir, capacity=8)
+    coordinator.close()
+    coordinator.close()
+    assert coordinator.closed
+    assert repr(coordinator) == f"<Coordinator {str(scratch_dir)!r} capacity=8 closed>"
+    for use in (
+        coordinator.stats,
+        coordinator.flush,
+        coordinator.clients,
+        lambda: coordinator.buffer,
+    ):
+        with pytest.raises(BufferClosedError, match=f"{scratch_dir}: this coordinator is closed"):
+            use()
+
+
+def test_a_coordinator_stays_in_its_process(scratch_dir: Path) -> None:
+    with (
+        Coordinator(scratch_dir, capacity=8) as coordinator,
+        pytest.raises(TypeError, match="scratch_dir, and attach"),
+    ):
+        pickle.dumps(coordinator)
+
+
+def test_auto_cleanup_removes_what_was_made_and_nothing_else(scratch_dir: Path) -> None:
+    with Coordinator(scratch_dir, capacity=8, auto_cleanup=True) as coordinator:
+        items.write(coordinator._engine, [1])
+    assert not scratch_dir.exists()
+    scratch_dir.mkdir(mode=0o700)
+    (scratch_dir / "mine.txt").touch()
+    with Coordinator(scratch_dir, capacity=8, auto_cleanup=True) as coordinator:
+        items.write(coordinator._engine, [1])
+    assert os.listdir(scratch_dir) == ["mine.txt"]
+
+
+def test_an_example_makes_the_files_at_once(scratch_dir: Path) -> None:
+    example = TensorDict({"obs": torch.zeros(3)})
+    with Coordinator(scratch_dir, capacity=8, example=example) as coordinator:
+        assert (scratch_dir / "obs.memmap").stat().st_size == 8 * 3 * 4
+        assert len(coordinator.buffer) == 0
+        with Engine.open(scratch_dir, None) as engine:
+            assert engine.schema is not None
+            assert [leaf.name for leaf in engine.schema.leaves] == ["obs"]
+
+
+def test_too_little_space_for_an_example_leaves_nothing(scratch_dir: Path) -> None:
+    with pytest.raises(SpaceError, match="bytes"):
+        Coordinator(scratch_dir, capacity=2**30, example=TensorDict({"obs": torch.zeros(2**20)}))
+    assert not scratch_dir.exists()
+    Coordinator(scratch_dir, capacity=8).close()
+
+
+def test_the_buffer_is_of_the_family_and_sees_what_others_write(scratch_dir: Path) -> None:
+    with Coordinator(scratch_dir, capacity=8, batch_size=4) as coordinator:
+        buffer = coordinator.buffer
+        assert isinstance(buffer, TensorDictPrioritizedReplayBuffer)
+        assert coordinator.buffer is buffer
+        buffer.extend(TensorDict({"obs": torch.arange(6)}, [6]))
+        sample = buffer.sample()
+        assert sample.batch_size == (4,)
+        assert coordinator.stats()["sampled"] == 4
+
+
+def test_a_coordinator_needs_no_torch_before_its_buffer_is_used(scratch_dir: Path) -> None:
+    source = (
+        "import sys\n"
+        "from shmbuffer.service.coordinator import Coordinator\n"
+        "with Coordinator(sys.argv[1], capacity=8) as c: c.stats()\n"
+        "print(*{'torch', 'tensordict'} & sys.modules.keys())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", source, str(scratch_dir)],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.split() == []
+
+
+# ---- temporary directories ----
+
+
+def test_a_temporary_directory_is_removed_at_the_end() -> None:
+    with Coordinator(capacity=8) as coordinator:
+        items.write(coordinator._engine, [1])
+        scratch_dir = coordinator.scratch_dir
+        assert scratch_dir.stat().st_mode & 0o777 == 0o700
+    assert not scratch_dir.exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_removes_a_temporary_directory_and_keeps_its_exit_status(number: int) -> None:
+    with Program.python(HOLD, "") as program:
+        scratch_dir = Path(program.line())
+        assert scratch_dir.exists()
+        program.signal(number)
+        assert program.end()[0] == -number
+    assert not scratch_dir.exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_leaves_a_directory_of_the_users(scratch_dir: Path, number: int) -> None:
+    with Program.python(HOLD, scratch_dir) as program:
+        program.line()
+        program.signal(number)
+        assert program.end()[0] == -number
+    with Coordinator(scratch_dir, on_existing="recover") as coordinator:
+        assert coordinator.stats()["size"] == 3
+
+
+def test_the_temporary_directory_of_a_killed_owner_is_removed_by_the_next_start() -> None:
+    with Program.python(HOLD, "") as program:
+        scratch_dir = Path(program.line())
+        program.kill()
+    assert scratch_dir.exists()
+    with Coordinator(capacity=8) as coordinator:
+        assert not scratch_dir.exists()
+        assert coordinator.scratch_dir.exists()
+
+
+def test_a_successor_owns_the_temporary_directory_that_it_takes_over() -> None:
+    with Program.python(HOLD, "") as program:
+        scratch_dir = Path(program.line())
+        program.kill()
+    with Coordinator(scratch_dir, on_existing="recover") as second:
+        assert second.stats()["size"] == 3
+        with Coordinator(capacity=8):  # whose janitor leaves it alone
+            assert scratch_dir.exists()
+    assert not scratch_dir.exists()
+
+
+def test_a_successor_may_leave_the_temporary_directory_alone() -> None:
+    with Program.python(HOLD, "") as program:
+        scratch_dir = Path(program.line())
+        program.kill()
+    with Coordinator(scratch_dir, on_existing="recover", auto_cleanup=False):
+        pass
+    try:
+        assert scratch_dir.exists()
+    finally:
+        with Coordinator(scratch_dir, on_existing="recover", auto_cleanup=True):
+            pass
+    assert not scratch_dir.exists()
+
+
+def test_a_spawned_child_does_not_remove_a_temporary_directory(reports: Reports) -> None:
+    with Coordinator(capacity=8) as coordinator:
+        (one,) = coordinator.spawn(targets.stay, 1, reports.out)
+        reports.next()
+        one.terminate()
+        assert coordinator.join(30)
+        assert coordinator.scratch_dir.exists()
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
+def test_a_forked_child_does_not_remove_a_temporary_directory() -> None:
+    with Coordinator(capacity=8) as coordinator:
+        child = os.fork()
+        if child == 0:
+            coordinator.close()
+            os._exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert coordinator.scratch_dir.exists()
+        assert str(coordinator.scratch_dir).startswith(tempfile.gettempdir())
