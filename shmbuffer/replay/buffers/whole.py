@@ -42,13 +42,16 @@ class Whole(Parts):
         """One flat dict: TorchRL's keys, and what the engine counts."""
         storage = self._storage
         engine = storage._engine if isinstance(storage, RingStorage) else None
-        size, capacity = len(storage), storage.max_size
+        counted = {} if engine is None else engine.stats()
+        one_moment = engine is not None and engine.shared  # size and counters of one snapshot
+        size: int | float = counted["length"] if one_moment else len(storage)
+        capacity = storage.max_size
         return {
-            **({} if engine is None else engine.stats()),
+            **counted,
             "size": size,
             "capacity": capacity,
             "utilization": size / capacity,
-            "write_count": self.write_count,
+            "write_count": counted["write_count"] if one_moment else self.write_count,
             "prefetch_queue_size": 0,
             "initialized": self.initialized,
         }
