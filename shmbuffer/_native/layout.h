@@ -77,7 +77,8 @@ struct shmb_entry {
     _Atomic uint64_t count; /* tickets; at most the capacity */
     _Atomic uint64_t goal;  /* write_count once the claim is finished */
     _Atomic uint64_t turn;  /* 0, or the place in the queue of those who wait for a slot */
-    uint64_t reserved[2];
+    _Atomic uint64_t turn_ns; /* CLOCK_MONOTONIC when it was taken */
+    uint64_t reserved;
     _Atomic uint64_t inserts;         /* elements committed */
     _Atomic uint64_t aborts;          /* elements rolled back by the owner itself */
     _Atomic uint64_t samples;         /* calls */

@@ -105,14 +105,18 @@ void shmb_unlock(struct shmb_ring *ring) {
     atomic_fetch_sub(&ring->inside, 1);
 }
 
-/* From here on nobody takes the mutex through this handle; returns when those who did have let go. */
-void shmb_lock_no_more(struct shmb_ring *ring, struct shmb_call *call) {
+/* From here on nobody takes the mutex through this handle; returns whether those who did have let go. One of
+ * them may be the caller's own thread, waiting below a signal handler, so it is not waited for without end. */
+bool shmb_lock_no_more(struct shmb_ring *ring, struct shmb_call *call) {
+    int64_t deadline = shmb_now_ns() + call->timeout_ns;
     atomic_store(&ring->left, 1);
     while (atomic_load(&ring->inside) > 0) {
         struct timespec a_little = {0, 100 * 1000};
+        if (shmb_now_ns() >= deadline) return false;
         call->may_block(call);
         nanosleep(&a_little, NULL);
     }
+    return true;
 }
 
 /* Called after unlocking, by whoever changed something that a waiter waits for. A process that dies before

@@ -25,14 +25,14 @@ double shmb_default_priority(const struct shmb_runtime *runtime) {
 
 double shmb_mass(const struct shmb_runtime *runtime, double raw) { return pow(raw + runtime->eps, runtime->alpha); }
 
-static double sum_of_children(const double *c) {
+static inline double sum_of_children(const double *c) {
     double q0 = (c[0] + c[1]) + (c[2] + c[3]), q1 = (c[4] + c[5]) + (c[6] + c[7]);
     double q2 = (c[8] + c[9]) + (c[10] + c[11]), q3 = (c[12] + c[13]) + (c[14] + c[15]);
     return ((q0 + q1) + q2) + q3;
 }
 
 /* Four chains side by side, so that they run at the same time; a minimum has no rounding. */
-static double least_positive(const double *c) {
+static inline double least_positive(const double *c) {
     double least[4] = {INFINITY, INFINITY, INFINITY, INFINITY};
     for (unsigned i = 0; i < SHMB_FANOUT; i += 4)
         for (unsigned lane = 0; lane < 4; lane++) {
@@ -44,7 +44,7 @@ static double least_positive(const double *c) {
     return all < INFINITY ? all : 0;
 }
 
-static void recompute(struct shmb_tree *tree, unsigned level, uint64_t node) {
+static inline void recompute(struct shmb_tree *tree, unsigned level, uint64_t node) {
     uint64_t child = node * SHMB_FANOUT;
     if (level == 1) {
         tree->sum[1][node] = sum_of_children(tree->mass + child);
@@ -89,8 +89,20 @@ void shmb_tree_touched(struct shmb_tree *tree, uint64_t *at, uint64_t count) {
     }
 }
 
+/* Behind the last node of a level there is room up to a multiple of 16, which is summed too. */
+static void clear_padding(struct shmb_tree *tree) {
+    for (unsigned level = 0; level <= tree->depth; level++)
+        for (uint64_t node = tree->nodes[level]; node % SHMB_FANOUT != 0; node++) {
+            if (level == 0)
+                tree->mass[node] = 0;
+            else
+                tree->sum[level][node] = tree->min[level][node] = 0;
+        }
+}
+
 void shmb_ring_leaves(struct shmb_ring *ring) {
     struct shmb_runtime *runtime = ring->runtime;
+    clear_padding(&ring->tree);
     bool prioritized = atomic_load_explicit(&runtime->prioritized, memory_order_relaxed) != 0;
     uint64_t length = 0;
     double last_raw = -1, last_mass = 0;
@@ -115,19 +127,20 @@ void shmb_ring_leaves(struct shmb_ring *ring) {
 /* The sum of a buffer full of the largest mass is finite. */
 static double largest_mass(const struct shmb_ring *ring) { return 1e300 / (double)ring->elements; }
 
-/* Every priority is a number, not negative, and the sum of a buffer full of it is finite. The masses go to
- * `masses`, if it is given. */
-int shmb_priorities_in_order(struct shmb_ring *ring, const double *priorities, uint64_t count, double *masses) {
-    double limit = 1e300 / (double)ring->elements;
+/* Every priority is a number, not negative, and the sum of a buffer full of it is finite. A mass grows with its
+ * priority, so the power of the greatest one is enough. */
+int shmb_priorities_in_order(struct shmb_ring *ring, const double *priorities, uint64_t count) {
+    double limit = 1e300 / (double)ring->elements, greatest = 0;
+    uint64_t at = 0;
     for (uint64_t i = 0; i < count; i++) {
-        double mass = shmb_mass(ring->runtime, priorities[i]);
-        if (!(priorities[i] >= 0 && priorities[i] <= limit && mass <= limit)) {
+        if (!(priorities[i] >= 0 && priorities[i] <= limit)) {
             ring->bad_at = i;
             return SHMB_BAD_PRIORITY;
         }
-        if (masses) masses[i] = mass;
+        if (priorities[i] > greatest) greatest = priorities[i], at = i;
     }
-    return SHMB_OK;
+    ring->bad_at = at;
+    return shmb_mass(ring->runtime, greatest) <= limit ? SHMB_OK : SHMB_BAD_PRIORITY;
 }
 
 int shmb_indices_in_order(struct shmb_ring *ring, const int64_t *index, uint64_t count, uint64_t bound) {
@@ -147,8 +160,9 @@ int shmb_update(struct shmb_ring *ring, struct shmb_call *call, const int64_t *i
     double *masses = (double *)(touched + count), greatest = -1;
     uint64_t version = atomic_load(&runtime->alpha_version), changed = 0;
     int status = shmb_indices_in_order(ring, index, count, ring->elements);
-    if (status == SHMB_OK) status = shmb_priorities_in_order(ring, priorities, count, masses);
+    if (status == SHMB_OK) status = shmb_priorities_in_order(ring, priorities, count);
     if (status != SHMB_OK) goto out;
+    for (uint64_t i = 0; i < count; i++) masses[i] = shmb_mass(runtime, priorities[i]);
     status = shmb_lock(ring, call);
     if (status != SHMB_OK) goto out;
     CP(update_locked);
@@ -157,7 +171,7 @@ int shmb_update(struct shmb_ring *ring, struct shmb_call *call, const int64_t *i
         for (uint64_t i = 0; i < count; i++) masses[i] = shmb_mass(runtime, priorities[i]);
     for (uint64_t i = 0; i < count; i++) {
         uint64_t element = (uint64_t)index[i];
-        uint64_t word = atomic_load_explicit(&ring->words[element / ring->lanes], memory_order_relaxed);
+        uint64_t word = atomic_load_explicit(&ring->words[shmb_slot_of(ring, element)], memory_order_relaxed);
         if (SHMB_STATE(word) != SHMB_COMMITTED || (tickets && SHMB_TICKET(word) != (uint64_t)tickets[i])) continue;
         ring->raw[element] = priorities[i];
         CP(update_raw);
@@ -182,7 +196,7 @@ out:
 /* Whether every mass stays finite with another alpha and eps: those of the priorities that are there, and of the
  * default. A mass grows with its priority. */
 static bool masses_stay_finite(const struct shmb_ring *ring, double alpha, double eps) {
-    if (!(alpha >= 0 && eps >= 0 && eps < INFINITY)) return false;
+    if (!(alpha >= 0 && alpha < INFINITY && eps >= 0 && eps < INFINITY)) return false;
     double greatest = shmb_default_priority(ring->runtime);
     for (uint64_t e = 0; e < ring->elements; e++)
         if (ring->raw[e] > greatest && ring->raw[e] < INFINITY) greatest = ring->raw[e];

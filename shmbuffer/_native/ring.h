@@ -104,6 +104,11 @@ struct shmb_ring {
     } blocker;
 };
 
+/* Most rings have one lane, and a division is half of what else there is to do for an element. */
+static inline uint64_t shmb_slot_of(const struct shmb_ring *ring, uint64_t element) {
+    return ring->lanes == 1 ? element : element / ring->lanes;
+}
+
 uint64_t shmb_life(void); /* of this process; another value after fork */
 void shmb_life_begin(void);
 int64_t shmb_now_ns(void);
@@ -118,7 +123,7 @@ void shmb_gate_leave(struct shmb_ring *ring);
 /* mutex.c */
 int shmb_lock(struct shmb_ring *ring, struct shmb_call *call);
 void shmb_unlock(struct shmb_ring *ring);
-void shmb_lock_no_more(struct shmb_ring *ring, struct shmb_call *call);
+bool shmb_lock_no_more(struct shmb_ring *ring, struct shmb_call *call);
 int shmb_mutex_format(struct shmb_runtime *runtime);
 uint32_t shmb_mutex_owner(const struct shmb_runtime *runtime);
 void shmb_wake_waiters(struct shmb_runtime *runtime);
@@ -145,7 +150,7 @@ static inline double shmb_tree_total(const struct shmb_tree *tree) { return tree
 static inline double shmb_tree_min(const struct shmb_tree *tree) { return tree->min[tree->depth][0]; }
 int shmb_update(struct shmb_ring *ring, struct shmb_call *call, const int64_t *index, const int64_t *tickets,
                 const double *priorities, uint64_t count, uint64_t *applied);
-int shmb_priorities_in_order(struct shmb_ring *ring, const double *priorities, uint64_t count, double *masses);
+int shmb_priorities_in_order(struct shmb_ring *ring, const double *priorities, uint64_t count);
 int shmb_indices_in_order(struct shmb_ring *ring, const int64_t *index, uint64_t count, uint64_t bound);
 int shmb_check(struct shmb_ring *ring, struct shmb_call *call, struct shmb_check *found);
 int shmb_set_alpha(struct shmb_ring *ring, struct shmb_call *call, double alpha, double eps, bool bind);

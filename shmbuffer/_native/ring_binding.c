@@ -187,7 +187,7 @@ static PyObject *ring_write(PyObject *object, PyObject *const *args, Py_ssize_t 
     const unsigned char **from = addresses(self, args[0], room, 64);
     if (from == NULL) return NULL;
     struct python_call python = begin(timeout);
-    int status = priorities ? shmb_priorities_in_order(ring, (const double *)(uintptr_t)priorities, count * ring->lanes, NULL)
+    int status = priorities ? shmb_priorities_in_order(ring, (const double *)(uintptr_t)priorities, count * ring->lanes)
                             : SHMB_OK;
     if (count * self->row_bytes >= RELEASE_FROM_BYTES) may_block(&python.call);
     if (status == SHMB_OK) status = shmb_claim_ring(ring, &python.call, count, &first);
@@ -218,7 +218,7 @@ static PyObject *ring_place(PyObject *object, PyObject *const *args, Py_ssize_t 
     struct python_call python = begin(timeout);
     int status = shmb_indices_in_order(ring, (const int64_t *)(uintptr_t)slots, count, ring->capacity);
     if (status == SHMB_OK && priorities)
-        status = shmb_priorities_in_order(ring, (const double *)(uintptr_t)priorities, count * ring->lanes, NULL);
+        status = shmb_priorities_in_order(ring, (const double *)(uintptr_t)priorities, count * ring->lanes);
     if (count * self->row_bytes >= RELEASE_FROM_BYTES) may_block(&python.call);
     if (status == SHMB_OK)
         status = shmb_claim_slots(ring, &python.call, (const int64_t *)(uintptr_t)slots, count, in_place != 0);
@@ -273,7 +273,7 @@ static PyObject *ring_commit(PyObject *object, PyObject *const *args, Py_ssize_t
     if (status != SHMB_OK) return end(&python, status, 0);
     if (priorities) {
         const double *from = (const double *)(uintptr_t)priorities;
-        status = shmb_priorities_in_order(&self->ring, from, (skip + self->ring.claim_rows) * self->ring.lanes, NULL);
+        status = shmb_priorities_in_order(&self->ring, from, (skip + self->ring.claim_rows) * self->ring.lanes);
         if (status == SHMB_OK) shmb_fill_priorities(&self->ring, from, skip);
     }
     if (status == SHMB_OK)

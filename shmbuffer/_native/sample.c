@@ -115,12 +115,14 @@ static void draw_by_mass(struct shmb_ring *ring, struct random *random, const ui
                 const double *below_it = (level == 2 ? tree->mass : tree->sum[level - 2]) + node[i] * SHMB_FANOUT;
                 __builtin_prefetch(below_it);
                 __builtin_prefetch(below_it + 8);
+            } else {
+                __builtin_prefetch(&ring->words[shmb_slot_of(ring, node[i])]);
             }
         }
     }
     for (uint64_t i = 0; i < count; i++) {
         index[rows[i]] = (int64_t)node[i];
-        draws[rows[i]] = (struct draw){atomic_load_explicit(&ring->words[node[i] / ring->lanes], memory_order_relaxed),
+        draws[rows[i]] = (struct draw){atomic_load_explicit(&ring->words[shmb_slot_of(ring, node[i])], memory_order_relaxed),
                                        tree->mass[node[i]]};
     }
 }
@@ -179,7 +181,7 @@ static void draw(struct shmb_ring *ring, struct random *random, const uint32_t *
         uint32_t row = rows[i];
         tickets[row] = (int64_t)SHMB_TICKET(draws[row].word);
         if (weights)
-            weights[row] = !by_mass || draws[row].mass == least ? 1.0f : (float)pow(draws[row].mass / least, -beta);
+            weights[row] = !by_mass || draws[row].mass == least ? 1.0f : powf((float)(draws[row].mass / least), (float)-beta);
     }
     CP(sample_drawn);
 }
@@ -215,11 +217,14 @@ int shmb_sample(struct shmb_ring *ring, struct shmb_call *call, uint64_t count, 
             CP(sample_unlocked);
         }
         if (with_the_lock || out == NULL) break;
+        for (uint64_t i = 0; i < left; i++) /* the misses of all rows overlap, also between leaves */
+            for (unsigned leaf = 0; leaf < ring->n_leaves; leaf++)
+                __builtin_prefetch(ring->leaves[leaf].base + (uint64_t)index[rows[i]] * ring->leaves[leaf].element_bytes);
         copy_rows(ring, index, rows, left, out);
         atomic_thread_fence(memory_order_acquire);
         uint64_t changed = 0;
         for (uint64_t i = 0; i < left; i++)
-            if (!still_holds(ring, (uint64_t)index[rows[i]] / ring->lanes, draws[rows[i]].word)) rows[changed++] = rows[i];
+            if (!still_holds(ring, shmb_slot_of(ring, (uint64_t)index[rows[i]]), draws[rows[i]].word)) rows[changed++] = rows[i];
         CP(sample_validate);
         *redrawn += changed;
         left = changed;

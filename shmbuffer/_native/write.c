@@ -67,6 +67,7 @@ static void give_back_turn(struct shmb_ring *ring) {
 static void take_turn(struct shmb_ring *ring) {
     if (atomic_load_explicit(&ring->me->turn, memory_order_relaxed) != 0) return;
     uint64_t turn = atomic_fetch_add(&ring->runtime->next_turn, 1) + 1;
+    atomic_store_explicit(&ring->me->turn_ns, (uint64_t)shmb_now_ns(), memory_order_relaxed);
     atomic_store_explicit(&ring->me->turn, turn, memory_order_release);
     atomic_fetch_add(&ring->runtime->waiters, 1);
     CP(wait_turn);
@@ -81,7 +82,11 @@ static void note_blocker(struct shmb_ring *ring, uint32_t entry, bool by_turn) {
     if (by_turn) take_turn(ring);
 }
 
-/* W1: somebody with an earlier turn goes first. */
+/* W1: somebody with an earlier turn goes first, once he has waited for a while. Before that whoever comes may
+ * pass: were turns strict, each write would cost a wake-up as soon as all writers queue, and they would queue for
+ * ever. */
+#define TURN_COUNTS_FROM_NS 1000000
+
 static bool waits_behind_a_turn(struct shmb_ring *ring) {
     uint64_t mine = atomic_load_explicit(&ring->me->turn, memory_order_relaxed);
     uint64_t earliest = mine ? mine : UINT64_MAX;
@@ -92,6 +97,8 @@ static bool waits_behind_a_turn(struct shmb_ring *ring) {
         if (turn && turn < earliest) earliest = turn, entry = i;
     }
     if (entry == SHMB_ENTRIES) return false;
+    uint64_t since = atomic_load_explicit(&ring->entries[entry].turn_ns, memory_order_relaxed);
+    if ((uint64_t)shmb_now_ns() - since < TURN_COUNTS_FROM_NS) return false;
     note_blocker(ring, entry, true);
     return true;
 }
@@ -406,7 +413,7 @@ int shmb_leave(struct shmb_ring *ring, struct shmb_call *call) {
         CP(leave_claim);
         shmb_unlock(ring);
         shmb_wake_waiters(ring->runtime);
-        shmb_lock_no_more(ring, call);
+        if (!shmb_lock_no_more(ring, call)) mine = false; /* the entry stays, and is reaped with the process */
         if (mine) atomic_store_explicit(&ring->me->state, SHMB_FREE, memory_order_release);
         CP(leave_freed);
     }
@@ -429,6 +436,7 @@ int shmb_forfeit_turn(struct shmb_ring *ring, struct shmb_call *call, uint32_t e
     if (status != SHMB_OK) return status;
     if (turn && atomic_load_explicit(&ring->entries[entry].turn, memory_order_relaxed) == turn) {
         uint64_t later = atomic_fetch_add(&ring->runtime->next_turn, 1) + 1;
+        atomic_store_explicit(&ring->entries[entry].turn_ns, (uint64_t)shmb_now_ns(), memory_order_relaxed);
         atomic_store_explicit(&ring->entries[entry].turn, later, memory_order_release);
         CP(wait_forfeit);
     }

@@ -16,7 +16,7 @@ from typing import Any
 
 from shmbuffer._native import _core
 from shmbuffer.errors import AttachTimeout, SpaceError
-from shmbuffer.memory import layout
+from shmbuffer.memory import filesystem, layout
 from shmbuffer.memory.control import Control, first_superblock
 from shmbuffer.memory.layout import Flag
 from shmbuffer.memory.schema import Schema
@@ -80,14 +80,15 @@ class Anonymous:
             os.ftruncate(self.fd, size)
             if reserve:
                 os.posix_fallocate(self.fd, 0, size)
-        except OSError as error:
+            os.pwrite(self.fd, len(data).to_bytes(8, "little") + data, layout.CONTROL_BYTES)
+            return self._map(schema, places)
+        except (OSError, OverflowError) as error:
             raise SpaceError(
-                f"{WHERE}: {size} bytes are needed and not there ({error.strerror}); "
+                f"{WHERE}: {size} bytes are needed and not there ({error}); "
                 "use a smaller max_size, or a LazyMemmapStorage on a disk",
                 needed_bytes=size,
+                free_bytes=filesystem.free_memory_bytes(),
             ) from error
-        os.pwrite(self.fd, len(data).to_bytes(8, "little") + data, layout.CONTROL_BYTES)
-        return self._map(schema, places)
 
     def load(self, superblock: Any) -> tuple[Schema, Any, list[Any]]:
         """Reads the schema that another process built, and maps the rest."""

@@ -172,14 +172,17 @@ def _compare_dead(report: CheckReport, control: Control, schema: Schema, slots_m
     future = used & (slots.tickets(words) >= int(runtime["head"]))
     writing = int(np.count_nonzero(slots.states(words) == SlotState.WRITING))
     committed = int(np.count_nonzero(slots.committed(words)))
-    nodes = (
-        priorities.differences(data, where, schema.elements) if int(runtime["prioritized"]) else 0
-    )
+    nodes = leaves = 0
+    if runtime["prioritized"]:
+        nodes = priorities.differences(data, where, schema.elements)
+        items = np.repeat(slots.committed(words), schema.width)
+        alpha, eps = float(runtime["alpha"]), float(runtime["eps"])
+        leaves = priorities.wrong_leaves(data, where, items, alpha, eps)
     died_in_it = bool((control.entries["phase"] != Phase.IDLE).any()) or bool(
         _core.mutex_owner(control.map) or int.from_bytes(runtime["mutex"].tobytes()[:4], "little")
     )
     unfinished = report.notes if died_in_it else report.problems
-    _say(unfinished, nodes, 0, abs(int(runtime["length"]) - committed), 0, 0)
+    _say(unfinished, nodes, leaves, abs(int(runtime["length"]) - committed), 0, 0)
     _say(report.problems, 0, 0, 0, int(np.count_nonzero(wrong | future)), 0)
     if writing:
         report.notes.append(f"{writing} slots were being written; recovery gives them back")

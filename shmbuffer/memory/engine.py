@@ -32,6 +32,7 @@ from shmbuffer.errors import (
     BufferClosedError,
     BufferNotFoundError,
     BufferUnlinkedError,
+    DurabilityError,
     ForkedHandleError,
     UnsupportedPlatformError,
 )
@@ -46,7 +47,7 @@ from shmbuffer.memory.check import (
 )
 from shmbuffer.memory.control import Control, Superblock
 from shmbuffer.memory.files import Files, require_same_schema
-from shmbuffer.memory.layout import BufferState, Flag, Role
+from shmbuffer.memory.layout import BufferState, Flag, Phase, Role
 from shmbuffer.memory.locks import LivenessFile
 from shmbuffer.memory.native import native_ring
 from shmbuffer.memory.opening import Existing, clear_the_way, create_or_open
@@ -102,6 +103,7 @@ class Engine:
         self._parts: tuple[_core.Map, list[_core.Map]] | None = None
         self._ring: Ring | None = None
         self._ownership: cleanup.Ownership | None = None
+        self._not_durable: str | None = None
         self.control = control
         self.registry = Registry(control, ground.directory)
         self.path: Path | None = ground.path
@@ -229,6 +231,7 @@ class Engine:
             if os.getpid() != self._seat.pid:
                 self.attach_again()
             else:
+                self._require_there()
                 with _connecting:
                     if self._ring is None:
                         self._map()
@@ -415,6 +418,8 @@ class Engine:
     def check(self) -> CheckReport:
         """Verifies everything and changes nothing; see `check.check`."""
         self._require_open()
+        if os.getpid() != self._seat.pid:
+            self.attach_again()
         report = CheckReport(self.where, alive=True)
         ring = self.ring
         if ring is None or self._parts is None:
@@ -431,8 +436,9 @@ class Engine:
         Waits for the disk: some milliseconds, more for many dirty pages. Writers go on meanwhile.
 
         Raises:
-            DurabilityError: a sync failed. It is not tried again: the kernel may have dropped the
-                pages, and a second success would prove nothing (fsync(2), EIO).
+            DurabilityError: a sync failed. It is not tried again, neither by this handle later:
+                the kernel may have dropped the pages, and a second success would prove nothing
+                (fsync(2), EIO).
             BufferUnlinkedError: the directory is gone.
         """
         self._require_open()
@@ -441,7 +447,17 @@ class Engine:
             return
         with self._ground.lock(timeout):
             self._require_there()
-            raise_barrier(self.control, *self._parts, ticket=ring.head, where=self.where)
+            if self._not_durable is not None:
+                raise DurabilityError(self._not_durable)
+            runtime, entries = counters.of_snapshot(ring.snapshot())
+            # What is being written now may reach the disk in part.
+            claims = entries["first"][entries["phase"] == Phase.PAYLOAD]
+            ticket = min([int(runtime["head"]), *map(int, claims)])
+            try:
+                raise_barrier(self.control, *self._parts, ticket=ticket, where=self.where)
+            except DurabilityError as error:
+                self._not_durable = str(error)
+                raise
 
     # Leaving, and removing.
 

@@ -27,7 +27,12 @@ from pathlib import Path
 from typing import Any
 
 from shmbuffer._native import _core
-from shmbuffer.errors import BufferExistsError, CorruptBufferError, SchemaMismatchError
+from shmbuffer.errors import (
+    BufferExistsError,
+    BufferNotFoundError,
+    CorruptBufferError,
+    SchemaMismatchError,
+)
 from shmbuffer.memory import layout
 from shmbuffer.memory.control import Control, Superblock, first_superblock
 from shmbuffer.memory.layout import Flag
@@ -117,6 +122,7 @@ class Files:
         Raises:
             SpaceError: with the bytes needed and free; what was made is removed again.
             BufferExistsError: a file of that name is there and is not ours.
+            SchemaMismatchError: it should be taken over, and has another size.
         """
         self.discard_unfinished()
         slots_bytes = _core.sections(schema.capacity, schema.width)["bytes"]
@@ -127,6 +133,7 @@ class Files:
         }
         meta = schema.meta_files()
         adopted = self._present([*leaves, *meta], adopt=adopt)
+        self._require_sizes({name: leaves[name] for name in leaves if name in adopted})
         made = [name for name in leaves if name not in adopted]
         new_meta = [name for name in meta if name not in adopted]
         self.directory.require_space(
@@ -151,10 +158,10 @@ class Files:
             _core.reached("define.renamed")
             self.directory.sync()
             self.directory.sync(layout.PRIVATE)
+            return self._map(schema)
         except BaseException:
             self.discard_unfinished()
             raise
-        return self._map(schema)
 
     def load(self, superblock: Superblock) -> tuple[Schema, Any, list[Any]]:
         """Maps what another process built.
@@ -203,7 +210,7 @@ class Files:
     def discard_unfinished(self) -> None:
         """Removes what a definition that was not finished left, by list."""
         for name in (layout.SLOTS, _NEW_SLOTS, layout.SCHEMA):
-            self.directory.unlink(name)
+            self._unlink(name)
         self._remove_made()
 
     def remove(self, *, created_directory: bool, keep_lock: bool = False) -> bool:
@@ -220,14 +227,12 @@ class Files:
         self._remove_made()
         _core.reached("remove.leaves")
         for name in (layout.SLOTS, _NEW_SLOTS, layout.SCHEMA, _NEW_CONTROL):
-            self.directory.unlink(name)
+            self._unlink(name)
         procs = f"{layout.PRIVATE}/procs"
         if self.directory.exists(procs):
             for name in self.directory.listdir(procs):
                 self.directory.unlink(f"{procs}/{name}")
             self.directory.rmdir(procs)
-        for name in self.directory.leftovers(layout.PRIVATE):
-            self.directory.unlink(name)
         self.directory.unlink(layout.COORDINATOR_LOCK)
         self.directory.unlink(layout.CONTROL)
         _core.reached("remove.control")
@@ -248,14 +253,23 @@ class Files:
     def _remove_made(self) -> None:
         folders = set()
         for name in self.made():
-            self.directory.unlink(name)
+            self._unlink(name)
             parts = name.split("/")[:-1]
             folders |= {"/".join(parts[:depth]) for depth in range(1, len(parts) + 1)}
             _core.reached("remove.file")
         for folder in sorted(folders, key=len, reverse=True):
             if self.directory.exists(folder):
                 self.directory.rmdir(folder)
-        self.directory.unlink(MADE)
+        self._unlink(MADE)
+
+    def _unlink(self, name: str) -> None:
+        """Of JSON also what somebody who was killed while he wrote it has left."""
+        self.directory.unlink(name)
+        if not name.endswith(".json"):
+            return
+        with suppress(BufferNotFoundError):  # no such folder
+            for left in self.directory.leftovers(name):
+                self.directory.unlink(left)
 
     def _present(self, names: list[str], *, adopt: bool) -> set[str]:
         present = {name for name in names if self.directory.exists(name)}
@@ -267,6 +281,18 @@ class Files:
                 path=str(self.path / name),
             )
         return present
+
+    def _require_sizes(self, leaves: dict[str, int]) -> None:
+        for name, nbytes in leaves.items():
+            found = self.directory.stat(name).st_size
+            if found != nbytes:
+                raise SchemaMismatchError(
+                    f"{self.path}/{name}: has {found} bytes, this write needs {nbytes}; it is of "
+                    "another buffer: choose an empty directory",
+                    path=str(self.path / name),
+                    expected=nbytes,
+                    found=found,
+                )
 
     def _map(self, schema: Schema) -> tuple[Any, list[Any]]:
         slots_bytes = _core.sections(schema.capacity, schema.width)["bytes"]

@@ -182,6 +182,7 @@ ENTRY = _fields(
     ("count", "<u8", 80),
     ("goal", "<u8", 88),
     ("turn", "<u8", 96),
+    ("turn_ns", "<u8", 104),
     ("inserts", "<u8", 120),
     ("aborts", "<u8", 128),
     ("samples", "<u8", 136),

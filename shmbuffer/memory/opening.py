@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import asdict
 from typing import Literal
 
-from shmbuffer.errors import BufferExistsError, BufferInUseError, BufferNotFoundError
+from shmbuffer.errors import (
+    BufferExistsError,
+    BufferInUseError,
+    BufferNotFoundError,
+    ShmBufferError,
+)
 from shmbuffer.memory import removal
 from shmbuffer.memory.control import Control
 from shmbuffer.memory.files import Files
@@ -58,4 +64,9 @@ def create_or_open(files: Files, settings: Settings | None, *, temporary: bool) 
         flags |= Flag.CREATED_DIRECTORY
     if temporary:
         flags |= Flag.TEMPORARY
-    return files.create_control(asdict(settings), flags)
+    try:
+        return files.create_control(asdict(settings), flags)
+    except BaseException:
+        with suppress(ShmBufferError, OSError):
+            files.remove(created_directory=files.directory.created)
+        raise

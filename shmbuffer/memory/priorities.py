@@ -86,6 +86,23 @@ def differences(slots: NDArray[np.uint8], sections: dict[str, int], elements: in
     return wrong
 
 
+def wrong_leaves(
+    slots: NDArray[np.uint8],
+    sections: dict[str, int],
+    items: NDArray[np.bool_],
+    alpha: float,
+    eps: float,
+) -> int:
+    """Number of leaves that are not the mass of their raw priority, or of no item.
+
+    But for rounding: numpy's power may differ from the C library's in the last bit.
+    """
+    raw = _view(slots, sections["raw"], len(items))
+    mass = masses(slots, sections, len(items))[: len(items)]
+    expected = np.where(items, mass_of(np.where(items, raw, 0.0), alpha, eps), 0.0)
+    return int(np.count_nonzero(~np.isclose(mass, expected, rtol=1e-12, atol=0.0)))
+
+
 def _padded(nodes: int) -> int:
     return -(-nodes // FANOUT) * FANOUT
 

@@ -30,6 +30,10 @@ from shmbuffer.memory.native import native_ring
 from shmbuffer.memory.registry import Registry
 
 
+#: No buffer has had so many clients: what is beyond is damage.
+_LARGEST_SOURCE = np.uint64(2**48)
+
+
 @dataclass(frozen=True)
 class RecoveryReport:
     """What a recovery found and did.
@@ -180,6 +184,8 @@ class _Repair:
         self.capacity = capacity
         self.width = width
         self.words: NDArray[np.uint64] = data[: 8 * capacity].view(np.uint64)
+        sources = data[where["sources"] : where["sources"] + 8 * capacity]
+        self.sources: NDArray[np.uint64] = sources.view(np.uint64)
         raw = data[where["raw"] : where["raw"] + 8 * capacity * width]
         self.raw: NDArray[np.float64] = raw.view(np.float64)
 
@@ -235,10 +241,12 @@ class _Repair:
             retired += self.native.reap(int(entry), incarnation, 0)
         entries["phase"] = Phase.IDLE
         entries["turn"] = 0
-        newest = max(
-            int(entries["incarnation"].max()), int(self.control.runtime["next_incarnation"][0])
+        self.control.runtime["next_incarnation"] = max(
+            int(self.control.runtime["next_incarnation"][0]),
+            int(entries["incarnation"].max()),
+            # After a reboot the slots may be newer than the page that counts.
+            int(self.sources[self.sources < _LARGEST_SOURCE].max(initial=0)),
         )
-        self.control.runtime["next_incarnation"] = newest
         return retired
 
     def _refuse_impossible_words(self, trusted: bool) -> int:

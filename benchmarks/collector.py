@@ -1,0 +1,117 @@
+"""A process that writes: it opens the buffer and waits to be told when.
+
+Its pipe is its life: it ends when the other end is closed, also by the death of who held it.
+
+Imported by the peers too: it must not import shmbuffer.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+
+from benchmarks.items import Kind
+
+_PATIENCE_S = 120.0  # to import torch on a busy machine
+_LOOKS = 8  # batches between two looks at the clock
+
+
+class Collector:
+    """A collector, seen from whoever began it.
+
+    Args:
+        opener: called there for the buffer.
+        kind: what it writes.
+        count: items in a batch.
+        seed: of their content.
+        modules: what the process imports; loaded once for all of them.
+    """
+
+    def __init__(
+        self,
+        opener: Callable[[], Any],
+        kind: Kind,
+        count: int,
+        seed: int,
+        modules: list[str],
+    ) -> None:
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload([__name__, *modules])
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(
+            target=_collect, args=(opener, kind, count, seed, theirs), daemon=True
+        )
+        self._process.start()
+        theirs.close()
+
+    def wait_until_ready(self) -> None:
+        """Wait until it has the buffer."""
+        self._answer()
+
+    def write(self, began: float, end: float) -> None:
+        """Tell it to write from one reading of ``time.perf_counter`` to another."""
+        self._pipe.send((began, end))
+
+    def written(self) -> int:
+        """Wait for its end; how many items it has written."""
+        return int(self._answer())
+
+    def kill(self) -> None:
+        """SIGKILL, whatever it is doing."""
+        self._process.kill()
+        self.end()
+
+    def end(self) -> None:
+        """Wait until it has ended."""
+        self._pipe.close()
+        self._process.join(_PATIENCE_S)
+        if self._process.exitcode is None:
+            self._process.kill()
+            self._process.join()
+        self._process.close()
+
+    def _answer(self) -> Any:
+        if not self._pipe.poll(_PATIENCE_S):
+            raise TimeoutError(f"a collector has not answered for {_PATIENCE_S:g} s")
+        try:
+            return self._pipe.recv()
+        except EOFError:
+            raise RuntimeError("a collector has ended; its error is above") from None
+
+
+def same(buffer: Any) -> Any:
+    """The opener of a buffer that is passed to the process itself."""
+    return buffer
+
+
+def _collect(
+    opener: Callable[[], Any], kind: Kind, count: int, seed: int, pipe: Connection
+) -> None:
+    torch.set_num_threads(1)
+    buffer = opener()
+    batches = kind.batches(count, "TensorDict", seed)
+    chosen = [[batches[(first + at) % len(batches)] for at in range(_LOOKS)] for first in range(8)]
+    extend = buffer.extend
+    pipe.send(None)
+    while True:
+        try:
+            began, end = pipe.recv()
+        except (EOFError, ConnectionError):
+            return
+        written = turn = 0
+        while time.perf_counter() < began:
+            pass
+        while time.perf_counter() < end:
+            for batch in chosen[turn % len(chosen)]:
+                extend(batch)
+            turn += 1
+            written += count * _LOOKS
+        try:
+            pipe.send(written)
+        except ConnectionError:
+            return

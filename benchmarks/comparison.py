@@ -1,0 +1,85 @@
+"""One operation, or several, by every library that is at hand, in turn."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from benchmarks.items import Kind
+from benchmarks.library import Library, Operation
+from benchmarks.measure import Contender, Load, Series, interleave
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a run is made with.
+
+    Attributes:
+        libraries: ours first.
+        kind: of the items.
+        capacity: of the buffers; they are full.
+        rounds: how often everybody is measured.
+        blocks: in a round.
+        block_s: how long a block is.
+        contest_s: how long a round with writers is.
+        directory: where the buffers are.
+        load: filled by the measuring.
+    """
+
+    libraries: Sequence[Library]
+    kind: Kind
+    capacity: int
+    rounds: int
+    blocks: int
+    block_s: float
+    contest_s: float
+    directory: Path
+    load: Load = field(default_factory=Load)
+
+    @contextmanager
+    def open(self, library: Library, *, prioritized: bool) -> Iterator[Library]:
+        """A full buffer of a library, for a while; its files are removed afterwards."""
+        directory = tempfile.mkdtemp(dir=self.directory, prefix=f"{library.name}-")
+        try:
+            library.open(directory, self.kind.name, self.capacity, prioritized)
+            yield library
+        finally:
+            try:
+                library.close()
+            finally:
+                shutil.rmtree(directory)
+
+    @contextmanager
+    def scratch(self) -> Iterator[Path]:
+        """An empty directory, for a while."""
+        with tempfile.TemporaryDirectory(dir=self.directory, ignore_cleanup_errors=True) as path:
+            yield Path(path)
+
+
+def compare(
+    setting: Setting, operations: Mapping[Operation, str], *, prioritized: bool
+) -> list[Series]:
+    """Every operation, under the name given for it, by every library that has it."""
+    with ExitStack() as stack:
+        libraries = [
+            stack.enter_context(setting.open(library, prioritized=prioritized))
+            for library in setting.libraries
+        ]
+        contenders = [
+            _contender(setting, library, operation, name)
+            for operation, name in operations.items()
+            for library in libraries
+            if library.prepare(operation, setting.block_s)
+        ]
+        return interleave(setting.rounds, contenders, setting.load)
+
+
+def _contender(setting: Setting, library: Library, operation: Operation, name: str) -> Contender:
+    series = Series(name, library.name, operation.form, "s")
+    measure = partial(library.round, operation, setting.blocks)
+    return Contender((series,), lambda: [measure()])

@@ -1,0 +1,19 @@
+"""How long does a batch take to be written, whose priorities come with it?"""
+
+from __future__ import annotations
+
+from benchmarks.comparison import Setting, compare
+from benchmarks.library import Operation
+from benchmarks.measure import Series
+
+COUNTS = (1, 32, 256)
+
+
+def run(setting: Setting) -> list[Series]:
+    """Measure it."""
+    operations = {
+        Operation("extend", count, form): f"extend({count}), prioritized"
+        for count in COUNTS
+        for form in ("arrays", "TensorDict")
+    }
+    return compare(setting, operations, prioritized=True)

@@ -1,0 +1,115 @@
+"""What is stored: items of three sizes, and the batches that are made before a clock starts.
+
+Imported by the peers too, in environments of their own: it must not import shmbuffer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from tensordict import TensorDict
+
+Arrays = dict[str, NDArray[Any]]
+
+#: How much memory the batches of one operation may take; large items get fewer of them.
+POOL_BYTES = 64 << 20
+
+
+@dataclass(frozen=True)
+class Kind:
+    """The leaves of an item.
+
+    Attributes:
+        name: on the command line.
+        leaves: dtype and shape of each.
+        capacity: of a buffer unless told otherwise, so that it fits into a few hundred MB.
+    """
+
+    name: str
+    leaves: dict[str, tuple[str, tuple[int, ...]]]
+    capacity: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of one item."""
+        return sum(
+            np.dtype(dtype).itemsize * int(np.prod(shape)) for dtype, shape in self.leaves.values()
+        )
+
+    def arrays(self, count: int, rng: np.random.Generator) -> Arrays:
+        """A batch of random items, as a dict of arrays ``[count, *shape]``."""
+        return {
+            name: _random(dtype, (count, *shape), rng)
+            for name, (dtype, shape) in self.leaves.items()
+        }
+
+    def batches(self, count: int, form: str, seed: int = 0) -> list[Any]:
+        """Different batches of ``count`` items, as many as POOL_BYTES allow, 2 to 64.
+
+        Args:
+            count: items in a batch; 0 gives single items, without a batch dimension.
+            form: ``"TensorDict"`` or ``"arrays"``.
+            seed: of their content.
+        """
+        rng = np.random.default_rng(seed)
+        how_many = min(64, max(2, POOL_BYTES // (max(1, count) * self.nbytes)))
+        batches = [self.arrays(max(1, count), rng) for _ in range(how_many)]
+        if not count:
+            batches = [{name: leaf[0, ...] for name, leaf in batch.items()} for batch in batches]
+        if form == "arrays":
+            return batches
+        return [tensordict(batch, [count] if count else []) for batch in batches]
+
+
+def _kind(name: str, observation: tuple[str, tuple[int, ...]], action: Any, capacity: int) -> Kind:
+    leaves = {
+        "obs": observation,
+        "next_obs": observation,
+        "action": action,
+        "reward": ("float32", ()),
+        "done": ("bool", ()),
+        "td_error": ("float32", ()),
+    }
+    return Kind(name, leaves, capacity)
+
+
+KINDS = {
+    "S": _kind("S", ("float32", (4,)), ("int64", ()), 1_000_000),
+    "M": _kind("M", ("float32", (376,)), ("float32", (17,)), 200_000),
+    "L": _kind("L", ("uint8", (4, 84, 84)), ("int64", ()), 20_000),
+}
+"""Small like CartPole's (49 bytes), like a humanoid's (3 KB), and like Atari frames (56 KB)."""
+
+
+def tensordict(arrays: Arrays, batch_size: list[int]) -> TensorDict:
+    """The same batch as a TensorDict over the same memory."""
+    return TensorDict(
+        {name: torch.from_numpy(np.asarray(leaf)) for name, leaf in arrays.items()},
+        batch_size=batch_size,
+    )
+
+
+def priorities(count: int, sets: int, seed: int = 0) -> list[torch.Tensor]:
+    """Sets of raw priorities, float32 ``[count]`` in (0, 1]."""
+    return list(1 - torch.rand(sets, count, generator=torch.Generator().manual_seed(seed)))
+
+
+def index_sets(count: int, sets: int, capacity: int, seed: int = 0) -> list[torch.Tensor]:
+    """Sets of indices all over a buffer, int64 ``[count]``.
+
+    As many as a benchmark takes turns with decides whether it finds their part of the tree in the
+    cache; a learner, who has just drawn other ones, does not.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    return list(torch.randint(capacity, (sets, count), generator=generator))
+
+
+def _random(dtype: str, shape: tuple[int, ...], rng: np.random.Generator) -> NDArray[Any]:
+    kind = np.dtype(dtype)
+    if kind.kind == "f":
+        return np.asarray(rng.random(shape, np.float32), kind)
+    return rng.integers(0, 2 if kind.kind == "b" else 100, shape).astype(kind)

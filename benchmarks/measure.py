@@ -1,0 +1,191 @@
+"""Measuring in rounds: every contender for a moment, again and again.
+
+    round 1   A A A ... B B B ...        a letter is a block: some calls that are timed together,
+    round 2   A A A ... B B B ...        about a millisecond, shorter than a slice of the scheduler
+    ...
+
+The figure of a round is the median of its blocks: a block that somebody else's process interrupted
+does not count. Median, smallest and largest are those of the rounds; p95 is over all blocks, and so
+shows the interruptions. A ratio is taken round by round.
+
+Imported by the peers too: it must not import shmbuffer.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+_TICK_S = 1 / os.sysconf("SC_CLK_TCK")
+
+
+class Timed:
+    """A call with its inputs, ready to be timed.
+
+    Args:
+        call: what is timed.
+        inputs: its arguments, one tuple a call; taken in turn.
+        block_s: about how long a block is to last.
+        undo: called with the result of each call, outside of the clock; a block is one call then.
+    """
+
+    def __init__(
+        self,
+        call: Callable[..., Any],
+        inputs: Sequence[tuple[Any, ...]],
+        block_s: float,
+        undo: Callable[[Any], object] | None = None,
+    ) -> None:
+        self._call = call
+        self._inputs = inputs
+        self._undo = undo
+        self._block_s = block_s
+        self._next = 0
+        self._calls = 1
+        if undo is None:
+            for _ in range(3):  # what happens once happens here
+                self.block()
+            shortest = min(self.block() for _ in range(10))
+            self._calls = max(1, min(1000, round(block_s / shortest)))
+        self.block()
+
+    def blocks(self, count: int) -> list[float]:
+        """Seconds a call, of ``count`` blocks; of fewer, where a call takes longer than a block."""
+        found: list[float] = []
+        patience = time.perf_counter() + 4 * count * self._block_s
+        while len(found) < count and (not found or time.perf_counter() < patience):
+            found.append(self.block())
+        return found
+
+    def block(self) -> float:
+        """Seconds a call."""
+        inputs, first = self._inputs, self._next
+        chosen = [inputs[at % len(inputs)] for at in range(first, first + self._calls)]
+        self._next = (first + self._calls) % len(inputs)
+        call = self._call
+        if self._undo is not None:
+            began = time.perf_counter_ns()
+            result = call(*chosen[0])
+            took = time.perf_counter_ns() - began
+            self._undo(result)
+            return took / 1e9
+        began = time.perf_counter_ns()
+        for arguments in chosen:
+            call(*arguments)
+        return (time.perf_counter_ns() - began) / 1e9 / self._calls
+
+
+@dataclass
+class Series:
+    """What was measured of one contender.
+
+    Attributes:
+        operation: what it did; contenders of one operation are compared.
+        library: who did it.
+        form: in which way, where there are several.
+        unit: ``"s"``, where less is better, or ``"1/s"``, where more is.
+        rounds: the blocks of each round.
+    """
+
+    operation: str
+    library: str
+    form: str
+    unit: str
+    rounds: list[list[float]] = field(default_factory=list)
+
+    @property
+    def figures(self) -> list[float]:
+        """One figure a round."""
+        return [median(blocks) for blocks in self.rounds]
+
+    @property
+    def median(self) -> float:
+        """Of the rounds."""
+        return median(self.figures)
+
+    @property
+    def p95(self) -> float:
+        """95 of 100 blocks were no worse."""
+        blocks = [value for blocks in self.rounds for value in blocks]
+        return float(np.percentile(blocks, 95 if self.unit == "s" else 5))
+
+    def ratio_to(self, peer: Series) -> Ratio:
+        """How many times better than ``peer``."""
+        pairs = zip(self.figures, peer.figures, strict=True)
+        ratios = [theirs / ours if self.unit == "s" else ours / theirs for ours, theirs in pairs]
+        return Ratio(peer.library, median(ratios), min(ratios), max(ratios))
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """How many times better than ``to``; median, smallest and largest of the rounds."""
+
+    to: str
+    median: float
+    min: float
+    max: float
+
+
+@dataclass(frozen=True)
+class Contender:
+    """Somebody who is measured in every round: fills one series, or several."""
+
+    series: tuple[Series, ...]
+    round: Callable[[], Sequence[list[float]]]
+    """Gives the blocks of each series."""
+
+
+@dataclass
+class Load:
+    """How many CPUs were used by others, round by round."""
+
+    rounds: list[float] = field(default_factory=list)
+
+    @contextmanager
+    def during_a_round(self) -> Iterator[None]:
+        """Look before and after."""
+        began, before, ours_before = time.monotonic(), _busy_s(), _ours_s()
+        yield
+        busy, ours = _busy_s() - before, _ours_s() - ours_before
+        self.rounds.append(max(0.0, busy - ours) / (time.monotonic() - began))
+
+
+def interleave(rounds: int, contenders: Sequence[Contender], load: Load) -> list[Series]:
+    """Measures everybody in every round."""
+    for _ in range(rounds):
+        with load.during_a_round():
+            for contender in contenders:
+                for series, blocks in zip(contender.series, contender.round(), strict=True):
+                    series.rounds.append(blocks)
+    return [series for contender in contenders for series in contender.series]
+
+
+def _busy_s() -> float:
+    """CPU seconds of the machine since boot, by whomever; also what its host took from it."""
+    user, nice, system, _, _, irq, softirq, steal = map(
+        int, Path("/proc/stat").read_text("ascii").split("\n", 1)[0].split()[1:9]
+    )
+    return (user + nice + system + irq + softirq + steal) * _TICK_S
+
+
+def _ours_s() -> float:
+    """CPU seconds of this process and everything below it, the dead included."""
+    seconds, ahead = 0.0, [os.getpid()]
+    while ahead:
+        pid = ahead.pop()
+        try:
+            ticks = Path(f"/proc/{pid}/stat").read_text("ascii").rpartition(") ")[2].split()[11:15]
+            for thread in Path(f"/proc/{pid}/task").iterdir():
+                ahead += map(int, (thread / "children").read_text("ascii").split())
+        except OSError:
+            continue  # it has just ended
+        seconds += sum(map(int, ticks)) * _TICK_S
+    return seconds

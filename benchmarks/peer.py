@@ -1,0 +1,123 @@
+"""A library in an interpreter of its own: one JSON object a line, there and back.
+
+    {"do": "round", "with": {"operation": {...}, "blocks": 40}}    ──▶
+                                      ◀──    {"result": [...]}  or  {"error": "..."}
+
+The process stays for the whole run, so that rounds can be interleaved; it ends when its input does.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from benchmarks.library import Operation
+
+_ROOT = Path(__file__).resolve().parents[1]
+
+
+class PeerError(Exception):
+    """What the other interpreter could not do, in its own words."""
+
+
+class Peer:
+    """A `Library` at the other end of two pipes.
+
+    Args:
+        name: of the library.
+        python: interpreter of an environment that has it.
+        log: where its own messages go.
+
+    Raises:
+        PeerError: it is not there.
+    """
+
+    def __init__(self, name: str, python: str, log: Path) -> None:
+        self.name = name
+        self._log = log
+        python = os.path.abspath(python) if os.sep in python else python  # cwd is another there
+        with log.open("w") as messages:
+            try:
+                self._process = subprocess.Popen(
+                    [python, "-m", f"benchmarks.peer_{name}"],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=messages,
+                    cwd=_ROOT,
+                    env={**os.environ, "PYTHONUNBUFFERED": "1"},
+                    text=True,
+                )
+            except OSError as error:
+                raise PeerError(f"{name}: {error}") from None
+        try:
+            self._versions: dict[str, str] = self._ask("versions")
+        except PeerError:
+            self.end()
+            raise
+
+    def versions(self) -> dict[str, str]:
+        """See `Library.versions`."""
+        return self._versions
+
+    def open(self, directory: str, kind: str, capacity: int, prioritized: bool) -> None:
+        """See `Library.open`."""
+        self._ask(
+            "open", directory=directory, kind=kind, capacity=capacity, prioritized=prioritized
+        )
+
+    def share(self, writers: int, count: int) -> None:
+        """See `Library.share`."""
+        self._ask("share", writers=writers, count=count)
+
+    def prepare(self, operation: Operation, block_s: float) -> bool:
+        """See `Library.prepare`."""
+        return bool(self._ask("prepare", operation=dataclasses.asdict(operation), block_s=block_s))
+
+    def round(self, operation: Operation, blocks: int) -> list[float]:
+        """See `Library.round`."""
+        answer: list[float] = self._ask(
+            "round", operation=dataclasses.asdict(operation), blocks=blocks
+        )
+        return answer
+
+    def contend(self, writers: int, batch: int, seconds: float) -> dict[str, float]:
+        """See `Library.contend`."""
+        answer: dict[str, float] = self._ask(
+            "contend", writers=writers, batch=batch, seconds=seconds
+        )
+        return answer
+
+    def close(self) -> None:
+        """See `Library.close`."""
+        self._ask("close")
+
+    def end(self) -> None:
+        """End the process; what it had begun ends with it."""
+        with self._process as process:  # closes both pipes, and waits
+            assert process.stdin is not None
+            try:
+                process.stdin.close()
+                process.wait(30)
+            except (subprocess.TimeoutExpired, BrokenPipeError):
+                process.kill()
+
+    def _ask(self, do: str, **arguments: Any) -> Any:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        try:
+            self._process.stdin.write(json.dumps({"do": do, "with": arguments}) + "\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            pass  # why it has ended is in its log
+        line = self._process.stdout.readline()
+        if not line:
+            said = self._log.read_text(errors="replace").strip().splitlines()
+            raise PeerError(f"{self.name}: {said[-1] if said else 'the process has ended'}")
+        answer = json.loads(line)
+        if "error" in answer:
+            raise PeerError(f"{self.name}: {do}: {answer['error']}")
+        return answer["result"]

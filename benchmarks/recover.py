@@ -1,0 +1,80 @@
+"""How long does it take to recover a full buffer after kill -9 of everybody?
+
+Two processes write and are killed in the middle of it; nobody else has the buffer open. It is made
+whole by `recover`, and, after another such death, by the `attach` of whoever comes next. No peer
+has anything to compare with: what its processes had not saved is gone with them.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import shmbuffer
+from benchmarks.collector import Collector
+from benchmarks.comparison import Setting
+from benchmarks.measure import Contender, Series, interleave
+from benchmarks.ours import ShmBuffer
+
+WRITERS, WRITTEN = 2, 32
+
+
+def run(setting: Setting) -> list[Series]:
+    """Measure it."""
+    with setting.scratch() as scratch:
+        directory = scratch / "buffer"
+        ShmBuffer().leave_full(directory, setting.kind, setting.capacity)
+        contenders = [
+            _contender(setting, directory, "recover()", _recover),
+            _contender(setting, directory, "attach()", _attach),
+        ]
+        return interleave(setting.rounds, contenders, setting.load)
+
+
+def _contender(
+    setting: Setting, directory: Path, form: str, recover: Callable[[Path, int], float]
+) -> Contender:
+    title = f"recover {setting.capacity:,} items"
+    series = Series(title, "shmbuffer", form, "s")
+
+    def die_and_recover() -> list[list[float]]:
+        _kill_everybody(setting, directory)
+        return [[recover(directory, setting.capacity)]]
+
+    return Contender((series,), die_and_recover)
+
+
+def _kill_everybody(setting: Setting, directory: Path) -> None:
+    opener = functools.partial(shmbuffer.attach, directory)
+    collectors = [
+        Collector(opener, setting.kind, WRITTEN, seed, ShmBuffer.modules) for seed in range(WRITERS)
+    ]
+    for collector in collectors:
+        collector.wait_until_ready()
+    now = time.perf_counter()
+    for collector in collectors:
+        collector.write(now, now + 10)  # longer than it will live
+    time.sleep(setting.contest_s / 4)
+    for collector in collectors:
+        collector.kill()
+
+
+def _recover(directory: Path, capacity: int) -> float:
+    began = time.perf_counter()
+    report = shmbuffer.recover(directory)
+    took = time.perf_counter() - began
+    if report.reason != "nobody alive" or report.items < 0.9 * capacity:
+        raise RuntimeError(f"that was no recovery of a full buffer:\n{report}")
+    return took
+
+
+def _attach(directory: Path, capacity: int) -> float:
+    began = time.perf_counter()
+    buffer = shmbuffer.attach(directory)
+    took = time.perf_counter() - began
+    with buffer:
+        if len(buffer) < 0.9 * capacity:
+            raise RuntimeError(f"only {len(buffer)} of {capacity} items are there")
+    return took

@@ -1,0 +1,51 @@
+"""One suite, both grounds: a buffer in anonymous memory, and a buffer in files."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from shmbuffer.memory import Engine, Ring
+from tests.memory.rows import Maker, ring_of
+
+
+@pytest.fixture
+def fast_path() -> Iterator[Path]:
+    """A directory in memory where there is one: syncs cost nothing there."""
+    base = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    path = Path(tempfile.mkdtemp(prefix="shmbuffer-test-", dir=base))
+    yield path
+    shutil.rmtree(path)
+
+
+@pytest.fixture(params=["anonymous", "files"])
+def make(request: pytest.FixtureRequest, fast_path: Path) -> Iterator[Maker]:
+    maker = Maker(request.param, fast_path, [])
+    yield maker
+    for engine in maker.made:
+        engine.close()
+
+
+@pytest.fixture
+def make_files(fast_path: Path) -> Iterator[Maker]:
+    """Files only, for what has to do with names."""
+    maker = Maker("files", fast_path, [])
+    yield maker
+    for engine in maker.made:
+        engine.close()
+
+
+@pytest.fixture
+def engine(make: Maker) -> Engine:
+    """A prioritized buffer of 8 slots, with nothing in it."""
+    return make(alpha=0.5, eps=0.0)
+
+
+@pytest.fixture
+def ring(engine: Engine) -> Ring:
+    return ring_of(engine)

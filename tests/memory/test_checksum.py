@@ -1,0 +1,145 @@
+"""CRC32C: by the processor's instruction where it has one, by table where not, equal for all."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import shmbuffer
+from shmbuffer._native import _core
+from shmbuffer.memory import Engine, Ring
+from tests.memory.rows import Maker, Rows, place, ring_of, write
+
+NATIVE = Path(shmbuffer.__file__).parent / "_native"
+
+
+def plain(data: bytes, crc: int = 0) -> int:
+    """The definition, bit by bit: reflected polynomial 0x82F63B78, inverted at both ends."""
+    crc ^= 0xFFFFFFFF
+    for byte in data:
+        crc ^= byte
+        for _ in range(8):
+            crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
+    return crc ^ 0xFFFFFFFF
+
+
+KNOWN = [
+    (b"", 0),
+    (b"123456789", 0xE3069283),
+    (bytes(32), 0x8A9136AA),  # from here on RFC 3720, appendix B.4
+    (b"\xff" * 32, 0x62A8AB43),
+    (bytes(range(32)), 0x46DD794E),
+    (bytes(range(31, -1, -1)), 0x113FDB5C),
+]
+
+
+@pytest.mark.parametrize(("data", "crc"), KNOWN, ids=lambda value: repr(value)[:24])
+def test_it_is_the_crc32c_of_rfc_3720(data: bytes, crc: int) -> None:
+    assert plain(data) == crc
+    assert _core.crc32c(data) == crc
+
+
+def test_every_length_and_every_alignment_gives_the_same() -> None:
+    data = np.random.default_rng(1).bytes(96)
+    view = memoryview(data)
+    for start in range(9):
+        for end in range(start, len(data)):
+            assert _core.crc32c(view[start:end]) == plain(data[start:end])
+
+
+def test_it_chains() -> None:
+    data = np.random.default_rng(2).bytes(1000)
+    for cut in (0, 1, 7, 8, 9, 500, 1000):
+        assert _core.crc32c(data[cut:], _core.crc32c(data[:cut])) == _core.crc32c(data)
+
+
+def test_it_takes_any_buffer_and_nothing_else() -> None:
+    assert _core.crc32c(bytearray(b"123456789")) == 0xE3069283
+    assert _core.crc32c(np.frombuffer(b"123456789", np.uint8)) == 0xE3069283
+    with pytest.raises(TypeError):
+        _core.crc32c("123456789")
+
+
+PROGRAM = r"""
+#include <stdio.h>
+#include <stdlib.h>
+#include "crc32c.c"
+int main(void) {
+    unsigned char data[4096 + 16];
+    shmb_crc32c_init();
+    if (shmb_crc32c == by_table) return 2; /* no instruction to compare with */
+    for (unsigned i = 0; i < sizeof data; i++) data[i] = (unsigned char)(i * 2654435761u >> 13);
+    for (size_t at = 0; at < 9; at++)
+        for (size_t bytes = 0; bytes < 300; bytes++)
+            if (by_table(77, data + at, bytes) != by_instruction(77, data + at, bytes)) return 1;
+    if (by_table(0, data, sizeof data) != by_instruction(0, data, sizeof data)) return 1;
+    return by_table(0, "123456789", 9) == 0xE3069283u ? 0 : 1;
+}
+"""
+
+
+def test_the_table_and_the_instruction_agree(tmp_path: Path) -> None:
+    """Processors without the instruction are rare, so its stand-in is compiled on its own."""
+    if not (NATIVE / "crc32c.c").exists():
+        pytest.skip("the C sources are not installed")
+    (tmp_path / "agree.c").write_text(PROGRAM)
+    binary = tmp_path / "agree"
+    command = ["gcc", "-std=gnu11", "-O2", f"-I{NATIVE}", "-o", str(binary), "agree.c"]
+    try:
+        subprocess.run(command, cwd=tmp_path, check=True)
+    except FileNotFoundError:
+        pytest.skip("no compiler")
+    status = subprocess.run([binary]).returncode
+    if status == 2:
+        pytest.skip("this processor has no instruction for it")
+    assert status == 0
+
+
+def expected(ring: Ring, number: int, slot: int, ticket: int) -> int:
+    """Of a slot: the salt of the schema, the ticket, then leaf after leaf."""
+    crc = _core.crc32c(ticket.to_bytes(8, "little"), _core.crc32c(ring.schema.digest))
+    numbers = np.arange(number, number + ring.width)
+    for data in Rows.of(ring.schema.leaves, numbers).bytes:
+        crc = _core.crc32c(data.tobytes(), crc)
+    return crc
+
+
+def stored(engine: Engine, slot: int) -> int:
+    ring = ring_of(engine)
+    at = _core.sections(ring.capacity, ring.width)["checksums"] + 4 * slot
+    return int.from_bytes(bytes(memoryview(ring._slots_map)[at : at + 4]), "little")
+
+
+@pytest.mark.parametrize("lanes", [(), (3,)])
+def test_a_commit_stores_the_checksum_of_ticket_and_payload(
+    make: Maker, lanes: tuple[int, ...]
+) -> None:
+    engine = make(4, lanes)
+    ring = ring_of(engine)
+    width = ring.width
+    write(ring, range(6 * width))
+    for slot, ticket in [(0, 4), (1, 5), (2, 2), (3, 3)]:
+        assert stored(engine, slot) == expected(ring, ticket * width, slot, ticket)
+        assert ring._native.checksum(slot, ticket) == stored(engine, slot)
+    place(ring, [1], range(100, 100 + width))  # ticket 9: slot 1 of the lap that begins at 6
+    assert stored(engine, 1) == expected(ring, 100, 1, 9)
+
+
+def test_a_buffer_may_be_made_without_checksums(make: Maker) -> None:
+    engine = make(4, checksum=False)
+    write(ring_of(engine), range(4))
+    assert stored(engine, 2) == 0
+
+
+def test_a_byte_that_changed_is_found(make: Maker) -> None:
+    ring = ring_of(make())
+    write(ring, range(8))
+    assert ring._native.verify(0, 8) == []
+    np.frombuffer(ring.leaf(1), np.uint8)[37 * 5 + 3] ^= 1
+    assert ring._native.verify(0, 8) == [5]
+    assert ring._native.verify(6, 2) == []
+    with pytest.raises(IndexError, match=r"no slots 6 \+ 3"):
+        ring._native.verify(6, 3)
