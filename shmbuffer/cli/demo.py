@@ -10,6 +10,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -161,16 +162,16 @@ class _Watcher:
 
 
 def _tables(outcome: Outcome) -> Iterator[console.Table]:
-    stats, last = outcome.stats, outcome.evidence[-1]
+    written, sampled, batches, updated = _counters(outcome)
     mean_return = outcome.mean_return
     yield console.pairs(
         "solved" if outcome.solved else "not solved",
         {
             "mean return": None if mean_return is None else f"{mean_return:.1f}",
             "time": console.span(outcome.seconds),
-            "items written": int(stats["write_count"]),
-            "items sampled": f"{int(stats['sampled']):,} in {int(stats['samples']):,} batches",
-            "priorities updated": int(stats["updates_applied"]),
+            "items written": written,
+            "items sampled": f"{sampled:,} in {batches:,} batches",
+            "priorities updated": updated,
         },
     )
     yield console.Table(
@@ -196,29 +197,21 @@ def _tables(outcome: Outcome) -> Iterator[console.Table]:
             for report in outcome.reports
         ],
     )
-    yield console.pairs(
-        "what the items say",
-        {
-            "present": last.items,
-            "acknowledged to their writers": last.acknowledged,
-            "lost": outcome.lost,
-            "torn": outcome.torn,
-            "repeated": last.repeated,
-        },
-    )
+    yield console.pairs("what the items say", _evidence(outcome))
 
 
 def _json(args: argparse.Namespace, outcome: Outcome) -> dict[str, Any]:
-    stats, last = outcome.stats, outcome.evidence[-1]
+    written, sampled, batches, updated = _counters(outcome)
     return {
         "solved": outcome.solved,
         "mean_return": outcome.mean_return,
         "seed": args.seed,
         "collectors": args.collectors,
         "seconds": round(outcome.seconds, 1),
-        "items_written": int(stats["write_count"]),
-        "items_sampled": int(stats["sampled"]),
-        "batches_sampled": int(stats["samples"]),
+        "items_written": written,
+        "items_sampled": sampled,
+        "batches_sampled": batches,
+        "priorities_updated": updated,
         "kills": len(outcome.kills),
         "killed": [
             {"what": kill.what, "step": kill.step, "pids": kill.pids, "planned": kill.planned}
@@ -227,12 +220,20 @@ def _json(args: argparse.Namespace, outcome: Outcome) -> dict[str, Any]:
         "recovery_ms": round(outcome.recovery_ms, 3),
         "rolled_back": sum(report.rolled_back for report in outcome.reports),
         "rolled_forward": sum(report.rolled_forward for report in outcome.reports),
-        "items": last.items,
-        "acknowledged": last.acknowledged,
-        "lost": outcome.lost,
-        "torn": outcome.torn,
+        **_evidence(outcome),
         "evaluations": outcome.evaluations,
     }
+
+
+def _counters(outcome: Outcome) -> tuple[int, int, int, int]:
+    names = ("write_count", "sampled", "samples", "updates_applied")
+    written, sampled, batches, updated = (int(outcome.stats.get(name, 0)) for name in names)
+    return written, sampled, batches, updated
+
+
+def _evidence(outcome: Outcome) -> dict[str, int]:
+    last = asdict(outcome.evidence[-1]) if outcome.evidence else {}
+    return last | {"lost": outcome.lost, "torn": outcome.torn}
 
 
 def _curve(args: argparse.Namespace, plan: Plan, outcome: Outcome) -> Curve:

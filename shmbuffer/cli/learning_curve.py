@@ -47,16 +47,18 @@ def save(curve: Curve, path: Path) -> Path | None:
         axes.axvline(step, color="tab:red", linestyle="--", label="SIGKILL" if not number else None)
         axes.annotate(
             name,
-            (step, 0.03),
+            (step, 0.97),
             xycoords=("data", "axes fraction"),
             xytext=(3, 0),
             textcoords="offset points",
             color="tab:red",
             rotation=90,
+            ha="left",
+            va="top",
         )
     axes.set(title=curve.title, xlabel="steps", ylabel="mean return")
     axes.set_ylim(bottom=0)
-    axes.legend(loc="lower right")
+    axes.legend(loc="lower right", framealpha=1)
     figure.savefig(path, format="png", dpi=120)
     return path.absolute()
 

@@ -29,7 +29,6 @@ from shmbuffer.memory.layout import BufferState, EntryState, Flag, Phase, SlotSt
 from shmbuffer.memory.native import native_ring
 from shmbuffer.memory.registry import Registry
 
-
 #: No buffer has had so many clients: what is beyond is damage.
 _LARGEST_SOURCE = np.uint64(2**48)
 

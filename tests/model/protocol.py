@@ -17,7 +17,8 @@ What is modelled
 
 What is not
   - memory order: a step is atomic and seen by all at once. The C core names its sync points;
-  - time: a sleeper wakes, forfeits a turn or gives up at any moment at which it is allowed to;
+  - time: a sleeper wakes, forfeits a turn or gives up at any moment at which it is allowed to, and
+    a turn counts at once (the C core lets others pass one that is younger than a millisecond);
   - power loss: checksums are written and compared, but nothing tears pages;
   - a client that is stopped while it holds the mutex: everybody waits for it;
   - numbers: mass(raw) = raw + 1, one row a sample, sums without the minimum.

@@ -1,0 +1,54 @@
+"""CartPole in one process: act, keep what happened, learn from it by priority.
+
+    python examples/cartpole.py [SEED]
+
+The buffer is in memory and dies with the process. In shmbuffer/examples/cartpole.py the same agent
+learns from a buffer in files, which several processes share and which survives them all; `shmbuffer
+demo` runs that one and kills it on the way. The agent itself is shmbuffer/examples/double_dqn.py.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+
+import torch
+
+from shmbuffer import LazyTensorStorage, TensorDictPrioritizedReplayBuffer
+from shmbuffer.examples.double_dqn import Agent, Config, Rollout, evaluate
+
+GOAL = 475.0
+EVALUATE_EVERY = 2_000  # steps
+LONGEST = 200_000  # steps
+
+
+def main(seed: int = 0) -> bool:
+    """Trains until 20 greedy episodes reach the goal; returns whether they did."""
+    torch.set_num_threads(1)
+    config = Config(seed=seed)
+    buffer = TensorDictPrioritizedReplayBuffer(
+        alpha=config.alpha,
+        beta=config.beta,
+        batch_size=config.batch_size,
+        storage=LazyTensorStorage(config.capacity),
+    )
+    agent, rollout = Agent(config), Rollout(config, seed)
+    began_s, evaluations = time.monotonic(), 0
+    while (step := buffer.write_count) < LONGEST:
+        buffer.extend(rollout.collect(agent.online, config.epsilon.at(step), rows=16))
+        while agent.updates < config.updates_due(step):
+            batch = buffer.sample()
+            batch["td_error"] = agent.update(batch, step)
+            buffer.update_tensordict_priority(batch)
+        if step // EVALUATE_EVERY > evaluations:
+            evaluations = step // EVALUATE_EVERY
+            mean_return = evaluate(agent.online, config, seed=2_000_000_000 + step)
+            print(f"{time.monotonic() - began_s:4.0f} s  step {step:6,}  return {mean_return:.1f}")
+            if mean_return >= GOAL:
+                print("solved")
+                return True
+    return False
+
+
+if __name__ == "__main__":
+    sys.exit(not main(*map(int, sys.argv[1:2])))

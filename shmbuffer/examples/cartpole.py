@@ -1,0 +1,211 @@
+"""CartPole: two collectors, a learner and a coordinator that know each other by a path alone.
+
+     collect()  × n                   RUN/replay                          learn()
+       act, step ──────extend──▶  transitions, priorities  ──sample──▶  Agent.update
+         ▲                           ▲     └──◀──update_tensordict_priority──┘  │
+         └─────newest────────────  RUN/weights  ◀──────────────────add──────────┘
+                                     networks, optimizer, number of updates
+
+`serve` holds the coordinators of both buffers and starts the collectors. All that the run knows is
+in one of the two: any process, or all of them, may be killed at any time and started again.
+
+Copy what you need: `double_dqn` is the algorithm; `serve`, `collect` and `learn` here are what the
+three kinds of process do; without the lines about the ledger and about `torn`, which are there to
+prove that nothing was lost, they are what any off-policy algorithm needs.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Literal
+
+import torch
+from tensordict import TensorDictBase
+
+from shmbuffer import (
+    Coordinator,
+    ReplayBuffer,
+    TensorDictPrioritizedReplayBuffer,
+    attach,
+)
+from shmbuffer.examples import double_dqn
+from shmbuffer.examples.double_dqn import Agent, QNetwork, Rollout, evaluate
+from shmbuffer.examples.evidence import Ledger, torn
+
+
+@dataclass(frozen=True)
+class Config(double_dqn.Config):
+    """The agent, and how its processes work together."""
+
+    rows_per_write: int = 16
+    updates_per_publication: int = 25
+    most_steps_ahead: int = 300
+    """How far collectors may be ahead of the learner: the more, the older is their policy."""
+    patience_s: float = 60.0
+    """A collector that sees no newer weights for so long ends: nobody learns any more."""
+    evaluate_every: int = 2_000
+
+
+STATES = 4
+"""How many states of the agent are kept: while one is written the others can be read in peace."""
+
+
+class Newest:
+    """The newest state of the agent, for whoever acts with it or goes on learning."""
+
+    def __init__(self, weights: ReplayBuffer) -> None:
+        self._weights = weights
+        self._seen = 0
+
+    def state(self) -> TensorDictBase | None:
+        """Returns the newest state, or None if it has been returned before or there is none.
+
+        Cost: a look at a counter; where there is something new, a copy of the states that are kept.
+        """
+        written = self._weights.write_count
+        if written == self._seen:
+            return None
+        self._seen = written
+        states: TensorDictBase = self._weights[:]
+        newest: TensorDictBase = states[int(states["updates"].argmax())]
+        return newest
+
+
+@dataclass(frozen=True)
+class Service:
+    """The coordinator's report: its counters, the processes that collect, and all deaths so far."""
+
+    stats: dict[str, float]
+    collectors: tuple[int, ...]
+    deaths: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Learning:
+    """The learner's report: what it did in this life."""
+
+    updates: int
+    sampled: int
+    torn: int
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The learner's report after an evaluation."""
+
+    step: int
+    mean_return: float
+
+
+def serve(
+    run: Path,
+    config: Config,
+    collectors: int,
+    on_existing: Literal["error", "recover"],
+    control: Connection,
+) -> None:
+    """Coordinates a run: makes or recovers both buffers, starts collectors, reports.
+
+    Args:
+        run: the directory of the run.
+        config: of the run.
+        collectors: how many to start. One that dies is started again.
+        on_existing: what to do with buffers that are there.
+        control: reports go out; the end of the run comes in, as a message or as its own end.
+    """
+    weights = Coordinator(run / "weights", capacity=STATES, alpha=None, on_existing=on_existing)
+    replay = Coordinator(
+        run / "replay",
+        capacity=config.capacity,
+        batch_size=config.batch_size,
+        alpha=config.alpha,
+        beta=config.beta,
+        on_existing=on_existing,
+    )
+    with weights, replay:
+        replay.spawn(collect, collectors, config, restart=True)
+        while not control.poll(0.2):
+            collecting = tuple(each.pid for each in replay.processes if each.is_alive())
+            deaths = tuple(str(death) for death in replay.deaths)
+            control.send(Service(replay.stats(), collecting, deaths))
+
+
+def collect(replay_dir: Path, index: int, config: Config) -> None:
+    """Acts with the newest weights and writes what happens, until it is stopped.
+
+    Args:
+        replay_dir: the directory of the replay buffer.
+        index: of this collector.
+        config: of the run.
+    """
+    torch.set_num_threads(1)
+    run = replay_dir.parent
+    with (
+        attach(replay_dir) as replay,
+        attach(run / "weights") as weights,
+        Ledger(run / "ledgers", index) as ledger,
+    ):
+        rollout = Rollout(config, seed=config.seed * 1_000_003 + ledger.source)
+        network = QNetwork(config.hidden)
+        newest = Newest(weights)
+        most_steps = 0  # until the learner has published where it begins
+        last_news_s = time.monotonic()
+        while time.monotonic() - last_news_s < config.patience_s:
+            state = newest.state()
+            if state is not None:
+                last_news_s = time.monotonic()
+                network.load_flat(state["online"])
+                learned = int(state["updates"]) * config.steps_per_update
+                most_steps = config.warmup_steps + learned + config.most_steps_ahead
+            step = replay.write_count
+            if step >= most_steps:
+                time.sleep(0.001)
+                continue
+            rows = rollout.collect(network, config.epsilon.at(step), config.rows_per_write)
+            replay.extend(ledger.sign(rows))
+            ledger.acknowledge()
+
+
+def learn(run: Path, config: Config, control: Connection) -> None:
+    """Learns from what the collectors write, and publishes the weights, until it is stopped.
+
+    Args:
+        run: the directory of the run.
+        config: of the run.
+        control: reports go out; the end of the run comes in, as a message or as its own end.
+    """
+    torch.set_num_threads(1)
+    with (
+        attach(run / "replay", role="learner") as replay,
+        attach(run / "weights", role="learner") as weights,
+    ):
+        assert isinstance(replay, TensorDictPrioritizedReplayBuffer)
+        agent = Agent(config)
+        saved = Newest(weights).state()
+        if saved is None:
+            weights.add(agent.state())
+        else:
+            agent.load(saved)
+        evaluations = replay.write_count // config.evaluate_every
+        n_sampled = n_torn = 0
+        while not control.poll():
+            step = replay.write_count
+            if agent.updates >= config.updates_due(step):
+                time.sleep(0.001)
+                continue
+            batch = replay.sample()
+            n_sampled += len(batch)
+            n_torn += torn(batch)
+            batch["td_error"] = agent.update(batch, step)
+            replay.update_tensordict_priority(batch)
+            if agent.updates % config.updates_per_publication == 0:
+                weights.add(agent.state())
+                control.send(Learning(agent.updates, n_sampled, n_torn))
+            if step // config.evaluate_every > evaluations:
+                evaluations = step // config.evaluate_every
+                # Episodes that no collector has seen, others each time.
+                mean_return = evaluate(agent.online, config, seed=2_000_000_000 + step)
+                control.send(Evaluation(step, mean_return))

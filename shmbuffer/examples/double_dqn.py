@@ -1,0 +1,280 @@
+"""A double DQN for CartPole, fed with n-step transitions; it knows neither processes nor buffers.
+
+    Rollout   steps an environment              ──▶ batches of transitions, for a buffer
+    Agent     learns from a prioritized sample  ──▶ its new priorities
+    evaluate  plays some episodes               ──▶ how good the policy is
+
+Double Q-learning: van Hasselt, Guez and Silver, AAAI 2016. Priorities: Schaul et al., ICLR 2016.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import gymnasium
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from tensordict import TensorDict, TensorDictBase
+from torch import nn
+
+Observation = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """A value that goes from ``start`` to ``end`` in so many steps, and stays there."""
+
+    start: float
+    end: float
+    steps: int
+
+    def at(self, step: int) -> float:
+        """Returns the value at a step of the run."""
+        return self.start + (self.end - self.start) * min(1.0, step / self.steps)
+
+
+@dataclass(frozen=True)
+class Config:
+    """What makes the agent. A step is one step of one environment, over all collectors."""
+
+    seed: int = 0
+    environment: str = "CartPole-v1"
+    hidden: int = 128
+    gamma: float = 0.99
+    n_step: int = 10
+    epsilon: Schedule = Schedule(1.0, 0.05, 10_000)
+    learning_rate: Schedule = Schedule(1e-3, 1e-4, 40_000)
+    batch_size: int = 128
+    capacity: int = 2**14
+    """Old transitions were made by worse policies, which n-step returns do not correct for."""
+    alpha: float = 0.6
+    beta: float = 0.6
+    warmup_steps: int = 1_000
+    steps_per_update: int = 4
+    target_rate: float = 0.01  # how far the target network moves in an update
+    largest_gradient: float = 10.0
+    reward_scale: float = 0.1  # values up to 10 instead of 100, which suits network and loss
+    evaluation_episodes: int = 20
+
+    def updates_due(self, step: int) -> int:
+        """Returns how many updates the learner should have made at a step."""
+        return max(0, step - self.warmup_steps) // self.steps_per_update
+
+
+class QNetwork(nn.Module):
+    """Values of both actions, ``[n, 2]``, for observations ``[n, 4]``."""
+
+    scale: torch.Tensor
+
+    def __init__(self, hidden: int) -> None:
+        super().__init__()
+        # About the largest position, velocity, angle and angular velocity that are seen.
+        self.register_buffer("scale", torch.tensor([2.4, 2.5, 0.21, 2.5]))
+        self.layers = nn.Sequential(
+            nn.Linear(4, hidden),
+            nn.ReLU(),
+            nn.Linear(hidden, hidden),
+            nn.ReLU(),
+            nn.Linear(hidden, 2),
+        )
+
+    def forward(self, observation: torch.Tensor) -> torch.Tensor:
+        """Returns the values."""
+        values: torch.Tensor = self.layers(observation / self.scale)
+        return values
+
+    @torch.no_grad()
+    def greedy(self, observations: Observation) -> NDArray[np.int64]:
+        """Returns the best actions ``[n]`` for observations ``[n, 4]``."""
+        values: torch.Tensor = self(torch.from_numpy(observations))
+        best: NDArray[np.int64] = values.argmax(-1).numpy()
+        return best
+
+    @torch.no_grad()
+    def load_flat(self, vector: torch.Tensor) -> None:
+        """Takes its parameters from one vector."""
+        nn.utils.vector_to_parameters(vector, self.parameters())
+
+
+class Agent:
+    """A double DQN. Its whole state is one TensorDict, so it can be an item of a buffer."""
+
+    def __init__(self, config: Config) -> None:
+        torch.manual_seed(config.seed)
+        self.config = config
+        self.updates = 0
+        self.online = QNetwork(config.hidden)
+        self.target = QNetwork(config.hidden)
+        self.target.load_state_dict(self.online.state_dict())
+        self.parameters = list(self.online.parameters())
+        self.optimizer = torch.optim.Adam(self.parameters, fused=True)
+
+    def update(self, batch: TensorDictBase, step: int) -> torch.Tensor:
+        """Makes one step of the optimizer.
+
+        Args:
+            batch: a prioritized sample of what `Rollout` gives.
+            step: of the run, for the learning rate.
+
+        Returns:
+            The absolute temporal differences ``[n]``, which are the new priorities.
+        """
+        config, after = self.config, batch["next"]
+        with torch.no_grad():
+            # One network chooses the action, the other one says what it is worth.
+            chosen = self.online(after["observation"]).argmax(1, keepdim=True)
+            worth = self.target(after["observation"]).gather(1, chosen).squeeze(1)
+            # An episode that its time limit cuts off is not terminated: it would have gone on.
+            discount = batch["gamma"] * ~after["terminated"]
+            wanted = config.reward_scale * after["reward"] + discount * worth
+        values = self.online(batch["observation"]).gather(1, batch["action"][:, None]).squeeze(1)
+        surprise: torch.Tensor = (values - wanted).detach().abs()
+        weights = batch["priority_weight"] / batch["priority_weight"].max()
+        loss = (weights * nn.functional.huber_loss(values, wanted, reduction="none")).mean()
+
+        self.optimizer.param_groups[0]["lr"] = config.learning_rate.at(step)
+        self.optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(self.parameters, config.largest_gradient)
+        self.optimizer.step()
+        with torch.no_grad():
+            for slow, fast in zip(self.target.parameters(), self.parameters, strict=True):
+                slow.lerp_(fast, config.target_rate)
+        self.updates += 1
+        return surprise
+
+    def state(self) -> TensorDict:
+        """Returns networks, optimizer and number of updates as one item."""
+        return TensorDict(
+            {
+                "online": flat(self.parameters),
+                "target": flat(self.target.parameters()),
+                "first_moment": self._moment("exp_avg"),
+                "second_moment": self._moment("exp_avg_sq"),
+                "updates": torch.tensor(self.updates),
+            }
+        )
+
+    def load(self, state: TensorDictBase) -> None:
+        """Goes back to what `state` returned, in this or another process."""
+        self.online.load_flat(state["online"])
+        self.target.load_flat(state["target"])
+        self.updates = int(state["updates"])
+        sizes = [parameter.numel() for parameter in self.parameters]
+        first = torch.split(state["first_moment"], sizes)
+        second = torch.split(state["second_moment"], sizes)
+        for parameter, mean, square in zip(self.parameters, first, second, strict=True):
+            self.optimizer.state[parameter] = {
+                "step": torch.tensor(float(self.updates)),
+                "exp_avg": mean.view_as(parameter).clone(),
+                "exp_avg_sq": square.view_as(parameter).clone(),
+            }
+
+    def _moment(self, name: str) -> torch.Tensor:
+        state = self.optimizer.state  # empty before the first update
+        return flat(state[p][name] if p in state else torch.zeros_like(p) for p in self.parameters)
+
+
+def flat(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
+    """Returns all values of some tensors as one vector."""
+    return torch.cat([tensor.detach().flatten() for tensor in tensors])
+
+
+class _Moment(NamedTuple):
+    """What was seen, done and earned in one step."""
+
+    observation: Observation
+    action: int
+    reward: float
+
+
+class Rollout:
+    """Steps one environment for ever and makes n-step transitions of what happens.
+
+    Args:
+        config: environment, discount and number of steps.
+        seed: of the environment and of the exploration.
+    """
+
+    def __init__(self, config: Config, seed: int) -> None:
+        self._gamma = config.gamma
+        self._n_step = config.n_step
+        self._random = np.random.default_rng(seed)
+        self._environment: gymnasium.Env[Any, Any] = gymnasium.make(config.environment)
+        self._observation: Observation = self._environment.reset(seed=seed)[0]
+        self._recent: deque[_Moment] = deque()
+        self._rows: list[tuple[Observation, int, float, Observation, float, bool]] = []
+
+    def collect(self, network: QNetwork, epsilon: float, rows: int) -> TensorDict:
+        """Steps until there are enough transitions.
+
+        Args:
+            network: chooses the actions.
+            epsilon: how often a random action is taken instead.
+            rows: how many transitions to return at least.
+
+        Returns:
+            A batch: ``observation``, ``action``, ``gamma`` (the discount of what follows), and
+            ``next`` with ``observation``, ``reward`` (of all n steps) and ``terminated``.
+        """
+        while len(self._rows) < rows:
+            self._step(network, epsilon)
+        n = len(self._rows)
+        observations, actions, gammas, following, rewards, ends = zip(*self._rows, strict=True)
+        self._rows.clear()
+        after = {
+            "observation": torch.from_numpy(np.stack(following)),
+            "reward": torch.tensor(rewards),
+            "terminated": torch.tensor(ends),
+        }
+        return TensorDict(
+            {
+                "observation": torch.from_numpy(np.stack(observations)),
+                "action": torch.tensor(actions),
+                "gamma": torch.tensor(gammas),
+                "next": TensorDict(after, [n]),
+            },
+            [n],
+        )
+
+    def _step(self, network: QNetwork, epsilon: float) -> None:
+        if self._random.random() < epsilon:
+            action = int(self._random.integers(2))
+        else:
+            action = int(network.greedy(self._observation[None])[0])
+        after, reward, terminated, truncated, _ = self._environment.step(action)
+        self._recent.append(_Moment(self._observation, action, float(reward)))
+        if terminated or truncated:
+            while self._recent:
+                self._add_row(after, terminated)
+            after, _ = self._environment.reset()
+        elif len(self._recent) == self._n_step:
+            self._add_row(after, False)
+        self._observation = after
+
+    def _add_row(self, after: Observation, terminated: bool) -> None:
+        """The oldest of the recent moments becomes a transition to what came after the newest."""
+        reward = sum(self._gamma**k * moment.reward for k, moment in enumerate(self._recent))
+        discount = self._gamma ** len(self._recent)
+        oldest = self._recent.popleft()
+        self._rows.append((oldest.observation, oldest.action, discount, after, reward, terminated))
+
+
+def evaluate(network: QNetwork, config: Config, seed: int) -> float:
+    """Returns the mean return of greedy episodes; they are played side by side."""
+    environments = [gymnasium.make(config.environment) for _ in range(config.evaluation_episodes)]
+    playing = {env: env.reset(seed=seed + k)[0] for k, env in enumerate(environments)}
+    total = 0.0
+    while playing:
+        actions = network.greedy(np.stack(list(playing.values())))
+        for env, action in zip(list(playing), actions, strict=True):
+            playing[env], reward, terminated, truncated, _ = env.step(int(action))
+            total += float(reward)
+            if terminated or truncated:
+                del playing[env]
+                env.close()
+    return total / config.evaluation_episodes

@@ -1,0 +1,84 @@
+"""A run whose processes are killed, by the trial and by others, and that comes to its end."""
+
+from __future__ import annotations
+
+import multiprocessing
+from pathlib import Path
+
+import pytest
+
+from shmbuffer.examples.cartpole import Config
+from shmbuffer.examples.trial import Plan, Status, Trial
+
+SMALL = Config(
+    hidden=16,
+    batch_size=16,
+    warmup_steps=100,
+    updates_per_publication=5,
+    evaluate_every=200,
+    evaluation_episodes=2,
+)
+
+
+class Silent:
+    """Hears everything, says nothing."""
+
+    def __init__(self) -> None:
+        self.events: list[str] = []
+
+    def event(self, text: str) -> None:
+        self.events.append(text)
+
+    def status(self, status: Status) -> None:
+        pass
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_run_survives_every_kill_and_no_item_is_lost_or_torn(tmp_path: Path) -> None:
+    plan = Plan(kill_collector_at=400, kill_all_at=800, goal=1.0)
+    outcome = Trial(tmp_path, SMALL, 2, plan, Silent()).play()
+    assert outcome.solved
+    assert [kill.what for kill in outcome.kills] == ["a collector", "all"]
+    assert [len(kill.pids) for kill in outcome.kills] == [1, 4]
+    assert (outcome.lost, outcome.torn) == (0, 0)
+    assert [report.reason for report in outcome.reports] == ["nobody alive"] * 2
+    recovered, last = outcome.evidence
+    assert 0 < recovered.acknowledged <= recovered.items < last.items
+    assert outcome.evaluations[-1][0] > outcome.kills[-1].step
+    assert outcome.stats["sampled"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_run_that_somebody_else_hurts_is_recovered_and_ctrl_c_ends_it(tmp_path: Path) -> None:
+    class Vandal(Silent):
+        """Kills the learner, and presses Ctrl-C when everybody is started again."""
+
+        hurt = False
+
+        def event(self, text: str) -> None:
+            super().event(text)
+            if self.hurt and text.startswith("starting"):
+                raise KeyboardInterrupt
+
+        def status(self, status: Status) -> None:
+            if status.step >= 300 and not self.hurt:
+                self.hurt = True
+                [learner] = [
+                    each for each in multiprocessing.active_children() if each.name == "learn"
+                ]
+                learner.kill()
+
+    vandal = Vandal()
+    plan = Plan(kill_collector_at=None, kill_all_at=None, goal=1e9)
+    with pytest.raises(KeyboardInterrupt):
+        Trial(tmp_path, SMALL, 1, plan, vandal).play()
+    assert "learn ended with exit code -9; the others are killed" in vandal.events
+    assert any("0 of them lost, 0 torn" in event for event in vandal.events)
+
+
+def test_a_run_that_has_no_time_ends_without_a_buffer(tmp_path: Path) -> None:
+    outcome = Trial(tmp_path, SMALL, 1, Plan(max_s=0.0), Silent()).play()
+    assert not outcome.solved
+    assert (outcome.lost, outcome.torn, outcome.kills, outcome.mean_return) == (0, 0, (), None)
