@@ -49,14 +49,14 @@ int shmb_gate_enter(struct shmb_ring *ring, struct shmb_call *call, int64_t time
         }
         call->may_block(call);
         int64_t now = shmb_now_ns(), until = now + SLICE_NS;
-        if (deadline == 0) deadline = now + timeout_ns;
+        if (deadline == 0) deadline = timeout_ns == SHMB_FOR_EVER ? SHMB_FOR_EVER : now + timeout_ns;
         struct timespec slice = {until / 1000000000, until % 1000000000};
         if (pthread_cond_clockwait(&gate->freed, &gate->mutex, CLOCK_MONOTONIC, &slice) == 0) continue;
         if (gate->thread != 0 && has_ended(gate->thread)) break;
         pthread_mutex_unlock(&gate->mutex);
         if (call->interrupted(call))
             status = SHMB_INTERRUPTED;
-        else if (timeout_ns != SHMB_FOR_EVER && shmb_now_ns() >= deadline)
+        else if (shmb_now_ns() >= deadline)
             status = SHMB_LOCK_TIMEOUT;
         pthread_mutex_lock(&gate->mutex);
     }

@@ -42,6 +42,7 @@ static inline bool still_holds(const struct shmb_ring *ring, uint64_t slot, uint
 static void copy_row(const struct shmb_ring *ring, uint64_t element, unsigned char *const *out, uint64_t row) {
     for (unsigned leaf = 0; leaf < ring->n_leaves; leaf++) {
         uint64_t bytes = ring->leaves[leaf].element_bytes;
+        if (bytes == 0) continue; /* a leaf without bytes has no map, so there is nothing to point at */
         memcpy(out[leaf] + row * bytes, ring->leaves[leaf].base + element * bytes, bytes);
     }
 }
@@ -53,6 +54,7 @@ static void copy_rows(const struct shmb_ring *ring, const int64_t *index, const 
         uint64_t bytes = ring->leaves[leaf].element_bytes;
         const unsigned char *base = ring->leaves[leaf].base;
         unsigned char *to = out[leaf];
+        if (bytes == 0) continue;
         switch (bytes) { /* sizes that the compiler turns into plain loads and stores */
 #define COPY_FIXED(n)                                                                                        \
     case n:                                                                                                  \

@@ -38,7 +38,9 @@ class Progress:
         if self._live is not None:
             from rich.table import Table
 
-            drawn = Table(*values)
+            drawn = Table()
+            for name in values:
+                drawn.add_column(name, min_width=9)  # or the table would dance with its numbers
             drawn.add_row(*values.values())
             self._live.update(drawn)
         elif time.monotonic() - self._last_line_s >= LINE_EVERY_S:
