@@ -99,4 +99,5 @@ class _Version(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
         from importlib.metadata import version
 
-        parser.exit(message=f"shmbuffer {version('shmbuffer')}\n")
+        print(f"shmbuffer {version('shmbuffer')}")
+        parser.exit()

@@ -1,5 +1,7 @@
 """Programs to copy from; they use the public names of ``shmbuffer``, as a program of yours would.
 
-cartpole.py   a double DQN: its collectors, its learner, and the weights between them
-evidence.py   signed items, and a check that none of them was lost or torn
+double_dqn.py   the agent: network, learning step, transitions; no buffer, no process
+cartpole.py     its collectors, its learner and the coordinator, around one shared buffer
+evidence.py     signed items, and the proof that none of them was lost or torn
+trial.py        a run of cartpole.py that is killed on purpose, and recovered
 """

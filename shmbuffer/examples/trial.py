@@ -38,7 +38,11 @@ FRUITLESS_STARTS = 3
 
 @dataclass(frozen=True)
 class Plan:
-    """When to kill, in steps (None: never), and when the run has come to its end."""
+    """When to kill, in steps (None: never), and when the run has come to its end.
+
+    All are killed before the ring has come round: then every item that was ever acknowledged has to
+    be there, and `examine` is at its strictest.
+    """
 
     kill_collector_at: int | None = 5_000
     kill_all_at: int | None = 15_000

@@ -521,11 +521,11 @@ class Ring:
         return int(result)
 
     def _is_being_filled(self, deadline: float | None) -> bool:
-        """Whether writers hold slots now, so that an empty ring will not stay so."""
+        """Whether writers hold slots now, or did a moment ago: an empty ring does not stay so."""
         self._engine.reap_dead()
         if deadline is not None and time.monotonic() >= deadline:
             return False
-        return bool((slots.states(self.words) == SlotState.WRITING).any())
+        return self.length > 0 or bool((slots.states(self.words) == SlotState.WRITING).any())
 
     def _wait_for_blocker(
         self,

@@ -35,7 +35,7 @@ def recover(scratch_dir: str | os.PathLike[str], *, timeout: float = 60.0) -> Re
             was changed.
         AttachTimeout: another process held it all the time.
 
-    Cost: a scan of the slot words and a rebuild of the priority tree, about 1 ms for a million
-    items; every item is read where the machine was restarted in between.
+    Cost: a scan of the slot words and a rebuild of the priority tree, some tens of milliseconds for
+    a million items; every item is read where the machine was restarted in between.
     """
     return memory_recovery.recover(scratch_dir, timeout=timeout)
