@@ -73,7 +73,8 @@ class _Seat:
         if os.getpid() != self.pid:
             return
         if self.native is not None:
-            self.native.leave(LOCK_TIMEOUT_NS)
+            if self.native.leave(LOCK_TIMEOUT_NS) < 0:
+                return  # a claim may be open still: the entry stays, and what says that we live
         else:
             self.control.entries["state"][self.membership.entry] = layout.EntryState.FREE
             _core.reached("leave.freed")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Literal
 
 from shmbuffer.errors import (
@@ -45,7 +45,8 @@ def clear_the_way(files: Files, existing: Existing, *, creating: bool) -> Recove
                 f"{', '.join(map(str, pids))}); end them first",
                 pids=pids,
             )
-        files.remove(created_directory=False, keep_lock=True)
+        control.write(replace(control.superblock(), state=BufferState.CLOSING))
+        removal.finish(files, keep_lock=True)
         return None
     return recover_directory(files, control, reason) if reason is not None else None
 

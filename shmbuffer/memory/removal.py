@@ -108,11 +108,12 @@ def finish(files: Files, *, keep_lock: bool = False) -> bool:
 
     Args:
         files: the directory.
-        keep_lock: a buffer is made there next.
+        keep_lock: a buffer is made there next; the directory is as much ours as it was.
     """
     control = files.open_control()
     control.runtime["state"] = BufferState.CLOSING
     created = bool(control.superblock().flags & Flag.CREATED_DIRECTORY)
+    files.directory.created |= created
     return files.remove(created_directory=created and not keep_lock, keep_lock=keep_lock)
 
 

@@ -74,7 +74,9 @@ def test_rich_is_used_on_a_terminal_and_not_needed(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    if not installed:
+    if installed:
+        pytest.importorskip("rich")
+    else:
         monkeypatch.setitem(sys.modules, "rich.box", None)
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     assert main(["inspect", str(closed)]) == 0

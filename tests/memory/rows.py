@@ -282,6 +282,10 @@ class Parent:
         os.write(self.tell, b"\1")
         assert os.read(self.hear, 1)
 
+    def tell_him(self) -> None:
+        """Says that we are here, and goes on."""
+        os.write(self.tell, b"\1")
+
     def pause_at(self, point: str, after: int = 0) -> None:
         """Pauses when a crash point is passed."""
         _core.arm(point, "pause", after=after, notify_fd=self.tell, wait_fd=self.hear)
@@ -314,6 +318,43 @@ def child(work: Callable[[Parent], object]) -> Iterator[Child]:
         yield forked
     finally:
         forked.close()
+
+
+@contextmanager
+def mutex_held(engine: Engine) -> Iterator[Child]:
+    """Somebody holds the mutex until he may go on; needs a committed item."""
+
+    def work(parent: Parent) -> None:
+        ring = ring_of(engine)
+        index = ring.committed()[:1]
+        engine.attach_again()
+        parent.pause_at("update.locked")
+        ring.update(index, np.ones(1))
+
+    with child(work) as holder:
+        holder.reached()
+        yield holder
+
+
+@contextmanager
+def slot_held(engine: Engine, point: str = "write.claimed") -> Iterator[Child]:
+    """Somebody has claimed the next slot and does not fill it until he may go on."""
+
+    def work(parent: Parent) -> None:
+        engine.attach_again()
+        parent.pause_at(point)
+        write(ring_of(engine), [99])
+
+    with child(work) as holder:
+        holder.reached()
+        yield holder
+
+
+def until_it_sleeps(process: Child) -> None:
+    """Waits until a process that waits for nothing else waits for the mutex."""
+    stat = Path(f"/proc/{process.pid}/stat")
+    while stat.read_text().rpartition(") ")[2][0] != "S":
+        pass
 
 
 def succeeds(work: Callable[[], object]) -> None:

@@ -232,6 +232,31 @@ def test_nobody_gets_in_between_the_removal_and_the_creation(path: Path, point: 
             assert contents(ring_of(engine)) == {0: 7}, "both have the same buffer"
 
 
+@pytest.mark.parametrize(
+    "point", ["remove.file", "remove.leaves", "remove.control", "create.formatted"]
+)
+def test_whoever_dies_while_overwriting_leaves_no_half_buffer(path: Path, point: str) -> None:
+    left_behind(path)
+
+    def work(parent: Parent) -> None:
+        _core.arm(point)
+        Engine.open(path, SETTINGS, existing="overwrite")
+
+    with child(work) as victim:
+        assert victim.end() == -signal.SIGKILL
+    with Engine.open(path, SETTINGS) as engine:
+        assert engine.schema is None
+        write(engine.define(schema()), [1])
+        assert contents(ring_of(engine)) == {0: 1}
+
+
+def test_a_directory_that_we_made_stays_ours_when_its_buffer_is_overwritten(path: Path) -> None:
+    left_behind(path)
+    with Engine.open(path, SETTINGS, existing="overwrite") as engine:
+        assert engine.cleanup()
+    assert not path.exists()
+
+
 def test_init_lock_is_waited_for_with_a_deadline(path: Path) -> None:
     left_behind(path)
     with (

@@ -16,13 +16,17 @@ from shmbuffer.memory import Engine, Ring, Settings, priorities
 from tests.memory.rows import (
     Floats,
     Maker,
+    Parent,
+    child,
     contents,
     draw,
+    mutex_held,
     place,
     require_sound,
     ring_of,
     sample,
     schema,
+    until_it_sleeps,
     write,
 )
 
@@ -195,6 +199,22 @@ def test_no_priorities_make_a_draw_fall_beside_what_has_mass(
         if ring.p_sum > 0:
             assert (ring.mass()[index] > 0).all()
         assert ((weights >= 0) & (weights <= 1)).all()
+
+
+def test_a_draw_that_rounding_sends_behind_the_last_mass_takes_the_nearest(make: Maker) -> None:
+    """A sum that is too large by more than rounding could make it."""
+    ring = ring_of(make(40, alpha=1.0, eps=0.0))
+    write(ring, range(40), (np.arange(40) % 16 < 9).astype(np.float64))
+    sections = _core.sections(40, 1)
+    (leaf_parents, _), (root, _) = priorities.levels(slots_file(ring), sections)
+    leaf_parents[:3] *= 1.5
+    root[0] *= 1.5
+    index = draw(ring, 5000, prioritized=True)[0]
+    assert (ring.mass()[index] > 0).all()
+    assert {8, 24} <= set(index)
+    slots_file(ring)[sections["mass"] :][:] = 0
+    root[0] = 1.0  # no mass at all below it
+    assert set(draw(ring, 100, prioritized=True)[0]) <= set(range(40))
 
 
 # What is drawn.
@@ -479,6 +499,39 @@ def test_another_alpha_reaches_a_batch_that_was_claimed_before(make: Maker) -> N
     other.set_alpha(1.0)
     ring.commit(np.array([3.0]))
     require_tree(engine)
+
+
+@pytest.mark.parametrize("call", ["commit", "update", "write"])
+def test_another_alpha_reaches_a_call_that_waits_for_the_mutex(make: Maker, call: str) -> None:
+    """It has computed its masses already: powers are too slow for a locked section."""
+    engine = make(alpha=0.5, eps=0.0)
+    ring = ring_of(engine)
+    write(ring, range(8), np.full(8, 4.0))
+
+    def work(parent: Parent) -> None:
+        engine.attach_again()
+        ring.claim_slots(np.array([2]), in_place=True) if call == "commit" else None
+        parent.pause()
+        parent.tell_him()
+        if call == "commit":
+            ring.commit()
+        elif call == "update":
+            ring.update(np.array([2]), np.array([4.0]))
+        else:
+            place(ring, [2], [2], np.array([4.0]))
+
+    with child(work) as waiter:
+        waiter.reached()
+        with mutex_held(engine) as holder:
+            waiter.go()
+            waiter.reached()
+            until_it_sleeps(waiter)
+            engine.control.runtime["alpha"] = 2.0  # as set_alpha does it under the mutex
+            engine.control.runtime["alpha_version"] += np.uint64(1)
+            holder.go()
+            assert holder.end() == 0
+        assert waiter.end() == 0
+    assert ring.mass()[2] == 16.0
 
 
 @pytest.mark.parametrize(

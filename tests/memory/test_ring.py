@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -24,9 +26,11 @@ from shmbuffer.errors import (
     RingOverrunError,
     ShmBufferError,
 )
-from shmbuffer.memory import Engine, Leaf, Ring, Settings
+from shmbuffer.memory import Engine, Leaf, Ring, Settings, slots
 from shmbuffer.memory import engine as engine_module
 from shmbuffer.memory import ring as ring_module
+from shmbuffer.memory.layout import SlotState
+from shmbuffer.memory.locks import LivenessFile
 from tests.memory.programs import finished, program
 from tests.memory.rows import (
     LEAVES,
@@ -38,12 +42,14 @@ from tests.memory.rows import (
     contents,
     draw,
     fill,
+    mutex_held,
     place,
     read,
     require_sound,
     ring_of,
     sample,
     schema,
+    slot_held,
     succeeds,
     write,
 )
@@ -53,36 +59,6 @@ BIG = (Leaf(("number",), "int64", ()), Leaf(("image",), "uint8", (20_000,)))
 
 def runtime(engine: Engine, name: str) -> int:
     return int(engine.control.runtime[name][0])
-
-
-@contextmanager
-def mutex_held(engine: Engine) -> Iterator[Child]:
-    """Somebody holds the mutex until he may go on; needs a committed item."""
-
-    def work(parent: Parent) -> None:
-        ring = ring_of(engine)
-        index = ring.committed()[:1]
-        engine.attach_again()
-        parent.pause_at("update.locked")
-        ring.update(index, np.ones(1))
-
-    with child(work) as holder:
-        holder.reached()
-        yield holder
-
-
-@contextmanager
-def slot_held(engine: Engine, point: str = "write.claimed") -> Iterator[Child]:
-    """Somebody has claimed the next slot and does not fill it until he may go on."""
-
-    def work(parent: Parent) -> None:
-        engine.attach_again()
-        parent.pause_at(point)
-        write(ring_of(engine), [99])
-
-    with child(work) as holder:
-        holder.reached()
-        yield holder
 
 
 # Writing, and what is read back.
@@ -311,6 +287,7 @@ def test_what_is_being_written_while_the_buffer_is_emptied_comes_after_it(make: 
         ring.empty()
         assert contents(ring) == {}
         assert (ring.length, ring.write_count) == (0, 0)
+        assert slots.states(ring.words).tolist() == [0, 0, 0, 0, 0, SlotState.WRITING, 0, 0]
         writer.go()
         assert writer.end() == 0
     assert contents(ring) == {5: 99}
@@ -1042,6 +1019,8 @@ def test_a_signal_handler_cannot_write_while_its_thread_is_writing(make: Maker) 
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+    if (liveness := engine._seat.membership.liveness) is not None:
+        LivenessFile.release(liveness)  # it could not leave: its entry stays with its process
     assert len(messages) == 1
     assert "a signal handler came while this thread was writing through the same" in messages[0]
 
@@ -1205,6 +1184,38 @@ def test_closing_waits_for_the_claim_of_another_thread(make: Maker) -> None:
     assert len(engine.registry.live()) == 1
 
 
+def test_a_handle_that_could_not_leave_goes_on_saying_that_it_lives(
+    make_files: Maker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a process of another container would take the slot that is being filled."""
+    engine = make_files(alpha=1.0)
+    second = make_files.second(engine)
+    ring, liveness = ring_of(second), second._seat.membership.liveness
+    directory = engine._ground.directory
+    assert directory is not None
+    assert liveness is not None
+    monkeypatch.setattr(engine_module, "LOCK_TIMEOUT_NS", 20_000_000)
+    claimed, finish = threading.Event(), threading.Event()
+
+    def write_slowly() -> None:
+        ring.claim(1)
+        claimed.set()
+        finish.wait()
+        fill(ring, [0], [5])
+        ring.commit()
+
+    thread = threading.Thread(target=write_slowly)
+    thread.start()
+    claimed.wait()
+    second.close()
+    assert engine.registry.live() == [(0, 1), (1, 2)]
+    assert not LivenessFile.is_free(directory, 1)
+    finish.set()
+    thread.join()
+    assert contents(ring_of(engine)) == {0: 5}
+    LivenessFile.release(liveness)
+
+
 # Forks.
 
 
@@ -1274,6 +1285,104 @@ def test_a_child_has_an_entry_of_its_own_and_so_has_its_child(fast_path: Path) -
         engine.define(schema())
         succeeds(work)
         assert contents(ring_of(engine)) == {0: 1, 1: 2}
+
+
+# The native ring.
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"capacity": 0}, "Ring: capacity 0, lanes 1, entry 0"),
+        ({"lanes": 0}, "Ring: capacity 8, lanes 0, entry 0"),
+        ({"lanes": 2**60}, "Ring: capacity 8, lanes 1152921504606846976, entry 0"),
+        ({"entry": 256}, "Ring: capacity 8, lanes 1, entry 256"),
+        ({"capacity": 9}, r"Ring: the slots file has \d+ bytes, \d+ are needed"),
+        ({"lanes": 2}, r"Ring: the slots file has \d+ bytes, \d+ are needed"),
+        ({"leaves": 1}, r"Ring: leaf 0 has 64 bytes, 72 are needed"),
+    ],
+)
+def test_a_native_ring_is_made_of_maps_of_the_right_size(
+    make: Maker, changes: dict[str, int], message: str
+) -> None:
+    engine = make()
+    assert engine._parts is not None
+    slots_map, leaf_maps = engine._parts
+    arguments: dict[str, Any] = {
+        "control": engine.control.map,
+        "slots": slots_map,
+        "leaves": tuple(zip(leaf_maps, (8, 37, 1, 0), strict=True)),
+        "capacity": 8,
+        "lanes": 1,
+        "entry": 0,
+        "checksum": True,
+        "salt": 0,
+    }
+    kept = [slots_map, engine.control.map, *leaf_maps]
+    before = [sys.getrefcount(one) for one in kept]
+    for _ in range(10):
+        native = _core.Ring(**arguments)
+        assert (native.head, native.incarnation) == (0, 1)
+        del native
+        wrong = {**arguments, **changes}
+        if "leaves" in changes:
+            wrong["leaves"] = ((leaf_maps[0], 9),)
+        with pytest.raises(ValueError, match=message):
+            _core.Ring(**wrong)
+        with pytest.raises(TypeError):
+            _core.Ring(**{**arguments, "leaves": ((slots_map,),)})
+        with pytest.raises(TypeError):
+            _core.Ring(**{**arguments, "control": b""})
+    wrong.clear()
+    assert [sys.getrefcount(one) for one in kept] == before
+
+
+def test_a_native_call_takes_exactly_its_arguments(ring: Ring) -> None:
+    native: Any = ring._native
+    calls: tuple[Callable[[], object], ...] = (
+        lambda: native.write(()),
+        lambda: native.write((0,), 1, 0, 0),
+        lambda: native.write([0, 0, 0, 0], 1, 0, 0),
+        lambda: native.write((0, 0, "x", 0), 1, 0, 0),
+        lambda: native.claim(1.5, 0),
+        lambda: native.read(0, 1, (0,), 0, 0),
+        lambda: native.sample(1, 0, None, 0, 0, 0, "x", True, 0),
+        lambda: native.abort("x"),
+    )
+    for call in calls:
+        with pytest.raises(TypeError):
+            call()
+    with pytest.raises(OverflowError):
+        native.claim(-1, 0)
+    assert ring.head == 0
+
+
+def mapped(name: str) -> int:
+    """How many parts of this process's memory are of files of such a name."""
+    return sum(name in line for line in Path("/proc/self/maps").read_text().splitlines())
+
+
+def test_memory_goes_with_the_last_that_looks_at_it(fast_path: Path) -> None:
+    gc.collect()
+    anonymous = mapped("memfd:shmbuffer")
+    for kind in ("anonymous", "files"):
+        maker = Maker(kind, fast_path, [])
+        engine = maker(alpha=1.0)
+        ring = ring_of(engine)
+        write(ring, range(8))
+        view = np.frombuffer(ring.leaf(0), np.int64)
+        engine.close()
+        maker.made.clear()
+        del ring, engine
+        gc.collect()
+        assert view.tolist() == list(range(8))
+        assert mapped("memfd:shmbuffer") == anonymous + (kind == "anonymous")
+        assert mapped("number.memmap") == (kind == "files")
+        assert mapped("obs.memmap") == mapped(".shmbuffer/slots") == 0
+        del view
+        gc.collect()
+        assert mapped("memfd:shmbuffer") == anonymous
+        assert mapped("number.memmap") == 0
 
 
 # Against a plain model.
