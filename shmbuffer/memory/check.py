@@ -14,12 +14,7 @@ from typing import Any
 import numpy as np
 
 from shmbuffer._native import _core
-from shmbuffer.errors import (
-    AttachTimeout,
-    BufferNotFoundError,
-    FormatError,
-    ShmBufferError,
-)
+from shmbuffer.errors import BufferNotFoundError, CorruptBufferError, LockTimeout
 from shmbuffer.memory import layout, priorities, slots
 from shmbuffer.memory.control import Control
 from shmbuffer.memory.files import Files
@@ -83,6 +78,8 @@ def check(path: str | PathLike[str], *, timeout: float = 60.0) -> CheckReport:
         BufferNotFoundError: there is no buffer.
         FormatError: the control file is not ours, or of another version.
         AttachTimeout: somebody holds init.lock.
+        LockTimeout: a living process holds the mutex and does not run.
+        ReadOnlyError: the directory cannot be written, so nothing in it can be locked.
     """
     with Directory.open(path) as directory:
         files = Files(directory)
@@ -93,14 +90,13 @@ def check(path: str | PathLike[str], *, timeout: float = 60.0) -> CheckReport:
             )
         report = CheckReport(str(directory.path))
         try:
+            files.open_control().superblock()  # of a foreign file not even the lock is touched
             with files.lock(timeout):
                 control = files.open_control()
                 mapped = _map(report, files, control)
                 if mapped is not None:
                     compare_slots(report, control, *mapped)
-        except (AttachTimeout, FormatError):
-            raise
-        except ShmBufferError as error:
+        except CorruptBufferError as error:
             report.problems.append(str(error))
             return report
         if mapped is not None:
@@ -155,10 +151,10 @@ def compare_checksums(
 def _compare_living(report: CheckReport, native: _core.Ring) -> None:
     found = native.check(LOCK_TIMEOUT_NS)
     if isinstance(found, int):
-        report.problems.append(
-            "the mutex could not be had, so words and priorities were not checked"
+        raise LockTimeout(
+            f"{report.path}: a living process holds the buffer's mutex and does not let go, so it "
+            "cannot be checked; continue or end that process (see `shmbuffer inspect`)"
         )
-        return
     _say(report.problems, *found)
 
 

@@ -157,7 +157,7 @@ class Engine:
             SpaceError, RegistryFullError: as they say; nothing was changed.
         """
         require_platform()
-        if temporary:
+        if settings is not None:
             removal.sweep()
         directory = Directory.open(path, create=settings is not None)
         files = Files(directory)
@@ -168,6 +168,8 @@ class Engine:
                     "with Coordinator or LazyMemmapStorage(scratch_dir=..., shared_init=True)",
                     path=str(directory.path),
                 )
+            if files.has_control():
+                files.open_control().superblock()  # of a foreign file not even the lock is touched
             with files.lock(timeout):
                 _core.reached("open.locked")
                 report = clear_the_way(files, existing, creating=settings is not None)
@@ -259,6 +261,11 @@ class Engine:
     def epoch(self) -> int:
         """Number of recoveries of the directory."""
         return self.superblock.epoch
+
+    @property
+    def is_first_and_alone(self) -> bool:
+        """Whether this handle made the buffer, and nobody else has joined since."""
+        return self._seat.membership.incarnation == 1 and len(self.registry.alive()) == 1
 
     @property
     def shared(self) -> bool:

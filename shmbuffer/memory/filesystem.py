@@ -68,8 +68,7 @@ def require_safe(fd: int, where: Path) -> None:
     if kind in UNSAFE:
         raise UnsafeFilesystemError(
             f"{where}: lies on {UNSAFE[kind]}, where shared maps, file locks or reserved space"
-            " cannot be relied on; choose a directory on a local disk or in /dev/shm, or pass"
-            " allow_unsafe_fs=True if you know better",
+            " cannot be relied on; choose a directory on a local disk or in /dev/shm",
             path=where,
             filesystem=UNSAFE[kind],
             magic=kind,

@@ -99,6 +99,17 @@ def prove_dead(identity: Identity, lock_is_free: Callable[[], bool]) -> bool:
     return state in "ZXx" and lock_is_free()
 
 
+def process_of(tid: int) -> int:
+    """The process that a thread belongs to; the thread's own number where that cannot be seen."""
+    try:
+        status = Path(f"/proc/{tid}/status").read_text("ascii", "replace")
+    except OSError:
+        return tid
+    return next(
+        (int(line.split()[1]) for line in status.splitlines() if line.startswith("Tgid:")), tid
+    )
+
+
 def process_state(pid: int) -> str:
     """What a process of our own pid namespace is: "running", "stopped", "zombie" or "gone"."""
     seen = _state_and_start(pid)

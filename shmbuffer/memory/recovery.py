@@ -27,6 +27,7 @@ from shmbuffer.memory.control import Control, Superblock
 from shmbuffer.memory.files import Files
 from shmbuffer.memory.layout import BufferState, EntryState, Flag, Phase, SlotState
 from shmbuffer.memory.native import native_ring
+from shmbuffer.memory.region import Directory
 from shmbuffer.memory.registry import Registry
 
 #: No buffer has had so many clients: what is beyond is damage.
@@ -313,8 +314,31 @@ def recover(path: str | PathLike[str], *, timeout: float = 60.0) -> RecoveryRepo
     """
     from shmbuffer.memory.engine import Engine
 
+    began, before = time.perf_counter_ns(), _mended(path)
     with Engine.open(path, None, timeout=timeout) as engine:
         if engine.report is not None:
             return engine.report
-        items = engine.ring.length if engine.ring else 0
-        return RecoveryReport(str(engine.path), "in use", items=items, epoch=engine.epoch)
+        engine.reap_dead()
+        after, ring = _mended(path), engine.ring
+        width = ring.width if ring else 1
+        return RecoveryReport(
+            str(engine.path),
+            "in use",
+            items=ring.length if ring else 0,
+            rolled_back=(after["rolled_back"] - before["rolled_back"]) * width,
+            rolled_forward=(after["rolled_forward"] - before["rolled_forward"]) * width,
+            clients_retired=after["reaped"] - before["reaped"],
+            epoch=engine.epoch,
+            duration_ms=(time.perf_counter_ns() - began) / 1e6,
+        )
+
+
+def _mended(path: str | PathLike[str]) -> dict[str, int]:
+    """What was done for the dead so far, whoever did it."""
+    with Directory.open(path) as directory:
+        files = Files(directory)
+        found = files.open_control().runtime if files.has_control() else None
+        return {
+            name: int(found[name][0]) if found is not None else 0
+            for name in ("rolled_back", "rolled_forward", "reaped")
+        }

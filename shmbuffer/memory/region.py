@@ -23,7 +23,6 @@ perhaps one of `leftovers`.
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import re
 import secrets
@@ -400,34 +399,6 @@ class Directory:
             yield fd
         finally:
             os.close(fd)
-
-
-def memory_file(name: str, nbytes: int, *, reserve: bool = True) -> int:
-    """Make an anonymous file of zeros in memory and return its descriptor.
-
-    Its size is sealed: whoever gets the descriptor cannot cut the file under a map.
-
-    Args:
-        name: shown in /proc, and nowhere else.
-        nbytes: its size, which may be 0.
-        reserve: take the memory now, else page by page as it is written.
-
-    Raises:
-        SpaceError: the kernel does not have so much memory and swap left.
-    """
-    if nbytes < 0:
-        raise ValueError(f"{name}: a file cannot have {nbytes} bytes")
-    fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    free = filesystem.free_memory_bytes()
-    try:
-        with explained(Path(f"{name} in memory"), needed=nbytes, free=lambda: free):
-            filesystem.allocate(fd, nbytes, reserve=reserve, free=free)
-        seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
-        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals)
-    except BaseException:
-        os.close(fd)
-        raise
-    return fd
 
 
 def _wrong_size(where: Path, expected: str, limit: int, found: int) -> CorruptBufferError:

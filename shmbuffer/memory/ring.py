@@ -32,7 +32,7 @@ from shmbuffer.errors import (
     ShmBufferError,
 )
 from shmbuffer.memory import slots
-from shmbuffer.memory.identity import process_state
+from shmbuffer.memory.identity import process_of, process_state
 from shmbuffer.memory.layout import SlotState
 
 if TYPE_CHECKING:
@@ -595,11 +595,13 @@ class Ring:
             )
         if status == _core.LOCK_TIMEOUT:
             tid = int(_core.mutex_owner(self._engine.control.map))
+            pid, state = process_of(tid), process_state(tid)
             raise LockTimeout(
                 f"{where}: {what} waited {LOCK_TIMEOUT_NS / 1e9:g} s for the buffer's mutex, which "
-                f"thread {tid} ({process_state(tid)}) holds; continue or end that process",
+                f"thread {tid} of process {pid} ({state}) holds; continue or end that process",
                 tid=tid,
-                state=process_state(tid),
+                pid=pid,
+                state=state,
             )
         if status == _core.LEFT:
             raise BufferClosedError(f"{where}: this handle was closed; attach again")

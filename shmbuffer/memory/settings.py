@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from shmbuffer.memory.layout import Flag
+from shmbuffer.memory.schema import MAX_ELEMENTS
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,8 @@ class Settings:
     def __post_init__(self) -> None:
         if self.capacity < 1:
             raise ValueError(f"the capacity is {self.capacity}; it has to be at least 1")
+        if self.capacity > MAX_ELEMENTS:
+            raise ValueError(f"the capacity is {self.capacity}; {MAX_ELEMENTS} is the limit")
         if self.ndim < 1:
             raise ValueError(f"ndim is {self.ndim}; it has to be at least 1")
         _require_exponent(self.alpha or 0.0, self.eps, self.capacity)

@@ -12,8 +12,10 @@ from pathlib import Path
 import pytest
 
 from shmbuffer._native import _core
-from shmbuffer.errors import EmptyBufferError, RingOverrunError
+from shmbuffer.errors import EmptyBufferError, LockTimeout, RingOverrunError
 from shmbuffer.memory import Engine, Settings
+from shmbuffer.memory.check import check
+from shmbuffer.memory.recovery import recover
 from tests.crash.harness import (
     CAPACITY,
     SETTINGS,
@@ -156,7 +158,6 @@ def test_a_survivor_finds_the_batch_of_a_dead_writer_whole_or_absent(
     def look(path: Path, engine: Engine) -> None:
         ring = engine.ring
         assert ring is not None
-        assert ring.length >= 0  # the first look takes no lock
         engine.reap_dead()
         present = require_whole_or_absent(engine, situation)
         assert present == (point in COMMITTED_FROM), f"batch {'present' if present else 'absent'}"
@@ -346,3 +347,26 @@ def test_a_sample_from_a_ring_that_a_dead_writer_holds_says_that_it_is_empty(
     assert dies(path, "write.claimed", SITUATIONS["a batch as large as the ring"].work)
     with pytest.raises(EmptyBufferError, match="the buffer is empty; write to it first"):
         sample(ring)
+
+
+def test_recover_says_what_was_done_for_the_dead_beside_the_living(survivor: Engine) -> None:
+    path = survivor.path
+    assert path is not None
+    write(survivor.ring, range(3))  # type: ignore[arg-type]
+    assert dies(path, "write.copy", SITUATIONS["a batch"].work)
+    report = recover(path)
+    assert report.reason == "in use"
+    assert (report.items, report.rolled_back, report.clients_retired) == (3, 5, 1)
+    assert report.duration_ms > 0
+
+
+def test_a_check_of_a_stopped_buffer_is_no_finding_of_damage(
+    survivor: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = survivor.path
+    assert path is not None
+    monkeypatch.setattr("shmbuffer.memory.check.LOCK_TIMEOUT_NS", 50_000_000)
+    held = stopped_at(path, "write.locked", SITUATIONS["one item"].work)
+    with held, pytest.raises(LockTimeout, match="cannot be checked; continue or end that process"):
+        check(path)
+    assert check(path).ok

@@ -33,7 +33,8 @@ def test_a_network_file_system_is_refused_and_nothing_is_left_there(
     monkeypatch.setattr(filesystem, "filesystem_type", lambda fd: magic)
     name = filesystem.UNSAFE[magic]
     with pytest.raises(
-        UnsafeFilesystemError, match=rf"buffer: lies on {name}, .* or pass allow_unsafe_fs=True"
+        UnsafeFilesystemError,
+        match=rf"buffer: lies on {name}, .* choose a directory on a local disk",
     ) as info:
         Directory.open(tmp_path / "buffer", create=True)
     assert info.value.parts["filesystem"] == name

@@ -30,7 +30,7 @@ from shmbuffer.errors import (
     UnsafePathError,
 )
 from shmbuffer.memory import filesystem
-from shmbuffer.memory.region import Directory, memory_file
+from shmbuffer.memory.region import Directory
 from tests.memory.programs import as_nobody, in_fork, needs_root, program
 
 NOBODY = 65534
@@ -820,37 +820,4 @@ def test_nothing_is_left_open(directory: Directory) -> None:
         directory.rename("a/b/c", "a/b/d")
         directory.unlink("a/b/d")
         directory.rmdir("a/b")
-    assert descriptors() == before
-
-
-# Files in memory.
-
-
-@pytest.mark.parametrize("reserve", [True, False])
-@pytest.mark.parametrize("nbytes", [0, 1, 100_000])
-def test_a_file_in_memory_has_its_size_for_good(nbytes: int, reserve: bool) -> None:
-    fd = memory_file("leaf", nbytes, reserve=reserve)
-    assert not os.get_inheritable(fd)
-    assert os.pread(fd, nbytes + 1, 0) == bytes(nbytes)
-    assert (os.fstat(fd).st_blocks > 0) == (reserve and nbytes > 0)
-    for size in (nbytes + 1, nbytes - 1):
-        with pytest.raises(OSError, match=r"Operation not permitted|Invalid argument"):
-            os.ftruncate(fd, size)
-    if nbytes:
-        with mmap.mmap(fd, nbytes) as shared:
-            shared[-1:] = b"x"
-    os.close(fd)
-
-
-def test_a_file_in_memory_that_does_not_fit_is_an_error_before_the_machine_is_full(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    assert 0 < filesystem.free_memory_bytes() < filesystem.UNLIMITED
-    before = descriptors()
-    monkeypatch.setattr(filesystem, "free_memory_bytes", lambda: 1000)
-    with pytest.raises(SpaceError, match="leaf in memory: needs 1001 bytes, 1000 bytes are free"):
-        memory_file("leaf", 1001)
-    os.close(memory_file("leaf", 1001, reserve=False))
-    with pytest.raises(ValueError, match="leaf: a file cannot have -1 bytes"):
-        memory_file("leaf", -1)
     assert descriptors() == before

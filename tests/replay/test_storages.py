@@ -34,8 +34,10 @@ def test_a_storage_is_empty_until_somebody_writes(make: Any) -> None:
     assert len(storage) == 0
     assert not storage.initialized
     assert storage.max_size == 10
-    with pytest.raises(EmptyBufferError):
+    with pytest.raises(IndexError, match="there is no item at 0"):
         storage.get(0)
+    with pytest.raises(EmptyBufferError):
+        storage.get([0, 1])
 
 
 def test_items_are_where_they_were_put(make: Any) -> None:

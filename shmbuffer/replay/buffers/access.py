@@ -107,7 +107,19 @@ class StorageOrder(Parts):
             yield self._transform(collated) if len(self._transform) else collated
 
     def _patch(self, index: Any, value: Any) -> None:
-        """Change part of the items: whole slots are written, the rest with what it has."""
+        """Change part of the items: whole slots are written, the rest with what it has.
+
+        Raises:
+            RuntimeError: others have the buffer open: what they write between the read and the
+                write would be undone.
+        """
+        storage = self._storage
+        engine = storage._engine if isinstance(storage, RingStorage) else None
+        if engine is not None and len(engine.registry.alive()) > 1:
+            raise RuntimeError(
+                f"{index!r} names part of the items of a buffer that other processes have open, "
+                "and what they commit meanwhile would be undone; write whole items with rb[i] = ..."
+            )
         data = self._fetch(slice(None))
         if not hasattr(data, "clone"):
             raise TypeError(

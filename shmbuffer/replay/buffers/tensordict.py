@@ -17,8 +17,6 @@ from shmbuffer.replay.samplers.prioritized import as_raw, check_raw
 from shmbuffer.replay.storages.ring_storage import RingStorage
 from shmbuffer.replay.writers import TensorDictRoundRobinWriter
 
-_CPU = torch.device("cpu")
-
 
 class TensorDictReplayBuffer(ReplayBuffer):
     """A `ReplayBuffer` for TensorDicts: samples say their index, data bring their priority.

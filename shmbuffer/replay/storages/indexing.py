@@ -216,6 +216,15 @@ def _in_grid(index: Any, ring: Ring, lanes: tuple[int, ...], dim_extend: int) ->
             part.detach().cpu().numpy() if isinstance(part, torch.Tensor) else part
             for part in index
         )
+    parts = _spelled_out(index, grid.ndim)
+    if parts is not None and isinstance(parts[dim_extend], slice):
+        slots = np.arange(end)[parts[dim_extend]]
+        present = slots[holds(ring, slots)]
+        if len(present) < len(slots):  # a slice leaves out what holds no item
+            grid = grid.take(present, axis=dim_extend)
+            parts = (*parts[:dim_extend], slice(None), *parts[dim_extend + 1 :])
+            chosen = np.asarray(grid[parts])
+            return Selection(np.ascontiguousarray(chosen.ravel()), chosen.shape, None, False)
     chosen = np.asarray(grid[index])
     absent = ~holds(ring, chosen.ravel() // ring.lanes)
     if absent.any():
@@ -226,3 +235,18 @@ def _in_grid(index: Any, ring: Ring, lanes: tuple[int, ...], dim_extend: int) ->
     if all(isinstance(part, (int, slice)) for part in parts):
         view = lambda leaf: leaf[:end].transpose(0, dim_extend)[index]  # noqa: E731
     return Selection(np.ascontiguousarray(chosen.ravel()), chosen.shape, view, False)
+
+
+def _spelled_out(index: Any, ndim: int) -> tuple[Any, ...] | None:
+    """One part for each dimension; None where an index has more to it than that."""
+    parts = index if isinstance(index, tuple) else (index,)
+    if any(part is None or np.ndim(part) > 1 for part in parts if not isinstance(part, slice)):
+        return None
+    given = [part for part in parts if part is not Ellipsis]
+    if len(given) > ndim or len(parts) - len(given) > 1:
+        return None
+    rest = (slice(None),) * (ndim - len(given))
+    if len(given) == len(parts):
+        return (*given, *rest)
+    at = next(i for i, part in enumerate(parts) if part is Ellipsis)
+    return (*parts[:at], *rest, *parts[at + 1 :])

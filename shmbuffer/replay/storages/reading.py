@@ -9,6 +9,8 @@ import torch
 from shmbuffer.replay.storages.indexing import Selection, select
 from shmbuffer.replay.storages.rows import Rows
 
+_ATTEMPTS = 16  # at reading what other processes keep writing over
+
 
 def fetch(rows: Rows, index: Any, *, dim_extend: int = 0, as_views: bool) -> Any:
     """Items by index, in the form in which they were written.
@@ -23,11 +25,16 @@ def fetch(rows: Rows, index: Any, *, dim_extend: int = 0, as_views: bool) -> Any
         IndexError: a slot that holds no item. A slice leaves such slots out.
     """
     leaves = rows.leaves
-    selection = select(index, rows.ring, leaves.lanes, dim_extend)
-    if as_views and selection.view is not None:
-        return leaves.build([selection.view(view) for view in rows.views()], selection.lead)
-    tensors, lead = _copies(rows, selection, index)
-    return leaves.build(tensors, lead)
+    for _ in range(_ATTEMPTS):
+        selection = select(index, rows.ring, leaves.lanes, dim_extend)
+        if as_views and selection.view is not None:
+            return leaves.build([selection.view(view) for view in rows.views()], selection.lead)
+        copies = _copies(rows, selection)
+        if copies is not None:
+            return leaves.build(*copies)
+    raise IndexError(
+        f"what {index!r} names was written over each of the {_ATTEMPTS} times that it was read"
+    )
 
 
 def everything(rows: Rows) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]:
@@ -42,16 +49,14 @@ def everything(rows: Rows) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tenso
     return index, tickets, tensors
 
 
-def _copies(
-    rows: Rows, selection: Selection, index: Any
-) -> tuple[list[torch.Tensor], tuple[int, ...]]:
+def _copies(rows: Rows, selection: Selection) -> tuple[list[torch.Tensor], tuple[int, ...]] | None:
+    """The leaves and their leading shape; None if what was selected has to be looked for again."""
     elements = torch.from_numpy(selection.elements)
     tensors, tickets, missing = rows.read(elements)
     lead = selection.lead
     if missing:  # written over or emptied since we looked
         if not selection.skips:
-            first = int(elements[tickets < 0][0]) // rows.ring.lanes
-            raise IndexError(f"there is no item at {first} (asked for {index!r})")
+            return None
         kept = (tickets >= 0).view(lead[0], -1).all(1)
         tensors = [
             tensor.view(lead[0], -1, *tensor.shape[1:])[kept.to(tensor.device)]

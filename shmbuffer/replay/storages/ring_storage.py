@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from shmbuffer.errors import EmptyBufferError, SchemaMismatchError
+from shmbuffer.errors import EmptyBufferError, SchemaMismatchError, SpaceError
 from shmbuffer.memory import Engine, Settings
 from shmbuffer.replay.keys import OWN_KEYS
 from shmbuffer.replay.leaves import Leaves
@@ -282,6 +282,8 @@ class RingStorage(Storage):
             views: True forces views, False copies; None is copies where shared.
         """
         as_views = not self.shared if views is None else views
+        if isinstance(index, int) and self.rows is None:
+            raise IndexError(f"there is no item at {index}: nothing was written yet")
         found = fetch(self._need_rows(), index, dim_extend=dim_extend, as_views=as_views)
         return self.to_device(found)
 
@@ -373,7 +375,15 @@ class RingStorage(Storage):
     def _define(self, data: Any, single: bool) -> Rows:
         leaves = self._described(data, single)
         slots = -(-self._max_size // max(1, math.prod(leaves.lanes)))
-        return self._meet(self.engine.define(leaves.schema(slots)))
+        opened_here = self._engine is None
+        try:
+            return self._meet(self.engine.define(leaves.schema(slots)))
+        except SpaceError:
+            if opened_here and self._engine is not None and self._engine.is_first_and_alone:
+                self._engine.cleanup()  # nothing was written, so nothing is left behind
+                self._engine.close()
+                self._engine = None
+            raise
 
     def _meet(self, ring: Ring) -> Rows:
         leaves = Leaves.of_schema(ring.schema, self.where)

@@ -1,0 +1,69 @@
+"""Reads of a buffer in which some slots hold no item, and writes beside other processes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+from shmbuffer import (
+    LazyMemmapStorage,
+    ReplayBuffer,
+    SpaceError,
+    TensorDictReplayBuffer,
+    attach,
+)
+
+
+def grid(path: Path) -> TensorDictReplayBuffer:
+    """Lanes of 4 over 3 batches of 5 steps; the slots 5 to 7 were claimed and given back."""
+    rb = TensorDictReplayBuffer(
+        storage=LazyMemmapStorage(40, ndim=2, scratch_dir=path, shared_init=True), batch_size=3
+    )
+    steps = torch.arange(10).expand(4, 10)
+    rb.extend(TensorDict({"step": steps[:, :5]}, [4, 5]))
+    ring = rb.storage.ring
+    ring.claim(3)
+    ring.abort()
+    rb.extend(TensorDict({"step": steps[:, 8:]}, [4, 2]))
+    return rb
+
+
+def test_a_slice_along_any_dimension_leaves_out_slots_without_an_item(tmp_path: Path) -> None:
+    rb = grid(tmp_path / "buffer")
+    there = [0, 1, 2, 3, 4, 8, 9]
+    assert len(rb) == 28
+    assert rb[:]["step"].tolist() == [there] * 4
+    assert rb.read_all_in_order()["step"].tolist() == [there] * 4
+    assert rb[1, 3:9]["step"].tolist() == [3, 4, 8]
+    assert rb[..., 4:]["step"].tolist() == [[4, 8, 9]] * 4
+    assert rb[:, 8]["step"].tolist() == [8] * 4
+    with pytest.raises(IndexError, match="there is no item at 6"):
+        rb[:, 6]
+    rb.close()
+
+
+def test_part_of_the_items_is_not_changed_while_others_have_the_buffer(tmp_path: Path) -> None:
+    rb = TensorDictReplayBuffer(
+        storage=LazyMemmapStorage(10, scratch_dir=tmp_path / "buffer", shared_init=True)
+    )
+    rb.extend(TensorDict({"a": torch.zeros(5)}, [5]))
+    with attach(tmp_path / "buffer"), pytest.raises(RuntimeError, match="would be undone"):
+        rb["a"] = torch.ones(5)
+    rb["a"] = torch.ones(5)
+    assert rb["a"].tolist() == [1.0] * 5
+    rb.close()
+
+
+def test_too_little_space_at_the_first_write_leaves_nothing_behind(tmp_path: Path) -> None:
+    path = tmp_path / "buffer"
+    rb = ReplayBuffer(storage=LazyMemmapStorage(10**10, scratch_dir=path))
+    with pytest.raises(SpaceError):
+        rb.extend(torch.zeros(2, 1000))
+    assert not path.exists()
+    again = ReplayBuffer(storage=LazyMemmapStorage(10, scratch_dir=path))
+    again.extend(torch.zeros(2, 1000))
+    assert len(again) == 2
+    again.close()
