@@ -90,12 +90,19 @@ class Files:
         self.directory.sync(layout.PRIVATE)
         return self.open_control()
 
-    def open_control(self) -> Control:
+    def open_control(self, *, writable: bool = True) -> Control:
         """Maps the control file.
+
+        Args:
+            writable: else it can only be looked at, also on a read-only file system.
 
         Raises:
             CorruptBufferError, UnsafePathError: it is not a whole plain file of ours.
         """
+        if not writable:
+            return Control(
+                self._map_file(layout.CONTROL, layout.CONTROL_BYTES, writable=False), str(self.path)
+            )
         fd = self.directory.open_file(layout.CONTROL, nbytes=layout.CONTROL_BYTES)
         try:
             found = os.fstat(fd)
@@ -303,9 +310,9 @@ class Files:
         ]
         return slots, leaves
 
-    def _map_file(self, name: str, nbytes: int) -> Any:
+    def _map_file(self, name: str, nbytes: int, *, writable: bool = True) -> Any:
         try:
-            fd = self.directory.open_file(name, nbytes=nbytes)
+            fd = self.directory.open_file(name, nbytes=nbytes, writable=writable)
         except FileNotFoundError as error:
             raise CorruptBufferError(
                 f"{self.path}/{name}: missing; restore it from a copy of the directory",
@@ -314,7 +321,7 @@ class Files:
                 found=None,
             ) from error
         try:
-            return _core.Map(fd, nbytes)
+            return _core.Map(fd, nbytes, writable)
         finally:
             os.close(fd)
 

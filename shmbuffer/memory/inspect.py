@@ -38,7 +38,7 @@ def inspect(path: str | PathLike[str]) -> dict[str, Any]:
                 f"{directory.path}: there is no buffer here; check the path",
                 path=str(directory.path),
             )
-        control = files.open_control()
+        control = files.open_control(writable=False)
         superblock = control.superblock()
         registry = Registry(control, directory)
         schema = _schema(files, superblock)

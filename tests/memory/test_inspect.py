@@ -161,3 +161,21 @@ def test_what_is_damaged_is_not_shown(path: Path) -> None:
         file.write(bytes(8192))
     with pytest.raises(FormatError):
         inspect(path)
+
+
+def test_inspecting_needs_no_right_to_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Engine.open(tmp_path / "buffer", Settings(capacity=4)):
+        pass
+    opened: list[int] = []
+    real = os.open
+
+    def watched(path: str, flags: int, *args: int, **options: int) -> int:
+        opened.append(flags)
+        return real(path, flags, *args, **options)
+
+    monkeypatch.setattr(os, "open", watched)
+    assert inspect(tmp_path / "buffer")["state"] == "NO_SCHEMA"
+    assert opened
+    assert not any(flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT) for flags in opened)
