@@ -158,7 +158,7 @@ class Engine:
         """
         require_platform()
         if settings is not None:
-            removal.sweep()
+            removal.sweep(besides=Path(path))
         directory = Directory.open(path, create=settings is not None)
         files = Files(directory)
         try:

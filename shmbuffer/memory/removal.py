@@ -117,9 +117,17 @@ def finish(files: Files, *, keep_lock: bool = False) -> bool:
     return files.remove(created_directory=created and not keep_lock, keep_lock=keep_lock)
 
 
-def sweep() -> list[Path]:
-    """Removes the temporary directories that killed owners of this user left, and returns them."""
-    return cleanup.janitor(_is_abandoned, _remove_abandoned)
+def sweep(besides: Path) -> list[Path]:
+    """Removes the temporary directories that killed owners of this user left, and returns them.
+
+    Args:
+        besides: one to let be, because it is being opened.
+    """
+
+    def is_abandoned(path: Path) -> bool:
+        return not (besides.exists() and path.samefile(besides)) and _is_abandoned(path)
+
+    return cleanup.janitor(is_abandoned, _remove_abandoned)
 
 
 def _is_abandoned(path: Path) -> bool:

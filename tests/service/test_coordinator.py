@@ -402,6 +402,14 @@ def test_the_temporary_directory_of_a_killed_owner_is_removed_by_the_next_start(
         assert coordinator.scratch_dir.exists()
 
 
+def test_that_start_may_be_of_a_directory_of_the_users(tmp_path: Path) -> None:
+    with Program.python(HOLD, "") as program:
+        left_behind = Path(program.line())
+        program.kill()
+    with Coordinator(tmp_path / "buffer", capacity=8):
+        assert not left_behind.exists()
+
+
 def test_a_successor_owns_the_temporary_directory_that_it_takes_over() -> None:
     with Program.python(HOLD, "") as program:
         scratch_dir = Path(program.line())
