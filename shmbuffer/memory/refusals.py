@@ -1,0 +1,99 @@
+"""What a native call could not do, said as an error: what happened, where, what to do."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NoReturn
+
+import numpy as np
+
+from shmbuffer._native import _core
+from shmbuffer.errors import (
+    BufferClosedError,
+    BufferNeedsRestart,
+    EmptyBufferError,
+    LockTimeout,
+    ShmBufferError,
+)
+from shmbuffer.memory.identity import process_of, process_state
+
+if TYPE_CHECKING:
+    from shmbuffer.memory.ring import Ring
+
+
+def refuse(
+    ring: Ring, status: int, what: str, priorities: object, index: object, timeout_ns: int
+) -> NoReturn:
+    """Raises what a status of the C core means.
+
+    Args:
+        ring: whose call it was.
+        status: of `_core`.
+        what: the call, for the message.
+        priorities: its argument, to show the one that was refused.
+        index: the same.
+        timeout_ns: how long the mutex was waited for.
+    """
+    where = ring._engine.where
+    if status == _core.BAD_PRIORITY:
+        at = ring._native.bad_at
+        value = f" {priorities[at]}" if isinstance(priorities, np.ndarray) else ""
+        raise ValueError(
+            f"{where}: priority{value} at position {at} is not a number from 0 to "
+            f"{1e300 / ring.elements:.0e} (also after ** alpha); nothing was changed"
+        )
+    if status == _core.BAD_INDEX:
+        at = ring._native.bad_at
+        value = f" {index[at]}" if isinstance(index, np.ndarray) else ""
+        raise IndexError(
+            f"{where}: index{value} at position {at} is outside the buffer of {ring.elements}; "
+            "nothing was changed"
+        )
+    if status == _core.NOTHING:
+        raise EmptyBufferError(
+            f"{where}: nothing to sample from, the buffer is empty; write to it first"
+        )
+    if status == _core.OTHER_SETTINGS:
+        raise ValueError(
+            f"{where}: priorities are kept with alpha={ring.alpha:g}, eps={ring.eps:g}; "
+            "use the same, or change them with set_alpha"
+        )
+    if status == _core.LOCK_TIMEOUT:
+        tid = int(_core.mutex_owner(ring._engine.control.map))
+        pid, state = process_of(tid), process_state(tid)
+        raise LockTimeout(
+            f"{where}: {what} waited {timeout_ns / 1e9:g} s for the buffer's mutex, which "
+            f"thread {tid} of process {pid} ({state}) holds; continue or end that process",
+            tid=tid,
+            pid=pid,
+            state=state,
+        )
+    if status == _core.LEFT:
+        raise BufferClosedError(f"{where}: this handle was closed; attach again")
+    if status == _core.CLOSING_STATUS:
+        raise BufferClosedError(f"{where}: the buffer is being removed; nothing was written")
+    if status == _core.NO_TICKETS:
+        raise BufferNeedsRestart(
+            f"{where}: {what}: all 2**62 tickets of this buffer are used; copy what is in it "
+            "to a new one"
+        )
+    if status == _core.REENTERED:
+        raise ShmBufferError(
+            f"{where}: {what}: a signal handler came while this thread was writing through the "
+            "same handle; let the handler set a flag, or attach a second handle for it"
+        )
+    if status == _core.BAD_ALPHA:
+        raise ValueError(
+            f"{where}: {what}: alpha and eps have to be numbers from 0, and the sum of "
+            "(priority + eps) ** alpha finite; nothing was changed"
+        )
+    if status == _core.FENCED:
+        raise BufferNeedsRestart(
+            f"{where}: this process was taken for dead and its write was rolled back; attach again"
+        )
+    if status == _core.NO_MEMORY:
+        raise MemoryError(f"{where}: {what} could not get memory for its own bookkeeping")
+    if status == _core.NO_CLAIM:
+        raise ShmBufferError(f"{where}: {what}: nothing is claimed; call claim first")
+    raise BufferNeedsRestart(
+        f"{where}: {what}: the buffer's mutex is beyond repair; close every handle, then recover"
+    )
