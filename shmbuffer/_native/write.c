@@ -333,7 +333,6 @@ int shmb_commit(struct shmb_ring *ring, struct shmb_call *call, bool given) {
     struct shmb_runtime *runtime = ring->runtime;
     struct shmb_entry *me = ring->me;
     fill_checksums(ring);
-    bool prioritized = atomic_load(&runtime->prioritized) != 0;
     bool mixed = given || ring->claim_kind == SHMB_IN_PLACE;
     uint64_t version = atomic_load(&runtime->alpha_version);
     double greatest = mixed ? masses_of_given(ring) : -1;
@@ -350,7 +349,7 @@ int shmb_commit(struct shmb_ring *ring, struct shmb_call *call, bool given) {
         return SHMB_FENCED;
     }
     if (mixed && version != atomic_load_explicit(&runtime->alpha_version, memory_order_relaxed)) masses_of_given(ring);
-    prioritized = atomic_load_explicit(&runtime->prioritized, memory_order_relaxed) != 0;
+    bool prioritized = atomic_load_explicit(&runtime->prioritized, memory_order_relaxed) != 0;
     if (given && greatest > runtime->max_priority) runtime->max_priority = greatest;
     double fallback = shmb_default_priority(runtime), fallback_mass = prioritized ? shmb_mass(runtime, fallback) : 0;
     uint64_t goal = atomic_load_explicit(&runtime->write_count, memory_order_relaxed) + ring->claim_written;

@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from shmbuffer.replay.checkpoints import NoCheckpoints
+
 
 class PriorityUpdate(NamedTuple):
     """What became of a priority update."""
@@ -17,7 +19,7 @@ class PriorityUpdate(NamedTuple):
     """Items that had been written over since they were sampled; theirs was dropped."""
 
 
-class Sampler:
+class Sampler(NoCheckpoints):
     """Who draws.
 
     A sampler of your own needs ``sample``; the buffer then reads the items at the indices that it
@@ -74,18 +76,6 @@ class Sampler:
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """What `state_dict` gave."""
-
-    def dumps(self, path: Any) -> None:
-        """Not there yet."""
-        raise NotImplementedError(
-            "checkpoints (dumps, loads) come in a later release; use state_dict"
-        )
-
-    def loads(self, path: Any) -> None:
-        """Not there yet."""
-        raise NotImplementedError(
-            "checkpoints (dumps, loads) come in a later release; use state_dict"
-        )
 
     def _empty(self) -> None:
         """The storage was emptied."""

@@ -5,8 +5,10 @@ from __future__ import annotations
 import weakref
 from typing import Any
 
+from shmbuffer.replay.checkpoints import NoCheckpoints
 
-class Storage:
+
+class Storage(NoCheckpoints):
     """Where the items are.
 
     A storage of your own needs ``set``, ``get`` and ``__len__``; any sampler and any writer works
@@ -116,18 +118,6 @@ class Storage:
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """What `state_dict` gave."""
         raise NotImplementedError(f"{type(self).__name__} has no load_state_dict")
-
-    def dumps(self, path: Any) -> None:
-        """Not there yet."""
-        raise NotImplementedError(
-            "checkpoints (dumps, loads) come in a later release; use state_dict"
-        )
-
-    def loads(self, path: Any) -> None:
-        """Not there yet."""
-        raise NotImplementedError(
-            "checkpoints (dumps, loads) come in a later release; use state_dict"
-        )
 
     def _empty(self) -> None:
         raise NotImplementedError(f"{type(self).__name__} cannot be emptied")

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from shmbuffer.replay.checkpoints import NoCheckpoints
 
-class Writer:
+
+class Writer(NoCheckpoints):
     """Who decides where the next item goes.
 
     A writer of your own needs ``add`` and ``extend``, which call ``self._storage.set(index,
@@ -38,15 +40,3 @@ class Writer:
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """What `state_dict` gave."""
-
-    def dumps(self, path: Any) -> None:
-        """Not there yet."""
-        raise NotImplementedError(
-            "checkpoints (dumps, loads) come in a later release; use state_dict"
-        )
-
-    def loads(self, path: Any) -> None:
-        """Not there yet."""
-        raise NotImplementedError(
-            "checkpoints (dumps, loads) come in a later release; use state_dict"
-        )
