@@ -70,6 +70,9 @@
     X(repair_consistent, "repair.consistent")                                                                \
     X(leave_claim, "leave.claim")                                                                            \
     X(leave_freed, "leave.freed")                                                                            \
+    X(restore_head, "restore.head")                                                                          \
+    X(restore_count, "restore.count")                                                                        \
+    X(copy_moment, "copy.moment")                                                                            \
     X(wait_turn, "wait.turn")                                                                                \
     X(wait_forfeit, "wait.forfeit")
 

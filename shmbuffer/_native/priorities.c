@@ -19,8 +19,9 @@ void shmb_tree_map(struct shmb_tree *tree, const struct shmb_sections *sections,
     }
 }
 
+/* Schaul et al. 2016, algorithm 1: the largest so far, and the first item had 1. */
 double shmb_default_priority(const struct shmb_runtime *runtime) {
-    return runtime->max_priority >= 0 ? runtime->max_priority : 1.0;
+    return runtime->max_priority > 1.0 ? runtime->max_priority : 1.0;
 }
 
 double shmb_mass(const struct shmb_runtime *runtime, double raw) { return pow(raw + runtime->eps, runtime->alpha); }

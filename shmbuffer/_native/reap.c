@@ -57,6 +57,7 @@ void shmb_finish_claim(struct shmb_ring *ring, struct shmb_entry *entry) {
         atomic_store_explicit(&runtime->head, end, memory_order_release);
     if (phase == SHMB_EMPTYING) {
         CP(empty_head);
+        runtime->max_priority = -1; /* of items that are forgotten */
         for (uint64_t slot = 0; slot < ring->capacity; slot++) empty_slot(ring, slot);
     } else {
         CP(reap_head);

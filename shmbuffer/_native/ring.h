@@ -138,6 +138,12 @@ struct shmb_check {
     uint64_t orphans;      /* WRITING, and no claim covers it */
 };
 
+/* The counters of one moment. */
+struct shmb_moment {
+    uint64_t head, write_count;
+    double max_priority;
+};
+
 /* priorities.c: the tree. All under the mutex. */
 void shmb_tree_map(struct shmb_tree *tree, const struct shmb_sections *sections, unsigned char *slots);
 double shmb_mass(const struct shmb_runtime *runtime, double raw);
@@ -158,7 +164,7 @@ int shmb_set_alpha(struct shmb_ring *ring, struct shmb_call *call, double alpha,
 /* write.c: claim, fill, commit, abort */
 int shmb_claim_ring(struct shmb_ring *ring, struct shmb_call *call, uint64_t count, uint64_t *first);
 int shmb_claim_slots(struct shmb_ring *ring, struct shmb_call *call, const int64_t *slots, uint64_t count,
-                     bool in_place);
+                     bool in_place, const int64_t *tickets, unsigned char *kept);
 void shmb_fill(struct shmb_ring *ring, const unsigned char *const *sources, uint64_t skip_rows);
 void shmb_fill_priorities(struct shmb_ring *ring, const double *priorities, uint64_t skip_rows);
 int shmb_commit(struct shmb_ring *ring, struct shmb_call *call, bool given);
@@ -167,6 +173,8 @@ int shmb_leave(struct shmb_ring *ring, struct shmb_call *call);
 int shmb_give_up_turn(struct shmb_ring *ring, struct shmb_call *call);
 int shmb_forfeit_turn(struct shmb_ring *ring, struct shmb_call *call, uint32_t entry, uint64_t turn);
 int shmb_empty(struct shmb_ring *ring, struct shmb_call *call, bool keep_write_count);
+int shmb_restore(struct shmb_ring *ring, struct shmb_call *call, uint64_t slot, uint64_t write_count,
+                 double max_priority);
 uint32_t shmb_row_checksum(const struct shmb_ring *ring, uint64_t slot, uint64_t ticket);
 
 /* reap.c: claims of the dead */
@@ -180,5 +188,9 @@ int shmb_sample(struct shmb_ring *ring, struct shmb_call *call, uint64_t count, 
                 bool prioritized, uint64_t *redrawn);
 int shmb_read(struct shmb_ring *ring, struct shmb_call *call, const int64_t *index, uint64_t count,
               unsigned char *const *out, int64_t *tickets, uint64_t *missing);
+uint64_t shmb_copy_slots(struct shmb_ring *ring, uint64_t first, uint64_t count, unsigned char *const *out,
+                         int64_t *tickets);
+int shmb_copy_moment(struct shmb_ring *ring, struct shmb_call *call, unsigned char *const *out, int64_t *tickets,
+                     double *raw, struct shmb_moment *moment);
 
 #endif

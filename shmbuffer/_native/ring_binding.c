@@ -221,7 +221,7 @@ static PyObject *ring_place(PyObject *object, PyObject *const *args, Py_ssize_t 
         status = shmb_priorities_in_order(ring, (const double *)(uintptr_t)priorities, count * ring->lanes);
     if (count * self->row_bytes >= RELEASE_FROM_BYTES) may_block(&python.call);
     if (status == SHMB_OK)
-        status = shmb_claim_slots(ring, &python.call, (const int64_t *)(uintptr_t)slots, count, in_place != 0);
+        status = shmb_claim_slots(ring, &python.call, (const int64_t *)(uintptr_t)slots, count, in_place != 0, NULL, NULL);
     if (status == SHMB_OK) {
         shmb_fill(ring, from, 0);
         if (priorities) shmb_fill_priorities(ring, (const double *)(uintptr_t)priorities, 0);
@@ -243,21 +243,24 @@ static PyObject *ring_claim(PyObject *object, PyObject *const *args, Py_ssize_t 
     return end(&python, status, first);
 }
 
-/* claim_slots(slots, count, in_place, timeout_ns) -> 0 */
+/* claim_slots(slots, count, in_place, tickets or 0, kept or 0, timeout_ns) -> rows that were taken */
 static PyObject *ring_claim_slots(PyObject *object, PyObject *const *args, Py_ssize_t nargs) {
     struct ring_object *self = (struct ring_object *)object;
-    uint64_t slots, count;
+    uint64_t slots, count, tickets, kept;
     int64_t timeout;
     int in_place;
-    if (expect(nargs, 4, "claim_slots") < 0 || number(args[0], &slots) < 0 || number(args[1], &count) < 0 ||
-        (in_place = PyObject_IsTrue(args[2])) < 0 || signed_number(args[3], &timeout) < 0)
+    if (expect(nargs, 6, "claim_slots") < 0 || number(args[0], &slots) < 0 || number(args[1], &count) < 0 ||
+        (in_place = PyObject_IsTrue(args[2])) < 0 || number(args[3], &tickets) < 0 || number(args[4], &kept) < 0 ||
+        signed_number(args[5], &timeout) < 0)
         return NULL;
     struct python_call python = begin(timeout);
     int status = shmb_indices_in_order(&self->ring, (const int64_t *)(uintptr_t)slots, count, self->ring.capacity);
     if (status == SHMB_OK)
-        status = shmb_claim_slots(&self->ring, &python.call, (const int64_t *)(uintptr_t)slots, count, in_place != 0);
-    if (status == SHMB_OK) shmb_gate_pause(&self->ring);
-    return end(&python, status, 0);
+        status = shmb_claim_slots(&self->ring, &python.call, (const int64_t *)(uintptr_t)slots, count, in_place != 0,
+                                  (const int64_t *)(uintptr_t)tickets, (unsigned char *)(uintptr_t)kept);
+    uint64_t rows = status == SHMB_OK ? self->ring.claim_rows : 0;
+    if (status == SHMB_OK && self->ring.claimed) shmb_gate_pause(&self->ring);
+    return end(&python, status, rows);
 }
 
 /* commit(priorities, skip_rows, timeout_ns) -> 0; whatever it answers, nothing is claimed any more */
@@ -482,6 +485,65 @@ static PyObject *ring_snapshot(PyObject *object, PyObject *timeout_ns) {
     return end(&python, status, 0);
 }
 
+/* restore(slot, write_count, max_priority, timeout_ns) -> 0 */
+static PyObject *ring_restore(PyObject *object, PyObject *const *args, Py_ssize_t nargs) {
+    struct ring_object *self = (struct ring_object *)object;
+    uint64_t slot, write_count;
+    int64_t timeout;
+    if (expect(nargs, 4, "restore") < 0 || number(args[0], &slot) < 0 || number(args[1], &write_count) < 0 ||
+        signed_number(args[3], &timeout) < 0)
+        return NULL;
+    double max_priority = PyFloat_AsDouble(args[2]);
+    if (PyErr_Occurred()) return NULL;
+    if (slot >= self->ring.capacity) return PyErr_Format(PyExc_IndexError, "restore: no slot %llu", (unsigned long long)slot);
+    struct python_call python = begin(timeout);
+    int status = shmb_restore(&self->ring, &python.call, slot, write_count, max_priority);
+    return end(&python, status, 0);
+}
+
+/* copy_slots(first, count, out addresses, tickets) -> slots that had changed */
+static PyObject *ring_copy_slots(PyObject *object, PyObject *const *args, Py_ssize_t nargs) {
+    struct ring_object *self = (struct ring_object *)object;
+    const unsigned char *room[64];
+    uint64_t first, count, tickets;
+    if (expect(nargs, 4, "copy_slots") < 0 || number(args[0], &first) < 0 || number(args[1], &count) < 0 ||
+        number(args[3], &tickets) < 0)
+        return NULL;
+    if (first > self->ring.capacity || count > self->ring.capacity - first)
+        return PyErr_Format(PyExc_IndexError, "copy_slots: no slots %llu to %llu", (unsigned long long)first,
+                            (unsigned long long)(first + count));
+    const unsigned char **out = addresses(self, args[2], room, 64);
+    if (out == NULL) return NULL;
+    struct python_call python = begin(0);
+    may_block(&python.call);
+    uint64_t changed = shmb_copy_slots(&self->ring, first, count, (unsigned char *const *)out, (int64_t *)(uintptr_t)tickets);
+    if (out != room) free(out);
+    return end(&python, SHMB_OK, changed);
+}
+
+/* copy_moment(out addresses, tickets, raw, timeout_ns) -> (head, write_count, max_priority), or a status */
+static PyObject *ring_copy_moment(PyObject *object, PyObject *const *args, Py_ssize_t nargs) {
+    struct ring_object *self = (struct ring_object *)object;
+    struct shmb_moment moment;
+    const unsigned char *room[64];
+    uint64_t tickets, raw;
+    int64_t timeout;
+    if (expect(nargs, 4, "copy_moment") < 0 || number(args[1], &tickets) < 0 || number(args[2], &raw) < 0 ||
+        signed_number(args[3], &timeout) < 0)
+        return NULL;
+    const unsigned char **out = addresses(self, args[0], room, 64);
+    if (out == NULL) return NULL;
+    struct python_call python = begin(timeout);
+    may_block(&python.call);
+    int status = shmb_copy_moment(&self->ring, &python.call, (unsigned char *const *)out, (int64_t *)(uintptr_t)tickets,
+                                  (double *)(uintptr_t)raw, &moment);
+    if (out != room) free(out);
+    if (status != SHMB_OK) return end(&python, status, 0);
+    PyEval_RestoreThread(python.saved);
+    return Py_BuildValue("(KKd)", (unsigned long long)moment.head, (unsigned long long)moment.write_count,
+                         moment.max_priority);
+}
+
 /* checksum(slot, ticket) -> what the checksum of that slot's bytes is now */
 static PyObject *ring_checksum(PyObject *object, PyObject *const *args, Py_ssize_t nargs) {
     struct ring_object *self = (struct ring_object *)object;
@@ -566,7 +628,10 @@ static PyMethodDef methods[] = {
     FAST(write, "write(addresses, count, priorities, timeout_ns): claim, fill, commit."),
     FAST(place, "place(slots, count, addresses, priorities, in_place, timeout_ns): the same for named slots."),
     FAST(claim, "claim(count, timeout_ns): take slots; the caller fills them."),
-    FAST(claim_slots, "claim_slots(slots, count, in_place, timeout_ns): take named slots."),
+    FAST(claim_slots, "claim_slots(slots, count, in_place, tickets or 0, kept or 0, timeout_ns): take named slots."),
+    FAST(restore, "restore(slot, write_count, max_priority, timeout_ns): position and counts of a buffer that is loaded."),
+    FAST(copy_slots, "copy_slots(first, count, out, tickets): copy the slots that differ from tickets."),
+    FAST(copy_moment, "copy_moment(out, tickets, raw, timeout_ns): the same under the mutex, and the counters."),
     FAST(commit, "commit(priorities, skip_rows, timeout_ns): publish what was claimed."),
     {"abort", ring_abort, METH_O, "abort(timeout_ns): give the claimed slots back, empty."},
     FAST(sample, "sample(count, key, out, index, tickets, weights, beta, prioritized, timeout_ns): draw, copy, validate."),

@@ -266,3 +266,49 @@ int shmb_read(struct shmb_ring *ring, struct shmb_call *call, const int64_t *ind
     }
     return SHMB_OK;
 }
+
+static void copy_slot(const struct shmb_ring *ring, uint64_t slot, unsigned char *const *out) {
+    for (unsigned leaf = 0; leaf < ring->n_leaves; leaf++) {
+        uint64_t bytes = ring->leaves[leaf].element_bytes * ring->lanes;
+        if (bytes) memcpy(out[leaf] + slot * bytes, ring->leaves[leaf].base + slot * bytes, bytes);
+    }
+}
+
+static int64_t ticket_of(uint64_t word) { return SHMB_STATE(word) == SHMB_COMMITTED ? (int64_t)SHMB_TICKET(word) : -1; }
+
+/* A copy of the whole ring is made in rounds, as a running machine is moved to another one: each copies the slots
+ * that have changed since the last one, with no lock held; the last one (below) copies what is left under it.
+ * tickets[slot] is what `out` holds there, -1 for nothing. Returns how many slots had changed. */
+uint64_t shmb_copy_slots(struct shmb_ring *ring, uint64_t first, uint64_t count, unsigned char *const *out,
+                         int64_t *tickets) {
+    uint64_t changed = 0;
+    for (uint64_t slot = first; slot < first + count; slot++) {
+        uint64_t word = atomic_load_explicit(&ring->words[slot], memory_order_acquire);
+        int64_t now = ticket_of(word);
+        if (now == tickets[slot]) continue;
+        changed++;
+        if (now >= 0) copy_slot(ring, slot, out);
+        atomic_thread_fence(memory_order_acquire);
+        tickets[slot] = now >= 0 && still_holds(ring, slot, word) ? now : -1;
+    }
+    return changed;
+}
+
+/* The last round. Nobody can claim a slot meanwhile, so what is committed now stays as it is. */
+int shmb_copy_moment(struct shmb_ring *ring, struct shmb_call *call, unsigned char *const *out, int64_t *tickets,
+                     double *raw, struct shmb_moment *moment) {
+    int status = shmb_lock(ring, call);
+    if (status != SHMB_OK) return status;
+    for (uint64_t slot = 0; slot < ring->capacity; slot++) {
+        int64_t now = ticket_of(atomic_load_explicit(&ring->words[slot], memory_order_acquire));
+        if (now >= 0 && now != tickets[slot]) copy_slot(ring, slot, out);
+        tickets[slot] = now;
+    }
+    memcpy(raw, ring->raw, ring->elements * sizeof *raw);
+    moment->head = atomic_load_explicit(&ring->runtime->head, memory_order_relaxed);
+    moment->write_count = atomic_load_explicit(&ring->runtime->write_count, memory_order_relaxed);
+    moment->max_priority = ring->runtime->max_priority;
+    CP(copy_moment);
+    shmb_unlock(ring);
+    return SHMB_OK;
+}

@@ -210,9 +210,11 @@ static void open_claim(struct shmb_ring *ring, uint64_t first, uint64_t count) {
         ring->claim_slots_taken++;
         atomic_store_explicit(&ring->words[slot], writing, memory_order_release);
         CP(write_mark);
+        bool stays = ring->claim_kind == SHMB_IN_PLACE && committed; /* the item: its source and its priority too */
         if (committed) atomic_fetch_sub_explicit(&runtime->length, 1, memory_order_relaxed);
+        if (!stays) ring->sources[slot] = ring->incarnation;
         for (uint64_t e = slot * ring->lanes, end = e + ring->lanes; e < end; e++) {
-            if (ring->claim_kind != SHMB_IN_PLACE || !committed) ring->raw[e] = NAN; /* the default, unless given */
+            if (!stays) ring->raw[e] = NAN; /* the default, unless given */
             if (prioritized && ring->tree.mass[e] != 0) {
                 ring->tree.mass[e] = 0;
                 unmassed = true;
@@ -249,18 +251,26 @@ int shmb_claim_ring(struct shmb_ring *ring, struct shmb_call *call, uint64_t cou
     return SHMB_OK;
 }
 
+/* With `tickets` only slots that still hold the item of that ticket are taken: kept[i] says which. None of them: no
+ * claim is open afterwards. */
 int shmb_claim_slots(struct shmb_ring *ring, struct shmb_call *call, const int64_t *slots, uint64_t count,
-                     bool in_place) {
+                     bool in_place, const int64_t *tickets, unsigned char *kept) {
     int status = begin_claim(ring, call, count);
     if (status != SHMB_OK) return status;
-    uint64_t head = atomic_load_explicit(&ring->runtime->head, memory_order_relaxed);
+    uint64_t head = atomic_load_explicit(&ring->runtime->head, memory_order_relaxed), rows = 0;
     if (!has_tickets(head, ring->capacity)) return end_without_claim(ring, SHMB_NO_TICKETS);
-    if (count) memcpy(ring->claim_slots, slots, count * sizeof *slots);
+    for (uint64_t i = 0; i < count; i++) {
+        uint64_t word = atomic_load_explicit(&ring->words[slots[i]], memory_order_relaxed);
+        bool take = tickets == NULL || word == SHMB_WORD((uint64_t)tickets[i], SHMB_COMMITTED);
+        if (tickets) kept[i] = take;
+        if (take) ring->claim_slots[rows++] = slots[i];
+    }
+    ring->claim_rows = rows;
+    if (rows == 0 && tickets) return end_without_claim(ring, SHMB_OK);
     bool blocked = waits_behind_a_turn(ring);
-    for (uint64_t row = 0; !blocked && row < count; row++) blocked = is_being_written(ring, (uint64_t)slots[row]);
+    for (uint64_t row = 0; !blocked && row < rows; row++) blocked = is_being_written(ring, (uint64_t)ring->claim_slots[row]);
     if (blocked) return end_without_claim(ring, SHMB_BLOCKED);
     ring->claim_kind = in_place ? SHMB_IN_PLACE : SHMB_PLACED;
-    ring->claim_rows = count;
     open_claim(ring, head, ring->capacity);
     ring->claim_written = in_place ? 0 : ring->claim_slots_taken * ring->lanes;
     return SHMB_OK;
@@ -304,10 +314,9 @@ void shmb_fill_priorities(struct shmb_ring *ring, const double *priorities, uint
 }
 
 static void fill_checksums(struct shmb_ring *ring) {
-    for (uint64_t row = 0; row < ring->claim_rows; row++) {
+    for (uint64_t row = 0; ring->checksum && row < ring->claim_rows; row++) {
         uint64_t slot = slot_of_row(ring, row);
-        ring->sources[slot] = ring->incarnation;
-        if (ring->checksum) ring->checksums[slot] = shmb_row_checksum(ring, slot, ticket_of_row(ring, row));
+        ring->checksums[slot] = shmb_row_checksum(ring, slot, ticket_of_row(ring, row));
     }
     CP(write_checksum);
 }
@@ -468,4 +477,22 @@ int shmb_empty(struct shmb_ring *ring, struct shmb_call *call, bool keep_write_c
     shmb_wake_waiters(runtime);
     shmb_gate_leave(ring);
     return SHMB_OK;
+}
+
+/* Where the next item goes, what was counted, and the largest priority seen: of a buffer that is loaded. Tickets
+ * only grow, so the head moves on to the next one of that slot. Each store is right by itself. */
+int shmb_restore(struct shmb_ring *ring, struct shmb_call *call, uint64_t slot, uint64_t write_count,
+                 double max_priority) {
+    struct shmb_runtime *runtime = ring->runtime;
+    int status = begin_claim(ring, call, 0);
+    if (status != SHMB_OK) return status;
+    uint64_t head = atomic_load_explicit(&runtime->head, memory_order_relaxed);
+    uint64_t ticket = ticket_in_lap(head, slot, ring->capacity);
+    if (!has_tickets(head, ticket - head)) return end_without_claim(ring, SHMB_NO_TICKETS);
+    atomic_store_explicit(&runtime->head, ticket, memory_order_release);
+    CP(restore_head);
+    atomic_store_explicit(&runtime->write_count, write_count, memory_order_release);
+    CP(restore_count);
+    runtime->max_priority = max_priority;
+    return end_without_claim(ring, SHMB_OK);
 }

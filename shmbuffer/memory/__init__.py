@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from shmbuffer.memory.engine import Engine
 from shmbuffer.memory.recovery import RecoveryReport
-from shmbuffer.memory.ring import Ring
+from shmbuffer.memory.ring import Moment, Ring
 from shmbuffer.memory.schema import Leaf, Schema
 from shmbuffer.memory.settings import Settings
 
-__all__ = ["Engine", "Leaf", "RecoveryReport", "Ring", "Schema", "Settings"]
+__all__ = ["Engine", "Leaf", "Moment", "RecoveryReport", "Ring", "Schema", "Settings"]

@@ -150,6 +150,17 @@ class Control:
             layout.ENTRY
         )
         self.repaired = False
+        copies = self._bytes[: 2 * layout.SUPERBLOCK_BYTES].view(layout.SUPERBLOCK)
+        self._sequences = [copies[at : at + 1]["sequence"].data for at in (0, 1)]
+
+    @property
+    def sequences(self) -> tuple[int, int]:
+        """Of both copies, as they are, valid or not.
+
+        Where they are what they were, the superblock was not written since. Costs 0.2 µs.
+        """
+        first, second = self._sequences
+        return first[0], second[0]
 
     def format(self, first: Superblock) -> None:
         """Makes a fresh control file: mutex, runtime page, both superblock copies."""

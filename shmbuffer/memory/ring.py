@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,6 +49,28 @@ _FILLING_S = 0.0002
 _PATIENCE_S = 0.1
 
 
+#: Of a consistent copy: how often what has changed is copied without a lock, how many slots before
+#: signals are looked at, and how few changed ones may be left for the mutex.
+_COPY_ROUNDS = 8
+_COPY_SLOTS = 65536
+_COPY_LOCKED = 256
+
+
+class Moment(NamedTuple):
+    """A ring at one moment, beside the bytes of its items."""
+
+    tickets: NDArray[np.int64]
+    """int64[capacity]: of the item in each slot; -1: there is none."""
+    priorities: NDArray[np.float64]
+    """float64[elements], raw; NaN where none is known."""
+    head: int
+    """The next ticket."""
+    write_count: int
+    """Elements written so far."""
+    max_priority: float | None
+    """The largest raw priority ever given; None before the first."""
+
+
 class Ring:
     """The ring of one buffer, as one handle sees it.
 
@@ -64,6 +86,7 @@ class Ring:
         self._native = native
         self._claimed: Any = None
         self._claimed_elements = 0
+        self._claimed_in_place = False
         self.schema = schema
         self.capacity = schema.capacity
         self.width = schema.width
@@ -75,6 +98,9 @@ class Ring:
         self.sources: NDArray[np.uint64] = _part(data, where["sources"], self.capacity, np.uint64)
         self._raw: NDArray[np.float64] = _part(data, where["raw"], self.elements, np.float64)
         self._mass: NDArray[np.float64] = _part(data, where["mass"], self.elements, np.float64)
+        #: Asked for the priority of new items that come without one, with the slots that they take
+        #: (None: they are taken already). None: it is the largest ever given.
+        self.initial: Callable[[NDArray[np.int64] | None], float] | None = None
 
     # What there is. One load each; no lock.
 
@@ -125,6 +151,11 @@ class Ring:
         return greatest if greatest >= 0 else None
 
     @property
+    def default_priority(self) -> float:
+        """What a new item gets: the largest ever given, and at least 1, which the first one had."""
+        return max(1.0, float(self._native.max_priority))
+
+    @property
     def p_sum(self) -> float:
         """Sum of all masses."""
         return float(self._native.total)
@@ -139,6 +170,12 @@ class Ring:
         """Our own; the source of what this handle writes."""
         return int(self._native.incarnation)
 
+    @property
+    def is_alone(self) -> bool:
+        """Whether no other handle is there, and none has come since this one did."""
+        last = int(self._engine.control.runtime["next_incarnation"][0])
+        return last == self.incarnation and len(self._engine.registry.live()) == 1
+
     def committed(self) -> NDArray[np.int64]:
         """Elements that hold an item, in storage order. O(capacity)."""
         found = slots.committed(self.words).nonzero()[0]
@@ -147,13 +184,13 @@ class Ring:
         lanes: NDArray[np.int64] = (found[:, None] * self.width + np.arange(self.width)).ravel()
         return lanes
 
-    def priorities(self) -> NDArray[np.float64]:
-        """Raw priorities of all elements, a copy; NaN where none is known."""
-        return self._raw.copy()
+    def priorities(self, elements: NDArray[np.int64] | None = None) -> NDArray[np.float64]:
+        """Raw priorities of all elements or of some, a copy; NaN where none is known."""
+        return self._raw.copy() if elements is None else self._raw[elements]
 
-    def mass(self) -> NDArray[np.float64]:
-        """The tree's leaves, a copy."""
-        return self._mass.copy()
+    def mass(self, elements: NDArray[np.int64] | None = None) -> NDArray[np.float64]:
+        """The tree's leaves, or some of them, a copy."""
+        return self._mass.copy() if elements is None else self._mass[elements]
 
     def leaf(self, i: int) -> memoryview:
         """The bytes of leaf ``i`` for all elements, live; the map stays while the view does."""
@@ -175,7 +212,7 @@ class Ring:
             addresses: of ``[count, *lanes, *shape]``, C order, one a leaf.
             count: slots. Of more than the capacity the last ones stay.
             priorities: raw, float64, ``count * width``, as an array or an address; without, the
-                largest ever given (1 before any).
+                largest ever given, at least 1.
             timeout: seconds to wait for a slot that a living writer is filling; None: for ever.
 
         Returns:
@@ -189,6 +226,9 @@ class Ring:
         """
         if count == 0:
             return self.head
+        if priorities is None and self.initial is not None:
+            taken = (self.head + np.arange(min(count, self.capacity))) % self.capacity
+            priorities = np.full(count * self.width, self.initial(taken))
         given, addresses = _priorities(priorities, count * self.width), tuple(addresses)
         result = self._native.write(addresses, count, given, LOCK_TIMEOUT_NS)
         if result >= 0:
@@ -227,6 +267,8 @@ class Ring:
         if len(where) == 0:
             return
         where = np.ascontiguousarray(where, np.int64)
+        if priorities is None and self.initial is not None and not in_place:
+            priorities = np.full(len(where) * self.width, self.initial(where))
         given = _priorities(priorities, len(where) * self.width)
         at, addresses = where.ctypes.data, tuple(addresses)
         self._run(
@@ -366,7 +408,10 @@ class Ring:
         return applied, count - applied
 
     def empty(self, *, keep_write_count: bool = False) -> None:
-        """Forgets every item. Slots that a writer is filling stay his. O(capacity)."""
+        """Forgets every item, and the largest priority. O(capacity).
+
+        Slots that a writer is filling stay his.
+        """
         self._run(lambda: self._native.empty(keep_write_count, LOCK_TIMEOUT_NS), "empty")
 
     def snapshot(self) -> bytes:
@@ -376,6 +421,54 @@ class Ring:
             self._again(copy, lambda: 0, "snapshot")
             copy = self._native.snapshot(LOCK_TIMEOUT_NS)
         return bytes(copy)
+
+    def restore(self, slot: int, write_count: int, max_priority: float | None) -> None:
+        """Sets where the next item goes, what was counted, and the largest priority seen.
+
+        For a buffer whose items were loaded. The items stay as they are.
+
+        Args:
+            slot: of the next item.
+            write_count: elements.
+            max_priority: raw; None: none was given yet.
+        """
+        greatest = -1.0 if max_priority is None else float(max_priority)
+        self._run(
+            lambda: self._native.restore(slot, write_count, greatest, LOCK_TIMEOUT_NS), "restore"
+        )
+
+    def copy_out(self, out: Sequence[int]) -> Moment:
+        """Copies every item, all of one moment, while others go on writing.
+
+        What has changed since the last round is copied again, without a lock; when little is left
+        it is copied under the mutex, together with the counters: that moment is the copy's.
+
+        Args:
+            out: addresses of ``[capacity, *lanes, *shape]``, one a leaf. Slots without an item are
+                left as they are, or hold bytes without meaning.
+
+        Cost: the bytes once, and what is written meanwhile. The mutex is held for a scan of the
+            words and raw priorities, some milliseconds for a million elements, and for what was
+            written during the last round.
+        """
+        out = tuple(out)
+        tickets = np.full(self.capacity, -1, np.int64)
+        raw = np.empty(self.elements, np.float64)
+        at = tickets.ctypes.data
+        for _ in range(_COPY_ROUNDS):
+            changed = 0
+            for first in range(0, self.capacity, _COPY_SLOTS):
+                count = min(_COPY_SLOTS, self.capacity - first)
+                changed += self._native.copy_slots(first, count, out, at)
+            if changed <= _COPY_LOCKED:
+                break
+        counters = self._native.copy_moment(out, at, raw.ctypes.data, LOCK_TIMEOUT_NS)
+        while isinstance(counters, int):
+            self._again(counters, lambda: 0, "copy_out")
+            counters = self._native.copy_moment(out, at, raw.ctypes.data, LOCK_TIMEOUT_NS)
+        head, write_count, greatest = counters
+        raw[np.repeat(tickets < 0, self.width)] = np.nan
+        return Moment(tickets, raw, head, write_count, greatest if greatest >= 0 else None)
 
     def bind_priorities(self, alpha: float, eps: float) -> None:
         """Switches the tree on; what is committed gets its mass. O(capacity), once.
@@ -416,6 +509,7 @@ class Ring:
             if result >= 0:
                 self._claimed = native
                 self._claimed_elements = min(count, self.capacity) * self.width
+                self._claimed_in_place = False
             return int(result)
 
         return self._run(call, "write", timeout)
@@ -425,21 +519,42 @@ class Ring:
         where: NDArray[np.int64],
         *,
         in_place: bool,
+        tickets: NDArray[np.int64] | None = None,
         timeout: float | None = WRITE_TIMEOUT_S,
-    ) -> None:
-        """Takes named slots; then `commit` or `abort`, in the same thread. Raises as `place`."""
+    ) -> NDArray[np.bool_]:
+        """Takes named slots; then `commit` or `abort`, in the same thread.
+
+        Args:
+            where: int64[n], slots.
+            in_place: an item that is there keeps its raw priority and its source.
+            tickets: int64[n]; a slot that does not hold the item of its ticket is left alone.
+            timeout: as for `write`.
+
+        Returns:
+            bool[n]: what was taken. If that is nothing, no claim is open.
+
+        Raises as `place`.
+        """
         where = np.ascontiguousarray(where, np.int64)
-        at = where.ctypes.data
+        kept = np.ones(len(where), np.bool_)
+        at, held = where.ctypes.data, kept.ctypes.data
+        if tickets is not None:
+            tickets = np.ascontiguousarray(tickets, np.int64)
+            if len(tickets) != len(where):
+                raise ValueError(f"claim_slots: {len(where)} slots, {len(tickets)} tickets")
+        generation = _address(tickets)
 
         def call() -> int:
             native = self._native
-            result = native.claim_slots(at, len(where), in_place, LOCK_TIMEOUT_NS)
-            if result >= 0:
+            result = native.claim_slots(at, len(where), in_place, generation, held, LOCK_TIMEOUT_NS)
+            if result > 0 or (result == 0 and tickets is None):
                 self._claimed = native
-                self._claimed_elements = len(where) * self.width
+                self._claimed_elements = result * self.width
+                self._claimed_in_place = in_place
             return int(result)
 
         self._run(call, "place", timeout, None, where)
+        return kept
 
     def commit(self, priorities: NDArray[np.float64] | int | None = None) -> None:
         """Publishes what was claimed; if it raises, that was given back.
@@ -453,8 +568,10 @@ class Ring:
             ShmBufferError: this thread has claimed nothing.
         """
         try:
+            if priorities is None and self.initial is not None and not self._claimed_in_place:
+                priorities = np.full(self._claimed_elements, self.initial(None))
             given = _priorities(priorities, self._claimed_elements)
-        except ValueError:
+        except BaseException:
             self.abort()
             raise
         self._run(

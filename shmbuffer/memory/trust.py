@@ -104,7 +104,10 @@ def explained(
                 meaning = space_error(where, needed, free(), why=error.errno)
             case _:
                 raise
-        raise meaning from error
+        try:
+            raise meaning from error
+        finally:
+            del meaning  # a frame that keeps what it raised keeps itself and its callers
 
 
 def _require_owner(found: os.stat_result, where: Path) -> None:

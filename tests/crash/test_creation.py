@@ -145,7 +145,19 @@ def test_eight_processes_that_start_at_once_make_one_buffer(tmp_path: Path) -> N
 
 def test_every_crash_point_belongs_to_a_protocol_that_is_killed_at_it() -> None:
     tested = {"write", "update", "sample", "alpha", "empty", "reap", "repair", "recover", "leave"}
-    tested |= {"join", "flush", "abort", "wait", "create", "define", "remove", "open", "superblock"}
+    tested |= {
+        "join",
+        "flush",
+        "abort",
+        "wait",
+        "create",
+        "define",
+        "remove",
+        "open",
+        "superblock",
+        "restore",
+        "copy",
+    }
     prefixes = {name.split(".")[0] for name in _core.crash_points()}
     prefixes |= {name.split(".")[0] for name in python_points(r"\w+")}
     assert prefixes <= tested

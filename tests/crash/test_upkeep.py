@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import signal
 import subprocess
@@ -54,6 +55,42 @@ def test_emptying_is_done_or_not_done(survivor: Engine, point: str) -> None:
         assert (ring.write_count, ring.cursor, ring.length) == (0, 0, 0)
     require_sound(survivor)
     require_usable(ring, 999)
+
+
+@pytest.mark.parametrize("point", native_points("restore"))
+def test_a_position_that_is_set_is_set_step_by_step(survivor: Engine, point: str) -> None:
+    ring, path = survivor.ring, survivor.path
+    assert ring is not None
+    assert path is not None
+    write(ring, range(11))
+    items = read_all(ring)
+    assert dies(path, point, lambda engine: engine.ring.restore(1, 500, 9.0))  # type: ignore[union-attr]
+    survivor.reap_dead()
+    assert read_all(ring) == items
+    assert ring.cursor == 1
+    assert ring.write_count == (500 if point == "restore.count" else 11)
+    require_sound(survivor)
+    require_usable(ring, 999)
+
+
+def test_a_copy_that_dies_under_the_mutex_leaves_nothing(survivor: Engine) -> None:
+    ring, path = survivor.ring, survivor.path
+    assert ring is not None
+    assert path is not None
+    write(ring, range(11))
+    items = read_all(ring)
+    assert dies(path, "copy.moment", _copy)
+    survivor.reap_dead()
+    assert read_all(ring) == items
+    require_sound(survivor)
+    require_usable(ring, 999)
+
+
+def _copy(engine: Engine) -> None:
+    assert engine.ring is not None
+    ring = engine.ring
+    rows = [bytearray(max(1, ring.elements * leaf.nbytes)) for leaf in ring.schema.leaves]
+    ring.copy_out([ctypes.addressof(ctypes.c_char.from_buffer(row)) for row in rows])
 
 
 @pytest.mark.parametrize("write_point", ["write.mark", "write.copy"])

@@ -75,6 +75,17 @@ def test_the_copies_are_written_in_turn(control: Control, fd: int) -> None:
         assert control.superblock() == written
 
 
+def test_the_sequences_change_with_every_write_and_with_nothing_else(control: Control) -> None:
+    assert control.sequences == (1, 2)
+    control.superblock()
+    control.runtime["head"] += 1
+    assert control.sequences == (1, 2)
+    control.write(control.superblock())
+    assert control.sequences == (3, 2)
+    control.write(control.superblock())
+    assert control.sequences == (3, 4)
+
+
 def test_a_bit_that_flipped_anywhere_in_a_copy_shows(fd: int, control: Control) -> None:
     data = bytearray(page(fd, 0))
     for byte in range(4096):

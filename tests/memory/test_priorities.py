@@ -379,13 +379,23 @@ def test_the_default_is_the_largest_that_was_ever_given(engine: Engine, ring: Ri
     assert ring.priorities()[0] == 1.0
     write(ring, [1], np.array([0.25]))
     assert ring.max_priority == 0.25
+    assert ring.default_priority == 1.0, "the first item had it"
     write(ring, [2])
     ring.update(np.array([0, 1]), np.array([3.0, 2.0]))
     write(ring, [3])
     ring.update(np.array([0]), np.array([0.5]))
     write(ring, [4])
-    assert ring.priorities()[:5].tolist() == [0.5, 2.0, 0.25, 3.0, 3.0]
-    assert ring.max_priority == 3.0
+    assert ring.priorities()[:5].tolist() == [0.5, 2.0, 1.0, 3.0, 3.0]
+    assert ring.max_priority == ring.default_priority == 3.0
+    require_tree(engine)
+
+
+def test_the_largest_is_forgotten_with_the_items(engine: Engine, ring: Ring) -> None:
+    write(ring, [0], np.array([9.0]))
+    ring.empty()
+    assert ring.max_priority is None
+    write(ring, [1])
+    assert ring.priorities()[0] == 1.0
     require_tree(engine)
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import gc
 import mmap
 import os
 import re
@@ -13,6 +15,7 @@ import socket
 import stat
 import tempfile
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -425,6 +428,22 @@ def test_the_limit_of_a_process_on_its_files_is_named(directory: Directory) -> N
         assert directory.listdir() == []
 
     assert in_fork(attempt) == 0
+
+
+def test_an_error_that_was_dealt_with_keeps_nobodys_variables(directory: Directory) -> None:
+    class Large: ...
+
+    def caller() -> weakref.ref[Large]:
+        large = Large()
+        with contextlib.suppress(BufferNotFoundError):
+            directory.open_file("nothing")
+        return weakref.ref(large)
+
+    gc.disable()  # no cycle is needed to be found
+    try:
+        assert caller()() is None
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize(

@@ -1400,7 +1400,7 @@ class Model:
         self.greatest = -1.0
 
     def default(self) -> float:
-        return self.greatest if self.greatest >= 0 else 1.0
+        return max(1.0, self.greatest)
 
     def put(
         self, slot: int, ticket: int, numbers: list[int], raw: list[float] | None, keep: bool
@@ -1442,6 +1442,7 @@ class Model:
         self.slots = [None] * self.capacity
         self.head = -(-self.head // self.capacity) * self.capacity
         self.write_count = self.write_count if keep else 0
+        self.greatest = -1.0
 
     def update(self, index: list[int], raw: list[float], tickets: list[int]) -> int:
         applied = 0
