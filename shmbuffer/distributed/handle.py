@@ -1,0 +1,241 @@
+"""A handle on the buffer of another process: straight to its memory, or by way of its owner.
+
+    handle.sample() ──▶ Near ──▶ the owner's directory, open here       where it can be reached
+                   └──▶ Owner, by RPC                                   everything else, everywhere
+
+Every public method and property of the buffer's class is one of the handle. What moves data takes
+the direct path where there is one; what changes the buffer itself (`set_sampler`, `empty`, `dumps`,
+...) is done by the owner. The owner is asked once where it is, at the first use. From then on it
+may be busy, stopped or dead: the direct path does not need it.
+"""
+
+from __future__ import annotations
+
+import functools
+import pickle
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+from shmbuffer.distributed.nearby import GROUPS, READ, SAMPLE, Apart, Near, Offer, approach
+from shmbuffer.distributed.owner import METHODS, PROPERTIES, Itself, Parcel
+from shmbuffer.errors import BufferInUseError
+from shmbuffer.replay.buffers import TensorDictReplayBuffer
+
+LIFECYCLE = frozenset(
+    {"client", "clients", "close", "is_alive", "service_backend", "shutdown", "start"}
+)
+"""What is for whoever made the buffer."""
+
+
+class Handle:
+    """The common part of the handles; how the owner is asked is the business of those derived.
+
+    Args:
+        offer: the owner's offer, where it is known already.
+        remote_only: why the owner's memory shall not be looked for; ``""``: look for it.
+    """
+
+    owner_is_gone: tuple[type[Exception], ...] = ()
+    """What `_ask` raises where the owner is dead."""
+
+    def __init__(self, offer: Offer | None = None, remote_only: str = "") -> None:
+        self._offer = offer
+        self._remote_only = remote_only
+        self._near: Near | None = None
+        self._apart = remote_only  # why there is no direct path
+        self._settled = bool(remote_only)  # whether that is the last word
+        self._looking = threading.RLock()
+
+    def _ask(self, request: str, *args: Any) -> Any:
+        """Have a method of `Owner` called; return what it returns, or raise what it raises."""
+        raise NotImplementedError
+
+    # -- which way -----------------------------------------------------------------------------
+
+    @property
+    def direct(self) -> bool:
+        """Whether this handle reads, writes and samples in the owner's memory, without the owner.
+
+        Asks the owner where it is, if that is not known yet. `paths` says more.
+        """
+        near = self._reach()
+        return near is not None and len(near.direct) == len(GROUPS)
+
+    @property
+    def paths(self) -> dict[str, str]:
+        """How ``"read"``, ``"write"`` and ``"sample"`` go: ``"direct"``, or why by the owner."""
+        near = self._reach()
+        if near is None:
+            return dict.fromkeys(GROUPS, self._apart)
+        return {group: near.offer.refused.get(group, "direct") for group in GROUPS}
+
+    def detach(self) -> None:
+        """Leave the owner's directory. The next call that can be direct comes back."""
+        with self._looking:
+            self._offer = self._carried()
+            near, self._near = self._near, None
+            if near is not None:
+                near.close()
+
+    def _carried(self) -> Offer | None:
+        """What a handle made from this one need not ask for again."""
+        near = self._near
+        return self._offer if near is None else replace(near.offer, mark=near.mark)
+
+    def _reach(self, group: str | None = None) -> Near | None:
+        """The owner's buffer in this process, if ``group`` may be done there."""
+        near = self._near
+        if near is None or not near.is_current():
+            near = self._look()
+        return near if near is None or group is None or group in near.direct else None
+
+    def _look(self) -> Near | None:
+        """Find out, or find out again, whether the owner's memory can be reached."""
+        with self._looking:
+            if self._near is not None:
+                self._catch_up(self._near)
+            elif not self._settled:
+                self._approach()
+            return self._near
+
+    def _approach(self) -> None:
+        carried, self._offer = self._offer, None
+        if carried is not None:
+            try:
+                self._near = approach(carried)
+                return
+            except Apart:  # another machine, or things have changed since it was given
+                pass
+        self._follow(self._ask("offer"))
+
+    def _follow(self, offer: Offer) -> None:
+        """Open what the owner offers, in place of what is open."""
+        before, self._near = self._near, None
+        try:
+            self._near = approach(offer, before)
+        except Apart as reason:
+            self._apart, self._settled = str(reason), not offer.later
+
+    def _catch_up(self, near: Near) -> None:
+        """The directory has another mark: learn the owner's configuration anew."""
+        mark = near.news()
+        if mark is None:
+            return  # another thread was faster
+        try:
+            offer = self._ask("offer")
+        except self.owner_is_gone:
+            near.mark = mark  # somebody else's: nobody changes the configuration of a dead owner
+            return
+        if replace(offer, mark="") != replace(near.offer, mark=""):
+            self._follow(offer)
+        if self._near is not None and self._near.offer.path == near.offer.path:
+            self._near.mark = mark
+
+    # -- what a buffer can do ------------------------------------------------------------------
+
+    def __iter__(self) -> Iterator[Any]:
+        """Samples, until the sampler has run out.
+
+        Where the owner draws, a pass is one for all its handles: each batch goes to one of them.
+        """
+        while (near := self._reach(SAMPLE)) is not None:  # there is no end to such draws
+            yield near.buffer.sample()
+        while (batch := self._call("next")) is not None:
+            yield batch
+
+    def iter_in_order(self, chunk: int) -> Iterator[Any]:
+        """Items in storage order, ``chunk`` slots at a time; see `ReplayBuffer.iter_in_order`."""
+        near = self._reach(READ)
+        if near is not None:
+            yield from near.buffer.iter_in_order(chunk)
+            return
+        for start in range(0, self._ask("extent"), chunk):
+            yield self._call("__getitem__", slice(start, start + chunk))
+
+    def _call(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        """Call a method of the buffer, by the path that is right for it."""
+        group = METHODS.get(name)
+        near = None if group is None else self._reach(group)
+        if near is not None:
+            result = getattr(near.buffer, name)(*args, **kwargs)
+            return self if result is near.buffer else result
+        try:
+            result = self._ask("call", name, args, kwargs)
+        except BufferInUseError:  # nothing was changed
+            if self._near is None:
+                raise
+            self.detach()  # it may be this handle that is in the way
+            result = self._ask("call", name, args, kwargs)
+        if group is None:
+            self._look_again()
+        if isinstance(result, Parcel):
+            return pickle.loads(result.data)
+        return self if result is Itself else result
+
+    def _get(self, name: str) -> Any:
+        group = PROPERTIES.get(name)
+        near = None if group is None else self._reach(group)
+        return self._ask("get", name) if near is None else getattr(near.buffer, name)
+
+    def _put(self, name: str, value: Any) -> None:
+        self._ask("put", name, value)
+        self._look_again()
+
+    def _look_again(self) -> None:
+        """The buffer itself may have been changed, so that it is nearer than it was."""
+        if self._near is None and not self._remote_only:
+            self._settled = False
+
+    def __getattr__(self, name: str) -> Any:
+        """What the owner's class has beyond `TensorDictReplayBuffer`."""
+        if name.startswith("_"):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        if name in LIFECYCLE:
+            raise AttributeError(
+                f"{type(self).__name__} has no {name!r}: it is a handle, and the buffer belongs to "
+                "whoever made it; to leave it call detach()"
+            )
+        if self._ask("is_method", name):
+            return functools.partial(self._call, name)
+        return self._ask("get", name)
+
+
+def _method(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+    group = METHODS.get(name)
+
+    @functools.wraps(original)
+    def method(self: Handle, *args: Any, **kwargs: Any) -> Any:
+        near = self._near  # the direct path without a detour, because a call may take 10 µs
+        if near is not None and group in near.direct and near.is_current():
+            result = getattr(near.buffer, name)(*args, **kwargs)
+            return self if result is near.buffer else result
+        return self._call(name, *args, **kwargs)
+
+    return method
+
+
+def _property(name: str, original: property) -> property:
+    def put(self: Handle, value: Any) -> None:
+        self._put(name, value)
+
+    setter = None if original.fset is None else put
+    return property(lambda self: self._get(name), setter, doc=original.__doc__)
+
+
+def _forward(cls: type[Handle]) -> None:
+    """Give the handle every public method and property of the family."""
+    for name in dir(TensorDictReplayBuffer):
+        if name in LIFECYCLE or name in vars(cls):
+            continue
+        if name.startswith("_") and name not in METHODS:
+            continue
+        original = getattr(TensorDictReplayBuffer, name)
+        if isinstance(original, property):
+            setattr(cls, name, _property(name, original))
+        elif callable(original) and not isinstance(original, type):
+            setattr(cls, name, _method(name, original))
+
+
+_forward(Handle)

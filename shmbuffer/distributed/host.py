@@ -1,0 +1,101 @@
+"""The Ray actor, and what travels to it and from it.
+
+    made_of(class, arguments) ──▶ Host ──▶ Owner ──▶ buffer
+    request, pickled ──▶ answer ──▶ opened: a result, or the error that the buffer raised
+
+What goes in and out is one pickle. Ray hands out views of its object store where it can; kept in a
+buffer they would pin the store, and they cannot be written. Bytes are copied.
+"""
+
+from __future__ import annotations
+
+import pickle
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+from shmbuffer.distributed.owner import Owner
+from shmbuffer.distributed.runtime import require_ray
+
+
+class Host:
+    """The actor.
+
+    Args:
+        made_of: class, positional and keyword arguments of the buffer, pickled.
+    """
+
+    def __init__(self, made_of: bytes) -> None:
+        self._dumps: Callable[[Any], bytes] = require_ray().cloudpickle.dumps
+        self._owner: Owner | None = None
+        self._failure = b""
+        try:
+            cls, args, kwargs = pickle.loads(made_of)
+            self._owner = Owner(cls(*args, **kwargs), self._dumps)
+        except Exception as error:  # raised where somebody asks: a dead actor says less
+            self._failure = self._error(error)
+
+    def answer(self, request: bytes) -> bytes:
+        """Call a method of `Owner`.
+
+        Args:
+            request: name of the method and its arguments, pickled. ``""``: nothing is called.
+
+        Returns:
+            ``(True, result)`` or ``(False, exception)``, pickled.
+        """
+        if self._failure:
+            return self._failure
+        try:
+            name, args = pickle.loads(request)
+            result = getattr(self._owner, name)(*args) if name else None
+        except Exception as error:
+            return self._error(error)
+        try:
+            return self._dumps((True, result))
+        except Exception as error:  # pickling runs the code of users' classes
+            return self._error(
+                TypeError(
+                    f"what {args[0] if args else name} gives, a {type(result).__name__}, cannot be "
+                    f"sent from the actor ({type(error).__name__}: {error})"
+                )
+            )
+
+    def _error(self, error: Exception) -> bytes:
+        where = "".join(traceback.format_exception(error))
+        try:
+            data = self._dumps((False, error, where))
+            pickle.loads(data)  # some exceptions pickle to what cannot be made again
+            return data
+        except Exception:
+            plain = RuntimeError(f"{type(error).__name__}: {error}")
+            return self._dumps((False, plain, where))
+
+
+def made_of(cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
+    """What the buffer is made of; TypeError names the argument that cannot be pickled."""
+    dumps: Callable[[Any], bytes] = require_ray().cloudpickle.dumps
+    named = {"replay_buffer_cls": cls, **{f"args[{at}]": arg for at, arg in enumerate(args)}}
+    for name, value in {**named, **kwargs}.items():
+        try:
+            dumps(value)
+        except Exception as error:  # pickling runs the code of users' classes
+            raise TypeError(
+                f"RayReplayBuffer({name}=...): a {type(value).__name__} that is made already "
+                f"cannot be sent to the actor ({type(error).__name__}: {error}); give something to "
+                "call that makes it there, such as storage=partial(LazyTensorStorage, 100), or "
+                "transform_factory=... for a transform"
+            ) from error
+    return dumps((cls, args, kwargs))
+
+
+def opened(answer: bytes) -> Any:
+    """What `Host.answer` has packed: a result, or an error to raise."""
+    done, result, *where = pickle.loads(answer)
+    if done:
+        return result
+    result.add_note(f"in the actor:\n{where[0]}")
+    try:
+        raise result
+    finally:
+        del result  # else this frame and the error keep each other alive

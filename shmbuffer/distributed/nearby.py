@@ -1,0 +1,288 @@
+"""Whether the buffer of another process can be reached in memory, and how.
+
+    owner's process                                  this process
+    buffer ──Offer.of──▶ Offer ──── by RPC ────▶ approach ──▶ Near: the same directory, open here
+                         machine, directory, and the buffer's configuration, pickled
+
+A host name proves nothing: containers share one or have several, and networks repeat them. What
+counts is the kernel's boot id, and that the path leads here to the very file that the owner has.
+
+The buffer pickles to its path and configuration, never to its contents. So what arrives has the
+owner's class, arguments, transforms and `collate_fn`, and reads and writes the owner's memory.
+What belongs to one process stays with the owner, and is asked there:
+
+- drawing, where the draws leave a trace in the sampler (a pass without replacement), come from a
+  generator that the buffer was given, or are those of somebody else's sampler;
+- writing, where a part of somebody else has to see what is written.
+
+When the owner's configuration changes it leaves a new mark in the directory (see owner.py): `Near`
+notices before the next call, at the cost of looking at two numbers.
+"""
+
+from __future__ import annotations
+
+import pickle
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from shmbuffer.memory import Engine, identity, layout
+from shmbuffer.memory.files import Files
+from shmbuffer.memory.region import Directory
+from shmbuffer.replay.buffers import ReplayBuffer
+from shmbuffer.replay.samplers import PrioritizedSampler, RandomSampler, Sampler
+from shmbuffer.replay.storages.ring_storage import RingStorage
+from shmbuffer.replay.writers import RoundRobinWriter
+
+READ, WRITE, SAMPLE = GROUPS = ("read", "write", "sample")
+"""What is done to a buffer, as far as it can be done from another process."""
+
+MARK = "arrangement"
+"""The entry of the directory's settings that changes when the owner's configuration does."""
+
+_OPERATIONS = {
+    READ: ("__getitem__", "__len__"),
+    WRITE: ("add", "extend", "__setitem__"),
+    SAMPLE: ("sample", "__iter__", "update_priority"),
+}
+
+
+class Apart(Exception):  # noqa: N818 - the state of things, not a failure
+    """This process cannot reach the buffer's memory. The message says why."""
+
+
+@dataclass(frozen=True)
+class Offer:
+    """What the owner of a buffer says of itself.
+
+    Attributes:
+        boot_id: of the kernel that it runs on.
+        pid: its process, for messages.
+        path: the directory; None in anonymous memory.
+        uuid: of the buffer in there.
+        file: device and inode of its control file.
+        payload: class and configuration of the buffer, pickled.
+        storage: its storage, pickled to its path.
+        refused: why all, or one of `GROUPS`, has to be asked of the owner; ``""`` is all.
+        later: there will be a directory, once somebody has written.
+        mark: what the owner left in the directory with this offer.
+    """
+
+    boot_id: bytes
+    pid: int
+    path: str | None = None
+    uuid: bytes = b""
+    file: tuple[int, int] = (0, 0)
+    payload: bytes = b""
+    storage: bytes = b""
+    refused: dict[str, str] = field(default_factory=dict)
+    later: bool = False
+    mark: str = ""
+
+    @property
+    def place(self) -> tuple[Any, ...]:
+        """What says which bytes these are."""
+        return (self.boot_id, self.path, self.uuid, self.file, self.storage)
+
+    @classmethod
+    def of(cls, buffer: ReplayBuffer, dumps: Callable[[Any], bytes]) -> Offer:
+        """The offer of a buffer's owner, without a mark.
+
+        Args:
+            buffer: the buffer; if its parts are made on first use, they are made now.
+            dumps: pickles it.
+        """
+        storage = buffer.storage
+        me = identity.current()
+        here = (me.boot_id, me.pid)
+        if not isinstance(storage, RingStorage) or not storage.shared:
+            kind = type(storage).__name__
+            return cls(*here, refused={"": f"its {kind} lies in the memory of its owner alone"})
+        engine = storage._engine
+        if engine is None:
+            reason = "its directory is made by the first write"
+            return cls(*here, refused={"": reason}, later=True)
+        superblock, refused = engine.superblock, _owners_business(buffer)
+        try:
+            payload = dumps((type(buffer), _configuration(buffer, refused)))
+            pickled = dumps(storage)
+        except Exception as error:  # pickling runs the code of users' classes
+            reason = f"its configuration cannot be pickled ({type(error).__name__}: {error})"
+            return cls(*here, path=str(engine.path), refused={"": reason})
+        return cls(
+            *here,
+            path=str(engine.path),
+            uuid=superblock.uuid,
+            file=(superblock.device, superblock.inode),
+            payload=payload,
+            storage=pickled,
+            refused=refused,
+        )
+
+
+class Near:
+    """The owner's buffer, open in this process. Leaves the directory when nobody holds it.
+
+    Args:
+        buffer: the buffer, on a handle of its own.
+        offer: what it was made from.
+
+    Attributes:
+        buffer: see there.
+        offer: see there.
+        mark: the mark up to which the owner's configuration is known.
+        direct: those of `GROUPS` that need not be asked of the owner.
+    """
+
+    def __init__(self, buffer: ReplayBuffer, offer: Offer) -> None:
+        self.buffer = buffer
+        self.offer = offer
+        self.mark = offer.mark
+        self.direct = frozenset(GROUPS) - offer.refused.keys()
+        self._control = engine_of(buffer).control
+        self._sequences: tuple[int, int] | None = None
+        # Not closed by whoever replaces it: another thread may be in the middle of a call.
+        self._end = weakref.finalize(self, buffer.close)
+        self._end.atexit = False  # the engine sees to it
+
+    def is_current(self) -> bool:
+        """Whether the owner's configuration is known to be what it was.
+
+        Cost: two numbers are compared, 0.4 µs; the superblock is read only after it has changed.
+        """
+        return self._control.sequences == self._sequences or self.news() is None
+
+    def news(self) -> str | None:
+        """The mark in the directory, where it is not the one that is known; else None."""
+        sequences = self._control.sequences
+        mark = str(self._control.superblock().settings["extra"].get(MARK, ""))
+        if mark != self.mark:
+            return mark
+        self._sequences = sequences
+        return None
+
+    def give_up(self) -> RingStorage:
+        """The open storage, for another `Near` that closes it."""
+        self._end.detach()
+        storage = self.buffer.storage
+        assert isinstance(storage, RingStorage)
+        return storage
+
+    def close(self) -> None:
+        """Leave the directory now."""
+        self._end()
+
+
+def approach(offer: Offer, near: Near | None = None) -> Near:
+    """Open the owner's buffer in this process.
+
+    Args:
+        offer: where and what it is.
+        near: what is open here already, for another configuration. In the same directory its handle
+            is taken over.
+
+    Raises:
+        Apart: it is on another machine, its path does not lead to it here, or it cannot be opened
+            by this process; or the offer refuses it.
+    """
+    if "" in offer.refused:
+        raise Apart(offer.refused[""])
+    if offer.boot_id == identity.UNKNOWN_BOOT or offer.boot_id != identity.boot_id():
+        raise Apart("its owner runs on another machine")
+    storage: Any = None
+    try:
+        cls, state = pickle.loads(offer.payload)  # before the directory is opened: it may fail
+        if near is not None and near.offer.place == offer.place:
+            return Near(_rebuilt(cls, state, near.give_up()), offer)
+        _require_same(offer)
+        storage = pickle.loads(offer.storage)
+        if storage.engine.superblock.uuid != offer.uuid:
+            raise Apart(f"another buffer has taken the place of the owner's in {offer.path}")
+        return Near(_rebuilt(cls, state, storage), offer)
+    except Exception as error:  # unpickling runs the code of users' classes
+        if storage is not None:
+            storage.close()
+        if isinstance(error, Apart):
+            raise
+        raise Apart(
+            f"this process cannot open it in {offer.path} ({type(error).__name__}: {error})"
+        ) from error
+
+
+def engine_of(buffer: ReplayBuffer) -> Engine:
+    """The handle of a buffer that lies on a ring."""
+    storage = buffer.storage
+    assert isinstance(storage, RingStorage)
+    return storage.engine
+
+
+def _require_same(offer: Offer) -> None:
+    """Apart, unless the path leads to the owner's files: not to a copy, not to a successor."""
+    assert offer.path is not None
+    if not Path(offer.path).is_dir():
+        raise Apart(f"its directory {offer.path} cannot be seen from this process")
+    with Directory.open(offer.path) as directory:
+        files = Files(directory)
+        if not files.has_control():
+            raise Apart(f"there is no buffer in {offer.path} as seen from this process")
+        found = directory.stat(layout.CONTROL)
+        superblock = files.open_control(writable=False).superblock()
+    if superblock.uuid != offer.uuid or (found.st_dev, found.st_ino) != offer.file:
+        raise Apart(f"{offer.path} leads to another buffer here than where its owner runs")
+
+
+def _owners_business(buffer: ReplayBuffer) -> dict[str, str]:
+    """What has to be asked of the owner though its memory can be reached, and why."""
+    storage, sampler, writer = buffer.storage, buffer.sampler, buffer.writer
+    refused: dict[str, str] = {}
+
+    def refuse(group: str, reason: str) -> None:
+        refused.setdefault(group, reason)
+
+    for group, names in _OPERATIONS.items():
+        for name in names:
+            if not _is_ours(getattr(type(buffer), name)):
+                refuse(group, f"{type(buffer).__name__} has a {name}() of its own")
+    if not all(_is_ours(getattr(type(storage), name)) for name in ("get", "set")):
+        for group in GROUPS:
+            refuse(group, f"{type(storage).__name__} is not a storage of shmbuffer")
+
+    drawn = type(sampler).__name__
+    if not _is_ours(type(sampler).sample):
+        refuse(SAMPLE, f"{drawn} is not a sampler of shmbuffer, and may remember what it drew")
+    elif type(sampler).ran_out is not Sampler.ran_out:
+        refuse(SAMPLE, f"{drawn} remembers what it drew, and its pass is one for all clients")
+    elif buffer.generator is not None:
+        refuse(SAMPLE, "the draws come from the generator that the owner was given")
+
+    told = type(sampler).add is not Sampler.add or type(sampler).extend is not Sampler.extend
+    if told and not (isinstance(sampler, PrioritizedSampler) and _is_ours(type(sampler).add)):
+        refuse(WRITE, f"{drawn} has to be told what is written")
+    if type(writer).add is not RoundRobinWriter.add or (
+        type(writer).extend is not RoundRobinWriter.extend
+    ):
+        refuse(WRITE, f"{type(writer).__name__} decides in one process what is kept")
+    if any(watcher() is not None for watcher in storage._watchers):
+        refuse(WRITE, "somebody in the owner's process wants to hear of every write")
+    return refused
+
+
+def _is_ours(function: Any) -> bool:
+    return str(function.__module__).startswith("shmbuffer.")
+
+
+def _configuration(buffer: ReplayBuffer, refused: dict[str, str]) -> dict[str, Any]:
+    """The buffer's state as it travels: what stays with the owner has no place in it."""
+    state = {**buffer.__getstate__(), "_generator": None}
+    del state["_storage"]
+    if SAMPLE in refused and not isinstance(buffer.sampler, PrioritizedSampler):
+        state["_sampler"] = RandomSampler()  # never asked
+    return state
+
+
+def _rebuilt(cls: type[ReplayBuffer], state: dict[str, Any], storage: RingStorage) -> ReplayBuffer:
+    buffer = cls.__new__(cls)
+    buffer.__setstate__({**state, "_storage": storage})
+    return buffer

@@ -1,0 +1,220 @@
+"""What runs beside a buffer, in its owner's process, for handles elsewhere.
+
+    Handle ──call, get, put, offer──▶ Owner ──▶ buffer
+                                        └─ mark ──▶ its directory, read by every `Near`
+
+Whoever has opened the owner's directory knows the owner's configuration as it was then: transforms,
+`collate_fn`, sampler, batch size. After a call that may have changed any of it the owner pickles it
+once more; if that gives something else, it leaves a new mark in the directory, and whoever sees
+another mark than the one it knows asks again. Calls that move data change no configuration, and do
+not pay for the comparison.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tensordict import MemoryMappedTensor
+
+from shmbuffer.distributed.nearby import MARK, READ, SAMPLE, WRITE, Offer
+from shmbuffer.errors import ShmBufferError
+from shmbuffer.memory import Engine
+from shmbuffer.replay.buffers import ReplayBuffer
+from shmbuffer.replay.nodes import is_collection
+from shmbuffer.replay.samplers import Sampler
+from shmbuffer.replay.storages import Storage
+from shmbuffer.replay.storages.indexing import extent
+from shmbuffer.replay.storages.ring_storage import RingStorage
+from shmbuffer.replay.writers import Writer
+
+METHODS = {
+    "__getitem__": READ,
+    "__len__": READ,
+    "flush": READ,
+    "read_all_in_order": READ,
+    "stats": READ,
+    "__setitem__": WRITE,
+    "add": WRITE,
+    "extend": WRITE,
+    "set_": WRITE,
+    "set_at_": WRITE,
+    "update_": WRITE,
+    "update_if_present": WRITE,
+    "write_all": WRITE,
+    "mark_update": SAMPLE,
+    "next": SAMPLE,
+    "sample": SAMPLE,
+    "update_priority": SAMPLE,
+    "update_tensordict_priority": SAMPLE,
+}
+"""Methods that move data, and what they are. All others are the owner's."""
+
+PROPERTIES = {
+    "batch_size": READ,
+    "dim_extend": READ,
+    "initialized": READ,
+    "priority_key": READ,
+    "shared": READ,
+    "storage": READ,
+    "transform": READ,
+    "write_count": READ,
+    "writer": READ,
+    "sampler": SAMPLE,
+}
+"""Properties that the configuration, or the directory, tells. All others are the owner's."""
+
+_EXCHANGE = ("set_sampler", "set_storage", "set_writer")
+
+
+class Itself:
+    """Stands for the owner's buffer where a method returns it: it is the handle, to the caller."""
+
+
+@dataclass(frozen=True)
+class Parcel:
+    """What the handle unpickles. It was pickled when it could be, and cannot any more."""
+
+    data: bytes
+
+
+class Owner:
+    """Answers for a buffer. One call at a time, whatever threads they come in by.
+
+    Args:
+        buffer: what the handles are handles of.
+        dumps: pickles its configuration.
+    """
+
+    def __init__(self, buffer: ReplayBuffer, dumps: Callable[[Any], bytes]) -> None:
+        self.buffer = buffer
+        self.lock = threading.RLock()
+        self._dumps = dumps
+        self._told: Offer | None = None
+        self._engine: Engine | None = None  # of the directory that the offer names
+        self._former: list[Storage] = []  # in directories
+
+    def call(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call a method of the buffer.
+
+        Args:
+            name: of the method. A storage, a sampler or a writer that is set may be given as
+                something to call that makes it, which is called here.
+            args: see there.
+            kwargs: see there.
+
+        Returns:
+            What it returns; `Itself` in place of the buffer. A part that was exchanged comes as a
+            `Parcel`, with None in it if it cannot be pickled; a storage is closed here.
+        """
+        with self.lock:
+            if name in _EXCHANGE and args:
+                args = (_made(args[0]), *args[1:])
+            result = getattr(self.buffer, name)(*args, **kwargs)
+            if name not in METHODS:
+                self.announce()
+            if result is self.buffer:
+                return Itself
+            return self._given_up(result) if name in _EXCHANGE else detached(result)
+
+    def get(self, name: str) -> Any:
+        """An attribute of the buffer."""
+        with self.lock:
+            return getattr(self.buffer, name)
+
+    def put(self, name: str, value: Any) -> None:
+        """Set an attribute of the buffer."""
+        with self.lock:
+            setattr(self.buffer, name, value)
+            self.announce()
+
+    def is_method(self, name: str) -> bool:
+        """Whether an attribute can be called.
+
+        Raises:
+            AttributeError: there is none of that name.
+        """
+        return callable(getattr(self.buffer, name))
+
+    def extent(self) -> int:
+        """Slots from the first to the last that was written: what iteration in order goes over."""
+        storage = self.buffer.storage
+        if not isinstance(storage, RingStorage):
+            return len(storage)
+        return 0 if storage.rows is None else extent(storage.rows.ring)
+
+    def offer(self) -> Offer:
+        """Where the buffer is, with a mark that stands in its directory."""
+        with self.lock:
+            offer = Offer.of(self.buffer, self._dumps)
+            if self._told is None or replace(self._told, mark="") != offer:
+                try:
+                    self._tell(offer)
+                except (ShmBufferError, ValueError) as error:  # closed; no room for a mark
+                    reason = f"its directory takes no mark ({error})"
+                    self._told = Offer(offer.boot_id, offer.pid, refused={"": reason})
+            assert self._told is not None
+            return self._told
+
+    def announce(self) -> None:
+        """Leave a new mark if the configuration is another one than was told."""
+        if self._told is not None:  # else nobody knows any
+            self.offer()
+
+    def leave(self) -> None:
+        """The process ends: remove the directories that are this process's; close the buffer."""
+        with self.lock:
+            for storage in (*self._former, self.buffer.storage):
+                if getattr(storage, "_auto_cleanup", False):
+                    storage.cleanup()
+            self.buffer.close()
+
+    def _tell(self, offer: Offer) -> None:
+        storage = self.buffer.storage
+        before, now = self._engine, None
+        if offer.path is not None and isinstance(storage, RingStorage):
+            now = storage.engine
+        mark = secrets.token_hex(8)
+        for engine in {before, now} - {None}:
+            assert engine is not None
+            if not engine.closed:
+                engine.update_settings(extra={MARK: mark})
+        self._engine, self._told = now, replace(offer, mark=mark)
+
+    def _given_up(self, part: Any) -> Parcel:
+        """A part that was exchanged: packed for who asked, and of no use here any more."""
+        try:
+            parcel = Parcel(self._dumps(part))
+        except Exception:  # pickling runs the code of users' classes
+            parcel = Parcel(self._dumps(None))
+        if isinstance(part, Storage):
+            part.close()
+            if part.shared:
+                self._former.append(part)
+        return parcel
+
+
+def _made(part: Any) -> Any:
+    parts = (Storage, Sampler, Writer)
+    return part() if callable(part) and not isinstance(part, parts) else part
+
+
+def detached(data: Any) -> Any:
+    """``data`` as it can be pickled: a view of a memory map would refer to memory of this process.
+
+    Such views are what ``rb[a:b]`` gives where the storage is not shared.
+    """
+    if isinstance(data, MemoryMappedTensor):
+        return data.clone()
+    if is_collection(data):
+        leaves = data.values(include_nested=True, leaves_only=True)
+        mapped = any(isinstance(leaf, MemoryMappedTensor) for leaf in leaves)
+        return data.clone() if mapped else data
+    if type(data) is tuple or type(data) is list:
+        return type(data)(map(detached, data))
+    if type(data) is dict:
+        return {key: detached(value) for key, value in data.items()}
+    return data

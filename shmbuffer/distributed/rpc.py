@@ -1,0 +1,169 @@
+"""A buffer behind torch RPC, and a handle on it that skips RPC on the buffer's own machine."""
+
+from __future__ import annotations
+
+import functools
+import pickle
+import threading
+import weakref
+from collections.abc import Callable, MutableMapping
+from typing import Any
+
+from torch.distributed import rpc
+
+from shmbuffer.distributed.handle import Handle
+from shmbuffer.distributed.nearby import Offer
+from shmbuffer.distributed.owner import METHODS, Owner
+from shmbuffer.replay.buffers import TensorDictReplayBuffer
+
+# What rpc.remote() gives; there is none where torch was built without RPC.
+_RREF: tuple[type, ...] = (rpc.PyRRef,) if rpc.is_available() else ()  # type: ignore[attr-defined]
+
+_making = threading.Lock()
+_clients: MutableMapping[Any, RemoteClient] = weakref.WeakKeyDictionary()
+
+
+class RemoteClient(Handle):
+    """A handle on a `RemoteTensorDictReplayBuffer` that another process of the RPC group owns.
+
+    Made by `RemoteTensorDictReplayBuffer.client`. It can be passed in RPC calls, as the RRef can;
+    where it arrives on the buffer's machine it attaches to the buffer's directory.
+
+    Args:
+        rref: the buffer.
+        offer: see `Handle`.
+        weak: do not keep the RRef, and with it the buffer, alive.
+    """
+
+    owner_is_gone = (RuntimeError,)  # what torch raises where nobody answers
+
+    def __init__(self, rref: Any, offer: Offer | None = None, *, weak: bool = False) -> None:
+        super().__init__(offer)
+        self._rref: Callable[[], Any] = weakref.ref(rref) if weak else lambda: rref
+
+    def _ask(self, request: str, *args: Any) -> Any:
+        rref = self._rref()
+        # The RRef last: torch counts it as sent once it is pickled, also if the rest cannot be.
+        done, result = rpc.rpc_sync(rref.owner(), _answer, (request, args, rref))
+        if done:
+            return result
+        try:
+            raise result
+        finally:
+            del result  # else this frame and the error keep each other, and the RRef, alive
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return RemoteClient, (self._rref(), self._carried())
+
+    def __repr__(self) -> str:
+        near = self._near
+        how = f"RPC to {self._rref().owner().name}" if near is None else near.offer.path
+        return f"{type(self).__name__}({how})"
+
+
+class RemoteTensorDictReplayBuffer(TensorDictReplayBuffer):
+    """A `TensorDictReplayBuffer` whose methods also take an RRef in place of the buffer.
+
+    One process of the RPC group makes it with ``rpc.remote``, and all hold the RRef. Any of these
+    reaches it:
+
+    - ``rpc.rpc_sync(rref.owner(), RemoteTensorDictReplayBuffer.sample, (rref, 32))`` and
+      ``rref.rpc_sync().sample(32)`` run where the buffer is, and send the batch;
+    - ``RemoteTensorDictReplayBuffer.sample(rref, 32)`` does so too, **unless the caller is on the
+      buffer's machine** and the buffer's storage is a `LazyMemmapStorage` in a directory
+      (``scratch_dir`` or ``shared_init=True``): then it reads the memory of the buffer itself;
+    - ``RemoteTensorDictReplayBuffer.client(rref)`` gives a handle that has all methods, and says
+      with ``direct`` and ``paths`` which way they go.
+
+    What is direct, and what the owner alone does, is as for `RayReplayBuffer`. Transforms,
+    ``collate_fn`` and storages travel by pickle here: a lambda does not, and its buffer is served
+    by RPC.
+
+    Calls that come by RRef take turns.
+
+    Args:
+        **kwargs: see `TensorDictReplayBuffer`. A storage, a sampler or a writer may be given as
+            something to call that makes it, which is then called by the owner.
+
+    Example::
+
+        rref = rpc.remote(
+            "buffer", RemoteTensorDictReplayBuffer,
+            kwargs={"storage": partial(LazyTensorStorage, 1000), "batch_size": 32},
+        )
+        rref.rpc_sync().extend(data)
+        batch = rref.rpc_sync().sample()
+
+    Source: ``torchrl.data.RemoteTensorDictReplayBuffer``; its `sample` takes ``include_info``
+    before ``return_info``, this one has the order of its base class.
+    """
+
+    def client(self) -> Any:
+        """A handle on the buffer: itself for its owner, a `RemoteClient` elsewhere."""
+        return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = super().__getstate__()
+        state.pop("_answering", None)
+        return state
+
+
+def _answer(request: str, args: tuple[Any, ...], rref: Any) -> tuple[bool, Any]:
+    """In the owner: call a method of its `Owner`."""
+    try:
+        return True, getattr(_owner_of(rref.local_value()), request)(*args)
+    except Exception as error:  # raised again by who asked
+        return False, error
+
+
+def _owner_of(buffer: Any) -> Owner:
+    owner: Owner | None = buffer.__dict__.get("_answering")
+    if owner is None:
+        with _making:
+            owner = buffer.__dict__.setdefault("_answering", Owner(buffer, pickle.dumps))
+    return owner
+
+
+def _client_of(rref: Any) -> RemoteClient:
+    """The handle behind the calls that are made with ``rref`` in this process; it goes with it."""
+    with _making:
+        client = _clients.get(rref)
+        if client is None:
+            client = _clients[rref] = RemoteClient(rref, weak=True)
+        return client
+
+
+def _accepting_an_rref(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def accepting(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(self, _RREF):
+            if not self.is_owner():  # type: ignore[attr-defined]
+                if name == "client":
+                    return RemoteClient(self)
+                return getattr(_client_of(self), name)(*args, **kwargs)
+            self = self.local_value()  # type: ignore[attr-defined]
+            _owner_of(self)
+        owner: Owner | None = self.__dict__.get("_answering")
+        if owner is None:
+            return method(self, *args, **kwargs)
+        with owner.lock:
+            result = method(self, *args, **kwargs)
+            if name not in METHODS:
+                owner.announce()
+            return result
+
+    # RPC sends a function by its name: the one under which it is found again.
+    accepting.__module__ = RemoteTensorDictReplayBuffer.__module__
+    accepting.__qualname__ = f"{RemoteTensorDictReplayBuffer.__qualname__}.{name}"
+    return accepting
+
+
+def _accept_rrefs() -> None:
+    cls = RemoteTensorDictReplayBuffer
+    for name in dir(cls):
+        method = getattr(cls, name)
+        if not name.startswith("_") and callable(method) and not isinstance(method, type):
+            setattr(cls, name, _accepting_an_rref(name, method))
+
+
+_accept_rrefs()

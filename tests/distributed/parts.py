@@ -1,0 +1,106 @@
+"""Parts of buffers that owners and handles find by name in their own processes."""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+
+from shmbuffer import (
+    RemoteTensorDictReplayBuffer,
+    RoundRobinWriter,
+    Sampler,
+    TensorDictPrioritizedReplayBuffer,
+)
+
+
+def items(first: int, count: int) -> TensorDict:
+    """Item i has ``a`` i and ``obs`` [i, -i]."""
+    a = torch.arange(first, first + count)
+    return TensorDict({"a": a, "obs": torch.stack([a, -a], -1).float()}, [count])
+
+
+def doubled(data: TensorDict) -> TensorDict:
+    """A transform that pickles."""
+    return data.set("twice", data["a"] * 2)
+
+
+class Scaled:
+    """A transform with a way in: stores a tenth of what is written."""
+
+    def __call__(self, data: TensorDict) -> TensorDict:
+        return data.set("obs", data["obs"] * 10)
+
+    def inv(self, data: TensorDict) -> TensorDict:
+        return data.clone(False).set("obs", data["obs"] / 10)
+
+
+class Tied:
+    """A transform that belongs to its process: locks do not pickle."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+
+    def __call__(self, data: TensorDict) -> TensorDict:
+        with self.lock:
+            return data.set("pid", torch.full(data.batch_size, os.getpid()))
+
+
+class Oldest(Sampler):
+    """A sampler of somebody else's, that remembers."""
+
+    def __init__(self) -> None:
+        self.at = 0
+
+    def sample(self, storage: Any, batch_size: int) -> tuple[torch.Tensor, dict[str, Any]]:
+        index = torch.arange(self.at, self.at + batch_size)
+        self.at += batch_size
+        return index, {}
+
+
+class Told(Sampler):
+    """A sampler of somebody else's, that hears of writes."""
+
+    def extend(self, index: Any) -> None:
+        self.heard = index
+
+
+class Picky(RoundRobinWriter):
+    """A writer of somebody else's."""
+
+    def extend(self, data: Any) -> torch.Tensor:
+        return super().extend(data[data["a"] % 2 == 0])
+
+
+class Owned(TensorDictPrioritizedReplayBuffer):
+    """A buffer that says more than the family does."""
+
+    motto = "nothing is lost"
+
+    def pid(self) -> int:
+        """Who runs this."""
+        return os.getpid()
+
+    def fails(self) -> None:
+        """Raise what pickles, but cannot be made again."""
+        raise UnmadeError(1, 2)
+
+
+class UnmadeError(Exception):
+    def __init__(self, one: int, two: int) -> None:
+        super().__init__(f"{one} and {two}")
+
+
+class OwnSample(TensorDictPrioritizedReplayBuffer):
+    """A buffer that draws in a way of its own."""
+
+    def sample(self, *args: Any, **kwargs: Any) -> Any:
+        return super().sample(*args, **kwargs).set("mine", torch.tensor(1).expand(4))
+
+
+class OwnedByRpc(RemoteTensorDictReplayBuffer):
+    def pid(self) -> int:
+        return os.getpid()

@@ -1,0 +1,360 @@
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from shmbuffer import (
+    LazyMemmapStorage,
+    LazyTensorStorage,
+    ListStorage,
+    RandomSampler,
+    ReplayBuffer,
+    SamplerWithoutReplacement,
+    TensorDictPrioritizedReplayBuffer,
+    TensorDictReplayBuffer,
+)
+from shmbuffer.distributed.nearby import Apart, Near, Offer, approach, engine_of
+from shmbuffer.distributed.owner import Owner
+from tests.distributed.parts import (
+    Oldest,
+    OwnSample,
+    Picky,
+    Scaled,
+    Tied,
+    Told,
+    doubled,
+    items,
+)
+
+Make = Callable[..., TensorDictReplayBuffer]
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Make]:
+    """Makes buffers in ``tmp_path / "buffer"`` with eight items."""
+    made: list[ReplayBuffer] = []
+
+    def buffer(cls: type[ReplayBuffer] = TensorDictReplayBuffer, **options: Any) -> Any:
+        storage = LazyMemmapStorage(20, scratch_dir=tmp_path / "buffer", shared_init=True)
+        one = cls(storage=storage, batch_size=4, **options)
+        made.append(one)
+        one.extend(items(0, 8))
+        return one
+
+    yield buffer
+    for one in made:
+        one.close()
+
+
+@pytest.fixture
+def near() -> Iterator[Callable[[Offer], Near]]:
+    """`approach`, undone at the end."""
+    opened: list[Near] = []
+
+    def approached(offer: Offer) -> Near:
+        opened.append(approach(offer))
+        return opened[-1]
+
+    yield approached
+    for one in opened:
+        one.close()
+
+
+def offer_of(buffer: ReplayBuffer) -> Offer:
+    return Offer.of(buffer, pickle.dumps)
+
+
+def why_apart(offer: Offer) -> str:
+    with pytest.raises(Apart) as caught:
+        approach(offer)
+    return str(caught.value)
+
+
+# -- the same machine, the same files --------------------------------------------------------------
+
+
+def test_what_is_opened_nearby_is_the_memory_of_the_owner(make: Make, near: Any) -> None:
+    owners = make()
+    theirs = near(offer_of(owners)).buffer
+    assert theirs[:]["a"].tolist() == list(range(8))
+    theirs.extend(items(8, 2))
+    assert owners[:]["a"].tolist() == list(range(10))
+    owners.extend(items(10, 1))
+    assert len(theirs) == theirs.write_count == 11
+    assert theirs[10]["obs"].tolist() == [10.0, -10.0]
+
+
+def test_priorities_nearby_are_those_of_the_owner(make: Make, near: Any) -> None:
+    owners = make(TensorDictPrioritizedReplayBuffer, alpha=1.0, beta=1.0, eps=0.0)
+    theirs = near(offer_of(owners)).buffer
+    theirs.update_priority(torch.arange(8), torch.tensor([0.0] * 7 + [3.0]))
+    sample = owners.sample()
+    assert sample["index"].tolist() == [7] * 4
+    owners.update_priority(torch.tensor([7, 2]), torch.tensor([0.0, 5.0]))
+    assert theirs.sample()["index"].tolist() == [2] * 4
+
+
+def test_class_arguments_and_transforms_of_the_owner_come_along(make: Make, near: Any) -> None:
+    options = {"alpha": 0.7, "beta": 0.3, "priority_key": "prio"}
+    owners = make(TensorDictPrioritizedReplayBuffer, transform=[Scaled(), doubled], **options)
+    theirs = near(offer_of(owners)).buffer
+    assert type(theirs) is TensorDictPrioritizedReplayBuffer
+    assert (theirs.batch_size, theirs.priority_key) == (4, "prio")
+    assert (theirs.sampler.alpha, theirs.sampler.beta) == (0.7, 0.3)
+    theirs.extend(items(8, 1))
+    assert owners.storage[8]["obs"].tolist() == pytest.approx([0.8, -0.8])  # through Scaled.inv
+    assert theirs[8]["obs"].tolist() == pytest.approx([8.0, -8.0])
+    sample = theirs.sample()
+    assert torch.equal(sample["twice"], sample["a"] * 2)
+
+
+def test_nothing_is_lost_when_the_owner_closes(make: Make, near: Any) -> None:
+    owners = make()
+    theirs = near(offer_of(owners)).buffer
+    owners.close()
+    assert theirs[:]["a"].tolist() == list(range(8))
+
+
+def test_closing_leaves_the_registry(make: Make, near: Any) -> None:
+    owners = make()
+    registry = engine_of(owners).registry
+    one = near(offer_of(owners))
+    assert len(registry.alive()) == 2
+    one.close()
+    assert len(registry.alive()) == 1
+
+
+def test_a_near_that_nobody_holds_leaves_by_itself(make: Make) -> None:
+    owners = make()
+    one: Near | None = approach(offer_of(owners))
+    assert len(engine_of(owners).registry.alive()) == 2
+    del one
+    assert len(engine_of(owners).registry.alive()) == 1
+
+
+# -- elsewhere -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("boot_id", [os.urandom(16), bytes(16)])
+def test_another_kernel_is_another_machine(make: Make, boot_id: bytes) -> None:
+    offer = replace(offer_of(make()), boot_id=boot_id)
+    assert why_apart(offer) == "its owner runs on another machine"
+
+
+def test_a_kernel_that_does_not_say_who_it_is_is_another_machine(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from shmbuffer.memory import identity
+
+    offer = replace(offer_of(make()), boot_id=identity.UNKNOWN_BOOT)
+    monkeypatch.setattr(identity, "_PROC", Path("/nonexistent"))
+    assert identity.boot_id() == identity.UNKNOWN_BOOT
+    assert why_apart(offer) == "its owner runs on another machine"
+
+
+def test_a_directory_that_cannot_be_seen_here_is_elsewhere(make: Make, tmp_path: Path) -> None:
+    offer = offer_of(make())
+    (tmp_path / "buffer").rename(tmp_path / "away")
+    assert why_apart(offer) == (f"its directory {tmp_path}/buffer cannot be seen from this process")
+
+
+def test_an_empty_directory_of_that_name_is_elsewhere(make: Make, tmp_path: Path) -> None:
+    offer = offer_of(make())
+    (tmp_path / "buffer").rename(tmp_path / "away")
+    (tmp_path / "buffer").mkdir(0o700)
+    assert why_apart(offer) == f"there is no buffer in {tmp_path}/buffer as seen from this process"
+
+
+def test_another_buffer_under_the_same_path_is_elsewhere(make: Make, tmp_path: Path) -> None:
+    offer = offer_of(make())
+    (tmp_path / "buffer").rename(tmp_path / "away")
+    make()
+    assert why_apart(offer) == (
+        f"{tmp_path}/buffer leads to another buffer here than where its owner runs"
+    )
+
+
+def test_a_copy_under_the_same_path_is_elsewhere(make: Make, tmp_path: Path) -> None:
+    offer = offer_of(make())
+    (tmp_path / "buffer").rename(tmp_path / "away")
+    shutil.copytree(tmp_path / "away", tmp_path / "buffer")  # the same uuid
+    assert why_apart(offer) == (
+        f"{tmp_path}/buffer leads to another buffer here than where its owner runs"
+    )
+
+
+def test_a_directory_that_may_not_be_opened_is_elsewhere(make: Make, tmp_path: Path) -> None:
+    offer = offer_of(make())
+    (tmp_path / "buffer").chmod(0o777)  # refused: anybody could have put anything there
+    assert why_apart(offer).startswith(
+        f"this process cannot open it in {tmp_path}/buffer (UnsafePathError: "
+    )
+
+
+PROGRAM = """
+import pickle, sys
+sys.path.insert(0, sys.argv[2])
+from known_there import transform
+from shmbuffer import LazyMemmapStorage, TensorDictReplayBuffer
+from shmbuffer.distributed.nearby import Offer
+storage = LazyMemmapStorage(20, scratch_dir=sys.argv[1], shared_init=True)
+with TensorDictReplayBuffer(storage=storage, transform=transform) as buffer:
+    sys.stdout.buffer.write(pickle.dumps(Offer.of(buffer, pickle.dumps)))
+"""
+
+
+def test_a_transform_that_is_not_known_here_keeps_the_buffer_apart(tmp_path: Path) -> None:
+    (tmp_path / "known_there.py").write_text("def transform(data):\n    return data\n")
+    command = [sys.executable, "-c", PROGRAM, str(tmp_path / "buffer"), str(tmp_path)]
+    offer = pickle.loads(subprocess.run(command, check=True, capture_output=True).stdout)
+    assert why_apart(offer) == (
+        f"this process cannot open it in {tmp_path}/buffer "
+        "(ModuleNotFoundError: No module named 'known_there')"
+    )
+
+
+# -- what stays with the owner ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("storage", [LazyTensorStorage, LazyMemmapStorage, ListStorage])
+def test_memory_without_a_name_cannot_be_reached(storage: Any) -> None:
+    with TensorDictReplayBuffer(storage=storage(10)) as buffer:
+        buffer.extend(items(0, 3))
+        assert why_apart(offer_of(buffer)) == (
+            f"its {storage.__name__} lies in the memory of its owner alone"
+        )
+
+
+def test_a_directory_that_the_first_write_makes_is_offered_after_it(
+    tmp_path: Path, near: Any
+) -> None:
+    with TensorDictReplayBuffer(storage=LazyMemmapStorage(10, scratch_dir=tmp_path / "b")) as owner:
+        offer = offer_of(owner)
+        assert offer.later
+        assert why_apart(offer) == "its directory is made by the first write"
+        owner.extend(items(0, 3))
+        assert near(offer_of(owner)).buffer[:]["a"].tolist() == [0, 1, 2]
+
+
+def test_what_cannot_be_pickled_stays_with_the_owner(make: Make) -> None:
+    assert why_apart(offer_of(make(transform=Tied()))) == (
+        "its configuration cannot be pickled (TypeError: cannot pickle '_thread.lock' object)"
+    )
+
+
+def refused(buffer: ReplayBuffer) -> dict[str, str]:
+    return offer_of(buffer).refused
+
+
+def test_a_buffer_of_our_own_parts_is_wholly_near(make: Make) -> None:
+    assert refused(make(TensorDictPrioritizedReplayBuffer, alpha=0.7, beta=0.5)) == {}
+    assert refused(make(sampler=RandomSampler())) == {}
+
+
+def test_a_pass_is_one_for_all_so_the_owner_draws_it(make: Make, near: Any) -> None:
+    owners = make(sampler=SamplerWithoutReplacement())
+    assert refused(owners)["sample"] == (
+        "SamplerWithoutReplacement remembers what it drew, and its pass is one for all clients"
+    )
+    assert near(offer_of(owners)).direct >= {"read"}
+
+
+def test_a_generator_draws_where_it_is(make: Make) -> None:
+    assert refused(make(generator=torch.Generator())) == {
+        "sample": "the draws come from the generator that the owner was given"
+    }
+
+
+def test_a_sampler_of_somebody_else_draws_where_it_is(make: Make) -> None:
+    assert refused(make(sampler=Oldest())) == {
+        "sample": "Oldest is not a sampler of shmbuffer, and may remember what it drew"
+    }
+
+
+def test_a_sampler_that_hears_of_writes_hears_of_all(make: Make) -> None:
+    assert refused(make(sampler=Told()))["write"] == "Told has to be told what is written"
+
+
+def test_a_writer_of_somebody_else_writes_where_it_is(make: Make) -> None:
+    assert refused(make(writer=Picky())) == {"write": "Picky decides in one process what is kept"}
+
+
+def test_a_method_that_was_overridden_is_called_where_the_owner_is(make: Make) -> None:
+    assert refused(make(OwnSample, alpha=0.7, beta=0.5)) == {
+        "sample": "OwnSample has a sample() of its own"
+    }
+
+
+def test_who_wants_to_hear_of_writes_hears_of_all(make: Make) -> None:
+    class Ear:
+        def mark_update(self, index: Any) -> None: ...
+
+    buffer, ear = make(), Ear()
+    buffer.storage.attach(ear)
+    assert refused(buffer) == {
+        "write": "somebody in the owner's process wants to hear of every write"
+    }
+    buffer.storage.detach(ear)
+    assert refused(buffer) == {}
+
+
+# -- changes ---------------------------------------------------------------------------------------
+
+
+def test_a_change_of_the_configuration_is_seen_before_the_next_call(make: Make, near: Any) -> None:
+    owner = Owner(make(), pickle.dumps)
+    theirs = near(owner.offer())
+    assert theirs.is_current()
+    owner.call("append_transform", (doubled,), {})
+    assert not theirs.is_current()
+    assert theirs.news() == owner.offer().mark
+    again = near(owner.offer())
+    assert again.is_current()
+    assert "twice" in again.buffer.sample()
+
+
+def test_moving_data_is_no_change_of_the_configuration(make: Make, near: Any) -> None:
+    owner = Owner(make(TensorDictPrioritizedReplayBuffer, alpha=0.7, beta=0.5), pickle.dumps)
+    theirs = near(owner.offer())
+    owner.call("extend", (items(8, 4),), {})
+    owner.call("sample", (), {})
+    owner.call("flush", (), {})  # it writes the superblock
+    owner.call("empty", (), {})
+    assert theirs.is_current()
+    assert len(theirs.buffer) == 0
+
+
+def test_another_storage_is_a_change_for_those_in_the_former_directory(
+    make: Make, near: Any, tmp_path: Path
+) -> None:
+    owner = Owner(make(), pickle.dumps)
+    theirs = near(owner.offer())
+    owner.call("set_storage", (LazyTensorStorage(5),), {})
+    assert not theirs.is_current()
+    assert why_apart(owner.offer()) == "its LazyTensorStorage lies in the memory of its owner alone"
+
+
+def test_a_part_that_was_exchanged_comes_back_if_it_can_travel(make: Make) -> None:
+    owner = Owner(make(), pickle.dumps)
+    assert type(given_up(owner, "set_sampler", Oldest())) is RandomSampler
+    with contextlib.closing(given_up(owner, "set_storage", LazyTensorStorage(5))) as before:
+        assert isinstance(before, LazyMemmapStorage)
+        assert before[:]["a"].tolist() == list(range(8))
+    owner.buffer.extend(items(0, 2))
+    assert given_up(owner, "set_storage", LazyTensorStorage(5)) is None  # memory of this process
+    assert len(owner.buffer) == 0
+
+
+def given_up(owner: Owner, name: str, part: Any) -> Any:
+    return pickle.loads(owner.call(name, (part,), {}).data)
