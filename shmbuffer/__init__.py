@@ -14,56 +14,14 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from shmbuffer.errors import (
-        AttachTimeout,
-        BufferClosedError,
-        BufferExistsError,
-        BufferInUseError,
-        BufferNeedsRestart,
-        BufferNotFoundError,
-        BufferUnlinkedError,
-        CorruptBufferError,
-        DurabilityError,
-        EmptyBufferError,
-        ForkedHandleError,
-        FormatError,
-        IncompatibleVersionError,
-        LockTimeout,
-        ReadOnlyError,
-        RegistryFullError,
-        RingOverrunError,
-        SchemaMismatchError,
-        ShmBufferError,
-        SpaceError,
-        UnsafeFilesystemError,
-        UnsafePathError,
-        UnsupportedPlatformError,
-    )
-    from shmbuffer.replay import (
-        Compose,
-        LazyMemmapStorage,
-        LazyTensorStorage,
-        ListStorage,
-        PrioritizedReplayBuffer,
-        PrioritizedSampler,
-        PriorityUpdate,
-        RandomSampler,
-        ReplayBuffer,
-        RoundRobinWriter,
-        Sampler,
-        Storage,
-        TensorDictPrioritizedReplayBuffer,
-        TensorDictReplayBuffer,
-        TensorDictRoundRobinWriter,
-        TensorStorage,
-        Writer,
-    )
-    from shmbuffer.service.client import attach
-    from shmbuffer.service.coordinator import Coordinator
-    from shmbuffer.service.recovery import (
-        RecoveryReport,
-        recover,
-    )
+    # Every name of these modules' __all__, for type checkers; the test of the front door compares.
+    from shmbuffer.distributed import *  # noqa: F403
+    from shmbuffer.errors import *  # noqa: F403
+    from shmbuffer.replay import *  # noqa: F403
+    from shmbuffer.service.client import attach as attach
+    from shmbuffer.service.coordinator import Coordinator as Coordinator
+    from shmbuffer.service.recovery import RecoveryReport as RecoveryReport
+    from shmbuffer.service.recovery import recover as recover
 
 _HOMES = {
     "shmbuffer.errors": (
@@ -91,24 +49,56 @@ _HOMES = {
         "UnsafePathError",
         "UnsupportedPlatformError",
     ),
+    "shmbuffer.distributed": ("RayReplayBuffer", "RemoteTensorDictReplayBuffer"),
     "shmbuffer.replay": (
         "Compose",
+        "CompressedListStorage",
+        "CompressedListStorageCheckpointer",
+        "Flat2TED",
+        "FlatStorageCheckpointer",
+        "H5Combine",
+        "H5Split",
+        "H5StorageCheckpointer",
+        "ImmutableDatasetWriter",
+        "LambdaScheduler",
         "LazyMemmapStorage",
+        "LazyStackStorage",
         "LazyTensorStorage",
+        "LinearScheduler",
         "ListStorage",
+        "ListStorageCheckpointer",
+        "Nested2TED",
+        "NestedStorageCheckpointer",
+        "ParameterScheduler",
         "PrioritizedReplayBuffer",
         "PrioritizedSampler",
+        "PrioritizedSliceSampler",
         "PriorityUpdate",
         "RandomSampler",
         "ReplayBuffer",
+        "ReplayBufferEnsemble",
         "RoundRobinWriter",
         "Sampler",
+        "SamplerEnsemble",
+        "SamplerWithoutReplacement",
+        "SchedulerList",
+        "SliceSampler",
+        "SliceSamplerWithoutReplacement",
+        "StepScheduler",
         "Storage",
+        "StorageCheckpointerBase",
+        "StorageEnsemble",
+        "StorageEnsembleCheckpointer",
+        "TED2Flat",
+        "TED2Nested",
+        "TensorDictMaxValueWriter",
         "TensorDictPrioritizedReplayBuffer",
         "TensorDictReplayBuffer",
         "TensorDictRoundRobinWriter",
         "TensorStorage",
+        "TensorStorageCheckpointer",
         "Writer",
+        "WriterEnsemble",
     ),
     "shmbuffer.service.client": ("attach",),
     "shmbuffer.service.coordinator": ("Coordinator",),
@@ -119,52 +109,7 @@ _HOMES = {
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
-__all__ = [
-    "AttachTimeout",
-    "BufferClosedError",
-    "BufferExistsError",
-    "BufferInUseError",
-    "BufferNeedsRestart",
-    "BufferNotFoundError",
-    "BufferUnlinkedError",
-    "Compose",
-    "Coordinator",
-    "CorruptBufferError",
-    "DurabilityError",
-    "EmptyBufferError",
-    "ForkedHandleError",
-    "FormatError",
-    "IncompatibleVersionError",
-    "LazyMemmapStorage",
-    "LazyTensorStorage",
-    "ListStorage",
-    "LockTimeout",
-    "PrioritizedReplayBuffer",
-    "PrioritizedSampler",
-    "PriorityUpdate",
-    "RandomSampler",
-    "ReadOnlyError",
-    "RecoveryReport",
-    "RegistryFullError",
-    "ReplayBuffer",
-    "RingOverrunError",
-    "RoundRobinWriter",
-    "Sampler",
-    "SchemaMismatchError",
-    "ShmBufferError",
-    "SpaceError",
-    "Storage",
-    "TensorDictPrioritizedReplayBuffer",
-    "TensorDictReplayBuffer",
-    "TensorDictRoundRobinWriter",
-    "TensorStorage",
-    "UnsafeFilesystemError",
-    "UnsafePathError",
-    "UnsupportedPlatformError",
-    "Writer",
-    "attach",
-    "recover",
-]
+__all__ = sorted(_HOME_OF)
 
 
 def __getattr__(name: str) -> Any:

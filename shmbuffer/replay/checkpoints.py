@@ -1,20 +1,287 @@
-"""Checkpoints of the parts of a buffer: not there yet, and said so in one place."""
+"""What storages, samplers and writers have in common when they are saved: `Checkpoints`.
+
+A buffer saves its parts into one directory, ``storage/``, ``sampler/`` and ``writer/``, all of one
+moment; each of them can be saved alone too. The layout is TorchRL's. What TorchRL has no place for
+is in files of our own beside it (``shmbuffer.*``), and under the key ``"shmbuffer"`` of its JSON
+files: a save by TorchRL over one of ours rewrites those, so that what is left of us is not taken
+for part of it.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from shmbuffer.errors import BufferExistsError, CorruptBufferError
+from shmbuffer.memory import Moment
+from shmbuffer.memory.layout import CONTROL
+from shmbuffer.replay.publication import finish, publish
+from shmbuffer.replay.values import read_values, write_values
+
+OURS = "shmbuffer"
+"""Our key in TorchRL's JSON files."""
+
+_STATE = "shmbuffer.state"
 
 
-class NoCheckpoints:
-    """What storages, samplers and writers say until they can be dumped."""
+class Loaded(NamedTuple):
+    """What became of a storage that was loaded, for the sampler and the writer beside it."""
 
-    def dumps(self, path: Any) -> None:
-        """Not there yet."""
-        raise NotImplementedError(_LATER)
+    cursor: int = 0
+    """Slot of the next item."""
+    slots: int = 0
+    """Capacity of what was saved, in slots."""
+    width: int = 1
+    """Elements of a slot."""
+    shift: int = 0
+    """The item that was saved in slot i is in slot ``(i - shift) % slots`` now."""
+    in_place: bool = False
+    """The storage's own files were opened: cursor, counts and priorities are there already."""
+    moment: Moment | None = None
+    """It was copied from a live buffer, whose priorities win over those in older files."""
 
-    def loads(self, path: Any) -> None:
-        """Not there yet."""
-        raise NotImplementedError(_LATER)
+    def places(self, elements: Any) -> Any:
+        """Where the elements of the saved storage are now."""
+        if not self.shift:
+            return elements
+        return (elements - self.shift * self.width) % (self.slots * self.width)
 
 
-_LATER = "checkpoints (dumps, loads) come in a later release; use state_dict"
+class Checkpoints:
+    """A part of a buffer that can be saved and loaded alone.
+
+    A part of your own is saved by its ``state_dict``, as far as that holds tensors, text, numbers
+    and containers of them; or by its own ``dumps`` and ``loads``, which are given a directory.
+    """
+
+    def dumps(self, path: str | os.PathLike[str]) -> None:
+        """Save into the directory ``path``; other files that are in it stay.
+
+        A crash leaves the save that was there before, or this one.
+
+        Args:
+            path: a directory; it is made if it is not there.
+
+        Raises:
+            TypeError: the state holds something that can only be pickled.
+            BufferExistsError: the directory is the scratch directory of a buffer.
+            BufferInUseError: another process is saving there right now.
+            OSError: no room, or no permission; what was there is as it was.
+        """
+        in_place = self._has_files_in(Path(path))
+        if not in_place:
+            require_no_buffer(Path(path))
+        with publish(path, merge=True, within=in_place) as directory:
+            if in_place:
+                self._dump_in_place(directory)
+            else:
+                self._dump(directory, None)
+
+    def loads(self, path: str | os.PathLike[str]) -> None:
+        """Put what `dumps` saved, here or in TorchRL, in place of what is there.
+
+        Raises:
+            FileNotFoundError: nothing was saved there.
+            CorruptBufferError: the files are damaged.
+        """
+        finish(path)
+        self._apply(self._read(Path(path)), None)
+
+    def dump(self, path: str | os.PathLike[str]) -> None:
+        """The same as `dumps`."""
+        self.dumps(path)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """The same as `dumps`."""
+        self.dumps(path)
+
+    def load(self, path: str | os.PathLike[str]) -> None:
+        """The same as `loads`."""
+        self.loads(path)
+
+    def _dump(self, directory: Path, moment: Any) -> Any:
+        """Write plain files into ``directory``, which may be made by this.
+
+        Args:
+            directory: of this part.
+            moment: the `Moment` of the storage that is being saved with it; None if it is not.
+
+        Returns:
+            A storage on a ring: the moment that was saved.
+        """
+        state = self.state_dict()  # type: ignore[attr-defined] # every part has it
+        if state:
+            directory.mkdir(exist_ok=True)
+            write_state(directory, state, f"the state of this {type(self).__name__}")
+
+    def _has_files_in(self, path: Path) -> bool:
+        """Whether this is a storage, and ``path`` is its scratch directory."""
+        return False
+
+    def _dump_in_place(self, directory: Path) -> Any:
+        """`_dump` of a storage that `_has_files_in` the place where ``directory`` will be."""
+        raise NotImplementedError(type(self).__name__)
+
+    def _read(self, directory: Path) -> Any:
+        """What `_dump` or TorchRL wrote, for `_apply`; nothing is changed yet.
+
+        Raises:
+            FileNotFoundError: nothing was saved there, and something has to be.
+        """
+        return read_state(directory)
+
+    def _apply(self, saved: Any, loaded: Any) -> Any:
+        """Become what `_read` gave.
+
+        Args:
+            saved: see there.
+            loaded: what became of the storage beside it, a `Loaded`; None if it was not loaded. A
+                storage: what the writer beside it says, see
+                `StorageCheckpointerBase.loads_beside`.
+
+        Returns:
+            A storage: the `Loaded` for the other parts, or None.
+        """
+        if saved is not None:
+            self.load_state_dict(saved)  # type: ignore[attr-defined] # every part has it
+
+
+def dump_part(part: Any, directory: Path, moment: Any = None) -> Any:
+    """Save a part of a buffer, with its own ``dumps`` where it has one.
+
+    Returns:
+        A storage on a ring: the `Moment` that was saved.
+    """
+    if _has_its_own(part, "dumps"):
+        directory.mkdir(exist_ok=True)
+        return part.dumps(directory)
+    return part._dump(directory, moment)
+
+
+def read_part(part: Any, directory: Path) -> Any:
+    """What was saved of a part, for `apply_part`; nothing is changed yet."""
+    return directory if _has_its_own(part, "loads") else part._read(directory)
+
+
+def apply_part(part: Any, saved: Any, loaded: Any = None) -> Any:
+    """Load a part of a buffer, with its own ``loads`` where it has one.
+
+    Args:
+        part: which.
+        saved: from `read_part`.
+        loaded: see `Checkpoints._apply`.
+
+    Returns:
+        A storage: the `Loaded` for the other parts, or None.
+    """
+    return part.loads(saved) if _has_its_own(part, "loads") else part._apply(saved, loaded)
+
+
+def dump_members(parts: Sequence[Any], directory: Path, moments: Any) -> list[Any]:
+    """Save the members of an ensemble, each into a directory that is called by its number.
+
+    Args:
+        parts: the members.
+        directory: of the ensemble.
+        moments: one for each member, or None for all.
+
+    Returns:
+        What `dump_part` gave for each.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    given = [None] * len(parts) if moments is None else moments
+    return [
+        dump_part(part, directory / str(at), moment)
+        for at, (part, moment) in enumerate(zip(parts, given, strict=True))
+    ]
+
+
+def read_members(parts: Sequence[Any], directory: Path) -> list[Any]:
+    """What was saved of each member of an ensemble, for `apply_members`."""
+    return [read_part(part, directory / str(at)) for at, part in enumerate(parts)]
+
+
+def apply_members(parts: Sequence[Any], saved: list[Any], loaded: Any) -> list[Any]:
+    """Load the members of an ensemble; the counterpart of `dump_members`."""
+    given = [None] * len(parts) if loaded is None else loaded
+    return [
+        apply_part(part, one, beside) for part, one, beside in zip(parts, saved, given, strict=True)
+    ]
+
+
+def _has_its_own(part: Any, name: str) -> bool:
+    """Whether a class of the user's has the method."""
+    module: str = getattr(type(part), name).__module__
+    return module.split(".")[0] != __name__.split(".")[0]
+
+
+def write_state(directory: Path, state: dict[str, Any], what: str) -> None:
+    """Write the state of a part, for which TorchRL has no files; ``what`` it is, for messages."""
+    write_values(directory, _STATE, [state], allow_pickle=False, what=what)
+
+
+def read_state(directory: Path) -> dict[str, Any] | None:
+    """What `write_state` wrote; None if it did not."""
+    if not (directory / f"{_STATE}.jsonl").exists():
+        return None
+    (state,) = read_values(directory, _STATE, allow_pickle=False)
+    return dict(state)
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """A JSON file that is an object.
+
+    Raises:
+        FileNotFoundError: it is not there.
+        CorruptBufferError: it is something else.
+    """
+    found: dict[str, Any] = _read_json(file, dict)
+    return found
+
+
+def read_json_list(file: Path) -> list[Any]:
+    """A JSON file that is a list. Raises as `read_json`."""
+    found: list[Any] = _read_json(file, list)
+    return found
+
+
+def _read_json(file: Path, kind: type) -> Any:
+    try:
+        found = json.loads(file.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise CorruptBufferError(
+            f"{file}: is not JSON ({error}); take another copy of the checkpoint", path=str(file)
+        ) from error
+    if not isinstance(found, kind):
+        raise CorruptBufferError(
+            f"{file}: holds {found!r:.40}, not a {kind.__name__}; take another copy of the "
+            "checkpoint",
+            path=str(file),
+        )
+    return found
+
+
+def write_json(file: Path, content: dict[str, Any]) -> None:
+    """Write a JSON file; numpy's numbers are numbers."""
+    file.write_text(json.dumps(content, default=_plain))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, (np.integer, np.floating)):
+        return value.item()
+    raise TypeError(f"{value!r} of type {type(value).__name__} cannot be written as JSON")
+
+
+def require_no_buffer(path: Path) -> None:
+    """BufferExistsError where a buffer has its files in ``path``: they cannot be saved over."""
+    if (path / CONTROL).exists():
+        raise BufferExistsError(
+            f"{path}: is the scratch directory of a buffer, whose files cannot be saved over; "
+            "save to another directory",
+            path=str(path),
+        )

@@ -15,21 +15,23 @@ from typing import Any
 
 import numpy as np
 import torch
-from tensordict import TensorDictBase
+from tensordict import TensorDictBase, is_non_tensor
 
 from shmbuffer.errors import FormatError, SchemaMismatchError
 from shmbuffer.memory import Leaf, Schema
 from shmbuffer.replay import structure
 from shmbuffer.replay.keys import OWN_KEYS
-from shmbuffer.replay.mismatch import paths_of, refuse_form, refuse_leaf
+from shmbuffer.replay.mismatch import leaves_of, refuse_form, refuse_leaf
 from shmbuffer.replay.nodes import (
     FormDiffersError,
     Node,
     Path,
     TensorDictNode,
+    as_tensor,
     fields,
     is_collection,
 )
+from shmbuffer.replay.objects import OBJECT, Objects, objects_in
 
 _Wanted = tuple[int, torch.Size, torch.dtype, np.dtype[Any] | None]  # position, shape, dtypes
 _SINGLE = -1  # key of the shapes of one item without a batch dimension
@@ -62,7 +64,11 @@ class Leaves:
         # Root keys that a batch may carry beside the leaves (the priority key is one): they are not
         # stored.
         self.optional: frozenset[str] = OWN_KEYS
-        self.dtypes = tuple(torch_dtype(leaf.dtype) for leaf in leaves)
+        #: Leaves that are no tensors, by number; their dtype here means nothing.
+        self.objects = frozenset(at for at, leaf in enumerate(leaves) if leaf.dtype == OBJECT)
+        self.dtypes = tuple(
+            torch.uint8 if leaf.dtype == OBJECT else torch_dtype(leaf.dtype) for leaf in leaves
+        )
         self.device = torch.device("cpu")
         # Our own memory, once views of it have been given out: a batch that lies in there is copied
         # first.
@@ -118,25 +124,49 @@ class Leaves:
         paths = [path or ("data",) for path in node.paths()]
         if not values:
             raise ValueError("the data hold no tensor, so there is nothing to store")
-        tensors = [as_tensor(value) for value in values]
-        lead = tensors[0].shape[:dims]
-        for path, tensor in zip(paths, tensors, strict=True):
-            if tensor.dim() < dims or tensor.shape[:dims] != lead:
+        forms = [_form(value) for value in values]
+        lead = forms[0][1][:dims]
+        for path, (_, shape) in zip(paths, forms, strict=True):
+            if len(shape) < dims or shape[:dims] != lead:
                 raise ValueError(
-                    f"leaf {'.'.join(path)!r} has shape {list(tensor.shape)}, but the storage's "
+                    f"leaf {'.'.join(path)!r} has shape {list(shape)}, but the storage's "
                     f"{dims} leading dimensions are {list(lead)} in leaf {'.'.join(paths[0])!r}; "
                     f"every leaf begins with the same {dims} (batch{' and lanes' * (ndim > 1)})"
                 )
         lanes = tuple(lead if single else lead[1:])
         leaves = tuple(
-            Leaf(path, dtype_name(tensor.dtype), tuple(tensor.shape[dims:]))
-            for path, tensor in zip(paths, tensors, strict=True)
+            Leaf(path, dtype, tuple(shape[dims:]))
+            for path, (dtype, shape) in zip(paths, forms, strict=True)
         )
         return cls(node, leaves, lanes, where)
 
     def schema(self, capacity: int) -> Schema:
-        """The schema of a storage of ``capacity`` slots of these."""
+        """The schema of a storage of ``capacity`` slots of these.
+
+        Raises:
+            TypeError: the data hold something that only this process can keep.
+        """
+        if (reason := self.node.private()) is not None:
+            raise TypeError(
+                f"{self.where}: what was to be written {reason}, and only a process by itself can "
+                "keep that; use a LazyStackStorage, or a LazyTensorStorage without shared_init "
+                "(both for one process), or leave it out"
+            )
         return Schema(self.leaves, capacity, self.lanes, self.node.to_json())
+
+    def columns(self, slots: int, device: torch.device) -> list[Any]:
+        """New columns ``[slots, *lanes, *shape]``, one a leaf: zeros, or None where it is objects.
+
+        For data that torch moves.
+        """
+        return [self.column(at, (slots, *self.lanes), device) for at in range(len(self.leaves))]
+
+    def column(self, at: int, lead: tuple[int, ...], device: torch.device) -> Any:
+        """One of them, ``[*lead, *shape]``."""
+        shape = (*lead, *self.leaves[at].shape)
+        if at in self.objects:
+            return Objects.of((), shape)
+        return torch.zeros(shape, dtype=self.dtypes[at], device=device)
 
     def match(self, data: Any, single: bool = False) -> tuple[list[int], list[Any], int]:
         """Check a batch and find its bytes.
@@ -228,10 +258,10 @@ class Leaves:
         source.update(info)
         return node.wrap(source, lead, self.device)
 
-    def values(
-        self, data: Any, lead: torch.Size | None = None
-    ) -> tuple[list[torch.Tensor], torch.Size]:
+    def values(self, data: Any, lead: torch.Size | None = None) -> tuple[list[Any], torch.Size]:
         """Checked tensors ``[*lead, *lanes, *shape]``, for a write that torch does.
+
+        Of a leaf of objects: `Objects`.
 
         Args:
             data: a batch.
@@ -241,12 +271,17 @@ class Leaves:
         if lead is None:
             lead = torch.Size((_length(values[0]),))
         for at, leaf in enumerate(self.leaves):
-            self._convert(values, at, torch.Size((*lead, *self.lanes, *leaf.shape)), move=False)
+            shape = torch.Size((*lead, *self.lanes, *leaf.shape))
+            if at in self.objects:
+                values[at] = self._objects(values[at], leaf, shape)
+            else:
+                self._convert(values, at, shape, move=False)
         return values, lead
 
     def new_keys(self, data: Any) -> list[Path]:
         """Leaves of ``data`` that the buffer has not, in order."""
-        return sorted(set(paths_of(data)) - {leaf.path for leaf in self.leaves})
+        nested = isinstance(self.node, TensorDictNode)
+        return sorted(leaves_of(data, nested).keys() - {leaf.path for leaf in self.leaves})
 
     def _collect(self, data: Any) -> list[Any]:
         values: list[Any] = []
@@ -259,6 +294,14 @@ class Leaves:
             except FormDiffersError:
                 refuse_form(self.where, self.node.kind, self.leaves, self.optional, data)
         return values
+
+    def _objects(self, value: Any, leaf: Leaf, shape: torch.Size) -> Objects:
+        """The objects of a leaf; SchemaMismatchError where they are others, or no objects."""
+        if not is_non_tensor(value):
+            refuse_leaf(self.where, leaf, shape, type(value).__name__)
+        if value.batch_size != shape:
+            refuse_leaf(self.where, leaf, shape, f"{OBJECT}{list(value.batch_size)}")
+        return objects_in(value)
 
     def _want(self, count: int) -> tuple[tuple[_Wanted, ...], tuple[int, ...]]:
         """What each leaf of a batch of ``count`` is, and which of them may hide a flag."""
@@ -322,15 +365,12 @@ def without_own_keys(data: Any, keys: frozenset[str] = OWN_KEYS) -> Any:
     return {key: value for key, value in entries.items() if key not in keys}
 
 
-def as_tensor(value: Any) -> torch.Tensor:
-    """A tensor over the same memory where that is possible."""
-    if isinstance(value, torch.Tensor):
-        return value
-    if isinstance(value, np.ndarray) and not value.flags.writeable:
-        return torch.from_numpy(value.copy())  # torch has no read-only tensors
-    if isinstance(value, np.generic):
-        return torch.from_numpy(np.array(value))
-    return torch.as_tensor(value)
+def _form(value: Any) -> tuple[str, torch.Size]:
+    """Name of the dtype, and shape, of a leaf of a first batch."""
+    if is_non_tensor(value):
+        return OBJECT, value.batch_size
+    tensor = as_tensor(value)
+    return dtype_name(tensor.dtype), tensor.shape
 
 
 def template(dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NoReturn
+
+from tensordict import is_non_tensor
 
 from shmbuffer.errors import SchemaMismatchError
 from shmbuffer.memory import Leaf
 from shmbuffer.replay.keys import OWN_KEYS
+from shmbuffer.replay.labels import names_of, ordered
 from shmbuffer.replay.nodes import Path, fields, is_collection, nest
 
 
@@ -24,7 +27,8 @@ def refuse_form(
         data: what was to be written.
     """
     known = {leaf.path for leaf in leaves}
-    found = {path for path in paths_of(data) if path[0] not in optional or path in known}
+    nested = kind in ("tensordict", "tensorclass")
+    found = {path for path in leaves_of(data, nested) if path[0] not in optional or path in known}
     parts = {"expected": _names(known), "found": _names(found)}
     if missing := sorted(known - found):
         name = ".".join(missing[0])
@@ -71,22 +75,30 @@ def refuse_leaf(where: str, leaf: Leaf, shape: Sequence[int], found: str) -> NoR
     )
 
 
-def paths_of(data: Any, prefix: Path = ()) -> list[Path]:
-    """Where the leaves of any data are, without the entries that a sample adds."""
-    if is_collection(data):
+def leaves_of(data: Any, nested: bool = True, prefix: Path = ()) -> dict[Path, Any]:
+    """The leaves of any data by their place, without the entries that a sample adds.
+
+    Args:
+        data: a batch.
+        nested: a tuple as a key of a dict is a nested key; else it is a key of a PyTree.
+        prefix: where the data are.
+    """
+    if is_collection(data) and not is_non_tensor(data):
         data = fields(data)
-    if isinstance(data, dict):
-        entries = [(str(key), value) for key, value in nest(data).items()]
+    if isinstance(data, Mapping) and not is_collection(data):
+        data = nest(data) if nested else data
+        keys = ordered(data)
+        entries = [(name, data[key]) for name, key in zip(names_of(keys), keys, strict=True)]
     elif isinstance(data, (tuple, list)):
         entries = [(str(at), value) for at, value in enumerate(data)]
     else:
-        return [prefix or ("data",)]
-    return [
-        path
-        for key, value in entries
-        if prefix or key not in OWN_KEYS
-        for path in paths_of(value, (*prefix, key))
-    ]
+        return {prefix or ("data",): data}
+    return {
+        path: leaf
+        for name, value in entries
+        if prefix or name not in OWN_KEYS
+        for path, leaf in leaves_of(value, nested, (*prefix, name)).items()
+    }
 
 
 def _names(paths: Iterable[Path]) -> list[str]:

@@ -13,8 +13,12 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase, is_tensorclass
+
+from shmbuffer.replay import labels
+from shmbuffer.replay.objects import non_tensor
 
 Path = tuple[str, ...]
 
@@ -47,8 +51,12 @@ class Node:
         raise NotImplementedError
 
     def to_json(self) -> dict[str, Any]:
-        """The node in the words of the schema file."""
+        """The node in the words of the schema file; JSON where nothing in it is private."""
         raise NotImplementedError
+
+    def private(self) -> str | None:
+        """What in here cannot leave this process, as the start of a sentence; None if all can."""
+        return None
 
 
 class LeafNode(Node):
@@ -76,20 +84,54 @@ class LeafNode(Node):
 LEAF = LeafNode()
 
 
+class ObjectNode(Node):
+    """Text or other Python objects, NonTensorData in the data: one for each element.
+
+    Args:
+        shape: of the objects of one element; of its own batch dimensions.
+    """
+
+    kind = "object"
+
+    def __init__(self, shape: tuple[int, ...] = ()) -> None:
+        self.shape = shape
+
+    def collect(self, data: Any, out: list[Any]) -> None:
+        """See `Node.collect`."""
+        out.append(data)
+
+    def build(self, leaves: Iterator[Any], lead: tuple[int, ...], device: torch.device) -> Any:
+        """See `Node.build`."""
+        return non_tensor(next(leaves))
+
+    def paths(self) -> Iterator[Path]:
+        """See `Node.paths`."""
+        yield ()
+
+    def to_json(self) -> dict[str, Any]:
+        """See `Node.to_json`."""
+        return {"kind": self.kind, "shape": list(self.shape)}
+
+    def private(self) -> str | None:
+        """See `Node.private`."""
+        return "holds text or other Python objects"
+
+
 class BranchNode(Node):
     """A node with children under keys, whichever class holds them."""
 
     def __init__(self, items: dict[Any, Node]) -> None:
         self.items = items
+        self.names = labels.names_of(items)
         self.size = len(items)
         self.flat = tuple(items) if all(child is LEAF for child in items.values()) else None
         self.pairs = tuple(items.items())
 
     def paths(self) -> Iterator[Path]:
         """See `Node.paths`."""
-        for key, child in self.pairs:
+        for name, child in zip(self.names, self.items.values(), strict=True):
             for path in child.paths():
-                yield (str(key), *path)
+                yield (name, *path)
 
     def children(
         self, leaves: Iterator[Any], lead: tuple[int, ...], device: torch.device
@@ -104,8 +146,18 @@ class BranchNode(Node):
         """See `Node.to_json`."""
         return {
             "kind": self.kind,
-            "items": [[key, child.to_json()] for key, child in self.pairs],
+            "items": [[labels.to_json(key), child.to_json()] for key, child in self.pairs],
         }
+
+    def private(self) -> str | None:
+        """See `Node.private`."""
+        for key, child in self.pairs:
+            if not labels.is_json(key):
+                return f"has the key {key!r}, which is no text, number or tuple of them"
+            if (reason := child.private()) is not None:
+                place = f"entry {key!r}"
+                return f"{place} {'-> ' if reason.startswith('entry') else ''}{reason}"
+        return None
 
     def _collect(self, source: Mapping[Any, Any], out: list[Any]) -> None:
         if len(source) != self.size:
@@ -182,51 +234,15 @@ class TensorClassNode(TensorDictNode):
         return {**super().to_json(), "class": self.name}
 
 
-class DictNode(BranchNode):
-    """A dict of a PyTree; keys are strings or integers."""
-
-    kind = "dict"
-
-    def collect(self, data: Any, out: list[Any]) -> None:
-        """See `Node.collect`."""
-        if is_collection(data):
-            self._collect(fields(data), out)
-        elif isinstance(data, Mapping):
-            self._collect(data, out)
-        else:
-            raise FormDiffersError
-
-    def build(self, leaves: Iterator[Any], lead: tuple[int, ...], device: torch.device) -> Any:
-        """See `Node.build`."""
-        return self.children(leaves, lead, device)
-
-
-class SequenceNode(BranchNode):
-    """A tuple, list or namedtuple of a PyTree; its keys are the positions."""
-
-    def __init__(self, items: dict[Any, Node], kind: str, name: str | None = None) -> None:
-        super().__init__(items)
-        self.kind = kind  # type: ignore[misc] # one class for the three
-        self.name = name
-
-    def collect(self, data: Any, out: list[Any]) -> None:
-        """See `Node.collect`."""
-        if not isinstance(data, (tuple, list)) or len(data) != self.size:
-            raise FormDiffersError
-        for value, (_, child) in zip(data, self.pairs, strict=True):
-            child.collect(value, out)
-
-    def build(self, leaves: Iterator[Any], lead: tuple[int, ...], device: torch.device) -> Any:
-        """See `Node.build`."""
-        values = self.children(leaves, lead, device).values()
-        if self.kind == "list":
-            return list(values)
-        cls = None if self.name is None else class_of(self.name)
-        return tuple(values) if cls is None else cls(*values)
-
-    def to_json(self) -> dict[str, Any]:
-        """See `Node.to_json`."""
-        return {**super().to_json(), **({} if self.name is None else {"class": self.name})}
+def as_tensor(value: Any) -> torch.Tensor:
+    """A tensor over the same memory where that is possible."""
+    if isinstance(value, torch.Tensor):
+        return value
+    if isinstance(value, np.ndarray) and not value.flags.writeable:
+        return torch.from_numpy(value.copy())  # torch has no read-only tensors
+    if isinstance(value, np.generic):
+        return torch.from_numpy(np.array(value))
+    return torch.as_tensor(value)
 
 
 def is_collection(data: Any) -> bool:

@@ -15,13 +15,13 @@ import torch
 from tensordict import NonTensorData, is_non_tensor, is_tensorclass
 
 from shmbuffer.errors import FormatError
+from shmbuffer.replay import labels
 from shmbuffer.replay.keys import OWN_KEYS
 from shmbuffer.replay.nodes import (
     LEAF,
-    DictNode,
     Node,
+    ObjectNode,
     Path,
-    SequenceNode,
     TensorClassNode,
     TensorDictNode,
     fields,
@@ -29,26 +29,7 @@ from shmbuffer.replay.nodes import (
     nest,
     register,
 )
-
-
-def stack(items: list[Any]) -> Any:
-    """Items of one form as a batch of that form: every leaf gets a dimension in front.
-
-    Raises:
-        ValueError: there are none.
-    """
-    if not items:
-        raise ValueError("an empty list has no form; write nothing, or a batch of size 0")
-    first = items[0]
-    if is_collection(first):
-        return torch.stack(items)
-    if isinstance(first, Mapping):
-        return {key: stack([item[key] for item in items]) for key in first}
-    if hasattr(first, "_fields"):
-        return type(first)(*(stack(list(values)) for values in zip(*items, strict=True)))
-    if isinstance(first, (tuple, list)):
-        return type(first)(stack(list(values)) for values in zip(*items, strict=True))
-    return torch.stack([torch.as_tensor(item) for item in items])
+from shmbuffer.replay.pytrees import DictNode, SequenceNode
 
 
 def describe(data: Any, dims: int, *, mapping: str, root: bool = True) -> Node:
@@ -64,7 +45,9 @@ def describe(data: Any, dims: int, *, mapping: str, root: bool = True) -> Node:
         TypeError: something in there is not a tensor and cannot become one.
     """
     if is_non_tensor(data):
-        raise TypeError(_not_a_tensor(data))
+        if root:
+            raise TypeError(not_a_tensor(data))
+        return ObjectNode(tuple(data.batch_size[dims:]))
     if is_collection(data):
         batch = tuple(data.batch_size[dims:])
         items = {
@@ -78,13 +61,15 @@ def describe(data: Any, dims: int, *, mapping: str, root: bool = True) -> Node:
     if isinstance(data, Mapping):
         if mapping == "tensordict":
             data = nest(data)
-        if len({str(key) for key in data}) < len(data):
-            raise TypeError(
-                f"keys of a dict in the data are the same when written out: {list(data)}"
-            )
+            for key in data:
+                if not isinstance(key, str):
+                    raise TypeError(
+                        f"the key {key!r} in the data is no text, and a TensorDict has no other "
+                        "keys; rename it, or use a ReplayBuffer, which keeps a dict as it is"
+                    )
         entries: dict[Any, Node] = {
-            _dict_key(key): describe(data[key], dims, mapping=mapping, root=False)
-            for key in sorted(data, key=str)
+            key: describe(data[key], dims, mapping=mapping, root=False)
+            for key in labels.ordered(data)
             if not (root and key in OWN_KEYS)
         }
         return TensorDictNode(entries) if mapping == "tensordict" else DictNode(entries)
@@ -97,19 +82,31 @@ def describe(data: Any, dims: int, *, mapping: str, root: bool = True) -> Node:
         return SequenceNode(parts, "tuple" if isinstance(data, tuple) else "list")
     if isinstance(data, (torch.Tensor, np.ndarray, np.generic, bool, int, float, complex)):
         return LEAF
-    raise TypeError(_not_a_tensor(data))
+    raise TypeError(not_a_tensor(data))
 
 
 def from_json(spec: dict[str, Any]) -> Node:
     """The tree that `Node.to_json` wrote.
 
     Raises:
-        FormatError: a kind of node that this version does not know.
+        FormatError: a kind of node that this version does not know, or no tree at all.
     """
+    try:
+        return _from_json(spec)
+    except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
+        raise FormatError(
+            f"the schema's structure cannot be read ({type(error).__name__}: {error}); open the "
+            "buffer with the version that wrote it"
+        ) from error
+
+
+def _from_json(spec: dict[str, Any]) -> Node:
     kind = spec.get("kind")
     if kind == "leaf":
         return LEAF
-    items = {key: from_json(child) for key, child in spec.get("items", ())}
+    if kind == "object":
+        return ObjectNode(tuple(int(size) for size in spec["shape"]))
+    items = {labels.from_json(key): _from_json(child) for key, child in spec.get("items", ())}
     batch = tuple(int(size) for size in spec.get("batch", ()))
     if kind == "tensordict":
         return TensorDictNode(items, batch)
@@ -142,18 +139,11 @@ def from_paths(paths: list[Path]) -> Node:
     return node(items)
 
 
-def _dict_key(key: Any) -> str | int:
-    if not isinstance(key, (str, int)):
-        raise TypeError(
-            f"a dict in the data has the key {key!r}; keys are strings or integers, so that they "
-            "can be written into the buffer's schema"
-        )
-    return key
-
-
-def _not_a_tensor(data: Any) -> str:
+def not_a_tensor(data: Any) -> str:
+    """The words for data that a tensor storage cannot hold."""
     what = repr(data.data if isinstance(data, NonTensorData) else data)
     return (
         f"{what[:60]} in the data is not a tensor; tensor storages hold tensors, arrays and "
-        "numbers. Leave it out, encode it as a tensor, or use a ListStorage"
+        "numbers, and a LazyTensorStorage also text and objects that are entries of a TensorDict. "
+        "Leave it out, encode it as a tensor, or use a ListStorage"
     )

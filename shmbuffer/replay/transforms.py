@@ -52,11 +52,17 @@ class Compose:
         self.insert(len(self.transforms), transform, invert=invert)
 
     def insert(self, index: int, transform: Transform, *, invert: bool = False) -> None:
-        """Add before the transform at ``index``.
+        """Add before the transform at ``index``; negative indices count from the end.
 
         Raises:
             TypeError: it cannot be called.
+            ValueError: there is no such place.
         """
+        if not -len(self.transforms) <= index <= len(self.transforms):
+            raise ValueError(
+                f"a transform cannot be inserted at {index} of {len(self.transforms)}; "
+                "append_transform adds one at the end"
+            )
         if not callable(transform):
             raise TypeError(f"a transform is something to call with the data, got {transform!r}")
         self.transforms.insert(index, Inverted(transform) if invert else transform)
@@ -97,18 +103,8 @@ class Compose:
             self.transforms[int(at)].load_state_dict(state)  # type: ignore[attr-defined]
 
 
-def compose(
-    transform: Transform | Iterable[Transform] | None, factory: Callable[[], Transform] | None
-) -> Compose:
-    """The chain of a buffer from its constructor's arguments.
-
-    Raises:
-        ValueError: both were given.
-    """
-    if factory is not None:
-        if transform is not None:
-            raise ValueError("transform and transform_factory exclude each other; give one of them")
-        transform = factory()
+def compose(transform: Transform | Iterable[Transform] | None) -> Compose:
+    """The chain of a buffer from its constructor's argument."""
     if transform is None:
         return Compose()
     if isinstance(transform, Compose):

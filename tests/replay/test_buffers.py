@@ -160,15 +160,23 @@ def test_a_batch_size_is_needed_once_and_the_argument_wins(make: Any) -> None:
 
 def test_iteration_goes_on_until_the_sampler_has_run_out(make: Any) -> None:
     class Three(RandomSampler):
-        left = 3
+        drawn = 0
 
         @property
         def ran_out(self) -> bool:
-            self.left -= 1
-            return self.left < 0
+            return self.drawn == 3
+
+        @ran_out.setter
+        def ran_out(self, value: bool) -> None:
+            self.drawn = 0
+
+        def sample(self, storage: Any, batch_size: int) -> Any:
+            self.drawn += 1
+            return super().sample(storage, batch_size)
 
     rb = ReplayBuffer(storage=make(4), sampler=Three(), batch_size=2)
     rb.extend(items(3))
+    assert [len(sample) for sample in rb] == [2, 2, 2]
     assert [len(sample) for sample in rb] == [2, 2, 2]
 
 
@@ -296,7 +304,7 @@ def test_a_locked_tensordict_is_unlocked_for_a_transform() -> None:
 def test_a_transform_is_something_to_call() -> None:
     with pytest.raises(TypeError, match="something to call"):
         ReplayBuffer().append_transform(3)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="transform_factory"):
+    with pytest.raises(TypeError, match="transform_factory"):
         ReplayBuffer(transform=AddOne(), transform_factory=AddOne)
     assert len(ReplayBuffer(transform=[AddOne(), Double()]).transform) == 2
     assert len(ReplayBuffer(transform_factory=Double).transform) == 1
@@ -421,7 +429,7 @@ def test_the_default_buffer_of_tensordicts_works_on_a_list() -> None:
 def test_stats_are_one_flat_dict_with_torchrls_keys(make: Any) -> None:
     rb = ReplayBuffer(storage=make(10), batch_size=2)
     before = rb.stats()
-    assert (before["size"], before["initialized"]) == (0, False)
+    assert (before["size"], before["initialized"]) == (0, True)
     rb.extend(items(4))
     rb.sample()
     stats = rb.stats()
@@ -539,13 +547,9 @@ def test_every_argument_of_torchrl_is_accepted(cls: Any, arguments: dict[str, An
 @pytest.mark.parametrize(
     "asked",
     [
-        {"prefetch": 3},
-        {"checkpointer": object()},
         {"consume_after_n_samples": 2},
-        {"delayed_init": True},
         {"service_backend": "ray"},
         {"transport": "distributed"},
-        {"compilable": True},
     ],
 )
 def test_an_argument_that_comes_later_says_so(asked: dict[str, Any]) -> None:
@@ -561,3 +565,13 @@ def test_a_prioritized_buffer_makes_its_own_sampler() -> None:
             storage=LazyMemmapStorage(10),
             sampler=PrioritizedSampler(10, 0.6, 0.4),
         )
+
+
+def test_a_priority_may_come_along_with_what_goes_into_the_callers_tensors() -> None:
+    data = TensorDict({"a": torch.arange(4)}, [4])
+    rb = TensorDictPrioritizedReplayBuffer(
+        alpha=1.0, beta=1.0, storage=TensorStorage(data), batch_size=16
+    )
+    rb.extend({"a": torch.tensor([10, 11]), "td_error": torch.tensor([0.0, 1e9])})
+    assert data["a"].tolist() == [10, 11, 2, 3]
+    assert set(rb.sample()["a"].tolist()) == {11}

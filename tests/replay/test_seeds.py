@@ -160,8 +160,8 @@ def test_a_tensorclass_comes_back_as_its_class() -> None:
     assert torch.equal(item.bar, data.bar[0])
 
 
-def test_the_loop_of_the_checkpoint_example_runs() -> None:
-    size = 1000
+def test_the_checkpoint_example_of_the_prioritized_buffer_runs(tmp_path: Path) -> None:
+    size = 1_000_000
     sampler = PrioritizedSampler(size, 1.1, 1.0)
     rb = TensorDictReplayBuffer(storage=LazyMemmapStorage(size), sampler=sampler)
     for _ in range(20):
@@ -176,15 +176,39 @@ def test_the_loop_of_the_checkpoint_example_runs() -> None:
         rb.extend(td)
         sample = rb.sample(32)
         assert rb.update_tensordict_priority(sample).applied == 32
-    assert len(rb) == size
-    assert rb.write_count == 2000
+    assert rb.write_count == len(rb) == 2000
+    rb.dumps(tmp_path)
+
+    sampler = PrioritizedSampler(size, 1.1, 1.0)
+    rb_load = TensorDictReplayBuffer(storage=LazyMemmapStorage(size), sampler=sampler)
+    rb_load.loads(tmp_path)
+    assert len(rb) == len(rb_load)
+    assert (rb[:] == rb_load[:]).all()
+    priorities = rb.storage.ring.priorities()[:2000]
+    assert (rb_load.storage.ring.priorities()[:2000] == priorities).all()
+    assert rb_load.write_count == 2000
 
 
 def test_a_scratch_dir_holds_the_items_in_the_layout_of_tensordict(tmp_path: Path) -> None:
     td = TensorDict(a=0, b=1).expand(1000).clone()
-    rb = ReplayBuffer(storage=LazyMemmapStorage(10_000, scratch_dir=tmp_path / "dump" / "storage"))
-    rb.extend(td)
+    # We pass a path that is <main_ckpt_dir>/storage to LazyMemmapStorage
+    storage = LazyMemmapStorage(
+        10_000_000, scratch_dir=tmp_path / "dump" / "storage", reserve=False
+    )
+    rb_memmap = ReplayBuffer(storage=storage)
+    rb_memmap.extend(td)
+    # Checkpointing in `dump` is a zero-copy, as the data is already in `dump/storage`
+    file = tmp_path / "dump" / "storage" / "a.memmap"
+    before = file.stat()
+    rb_memmap.dumps(tmp_path / "dump")
+    after = file.stat()
+    assert (after.st_ino, after.st_size) == (before.st_ino, before.st_size)
     loaded = TensorDict.load_memmap(tmp_path / "dump" / "storage")
-    assert loaded.batch_size == torch.Size([10_000])
+    assert loaded.batch_size == torch.Size([10_000_000])
     assert (loaded[:1000] == td).all()
-    rb.close()
+    rb_memmap.close()
+    storage = LazyMemmapStorage(10_000_000, scratch_dir=tmp_path / "dump" / "storage")
+    with ReplayBuffer(storage=storage) as again:
+        again.loads(tmp_path / "dump")
+        assert len(again) == 1000
+        assert (again[:] == td).all()

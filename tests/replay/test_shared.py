@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import pickle
 from collections.abc import Iterator
 from pathlib import Path
@@ -44,9 +45,9 @@ def learner(storage: Any, **options: Any) -> TensorDictPrioritizedReplayBuffer:
 def test_what_one_handle_writes_the_other_reads(directory: Any) -> None:
     one, other = learner(directory()), learner(directory())
     assert one.shared
-    assert not other.initialized
+    assert not other.storage.initialized
     one.extend(step(0, 3))
-    assert other.initialized
+    assert other.storage.initialized
     assert other[:]["a"].tolist() == [0, 1, 2]
     assert other.extend(step(3)).tolist() == [3]
     assert one.write_count == other.write_count == 4
@@ -319,8 +320,29 @@ def test_a_storage_of_a_directory_is_shared_before_it_is_opened(tmp_path: Path) 
     assert not (tmp_path / "later").exists()
     assert rb.stats()["size"] == 0
     rb.flush()
-    other = pickle.loads(pickle.dumps(rb))
+    with pytest.raises(RuntimeError, match=r"before the first write.*shared_init=True"):
+        pickle.dumps(rb)
     with rb:
         rb.extend(torch.arange(3))
+        other = pickle.loads(pickle.dumps(rb))
+        assert len(other) == 3
+        other.close()
     assert (tmp_path / "later").exists()
-    other.close()
+
+
+def _extend_in_child(rb: ReplayBuffer) -> int:
+    try:
+        rb.extend(step(0, 2))
+    except RuntimeError as error:
+        return 3 if "child of a fork" in str(error) and "shared_init" in str(error) else 4
+    return 5
+
+
+def test_what_was_never_written_is_not_shared_by_a_fork() -> None:
+    rb = TensorDictReplayBuffer(storage=LazyTensorStorage(10))
+    pid = os.fork()
+    if pid == 0:
+        os._exit(_extend_in_child(rb))
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 3
+    rb.extend(step(0, 2))
+    assert len(rb) == 2

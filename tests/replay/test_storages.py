@@ -430,18 +430,3 @@ def test_anonymous_memory_has_nothing_to_clean_up(make_private: Any) -> None:
     storage.set(range(2), items(2))
     assert storage.cleanup() is False
     assert len(storage) == 2
-
-
-@pytest.mark.parametrize(
-    "refused",
-    [
-        lambda: LazyTensorStorage(10, consolidated=True),
-        lambda: LazyTensorStorage(10, compilable=True),
-        lambda: LazyMemmapStorage(10, compilable=True),
-        lambda: ListStorage(),
-        lambda: ListStorage(10).dumps("x"),
-    ],
-)
-def test_what_comes_later_says_so(refused: Any) -> None:
-    with pytest.raises(NotImplementedError):
-        refused()

@@ -1,5 +1,6 @@
 """The buffers of the family."""
 
+from shmbuffer.replay.buffers.ensemble import ReplayBufferEnsemble
 from shmbuffer.replay.buffers.prioritized import (
     PrioritizedReplayBuffer,
     TensorDictPrioritizedReplayBuffer,
@@ -11,6 +12,7 @@ from shmbuffer.replay.buffers.tensordict import TensorDictReplayBuffer
 __all__ = [
     "PrioritizedReplayBuffer",
     "ReplayBuffer",
+    "ReplayBufferEnsemble",
     "TensorDictPrioritizedReplayBuffer",
     "TensorDictReplayBuffer",
     "from_engine",

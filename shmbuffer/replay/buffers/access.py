@@ -2,15 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
 
 from shmbuffer.replay.buffers.parts import Parts
+from shmbuffer.replay.nodes import is_collection
+from shmbuffer.replay.storages.indexing import ravel, select
 from shmbuffer.replay.storages.list import ListStorage
+from shmbuffer.replay.storages.patching import change_entries
 from shmbuffer.replay.storages.ring_storage import RingStorage
+
+
+class ConditionalUpdateResult(NamedTuple):
+    """What became of `ReplayBuffer.update_if_present`."""
+
+    updated: torch.Tensor
+    """bool ``[n]``: the items that were still there."""
+
+    @property
+    def updated_count(self) -> int:
+        """Items that were changed."""
+        return int(self.updated.sum())
+
+    @property
+    def stale_count(self) -> int:
+        """Items that had been written over, or forgotten."""
+        return self.updated.numel() - self.updated_count
 
 
 class StorageOrder(Parts):
@@ -36,7 +56,11 @@ class StorageOrder(Parts):
         data = self._fetch(index)
         if not _is_one(index):
             data = self._collate(data)
-        return self._transform(data) if len(self._transform) else data
+        if not len(self._transform):
+            return data
+        if is_collection(data) and isinstance(self._storage, ListStorage):
+            data = data.copy()  # what a transform sets in it is not set in the item
+        return self._transform(data)
 
     def __setitem__(self, index: Any, value: Any) -> None:
         """Change items where they are; their priority and the write count stay.
@@ -51,7 +75,10 @@ class StorageOrder(Parts):
             ValueError: another number of items than the index names.
         """
         if isinstance(index, str) or _is_key(index):
-            self._patch(index, value)
+            if self._knows(index):
+                self.set_(index, value)
+            else:
+                self._add_column(index, value)
             return
         value = self._transform.inv(value) if len(self._transform) else value
         if isinstance(index, tuple) and len(index) == 1:
@@ -60,6 +87,114 @@ class StorageOrder(Parts):
             self._patch(index, value)
         else:
             self._put(index, value)
+
+    def set_(self, key: str | tuple[str, ...], value: Any) -> Self:
+        """Change one entry of every item: ``rb[:][key] = value``.
+
+        The rest of an item stays, also while others write; its priority and the write count too.
+
+        Args:
+            key: of an entry that is there; nested as a tuple.
+            value: ``[len, ...]``, or what can be expanded to it.
+
+        Returns:
+            The buffer.
+
+        Raises:
+            KeyError: no such entry.
+            SchemaMismatchError: another dtype or shape.
+        """
+        return self.set_at_(key, value, slice(None))
+
+    def set_at_(self, key: str | tuple[str, ...], value: Any, index: Any) -> Self:
+        """Change one entry of some items: ``rb[index][key] = value``.
+
+        The rest of an item stays, also while others write; its priority and the write count too.
+
+        Args:
+            key: of an entry that is there; nested as a tuple.
+            value: as ``rb[index][key]`` gives it, or what can be expanded to it.
+            index: as for reading.
+
+        Returns:
+            The buffer.
+
+        Raises:
+            KeyError: no such entry.
+            SchemaMismatchError: another dtype or shape.
+            IndexError: a place that holds no item.
+        """
+        storage = self._storage
+        path = (key,) if isinstance(key, str) else key
+        if isinstance(storage, RingStorage):
+            self._change(storage, index, value, path)
+        else:
+            self._set_in_objects(path, value, index)
+        return self
+
+    def update_(
+        self,
+        input_dict_or_td: Any,
+        clone: bool = False,
+        *,
+        keys_to_update: Sequence[str | tuple[str, ...]] | None = None,
+    ) -> Self:
+        """Change several entries of every item.
+
+        Args:
+            input_dict_or_td: entries, each ``[len, ...]``.
+            clone: accepted as in TorchRL; values are always copied.
+            keys_to_update: only these.
+
+        Returns:
+            The buffer.
+
+        Raises:
+            KeyError, SchemaMismatchError: as `set_`.
+        """
+        for key, value in input_dict_or_td.items():
+            if keys_to_update is None or key in keys_to_update:
+                self.set_(key, value)
+        return self
+
+    def update_if_present(
+        self, *, index: torch.Tensor, generation: torch.Tensor, patch: Any
+    ) -> ConditionalUpdateResult:
+        """Change entries of the items of a sample that have not been written over since.
+
+        Nobody can put another item there between the look at it and the change. An item that was
+        changed has another generation afterwards: to change it again, sample it again.
+
+        Args:
+            index: ``sample["index"]``: int64 ``[n]``, or ``[n, ndim]``.
+            generation: ``sample["index_generation"]``: int64 ``[n]``.
+            patch: TensorDict or dict of the entries that are to change, each ``[n, ...]``.
+
+        Returns:
+            What was updated.
+
+        Raises:
+            KeyError: no such entry.
+            SchemaMismatchError: another dtype or shape; nothing was changed.
+            RuntimeError: the storage keeps no generations.
+        """
+        storage = self._storage
+        if not isinstance(storage, RingStorage):
+            raise RuntimeError(
+                f"a {type(storage).__name__} keeps no generations; use a LazyTensorStorage or a "
+                "LazyMemmapStorage"
+            )
+        rows = storage._need_rows()
+        elements = ravel(index, rows.leaves.lanes)
+        tickets = ravel(generation, ())
+        if len(tickets) != len(elements):
+            raise RuntimeError(
+                f"there are {len(tickets)} generations for {len(elements)} items; give those of "
+                "the same sample"
+            )
+        lead = (len(elements),)
+        updated = change_entries(rows, elements, lead, patch, key=(), tickets=tickets)
+        return ConditionalUpdateResult(torch.from_numpy(updated))
 
     def read_all_in_order(self, end: int | None = None) -> Any:
         """Every item in storage order: ``rb[:end]``.
@@ -106,29 +241,51 @@ class StorageOrder(Parts):
             collated = self._collate(data)
             yield self._transform(collated) if len(self._transform) else collated
 
-    def _patch(self, index: Any, value: Any) -> None:
-        """Change part of the items: whole slots are written, the rest with what it has.
-
-        Raises:
-            RuntimeError: others have the buffer open: what they write between the read and the
-                write would be undone.
-        """
+    def _knows(self, key: str | tuple[str, ...]) -> bool:
+        """Whether ``key`` is an entry of the items."""
         storage = self._storage
-        engine = storage._engine if isinstance(storage, RingStorage) else None
-        if engine is not None and len(engine.registry.alive()) > 1:
-            raise RuntimeError(
-                f"{index!r} names part of the items of a buffer that other processes have open, "
-                "and what they commit meanwhile would be undone; write whole items with rb[i] = ..."
-            )
+        if not isinstance(storage, RingStorage):
+            return True
+        path = (key,) if isinstance(key, str) else key
+        return any(leaf.path[: len(path)] == path for leaf in storage._need_rows().leaves.leaves)
+
+    def _add_column(self, key: str | tuple[str, ...], value: Any) -> None:
+        """An entry that is new, for every item."""
         data = self._fetch(slice(None))
         if not hasattr(data, "clone"):
             raise TypeError(
-                f"part of a {type(data).__name__} cannot be changed by {index!r}; read the items "
-                "with rb[:], change them, and write_all() them"
+                f"a {type(data).__name__} has no entry {key!r}; read the items with rb[:], change "
+                "them, and write_all() them"
             )
         data = data.clone()
-        data[index] = value
+        data[key] = value
         self._put(slice(None), data)
+
+    def _patch(self, index: Any, value: Any) -> None:
+        """Write some lanes of some slots."""
+        storage = self._storage
+        if not isinstance(storage, RingStorage):
+            storage[index] = value
+            return
+        self._change(storage, index, value, None)
+
+    def _change(
+        self, storage: RingStorage, index: Any, value: Any, path: tuple[str, ...] | None
+    ) -> None:
+        rows = storage._need_rows()
+        chosen = select(index, rows.ring, rows.leaves.lanes, self.dim_extend)
+        change_entries(rows, chosen.elements, chosen.lead, value, key=path)
+
+    def _set_in_objects(self, path: tuple[str, ...], value: Any, index: Any) -> None:
+        """`set_at_` where items are objects: each is copied, changed and put back."""
+        storage = self._storage
+        single = _is_one(index)
+        found = storage.get(index)
+        for at, item in enumerate([found] if single else list(found)):
+            changed = item.clone()
+            changed.set_(path, value if single else value[at])
+            place = index if single else torch.arange(storage.max_size)[: len(storage)][index][at]
+            self._put(int(place), changed)
 
     def _fetch(self, index: Any) -> Any:
         storage = self._storage

@@ -9,25 +9,18 @@ from __future__ import annotations
 from typing import Any
 
 _DEFAULTS: dict[str, tuple[Any, ...]] = {
-    "prefetch": (None, 0),
-    "checkpointer": (None,),
     "sample_unit": (None,),
     "consume_after_n_samples": (None,),
-    "delayed_init": (None, False),
     "service_backend": (None, "direct"),
     "service_backend_options": (None,),
     "transport": (None, "auto"),
     "transport_options": (None,),
-    "compilable": (None, False),
     "sampler_device": (None, "cpu"),
 }
 
 _INSTEAD = {
-    "prefetch": "sample in a thread of your own meanwhile",
-    "checkpointer": "a LazyMemmapStorage with a scratch_dir is on disk all the time",
     "consume_after_n_samples": "empty() the buffer",
-    "service_backend": "shmbuffer.Coordinator and attach share a buffer between processes",
-    "compilable": "call the buffer outside of the compiled function",
+    "service_backend": "Coordinator and attach share a buffer; RayReplayBuffer beyond one machine",
 }
 
 

@@ -7,12 +7,12 @@ from typing import Any, Self
 
 import torch
 
+from shmbuffer.replay.buffers.prefetch import Prefetcher
 from shmbuffer.replay.buffers.record import record
 from shmbuffer.replay.samplers import PrioritizedSampler, RandomSampler, Sampler
-from shmbuffer.replay.storages import ListStorage, Storage
+from shmbuffer.replay.storages import Storage
 from shmbuffer.replay.storages.ring_storage import RingStorage
 from shmbuffer.replay.storages.rows import Rows
-from shmbuffer.replay.structure import stack
 from shmbuffer.replay.transforms import Compose, Transform
 from shmbuffer.replay.writers import RoundRobinWriter, Writer
 
@@ -32,7 +32,10 @@ class Parts:
     _batch_size: int | None
     _dim_extend: int | None
     _generator: torch.Generator | None
+    _prefetcher: Prefetcher | None
     _shared: bool
+    _pin_memory: bool
+    _weight_keys: tuple[str, ...]  # names of the importance weights in a sample
     _mapping: str  # what a plain dict is in the data
 
     @property
@@ -59,6 +62,7 @@ class Parts:
             storage: the new one, with what is in it.
             collate_fn: the new one; None is the default one.
         """
+        self._drop_prefetched()
         before = self._storage
         if isinstance(self._sampler, PrioritizedSampler):
             self._sampler.release(before)
@@ -77,6 +81,7 @@ class Parts:
             ValueError: the storage is shared, and its priorities are kept with another alpha or
                 eps.
         """
+        self._drop_prefetched()
         before = self._sampler
         if isinstance(before, PrioritizedSampler):
             before.release(self._storage)
@@ -90,9 +95,19 @@ class Parts:
         return before
 
     def set_writer(self, writer: Writer) -> Writer:
-        """Use another writer from now on; the one before is returned."""
+        """Use another writer from now on; the one before is returned.
+
+        Raises:
+            RuntimeError: the storage is shared, and this writer cannot be.
+        """
+        self._drop_prefetched()
         before, self._writer = self._writer, writer
-        self._join()
+        try:
+            self._join()
+        except BaseException:
+            self._writer = before
+            self._join()
+            raise
         return before
 
     @property
@@ -126,19 +141,33 @@ class Parts:
         return self
 
     @property
-    def initialized(self) -> bool:
-        """Whether the storage knows its leaves."""
-        return self._storage.initialized
-
-    @property
     def transform(self) -> Any:
         """The chain of transforms."""
         return self._transform
 
     @property
+    def initialized(self) -> bool:
+        """Whether the parts are made."""
+        raise NotImplementedError
+
+    @property
+    def _planned_capacity(self) -> int:
+        """Of a buffer whose parts are not made yet: the storage's, where it is there already."""
+        raise NotImplementedError
+
+    @property
     def dim_extend(self) -> int:
         """Dimension of the data along which ``extend`` appends."""
         return self._storage.ndim - 1 if self._dim_extend is None else self._dim_extend
+
+    @dim_extend.setter
+    def dim_extend(self, dim: int) -> None:
+        if self._dim_extend is not None and dim != self._dim_extend:
+            raise RuntimeError(
+                f"dim_extend is {self._dim_extend} and what is stored was appended along it; make "
+                f"a new buffer for dim_extend={dim}"
+            )
+        self._dim_extend = dim
 
     @property
     def write_count(self) -> int:
@@ -163,6 +192,10 @@ class Parts:
         """Add a transform before the one at ``index``; see `append_transform`."""
         self._transform.insert(index, transform, invert=invert)
         return self
+
+    def _drop_prefetched(self) -> None:
+        """Forget the batches that were made ahead."""
+        raise NotImplementedError
 
     def _join(self) -> None:
         """Make the parts know each other, and choose the paths."""
@@ -228,6 +261,4 @@ class Parts:
 
     def _collate(self, data: Any) -> Any:
         """A batch from what the storage gave."""
-        if self._collate_fn is not None:
-            return self._collate_fn(data)
-        return stack(data) if isinstance(self._storage, ListStorage) else data
+        return (self._collate_fn or self._storage.collate)(data)

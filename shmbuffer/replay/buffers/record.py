@@ -40,6 +40,7 @@ def _describe(buffer: Any) -> dict[str, Any]:
         "weight_key": buffer._weight_key,
         "priority_key": getattr(buffer, "priority_key", None),
         "reduction": getattr(sampler, "reduction", None),
+        "max_priority_within_buffer": getattr(sampler, "max_priority_within_buffer", None),
         "beta": sampler.beta if isinstance(sampler, PrioritizedSampler) else None,
         "track_generations": isinstance(writer, RoundRobinWriter) and writer.track_generations,
     }

@@ -68,8 +68,10 @@ def from_engine(engine: Engine, **overrides: Any) -> ReplayBuffer:
         arguments.update(priorities)
     elif prioritized and "sampler" not in overrides:
         priorities.update({name: overrides.pop(name) for name in priorities if name in overrides})
-        reduction = extra.get("reduction") or "max"
         arguments["sampler"] = PrioritizedSampler(
-            settings.capacity, **priorities, reduction=reduction
+            settings.capacity,
+            **priorities,
+            reduction=extra.get("reduction") or "max",
+            max_priority_within_buffer=bool(extra.get("max_priority_within_buffer")),
         )
     return cls(storage=LazyMemmapStorage.from_engine(engine), **{**arguments, **overrides})

@@ -2,34 +2,33 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from shmbuffer.errors import EmptyBufferError
+from shmbuffer.replay.batches import stack
 from shmbuffer.replay.buffers.access import StorageOrder, swap_dims
 from shmbuffer.replay.buffers.arguments import refuse
+from shmbuffer.replay.buffers.drawing import Drawing
+from shmbuffer.replay.buffers.prefetch import Prefetcher
 from shmbuffer.replay.buffers.whole import Whole
-from shmbuffer.replay.keys import GENERATION, INDEX, WEIGHT_KEYS
-from shmbuffer.replay.samplers import PrioritizedSampler, RandomSampler, Sampler
-from shmbuffer.replay.samplers.sampler import draw_key
+from shmbuffer.replay.eager import eager
+from shmbuffer.replay.keys import WEIGHT_KEYS
+from shmbuffer.replay.nodes import is_collection
+from shmbuffer.replay.samplers import RandomSampler, Sampler
 from shmbuffer.replay.storages import ListStorage, Storage
-from shmbuffer.replay.storages.indexing import unravel
 from shmbuffer.replay.storages.ring_storage import RingStorage
-from shmbuffer.replay.storages.rows import Drawn, Rows
-from shmbuffer.replay.structure import stack
 from shmbuffer.replay.transforms import Transform, compose
 from shmbuffer.replay.writers import RoundRobinWriter, Writer
 
 DEFAULT_CAPACITY = 1000  # of the ListStorage that a buffer without a storage gets, as in TorchRL
-_ATTEMPTS = 16  # to read what a sampler of somebody else's chose, where other processes write
+_PARTS = frozenset(("_storage", "_sampler", "_writer", "_transform"))
 
 
-class ReplayBuffer(StorageOrder, Whole):
+class ReplayBuffer(StorageOrder, Drawing, Whole):
     """A replay buffer made of three parts.
 
     Where all parts are of this package, a batch is one native call: ``extend`` is claim, copy,
@@ -44,24 +43,34 @@ class ReplayBuffer(StorageOrder, Whole):
         collate_fn: called with what the storage gives for a batch; None takes it as it is (a list
             is stacked).
         pin_memory: have samples in pinned memory.
+        prefetch: make that many batches ahead, in as many threads; needs ``batch_size``. What is in
+            a batch is drawn when it is ordered, in the caller's thread; see `Prefetcher`. Also on a
+            shared buffer.
         transform: called with every sample and every ``rb[i]``; one, several, or a `Compose`. See
             `append_transform`.
-        transform_factory: called without arguments for the transform, in place of ``transform``.
+        transform_factory: called without arguments for the transform, in place of ``transform``,
+            when the buffer is first used.
         batch_size: of ``sample()`` and of iteration.
         dim_extend: dimension of the data along which ``extend`` appends; None is
             ``storage.ndim - 1``.
+        checkpointer: of the storage; None leaves the storage's own.
         generator: of the draws; None is torch's default one.
         shared: treat the buffer as shared also where its storage is in anonymous memory: samples
             carry ``index_generation``, reads are validated copies. A storage in a directory is
             shared by itself.
+        compilable: accepted; the calls are marked for `torch.compile` either way.
+        delayed_init: make the parts when the buffer is first used: it can be pickled before that
+            with whatever makes them. None is True where there is a ``transform_factory``.
         weight_key: name of the importance weights in a sample; None is ``"_weight"`` and
             ``"priority_weight"``, one tensor under both.
-        **later: ``prefetch``, ``checkpointer``, ``sample_unit``, ``consume_after_n_samples``,
-            ``delayed_init``, ``service_backend``, ``service_backend_options``, ``transport``,
-            ``transport_options``, ``compilable``: known from TorchRL, not there yet.
+        **later: ``sample_unit``, ``consume_after_n_samples``, ``service_backend``,
+            ``service_backend_options``, ``transport``, ``transport_options``: known from TorchRL,
+            not there yet.
 
     Raises:
         NotImplementedError: one of ``later`` asks for something.
+        ValueError: ``prefetch``, or a sampler with ``drop_last``, without a batch size.
+        TypeError: both ``transform`` and ``transform_factory``, or an argument nobody knows.
 
     Example:
         >>> import torch
@@ -88,43 +97,123 @@ class ReplayBuffer(StorageOrder, Whole):
         writer: Writer | Callable[[], Writer] | None = None,
         collate_fn: Callable[[Any], Any] | None = None,
         pin_memory: bool = False,
+        prefetch: int | None = None,
         transform: Transform | Iterable[Transform] | None = None,
         transform_factory: Callable[[], Transform] | None = None,
         batch_size: int | None = None,
         dim_extend: int | None = None,
+        checkpointer: Any = None,
         generator: torch.Generator | None = None,
         shared: bool = False,
+        compilable: bool | None = None,
+        delayed_init: bool | None = None,
         weight_key: str | None = None,
         **later: Any,
     ) -> None:
         refuse(type(self).__name__, later)
         if batch_size is not None and batch_size < 1:
             raise ValueError(f"batch_size has to be at least 1, got {batch_size}")
+        if prefetch and batch_size is None:
+            raise ValueError(
+                f"prefetch={prefetch} makes batches ahead, so it has to know their size: give "
+                "batch_size to the constructor"
+            )
+        if transform is not None and transform_factory is not None:
+            raise TypeError("transform and transform_factory exclude each other; give one of them")
         self._collate_fn = collate_fn
         self._pin_memory = pin_memory
-        self._transform = compose(transform, transform_factory)
         self._batch_size = batch_size
         self._dim_extend = dim_extend
         self._generator = generator
         self._shared = shared
+        self.compilable = bool(compilable)
         self._weight_key = weight_key
         self._weight_keys = WEIGHT_KEYS if weight_key is None else (weight_key,)
-        self._storage: Storage = (
-            ListStorage(DEFAULT_CAPACITY) if storage is None else _made(storage)
-        )
-        self._sampler: Sampler = RandomSampler() if sampler is None else _made(sampler)
-        self._writer: Writer = self.default_writer() if writer is None else _made(writer)
-        if self.dim_extend < 0 or (
-            dim_extend and self._storage.ndim <= dim_extend and self._storage.ndim > 1
-        ):
+        self._prefetcher = Prefetcher(prefetch, self._order) if prefetch else None
+        self._iterator: Iterator[Any] | None = None
+        self._makers: dict[str, Any] | None = {
+            "storage": storage,
+            "sampler": sampler,
+            "writer": writer,
+            "transform": transform_factory or transform,
+            "is_factory": transform_factory is not None,
+            "checkpointer": checkpointer,
+        }
+        if not (transform_factory is not None if delayed_init is None else delayed_init):
+            self._make_parts()
+
+    def _make_parts(self) -> None:
+        """Make what the constructor was given the makers of. Once."""
+        makers, self._makers = self._makers, None
+        assert makers is not None
+        storage, sampler, writer = (makers[name] for name in ("storage", "sampler", "writer"))
+        made: Storage = ListStorage(DEFAULT_CAPACITY) if storage is None else _made(storage)
+        self._storage = made
+        self._sampler = RandomSampler() if sampler is None else _made(sampler)
+        self._writer = self.default_writer() if writer is None else _made(writer)
+        transform = makers["transform"]
+        self._transform = compose(transform() if makers["is_factory"] else transform)
+        if makers["checkpointer"] is not None:
+            self._storage.checkpointer = makers["checkpointer"]
+        if self._batch_size is None and getattr(self._sampler, "drop_last", False):
+            raise ValueError(
+                f"{type(self._sampler).__name__}(drop_last=True) has to know how large a whole "
+                "batch is: give batch_size to the constructor of the buffer"
+            )
+        if self.dim_extend < 0 or (self._dim_extend and 1 < self._storage.ndim <= self._dim_extend):
             raise ValueError(
                 f"dim_extend has to be from 0 to ndim - 1 = {self._storage.ndim - 1}, "
-                f"got {dim_extend}"
+                f"got {self._dim_extend}"
             )
         self._join()
 
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            # Asked only for what is not there: a part, before the first use of a delayed buffer.
+            if name in _PARTS and self.__dict__.get("_makers") is not None:
+                self._make_parts()
+                return self.__dict__[name]
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    @property
+    def initialized(self) -> bool:
+        """Whether the parts are made: always, unless ``delayed_init`` was asked for."""
+        return self._makers is None
+
+    @property
+    def _planned_capacity(self) -> int:
+        storage = None if self._makers is None else self._makers["storage"]
+        return storage.max_size if isinstance(storage, Storage) else 0
+
+    def __repr__(self) -> str:
+        if self._makers is not None:
+            return f"{type(self).__name__}(not used yet)"
+        parts = {
+            "storage": self._storage,
+            "sampler": self._sampler,
+            "writer": self._writer,
+            "batch_size": self._batch_size,
+            "collate_fn": self._collate_fn,
+        }
+        lines = "".join(f",\n    {name}={part!r}" for name, part in parts.items())
+        return f"{type(self).__name__}({lines[1:]})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        self._drop_prefetched()
+        depth = None if self._prefetcher is None else self._prefetcher.depth
+        return {**self.__dict__, "_prefetcher": depth, "_iterator": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        if (depth := state["_prefetcher"]) is not None:
+            self._prefetcher = Prefetcher(depth, self._order)
+        if self._makers is None:
+            self._join()
+
     # -- writing -------------------------------------------------------------------------------
 
+    @eager
     def add(self, data: Any) -> int | torch.Tensor:
         """Write one item ``[*lanes, ...]``.
 
@@ -138,20 +227,22 @@ class ReplayBuffer(StorageOrder, Whole):
 
         Cost: one native call.
         """
-        if len(self._transform):
-            data = self._transform.inv(data)
-        return self._write(data, True, None)
+        data = self._inverted(data) if len(self._transform) else data
+        return self._nothing() if data is None else self._write(data, True, None)
 
-    def extend(self, data: Any) -> torch.Tensor:
+    @eager
+    def extend(self, data: Any, *, update_priority: bool | None = None) -> torch.Tensor:
         """Write a batch: whole or not at all, also if the process is killed in the middle.
 
         Args:
             data: ``[n, *lanes, ...]`` (with ``dim_extend`` d, n is dimension d of the data). A list
                 is a stack of items; a tuple or dict is a PyTree.
+            update_priority: of TensorDict buffers; has to be None here.
 
         Returns:
             Indices, int64 ``[n]``; where the storage has lanes, ``[n * lanes, ndim]``. Of more
-            items than the capacity the last ones stay.
+            items than the capacity the last ones stay. None, where a transform has kept all data
+            back (one that waits for more steps), is no index: ``[0]``.
 
         Raises:
             SchemaMismatchError: a leaf is missing, unknown, or of another dtype or shape; nothing
@@ -160,12 +251,19 @@ class ReplayBuffer(StorageOrder, Whole):
 
         Cost: one native call, and 0.25 µs a leaf.
         """
-        index = self._write(self._batch_of(data), False, None)
+        if update_priority is not None:
+            raise NotImplementedError(
+                f"{type(self).__name__}.extend(update_priority={update_priority}): only TensorDict "
+                "buffers find priorities in the data; use update_priority(index, priority)"
+            )
+        data = self._batch_of(data)
+        index = self._nothing() if data is None else self._write(data, False, None)
         assert isinstance(index, torch.Tensor)
         return index
 
     # -- sampling ------------------------------------------------------------------------------
 
+    @eager
     def sample(self, batch_size: int | None = None, return_info: bool = False) -> Any:
         """Draw a batch.
 
@@ -184,26 +282,46 @@ class ReplayBuffer(StorageOrder, Whole):
 
         Cost: one native call; 0.7 µs a leaf for the tensors that it fills.
         """
-        data, info = self._sample(self._count(batch_size))
+        data, info = self._next(self._count(batch_size))
         return (data, info) if return_info else data
 
     def __iter__(self) -> Iterator[Any]:
         """Samples, until the sampler has run out; a `RandomSampler` never does.
+
+        A pass that was left in the middle goes on where it was.
 
         Raises:
             RuntimeError: the constructor was given no batch size.
         """
         if self._batch_size is None:
             raise RuntimeError("iteration needs a batch size: give batch_size to the constructor")
-        while not self._sampler.ran_out:
+        if self._passes.ran_out:
+            self._passes.ran_out = False
+        while not self._passes.ran_out:
             yield self.sample()
 
+    @property
+    def _passes(self) -> Any:
+        """Who knows where a pass ends; looked up each time: the sampler may be exchanged."""
+        return self._sampler if self._prefetcher is None else self._prefetcher
+
+    def next(self) -> Any:
+        """The next sample of an iteration over the buffer; None at its end, and then anew."""
+        if self._iterator is None:
+            self._iterator = iter(self)
+        data = next(self._iterator, None)
+        if data is None:
+            self._iterator = None
+        return data
+
+    @eager
     def update_priority(self, index: Any, priority: Any, *, generation: Any = None) -> Any:
         """Change priorities.
 
         Args:
             index: what a sample or a write gave: ``[n]``, ``[n, ndim]``, an int.
-            priority: ``[n]`` or one number; finite and not negative.
+            priority: ``[n]`` or one number; finite and not negative. Of several dimensions, with
+                ``dim_extend``: as the batch was given, ``[lanes, n]``.
             generation: ``index_generation`` of the sample, ``[n]``: an item that was written over
                 since is left alone, and counted as stale. None sets whatever is there.
 
@@ -216,6 +334,8 @@ class ReplayBuffer(StorageOrder, Whole):
 
         Cost: one native call.
         """
+        if self.dim_extend and np.ndim(priority) > 1:
+            priority = swap_dims(torch.as_tensor(priority), self.dim_extend).flatten()
         if generation is None:
             return self._sampler.update_priority(index, priority, storage=self._storage)
         return self._sampler.update_priority(
@@ -234,9 +354,22 @@ class ReplayBuffer(StorageOrder, Whole):
             data = stack(data)
         if len(self._transform):
             data = self._transform.inv(data)
-        if self.dim_extend:
+        if self.dim_extend and data is not None:
             data = swap_dims(data, self.dim_extend)
         return data
+
+    def _inverted(self, item: Any) -> Any:
+        """One item on its way in. Transforms see a TensorDict with a dimension more, of size 1."""
+        if not is_collection(item):
+            return self._transform.inv(item)
+        with item.unsqueeze(-1) as batch:
+            found = self._transform.inv(batch)
+            return None if found is None else found.squeeze(-1)
+
+    def _nothing(self) -> torch.Tensor:
+        """What a write of nothing returns."""
+        ndim = self._storage.ndim
+        return torch.zeros((0,) if ndim == 1 else (0, ndim), dtype=torch.int64)
 
     def _write(
         self, data: Any, single: bool, priorities: NDArray[np.float64] | None
@@ -260,82 +393,6 @@ class ReplayBuffer(StorageOrder, Whole):
             if priorities is not None:
                 self._sampler.update_priority(index, priorities, storage=storage)
         return index  # type: ignore[no-any-return]
-
-    def _count(self, batch_size: int | None) -> int:
-        own = self._batch_size
-        if batch_size is None:
-            if own is None:
-                raise RuntimeError(
-                    "no batch size: give batch_size to sample() or to the constructor of the buffer"
-                )
-            return own
-        if own is not None and batch_size != own:
-            warnings.warn(
-                f"sample(batch_size={batch_size}) differs from the buffer's batch_size={own}; "
-                f"{batch_size} is taken",
-                stacklevel=3,
-            )
-        if batch_size < 0:
-            raise ValueError(f"batch_size has to be at least 0, got {batch_size}")
-        return batch_size
-
-    def _draw(self, rows: Rows, count: int) -> Drawn:
-        """One native call: draw, gather, validate, weigh."""
-        sampler = self._sampler
-        beta = sampler.beta if isinstance(sampler, PrioritizedSampler) else None
-        drawn = rows.sample(count, draw_key(sampler._rng), beta)
-        if beta is not None and sampler.dtype is not torch.float32:  # type: ignore[attr-defined]
-            tensors, index, tickets, weights = drawn
-            return tensors, index, tickets, weights.to(sampler.dtype)  # type: ignore[union-attr, attr-defined]
-        return drawn
-
-    def _sample(self, count: int) -> tuple[Any, dict[str, Any]]:
-        rows = self._rows()
-        storage = self._storage
-        if self._native_sample and isinstance(storage, RingStorage):
-            if rows is None:
-                raise EmptyBufferError("the buffer is empty: write something before sampling")
-            tensors, index, tickets, weights = self._draw(rows, count)
-            lanes = rows.leaves.lanes
-            info: dict[str, Any] = {INDEX: unravel(index, lanes) if lanes else index}
-            if weights is not None:
-                info.update(dict.fromkeys(self._weight_keys, weights))
-            if self._track_generations or self.shared:
-                info[GENERATION] = tickets
-            data = storage.to_device(rows.leaves.build(tensors, (count,)))
-        else:
-            data, info = self._sample_by_parts(count)
-        data = self._collate(data)
-        if len(self._transform):
-            data = self._transform(data)
-        return (pin(data) if self._pin_memory else data), info
-
-    def _sample_by_parts(self, count: int) -> tuple[Any, dict[str, Any]]:
-        """Ask the sampler, then the storage: for parts that are somebody else's."""
-        for attempt in range(_ATTEMPTS):
-            index, found = self._sampler.sample(self._storage, count)
-            try:
-                data = self._storage.get(index)
-                break
-            except IndexError:  # written over between the two, where others write
-                if not self.shared or attempt == _ATTEMPTS - 1:
-                    raise
-        info = {INDEX: index, **found}
-        weights = [info.pop(key) for key in WEIGHT_KEYS if key in info]
-        if weights:
-            info.update(dict.fromkeys(self._weight_keys, weights[0]))
-        return data, info
-
-
-def pin(data: Any) -> Any:
-    """``data`` in pinned memory."""
-    if hasattr(data, "pin_memory"):
-        return data.pin_memory()
-    if isinstance(data, dict):
-        return {key: pin(value) for key, value in data.items()}
-    if isinstance(data, (tuple, list)):
-        return type(data)(pin(value) for value in data)
-    return data
 
 
 def _made(part: Any) -> Any:

@@ -7,13 +7,14 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from tensordict import TensorDict, TensorDictBase
+from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 
-from shmbuffer.replay.buffers.replay_buffer import ReplayBuffer, pin
+from shmbuffer.replay.buffers.replay_buffer import ReplayBuffer
+from shmbuffer.replay.eager import eager
 from shmbuffer.replay.keys import GENERATION, INDEX, OWN_KEYS
 from shmbuffer.replay.nodes import is_collection, nest
 from shmbuffer.replay.samplers import PrioritizedSampler, PriorityUpdate
-from shmbuffer.replay.samplers.prioritized import as_raw, check_raw
+from shmbuffer.replay.samplers.raw import as_raw, check_raw
 from shmbuffer.replay.storages.ring_storage import RingStorage
 from shmbuffer.replay.writers import TensorDictRoundRobinWriter
 
@@ -71,6 +72,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
 
     # -- writing -------------------------------------------------------------------------------
 
+    @eager
     def add(self, data: Any) -> int | torch.Tensor:
         """Write one item: a TensorDict ``[*lanes]``, or a dict.
 
@@ -83,10 +85,12 @@ class TensorDictReplayBuffer(ReplayBuffer):
             ValueError: the priority is NaN, infinite or negative; nothing was changed.
             SchemaMismatchError, RingOverrunError: see `ReplayBuffer.add`.
         """
-        if len(self._transform):
-            data = self._transform.inv(data)
+        data = self._inverted(data) if len(self._transform) else data
+        if data is None:
+            return self._nothing()
         return self._write(data, True, self._priorities_in(data, True))
 
+    @eager
     def extend(self, tensordicts: Any, *, update_priority: bool | None = None) -> torch.Tensor:
         """Write a batch: whole or not at all.
 
@@ -108,6 +112,8 @@ class TensorDictReplayBuffer(ReplayBuffer):
         data = tensordicts
         if type(data) is list or len(self._transform) or self.dim_extend:
             data = self._batch_of(data)
+        if data is None:
+            return self._nothing()
         priorities = None
         if update_priority is not False:
             priorities = self._priorities_in(data, False)
@@ -117,6 +123,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
 
     # -- sampling ------------------------------------------------------------------------------
 
+    @eager
     def sample(
         self,
         batch_size: int | None = None,
@@ -162,13 +169,12 @@ class TensorDictReplayBuffer(ReplayBuffer):
                 info[GENERATION] = tickets
             data = rows.leaves.build_with(tensors, (count,), info)
             return (data, info) if return_info else data
-        data, info = self._sample(count)
+        data, info = self._next(count)
         if include_info is not False:
             data = self._with_info(data, info)
-        if self._pin_memory:
-            data = pin(data)
         return (data, info) if return_info else data
 
+    @eager
     def update_tensordict_priority(self, data: TensorDictBase) -> PriorityUpdate:
         """Set the priorities of a sample from its entry ``priority_key``.
 
@@ -193,6 +199,8 @@ class TensorDictReplayBuffer(ReplayBuffer):
         sampler = self._sampler
         if not isinstance(sampler, PrioritizedSampler):
             return PriorityUpdate(0, 0)
+        if isinstance(data, LazyStackedTensorDict) and not isinstance(self._storage, RingStorage):
+            data = self._by_item(data)
         entries = data._tensordict if type(data) is TensorDict else data
         index = entries.get(INDEX, None)
         if index is None:
@@ -224,7 +232,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
         if isinstance(storage, RingStorage):
             key = self._priority_key
             extra = [name for name in (key, self._weight_key) if isinstance(name, str)]
-            storage.optional = OWN_KEYS.union(extra)
+            storage.allow(OWN_KEYS.union(extra))
         super()._join()
 
     def _choose_path(self) -> None:
@@ -236,6 +244,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
             and (storage.device is None or storage.device.type == "cpu")
             and self._collate_fn is None
             and not self._pin_memory
+            and self._prefetcher is None
         )
 
     def _priorities_in(self, data: Any, single: bool) -> NDArray[np.float64] | None:
@@ -243,6 +252,13 @@ class TensorDictReplayBuffer(ReplayBuffer):
         if not isinstance(self._sampler, PrioritizedSampler):
             return None
         key = self._priority_key
+        if isinstance(data, (list, LazyStackedTensorDict)) and not (
+            single or isinstance(self._storage, RingStorage)
+        ):
+            found = self._reduced(data if isinstance(data, list) else list(data.unbind(0)))
+            if found is not None:
+                check_raw(found)
+            return found
         if type(data) is TensorDict and type(key) is str:
             priority = data._tensordict.get(key)
         elif isinstance(data, dict):
@@ -271,6 +287,26 @@ class TensorDictReplayBuffer(ReplayBuffer):
                 )  # binds the sampler, so that priorities go with the write
         return raw
 
+    def _reduced(self, items: list[Any]) -> NDArray[np.float64] | None:
+        """Raw priorities in TensorDicts, one each; None where one of them has none."""
+        found = [item.get(self._priority_key, None) for item in items if is_collection(item)]
+        if len(found) < len(items) or not items or any(one is None for one in found):
+            return None
+        how = self._sampler.reduction  # type: ignore[attr-defined] # of a prioritized one
+        return np.concatenate([reduce(torch.as_tensor(one), 1, how) for one in found])
+
+    def _by_item(self, data: LazyStackedTensorDict) -> TensorDict:
+        """What a sample of items of any shapes says of each of them: index, ticket, priority."""
+        items = data.tensordicts
+        rows: dict[Any, torch.Tensor] = {}
+        for key in (INDEX, GENERATION):
+            found = [item.get(key, None) for item in items]
+            if all(one is not None for one in found):
+                rows[key] = torch.stack([one.reshape(-1)[0] for one in found])
+        if (raw := self._reduced(items)) is not None:
+            rows[self._priority_key] = torch.from_numpy(raw)
+        return TensorDict(rows, [len(items)])
+
     def _with_info(self, data: Any, info: dict[str, Any]) -> Any:
         """``data`` with index and weights among its entries."""
         if not isinstance(data, TensorDictBase):
@@ -278,6 +314,9 @@ class TensorDictReplayBuffer(ReplayBuffer):
         dims = data.batch_dims
         try:
             with data.unlock_():
+                if isinstance(data, LazyStackedTensorDict):
+                    _set_by_item(data, info)
+                    return data
                 for key, value in info.items():
                     entry = torch.stack(value, -1) if isinstance(value, tuple) else value
                     if not isinstance(entry, torch.Tensor):
@@ -287,7 +326,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
                         entry = entry.unsqueeze(entry.dim() - tail)
                     entry = entry.expand(*data.batch_size, *entry.shape[dims:])
                     data.set(key, entry.to(data.device) if data.device is not None else entry)
-        except RuntimeError as error:
+        except (RuntimeError, ValueError) as error:
             raise RuntimeError(
                 f"index and weights have {len(info[INDEX])} rows, but the sample has batch size "
                 f"{list(data.batch_size)}: a transform or collate_fn has changed it; take them "
@@ -315,7 +354,18 @@ def reduce(priority: Any, count: int, how: str) -> NDArray[np.float64]:
     if not count or size % count:
         raise RuntimeError(f"{size} priorities cannot be divided among {count} items")
     several = as_raw(priority, size).reshape(count, -1)
+    if how == "median":  # of an even number the lower one, as torch.median has it
+        return np.ascontiguousarray(np.sort(several, axis=1)[:, (several.shape[1] - 1) // 2])
     return np.ascontiguousarray(getattr(np, how)(several, axis=1))
+
+
+def _set_by_item(data: LazyStackedTensorDict, info: dict[Any, Any]) -> None:
+    """Set row i of each entry in item i of a lazy stack, whatever shape the item has."""
+    for key, values in info.items():
+        for item, row in zip(data.tensordicts, torch.as_tensor(values), strict=True):
+            lead = (1,) * item.batch_dims
+            entry = row.reshape((*lead, *row.shape)).expand((*item.batch_size, *row.shape))
+            item.set(key, entry if item.device is None else entry.to(item.device))
 
 
 def _one_each(entry: torch.Tensor) -> torch.Tensor:

@@ -8,7 +8,8 @@ import torch
 
 from shmbuffer.errors import EmptyBufferError
 from shmbuffer.replay.keys import GENERATION
-from shmbuffer.replay.samplers.sampler import Sampler, draw_key
+from shmbuffer.replay.samplers.sampler import NOTHING_THERE, Sampler, draw_key, lanes_of
+from shmbuffer.replay.samplers.without_replacement import SamplerWithoutReplacement
 from shmbuffer.replay.storages.indexing import unravel
 
 
@@ -16,16 +17,35 @@ class RandomSampler(Sampler):
     """Every item that is there is as likely as any other. With replacement.
 
     Args:
-        replacement: False (each item once an epoch) is not there yet.
+        replacement: False makes a `SamplerWithoutReplacement` instead.
+        **options: its arguments, ``drop_last`` and ``shuffle``.
+
+    Raises:
+        TypeError: options together with replacement.
 
     Cost: with a storage of this package one native call for draw and gather.
+
+    Example:
+        >>> from shmbuffer import RandomSampler
+        >>> RandomSampler(replacement=False, drop_last=True)
+        SamplerWithoutReplacement( 0.0000% sampled)
 
     Source: ``torchrl.data.replay_buffers.RandomSampler``.
     """
 
+    def __new__(cls, *args: Any, **options: Any) -> Any:
+        """See the class; one that is derived from it has arguments of its own."""
+        if cls is not RandomSampler:
+            return super().__new__(cls)
+        return _made(*args, **options)
+
     def __init__(self, replacement: bool = True) -> None:
+        """See the class."""
         if not replacement:
-            raise NotImplementedError("sampling without replacement comes in a later release")
+            raise TypeError(
+                f"a {type(self).__name__} draws with replacement; derive from "
+                "SamplerWithoutReplacement for the other"
+            )
 
     def sample(self, storage: Any, batch_size: int) -> tuple[Any, dict[str, Any]]:
         """Draw; see `Sampler.sample`.
@@ -34,14 +54,27 @@ class RandomSampler(Sampler):
             EmptyBufferError: nothing to draw from.
         """
         ring = getattr(storage, "ring", None)
-        if ring is not None:
+        if ring is not None and (batch_size or ring.length):
             return draw_from(
                 ring, storage.lanes, batch_size, draw_key(self._rng), None, storage.shared
             )
         length = len(storage)
         if not length:
-            raise EmptyBufferError("the storage is empty: write something before sampling")
-        return torch.randint(length, (batch_size,), generator=self._rng), {}
+            raise EmptyBufferError(NOTHING_THERE)
+        index = torch.randint(length, (batch_size,), generator=self._rng)
+        lanes = lanes_of(storage)
+        return unravel(index, lanes) if lanes else index, {}
+
+
+def _made(replacement: bool = True, **options: Any) -> Sampler:
+    if not replacement:
+        return SamplerWithoutReplacement(**options)
+    if options:
+        raise TypeError(
+            f"RandomSampler() with replacement takes no {', '.join(options)}; they belong to "
+            "replacement=False"
+        )
+    return object.__new__(RandomSampler)
 
 
 def draw_from(

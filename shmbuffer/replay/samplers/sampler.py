@@ -7,7 +7,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from shmbuffer.replay.checkpoints import NoCheckpoints
+from shmbuffer.replay.checkpoints import Checkpoints
+
+NOTHING_THERE = "Cannot sample from an empty storage: write something into it first"
 
 
 class PriorityUpdate(NamedTuple):
@@ -19,7 +21,7 @@ class PriorityUpdate(NamedTuple):
     """Items that had been written over since they were sampled; theirs was dropped."""
 
 
-class Sampler(NoCheckpoints):
+class Sampler(Checkpoints):
     """Who draws.
 
     A sampler of your own needs ``sample``; the buffer then reads the items at the indices that it
@@ -67,8 +69,35 @@ class Sampler(NoCheckpoints):
 
     @property
     def ran_out(self) -> bool:
-        """Whether an iteration over the buffer ends here."""
+        """Whether the draw before ended a pass, and an iteration over the buffer with it.
+
+        Settable where there are passes: False begins a new one.
+        """
         return False
+
+    def _position(self) -> Any:
+        """What `_rewind` needs to take back the draws from here on.
+
+        Cheap; None where draws leave no trace. A batch that was prefetched and is never delivered
+        is taken back.
+        """
+        return None
+
+    def _rewind(self, position: Any) -> None:
+        """As if nothing had been drawn since `_position`."""
+
+    def _again(self, storage: Any, index: Any) -> tuple[Any, dict[str, Any]]:
+        """What takes the place of a draw whose items were written over before they were read.
+
+        Args:
+            storage: where from.
+            index: of the draw, as `sample` gave it.
+
+        Returns:
+            As `sample`. Another draw; where there are passes, the same places with what they hold
+            now, so that nothing is left out and nothing comes twice.
+        """
+        return self.sample(storage, len(index[0] if isinstance(index, tuple) else index))
 
     def state_dict(self) -> dict[str, Any]:
         """What the sampler knows beyond its arguments."""
@@ -79,6 +108,18 @@ class Sampler(NoCheckpoints):
 
     def _empty(self) -> None:
         """The storage was emptied."""
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}()"
+
+
+def lanes_of(storage: Any) -> tuple[int, ...]:
+    """Sizes of a storage's dimensions after the first; ``()`` where it has one dimension."""
+    lanes: tuple[int, ...] | None = getattr(storage, "lanes", None)
+    if lanes is None:  # somebody else's: TorchRL asks for its shape
+        ndim = getattr(storage, "ndim", 1)
+        lanes = tuple(storage.shape[1:ndim]) if ndim > 1 else ()
+    return lanes
 
 
 _scratch = threading.local()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shmbuffer.memory import Engine, Schema, Settings
+from shmbuffer.memory import Engine, Schema, Settings, slots
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -38,12 +38,52 @@ class PriorityTable:
         if len(elements):
             self.ring.place(np.unique(elements), (), in_place=False)
 
+    def add(self, elements: NDArray[np.int64]) -> None:
+        """Mark those of them that are not marked yet."""
+        self.mark(elements[~slots.committed(self.ring.words[elements])])
+
     def update(self, elements: NDArray[np.int64], priorities: NDArray[np.float64]) -> int:
         """Set priorities; elements that were never marked are marked. How many were set."""
-        unmarked = elements[(self.ring.words[elements] & 3) != 2]  # COMMITTED
-        self.mark(unmarked)
+        self.add(elements)
         return self.ring.update(elements, priorities)[0]
 
+    def fit(self, count: int) -> None:
+        """Have elements ``0 .. count - 1`` and no others: those of a storage with a length only.
+
+        Cost: nothing where there are ``count``.
+        """
+        if self.ring.length == count:
+            return
+        kept = self.ring.committed()
+        kept = kept[kept < count]
+        if len(kept) < self.ring.length:
+            priorities = self.ring.priorities(kept)
+            self.ring.empty()
+            self.update(kept, priorities)
+        if len(kept) < count:
+            self.add(np.arange(count))
+
+    def take_over(self, other: PriorityTable) -> None:
+        """Have what a smaller table has, alpha and eps too."""
+        ring = other.ring
+        self.ring.set_alpha(ring.alpha, ring.eps)
+        kept = ring.committed()
+        self.update(kept, ring.priorities(kept))
+        self.ring.restore(0, 0, ring.max_priority)
+
+    def load(self, priorities: NDArray[np.float64], largest: float | None) -> None:
+        """Have these and no others.
+
+        Args:
+            priorities: float64 ``[n]``, NaN where there is no item; what is beyond the capacity
+                is left out.
+            largest: ever given; None: none was.
+        """
+        self.ring.empty()
+        known = np.nonzero(~np.isnan(priorities[: self.ring.elements]))[0]
+        self.update(known, priorities[known])
+        self.ring.restore(0, 0, largest)
+
     def empty(self) -> None:
-        """Forget all."""
+        """Forget all, also the largest priority that was given."""
         self.ring.empty()

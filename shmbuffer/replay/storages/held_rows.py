@@ -1,4 +1,4 @@
-"""Rows that this process holds as torch tensors: the caller's own, or on a GPU. Torch moves them.
+"""Rows that this process holds: the caller's tensors, tensors on a GPU, and Python objects.
 
 The ring beside them has no leaves of its own: it gives order, slot words, tickets and priorities.
 Bytes are written between claim and commit, and a stream of a GPU is synchronised before commit and
@@ -7,6 +7,8 @@ before validation, so that "committed" keeps its meaning.
 
 from __future__ import annotations
 
+import contextlib
+import os
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +20,7 @@ from shmbuffer.replay.storages.rows import Drawn, Rows
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from shmbuffer.memory import Ring
+    from shmbuffer.memory import Moment, Ring
     from shmbuffer.replay.leaves import Leaves
 
 _COMMITTED = 2
@@ -33,6 +35,7 @@ class HeldRows(Rows):
         super().__init__(ring, leaves)
         self.columns = columns
         self._claim = threading.RLock()  # one claim at a time: from claim to commit
+        self._owner = os.getpid() if leaves.objects else None  # objects do not cross a fork
         self._flat = [
             column.view(ring.elements, *leaf.shape)
             for column, leaf in zip(columns, leaves.leaves, strict=True)
@@ -42,11 +45,14 @@ class HeldRows(Rows):
         self, data: Any, single: bool, priorities: NDArray[np.float64] | None
     ) -> tuple[int, int]:
         """See `Rows.write`."""
+        self._require_owner()
         values, lead = self.leaves.values(data, torch.Size(()) if single else None)
         count = 1 if single else lead[0]
         if single:
             values = [value.unsqueeze(0) for value in values]
         capacity, lanes = self.ring.capacity, self.ring.lanes
+        if priorities is not None:
+            self._check(priorities)  # before anything is claimed
         first = -1
         for start in range(0, count, capacity):  # what exceeds the ring is written over by the rest
             part = slice(start, min(start + capacity, count))
@@ -63,6 +69,7 @@ class HeldRows(Rows):
 
     def place(self, slots: NDArray[np.int64], data: Any, *, in_place: bool) -> None:
         """See `Rows.place`."""
+        self._require_owner()
         values, lead = self.leaves.values(data)
         self._one_each(slots, lead[0])
         if len(slots):
@@ -103,8 +110,21 @@ class HeldRows(Rows):
                 tensor[changed.to(tensor.device)] = part
         return tensors, index, tickets, weights
 
+    def copy_out(self, columns: list[torch.Tensor]) -> Moment:
+        """See `Rows.copy_out`. Writers of this process wait meanwhile."""
+        with self._claim:
+            moment = self.ring.copy_out([])
+            held = np.flatnonzero(moment.tickets >= 0)  # no more: files of columns may be sparse
+            for run in np.split(held, np.flatnonzero(np.diff(held) != 1) + 1) if len(held) else ():
+                part = slice(int(run[0]), int(run[-1]) + 1)
+                for column, mine in zip(columns, self.columns, strict=True):
+                    column[part].copy_(mine[part])
+            self._synchronize()
+            return moment
+
     def views(self) -> list[torch.Tensor]:
         """See `Rows.views`."""
+        self._require_owner()
         return self.columns
 
     def _draw(
@@ -125,6 +145,7 @@ class HeldRows(Rows):
         return index, tickets, weights
 
     def _take(self, index: torch.Tensor) -> list[torch.Tensor]:
+        self._require_owner()
         taken = [column.index_select(0, index.to(column.device)) for column in self._flat]
         self._synchronize()
         return taken
@@ -138,7 +159,7 @@ class HeldRows(Rows):
         try:
             where = torch.from_numpy(slots)
             for column, value in zip(self.columns, values, strict=True):
-                if value.untyped_storage().data_ptr() == column.untyped_storage().data_ptr():
+                if _same_memory(value, column):
                     value = value.clone()  # rows of our own, written to other rows
                 column[where.to(column.device)] = value.to(column.device)
             self._synchronize()
@@ -153,8 +174,43 @@ class HeldRows(Rows):
         held = (words & 3) == _COMMITTED
         return torch.from_numpy(np.where(held, (words >> 2).astype(np.int64), -1))
 
+    def _claiming(self) -> contextlib.AbstractContextManager[Any]:
+        return self._claim
+
+    def _settled(self) -> None:
+        self._synchronize()
+
+    def _check(self, priorities: NDArray[np.float64]) -> None:
+        """ValueError where one of them is none."""
+        ring = self.ring
+        with np.errstate(over="ignore", invalid="ignore"):
+            mass = (priorities + ring.eps) ** ring.alpha
+        limit = 1e300 / ring.elements
+        fits = (priorities >= 0) & (priorities <= limit) & (mass <= limit)
+        if not fits.all():
+            at = int(fits.argmin())
+            raise ValueError(
+                f"priority {priorities[at]} at position {at} is not a number from 0 to {limit:.0e} "
+                "(also after ** alpha); nothing was changed"
+            )
+
+    def _require_owner(self) -> None:
+        """RuntimeError in the child of a fork, where there are objects: it has copies of them."""
+        if self._owner is not None and os.getpid() != self._owner:
+            raise RuntimeError(
+                f"this storage came through a fork, and the text and objects in it belong to "
+                f"process {self._owner}; use a LazyMemmapStorage, or a LazyTensorStorage with "
+                "tensors only, for what processes share"
+            )
+
     def _synchronize(self) -> None:
         for column in self.columns:
             if column.is_cuda:
                 torch.cuda.current_stream(column.device).synchronize()
                 return
+
+
+def _same_memory(value: Any, column: Any) -> bool:
+    if isinstance(column, torch.Tensor):
+        return bool(value.untyped_storage().data_ptr() == column.untyped_storage().data_ptr())
+    return bool(np.shares_memory(value.array, column.array))

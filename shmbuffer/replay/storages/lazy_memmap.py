@@ -13,7 +13,6 @@ from shmbuffer.memory.cleanup import temporary_directory
 from shmbuffer.replay.storages.lazy_tensor import LazyTensorStorage
 from shmbuffer.replay.storages.ring_storage import RingStorage, check_recorded
 from shmbuffer.replay.storages.rows import Rows
-from shmbuffer.replay.storages.storage import refuse_compilable
 from shmbuffer.replay.storages.tensor import to_device
 
 
@@ -45,7 +44,7 @@ class LazyMemmapStorage(LazyTensorStorage):
             too.
         ndim: leading dimensions of the data that belong to the storage.
         existsok: see the table.
-        compilable: not there yet; has to be False.
+        compilable: accepted; `torch.compile` leaves the native calls alone either way.
         shared_init: see the table.
         auto_cleanup: remove the files when the process that made them ends (at exit, SIGTERM,
             SIGINT). None: only in a temporary directory. The directory itself goes only if we made
@@ -100,9 +99,14 @@ class LazyMemmapStorage(LazyTensorStorage):
         reserve: bool = True,
         timeout: float = 60.0,
     ) -> None:
-        refuse_compilable("LazyMemmapStorage", compilable)
         on_cpu = device is None or device == "auto"
-        RingStorage.__init__(self, max_size, ndim=ndim, device="cpu" if on_cpu else device)
+        RingStorage.__init__(
+            self,
+            max_size,
+            ndim=ndim,
+            device="cpu" if on_cpu else device,
+            compilable=compilable,
+        )
         self._scratch_dir = None if scratch_dir is None else Path(scratch_dir).absolute()
         self._shared_init = shared_init
         self._existsok = existsok
@@ -156,6 +160,15 @@ class LazyMemmapStorage(LazyTensorStorage):
         return RingStorage._define(
             self, data, single
         )  # the bytes are on the CPU, whatever ``device`` is
+
+    def open_there(self) -> None:
+        """Open what ``scratch_dir`` has, whatever ``existsok`` says: for a load in place."""
+        if self._engine is None:
+            before, self._existsok = self._existsok, True
+            try:
+                self._engine = self._open()
+            finally:
+                self._existsok = before
 
     def _open(self) -> Engine:
         if self._scratch_dir is None and not self._shared_init:

@@ -11,7 +11,6 @@ from shmbuffer.memory import Engine
 from shmbuffer.memory.cleanup import temporary_directory
 from shmbuffer.replay.storages.ring_storage import RingStorage
 from shmbuffer.replay.storages.rows import Rows
-from shmbuffer.replay.storages.storage import refuse_compilable
 from shmbuffer.replay.storages.tensor import TensorStorage
 
 
@@ -22,6 +21,11 @@ class LazyTensorStorage(TensorStorage):
     passed to a process that is spawned or forked, and all of them see one buffer. It is gone with
     the last of them.
 
+    Text and other Python objects that are entries of a TensorDict are kept beside the tensors, and
+    samples give them back as tensordict does. A storage that has some belongs to its process and
+    cannot be passed on; the same goes for a PyTree with keys other than text, numbers, None and
+    tuples of them. torch moves the rows then, not the C core.
+
     Args:
         max_size: capacity in elements.
         device: where the items are. On a GPU torch moves them, and the storage cannot be passed to
@@ -29,8 +33,9 @@ class LazyTensorStorage(TensorStorage):
         ndim: leading dimensions of the data that belong to the storage. With ``ndim > 1``
             ``max_size`` is rounded up to whole slots (the product of the other dimensions) at the
             first write.
-        compilable: not there yet; has to be False.
-        consolidated: not there yet; has to be False.
+        compilable: accepted; `torch.compile` leaves the native calls alone either way.
+        consolidated: accepted, and without effect: on the CPU all leaves lie in one piece of memory
+            either way, which is what TorchRL's option is about.
         shared_init: whoever writes first defines the storage for all: it lies in a temporary
             directory then, as a `LazyMemmapStorage` does, and can be passed on before anything was
             written.
@@ -39,6 +44,9 @@ class LazyTensorStorage(TensorStorage):
 
     Raises:
         ValueError: ``max_size`` or ``ndim`` below 1.
+
+    With ``shared_init`` the first write raises TypeError where it brings text, objects or such
+    keys.
 
     Cost: memory is taken when it is first written, not at once.
 
@@ -65,12 +73,8 @@ class LazyTensorStorage(TensorStorage):
         shared_init: bool = False,
         cleanup_memmap: bool = True,
     ) -> None:
-        if consolidated:
-            raise NotImplementedError(
-                "LazyTensorStorage(consolidated=True) comes in a later release"
-            )
-        refuse_compilable("LazyTensorStorage", compilable)
-        RingStorage.__init__(self, max_size, ndim=ndim, device=device)
+        self.consolidated = bool(consolidated)
+        RingStorage.__init__(self, max_size, ndim=ndim, device=device, compilable=compilable)
         self._shared_init = shared_init
         self._auto_cleanup = cleanup_memmap
         if shared_init and not self._on_cpu(self.device):
@@ -93,17 +97,13 @@ class LazyTensorStorage(TensorStorage):
 
     def _define(self, data: Any, single: bool) -> Rows:
         device = self.device if self.device is not None else _device_of(data)
-        if self._on_cpu(device):
+        leaves = self._described(data, single)
+        if self._on_cpu(device) and (self._shared_init or leaves.node.private() is None):
             self.device = device
             return super()._define(data, single)
-        leaves = self._described(data, single)
         self.device = device
         slots = -(-self._max_size // max(1, math.prod(leaves.lanes)))
-        columns = [
-            torch.zeros((slots, *leaves.lanes, *leaf.shape), dtype=dtype, device=device)
-            for leaf, dtype in zip(leaves.leaves, leaves.dtypes, strict=True)
-        ]
-        return self._hold(leaves, slots, columns, columns[0].device)
+        return self._hold(leaves, slots, leaves.columns(slots, device))
 
     @staticmethod
     def _on_cpu(device: torch.device | None) -> bool:

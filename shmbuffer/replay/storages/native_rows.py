@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from shmbuffer.replay.storages.rows import Drawn, Rows
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from shmbuffer.memory import Ring
+    from shmbuffer.memory import Moment, Ring
     from shmbuffer.replay.leaves import Leaves
 
 
@@ -91,6 +92,10 @@ class NativeRows(Rows):
         )
         return tensors, index, tickets, weights
 
+    def copy_out(self, columns: list[torch.Tensor]) -> Moment:
+        """See `Rows.copy_out`."""
+        return self.ring.copy_out([column.data_ptr() for column in columns])
+
     def views(self) -> list[torch.Tensor]:
         """See `Rows.views`."""
         if self._views is None:
@@ -106,6 +111,12 @@ class NativeRows(Rows):
                     max(high for _, high in spans),
                 )
         return self._views
+
+    def _claiming(self) -> contextlib.AbstractContextManager[Any]:
+        return contextlib.nullcontext()
+
+    def _settled(self) -> None:
+        """On the CPU torch has written when its call returns."""
 
     def _view(self, at: int) -> torch.Tensor:
         leaf = self.leaves.leaves[at]

@@ -105,13 +105,12 @@ def widened(rows: Rows, wider: Leaves) -> Rows | None:
     if not set(have) <= {leaf.path for leaf in wider.leaves}:
         return None
     columns = []
-    for leaf, dtype in zip(wider.leaves, wider.dtypes, strict=True):
+    for at, leaf in enumerate(wider.leaves):
         known, column = have.get(leaf.path, (leaf, None))
         if known != leaf:
             return None
         if column is None:
-            shape = (rows.ring.capacity, *wider.lanes, *leaf.shape)
-            column = torch.zeros(shape, dtype=dtype, device=rows.leaves.device)
+            column = wider.column(at, (rows.ring.capacity, *wider.lanes), rows.leaves.device)
         columns.append(column)
     wider.device = rows.leaves.device
     return HeldRows(rows.ring, wider, columns)

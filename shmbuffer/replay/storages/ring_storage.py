@@ -11,6 +11,7 @@ shared is copied and validated, because it may be written over while one looks.
 from __future__ import annotations
 
 import math
+import os
 import weakref
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -20,11 +21,14 @@ import torch
 
 from shmbuffer.errors import EmptyBufferError, SchemaMismatchError, SpaceError
 from shmbuffer.memory import Engine, Settings
+from shmbuffer.replay.batches import stack
+from shmbuffer.replay.checkpointers.tensor import TensorStorageCheckpointer
+from shmbuffer.replay.eager import eager
 from shmbuffer.replay.keys import OWN_KEYS
 from shmbuffer.replay.leaves import Leaves
 from shmbuffer.replay.nodes import is_collection
 from shmbuffer.replay.storages.held_rows import HeldRows
-from shmbuffer.replay.storages.indexing import extent, holds, unravel
+from shmbuffer.replay.storages.indexing import extent, holds, ravel, unravel
 from shmbuffer.replay.storages.native_rows import NativeRows
 from shmbuffer.replay.storages.placing import as_batch, is_int, place, slots_of, widened
 from shmbuffer.replay.storages.reading import everything, fetch
@@ -46,8 +50,10 @@ class RingStorage(Storage):
             write.
         ndim: leading dimensions of the data that belong to the storage.
         device: where samples are.
-        compilable: not there yet; has to be False.
+        compilable: accepted; `torch.compile` leaves the native calls alone either way.
     """
+
+    _default_checkpointer = TensorStorageCheckpointer
 
     def __init__(
         self,
@@ -67,6 +73,7 @@ class RingStorage(Storage):
         self.mapping = "dict"  # what a plain dict is; a TensorDict buffer says "tensordict"
         self.optional: frozenset[str] = OWN_KEYS  # root keys that are not stored
         self._engine: Engine | None = None
+        self._pid = os.getpid()
         self._rows: Rows | None = None
         self._readers: list[weakref.ref[Any]] = []  # buffers, told once the ring is there
         # The sampler whose priorities the ring keeps.
@@ -76,8 +83,15 @@ class RingStorage(Storage):
 
     @property
     def engine(self) -> Engine:
-        """The process's handle; opened on first use."""
+        """The process's handle; opened on first use.
+
+        Raises:
+            RuntimeError: in the child of a fork, where nothing had been written before it: parent
+                and child would have a buffer each.
+        """
         if self._engine is None:
+            if os.getpid() != self._pid:
+                raise RuntimeError(f"{self._not_yet()}; this is the child of a fork")
             self._engine = self._open()
         return self._engine
 
@@ -137,10 +151,30 @@ class RingStorage(Storage):
         path = None if self._engine is None else self._engine.path
         return "this buffer" if path is None else str(path)
 
+    def __repr__(self) -> str:
+        rows = self.rows
+        data = "<empty>"
+        if rows is not None:
+            leaves = (f"{leaf.name}: {leaf.dtype}{list(leaf.shape)}" for leaf in rows.leaves.leaves)
+            data = f"{rows.leaves.node.kind}({', '.join(leaves)})"
+        shape = None if self.shape is None else list(self.shape)
+        return (
+            f"{type(self).__name__}(data={data}, shape={shape}, len={len(self)}, "
+            f"max_size={self.max_size})"
+        )
+
+    @eager
     def __len__(self) -> int:
         """Elements that are there: committed, and not emptied since."""
         rows = self.rows
         return 0 if rows is None else rows.ring.length
+
+    def allow(self, keys: frozenset[str]) -> None:
+        """Let root entries come along that are no leaves; they are not stored."""
+        self.optional = keys
+        if self._rows is not None:
+            leaves = self._rows.leaves
+            leaves.optional = OWN_KEYS | (keys - {leaf.path[0] for leaf in leaves.leaves})
 
     # -- writing -------------------------------------------------------------------------------
 
@@ -173,14 +207,15 @@ class RingStorage(Storage):
             self.notify(self.written(first, count))
         return first, count
 
+    @eager
     def set(self, cursor: Any, data: Any, *, set_cursor: bool = True) -> None:
         """Write at given places, as new items: they get the default priority and count as written.
 
         Args:
             cursor: an int with one item, or ints (range, slice, list, array, tensor) with a batch;
                 an index named twice: the last wins.
-            data: what to write. A key that the storage has not adds a column where it is not
-                shared.
+            data: what to write; a list is a stack of items. A key that the storage has not adds a
+                column where it is not shared.
             set_cursor: accepted as in TorchRL; the ring's own position never moves here.
 
         Raises:
@@ -193,6 +228,8 @@ class RingStorage(Storage):
         """`set`, and with ``in_place`` a change of the items that are there."""
         single = is_int(cursor)
         rows = self.rows
+        if type(data) is list and not single and (rows is None or rows.leaves.node.kind != "list"):
+            data = stack(data)
         if rows is None:
             rows = self._define(data, single)
         slots = slots_of(cursor, rows.ring)
@@ -220,7 +257,7 @@ class RingStorage(Storage):
         rows = self.rows
         if rows is None:
             rows = self._define(example, single)
-        rows.leaves.match(example, single)
+        rows.leaves.values(example, torch.Size(()) if single else None)
 
     def written(self, first: int, count: int, *, single: bool = False) -> int | torch.Tensor:
         """The index that a write returns, from what `append` gave.
@@ -256,6 +293,7 @@ class RingStorage(Storage):
 
     # -- reading -------------------------------------------------------------------------------
 
+    @eager
     def get(self, index: Any) -> Any:
         """Items by index.
 
@@ -286,6 +324,20 @@ class RingStorage(Storage):
             raise IndexError(f"there is no item at {index}: nothing was written yet")
         found = fetch(self._need_rows(), index, dim_extend=dim_extend, as_views=as_views)
         return self.to_device(found)
+
+    def fetch_held(self, index: Any, tickets: torch.Tensor) -> Any:
+        """Copies of elements, if each of them is still the item of its ticket; else None.
+
+        Args:
+            index: element indices int64 ``[n]``, or a tuple of coordinates.
+            tickets: int64 ``[n]``.
+        """
+        rows = self._need_rows()
+        elements = torch.from_numpy(ravel(index, rows.leaves.lanes))
+        tensors, now, _ = rows.read(elements)
+        if not torch.equal(now, tickets.reshape(-1)):
+            return None
+        return self.to_device(rows.leaves.build(tensors, (len(elements),)))
 
     def iter_in_order(self, chunk: int) -> Iterator[Any]:
         """Batches of at most ``chunk`` slots in storage order, each validated."""
@@ -392,9 +444,8 @@ class RingStorage(Storage):
     _memory_mapped = False
 
     def _settle(self, rows: Rows) -> Rows:
-        rows.leaves.optional = self.optional - {leaf.path[0] for leaf in rows.leaves.leaves}
-        rows.leaves.optional |= OWN_KEYS
         self._rows = rows
+        self.allow(self.optional)
         for reader in self._readers:
             if (buffer := reader()) is not None:
                 buffer.ring_is_there()
@@ -411,12 +462,21 @@ class RingStorage(Storage):
     def __getstate__(self) -> dict[str, Any]:
         if isinstance(self._rows, HeldRows):
             raise RuntimeError(
-                f"this {type(self).__name__} holds tensors of this process (on a GPU, given by the "
-                "caller, or a column added later), which no other process can see; use a "
-                "LazyMemmapStorage, or a LazyTensorStorage with all keys in its first write"
+                f"this {type(self).__name__} holds what belongs to this process (on a GPU, given "
+                "by the caller, a column added later, or text and other objects), which no other "
+                "process can see; use a LazyMemmapStorage, or a LazyTensorStorage with all keys "
+                "in its first write, all of them tensors"
             )
+        if self._engine is None or not (self._engine.shared or self.initialized):
+            raise RuntimeError(f"{self._not_yet()}, and would be another buffer there")
         state = super().__getstate__()
         return {**state, "_rows": None, "_readers": [], "_table_owner": None}
+
+    def _not_yet(self) -> str:
+        return (
+            f"nothing was written to this {type(self).__name__} yet: it cannot be handed to "
+            "another process before the first write, unless it is made with shared_init=True"
+        )
 
 
 def check_recorded(settings: Settings, max_size: int, ndim: int, where: str) -> None:

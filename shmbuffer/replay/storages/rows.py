@@ -7,6 +7,7 @@ slot words, tickets and priorities are the ring's in both.
 
 from __future__ import annotations
 
+import contextlib
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +17,11 @@ import torch
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from shmbuffer.memory import Ring
+    from shmbuffer.memory import Moment, Ring
     from shmbuffer.replay.leaves import Leaves
+
+# Slots that are replaced in one claim.
+_PIECE = 4096
 
 Drawn = tuple[list[torch.Tensor], torch.Tensor, torch.Tensor, torch.Tensor | None]
 """Leaves ``[n, *shape]``, element index int64 ``[n]``, tickets int64 ``[n]``, weights float32
@@ -64,6 +68,144 @@ class Rows(ABC):
     @abstractmethod
     def views(self) -> list[torch.Tensor]:
         """The leaves themselves, ``[slots, *lanes, *shape]``, not copied and not validated."""
+
+    @abstractmethod
+    def copy_out(self, columns: list[torch.Tensor]) -> Moment:
+        """Copy every item, all of one moment, while others go on writing; see `Ring.copy_out`.
+
+        Args:
+            columns: one ``[slots, *lanes, *shape]`` on the CPU for each leaf, contiguous; they may
+                be maps of files. What is in places without an item has no meaning.
+        """
+
+    def patch(
+        self,
+        elements: NDArray[np.int64],
+        columns: dict[int, torch.Tensor],
+        tickets: NDArray[np.int64] | None = None,
+    ) -> NDArray[np.bool_]:
+        """Change some leaves of some elements where they are.
+
+        The rest of the item, its priority, its source and the write count stay. Nobody can write
+        to the item between the look at it and the change.
+
+        Args:
+            elements: int64 ``[n]``; of an element that is named twice, the last row.
+            columns: by number of the leaf, ``[n, *shape]``, of the leaf's dtype.
+            tickets: int64 ``[n]``: items that were written over since are left alone.
+
+        Returns:
+            bool ``[n]``: what was changed.
+        """
+        width = self.ring.width
+        slots, first, of_slot = np.unique(elements // width, return_index=True, return_inverse=True)
+        with self._claiming():
+            expected = None if tickets is None else tickets[first]
+            kept = self.ring.claim_slots(slots, in_place=True, tickets=expected)
+            changed = kept[of_slot]
+            if tickets is not None:
+                changed &= tickets == tickets[first][of_slot]
+            if not kept.any():
+                return changed
+            try:
+                which = torch.from_numpy(np.nonzero(changed)[0])
+                where = torch.from_numpy(elements)[which]
+                for at, values in columns.items():
+                    view = self.views()[at].as_subclass(torch.Tensor)
+                    flat = view.view(-1, *self.leaves.leaves[at].shape)
+                    flat[where.to(flat.device)] = values[which.to(values.device)].to(flat.device)
+                self._settled()
+            except BaseException:
+                self.ring.abort()
+                raise
+            self.ring.commit()
+        return changed
+
+    def adopt(
+        self,
+        present: NDArray[np.bool_],
+        *,
+        cursor: int,
+        write_count: int,
+        priorities: NDArray[np.float64] | None = None,
+        max_priority: float | None = None,
+    ) -> None:
+        """Make items of bytes that are in their places already, in place of what was there.
+
+        Args:
+            present: bool ``[slots]``: where an item is.
+            cursor: slot of the next item.
+            write_count: elements written so far.
+            priorities: raw, float64 ``[elements]``; NaN, or None, is the default priority.
+            max_priority: the largest raw priority ever given; None: none yet.
+        """
+        self._replace(present, None, priorities)
+        self.ring.restore(cursor, write_count, max_priority)
+
+    def copy_in(
+        self,
+        columns: list[torch.Tensor],
+        present: NDArray[np.bool_],
+        *,
+        cursor: int,
+        write_count: int,
+        priorities: NDArray[np.float64] | None = None,
+        max_priority: float | None = None,
+    ) -> None:
+        """Replace everything that is there.
+
+        Args:
+            columns: one ``[slots, *lanes, *shape]`` for each leaf.
+            present: bool ``[slots]``: where an item is.
+            cursor: slot of the next item.
+            write_count: elements written so far.
+            priorities: raw, float64 ``[elements]``; NaN, or None, is the default priority.
+            max_priority: the largest raw priority ever given; None: none yet.
+
+        Cost: the bytes once, in pieces.
+        """
+        self._replace(present, columns, priorities)
+        self.ring.restore(cursor, write_count, max_priority)
+
+    def _replace(
+        self,
+        present: NDArray[np.bool_],
+        columns: list[torch.Tensor] | None,
+        priorities: NDArray[np.float64] | None,
+    ) -> None:
+        ring = self.ring
+        ring.empty()
+        slots = np.nonzero(present)[0]
+        for start in range(0, len(slots), _PIECE):
+            part = slots[start : start + _PIECE]
+            with self._claiming():
+                ring.claim_slots(part, in_place=False)
+                try:
+                    where = torch.from_numpy(part)
+                    for view, column in zip(
+                        self.views(), columns or (), strict=columns is not None
+                    ):
+                        view.as_subclass(torch.Tensor)[where.to(view.device)] = column[where].to(
+                            view.device
+                        )
+                    self._settled()
+                except BaseException:
+                    ring.abort()
+                    raise
+                ring.commit()
+        if priorities is None:
+            return
+        elements = ring.committed()
+        known = elements[~np.isnan(priorities[elements])]
+        ring.update(known, np.ascontiguousarray(priorities[known]))
+
+    @abstractmethod
+    def _claiming(self) -> contextlib.AbstractContextManager[Any]:
+        """Held from claim to commit, where more than the ring's own gate is needed."""
+
+    @abstractmethod
+    def _settled(self) -> None:
+        """Return when what torch was told to write has been written."""
 
     @staticmethod
     def _one_each(slots: NDArray[np.int64], count: int) -> None:

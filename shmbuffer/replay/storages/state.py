@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from shmbuffer.replay import structure
+from shmbuffer.replay.objects import Objects
 from shmbuffer.replay.storages.reading import everything
 from shmbuffer.replay.storages.rows import Rows
 
@@ -16,8 +17,8 @@ def state_of(rows: Rows | None) -> dict[str, Any]:
 
     Returns:
         ``initialized``; ``_len``; ``_cursor``; ``_index`` int64 ``[n]``, the elements;
-        ``_storage``, one tensor ``[n, *shape]`` a leaf under its dotted name; ``_structure``, what
-        the form of the data is.
+        ``_storage``, one tensor ``[n, *shape]`` a leaf under its dotted name (of objects: a list of
+        them, and their shape); ``_structure``, what the form of the data is.
     """
     if rows is None:
         return {"initialized": False, "_len": 0}
@@ -29,7 +30,8 @@ def state_of(rows: Rows | None) -> dict[str, Any]:
         "_cursor": rows.ring.head % rows.ring.capacity,
         "_index": index,
         "_storage": {
-            ".".join(leaf.path): tensor for leaf, tensor in zip(leaves.leaves, tensors, strict=True)
+            _dotted(leaf.path): _plain(column)
+            for leaf, column in zip(leaves.leaves, tensors, strict=True)
         },
         "_structure": {
             "node": leaves.node.to_json(),
@@ -43,10 +45,11 @@ def example_of(state: dict[str, Any]) -> Any:
     """A batch of one item, for defining a storage that is to hold the state: zeros."""
     node = structure.from_json(state["_structure"]["node"])
     lanes = state["_structure"]["lanes"]
-    zeros = [
-        torch.zeros((1, *lanes, *tensor.shape[1:]), dtype=tensor.dtype)
-        for tensor in state["_storage"].values()
-    ]
+    zeros = []
+    for column in map(_column, state["_storage"].values()):
+        shape = (1, *lanes, *column.shape[1:])
+        is_tensor = isinstance(column, torch.Tensor)
+        zeros.append(torch.zeros(shape, dtype=column.dtype) if is_tensor else Objects.of((), shape))
     return node.build(iter(zeros), (1, *lanes), torch.device("cpu"))
 
 
@@ -66,7 +69,8 @@ def load_state(rows: Rows, state: dict[str, Any]) -> None:
         )
     node = structure.from_json(state["_structure"]["node"])
     tensors = [
-        tensor.reshape(-1, *lanes, *tensor.shape[1:]) for tensor in state["_storage"].values()
+        column.reshape(-1, *lanes, *column.shape[1:])
+        for column in map(_column, state["_storage"].values())
     ]
     data = node.build(iter(tensors), (len(tensors[0]), *lanes), torch.device("cpu"))
     leaves.values(data)  # before anything is emptied: these are our leaves
@@ -76,3 +80,22 @@ def load_state(rows: Rows, state: dict[str, Any]) -> None:
         ring.abort()
     slots = state["_index"].numpy()[:: ring.lanes] // ring.lanes
     rows.place(slots, data, in_place=False)
+
+
+def _dotted(path: tuple[str, ...]) -> str:
+    """A nested key as one name; a dot or backslash in a key gets a backslash in front."""
+    return ".".join(key.replace("\\", "\\\\").replace(".", "\\.") for key in path)
+
+
+def _plain(column: Any) -> Any:
+    """A column as the state has it."""
+    if isinstance(column, torch.Tensor):
+        return column
+    return {"objects": column.tolist(), "shape": list(column.shape)}
+
+
+def _column(plain: Any) -> Any:
+    """What `_plain` was given."""
+    if isinstance(plain, torch.Tensor):
+        return plain
+    return Objects.of(plain["objects"], plain["shape"])

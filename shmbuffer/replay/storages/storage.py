@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import weakref
-from typing import Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ClassVar
 
-from shmbuffer.replay.checkpoints import NoCheckpoints
+from shmbuffer.replay.checkpointers.checkpointer import StorageCheckpointerBase
+from shmbuffer.replay.checkpointers.tensor import lies_in
+from shmbuffer.replay.checkpoints import Checkpoints
 
 
-class Storage(NoCheckpoints):
+class Storage(Checkpoints):
     """Where the items are.
 
     A storage of your own needs ``set``, ``get`` and ``__len__``; any sampler and any writer works
@@ -17,8 +22,8 @@ class Storage(NoCheckpoints):
 
     Args:
         max_size: capacity in elements.
-        checkpointer: not there yet; has to be None.
-        compilable: not there yet; has to be False.
+        checkpointer: how the storage is saved; None is the one of its kind.
+        compilable: accepted; `torch.compile` leaves the native calls alone either way.
 
     Source: ``torchrl.data.Storage``.
     """
@@ -27,11 +32,12 @@ class Storage(NoCheckpoints):
     """How many leading dimensions of the data belong to the storage."""
 
     _rng: Any = None  # torch.Generator of the buffer, as in TorchRL
+    _default_checkpointer: ClassVar[type[Any]] = StorageCheckpointerBase  # TorchRL's name
+    _checkpointer: Any = None
 
     def __init__(self, max_size: int, checkpointer: Any = None, compilable: bool = False) -> None:
-        if checkpointer is not None:
-            raise NotImplementedError("Storage(checkpointer=): checkpoints come in a later release")
-        refuse_compilable(type(self).__name__, compilable)
+        self._checkpointer = checkpointer
+        self.compilable = bool(compilable)
         if int(max_size) < 1:
             raise ValueError(f"max_size has to be at least 1, got {max_size}")
         self._max_size = int(max_size)
@@ -62,6 +68,13 @@ class Storage(NoCheckpoints):
 
     def __len__(self) -> int:
         raise NotImplementedError(f"{type(self).__name__} has no __len__()")
+
+    def collate(self, data: Any) -> Any:
+        """A batch from what `get` gives for several items, where a buffer has no ``collate_fn``.
+
+        As it is, unless the storage gives a list.
+        """
+        return data
 
     def attach(self, buffer: Any) -> None:
         """Have ``buffer.mark_update(index)`` called for every write, whoever writes.
@@ -96,6 +109,74 @@ class Storage(NoCheckpoints):
     def contains(self, index: int) -> bool:
         """Whether there is an item at ``index``."""
         return 0 <= index < len(self)
+
+    @property
+    def checkpointer(self) -> Any:
+        """How the storage is saved; setting it to None brings back the one of its kind."""
+        if self._checkpointer is None:
+            self._checkpointer = self._default_checkpointer()
+        return self._checkpointer
+
+    @checkpointer.setter
+    def checkpointer(self, checkpointer: Any) -> None:
+        self._checkpointer = checkpointer
+
+    def register_save_hook(self, hook: Callable[..., Any]) -> None:
+        """Have ``hook(data, path=path)`` change what is saved.
+
+        See `StorageCheckpointerBase.register_save_hook`. Hooks are not saved themselves.
+        """
+        self.checkpointer.register_save_hook(hook)
+
+    def register_load_hook(self, hook: Callable[..., Any]) -> None:
+        """Have ``hook(data, out=destination)`` change what is loaded.
+
+        See `StorageCheckpointerBase.register_load_hook`. Hooks are not saved themselves.
+        """
+        self.checkpointer.register_load_hook(hook)
+
+    def dumps(self, path: str | os.PathLike[str]) -> None:
+        """Save into the directory ``path``; see `Checkpoints.dumps`.
+
+        A checkpointer with a file of its own (`H5StorageCheckpointer`) saves to ``path`` itself
+        where that is the name of such a file.
+        """
+        saves_to_file = getattr(self.checkpointer, "saves_to_file", None)
+        if saves_to_file is not None and saves_to_file(path):
+            self.checkpointer.dumps(self, path)
+        else:
+            super().dumps(path)
+
+    def _has_files_in(self, path: Path) -> bool:
+        return lies_in(self, path)
+
+    def _dump(self, directory: Path, moment: Any) -> Any:
+        if self._is_saved_by_state:
+            return super()._dump(directory, moment)
+        return self.checkpointer.dumps(self, directory)
+
+    def _dump_in_place(self, directory: Path) -> Any:
+        if not hasattr(self.checkpointer, "dumps_in_place"):
+            raise RuntimeError(
+                f"{type(self.checkpointer).__name__} cannot save a storage where it has its own "
+                "files; save to another directory"
+            )
+        return self.checkpointer.dumps_in_place(self, directory)
+
+    def _read(self, directory: Path) -> Any:
+        return super()._read(directory) if self._is_saved_by_state else directory
+
+    def _apply(self, saved: Any, loaded: Any) -> Any:
+        if self._is_saved_by_state:
+            return super()._apply(saved, loaded)
+        if isinstance(self.checkpointer, StorageCheckpointerBase):
+            return self.checkpointer.loads_beside(self, saved, loaded)
+        return self.checkpointer.loads(self, saved)
+
+    @property
+    def _is_saved_by_state(self) -> bool:
+        """A storage of the user's that has no checkpointer."""
+        return type(self.checkpointer) is StorageCheckpointerBase
 
     def flatten(self) -> Any:
         """Every item, as one batch with one dimension for the storage."""
@@ -133,12 +214,3 @@ class Storage(NoCheckpoints):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_watchers": []}  # who is attached here is not attached there
-
-
-def refuse_compilable(name: str, compilable: bool | None) -> None:
-    """NotImplementedError for ``compilable=True``."""
-    if compilable:
-        raise NotImplementedError(
-            f"{name}(compilable=True): a buffer that torch.compile traces through is not there "
-            "yet; call it outside of the compiled function"
-        )

@@ -23,7 +23,7 @@ class TensorStorage(RingStorage):
         max_size: accepted as in TorchRL; the capacity is what ``storage`` has.
         device: where samples are; ``storage`` is used on the device where it is.
         ndim: how many of its leading dimensions belong to the storage.
-        compilable: not there yet; has to be False.
+        compilable: accepted; `torch.compile` leaves the native calls alone either way.
 
     Raises:
         TypeError: something in there is not a tensor.
@@ -64,7 +64,7 @@ class TensorStorage(RingStorage):
         self._engine = Engine.anonymous(
             Settings(capacity=capacity, ndim=ndim, checksum=False, reserve=False)
         )
-        self._hold(leaves, slots, columns, columns[0].device)
+        self._hold(leaves, slots, columns)
         rows = self._need_rows()
         # In place: what was there before us was not written through a buffer, and write_count says
         # so.
@@ -78,21 +78,21 @@ class TensorStorage(RingStorage):
             return data
         return to_device(data, self.device)
 
-    def _hold(
-        self, leaves: Leaves, slots: int, columns: list[torch.Tensor], device: torch.device
-    ) -> Rows:
+    def _hold(self, leaves: Leaves, slots: int, columns: list[Any]) -> Rows:
         """Rows of tensors that this process holds, on a ring that has no leaves of its own."""
-        leaves.device = device
-        ring = self.engine.define(Schema((), slots, leaves.lanes, leaves.node.to_json()))
+        tensors = [column for column in columns if isinstance(column, torch.Tensor)]
+        leaves.device = tensors[0].device if tensors else torch.device("cpu")
+        ring = self.engine.define(Schema((), slots, leaves.lanes, {"kind": "held"}))
         return self._settle(HeldRows(ring, leaves, columns))
 
 
 def to_device(data: Any, device: torch.device | None) -> Any:
-    """``data`` of any form on ``device``."""
+    """``data`` of any form on ``device``; what cannot be moved as it is."""
     if hasattr(data, "to"):
         return data.to(device)
     if isinstance(data, dict):
         return {key: to_device(value, device) for key, value in data.items()}
-    if hasattr(data, "_fields"):
-        return type(data)(*(to_device(value, device) for value in data))
-    return type(data)(to_device(value, device) for value in data)
+    if not isinstance(data, (tuple, list)):
+        return data
+    parts = [to_device(value, device) for value in data]
+    return type(data)(*parts) if hasattr(data, "_fields") else type(data)(parts)

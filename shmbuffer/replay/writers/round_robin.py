@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
+from shmbuffer.replay.eager import eager
 from shmbuffer.replay.nodes import is_collection
-from shmbuffer.replay.storages.storage import refuse_compilable
+from shmbuffer.replay.writers.saved import Cursor, read_cursor, write_cursor
 from shmbuffer.replay.writers.writer import Writer
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from shmbuffer.replay.checkpoints import Loaded
 
 
 class RoundRobinWriter(Writer):
@@ -18,7 +24,7 @@ class RoundRobinWriter(Writer):
     process, sees and moves the same ones. On a storage of your own the writer keeps them.
 
     Args:
-        compilable: not there yet; has to be False.
+        compilable: accepted; `torch.compile` leaves the native calls alone either way.
         track_generations: samples carry ``index_generation``, the ticket of the write that put the
             item there, also where the buffer is not shared.
 
@@ -26,12 +32,13 @@ class RoundRobinWriter(Writer):
     """
 
     def __init__(self, compilable: bool = False, *, track_generations: bool = False) -> None:
-        refuse_compilable(type(self).__name__, compilable)
+        self.compilable = bool(compilable)
         self.track_generations = track_generations
         self._own_cursor = 0
         self._own_count = 0
         self._count_offset = 0  # a loaded count less what the ring says
 
+    @eager
     def add(self, data: Any) -> int | torch.Tensor:
         """Write one item ``[*lanes, ...]``.
 
@@ -49,6 +56,7 @@ class RoundRobinWriter(Writer):
         self._own_count += 1
         return index
 
+    @eager
     def extend(self, data: Any) -> torch.Tensor:
         """Write a batch ``[n, *lanes, ...]``.
 
@@ -87,6 +95,11 @@ class RoundRobinWriter(Writer):
         if empty_write_count:
             self._own_count = self._count_offset = 0
 
+    def __repr__(self) -> str:
+        storage = self._storage
+        full = storage is not None and len(storage) == storage.max_size
+        return f"{type(self).__name__}(cursor={self._cursor}, full_storage={full})"
+
     def state_dict(self) -> dict[str, Any]:
         """Cursor and count."""
         return {"_cursor": self._cursor, "_write_count": self.write_count}
@@ -96,8 +109,32 @@ class RoundRobinWriter(Writer):
         ring = getattr(self._storage, "ring", None)
         self._own_cursor = int(state_dict["_cursor"])
         self._own_count = int(state_dict["_write_count"])
+        if ring is not None and ring.is_alone:
+            ring.restore(self._own_cursor % ring.capacity, self._own_count, ring.max_priority)
         if ring is not None:
             self._count_offset = self._own_count - int(ring.write_count)
+
+    def _dump(self, directory: Path, moment: Any) -> None:
+        ring = getattr(self._storage, "ring", None)
+        width = 1 if ring is None else ring.width
+        cursor, count = self._cursor, self.write_count
+        if ring is not None and moment is not None:
+            cursor = moment.head % len(moment.tickets)
+            count = moment.write_count + self._count_offset
+        tracked = moment if self.track_generations else None
+        write_cursor(directory, cursor, count, width, tracked)
+
+    def _read(self, directory: Path) -> Cursor:
+        return read_cursor(directory)
+
+    def _apply(self, saved: Cursor, loaded: Loaded | None) -> None:
+        ring = getattr(self._storage, "ring", None)
+        cursor, count = saved.slot, saved.elements(1 if ring is None else ring.width)
+        if ring is None or loaded is None:
+            known = self.write_count if count is None else count
+            self.load_state_dict({"_cursor": cursor, "_write_count": known})
+        else:
+            self._count_offset = 0  # the storage has brought back its own
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_storage": None}  # the buffer registers it again

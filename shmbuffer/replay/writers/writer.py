@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from shmbuffer.replay.checkpoints import NoCheckpoints
+from shmbuffer.replay.checkpoints import Checkpoints
 
 
-class Writer(NoCheckpoints):
+class Writer(Checkpoints):
     """Who decides where the next item goes.
 
     A writer of your own needs ``add`` and ``extend``, which call ``self._storage.set(index,

@@ -1,0 +1,179 @@
+"""Items of a list as one batch, and a batch as items."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, NoReturn
+
+import numpy as np
+import torch
+from tensordict import lazy_stack
+
+from shmbuffer.errors import EmptyBufferError
+from shmbuffer.replay.nodes import as_tensor, is_collection
+from shmbuffer.replay.structure import not_a_tensor
+
+_NUMBERS = (torch.Tensor, np.ndarray, np.generic, bool, int, float, complex)
+_DIFFERS = (RuntimeError, KeyError, TypeError, ValueError)  # torch.stack of unlike TensorDicts
+
+
+def stack(items: list[Any]) -> Any:
+    """Items of one form as a batch of that form: every leaf gets a dimension in front.
+
+    Raises:
+        ValueError: there are none.
+        RuntimeError: they differ in form, or a leaf differs in shape.
+        TypeError: something in there is not a tensor and cannot become one.
+    """
+    if not items:
+        raise ValueError("an empty list has no form; write nothing, or a batch of size 0")
+    return _joined(items, "the item", strict=True)
+
+
+def collate(items: list[Any]) -> Any:
+    """Items as a batch: as `stack` does it, or what is nearest to that.
+
+    TensorDicts that differ in keys or shapes are stacked lazily. What is neither tensor nor number,
+    and items of different kinds, stay a list.
+
+    Raises:
+        RuntimeError: tensors that differ in shape, dicts in keys, tuples in length.
+    """
+    return _joined(items, "the item", strict=False) if items else items
+
+
+def stack_lazily(items: list[Any], dim: int = 0) -> Any:
+    """TensorDicts or tensorclasses as a lazy stack; an entry that is set in it is not set in them.
+
+    Args:
+        items: they may differ in keys and shapes. Tensors of one shape are stacked as torch does.
+        dim: of the stack, in the batch dimensions of the result; negative from their end.
+
+    Raises:
+        EmptyBufferError: there are none.
+        TypeError: one of them is something else.
+    """
+    if not items:
+        raise EmptyBufferError("there are no items here, and an empty stack has no form")
+    if all(isinstance(item, torch.Tensor) for item in items):
+        return torch.stack(items, dim)
+    for item in items:
+        if not is_collection(item):
+            raise TypeError(
+                f"items that are stacked lazily are TensorDicts or tensorclasses, got {_form(item)}"
+                "; use a ListStorage for it"
+            )
+    if dim < 0:
+        dim += items[0].batch_dims + 1
+    return lazy_stack([item.copy() for item in items], dim)
+
+
+def unbound(data: Any) -> list[Any]:
+    """The items of an iterable; of a tensor, array or TensorDict along its first dimension.
+
+    Raises:
+        TypeError: a PyTree (dict, tuple) or text, which has no items of its own.
+        RuntimeError: no dimension to take apart.
+    """
+    if isinstance(data, list):
+        return list(data)
+    if isinstance(data, (torch.Tensor, np.ndarray)) or is_collection(data):
+        if not data.shape:
+            raise RuntimeError(
+                f"a {type(data).__name__} without a batch dimension is one item: use add()"
+            )
+        return list(data) if isinstance(data, np.ndarray) else list(data.unbind(0))
+    if isinstance(data, (Mapping, tuple, str, bytes)) or not isinstance(data, Iterable):
+        raise TypeError(
+            "a list of items is what a list storage can be extended with, also a generator, a "
+            f"tensor or a TensorDict; got {type(data).__name__}. A PyTree (dict or tuple) of "
+            "batches is for tensor storages; give list(data) if its parts are the items"
+        )
+    return list(data)
+
+
+def _joined(items: list[Any], where: str, *, strict: bool) -> Any:
+    first, kinds = items[0], [_kind(item) for item in items]
+    for at, kind in enumerate(kinds):
+        if kind is not kinds[0]:
+            if not strict:
+                return items
+            _refuse(where, at, items, strict)
+    if kinds[0] is Mapping:
+        for at, item in enumerate(items):
+            if item.keys() != first.keys():
+                _refuse(where, at, items, strict)
+        return {
+            key: _joined([item[key] for item in items], f"entry {key!r} of {where}", strict=strict)
+            for key in first
+        }
+    if kinds[0] is tuple:
+        for at, item in enumerate(items):
+            if type(item) is not type(first) or len(item) != len(first):
+                _refuse(where, at, items, strict)
+        parts = [
+            _joined(list(values), f"part {at} of {where}", strict=strict)
+            for at, values in enumerate(zip(*items, strict=True))
+        ]
+        return type(first)(*parts) if hasattr(first, "_fields") else type(first)(parts)
+    if kinds[0] is not torch.Tensor:
+        return _collections(items, strict=strict)
+    for item in items:
+        if not isinstance(item, _NUMBERS):
+            if strict:
+                raise TypeError(not_a_tensor(item))
+            return items
+    tensors = [as_tensor(item) for item in items]
+    for at, tensor in enumerate(tensors):
+        if tensor.shape != tensors[0].shape:
+            _refuse(where, at, tensors, strict)
+    return torch.stack(tensors)
+
+
+def _collections(items: list[Any], *, strict: bool) -> Any:
+    try:
+        return torch.stack(items)
+    except _DIFFERS as error:
+        if not strict:
+            return stack_lazily(items)
+        raise RuntimeError(
+            f"a batch is a stack of items of one form, but these TensorDicts differ ({error}); "
+            f"{_INSTEAD}"
+        ) from error
+
+
+def _kind(item: Any) -> type:
+    """How an item is joined with others."""
+    if is_collection(item):
+        return object
+    if isinstance(item, Mapping):
+        return Mapping
+    return tuple if isinstance(item, (tuple, list)) else torch.Tensor
+
+
+def _form(item: Any) -> str:
+    """What an item is, in few words."""
+    if isinstance(item, Mapping) and not is_collection(item):
+        return f"a dict with the keys {list(item)}"
+    if isinstance(item, (tuple, list)):
+        return f"a {type(item).__name__} of {len(item)}"
+    if isinstance(item, (torch.Tensor, np.ndarray)):
+        return f"a tensor of shape {list(item.shape)}"
+    return f"a {type(item).__name__}"
+
+
+def _refuse(where: str, at: int, items: list[Any], strict: bool) -> NoReturn:
+    raise RuntimeError(
+        f"a batch is a stack of items of one form, but {where} is {_form(items[at])} at position "
+        f"{at} and {_form(items[0])} at position 0; {_INSTEAD if strict else _APART}"
+    )
+
+
+_INSTEAD = (
+    "use a LazyStackStorage or a ListStorage for items that differ; a batch whose leaves have all "
+    "items in their first dimension is given as a tuple, dict or TensorDict"
+)
+_APART = (
+    "give the buffer a collate_fn (list keeps the items apart), or use a LazyStackStorage for "
+    "TensorDicts that differ"
+)

@@ -1,0 +1,160 @@
+"""The way out: indices from the sampler, rows from the storage, now or ahead of time.
+
+native path:    draw, gather, validate and weigh are one call of the C core
+by parts:       sampler.sample ──▶ storage.get, asked again where a row was written over meanwhile
+both:           collate_fn ──▶ transform ──▶ pinned memory
+"""
+
+from __future__ import annotations
+
+import warnings
+from functools import partial
+from typing import Any
+
+import torch
+
+from shmbuffer.errors import EmptyBufferError
+from shmbuffer.replay.buffers.parts import Parts
+from shmbuffer.replay.buffers.prefetch import Batch, Order
+from shmbuffer.replay.keys import GENERATION, INDEX, WEIGHT_KEYS
+from shmbuffer.replay.samplers import PrioritizedSampler
+from shmbuffer.replay.samplers.sampler import draw_key
+from shmbuffer.replay.storages.indexing import unravel
+from shmbuffer.replay.storages.ring_storage import RingStorage
+from shmbuffer.replay.storages.rows import Drawn, Rows
+
+_ATTEMPTS = 16  # to read what a sampler of somebody else's chose, where other processes write
+
+
+class Drawing(Parts):
+    """The part of a buffer that makes batches."""
+
+    def _count(self, batch_size: int | None) -> int:
+        own = self._batch_size
+        if batch_size is None:
+            if own is None:
+                raise RuntimeError(
+                    "no batch size: give batch_size to sample() or to the constructor of the buffer"
+                )
+            return own
+        if own is not None and batch_size != own:
+            warnings.warn(
+                f"sample(batch_size={batch_size}) differs from the buffer's batch_size={own}; "
+                f"{batch_size} is taken",
+                stacklevel=4,  # over sample() and its mark for torch.compile
+            )
+        if batch_size < 0:
+            raise ValueError(f"batch_size has to be at least 0, got {batch_size}")
+        return batch_size
+
+    def _draw(self, rows: Rows, count: int) -> Drawn:
+        """One native call: draw, gather, validate, weigh."""
+        sampler = self._sampler
+        if not isinstance(sampler, PrioritizedSampler):
+            return rows.sample(count, draw_key(sampler._rng), None)
+        drawn = rows.sample(count, draw_key(sampler._rng), sampler.beta)
+        if sampler.dtype is not torch.float32:
+            tensors, index, tickets, weights = drawn
+            assert weights is not None
+            return tensors, index, tickets, sampler._weights(rows.ring, index, weights)
+        return drawn
+
+    def _next(self, count: int) -> Batch:
+        """The next batch, made now or ahead."""
+        if self._prefetcher is not None and count == self._batch_size:
+            return self._prefetcher.next()
+        return self._sample(count)
+
+    def _sample(self, count: int) -> Batch:
+        rows = self._rows()
+        storage = self._storage
+        if self._native_sample and isinstance(storage, RingStorage):
+            if rows is None:
+                raise EmptyBufferError("the buffer is empty: write something before sampling")
+            tensors, index, tickets, weights = self._draw(rows, count)
+            lanes = rows.leaves.lanes
+            info: dict[str, Any] = {INDEX: unravel(index, lanes) if lanes else index}
+            if weights is not None:
+                info.update(dict.fromkeys(self._weight_keys, weights))
+            if self._track_generations or self.shared:
+                info[GENERATION] = tickets
+            data = storage.to_device(rows.leaves.build(tensors, (count,)))
+            return self._finished(data, info)
+        return self._gathered(*self._sampler.sample(storage, count))
+
+    def _order(self) -> Order:
+        """Draw the next batch for the prefetcher: indices now, rows and transforms in a thread."""
+        sampler, generator = self._sampler, self._generator
+        position = sampler._position()
+        state = None if generator is None else generator.get_state()
+
+        def undo() -> None:
+            sampler._rewind(position)
+            if generator is not None and state is not None:
+                generator.set_state(state)
+
+        assert self._batch_size is not None
+        index, found = sampler.sample(self._storage, self._batch_size)
+        return Order(partial(self._gathered, index, found), sampler.ran_out, undo)
+
+    def _gathered(self, index: Any, found: dict[Any, Any]) -> Batch:
+        """The items that a sampler has chosen, as a sample."""
+        return self._finished(*self._chosen(index, found))
+
+    def _chosen(self, index: Any, found: dict[Any, Any]) -> Batch:
+        """The items that a sampler has chosen, as the storage gives them.
+
+        Where other processes write, it is asked again if one of them was written over meanwhile.
+        """
+        for _ in range(_ATTEMPTS):
+            data = self._held(index, found)
+            if data is not None:
+                break
+            index, found = self._sampler._again(self._storage, index)
+        else:
+            raise IndexError(
+                f"what the {type(self._sampler).__name__} chose was written over each of the "
+                f"{_ATTEMPTS} times that it was read; make the buffer larger, or write slower"
+            )
+        info = {INDEX: index, **found}
+        weights = [info.pop(key) for key in WEIGHT_KEYS if key in info]
+        if weights:
+            info.update(dict.fromkeys(self._weight_keys, weights[0]))
+        if not (self._track_generations or self.shared):
+            info.pop(GENERATION, None)
+        return data, info
+
+    def _held(self, index: Any, found: dict[Any, Any]) -> Any:
+        """The items at ``index``; None if one of them is another by now, or gone."""
+        storage = self._storage
+        tickets = found.get(GENERATION)
+        try:
+            if tickets is None or not isinstance(storage, RingStorage):
+                return storage.get(index)
+            return storage.fetch_held(index, tickets)
+        except IndexError:
+            if not self.shared:
+                raise
+            return None
+
+    def _finished(self, data: Any, info: dict[Any, Any]) -> Batch:
+        data = self._collate(data)
+        if len(self._transform):
+            data = self._transform(data)
+        return (pin(data), pin(info)) if self._pin_memory else (data, info)
+
+    def _drop_prefetched(self) -> None:
+        """Forget the batches that were made ahead, as if they had never been drawn."""
+        if self._prefetcher is not None:
+            self._prefetcher.drop()
+
+
+def pin(data: Any) -> Any:
+    """``data`` in pinned memory."""
+    if hasattr(data, "pin_memory"):
+        return data.pin_memory()
+    if isinstance(data, dict):
+        return {key: pin(value) for key, value in data.items()}
+    if isinstance(data, (tuple, list)):
+        return type(data)(pin(value) for value in data)
+    return data

@@ -1,0 +1,396 @@
+"""Several buffers as one to sample from: each row of a sample is from one of them.
+
+    ensemble[i].extend(data)  ──▶  buffer i
+
+    ensemble.sample()  ──▶  sampler: which buffers, and what in them
+                       ──▶  each buffer: rows, its collate_fn, its transform
+                       ──▶  collate_fn of the list of them, transform  ──▶  [rows, batch / rows]
+
+Each buffer reads and validates its rows as it does for samples of its own, so what it shares with
+other processes is never torn here either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase
+
+from shmbuffer.replay.buffers.access import _is_key, _is_one
+from shmbuffer.replay.buffers.prefetch import Batch
+from shmbuffer.replay.buffers.replay_buffer import ReplayBuffer
+from shmbuffer.replay.buffers.routing import RoutedWrites
+from shmbuffer.replay.buffers.stacking import stack_batches, stack_infos, with_infos
+from shmbuffer.replay.buffers.tensordict import TensorDictReplayBuffer, reduce
+from shmbuffer.replay.eager import eager
+from shmbuffer.replay.keys import GENERATION, INDEX
+from shmbuffer.replay.members import is_everything, members
+from shmbuffer.replay.samplers import PrioritizedSampler, PriorityUpdate, SamplerEnsemble
+from shmbuffer.replay.samplers.ensemble import Weights
+from shmbuffer.replay.samplers.routes import known_tickets, routes
+from shmbuffer.replay.samplers.rows import BUFFER_IDS
+from shmbuffer.replay.storages import StorageEnsemble
+from shmbuffer.replay.storages.ensemble import local
+from shmbuffer.replay.transforms import Transform
+from shmbuffer.replay.writers import WriterEnsemble
+
+Collate = Callable[[Any], Any]
+
+
+class ReplayBufferEnsemble(RoutedWrites):
+    """Several buffers, sampled as one.
+
+    A sample is ``[rows, batch_size / rows]``, each row from one buffer; `SamplerEnsemble` says how
+    buffers are chosen. Of TensorDicts it has the entries that a `TensorDictReplayBuffer` gives,
+    where ``"index"`` is a nested TensorDict: ``("index", "buffer_ids")`` and ``("index",
+    "index")``. Rows that differ in keys or shapes are stacked lazily. Samples go back to
+    `update_tensordict_priority`, which finds the buffers.
+
+    Write into the buffers: ``ensemble[i].extend(data)``. ``ensemble[i]`` is the i-th buffer,
+    ``ensemble[:, index]`` reads the same places of all, any other index gives an ensemble of those
+    that it names. Its ``len`` is the number of buffers; ``stats()`` counts items.
+
+    Args:
+        *rbs: the buffers.
+        storages: in place of buffers, together with ``samplers`` and ``writers``: what to make
+            them of.
+        samplers: see there. ``p``, ``sample_from_all`` and ``num_buffer_sampled`` may be given to
+            it, or here.
+        writers: see there.
+        transform: called with every sample, after those of the buffers.
+        batch_size: of ``sample()`` and of iteration, in items of all buffers together.
+        collate_fn: called with the list of what the buffers gave; None stacks it.
+        collate_fns: one for each buffer, or None for its own.
+        p: see `SamplerEnsemble`; so are ``sample_from_all`` and ``num_buffer_sampled``.
+        sample_from_all: see there.
+        num_buffer_sampled: see there.
+        routing_key: entry of the data with the number of the buffer that an item is for: has
+            ``ensemble.extend(data)`` write each item there.
+        routing_dim: the same for data whose dimension ``routing_dim`` has an entry for each buffer.
+        generator: of the choice and of the draws in all buffers. None leaves the buffers theirs.
+        shared: see `ReplayBuffer`.
+        **kwargs: see `ReplayBuffer`.
+
+    Raises:
+        RuntimeError: both buffers and parts.
+        TypeError: neither, or something that is no buffer.
+        ValueError: parts of different numbers; both ``routing_key`` and ``routing_dim``.
+
+    It can be passed to another process where each of its buffers can.
+
+    Example:
+        >>> import torch
+        >>> from shmbuffer import LazyTensorStorage, ReplayBuffer, ReplayBufferEnsemble
+        >>> one = ReplayBuffer(storage=LazyTensorStorage(10))
+        >>> other = ReplayBuffer(storage=LazyTensorStorage(10))
+        >>> rb = ReplayBufferEnsemble(one, other, sample_from_all=True, batch_size=6)
+        >>> index = rb[0].extend(torch.zeros(10)), rb[1].extend(torch.ones(10))
+        >>> rb.sample()
+        tensor([[0., 0., 0.],
+                [1., 1., 1.]])
+
+    Source: ``torchrl.data.ReplayBufferEnsemble``.
+    """
+
+    family = "ReplayBufferEnsemble"
+
+    def __init__(
+        self,
+        *rbs: ReplayBuffer,
+        storages: StorageEnsemble | None = None,
+        samplers: SamplerEnsemble | None = None,
+        writers: WriterEnsemble | None = None,
+        transform: Transform | Iterable[Transform] | None = None,
+        batch_size: int | None = None,
+        collate_fn: Collate | None = None,
+        collate_fns: Sequence[Collate | None] | None = None,
+        p: Weights = None,
+        sample_from_all: bool = False,
+        num_buffer_sampled: int | None = None,
+        routing_key: str | tuple[str, ...] | None = None,
+        routing_dim: int | None = None,
+        generator: torch.Generator | None = None,
+        shared: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        if routing_key is not None and routing_dim is not None:
+            raise ValueError("routing_key and routing_dim exclude each other; give one of them")
+        self._routing_key, self._routing_dim = routing_key, routing_dim
+        parts = (storages, samplers, writers)
+        count = len(rbs) if rbs else len(storages or ())
+        if collate_fns is not None and len(collate_fns) != count:
+            raise ValueError(
+                f"collate_fns are one for each buffer, got {len(collate_fns)} for {count}"
+            )
+        self._collate_fns = [None] * count if collate_fns is None else list(collate_fns)
+        if rbs and any(part is not None for part in parts):
+            raise RuntimeError(
+                "an ensemble is made of buffers, or of storages, samplers and writers, which make "
+                "the buffers; give one or the other"
+            )
+        if rbs:
+            given: tuple[object, ...] = rbs
+            if wrong := [rb for rb in given if not isinstance(rb, ReplayBuffer)]:
+                raise TypeError(f"an ensemble is made of buffers, got {wrong[0]!r}")
+            if any(isinstance(rb, ReplayBufferEnsemble) for rb in rbs):
+                raise TypeError("an ensemble is not a part of another; give it the buffers")
+            storages = StorageEnsemble(
+                *(rb._storage for rb in rbs), transforms=[rb._transform for rb in rbs]
+            )
+            samplers = SamplerEnsemble(
+                *(rb._sampler for rb in rbs),
+                p=p,
+                sample_from_all=sample_from_all,
+                num_buffer_sampled=num_buffer_sampled,
+            )
+            writers = WriterEnsemble(*(rb._writer for rb in rbs))
+            self._rbs = rbs
+        elif storages is None or samplers is None or writers is None:
+            raise TypeError(
+                "an ensemble is made of buffers, or of storages=, samplers= and writers=, all three"
+            )
+        else:
+            samplers.sample_from_all |= sample_from_all
+            samplers.p = samplers.p if p is None else p
+            if num_buffer_sampled is not None:
+                samplers.num_buffer_sampled = num_buffer_sampled
+            share = None if batch_size is None else batch_size // samplers.num_buffer_sampled
+            self._rbs = _made_of(storages, samplers, writers, collate_fns, share)
+        super().__init__(
+            storage=storages,
+            sampler=samplers,
+            writer=writers,
+            transform=transform,
+            batch_size=batch_size,
+            collate_fn=collate_fn,
+            generator=generator,
+            shared=shared,
+            **kwargs,
+        )
+        if shared:
+            for rb in self._rbs:
+                rb.share()
+
+    # -- sampling ------------------------------------------------------------------------------
+
+    @eager
+    def sample(
+        self,
+        batch_size: int | None = None,
+        return_info: bool = False,
+        include_info: bool | None = None,
+    ) -> Any:
+        """Draw a batch.
+
+        Args:
+            batch_size: how many items in all; None is the constructor's.
+            return_info: return ``(data, info)``; info is a TensorDict with ``"index"`` and what
+                the samplers of the buffers know.
+            include_info: False leaves index and weights out of a sample of TensorDicts.
+
+        Returns:
+            ``[rows, batch_size / rows, ...]``.
+
+        Raises:
+            RuntimeError: no batch size anywhere; it cannot be divided among the rows (also a
+                ValueError); a transform has changed the batch size, so that index and weights do
+                not fit.
+            EmptyBufferError: nothing to draw from in a buffer that was chosen.
+
+        Cost: a draw and a read for each row; rows are copied once more to be stacked.
+        """
+        data, info = self._next(self._count(batch_size))
+        if include_info is not False and isinstance(data, TensorDictBase):
+            data, info = with_infos(data, info)  # type: ignore[arg-type] # a TensorDict here
+        return (data, info) if return_info else data
+
+    @eager
+    def update_tensordict_priority(self, data: TensorDictBase) -> PriorityUpdate:
+        """Set the priorities of a sample, each in the buffer that its item is from.
+
+        Args:
+            data: a sample, or part of one: entries ``"index"`` and the ``priority_key`` of the
+                buffers. See `TensorDictReplayBuffer.update_tensordict_priority`.
+
+        Returns:
+            How many were applied and how many were stale, in all buffers together. Buffers without
+            priorities count none.
+
+        Raises:
+            KeyError: no entry ``"index"``.
+            ValueError: NaN, infinite or negative; what belongs to other buffers may have been
+                changed.
+        """
+        index = data.get(INDEX, None)
+        if index is None:
+            raise KeyError(
+                f"update_tensordict_priority needs the entry {INDEX!r} that a sample has; "
+                f"this TensorDict has {sorted(map(str, data.keys()))}"
+            )
+        keys = {GENERATION, *map(_priority_key, self._rbs)}
+        entries = {key: data.get(key, None) for key in keys}
+        applied = stale = 0
+        for part in routes(index, self._storage, entries, several=True):
+            member = self._rbs[part.at]
+            if not isinstance(member._sampler, PrioritizedSampler):
+                continue
+            sampler, tickets = member._sampler, known_tickets(part.entries[GENERATION])
+            priority = part.entries[_priority_key(member)]
+            raw = (
+                sampler.default_priority
+                if priority is None
+                else reduce(priority, len(part.where), sampler.reduction)
+            )
+            update = sampler.update_priority(
+                part.where, raw, storage=part.storage, generation=tickets
+            )
+            applied, stale = applied + update.applied, stale + update.stale
+        return PriorityUpdate(applied, stale)
+
+    # -- the buffers ---------------------------------------------------------------------------
+
+    def __getitem__(self, index: Any) -> Any:
+        """A buffer, an ensemble of some of them, or items of one or several.
+
+        Args:
+            index: which buffers (an int, slice, list, array, tensor), or a tuple of that and an
+                index of items.
+
+        Returns:
+            ``ensemble[i]``: the buffer. ``ensemble[i, index]``: its items. ``ensemble[:, index]``:
+            those of each, stacked as a sample is. ``ensemble[1:]``: an ensemble.
+
+        Raises:
+            IndexError: there is no such buffer or item.
+        """
+        if isinstance(index, str) or _is_key(index):
+            return self[:, :][index]
+        if isinstance(index, tuple):
+            if len(index) == 1:
+                return self[index[0]]
+            items = index[1] if len(index) == 2 else index[1:]
+            found = members(index[0], len(self._rbs), "buffer")
+            if isinstance(found, int):
+                return self._items(found, items)
+            data = self._collate([self._items(at, items) for at in found])
+            return self._transform(data) if len(self._transform) else data
+        if is_everything(index):
+            return self
+        found = members(index, len(self._rbs), "buffer")
+        if isinstance(found, int):
+            return self._rbs[found]
+        sampler = self._sampler
+        return ReplayBufferEnsemble(
+            *(self._rbs[at] for at in found),
+            transform=self._transform,
+            batch_size=self._batch_size,
+            collate_fn=self._collate_fn,
+            collate_fns=[self._collate_fns[at] for at in found],
+            p=sampler.p[found] if isinstance(sampler.p, torch.Tensor) else sampler.p,
+            sample_from_all=sampler.sample_from_all,
+            num_buffer_sampled=sampler._given_number,
+            routing_key=self._routing_key,
+            generator=self._generator,
+            shared=self._shared,
+        )
+
+    def read_all_in_order(self, end: int | None = None) -> Any:
+        """Every item of every buffer in storage order: ``ensemble[:, :end]``."""
+        return self[:, :end]
+
+    def iter_in_order(self, chunk: int) -> Iterator[Any]:
+        """Items in storage order, one buffer after the other; see `ReplayBuffer.iter_in_order`."""
+        for rb in self._rbs:
+            yield from rb.iter_in_order(chunk)
+
+    def __len__(self) -> int:
+        """How many buffers there are."""
+        return len(self._rbs)
+
+    # -- inside --------------------------------------------------------------------------------
+
+    def _gathered(self, index: Any, found: Any) -> Batch:
+        """See `ReplayBuffer._gathered`; each buffer reads and validates its rows."""
+        buffer_ids, batches, infos = [], [], []
+        for row, known in zip(index.unbind(0), found.unbind(0), strict=True):
+            at = int(row.get(BUFFER_IDS))
+            rb = self._rbs[at]
+            data, info = rb._chosen(local(row, rb._storage), dict(known.items(True, True)))
+            if self._weight_key is not None:
+                weights = [info.pop(key) for key in rb._weight_keys if key in info]
+                info.update(dict.fromkeys(self._weight_keys, weights[0]) if weights else {})
+            buffer_ids.append(at)
+            batches.append(self._finished_row(at, data))
+            infos.append(info)
+        return self._finished(batches, stack_infos(buffer_ids, infos, self._fillings()))
+
+    def _fillings(self) -> dict[str, float]:
+        """What rows of other buffers have where those of one have weights or tickets.
+
+        Weights of 1, they are drawn uniformly; tickets of -1, nobody else writes there.
+        """
+        found: dict[str, float] = {}
+        for rb in self._rbs:
+            if isinstance(rb._sampler, PrioritizedSampler):
+                keys = rb._weight_keys if self._weight_key is None else self._weight_keys
+                found.update(dict.fromkeys(keys, 1.0))
+            if rb.shared or rb._track_generations:
+                found[GENERATION] = -1
+        return found
+
+    def _finished_row(self, at: int, data: Any) -> Any:
+        """What one buffer has read, through its ``collate_fn`` and its transforms."""
+        rb, collate = self._rbs[at], self._collate_fns[at]
+        data = rb._collate(data) if collate is None else collate(data)
+        return rb._transform(data) if len(rb._transform) else data
+
+    def _items(self, at: int, index: Any) -> Any:
+        """Items of one buffer, as a sample of it would have them."""
+        rb = self._rbs[at]
+        if self._collate_fns[at] is None or _is_one(index):
+            return rb[index]
+        return self._finished_row(at, rb._fetch(index))
+
+    def _collate(self, data: Any) -> Any:
+        return stack_batches(data) if self._collate_fn is None else self._collate_fn(data)
+
+
+def _made_of(
+    storages: StorageEnsemble,
+    samplers: SamplerEnsemble,
+    writers: WriterEnsemble,
+    collate_fns: Sequence[Collate | None] | None,
+    share: int | None,
+) -> tuple[ReplayBuffer, ...]:
+    """A buffer of each storage, sampler and writer."""
+    count = len(storages)
+    if not count == len(samplers) == len(writers):
+        raise ValueError(
+            f"an ensemble is made of as many storages as samplers and writers, got {count}, "
+            f"{len(samplers)} and {len(writers)}"
+        )
+    made = []
+    for at, (storage, sampler, writer) in enumerate(
+        zip(storages._storages, samplers._samplers, writers._writers, strict=True)
+    ):
+        mapping = getattr(storage, "mapping", None)
+        made.append(
+            ReplayBuffer(
+                storage=storage,
+                sampler=sampler,
+                writer=writer,
+                transform=None if storages._transforms is None else storages._transforms[at],
+                collate_fn=None if collate_fns is None else collate_fns[at],
+                # One that leaves out what does not fill a batch has to know how large it is.
+                batch_size=share if getattr(sampler, "drop_last", False) else None,
+            )
+        )
+        if mapping is not None:
+            storage.mapping = mapping  # type: ignore[attr-defined] # as its first buffer reads data
+    return tuple(made)
+
+
+def _priority_key(rb: ReplayBuffer) -> str | tuple[str, ...]:
+    return rb.priority_key if isinstance(rb, TensorDictReplayBuffer) else "td_error"

@@ -1,0 +1,103 @@
+"""Batches that are made ahead, in threads, and come in the order in which they were drawn.
+
+    sample()  ◀── oldest batch ◀── gather, collate, transform ◀── draw
+                                   in a worker                    in the caller's thread
+
+What a batch is made of is drawn when it is ordered, by the thread that samples. So a seed gives the
+same batches with and without prefetching, a pass without replacement is exactly one pass, and only
+the copying and the transforms happen in the workers. Orders stop at the end of a pass: what is
+written before the next one begins is part of it.
+
+Draws that were ordered and never delivered can be taken back, so that a checkpoint, or another
+sampler, finds the state of what the caller has seen.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from threading import RLock
+from typing import Any, NamedTuple
+
+Batch = tuple[Any, dict[str, Any]]
+
+
+class Order(NamedTuple):
+    """A batch that was drawn."""
+
+    make: Callable[[], Batch]
+    """Gathers and transforms it; called once, in any thread."""
+    ends_pass: bool
+    """Whether the sampler has run out with it."""
+    undo: Callable[[], None]
+    """Takes the draw back; the latest first."""
+
+
+class Prefetcher:
+    """A queue of batches that are being made.
+
+    Args:
+        depth: batches that are ahead of the one that is delivered; also the number of threads.
+        order: draws the next batch.
+    """
+
+    def __init__(self, depth: int, order: Callable[[], Order]) -> None:
+        self.depth = depth
+        self._order = order
+        self._lock = RLock()
+        self._queue: deque[tuple[Order, Future[Batch]]] = deque()
+        self._executor: ThreadPoolExecutor | None = None
+        self._pid = os.getpid()
+        self.ran_out = False  # the batch that was delivered last has ended a pass
+
+    def next(self) -> Batch:
+        """The oldest batch; the next ones are ordered before it is waited for.
+
+        Raises:
+            whatever drawing or making it raised.
+        """
+        with self._lock:
+            self._fill()
+            order, future = self._queue.popleft()
+            self.ran_out = order.ends_pass
+        return future.result()
+
+    def drop(self) -> None:
+        """Forget what was ordered and not delivered, as if it had never been drawn.
+
+        Returns when no worker is at it any more.
+        """
+        with self._lock:
+            futures = [future for _, future in self._queue]
+            wait([future for future in futures if not future.cancel()])
+            while self._queue:
+                self._queue.pop()[0].undo()
+            self.ran_out = False
+
+    def close(self) -> None:
+        """Drop everything and end the threads. The next batch would start them again."""
+        self.drop()
+        with self._lock:
+            if self._executor is not None:
+                self._executor.shutdown()
+                self._executor = None
+
+    def __len__(self) -> int:
+        """Batches that are being made, or wait."""
+        return len(self._queue)
+
+    def _fill(self) -> None:
+        if (
+            self._pid != os.getpid()
+        ):  # threads do not survive a fork: what they made is the parent's
+            self._queue.clear()
+            self._executor, self._pid = None, os.getpid()
+        if self._executor is None:
+            self._executor = ThreadPoolExecutor(self.depth, thread_name_prefix="shmbuffer-sample")
+        while len(self._queue) <= self.depth:
+            if self._queue and self._queue[-1][0].ends_pass:
+                return
+            order = self._order()
+            self._queue.append((order, self._executor.submit(order.make)))

@@ -1,0 +1,286 @@
+"""A buffer saved and loaded: to a directory in TorchRL's layout, or to a dict.
+
+    <path>/
+      storage/              see the storage's checkpointer
+      sampler/, writer/     where they know something beyond their arguments
+      rng_state/            of the generator, if there is one
+      transform.t           state of the transforms, if they have any
+      buffer_metadata.json  batch size, and who wrote this
+      shmbuffer.files.json  the list of these files
+
+Storage, sampler and writer are of one moment. The directory is seen whole or not at all; see
+`publication`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+
+from shmbuffer.errors import CorruptBufferError
+from shmbuffer.replay.buffers.parts import Parts
+from shmbuffer.replay.buffers.transform_file import read_states, write_states
+from shmbuffer.replay.checkpointers.memmap import read_folder
+from shmbuffer.replay.checkpoints import (
+    OURS,
+    apply_part,
+    dump_part,
+    read_json,
+    read_part,
+    require_no_buffer,
+    write_json,
+)
+from shmbuffer.replay.publication import finish, is_being_published, publish
+
+_METADATA = "buffer_metadata.json"
+_PREFETCHED = "prefetch.pkl"  # TorchRL's batches that were made ahead
+_TRANSFORM = "transform.t"
+_RNG = "rng_state"
+# Files of TorchRL's that would be taken for part of a newer save which has none of that name.
+_STALE = (_PREFETCHED, _TRANSFORM, f"{_RNG}/meta.json", f"{_RNG}/rng_state.memmap")
+_ATTEMPTS = 5  # at loading what another process saves anew at the same time
+
+_log = logging.getLogger(__name__)
+
+
+class Saving(Parts):
+    """``dumps`` and ``loads``, ``state_dict`` and ``load_state_dict``."""
+
+    def dumps(self, path: str | os.PathLike[str]) -> None:
+        """Save everything into a directory, in TorchRL's layout, which TorchRL loads too.
+
+        Items, priorities, cursor and counts are of one moment, also while other processes write. A
+        crash at any time leaves the save that was in ``path`` before, or this one; so does a full
+        disk.
+
+        Where ``path / "storage"`` is the ``scratch_dir`` of the storage nothing is copied: the
+        items are made durable, and what is in the directory is the live buffer, not a moment of it.
+
+        Args:
+            path: the directory; it is made if it is not there. Files of an earlier save in it are
+                replaced, files of somebody else stay.
+
+        Raises:
+            RuntimeError: nothing was written to the storage yet.
+            TypeError: something in it could only be pickled; see `ListStorageCheckpointer`.
+            BufferExistsError: another buffer has its files there.
+            BufferInUseError: another process is saving there right now.
+            SpaceError, OSError: no room, or no permission; what was there is as it was.
+
+        Cost: all bytes once, straight into files, and a sync of each.
+        """
+        self._drop_prefetched()
+        target = Path(path)
+        in_place = self._storage._has_files_in(target / "storage")
+        require_no_buffer(target)
+        if not in_place:
+            require_no_buffer(target / "storage")
+        with publish(target, within=in_place, stale=_STALE) as directory:
+            if in_place:
+                (directory / "storage").mkdir()
+                moment = self._storage._dump_in_place(directory / "storage")
+            else:
+                moment = dump_part(self._storage, directory / "storage")
+            dump_part(self._sampler, directory / "sampler", moment)
+            dump_part(self._writer, directory / "writer", moment)
+            for name, one in self._seeded().items():
+                rng = one._generator
+                if rng is not None and (one is self or rng is not self._generator):
+                    state = TensorDict({"rng_state": rng.get_state()}, device=rng.device)
+                    state.memmap(directory / name)
+            write_states(directory / _TRANSFORM, self._transform)
+            write_json(
+                directory / _METADATA,
+                {
+                    "batch_size": self._batch_size,
+                    "consume_after_n_samples": None,
+                    OURS: {"format": 1},
+                },
+            )
+
+    def loads(self, path: str | os.PathLike[str]) -> None:
+        """Put what `dumps` saved, here or in TorchRL, in place of what is there.
+
+        Everything comes back by value: items and their places, cursor and counts, priorities, the
+        sampler's position, the generator's state, the transforms' state; and the batch size, unless
+        the save has none. A storage that nothing was written to is defined by the save. Batches
+        that were made ahead are thrown away. TorchRL's own (``prefetch.pkl``) are ignored: they are
+        pickled, and nothing is unpickled here.
+
+        Args:
+            path: the directory.
+
+        Raises:
+            FileNotFoundError: no buffer was saved there.
+            SchemaMismatchError: the buffer's leaves are others; nothing was changed.
+            ValueError: more items than there is room for (nothing was changed); or something that
+                could only be unpickled.
+            BufferInUseError: other processes use the buffer; nothing was changed.
+            CorruptBufferError: the files are damaged.
+
+        Cost: all bytes once; none where ``path / "storage"`` is the storage's ``scratch_dir``.
+        """
+        self._drop_prefetched()
+        path = Path(path).absolute()
+        for attempt in range(_ATTEMPTS):
+            finish(path)
+            before = _identity(path)
+            try:
+                self._loads(path)
+            except (FileNotFoundError, CorruptBufferError):
+                if attempt == _ATTEMPTS - 1 or _is_still(path, before):
+                    raise
+                continue  # another process saved anew while this one was reading
+            if _is_still(path, before):
+                return
+        raise RuntimeError(
+            f"{path}: was saved anew each of the {_ATTEMPTS} times that it was read; load it when "
+            "the other process is done"
+        )
+
+    def dump(self, path: str | os.PathLike[str]) -> None:
+        """The same as `dumps`."""
+        self.dumps(path)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """The same as `dumps`."""
+        self.dumps(path)
+
+    def load(self, path: str | os.PathLike[str]) -> None:
+        """The same as `loads`."""
+        self.loads(path)
+
+    def register_save_hook(self, hook: Callable[..., Any]) -> None:
+        """Have ``hook(data, path=path)`` change what is saved of the storage.
+
+        See `StorageCheckpointerBase.register_save_hook`. Hooks are not saved themselves.
+        """
+        self._storage.register_save_hook(hook)
+
+    def register_load_hook(self, hook: Callable[..., Any]) -> None:
+        """Have ``hook(data, out=destination)`` change what is loaded into the storage.
+
+        See `StorageCheckpointerBase.register_load_hook`. Hooks are not saved themselves.
+        """
+        self._storage.register_load_hook(hook)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything: items, priorities, cursor, counts, transforms, generator.
+
+        In memory; tensors and numbers.
+        """
+        self._drop_prefetched()
+        rng = self._generator
+        return {
+            "_storage": self._storage.state_dict(),
+            "_sampler": self._sampler.state_dict(),
+            "_writer": self._writer.state_dict(),
+            "_transforms": self._transform.state_dict(),
+            "_batch_size": self._batch_size,
+            "_rng": None if rng is None else (rng.get_state(), str(rng.device)),
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """What `state_dict` gave, in place of what is there.
+
+        Raises:
+            SchemaMismatchError: the buffer's leaves are others.
+            ValueError: it has another capacity.
+        """
+        self._drop_prefetched()
+        self._storage.load_state_dict(state_dict["_storage"])
+        self._writer.load_state_dict(state_dict["_writer"])
+        self._sampler.load_state_dict(state_dict["_sampler"])
+        self._transform.load_state_dict(state_dict["_transforms"])
+        self._batch_size = state_dict["_batch_size"]
+        if state_dict["_rng"] is not None:
+            state, device = state_dict["_rng"]
+            self._seed_with(state, torch.device(device))
+
+    def _loads(self, path: Path) -> None:
+        metadata = _metadata(path)
+        if (path / _PREFETCHED).exists():
+            _log.info("%s: ignored: it is pickled, and nothing is unpickled", path / _PREFETCHED)
+        transforms = read_states(path / _TRANSFORM, self._transform)
+        sampler = read_part(self._sampler, path / "sampler")  # before anything is changed
+        writer = read_part(self._writer, path / "writer")
+        storage = read_part(self._storage, path / "storage")
+        loaded = apply_part(self._storage, storage, _written(path / "writer"))
+        self._sampler._empty()
+        apply_part(self._sampler, sampler, loaded)
+        apply_part(self._writer, writer, loaded)
+        for name, one in self._seeded().items():
+            if (path / name / "meta.json").exists():
+                if one is not self and one._generator is self._generator:
+                    one.generator = None  # it had one of its own
+                state = read_folder(path / name).tensor(("rng_state",)).clone()
+                device = str(read_json(path / name / "meta.json")["device"])
+                one._seed_with(state, torch.device(device))
+        if transforms is not None:
+            self._transform.load_state_dict(transforms)
+        if metadata["batch_size"] is not None:
+            self._batch_size = int(metadata["batch_size"])
+
+    def _seeded(self) -> dict[str, Saving]:
+        """Who has a generator that is saved, by the name of its directory."""
+        return {_RNG: self}
+
+    def _seed_with(self, state: torch.Tensor, device: torch.device) -> None:
+        """Give the generator this state; a new one, where there is none for such a state."""
+        if self._generator is None or self._generator.device.type != device.type:
+            self.generator = torch.Generator(device)
+        assert self._generator is not None
+        self._generator.set_state(state)
+
+
+def _metadata(path: Path) -> dict[str, Any]:
+    try:
+        found = read_json(path / _METADATA)
+        return {"batch_size": found["batch_size"]}
+    except FileNotFoundError as error:
+        raise FileNotFoundError(
+            f"{path / _METADATA}: not there, so no buffer was saved in this directory"
+        ) from error
+    except KeyError as error:
+        raise CorruptBufferError(
+            f"{path / _METADATA}: names no batch size; take another copy of the checkpoint",
+            path=str(path / _METADATA),
+        ) from error
+
+
+def _written(path: Path) -> Any:
+    """Cursor and count of writes that a writer of TorchRL's has saved; None if there is none.
+
+    Of an ensemble: a list of them.
+    """
+    file = path / "metadata.json"
+    if (path / "0").is_dir():
+        numbers = sorted(int(each.name) for each in path.iterdir() if each.name.isdigit())
+        return [_written(path / str(number)) for number in numbers]
+    if not file.exists():
+        return None
+    found = read_json(file)
+    try:
+        count = found.get("write_count")
+        return int(found["cursor"]), None if count is None else int(count)
+    except (KeyError, TypeError, ValueError):
+        return None  # a writer of the user's
+
+
+def _is_still(path: Path, save: tuple[int, int, int] | None) -> bool:
+    return _identity(path) == save and not is_being_published(path)
+
+
+def _identity(path: Path) -> tuple[int, int, int] | None:
+    """Which save it is: every one has a file of its own."""
+    try:
+        found = os.stat(path / _METADATA)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino, found.st_mtime_ns

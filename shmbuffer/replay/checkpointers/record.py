@@ -1,0 +1,251 @@
+"""What we remember of a storage beside TorchRL's files: its form, and which item is in which slot.
+
+TorchRL's layout has a length: items are in the first slots. Ours may be anywhere (a slot whose
+writer died holds none), they have an age, and a cursor that belongs to the storage. The numbers are
+under our key in ``storage_metadata.json``; the slots are in a file of their own, as runs:
+
+    shmbuffer.items.npy   int64 [runs, 4]: first slot, how many, ticket of the first, source
+
+A source is who wrote an item: a slice of a trajectory never goes from one to another. Only
+whether two are the same means something; 0 is not known, and the same as no other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from shmbuffer.errors import CorruptBufferError, IncompatibleVersionError, SchemaMismatchError
+from shmbuffer.memory import slots as slot_words
+from shmbuffer.replay.checkpoints import OURS, read_json, write_json
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from shmbuffer.memory import Moment, Ring
+    from shmbuffer.replay.leaves import Leaves
+
+METADATA = "storage_metadata.json"
+TENSORS, LIST = "tensors", "a list of objects"
+"""Kinds of storages."""
+
+_ITEMS = "shmbuffer.items.npy"
+# What a damaged file leads to.
+_DAMAGES = (ValueError, KeyError, TypeError, EOFError, MemoryError)
+
+
+@dataclass
+class Record:
+    """A storage at one moment.
+
+    Attributes:
+        slots: capacity.
+        lanes: sizes of the dimensions after the first.
+        present: bool ``[slots]``: where an item is.
+        cursor: slot of the next item; None where that is not known.
+        write_count: elements written so far; None where that is not known.
+        structure: the form of the data, as the schema has it; None where that is not known.
+        tickets: int64 ``[slots]``, -1 where there is no item; None where that is not known.
+        sources: int64 ``[slots]``; None where that is not known.
+    """
+
+    slots: int
+    lanes: tuple[int, ...]
+    present: NDArray[np.bool_]
+    cursor: int | None = None
+    write_count: int | None = None
+    structure: dict[str, Any] | None = None
+    tickets: NDArray[np.int64] | None = None
+    sources: NDArray[np.int64] | None = None
+
+    @classmethod
+    def of_moment(cls, moment: Moment, leaves: Leaves, sources: NDArray[np.int64]) -> Record:
+        """What there is to remember of a moment, and of who wrote its items."""
+        slots = len(moment.tickets)
+        return cls(
+            slots,
+            leaves.lanes,
+            moment.tickets >= 0,
+            moment.head % slots,
+            moment.write_count,
+            leaves.node.to_json(),
+            moment.tickets,
+            sources,
+        )
+
+    @property
+    def width(self) -> int:
+        """Elements of a slot."""
+        return int(np.prod(self.lanes, dtype=np.int64))
+
+    @property
+    def written(self) -> int:
+        """Elements written so far; where that is not known, those that are there."""
+        if self.write_count is None:
+            return int(self.present.sum()) * self.width
+        return self.write_count
+
+    @property
+    def extent(self) -> int:
+        """Slots up to the last one that holds an item."""
+        held = np.nonzero(self.present)[0]
+        return int(held[-1]) + 1 if len(held) else 0
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the ring has gone round: there are items at the cursor or beyond it."""
+        return self.cursor is not None and bool(self.present[self.cursor :].any())
+
+    @property
+    def shift(self) -> int:
+        """The slot after the last one that was written, counted from 1 where that is slot 0."""
+        return self.cursor or (self.slots if self.is_full else 0)
+
+    def write(
+        self,
+        folder: Path,
+        *,
+        metadata: dict[str, Any] | None = None,
+        kind: str = TENSORS,
+        live: bool = False,
+    ) -> None:
+        """Write TorchRL's ``storage_metadata.json`` with our key in it, and the file of the slots.
+
+        Args:
+            folder: of the storage.
+            metadata: what TorchRL says of a PyTree's tensors; None: it is none.
+            kind: `TENSORS` or `LIST`.
+            live: the files are a live buffer's, which remembers all else itself.
+        """
+        content: dict[str, Any] = {"metadata": metadata or {}, "is_pytree": metadata is not None}
+        content["len"] = self.extent * self.width
+        if not live:
+            content[OURS] = {
+                "format": 1,
+                "kind": kind,
+                "slots": self.slots,
+                "lanes": list(self.lanes),
+                "cursor": self.cursor,
+                "write_count": self.write_count,
+                "structure": self.structure,
+            }
+            if self.tickets is not None and self.sources is not None:
+                runs = runs_of(self.tickets, self.sources)
+                np.save(folder / _ITEMS, runs, allow_pickle=False)
+        write_json(folder / METADATA, content)
+
+    @classmethod
+    def read(cls, folder: Path, found: dict[str, Any], *, kind: str = TENSORS) -> Record | None:
+        """What we have remembered; None where another program wrote ``found`` last.
+
+        Args:
+            folder: of the storage.
+            found: the content of its ``storage_metadata.json``.
+            kind: `TENSORS` or `LIST`.
+
+        Raises:
+            SchemaMismatchError: it is of the other kind.
+            CorruptBufferError: it makes no sense.
+        """
+        ours = found.get(OURS)
+        if ours is None:
+            return None
+        try:
+            if ours["format"] != 1:
+                raise IncompatibleVersionError(
+                    f"{folder}: was saved in format {ours['format']!r} by another version of "
+                    "shmbuffer, and this one knows format 1; load it with that one"
+                )
+            slots, lanes = int(ours["slots"]), tuple(int(size) for size in ours["lanes"])
+            tickets, sources = slots_of(np.load(folder / _ITEMS, allow_pickle=False), slots)
+            cursor, count = int(ours["cursor"]), int(ours["write_count"])
+            if not 0 <= cursor < slots or count < 0:
+                raise ValueError(f"cursor {cursor}, write count {count} of {slots} slots")
+            structure = ours["structure"]
+            if ours["kind"] != kind:
+                raise SchemaMismatchError(
+                    f"{folder}: a storage of {ours['kind']} was saved there, and this one holds "
+                    f"{kind}; load it into a storage of its own kind"
+                )
+        except (*_DAMAGES, FileNotFoundError) as error:
+            raise CorruptBufferError(
+                f"{folder}: what shmbuffer wrote there cannot be read ({error}); take another copy "
+                "of the checkpoint",
+                path=str(folder),
+            ) from error
+        return cls(slots, lanes, tickets >= 0, cursor, count, structure, tickets, sources)
+
+
+def runs_of(tickets: NDArray[np.int64], sources: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Slots with consecutive tickets of one source, as one row each; see the module."""
+    slots = np.nonzero(tickets >= 0)[0]
+    if not len(slots):
+        return np.empty((0, 4), np.int64)
+    mine, whose = tickets[slots], sources[slots]
+    broken = (np.diff(slots) != 1) | (np.diff(mine) != 1) | (np.diff(whose) != 0)
+    first = np.nonzero(np.r_[True, broken])[0]
+    counts = np.diff(np.r_[first, len(slots)])
+    return np.column_stack([slots[first], counts, mine[first], whose[first]]).astype(np.int64)
+
+
+def slots_of(runs: NDArray[np.int64], slots: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Tickets and sources of what `runs_of` made, int64 ``[slots]``; -1 where there is no item.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    if runs.ndim != 2 or runs.shape[1] != 4 or runs.dtype != np.int64:
+        raise ValueError(f"the slots are {runs.dtype}{list(runs.shape)}, not int64[runs, 4]")
+    tickets, sources = np.full(slots, -1, np.int64), np.full(slots, -1, np.int64)
+    for first, count, ticket, source in runs.tolist():
+        if min(first, count - 1, ticket, source) < 0 or first + count > slots:
+            raise ValueError(f"slots {first} to {first + count} of {slots}")
+        tickets[first : first + count] = np.arange(ticket, ticket + count)
+        sources[first : first + count] = source
+    return tickets, sources
+
+
+def sources_seen(ring: Ring) -> Callable[[Moment], NDArray[np.int64]]:
+    """Look who has written what, before a copy is made; the result is called when it is there.
+
+    An item that was both written and written over between the two looks has no known source.
+    """
+    before = _look(ring)
+
+    def known(moment: Moment) -> NDArray[np.int64]:
+        sources = np.where(moment.tickets < 0, -1, 0)
+        for slots, tickets, found in (before, _look(ring)):
+            same = tickets == moment.tickets[slots]
+            sources[slots[same]] = found[same]
+        return sources
+
+    return known
+
+
+def _look(
+    ring: Ring,
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """Slots, tickets and sources of the items that were there during all of the look."""
+    slots = np.flatnonzero(ring.words)  # not EMPTY
+    words = ring.words[slots]
+    sources = ring.sources[slots].astype(np.int64)
+    there = slot_words.committed(words) & (words == ring.words[slots])
+    return slots[there], slot_words.tickets(words[there]), sources[there]
+
+
+def read_metadata(folder: Path) -> dict[str, Any]:
+    """The content of ``storage_metadata.json``.
+
+    Raises:
+        FileNotFoundError: no tensor storage was saved there.
+    """
+    try:
+        return read_json(folder / METADATA)
+    except FileNotFoundError as error:
+        raise FileNotFoundError(
+            f"{folder / METADATA}: not there, so no tensor storage was saved in this directory"
+        ) from error

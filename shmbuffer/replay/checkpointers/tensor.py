@@ -1,0 +1,271 @@
+"""Tensor storages: tensordict's memory-mapped files, of one moment, in TorchRL's layout."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from tensordict import TensorDict
+
+from shmbuffer.memory import Engine
+from shmbuffer.memory.layout import CONTROL
+from shmbuffer.replay import structure
+from shmbuffer.replay.checkpointers.checkpointer import StorageCheckpointerBase
+from shmbuffer.replay.checkpointers.columns import make_files, scratch_columns
+from shmbuffer.replay.checkpointers.copying import copy_into, copy_of_buffer, look_at
+from shmbuffer.replay.checkpointers.memmap import pytree_metadata, require_no_pickle
+from shmbuffer.replay.checkpointers.nontensors import write_objects
+from shmbuffer.replay.checkpointers.record import Record, read_metadata
+from shmbuffer.replay.checkpointers.restoring import adopt, restore
+from shmbuffer.replay.checkpointers.saved import Saved, saved_in
+from shmbuffer.replay.checkpoints import Loaded
+from shmbuffer.replay.leaves import Leaves
+from shmbuffer.replay.nodes import TensorDictNode, is_collection
+
+if TYPE_CHECKING:
+    from shmbuffer.memory import Moment
+    from shmbuffer.replay.storages.rows import Rows
+
+
+class TensorStorageCheckpointer(StorageCheckpointerBase):
+    """TensorDicts, tensorclasses, tensors and PyTrees as tensordict's memory-mapped files.
+
+    What is saved is of one moment, also while others go on writing, and never in memory as a
+    whole. Where the directory is the storage's own ``scratch_dir`` nothing is copied.
+
+    For another format of the same data derive from this, and override `_write` and `_read` (and
+    `_apply_save_hooks` where hooks are called otherwise): consistency, hooks, ``shift`` and
+    ``is_full``, what is missing, and the way into the storage stay here.
+
+    Args:
+        allow_pickle: pickle objects in the data that are no tensors, text, numbers, or containers
+            of these. To load what was pickled runs code from the file: allow it only for files
+            that you trust.
+
+    Source: ``torchrl.data.TensorStorageCheckpointer``.
+    """
+
+    def __init__(self, *, allow_pickle: bool = False) -> None:
+        super().__init__()
+        self.allow_pickle = allow_pickle
+
+    def dumps(self, storage: Any, path: str | os.PathLike[str]) -> Moment:
+        """Write the storage into a directory.
+
+        Args:
+            storage: a storage of tensors.
+            path: the directory; it is made if it is not there.
+
+        Returns:
+            The moment that was written.
+
+        Raises:
+            RuntimeError: nothing was written to the storage yet.
+            TypeError: an object in it could only be pickled.
+            SpaceError: bytes needed and free.
+        """
+        path = Path(path)
+        rows = _rows_of(storage)
+        if lies_in(storage, path):
+            return self.dumps_in_place(storage, path)
+        folder = self._folder(path)
+        if self._save_hooks or folder is None:
+            return self._dumps_through_hooks(rows, path, folder)
+        columns, descriptors = make_files(rows.leaves, rows.ring.capacity, folder)
+        copy = copy_into(rows, columns, descriptors, folder)
+        write_objects(
+            folder,
+            rows.leaves,
+            copy.columns,
+            copy.record.present,
+            allow_pickle=self.allow_pickle,
+            remedy=f"set storage.checkpointer = {type(self).__name__}(allow_pickle=True)",
+        )
+        _write_record(copy.record, rows.leaves, folder)
+        return copy.moment
+
+    def dumps_in_place(self, storage: Any, folder: Path) -> Moment:
+        """Write what TorchRL wants to know beside the storage's own files, which stay as they are.
+
+        The data are the live buffer's: whoever loads them sees what is there then.
+
+        Args:
+            storage: a storage whose ``scratch_dir`` will have the files of ``folder``.
+            folder: where to write; it is there.
+
+        Raises:
+            RuntimeError: there are save hooks, which would change the live data; or nothing was
+                written to the storage yet.
+        """
+        if self._save_hooks or type(self)._write is not TensorStorageCheckpointer._write:
+            raise RuntimeError(
+                f"{storage.scratch_dir}: is where the storage itself has its files, and "
+                f"{type(self).__name__} with its hooks would write something else over them; save "
+                "to another directory"
+            )
+        rows = _rows_of(storage)
+        storage.engine.flush()
+        moment, record = look_at(rows.ring, rows.leaves)
+        _write_record(record, rows.leaves, folder, live=True)
+        return moment
+
+    def loads(self, storage: Any, path: str | os.PathLike[str]) -> Loaded:
+        """Put what was saved in place of what the storage has.
+
+        Raises:
+            FileNotFoundError: nothing was saved there.
+            SchemaMismatchError, ValueError: it does not fit; nothing was changed.
+            BufferInUseError: other processes use the storage; nothing was changed.
+            CorruptBufferError: the files are damaged.
+        """
+        return self._loads(storage, Path(path), None)
+
+    def loads_beside(
+        self, storage: Any, path: Path, written: tuple[int, int | None] | None
+    ) -> Loaded:
+        """See `StorageCheckpointerBase.loads_beside`."""
+        if type(self).loads is not TensorStorageCheckpointer.loads:
+            return self.loads(storage, path)
+        return self._loads(storage, path, written)
+
+    def _loads(self, storage: Any, path: Path, written: tuple[int, int | None] | None) -> Loaded:
+        in_place, is_buffer = lies_in(storage, path), (path / CONTROL).exists()
+        if is_buffer and in_place:  # what is in it now counts, not older JSON
+            storage.open_there()
+            if storage.rows is not None:
+                return Loaded(in_place=True)
+        elif is_buffer:
+            with Engine.open(path, None) as engine:
+                leaves, copy = copy_of_buffer(engine, path)
+                saved = Saved.of_columns(str(path), copy.record, leaves.node, copy.columns)
+                return restore(storage, saved)._replace(moment=copy.moment)
+        saved = (
+            self._through_hooks(storage, path)
+            if self._load_hooks
+            else saved_in(path, ndim=storage.ndim, allow_pickle=self.allow_pickle)
+        )
+        record = saved.record
+        if record.tickets is None and written is not None:
+            record.cursor = written[0] % record.slots
+            if written[1] is not None:
+                record.write_count = written[1] * record.width
+        if in_place and storage.rows is None:
+            return adopt(storage, saved)
+        return restore(storage, saved)
+
+    # -- for another format --------------------------------------------------------------------
+
+    def _folder(self, path: Path) -> Path | None:
+        """The directory for files beside the data; made if it is not there. None: there is none."""
+        path.mkdir(exist_ok=True)
+        return path
+
+    def _write(self, data: Any, path: Path, length: int) -> None:
+        """Write what the save hooks returned.
+
+        Args:
+            data: a TensorDict or tensorclass of any batch size.
+            path: as it was given to `dumps`.
+            length: elements up to the last one that holds an item.
+        """
+        saved_path = data.saved_path if data.is_memmap() else None
+        if saved_path is None or os.path.realpath(saved_path) != os.path.realpath(path):
+            data.memmap(path, copy_existing=True)  # else a hook has written it there
+        require_no_pickle(path)
+
+    def _read(self, path: Path) -> tuple[Any, int]:
+        """What `_write` wrote, for the load hooks, and the length."""
+        require_no_pickle(path)
+        return TensorDict.load_memmap(path), int(read_metadata(path)["len"])
+
+    def _record(self, path: Path) -> Record | None:
+        """What we have remembered beside the data; None where others wrote them."""
+        try:
+            return Record.read(path, read_metadata(path))
+        except (FileNotFoundError, NotADirectoryError):  # the data are in a file of their own
+            return None
+
+    # -- hooks ---------------------------------------------------------------------------------
+
+    def _dumps_through_hooks(self, rows: Rows, path: Path, folder: Path | None) -> Moment:
+        leaves, capacity = rows.leaves, rows.ring.capacity
+        scratch = path.parent if folder is None else folder
+        columns, descriptors = scratch_columns(leaves, capacity, scratch)
+        moment, record, columns = copy_into(rows, columns, descriptors, scratch)
+        data = leaves.node.build(iter(columns), (capacity, *leaves.lanes), torch.device("cpu"))
+        data = self._apply_save_hooks(data, path, shift=record.shift, is_full=record.is_full)
+        metadata: dict[str, Any] | None = None
+        if is_collection(data):
+            self._write(data, path, record.extent * record.width)
+        elif folder is None:
+            raise TypeError(f"{type(self).__name__} saves TensorDicts, not {type(data).__name__}")
+        else:
+            metadata, record.structure = _write_pytree(data, folder, leaves)
+        if folder is not None:
+            record.write(folder, metadata=metadata)
+        return moment
+
+    def _through_hooks(self, storage: Any, path: Path) -> Saved:
+        """What the load hooks make of the files."""
+        data, length = self._read(path)
+        rows = storage.rows
+        out = None
+        if rows is not None:
+            lead = (rows.ring.capacity, *rows.leaves.lanes)
+            blank = [
+                rows.leaves.column(at, lead, torch.device("cpu"))
+                for at in range(len(rows.leaves.leaves))
+            ]
+            out = rows.leaves.node.build(iter(blank), lead, torch.device("cpu"))
+        data = self._apply_load_hooks(data, out)
+        leaves = Leaves.of_data(
+            data, ndim=storage.ndim, single=False, mapping=storage.mapping, where=str(path)
+        )
+        columns, (count,) = leaves.values(data)
+        record = self._record(path)
+        if record is None or record.extent > count or record.lanes != leaves.lanes:
+            width = int(np.prod(leaves.lanes, dtype=np.int64))
+            record = Record(count, leaves.lanes, np.arange(count) < length // width)
+        node = leaves.node
+        if record.structure is not None:  # it knows of classes, which hooks give as TensorDicts
+            remembered = structure.from_json(record.structure)
+            node = remembered if [*remembered.paths()] == [*node.paths()] else node
+        return Saved.of_columns(str(path), record, node, columns)
+
+
+def lies_in(storage: Any, path: Path) -> bool:
+    """Whether ``path`` is the directory that the storage itself has its files in."""
+    scratch = getattr(storage, "scratch_dir", None)
+    return scratch is not None and os.path.realpath(scratch) == os.path.realpath(path)
+
+
+def _rows_of(storage: Any) -> Rows:
+    rows: Rows | None = storage.rows
+    if rows is None:
+        raise RuntimeError(
+            f"Cannot save a non-initialized storage: nothing was written to {storage.where} yet, "
+            "so there is no form to save"
+        )
+    return rows
+
+
+def _write_record(record: Record, leaves: Leaves, folder: Path, *, live: bool = False) -> None:
+    is_pytree = not isinstance(leaves.node, TensorDictNode)
+    metadata = pytree_metadata(leaves, record.slots) if is_pytree else None
+    record.write(folder, metadata=metadata, live=live)
+
+
+def _write_pytree(data: Any, folder: Path, leaves: Leaves) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Write a PyTree that hooks returned; what TorchRL says of its tensors, and its form."""
+    ndim = 1 + len(leaves.lanes)
+    found = Leaves.of_data(data, ndim=ndim, single=False, mapping="dict", where=str(folder))
+    values, (count,) = found.values(data)
+    columns, descriptors = make_files(found, count, folder)
+    for descriptor in descriptors.values():
+        os.close(descriptor)
+    for column, value in zip(columns, values, strict=True):
+        column.copy_(value)
+    return pytree_metadata(found, count), found.node.to_json()

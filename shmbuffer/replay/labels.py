@@ -1,0 +1,72 @@
+"""The keys of a PyTree's dicts: as names of leaves, and as JSON.
+
+A key is whatever may be one in Python. Leaves have names, so each key has a text of its own among
+its siblings. Text, numbers, None and tuples of them can be written into a schema as they are; any
+other key stays in its process.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+
+def ordered(keys: Iterable[Any]) -> list[Any]:
+    """The keys in the order of their texts, so that two processes name the same leaves alike."""
+    return sorted(keys, key=lambda key: (str(key), type(key).__name__))
+
+
+def names_of(keys: Iterable[Any]) -> list[str]:
+    """A text for each key, in order, no two alike.
+
+    It is the key written out. Where a text is one of the keys too (1 beside "1"), the other key's
+    type is added.
+    """
+    keys = list(keys)
+    taken = {str.__str__(key) for key in keys if isinstance(key, str)}
+    names = []
+    for key in keys:
+        if isinstance(key, str):
+            names.append(str.__str__(key))
+            continue
+        name = str(key)
+        while name in taken:
+            name += f" ({type(key).__name__})"
+        taken.add(name)
+        names.append(name)
+    return names
+
+
+def to_json(key: Any) -> Any:
+    """A key as `from_json` takes it; JSON, where `is_json` says so."""
+    if key is None or isinstance(key, bool):
+        return key
+    for kind in (str, int):
+        if isinstance(key, kind):  # members of an Enum of text or integers are equal to these
+            return kind.__str__(key) if kind is str else int(key)
+    if type(key) is float and math.isfinite(key):
+        return key
+    if type(key) is tuple and is_json(key):
+        return [to_json(part) for part in key]
+    return {"key": key}
+
+
+def is_json(key: Any) -> bool:
+    """Whether a key can be written into a schema, for other processes to read."""
+    if type(key) is tuple:
+        return all(map(is_json, key))
+    return (
+        key is None
+        or isinstance(key, (str, int, bool))
+        or (type(key) is float and math.isfinite(key))
+    )
+
+
+def from_json(key: Any) -> Any:
+    """The key that `to_json` was given."""
+    if isinstance(key, list):
+        return tuple(map(from_json, key))
+    if isinstance(key, dict):
+        return key["key"]
+    return key

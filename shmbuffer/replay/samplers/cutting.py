@@ -1,0 +1,122 @@
+"""Where slices are cut out of trajectories, and which rows they are made of."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import torch
+    from numpy.typing import NDArray
+
+    from shmbuffer.replay.samplers.trajectories import Trajectories
+
+Side = bool | int
+
+
+class Cuts(NamedTuple):
+    """Where slices begin."""
+
+    trajectories: NDArray[np.int64]
+    """int64 ``[slices]``."""
+    begins: NDArray[np.int64]
+    """int64 ``[slices]``: step of the trajectory at which each begins; below 0 it is cut off at
+    the left."""
+    weights: torch.Tensor | None = None
+    """``[slices]``, where there are any."""
+
+
+class Rows(NamedTuple):
+    """The rows of slices, one slice behind the other."""
+
+    rows: NDArray[np.int64]
+    """int64 ``[n]``, of the table of trajectories."""
+    lengths: NDArray[np.int64]
+    """int64 ``[slices]``, padding included."""
+    first: NDArray[np.bool_]
+    """bool ``[n]``: the first step of each slice."""
+    last: NDArray[np.bool_]
+    """bool ``[n]``: the last step of each slice that is no padding."""
+    mask: NDArray[np.bool_] | None
+    """bool ``[n]``: False where it is padding. None where nothing was filled up."""
+
+
+class Span(NamedTuple):
+    """How much may be cut off a slice, at the beginning and at the end of a trajectory."""
+
+    left: Side
+    right: Side
+
+    @classmethod
+    def of(cls, span: Side | tuple[Side, Side] | list[Side]) -> Span:
+        """From what the user gives.
+
+        Raises:
+            ValueError: no bool, no int from 0, and no two of them.
+        """
+        sides: tuple[Any, ...] = tuple(span) if isinstance(span, (tuple, list)) else (span, span)
+        if len(sides) != 2 or any(not isinstance(side, int) or side < 0 for side in sides):
+            raise ValueError(
+                f"span is a bool, or an int from 0, or two of them (left, right), got {span!r}"
+            )
+        return cls(*sides)
+
+    def check(self, steps: int) -> None:
+        """ValueError where it would leave nothing of a slice of ``steps``."""
+        for name, side in (("left", self.left), ("right", self.right)):
+            if side is not True and side >= steps > 0:
+                raise ValueError(
+                    f"the {name} span of {side} would leave nothing of slices of {steps} steps; "
+                    f"give at most {steps - 1}, or True for as much as possible"
+                )
+
+    def off(self, side: Side, lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Steps that may be missing of slices of these lengths, int64 ``[slices]``."""
+        return lengths - 1 if side is True else np.minimum(int(side), lengths - 1)
+
+
+def places(
+    lengths: NDArray[np.int64], steps: int, span: Span
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Where a slice can begin in trajectories of these lengths.
+
+    Returns:
+        The first step (0, or below it where slices may be cut off at the left), and how many steps
+        from there on, int64 ``[n]`` each.
+    """
+    whole = np.minimum(lengths, steps)
+    left = span.off(span.left, whole)
+    return -left, lengths - whole + 1 + left + span.off(span.right, whole)
+
+
+def rows_of(table: Trajectories, cuts: Cuts, steps: int, *, pad: bool) -> Rows:
+    """The rows of slices of at most ``steps`` steps.
+
+    Args:
+        table: of the trajectories.
+        cuts: where they begin.
+        steps: of a slice that is neither cut off nor of a short trajectory.
+        pad: repeat the last step of shorter ones.
+    """
+    lengths = table.lengths[cuts.trajectories]
+    end = np.minimum(cuts.begins + np.minimum(lengths, steps), lengths)
+    begin = np.maximum(cuts.begins, 0)
+    first, count = table.starts[cuts.trajectories] + begin, end - begin
+    if pad:
+        step = np.arange(steps)
+        rows = first[:, None] + np.minimum(step, count[:, None] - 1)
+        return Rows(
+            rows.ravel(),
+            np.full(len(count), steps),
+            np.tile(step == 0, len(count)),
+            (step == count[:, None] - 1).ravel(),
+            (step < count[:, None]).ravel(),
+        )
+    stops = np.cumsum(count)
+    total = int(stops[-1]) if len(stops) else 0
+    rows = np.arange(total) + np.repeat(first - (stops - count), count)
+    is_first, is_last = np.zeros((2, total), np.bool_)
+    is_first[stops - count] = True
+    is_last[stops - 1] = True
+    return Rows(rows, count, is_first, is_last, None)

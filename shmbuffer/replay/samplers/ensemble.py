@@ -1,0 +1,289 @@
+"""Several samplers as one: buffers are chosen first, then each of them draws its share.
+
+    batch_size 12, 3 buffers chosen ──▶ buffer 1: 4 items
+                                        buffer 0: 4 items   ──▶ index [3, 4], buffer_ids [3]
+                                        buffer 1: 4 items
+
+The choice and the draws use the generator of the buffer, one after the other, row by row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from shmbuffer.errors import EmptyBufferError
+from shmbuffer.replay.checkpoints import (
+    apply_members,
+    dump_members,
+    read_members,
+    read_state,
+    write_state,
+)
+from shmbuffer.replay.members import is_everything, members
+from shmbuffer.replay.samplers.routes import known_tickets, routes
+from shmbuffer.replay.samplers.rows import stack_index, stack_rows
+from shmbuffer.replay.samplers.sampler import PriorityUpdate, Sampler
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SAMPLEABLE = "sampleable"
+
+Weights = Sequence[float] | torch.Tensor | str | None
+
+
+class IndivisibleBatchError(ValueError, RuntimeError):
+    """A batch that cannot be divided among the buffers that are to be sampled."""
+
+
+class SamplerEnsemble(Sampler):
+    """The samplers of the buffers of a `ReplayBufferEnsemble`, and how buffers are chosen.
+
+    Args:
+        *samplers: one for each buffer.
+        p: how often each buffer is chosen, relative to the others: one number each, not negative.
+            A buffer with 0 never is. ``"sampleable"`` takes the number of items that are in each
+            at that moment. None: all alike. Can be set later.
+        sample_from_all: every batch has a share of every buffer; excludes ``p``.
+        num_buffer_sampled: how many shares a batch is made of; a buffer may have several, or none.
+            None is the number of buffers, and so it is with ``sample_from_all``.
+
+    ``samplers[i]`` is the i-th, any other index gives an ensemble of those that it names.
+
+    Raises:
+        RuntimeError: ``p`` and ``sample_from_all``.
+        ValueError: ``p`` has another length, or a negative number or NaN in it.
+
+    Source: ``torchrl.data.SamplerEnsemble``.
+    """
+
+    def __init__(
+        self,
+        *samplers: Sampler,
+        p: Weights = None,
+        sample_from_all: bool = False,
+        num_buffer_sampled: int | None = None,
+    ) -> None:
+        self._samplers = list(samplers)
+        self.sample_from_all = bool(sample_from_all)
+        self.p = p
+        self.num_buffer_sampled = num_buffer_sampled
+
+    @property
+    def p(self) -> torch.Tensor | str | None:
+        """How often each buffer is chosen: ``[buffers]`` with sum 1; or see the class."""
+        return self._p
+
+    @p.setter
+    def p(self, value: Weights) -> None:
+        if value is not None and self.sample_from_all:
+            raise RuntimeError(
+                "p says how often buffers are chosen, and sample_from_all=True chooses each of "
+                "them every time; give one of the two"
+            )
+        if value is None or isinstance(value, str):
+            if value not in (None, SAMPLEABLE):
+                raise ValueError(f"p is numbers, {SAMPLEABLE!r} or None, got {value!r}")
+            self._p: torch.Tensor | str | None = value
+            return
+        weights = torch.as_tensor(value).detach().cpu()
+        weights = weights if weights.is_floating_point() else weights.float()
+        if weights.shape != (len(self._samplers),):
+            raise ValueError(
+                f"p has one number for each of the {len(self._samplers)} buffers, got a tensor of "
+                f"shape {list(weights.shape)}"
+            )
+        if not bool(((weights >= 0) & weights.isfinite()).all()):
+            raise ValueError(f"p is finite and not negative, got {weights.tolist()}")
+        total = weights.sum()
+        self._p = weights / total if total > 0 else weights
+
+    @property
+    def num_buffer_sampled(self) -> int:
+        """How many shares a batch is made of."""
+        if self._given_number is None or self.sample_from_all:
+            return len(self._samplers)
+        return self._given_number
+
+    @num_buffer_sampled.setter
+    def num_buffer_sampled(self, value: int | None) -> None:
+        if value is not None and value < 1:
+            raise ValueError(f"num_buffer_sampled has to be at least 1, got {value}")
+        self._given_number = value
+
+    # -- drawing -------------------------------------------------------------------------------
+
+    def sample(self, storage: Any, batch_size: int) -> tuple[Any, Any]:
+        """Draw from a `StorageEnsemble`.
+
+        Args:
+            storage: where from.
+            batch_size: how many items in all.
+
+        Returns:
+            A TensorDict ``[rows]`` with ``"buffer_ids"`` int64 ``[rows]`` and ``"index"`` int64
+            ``[rows, batch_size / rows]``, and one with what the samplers know about their draws.
+            Where rows differ in keys or shapes they are stacked lazily.
+
+        Raises:
+            TypeError: ``storage`` is no `StorageEnsemble`.
+            RuntimeError: the batch cannot be divided by ``num_buffer_sampled`` (also a
+                ValueError), or there is no buffer that can be chosen.
+            EmptyBufferError: nothing to draw from in a buffer that was chosen.
+        """
+        inner = getattr(storage, "_storages", None)
+        if inner is None:
+            raise TypeError(
+                f"a SamplerEnsemble draws from a StorageEnsemble, got {type(storage).__name__}"
+            )
+        rows = self.num_buffer_sampled
+        if batch_size % rows:
+            raise IndivisibleBatchError(
+                f"a batch of {batch_size} cannot be divided among {rows} buffers "
+                "(num_buffer_sampled); make batch_size a multiple of it"
+            )
+        chosen = self._choose(inner)
+        drawn = [self._draw(at, inner[at], batch_size // rows) for at in chosen]
+        return stack_index(chosen, [index for index, _ in drawn]), stack_rows([i for _, i in drawn])
+
+    def _choose(self, storages: list[Any]) -> list[int]:
+        """The buffer of each row."""
+        count = self.num_buffer_sampled
+        if self.sample_from_all:
+            return list(range(count))
+        p = self._p
+        if p is None:
+            drawn = torch.randint(len(storages), (count,), generator=self._rng)
+            return drawn.tolist()
+        if isinstance(p, str):
+            p = torch.tensor([float(len(storage)) for storage in storages])
+        if not bool(p.any()):
+            raise EmptyBufferError(
+                "there is no buffer to choose: p is 0 for each of them"
+                if p is self._p
+                else "there is no buffer to choose: all of them are empty"
+            )
+        return torch.multinomial(p, count, True, generator=self._rng).tolist()
+
+    def _draw(self, at: int, storage: Any, count: int) -> tuple[torch.Tensor, dict[Any, Any]]:
+        """One row; where a pass of its sampler ends before it is full, the next pass fills it."""
+        if not len(storage):
+            raise EmptyBufferError(
+                f"buffer {at} of the ensemble is empty: write into ensemble[{at}] before sampling, "
+                "or keep it from being chosen with p"
+            )
+        sampler = self._samplers[at]
+        indices, infos, missing = [], [], count
+        while True:
+            index, info = sampler.sample(storage, missing)
+            part = torch.stack(index, -1) if isinstance(index, tuple) else torch.as_tensor(index)
+            indices.append(part)
+            infos.append(info)
+            missing -= len(part)
+            # Fewer than asked for without the end of a pass (short slices) are the sampler's will.
+            if missing <= 0 or not sampler.ran_out or not len(part):
+                break
+        if len(indices) == 1:
+            return indices[0], infos[0]
+        return torch.cat(indices), {key: torch.cat([i[key] for i in infos]) for key in infos[0]}
+
+    def _position(self) -> list[Any]:
+        return [sampler._position() for sampler in self._samplers]
+
+    def _rewind(self, position: list[Any]) -> None:
+        for sampler, part in zip(self._samplers, position, strict=True):
+            sampler._rewind(part)
+
+    # -- priorities ----------------------------------------------------------------------------
+
+    def update_priority(
+        self, index: Any, priority: Any, *, storage: Any = None, generation: Any = None
+    ) -> PriorityUpdate:
+        """Set priorities, each in the buffer that its item is from.
+
+        Args:
+            index: ``sample["index"]`` or ``info["index"]``, or a part of it.
+            priority: one number for each item, of the same leading shape; or one for all.
+            storage: the `StorageEnsemble`.
+            generation: ``sample["index_generation"]``; see `PrioritizedSampler.update_priority`.
+
+        Returns:
+            How many were applied and how many were stale, in all buffers together. Buffers without
+            priorities count none.
+
+        Raises:
+            ValueError, IndexError, RuntimeError: see `PrioritizedSampler.update_priority`; what
+                belongs to other buffers may have been changed.
+        """
+        applied = stale = 0
+        for part in routes(index, storage, {"priority": priority, "generation": generation}):
+            tickets = known_tickets(part.entries["generation"])
+            known = {} if tickets is None else {"generation": tickets}
+            update = self._samplers[part.at].update_priority(
+                part.where, part.entries["priority"], storage=part.storage, **known
+            )
+            if update is not None:  # somebody else's sampler may say nothing
+                applied, stale = applied + update.applied, stale + update.stale
+        return PriorityUpdate(applied, stale)
+
+    def mark_update(self, index: Any, *, storage: Any = None) -> None:
+        """The items at ``index`` get the default priority of their buffers."""
+        for part in routes(index, storage, {}):
+            self._samplers[part.at].mark_update(part.where, storage=part.storage)
+
+    # -- the rest ------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Each sampler's state, under its number, and ``p``."""
+        states = {str(at): sampler.state_dict() for at, sampler in enumerate(self._samplers)}
+        return {**states, "_p": self._p}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """What `state_dict` gave."""
+        for at, sampler in enumerate(self._samplers):
+            sampler.load_state_dict(state_dict[str(at)])
+        self._p = state_dict.get("_p", self._p)
+
+    def _dump(self, directory: Path, moment: Any) -> None:
+        dump_members(self._samplers, directory, moment)
+        write_state(directory, {"_p": self._p}, "the probabilities")
+
+    def _read(self, directory: Path) -> Any:
+        return read_members(self._samplers, directory), read_state(directory)
+
+    def _apply(self, saved: Any, loaded: Any) -> None:
+        of_members, state = saved
+        apply_members(self._samplers, of_members, loaded)
+        self._p = (state or {}).get("_p", self._p)
+
+    def _empty(self) -> None:
+        for sampler in self._samplers:
+            sampler._empty()
+
+    def __getitem__(self, index: Any) -> Sampler:
+        if isinstance(index, tuple):
+            if len(index) != 1:
+                raise IndexError(f"a sampler has no items, so {index!r} names nothing in there")
+            index = index[0]
+        if is_everything(index):
+            return self
+        found = members(index, len(self._samplers), "sampler")
+        if isinstance(found, int):
+            return self._samplers[found]
+        p = self._p
+        return SamplerEnsemble(
+            *(self._samplers[at] for at in found),
+            p=p[found] if isinstance(p, torch.Tensor) else p,
+            sample_from_all=self.sample_from_all,
+            num_buffer_sampled=self._given_number,
+        )
+
+    def __len__(self) -> int:
+        """How many samplers there are."""
+        return len(self._samplers)
+
+    def __repr__(self) -> str:
+        return f"SamplerEnsemble({', '.join(map(repr, self._samplers))})"

@@ -1,0 +1,127 @@
+"""A pass: each item once, in an order that was decided when the pass began.
+
+Others may write meanwhile. So a pass is a list of places, not of items, and when the turn of a
+place comes its slot word says whether there is something:
+
+    COMMITTED          it is drawn, with what it holds now
+    WRITING, ABORTED   it is left out
+    EMPTY              the storage was emptied since: the pass is none of this storage any more
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+
+from shmbuffer.errors import EmptyBufferError
+from shmbuffer.memory import slots
+from shmbuffer.memory.layout import SlotState
+from shmbuffer.memory.ring import WRITE_TIMEOUT_S
+from shmbuffer.replay.keys import GENERATION
+from shmbuffer.replay.samplers.sampler import NOTHING_THERE, lanes_of
+from shmbuffer.replay.storages.indexing import unravel
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from shmbuffer.memory import Ring
+
+_FILLING_S = 0.0002  # between two looks at a place that is being written
+
+
+class Pass(NamedTuple):
+    """Where a sampler stands; small, and never changed once it is made."""
+
+    order: NDArray[np.int64] | None
+    """Elements in the order of the pass; None: the next draw begins one."""
+    at: int
+    """How many of them are behind us."""
+    places: int
+    """How many there were when the pass began."""
+    ran_out: bool
+
+
+NO_PASS = Pass(None, 0, 0, False)
+
+
+class Drawn(NamedTuple):
+    """Items of a pass."""
+
+    elements: NDArray[np.int64]
+    tickets: NDArray[np.int64] | None
+    """None where the storage has none."""
+    at: int
+    """Where the pass stands after them."""
+    filling: bool
+    """Whether a place was passed over because somebody is writing it."""
+
+
+def held_next(ring: Ring | None, now: Pass, count: int) -> Drawn | None:
+    """The next ``count`` items of a pass; fewer at its end.
+
+    Returns:
+        None where a place is empty: the storage was emptied since the pass began.
+    """
+    order, at = now.order, now.at
+    assert order is not None
+    elements = order[at : at + count]
+    at += len(elements)
+    if ring is None:
+        return Drawn(elements, None, at, False)
+    filling = False
+    words = ring.words[elements // ring.width]
+    while not (held := slots.committed(words)).all():
+        states = slots.states(words)
+        if (states == SlotState.EMPTY).any():
+            return None
+        filling = filling or bool((states == SlotState.WRITING).any())
+        more = order[at : at + count - int(held.sum())]
+        at += len(more)
+        elements = np.concatenate([elements[held], more])
+        words = np.concatenate([words[held], ring.words[more // ring.width]])
+    return Drawn(elements, slots.tickets(words), at, filling)
+
+
+def wait_for(ring: Ring | None, elements: NDArray[np.int64]) -> bool:
+    """Wait while others fill one of these places, up to 5 s. Whether all of them are done."""
+    deadline = time.monotonic() + WRITE_TIMEOUT_S
+    while ring is not None:
+        if not (slots.states(ring.words[elements // ring.width]) == SlotState.WRITING).any():
+            return True
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(_FILLING_S)
+    return True
+
+
+def places_of(storage: Any, ring: Ring | None) -> NDArray[np.int64]:
+    """Elements that hold an item or are about to, in storage order. O(capacity).
+
+    Raises:
+        EmptyBufferError: there is none.
+    """
+    if ring is None:
+        if not len(storage):
+            raise EmptyBufferError(NOTHING_THERE)
+        return np.arange(len(storage), dtype=np.int64)
+    if not ring.length:  # waits while others fill all of it; raises where it is empty
+        unused = np.empty(2, np.int64)
+        ring.draw(1, 0, unused[:1].ctypes.data, unused[1:].ctypes.data, prioritized=False)
+    states = slots.states(ring.words)
+    found = np.nonzero((states == SlotState.COMMITTED) | (states == SlotState.WRITING))[0]
+    if ring.width == 1:
+        return found
+    elements: NDArray[np.int64] = (found[:, None] * ring.width + np.arange(ring.width)).ravel()
+    return elements
+
+
+def described(
+    storage: Any, elements: NDArray[np.int64], tickets: NDArray[np.int64] | None
+) -> tuple[Any, dict[str, Any]]:
+    """What a sampler returns for elements that it has chosen."""
+    index, lanes = torch.from_numpy(np.array(elements)), lanes_of(storage)
+    info = {} if tickets is None or not storage.shared else {GENERATION: torch.from_numpy(tickets)}
+    return unravel(index, lanes) if lanes else index, info

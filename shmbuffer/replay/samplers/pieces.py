@@ -1,0 +1,177 @@
+"""The items of a storage in the order in which they follow each other, as far as the ring knows.
+
+    slots by age, lane by lane     cell = lane * capacity + age; the oldest slot has age 0
+    pieces                         cells one behind the other, all with items, of one source
+
+A ring that is full begins at its head: the oldest item is there. So nothing follows the newest
+item, and what lies on both sides of the ring's last slot is not cut there. What several collectors
+have written in turn is put in order by source first, so that nothing follows an item that is not of
+the same collector, and of the same life of it. A slot without an item cuts all of them, because
+nobody knows whose item is missing.
+
+Writers go on while somebody looks. What is written from then on has tickets from the head that was
+seen, so whoever draws items checks theirs: where all are older, nothing of what was seen of them
+has changed. What was seen of others does not matter: a cut is between two items, and only who holds
+both of them crosses it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from shmbuffer.memory import slots as slot_words
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from shmbuffer.memory import Ring
+
+
+class Grid(NamedTuple):
+    """Where the cells are."""
+
+    capacity: int
+    """Slots."""
+    width: int
+    """Lanes of a slot."""
+    start: int
+    """The slot of age 0."""
+
+    def elements(self, cells: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The element of each cell."""
+        if self.width == 1:
+            return (cells + self.start) % self.capacity if self.start else cells
+        lane, age = np.divmod(cells, self.capacity)
+        elements: NDArray[np.int64] = (age + self.start) % self.capacity * self.width + lane
+        return elements
+
+    def cells(self, elements: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The cell of each element."""
+        slot, lane = np.divmod(elements, self.width)
+        cells: NDArray[np.int64] = lane * self.capacity + (slot - self.start) % self.capacity
+        return cells
+
+
+class Pieces(NamedTuple):
+    """Cells one behind the other, piece by piece, in the order of the rows."""
+
+    first: NDArray[np.int64]
+    """int64 ``[pieces]``: the first cell of each."""
+    counts: NDArray[np.int64]
+    """int64 ``[pieces]``: how many."""
+    cut: NDArray[np.bool_]
+    """bool ``[pieces]``: whether a trajectory ends with its last cell whatever the items say."""
+    by_cell: NDArray[np.int64] | None = None
+    """int64 ``[pieces]``: the pieces in the order of their cells; None: they are."""
+
+    def first_rows(self) -> NDArray[np.int64]:
+        """int64 ``[pieces]``: the row of the first cell of each."""
+        rows: NDArray[np.int64] = np.cumsum(self.counts) - self.counts
+        return rows
+
+    def cells(self) -> NDArray[np.int64]:
+        """All of them, int64, in the order of the rows."""
+        cells: NDArray[np.int64] = np.repeat(self.first - self.first_rows(), self.counts)
+        return cells + np.arange(len(cells))
+
+    def cells_of(self, rows: NDArray[np.int64], first_rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The cell of each row; ``first_rows`` as that gives them, O(pieces)."""
+        piece = np.searchsorted(first_rows, rows, side="right") - 1
+        cells: NDArray[np.int64] = rows + self.first[piece] - first_rows[piece]
+        return cells
+
+    def rows_of(self, cells: NDArray[np.int64], first_rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The row of each cell; -1 where no piece has it."""
+        first = self.first if self.by_cell is None else self.first[self.by_cell]
+        piece = np.maximum(np.searchsorted(first, cells, side="right") - 1, 0)
+        piece = piece if self.by_cell is None else self.by_cell[piece]
+        within = cells - self.first[piece]
+        there = (within >= 0) & (within < self.counts[piece])
+        return np.where(there, within + first_rows[piece], -1)
+
+    def in_lanes(self, grid: Grid) -> Pieces:
+        """Pieces of one lane, the same for every lane."""
+        if grid.width == 1:
+            return self
+        lanes = np.arange(grid.width)[:, None]
+        by_cell = self.by_cell
+        return Pieces(
+            (lanes * grid.capacity + self.first).ravel(),
+            np.tile(self.counts, grid.width),
+            np.tile(self.cut, grid.width),
+            None if by_cell is None else (lanes * len(by_cell) + by_cell).ravel(),
+        )
+
+
+def look(ring: Ring, *, by_age: bool) -> tuple[Grid, Pieces, int]:
+    """Which slots of a ring hold items, in the order in which they follow each other.
+
+    Args:
+        ring: where to look.
+        by_age: from the oldest item, each source for itself. Else in the order of the slots, with a
+            cut where the ring writes next.
+
+    Returns:
+        The grid, the pieces of one lane, and the ring's head.
+
+    Cost: O(capacity): 0.5 ms for a million slots of one source without a hole; where several
+        sources take turns by 50 items 3 ms, by single ones 40 ms.
+    """
+    head, capacity = ring.head, ring.capacity
+    grid = Grid(capacity, ring.width, head % capacity if by_age and head >= capacity else 0)
+    reached = min(head, capacity)
+    if ring.length == reached * ring.width:
+        first, end = np.zeros(1, np.int64), np.full(1, reached)
+    else:
+        there = slot_words.committed(ring.words[:reached])
+        first, end = _runs(np.roll(there, -grid.start) if grid.start else there)
+    if not by_age:
+        return grid, _split(first, end, np.array([head % capacity])), head
+    sources = ring.sources[:reached]
+    if not reached or not (sources != sources[0]).any():
+        return grid, Pieces(first, end - first, np.ones(len(first), np.bool_)), head
+    sources = np.concatenate((sources[grid.start :], sources[: grid.start]))  # a copy, read once
+    pieces = _split(first, end, np.flatnonzero(sources[1:] != sources[:-1]) + 1)
+    their = sources[pieces.first]
+    order = np.argsort(_small(their), kind="stable")
+    by_cell = np.empty_like(order)
+    by_cell[order] = np.arange(len(order))
+    first, their = pieces.first[order], their[order]
+    run = np.searchsorted(end, first, side="right")  # what is in another run lies behind a hole
+    cut = np.ones(len(order), np.bool_)
+    cut[:-1] = (their[1:] != their[:-1]) | (run[1:] != run[:-1])
+    return grid, Pieces(first, pieces.counts[order], cut, by_cell), head
+
+
+def in_order(count: int) -> tuple[Grid, Pieces]:
+    """Of a storage without a ring: one piece, in the order of its indices."""
+    some = min(count, 1)
+    return (
+        Grid(max(count, 1), 1, 0),
+        Pieces(np.zeros(some, np.int64), np.full(some, count), np.ones(some, np.bool_)),
+    )
+
+
+def _runs(there: NDArray[np.bool_]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Begin and end of each run of places that are true."""
+    edges = np.flatnonzero(np.diff(there, prepend=False, append=False))
+    return edges[::2], edges[1::2]
+
+
+def _split(first: NDArray[np.int64], end: NDArray[np.int64], at: NDArray[np.int64]) -> Pieces:
+    """Runs, divided where they contain one of the places ``at``."""
+    run = np.searchsorted(end, at, side="right")  # the first one that ends behind it
+    run, at = run[run < len(end)], at[run < len(end)]
+    begins = np.concatenate((first, at[first[run] < at]))
+    begins.sort(kind="stable")  # two increasing runs: quick
+    stops = end[np.searchsorted(end, begins, side="right")]
+    stops[:-1] = np.minimum(stops[:-1], begins[1:])
+    return Pieces(begins, stops - begins, np.ones(len(begins), np.bool_))
+
+
+def _small(sources: NDArray[np.uint64]) -> NDArray[Any]:
+    """Sources as numbers that numpy sorts in linear time, where they are close together."""
+    least = sources.min()
+    return (sources - least).astype(np.uint16) if sources.max() - least < 2**16 else sources

@@ -1,0 +1,235 @@
+"""Slices of trajectories, drawn by the priority of their first step."""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from shmbuffer.replay.keys import WEIGHT_KEYS
+from shmbuffer.replay.samplers.cutting import Cuts, Side, places
+from shmbuffer.replay.samplers.prioritized import PrioritizedSampler
+from shmbuffer.replay.samplers.sampler import lanes_of
+from shmbuffer.replay.samplers.slices import SliceSampler
+from shmbuffer.replay.storages.indexing import ravel
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from shmbuffer.memory import Ring
+    from shmbuffer.replay.samplers.entries import Key
+    from shmbuffer.replay.samplers.trajectories import Trajectories
+
+_ROUNDS = 4  # of drawing any item and keeping what a slice can begin with; then exactly, in O(n)
+_SPARE = 2  # drawn for each slice that is wanted
+
+
+class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
+    """Slices as of a `SliceSampler`, that begin at item i in proportion to its mass.
+
+    ``mass = (priority + eps) ** alpha``, as for `PrioritizedSampler`, whose priorities, weights and
+    sharing it has. A slice begins where it has room: with ``strict_length``, the last
+    ``slice length - 1`` steps of a trajectory are never the first of one, whatever their priority.
+    Of a trajectory whose priorities are all zero nothing is drawn, unless they are all zero
+    everywhere.
+
+    Every step of a slice has the weight of its first.
+
+    Args:
+        max_capacity, alpha, beta, eps, dtype, reduction, max_priority_within_buffer: see
+            `PrioritizedSampler`.
+        num_slices, slice_len, end_key, end_keys, traj_key, ends, trajectories, cache_values,
+            truncated_key, init_key, strict_length, compile: see `SliceSampler`.
+        span: see `SliceSampler`. The left side is left out, with a warning: a slice begins at an
+            item.
+
+    Raises:
+        SliceArgumentsError, ValueError, RuntimeError, NotImplementedError: as these two.
+
+    Cost: items are drawn from the tree, and those kept that a slice can begin with: O(log
+        capacity) each. Where hardly any can, O(items). And see `SliceSampler`.
+
+    Example:
+        >>> import torch
+        >>> from tensordict import TensorDict
+        >>> from shmbuffer import LazyTensorStorage, PrioritizedSliceSampler
+        >>> from shmbuffer import TensorDictReplayBuffer
+        >>> rb = TensorDictReplayBuffer(
+        ...     storage=LazyTensorStorage(6),
+        ...     sampler=PrioritizedSliceSampler(6, alpha=1.0, beta=1.0, num_slices=2),
+        ...     batch_size=4,
+        ... )
+        >>> data = TensorDict({"step": torch.arange(6), "episode": torch.arange(6) // 3}, [6])
+        >>> index = rb.extend(data)
+        >>> rb.update_priority(index, torch.tensor([0.0, 0.0, 0.0, 0.0, 1.0, 0.0]))
+        PriorityUpdate(applied=6, stale=0)
+        >>> rb.sample()["step"].tolist()
+        [4, 5, 4, 5]
+
+    Source: ``torchrl.data.PrioritizedSliceSampler``.
+    """
+
+    def __init__(
+        self,
+        max_capacity: int,
+        alpha: float,
+        beta: float,
+        eps: float = 1e-8,
+        dtype: torch.dtype = torch.float,
+        reduction: str = "max",
+        *,
+        num_slices: int | None = None,
+        slice_len: int | None = None,
+        end_key: Key | None = None,
+        end_keys: Sequence[Key] | None = None,
+        traj_key: Key | None = None,
+        ends: torch.Tensor | None = None,
+        trajectories: torch.Tensor | None = None,
+        cache_values: bool = False,
+        truncated_key: Key | None = ("next", "truncated"),
+        init_key: Key | None = "is_init",
+        strict_length: bool = True,
+        compile: bool | dict[str, Any] = False,
+        span: Side | tuple[Side, Side] = False,
+        max_priority_within_buffer: bool = False,
+    ) -> None:
+        SliceSampler.__init__(
+            self,
+            num_slices=num_slices,
+            slice_len=slice_len,
+            end_key=end_key,
+            end_keys=end_keys,
+            traj_key=traj_key,
+            ends=ends,
+            trajectories=trajectories,
+            cache_values=cache_values,
+            truncated_key=truncated_key,
+            init_key=init_key,
+            strict_length=strict_length,
+            compile=compile,
+            span=span,
+        )
+        PrioritizedSampler.__init__(
+            self, max_capacity, alpha, beta, eps, dtype, reduction, max_priority_within_buffer
+        )
+        if self.span.left:
+            warnings.warn(
+                f"span={span!r}: slices of a PrioritizedSliceSampler begin at the item that was "
+                "drawn, so nothing is cut off at the left; give (False, ...)",
+                stacklevel=3,
+            )
+            self.span = self.span._replace(left=False)
+
+    def sample(self, storage: Any, batch_size: int) -> tuple[Any, dict[Any, Any]]:
+        """Draw; see `SliceSampler.sample`.
+
+        Returns:
+            What that gives, and the weights under ``"_weight"`` and ``"priority_weight"``, one
+            tensor ``[n]``.
+
+        Raises:
+            RuntimeError: also where ``eps`` is 0 and the priorities of all items that a slice can
+                begin with are 0, but not those of others.
+        """
+        return SliceSampler.sample(self, storage, batch_size)
+
+    def _choose(self, storage: Any, table: Trajectories, count: int, steps: int) -> Cuts:
+        """Where the next slices begin."""
+        self._allowed(table, steps)
+        chosen, weights = self._by_rejection(storage, table, count, steps)
+        if len(chosen) < count:
+            more, their = self._exactly(table, count - len(chosen), steps)
+            chosen, weights = np.concatenate((chosen, more)), torch.cat((weights, their))
+        trajectories = table.of_rows(chosen)
+        return Cuts(trajectories, chosen - table.starts[trajectories], weights)
+
+    def _by_rejection(
+        self, storage: Any, table: Trajectories, count: int, steps: int
+    ) -> tuple[NDArray[np.int64], torch.Tensor]:
+        """Rows that the tree has drawn and a slice can begin with; perhaps fewer than ``count``."""
+        rows, weights, missing = [], [], count
+        for _ in range(_ROUNDS):
+            index, info = PrioritizedSampler.sample(self, storage, _SPARE * missing)
+            drawn = table.rows_of(ravel(index, lanes_of(storage)))
+            kept = self._can_begin(table, drawn, steps)[:missing]
+            rows.append(drawn[kept])
+            weights.append(info[WEIGHT_KEYS[0]][torch.from_numpy(kept)])
+            missing -= len(kept)
+            if not missing:
+                break
+        return np.concatenate(rows), torch.cat(weights)
+
+    def _can_begin(
+        self, table: Trajectories, drawn: NDArray[np.int64], steps: int
+    ) -> NDArray[np.int64]:
+        """Which of some rows (-1: none) a slice can begin with: positions in ``drawn``."""
+        at = np.flatnonzero(drawn >= 0)
+        rows = drawn[at]
+        trajectories = table.of_rows(rows)
+        room = self._room(table.lengths[trajectories], steps)
+        kept = rows - table.starts[trajectories] < room
+        zero = self._priorities(table.elements_of(rows)) == 0
+        if zero.any():
+            kept &= ~zero | self._wanted(table, steps)[trajectories]
+        return at[kept]
+
+    def _exactly(
+        self, table: Trajectories, count: int, steps: int
+    ) -> tuple[NDArray[np.int64], torch.Tensor]:
+        """Rows that a slice can begin with, drawn from a sum over all of them. O(items)."""
+        ring = self._tree()
+        lengths = table.lengths
+        step = np.arange(table.rows) - np.repeat(table.starts, lengths)
+        room = np.where(self._wanted(table, steps), self._room(lengths, steps), 0)
+        rows = np.flatnonzero(step < np.repeat(room, lengths))
+        mass = ring.mass(table.elements_of(rows))
+        if not ring.p_sum > 0:  # as of a `PrioritizedSampler`: uniformly
+            mass = np.ones(len(rows))
+        before = np.cumsum(mass)
+        if not before[-1] > 0:
+            raise RuntimeError(
+                f"no slice of {steps} steps can begin at an item with a priority above 0: the "
+                f"priorities of all {len(rows)} items with room for it are 0, and eps is 0; draw "
+                "shorter slices, or use eps > 0"
+            )
+        numbers = torch.rand(count, dtype=torch.float64, generator=self._rng).numpy()
+        at = np.searchsorted(before, numbers * before[-1], side="right")
+        at = np.minimum(at, np.flatnonzero(mass)[-1])  # rounding may lead beyond the last one
+        least = ring.p_min
+        weights = (mass[at] / least) ** -self.beta if least > 0 else np.ones(count)
+        return rows[at], torch.from_numpy(weights).to(self.dtype)
+
+    def _room(self, lengths: NDArray[np.int64], steps: int) -> NDArray[np.int64]:
+        """How many steps of trajectories of these lengths a slice can begin with."""
+        room = places(lengths, steps, self.span)[1]
+        return np.where(lengths < steps, 0, room) if self.strict_length else room
+
+    def _wanted(self, table: Trajectories, steps: int) -> NDArray[np.bool_]:
+        """Bool ``[trajectories]``: not those whose priorities are all zero. O(items).
+
+        All of them, where there is nothing else.
+        """
+        some = np.add.reduceat(
+            self._priorities(table.elements_of(np.arange(table.rows))) != 0,
+            table.starts,
+            dtype=np.int64,
+        )
+        allowed = self._room(table.lengths, steps) > 0
+        return some > 0 if (some[allowed] > 0).any() else allowed
+
+    def _priorities(self, elements: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Raw priorities; NaN where none was given yet."""
+        return self._tree().priorities(elements)
+
+    def __repr__(self) -> str:
+        priorities = f"alpha={self.alpha}, beta={self.beta}, eps={self.eps}"
+        return f"{SliceSampler.__repr__(self)[:-1]}, {priorities})"
+
+    def _tree(self) -> Ring:
+        ring = self.ring
+        assert ring is not None  # `PrioritizedSampler.sample` has found it
+        return ring

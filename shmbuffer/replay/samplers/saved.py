@@ -1,0 +1,182 @@
+"""Files of samplers, as TorchRL writes and reads them.
+
+    priorities   sampler_metadata.json             alpha, beta, eps, largest priority, capacity
+                 sumtree.memmap, mintree.memmap    float64 [capacity], masses
+                 shmbuffer.priorities.memmap       float64 [elements], raw; NaN: no item
+    a pass       tensordict's files of the state: len_storage, _sample_list, drop_last, _ran_out
+
+TorchRL keeps masses, ``(priority + eps) ** alpha``, in float32 or float64. Raw priorities cannot be
+had back from them exactly, so they are in a file of our own too.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from tensordict import TensorDict
+
+from shmbuffer.errors import CorruptBufferError
+from shmbuffer.replay.checkpointers.memmap import mapped, read_folder
+from shmbuffer.replay.checkpoints import OURS, Loaded, read_json, write_json
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+_METADATA = "sampler_metadata.json"
+_RAW = "shmbuffer.priorities.memmap"
+_TREES = ("sumtree.memmap", "mintree.memmap")
+_SCHEMA_VERSION = 1  # TorchRL's: _max_priority is raw
+
+
+def write_priorities(
+    directory: Path, state: dict[str, Any], capacity: int, dtype: torch.dtype
+) -> None:
+    """Write the state of a `PrioritizedSampler`.
+
+    Args:
+        directory: where to; it is made.
+        state: as `PrioritizedSampler.state_dict` gives it.
+        capacity: ``max_capacity``, which TorchRL compares.
+        dtype: of TorchRL's trees: the largest number stands for "no item" in one of them.
+    """
+    directory.mkdir(exist_ok=True)
+    alpha, eps = float(state["_alpha"]), float(state["_eps"])
+    given = state["_priorities"]
+    raw = np.full(capacity, np.nan) if given is None else np.asarray(given, dtype=np.float64)
+    held = np.nonzero(~np.isnan(raw))[0]
+    held = held[held < capacity]
+    mass = (raw[held] + eps) ** alpha
+    for name, nothing in zip(_TREES, (0.0, torch.finfo(dtype).max), strict=True):
+        tree = np.full(capacity, nothing)
+        tree[held] = np.where(mass > 0, mass, nothing)
+        tree.tofile(directory / name)
+    if given is not None:
+        raw.tofile(directory / _RAW)
+    largest = state["_max_priority"]
+    write_json(
+        directory / _METADATA,
+        {
+            "_alpha": alpha,
+            "_beta": float(state["_beta"]),
+            "_eps": eps,
+            "_max_priority": [1.0 if largest is None else float(largest), 0.0],
+            "_max_capacity": float(capacity),
+            "_schema_version": _SCHEMA_VERSION,
+            OURS: {
+                "format": 1,
+                "elements": None if given is None else len(raw),
+                "max_priority": None if largest is None else float(largest),
+            },
+        },
+    )
+
+
+def read_priorities(directory: Path) -> dict[str, Any]:
+    """The state of a `PrioritizedSampler` that was written here or by TorchRL.
+
+    Raises:
+        FileNotFoundError: there is none.
+        CorruptBufferError: it makes no sense.
+    """
+    found = _read(directory, _METADATA)
+    try:
+        alpha, eps = float(found["_alpha"]), float(found["_eps"])
+        ours = found.get(OURS)
+        largest: Any
+        if ours is None:
+            largest = found["_max_priority"][0]
+            raw = _raw_of_masses(directory, int(found["_max_capacity"]), alpha, eps)
+        else:
+            largest = ours["max_priority"]
+            elements = ours["elements"]
+            raw = None
+            if elements is not None:
+                raw = mapped(directory / _RAW, torch.float64, (int(elements),)).clone()
+        return {
+            "_alpha": alpha,
+            "_beta": float(found["_beta"]),
+            "_eps": eps,
+            "_max_priority": None if largest is None else float(largest),
+            "_priorities": raw,
+        }
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        raise CorruptBufferError(
+            f"{directory / _METADATA}: is not that of a prioritized sampler ({error!r}); take "
+            "another copy of the checkpoint",
+            path=str(directory / _METADATA),
+        ) from error
+
+
+def _raw_of_masses(directory: Path, capacity: int, alpha: float, eps: float) -> torch.Tensor:
+    """What the priorities were before TorchRL made masses of them; 1 where alpha is 0."""
+    mass = mapped(directory / _TREES[0], torch.float64, (capacity,)).numpy()
+    held = mass > 0
+    raw = np.full(capacity, np.nan)
+    raw[held] = np.maximum(mass[held] ** (1 / alpha) - eps, 0.0) if alpha > 0 else 1.0
+    return torch.from_numpy(raw)
+
+
+def moved(raw: torch.Tensor, loaded: Loaded, elements: int) -> torch.Tensor:
+    """Priorities of a storage of another capacity, where its items are now.
+
+    Args:
+        raw: float64 ``[n]``, by the place where each item was saved; NaN where there was none.
+        loaded: what became of the storage.
+        elements: capacity of the storage now.
+
+    Returns:
+        float64 ``[elements]``.
+    """
+    if not loaded.shift and len(raw) == elements:
+        return raw
+    values: NDArray[np.float64] = np.asarray(raw, dtype=np.float64)
+    held = np.nonzero(~np.isnan(values))[0]
+    places = loaded.places(held)
+    fits = places < elements
+    result = np.full(elements, np.nan)
+    result[places[fits]] = values[held[fits]]
+    return torch.from_numpy(result)
+
+
+def write_pass(directory: Path, state: dict[str, Any]) -> None:
+    """Write the state of a `SamplerWithoutReplacement`: flags, numbers, indices and None."""
+    directory.mkdir(exist_ok=True)
+    TensorDict(state).memmap(directory)
+
+
+def read_pass(directory: Path) -> dict[str, Any]:
+    """What `write_pass`, or TorchRL, wrote.
+
+    Raises:
+        FileNotFoundError: there is none.
+    """
+    _read(directory, "meta.json")
+    folder = read_folder(directory)
+    state: dict[str, Any] = dict(folder.values)
+    for key in folder.tensors:
+        state[key] = folder.tensor((key,)).clone()
+    return state
+
+
+def moved_pass(state: dict[str, Any], loaded: Loaded | None) -> dict[str, Any]:
+    """The state of a pass over items that are elsewhere now."""
+    indices = ("_sample_list", "_heads")
+    if loaded is None:
+        return state
+    return {
+        key: loaded.places(value) if key in indices and value is not None else value
+        for key, value in state.items()
+    }
+
+
+def _read(directory: Path, name: str) -> dict[str, Any]:
+    try:
+        return read_json(directory / name)
+    except FileNotFoundError as error:
+        raise FileNotFoundError(
+            f"{directory / name}: not there, so no sampler of this kind was saved; load it into a "
+            "buffer with the sampler that it was saved with, and call set_sampler() then"
+        ) from error

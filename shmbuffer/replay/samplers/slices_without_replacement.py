@@ -1,0 +1,273 @@
+"""Slices of trajectories, one of each a pass."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+
+from shmbuffer.memory import slots
+from shmbuffer.replay.samplers.cutting import Cuts
+from shmbuffer.replay.samplers.slices import SliceSampler
+from shmbuffer.replay.samplers.without_replacement import SamplerWithoutReplacement
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from shmbuffer.memory import Ring
+    from shmbuffer.replay.samplers.entries import Key
+    from shmbuffer.replay.samplers.trajectories import Trajectories
+
+
+class _Pass(NamedTuple):
+    """The trajectories that are left of a pass; never changed once it is made."""
+
+    heads: NDArray[np.int64] | None
+    """First item of each, in the order of the pass; None: the next draw begins one."""
+    tickets: NDArray[np.int64] | None
+    """Of these items; None: not compared."""
+    items: int
+    """How many there were in the storage."""
+    whole: int
+    """Trajectories that there were when it began."""
+    ran_out: bool
+
+
+_NONE = _Pass(None, None, 0, 0, False)
+
+
+class SliceSamplerWithoutReplacement(SliceSampler, SamplerWithoutReplacement):
+    """One slice of every trajectory that is long enough, then the next pass.
+
+    Which slice of a trajectory it is, is drawn anew in every pass. The last batch of a pass is
+    shorter where the slices do not go up; after it `ran_out` is True, which ends an iteration over
+    the buffer.
+
+    What is written in the middle of a pass:
+
+    - What this buffer writes begins a new pass, as in TorchRL.
+    - What others write into a shared storage joins at the next pass, so that a pass ends also while
+      they go on writing. A trajectory whose first item has been written over is left out.
+
+    Args:
+        drop_last: leave out the last batch of a pass where it would be short.
+        shuffle: a new random order each pass; False is the order of age.
+        num_slices, slice_len, end_key, end_keys, traj_key, ends, trajectories, truncated_key,
+            init_key, strict_length, compile, use_gpu: see `SliceSampler`. ``cache_values`` is True.
+
+    Cost: a new pass is O(trajectories), a draw costs what it draws; and see `SliceSampler`.
+
+    Example:
+        >>> import torch
+        >>> from tensordict import TensorDict
+        >>> from shmbuffer import LazyTensorStorage, SliceSamplerWithoutReplacement
+        >>> from shmbuffer import TensorDictReplayBuffer
+        >>> rb = TensorDictReplayBuffer(
+        ...     storage=LazyTensorStorage(9),
+        ...     sampler=SliceSamplerWithoutReplacement(num_slices=2, shuffle=False),
+        ...     batch_size=4,
+        ... )
+        >>> episode = torch.arange(3).repeat_interleave(3)
+        >>> index = rb.extend(TensorDict({"episode": episode}, [9]))
+        >>> [batch["episode"].tolist() for batch in rb]
+        [[0, 0, 1, 1], [2, 2]]
+
+    Source: ``torchrl.data.SliceSamplerWithoutReplacement``.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_slices: int | None = None,
+        slice_len: int | None = None,
+        drop_last: bool = False,
+        end_key: Key | None = None,
+        end_keys: Sequence[Key] | None = None,
+        traj_key: Key | None = None,
+        ends: torch.Tensor | None = None,
+        trajectories: torch.Tensor | None = None,
+        truncated_key: Key | None = ("next", "truncated"),
+        init_key: Key | None = "is_init",
+        strict_length: bool = True,
+        shuffle: bool = True,
+        compile: bool | dict[str, Any] = False,
+        use_gpu: bool | torch.device = False,
+    ) -> None:
+        SliceSampler.__init__(
+            self,
+            num_slices=num_slices,
+            slice_len=slice_len,
+            end_key=end_key,
+            end_keys=end_keys,
+            traj_key=traj_key,
+            ends=ends,
+            trajectories=trajectories,
+            cache_values=True,
+            truncated_key=truncated_key,
+            init_key=init_key,
+            strict_length=strict_length,
+            compile=compile,
+            use_gpu=use_gpu,
+        )
+        SamplerWithoutReplacement.__init__(self, drop_last, shuffle)
+        self._now = _NONE
+
+    # -- drawing -------------------------------------------------------------------------------
+
+    def sample(self, storage: Any, batch_size: int) -> tuple[Any, dict[Any, Any]]:
+        """Draw; see `SliceSampler.sample`.
+
+        Returns:
+            The next slices of the pass, or those that are left of it.
+
+        Raises:
+            ValueError: with ``drop_last``, a batch has more slices than there are trajectories;
+                nothing has changed.
+        """
+        return SliceSampler.sample(self, storage, batch_size)
+
+    def _choose(self, storage: Any, table: Trajectories, count: int, steps: int) -> Cuts:
+        """The next ``count`` of the pass."""
+        allowed = self._allowed(table, steps)
+        least = count if self.drop_last else min(count, 1)
+        ring: Ring | None = getattr(storage, "ring", None)
+        left = self._left(ring, table, allowed)
+        whole = self._now.whole
+        if left is None or len(left) < least:
+            left, whole = self._begin_pass(allowed, count), len(allowed)
+        chosen, left = left[:count], left[count:]
+        self._now = self._pass_of(ring, table, left, whole, max(least, 1))
+        self._told = False
+        return Cuts(chosen, self._begins(table, chosen, steps))
+
+    def _left(
+        self, ring: Ring | None, table: Trajectories, allowed: NDArray[np.int64]
+    ) -> NDArray[np.int64] | None:
+        """What is left of the pass, as trajectories of ``table``; None: it is over."""
+        now = self._now
+        if now.heads is None or self._told:
+            return None
+        if now.tickets is None and now.items != table.rows:
+            return None
+        heads = table.elements_of(table.starts[allowed])
+        order = np.argsort(heads)
+        at = np.minimum(np.searchsorted(heads, now.heads, sorter=order), len(heads) - 1)
+        found = order[at]
+        same = heads[found] == now.heads
+        if now.tickets is not None and ring is not None:
+            same &= _tickets(ring, now.heads) == now.tickets
+        left: NDArray[np.int64] = allowed[found[same]]
+        return left
+
+    def _begin_pass(self, allowed: NDArray[np.int64], count: int) -> NDArray[np.int64]:
+        if self.drop_last and len(allowed) < count:
+            raise ValueError(
+                f"a batch has {count} slices, and {len(allowed)} trajectories are long enough; "
+                "drop_last=True leaves out short batches: draw fewer slices, write more, or "
+                "use drop_last=False"
+            )
+        if not self.shuffle:
+            return allowed
+        order: NDArray[np.int64] = torch.randperm(len(allowed), generator=self._rng).numpy()
+        return allowed[order]
+
+    def _pass_of(
+        self,
+        ring: Ring | None,
+        table: Trajectories,
+        left: NDArray[np.int64],
+        whole: int,
+        least: int,
+    ) -> _Pass:
+        if len(left) < least:
+            return _Pass(None, None, 0, whole, True)
+        heads = table.elements_of(table.starts[left])
+        return _Pass(heads, _tickets(ring, heads), table.rows, whole, False)
+
+    def _again(self, storage: Any, index: Any) -> tuple[Any, dict[Any, Any]]:
+        """As many slices, of any trajectories but each at most once; the pass stays as it is."""
+        steps = self._sizes(self._asked)[1]
+        count = -(-len(index[0] if isinstance(index, tuple) else index) // steps)
+
+        def choose(table: Trajectories) -> Cuts:
+            allowed = self._allowed(table, steps)
+            chosen = torch.randperm(len(allowed), generator=self._rng)[:count].numpy()
+            return Cuts(allowed[chosen], self._begins(table, allowed[chosen], steps))
+
+        return self._draw(storage, steps, choose)
+
+    @property
+    def ran_out(self) -> bool:
+        """Whether the draw before was the last one of a pass."""
+        return self._now.ran_out
+
+    @ran_out.setter
+    def ran_out(self, value: bool) -> None:
+        self._now = self._now._replace(ran_out=bool(value))
+
+    @property
+    def len_storage(self) -> int:
+        """How many items there were at the last draw of the pass."""
+        return self._now.items
+
+    def _empty(self) -> None:
+        super()._empty()
+        self._now = _NONE
+
+    def _position(self) -> Any:
+        return self._now, self._told
+
+    def _rewind(self, position: Any) -> None:
+        self._now, self._told = position
+
+    # -- state ---------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the pass is: a state that is loaded goes on with the trajectories that were left.
+
+        Returns:
+            ``_heads``, int64, the first element of each trajectory that is left, in order, or None
+            between two passes; ``_trajectories``, how many the pass has; ``len_storage``, items of
+            the storage; ``drop_last``; ``_ran_out``. ``_sample_list`` is None: TorchRL, whose
+            trajectories have other numbers, begins a new pass.
+        """
+        heads, _, items, whole, ran_out = self._now
+        return {
+            "len_storage": items,
+            "_sample_list": None,
+            "_heads": None if heads is None else torch.from_numpy(heads.copy()),
+            "_trajectories": whole,
+            "drop_last": self.drop_last,
+            "_ran_out": ran_out,
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """What `state_dict` gave; of TorchRL's, ``drop_last`` and ``_ran_out``.
+
+        A storage with another number of items than the pass had begins a new one.
+        """
+        heads = state_dict.get("_heads")
+        self.drop_last = bool(state_dict["drop_last"])
+        self._now = _Pass(
+            None if heads is None else torch.as_tensor(heads, dtype=torch.int64).numpy().copy(),
+            None,  # what was loaded into the storage has other tickets
+            int(state_dict["len_storage"]),
+            int(state_dict.get("_trajectories", 0)),
+            bool(state_dict["_ran_out"]),
+        )
+        self._told = False
+
+    def __repr__(self) -> str:
+        heads, _, _, whole, ran_out = self._now
+        left = (0 if ran_out else whole) if heads is None else len(heads)
+        return f"{SliceSampler.__repr__(self)[:-1]}, {whole - left} of {whole} drawn)"
+
+
+def _tickets(ring: Ring | None, elements: NDArray[np.int64]) -> NDArray[np.int64] | None:
+    return None if ring is None else slots.tickets(ring.words[elements // ring.width])
+
+
+SliceSampler._without_replacement = SliceSamplerWithoutReplacement

@@ -1,0 +1,241 @@
+"""Each item once a pass."""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from shmbuffer.errors import EmptyBufferError
+from shmbuffer.memory import slots
+from shmbuffer.replay.samplers.passes import (
+    NO_PASS,
+    Pass,
+    described,
+    held_next,
+    places_of,
+    wait_for,
+)
+from shmbuffer.replay.samplers.sampler import Sampler, lanes_of
+from shmbuffer.replay.samplers.saved import moved_pass, read_pass, write_pass
+from shmbuffer.replay.storages.indexing import ravel
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from shmbuffer.memory import Ring
+    from shmbuffer.replay.checkpoints import Loaded
+
+_ATTEMPTS = 16  # to find enough, where others empty and fill, before a draw gives up
+
+
+class SamplerWithoutReplacement(Sampler):
+    """Every item that is there once, then the next pass.
+
+    10 items by 3 are batches of 3, 3, 3 and 1; with ``drop_last`` 3, 3 and 3. After the last batch
+    of a pass `ran_out` is True, which ends an iteration over the buffer; the next draw begins a new
+    pass with what is there by then. A pass that is left in the middle goes on where it was.
+
+    What is written in the middle of a pass:
+
+    - Where the storage grows, a new pass begins with everything, as in TorchRL. What other
+      processes add to a shared storage joins at the next pass instead, so that a pass ends also
+      while they go on writing.
+    - A place that is written over is drawn once in the pass, with what it holds then. One that
+      holds no item when its turn comes is left out.
+    - A storage that was emptied begins a new pass.
+
+    The pass belongs to this sampler, in this process. Where the storage is shared, a sample has the
+    tickets of its items under ``"index_generation"``.
+
+    Args:
+        drop_last: leave out the last batch of a pass where it would be short. The buffer needs a
+            ``batch_size`` then.
+        shuffle: a new random order each pass; False is the order of the storage.
+
+    Cost: O(items) for a new pass; a draw costs what it draws.
+
+    Example:
+        >>> import torch
+        >>> from shmbuffer import LazyTensorStorage, ReplayBuffer, SamplerWithoutReplacement
+        >>> rb = ReplayBuffer(
+        ...     storage=LazyTensorStorage(10),
+        ...     sampler=SamplerWithoutReplacement(shuffle=False),
+        ...     batch_size=3,
+        ... )
+        >>> index = rb.extend(torch.arange(7))
+        >>> [batch.tolist() for batch in rb]
+        [[0, 1, 2], [3, 4, 5], [6]]
+
+    Source: ``torchrl.data.replay_buffers.SamplerWithoutReplacement``.
+    """
+
+    def __init__(self, drop_last: bool = False, shuffle: bool = True) -> None:
+        self.drop_last = bool(drop_last)
+        self.shuffle = bool(shuffle)
+        self._pass = NO_PASS
+        self._storage: weakref.ref[Any] | None = None  # what the pass is of
+        self._told = False  # our buffer has written since the last draw
+        self._loaded = False  # the pass came from a state: it is compared with the storage once
+
+    # -- drawing -------------------------------------------------------------------------------
+
+    def sample(self, storage: Any, batch_size: int) -> tuple[Any, dict[str, Any]]:
+        """Draw; see `Sampler.sample`.
+
+        Returns:
+            The next ``batch_size`` items of the pass, or what is left of it.
+
+        Raises:
+            EmptyBufferError: nothing to draw from.
+            ValueError: with ``drop_last``, a batch is larger than what is there; nothing has
+                changed.
+        """
+        ring: Ring | None = getattr(storage, "ring", None)
+        now, whole = self._pass, batch_size if self.drop_last else min(batch_size, 1)
+        if now.order is None or self._has_changed(storage, ring, now):
+            now = self._new_pass(storage, ring, batch_size)
+        for _ in range(_ATTEMPTS):
+            drawn = held_next(ring, now, batch_size)
+            if drawn is not None and len(drawn.elements) >= whole:
+                break
+            assert now.order is not None
+            if drawn is None or not (drawn.filling and wait_for(ring, now.order[now.at :])):
+                now = self._new_pass(storage, ring, batch_size)
+        else:
+            raise EmptyBufferError(
+                f"no batch of {batch_size} could be drawn in {_ATTEMPTS} attempts: others empty "
+                "the storage, or write over what is there, all the time; make it larger, or draw "
+                "fewer"
+            )
+        now = now._replace(at=drawn.at, ran_out=False)
+        ahead = held_next(ring, now, max(whole, 1))
+        ended = ahead is not None and len(ahead.elements) < max(whole, 1)
+        self._pass = Pass(None, 0, now.places, True) if ended else now
+        self._told = self._loaded = False
+        if self._storage is None or self._storage() is not storage:
+            self._storage = weakref.ref(storage)
+        return described(storage, drawn.elements, drawn.tickets)
+
+    def _has_changed(self, storage: Any, ring: Ring | None, now: Pass) -> bool:
+        """Whether the pass is not one of this storage as it is now."""
+        assert now.order is not None
+        if self._storage is not None and self._storage() is not storage:
+            return True
+        length = len(storage)
+        if ring is None:
+            return length != now.places
+        if self._loaded:
+            return length != now.places or bool((now.order >= ring.elements).any())
+        # Fewer is no sign: a place that is being written over holds no item for the moment.
+        return length > now.places and (self._told or not storage.shared)
+
+    def _new_pass(self, storage: Any, ring: Ring | None, batch_size: int) -> Pass:
+        """All that is there, in the order of a new pass. O(capacity)."""
+        places = places_of(storage, ring)
+        if self.drop_last and len(places) < batch_size:
+            raise ValueError(
+                f"The batch size ({batch_size}) is greater than the storage capacity in use "
+                f"({len(places)} items), and drop_last=True leaves out short batches: write more "
+                "items first, draw fewer, or use drop_last=False"
+            )
+        if self.shuffle:
+            places = places[torch.randperm(len(places), generator=self._rng).numpy()]
+        return Pass(places, 0, len(places), False)
+
+    def _again(self, storage: Any, index: Any) -> tuple[Any, dict[str, Any]]:
+        """The places of a draw with what they hold now: they were written over before being read.
+
+        Waits for those that are being written, up to 5 s; what holds no item then is left out.
+        """
+        ring: Ring | None = getattr(storage, "ring", None)
+        elements = ravel(index, lanes_of(storage))
+        if ring is None:
+            return index, {}
+        wait_for(ring, elements)
+        words = ring.words[elements // ring.width]
+        held = slots.committed(words)
+        if not held.any():
+            return self.sample(storage, len(elements))
+        return described(storage, elements[held], slots.tickets(words[held]))
+
+    @property
+    def ran_out(self) -> bool:
+        """Whether the draw before was the last one of a pass."""
+        return self._pass.ran_out
+
+    @ran_out.setter
+    def ran_out(self, value: bool) -> None:
+        self._pass = self._pass._replace(ran_out=bool(value))
+
+    # -- told by the buffer --------------------------------------------------------------------
+
+    def add(self, index: Any) -> None:
+        """An item was written by the buffer."""
+        self._told = True
+
+    def extend(self, index: Any) -> None:
+        """Items were written by the buffer."""
+        self._told = True
+
+    def _empty(self) -> None:
+        self._pass, self._told = NO_PASS, False
+
+    def _position(self) -> Any:
+        return self._pass, self._told, self._loaded
+
+    def _rewind(self, position: Any) -> None:
+        self._pass, self._told, self._loaded = position
+
+    # -- state ---------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the pass is: a state that is loaded goes on with exactly what was left.
+
+        Returns:
+            ``len_storage``, items of the pass; ``_sample_list``, int64, the elements that are left
+            in their order, or None between two passes; ``drop_last``; ``_ran_out``.
+        """
+        order, at, places, ran_out = self._pass
+        return {
+            "len_storage": places,
+            "_sample_list": None if order is None else torch.from_numpy(order[at:].copy()),
+            "drop_last": self.drop_last,
+            "_ran_out": ran_out,
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """What `state_dict` gave, or TorchRL's.
+
+        A storage with another number of items than the pass had begins a new one.
+        """
+        left = state_dict["_sample_list"]
+        order = None
+        if left is not None:
+            order = torch.as_tensor(left).to("cpu", torch.int64, copy=True).numpy()
+        self.drop_last = bool(state_dict["drop_last"])
+        self._pass = Pass(order, 0, int(state_dict["len_storage"]), bool(state_dict["_ran_out"]))
+        self._storage, self._told, self._loaded = None, False, True
+
+    def _dump(self, directory: Path, moment: Any) -> None:
+        write_pass(directory, self.state_dict())
+
+    def _read(self, directory: Path) -> dict[str, Any]:
+        return read_pass(directory)
+
+    def _apply(self, saved: dict[str, Any], loaded: Loaded | None) -> None:
+        self.load_state_dict(moved_pass(saved, loaded))
+
+    @property
+    def len_storage(self) -> int:
+        """How many items there were when the pass began."""
+        return self._pass.places
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_storage": None, "_loaded": True}
+
+    def __repr__(self) -> str:
+        order, at, places, ran_out = self._pass
+        left = 1 - ran_out if order is None else (len(order) - at) / max(1, places)
+        return f"{type(self).__name__}({100 * (1 - left): 4.4f}% sampled)"

@@ -1,0 +1,291 @@
+"""An item as compressed bytes and what is needed to make it again.
+
+    item ──pack──▶ Packed(form, values, chunks) ──unpack──▶ item
+
+Every tensor and array in an item, however deep, is a chunk of its own; text, numbers and other
+objects are values, kept as they are. The form says where each of them belongs, and is JSON, so that
+chunks can be written to a disk without pickle. Forms:
+
+    ["tensor", dtype, shape, device]             a chunk
+    ["array", numpy's dtype, shape]              a chunk
+    ["bytes"]                                    a chunk
+    ["value"]                                    a value
+    ["dict" | "ordered", [[key, form], ...]]     key as labels.to_json has it, or {"value": true}
+    ["list" | "tuple", [form, ...]]
+    ["namedtuple", class, [form, ...]]
+    ["tensordict", batch size, device, names, [[key, form], ...]]
+    ["tensorclass", class, form]
+    ["lazy" | "objects", stack_dim, [form, ...]]  a lazy stack; of NonTensorData
+    ["object", batch size, form]                 NonTensorData
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from tensordict import (
+    LazyStackedTensorDict,
+    NonTensorData,
+    NonTensorStack,
+    TensorDict,
+    TensorDictBase,
+    is_non_tensor,
+    is_tensorclass,
+)
+
+from shmbuffer.errors import FormatError
+from shmbuffer.replay import labels
+from shmbuffer.replay.leaves import dtype_name, torch_dtype
+from shmbuffer.replay.nodes import as_tensor, class_of, register
+
+Form = list[Any]
+Compress = Callable[[torch.Tensor], Any]  # a uint8 tensor: looked at, since users write these
+Decompress = Callable[[torch.Tensor, dict[str, Any]], Any]
+
+_NO_OBJECTS = "?biufcSUmM"  # kinds of numpy dtypes whose bytes are the value
+
+
+class Packed(NamedTuple):
+    """An item, compressed."""
+
+    form: Form
+    """What it is made of; JSON."""
+    values: list[Any]
+    """What is no tensor, in the order of the form: JSON if it is text, numbers and None only."""
+    chunks: list[torch.Tensor]
+    """Compressed tensors and arrays, in the order of the form: uint8, on the CPU."""
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the chunks."""
+        return sum(chunk.numel() for chunk in self.chunks)
+
+
+def pack(item: Any, compress: Compress, device: torch.device | None = None) -> Packed:
+    """Compress an item.
+
+    Args:
+        item: anything.
+        compress: called with each tensor that has a number in it, and with the numbers of each
+            array as one, where torch has their dtype (else with their bytes).
+        device: where tensors will be when they come back; None is where they are.
+
+    Raises:
+        TypeError: ``compress`` gave something else than a uint8 tensor.
+    """
+    packer = _Packer(compress, device)
+    return Packed(packer.form(item), packer.values, packer.chunks)
+
+
+def unpack(packed: Packed, decompress: Decompress) -> Any:
+    """The item again: dtypes, shapes, batch sizes and devices are those that it had.
+
+    Args:
+        packed: from `pack`.
+        decompress: called with a chunk and a dict with ``"type"`` (``"tensor"``), ``"shape"``,
+            ``"dtype"`` and ``"device"`` of what is to come out.
+
+    Raises:
+        FormatError: the form is none.
+        RuntimeError: ``decompress`` gave something else than what was compressed.
+    """
+    return _Unpacker(packed, decompress).item(packed.form)
+
+
+class _Packer:
+    def __init__(self, compress: Compress, device: torch.device | None) -> None:
+        self.values: list[Any] = []
+        self.chunks: list[torch.Tensor] = []
+        self._compress = compress
+        self._device = device
+
+    def form(self, item: Any) -> Form:
+        if isinstance(item, torch.Tensor):
+            return self._tensor(item)
+        if isinstance(item, (np.ndarray, np.generic)) and item.dtype.kind in _NO_OBJECTS:
+            return self._array(item)
+        if isinstance(item, bytes):
+            self._chunk(torch.from_numpy(np.frombuffer(item, np.uint8).copy()))
+            return ["bytes"]
+        if isinstance(item, LazyStackedTensorDict):
+            kind = "objects" if isinstance(item, NonTensorStack) else "lazy"
+            return [kind, item.stack_dim, [self.form(one) for one in item.tensordicts]]
+        if isinstance(item, TensorDictBase):
+            return self._tensordict(item)
+        if type(item) is NonTensorData:
+            return ["object", list(item.batch_size), self.form(item.data)]
+        if is_tensorclass(item) and not is_non_tensor(item):
+            return ["tensorclass", register(type(item)), self.form(item._tensordict)]
+        if type(item) in (dict, OrderedDict):
+            kind = "dict" if type(item) is dict else "ordered"
+            return [kind, [[self._key(key), self.form(one)] for key, one in item.items()]]
+        if type(item) in (list, tuple):
+            return [type(item).__name__, [self.form(one) for one in item]]
+        if isinstance(item, tuple) and hasattr(item, "_fields"):
+            return ["namedtuple", register(type(item)), [self.form(one) for one in item]]
+        return self._value(item)
+
+    def _value(self, item: Any) -> Form:
+        self.values.append(item)
+        return ["value"]
+
+    def _key(self, key: Any) -> Any:
+        if labels.is_json(key):
+            return labels.to_json(key)
+        self.values.append(key)
+        return {"value": True}
+
+    def _tensor(self, tensor: torch.Tensor) -> Form:
+        if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized:
+            return self._value(tensor)
+        tensor = tensor.as_subclass(torch.Tensor).detach()
+        self._chunk(tensor)
+        where = tensor.device if self._device is None else self._device
+        return ["tensor", dtype_name(tensor.dtype), list(tensor.shape), str(where)]
+
+    def _array(self, array: Any) -> Form:
+        self._chunk(_numbers(array))
+        kind = "array" if isinstance(array, np.ndarray) else "number"
+        return [kind, array.dtype.str, list(array.shape)]
+
+    def _tensordict(self, data: TensorDictBase) -> Form:
+        device = data.device if data.device is None or self._device is None else self._device
+        entries = [[key, self.form(data.get(key))] for key in data.keys()]  # noqa: SIM118
+        names = list(data.names) if any(data.names) else None
+        where = None if device is None else str(device)
+        return ["tensordict", list(data.batch_size), where, names, entries]
+
+    def _chunk(self, tensor: torch.Tensor) -> None:
+        if not tensor.numel():
+            self.chunks.append(torch.empty(0, dtype=torch.uint8))
+            return
+        chunk = self._compress(tensor)
+        if not isinstance(chunk, torch.Tensor) or chunk.dtype is not torch.uint8:
+            found = chunk.dtype if isinstance(chunk, torch.Tensor) else type(chunk).__name__
+            raise TypeError(f"compression_fn gives a uint8 tensor, got {found}")
+        self.chunks.append(chunk.detach().cpu())
+
+
+class _Unpacker:
+    def __init__(self, packed: Packed, decompress: Decompress) -> None:
+        self._values = iter(packed.values)
+        self._chunks = iter(packed.chunks)
+        self._decompress = decompress
+
+    def item(self, form: Form) -> Any:
+        match form:
+            case ["tensor", str(dtype), [*shape], str(device)]:
+                where = torch.device(device)
+                return self._tensor(torch_dtype(dtype), torch.Size(shape), where).to(where)
+            case ["array" | "number" as kind, str(name), [*shape]]:
+                array = self._array(np.dtype(name), tuple(shape))
+                return array if kind == "array" else array[()]
+            case ["bytes"]:
+                chunk = next(self._chunks)
+                if not chunk.numel():
+                    return b""
+                return self._expanded(chunk, torch.uint8, None, chunk.device).numpy().tobytes()
+            case ["value"]:
+                return next(self._values)
+            case ["dict" | "ordered" as kind, [*entries]]:
+                found = [(self._key(key), self.item(one)) for key, one in entries]
+                return dict(found) if kind == "dict" else OrderedDict(found)
+            case ["list", [*parts]]:
+                return [self.item(one) for one in parts]
+            case ["tuple", [*parts]]:
+                return tuple(self.item(one) for one in parts)
+            case ["namedtuple", str(name), [*parts]]:
+                cls = class_of(name)
+                values = [self.item(one) for one in parts]
+                return tuple(values) if cls is None else cls(*values)
+        return self._collection(form)
+
+    def _collection(self, form: Form) -> Any:
+        match form:
+            case ["tensordict", [*batch], device, names, [*entries]]:
+                return TensorDict(
+                    {key: self.item(one) for key, one in entries},
+                    batch_size=batch,
+                    device=None if device is None else torch.device(device),
+                    names=names,
+                )
+            case ["tensorclass", str(name), inner]:
+                cls, data = class_of(name), self.item(inner)
+                return data if cls is None else cls.from_tensordict(data)  # type: ignore[attr-defined]
+            case ["lazy", int(dim), [*parts]]:
+                return LazyStackedTensorDict(*map(self.item, parts), stack_dim=dim)
+            case ["objects", int(dim), [*parts]]:
+                return NonTensorStack(*map(self.item, parts), stack_dim=dim)
+            case ["object", [*batch], inner]:
+                return NonTensorData(data=self.item(inner), batch_size=batch)
+        raise FormatError(f"a packed item of the form {form!r:.60} is not known to this version")
+
+    def _key(self, key: Any) -> Any:
+        return next(self._values) if isinstance(key, dict) else labels.from_json(key)
+
+    def _tensor(
+        self, dtype: torch.dtype, shape: torch.Size, device: torch.device | None = None
+    ) -> torch.Tensor:
+        chunk = next(self._chunks)
+        if not shape.numel():
+            return torch.empty(shape, dtype=dtype)
+        return self._expanded(chunk, dtype, shape, device or torch.device("cpu"))
+
+    def _array(self, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Any:
+        if dtype.kind not in _NO_OBJECTS:
+            raise FormatError(f"a packed array of {dtype} is not known to this version")
+        if _torch_has(dtype):
+            like = torch.from_numpy(np.empty(0, dtype)).dtype
+            return self._tensor(like, torch.Size(shape)).cpu().numpy()
+        size = math.prod(shape) * dtype.itemsize
+        return (
+            self._tensor(torch.uint8, torch.Size((size,))).cpu().numpy().view(dtype).reshape(shape)
+        )
+
+    def _expanded(
+        self,
+        chunk: torch.Tensor,
+        dtype: torch.dtype,
+        shape: torch.Size | None,
+        device: torch.device,
+    ) -> torch.Tensor:
+        """What a chunk holds; its bytes may come out as they are."""
+        about = {"type": "tensor", "shape": shape, "dtype": dtype, "device": device}
+        found = self._decompress(chunk, about)
+        if not isinstance(found, torch.Tensor):
+            raise RuntimeError(
+                f"decompression_fn gives the tensor that was compressed, got {type(found).__name__}"
+            )
+        if shape is None:
+            return found.cpu().reshape(-1)
+        nbytes = shape.numel() * dtype.itemsize
+        if found.dtype is torch.uint8 is not dtype and found.numel() == nbytes:
+            plain = torch.empty(shape, dtype=dtype)
+            plain.view(-1).view(torch.uint8).copy_(found.reshape(-1))
+            return plain
+        if found.dtype is not dtype or found.numel() != shape.numel():
+            raise RuntimeError(
+                f"decompression_fn gave {dtype_name(found.dtype)}{list(found.shape)} for what was "
+                f"{dtype_name(dtype)}{list(shape)} when it was compressed"
+            )
+        return found.reshape(shape)
+
+
+def _numbers(array: Any) -> torch.Tensor:
+    """An array as a tensor; where torch does not have its dtype, its bytes as one."""
+    if _torch_has(array.dtype):
+        return as_tensor(np.ascontiguousarray(array).reshape(array.shape))
+    return torch.from_numpy(np.frombuffer(array.tobytes(), np.uint8).copy())
+
+
+def _torch_has(dtype: np.dtype[Any]) -> bool:
+    try:
+        torch.from_numpy(np.empty(0, dtype))
+    except (TypeError, ValueError):  # text, times, another byte order
+        return False
+    return True

@@ -1,0 +1,18 @@
+"""Episode data in a compact form and back: every observation once instead of twice.
+
+TorchRL's episode data format (TED) holds the observation of step t + 1 twice: at the root of item
+t + 1, and under ``"next"`` in item t. These are hooks for saving and loading, which leave the
+second one out and bring it back; a checkpointer applies them (`FlatStorageCheckpointer` and its
+kin), or ``rb.register_save_hook`` and ``rb.register_load_hook`` do.
+
+    TED2Flat    all items after each other, in the order of time         Flat2TED
+    TED2Nested  the same bytes, one row of a nested tensor a trajectory  Nested2TED
+    H5Split     a nested one as a TensorDict a trajectory, for HDF5      H5Combine
+"""
+
+from shmbuffer.replay.ted.flat import TED2Flat
+from shmbuffer.replay.ted.hdf5 import H5Combine, H5Split
+from shmbuffer.replay.ted.items import Flat2TED
+from shmbuffer.replay.ted.nested import Nested2TED, TED2Nested
+
+__all__ = ["Flat2TED", "H5Combine", "H5Split", "Nested2TED", "TED2Flat", "TED2Nested"]

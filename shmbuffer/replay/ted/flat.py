@@ -1,0 +1,288 @@
+"""All items after each other, in the order of time, every observation once."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path as Directory
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import NonTensorData, NonTensorStack, TensorDict, is_non_tensor
+
+from shmbuffer.replay.ted.entries import (
+    CUT_SHAPE,
+    CUTS,
+    NEXT,
+    ROOT,
+    STORAGE_SHAPE,
+    Path,
+    assemble,
+    entries,
+    names,
+)
+from shmbuffer.replay.ted.episodes import Episodes, as_bytes, flags_of, rows_of, transfer
+from shmbuffer.replay.ted.roles import DONE_KEYS, REWARD_KEYS, Key, Roles
+
+
+@dataclass(frozen=True)
+class Kept:
+    """An entry of the compact form: the root leaf, and the one under ``"next"`` if both are in."""
+
+    path: Path
+    leaf: torch.Tensor
+    after: torch.Tensor | None = None
+
+
+class TED2Flat(Roles):
+    """Saves episode data with every observation once. A save hook.
+
+    The items are put in the order of time, lane by lane. An entry that is both at the root and
+    under ``"next"`` becomes one of ``n`` + (number of trajectories) rows; flags and rewards come
+    from under ``"next"`` and move to the root; everything else keeps its ``n`` rows. `Flat2TED`
+    gives back every item as it was, bit for bit.
+
+    ``shift`` and ``is_full`` are set by whoever saves a storage; not set, the data are items in the
+    order of time.
+
+    Args:
+        done_key: where the end of an episode is read, under ``"next"``; one value an item.
+        shift_key: name under which ``shift`` is written.
+        is_full_key: name under which ``is_full`` is written.
+        done_keys: entries that are flags, without ``"next"``.
+        reward_keys: entries that are rewards, without ``"next"``.
+
+    Raises:
+        ValueError: ``done_key`` is not under ``"next"``.
+
+    Example:
+        >>> import torch
+        >>> from tensordict import TensorDict
+        >>> from shmbuffer import TED2Flat
+        >>> data = TensorDict({
+        ...     "observation": torch.tensor([0.0, 1.0, 10.0, 11.0]),
+        ...     "next": {
+        ...         "observation": torch.tensor([1.0, 2.0, 11.0, 12.0]),
+        ...         "reward": torch.ones(4, 1),
+        ...         "done": torch.tensor([[False], [True], [False], [False]]),
+        ...     },
+        ... }, batch_size=[4])
+        >>> TED2Flat()(data)["observation"].tolist()
+        [0.0, 1.0, 2.0, 10.0, 11.0, 12.0]
+
+    Source: ``torchrl.data.TED2Flat``.
+    """
+
+    _shift: int | None = None
+    _is_full: bool | None = None
+
+    def __init__(
+        self,
+        done_key: Key = (NEXT, "done"),
+        shift_key: Key = "shift",
+        is_full_key: Key = "is_full",
+        done_keys: Iterable[Key] = DONE_KEYS,
+        reward_keys: Iterable[Key] = REWARD_KEYS,
+    ) -> None:
+        super().__init__(done_key, shift_key, is_full_key, done_keys, reward_keys)
+        if self._done[0] != NEXT or len(self._done) < 2:
+            raise ValueError(
+                f"{type(self).__name__}(done_key={done_key!r}): the end of an episode is read from "
+                "an entry under 'next', such as ('next', 'done')"
+            )
+
+    @property
+    def shift(self) -> int | None:
+        """The slot after the one that was written last."""
+        return self._shift
+
+    @shift.setter
+    def shift(self, value: int | None) -> None:
+        self._shift = value
+
+    @property
+    def is_full(self) -> bool | None:
+        """Whether the ring has gone round."""
+        return self._is_full
+
+    @is_full.setter
+    def is_full(self, value: bool | None) -> None:
+        self._is_full = value
+
+    def __call__(self, data: Any, path: str | os.PathLike[str] | None = None) -> TensorDict:
+        """The compact form.
+
+        Args:
+            data: TensorDict or tensorclass ``[slots, *lanes]``: a whole ring, in its own order.
+            path: directory for the result, in tensordict's layout; None keeps it in memory that
+                belongs to no file.
+
+        Returns:
+            A locked TensorDict without batch dimensions. Places of the ring that hold no item are
+            rows of zeros.
+
+        Raises:
+            ValueError: there is no item, or no entry ``done_key``, or it has more than one value an
+                item, or an entry has a name that the form needs for itself. Nothing was written.
+
+        Cost: the data are read twice and written once; memory beside them, about 50 bytes an item.
+        """
+        found = entries(data)
+        if taken := {item for item in found if item in self._taken or item[0] == ROOT[0]}:
+            raise ValueError(
+                f"{type(self).__name__}: the data have an entry {names(taken)}, under which the "
+                "compact form keeps something of its own; rename it, or give another shift_key or "
+                "is_full_key if that is what it is called"
+            )
+        full = True if self._is_full is None else self._is_full
+        episodes = Episodes(tuple(data.batch_size), self._shift or 0, full)
+        episodes.end(self._ended(found, episodes))
+        usual = self._is_usual(found, episodes)
+        kept = self._kept(found, usual)
+        cuts = torch.zeros(episodes.rows, dtype=torch.bool)
+        for entry in kept:
+            if entry.after is not None:
+                root, after = (as_bytes(leaf, episodes.rows) for leaf in (entry.leaf, entry.after))
+                cuts |= episodes.cuts(root, after)
+        episodes.end(cuts)
+        constants: dict[Path, Any] = {
+            self._is_full_path: NonTensorData(episodes.is_full),
+            self._shift_path: NonTensorData(episodes.shift),
+            CUT_SHAPE if cuts.any() else STORAGE_SHAPE: NonTensorData([*episodes.shape]),
+            **self._non_tensors(found, episodes),
+        }
+        if cuts.any():
+            constants[CUTS] = self._cuts(cuts, episodes)
+        if not usual:
+            constants[ROOT] = TensorDict(batch_size=self._batch(episodes))
+        return self._write(kept, constants, episodes, path)
+
+    def _ended(self, found: Mapping[Path, Any], episodes: Episodes) -> torch.Tensor:
+        done = found.get(self._done)
+        if not isinstance(done, torch.Tensor):
+            raise ValueError(
+                f"{type(self).__name__}(done_key={self.done_key!r}): the data have no such entry, "
+                f"so there is no telling where episodes end; they have {names(found)}. Give "
+                "done_key="
+            )
+        if done.numel() != episodes.rows:
+            raise ValueError(
+                f"{type(self).__name__}(done_key={self.done_key!r}): this entry has the shape "
+                f"{list(done.shape)}, one value for each of {list(episodes.shape)} items was "
+                "expected; name the entry that says when the whole episode is over"
+            )
+        return flags_of(done, episodes.rows)[episodes.elements] & episodes.holds
+
+    def _kept(self, found: Mapping[Path, Any], usual: bool) -> list[Kept]:
+        """What the compact form is made of."""
+        kept = []
+        for path, leaf in found.items():
+            if is_non_tensor(leaf):
+                continue
+            inner = path[1:]
+            if path[0] == NEXT and inner in self._flags | self._rewards:
+                kept.append(Kept(inner, leaf))
+            elif path[0] == NEXT and not isinstance(found.get(inner), torch.Tensor):
+                kept.append(Kept(path, leaf))  # under "next" alone; it stays there
+            elif path in self._flags | self._rewards:
+                if not usual:
+                    kept.append(Kept(ROOT + path, leaf))
+            elif path[0] != NEXT:
+                after = found.get((NEXT, *path))
+                kept.append(Kept(path, leaf, after if isinstance(after, torch.Tensor) else None))
+        return kept
+
+    def _is_usual(self, found: Mapping[Path, Any], episodes: Episodes) -> bool:
+        """Whether the root has the flags that are under next, all False, and no reward."""
+        flags = {path for path in found if path in self._flags}
+        if flags != {path[1:] for path in found if path[0] == NEXT and path[1:] in self._flags}:
+            return False
+        if any(path in self._rewards for path in found):
+            return False
+        items = episodes.elements[episodes.holds]
+        return not any(flags_of(found[path], episodes.rows)[items].any() for path in flags)
+
+    def _write(
+        self,
+        kept: list[Kept],
+        constants: Mapping[Path, Any],
+        episodes: Episodes,
+        path: str | os.PathLike[str] | None,
+    ) -> TensorDict:
+        """The result, with every entry in its place."""
+        used = path is not None and any(Directory(path).glob("**/*.memmap"))
+        shapes = [
+            self._shape(entry, episodes, tuple(entry.leaf.shape[len(episodes.shape) :]))
+            for entry in kept
+        ]
+        output = assemble(constants, self._batch(episodes))
+        output.memmap_(None if path is None else str(path))
+        rows = torch.arange(episodes.rows)
+        items = episodes.holds.nonzero()[:, 0]
+        elements = episodes.elements[items]
+        ends = episodes.ends.nonzero()[:, 0]
+        plain: dict[Path, torch.Tensor] = {}
+        for entry, shape in zip(kept, shapes, strict=True):
+            both = entry.after is not None
+            tensor = _made(output, entry, shape, mapped=path is not None)
+            if tensor is None:
+                tensor = plain[entry.path] = torch.zeros(shape, dtype=entry.leaf.dtype)
+            target = as_bytes(rows_of(tensor), episodes.kept if both else episodes.rows)
+            if used:  # there may be old bytes where no item goes
+                target[:] = np.zeros(1, target.dtype)
+            source = as_bytes(entry.leaf, episodes.rows)
+            transfer(target, (episodes.steps if both else rows)[items], source, elements)
+            if entry.after is not None:
+                after = as_bytes(entry.after, episodes.rows)
+                transfer(target, episodes.steps[ends] + 1, after, episodes.elements[ends])
+        if plain:
+            output.unlock_()
+            for name, tensor in plain.items():
+                output[name] = tensor
+            output.lock_()
+        return output
+
+    def _non_tensors(self, found: Mapping[Path, Any], episodes: Episodes) -> dict[Path, Any]:
+        kept: dict[Path, Any] = {}
+        for path, value in found.items():
+            if isinstance(value, NonTensorStack):
+                objects = _flattened(value.tolist(), len(episodes.shape))
+                kept[path] = self._objects([objects[at] for at in episodes.elements], episodes)
+            elif is_non_tensor(value):
+                kept[path] = NonTensorData(value.data)
+        return kept
+
+    # -- what a nested form does otherwise -----------------------------------------------------
+
+    def _batch(self, episodes: Episodes) -> tuple[int, ...]:
+        """Batch size of the result."""
+        return ()
+
+    def _shape(self, entry: Kept, episodes: Episodes, item: tuple[int, ...]) -> Any:
+        """Shape of an entry of the result, whose items have the shape ``item``."""
+        return torch.Size((episodes.rows if entry.after is None else episodes.kept, *item))
+
+    def _objects(self, objects: list[Any], episodes: Episodes) -> Any:
+        """What is no tensor, one for each row."""
+        return NonTensorStack(*(NonTensorData(one) for one in objects))
+
+    def _cuts(self, cuts: torch.Tensor, episodes: Episodes) -> torch.Tensor:
+        """The rows in which a trajectory ends and no episode does."""
+        return cuts.nonzero()[:, 0]
+
+
+def _made(output: TensorDict, entry: Kept, shape: Any, mapped: bool) -> torch.Tensor | None:
+    """Room for an entry; None where tensordict has no memory for it that belongs to no file."""
+    dense = not isinstance(shape, torch.Tensor)
+    if dense and not mapped and (entry.leaf.dtype.is_complex or not entry.leaf.numel()):
+        return None
+    return output.make_memmap(entry.path, shape, dtype=entry.leaf.dtype)
+
+
+def _flattened(objects: Any, dims: int) -> list[Any]:
+    """The objects of a list of lists, ``dims`` deep, after each other."""
+    for _ in range(dims - 1):
+        objects = [one for inner in objects for one in inner]
+    return list(objects)

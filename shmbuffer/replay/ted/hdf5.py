@@ -1,0 +1,134 @@
+"""Trajectories as TensorDicts of their own, because HDF5 knows no nested tensors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from tensordict import MemoryMappedTensor, NonTensorData, PersistentTensorDict, TensorDict
+
+from shmbuffer.replay.nodes import fields
+from shmbuffer.replay.ted.entries import ROOT, Path, assemble, dotted, entries, path_of
+from shmbuffer.replay.ted.episodes import rows_of
+from shmbuffer.replay.ted.flat import TED2Flat
+
+PREFIX = "traj_"
+"""What the name of a trajectory starts with; its number follows, padded with zeros."""
+
+
+class H5Split(TED2Flat):
+    """Splits what `TED2Nested` gave into one TensorDict a trajectory. A save hook, after it.
+
+    The constructor takes the arguments of `TED2Flat`, and needs none of them.
+
+    Source: ``torchrl.data.H5Split``.
+    """
+
+    def __call__(self, data: TensorDict) -> TensorDict:  # type: ignore[override] # TorchRL's way
+        """The trajectories as ``traj_0``, ``traj_1`` and so on, beside what is there once.
+
+        Args:
+            data: what `TED2Nested` gave, ``[trajectories]``.
+
+        Returns:
+            A TensorDict without batch dimensions; its tensors are views.
+
+        Raises:
+            TypeError: an entry holds objects that are no numbers, or is bfloat16.
+            ValueError: a name has a slash in it.
+        """
+        width = len(str(len(data) - 1))
+        split = TensorDict()
+        if ROOT[0] in fields(data):
+            split[ROOT[0]] = TensorDict()
+        for path, leaf in entries(data).items():
+            if slashed := [name for name in path if "/" in name]:
+                raise ValueError(
+                    f"H5Split: the name {slashed[0]!r} has a slash in it, which HDF5 takes for a "
+                    "path; rename the entry, or use a NestedStorageCheckpointer"
+                )
+            if isinstance(leaf, torch.Tensor):
+                if leaf.dtype == torch.bfloat16:
+                    raise TypeError(
+                        f"H5Split: entry {dotted(path)!r} is bfloat16, for which HDF5 has no type; "
+                        "convert it, or use a NestedStorageCheckpointer"
+                    )
+                for number, part in enumerate(leaf.unbind(0)):
+                    split[(f"{PREFIX}{number:0{width}}", *path)] = part
+            elif isinstance(leaf, NonTensorData) and _is_number(leaf.data):
+                split[path] = NonTensorData(leaf.data)
+            else:
+                raise TypeError(
+                    f"H5Split: entry {dotted(path)!r} holds objects that are no numbers, which an "
+                    "HDF5 file does not give back as they were; leave it out, or use a "
+                    "NestedStorageCheckpointer"
+                )
+        return split
+
+
+class H5Combine:
+    """Puts together what `H5Split` split. A load hook, before `Nested2TED`.
+
+    Source: ``torchrl.data.H5Combine``.
+    """
+
+    def __call__(self, data: Any, out: Any = None) -> TensorDict:
+        """Nested tensors with one row a trajectory, as `TED2Nested` gave them.
+
+        Args:
+            data: what `H5Split` gave, as a TensorDict, or as the PersistentTensorDict of a file.
+            out: not used.
+
+        Returns:
+            A TensorDict ``[trajectories]`` of tensors in memory that belongs to no file.
+
+        Raises:
+            ValueError: there is no trajectory in there.
+
+        Cost: each trajectory is read once; one at a time is in memory beside the result.
+        """
+        present = list(data.keys())
+        numbered = sorted(
+            (int(name.removeprefix(PREFIX)), name)
+            for name in present
+            if name.startswith(PREFIX) and name.removeprefix(PREFIX).isdigit()
+        )
+        if not numbered:
+            raise ValueError(
+                f"H5Combine: the data have no entry {PREFIX + '0'!r}, so H5Split has not written "
+                f"them; they have {', '.join(sorted(present))}"
+            )
+        parts = [data[name] for _, name in numbered]
+        combined: dict[Path, Any] = {}
+        for name in present:
+            if (name,) == ROOT:
+                combined[ROOT] = TensorDict(batch_size=[len(parts)])
+            elif not name.startswith(PREFIX):
+                combined.update(entries({name: data.get(name)}))
+        for key in parts[0].keys(include_nested=True, leaves_only=True):
+            combined[path_of(key)] = _joined(parts, path_of(key))
+        return assemble(combined, [len(parts)])
+
+
+def _joined(parts: list[Any], path: Path) -> torch.Tensor:
+    """One entry of all trajectories."""
+    shapes = [_shape(part, path) for part in parts]
+    dtype = parts[0].get(path).dtype
+    nested: torch.Tensor = MemoryMappedTensor.empty(torch.tensor(shapes), dtype=dtype)
+    rows = rows_of(nested)
+    start = 0
+    for part, shape in zip(parts, shapes, strict=True):
+        rows[start : start + shape[0]] = part.get(path)
+        start += shape[0]
+    return nested
+
+
+def _shape(part: Any, path: Path) -> tuple[int, ...]:
+    if isinstance(part, PersistentTensorDict):  # without reading it
+        return tuple(part.file["/".join(path)].shape)
+    return tuple(part.get(path).shape)
+
+
+def _is_number(value: Any) -> bool:
+    values = value if isinstance(value, list) else [value]
+    return all(isinstance(one, (bool, int, float)) for one in values)

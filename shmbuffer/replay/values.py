@@ -1,0 +1,231 @@
+"""Python values as two files, without pickle: lines of JSON, and the bytes of tensors.
+
+    <name>.jsonl   {"format": 1}                                first line
+                   {"form": <form>}                             the next form, numbered from 0
+                   [<form's number>, [<value>], [<nbytes>]]     one value: see `packing`
+    <name>.data    the chunks, one after the other, each from a multiple of 8
+
+What a value is made of (tensors with dtype and shape, containers of any depth) is its form, which
+values share; text, numbers, None and a few of torch's own words are written as JSON. Any other
+object is refused, unless pickle is allowed: then its bytes are among the chunks, and loading them
+runs whatever code the file says.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+import torch
+
+from shmbuffer.errors import CorruptBufferError
+from shmbuffer.replay.leaves import dtype_name, torch_dtype
+
+if TYPE_CHECKING:
+    from shmbuffer.replay.storages.packing import Packed
+
+_ALIGN = 8
+_PLAIN = (bool, int, float, str, type(None))  # JSON has them
+_CPU = torch.device("cpu")
+# What a damaged file leads to.
+_DAMAGES = (ValueError, KeyError, IndexError, TypeError, StopIteration, RecursionError)
+
+
+class RefusedError(ValueError):
+    """The files are whole, and a value is not given back for another reason."""
+
+
+def write_values(
+    directory: Path,
+    name: str,
+    values: Iterable[Any],
+    *,
+    allow_pickle: bool,
+    what: str,
+    remedy: str | None = None,
+) -> None:
+    """Write values, one after the other; see `write_packed`."""
+    packed = map(pack_plainly, values)
+    write_packed(directory, name, packed, allow_pickle=allow_pickle, what=what, remedy=remedy)
+
+
+def read_values(directory: Path, name: str, *, allow_pickle: bool) -> Iterator[Any]:
+    """The values that `write_values` wrote; tensors are on the CPU. See `read_packed`."""
+    for packed in read_packed(directory, name, allow_pickle=allow_pickle):
+        yield unpack_plainly(packed)
+
+
+def pack_plainly(value: Any) -> Packed:
+    """A value as its form, what JSON can hold of it, and the bytes of its tensors."""
+    from shmbuffer.replay.storages.packing import pack  # storages are saved with this module
+
+    return pack(value, _bytes_of, _CPU)
+
+
+def unpack_plainly(packed: Packed) -> Any:
+    """The value again; its tensors are on the CPU."""
+    from shmbuffer.replay.storages.packing import unpack
+
+    return unpack(packed, lambda chunk, _: chunk)
+
+
+def write_packed(
+    directory: Path,
+    name: str,
+    items: Iterable[Packed],
+    *,
+    allow_pickle: bool,
+    what: str,
+    remedy: str | None = None,
+) -> None:
+    """Write packed items, one after the other.
+
+    Args:
+        directory: where to; it is there.
+        name: of the two files, without an ending.
+        items: any number of them.
+        allow_pickle: whether an object that has no other form is pickled.
+        what: an item is called in messages; its number is added.
+        remedy: what to do so that pickle is allowed, for the message; None: it never is.
+
+    Raises:
+        TypeError: an item holds an object that could only be pickled.
+    """
+    forms: dict[str, int] = {}
+    with (
+        open(directory / f"{name}.jsonl", "w", encoding="utf-8") as lines,
+        open(directory / f"{name}.data", "wb") as data,
+    ):
+        lines.write('{"format": 1}\n')
+        for number, item in enumerate(items):
+            form = json.dumps(item.form)
+            if form not in forms:
+                forms[form] = len(forms)
+                lines.write(f'{{"form": {form}}}\n')
+            for chunk in item.chunks:
+                _write(data, chunk.numpy().data)
+            values = [
+                value
+                if type(value) in _PLAIN
+                else _in_words(value)
+                or _pickled(value, data, f"{what} {number}", remedy, allow_pickle)
+                for value in item.values
+            ]
+            sizes = [chunk.numel() for chunk in item.chunks]
+            lines.write(json.dumps([forms[form], values, sizes]) + "\n")
+
+
+def read_packed(directory: Path, name: str, *, allow_pickle: bool) -> Iterator[Packed]:
+    """The items that `write_packed` wrote.
+
+    Raises:
+        FileNotFoundError: there are none.
+        RefusedError: something was pickled, and ``allow_pickle`` is False; it was not unpickled.
+            A ValueError.
+        CorruptBufferError: the files are damaged, or not of this format.
+    """
+    from shmbuffer.replay.storages.packing import Packed
+
+    where = directory / f"{name}.jsonl"
+    with open(where, encoding="utf-8") as lines, open(directory / f"{name}.data", "rb") as data:
+        forms: list[Any] = []
+        try:
+            if json.loads(next(lines)) != {"format": 1}:
+                raise ValueError("its first line names another format")
+            for line in lines:
+                found = json.loads(line)
+                if isinstance(found, dict):
+                    forms.append(found["form"])
+                    continue
+                number, values, sizes = found
+                chunks = [_chunk(data, size) for size in sizes]
+                given = [_value(value, data, allow_pickle, where) for value in values]
+                yield Packed(forms[number], given, chunks)
+        except RefusedError:
+            raise
+        except _DAMAGES as error:
+            raise CorruptBufferError(
+                f"{where}: cannot be read ({error!r}); take another copy of the checkpoint",
+                path=str(where),
+            ) from error
+
+
+def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    plain = tensor.to(_CPU).resolve_conj().resolve_neg().contiguous()
+    return plain.reshape(-1).view(torch.uint8)
+
+
+def _write(data: BinaryIO, content: Any) -> None:
+    data.write(content)
+    data.write(bytes(-data.tell() % _ALIGN))
+
+
+def _chunk(data: BinaryIO, nbytes: int) -> torch.Tensor:
+    if not nbytes:
+        return torch.empty(0, dtype=torch.uint8)
+    return torch.frombuffer(_take(data, nbytes), dtype=torch.uint8)
+
+
+def _take(data: BinaryIO, nbytes: int) -> bytearray:
+    """The next bytes; not more than there are is allocated for what a file says."""
+    there = os.fstat(data.fileno()).st_size - data.tell()
+    if not 0 <= nbytes <= there:
+        raise ValueError(f"{nbytes} bytes are to be read, {there} are left")
+    content = bytearray(data.read(nbytes))
+    data.seek(-data.tell() % _ALIGN, os.SEEK_CUR)
+    return content
+
+
+def _in_words(value: Any) -> dict[str, Any] | None:
+    """A value that JSON does not have, in words; None if there are none for it."""
+    if type(value) is complex:
+        return {"complex": [value.real, value.imag]}
+    if isinstance(value, torch.Size):
+        return {"size": list(value)}
+    if isinstance(value, torch.dtype):
+        return {"dtype": dtype_name(value)}
+    if isinstance(value, torch.device):
+        return {"device": str(value)}
+    return None
+
+
+def _pickled(
+    value: Any, data: BinaryIO, what: str, remedy: str | None, allow_pickle: bool
+) -> dict[str, Any]:
+    if not allow_pickle:
+        risk = f", or {remedy}, which runs code from the file when it is loaded" if remedy else ""
+        raise TypeError(
+            f"{what} holds {value!r:.60} of type {type(value).__qualname__}, which can only be "
+            f"saved by pickle; leave it out, or turn it into tensors, text or numbers{risk}"
+        )
+    content = pickle.dumps(value)
+    _write(data, content)
+    return {"pickled": len(content)}
+
+
+def _value(value: Any, data: BinaryIO, allow_pickle: bool, where: Path) -> Any:
+    if not isinstance(value, dict):
+        return value
+    ((word, content),) = value.items()
+    match word:
+        case "complex":
+            return complex(*content)
+        case "size":
+            return torch.Size(content)
+        case "dtype":
+            return torch_dtype(content)
+        case "device":
+            return torch.device(content)
+        case "pickled":
+            if not allow_pickle:
+                raise RefusedError(
+                    f"{where}: holds pickled objects, and loading them runs code from the file; if "
+                    "you trust it, set storage.checkpointer to one made with allow_pickle=True, as "
+                    "the one that saved it was"
+                )
+            return pickle.loads(_take(data, content))
+    raise ValueError(f"a value {word!r} that this version does not know")

@@ -1,0 +1,314 @@
+"""The best items seen so far: the worst of them makes room for a better one.
+
+    rank of an item  ──  free slot: taken in order
+                     └─  full: above the lowest rank there is, it takes that item's slot; else -1
+
+The ranks of what is stored are kept in a heap, lowest first. The heap is a cache: where somebody
+else has written, emptied or loaded the storage meanwhile, it is made again from the items.
+"""
+
+from __future__ import annotations
+
+import heapq
+import threading
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from shmbuffer.replay.writers.ranks import REDUCTIONS, Key, Rank, rank_of, ranks_of
+from shmbuffer.replay.writers.saved import read_ranks, write_ranks
+from shmbuffer.replay.writers.writer import Writer
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from shmbuffer.replay.checkpoints import Loaded
+
+
+class TensorDictMaxValueWriter(Writer):
+    """Keeps the items with the highest ranks, as many as the storage has room for.
+
+    An item that is not better than the lowest one there is rejected; equal is not better. Otherwise
+    it takes the place of the lowest, and of equally low ones of the one with the smallest index. A
+    batch is judged item by item in its order, as if each were added alone, and then written once.
+
+    Items may be whole trajectories ``[T]``: the rank is over all of the item's values, and they
+    are kept or rejected as one. The storage has ``ndim=1``.
+
+    On a storage that holds items already (a `TensorStorage`) these are ranked too. `rb[i] = ...`
+    changes an item where it is and leaves its rank as it was.
+
+    Args:
+        rank_key: entry that holds the rank; None is ``("next", "reward")``.
+        reduction: how several values of an item become its rank: ``"max"``, ``"min"``, ``"mean"``,
+            ``"median"`` (of an even number the lower one of the two in the middle, as torch has
+            it) or ``"sum"``.
+        compilable: accepted; `torch.compile` leaves the native calls alone either way.
+
+    Raises:
+        ValueError: an unknown ``reduction``.
+
+    The ranks are this process's own, so the writer cannot be passed to another process, and does
+    not write where others write (RuntimeError). A `RoundRobinWriter` does.
+
+    Cost: an item that is rejected costs one comparison, one that is kept the logarithm of the
+        capacity; a batch is one placed write.
+
+    Example:
+        >>> import torch
+        >>> from tensordict import TensorDict
+        >>> from shmbuffer import LazyTensorStorage, TensorDictMaxValueWriter
+        >>> from shmbuffer import TensorDictReplayBuffer
+        >>> writer = TensorDictMaxValueWriter(rank_key="score")
+        >>> rb = TensorDictReplayBuffer(storage=LazyTensorStorage(2), writer=writer)
+        >>> rb.extend(TensorDict({"score": torch.tensor([3.0, 1.0, 2.0])}, [3]))
+        tensor([ 0, -1,  1])
+        >>> rb[:]["score"]
+        tensor([3., 2.])
+
+    Source: ``torchrl.data.TensorDictMaxValueWriter``.
+    """
+
+    def __init__(
+        self, rank_key: Key | None = None, reduction: str = "sum", *, compilable: bool = False
+    ) -> None:
+        if reduction not in REDUCTIONS:
+            raise ValueError(f"reduction is one of {REDUCTIONS}, got {reduction!r}")
+        self.compilable = bool(compilable)
+        self._rank_key: Key = ("next", "reward") if rank_key is None else rank_key
+        self._reduction = reduction
+        self._current_top_values: list[tuple[Rank, int]] = []  # a heap of (rank, index)
+        self._cursor = 0  # where the search for a free slot begins
+        self._count = 0
+        self._seen: tuple[int, ...] | None = None  # the storage as it was after our last write
+        self._turn = threading.RLock()  # ranks and items change together
+
+    @property
+    def rank_key(self) -> Key:
+        """Entry that holds the rank."""
+        return self._rank_key
+
+    @property
+    def reduction(self) -> str:
+        """How several values of an item become its rank."""
+        return self._reduction
+
+    @property
+    def write_count(self) -> int:
+        """Items that were accepted so far, also those that better ones have replaced since."""
+        return self._count
+
+    _write_count = write_count
+
+    def register_storage(self, storage: Any) -> None:
+        """Write into ``storage`` from now on.
+
+        Raises:
+            ValueError: its items have more than one dimension.
+            RuntimeError: it was opened to be shared with other processes.
+        """
+        if getattr(storage, "ndim", 1) > 1:
+            raise ValueError(
+                f"TensorDictMaxValueWriter needs a storage with ndim=1, this one has "
+                f"ndim={storage.ndim}: steps of a trajectory cannot be ranked apart. Store "
+                "trajectories as items: ndim=1 and batches [n, T]"
+            )
+        if getattr(storage, "shared", False) and getattr(storage, "_shared_init", False):
+            raise RuntimeError(_shared("the storage was opened to be shared"))
+        if storage is not self._storage:
+            self._seen = None
+        super().register_storage(storage)
+
+    def add(self, data: Any) -> int | None:
+        """Write one item, a TensorDict of any batch size.
+
+        Returns:
+            Its index; None where it was rejected.
+
+        Raises:
+            RuntimeError: ``data`` is no TensorDict, or other processes have the storage open.
+            KeyError: it has no entry ``rank_key``.
+            ValueError: its rank is NaN; nothing was changed.
+        """
+        with self._turn:
+            index = self.get_insert_index(data)
+            if index is not None:
+                self._write(index, data)
+                self._count += 1
+        return index
+
+    def extend(self, data: Any) -> torch.Tensor:
+        """Write a batch ``[n, ...]``: a TensorDict, or a list of them.
+
+        Returns:
+            int64 ``[n]``: where each item is after the call, -1 for those that were rejected or
+            have made room for a better one of the same batch.
+
+        Raises:
+            RuntimeError: ``data`` is no TensorDict, or other processes have the storage open.
+            KeyError: it has no entry ``rank_key``.
+            ValueError: a rank is NaN; nothing was changed.
+        """
+        ranks = ranks_of(data, self._rank_key, self._reduction)
+        index = torch.full((len(ranks),), -1, dtype=torch.int64)
+        with self._turn:
+            self._begin()
+            accepted, row_at = 0, {}  # the row that each slot ends up with
+            heap, room = self._current_top_values, self._room()
+            for row, rank in enumerate(ranks):
+                if not room and rank <= heap[0][0]:
+                    continue
+                accepted += 1
+                row_at[self._take(rank)] = row
+                room = max(0, room - 1)
+            if row_at:
+                slots = torch.tensor(list(row_at), dtype=torch.int64)
+                rows = list(row_at.values())
+                index[rows] = slots
+                chosen = [data[row] for row in rows] if isinstance(data, list) else data[rows]
+                self._write(slots, chosen)
+            self._count += accepted
+        return index
+
+    def get_insert_index(self, data: Any) -> int | None:
+        """The place for one item, which is taken for it; None where it is rejected.
+
+        Whoever calls this writes the item there, and nothing else.
+
+        Raises as `add`.
+        """
+        rank = rank_of(data, self._rank_key, self._reduction)
+        with self._turn:
+            self._begin()
+            if not self._room() and rank <= self._current_top_values[0][0]:
+                return None
+            return self._take(rank)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Ranks with their indices, cursor and count."""
+        with self._turn:
+            if self._storage is not None:
+                self._catch_up()
+            return {
+                "_current_top_values": list(self._current_top_values),
+                "_cursor": self._cursor,
+                "_write_count": self._count,
+            }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """What `state_dict` gave; the storage has its items already."""
+        top = [(rank, int(index)) for rank, index in state_dict["_current_top_values"]]
+        with self._turn:
+            heapq.heapify(top)
+            self._current_top_values = top
+            self._cursor = int(state_dict["_cursor"])
+            self._count = int(state_dict["_write_count"])
+            self._seen = None if self._storage is None else _look(self._storage)
+
+    def _dump(self, directory: Path, moment: Any) -> None:
+        write_ranks(directory, self.state_dict(), self._rank_key, self._reduction)
+
+    def _read(self, directory: Path) -> tuple[dict[str, Any], Key, str | None]:
+        return read_ranks(directory)
+
+    def _apply(self, saved: tuple[dict[str, Any], Key, str | None], loaded: Loaded | None) -> None:
+        state, self._rank_key, reduction = saved
+        self._reduction = self._reduction if reduction is None else reduction
+        if loaded is not None:
+            top = state["_current_top_values"]
+            state["_current_top_values"] = [(rank, loaded.places(index)) for rank, index in top]
+        self.load_state_dict(state)
+
+    # -- inside --------------------------------------------------------------------------------
+
+    def _take(self, rank: Rank) -> int:
+        """The slot for an item that is accepted; the heap has it from now on."""
+        heap = self._current_top_values
+        if not self._room():
+            return heapq.heapreplace(heap, (rank, heap[0][1]))[1]
+        capacity = self._storage.max_size
+        while self._storage.contains(self._cursor):
+            self._cursor = (self._cursor + 1) % capacity
+        slot: int = self._cursor
+        self._cursor = (slot + 1) % capacity
+        heapq.heappush(heap, (rank, slot))
+        return slot
+
+    def _room(self) -> int:
+        capacity: int = self._storage.max_size
+        return max(0, capacity - len(self._current_top_values))
+
+    def _write(self, index: int | torch.Tensor, data: Any) -> None:
+        try:
+            self._storage.set(index, data)
+        except BaseException:
+            self._seen = None  # the heap has what was not written: make it again
+            raise
+        self._seen = _look(self._storage)
+
+    def _begin(self) -> None:
+        """Before a write: whether it may be, and with which ranks."""
+        storage = self._storage
+        if storage is None:
+            raise RuntimeError(
+                "this TensorDictMaxValueWriter has no storage: give it to a buffer, or call "
+                "register_storage() first"
+            )
+        if getattr(storage, "shared", False) and _others(storage):
+            raise RuntimeError(_shared("somebody else has the storage open"))
+        self._catch_up()
+
+    def _catch_up(self) -> None:
+        """Rank what is stored, where the heap does not know it."""
+        storage = self._storage
+        seen = _look(storage)
+        if seen == self._seen:
+            return
+        ring = getattr(storage, "ring", None)
+        if ring is None:
+            present = list(range(len(storage)))
+            items: Any = present
+        else:
+            present, items = ring.committed().tolist(), slice(None)  # a slice gives views
+        ranks = ranks_of(storage.get(items), self._rank_key, self._reduction) if present else []
+        self._current_top_values = list(zip(ranks, present, strict=True))
+        heapq.heapify(self._current_top_values)
+        self._cursor = len(present) % storage.max_size
+        self._seen = seen
+
+    def _empty(self, empty_write_count: bool = True) -> None:
+        with self._turn:
+            self._current_top_values = []
+            self._cursor = 0
+            self._seen = None
+            if empty_write_count:
+                self._count = 0
+
+    def __getstate__(self) -> dict[str, Any]:
+        raise RuntimeError(_shared("it cannot be passed to another process"))
+
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}(rank_key={self._rank_key!r}, reduction={self._reduction!r}, "
+            f"items={len(self._current_top_values)})"
+        )
+
+
+def _look(storage: Any) -> tuple[int, ...]:
+    """What changes when somebody writes into the storage, empties it or loads it."""
+    ring = getattr(storage, "ring", None)
+    if ring is None:
+        return (len(storage),)
+    return (ring.head, ring.write_count, ring.length)
+
+
+def _others(storage: Any) -> bool:
+    engine = getattr(storage, "_engine", None)
+    return engine is not None and len(engine.registry.alive()) > 1
+
+
+def _shared(what: str) -> str:
+    return (
+        f"a TensorDictMaxValueWriter keeps its ranks in one process: {what}. Use a "
+        "RoundRobinWriter where several processes write"
+    )

@@ -1,0 +1,84 @@
+"""The rank of an item: one number, from an entry that may hold many."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from tensordict import LazyStackedTensorDict
+
+from shmbuffer.replay.nodes import is_collection
+
+REDUCTIONS = ("max", "min", "mean", "median", "sum")
+
+Rank = int | float
+Key = str | tuple[str, ...]
+
+
+def rank_of(item: Any, key: Key, reduction: str) -> Rank:
+    """The rank of one item, a TensorDict of any batch size. Raises as `ranks_of`."""
+    return _ranks(item, 1, key, reduction)[0]
+
+
+def ranks_of(data: Any, key: Key, reduction: str) -> list[Rank]:
+    """The rank of each item of a batch.
+
+    Args:
+        data: a TensorDict or tensorclass ``[n, ...]``, or a list of ``n``.
+        key: the entry to rank by.
+        reduction: ``"max"``, ``"min"``, ``"mean"``, ``"median"`` (the lower one of the two in the
+            middle, as torch has it) or ``"sum"``.
+
+    Raises:
+        RuntimeError: ``data`` is no TensorDict.
+        KeyError: it has no such entry.
+        ValueError: a rank is NaN, or of no values.
+    """
+    if isinstance(data, LazyStackedTensorDict):
+        data = list(data.unbind(0))  # their entries need not have one shape
+    if isinstance(data, list):
+        return [rank_of(item, key, reduction) for item in data]
+    if is_collection(data) and not data.batch_size:
+        raise RuntimeError("extend() takes a batch [n, ...], got batch size []; use add()")
+    return _ranks(data, None, key, reduction)
+
+
+def _ranks(data: Any, count: int | None, key: Key, reduction: str) -> list[Rank]:
+    if not is_collection(data):
+        raise RuntimeError(
+            f"TensorDictMaxValueWriter ranks TensorDicts by their entry {key!r}, got "
+            f"{type(data).__name__}; wrap the data in a TensorDict, or use a RoundRobinWriter"
+        )
+    values = data.get(key, None)
+    if values is None:
+        raise KeyError(
+            f"there is no entry {key!r} to rank by (rank_key); the data have "
+            f"{sorted(map(str, data.keys(True, True)))}"
+        )
+    count = data.batch_size[0] if count is None else count
+    if not count:
+        return []
+    ranks = _reduced(values.detach().reshape(count, -1), reduction)
+    for at, rank in enumerate(ranks):
+        if rank != rank:
+            raise ValueError(
+                f"the rank of item {at} ({key!r}) is NaN, which is neither better nor worse than "
+                "another; nothing was changed"
+            )
+    return ranks
+
+
+def _reduced(values: torch.Tensor, how: str) -> list[Rank]:
+    """One number for each row of ``[n, m]``."""
+    if values.shape[1] == 1:
+        return values[:, 0].tolist()
+    if not values.shape[1]:
+        raise ValueError(f"an item without values has no {how} to be ranked by")
+    if how in ("max", "min"):
+        found: torch.Tensor = getattr(values, f"a{how}")(1)
+    elif how == "sum":
+        found = values.sum(1)
+    else:
+        numbers = values if values.is_floating_point() else values.double()
+        found = numbers.mean(1) if how == "mean" else numbers.median(1).values
+    return found.tolist()

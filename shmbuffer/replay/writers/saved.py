@@ -1,0 +1,149 @@
+"""Files of writers, as TorchRL writes and reads them.
+
+    metadata.json               cursor (a slot), write_count (of slots), and what the writer needs
+    generation.memmap           int64 [slots]: how often each was written; where that is tracked
+    current_top_values.memmap   [items, 2]: rank and index of each; of a top-k writer
+
+Under our key: the count of elements, which is what `write_count` says here. A top-k writer's ranks
+are also kept exactly (``shmbuffer.state``): TorchRL's tensor has indices and ranks in one dtype.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from shmbuffer.errors import CorruptBufferError
+from shmbuffer.memory import Moment
+from shmbuffer.replay.checkpointers.memmap import mapped
+from shmbuffer.replay.checkpoints import OURS, read_json, read_state, write_json, write_state
+from shmbuffer.replay.leaves import torch_dtype
+
+_METADATA = "metadata.json"
+_GENERATION = "generation.memmap"
+_RANKS = "current_top_values.memmap"
+
+
+def write_cursor(
+    directory: Path, cursor: int, count: int, width: int, moment: Moment | None
+) -> None:
+    """Write cursor and count of a writer that goes round.
+
+    Args:
+        directory: where to; it is made.
+        cursor: slot of the next item.
+        count: elements written so far.
+        width: elements of a slot.
+        moment: whose tickets say how often each slot was written; None: that is not tracked.
+    """
+    directory.mkdir(exist_ok=True)
+    content: dict[str, Any] = {"cursor": cursor, "write_count": count // width}
+    if moment is not None:
+        slots = len(moment.tickets)
+        generation = np.where(moment.tickets < 0, 0, moment.tickets // slots + 1)
+        generation.astype(np.int64).tofile(directory / _GENERATION)
+        content |= {"generation_shape": [slots], "generation_dtype": "torch.int64"}
+    write_json(directory / _METADATA, {**content, OURS: {"format": 1, "write_count": count}})
+
+
+class Cursor(NamedTuple):
+    """Where a writer that goes round was, and how much it had written."""
+
+    slot: int
+    """Of the next item."""
+    written: int | None
+    """Elements, or slots where TorchRL wrote it; None in files of TorchRL before 0.14."""
+    is_ours: bool
+
+    def elements(self, width: int) -> int | None:
+        """The count of elements, where a slot has ``width`` of them."""
+        return self.written if self.is_ours or self.written is None else self.written * width
+
+
+def read_cursor(directory: Path) -> Cursor:
+    """What `write_cursor`, or TorchRL, wrote.
+
+    Raises:
+        FileNotFoundError: there is nothing.
+        CorruptBufferError: it makes no sense.
+    """
+    found = _metadata(directory)
+    try:
+        ours = found.get(OURS)
+        count = found.get("write_count") if ours is None else ours["write_count"]
+        return Cursor(int(found["cursor"]), None if count is None else int(count), bool(ours))
+    except (KeyError, TypeError, ValueError) as error:
+        raise _damaged(directory, error) from error
+
+
+def write_ranks(directory: Path, state: dict[str, Any], key: Any, reduction: str) -> None:
+    """Write the state of a `TensorDictMaxValueWriter`.
+
+    Args:
+        directory: where to; it is made.
+        state: as its ``state_dict`` gives it.
+        key: entry that holds the rank.
+        reduction: how several values become it.
+    """
+    directory.mkdir(exist_ok=True)
+    ranks = [[float(rank), index] for rank, index in state["_current_top_values"]]
+    values = torch.tensor(ranks, dtype=torch.float64).reshape(-1, 2)
+    values.numpy().tofile(directory / _RANKS)
+    write_state(directory, state, "the state of the writer")
+    write_json(
+        directory / _METADATA,
+        {
+            "cursor": state["_cursor"],
+            "write_count": state["_write_count"],
+            "rank_key": key,
+            "dtype": str(values.dtype),
+            "shape": list(values.shape),
+            OURS: {"format": 1, "reduction": reduction},
+        },
+    )
+
+
+def read_ranks(directory: Path) -> tuple[dict[str, Any], Any, str | None]:
+    """The state that was written here or by TorchRL; the rank's entry; its reduction, if known.
+
+    Raises:
+        FileNotFoundError: there is none.
+        CorruptBufferError: it makes no sense.
+    """
+    found = _metadata(directory)
+    try:
+        key = found["rank_key"]
+        key = tuple(key) if isinstance(key, list) else key
+        if OURS in found:
+            return read_state(directory) or {}, key, str(found[OURS]["reduction"])
+        dtype = torch_dtype(str(found["dtype"]).removeprefix("torch."))
+        top = mapped(directory / _RANKS, dtype, tuple(found["shape"])).tolist()
+        state = {
+            "_current_top_values": [(rank, int(index)) for rank, index in top],
+            "_cursor": int(found["cursor"]),
+            "_write_count": int(found.get("write_count") or len(top)),
+        }
+    except (KeyError, TypeError, ValueError) as error:
+        raise _damaged(directory, error) from error
+    return state, key, None
+
+
+def _metadata(directory: Path) -> dict[str, Any]:
+    try:
+        return read_json(directory / _METADATA)
+    except FileNotFoundError as error:
+        raise FileNotFoundError(
+            f"{directory / _METADATA}: not there, so no writer of this kind was saved; load it "
+            "into a buffer with the writer that it was saved with"
+        ) from error
+
+
+def _damaged(directory: Path, error: Exception) -> CorruptBufferError:
+    return CorruptBufferError(
+        f"{directory / _METADATA}: is not that of this kind of writer ({error!r}); take another "
+        "copy of the checkpoint",
+        path=str(directory / _METADATA),
+    )

@@ -1,0 +1,116 @@
+"""The two families beside each other: TorchRL's names and ours, and what a result looks like.
+
+Importing this module skips the module that imports it where TorchRL is not installed.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tensordict import NonTensorData, NonTensorStack, TensorDictBase, is_tensor_collection
+
+import shmbuffer
+
+os.environ.setdefault("RL_LOGGING_LEVEL", "ERROR")  # TorchRL tells of every storage that it makes
+
+with warnings.catch_warnings():
+    # TorchRL warns while it is imported, of what it deprecates and of its optional parts.
+    warnings.simplefilter("ignore")
+    pytest.importorskip(
+        "torchrl", reason="TorchRL is not installed here: scripts/compat runs these tests"
+    )
+    import torchrl.data
+    import torchrl.data.replay_buffers.checkpointers
+    import torchrl.data.replay_buffers.samplers
+    import torchrl.data.replay_buffers.scheduler
+    import torchrl.data.replay_buffers.storages
+    import torchrl.data.replay_buffers.utils
+    import torchrl.data.replay_buffers.writers
+
+MODULES = [
+    torchrl.data.replay_buffers,
+    torchrl.data.replay_buffers.checkpointers,
+    torchrl.data.replay_buffers.scheduler,
+    torchrl.data.replay_buffers.samplers,
+    torchrl.data.replay_buffers.storages,
+    torchrl.data.replay_buffers.writers,
+    torchrl.data.replay_buffers.utils,
+]
+
+
+class _Theirs(SimpleNamespace):
+    """TorchRL's family in one namespace, as ours is."""
+
+    def __getattr__(self, name: str) -> Any:
+        for module in MODULES:
+            if hasattr(module, name):
+                return getattr(module, name)
+        raise AttributeError(f"TorchRL's family has no {name}")
+
+
+theirs = _Theirs()
+ours = shmbuffer
+
+
+def described(value: Any, *, values: bool = True) -> Any:
+    """What a user sees of a result, in plain Python, so that two of them can be compared.
+
+    Args:
+        value: what a call returned.
+        values: with the numbers; else with keys, shapes and dtypes alone.
+    """
+    if isinstance(value, shmbuffer.PriorityUpdate):
+        return None  # TorchRL returns nothing; docs/torchrl.md says so
+    if isinstance(value, (NonTensorData, NonTensorStack)):
+        return ("non-tensor", value.tolist() if values else list(value.batch_size))
+    if isinstance(value, TensorDictBase):
+        entries = {
+            key: described(value.get(key), values=values) for key in sorted(value.keys(), key=str)
+        }
+        return ("tensordict", list(value.batch_size), entries)
+    if is_tensor_collection(value):
+        name, (_, batch, entries) = (
+            type(value).__name__,
+            described(value.to_tensordict(), values=values),
+        )
+        return (name, batch, entries)
+    if isinstance(value, torch.Tensor):
+        numbers = value.tolist() if values else None
+        return ("tensor", str(value.dtype), list(value.shape), numbers)
+    if isinstance(value, np.ndarray):
+        return ("array", str(value.dtype), list(value.shape), value.tolist() if values else None)
+    if isinstance(value, dict):
+        return {key: described(one, values=values) for key, one in value.items()}
+    if hasattr(value, "_fields"):
+        return (type(value).__name__, *(described(one, values=values) for one in value))
+    if isinstance(value, (tuple, list)):
+        return type(value)(described(one, values=values) for one in value)
+    if isinstance(value, torch.Size):
+        return list(value)
+    return value
+
+
+def outcome(step: Callable[[], Any], *, values: bool = True) -> Any:
+    """What a step returns, described; or the error that it raises."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # TorchRL deprecates; we compare results
+        try:
+            return described(step(), values=values)
+        except Exception as error:
+            return error
+
+
+def same(mine: Any, theirs_: Any) -> bool:
+    """Whether two outcomes are equal, or two errors that the same handler catches."""
+    if isinstance(theirs_, Exception) or isinstance(mine, Exception):
+        if not (isinstance(theirs_, Exception) and isinstance(mine, Exception)):
+            return False
+        return isinstance(mine, type(theirs_))
+    return bool(mine == theirs_)

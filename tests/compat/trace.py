@@ -1,0 +1,135 @@
+"""Programs that run on both families, step by step, and what is known to differ."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+
+from tests.compat.family import ours, outcome, same, theirs
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "torchrl.md"
+
+# The differences that a program may run into: a name, and the words of docs/torchrl.md that say so.
+DEVIATIONS = {
+    "index out of range": "an index that is out of range is an `IndexError`",
+    "rb[key] = value": '`rb["key"] = value` changes a copy',
+    "priorities that are none": "NaN, infinite and negative priorities are taken",
+    "last columns of an ensemble": "the next pass begins within the batch",
+}
+
+Step = Callable[..., None]
+Program = Callable[[Any, Step], None]
+
+
+@dataclass
+class Scenario:
+    """A program, and the steps that differ: label of the step, name of the deviation."""
+
+    program: Program
+    deviations: dict[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return self.program.__name__
+
+
+def without_own_names(value: Any, names: frozenset[str]) -> Any:
+    """A description without the entries that one of the families has alone."""
+    if isinstance(value, tuple) and value and value[0] == "tensordict":
+        kept = {
+            key: without_own_names(one, names) for key, one in value[2].items() if key not in names
+        }
+        return ("tensordict", value[1], kept)
+    if isinstance(value, dict):
+        return {
+            key: without_own_names(one, names) for key, one in value.items() if key not in names
+        }
+    if isinstance(value, (list, tuple)):
+        return type(value)(without_own_names(one, names) for one in value)
+    return value
+
+
+def trace(program: Program, family: Any, hidden: frozenset[str]) -> list[tuple[str, Any]]:
+    """The outcomes of the steps of a program; each begins with the same seed."""
+    steps: list[tuple[str, Any]] = []
+
+    def step(label: str, call: Callable[[], Any], *, values: bool = True) -> None:
+        torch.manual_seed(0)
+        steps.append((label, without_own_names(outcome(call, values=values), hidden)))
+
+    with collected_only_between():
+        program(family, step)
+    return steps
+
+
+@contextmanager
+def collected_only_between() -> Iterator[None]:
+    """Collect garbage now, and not before the end of the block.
+
+    TorchRL's storages hold semaphores: where one is finalised while another one is made, Python's
+    resource tracker raises.
+    """
+    gc.collect()
+    gc.freeze()  # what has survived is not looked at again, and the next time is quick
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def assert_the_same(
+    scenario: Scenario, hidden: frozenset[str] = frozenset({"_weight", "priority_weight"})
+) -> None:
+    """Both families do the same, but for the deviations of the scenario, which have to be there."""
+    mine = trace(scenario.program, ours, hidden)
+    other = trace(scenario.program, theirs, hidden)
+    assert [label for label, _ in mine] == [label for label, _ in other]
+    labels = [label for label, _ in mine]
+    assert len(labels) == len(set(labels)), "two steps have one label"
+    assert set(scenario.deviations) <= set(labels)
+    wrong = []
+    for (label, one), (_, two) in zip(mine, other, strict=True):
+        known = scenario.deviations.get(label)
+        if same(one, two) and known is not None:
+            wrong.append(f"{label}: no difference any more ({known})")
+        elif not same(one, two) and known is None:
+            wrong.append(f"{label}:\n    ours:    {_said(one)}\n    TorchRL: {_said(two)}")
+    assert not wrong, "\n".join(wrong)
+
+
+def _said(value: Any) -> str:
+    return f"{type(value).__name__}: {value}" if isinstance(value, Exception) else repr(value)
+
+
+def batch(start: int, stop: int, **more: torch.Tensor) -> TensorDict:
+    """Items ``[stop - start]`` with an id and a row that follows from it."""
+    number = torch.arange(start, stop)
+    row = number.unsqueeze(-1) * torch.tensor([1.0, 10.0])
+    return TensorDict({"id": number, "obs": row, **more}, [stop - start])
+
+
+def episodes(*lengths: int, first: int = 0) -> TensorDict:
+    """Trajectories of these lengths, one after another, with the flags of their last steps."""
+    count = sum(lengths)
+    number = torch.arange(first, first + count)
+    last = torch.zeros(count, 1, dtype=torch.bool)
+    last[torch.tensor(lengths).cumsum(0) - 1] = True
+    of = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
+    return TensorDict(
+        {
+            "id": number,
+            "episode": of + first,
+            "next": TensorDict(
+                {"done": last, "terminated": last.clone(), "truncated": torch.zeros_like(last)},
+                [count],
+            ),
+        },
+        [count],
+    )

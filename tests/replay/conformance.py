@@ -1,0 +1,214 @@
+"""What the conformance tests run on: every storage x sampler x writer, private and in a directory.
+
+The tests themselves are in ``test_conformance_*.py``. Each states one behaviour that a TorchRL user
+relies on, for every combination that is allowed, and checks values.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+
+import shmbuffer
+
+STEPS = 4  # of one trajectory, in what `steps` makes
+
+LISTS = ("list", "lazy stack", "compressed")
+RINGS = ("memory", "memmap", "directory")
+STORAGES = LISTS + RINGS
+SAMPLERS = (
+    "random",
+    "without replacement",
+    "prioritized",
+    "slices",
+    "slices without replacement",
+    "prioritized slices",
+)
+WRITERS = ("round robin", "tensordict round robin", "max value")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One combination of parts."""
+
+    storage: str
+    sampler: str = "random"
+    writer: str = "round robin"
+
+    def __str__(self) -> str:
+        return f"{self.storage}/{self.sampler}/{self.writer}".replace(" ", "-")
+
+    @property
+    def shared(self) -> bool:
+        return self.storage == "directory"
+
+    @property
+    def in_order(self) -> bool:
+        """Whether items lie in the order in which they came."""
+        return self.writer != "max value"
+
+    @property
+    def draws_slices(self) -> bool:
+        return "slices" in self.sampler
+
+
+def allowed(case: Case) -> bool:
+    """Top-k writers refuse to be shared; with them trajectories do not stay together."""
+    return case.in_order or not (case.shared or case.draws_slices)
+
+
+CASES = [
+    case
+    for case in itertools.starmap(Case, itertools.product(STORAGES, SAMPLERS, WRITERS))
+    if allowed(case)
+]
+
+
+def cases(
+    storages: tuple[str, ...] = STORAGES,
+    samplers: tuple[str, ...] = SAMPLERS,
+    writers: tuple[str, ...] = WRITERS,
+) -> list[Case]:
+    """The allowed combinations of these."""
+    return [
+        case
+        for case in CASES
+        if case.storage in storages and case.sampler in samplers and case.writer in writers
+    ]
+
+
+def steps(start: int, stop: int) -> TensorDict:
+    """Steps ``[stop - start]`` that say who they are: every other entry follows from ``id``.
+
+    Trajectories of `STEPS` steps; the rank grows with ``id``, so that a top-k writer keeps what a
+    ring keeps.
+    """
+    number = torch.arange(start, stop)
+    last = (number % STEPS == STEPS - 1).unsqueeze(-1)
+    return TensorDict(
+        {
+            "id": number,
+            "obs": number.unsqueeze(-1) * torch.tensor([1.0, 10.0]),
+            "rank": number.float(),
+            "episode": number // STEPS,
+            "next": TensorDict(
+                {
+                    "obs": (number.unsqueeze(-1) + 1) * torch.tensor([1.0, 10.0]),
+                    "done": last,
+                    "truncated": torch.zeros_like(last),
+                },
+                [stop - start],
+            ),
+        },
+        [stop - start],
+    )
+
+
+def assert_are_steps(data: Any, numbers: list[int] | None = None, *, slices: bool = False) -> None:
+    """Every entry of ``data`` is that of the step that its ``id`` names.
+
+    Args:
+        data: a batch.
+        numbers: the ids, in this order.
+        slices: they are slices, whose last steps are done whatever the steps say.
+    """
+    got = data["id"].tolist()
+    if numbers is not None:
+        assert got == numbers
+    for row, number in enumerate(got):
+        step = steps(number, number + 1)[0]
+        assert torch.equal(data["obs"][row], step["obs"])
+        assert torch.equal(data["next", "obs"][row], step["next", "obs"])
+        assert slices or torch.equal(data["next", "done"][row], step["next", "done"])
+
+
+class Maker:
+    """Makes the parts of a case, each time new ones; the second buffer of a directory attaches.
+
+    Args:
+        case: what to make.
+        path: where its directories go.
+    """
+
+    def __init__(self, case: Case, path: Path) -> None:
+        self.case = case
+        self._path = path
+        self._made: list[Any] = []
+
+    def storage(self, max_size: int, *, name: str = "buffer", **options: Any) -> Any:
+        """A storage; ``name`` is that of the directory, if it has one."""
+        make: dict[str, Any] = {
+            "list": shmbuffer.ListStorage,
+            "lazy stack": shmbuffer.LazyStackStorage,
+            "compressed": shmbuffer.CompressedListStorage,
+            "memory": shmbuffer.LazyTensorStorage,
+            "memmap": shmbuffer.LazyMemmapStorage,
+            "directory": shmbuffer.LazyMemmapStorage,
+        }
+        if self.case.shared:
+            options = {"scratch_dir": self._path / name, "shared_init": True, **options}
+        self._made.append(made := make[self.case.storage](max_size, **options))
+        return made
+
+    def sampler(self, max_size: int, **options: Any) -> Any:
+        """A sampler; those of slices draw slices of 2 steps."""
+        name = self.case.sampler
+        slices = {"slice_len": 2, "traj_key": "episode"}
+        priorities = {"alpha": 0.7, "beta": 0.9}
+        match name:
+            case "random":
+                return shmbuffer.RandomSampler(**options)
+            case "without replacement":
+                return shmbuffer.SamplerWithoutReplacement(**options)
+            case "prioritized":
+                return shmbuffer.PrioritizedSampler(max_size, **priorities, **options)
+            case "slices":
+                return shmbuffer.SliceSampler(**slices, **options)
+            case "slices without replacement":
+                return shmbuffer.SliceSamplerWithoutReplacement(**slices, **options)
+            case _:
+                return shmbuffer.PrioritizedSliceSampler(
+                    max_size, **priorities, **slices, **options
+                )
+
+    def writer(self) -> Any:
+        """A writer; the top-k one ranks by ``rank``."""
+        return {
+            "round robin": shmbuffer.RoundRobinWriter,
+            "tensordict round robin": shmbuffer.TensorDictRoundRobinWriter,
+            "max value": lambda: shmbuffer.TensorDictMaxValueWriter(rank_key="rank"),
+        }[self.case.writer]()
+
+    def buffer(
+        self,
+        max_size: int = 12,
+        cls: str = "TensorDictReplayBuffer",
+        *,
+        batch_size: int | None = 4,
+        name: str = "buffer",
+        **options: Any,
+    ) -> Any:
+        """A buffer of the three parts."""
+        parts = {
+            "storage": self.storage(max_size, name=name),
+            "sampler": self.sampler(max_size),
+            "writer": self.writer(),
+        }
+        return getattr(shmbuffer, cls)(**{**parts, "batch_size": batch_size, **options})
+
+    def close(self) -> None:
+        """Leave every directory."""
+        for storage in self._made:
+            if hasattr(storage, "close"):
+                storage.close()
+
+
+def numbers(data: Any) -> list[int]:
+    """The ids in ``data``."""
+    found: list[int] = data["id"].tolist()
+    return found

@@ -1,0 +1,122 @@
+"""What a slice is, spelled out item by item: what the samplers are compared with."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import torch
+from tensordict import TensorDict
+
+Slice = tuple[int, ...]
+
+
+class Item(NamedTuple):
+    """One step of one lane."""
+
+    number: int
+    """Its only name: it counts up in the order of writing, and lanes are thousands."""
+    done: bool
+    episode: int
+    lane: int = 0
+    source: int = 0
+
+
+class History:
+    """Everything that was ever written, in the order in which it was."""
+
+    def __init__(self, seed: int, *, lanes: int = 1, ends: float = 0.25) -> None:
+        self._random = random.Random(seed)
+        self._ends = ends
+        self._lanes = lanes
+        self._episodes = [lane * 1000 for lane in range(lanes)]
+        self.rows: list[list[Item] | None] = []  # one item a lane; None: a place without items
+
+    def steps(self, count: int, source: int = 0) -> TensorDict:
+        """The next steps of every lane, as they are written: ``[count]``, or ``[lanes, count]``."""
+        new = [[self._step(lane, source, at) for lane in range(self._lanes)] for at in range(count)]
+        self.rows += new
+        return as_data([list(lane) for lane in zip(*new, strict=True)], self._lanes)
+
+    def hole(self, count: int) -> None:
+        """Places were claimed and given back."""
+        self.rows += [None] * count
+
+    def chunk(self, most: int) -> int:
+        """A number of steps from 1 to ``most``."""
+        return self._random.randint(1, most)
+
+    def _step(self, lane: int, source: int, ahead: int) -> Item:
+        done = self._random.random() < self._ends
+        number = lane * 1000 + len(self.rows) + ahead
+        item = Item(number, done, self._episodes[lane], lane, source)
+        self._episodes[lane] += done
+        return item
+
+    def trajectories(self, capacity: int) -> list[list[Item]]:
+        """Of what is still there: of each lane and source, cut at ends and at holes."""
+        streams: dict[tuple[int, int], list[list[Item]]] = {}
+        open_: dict[tuple[int, int], list[Item]] = {}
+        for row in self.rows[-capacity:]:
+            if row is None:
+                open_.clear()
+                continue
+            for item in row:
+                key = item.lane, item.source
+                if key not in open_:
+                    open_[key] = []
+                    streams.setdefault(key, []).append(open_[key])
+                open_[key].append(item)
+                if item.done:
+                    del open_[key]
+        return [one for key in sorted(streams) for one in streams[key]]
+
+
+def as_data(lanes: list[list[Item]], width: int) -> TensorDict:
+    """Items ``[lanes][steps]`` as a batch ``[steps]``, or ``[lanes, steps]``."""
+
+    def column(name: str) -> torch.Tensor:
+        values = torch.tensor([[getattr(item, name) for item in lane] for lane in lanes])
+        return values if width > 1 else values[0]
+
+    number = column("number")
+    return TensorDict(
+        {
+            "number": number,
+            "id": column("episode"),
+            "source": column("source"),
+            ("next", "done"): column("done").unsqueeze(-1),
+        },
+        number.shape,
+    )
+
+
+def slices(
+    trajectories: Iterable[list[Item]],
+    steps: int,
+    *,
+    strict: bool = True,
+    left: bool | int = False,
+    right: bool | int = False,
+) -> set[Slice]:
+    """Every slice that may be drawn."""
+    found = set()
+    for one in trajectories:
+        numbers = [item.number for item in one]
+        if strict and len(numbers) < steps:
+            continue
+        whole = min(steps, len(numbers))
+        off = whole - 1 if left is True else min(left, whole - 1)
+        beyond = whole - 1 if right is True else min(right, whole - 1)
+        for begin in range(-off, len(numbers) - whole + beyond + 1):
+            found.add(tuple(numbers[max(begin, 0) : begin + whole]))
+    return found
+
+
+def cut_up(numbers: torch.Tensor, last: torch.Tensor) -> list[Slice]:
+    """A batch as its slices; ``last`` marks the last step of each."""
+    assert last.reshape(-1)[-1]
+    ends = torch.nonzero(last.reshape(-1)).flatten() + 1
+    sizes = torch.diff(ends, prepend=torch.zeros(1, dtype=torch.int64)).tolist()
+    return [tuple(part.tolist()) for part in numbers.split(sizes)]

@@ -1,0 +1,59 @@
+"""Collectors of these tests, each a process of its own until it is told to stop or killed."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+
+from shmbuffer import LazyMemmapStorage, TensorDictReplayBuffer
+
+
+def steps(source: int, first: int, count: int, end_every: int) -> TensorDict:
+    """Consecutive steps of one collector."""
+    number = torch.arange(first, first + count)
+    done = (number % end_every == end_every - 1).unsqueeze(-1)
+    return TensorDict(
+        {
+            "number": number,
+            "source": torch.full((count,), source),
+            "payload": number[:, None].expand(count, 64).clone(),
+            ("next", "done"): done,
+        },
+        [count],
+    )
+
+
+def opened(path: Path, capacity: int) -> TensorDictReplayBuffer:
+    storage = LazyMemmapStorage(capacity, scratch_dir=path, shared_init=True)
+    return TensorDictReplayBuffer(storage=storage)
+
+
+def on_command(path: Path, capacity: int, source: int, connection: Any) -> None:
+    """Writes as many steps as it is told, and says how many it has written; claims on a minus."""
+    torch.set_num_threads(1)
+    buffer, written = opened(path, capacity), 0
+    while True:
+        count = connection.recv()
+        if count > 0:
+            buffer.extend(steps(source, written, count, 10**9))
+            written += count
+        else:
+            buffer.storage.ring.claim(-count)
+        connection.send(written)
+
+
+def without_end(path: Path, capacity: int, source: int, connection: Any) -> None:
+    """Writes small batches as fast as it can."""
+    torch.set_num_threads(1)
+    buffer, written, sizes = opened(path, capacity), 0, random.Random(source)
+    while not connection.poll():
+        count = sizes.randint(1, 4)
+        buffer.extend(steps(source, written, count, 11 + source))
+        if not written:
+            connection.send("began")
+        written += count
+    buffer.close()

@@ -1,0 +1,490 @@
+"""Lists of objects are saved without pickle, each item in its place."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import zlib
+from collections import OrderedDict, namedtuple
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tensordict import (
+    LazyStackedTensorDict,
+    NonTensorData,
+    NonTensorStack,
+    TensorDict,
+    lazy_stack,
+    tensorclass,
+)
+
+from shmbuffer import (
+    CompressedListStorage,
+    LazyMemmapStorage,
+    LazyStackStorage,
+    LazyTensorStorage,
+    ListStorage,
+    ListStorageCheckpointer,
+    PrioritizedSampler,
+    ReplayBuffer,
+    ReplayBufferEnsemble,
+    SamplerEnsemble,
+    SchemaMismatchError,
+    StorageEnsemble,
+    TensorDictReplayBuffer,
+    WriterEnsemble,
+)
+from shmbuffer.errors import CorruptBufferError
+from shmbuffer.replay.values import RefusedError, read_values, write_values
+
+Pair = namedtuple("Pair", "left right")
+
+
+@tensorclass
+class Step:
+    obs: torch.Tensor
+    name: str
+
+
+class Thing:
+    """An object that only pickle can save."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Thing) and other.number == self.number
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+class Trap:
+    """Unpickling this makes a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return open, (str(self.path), "w")
+
+
+def same(one: Any, other: Any) -> bool:
+    """Equal, of the same types at every depth."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, torch.Tensor):
+        if one.dtype is not other.dtype or one.shape != other.shape:
+            return False
+        return bits(one) == bits(other)
+    if isinstance(one, (np.ndarray, np.generic)):
+        return one.dtype == other.dtype and one.shape == other.shape and bool((one == other).all())
+    if isinstance(one, (NonTensorData, NonTensorStack)):
+        return one.batch_size == other.batch_size and same(one.tolist(), other.tolist())
+    if isinstance(one, LazyStackedTensorDict):
+        return one.stack_dim == other.stack_dim and same(one.tensordicts, other.tensordicts)
+    if hasattr(one, "batch_size"):
+        if (one.batch_size, one.device) != (other.batch_size, other.device):
+            return False
+        mine, theirs = one.to_tensordict(), other.to_tensordict()
+        return set(mine.keys()) == set(theirs.keys()) and all(
+            same(mine.get(key), theirs.get(key))
+            for key in mine.keys()  # noqa: SIM118
+        )
+    if isinstance(one, dict):
+        return list(one) == list(other) and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(map(same, one, other))
+    return bool(one == other) or (one != one and other != other)
+
+
+def bits(tensor: torch.Tensor) -> list[int]:
+    found: list[int] = tensor.resolve_conj().reshape(-1).view(torch.uint8).tolist()
+    return found
+
+
+VALUES: list[Any] = [
+    1,
+    -(10**30),
+    2.5,
+    float("nan"),
+    float("-inf"),
+    True,
+    None,
+    "text \ud800 with half a pair",
+    "",
+    b"\0bytes",
+    b"",
+    1 - 2j,
+    [1, (2, [3, {}])],
+    {"a": torch.arange(3), 3: "x", (1, "y"): 2, None: [], 2.5: (), True: 0},
+    OrderedDict(b=1, a=2),
+    Pair(1, torch.ones(2)),
+    torch.Size([1, 2]),
+    torch.float16,
+    torch.device("cpu"),
+    torch.tensor(5),
+    torch.zeros(0, 3),
+    torch.rand(2, 2, dtype=torch.complex64).conj(),
+    torch.arange(12).view(3, 4).t(),
+    torch.tensor([True, False]),
+    torch.tensor([1.5, -2.0]).to(torch.bfloat16),
+    torch.tensor([1.5, -2.0]).to(torch.float8_e4m3fn),
+    np.arange(6, dtype=np.int16).reshape(2, 3).T,
+    np.array(2.5, np.float32),
+    np.float64(2.5),
+    np.array(["a", "bcd"]),
+    np.datetime64("2020-01-02"),
+    np.zeros((0, 2), ">i4"),
+    TensorDict({"a": torch.rand(2), "n": {"x": torch.ones(2, 3)}, "s": "text"}, [2]),
+    TensorDict({}, [3], device="cpu"),
+    TensorDict({"s": NonTensorStack("x", "y")}, [2], names=["time"]),
+    lazy_stack([TensorDict(a=torch.zeros(2), s="p"), TensorDict(a=torch.zeros(3), s="q")]),
+    Step(obs=torch.arange(2), name="q", batch_size=[2]),
+]
+
+
+@pytest.mark.parametrize("value", VALUES, ids=lambda value: type(value).__name__)
+def test_a_value_comes_back_as_it_was(value: Any, tmp_path: Path) -> None:
+    write_values(tmp_path, "x", [value, value], allow_pickle=False, what="value")
+    found = list(read_values(tmp_path, "x", allow_pickle=False))
+    assert len(found) == 2
+    assert same(found[0], value)
+    assert same(found[1], value)
+
+
+def test_all_values_share_two_files(tmp_path: Path) -> None:
+    write_values(tmp_path, "x", VALUES, allow_pickle=False, what="value")
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["x.data", "x.jsonl"]
+    for value, found in zip(VALUES, read_values(tmp_path, "x", allow_pickle=False), strict=True):
+        assert same(found, value)
+    forms = [line for line in (tmp_path / "x.jsonl").read_text().splitlines() if "form" in line]
+    assert len(forms) == len(set(forms))
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda jsonl, data: (b"", data), "StopIteration"),
+        (lambda jsonl, data: (b'{"format": 2}\n', data), "another format"),
+        (lambda jsonl, data: (jsonl[:-9], data), "JSONDecodeError|Expecting"),
+        (lambda jsonl, data: (jsonl, data[:-8]), r"8 bytes are to be read, 0 are left|bytes"),
+        (lambda jsonl, data: (jsonl.replace(b"[0, [", b"[9, ["), data), "cannot be read"),
+        (lambda jsonl, data: (jsonl.replace(b", [24]", b", [-24]"), data), "-24 bytes"),
+        (lambda jsonl, data: (jsonl.replace(b", [24]", b", [99999999999]"), data), "99999999999"),
+    ],
+)
+def test_damage_is_named(damage: Any, message: str, tmp_path: Path) -> None:
+    write_values(tmp_path, "x", [torch.arange(3), "s"], allow_pickle=False, what="value")
+    files = [tmp_path / "x.jsonl", tmp_path / "x.data"]
+    for file, content in zip(files, damage(*[f.read_bytes() for f in files]), strict=True):
+        file.write_bytes(content)
+    with pytest.raises(CorruptBufferError, match=message):
+        list(read_values(tmp_path, "x", allow_pickle=False))
+
+
+def test_pickle_is_neither_written_nor_read_unless_it_is_allowed(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match=r"value 1 holds <.*Thing.* of type Thing"):
+        write_values(tmp_path, "x", [1, {"a": Thing(2)}], allow_pickle=False, what="value")
+    write_values(tmp_path, "x", [Trap(tmp_path / "trapped")], allow_pickle=True, what="value")
+    with pytest.raises(RefusedError, match="loading them runs code from the file"):
+        list(read_values(tmp_path, "x", allow_pickle=False))
+    assert not (tmp_path / "trapped").exists()
+    write_values(tmp_path, "x", [Thing(1), {Thing: {1, 2}}], allow_pickle=True, what="value")
+    assert list(read_values(tmp_path, "x", allow_pickle=True)) == [Thing(1), {Thing: {1, 2}}]
+
+
+# -- storages --------------------------------------------------------------------------------------
+
+
+def test_a_list_comes_back_item_by_item(tmp_path: Path) -> None:
+    rb = ReplayBuffer(storage=ListStorage(40), batch_size=2)
+    rb.extend(VALUES)
+    rb.dumps(tmp_path)
+    other = ReplayBuffer(storage=ListStorage(40), batch_size=2)
+    other.extend(["will be", "replaced"])
+    other.loads(tmp_path)
+    assert len(other) == other.write_count == len(VALUES)
+    for found, value in zip(other.storage.get(slice(None)), VALUES, strict=True):
+        assert same(found, value)
+    assert other.add("next") == len(VALUES)
+
+
+@pytest.mark.parametrize("limit", [6, 20, None])
+@pytest.mark.parametrize("count", [4, 6, 9])
+def test_places_order_priorities_and_counts_come_back(
+    count: int, limit: int | None, tmp_path: Path
+) -> None:
+    def buffer(max_size: int | None) -> ReplayBuffer:
+        sampler = PrioritizedSampler(20, 1.0, 1.0, eps=0.0)
+        return ReplayBuffer(storage=ListStorage(max_size), sampler=sampler, batch_size=2)
+
+    rb = buffer(6)
+    rb.extend([f"item {n}" for n in range(count)])
+    kept = list(range(max(0, count - 6), count))
+    for n in kept:
+        rb.update_priority(n % 6, float(n + 1))
+    rb.dumps(tmp_path)
+    other = buffer(limit)
+    other.loads(tmp_path)
+    in_age = limit != 6
+    places = {n: at if in_age else n % 6 for at, n in enumerate(kept)}
+    assert {n: other.storage.get(at) for n, at in places.items()} == {n: f"item {n}" for n in kept}
+    found = other.storage.ring.priorities()
+    assert {n: found[at] for n, at in places.items()} == {n: n + 1.0 for n in kept}
+    assert (len(other), other.write_count) == (len(kept), count)
+    assert other.sampler.default_priority == count
+    assert other.add("next") == (len(kept) if in_age else count % 6)
+    assert other.storage.ring.priorities()[len(kept) if in_age else count % 6] == count
+
+
+def test_a_list_that_does_not_fit_is_refused_before_anything_changes(tmp_path: Path) -> None:
+    rb = ReplayBuffer(storage=ListStorage(6))
+    rb.extend(list("abcdefgh"))
+    rb.dumps(tmp_path)
+    other = ReplayBuffer(storage=ListStorage(5))
+    other.extend(list("xy"))
+    with pytest.raises(ValueError, match="items in 6 places, and the storage has room for 5"):
+        other.loads(tmp_path)
+    assert other.storage.get(slice(None)) == ["x", "y"]
+
+
+def test_an_empty_list_comes_back(tmp_path: Path) -> None:
+    rb = ReplayBuffer(storage=ListStorage(6))
+    rb.dumps(tmp_path)
+    other = ReplayBuffer(storage=ListStorage(6))
+    other.extend(["x"])
+    other.loads(tmp_path)
+    assert (len(other), other.write_count) == (0, 0)
+
+
+def test_objects_in_a_list_are_pickled_only_where_that_is_allowed(tmp_path: Path) -> None:
+    def buffer(**options: Any) -> ReplayBuffer:
+        return ReplayBuffer(storage=ListStorage(6), **options)
+
+    rb = buffer()
+    rb.extend([torch.ones(2), Thing(7)])
+    remedy = r"storage.checkpointer = ListStorageCheckpointer\(allow_pickle=True\), which runs code"
+    with pytest.raises(TypeError, match=rf"item 1 holds .*Thing.*{remedy}"):
+        rb.dumps(tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    allowed = {"checkpointer": ListStorageCheckpointer(allow_pickle=True)}
+    rb.storage.checkpointer = allowed["checkpointer"]
+    rb.dumps(tmp_path / "run")
+    other = buffer()
+    other.extend(["x"])
+    with pytest.raises(ValueError, match="allow_pickle=True"):
+        other.loads(tmp_path / "run")
+    assert other.storage.get(slice(None)) == ["x"]
+    other = buffer(**allowed)
+    other.loads(tmp_path / "run")
+    assert other.storage.get(1) == Thing(7)
+
+
+def test_items_that_differ_in_shape_and_keys_come_back(tmp_path: Path) -> None:
+    rb = ReplayBuffer(storage=LazyStackStorage(6), batch_size=2)
+    rb.extend(
+        [
+            TensorDict(a=torch.zeros(3), text="three"),
+            TensorDict(a=torch.zeros(4), text="four", more=torch.ones(1)),
+        ]
+    )
+    rb.dumps(tmp_path)
+    other = ReplayBuffer(storage=LazyStackStorage(6), batch_size=2)
+    other.loads(tmp_path)
+    batch = other.storage.get([1, 0])
+    assert batch["text"] == ["four", "three"]
+    assert batch.get_item_shape("a") == torch.Size([2, -1])
+    assert other.storage.get(1)["more"].tolist() == [1.0]
+
+
+def test_compressed_items_are_saved_compressed(tmp_path: Path) -> None:
+    rb = ReplayBuffer(storage=CompressedListStorage(6, compression_level=19), batch_size=2)
+    rb.extend(
+        [
+            TensorDict({"image": torch.zeros(100, 100, dtype=torch.uint8), "n": {"x": "text"}}, []),
+            {"k": np.ones((50, 50)), "v": [torch.arange(1000)]},
+        ]
+    )
+    rb.dumps(tmp_path)
+    size = sum(file.stat().st_size for file in (tmp_path / "storage").iterdir())
+    assert size < 3000
+    other = ReplayBuffer(storage=CompressedListStorage(6), batch_size=2)
+    other.loads(tmp_path)
+    assert other.storage.bytes() == rb.storage.bytes()
+    assert other.storage.get(0)["image"].shape == torch.Size([100, 100])
+    assert other.storage.get(0)["n", "x"] == "text"
+    assert same(other.storage.get(1), {"k": np.ones((50, 50)), "v": [torch.arange(1000)]})
+
+
+def test_compressed_items_of_ones_own_codec_come_back(tmp_path: Path) -> None:
+    def compress(tensor: torch.Tensor) -> torch.Tensor:
+        return torch.frombuffer(
+            bytearray(zlib.compress(tensor.numpy().tobytes())), dtype=torch.uint8
+        )
+
+    def decompress(chunk: torch.Tensor, metadata: dict[str, Any]) -> torch.Tensor:
+        content = bytearray(zlib.decompress(chunk.numpy().tobytes()))
+        return torch.frombuffer(content, dtype=metadata["dtype"]).reshape(metadata["shape"])
+
+    codec: dict[str, Any] = {"compression_fn": compress, "decompression_fn": decompress}
+    storage = CompressedListStorage(4, **codec)
+    storage.set(range(2), [torch.arange(100), torch.ones(3, 4)])
+    storage.dumps(tmp_path)
+    other = CompressedListStorage(4, **codec)
+    other.loads(tmp_path)
+    assert torch.equal(other.get(0), torch.arange(100))
+    assert torch.equal(other.get(1), torch.ones(3, 4))
+
+
+def test_hooks_of_a_list_are_given_its_items(tmp_path: Path) -> None:
+    seen: list[Any] = []
+
+    class Hook:
+        shift = is_full = None
+
+        def __call__(self, data: Any, path: Path) -> Any:
+            seen.append((self.shift, self.is_full, path.is_dir()))
+            return [item * 10 for item in data]
+
+    for storage in (ListStorage, CompressedListStorage):
+        rb = ReplayBuffer(storage=storage(3))
+        rb.register_save_hook(Hook())
+        rb.extend([torch.tensor(n) for n in range(4)])
+        rb.dumps(tmp_path)
+        other = ReplayBuffer(storage=storage(3))
+        other.register_load_hook(lambda data, out: [item + 1 for item in data])
+        other.loads(tmp_path)
+        assert [int(item) for item in other.storage.get(slice(None))] == [31, 11, 21]
+        other.register_load_hook(lambda data, out: data[:2])
+        with pytest.raises(ValueError, match="load hooks made 2 items of 3"):
+            other.loads(tmp_path)
+    assert seen == [(1, True, True)] * 2
+
+
+def test_a_storage_of_another_kind_is_refused(tmp_path: Path) -> None:
+    rb = ReplayBuffer(storage=ListStorage(4))
+    rb.extend([torch.zeros(2)])
+    rb.dumps(tmp_path / "list")
+    other = ReplayBuffer(storage=LazyTensorStorage(4))
+    with pytest.raises(SchemaMismatchError, match=r"a list of objects was saved .* holds tensors"):
+        other.loads(tmp_path / "list")
+    other.extend(torch.zeros(1, 2))
+    other.dumps(tmp_path / "tensors")
+    with pytest.raises(SchemaMismatchError, match=r"tensors was saved .* holds a list of objects"):
+        rb.loads(tmp_path / "tensors")
+
+
+def test_a_list_whose_files_do_not_fit_together_is_refused(tmp_path: Path) -> None:
+    storage = ListStorage(4)
+    storage.set(range(3), list("abc"))
+    storage.dumps(tmp_path)
+    lines = (tmp_path / "shmbuffer.list.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "shmbuffer.list.jsonl").write_text("".join(lines[:-1]))
+    with pytest.raises(CorruptBufferError, match="has 2 items, 3 belong there"):
+        ListStorage(4).loads(tmp_path)
+
+
+# -- ensembles -------------------------------------------------------------------------------------
+
+
+class Scale(torch.nn.Module):
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.register_buffer("factor", torch.tensor(factor))
+
+    def forward(self, data: Any) -> Any:
+        return data * self.factor
+
+
+def test_an_ensemble_is_saved_member_by_member(tmp_path: Path) -> None:
+    def buffers() -> list[Any]:
+        return [
+            TensorDictReplayBuffer(
+                storage=LazyTensorStorage(5),
+                sampler=PrioritizedSampler(5, 1.0, 1.0),
+                batch_size=2,
+            ),
+            TensorDictReplayBuffer(storage=LazyMemmapStorage(4), batch_size=2),
+            TensorDictReplayBuffer(storage=LazyTensorStorage(3), batch_size=2),
+        ]
+
+    parts = buffers()
+    rb = ReplayBufferEnsemble(*parts, batch_size=4, p=[0.5, 0.25, 0.25])
+    parts[0].extend(TensorDict({"a": torch.arange(7)}, [7]))
+    parts[0].update_priority(torch.tensor([3]), torch.tensor([9.0]))
+    parts[1].extend(TensorDict({"b": torch.arange(3.0)}, [3]))
+    rb.dumps(tmp_path)
+    assert json.loads((tmp_path / "storage" / "metadata.json").read_text()) == {
+        "empty_members": [2]
+    }
+    others = buffers()
+    others[2].extend(TensorDict({"c": torch.arange(3.0)}, [3]))
+    other = ReplayBufferEnsemble(*others, batch_size=4)
+    other.loads(tmp_path)
+    assert others[0][:]["a"].tolist() == [5, 6, 2, 3, 4]
+    assert others[0].write_count == 7
+    assert others[0].storage.ring.priorities()[3] == 9.0
+    assert others[1][:]["b"].tolist() == [0.0, 1.0, 2.0]
+    assert len(others[2]) == 0
+    assert other.sampler.p.tolist() == rb.sampler.p.tolist()
+    two = ReplayBufferEnsemble(*buffers()[:2], batch_size=4)
+    with pytest.raises(ValueError, match=r"has the storages \[0, 1, 2\] of an ensemble.* has 2"):
+        two.storage.loads(tmp_path / "storage")
+
+
+def test_every_generator_of_an_ensemble_comes_back(tmp_path: Path) -> None:
+    def ensemble(*seeds: int) -> Any:
+        parts = [TensorDictReplayBuffer(storage=LazyTensorStorage(5)) for _ in range(2)]
+        for part in parts:
+            part.extend(TensorDict({"a": torch.arange(5)}, [5]))
+        rb = ReplayBufferEnsemble(*parts, batch_size=4, generator=torch.Generator())
+        rb.generator.manual_seed(seeds[0])
+        parts[1].generator = torch.Generator().manual_seed(seeds[1])
+        return rb
+
+    rb, other = ensemble(1, 2), ensemble(7, 8)
+    rb.sample()
+    saved = rb[1].generator.get_state()
+    rb.dumps(tmp_path)
+    other.loads(tmp_path)
+    for _ in range(3):
+        assert torch.equal(rb.sample()["a"], other.sample()["a"])
+    plain = [TensorDictReplayBuffer(storage=LazyTensorStorage(5)) for _ in range(2)]
+    third = ReplayBufferEnsemble(*plain, batch_size=4)
+    third.loads(tmp_path)
+    assert plain[0].generator is third.generator is not plain[1].generator is not None
+    assert torch.equal(plain[1].generator.get_state(), saved)
+
+
+def test_transforms_of_an_ensembles_storages_come_back(tmp_path: Path) -> None:
+    def ensemble(*factors: float) -> Any:
+        storages = [LazyTensorStorage(4) for _ in factors]
+        for storage in storages:
+            storage.set(range(2), torch.ones(2))
+        transforms = [Scale(factors[0]), None]
+        return StorageEnsemble(*storages, transforms=transforms)
+
+    saved, other = ensemble(3.0, 1.0), ensemble(5.0, 1.0)
+    saved.dumps(tmp_path)
+    other.loads(tmp_path)
+    assert other._transforms[0].factor == 3.0
+
+
+def test_states_of_ensembles_go_through_a_dict(tmp_path: Path) -> None:
+    def ensemble() -> tuple[Any, list[Any]]:
+        parts = [TensorDictReplayBuffer(storage=LazyTensorStorage(5)) for _ in range(2)]
+        return ReplayBufferEnsemble(*parts, batch_size=4), parts
+
+    rb, parts = ensemble()
+    for n, part in enumerate(parts):
+        part.extend(TensorDict({"a": torch.arange(n, n + 3)}, [3]))
+    state = pickle.loads(pickle.dumps(rb.state_dict()))
+    assert set(state) >= {"_storage", "_sampler", "_writer", "_transforms", "_batch_size", "_rng"}
+    other, others = ensemble()
+    other.load_state_dict(state)
+    assert [part[:]["a"].tolist() for part in others] == [[0, 1, 2], [1, 2, 3]]
+    assert isinstance(other.writer, WriterEnsemble)
+    assert isinstance(other.sampler, SamplerEnsemble)

@@ -1,0 +1,1233 @@
+"""A buffer that is saved and loaded: everything comes back by value, or nothing is changed."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import resource
+from collections import namedtuple
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tensordict import NonTensorStack, TensorDict, tensorclass
+
+from shmbuffer import (
+    LazyMemmapStorage,
+    LazyTensorStorage,
+    PrioritizedReplayBuffer,
+    PrioritizedSampler,
+    RandomSampler,
+    ReplayBuffer,
+    Sampler,
+    SamplerWithoutReplacement,
+    SchemaMismatchError,
+    Storage,
+    StorageCheckpointerBase,
+    TensorDictMaxValueWriter,
+    TensorDictPrioritizedReplayBuffer,
+    TensorDictReplayBuffer,
+    TensorDictRoundRobinWriter,
+    TensorStorage,
+    TensorStorageCheckpointer,
+    Writer,
+)
+from shmbuffer.errors import (
+    BufferExistsError,
+    BufferInUseError,
+    CorruptBufferError,
+    IncompatibleVersionError,
+    SpaceError,
+)
+from tests.memory.programs import heard, program
+from tests.replay.conftest import MakeStorage
+
+
+def items(first: int, stop: int) -> TensorDict:
+    """Every leaf says the item's number in its own way."""
+    n = torch.arange(first, stop)
+    return TensorDict(
+        {"a": n, "b": {"c": n[:, None].repeat(1, 3).float() / 4, "d": n % 2 == 0}}, [len(n)]
+    )
+
+
+def numbers(data: Any) -> list[int]:
+    """The items' numbers, once all leaves agree on them."""
+    n = data["a"]
+    assert torch.equal(data["b", "c"], n[..., None].expand(*n.shape, 3).float() / 4)
+    assert torch.equal(data["b", "d"], n % 2 == 0)
+    found: list[int] = n.tolist()
+    return found
+
+
+def learner(storage: Any, **options: Any) -> TensorDictPrioritizedReplayBuffer:
+    options = {"alpha": 0.7, "beta": 0.4, "batch_size": 4, **options}
+    return TensorDictPrioritizedReplayBuffer(storage=storage, **options)
+
+
+def tree(path: Path) -> dict[str, bytes]:
+    return {
+        str(file.relative_to(path)): file.read_bytes() for file in path.rglob("*") if file.is_file()
+    }
+
+
+# -- there and back --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [0, 3, 8, 11], ids=["empty", "partly full", "full", "gone round"])
+def test_everything_comes_back_by_value(make: MakeStorage, count: int, tmp_path: Path) -> None:
+    rb = learner(make(8), generator=torch.Generator().manual_seed(5))
+    rb.extend(items(0, 1))
+    rb.empty()
+    if count:
+        rb.extend(items(0, count))
+        rb.update_priority(torch.arange(3), torch.tensor([0.1, 3.0, 0.2]))
+        rb.update_priority(torch.tensor([1]), torch.tensor([1 / 3]))
+        rb.sample()
+    rb.dumps(tmp_path / "run")
+
+    other = learner(make(8), alpha=0.2, beta=0.9, batch_size=7)
+    other.loads(tmp_path / "run")
+    assert len(other) == len(rb) == min(count, 8)
+    if count:
+        assert numbers(other[:]) == numbers(rb[:])
+    assert other.write_count == rb.write_count == count
+    assert (other.sampler.alpha, other.sampler.beta, other.batch_size) == (0.7, 0.4, 4)
+    assert torch.equal(other.generator.get_state(), rb.generator.get_state())
+    held = rb.storage.ring.committed()
+    assert other.storage.ring.committed().tolist() == held.tolist()
+    assert np.array_equal(
+        other.storage.ring.priorities(held), rb.storage.ring.priorities(held), equal_nan=True
+    )
+    assert other.storage.ring.max_priority == rb.storage.ring.max_priority
+    assert other.sampler.default_priority == rb.sampler.default_priority
+    # From here on the two cannot be told apart.
+    for one in (rb, other):
+        one.extend(items(100, 103))
+    assert numbers(other[:]) == numbers(rb[:])
+    for _ in range(3):
+        mine, theirs = rb.sample(), other.sample()
+        assert numbers(mine) == numbers(theirs)
+        assert torch.equal(mine["_weight"], theirs["_weight"])
+    assert other.storage.engine.check().ok
+
+
+def test_raw_priorities_come_back_exactly_whatever_alpha_is(tmp_path: Path) -> None:
+    raw = torch.tensor([1e-30, 0.1, 1 / 3, 7e7], dtype=torch.float64)
+    rb = learner(LazyTensorStorage(4), alpha=0.0)
+    rb.extend(items(0, 4))
+    rb.update_priority(torch.arange(4), raw)
+    rb.dumps(tmp_path)
+    other = learner(LazyTensorStorage(4))
+    other.loads(tmp_path)
+    assert other.sampler.alpha == 0.0
+    assert other.storage.ring.priorities().tolist() == raw.tolist()
+    other.sampler.alpha = 0.5
+    assert other.storage.ring.mass() == pytest.approx((raw.numpy() + 1e-8) ** 0.5)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [("dumps", ()), ("dump", ()), ("save", ())],
+)
+@pytest.mark.parametrize("load", ["loads", "load"])
+def test_every_name_of_it_does_the_same(
+    name: str, arguments: tuple[Any, ...], load: str, tmp_path: Path
+) -> None:
+    rb = ReplayBuffer(storage=LazyTensorStorage(8))
+    rb.extend(items(0, 5))
+    getattr(rb, name)(tmp_path, *arguments)
+    other = ReplayBuffer(storage=LazyTensorStorage(8))
+    getattr(other, load)(str(tmp_path))
+    assert numbers(other[:]) == list(range(5))
+
+
+def test_parts_are_saved_and_loaded_alone(tmp_path: Path) -> None:
+    rb = learner(LazyTensorStorage(8))
+    rb.extend(items(0, 11))
+    rb.update_priority(torch.tensor([4]), torch.tensor([5.0]))
+    for part in (rb.storage, rb.sampler, rb.writer):  # into one directory, as TorchRL would
+        part.dumps(tmp_path)
+    other = learner(LazyTensorStorage(8), beta=0.1)
+    other.storage.loads(tmp_path)
+    assert numbers(other[:]) == numbers(rb[:])
+    other.sampler.load(tmp_path)
+    assert other.sampler.beta == 0.4
+    assert other.storage.ring.priorities()[4] == 5.0
+    other.writer.loads(tmp_path)
+    assert (other.write_count, other.writer._cursor) == (11, 3)
+    assert RandomSampler().dumps(tmp_path / "nothing") is None
+    assert not (tmp_path / "nothing").exists()
+
+
+Pair = namedtuple("Pair", "left right")
+
+
+@tensorclass
+class Step:
+    obs: torch.Tensor
+    note: Any
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        torch.arange(12).view(4, 3).to(torch.bfloat16),
+        (torch.arange(4), {"x": torch.ones(4, 2), 3: [torch.zeros(4, dtype=torch.bool)]}),
+        {"a.b": torch.arange(4), "a": {"b": torch.arange(4) + 10}},
+        Pair(torch.arange(4), torch.rand(4, 2, 2, dtype=torch.complex64)),
+        TensorDict({"empty": torch.zeros(4, 0), "n": TensorDict({}, [4]), "x": torch.rand(4)}, [4]),
+        TensorDict({"nested": TensorDict({"x": torch.rand(4, 3, 2)}, [4, 3])}, [4]),
+    ],
+    ids=["tensor", "pytree", "keys with dots", "namedtuple", "leaf without bytes", "nested batch"],
+)
+def test_every_form_of_data_comes_back(data: Any, make_private: Any, tmp_path: Path) -> None:
+    rb = ReplayBuffer(storage=make_private(6))
+    rb.extend(data)
+    rb.dumps(tmp_path)
+    other = ReplayBuffer(storage=make_private(6))
+    other.loads(tmp_path)
+    assert same(other[:], rb[:])
+    if isinstance(data, TensorDict) and "nested" in data:
+        assert other[:]["nested"].batch_size == torch.Size([4, 3])
+
+
+def same(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor):
+        return one.dtype is other.dtype and torch.equal(one, other)
+    if isinstance(one, dict):
+        return list(one) == list(other) and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, (tuple, list)):
+        return type(one) is type(other) and all(map(same, one, other))
+    return type(one) is type(other) and bool((one == other).all())
+
+
+def test_text_and_objects_beside_tensors_come_back(tmp_path: Path) -> None:
+    notes = ["a", {"k": [1, 2.5, None]}, (1, b"x"), torch.arange(3)]
+    data = TensorDict({"a": torch.arange(4), "n": {"note": NonTensorStack(*notes)}}, [4])
+    rb = ReplayBuffer(storage=LazyTensorStorage(6))
+    rb.extend(data)
+    rb.dumps(tmp_path)
+    other = ReplayBuffer(storage=LazyTensorStorage(6))
+    other.loads(tmp_path)
+    assert other[:]["a"].tolist() == [0, 1, 2, 3]
+    found = list(other[:]["n", "note"])
+    assert found[:3] == notes[:3]
+    assert type(found[2]) is tuple
+    assert torch.equal(found[3], torch.arange(3))
+    # in tensordict's files too, as far as JSON can hold it
+    texts = ReplayBuffer(storage=LazyTensorStorage(3))
+    texts.extend(TensorDict({"t": NonTensorStack("x", "y")}, [2]))
+    texts.dumps(tmp_path / "texts")
+    assert list(TensorDict.load_memmap(tmp_path / "texts" / "storage")["t"]) == ["x", "y", "x"]
+
+
+def test_a_tensorclass_with_objects_comes_back_as_its_class(tmp_path: Path) -> None:
+    data = Step(obs=torch.arange(2), note=NonTensorStack("x", "y"), batch_size=[2])
+    rb = ReplayBuffer(storage=LazyTensorStorage(3))
+    rb.extend(data)
+    rb.dumps(tmp_path)
+    other = ReplayBuffer(storage=LazyTensorStorage(3))
+    other.loads(tmp_path)
+    assert type(other[:]) is Step
+    assert list(other[:].note) == ["x", "y"]
+
+
+class Thing:
+    """An object that only pickle can save."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Thing)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def test_objects_are_pickled_only_where_that_is_allowed(tmp_path: Path) -> None:
+    def buffer(allow_pickle: bool) -> ReplayBuffer:
+        checkpointer = TensorStorageCheckpointer(allow_pickle=allow_pickle)
+        return ReplayBuffer(storage=LazyTensorStorage(3), checkpointer=checkpointer)
+
+    data = TensorDict({"a": torch.arange(2), "o": NonTensorStack("x", Thing())}, [2])
+    strict, lenient = buffer(False), buffer(True)
+    for rb in (strict, lenient):
+        rb.extend(data)
+    with pytest.raises(TypeError, match=r"item 1 .*Thing.*TensorStorageCheckpointer\(allow_pickle"):
+        strict.dumps(tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    lenient.dumps(tmp_path / "run")
+    other = buffer(False)
+    with pytest.raises(ValueError, match="allow_pickle=True"):
+        other.loads(tmp_path / "run")
+    assert not other.storage.initialized
+    other = buffer(True)
+    other.loads(tmp_path / "run")
+    assert list(other[:]["o"]) == ["x", Thing()]
+
+
+def test_several_dimensions_come_back(make: MakeStorage, tmp_path: Path) -> None:
+    def batch(first: int, steps: int) -> TensorDict:
+        n = torch.arange(first, first + 3 * steps).view(3, steps)
+        return TensorDict({"a": n}, [3, steps])
+
+    rb = learner(make(12, ndim=2))
+    rb.extend(batch(0, 6))
+    rb.update_priority(torch.tensor([[1, 2]]), torch.tensor([9.0]))
+    rb.dumps(tmp_path)
+    other = learner(make(12, ndim=2))
+    other.loads(tmp_path)
+    assert other[:]["a"].tolist() == rb[:]["a"].tolist()
+    assert (len(other), other.write_count, other.storage.ring.cursor) == (12, 18, 6)
+    assert other.storage.ring.priorities().tolist() == rb.storage.ring.priorities().tolist()
+    flat = learner(make(12))
+    with pytest.raises(SchemaMismatchError, match="of 2 dimensions, and this one has ndim=1"):
+        flat.loads(tmp_path)
+    assert not flat.storage.initialized
+
+
+def test_items_that_are_missing_stay_missing(make: MakeStorage, tmp_path: Path) -> None:
+    rb = learner(make(6))
+    rb.extend(items(0, 3))
+    rb.storage.rows.ring.claim(1)  # its writer gave up
+    rb.storage.rows.ring.abort()
+    rb.extend(items(4, 5))
+    rb.dumps(tmp_path)
+    other = learner(make(6))
+    other.loads(tmp_path)
+    assert numbers(other[:]) == [0, 1, 2, 4]
+    assert [other.storage.contains(at) for at in range(6)] == [True] * 3 + [False, True, False]
+    assert (len(other), other.storage.ring.cursor) == (4, 5)
+    with pytest.raises(IndexError):
+        other[3]
+
+
+def test_placed_items_come_back_to_their_places(tmp_path: Path) -> None:
+    storage = LazyTensorStorage(6)
+    storage.set([4, 1], items(10, 12))
+    storage.dumps(tmp_path)
+    other = LazyTensorStorage(6)
+    other.loads(tmp_path)
+    assert other.get(4)["a"] == 10
+    assert other.get(1)["a"] == 11
+    assert len(other) == 2
+    assert other.ring.cursor == 0
+
+
+def test_the_callers_own_tensors_are_saved_and_filled(tmp_path: Path) -> None:
+    rb = ReplayBuffer(storage=TensorStorage(items(0, 5)))
+    rb.dumps(tmp_path)
+    data = items(50, 55)
+    other = ReplayBuffer(storage=TensorStorage(data))
+    other.loads(tmp_path)
+    assert numbers(data) == [0, 1, 2, 3, 4]
+
+
+def test_who_wrote_an_item_is_remembered_and_nobody_new_is_taken_for_them(
+    directory: Any, tmp_path: Path
+) -> None:
+    one, two = learner(directory()), learner(directory())
+    for n in range(0, 6, 2):
+        one.extend(items(n, n + 1))
+        two.extend(items(n + 1, n + 2))
+    one.dumps(tmp_path / "run")
+    sources = one.storage.ring.sources[:6].tolist()
+    assert sources[0::2] == [sources[0]] * 3
+    assert sources[1::2] == [sources[1]] * 3
+    other = LazyMemmapStorage(10, scratch_dir=tmp_path / "other", shared_init=True)
+    with learner(other) as loaded:
+        loaded.loads(tmp_path / "run")
+        loaded.extend(items(6, 7))
+        first, second, *rest, new = loaded.storage.ring.sources[:7].tolist()
+        assert rest == [first, second] * 2
+        assert len({first, second, new}) == 3
+        assert min(first, second) >= 2**48  # no client of this buffer gets these
+        loaded.dumps(tmp_path / "again")
+    again = LazyTensorStorage(10)
+    again.loads(tmp_path / "again" / "storage")
+    assert len(set(again.ring.sources[:7].tolist())) == 3
+
+
+def test_a_pass_without_replacement_goes_on_where_it_was(make: MakeStorage, tmp_path: Path) -> None:
+    def buffer() -> TensorDictReplayBuffer:
+        sampler = SamplerWithoutReplacement()
+        return TensorDictReplayBuffer(storage=make(9), sampler=sampler, batch_size=3)
+
+    rb = buffer()
+    rb.extend(items(0, 9))
+    seen = numbers(rb.sample())
+    rb.dumps(tmp_path)
+    other = buffer()
+    other.loads(tmp_path)
+    order = [numbers(rb.sample()), numbers(rb.sample())]
+    assert [numbers(other.sample()), numbers(other.sample())] == order
+    assert sorted(seen + order[0] + order[1]) == list(range(9))
+
+
+def test_a_writer_of_the_best_items_goes_on_with_the_same_ranks(tmp_path: Path) -> None:
+    def buffer() -> TensorDictReplayBuffer:
+        writer = TensorDictMaxValueWriter(rank_key="score", reduction="max")
+        return TensorDictReplayBuffer(storage=LazyTensorStorage(3), writer=writer)
+
+    def ranked(*scores: float) -> TensorDict:
+        return TensorDict({"score": torch.tensor(scores, dtype=torch.float64)}, [len(scores)])
+
+    rb = buffer()
+    rb.extend(ranked(0.1, 1 / 3, 2.0, 0.2))
+    rb.dumps(tmp_path)
+    other = buffer()
+    other.writer._reduction = "sum"
+    other.loads(tmp_path)
+    assert other.writer.reduction == "max"
+    assert other.write_count == rb.write_count == 4
+    for one in (rb, other):
+        assert one.extend(ranked(0.15, 0.3)).tolist() == [-1, 0]
+    assert other[:]["score"].tolist() == rb[:]["score"].tolist() == [0.3, 1 / 3, 2.0]
+
+
+def test_generations_are_written_as_torchrl_counts_them(tmp_path: Path) -> None:
+    writer = TensorDictRoundRobinWriter(track_generations=True)
+    rb = TensorDictReplayBuffer(storage=LazyTensorStorage(4), writer=writer, batch_size=2)
+    rb.extend(items(0, 6))
+    rb.dumps(tmp_path)
+    content = json.loads((tmp_path / "writer" / "metadata.json").read_text())
+    assert content["generation_shape"] == [4]
+    written = np.fromfile(tmp_path / "writer" / "generation.memmap", np.int64)
+    assert written.tolist() == [2, 2, 1, 1]
+
+
+class Scale(torch.nn.Module):
+    """A transform with a state."""
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.register_buffer("factor", torch.tensor(factor))
+
+    def forward(self, data: TensorDict) -> TensorDict:
+        return data.set("a", data["a"] * self.factor)
+
+
+def test_the_state_of_transforms_comes_back(tmp_path: Path) -> None:
+    rb = TensorDictReplayBuffer(storage=LazyTensorStorage(4), transform=Scale(3.0), batch_size=2)
+    rb.extend(items(1, 2))
+    rb.dumps(tmp_path)
+    other = TensorDictReplayBuffer(storage=LazyTensorStorage(4), transform=Scale(1.0), batch_size=2)
+    other.loads(tmp_path)
+    assert other.sample()["a"].tolist() == [3.0, 3.0]
+    assert list(torch.load(tmp_path / "transform.t", weights_only=True)) == ["transforms.0.factor"]
+    none = TensorDictReplayBuffer(storage=LazyTensorStorage(4), transform=lambda data: data)
+    with pytest.raises(ValueError, match=r"'transforms.0.factor', .*transforms are \['function'\]"):
+        none.loads(tmp_path)
+    assert not none.storage.initialized
+
+
+class Chain(torch.nn.Module):
+    """What TorchRL's Compose is to the outside."""
+
+    def __init__(self, *factors: float) -> None:
+        super().__init__()
+        self.transforms = torch.nn.ModuleList(map(Scale, factors))
+
+    def forward(self, data: TensorDict) -> TensorDict:
+        for transform in self.transforms:
+            data = transform(data)
+        return data
+
+
+def test_a_chain_that_is_the_only_transform_is_the_chain(tmp_path: Path) -> None:
+    rb = TensorDictReplayBuffer(storage=LazyTensorStorage(4), transform=Chain(2.0, 5.0))
+    rb.extend(items(1, 2))
+    rb.dumps(tmp_path)
+    names = ["transforms.0.factor", "transforms.1.factor"]
+    assert list(torch.load(tmp_path / "transform.t", weights_only=True)) == names
+    for transform in (Chain(1.0, 1.0), [Scale(1.0), Scale(1.0)]):
+        other = TensorDictReplayBuffer(storage=LazyTensorStorage(4), transform=transform)
+        other.loads(tmp_path)
+        assert other.sample(2)["a"].tolist() == [10.0, 10.0]
+
+
+class Trap:
+    """Unpickling this makes a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return open, (str(self.path), "w")
+
+
+@pytest.mark.parametrize("place", ["transform.t", "prefetch.pkl", "storage/t/other.pickle"])
+def test_nothing_is_unpickled(place: str, tmp_path: Path) -> None:
+    rb = TensorDictReplayBuffer(storage=LazyTensorStorage(4), transform=Scale(3.0), batch_size=2)
+    rb.extend(items(0, 3))
+    rb.dumps(tmp_path / "run")
+    file = tmp_path / "run" / place
+    if place == "transform.t":
+        torch.save({"trap": Trap(tmp_path / "trapped")}, file)
+    else:
+        file.parent.mkdir(exist_ok=True)
+        file.write_bytes(pickle.dumps(Trap(tmp_path / "trapped")))
+    if place.startswith("storage"):  # as tensordict saves what is no tensor
+        (file.parent / "meta.json").write_text('{"_type": "NonTensorData"}')
+        metadata = file.parent.parent / "storage_metadata.json"
+        metadata.write_text('{"is_pytree": false, "len": 3, "metadata": {}}')
+        meta = json.loads((file.parent.parent / "meta.json").read_text())
+        (file.parent.parent / "meta.json").write_text(
+            json.dumps({"t": {"type": "NonTensorData"}, **meta})
+        )
+    other = TensorDictReplayBuffer(storage=LazyTensorStorage(4), transform=Scale(1.0), batch_size=2)
+    if place == "prefetch.pkl":
+        other.loads(tmp_path / "run")
+        assert numbers(other.storage.get(slice(None))) == [0, 1, 2]
+    else:
+        with pytest.raises(ValueError, match=r"running code from it|were pickled"):
+            other.loads(tmp_path / "run")
+        assert not other.storage.initialized
+    assert not (tmp_path / "trapped").exists()
+
+
+def test_the_batch_size_of_the_save_counts_unless_it_has_none(tmp_path: Path) -> None:
+    for saved, own, expected in [(4, 2, 4), (None, 2, 2), (4, None, 4), (None, None, None)]:
+        rb = ReplayBuffer(storage=LazyTensorStorage(4), batch_size=saved)
+        rb.extend(items(0, 3))
+        rb.dumps(tmp_path)
+        other = ReplayBuffer(storage=LazyTensorStorage(4), batch_size=own)
+        other.loads(tmp_path)
+        assert other.batch_size == expected
+
+
+def test_a_generator_that_is_there_is_set_and_one_that_is_not_is_made(tmp_path: Path) -> None:
+    rb = ReplayBuffer(storage=LazyTensorStorage(4), generator=torch.Generator().manual_seed(3))
+    rb.extend(items(0, 3))
+    rb.dumps(tmp_path / "with")
+    mine = torch.Generator()
+    other = ReplayBuffer(storage=LazyTensorStorage(4), generator=mine)
+    other.loads(tmp_path / "with")
+    assert other.generator is mine
+    third = ReplayBuffer(storage=LazyTensorStorage(4))
+    third.loads(tmp_path / "with")
+    assert third.sampler._rng is third.generator is not None
+    assert torch.equal(third.generator.get_state(), mine.get_state())
+    rb.set_rng(None)
+    rb.dumps(tmp_path / "with")  # over the one with a generator: that is not left behind
+    fourth = ReplayBuffer(storage=LazyTensorStorage(4))
+    fourth.loads(tmp_path / "with")
+    assert fourth.generator is None
+
+
+def test_batches_that_were_made_ahead_are_drawn_again(tmp_path: Path) -> None:
+    def buffer(**options: Any) -> TensorDictReplayBuffer:
+        generator = torch.Generator().manual_seed(1)
+        sampler = SamplerWithoutReplacement()
+        return TensorDictReplayBuffer(
+            storage=LazyTensorStorage(12),
+            sampler=sampler,
+            batch_size=3,
+            generator=generator,
+            **options,
+        )
+
+    with buffer(prefetch=3) as rb, buffer() as plain, buffer(prefetch=2) as other:
+        for one in (rb, plain):
+            one.extend(items(0, 12))
+            one.sample()
+        rb.dumps(tmp_path)  # two more batches were drawn, and nobody has seen them
+        other.extend(items(50, 62))
+        other.sample()
+        other.loads(tmp_path)
+        rest = [numbers(plain.sample()) for _ in range(3)]
+        assert [numbers(other.sample()) for _ in range(3)] == rest
+        assert [numbers(rb.sample()) for _ in range(3)] == rest
+
+
+# -- another capacity, other leaves ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [5, 8, 11])
+def test_a_larger_buffer_takes_it_in_the_order_of_age(
+    make: MakeStorage, count: int, tmp_path: Path
+) -> None:
+    rb = learner(make(8))
+    rb.extend(items(0, count))
+    kept = list(range(max(0, count - 8), count))
+    for n in kept:
+        rb.update_priority(torch.tensor([n % 8]), torch.tensor([n + 1.0]))
+    rb.dumps(tmp_path)
+    other = learner(make(20))
+    other.loads(tmp_path)
+    assert numbers(other[:]) == kept
+    assert other.storage.ring.priorities()[: len(kept)].tolist() == [n + 1.0 for n in kept]
+    assert (len(other), other.write_count) == (len(kept), count)
+    assert other.extend(items(count, count + 1)).tolist() == [len(kept)]
+    smaller = learner(make(6))
+    if len(kept) > 6:
+        smaller.extend(items(70, 73))
+        with pytest.raises(ValueError, match="items in 8 slots, and the storage has room for 6"):
+            smaller.loads(tmp_path)
+        assert numbers(smaller[:]) == [70, 71, 72]
+        fresh = learner(make(6))
+        with pytest.raises(ValueError, match="room for 6"):
+            fresh.loads(tmp_path)
+        assert not fresh.storage.initialized
+    else:
+        smaller.loads(tmp_path)
+        assert numbers(smaller[:]) == kept
+
+
+def test_the_rest_of_a_pass_and_ranks_move_with_the_items(tmp_path: Path) -> None:
+    sampler = SamplerWithoutReplacement(shuffle=False)
+    rb = TensorDictReplayBuffer(storage=LazyTensorStorage(6), sampler=sampler, batch_size=2)
+    rb.extend(items(0, 8))
+    rb.sample()
+    left = [numbers(rb.sample()) for _ in range(2)]
+    rb.sampler._empty()
+    rb.sample()
+    rb.dumps(tmp_path / "pass")
+    sampler = SamplerWithoutReplacement(shuffle=False)
+    other = TensorDictReplayBuffer(storage=LazyTensorStorage(9), sampler=sampler, batch_size=2)
+    other.loads(tmp_path / "pass")
+    assert numbers(other[:]) == [2, 3, 4, 5, 6, 7]
+    assert [numbers(other.sample()) for _ in range(2)] == left
+
+
+def wrong(kind: str) -> TensorDict:
+    if kind == "missing":
+        return TensorDict({"a": torch.arange(2)}, [2])
+    if kind == "unknown":
+        return items(0, 2).set("more", torch.ones(2))
+    if kind == "dtype":
+        return items(0, 2).set("a", torch.ones(2))
+    return items(0, 2).set(("b", "c"), torch.ones(2, 4))
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("missing", r"leaf 'b\.c', which is not a leaf of this buffer"),
+        ("unknown", r"leaf 'more' \(float32\[\]\) is missing in the checkpoint"),
+        ("dtype", r"leaf 'a' is float32\[\], the checkpoint in .* has int64\[\]"),
+        ("shape", r"leaf 'b\.c' is float32\[4\], the checkpoint in .* has float32\[3\]"),
+    ],
+)
+def test_other_leaves_are_refused_before_anything_changes(
+    make: MakeStorage, kind: str, message: str, tmp_path: Path
+) -> None:
+    rb = learner(make(4), generator=torch.Generator())
+    rb.extend(items(0, 3))
+    rb.dumps(tmp_path)
+    other = learner(make(4), beta=0.1)
+    other.extend(wrong(kind))
+    before = other.state_dict()
+    with pytest.raises(SchemaMismatchError, match=message):
+        other.loads(tmp_path)
+    after = other.state_dict()
+    assert after["_writer"] == before["_writer"]
+    assert torch.equal(after["_storage"]["_storage"]["a"], before["_storage"]["_storage"]["a"])
+    assert (other.sampler.beta, other.batch_size, other.generator) == (0.1, 4, None)
+
+
+def test_a_save_of_another_sampler_is_refused_before_anything_changes(tmp_path: Path) -> None:
+    rb = ReplayBuffer(storage=LazyTensorStorage(4))
+    rb.extend(items(0, 3))
+    rb.dumps(tmp_path)
+    other = learner(LazyTensorStorage(4))
+    with pytest.raises(FileNotFoundError, match=r"no sampler of this kind was saved.*set_sampler"):
+        other.loads(tmp_path)
+    assert not other.storage.initialized
+    rb.loads(tmp_path)
+    rb.set_sampler(PrioritizedSampler(4, 0.7, 0.4))
+    assert rb.storage.ring.mass().tolist() == pytest.approx([1, 1, 1, 0])
+
+
+def test_a_buffer_that_nothing_was_written_to_cannot_be_saved(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="Cannot save a non-initialized storage"):
+        ReplayBuffer(storage=LazyTensorStorage(4)).dumps(tmp_path / "run")
+    assert os.listdir(tmp_path) == []
+
+
+def test_where_nothing_was_saved_says_so(tmp_path: Path) -> None:
+    rb = ReplayBuffer(storage=LazyTensorStorage(4))
+    with pytest.raises(FileNotFoundError, match="no buffer was saved in this directory"):
+        rb.loads(tmp_path)
+    with pytest.raises(FileNotFoundError, match="no tensor storage was saved"):
+        rb.storage.loads(tmp_path)
+    with pytest.raises(FileNotFoundError, match="no writer of this kind"):
+        rb.writer.loads(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("file", "damage"),
+    [
+        ("buffer_metadata.json", b"{"),
+        ("buffer_metadata.json", b"{}"),
+        ("storage/storage_metadata.json", b"[]"),
+        ("storage/storage_metadata.json", b'{"shmbuffer": {"format": 1, "slots": 1e30}}'),
+        ("storage/meta.json", b'{"a": {"dtype": "torch.int64", "shape": "x"}, "shape": [4]}'),
+        ("storage/a.memmap", b"short"),
+        ("storage/shmbuffer.items.npy", b""),
+        ("sampler/sampler_metadata.json", b'{"_alpha": "x"}'),
+        ("sampler/shmbuffer.priorities.memmap", b"short"),
+        ("writer/metadata.json", b'{"cursor": null}'),
+    ],
+)
+def test_damage_is_named_and_nothing_is_changed(file: str, damage: bytes, tmp_path: Path) -> None:
+    rb = learner(LazyTensorStorage(4))
+    rb.extend(items(0, 3))
+    rb.dumps(tmp_path)
+    (tmp_path / file).write_bytes(damage)
+    other = learner(LazyTensorStorage(4))
+    other.extend(items(7, 8))
+    with pytest.raises(CorruptBufferError) as caught:
+        other.loads(tmp_path)
+    assert str(tmp_path / Path(file).parent) in str(caught.value)
+    assert numbers(other[:]) == [7]
+
+
+def test_a_save_of_another_version_is_named(tmp_path: Path) -> None:
+    storage = LazyTensorStorage(4)
+    storage.set(range(2), items(0, 2))
+    storage.dumps(tmp_path)
+    file = tmp_path / "storage_metadata.json"
+    file.write_text(file.read_text().replace('"format": 1', '"format": 7'))
+    with pytest.raises(IncompatibleVersionError, match="saved in format 7 by another version"):
+        LazyTensorStorage(4).loads(tmp_path)
+
+
+# -- one moment, while others write ----------------------------------------------------------------
+
+WRITER = """
+    import sys
+    import numpy as np
+    from shmbuffer.memory import Engine
+    with Engine.open(sys.argv[1], None) as engine:
+        number = int(sys.argv[2])
+        print("writing", flush=True)
+        while True:
+            n = np.arange(number, number + 5)
+            c, d = np.repeat(n[:, None] / 4, 3, 1).astype(np.float32), (n % 2 == 0)
+            engine.ring.write([x.ctypes.data for x in (n, c, d)], 5, (n + 1).astype(np.float64))
+            number += 5
+"""
+
+
+def test_a_save_is_of_one_moment_though_others_keep_writing(tmp_path: Path) -> None:
+    capacity = 400
+    storage = LazyMemmapStorage(capacity, scratch_dir=tmp_path / "buffer", shared_init=True)
+    with learner(storage) as rb:
+        rb.extend(items(0, 5))
+        with program(WRITER, tmp_path / "buffer", 5) as writer:
+            assert heard(writer) == "writing"
+            for _ in range(6):
+                rb.dumps(tmp_path / "run")
+                other = learner(LazyTensorStorage(capacity))
+                other.loads(tmp_path / "run")
+                found = sorted(numbers(other[:]))
+                count = other.write_count
+                assert found == list(range(count - len(found), count))
+                assert len(found) in (min(count, capacity), capacity - 5)  # five are being written
+                held = other.storage.ring.committed()
+                given = other.storage.ring.priorities(held)
+                expected = other[:]["a"].numpy() + 1.0
+                default = held < 5  # those that we wrote ourselves, as long as they are there
+                assert np.array_equal(given[~default], expected[~default])
+                assert (other.storage.ring.cursor - count) % capacity in (0, 5)
+
+
+def test_a_buffer_that_others_use_is_not_loaded_into(directory: Any, tmp_path: Path) -> None:
+    rb = learner(LazyTensorStorage(10))
+    rb.extend(items(0, 3))
+    rb.dumps(tmp_path / "run")
+    one, other = learner(directory()), learner(directory())
+    one.extend(items(7, 9))
+    with pytest.raises(BufferInUseError, match="only be loaded while nobody else") as caught:
+        one.loads(tmp_path / "run")
+    assert caught.value.pids == [os.getpid()]
+    assert numbers(other[:]) == [7, 8]
+    other.close()
+    one.loads(tmp_path / "run")
+    assert numbers(one[:]) == [0, 1, 2]
+
+
+class SavesAgain(torch.nn.Module):
+    """While it is loaded another process saves anew, as a trainer may while it is evaluated."""
+
+    def __init__(self, rb: ReplayBuffer, path: Path, times: int) -> None:
+        super().__init__()
+        self.register_buffer("x", torch.zeros(()))
+        self.rb, self.path, self.times = [rb], path, times
+
+    def forward(self, data: Any) -> Any:
+        return data
+
+    def load_state_dict(self, *arguments: Any, **options: Any) -> Any:
+        if self.times:
+            self.times -= 1
+            self.rb[0].extend(items(100, 101))
+            self.rb[0].dumps(self.path)
+        return super().load_state_dict(*arguments, **options)
+
+
+@pytest.mark.parametrize("foreign", [False, True])
+def test_what_is_saved_anew_while_it_is_read_is_read_again(foreign: bool, tmp_path: Path) -> None:
+    class Still(SavesAgain):
+        def load_state_dict(self, *arguments: Any, **options: Any) -> Any:
+            return torch.nn.Module.load_state_dict(self, *arguments, **options)
+
+    path = tmp_path / "run"
+    rb = ReplayBuffer(storage=LazyTensorStorage(9))
+    rb.append_transform(Still(rb, path, 0))
+    rb.extend(items(0, 3))
+    rb.dumps(path)
+    if foreign:
+        (path / "notes.txt").write_text("mine")
+    other = ReplayBuffer(storage=LazyTensorStorage(9), transform=SavesAgain(rb, path, 2))
+    other.loads(path)
+    assert numbers(other.storage.get(slice(None))) == [0, 1, 2, 100, 100]
+    assert other.write_count == 5
+    restless = ReplayBuffer(storage=LazyTensorStorage(90), transform=SavesAgain(rb, path, 99))
+    with pytest.raises(RuntimeError, match="saved anew each of the 5 times"):
+        restless.loads(path)
+
+
+# -- the directory ---------------------------------------------------------------------------------
+
+
+def test_a_save_replaces_the_one_before_and_leaves_foreign_files(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    rb = learner(LazyTensorStorage(8), generator=torch.Generator())
+    rb.extend(items(0, 3))
+    rb.dumps(path)
+    (path / "model.pt").write_text("mine")
+    (path / "storage" / "notes.txt").write_text("mine too")
+    plain = TensorDictReplayBuffer(storage=LazyTensorStorage(8))
+    plain.extend(TensorDict({"z": torch.arange(2)}, [2]))
+    plain.dumps(path)
+    left = {name for name in tree(path) if not name.startswith("shmbuffer")}
+    assert left == {
+        "buffer_metadata.json",
+        "model.pt",
+        "storage/meta.json",
+        "storage/notes.txt",
+        "storage/shmbuffer.items.npy",
+        "storage/storage_metadata.json",
+        "storage/z.memmap",
+        "writer/metadata.json",
+    }
+    assert (path / "model.pt").read_text() == "mine"
+
+
+def test_a_storage_is_saved_sparse(tmp_path: Path) -> None:
+    rb = ReplayBuffer(storage=LazyTensorStorage(10_000_000))
+    rb.extend(items(0, 100))
+    rb.dumps(tmp_path)
+    file = tmp_path / "storage" / "b" / "c.memmap"
+    assert file.stat().st_size == 120_000_000
+    assert file.stat().st_blocks * 512 < 1_000_000
+    other = ReplayBuffer(storage=LazyTensorStorage(1000))
+    other.loads(tmp_path)
+    assert numbers(other[:]) == list(range(100))
+
+
+def test_a_disk_without_room_leaves_the_save_before(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    rb = ReplayBuffer(storage=LazyTensorStorage(100_000))
+    rb.extend(items(0, 100))
+    rb.dumps(path)
+    before = tree(path)
+    rb.extend(items(100, 60_000))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (500_000, limits[1]))
+    try:
+        with pytest.raises((OSError, RuntimeError), match=r"(?i)file too large|bytes"):
+            rb.dumps(path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert tree(path) == before
+    assert os.listdir(tmp_path) == ["run"]
+
+
+def test_room_is_taken_before_it_is_written_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A store to a map of a file for which there is no room would end the process."""
+    rb = ReplayBuffer(storage=LazyTensorStorage(100))
+    rb.extend(items(0, 100))
+
+    def full(fd: int, offset: int, nbytes: int) -> None:
+        raise OSError(28, os.strerror(28))
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(SpaceError, match=r"needs \d+ bytes"):
+        rb.dumps(tmp_path / "run")
+    assert os.listdir(tmp_path) == []
+
+
+# -- in place --------------------------------------------------------------------------------------
+
+
+def in_place(path: Path, capacity: int = 8, **options: Any) -> LazyMemmapStorage:
+    return LazyMemmapStorage(capacity, scratch_dir=path / "storage", **options)
+
+
+def test_a_storage_that_lies_there_already_is_not_copied(tmp_path: Path) -> None:
+    with learner(in_place(tmp_path)) as rb:
+        rb.extend(items(0, 11))
+        rb.update_priority(torch.tensor([4]), torch.tensor([5.0]))
+        file = tmp_path / "storage" / "a.memmap"
+        inode = file.stat().st_ino
+        rb.dumps(tmp_path)
+        rb.extend(items(11, 12))  # the files are the live buffer's
+        rb.dumps(tmp_path)
+        assert file.stat().st_ino == inode
+        assert json.loads((tmp_path / "storage" / "storage_metadata.json").read_text()) == {
+            "metadata": {},
+            "is_pytree": False,
+            "len": 8,
+        }
+        assert sorted(os.listdir(tmp_path)) == [
+            "buffer_metadata.json",
+            "sampler",
+            "shmbuffer.files.json",
+            "storage",
+            "writer",
+        ]
+        rb.extend(items(12, 13))
+    again = in_place(tmp_path)  # not asked whether it may exist: loads is what it is there for
+    with learner(again, beta=0.9) as other:
+        other.loads(tmp_path)
+        assert sorted(numbers(other[:])) == list(range(5, 13))  # what is there, not what was saved
+        assert other.write_count == 13
+        assert other.sampler.beta == 0.4
+        assert other.storage.ring.priorities()[4] == 5.0 or other[4]["a"] != 4
+        assert other.storage.ring.max_priority == 5.0
+        assert other.extend(items(13, 14)).tolist() == [5]
+        assert file.stat().st_ino == inode
+
+
+def test_saving_in_place_takes_no_longer_for_a_huge_one(tmp_path: Path) -> None:
+    storage = in_place(tmp_path, 10_000_000, reserve=False)
+    with ReplayBuffer(storage=storage) as rb:
+        rb.extend(items(0, 1000))
+        rb.dumps(tmp_path)
+        assert (tmp_path / "storage" / "a.memmap").stat().st_blocks * 512 < 100_000
+
+
+def test_a_part_is_saved_in_place_too(tmp_path: Path) -> None:
+    with closing(LazyMemmapStorage(8, scratch_dir=tmp_path / "x")) as storage:
+        storage.set(range(3), items(0, 3))
+        storage.dumps(tmp_path / "x")
+        assert (tmp_path / "x" / "storage_metadata.json").exists()
+        assert numbers(storage.get(slice(None))) == [0, 1, 2]
+    with closing(LazyMemmapStorage(8, scratch_dir=tmp_path / "x")) as again:
+        again.loads(tmp_path / "x")
+        assert numbers(again.get(slice(None))) == [0, 1, 2]
+
+
+def test_a_live_buffer_is_loaded_elsewhere_as_it_is_now(tmp_path: Path) -> None:
+    with learner(in_place(tmp_path)) as rb:
+        rb.extend(items(0, 3))
+        rb.dumps(tmp_path)
+        rb.extend(items(3, 5))
+        rb.update_priority(torch.tensor([4]), torch.tensor([6.0]))
+        other = learner(LazyTensorStorage(20))
+        other.loads(tmp_path)  # while it is open, and after it was closed
+        assert numbers(other[:]) == [0, 1, 2, 3, 4]
+        assert other.write_count == 5
+        assert other.storage.ring.priorities()[4] == other.storage.ring.max_priority == 6.0
+    third = learner(LazyTensorStorage(20))
+    third.loads(tmp_path)
+    assert numbers(third[:]) == [0, 1, 2, 3, 4]
+
+
+def test_the_files_of_another_buffer_are_not_saved_over(tmp_path: Path) -> None:
+    rb = ReplayBuffer(storage=LazyTensorStorage(8))
+    rb.extend(items(0, 3))
+    with ReplayBuffer(storage=in_place(tmp_path)) as other:
+        other.extend(items(7, 8))
+        for path in (tmp_path, tmp_path / "storage"):
+            with pytest.raises(BufferExistsError, match="is the scratch directory of a buffer"):
+                rb.dumps(path)
+        with pytest.raises(BufferExistsError):
+            other.dumps(tmp_path / "storage")  # its own: the parent is what can be saved to
+        with pytest.raises(BufferExistsError):
+            rb.storage.dumps(tmp_path / "storage")
+        assert numbers(other[:]) == [7]
+
+
+def test_hooks_are_refused_where_the_storage_itself_lies(tmp_path: Path) -> None:
+    with ReplayBuffer(storage=in_place(tmp_path)) as rb:
+        rb.extend(items(0, 3))
+        rb.register_save_hook(lambda data, path: data)
+        with pytest.raises(RuntimeError, match="would write something else over them"):
+            rb.dumps(tmp_path)
+        assert os.listdir(tmp_path) == ["storage"]
+        rb.dumps(tmp_path / "elsewhere")
+    other = ReplayBuffer(storage=LazyTensorStorage(8))
+    other.loads(tmp_path / "elsewhere")
+    assert numbers(other[:]) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("existsok", [False, True])
+def test_a_bare_directory_of_tensordict_is_taken_over_with_its_items(
+    existsok: bool, tmp_path: Path
+) -> None:
+    storage = tmp_path / "storage"
+    whole = items(0, 6)
+    whole.memmap(storage)
+    (storage / "storage_metadata.json").write_text('{"metadata": {}, "is_pytree": false, "len": 4}')
+    (tmp_path / "writer").mkdir()
+    (tmp_path / "writer" / "metadata.json").write_text('{"cursor": 4, "write_count": 4}')
+    (tmp_path / "buffer_metadata.json").write_text('{"batch_size": 2}')
+    with pytest.raises(ValueError, match=r"holds a storage of 6 elements.*max_size=7"):
+        ReplayBuffer(storage=in_place(tmp_path, 7)).loads(tmp_path)
+    with ReplayBuffer(storage=in_place(tmp_path, 6, existsok=existsok)) as rb:
+        rb.loads(tmp_path)
+        assert numbers(rb[:]) == [0, 1, 2, 3]
+        assert rb.extend(items(9, 10)).tolist() == [4]
+    assert np.fromfile(storage / "a.memmap", np.int64).tolist() == [0, 1, 2, 3, 9, 5]
+
+
+# -- hooks, and checkpointers of one's own ---------------------------------------------------------
+
+
+class Noting:
+    """A hook that looks at what it is told."""
+
+    def __init__(self) -> None:
+        self.shift: Any = None
+        self.is_full: Any = None
+        self.calls: list[Any] = []
+
+    def __call__(self, data: Any, path: Path | None = None) -> Any:
+        self.calls.append((list(data.batch_size), self.shift, self.is_full))
+        return data
+
+
+@pytest.mark.parametrize(
+    ("count", "shift", "is_full"), [(3, 3, False), (8, 8, True), (11, 3, True), (16, 8, True)]
+)
+def test_save_hooks_are_told_where_the_ring_is(
+    directory: Any, count: int, shift: int, is_full: bool, tmp_path: Path
+) -> None:
+    collector, rb = ReplayBuffer(storage=directory(8)), ReplayBuffer(storage=directory(8))
+    collector.extend(items(0, count))
+    hook = Noting()
+    rb.register_save_hook(hook)  # of a learner that never wrote anything
+    rb.dumps(tmp_path / "run")
+    assert hook.calls == [([8], shift, is_full)]
+
+
+def test_what_hooks_make_of_the_data_is_saved_and_made_of_them_again(
+    make: MakeStorage, tmp_path: Path
+) -> None:
+    def halve(data: Any, path: Path) -> Any:
+        assert path.is_dir()
+        return TensorDict({"half": data["a"][:4] * 10}, [4])
+
+    def double(data: Any, out: Any) -> Any:
+        if out is not None:
+            assert out.batch_size == torch.Size([8])
+        n = data["half"] // 10
+        full = torch.cat([n, n])
+        c = full[:, None].repeat(1, 3).float() / 4
+        return TensorDict({"a": full, "b": {"c": c, "d": full % 2 == 0}}, [8])
+
+    rb = ReplayBuffer(storage=make(8))
+    rb.register_save_hook(halve)
+    rb.extend(items(0, 6))
+    rb.dumps(tmp_path / "run")
+    assert np.fromfile(tmp_path / "run" / "storage" / "half.memmap", np.int64).tolist() == [
+        0,
+        10,
+        20,
+        30,
+    ]
+    assert not (tmp_path / "run" / "storage" / "a.memmap").exists()
+    for written in (False, True):
+        other = ReplayBuffer(storage=make(8))
+        other.register_load_hook(double)
+        if written:
+            other.extend(items(50, 52))
+        other.loads(tmp_path / "run")
+        assert numbers(other[:]) == [0, 1, 2, 3, 0, 1]
+        assert (other.write_count, other.storage.ring.cursor) == (6, 6)
+
+
+def test_a_pytree_that_hooks_made_is_saved_as_it_is(tmp_path: Path) -> None:
+    rb = ReplayBuffer(storage=LazyTensorStorage(4))
+    rb.extend((torch.arange(3), torch.ones(3, 2)))
+    rb.register_save_hook(lambda data, path: (data[0][:2] + 5, data[1][:2]))
+    rb.dumps(tmp_path)
+    content = json.loads((tmp_path / "storage" / "storage_metadata.json").read_text())
+    assert content["metadata"]["0"] == {"dtype": "torch.int64", "shape": [2]}
+    assert np.fromfile(tmp_path / "storage" / "0.memmap", np.int64).tolist() == [5, 6]
+
+
+class TextFile(StorageCheckpointerBase):
+    """A checkpointer of the user's, by TorchRL's protocol."""
+
+    def dumps(self, storage: Any, path: Any) -> None:
+        path.mkdir(exist_ok=True)
+        (path / "items.txt").write_text(repr(storage.get(slice(None)).tolist()))
+
+    def loads(self, storage: Any, path: Any) -> None:
+        data = torch.tensor(json.loads((path / "items.txt").read_text()))
+        storage.set(range(len(data)), data)
+
+
+def test_a_checkpointer_of_ones_own_is_used(tmp_path: Path) -> None:
+    rb = ReplayBuffer(storage=LazyTensorStorage(4), checkpointer=TextFile())
+    rb.extend(torch.arange(3))
+    rb.dumps(tmp_path)
+    assert (tmp_path / "storage" / "items.txt").read_text() == "[0, 1, 2]"
+    other = ReplayBuffer(storage=LazyTensorStorage(4))
+    other.storage.checkpointer = TextFile()
+    other.loads(tmp_path)
+    assert other[:].tolist() == [0, 1, 2]
+    assert (other.write_count, other.writer._cursor) == (3, 3)
+    with closing(LazyMemmapStorage(4, scratch_dir=tmp_path / "x" / "storage")) as storage:
+        storage.set(range(2), torch.arange(2))
+        rb = ReplayBuffer(storage=storage, checkpointer=TextFile())
+        with pytest.raises(RuntimeError, match="TextFile cannot save a storage where it has its"):
+            rb.dumps(tmp_path / "x")
+
+
+class CountedLoads(TensorStorageCheckpointer):
+    """Derived from ours, with one method changed."""
+
+    count = 0
+
+    def loads(self, storage: Any, path: Any) -> Any:
+        self.count += 1
+        return super().loads(storage, path)
+
+
+def test_a_changed_method_of_ours_is_called_by_the_buffer(tmp_path: Path) -> None:
+    rb = ReplayBuffer(storage=LazyTensorStorage(4), checkpointer=CountedLoads())
+    rb.extend(items(0, 3))
+    rb.dumps(tmp_path)
+    rb.loads(tmp_path)
+    assert rb.storage.checkpointer.count == 1
+    assert numbers(rb[:]) == [0, 1, 2]
+    rb.storage.checkpointer = None
+    assert type(rb.storage.checkpointer) is TensorStorageCheckpointer
+
+
+class Rows(Storage):
+    """A storage of the user's own."""
+
+    def __init__(self, max_size: int) -> None:
+        super().__init__(max_size)
+        self.rows: Any = None
+        self.data: dict[int, Any] = {}
+
+    def set(self, cursor: Any, data: Any, *, set_cursor: bool = True) -> None:
+        for at, row in zip(torch.as_tensor(cursor).reshape(-1).tolist(), data, strict=False):
+            self.data[at] = row
+
+    def get(self, index: Any) -> Any:
+        return torch.stack([self.data[at] for at in torch.as_tensor(index).reshape(-1).tolist()])
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"data": self.data}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.data = state_dict["data"]
+
+
+class Latest(Sampler):
+    """A sampler of the user's own, with a state, or with files of its own."""
+
+    def __init__(self, files: bool) -> None:
+        self.drawn = 0
+        if files:
+            self.__class__ = LatestInFiles
+
+    def sample(self, storage: Any, batch_size: int) -> tuple[Any, dict[str, Any]]:
+        self.drawn += 1
+        return torch.full((batch_size,), len(storage) - 1), {}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"drawn": self.drawn}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.drawn = state_dict["drawn"]
+
+
+class LatestInFiles(Latest):
+    def dumps(self, path: Any) -> None:
+        (path / "drawn.txt").write_text(str(self.drawn))
+
+    def loads(self, path: Any) -> None:
+        self.drawn = int((path / "drawn.txt").read_text())
+
+
+class Forwards(Writer):
+    """A writer of the user's own."""
+
+    def __init__(self) -> None:
+        self.at = 0
+
+    def add(self, data: Any) -> Any:
+        self._storage.set(self.at, data[None])
+        self.at += 1
+        return self.at - 1
+
+    def extend(self, data: Any) -> Any:
+        return torch.tensor([self.add(one) for one in data])
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.at = state_dict["at"]
+
+
+@pytest.mark.parametrize("files", [False, True])
+def test_parts_of_ones_own_are_saved_by_their_state_or_by_themselves(
+    files: bool, tmp_path: Path
+) -> None:
+    def buffer() -> ReplayBuffer:
+        parts: Any = {"storage": Rows(9), "sampler": Latest(files), "writer": Forwards()}
+        return ReplayBuffer(**parts, batch_size=2)
+
+    rb = buffer()
+    rb.extend(torch.arange(3))
+    rb.sample()
+    rb.dumps(tmp_path)
+    assert (tmp_path / "sampler" / "drawn.txt").exists() == files
+    other = buffer()
+    other.loads(tmp_path)
+    assert other.sampler.drawn == 1
+    assert other.add(torch.tensor(7)) == 3
+    assert other.sample().tolist() == [7, 7]
+
+
+def test_prioritized_buffers_of_both_kinds_come_back(tmp_path: Path) -> None:
+    rb = PrioritizedReplayBuffer(alpha=0.7, beta=0.4, storage=LazyTensorStorage(4), batch_size=2)
+    rb.extend(torch.arange(4))
+    rb.update_priority(torch.arange(4), torch.tensor([0.0, 0.0, 100.0, 0.0]))
+    rb.dumps(tmp_path)
+    other = PrioritizedReplayBuffer(alpha=0.1, beta=0.1, storage=LazyTensorStorage(4), batch_size=2)
+    other.loads(tmp_path)
+    assert other.sample().tolist() == [2, 2]
+
+
+def test_priorities_of_a_table_of_the_samplers_own_come_back(tmp_path: Path) -> None:
+    def buffer() -> ReplayBuffer:
+        sampler = PrioritizedSampler(9, 1.0, 1.0, eps=0.0)
+        return ReplayBuffer(storage=Rows(9), sampler=sampler, batch_size=3)
+
+    rb = buffer()
+    rb.extend(torch.arange(3))
+    rb.update_priority(torch.arange(3), torch.tensor([0.0, 5.0, 0.0]))
+    rb.dumps(tmp_path)
+    other = buffer()
+    other.loads(tmp_path)
+    assert other.sample().tolist() == [1, 1, 1]
+    assert other.sampler.default_priority == 5.0

@@ -1,0 +1,472 @@
+"""Items are compressed when they are written, and come back as they were."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import threading
+from collections import OrderedDict, namedtuple
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import zstandard
+from tensordict import (
+    LazyStackedTensorDict,
+    NonTensorData,
+    NonTensorStack,
+    TensorDict,
+    lazy_stack,
+    tensorclass,
+)
+
+from shmbuffer import (
+    CompressedListStorage,
+    ReplayBuffer,
+    TensorDictPrioritizedReplayBuffer,
+    TensorDictReplayBuffer,
+)
+from shmbuffer.errors import CorruptBufferError, FormatError
+from shmbuffer.replay.storages.packing import Packed
+
+Point = namedtuple("Point", ["x", "y"])
+
+
+@tensorclass
+class Step:
+    obs: torch.Tensor
+    text: str
+
+
+def there_and_back(item: Any, **options: Any) -> Any:
+    storage = CompressedListStorage(3, **options)
+    storage.set(0, item)
+    return storage.get(0)
+
+
+# -- exactly ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        torch.bool,
+        torch.uint8,
+        torch.int16,
+        torch.int64,
+        torch.uint16,
+        torch.float16,
+        torch.bfloat16,
+        torch.float32,
+        torch.float64,
+        torch.complex64,
+        torch.complex128,
+        torch.float8_e4m3fn,
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("shape", [(), (1,), (3, 4), (0,), (2, 0, 3)], ids=str)
+def test_a_tensor_of_any_dtype_and_shape_comes_back_bit_for_bit(
+    dtype: torch.dtype, shape: tuple[int, ...]
+) -> None:
+    tensor = torch.randint(0, 2, shape).to(dtype)
+    found = there_and_back(tensor)
+    assert (found.dtype, found.shape, found.device) == (dtype, tensor.shape, tensor.device)
+    assert bytes_of(found) == bytes_of(tensor)
+
+
+def bytes_of(tensor: torch.Tensor) -> bytes:
+    return tensor.reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.arange(12.0).reshape(3, 4).t(),
+        torch.arange(12.0)[::3],
+        torch.arange(3.0).expand(4, 3),
+        torch.tensor([1 + 2j]).conj(),
+        torch.tensor([1 + 2j]).conj().imag,
+        torch.arange(3.0, requires_grad=True),
+    ],
+    ids=["transposed", "strided", "expanded", "conjugate", "negative", "with grad"],
+)
+def test_a_tensor_that_does_not_lie_right_comes_back_as_it_reads(tensor: torch.Tensor) -> None:
+    found = there_and_back(tensor)
+    assert torch.equal(found, tensor.detach())
+    assert not found.requires_grad
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.arange(6, dtype=np.float32).reshape(2, 3),
+        np.array(3.5),
+        np.zeros((0, 2), np.int8),
+        np.arange(4, dtype=np.uint16),
+        np.arange(4, dtype=">i4"),
+        np.array([["a", "bcd"]]),
+        np.array(["2020-01-01"], dtype="M8[D]"),
+        np.asfortranarray(np.arange(6.0).reshape(2, 3)),
+        np.array([True, False]),
+    ],
+    ids=lambda array: str(array.dtype),
+)
+def test_an_array_comes_back_as_an_array(array: np.ndarray[Any, Any]) -> None:
+    found = there_and_back(array)
+    assert type(found) is np.ndarray
+    assert (found.dtype, found.shape) == (array.dtype, array.shape)
+    assert (found == array).all()
+    found[...] = found  # writable
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        "text",
+        1,
+        2.5,
+        True,
+        None,
+        3 + 4j,
+        b"",
+        b"bytes" * 100,
+        [1, "a"],
+        (),
+        np.float32(1.5),
+        {1, 2},
+    ],
+    ids=repr,
+)
+def test_what_is_no_tensor_comes_back_as_it_was(item: Any) -> None:
+    found = there_and_back(item)
+    assert type(found) is type(item)
+    assert found == item
+
+
+def test_a_pytree_comes_back_with_its_keys_and_containers() -> None:
+    key = frozenset([1])
+    item = {
+        "a": (torch.zeros(2), [np.ones(3), "text"]),
+        1: Point(torch.ones(1), None),
+        (1, ("b", 2.5)): OrderedDict(z=torch.arange(2), y=1),
+        None: {key: torch.tensor(7)},
+    }
+    found = there_and_back(item)
+    assert list(found) == list(item)
+    assert found["a"][0].tolist() == [0, 0]
+    assert type(found["a"][1][0]) is np.ndarray
+    assert found["a"][1][1] == "text"
+    assert type(found[1]) is Point
+    assert found[1].x.tolist() == [1]
+    assert type(found[1, ("b", 2.5)]) is OrderedDict
+    assert list(found[1, ("b", 2.5)]) == ["z", "y"]
+    assert found[None][key] == 7
+
+
+def test_every_leaf_of_a_nested_tensordict_is_compressed_and_comes_back() -> None:
+    item = TensorDict(
+        {
+            "a": torch.zeros(4, 1000),
+            "n": TensorDict({"b": torch.ones(4, 2, 1000), "m": {"c": torch.zeros(4, 2)}}, [4, 2]),
+            "text": NonTensorStack("w", "x", "y", "z"),
+            "same": NonTensorData("all", batch_size=[4]),
+        },
+        [4],
+        names=["time"],
+    )
+    storage = CompressedListStorage(3)
+    storage.set(0, item)
+    found = storage.get(0)
+    assert (found == item).all()
+    assert found.batch_size == torch.Size([4])
+    assert found["n"].batch_size == torch.Size([4, 2])
+    assert found.names == ["time"]
+    assert found.device is found["n"].device is None
+    assert found["text"] == ["w", "x", "y", "z"]
+    assert found["same"] == "all"
+    assert storage.bytes() < 200
+
+
+def test_the_device_of_a_tensordict_comes_back() -> None:
+    assert there_and_back(TensorDict(a=torch.zeros(1), device="cpu")).device == torch.device("cpu")
+    assert there_and_back(TensorDict(a=torch.zeros(1))).device is None
+
+
+def test_tensorclasses_and_lazy_stacks_come_back() -> None:
+    found = there_and_back(Step(obs=torch.arange(3), text="t", batch_size=[3]))
+    assert type(found) is Step
+    assert found.batch_size == torch.Size([3])
+    assert found.obs.tolist() == [0, 1, 2]
+    assert found.text == "t"
+    stack = lazy_stack([TensorDict(a=torch.zeros(i), s=str(i)) for i in (2, 3)])
+    again = there_and_back(stack)
+    assert type(again) is LazyStackedTensorDict
+    assert [one["a"].shape[0] for one in again.unbind(0)] == [2, 3]
+    assert again["s"] == ["2", "3"]
+
+
+def test_what_comes_back_is_a_copy() -> None:
+    data = torch.zeros(2, 3)
+    storage = CompressedListStorage(3)
+    storage.set(range(2), data)
+    data.fill_(7)
+    found = storage.get(0)
+    found.fill_(5)
+    assert storage.get(0).tolist() == [0, 0, 0]
+
+
+# -- the codec -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("level", [1, 3, 10, 19, 22])
+def test_every_level_of_zstd_works(level: int) -> None:
+    storage = CompressedListStorage(3, compression_level=level)
+    tensor = torch.arange(3000) % 17
+    storage.set(0, tensor)
+    assert torch.equal(storage.get(0), tensor)
+    assert 0 < storage.bytes() < tensor.nbytes / 10
+    chunk = storage.copy_out().items[0].chunks[0].numpy().tobytes()
+    assert zstandard.ZstdDecompressor().decompress(chunk) == tensor.numpy().tobytes()
+
+
+@pytest.mark.parametrize("level", [0, 23, -1, 3.5, "3", None])
+def test_another_level_is_refused_by_its_value(level: Any) -> None:
+    with pytest.raises(ValueError, match=rf"1 to 22, got {level!r}"):
+        CompressedListStorage(3, compression_level=level)
+
+
+def test_a_higher_level_gives_no_more_bytes() -> None:
+    sizes = []
+    for level in (1, 19):
+        storage = CompressedListStorage(3, compression_level=level)
+        storage.set(0, (torch.arange(20_000) ** 2 % 251).to(torch.uint8))
+        sizes.append(storage.bytes())
+    assert sizes[1] <= sizes[0]
+
+
+def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.contiguous().reshape(-1).view(torch.uint8) ^ 255
+
+
+def test_a_codec_of_ones_own_may_give_bytes_or_the_tensor() -> None:
+    seen = []
+
+    def compress(tensor: torch.Tensor) -> torch.Tensor:
+        seen.append((tensor.dtype, tuple(tensor.shape)))
+        return as_bytes(tensor)
+
+    def with_metadata(chunk: torch.Tensor, metadata: dict[str, Any]) -> torch.Tensor:
+        assert metadata["device"] == torch.device("cpu")
+        return (chunk ^ 255).view(metadata["dtype"]).reshape(metadata["shape"])
+
+    def without(chunk: torch.Tensor) -> torch.Tensor:
+        return chunk ^ 255
+
+    item = {"a": torch.arange(6.0).reshape(2, 3), "n": TensorDict(b=torch.ones(2)), "x": "text"}
+    for decompress in (with_metadata, without, lambda *both: without(both[0])):
+        seen.clear()
+        found = there_and_back(item, compression_fn=compress, decompression_fn=decompress)
+        assert found["a"].tolist() == [[0, 1, 2], [3, 4, 5]]
+        assert found["n"]["b"].tolist() == [1, 1]
+        assert found["x"] == "text"
+        assert seen == [(torch.float32, (2, 3)), (torch.float32, (2,))]
+
+
+def test_a_second_argument_with_a_default_is_the_functions_own() -> None:
+    def decompress(chunk: torch.Tensor, mask: int = 255) -> torch.Tensor:
+        return chunk ^ mask
+
+    def knows(chunk: torch.Tensor, metadata: Any = None) -> torch.Tensor:
+        return (chunk ^ 255).view(metadata["dtype"])
+
+    for function in (decompress, knows):
+        found = there_and_back(
+            torch.arange(3.0), compression_fn=as_bytes, decompression_fn=function
+        )
+        assert found.tolist() == [0, 1, 2]
+
+
+def test_a_codec_that_gives_something_else_is_named() -> None:
+    storage = CompressedListStorage(3, compression_fn=lambda tensor: tensor.float())
+    with pytest.raises(TypeError, match=r"compression_fn gives a uint8 tensor, got torch\.float32"):
+        storage.set(0, torch.zeros(2))
+    assert len(storage) == storage.ring.write_count == 0
+    for wrong, words in (
+        (lambda chunk: chunk.float(), r"gave float32\[8\] for what was int64\[1\]"),
+        (lambda chunk: b"", "got bytes"),
+    ):
+        storage = CompressedListStorage(3, compression_fn=as_bytes, decompression_fn=wrong)
+        storage.set(0, torch.zeros(1, dtype=torch.int64))
+        with pytest.raises(RuntimeError, match=words):
+            storage.get(0)
+
+
+def test_bytes_that_zstd_has_not_written_are_named() -> None:
+    storage = CompressedListStorage(3, compression_fn=as_bytes)
+    storage.set(0, torch.zeros(100))
+    with pytest.raises(CorruptBufferError, match="cannot be decompressed"):
+        storage.get(0)
+    good = CompressedListStorage(3)
+    packed = good.pack(torch.zeros(100))
+    shorter = packed._replace(form=["tensor", "float32", [99], "cpu"])
+    with pytest.raises(CorruptBufferError, match="400 bytes where 396 belong"):
+        good.unpack(shorter)
+
+
+# -- packed ----------------------------------------------------------------------------------------
+
+
+def test_a_packed_item_is_json_and_bytes() -> None:
+    storage = CompressedListStorage(3)
+    item = TensorDict(
+        {"a": torch.arange(3), "n": {"b": torch.zeros(3, 2, dtype=torch.bool)}, "t": "text"}, []
+    )
+    packed = storage.pack(item)
+    assert packed.values == ["text"]
+    assert [chunk.dtype for chunk in packed.chunks] == [torch.uint8] * 2
+    assert packed.nbytes == sum(chunk.numel() for chunk in packed.chunks)
+    form, values = json.loads(json.dumps([packed.form, packed.values]))
+    other = CompressedListStorage(3)
+    found = other.unpack(Packed(form, values, [chunk.clone() for chunk in packed.chunks]))
+    assert (found["a"], found["n", "b"], found["t"]) == (found["a"], found["n", "b"], "text")
+    assert found["a"].tolist() == [0, 1, 2]
+    assert found["n", "b"].dtype is torch.bool
+
+
+@pytest.mark.parametrize(
+    "form", [["what"], [], "tensor", ["tensor", "float32"], ["array", "|O", [1]], {"a": 1}, None]
+)
+def test_a_form_that_is_none_is_refused(form: Any) -> None:
+    storage = CompressedListStorage(3)
+    with pytest.raises(FormatError, match="not known to this version"):
+        storage.unpack(Packed(form, [], [torch.zeros(1, dtype=torch.uint8)]))
+
+
+def test_contents_can_be_copied_out_and_in_without_touching_the_bytes() -> None:
+    storage = CompressedListStorage(10)
+    storage.set(range(4), torch.arange(8).reshape(4, 2))
+    items, slots, moment = storage.copy_out()
+    other = CompressedListStorage(10)
+    other.copy_in(items, slots, cursor=moment.head % 10, write_count=moment.write_count)
+    assert torch.equal(torch.stack(other.get(slice(None))), torch.arange(8).reshape(4, 2))
+    assert other.copy_out().items[2].chunks[0] is items[2].chunks[0]
+    assert other.ring.write_count == 4
+
+
+def test_a_state_keeps_items_compressed() -> None:
+    rb = ReplayBuffer(storage=CompressedListStorage(10), batch_size=2)
+    rb.extend([{"a": torch.zeros(1000), "s": "x"}, {"a": torch.ones(1000), "s": "y"}])
+    state = rb.state_dict()
+    assert sum(c.numel() for one in state["_storage"]["_list"] for c in one["chunks"]) < 100
+    other = ReplayBuffer(storage=CompressedListStorage(10), batch_size=2)
+    other.load_state_dict(state)
+    assert other[1]["a"].tolist() == [1.0] * 1000
+    assert other[:]["s"] == ["x", "y"]
+
+
+def test_the_byte_stream_of_tensors_arrays_and_bytes_is_their_bytes() -> None:
+    stream = CompressedListStorage(3).to_bytestream
+    assert stream(torch.tensor([1, 2], dtype=torch.int16)) == b"\1\0\2\0"
+    assert stream(torch.tensor([1.0], dtype=torch.bfloat16)) == b"\x80\x3f"
+    assert stream(torch.arange(4, dtype=torch.uint8).reshape(2, 2).t()) == b"\0\2\1\3"
+    assert stream(np.array([258], dtype=np.uint16)) == b"\2\1"
+    assert stream(b"ab") == stream(bytearray(b"ab")) == b"ab"
+    assert pickle.loads(stream({"k": "others are pickled"})) == {"k": "others are pickled"}
+
+
+# -- in a buffer -----------------------------------------------------------------------------------
+
+
+def test_the_example_of_the_document_runs() -> None:
+    storage = CompressedListStorage(max_size=1000, compression_level=3)
+    rb = ReplayBuffer(storage=storage, batch_size=5)
+    images = torch.randn(10, 3, 84, 84)
+    assert rb.extend(TensorDict({"obs": images}, batch_size=[10])).tolist() == list(range(10))
+    with pytest.warns(UserWarning, match="batch_size=3"):  # the document asks for another size
+        sample, info = rb.sample(3, return_info=True)
+    assert sample["obs"].shape == torch.Size([3, 3, 84, 84])
+    assert torch.equal(sample["obs"], images[info["index"]])
+
+
+def test_several_items_are_a_list_for_the_storage_and_a_lazy_stack_for_the_buffer() -> None:
+    rb = ReplayBuffer(storage=CompressedListStorage(10), batch_size=3)
+    rb.extend([TensorDict(a=torch.zeros(2)), TensorDict(a=torch.ones(3))])
+    assert type(rb.storage.get([0, 1])) is list
+    batch = rb[:]
+    assert type(batch) is LazyStackedTensorDict
+    assert [one["a"].tolist() for one in batch.unbind(0)] == [[0.0] * 2, [1.0] * 3]
+
+
+def test_tensors_and_pytrees_are_stacked_as_by_a_list() -> None:
+    rb = ReplayBuffer(storage=CompressedListStorage(10), batch_size=3)
+    rb.extend(torch.arange(4).reshape(2, 2))
+    assert rb[:].tolist() == [[0, 1], [2, 3]]
+    rb = ReplayBuffer(storage=CompressedListStorage(10), batch_size=3)
+    rb.extend([{"a": np.zeros(2), "s": "x"}, {"a": np.ones(2), "s": "y"}])
+    assert rb[:]["a"].tolist() == [[0, 0], [1, 1]]
+    assert rb[:]["s"] == ["x", "y"]
+
+
+def test_samples_of_tensordict_buffers_have_index_and_weights() -> None:
+    rb = TensorDictReplayBuffer(storage=CompressedListStorage(10), batch_size=6)
+    rb.extend(TensorDict({"a": torch.arange(4)}, [4]))
+    sample = rb.sample()
+    assert torch.equal(sample["a"], sample["index"])
+    rb = TensorDictPrioritizedReplayBuffer(
+        alpha=1.0, beta=1.0, eps=0.0, storage=CompressedListStorage(10), batch_size=6
+    )
+    rb.extend(TensorDict({"a": torch.arange(4), "td_error": torch.tensor([0.0, 0, 3, 0])}, [4]))
+    sample = rb.sample()
+    assert sample["a"].tolist() == sample["index"].tolist() == [2] * 6
+    assert sample["_weight"].tolist() == [1.0] * 6
+
+
+def test_a_compressed_list_without_a_limit_grows() -> None:
+    rb = ReplayBuffer(storage=CompressedListStorage(None), batch_size=20)
+    rb.extend(torch.arange(3000))
+    data, info = rb.sample(return_info=True)
+    assert torch.equal(data, info["index"])
+
+
+def test_bytes_are_those_of_what_is_there() -> None:
+    storage = CompressedListStorage(2)
+    assert storage.bytes() == 0
+    storage.set(0, torch.zeros(1000))
+    one = storage.bytes()
+    assert 0 < one < 100
+    storage.set(1, torch.zeros(1000))
+    assert storage.bytes() == 2 * one
+    storage.set(1, "text")
+    assert storage.bytes() == one
+    storage._empty()
+    assert storage.bytes() == 0
+
+
+def test_threads_sample_while_another_one_writes() -> None:
+    rb = ReplayBuffer(storage=CompressedListStorage(50), batch_size=10)
+    rb.extend([{"a": torch.full((500,), 0), "n": 0}])
+    stop, wrong = threading.Event(), []
+
+    def read() -> None:
+        while not stop.is_set():
+            batch = rb.sample()
+            if not torch.equal(batch["a"], batch["n"][:, None].expand(10, 500)):
+                wrong.append(batch)
+
+    readers = [threading.Thread(target=read) for _ in range(3)]
+    for reader in readers:
+        reader.start()
+    for i in range(1, 300):
+        rb.extend([{"a": torch.full((500,), i), "n": i}])
+    stop.set()
+    for reader in readers:
+        reader.join()
+    assert wrong == []
+    assert rb.write_count == 300
+
+
+def test_a_compressed_list_is_of_this_process() -> None:
+    with pytest.raises(RuntimeError, match="a CompressedListStorage holds objects"):
+        pickle.dumps(CompressedListStorage(3))

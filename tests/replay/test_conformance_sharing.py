@@ -1,0 +1,285 @@
+"""Several processes on one buffer: what is visible, what works, and what refuses and says why."""
+
+from __future__ import annotations
+
+import multiprocessing
+import pickle
+from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from shmbuffer import (
+    CompressedListStorage,
+    LazyMemmapStorage,
+    LazyStackStorage,
+    LazyTensorStorage,
+    ListStorage,
+    PrioritizedSampler,
+    ReplayBuffer,
+    TensorDictMaxValueWriter,
+    TensorDictReplayBuffer,
+    TensorStorage,
+)
+from tests.replay.conformance import Maker, assert_are_steps, cases, numbers, steps
+
+
+@pytest.fixture
+def maker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Maker]:
+    made = Maker(request.param, tmp_path)
+    yield made
+    made.close()
+
+
+every_shared_case = pytest.mark.parametrize("maker", cases(("directory",)), indirect=True, ids=str)
+every_shared_sampler = pytest.mark.parametrize(
+    "maker", cases(("directory",), writers=("tensordict round robin",)), indirect=True, ids=str
+)
+
+
+# -- two handles ----------------------------------------------------------------------------------
+
+
+@every_shared_case
+def test_length_writes_and_changes_are_visible_both_ways(maker: Maker) -> None:
+    one, other = maker.buffer(12), maker.buffer(12)
+    one.extend(steps(0, 5))
+    assert len(other) == 5
+    assert_are_steps(other[:], [0, 1, 2, 3, 4])
+    assert other.extend(steps(5, 8)).tolist() == [5, 6, 7]
+    assert (len(one), one.write_count, one.writer._cursor) == (8, 8, 8)
+    assert one["id"].tolist() == [0, 1, 2, 3, 4, 5, 6, 7]
+    other[2] = steps(90, 91)[0]
+    assert one[2]["id"] == 90
+    one.empty()
+    assert len(other) == 0
+    with pytest.raises(RuntimeError):
+        other.sample()
+
+
+@every_shared_sampler
+def test_a_sampler_draws_what_others_wrote(maker: Maker) -> None:
+    learner, collector = maker.buffer(12, batch_size=12), maker.buffer(12)
+    collector.extend(steps(0, 12))
+    seen = {number for _ in range(60) for number in numbers(learner.sample())}
+    assert seen == set(range(12))
+    collector.extend(steps(12, 16))
+    seen = {number for _ in range(80) for number in numbers(learner.sample())}
+    assert seen == set(range(4, 16))
+
+
+@every_shared_sampler
+def test_a_sample_says_which_write_its_items_are_of(maker: Maker) -> None:
+    rb = maker.buffer(12)
+    rb.extend(steps(0, 16))
+    sample = rb.sample()
+    assert torch.equal(sample["index_generation"], sample["id"])
+    assert torch.equal(sample["index_generation"] % 12, sample["index"])
+
+
+@pytest.mark.parametrize(
+    "maker",
+    cases(("directory",), ("slices", "prioritized slices"), ("round robin",)),
+    indirect=True,
+    ids=str,
+)
+def test_slices_do_not_cross_from_one_collector_to_another(maker: Maker) -> None:
+    learner = maker.buffer(12, batch_size=12)
+    one, other = maker.buffer(12), maker.buffer(12)
+    for at in range(3):  # they take turns, and their trajectories have the same numbers
+        one.extend(steps(2 * at, 2 * at + 2))
+        other.extend(steps(100 + 2 * at, 100 + 2 * at + 2))
+    for _ in range(40):
+        ids = numbers(learner.sample())
+        for first, second in zip(ids[::2], ids[1::2], strict=True):
+            assert second == first + 1
+            assert first // 4 == second // 4
+
+
+@every_shared_sampler
+def test_priorities_are_everybodys(maker: Maker) -> None:
+    if "prioritized" not in maker.case.sampler:
+        pytest.skip("this sampler knows no priorities")
+    one, other = maker.buffer(12, batch_size=12), maker.buffer(12, batch_size=12)
+    one.extend(steps(0, 12))
+    other.sample()
+    one.update_priority(torch.arange(12), torch.tensor([0.0] * 4 + [1.0] * 4 + [0.0] * 4))
+    assert {number // 4 for number in numbers(other.sample())} == {1}
+
+
+# -- processes ------------------------------------------------------------------------------------
+
+
+def works_on(rb: Any, connection: Connection) -> None:
+    """What another process sees of the buffer, and does with it."""
+    torch.set_num_threads(1)
+    seen = (len(rb), rb["id"].tolist())
+    rb.extend(steps(6, 9))
+    rb[0] = steps(70, 71)[0]
+    connection.send((*seen, rb.write_count))
+    assert connection.recv() == "written"
+    connection.send(rb["id"].tolist())
+    assert_are_steps(rb.sample())
+    rb.storage.close()
+
+
+def exchange(rb: Any, context: Any) -> None:
+    """Both processes write, read and change, in turns."""
+    here, there = context.Pipe()
+    process = context.Process(target=works_on, args=(rb, there))
+    process.start()
+    there.close()
+    try:
+        assert here.recv() == (6, [0, 1, 2, 3, 4, 5], 9)
+        assert rb["id"].tolist() == [70, 1, 2, 3, 4, 5, 6, 7, 8]
+        rb.extend(steps(9, 11))
+        here.send("written")
+        assert here.recv() == [70, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10]
+    finally:
+        here.close()
+        process.join(50)
+    assert process.exitcode == 0
+
+
+HANDED_ON: dict[str, Callable[[Path], Any]] = {
+    "memory": lambda path: LazyTensorStorage(20),
+    "memmap": lambda path: LazyMemmapStorage(20),
+    "directory": lambda path: LazyMemmapStorage(20, scratch_dir=path / "buffer"),
+    "memory shared at first": lambda path: LazyTensorStorage(20, shared_init=True),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("start", "storage"),
+    [*(("fork", storage) for storage in HANDED_ON), ("spawn", "memory"), ("spawn", "directory")],
+)
+def test_a_buffer_is_handed_to_a_process_and_both_go_on(
+    start: str, storage: str, tmp_path: Path
+) -> None:
+    rb = TensorDictReplayBuffer(storage=HANDED_ON[storage](tmp_path), batch_size=4)
+    rb.extend(steps(0, 6))
+    exchange(rb, multiprocessing.get_context(start))
+    rb.storage.close()
+
+
+def writes_first(rb: Any, connection: Connection) -> None:
+    torch.set_num_threads(1)
+    rb.extend(steps(0, 3))
+    connection.send(len(rb))
+    rb.storage.close()
+
+
+@pytest.mark.slow
+def test_with_shared_init_any_process_may_write_first(tmp_path: Path) -> None:
+    rb = TensorDictReplayBuffer(
+        storage=LazyMemmapStorage(20, scratch_dir=tmp_path / "buffer", shared_init=True),
+        batch_size=4,
+    )
+    context = multiprocessing.get_context("spawn")
+    here, there = context.Pipe()
+    process = context.Process(target=writes_first, args=(rb, there))
+    process.start()
+    there.close()
+    assert here.recv() == 3
+    process.join(50)
+    assert process.exitcode == 0
+    assert rb["id"].tolist() == [0, 1, 2]
+    assert rb.extend(steps(3, 5)).tolist() == [3, 4]
+    rb.storage.close()
+
+
+# -- what is of one process -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("written", [False, True], ids=["empty", "written"])
+@pytest.mark.parametrize(
+    "storage", [ListStorage, LazyStackStorage, CompressedListStorage], ids=lambda cls: cls.__name__
+)
+def test_a_list_refuses_to_be_handed_on_and_names_what_can_be(storage: Any, written: bool) -> None:
+    rb = ReplayBuffer(storage=storage(10), batch_size=2)
+    if written:
+        rb.extend(steps(0, 4))
+    spawn = multiprocessing.get_context("spawn")
+    for what in (rb, rb.storage):
+        with pytest.raises(RuntimeError, match="LazyMemmapStorage"):
+            spawn.Process(target=len, args=(what,)).start()
+
+
+@pytest.mark.parametrize("storage", [LazyTensorStorage, LazyMemmapStorage])
+def test_a_top_k_writer_refuses_to_be_handed_on(storage: Any) -> None:
+    rb = TensorDictReplayBuffer(
+        storage=storage(10), writer=TensorDictMaxValueWriter(rank_key="rank"), batch_size=2
+    )
+    rb.extend(steps(0, 4))
+    spawn = multiprocessing.get_context("spawn")
+    for what in (rb, rb.writer):
+        with pytest.raises(RuntimeError, match=r"(?i)writer"):
+            spawn.Process(target=len, args=(what,)).start()
+
+
+def test_a_top_k_writer_refuses_a_directory(tmp_path: Path) -> None:
+    storage = LazyMemmapStorage(10, scratch_dir=tmp_path / "buffer", shared_init=True)
+    writer = TensorDictMaxValueWriter(rank_key="rank")
+    with pytest.raises(RuntimeError, match=r"shared|directory|processes"):
+        TensorDictReplayBuffer(storage=storage, writer=writer, batch_size=2).extend(steps(0, 4))
+    storage.close()
+
+
+@pytest.mark.parametrize("storage", [LazyTensorStorage, LazyMemmapStorage])
+def test_what_nobody_has_written_needs_shared_init_to_be_handed_on(storage: Any) -> None:
+    rb = ReplayBuffer(storage=storage(10), batch_size=2)
+    with pytest.raises(RuntimeError, match="shared_init"):
+        multiprocessing.get_context("spawn").Process(target=len, args=(rb,)).start()
+
+
+def test_the_callers_own_tensors_stay_with_the_caller() -> None:
+    rb = ReplayBuffer(storage=TensorStorage(steps(0, 8)), batch_size=2)
+    with pytest.raises(RuntimeError, match="LazyMemmapStorage"):
+        multiprocessing.get_context("spawn").Process(target=len, args=(rb,)).start()
+
+
+def test_a_prioritized_buffer_does_not_refuse(tmp_path: Path) -> None:
+    rb = ReplayBuffer(
+        storage=LazyMemmapStorage(10, scratch_dir=tmp_path / "buffer"),
+        sampler=PrioritizedSampler(10, 1.0, 1.0),
+        batch_size=50,
+    )
+    rb.extend(torch.arange(4))
+    rb.update_priority(torch.arange(4), torch.tensor([0.0, 0.0, 1.0, 0.0]))
+    other = pickle.loads(pickle.dumps(rb))
+    assert set(other.sample().tolist()) == {2}
+    for one in (rb, other):
+        one.storage.close()
+
+
+# -- directories ----------------------------------------------------------------------------------
+
+
+def test_a_folder_that_holds_a_buffer_is_not_taken_unless_asked(tmp_path: Path) -> None:
+    first = ReplayBuffer(storage=LazyMemmapStorage(10, scratch_dir=tmp_path / "buffer"))
+    first.extend(steps(0, 4))
+    second = ReplayBuffer(storage=LazyMemmapStorage(10, scratch_dir=tmp_path / "buffer"))
+    with pytest.raises(RuntimeError, match="buffer"):
+        second.extend(steps(0, 4))
+    third = ReplayBuffer(
+        storage=LazyMemmapStorage(10, scratch_dir=tmp_path / "buffer", existsok=True)
+    )
+    third.extend(steps(4, 5))
+    assert numbers(third[:]) == [0, 1, 2, 3, 4]
+    for rb in (first, second, third):
+        rb.storage.close()
+
+
+def test_cleanup_removes_the_files_once(tmp_path: Path) -> None:
+    storage = LazyMemmapStorage(10, scratch_dir=tmp_path / "buffer")
+    rb = ReplayBuffer(storage=storage)
+    rb.extend(steps(0, 4))
+    assert any((tmp_path / "buffer").iterdir())
+    assert storage.cleanup() is True
+    assert not (tmp_path / "buffer").exists()
+    assert storage.cleanup() is False
+    storage.close()

@@ -1,0 +1,130 @@
+"""Buffers whose parts are made when they are first used."""
+
+from __future__ import annotations
+
+import multiprocessing as mp
+import pickle
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+
+from shmbuffer import (
+    LazyMemmapStorage,
+    LazyTensorStorage,
+    PrioritizedSampler,
+    RandomSampler,
+    ReplayBuffer,
+    RoundRobinWriter,
+    SamplerWithoutReplacement,
+    TensorDictPrioritizedReplayBuffer,
+    TensorDictReplayBuffer,
+)
+
+
+def add_one(data: Any) -> Any:
+    return data + 1
+
+
+def make_transform() -> Any:
+    return add_one
+
+
+def delayed(**options: Any) -> ReplayBuffer:
+    return ReplayBuffer(
+        storage=partial(LazyTensorStorage, 10), batch_size=4, delayed_init=True, **options
+    )
+
+
+def test_nothing_is_made_before_the_first_use() -> None:
+    made = []
+    rb = ReplayBuffer(
+        storage=lambda: made.append("storage") or LazyTensorStorage(10),  # type: ignore[func-returns-value]
+        sampler=lambda: made.append("sampler") or RandomSampler(),  # type: ignore[func-returns-value]
+        writer=lambda: made.append("writer") or RoundRobinWriter(),  # type: ignore[func-returns-value]
+        transform_factory=lambda: made.append("transform") or add_one,  # type: ignore[func-returns-value]
+        batch_size=4,
+    )
+    assert not rb.initialized
+    assert "not used yet" in repr(rb)
+    assert rb.stats()["initialized"] is False
+    assert made == []
+    rb.extend(torch.arange(3))
+    assert sorted(made) == ["sampler", "storage", "transform", "writer"]
+    assert rb.initialized
+    assert set(rb.sample().tolist()) <= {1, 2, 3}
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        len,
+        lambda rb: rb.storage,
+        lambda rb: rb.sampler,
+        lambda rb: rb.writer,
+        lambda rb: rb.transform,
+        lambda rb: rb.add(torch.tensor(1)),
+        lambda rb: rb.append_transform(add_one),
+        lambda rb: rb.write_count,
+        lambda rb: rb.set_sampler(SamplerWithoutReplacement()),
+        lambda rb: rb.empty(),
+    ],
+)
+def test_any_use_makes_the_parts(use: Any) -> None:
+    rb = delayed()
+    use(rb)
+    assert rb.initialized
+
+
+def test_parts_are_made_at_once_unless_asked_otherwise() -> None:
+    assert ReplayBuffer(storage=LazyTensorStorage(4)).initialized
+    assert ReplayBuffer(transform_factory=make_transform, delayed_init=False).initialized
+    assert not ReplayBuffer(transform_factory=make_transform).initialized
+
+
+def test_it_can_be_pickled_with_what_makes_it() -> None:
+    rb = pickle.loads(pickle.dumps(delayed(transform_factory=make_transform, prefetch=2)))
+    assert not rb.initialized
+    rb.extend(torch.arange(3))
+    assert set(rb.sample().tolist()) <= {1, 2, 3}
+
+
+def _extend(rb: TensorDictReplayBuffer, connection: Any) -> None:
+    torch.set_num_threads(1)
+    index = rb.extend({"a": torch.arange(3)})
+    connection.send((index.tolist(), len(rb)))
+    rb.close()
+
+
+def test_another_process_makes_the_parts_for_itself(tmp_path: Any) -> None:
+    storage = partial(LazyMemmapStorage, 10, scratch_dir=tmp_path / "buffer", shared_init=True)
+    rb = TensorDictReplayBuffer(storage=storage, batch_size=4, delayed_init=True)
+    context = mp.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_extend, args=(rb, theirs))
+    process.start()
+    assert ours.recv() == ([0, 1, 2], 3)
+    process.join(60)
+    assert process.exitcode == 0
+    assert sorted(rb[:]["a"].tolist()) == [0, 1, 2]
+    rb.close()
+
+
+def test_what_is_wrong_is_said_when_the_parts_are_made() -> None:
+    rb = ReplayBuffer(sampler=partial(SamplerWithoutReplacement, drop_last=True), delayed_init=True)
+    with pytest.raises(ValueError, match=r"drop_last=True\) has to know how large a whole batch"):
+        len(rb)
+    with pytest.raises(ValueError, match="batch_size to the constructor"):
+        ReplayBuffer(sampler=SamplerWithoutReplacement(drop_last=True))
+    with pytest.raises(AttributeError, match="no attribute 'nothing_like_it'"):
+        _ = delayed().nothing_like_it
+
+
+def test_prioritized_buffers_may_wait_too() -> None:
+    rb = TensorDictPrioritizedReplayBuffer(
+        alpha=1.0, beta=1.0, storage=LazyTensorStorage(10), batch_size=4, delayed_init=True
+    )
+    rb.extend({"a": torch.arange(3), "td_error": torch.tensor([0.0, 1.0, 0.0])})
+    assert rb.sample()["a"].tolist() == [1] * 4
+    assert isinstance(rb.sampler, PrioritizedSampler)

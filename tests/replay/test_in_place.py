@@ -1,0 +1,167 @@
+"""Items changed where they are: entries, lanes, and only while they are still the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+from shmbuffer import (
+    LazyMemmapStorage,
+    LazyTensorStorage,
+    ListStorage,
+    ReplayBuffer,
+    SchemaMismatchError,
+    TensorDictPrioritizedReplayBuffer,
+    TensorDictReplayBuffer,
+    TensorDictRoundRobinWriter,
+    TensorStorage,
+    attach,
+)
+
+
+def steps(n: int, first: int = 0) -> TensorDict:
+    a = torch.arange(first, first + n)
+    return TensorDict({"a": a, "b": {"c": a[:, None] * torch.ones(3)}}, [n])
+
+
+def buffer(storage: Any, **options: Any) -> TensorDictReplayBuffer:
+    rb = TensorDictReplayBuffer(storage=storage, batch_size=4, **options)
+    rb.extend(steps(6))
+    return rb
+
+
+def test_one_entry_of_some_items_is_changed_and_the_rest_stays(make: Any) -> None:
+    rb = buffer(make(8))
+    assert rb.set_at_("a", torch.tensor([50, 60]), torch.tensor([1, 4])) is rb
+    assert rb[:]["a"].tolist() == [0, 50, 2, 3, 60, 5]
+    rb.set_at_(("b", "c"), torch.zeros(2, 3), slice(0, 2))
+    assert rb[:]["b", "c"][:, 0].tolist() == [0, 0, 2, 3, 4, 5]
+    rb.set_at_("a", 7, 0)
+    rb.set_at_("a", -1, [True, False, False, False, False, True])
+    assert rb[:]["a"].tolist() == [-1, 50, 2, 3, 60, -1]
+    assert (len(rb), rb.write_count) == (6, 6)
+
+
+def test_an_entry_of_every_item_is_changed(make: Any) -> None:
+    rb = buffer(make(8))
+    assert rb.set_("a", torch.arange(6) * 10) is rb
+    assert rb["a"].tolist() == [0, 10, 20, 30, 40, 50]
+    rb["a"] = torch.zeros(6, dtype=torch.int64)
+    rb["b", "c"] = torch.ones(6, 3)
+    assert rb["a"].tolist() == [0] * 6
+    assert (rb["b", "c"] == 1).all()
+    changed = {"a": torch.arange(6), "b": TensorDict({"c": torch.zeros(6, 3)}, [6])}
+    assert rb.update_(changed, keys_to_update=["b"]) is rb
+    assert rb["a"].tolist() == [0] * 6
+    assert (rb["b", "c"] == 0).all()
+    rb.update_(TensorDict(changed, [6]))
+    assert rb["a"].tolist() == list(range(6))
+
+
+def test_an_entry_that_is_not_there_and_what_does_not_fit_change_nothing(make: Any) -> None:
+    rb = buffer(make(8))
+    with pytest.raises(KeyError, match=r"'zz' is not a leaf of .*'a', 'b\.c'"):
+        rb.set_("zz", torch.zeros(6))
+    with pytest.raises(SchemaMismatchError, match=r"'a' is int64\[2\], this write has float32"):
+        rb.set_at_("a", torch.zeros(2), slice(0, 2))
+    with pytest.raises(
+        SchemaMismatchError, match=r"'b.c' is float32\[6, 3\].* has float32\[6, 2\]"
+    ):
+        rb.update_({"b": {"c": torch.zeros(6, 2)}, "a": torch.zeros(6, dtype=torch.int64)})
+    with pytest.raises(IndexError, match="no item at 7"):
+        rb.set_at_("a", 1, 7)
+    assert rb[:]["a"].tolist() == list(range(6))
+
+
+def test_lanes_are_changed_by_themselves(make: Any) -> None:
+    rb = TensorDictReplayBuffer(storage=make(12, ndim=2), batch_size=4)
+    rb.extend(TensorDict({"a": torch.arange(12).view(3, 4)}, [3, 4]))  # 3 lanes, 4 steps
+    rb.set_at_("a", torch.tensor([100, 200]), (1, slice(0, 2)))
+    assert rb[:]["a"].tolist() == [[0, 1, 2, 3], [100, 200, 6, 7], [8, 9, 10, 11]]
+    rb[0, 1:3] = TensorDict({"a": torch.tensor([-1, -2])}, [2])
+    assert rb[:]["a"].tolist() == [[0, -1, -2, 3], [100, 200, 6, 7], [8, 9, 10, 11]]
+
+
+def test_priorities_and_counts_stay(make: Any) -> None:
+    rb = TensorDictPrioritizedReplayBuffer(alpha=1.0, beta=1.0, storage=make(8), batch_size=64)
+    rb.extend(steps(6))
+    rb.update_priority(torch.arange(6), torch.tensor([0.0, 0, 0, 5.0, 0, 0]))
+    rb.set_("a", torch.arange(6) + 100)
+    assert set(rb.sample()["a"].tolist()) == {103}
+    assert rb.write_count == 6
+
+
+def test_while_others_have_the_buffer_one_entry_can_be_changed(tmp_path: Path) -> None:
+    rb = buffer(LazyMemmapStorage(8, scratch_dir=tmp_path / "buffer", shared_init=True))
+    with attach(tmp_path / "buffer") as other:
+        other.extend(steps(2, 6))
+        rb.set_at_("a", torch.tensor([70, 80]), slice(6, 8))
+        rb["b", "c"] = torch.zeros(8, 3)
+        assert other[:]["a"].tolist() == [0, 1, 2, 3, 4, 5, 70, 80]
+        assert (other[:]["b", "c"] == 0).all()
+        assert other.storage.engine.check().ok
+    rb.close()
+
+
+def test_only_items_of_the_sample_are_changed(make: Any) -> None:
+    rb = buffer(make(8), writer=TensorDictRoundRobinWriter(track_generations=True))
+    rb.extend(steps(2, 6))
+    sample = rb.sample(4)
+    index = torch.arange(8)
+    generation = torch.arange(8)
+    rb.extend(steps(3, 8))  # over 0, 1, 2
+    result = rb.update_if_present(
+        index=index,
+        generation=generation,
+        patch={"a": -index - 1, "b": {"c": torch.zeros(8, 3)}},
+    )
+    assert result.updated.tolist() == [False] * 3 + [True] * 5
+    assert (result.updated_count, result.stale_count) == (5, 3)
+    assert rb[:]["a"].tolist() == [8, 9, 10, -4, -5, -6, -7, -8]
+    assert rb[:]["b", "c"][:, 0].tolist() == [8, 9, 10, 0, 0, 0, 0, 0]
+    again = rb.update_if_present(index=index, generation=generation, patch={"a": index})
+    assert again.updated_count == 0, "an item that was changed has another generation"
+    now = rb.sample(4)
+    assert sample["index_generation"].max() < 8
+    kept = rb.update_if_present(
+        index=now["index"], generation=now["index_generation"], patch={"a": torch.zeros(4).long()}
+    )
+    assert kept.updated.all()
+    rb.empty()
+    gone = rb.update_if_present(index=index, generation=generation, patch={"a": index})
+    assert gone.stale_count == 8
+    with pytest.raises(RuntimeError, match="3 generations for 8 items"):
+        rb.update_if_present(index=index, generation=generation[:3], patch={"a": index})
+
+
+def test_the_callers_own_tensors_are_changed() -> None:
+    data = steps(5)
+    rb = ReplayBuffer(storage=TensorStorage(data), batch_size=2)
+    rb.set_at_("a", torch.tensor([9, 9]), slice(0, 2))
+    assert data["a"].tolist() == [9, 9, 2, 3, 4]
+
+
+def test_objects_are_changed_one_by_one() -> None:
+    rb = TensorDictReplayBuffer(storage=ListStorage(5), batch_size=2)
+    rb.extend(steps(4))
+    before = rb[1]
+    rb.set_at_("a", torch.tensor([10, 30]), [1, 3])
+    rb.set_at_(("b", "c"), torch.zeros(3), 0)
+    assert [rb[i]["a"].item() for i in range(4)] == [0, 10, 2, 30]
+    assert rb[0]["b", "c"].tolist() == [0, 0, 0]
+    assert before["a"].item() == 1, "what was given out stays"
+    with pytest.raises(RuntimeError, match="keeps no generations"):
+        rb.update_if_present(index=torch.tensor([0]), generation=torch.tensor([0]), patch={"a": 1})
+
+
+def test_a_pytree_is_changed_by_its_key() -> None:
+    rb = ReplayBuffer(storage=LazyTensorStorage(4), batch_size=2)
+    rb.extend({"x": torch.arange(3), "y": (torch.zeros(3), torch.ones(3))})
+    rb.set_at_("x", torch.tensor([7]), [2])
+    assert rb[:]["x"].tolist() == [0, 1, 7]
+    rb.set_at_(("y", "1"), 5.0, 0)
+    assert rb[:]["y"][1].tolist() == [5.0, 1.0, 1.0]

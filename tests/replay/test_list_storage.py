@@ -1,0 +1,597 @@
+"""A list holds any Python objects, in order and without gaps, up to a limit or without one."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import threading
+import warnings
+from collections import namedtuple
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tensordict import LazyStackedTensorDict, NonTensorStack, TensorDict, lazy_stack, tensorclass
+
+from shmbuffer import (
+    EmptyBufferError,
+    ListStorage,
+    PrioritizedSampler,
+    ReplayBuffer,
+    SamplerWithoutReplacement,
+    TensorDictPrioritizedReplayBuffer,
+    TensorDictReplayBuffer,
+)
+
+Point = namedtuple("Point", ["x", "y"])
+
+
+@tensorclass
+class Step:
+    obs: torch.Tensor
+    text: str
+
+
+def filled(*items: Any, max_size: int | None = 10) -> ListStorage:
+    storage = ListStorage(max_size)
+    storage.set(range(len(items)), list(items))
+    return storage
+
+
+# -- places ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("index", "found"),
+    [
+        (0, "a"),
+        (-1, "c"),
+        (np.int64(1), "b"),
+        (torch.tensor(1), "b"),
+        ((2,), "c"),
+        (slice(None), ["a", "b", "c"]),
+        (slice(1, 9), ["b", "c"]),
+        (slice(None, None, -1), ["c", "b", "a"]),
+        (..., ["a", "b", "c"]),
+        ([2, 0, 2], ["c", "a", "c"]),
+        (range(2), ["a", "b"]),
+        (np.array([1, -1]), ["b", "c"]),
+        (torch.tensor([1, 0]), ["b", "a"]),
+        ((torch.tensor([1, 0]),), ["b", "a"]),
+        (torch.tensor([True, False, True]), ["a", "c"]),
+        ([True, False, True], ["a", "c"]),
+        ([], []),
+    ],
+    ids=str,
+)
+def test_items_are_read_by_any_index_of_one_dimension(index: Any, found: Any) -> None:
+    assert filled("a", "b", "c").get(index) == found
+
+
+@pytest.mark.parametrize("index", [3, -4, [0, 3], torch.tensor([7])], ids=str)
+def test_a_place_without_an_item_cannot_be_read(index: Any) -> None:
+    with pytest.raises(IndexError, match=r"there is no item at|out of range"):
+        filled("a", "b", "c").get(index)
+
+
+@pytest.mark.parametrize("index", [(0, 1), torch.tensor([[0, 1], [1, 2]])], ids=str)
+def test_a_list_has_one_dimension(index: Any) -> None:
+    with pytest.raises(RuntimeError, match="a ListStorage has one dimension"):
+        filled("a", "b", "c").get(index)
+    with pytest.raises(IndexError, match="no index"):
+        filled("a").get([0.5])
+
+
+@pytest.mark.parametrize(
+    ("cursor", "found"),
+    [
+        ([0, 1], ["x", "y", "c"]),
+        (range(1, 3), ["a", "x", "y"]),
+        (slice(0, 2), ["x", "y", "c"]),
+        (slice(None, None, 2), ["x", "b", "y"]),
+        (slice(2, 4), ["a", "b", "x", "y"]),
+        (torch.tensor([True, False, True]), ["x", "b", "y"]),
+        (np.array([-1, 0]), ["y", "b", "x"]),
+        ([3, 4], ["a", "b", "c", "x", "y"]),
+        ([1, 1], ["a", "y", "c"]),
+    ],
+    ids=str,
+)
+def test_items_are_put_at_any_index_of_one_dimension(cursor: Any, found: list[str]) -> None:
+    storage = filled("a", "b", "c")
+    storage.set(cursor, ["x", "y"])
+    assert storage.get(slice(None)) == found
+
+
+def test_an_item_is_put_at_an_int_whatever_it_is() -> None:
+    storage = ListStorage(4)
+    for at, item in enumerate([["a", "list"], (1, 2), {"k": 1}, None]):
+        storage.set(at, item)
+    storage.set(-1, "last")
+    storage.set(torch.tensor(1), "second")
+    assert storage.get(slice(None)) == [["a", "list"], "second", {"k": 1}, "last"]
+
+
+@pytest.mark.parametrize(
+    ("cursor", "items", "error", "words"),
+    [
+        (5, "x", RuntimeError, "at 5 would leave a gap: there are 3 items"),
+        ([3, 5], ["x", "y"], RuntimeError, "at 5 would leave a gap: there are 4 items"),
+        ([4, 3], ["x", "y"], RuntimeError, "at 4 would leave a gap"),
+        (10, "x", RuntimeError, "no place 10 in a list of max_size 10"),
+        (-4, "x", IndexError, "-4 is out of range for 3 items"),
+        (range(3), ["x", "y"], ValueError, "2 items cannot be written to 3 places"),
+        ([0.5], ["x"], IndexError, "names no places"),
+        (range(2), {"a": 1, "b": 2}, TypeError, "got dict"),
+        (range(2), "xy", TypeError, "got str"),
+    ],
+    ids=str,
+)
+def test_a_write_that_does_not_fit_changes_nothing(
+    cursor: Any, items: Any, error: type[Exception], words: str
+) -> None:
+    storage = filled("a", "b", "c")
+    with pytest.raises(error, match=words):
+        storage.set(cursor, items)
+    assert storage.get(slice(None)) == ["a", "b", "c"]
+    assert storage.ring.write_count == 3
+
+
+def test_places_are_looked_for_with_contains() -> None:
+    storage = filled("a", "b", "c")
+    assert 0 in storage
+    assert -3 in storage
+    assert 3 not in storage
+    assert -4 not in storage
+    assert storage.contains(torch.tensor([[0, 9], [2, -1]])).tolist() == [
+        [True, False],
+        [True, True],
+    ]
+    with pytest.raises(TypeError, match="contains places"):
+        storage.contains("a")
+
+
+# -- what a batch is -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("batch", "items"),
+    [
+        (["a", {"b": 1}, None], ["a", {"b": 1}, None]),
+        ((letter for letter in "abc"), ["a", "b", "c"]),
+        (range(3), [0, 1, 2]),
+        ({"x": 1, "y": 2}.keys(), ["x", "y"]),
+        ([(1, 2), (3, 4)], [(1, 2), (3, 4)]),
+    ],
+    ids=["list", "generator", "range", "keys", "tuples"],
+)
+def test_any_iterable_of_items_extends_the_list(batch: Any, items: list[Any]) -> None:
+    rb = ReplayBuffer(storage=ListStorage(10), collate_fn=list)
+    assert rb.extend(batch).tolist() == list(range(len(items)))
+    assert rb[:] == items
+
+
+def test_tensors_and_tensordicts_are_taken_apart_along_their_first_dimension() -> None:
+    rb = ReplayBuffer(storage=ListStorage(10), collate_fn=list)
+    rb.extend(torch.arange(4).reshape(2, 2))
+    rb.extend(np.arange(4).reshape(2, 2))
+    rb.extend(TensorDict({"a": torch.arange(2)}, [2]))
+    rb.extend(Step(obs=torch.arange(2), text="t", batch_size=[2]))
+    rb.extend(lazy_stack([TensorDict(a=torch.zeros(2)), TensorDict(a=torch.zeros(3))]))
+    assert rb[1].tolist() == [2, 3]
+    assert type(rb[3]) is np.ndarray
+    assert rb[3].tolist() == [2, 3]
+    assert rb[5]["a"].item() == 1
+    assert type(rb[7]) is Step
+    assert (rb[7].obs.item(), rb[7].text) == (1, "t")
+    assert rb[9]["a"].shape == (3,)
+
+
+def test_a_list_of_one_batch_is_one_item() -> None:
+    rb = ReplayBuffer(storage=ListStorage(10), batch_size=3)
+    assert rb.extend([TensorDict({"a": torch.arange(2)}, [2])]).tolist() == [0]
+    assert len(rb) == 1
+    assert rb.sample().batch_size == torch.Size([3, 2])
+
+
+@pytest.mark.parametrize(
+    ("batch", "error"),
+    [
+        ({"a": torch.zeros(3)}, TypeError),
+        ((torch.zeros(3), torch.ones(3)), TypeError),
+        (Point(torch.zeros(3), torch.ones(3)), TypeError),
+        ("text", TypeError),
+        (b"bytes", TypeError),
+        (5, TypeError),
+        (torch.tensor(1.0), RuntimeError),
+        (TensorDict(a=torch.zeros(3)), RuntimeError),
+    ],
+    ids=["dict", "tuple", "namedtuple", "str", "bytes", "int", "scalar", "no batch"],
+)
+def test_what_has_no_items_of_its_own_does_not_extend_the_list(
+    batch: Any, error: type[Exception]
+) -> None:
+    rb = ReplayBuffer(storage=ListStorage(10))
+    with pytest.raises(error, match=r"list\(data\)|one item: use add"):
+        rb.extend(batch)
+    assert len(rb) == rb.write_count == 0
+
+
+def test_an_empty_batch_writes_nothing() -> None:
+    rb = ReplayBuffer(storage=ListStorage(10))
+    for nothing in ([], torch.zeros(0, 3), iter(())):
+        index = rb.extend(nothing)
+        assert index.dtype is torch.int64
+        assert index.tolist() == []
+    assert rb.write_count == 0
+
+
+def test_more_items_than_there_is_room_for_leave_the_last_ones() -> None:
+    rb = ReplayBuffer(storage=ListStorage(5), collate_fn=list)
+    assert rb.extend(list(range(12))).tolist() == [0, 1, 2, 3, 4] * 2 + [0, 1]
+    assert rb[:] == [10, 11, 7, 8, 9]
+    assert rb.write_count == 12
+
+
+# -- what a sample is ------------------------------------------------------------------------------
+
+
+def everything(*items: Any) -> Any:
+    rb = ReplayBuffer(storage=ListStorage(10))
+    rb.extend(list(items))
+    return rb[:]
+
+
+def test_tensors_arrays_and_numbers_are_stacked() -> None:
+    assert everything(torch.tensor([1, 2]), torch.tensor([3, 4])).tolist() == [[1, 2], [3, 4]]
+    stacked = everything(np.zeros(2, np.float32), np.ones(2, np.float32))
+    assert stacked.dtype is torch.float32
+    assert stacked.tolist() == [[0, 0], [1, 1]]
+    assert everything(1, 2, 3).tolist() == [1, 2, 3]
+    assert everything(np.float64(1.5), np.float64(2)).tolist() == [1.5, 2]
+
+
+def test_pytrees_are_stacked_leaf_by_leaf() -> None:
+    found = everything(
+        *({"a": (torch.tensor(i), [torch.tensor([i, i])]), 3: Point(i, str(i))} for i in range(2))
+    )
+    assert found["a"][0].tolist() == [0, 1]
+    assert found["a"][1][0].tolist() == [[0, 0], [1, 1]]
+    assert type(found[3]) is Point
+    assert found[3].x.tolist() == [0, 1]
+    assert found[3].y == ["0", "1"]
+
+
+def test_text_and_other_objects_stay_a_list() -> None:
+    assert everything("a", "b") == ["a", "b"]
+    assert everything({"t": "a"}, {"t": "b"}) == {"t": ["a", "b"]}
+    assert everything("a", {"b": 1}, None) == ["a", {"b": 1}, None]
+
+
+def test_tensordicts_are_stacked_densely_where_that_is_possible() -> None:
+    dense = everything(TensorDict(a=torch.zeros(2), s="x"), TensorDict(a=torch.ones(2), s="y"))
+    assert type(dense) is TensorDict
+    assert dense["a"].tolist() == [[0, 0], [1, 1]]
+    assert isinstance(dense.get("s"), NonTensorStack)
+    assert dense["s"] == ["x", "y"]
+    ragged = everything(TensorDict(a=torch.zeros(2)), TensorDict(a=torch.ones(3)))
+    assert type(ragged) is LazyStackedTensorDict
+    assert ragged.batch_size == torch.Size([2])
+    assert [one["a"].shape[0] for one in ragged.unbind(0)] == [2, 3]
+
+
+def test_tensorclasses_come_back_as_their_class() -> None:
+    found = everything(Step(obs=torch.zeros(2), text="x"), Step(obs=torch.ones(2), text="y"))
+    assert type(found) is Step
+    assert found.batch_size == torch.Size([2])
+    assert found.obs.tolist() == [[0, 0], [1, 1]]
+    assert list(found.text) == ["x", "y"]
+
+
+@pytest.mark.parametrize(
+    ("items", "words"),
+    [
+        ((torch.zeros(2), torch.zeros(3)), r"tensor of shape \[3\] at position 1"),
+        (({"a": 1}, {"b": 1}), r"dict with the keys \['b'\] at position 1"),
+        (((1, 2), (1, 2, 3)), "tuple of 3 at position 1"),
+        (({"a": (torch.zeros(1),)}, {"a": (torch.zeros(2),)}), "part 0 of entry 'a' of the item"),
+    ],
+    ids=["shapes", "keys", "lengths", "nested"],
+)
+def test_items_that_cannot_be_one_batch_say_where_they_differ(items: Any, words: str) -> None:
+    with pytest.raises(RuntimeError, match=words) as caught:
+        everything(*items)
+    assert "collate_fn" in str(caught.value)
+
+
+def test_what_is_set_in_a_sample_is_not_set_in_the_items() -> None:
+    rb = TensorDictReplayBuffer(storage=ListStorage(10), batch_size=8)
+    rb.extend([TensorDict(a=torch.zeros(1)), TensorDict(a=torch.zeros(2))])
+    sample = rb.sample()
+    sample.set("more", torch.ones(8))
+    assert set(rb[0].keys()) == set(rb[1].keys()) == {"a"}
+
+
+def test_a_transform_of_what_is_read_does_not_reach_the_items() -> None:
+    rb = ReplayBuffer(
+        storage=ListStorage(10), batch_size=4, transform=lambda td: td.set("a", td["a"] + 1)
+    )
+    rb.extend([TensorDict(a=torch.zeros(1)), TensorDict(a=torch.zeros(2))])
+    for _ in range(2):
+        assert rb[0]["a"].tolist() == [1]
+        assert rb.storage.get(0)["a"].tolist() == [0]
+
+
+def test_items_are_sent_to_the_device_of_the_storage_when_they_are_written() -> None:
+    storage = ListStorage(10, device="meta")
+    storage.set(0, {"a": (torch.zeros(2), "text"), "n": 1})
+    storage.set(1, TensorDict(a=torch.zeros(2)))
+    item = storage.get(0)
+    assert item["a"][0].device == storage.get(1)["a"].device == torch.device("meta")
+    assert item["a"][1] == "text"
+
+
+# -- without a limit -------------------------------------------------------------------------------
+
+
+def test_a_list_without_a_limit_shows_the_largest_int64_and_never_goes_round() -> None:
+    storage = ListStorage()
+    rb = ReplayBuffer(storage=storage, batch_size=50)
+    assert storage.max_size == torch.iinfo(torch.int64).max
+    for start in range(0, 5000, 500):
+        index = rb.extend(torch.arange(start, start + 500))
+        assert index.tolist() == list(range(start, start + 500))
+    assert rb.add(torch.tensor(5000)) == 5000
+    assert len(rb) == rb.write_count == 5001
+    assert rb[:].tolist() == list(range(5001))
+    data, info = rb.sample(return_info=True)
+    assert torch.equal(data, info["index"])
+    assert rb.stats()["size"] == 5001
+
+
+@pytest.mark.parametrize("count", [1023, 1024, 1025, 2047, 2048])
+def test_the_next_item_goes_behind_the_last_also_where_the_ring_was_just_full(count: int) -> None:
+    rb = ReplayBuffer(storage=ListStorage(), collate_fn=list)
+    rb.extend(list(range(count)))
+    assert rb.add("next") == count
+    assert rb[count] == "next"
+    assert rb[0] == 0
+
+
+def test_one_batch_may_be_larger_than_all_that_was_there() -> None:
+    rb = ReplayBuffer(storage=ListStorage(), collate_fn=list)
+    rb.extend(["a"])
+    assert rb.extend(list(range(10_000)))[[0, -1]].tolist() == [1, 10_000]
+    assert rb[9_999] == 9_998
+    rb.storage.set(range(10_001, 20_000), list(range(9_999)))
+    assert len(rb) == 20_000
+    assert rb[-1] == 9_998
+
+
+def test_a_large_limit_holds_too_and_takes_no_memory_beforehand() -> None:
+    storage = ListStorage(10**9)
+    rb = ReplayBuffer(storage=storage, collate_fn=list)
+    rb.extend(list(range(3000)))
+    assert storage.max_size == 10**9
+    assert storage.ring.capacity < 10_000
+    assert rb.add("next") == 3000
+
+
+def test_priorities_survive_the_growth_of_the_list() -> None:
+    rb = ReplayBuffer(
+        storage=ListStorage(), sampler=PrioritizedSampler(10, 0.5, 1.0, eps=0.0), batch_size=400
+    )
+    rb.extend(torch.arange(1000))
+    rb.update_priority(torch.arange(1000), 0.0)
+    rb.update_priority([3, 7], [9.0, 25.0])
+    ring = rb.storage.ring
+    rb.extend(torch.arange(1000, 5000))
+    assert rb.storage.ring is ring is rb.sampler.ring
+    assert ring.capacity >= 5000
+    raw = ring.priorities()
+    assert (raw[3], raw[7], raw[8]) == (9.0, 25.0, 0.0)
+    assert raw[1000:5000].tolist() == [25.0] * 4000  # the largest that was ever given
+    rb.update_priority(torch.arange(1000, 5000), 0.0)
+    data, info = rb.sample(return_info=True)
+    drawn = torch.bincount(data, minlength=8)
+    assert drawn[[3, 7]].sum() == 400
+    assert 90 < drawn[3] < 210  # 3 : 5
+    weight = {int(one): float(w) for one, w in zip(data, info["_weight"], strict=True)}
+    assert weight[3] == 1.0
+    assert weight[7] == pytest.approx(3 / 5)
+    assert rb.sampler.alpha == 0.5
+
+
+def test_two_samplers_on_a_growing_list_keep_priorities_of_their_own() -> None:
+    storage = ListStorage()
+    one, other = (
+        ReplayBuffer(
+            storage=storage, sampler=PrioritizedSampler(10, 1.0, 1.0, eps=0.0), batch_size=100
+        )
+        for _ in range(2)
+    )
+    one.extend(torch.arange(10))
+    other.update_priority(torch.arange(10), 0.0)
+    one.extend(torch.arange(10, 5000))
+    other.update_priority(torch.arange(5000), 0.0)
+    other.update_priority(4999, 1.0)
+    assert set(other.sample().tolist()) == {4999}
+    assert len(set(one.sample().tolist())) > 50
+
+
+def test_the_largest_priority_within_the_buffer_is_known_after_growth() -> None:
+    sampler = PrioritizedSampler(10, 1.0, 1.0, eps=0.0, max_priority_within_buffer=True)
+    rb = ReplayBuffer(storage=ListStorage(), sampler=sampler, collate_fn=list)
+    rb.extend(list(range(1000)))
+    rb.update_priority(5, 7.0)
+    rb.storage.set([0, 1], ["x", "y"])  # placed writes, which move tickets by a lap
+    rb.update_priority([0, 1], 1.0)
+    rb.extend(list(range(500)))
+    rb.update_priority(5, 2.0)
+    rb.update_priority(torch.arange(1000, 1500), 3.0)
+    rb.add("last")
+    assert rb.storage.ring.priorities()[[5, 1000, 1500]].tolist() == [2.0, 3.0, 3.0]
+
+
+def test_a_tensordict_buffer_with_priorities_grows() -> None:
+    rb = TensorDictPrioritizedReplayBuffer(
+        alpha=1.0, beta=1.0, eps=0.0, storage=ListStorage(), batch_size=20
+    )
+    for start in range(0, 4000, 1000):
+        td = torch.zeros(1000)
+        td[5] = 1.0 + start
+        rb.extend(TensorDict({"a": torch.arange(start, start + 1000), "td_error": td}, [1000]))
+    rb.update_priority([5, 1005, 2005], 0.0)
+    sample = rb.sample()
+    assert set(sample["a"].tolist()) == set(sample["index"].tolist()) == {3005}
+    sample["td_error"] = torch.zeros(20)
+    rb.update_tensordict_priority(sample)
+    assert rb.storage.ring.p_sum == 0.0
+
+
+def test_a_pass_without_replacement_reaches_what_came_by_growth() -> None:
+    rb = ReplayBuffer(
+        storage=ListStorage(), sampler=SamplerWithoutReplacement(), batch_size=500, collate_fn=list
+    )
+    rb.extend(list(range(800)))
+    assert len(set(rb.sample())) == 500
+    rb.extend(list(range(800, 3000)))
+    seen = [item for _ in range(8) for item in rb.sample()]
+    assert max(seen) > 2000
+
+
+def test_whoever_reads_while_the_list_grows_sees_whole_items() -> None:
+    rb = ReplayBuffer(storage=ListStorage(), collate_fn=list, batch_size=20)
+    rb.extend([(0, "0")])
+    stop, wrong = threading.Event(), []
+
+    def read() -> None:
+        while not stop.is_set():
+            wrong.extend(item for item in rb.sample() if str(item[0]) != item[1])
+
+    readers = [threading.Thread(target=read) for _ in range(2)]
+    for reader in readers:
+        reader.start()
+    for start in range(1, 6001, 100):
+        rb.extend([(i, str(i)) for i in range(start, start + 100)])
+    stop.set()
+    for reader in readers:
+        reader.join()
+    assert wrong == []
+    assert len(rb) == 6001
+
+
+def test_threads_that_write_at_once_lose_nothing() -> None:
+    rb = ReplayBuffer(storage=ListStorage(), collate_fn=list)
+
+    def write(name: int) -> None:
+        for i in range(0, 1000, 10):
+            rb.extend([(name, j) for j in range(i, i + 10)])
+
+    writers = [threading.Thread(target=write, args=(name,)) for name in range(4)]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    assert sorted(rb[:]) == [(name, j) for name in range(4) for j in range(1000)]
+
+
+# -- as a whole ------------------------------------------------------------------------------------
+
+
+def test_an_emptied_list_begins_anew() -> None:
+    rb = ReplayBuffer(storage=ListStorage(), collate_fn=list, batch_size=2)
+    rb.extend(list(range(3000)))
+    rb.empty()
+    assert len(rb) == rb.write_count == 0
+    with pytest.raises(EmptyBufferError):
+        rb.sample()
+    assert rb.extend(["a", "b"]).tolist() == [0, 1]
+    rb.empty(empty_write_count=False)
+    assert (len(rb), rb.write_count) == (0, 2)
+
+
+def test_an_item_that_is_changed_in_place_keeps_its_priority() -> None:
+    rb = ReplayBuffer(
+        storage=ListStorage(10), sampler=PrioritizedSampler(10, 1.0, 1.0, eps=0.0), collate_fn=list
+    )
+    rb.extend(["a", "b"])
+    rb.update_priority([0, 1], [0.0, 3.0])
+    rb[1] = "c"
+    assert rb.write_count == 2
+    assert rb.storage.ring.priorities()[:2].tolist() == [0.0, 3.0]
+    rb[[0, 2]] = ["d", "e"]
+    assert rb[:] == ["d", "c", "e"]
+    assert rb.storage.ring.priorities()[:3].tolist() == [0.0, 3.0, 3.0]
+
+
+@pytest.mark.parametrize("max_size", [None, 4000])
+def test_a_state_brings_items_priorities_and_position_back(max_size: int | None) -> None:
+    def make() -> ReplayBuffer:
+        return ReplayBuffer(
+            storage=ListStorage(max_size),
+            sampler=PrioritizedSampler(10, 0.7, 0.5),
+            collate_fn=list,
+        )
+
+    rb = make()
+    items = [{"t": torch.tensor(i), "s": (str(i), None)} for i in range(3000)]
+    rb.extend(items)
+    rb.update_priority(torch.arange(3000), torch.arange(3000.0))
+    other = make()
+    other.load_state_dict(rb.state_dict())
+    assert [item["s"][0] for item in other[:]] == [str(i) for i in range(3000)]
+    items[5]["t"].fill_(-1)
+    assert rb[5]["t"] == -1
+    assert other[5]["t"] == 5
+    assert other.write_count == 3000
+    assert other.sampler.ring.priorities()[:3000].tolist() == list(range(3000))
+    assert other.add("next") == 3000
+
+
+def test_a_full_ring_that_is_loaded_where_there_is_more_room_goes_on_behind_its_last_item() -> None:
+    small = filled("a", "b", "c", "d", max_size=4)
+    assert small.append("e", single=True) == (0, 1)
+    for larger in (ListStorage(10), ListStorage()):
+        larger.load_state_dict(small.state_dict())
+        assert larger.get(slice(None)) == ["e", "b", "c", "d"]
+        assert larger.append("f", single=True) == (4, 1)
+    with pytest.raises(IndexError, match="4 items cannot be loaded into a ListStorage of max_size"):
+        ListStorage(3).load_state_dict(small.state_dict())
+    same = ListStorage(4)
+    same.load_state_dict(small.state_dict())
+    assert same.append("g", single=True) == (1, 1)
+
+
+def test_a_list_says_what_it_is() -> None:
+    assert repr(filled("a", max_size=5)) == "ListStorage(max_size=5, len=1)"
+    assert repr(ListStorage()) == "ListStorage(max_size=None, len=0)"
+
+
+def test_a_list_refuses_to_go_to_another_process_and_names_what_does() -> None:
+    with pytest.raises(RuntimeError, match=r"ListStorage holds objects.*LazyMemmapStorage"):
+        pickle.dumps(filled("a"))
+
+
+def test_a_list_in_the_child_of_a_fork_says_whose_it_is() -> None:
+    storage = filled("a")
+    read, write = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of fork, where torch has threads
+        child = os.fork()
+    if not child:
+        try:
+            storage.append("b", single=True)
+            said = "nothing"
+        except RuntimeError as error:
+            said = str(error)
+        os.write(write, said.encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    os.close(write)
+    with os.fdopen(read) as pipe:
+        said = pipe.read()
+    assert "came through a fork" in said
+    assert f"process {os.getpid()}" in said
+    assert storage.get(slice(None)) == ["a"]

@@ -1,0 +1,296 @@
+"""Batches that are made ahead: the same ones, in the same order, never one too many."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import threading
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+from shmbuffer import (
+    EmptyBufferError,
+    LazyMemmapStorage,
+    LazyTensorStorage,
+    ListStorage,
+    PrioritizedSampler,
+    RandomSampler,
+    ReplayBuffer,
+    SamplerWithoutReplacement,
+    TensorDictPrioritizedReplayBuffer,
+    TensorDictReplayBuffer,
+    attach,
+)
+
+
+def steps(n: int, first: int = 0) -> TensorDict:
+    return TensorDict({"a": torch.arange(first, first + n)}, [n])
+
+
+def seeded(seed: int = 3) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def drawn(rb: ReplayBuffer, count: int) -> list[list[int]]:
+    return [rb.sample()["a"].tolist() for _ in range(count)]
+
+
+@pytest.mark.parametrize(
+    "sampler", [RandomSampler, lambda: PrioritizedSampler(20, 0.7, 0.9), SamplerWithoutReplacement]
+)
+def test_the_same_seed_draws_the_same_batches_with_and_without(make: Any, sampler: Any) -> None:
+    batches = []
+    for prefetch in (None, 1, 4):
+        rb = TensorDictReplayBuffer(
+            storage=make(20),
+            sampler=sampler(),
+            batch_size=3,
+            prefetch=prefetch,
+            generator=seeded(),
+        )
+        rb.extend(steps(20))
+        batches.append(drawn(rb, 20))
+        rb.close()
+    if sampler is SamplerWithoutReplacement:
+        assert batches[0] == batches[1] == batches[2]
+    else:  # one native call draws and gathers; a draw alone has the same key
+        assert batches[0] == batches[1] == batches[2]
+
+
+@pytest.mark.parametrize("prefetch", [1, 3, 8])
+@pytest.mark.parametrize(("drop_last", "sizes"), [(False, [3, 3, 3, 1]), (True, [3, 3, 3])])
+def test_an_iteration_is_exactly_one_pass(
+    make: Any, prefetch: int, drop_last: bool, sizes: list[int]
+) -> None:
+    rb = TensorDictReplayBuffer(
+        storage=make(10),
+        sampler=SamplerWithoutReplacement(drop_last=drop_last),
+        batch_size=3,
+        prefetch=prefetch,
+    )
+    rb.extend(steps(10))
+    for _ in range(4):
+        batches = [batch["a"].tolist() for batch in rb]
+        assert [len(batch) for batch in batches] == sizes
+        seen = list(chain(*batches))
+        assert len(set(seen)) == len(seen) == sum(sizes)
+
+
+def test_what_is_written_after_a_pass_is_in_the_next_one() -> None:
+    rb = TensorDictReplayBuffer(
+        storage=LazyTensorStorage(20),
+        sampler=SamplerWithoutReplacement(),
+        batch_size=4,
+        prefetch=3,
+    )
+    rb.extend(steps(10))
+    assert sorted(chain(*(batch["a"].tolist() for batch in rb))) == list(range(10))
+    rb.extend(steps(10, 10))
+    assert sorted(chain(*(batch["a"].tolist() for batch in rb))) == list(range(20))
+
+
+def test_it_needs_to_know_the_batch_size() -> None:
+    with pytest.raises(ValueError, match="prefetch=3 makes batches ahead"):
+        ReplayBuffer(storage=LazyTensorStorage(4), prefetch=3)
+    rb = ReplayBuffer(storage=LazyTensorStorage(4), prefetch=3, batch_size=2)
+    rb.extend(torch.arange(4))
+    with pytest.warns(UserWarning, match="differs from the buffer's batch_size=2"):
+        assert len(rb.sample(3)) == 3
+    assert len(rb.sample()) == 2
+    assert rb.stats()["prefetch_queue_size"] == 3
+
+
+def test_batches_are_made_in_other_threads_and_transformed_there() -> None:
+    threads = set()
+
+    def note(data: Any) -> Any:
+        threads.add(threading.current_thread().name)
+        return data + 100
+
+    rb = ReplayBuffer(
+        storage=LazyTensorStorage(4),
+        prefetch=2,
+        batch_size=2,
+        transform=note,
+        collate_fn=lambda x: x,
+    )
+    rb.extend(torch.arange(4))
+    assert all((rb.sample() >= 100).all() for _ in range(10))
+    assert threads
+    assert all(name.startswith("shmbuffer-sample") for name in threads)
+
+
+def test_an_error_in_a_transform_reaches_the_caller_and_the_next_batch_comes() -> None:
+    calls = iter(range(100))
+
+    def fail_once(data: Any) -> Any:
+        if next(calls) == 2:
+            raise ZeroDivisionError("in the transform")
+        return data
+
+    rb = ReplayBuffer(storage=LazyTensorStorage(4), prefetch=1, batch_size=2, transform=fail_once)
+    rb.extend(torch.arange(4))
+    outcomes = []
+    for _ in range(6):
+        try:
+            outcomes.append(len(rb.sample()))
+        except ZeroDivisionError:
+            outcomes.append(-1)
+    assert sorted(outcomes) == [-1, 2, 2, 2, 2, 2]
+
+
+def test_after_emptying_nothing_old_is_delivered(make: Any) -> None:
+    rb = TensorDictReplayBuffer(storage=make(10), prefetch=3, batch_size=4)
+    with pytest.raises(EmptyBufferError):
+        rb.sample()
+    rb.extend(steps(10))
+    drawn(rb, 3)
+    rb.empty()
+    assert rb.stats()["prefetch_queue_size"] == 0
+    with pytest.raises(RuntimeError):
+        rb.sample()
+    rb.extend(steps(5, 50))
+    assert all(min(batch) >= 50 for batch in drawn(rb, 10))
+
+
+def test_batches_that_were_never_delivered_are_drawn_again() -> None:
+    def buffer(prefetch: int | None) -> TensorDictReplayBuffer:
+        rb = TensorDictReplayBuffer(
+            storage=LazyTensorStorage(12),
+            sampler=SamplerWithoutReplacement(),
+            batch_size=3,
+            prefetch=prefetch,
+            generator=seeded(),
+        )
+        rb.extend(steps(12))
+        return rb
+
+    plain, ahead = buffer(None), buffer(4)
+    for rb in (plain, ahead):
+        rb.sample()
+        rb.state_dict()  # the state of what was delivered
+    assert drawn(plain, 11) == drawn(ahead, 11)
+    saved = ahead.state_dict()
+    rest = drawn(ahead, 6)
+    other = buffer(4)
+    other.load_state_dict(saved)
+    assert drawn(other, 6) == rest
+
+
+def test_another_sampler_or_storage_is_used_at_once() -> None:
+    rb = TensorDictReplayBuffer(storage=LazyTensorStorage(10), prefetch=3, batch_size=4)
+    rb.extend(steps(10))
+    rb.sample()
+    other = LazyTensorStorage(10)
+    other.set(range(4), steps(4, 70))
+    rb.set_storage(other)
+    assert all(min(batch) >= 70 for batch in drawn(rb, 5))
+    rb.set_sampler(SamplerWithoutReplacement())
+    assert sorted(drawn(rb, 1)[0]) == [70, 71, 72, 73]
+
+
+def test_it_goes_together_with_sharing(tmp_path: Path) -> None:
+    rb = TensorDictPrioritizedReplayBuffer(
+        alpha=1.0,
+        beta=1.0,
+        storage=LazyMemmapStorage(64, scratch_dir=tmp_path / "buffer", shared_init=True),
+        batch_size=16,
+        prefetch=4,
+        shared=True,
+    )
+    rb.extend(steps(64))
+    stop = threading.Event()
+
+    def collect() -> None:
+        with attach(tmp_path / "buffer") as collector:
+            first = 64
+            while not stop.is_set():
+                collector.extend(steps(7, first))
+                first += 7
+
+    thread = threading.Thread(target=collect)
+    thread.start()
+    try:
+        for _ in range(100):
+            sample = rb.sample()
+            assert torch.equal(sample["a"], sample["index_generation"]), "a row of another item"
+            assert torch.equal(sample["a"] % 64, sample["index"])
+            sample["td_error"] = torch.rand(16)
+            rb.update_tensordict_priority(sample)
+    finally:
+        stop.set()
+        thread.join()
+    assert rb.storage.engine.check().ok
+    rb.close()
+
+
+def test_several_threads_may_sample() -> None:
+    rb = TensorDictReplayBuffer(
+        storage=LazyTensorStorage(40),
+        sampler=SamplerWithoutReplacement(),
+        batch_size=1,
+        prefetch=4,
+    )
+    rb.extend(steps(40))
+    seen: list[int] = []
+    threads = [
+        threading.Thread(target=lambda: seen.extend(rb.sample()["a"].item() for _ in range(10)))
+        for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(seen) == list(range(40))
+
+
+def test_a_buffer_that_prefetches_can_be_pickled(tmp_path: Path) -> None:
+    rb = TensorDictReplayBuffer(
+        storage=LazyMemmapStorage(10, scratch_dir=tmp_path / "buffer", shared_init=True),
+        batch_size=4,
+        prefetch=2,
+    )
+    rb.extend(steps(10))
+    rb.sample()
+    other = pickle.loads(pickle.dumps(rb))
+    assert len(other.sample()) == 4
+    assert other.stats()["prefetch_queue_size"] == 2
+    other.close()
+    rb.close()
+
+
+def test_the_child_of_a_fork_makes_its_own() -> None:
+    rb = TensorDictReplayBuffer(storage=LazyTensorStorage(10), batch_size=4, prefetch=2)
+    rb.extend(steps(10))
+    rb.sample()
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            torch.set_num_threads(1)
+            status = 0 if len(rb.sample()) == 4 else 2
+        finally:
+            os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert len(rb.sample()) == 4
+
+
+def test_lists_prefetch_too() -> None:
+    rb = ReplayBuffer(
+        storage=ListStorage(10),
+        batch_size=3,
+        prefetch=3,
+        sampler=SamplerWithoutReplacement(shuffle=False),
+        collate_fn=list,
+    )
+    rb.extend(["a", "b", "c", "d"])
+    assert list(rb) == [["a", "b", "c"], ["d"]]
+    assert rb.next() == ["a", "b", "c"]
+    assert rb.next() == ["d"]
+    assert rb.next() is None
+    assert rb.next() == ["a", "b", "c"]

@@ -1,0 +1,337 @@
+"""A directory is seen whole or not at all, and what is not ours in it stays."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shmbuffer.errors import BufferInUseError, ReadOnlyError
+from shmbuffer.replay import publication
+from shmbuffer.replay.publication import MANIFEST, finish, publish
+from tests.memory.programs import as_nobody, in_fork, needs_root
+
+
+def save(path: Path, files: dict[str, str], **options: Any) -> None:
+    with publish(path, **options) as directory:
+        for name, text in files.items():
+            (directory / name).parent.mkdir(parents=True, exist_ok=True)
+            (directory / name).write_text(text)
+
+
+def tree(path: Path) -> dict[str, str]:
+    """Every file, also hidden ones, but the list."""
+    return {
+        str(file.relative_to(path)): file.read_text()
+        for file in sorted(path.rglob("*"))
+        if file.is_file() and file.name != MANIFEST
+    }
+
+
+def break_off(path: Path, within: bool) -> None:
+    with publish(path, within=within) as directory:
+        (directory / "a").write_text("2")
+        raise OSError("the disk is full")
+
+
+@pytest.fixture(params=["exchange", "no exchange"])
+def exchange(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """With and without a file system that can exchange two directories."""
+    if request.param == "no exchange":
+        monkeypatch.setattr(publication, "_exchange", lambda *_: False)
+    return str(request.param)
+
+
+def test_a_directory_appears_with_all_its_files(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "run"
+    with publish(path) as directory:
+        (directory / "a").write_text("1")
+        assert not path.exists()
+    assert tree(path) == {"a": "1"}
+    assert json.loads((path / MANIFEST).read_text()) == {"format": 1, "files": ["a"]}
+    assert os.listdir(path.parent) == ["run"]
+
+
+def test_an_empty_directory_is_filled(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    path.mkdir(mode=0o750)
+    save(path, {"a": "1", "b/c": "2"})
+    assert tree(path) == {"a": "1", "b/c": "2"}
+    assert path.stat().st_mode & 0o777 == 0o750
+
+
+def test_files_of_an_earlier_save_are_replaced_and_what_has_no_successor_goes(
+    tmp_path: Path, exchange: str
+) -> None:
+    path = tmp_path / "run"
+    save(path, {"a": "1", "old/b": "2", "old/c/d": "3"})
+    path.chmod(0o700)
+    inode = path.stat().st_ino
+    save(path, {"a": "4", "new/e": "5"})
+    assert tree(path) == {"a": "4", "new/e": "5"}
+    assert path.stat().st_mode & 0o777 == 0o700
+    assert (path.stat().st_ino != inode) == (exchange == "exchange")
+    assert os.listdir(tmp_path) == ["run"]
+
+
+def test_files_of_somebody_else_stay(tmp_path: Path, exchange: str) -> None:
+    path = tmp_path / "run"
+    save(path, {"a": "1", "b/c": "2"})
+    (path / "notes.txt").write_text("mine")
+    (path / "b" / "model.pt").write_text("mine too")
+    (path / "link").symlink_to("/nowhere")
+    save(path, {"a": "3", "d": "4"})
+    assert tree(path) == {"a": "3", "d": "4", "notes.txt": "mine", "b/model.pt": "mine too"}
+    assert os.readlink(path / "link") == "/nowhere"
+    save(path, {"a": "5"})
+    assert tree(path) == {"a": "5", "notes.txt": "mine", "b/model.pt": "mine too"}
+
+
+def test_a_file_that_appears_while_a_save_runs_stays(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    save(path, {"a": "1"})
+    with publish(path) as directory:
+        (directory / "a").write_text("2")
+        (path / "notes.txt").write_text("mine")
+    assert tree(path) == {"a": "2", "notes.txt": "mine"}
+    assert os.listdir(tmp_path) == ["run"]
+
+
+def test_parts_that_are_saved_one_by_one_join(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    save(path, {"a": "1"}, merge=True)
+    save(path, {"b/c": "2"}, merge=True)
+    save(path, {"a": "3"}, merge=True)
+    assert tree(path) == {"a": "3", "b/c": "2"}
+    save(path, {"d": "4"})  # a whole one takes the place of them all
+    assert tree(path) == {"d": "4"}
+
+
+def test_named_files_of_a_save_without_a_list_go_too(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    (path / "x").mkdir(parents=True)
+    (path / "x" / "old").write_text("1")
+    (path / "y").write_text("2")
+    save(path, {"a": "3"}, stale=("x/old", "z"))
+    assert tree(path) == {"a": "3", "y": "2"}
+    assert not (path / "x").exists()
+
+
+def test_nothing_happens_if_nothing_is_written(tmp_path: Path) -> None:
+    save(tmp_path / "run", {})
+    assert os.listdir(tmp_path) == []
+    save(tmp_path / "run", {"a": "1"})
+    save(tmp_path / "run", {})
+    assert tree(tmp_path / "run") == {"a": "1"}
+
+
+def test_an_error_in_between_leaves_the_earlier_save(tmp_path: Path, exchange: str) -> None:
+    path = tmp_path / "run"
+    save(path, {"a": "1"})
+    for within in (False, True):
+        with pytest.raises(OSError, match="disk is full"):
+            break_off(path, within)
+    assert tree(path) == {"a": "1"}
+    assert os.listdir(tmp_path) == ["run"]
+
+
+def test_a_path_that_is_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "run").write_text("mine")
+    with pytest.raises(NotADirectoryError, match="run is not a directory"):
+        save(tmp_path / "run", {"a": "1"})
+    assert (tmp_path / "run").read_text() == "mine"
+
+
+@pytest.mark.parametrize("kind", ["directory", "file above", "link above"])
+def test_something_else_in_the_place_of_a_file_is_refused_before_anything_changes(
+    tmp_path: Path, kind: str
+) -> None:
+    path, away = tmp_path / "run", tmp_path / "away"
+    away.mkdir()
+    save(path, {"a": "1"})
+    if kind == "directory":
+        (path / "b" / "c").mkdir(parents=True)
+    elif kind == "file above":
+        (path / "b").write_text("mine")
+    else:
+        (path / "b").symlink_to(away)
+    with pytest.raises(FileExistsError, match="Nothing was changed"):
+        save(path, {"a": "2", "b/c": "3"})
+    assert tree(path)["a"] == "1"
+    assert os.listdir(away) == []
+
+
+def test_a_path_through_a_link_is_followed(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    save(tmp_path / "link", {"a": "1"})
+    save(tmp_path / "link", {"a": "2"})
+    assert (tmp_path / "link").is_symlink()
+    assert tree(tmp_path / "real") == {"a": "2"}
+
+
+@pytest.mark.parametrize("name", ["../outside", "/tmp/outside", "x/../../outside", "..", ""])
+def test_a_list_from_elsewhere_removes_nothing_outside(tmp_path: Path, name: str) -> None:
+    (tmp_path / "outside").write_text("mine")
+    path = tmp_path / "run"
+    save(path, {"a": "1"})
+    (path / MANIFEST).write_text(json.dumps({"format": 1, "files": ["a", name, 7]}))
+    save(path, {"b": "2"}, within=True)
+    assert tree(path) == {"b": "2"}
+    assert (tmp_path / "outside").read_text() == "mine"
+
+
+def unfinished(path: Path, files: dict[str, str], remove: list[str]) -> None:
+    """What a process leaves that dies once its save within ``path`` is complete."""
+    work = path / ".shmbuffer-save"
+    for name, text in files.items():
+        (work / "checkpoint" / name).parent.mkdir(parents=True, exist_ok=True)
+        (work / "checkpoint" / name).write_text(text)
+    (work / "owner").write_text("1")
+    (work / "complete.json").write_text(json.dumps({"remove": remove}))
+
+
+def test_a_complete_save_is_finished_by_whoever_comes(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    save(path, {"a": "1", "b": "2"})
+    unfinished(path, {"a": "3", "c/d": "4"}, ["b", "../outside"])
+    (tmp_path / "outside").write_text("mine")
+    finish(path)
+    assert tree(path) == {"a": "3", "c/d": "4"}
+    assert (tmp_path / "outside").exists()
+    finish(path)
+    assert tree(path) == {"a": "3", "c/d": "4"}
+
+
+def test_a_plan_from_elsewhere_leads_nowhere_through_a_link(tmp_path: Path) -> None:
+    path, away = tmp_path / "run", tmp_path / "away"
+    away.mkdir()
+    save(path, {"a": "1"})
+    (path / "c").symlink_to(away)
+    unfinished(path, {"c/d": "4"}, [])
+    with pytest.raises(FileExistsError, match="a file or a link"):
+        finish(path)
+    assert os.listdir(away) == []
+
+
+@needs_root
+def test_a_save_that_cannot_be_finished_here_says_so() -> None:
+    public = Path(tempfile.mkdtemp())  # pytest's own directories are closed to others
+    try:
+        path = public / "run"
+        save(path, {"a": "1"})
+        unfinished(path, {"a": "3"}, [])
+        for each in [public, path, *path.rglob("*")]:
+            each.chmod(0o755 if each.is_dir() else 0o644)
+
+        def load() -> None:
+            as_nobody()
+            with pytest.raises(ReadOnlyError, match="a save was interrupted when it was complete"):
+                finish(path)
+
+        assert in_fork(load) == 0
+        assert tree(path)["a"] == "1"
+        finish(path)
+        assert tree(path) == {"a": "3"}
+    finally:
+        shutil.rmtree(public)
+
+
+def test_what_dead_saves_have_left_is_removed_and_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    kept = [".run.notes", ".run.shmbuffer-save", ".running.1.shmbuffer-save", "run.shmbuffer-save"]
+    for name in [".run.0a1b.shmbuffer-save", ".run.ff.shmbuffer-save", *kept]:
+        (tmp_path / name / "checkpoint").mkdir(parents=True)
+        (tmp_path / name / "checkpoint" / "a").write_text("half")
+        (tmp_path / name / "owner").write_text("1")
+    (tmp_path / ".run.empty.shmbuffer-save").mkdir()
+    (tmp_path / ".run.foreign.shmbuffer-save").mkdir()
+    (tmp_path / ".run.foreign.shmbuffer-save" / "notes").write_text("mine")
+    save(path, {"a": "1"})
+    assert sorted(os.listdir(tmp_path)) == sorted(["run", ".run.foreign.shmbuffer-save", *kept])
+    assert tree(path) == {"a": "1"}
+
+
+@contextmanager
+def another_save(path: Path, *, within: bool) -> Iterator[tuple[int, Callable[[], int]]]:
+    """Another process that is saving: its pid, and what lets it end and gives its exit status."""
+    (told, tell), (hear, say) = os.pipe(), os.pipe()
+    pid = os.fork()
+    if not pid:
+        status = 1
+        try:
+            with publish(path, within=within) as directory:
+                (directory / "a").write_text("theirs")
+                os.write(tell, b".")
+                os.read(hear, 1)
+            status = 0
+        finally:
+            os._exit(status)
+
+    def end() -> int:
+        os.write(say, b".")
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+    try:
+        assert os.read(told, 1) == b"."
+        yield pid, end
+    finally:
+        for fd in (told, tell, hear, say):
+            os.close(fd)
+
+
+def test_a_living_save_is_left_alone_and_the_last_one_wins(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    with another_save(path, within=False) as (_, end):
+        save(path, {"a": "mine", "b": "1"})
+        assert tree(path) == {"a": "mine", "b": "1"}
+        assert end() == 0
+    assert tree(path) == {"a": "theirs"}
+    assert os.listdir(tmp_path) == ["run"]
+
+
+def test_two_saves_within_one_directory_at_a_time_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    with another_save(path, within=True) as (pid, end):
+        with pytest.raises(BufferInUseError, match=f"process {pid} is saving here") as caught:
+            save(path, {"a": "mine"}, within=True)
+        assert caught.value.pids == [pid]
+        assert end() == 0
+    assert tree(path) == {"a": "theirs"}
+
+
+def test_the_exchange_is_the_kernels(tmp_path: Path) -> None:
+    one, other = tmp_path / "one", tmp_path / "other"
+    one.mkdir()
+    other.mkdir()
+    (one / "a").write_text("1")
+    if not publication._exchange(one, other):
+        pytest.skip("this file system cannot exchange two directories")
+    assert os.listdir(other) == ["a"]
+    with pytest.raises(FileNotFoundError):
+        publication._exchange(one, tmp_path / "missing")
+
+
+def test_a_kernel_without_the_call_is_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Old:
+        @staticmethod
+        def renameat2(*_: object) -> int:
+            ctypes.set_errno(errno.EINVAL)
+            return -1
+
+    monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: Old)
+    path = tmp_path / "run"
+    save(path, {"a": "1"})
+    save(path, {"b": "2"})
+    assert tree(path) == {"b": "2"}
