@@ -191,6 +191,6 @@ int shmb_read(struct shmb_ring *ring, struct shmb_call *call, const int64_t *ind
 uint64_t shmb_copy_slots(struct shmb_ring *ring, uint64_t first, uint64_t count, unsigned char *const *out,
                          int64_t *tickets);
 int shmb_copy_moment(struct shmb_ring *ring, struct shmb_call *call, unsigned char *const *out, int64_t *tickets,
-                     double *raw, struct shmb_moment *moment);
+                     uint64_t *sources, double *raw, struct shmb_moment *moment);
 
 #endif

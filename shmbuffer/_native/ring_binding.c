@@ -521,22 +521,22 @@ static PyObject *ring_copy_slots(PyObject *object, PyObject *const *args, Py_ssi
     return end(&python, SHMB_OK, changed);
 }
 
-/* copy_moment(out addresses, tickets, raw, timeout_ns) -> (head, write_count, max_priority), or a status */
+/* copy_moment(out addresses, tickets, sources, raw, timeout_ns) -> (head, write_count, max_priority), or a status */
 static PyObject *ring_copy_moment(PyObject *object, PyObject *const *args, Py_ssize_t nargs) {
     struct ring_object *self = (struct ring_object *)object;
     struct shmb_moment moment;
     const unsigned char *room[64];
-    uint64_t tickets, raw;
+    uint64_t tickets, sources, raw;
     int64_t timeout;
-    if (expect(nargs, 4, "copy_moment") < 0 || number(args[1], &tickets) < 0 || number(args[2], &raw) < 0 ||
-        signed_number(args[3], &timeout) < 0)
+    if (expect(nargs, 5, "copy_moment") < 0 || number(args[1], &tickets) < 0 || number(args[2], &sources) < 0 ||
+        number(args[3], &raw) < 0 || signed_number(args[4], &timeout) < 0)
         return NULL;
     const unsigned char **out = addresses(self, args[0], room, 64);
     if (out == NULL) return NULL;
     struct python_call python = begin(timeout);
     may_block(&python.call);
     int status = shmb_copy_moment(&self->ring, &python.call, (unsigned char *const *)out, (int64_t *)(uintptr_t)tickets,
-                                  (double *)(uintptr_t)raw, &moment);
+                                  (uint64_t *)(uintptr_t)sources, (double *)(uintptr_t)raw, &moment);
     if (out != room) free(out);
     if (status != SHMB_OK) return end(&python, status, 0);
     PyEval_RestoreThread(python.saved);
@@ -631,7 +631,7 @@ static PyMethodDef methods[] = {
     FAST(claim_slots, "claim_slots(slots, count, in_place, tickets or 0, kept or 0, timeout_ns): take named slots."),
     FAST(restore, "restore(slot, write_count, max_priority, timeout_ns): position and counts of a buffer that is loaded."),
     FAST(copy_slots, "copy_slots(first, count, out, tickets): copy the slots that differ from tickets."),
-    FAST(copy_moment, "copy_moment(out, tickets, raw, timeout_ns): the same under the mutex, and the counters."),
+    FAST(copy_moment, "copy_moment(out, tickets, sources, raw, timeout_ns): the same under the mutex, and the counters."),
     FAST(commit, "commit(priorities, skip_rows, timeout_ns): publish what was claimed."),
     {"abort", ring_abort, METH_O, "abort(timeout_ns): give the claimed slots back, empty."},
     FAST(sample, "sample(count, key, out, index, tickets, weights, beta, prioritized, timeout_ns): draw, copy, validate."),

@@ -296,7 +296,7 @@ uint64_t shmb_copy_slots(struct shmb_ring *ring, uint64_t first, uint64_t count,
 
 /* The last round. Nobody can claim a slot meanwhile, so what is committed now stays as it is. */
 int shmb_copy_moment(struct shmb_ring *ring, struct shmb_call *call, unsigned char *const *out, int64_t *tickets,
-                     double *raw, struct shmb_moment *moment) {
+                     uint64_t *sources, double *raw, struct shmb_moment *moment) {
     int status = shmb_lock(ring, call);
     if (status != SHMB_OK) return status;
     for (uint64_t slot = 0; slot < ring->capacity; slot++) {
@@ -304,6 +304,7 @@ int shmb_copy_moment(struct shmb_ring *ring, struct shmb_call *call, unsigned ch
         if (now >= 0 && now != tickets[slot]) copy_slot(ring, slot, out);
         tickets[slot] = now;
     }
+    memcpy(sources, ring->sources, ring->capacity * sizeof *sources);
     memcpy(raw, ring->raw, ring->elements * sizeof *raw);
     moment->head = atomic_load_explicit(&ring->runtime->head, memory_order_relaxed);
     moment->write_count = atomic_load_explicit(&ring->runtime->write_count, memory_order_relaxed);

@@ -61,6 +61,8 @@ class Moment(NamedTuple):
 
     tickets: NDArray[np.int64]
     """int64[capacity]: of the item in each slot; -1: there is none."""
+    sources: NDArray[np.int64]
+    """int64[capacity]: the incarnation that wrote it; -1: there is none."""
     priorities: NDArray[np.float64]
     """float64[elements], raw; NaN where none is known."""
     head: int
@@ -454,7 +456,8 @@ class Ring:
         out = tuple(out)
         tickets = np.full(self.capacity, -1, np.int64)
         raw = np.empty(self.elements, np.float64)
-        at = tickets.ctypes.data
+        sources = np.empty(self.capacity, np.int64)
+        at, whose = tickets.ctypes.data, sources.ctypes.data
         for _ in range(_COPY_ROUNDS):
             changed = 0
             for first in range(0, self.capacity, _COPY_SLOTS):
@@ -462,13 +465,14 @@ class Ring:
                 changed += self._native.copy_slots(first, count, out, at)
             if changed <= _COPY_LOCKED:
                 break
-        counters = self._native.copy_moment(out, at, raw.ctypes.data, LOCK_TIMEOUT_NS)
+        counters = self._native.copy_moment(out, at, whose, raw.ctypes.data, LOCK_TIMEOUT_NS)
         while isinstance(counters, int):
             self._again(counters, lambda: 0, "copy_out")
-            counters = self._native.copy_moment(out, at, raw.ctypes.data, LOCK_TIMEOUT_NS)
+            counters = self._native.copy_moment(out, at, whose, raw.ctypes.data, LOCK_TIMEOUT_NS)
         head, write_count, greatest = counters
+        sources[tickets < 0] = -1
         raw[np.repeat(tickets < 0, self.width)] = np.nan
-        return Moment(tickets, raw, head, write_count, greatest if greatest >= 0 else None)
+        return Moment(tickets, sources, raw, head, write_count, greatest if greatest >= 0 else None)
 
     def bind_priorities(self, alpha: float, eps: float) -> None:
         """Switches the tree on; what is committed gets its mass. O(capacity), once.

@@ -18,15 +18,13 @@ import os
 import pickle
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any, BinaryIO
 
 import torch
 
 from shmbuffer.errors import CorruptBufferError
 from shmbuffer.replay.leaves import dtype_name, torch_dtype
-
-if TYPE_CHECKING:
-    from shmbuffer.replay.storages.packing import Packed
+from shmbuffer.replay.packing import Packed, pack, unpack
 
 _ALIGN = 8
 _PLAIN = (bool, int, float, str, type(None))  # JSON has them
@@ -61,15 +59,11 @@ def read_values(directory: Path, name: str, *, allow_pickle: bool) -> Iterator[A
 
 def pack_plainly(value: Any) -> Packed:
     """A value as its form, what JSON can hold of it, and the bytes of its tensors."""
-    from shmbuffer.replay.storages.packing import pack  # storages are saved with this module
-
     return pack(value, _bytes_of, _CPU)
 
 
 def unpack_plainly(packed: Packed) -> Any:
     """The value again; its tensors are on the CPU."""
-    from shmbuffer.replay.storages.packing import unpack
-
     return unpack(packed, lambda chunk, _: chunk)
 
 
@@ -128,8 +122,6 @@ def read_packed(directory: Path, name: str, *, allow_pickle: bool) -> Iterator[P
             A ValueError.
         CorruptBufferError: the files are damaged, or not of this format.
     """
-    from shmbuffer.replay.storages.packing import Packed
-
     where = directory / f"{name}.jsonl"
     with open(where, encoding="utf-8") as lines, open(directory / f"{name}.data", "rb") as data:
         forms: list[Any] = []

@@ -9,9 +9,9 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-torchrl = pytest.importorskip("torchrl")
+import tests.compat.family  # noqa: F401 - skips these tests where TorchRL is not installed
 
-from torchrl.envs import transforms as T  # noqa: E402, N812
+from torchrl.envs import transforms as T  # noqa: N812  # isort: skip
 
 import shmbuffer  # noqa: E402
 

@@ -172,6 +172,18 @@ def test_an_item_that_is_changed_in_place_keeps_its_source(tmp_path: Path) -> No
         require_sound(first)
 
 
+def test_a_copy_says_who_wrote_each_item(tmp_path: Path) -> None:
+    path = tmp_path / "buffer"
+    with Engine.open(path, Settings(capacity=4)) as first:
+        ring = first.define(schema(4))
+        write(ring, range(2))
+        with Engine.open(path, None) as second:
+            other = ring_of(second)
+            write(other, [2])
+            moment, _ = copy_out(ring)
+            assert moment.sources.tolist() == [ring.incarnation] * 2 + [other.incarnation, -1]
+
+
 @pytest.fixture
 def saved(make: Maker) -> Callable[[], tuple[Moment, dict[int, int]]]:
     ring = ring_of(make(8))

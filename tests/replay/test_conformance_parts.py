@@ -40,7 +40,10 @@ every_storage = pytest.mark.parametrize(
     "maker", cases(samplers=("random",), writers=("round robin",)), indirect=True, ids=str
 )
 every_sampler = pytest.mark.parametrize(
-    "maker", cases(writers=("round robin",)), indirect=True, ids=str
+    "maker",
+    cases(("list", "memory", "directory"), writers=("round robin",)),
+    indirect=True,
+    ids=str,
 )
 
 

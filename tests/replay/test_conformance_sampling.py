@@ -34,8 +34,11 @@ every_case = pytest.mark.parametrize("maker", cases(), indirect=True, ids=str)
 every_case_but_one_writer = pytest.mark.parametrize(
     "maker", cases(writers=("tensordict round robin", "max value")), indirect=True, ids=str
 )
-every_ordered_case = pytest.mark.parametrize(
-    "maker", cases(writers=("tensordict round robin",)), indirect=True, ids=str
+every_sampler = pytest.mark.parametrize(
+    "maker",
+    cases(("list", "memory", "directory"), writers=("tensordict round robin",)),
+    indirect=True,
+    ids=str,
 )
 every_storage = pytest.mark.parametrize(
     "maker", cases(samplers=("random",), writers=("round robin",)), indirect=True, ids=str
@@ -106,7 +109,7 @@ def test_a_sample_is_a_copy(maker: Maker) -> None:
     assert_are_steps(rb[:], list(range(12)) if maker.case.in_order else None)
 
 
-@every_ordered_case
+@every_sampler
 def test_every_item_is_reached(maker: Maker) -> None:
     rb = maker.buffer(12, batch_size=12)
     rb.extend(steps(0, 12))
@@ -114,7 +117,7 @@ def test_every_item_is_reached(maker: Maker) -> None:
     assert seen == set(range(12))
 
 
-@every_ordered_case
+@every_sampler
 def test_what_was_written_over_is_never_sampled(maker: Maker) -> None:
     rb = maker.buffer(8, batch_size=8)
     rb.extend(steps(0, 8))
@@ -296,7 +299,7 @@ def seeded(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-@every_ordered_case
+@every_sampler
 @prefetching
 def test_the_same_seed_draws_the_same_batches(maker: Maker, prefetch: int | None) -> None:
     def drawn(name: str, seed: int) -> list[list[int]]:
@@ -310,7 +313,7 @@ def test_the_same_seed_draws_the_same_batches(maker: Maker, prefetch: int | None
     assert drawn("c", 2) != first
 
 
-@every_ordered_case
+@every_sampler
 def test_without_a_generator_torchs_seed_decides(maker: Maker) -> None:
     rb = maker.buffer(12)
     rb.extend(steps(0, 12))

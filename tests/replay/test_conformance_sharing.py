@@ -155,7 +155,7 @@ HANDED_ON: dict[str, Callable[[Path], Any]] = {
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("start", "storage"),
-    [*(("fork", storage) for storage in HANDED_ON), ("spawn", "memory"), ("spawn", "directory")],
+    [*(("fork", storage) for storage in HANDED_ON), ("spawn", "directory")],
 )
 def test_a_buffer_is_handed_to_a_process_and_both_go_on(
     start: str, storage: str, tmp_path: Path
@@ -179,7 +179,7 @@ def test_with_shared_init_any_process_may_write_first(tmp_path: Path) -> None:
         storage=LazyMemmapStorage(20, scratch_dir=tmp_path / "buffer", shared_init=True),
         batch_size=4,
     )
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("fork")
     here, there = context.Pipe()
     process = context.Process(target=writes_first, args=(rb, there))
     process.start()

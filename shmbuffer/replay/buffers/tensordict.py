@@ -14,7 +14,7 @@ from shmbuffer.replay.eager import eager
 from shmbuffer.replay.keys import GENERATION, INDEX, OWN_KEYS
 from shmbuffer.replay.nodes import is_collection, nest
 from shmbuffer.replay.samplers import PrioritizedSampler, PriorityUpdate
-from shmbuffer.replay.samplers.raw import as_raw, check_raw
+from shmbuffer.replay.samplers.priority.raw import as_raw, check_raw
 from shmbuffer.replay.storages.ring_storage import RingStorage
 from shmbuffer.replay.writers import TensorDictRoundRobinWriter
 

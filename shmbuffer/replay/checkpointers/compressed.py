@@ -18,7 +18,7 @@ from shmbuffer.replay.checkpoints import Loaded, read_json_list
 from shmbuffer.replay.leaves import torch_dtype
 
 if TYPE_CHECKING:
-    from shmbuffer.replay.storages.packing import Packed
+    from shmbuffer.replay.packing import Packed
 
 _METADATA = "metadata.json"
 _DATA = "compressed_data"

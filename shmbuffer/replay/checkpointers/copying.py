@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from shmbuffer.memory import Engine, Moment, filesystem, slots
-from shmbuffer.replay.checkpointers.record import Record, sources_seen
+from shmbuffer.replay.checkpointers.record import Record
 from shmbuffer.replay.leaves import Leaves
 
 if TYPE_CHECKING:
@@ -65,10 +65,8 @@ def copy_into(rows: Rows, columns: list[Any], descriptors: dict[int, int], folde
     finally:
         for descriptor in descriptors.values():
             os.close(descriptor)
-    sources = sources_seen(ring)
     moment = rows.copy_out(columns)
-    record = Record.of_moment(moment, rows.leaves, sources(moment))
-    return Copy(moment, record, columns)
+    return Copy(moment, Record.of_moment(moment, rows.leaves), columns)
 
 
 def look_at(ring: Ring, leaves: Leaves) -> tuple[Moment, Record]:
@@ -76,8 +74,9 @@ def look_at(ring: Ring, leaves: Leaves) -> tuple[Moment, Record]:
     words = ring.words.copy()
     tickets = np.where(slots.committed(words), slots.tickets(words), -1)
     raw = np.where(np.repeat(tickets < 0, ring.width), np.nan, ring.priorities())
-    moment = Moment(tickets, raw, ring.head, ring.write_count, ring.max_priority)
-    return moment, Record.of_moment(moment, leaves, sources_seen(ring)(moment))
+    sources = np.where(tickets < 0, -1, ring.sources.astype(np.int64))
+    moment = Moment(tickets, sources, raw, ring.head, ring.write_count, ring.max_priority)
+    return moment, Record.of_moment(moment, leaves)
 
 
 def copy_of_buffer(engine: Engine, path: Path) -> tuple[Leaves, Copy]:
@@ -107,6 +106,5 @@ def copy_of_buffer(engine: Engine, path: Path) -> tuple[Leaves, Copy]:
     if ring.is_alone:
         return leaves, Copy(*look_at(ring, leaves), columns)
     columns = [torch.empty_like(column) for column in columns]
-    sources = sources_seen(ring)
     moment = ring.copy_out([column.data_ptr() for column in columns])
-    return leaves, Copy(moment, Record.of_moment(moment, leaves, sources(moment)), columns)
+    return leaves, Copy(moment, Record.of_moment(moment, leaves), columns)

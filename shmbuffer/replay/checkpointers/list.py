@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shmbuffer.memory import Moment
-    from shmbuffer.replay.storages.packing import Packed
+    from shmbuffer.replay.packing import Packed
 
 _ITEMS = "shmbuffer.list"
 

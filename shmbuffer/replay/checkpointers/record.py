@@ -12,7 +12,6 @@ whether two are the same means something; 0 is not known, and the same as no oth
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,13 +19,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shmbuffer.errors import CorruptBufferError, IncompatibleVersionError, SchemaMismatchError
-from shmbuffer.memory import slots as slot_words
 from shmbuffer.replay.checkpoints import OURS, read_json, write_json
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from shmbuffer.memory import Moment, Ring
+    from shmbuffer.memory import Moment
     from shmbuffer.replay.leaves import Leaves
 
 METADATA = "storage_metadata.json"
@@ -63,8 +61,8 @@ class Record:
     sources: NDArray[np.int64] | None = None
 
     @classmethod
-    def of_moment(cls, moment: Moment, leaves: Leaves, sources: NDArray[np.int64]) -> Record:
-        """What there is to remember of a moment, and of who wrote its items."""
+    def of_moment(cls, moment: Moment, leaves: Leaves) -> Record:
+        """What there is to remember of a moment."""
         slots = len(moment.tickets)
         return cls(
             slots,
@@ -74,7 +72,7 @@ class Record:
             moment.write_count,
             leaves.node.to_json(),
             moment.tickets,
-            sources,
+            moment.sources,
         )
 
     @property
@@ -207,34 +205,6 @@ def slots_of(runs: NDArray[np.int64], slots: int) -> tuple[NDArray[np.int64], ND
         tickets[first : first + count] = np.arange(ticket, ticket + count)
         sources[first : first + count] = source
     return tickets, sources
-
-
-def sources_seen(ring: Ring) -> Callable[[Moment], NDArray[np.int64]]:
-    """Look who has written what, before a copy is made; the result is called when it is there.
-
-    An item that was both written and written over between the two looks has no known source.
-    """
-    before = _look(ring)
-
-    def known(moment: Moment) -> NDArray[np.int64]:
-        sources = np.where(moment.tickets < 0, -1, 0)
-        for slots, tickets, found in (before, _look(ring)):
-            same = tickets == moment.tickets[slots]
-            sources[slots[same]] = found[same]
-        return sources
-
-    return known
-
-
-def _look(
-    ring: Ring,
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Slots, tickets and sources of the items that were there during all of the look."""
-    slots = np.flatnonzero(ring.words)  # not EMPTY
-    words = ring.words[slots]
-    sources = ring.sources[slots].astype(np.int64)
-    there = slot_words.committed(words) & (words == ring.words[slots])
-    return slots[there], slot_words.tickets(words[there]), sources[there]
 
 
 def read_metadata(folder: Path) -> dict[str, Any]:

@@ -9,9 +9,9 @@ import torch
 
 from shmbuffer.errors import EmptyBufferError
 from shmbuffer.replay.keys import WEIGHT_KEYS
-from shmbuffer.replay.samplers.priority_keeper import PriorityKeeper
+from shmbuffer.replay.samplers.priority.keeper import PriorityKeeper
+from shmbuffer.replay.samplers.priority.raw import from_zero
 from shmbuffer.replay.samplers.random import draw_from
-from shmbuffer.replay.samplers.raw import from_zero
 from shmbuffer.replay.samplers.sampler import NOTHING_THERE, draw_key, lanes_of
 from shmbuffer.replay.samplers.saved import moved, read_priorities, write_priorities
 from shmbuffer.replay.storages.indexing import unravel

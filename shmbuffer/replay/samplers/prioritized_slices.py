@@ -9,10 +9,10 @@ import numpy as np
 import torch
 
 from shmbuffer.replay.keys import WEIGHT_KEYS
-from shmbuffer.replay.samplers.cutting import Cuts, Side, places
 from shmbuffer.replay.samplers.prioritized import PrioritizedSampler
 from shmbuffer.replay.samplers.sampler import lanes_of
 from shmbuffer.replay.samplers.slices import SliceSampler
+from shmbuffer.replay.samplers.slicing.cutting import Cuts, Side, places
 from shmbuffer.replay.storages.indexing import ravel
 
 if TYPE_CHECKING:
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shmbuffer.memory import Ring
-    from shmbuffer.replay.samplers.entries import Key
-    from shmbuffer.replay.samplers.trajectories import Trajectories
+    from shmbuffer.replay.samplers.slicing.entries import Key
+    from shmbuffer.replay.samplers.slicing.trajectories import Trajectories
 
 _ROUNDS = 4  # of drawing any item and keeping what a slice can begin with; then exactly, in O(n)
 _SPARE = 2  # drawn for each slice that is wanted

@@ -9,10 +9,10 @@ import numpy as np
 import torch
 
 from shmbuffer.replay.keys import GENERATION, WEIGHT_KEYS
-from shmbuffer.replay.samplers.boundaries import DONE, Boundaries
-from shmbuffer.replay.samplers.cutting import Cuts, Side, Span, places, rows_of
-from shmbuffer.replay.samplers.marks import Marks
 from shmbuffer.replay.samplers.sampler import Sampler, lanes_of
+from shmbuffer.replay.samplers.slicing.boundaries import DONE, Boundaries
+from shmbuffer.replay.samplers.slicing.cutting import Cuts, Side, Span, places, rows_of
+from shmbuffer.replay.samplers.slicing.marks import Marks
 from shmbuffer.replay.storages.indexing import unravel
 
 if TYPE_CHECKING:
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shmbuffer.replay.samplers.entries import Key
-    from shmbuffer.replay.samplers.trajectories import Trajectories
+    from shmbuffer.replay.samplers.slicing.entries import Key
+    from shmbuffer.replay.samplers.slicing.trajectories import Trajectories
 
 _ATTEMPTS = 16  # to choose slices that nobody writes over meanwhile
 _NUMBERS = 2**62  # random numbers below this, modulo what is wanted: the bias is below 2**-30

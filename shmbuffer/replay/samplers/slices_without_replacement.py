@@ -8,8 +8,8 @@ import numpy as np
 import torch
 
 from shmbuffer.memory import slots
-from shmbuffer.replay.samplers.cutting import Cuts
 from shmbuffer.replay.samplers.slices import SliceSampler
+from shmbuffer.replay.samplers.slicing.cutting import Cuts
 from shmbuffer.replay.samplers.without_replacement import SamplerWithoutReplacement
 
 if TYPE_CHECKING:
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shmbuffer.memory import Ring
-    from shmbuffer.replay.samplers.entries import Key
-    from shmbuffer.replay.samplers.trajectories import Trajectories
+    from shmbuffer.replay.samplers.slicing.entries import Key
+    from shmbuffer.replay.samplers.slicing.trajectories import Trajectories
 
 
 class _Pass(NamedTuple):

@@ -17,8 +17,8 @@ from shmbuffer.errors import CorruptBufferError
 from shmbuffer.replay.batches import collate, stack_lazily
 from shmbuffer.replay.checkpointers.compressed import CompressedListStorageCheckpointer
 from shmbuffer.replay.nodes import is_collection
+from shmbuffer.replay.packing import Packed, pack, unpack
 from shmbuffer.replay.storages.list import ListStorage
-from shmbuffer.replay.storages.packing import Packed, pack, unpack
 
 _KEPT_FORMS = 1024  # that items to come may share
 

@@ -9,10 +9,10 @@ import numpy as np
 import torch
 
 from shmbuffer.memory import slots
-from shmbuffer.replay.samplers.greatest import Greatest
-from shmbuffer.replay.samplers.raw import as_raw, check_raw, from_zero
+from shmbuffer.replay.samplers.priority.greatest import Greatest
+from shmbuffer.replay.samplers.priority.raw import as_raw, check_raw, from_zero
+from shmbuffer.replay.samplers.priority.table import PriorityTable
 from shmbuffer.replay.samplers.sampler import PriorityUpdate, Sampler, lanes_of
-from shmbuffer.replay.samplers.table import PriorityTable
 from shmbuffer.replay.storages.indexing import ravel
 
 if TYPE_CHECKING:

@@ -9,10 +9,16 @@ import numpy as np
 import torch
 
 from shmbuffer.errors import EmptyBufferError
-from shmbuffer.replay.samplers.entries import Entries, Key, LeafEntries, ObjectEntries, path_of
-from shmbuffer.replay.samplers.pieces import Grid, Pieces, in_order, look
 from shmbuffer.replay.samplers.sampler import lanes_of
-from shmbuffer.replay.samplers.trajectories import (
+from shmbuffer.replay.samplers.slicing.entries import (
+    Entries,
+    Key,
+    LeafEntries,
+    ObjectEntries,
+    path_of,
+)
+from shmbuffer.replay.samplers.slicing.pieces import Grid, Pieces, in_order, look
+from shmbuffer.replay.samplers.slicing.trajectories import (
     Ends,
     Steps,
     Trajectories,

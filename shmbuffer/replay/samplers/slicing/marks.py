@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from shmbuffer.replay.samplers.entries import Key, path_of
+from shmbuffer.replay.samplers.slicing.entries import Key, path_of
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
     from shmbuffer.replay.nodes import Path
-    from shmbuffer.replay.samplers.cutting import Rows
-    from shmbuffer.replay.samplers.entries import Entries
+    from shmbuffer.replay.samplers.slicing.cutting import Rows
+    from shmbuffer.replay.samplers.slicing.entries import Entries
 
 MASK: Path = ("collector", "mask")
 """Where steps are told from padding, as in TorchRL."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from shmbuffer.memory import slots as slot_words
-from shmbuffer.replay.samplers.pieces import Grid, Pieces
+from shmbuffer.replay.samplers.slicing.pieces import Grid, Pieces
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

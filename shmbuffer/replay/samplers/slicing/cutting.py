@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
 
-    from shmbuffer.replay.samplers.trajectories import Trajectories
+    from shmbuffer.replay.samplers.slicing.trajectories import Trajectories
 
 Side = bool | int
 
