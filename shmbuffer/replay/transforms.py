@@ -111,6 +111,8 @@ def compose(transform: Transform | Iterable[Transform] | None) -> Compose:
         return transform
     if isinstance(transform, (list, tuple)):
         return Compose(*transform)
+    if hasattr(transform, "transforms") and hasattr(transform, "insert"):  # TorchRL's Compose
+        return Compose(*transform.transforms)
     return Compose(transform)  # type: ignore[arg-type] # Compose says it where it cannot be called
 
 

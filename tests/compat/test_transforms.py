@@ -13,7 +13,7 @@ import tests.compat.family  # noqa: F401 - skips these tests where TorchRL is no
 
 from torchrl.envs import transforms as T  # noqa: N812  # isort: skip
 
-import shmbuffer  # noqa: E402
+import shmbuffer
 
 
 def buffers(make: Callable[[], Any] | None = None) -> list[Any]:

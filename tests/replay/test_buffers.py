@@ -575,3 +575,51 @@ def test_a_priority_may_come_along_with_what_goes_into_the_callers_tensors() -> 
     rb.extend({"a": torch.tensor([10, 11]), "td_error": torch.tensor([0.0, 1e9])})
     assert data["a"].tolist() == [10, 11, 2, 3]
     assert set(rb.sample()["a"].tolist()) == {11}
+
+
+def test_an_index_goes_on_in_the_items_own_dimensions(make: Any) -> None:
+    rb = TensorDictReplayBuffer(storage=make(4), batch_size=2)
+    rb.extend(TensorDict({"a": torch.arange(12).view(3, 4)}, [3, 4]))
+    assert rb[:, 0]["a"].tolist() == [0, 4, 8]
+    assert rb[0, 1]["a"].item() == 1
+    assert rb[1:, 2:]["a"].tolist() == [[6, 7], [10, 11]]
+    plain = ReplayBuffer(storage=make(4), batch_size=2)
+    plain.extend({"x": torch.arange(6).view(2, 3)})
+    assert plain[1, 2]["x"].item() == 5
+    lists = TensorDictReplayBuffer(storage=ListStorage(4), batch_size=2)
+    lists.extend(TensorDict({"a": torch.arange(12).view(3, 4)}, [3, 4]))
+    assert lists[:, 0]["a"].tolist() == [0, 4, 8]
+
+
+def test_a_list_of_nothing_writes_nothing(make: Any) -> None:
+    rb = ReplayBuffer(storage=make(4), batch_size=2)
+    assert rb.extend([]).shape == (0,)
+    assert len(rb) == 0
+
+
+def test_what_is_no_part_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"a storage, sampler or writer is needed.*got 3"):
+        ReplayBuffer(storage=3)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"max_size=4\): the tensors have 5 places"):
+        TensorStorage(torch.zeros(5), max_size=4)
+
+
+def test_a_sample_that_is_put_back_into_a_list_leaves_its_own_keys_behind() -> None:
+    rb = TensorDictReplayBuffer(storage=ListStorage(4), batch_size=2)
+    rb.extend(TensorDict({"a": torch.arange(3)}, [3]))
+    sample = rb.sample()
+    rb[sample["index"]] = sample
+    assert all(set(rb[i].keys()) == {"a"} for i in range(3))
+
+
+def test_places_are_asked_for_items(make: Any) -> None:
+    storage = make(5)
+    assert not storage.contains(0)
+    storage.set(range(3), torch.arange(3))
+    assert storage.contains(2)
+    assert storage.contains(-1)
+    assert not storage.contains(3)
+    assert storage.contains(torch.tensor([[0, 4], [-3, 7]])).tolist() == [
+        [True, False],
+        [True, False],
+    ]

@@ -7,8 +7,11 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
+from tensordict import TensorDictBase
+from torch.utils._pytree import tree_map
 
 from shmbuffer.replay.buffers.parts import Parts
+from shmbuffer.replay.keys import OWN_KEYS
 from shmbuffer.replay.nodes import is_collection
 from shmbuffer.replay.storages.indexing import ravel, select
 from shmbuffer.replay.storages.list import ListStorage
@@ -40,8 +43,8 @@ class StorageOrder(Parts):
         """Items by index, through ``collate_fn`` and the transforms.
 
         Args:
-            index: int, slice, list, array or tensor of the first dimension; a tuple for several; a
-                key of the data.
+            index: int, slice, list, array or tensor of the first dimension; a tuple for several,
+                which goes on in the items' own dimensions; a key of the data.
 
         Returns:
             The items. On a buffer that is shared: validated copies of what is committed. Else an
@@ -53,9 +56,12 @@ class StorageOrder(Parts):
         """
         if isinstance(index, str) or _is_key(index):
             return self[:][index]
+        index, below = self._split(index)
         data = self._fetch(index)
         if not _is_one(index):
             data = self._collate(data)
+        if below:
+            data = tree_map(lambda leaf: leaf[below], data, is_leaf=is_collection)
         if not len(self._transform):
             return data
         if is_collection(data) and isinstance(self._storage, ListStorage):
@@ -287,6 +293,17 @@ class StorageOrder(Parts):
             place = index if single else torch.arange(storage.max_size)[: len(storage)][index][at]
             self._put(int(place), changed)
 
+    def _split(self, index: Any) -> tuple[Any, tuple[Any, ...]]:
+        """The part of an index that is for the storage, and what to do with what it selects."""
+        ndim = self._storage.ndim
+        if not (isinstance(index, tuple) and len(index) > ndim):
+            return index, ()
+        if not all(isinstance(part, (int, slice)) for part in index):
+            return index, ()
+        outer = index[:ndim]
+        kept = (slice(None),) * sum(isinstance(part, slice) for part in outer)
+        return outer if ndim > 1 else outer[0], (*kept, *index[ndim:])
+
     def _fetch(self, index: Any) -> Any:
         storage = self._storage
         if not isinstance(storage, RingStorage):
@@ -298,6 +315,8 @@ class StorageOrder(Parts):
     def _put(self, index: Any, value: Any) -> None:
         if self.dim_extend:
             value = swap_dims(value, self.dim_extend)
+        if isinstance(self._storage, ListStorage) and isinstance(value, TensorDictBase):
+            value = value.exclude(*OWN_KEYS)  # a sample that is put back
         if isinstance(self._storage, (RingStorage, ListStorage)):
             self._storage.put(index, value, in_place=True)
         else:

@@ -351,6 +351,8 @@ class ReplayBuffer(StorageOrder, Drawing, Whole):
     def _batch_of(self, data: Any) -> Any:
         """A batch as the storage takes it: stacked, transformed, the right dimension first."""
         if type(data) is list and isinstance(self._storage, RingStorage):
+            if not data:
+                return None
             data = stack(data)
         if len(self._transform):
             data = self._transform.inv(data)
@@ -397,4 +399,8 @@ class ReplayBuffer(StorageOrder, Drawing, Whole):
 
 def _made(part: Any) -> Any:
     """A part, or what makes one."""
-    return part() if callable(part) and not isinstance(part, (Storage, Sampler, Writer)) else part
+    if isinstance(part, (Storage, Sampler, Writer)):
+        return part
+    if not callable(part):
+        raise TypeError(f"a storage, sampler or writer is needed, or what makes one; got {part!r}")
+    return part()

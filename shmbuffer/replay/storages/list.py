@@ -239,11 +239,11 @@ class ListStorage(Storage):
         """A batch from what `get` gives for several; see `shmbuffer.replay.batches.collate`."""
         return collate(items)
 
-    def contains(self, index: Any) -> Any:
-        """Whether there is an item at ``index``.
+    def contains(self, item: Any) -> Any:
+        """Whether there is an item at ``item``.
 
         Args:
-            index: int (negative from the end); or a tensor of them.
+            item: int (negative from the end); or a tensor of them.
 
         Returns:
             bool; for a tensor one for each, of its shape.
@@ -251,14 +251,14 @@ class ListStorage(Storage):
         Raises:
             TypeError: something else: it is places that are looked for, not items.
         """
-        if isinstance(index, torch.Tensor) and index.dim():
-            there = [self.contains(one) for one in index.reshape(-1).tolist()]
-            return torch.tensor(there, dtype=torch.bool, device=index.device).view(index.shape)
-        if not is_int(index):
+        if isinstance(item, torch.Tensor) and item.dim():
+            there = [self.contains(one) for one in item.reshape(-1).tolist()]
+            return torch.tensor(there, dtype=torch.bool, device=item.device).view(item.shape)
+        if not is_int(item):
             raise TypeError(
-                f"a {type(self).__name__} contains places, ints or a tensor of them, got {index!r}"
+                f"a {type(self).__name__} contains places, ints or a tensor of them, got {item!r}"
             )
-        slot, ring = int(index), self.ring
+        slot, ring = int(item), self.ring
         if slot < 0:
             slot += len(self)
         return 0 <= slot < ring.capacity and bool(holds(ring, np.array([slot]))[0])

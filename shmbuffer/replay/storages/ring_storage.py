@@ -345,12 +345,23 @@ class RingStorage(Storage):
         for start in range(0, extent(rows.ring), chunk):
             yield self.fetch(slice(start, start + chunk), views=False)
 
-    def contains(self, index: int) -> bool:
-        """Whether slot ``index`` holds an item."""
+    def contains(self, item: Any) -> Any:
+        """Whether there is an item in a slot.
+
+        Args:
+            item: int (negative from the end); or a tensor of them.
+
+        Returns:
+            bool; for a tensor one for each, of its shape.
+        """
+        asked = np.asarray(item, np.int64)
         rows = self.rows
-        if rows is None or not 0 <= index < rows.ring.capacity:
-            return False
-        return bool(holds(rows.ring, np.array([index]))[0])
+        there = np.zeros(asked.shape, np.bool_)
+        if rows is not None:
+            slots = np.where(asked < 0, asked + extent(rows.ring), asked)
+            inside = (slots >= 0) & (slots < rows.ring.capacity)
+            there[inside] = holds(rows.ring, slots[inside])
+        return torch.from_numpy(there) if there.ndim else bool(there)
 
     def flatten(self) -> Any:
         """Every item, with one dimension for the storage whatever ``ndim`` is. Copies."""

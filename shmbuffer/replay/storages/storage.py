@@ -106,9 +106,9 @@ class Storage(Checkpoints):
     def define(self, example: Any) -> None:
         """Say what an item is before anything is written, where the storage needs to know."""
 
-    def contains(self, index: int) -> bool:
-        """Whether there is an item at ``index``."""
-        return 0 <= index < len(self)
+    def contains(self, item: int) -> bool:
+        """Whether there is an item at ``item``; negative numbers count from the end."""
+        return -len(self) <= item < len(self)
 
     @property
     def checkpointer(self) -> Any:

@@ -20,14 +20,14 @@ class TensorStorage(RingStorage):
     Args:
         storage: a TensorDict, tensorclass, tensor or PyTree ``[slots, *lanes, ...]``. It is used,
             not copied: a write changes it, and a change of it is seen by the next sample.
-        max_size: accepted as in TorchRL; the capacity is what ``storage`` has.
+        max_size: has to be what ``storage`` has, if it is given.
         device: where samples are; ``storage`` is used on the device where it is.
         ndim: how many of its leading dimensions belong to the storage.
         compilable: accepted; `torch.compile` leaves the native calls alone either way.
 
     Raises:
         TypeError: something in there is not a tensor.
-        ValueError: sizes of the leading dimensions differ between leaves.
+        ValueError: another ``max_size``; sizes of the leading dimensions differ between leaves.
 
     It cannot be passed to another process (RuntimeError): the tensors are this process's own.
 
@@ -59,6 +59,11 @@ class TensorStorage(RingStorage):
         )
         columns, lead = leaves.values(storage)
         slots = lead[0]
+        if max_size is not None and max_size != slots:
+            raise ValueError(
+                f"TensorStorage(max_size={max_size}): the tensors have {slots} places; leave "
+                "max_size out, or give as many"
+            )
         capacity = Schema((), slots, leaves.lanes).elements
         super().__init__(capacity, ndim=ndim, device=device, compilable=compilable)
         self._engine = Engine.anonymous(
