@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import multiprocessing
 import pickle
 import random
@@ -575,3 +576,15 @@ def test_a_directory_that_others_have_open_is_not_written(tmp_path: Path) -> Non
         assert scores(rb) == [1, 2]
         other.close()
         assert rb.extend(scored(3)).tolist() == [0]
+
+
+def test_before_it_has_a_storage_it_is_only_its_arguments() -> None:
+    for writer in (
+        pickle.loads(pickle.dumps(TensorDictMaxValueWriter(rank_key="rank", reduction="max"))),
+        copy.deepcopy(TensorDictMaxValueWriter(rank_key="rank", reduction="max")),
+    ):
+        rb = TensorDictReplayBuffer(storage=LazyTensorStorage(2), writer=writer, batch_size=2)
+        rb.extend(TensorDict({"rank": torch.tensor([[1.0, 5.0], [2.0, 3.0], [9.0, 0.0]])}, [3]))
+        assert sorted(rb[:]["rank"].amax(1).tolist()) == [5.0, 9.0]
+        with pytest.raises(RuntimeError, match="another process"):
+            copy.copy(writer)

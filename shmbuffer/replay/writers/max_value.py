@@ -285,7 +285,13 @@ class TensorDictMaxValueWriter(Writer):
                 self._count = 0
 
     def __getstate__(self) -> dict[str, Any]:
-        raise RuntimeError(_shared("it cannot be passed to another process"))
+        if self._storage is not None:
+            raise RuntimeError(_shared("it cannot be passed to another process"))
+        return {name: value for name, value in self.__dict__.items() if name != "_turn"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._turn = threading.RLock()
 
     def __repr__(self) -> str:
         return (
