@@ -59,6 +59,12 @@ class BuildCore(build_ext):
         # A core that is newer than its sources may still have been compiled with other flags.
         self.force = True
 
+    def copy_file(self, infile: str, outfile: str, *args: object, **kwargs: object) -> object:
+        """Copy to a new file: a process that runs with the core before it keeps that one."""
+        if os.path.isfile(outfile):
+            os.unlink(outfile)
+        return super().copy_file(infile, outfile, *args, **kwargs)
+
     def build_extensions(self) -> None:
         """Compile the core, or say what is missing."""
         compiler = self.compiler.compiler_so[0]
