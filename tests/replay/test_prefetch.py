@@ -280,6 +280,38 @@ def test_the_child_of_a_fork_makes_its_own() -> None:
     assert len(rb.sample()) == 4
 
 
+def test_the_child_of_a_fork_waits_for_nothing_of_its_parents() -> None:
+    going, hold = threading.Event(), threading.Event()
+
+    def slow(data: Any) -> Any:
+        going.set()
+        hold.wait(30)
+        return data
+
+    rb = TensorDictReplayBuffer(
+        storage=LazyTensorStorage(10), batch_size=4, prefetch=2, transform=slow
+    )
+    rb.extend(steps(10))
+    thread = threading.Thread(target=rb.sample)
+    thread.start()
+    assert going.wait(30)  # batches are being made: the child must not wait for them
+    pid = os.fork()
+    if pid == 0:
+        hold.set()
+        status = 1
+        try:
+            torch.set_num_threads(1)
+            rb.empty()
+            rb.extend(steps(4, 50))
+            status = 0 if min(rb.sample()["a"].tolist()) >= 50 else 2
+        finally:
+            os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    hold.set()
+    thread.join()
+    rb.close()
+
+
 def test_lists_prefetch_too() -> None:
     rb = ReplayBuffer(
         storage=ListStorage(10),

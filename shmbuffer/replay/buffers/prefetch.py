@@ -58,6 +58,7 @@ class Prefetcher:
         Raises:
             whatever drawing or making it raised.
         """
+        self._own()
         with self._lock:
             self._fill()
             order, future = self._queue.popleft()
@@ -69,6 +70,7 @@ class Prefetcher:
 
         Returns when no worker is at it any more.
         """
+        self._own()
         with self._lock:
             futures = [future for _, future in self._queue]
             wait([future for future in futures if not future.cancel()])
@@ -88,12 +90,14 @@ class Prefetcher:
         """Batches that are being made, or wait."""
         return len(self._queue)
 
+    def _own(self) -> None:
+        """Threads do not survive a fork: what they make is the parent's."""
+        if self._pid != os.getpid():
+            self._lock, self._executor, self._pid = RLock(), None, os.getpid()
+            while self._queue:
+                self._queue.pop()[0].undo()
+
     def _fill(self) -> None:
-        if (
-            self._pid != os.getpid()
-        ):  # threads do not survive a fork: what they made is the parent's
-            self._queue.clear()
-            self._executor, self._pid = None, os.getpid()
         if self._executor is None:
             self._executor = ThreadPoolExecutor(self.depth, thread_name_prefix="shmbuffer-sample")
         while len(self._queue) <= self.depth:
