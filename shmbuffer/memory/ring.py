@@ -418,11 +418,7 @@ class Ring:
 
     def snapshot(self) -> bytes:
         """Runtime page and registry, of one moment; see `counters.of_snapshot`."""
-        copy = self._native.snapshot(LOCK_TIMEOUT_NS)
-        while isinstance(copy, int):
-            self._again(copy, lambda: 0, "snapshot")
-            copy = self._native.snapshot(LOCK_TIMEOUT_NS)
-        return bytes(copy)
+        return bytes(self._answer(lambda: self._native.snapshot(LOCK_TIMEOUT_NS), "snapshot"))
 
     def restore(self, slot: int, write_count: int, max_priority: float | None) -> None:
         """Sets where the next item goes, what was counted, and the largest priority seen.
@@ -465,11 +461,10 @@ class Ring:
                 changed += self._native.copy_slots(first, count, out, at)
             if changed <= _COPY_LOCKED:
                 break
-        counters = self._native.copy_moment(out, at, whose, raw.ctypes.data, LOCK_TIMEOUT_NS)
-        while isinstance(counters, int):
-            self._again(counters, lambda: 0, "copy_out")
-            counters = self._native.copy_moment(out, at, whose, raw.ctypes.data, LOCK_TIMEOUT_NS)
-        head, write_count, greatest = counters
+        head, write_count, greatest = self._answer(
+            lambda: self._native.copy_moment(out, at, whose, raw.ctypes.data, LOCK_TIMEOUT_NS),
+            "copy_out",
+        )
         sources[tickets < 0] = -1
         raw[np.repeat(tickets < 0, self.width)] = np.nan
         return Moment(tickets, sources, raw, head, write_count, greatest if greatest >= 0 else None)
@@ -606,6 +601,14 @@ class Ring:
         if result >= 0:
             return result
         return self._again(result, call, what, timeout, priorities, index)
+
+    def _answer(self, call: Callable[[], Any], what: str) -> Any:
+        """What a call gives that answers with a status, an int, where it could not do its work."""
+        answer = call()
+        while isinstance(answer, int):
+            self._again(answer, lambda: 0, what)
+            answer = call()
+        return answer
 
     def _again(
         self,
