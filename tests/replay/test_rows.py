@@ -86,8 +86,8 @@ def test_bytes_that_are_in_place_become_items(make: Any) -> None:
     rb.empty()
     present = np.array([True, True, False, True, False, False])
     priorities = np.array([1.0, 2.0, 9.0, np.nan, 9.0, 9.0])
-    rb.storage.rows.adopt(
-        present, cursor=4, write_count=40, priorities=priorities, max_priority=7.0
+    rb.storage.rows.copy_in(
+        None, present, cursor=4, write_count=40, priorities=priorities, max_priority=7.0
     )
     assert rb[:]["a"].tolist() == [0, 1, 3]
     assert (len(rb), rb.write_count, rb.storage.ring.cursor) == (3, 40, 4)

@@ -86,10 +86,11 @@ def adopt(storage: Any, saved: Saved) -> Loaded:
     rows = storage.rows
     columns = saved.columns(rows.leaves)
     present, cursor, _ = _place(record, record.slots, saved.where)
-    if isinstance(rows.leaves.node, TensorDictNode):
-        rows.adopt(present, cursor=cursor, write_count=record.written)
-    else:  # TorchRL has other names for the tensors of a PyTree than we have
-        rows.copy_in(columns, present, cursor=cursor, write_count=record.written)
+    # TorchRL has other names for the tensors of a PyTree than we have.
+    lies_there = isinstance(rows.leaves.node, TensorDictNode)
+    rows.copy_in(
+        None if lies_there else columns, present, cursor=cursor, write_count=record.written
+    )
     _tell(storage, record, 0)
     return Loaded(cursor, record.slots, record.width)
 

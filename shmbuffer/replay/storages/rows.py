@@ -121,30 +121,9 @@ class Rows(ABC):
             self.ring.commit()
         return changed
 
-    def adopt(
-        self,
-        present: NDArray[np.bool_],
-        *,
-        cursor: int,
-        write_count: int,
-        priorities: NDArray[np.float64] | None = None,
-        max_priority: float | None = None,
-    ) -> None:
-        """Make items of bytes that are in their places already, in place of what was there.
-
-        Args:
-            present: bool ``[slots]``: where an item is.
-            cursor: slot of the next item.
-            write_count: elements written so far.
-            priorities: raw, float64 ``[elements]``; NaN, or None, is the default priority.
-            max_priority: the largest raw priority ever given; None: none yet.
-        """
-        self._replace(present, None, priorities)
-        self.ring.restore(cursor, write_count, max_priority)
-
     def copy_in(
         self,
-        columns: list[torch.Tensor],
+        columns: list[torch.Tensor] | None,
         present: NDArray[np.bool_],
         *,
         cursor: int,
@@ -155,7 +134,8 @@ class Rows(ABC):
         """Replace everything that is there.
 
         Args:
-            columns: one ``[slots, *lanes, *shape]`` for each leaf.
+            columns: one ``[slots, *lanes, *shape]`` for each leaf; None: the bytes are in their
+                places already.
             present: bool ``[slots]``: where an item is.
             cursor: slot of the next item.
             write_count: elements written so far.
