@@ -40,6 +40,7 @@ _HOMES = {
         "IncompatibleVersionError",
         "LockTimeout",
         "ReadOnlyError",
+        "RecordTooLargeError",
         "RegistryFullError",
         "RingOverrunError",
         "SchemaMismatchError",

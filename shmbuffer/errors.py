@@ -22,7 +22,8 @@
     ├── DurabilityError            a sync failed: it may never have reached the disk (also OSError)
     ├── AttachTimeout              which wait, for how long, who holds it (also a TimeoutError)
     ├── LockTimeout                a living process keeps the mutex (also a TimeoutError)
-    └── RingOverrunError           a living writer fills the slot we need (also a TimeoutError)
+    ├── RingOverrunError           a living writer fills the slot we need (also a TimeoutError)
+    └── RecordTooLargeError        a write needs more bytes than the ring has (also a ValueError)
 
 A message says what happened, where, and what to do. Its parts are attributes. Errors cross
 processes, so they pickle with their attributes.
@@ -163,3 +164,7 @@ class RingOverrunError(ShmBufferError, TimeoutError):
 
     Attributes: ``pid``, ``state``.
     """
+
+
+class RecordTooLargeError(ShmBufferError, ValueError):
+    """The records of one write need more bytes than the byte ring has; nothing was changed."""

@@ -17,12 +17,21 @@ LEFT: int
 BAD_ALPHA: int
 REENTERED: int
 NO_TICKETS: int
+TOO_LARGE: int
+BAD_BATCH: int
+NO_ROOM: int
 BAD_PRIORITY: int
 BAD_INDEX: int
 
 class Map:
     def __init__(
-        self, fd: int, nbytes: int, writable: bool = ..., keep: bool = ..., offset: int = ...
+        self,
+        fd: int,
+        nbytes: int,
+        writable: bool = ...,
+        keep: bool = ...,
+        offset: int = ...,
+        twice: bool = ...,
     ) -> None: ...
     @property
     def address(self) -> int: ...
@@ -42,6 +51,7 @@ class Ring:
         entry: int,
         checksum: bool,
         salt: int,
+        records: Map | None = ...,
     ) -> None: ...
     def write(
         self, addresses: tuple[int, ...], count: int, priorities: int, timeout_ns: int, /
@@ -100,10 +110,80 @@ class Ring:
     def reap(self, entry: int, incarnation: int, timeout_ns: int, /) -> int: ...
     def forfeit(self, entry: int, turn: int, timeout_ns: int, /) -> int: ...
     def leave(self, timeout_ns: int, /) -> int: ...
-    def check(self, timeout_ns: int, /) -> tuple[int, int, int, int, int] | int: ...
+    def check(self, timeout_ns: int, /) -> tuple[int, int, int, int, int, int] | int: ...
     def give_up_turn(self, timeout_ns: int, /) -> int: ...
     def wait(self, timeout_ns: int, /) -> None: ...
     def snapshot(self, timeout_ns: int, /) -> bytes | int: ...
+    def write_records(
+        self,
+        data: int,
+        nbytes: int,
+        starts: int,
+        sizes: int,
+        count: int,
+        priorities: int,
+        timeout_ns: int,
+        /,
+    ) -> int: ...
+    def place_records(
+        self,
+        slots: int,
+        data: int,
+        nbytes: int,
+        starts: int,
+        sizes: int,
+        count: int,
+        priorities: int,
+        in_place: bool,
+        tickets: int,
+        kept: int,
+        timeout_ns: int,
+        /,
+    ) -> int: ...
+    def sample_records(
+        self,
+        count: int,
+        key: int,
+        data: int,
+        room: int,
+        starts: int,
+        sizes: int,
+        positions: int,
+        index: int,
+        tickets: int,
+        weights: int,
+        beta: float,
+        prioritized: bool,
+        timeout_ns: int,
+        /,
+    ) -> int: ...
+    def read_records(
+        self,
+        index: int,
+        count: int,
+        data: int,
+        room: int,
+        starts: int,
+        sizes: int,
+        positions: int,
+        tickets: int,
+        timeout_ns: int,
+        /,
+    ) -> int: ...
+    def span(self, timeout_ns: int, /) -> tuple[int, int, int] | int: ...
+    def records_moment(
+        self,
+        start: int,
+        data: int,
+        room: int,
+        tickets: int,
+        extents: int,
+        sources: int,
+        raw: int,
+        timeout_ns: int,
+        /,
+    ) -> tuple[int, int, float, int, int] | int: ...
+    def relink(self, slots: int, count: int, /) -> int: ...
     def checksum(self, slot: int, ticket: int, /) -> int: ...
     def verify(self, first: int, count: int, /) -> list[int]: ...
     def rebuild(self) -> None: ...
@@ -115,12 +195,18 @@ class Ring:
     prioritized: int
     incarnation: int
     bad_at: int
+    needed: int
+    byte_head: int
+    byte_tail: int
     max_priority: float
     alpha: float
     eps: float
     total: float
     least: float
 
+def move_pieces(from_: int, sizes: int, to: int, count: int, /) -> None: ...
+def checksum_pieces(from_: int, nbytes: int, count: int, out: int, /) -> None: ...
+def same_pieces(one: int, other: int, nbytes: int, count: int, out: int, /) -> None: ...
 def crc32c(data: Any, crc: int = ...) -> int: ...
 def format_mutex(control: Map, /) -> None: ...
 def mutex_owner(control: Map, /) -> int: ...
@@ -131,5 +217,5 @@ def disarm() -> None: ...
 def reached(name: str, /) -> None: ...
 def crash_points() -> list[str]: ...
 def layout() -> dict[str, int]: ...
-def sections(capacity: int, lanes: int, /) -> dict[str, int]: ...
+def sections(capacity: int, lanes: int, records: bool = ..., /) -> dict[str, int]: ...
 def begin_life() -> int: ...

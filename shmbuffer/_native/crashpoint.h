@@ -15,6 +15,11 @@
     X(write_head, "write.head")                                                                              \
     X(write_mark, "write.mark")                                                                              \
     X(write_unmassed, "write.unmassed")                                                                      \
+    X(write_evict, "write.evict")                                                                            \
+    X(write_tail, "write.tail")                                                                              \
+    X(write_header, "write.header")                                                                          \
+    X(write_extent, "write.extent")                                                                          \
+    X(write_bytes, "write.bytes")                                                                            \
     X(write_claim_parents, "write.claim_parents")                                                            \
     X(write_payload, "write.payload")                                                                        \
     X(write_claimed, "write.claimed")                                                                        \

@@ -8,6 +8,7 @@
 
 #include <pthread.h>
 #include <stdatomic.h>
+#include <stdbool.h>
 #include <stdint.h>
 
 #define SHMB_PAGE 4096u
@@ -57,6 +58,9 @@ struct shmb_runtime {
     _Atomic uint64_t rolled_back;      /* slots aborted for the dead */
     _Atomic uint64_t rolled_forward;   /* slots committed for the dead */
     _Atomic uint64_t reaped;           /* clients whose entry was freed for them */
+    _Atomic uint64_t byte_head;        /* position in the byte ring where the next record starts */
+    _Atomic uint64_t byte_tail;        /* position of the oldest record whose bytes are in use */
+    _Atomic uint64_t evicted;          /* items that went because their bytes were needed */
 };
 
 /* One client. Identity is written under init.lock before state = LIVE; the claim by its owner, or by
@@ -78,7 +82,7 @@ struct shmb_entry {
     _Atomic uint64_t goal;  /* write_count once the claim is finished */
     _Atomic uint64_t turn;  /* 0, or the place in the queue of those who wait for a slot */
     _Atomic uint64_t turn_ns; /* CLOCK_MONOTONIC when it was taken */
-    uint64_t reserved;
+    _Atomic uint64_t byte_first; /* of a claim of records: where its bytes start */
     _Atomic uint64_t inserts;         /* elements committed */
     _Atomic uint64_t aborts;          /* elements rolled back by the owner itself */
     _Atomic uint64_t samples;         /* calls */
@@ -92,24 +96,41 @@ struct shmb_entry {
     uint64_t reserved_tail[7];
 };
 
+/* A record in the byte ring. Positions only grow; the byte at a position is number position mod max_bytes of the
+ * file, which is mapped twice in a row so that no record is cut at its end. From header to header by `stride` one
+ * comes from the tail to the head; whether a header's record is the item of its slot says the slot. */
+struct shmb_record {
+    uint64_t ticket;
+    uint64_t position;
+    uint64_t bytes;  /* header included; may reach over the records behind it */
+    uint64_t stride; /* to the next header; a multiple of 8 */
+};
+
+/* Where the record of a slot is. */
+struct shmb_extent {
+    uint64_t position, bytes;
+};
+
 enum shmb_claim_kind { SHMB_RING_WRITE = 0, SHMB_PLACED = 1, SHMB_IN_PLACE = 2 };
 
+_Static_assert(sizeof(struct shmb_record) == 32, "the header of a record has its fixed size");
 _Static_assert(sizeof(struct shmb_runtime) <= SHMB_PAGE, "the runtime page is one page");
 _Static_assert(sizeof(struct shmb_entry) == SHMB_ENTRY_BYTES, "a registry entry has its fixed size");
 _Static_assert(sizeof(pthread_mutex_t) <= 64, "the mutex has its place");
 
 /* The slots file, section after section, each on a cache line:
  *   words u64[N] | checksums u32[N] | sources u64[N] | raw f64[L] | mass f64[pad16(L)] |
- *   for each level k = 1.. until one node is left: sum f64[pad16(n_k)] , min f64[pad16(n_k)]
+ *   for each level k = 1.. until one node is left: sum f64[pad16(n_k)] , min f64[pad16(n_k)] |
+ *   where items are records: extents (position u64, bytes u64)[N]
  * with L = N * lanes, n_1 = ceil(L / 16), n_k+1 = ceil(n_k / 16). A file of zeros is an empty ring. */
 struct shmb_sections {
-    uint64_t words, checksums, sources, raw, mass;
+    uint64_t words, checksums, sources, raw, mass, extents;
     uint64_t sum[SHMB_MAX_DEPTH], min[SHMB_MAX_DEPTH]; /* offsets; index 0 unused */
     uint64_t nodes[SHMB_MAX_DEPTH];                    /* n_k; nodes[0] = L */
     unsigned depth;                                    /* the root is level `depth` and has one node */
     uint64_t bytes;
 };
 
-void shmb_sections_of(uint64_t capacity, uint64_t lanes, struct shmb_sections *out);
+void shmb_sections_of(uint64_t capacity, uint64_t lanes, bool records, struct shmb_sections *out);
 
 #endif

@@ -9,42 +9,59 @@ struct map {
     PyObject_HEAD
     void *address;
     Py_ssize_t bytes;
-    int keep, writable;
+    int keep, writable, twice;
 };
 
+/* The same bytes twice in a row: what begins at the end of a ring goes on at its start. */
+static void *map_twice(size_t bytes, int protection, int fd, off_t offset) {
+    char *place = mmap(NULL, 2 * bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (place == MAP_FAILED) return MAP_FAILED;
+    for (int i = 0; i < 2; i++)
+        if (mmap(place + i * bytes, bytes, protection, MAP_SHARED | MAP_FIXED, fd, offset) == MAP_FAILED) {
+            int error = errno;
+            munmap(place, 2 * bytes);
+            errno = error;
+            return MAP_FAILED;
+        }
+    return place;
+}
+
 static PyObject *map_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"fd", "nbytes", "writable", "keep", "offset", NULL};
-    int fd, writable = 1, keep = 0;
+    static char *names[] = {"fd", "nbytes", "writable", "keep", "offset", "twice", NULL};
+    int fd, writable = 1, keep = 0, twice = 0;
     Py_ssize_t bytes;
     long long offset = 0;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "in|ppL:Map", names, &fd, &bytes, &writable, &keep, &offset))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "in|ppLp:Map", names, &fd, &bytes, &writable, &keep, &offset,
+                                     &twice))
         return NULL;
     if (bytes < 0 || offset < 0) return PyErr_Format(PyExc_ValueError, "Map: nbytes is %zd, offset %lld", bytes, offset);
     void *address = NULL;
     if (bytes > 0) {
         int protection = writable ? PROT_READ | PROT_WRITE : PROT_READ;
         Py_BEGIN_ALLOW_THREADS
-        address = mmap(NULL, (size_t)bytes, protection, MAP_SHARED, fd, (off_t)offset);
+        address = twice ? map_twice((size_t)bytes, protection, fd, (off_t)offset)
+                        : mmap(NULL, (size_t)bytes, protection, MAP_SHARED, fd, (off_t)offset);
         Py_END_ALLOW_THREADS
         if (address == MAP_FAILED) return PyErr_SetFromErrno(PyExc_OSError);
     }
     allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
     struct map *map = (struct map *)allocate(type, 0);
     if (map == NULL) {
-        if (address) munmap(address, (size_t)bytes);
+        if (address) munmap(address, (size_t)bytes << twice);
         return NULL;
     }
     map->address = address;
     map->bytes = bytes;
     map->keep = keep;
     map->writable = writable;
+    map->twice = twice;
     return (PyObject *)map;
 }
 
 static void map_dealloc(PyObject *self) {
     struct map *map = (struct map *)self;
     PyTypeObject *type = Py_TYPE(self);
-    if (map->address && !map->keep) munmap(map->address, (size_t)map->bytes);
+    if (map->address && !map->keep) munmap(map->address, (size_t)map->bytes << map->twice);
     freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
     release(self);
     Py_DECREF(type);
@@ -53,7 +70,8 @@ static void map_dealloc(PyObject *self) {
 static int map_getbuffer(PyObject *self, Py_buffer *view, int flags) {
     static char nothing[1];
     struct map *map = (struct map *)self;
-    return PyBuffer_FillInfo(view, self, map->address ? map->address : nothing, map->bytes, !map->writable, flags);
+    return PyBuffer_FillInfo(view, self, map->address ? map->address : nothing, map->bytes << map->twice, !map->writable,
+                             flags);
 }
 
 static PyObject *map_sync(PyObject *self, PyObject *Py_UNUSED(ignored)) {
@@ -88,7 +106,8 @@ static PyGetSetDef properties[] = {
 };
 
 static PyType_Slot slots[] = {
-    {Py_tp_doc, "Map(fd, nbytes, writable=True, keep=False, offset=0): a shared mapping of a file."},
+    {Py_tp_doc, "Map(fd, nbytes, writable=True, keep=False, offset=0, twice=False): a shared mapping of a file, or two of\n"
+                "the same bytes in a row."},
     {Py_tp_new, map_new},
     {Py_tp_dealloc, map_dealloc},
     {Py_tp_methods, methods},
@@ -106,3 +125,4 @@ PyType_Spec shmb_map_spec = {
 
 void *shmb_map_address(PyObject *map) { return ((struct map *)map)->address; }
 Py_ssize_t shmb_map_bytes(PyObject *map) { return ((struct map *)map)->bytes; }
+int shmb_map_is_twice(PyObject *map) { return ((struct map *)map)->twice; }

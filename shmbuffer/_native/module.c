@@ -100,10 +100,10 @@ static PyObject *core_layout(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(ig
     RUNTIME(mutex) RUNTIME(head) RUNTIME(write_count) RUNTIME(length) RUNTIME(state) RUNTIME(prioritized)
     RUNTIME(max_priority) RUNTIME(alpha) RUNTIME(eps) RUNTIME(alpha_version) RUNTIME(next_turn) RUNTIME(waiters)
     RUNTIME(progress) RUNTIME(next_incarnation) RUNTIME(repairs) RUNTIME(rolled_back) RUNTIME(rolled_forward)
-    RUNTIME(reaped)
+    RUNTIME(reaped) RUNTIME(byte_head) RUNTIME(byte_tail) RUNTIME(evicted)
 #define ENTRY(field) failed = failed || put(dict, "entry." #field, offsetof(struct shmb_entry, field));
     ENTRY(state) ENTRY(role) ENTRY(incarnation) ENTRY(pid) ENTRY(start_time) ENTRY(pid_namespace) ENTRY(boot_id)
-    ENTRY(joined_ns) ENTRY(phase) ENTRY(kind) ENTRY(first) ENTRY(count) ENTRY(goal) ENTRY(turn) ENTRY(turn_ns) ENTRY(inserts)
+    ENTRY(joined_ns) ENTRY(phase) ENTRY(kind) ENTRY(first) ENTRY(count) ENTRY(goal) ENTRY(turn) ENTRY(turn_ns) ENTRY(byte_first) ENTRY(inserts)
     ENTRY(aborts) ENTRY(samples) ENTRY(sampled) ENTRY(redraws) ENTRY(age_sum) ENTRY(updates_applied)
     ENTRY(updates_stale) ENTRY(waits) ENTRY(last_seen_ns)
     failed = failed || put(dict, "page", SHMB_PAGE) || put(dict, "runtime", SHMB_RUNTIME_OFFSET) ||
@@ -117,15 +117,17 @@ static PyObject *core_layout(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(ig
 
 static PyObject *core_sections(PyObject *Py_UNUSED(module), PyObject *args) {
     unsigned long long capacity, lanes;
+    int records = 0;
     struct shmb_sections sections;
-    if (!PyArg_ParseTuple(args, "KK:sections", &capacity, &lanes)) return NULL;
+    if (!PyArg_ParseTuple(args, "KK|p:sections", &capacity, &lanes, &records)) return NULL;
     if (capacity == 0 || lanes == 0 || capacity > ((uint64_t)1 << 40) || lanes > ((uint64_t)1 << 40) / capacity)
         return PyErr_Format(PyExc_ValueError, "sections: %llu slots of %llu lanes cannot be laid out", capacity, lanes);
-    shmb_sections_of(capacity, lanes, &sections);
+    shmb_sections_of(capacity, lanes, records != 0, &sections);
     PyObject *dict = PyDict_New();
     int failed = dict == NULL || put(dict, "words", sections.words) || put(dict, "checksums", sections.checksums) ||
                  put(dict, "sources", sections.sources) || put(dict, "raw", sections.raw) ||
                  put(dict, "mass", sections.mass) || put(dict, "depth", sections.depth) ||
+                 (records && put(dict, "extents", sections.extents)) ||
                  put(dict, "bytes", sections.bytes);
     for (unsigned level = 1; !failed && level <= sections.depth; level++) {
         char name[32];
@@ -145,7 +147,50 @@ static PyObject *core_begin_life(PyObject *Py_UNUSED(module), PyObject *Py_UNUSE
     return PyLong_FromUnsignedLongLong(shmb_life());
 }
 
+/* move_pieces(from, sizes, to, count): addresses of int64[count] each */
+static PyObject *core_move_pieces(PyObject *Py_UNUSED(module), PyObject *args) {
+    unsigned long long from, sizes, to, count;
+    if (!PyArg_ParseTuple(args, "KKKK:move_pieces", &from, &sizes, &to, &count)) return NULL;
+    const uint64_t *source = (const uint64_t *)(uintptr_t)from, *bytes = (const uint64_t *)(uintptr_t)sizes;
+    const uint64_t *target = (const uint64_t *)(uintptr_t)to;
+    Py_BEGIN_ALLOW_THREADS
+    for (uint64_t i = 0; i < count; i++) {
+        if (i + 8 < count) __builtin_prefetch((const void *)(uintptr_t)source[i + 8]);
+        if (bytes[i]) memcpy((void *)(uintptr_t)target[i], (const void *)(uintptr_t)source[i], bytes[i]);
+    }
+    Py_END_ALLOW_THREADS
+    Py_RETURN_NONE;
+}
+
+/* checksum_pieces(from, nbytes, count, out): CRC32C of each, uint32[count] */
+static PyObject *core_checksum_pieces(PyObject *Py_UNUSED(module), PyObject *args) {
+    unsigned long long from, nbytes, count, out;
+    if (!PyArg_ParseTuple(args, "KKKK:checksum_pieces", &from, &nbytes, &count, &out)) return NULL;
+    const uint64_t *source = (const uint64_t *)(uintptr_t)from;
+    uint32_t *found = (uint32_t *)(uintptr_t)out;
+    Py_BEGIN_ALLOW_THREADS
+    for (uint64_t i = 0; i < count; i++) found[i] = shmb_crc32c(0, (const void *)(uintptr_t)source[i], nbytes);
+    Py_END_ALLOW_THREADS
+    Py_RETURN_NONE;
+}
+
+/* same_pieces(one, other, nbytes, count, out): whether the bytes are equal, uint8[count] */
+static PyObject *core_same_pieces(PyObject *Py_UNUSED(module), PyObject *args) {
+    unsigned long long one, other, nbytes, count, out;
+    if (!PyArg_ParseTuple(args, "KKKKK:same_pieces", &one, &other, &nbytes, &count, &out)) return NULL;
+    const uint64_t *a = (const uint64_t *)(uintptr_t)one, *b = (const uint64_t *)(uintptr_t)other;
+    unsigned char *found = (unsigned char *)(uintptr_t)out;
+    Py_BEGIN_ALLOW_THREADS
+    for (uint64_t i = 0; i < count; i++)
+        found[i] = a[i] == b[i] || memcmp((const void *)(uintptr_t)a[i], (const void *)(uintptr_t)b[i], nbytes) == 0;
+    Py_END_ALLOW_THREADS
+    Py_RETURN_NONE;
+}
+
 static PyMethodDef methods[] = {
+    {"move_pieces", core_move_pieces, METH_VARARGS, "move_pieces(from, sizes, to, count): copy pieces from address to address."},
+    {"checksum_pieces", core_checksum_pieces, METH_VARARGS, "checksum_pieces(from, nbytes, count, out): CRC32C of pieces."},
+    {"same_pieces", core_same_pieces, METH_VARARGS, "same_pieces(one, other, nbytes, count, out): which pieces are equal."},
     {"crc32c", core_crc32c, METH_VARARGS, "crc32c(data, crc=0): CRC32C, chainable."},
     {"format_mutex", core_format_mutex, METH_O, "format_mutex(control): a fresh robust mutex; only while nobody is alive."},
     {"mutex_owner", core_mutex_owner, METH_O, "mutex_owner(control): thread id of the holder, 0 if nobody holds it."},
@@ -155,7 +200,7 @@ static PyMethodDef methods[] = {
     {"reached", core_reached, METH_O, "reached(name): a crash point in Python code."},
     {"crash_points", core_crash_points, METH_NOARGS, "crash_points(): names of the points compiled into the C core."},
     {"layout", core_layout, METH_NOARGS, "layout(): offsets in the control file as the C core sees them."},
-    {"sections", core_sections, METH_VARARGS, "sections(capacity, lanes): offsets in the slots file."},
+    {"sections", core_sections, METH_VARARGS, "sections(capacity, lanes, records=False): offsets in the slots file."},
     {"begin_life", core_begin_life, METH_NOARGS, "begin_life(): number of this process, another one after fork."},
     {NULL, NULL, 0, NULL},
 };
@@ -177,6 +222,7 @@ PyMODINIT_FUNC PyInit__core(void) {
     STATUS(BLOCKED) STATUS(FORKED) STATUS(CLOSING_STATUS) STATUS(LOCK_TIMEOUT) STATUS(INTERRUPTED) STATUS(UNRECOVERABLE)
     STATUS(FENCED) STATUS(NOTHING) STATUS(NO_MEMORY) STATUS(NO_CLAIM) STATUS(OTHER_SETTINGS)
     STATUS(LEFT) STATUS(BAD_PRIORITY) STATUS(BAD_INDEX) STATUS(BAD_ALPHA) STATUS(REENTERED) STATUS(NO_TICKETS)
+    STATUS(TOO_LARGE) STATUS(BAD_BATCH) STATUS(NO_ROOM)
     Py_XDECREF(ring_type);
     return module;
 }

@@ -13,5 +13,6 @@ extern PyTypeObject *shmb_map_type;
 
 void *shmb_map_address(PyObject *map);
 Py_ssize_t shmb_map_bytes(PyObject *map);
+int shmb_map_is_twice(PyObject *map);
 
 #endif

@@ -262,6 +262,7 @@ int shmb_check(struct shmb_ring *ring, struct shmb_call *call, struct shmb_check
         committed += item;
         found->wrong_words += word != SHMB_WORD(0, SHMB_EMPTY) &&
                               (SHMB_TICKET(word) % ring->capacity != slot || SHMB_TICKET(word) >= head);
+        found->wrong_extents += item && ring->bytes && !shmb_lies_in_use(ring, ring->extents[slot]);
         found->orphans += SHMB_STATE(word) == SHMB_WRITING && !is_covered(ring, SHMB_TICKET(word));
         for (uint64_t e = slot * ring->lanes, end = e + ring->lanes; prioritized && e < end; e++)
             found->wrong_leaves += tree->mass[e] != (item ? shmb_mass(runtime, ring->raw[e]) : 0);

@@ -33,6 +33,9 @@ enum shmb_status {
     SHMB_BAD_ALPHA,      /* with it the sum of the priorities that are there would not be finite */
     SHMB_REENTERED,      /* a signal handler came while this thread was in a call of the same handle */
     SHMB_NO_TICKETS,     /* all 2 ** 62 are used */
+    SHMB_TOO_LARGE,      /* the records need more bytes than the ring has: see ring->needed */
+    SHMB_BAD_BATCH,      /* a record that is not within its batch: see ring->bad_at */
+    SHMB_NO_ROOM,        /* what was read does not fit into the caller's arena: see ring->needed */
 };
 
 /* What a call needs from the world above: giving up the interpreter lock before it sleeps. */
@@ -64,6 +67,21 @@ struct shmb_leaf {
     uint64_t element_bytes;
 };
 
+/* Records to be written: record k starts at data + starts[k] with room for its header. */
+struct shmb_batch {
+    const unsigned char *data;
+    const int64_t *starts, *sizes;
+    uint64_t count;
+};
+
+/* Where records that are read go: one behind the other. */
+struct shmb_arena {
+    unsigned char *data;
+    uint64_t room, used;
+    int64_t *starts, *sizes;
+    uint64_t *positions; /* scratch: where each is in the byte ring */
+};
+
 struct shmb_ring {
     struct shmb_runtime *runtime;
     struct shmb_entry *entries, *me;
@@ -76,6 +94,9 @@ struct shmb_ring {
     struct shmb_tree tree;
     unsigned n_leaves;
     struct shmb_leaf *leaves;
+    unsigned char *bytes; /* the byte ring, mapped twice in a row; NULL: items are rows of leaves */
+    uint64_t max_bytes;
+    struct shmb_extent *extents;
     bool checksum;
     uint32_t salt; /* of the schema; part of every checksum */
     uint64_t life; /* of the process that made this handle: see shmb_life */
@@ -91,11 +112,15 @@ struct shmb_ring {
     uint64_t claim_written;            /* elements that write_count grows by */
     enum shmb_claim_kind claim_kind;
     int64_t *claim_slots; /* placed and in-place writes */
+    struct shmb_batch claim_batch; /* of a ring with records, as long as the call is under way */
+    uint64_t claim_skipped;        /* first row of the batch that is written */
+    int64_t *claim_from;           /* placed and in-place writes: row of the batch */
     double *masses;       /* scratch, claim_rows * lanes */
     uint64_t *touched;
     uint64_t scratch_rows;
 
     uint64_t bad_at; /* position of the argument that was refused */
+    uint64_t needed; /* bytes, where there were too few */
     struct {
         uint32_t entry;
         uint64_t incarnation, turn;
@@ -135,11 +160,13 @@ struct shmb_check {
     uint64_t wrong_leaves; /* mass without an item, or not the mass of the raw priority */
     uint64_t wrong_length; /* |length - number of COMMITTED slots| */
     uint64_t wrong_words;  /* ticket not of this slot, or from the future */
+    uint64_t wrong_extents; /* a record that is not between tail and head of the byte ring */
     uint64_t orphans;      /* WRITING, and no claim covers it */
 };
 
 /* The counters of one moment. */
 struct shmb_moment {
+    uint64_t byte_tail, byte_head;
     uint64_t head, write_count;
     double max_priority;
 };
@@ -162,9 +189,11 @@ int shmb_check(struct shmb_ring *ring, struct shmb_call *call, struct shmb_check
 int shmb_set_alpha(struct shmb_ring *ring, struct shmb_call *call, double alpha, double eps, bool bind);
 
 /* write.c: claim, fill, commit, abort */
-int shmb_claim_ring(struct shmb_ring *ring, struct shmb_call *call, uint64_t count, uint64_t *first);
+int shmb_claim_ring(struct shmb_ring *ring, struct shmb_call *call, uint64_t count, const struct shmb_batch *batch,
+                    uint64_t *first);
 int shmb_claim_slots(struct shmb_ring *ring, struct shmb_call *call, const int64_t *slots, uint64_t count,
-                     bool in_place, const int64_t *tickets, unsigned char *kept);
+                     bool in_place, const int64_t *tickets, unsigned char *kept, const struct shmb_batch *batch,
+                     uint64_t *taken);
 void shmb_fill(struct shmb_ring *ring, const unsigned char *const *sources, uint64_t skip_rows);
 void shmb_fill_priorities(struct shmb_ring *ring, const double *priorities, uint64_t skip_rows);
 int shmb_commit(struct shmb_ring *ring, struct shmb_call *call, bool given);
@@ -175,7 +204,28 @@ int shmb_forfeit_turn(struct shmb_ring *ring, struct shmb_call *call, uint32_t e
 int shmb_empty(struct shmb_ring *ring, struct shmb_call *call, bool keep_write_count);
 int shmb_restore(struct shmb_ring *ring, struct shmb_call *call, uint64_t slot, uint64_t write_count,
                  double max_priority);
+bool shmb_is_being_written(struct shmb_ring *ring, uint64_t slot);
+uint64_t shmb_slot_of_row(const struct shmb_ring *ring, uint64_t row);
+uint64_t shmb_ticket_of_row(const struct shmb_ring *ring, uint64_t row);
 uint32_t shmb_row_checksum(const struct shmb_ring *ring, uint64_t slot, uint64_t ticket);
+
+/* records.c: the byte ring */
+int shmb_batch_in_order(struct shmb_ring *ring, const struct shmb_batch *batch, uint64_t bytes, bool apart);
+uint64_t shmb_bytes_of_claim(const struct shmb_ring *ring);
+bool shmb_bytes_are_being_written(struct shmb_ring *ring, uint64_t needed);
+void shmb_take_bytes(struct shmb_ring *ring, uint64_t needed);
+void shmb_fill_records(struct shmb_ring *ring);
+bool shmb_extent_in_order(const struct shmb_ring *ring, struct shmb_extent extent);
+bool shmb_lies_in_use(const struct shmb_ring *ring, struct shmb_extent extent);
+static inline unsigned char *shmb_record_at(const struct shmb_ring *ring, uint64_t position) {
+    return ring->bytes + position % ring->max_bytes;
+}
+uint64_t shmb_oldest_ticket(const struct shmb_ring *ring);
+int shmb_span(struct shmb_ring *ring, struct shmb_call *call, uint64_t span[3]);
+int shmb_records_moment(struct shmb_ring *ring, struct shmb_call *call, uint64_t from, unsigned char *out, uint64_t room,
+                        int64_t *tickets, struct shmb_extent *extents, uint64_t *sources, double *raw,
+                        struct shmb_moment *moment);
+uint64_t shmb_relink(struct shmb_ring *ring, const int64_t *slots, uint64_t count);
 
 /* reap.c: claims of the dead */
 void shmb_finish_claim(struct shmb_ring *ring, struct shmb_entry *entry);
@@ -185,9 +235,11 @@ int shmb_reap(struct shmb_ring *ring, struct shmb_call *call, uint32_t entry, ui
 /* sample.c: draw, copy, validate */
 int shmb_sample(struct shmb_ring *ring, struct shmb_call *call, uint64_t count, uint64_t key,
                 unsigned char *const *out, int64_t *index, int64_t *tickets, float *weights, double beta,
-                bool prioritized, uint64_t *redrawn);
+                bool prioritized, uint64_t *redrawn, struct shmb_arena *arena);
 int shmb_read(struct shmb_ring *ring, struct shmb_call *call, const int64_t *index, uint64_t count,
               unsigned char *const *out, int64_t *tickets, uint64_t *missing);
+int shmb_read_records(struct shmb_ring *ring, struct shmb_call *call, const int64_t *index, uint64_t count,
+                      struct shmb_arena *arena, int64_t *tickets);
 uint64_t shmb_copy_slots(struct shmb_ring *ring, uint64_t first, uint64_t count, unsigned char *const *out,
                          int64_t *tickets);
 int shmb_copy_moment(struct shmb_ring *ring, struct shmb_call *call, unsigned char *const *out, int64_t *tickets,

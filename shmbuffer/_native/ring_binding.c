@@ -16,7 +16,7 @@ struct ring_object {
     PyObject_HEAD
     struct shmb_ring ring;
     uint64_t row_bytes; /* of a slot, all leaves */
-    PyObject *control, *slots, *leaves; /* kept alive: the maps */
+    PyObject *control, *slots, *leaves, *records; /* kept alive: the maps */
     int ready;
 };
 
@@ -88,19 +88,36 @@ static int expect(Py_ssize_t given, Py_ssize_t wanted, const char *name) {
     return -1;
 }
 
+/* A ring of records takes no rows of leaves. */
+static int of_leaves(struct ring_object *self, const char *name) {
+    if (self->ring.bytes == NULL) return 0;
+    PyErr_Format(PyExc_TypeError, "%s: the items of this ring are records", name);
+    return -1;
+}
+
+static int of_records(struct ring_object *self, const char *name) {
+    if (self->ring.bytes != NULL) return 0;
+    PyErr_Format(PyExc_TypeError, "%s: the items of this ring are no records", name);
+    return -1;
+}
+
 static PyObject *ring_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"control", "slots", "leaves", "capacity", "lanes", "entry", "checksum", "salt", NULL};
-    PyObject *control, *slots, *leaves;
+    static char *names[] = {"control", "slots", "leaves", "capacity", "lanes", "entry", "checksum", "salt", "records", NULL};
+    PyObject *control, *slots, *leaves, *records = Py_None;
     unsigned long long capacity, lanes;
     unsigned int entry, salt;
     int checksum;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O!O!KKIpI:Ring", names, shmb_map_type, &control, shmb_map_type,
-                                     &slots, &PyTuple_Type, &leaves, &capacity, &lanes, &entry, &checksum, &salt))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O!O!KKIpI|O:Ring", names, shmb_map_type, &control, shmb_map_type,
+                                     &slots, &PyTuple_Type, &leaves, &capacity, &lanes, &entry, &checksum, &salt, &records))
         return NULL;
+    bool has_records = records != Py_None;
+    if (has_records && (!PyObject_TypeCheck(records, shmb_map_type) || !shmb_map_is_twice(records) || lanes != 1 ||
+                        shmb_map_bytes(records) < (Py_ssize_t)SHMB_PAGE || PyTuple_Size(leaves) != 0))
+        return PyErr_Format(PyExc_ValueError, "Ring: records need a Map of them twice in a row, no leaves and one lane");
     if (capacity == 0 || lanes == 0 || capacity > ((uint64_t)1 << 40) / lanes || entry >= SHMB_ENTRIES)
         return PyErr_Format(PyExc_ValueError, "Ring: capacity %llu, lanes %llu, entry %u", capacity, lanes, entry);
     struct shmb_sections sections;
-    shmb_sections_of(capacity, lanes, &sections);
+    shmb_sections_of(capacity, lanes, has_records, &sections);
     if (shmb_map_bytes(control) != (Py_ssize_t)SHMB_CONTROL_BYTES || shmb_map_bytes(slots) != (Py_ssize_t)sections.bytes)
         return PyErr_Format(PyExc_ValueError, "Ring: the slots file has %zd bytes, %llu are needed", shmb_map_bytes(slots),
                             (unsigned long long)sections.bytes);
@@ -121,6 +138,11 @@ static PyObject *ring_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) 
     ring->checksums = (uint32_t *)(base + sections.checksums);
     ring->sources = (uint64_t *)(base + sections.sources);
     ring->raw = (double *)(base + sections.raw);
+    if (has_records) {
+        ring->bytes = shmb_map_address(records);
+        ring->max_bytes = (uint64_t)shmb_map_bytes(records);
+        ring->extents = (struct shmb_extent *)(base + sections.extents);
+    }
     ring->checksum = checksum != 0;
     ring->salt = salt;
     shmb_life_begin(); /* in the child of a fork nobody may have done it, and its own children must differ */
@@ -132,6 +154,7 @@ static PyObject *ring_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) 
     self->control = Py_NewRef(control);
     self->slots = Py_NewRef(slots);
     self->leaves = Py_NewRef(leaves);
+    self->records = Py_NewRef(records);
     self->ready = 1;
     if (ring->leaves == NULL) {
         Py_DECREF(self);
@@ -163,12 +186,14 @@ static void ring_dealloc(PyObject *object) {
     if (self->ready) {
         PyMem_Free(self->ring.leaves);
         free(self->ring.claim_slots);
+        free(self->ring.claim_from);
         free(self->ring.masses);
         free(self->ring.touched);
     }
     Py_XDECREF(self->control);
     Py_XDECREF(self->slots);
     Py_XDECREF(self->leaves);
+    Py_XDECREF(self->records);
     freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
     release(object);
     Py_DECREF(type);
@@ -181,7 +206,7 @@ static PyObject *ring_write(PyObject *object, PyObject *const *args, Py_ssize_t 
     const unsigned char *room[64];
     uint64_t count, priorities, first = 0;
     int64_t timeout;
-    if (expect(nargs, 4, "write") < 0 || number(args[1], &count) < 0 || number(args[2], &priorities) < 0 ||
+    if (expect(nargs, 4, "write") < 0 || of_leaves(self, "write") < 0 || number(args[1], &count) < 0 || number(args[2], &priorities) < 0 ||
         signed_number(args[3], &timeout) < 0)
         return NULL;
     const unsigned char **from = addresses(self, args[0], room, 64);
@@ -190,7 +215,7 @@ static PyObject *ring_write(PyObject *object, PyObject *const *args, Py_ssize_t 
     int status = priorities ? shmb_priorities_in_order(ring, (const double *)(uintptr_t)priorities, count * ring->lanes)
                             : SHMB_OK;
     if (count * self->row_bytes >= RELEASE_FROM_BYTES) may_block(&python.call);
-    if (status == SHMB_OK) status = shmb_claim_ring(ring, &python.call, count, &first);
+    if (status == SHMB_OK) status = shmb_claim_ring(ring, &python.call, count, NULL, &first);
     if (status == SHMB_OK) {
         uint64_t skip = count > ring->capacity ? count - ring->capacity : 0;
         shmb_fill(ring, from, skip);
@@ -206,10 +231,10 @@ static PyObject *ring_place(PyObject *object, PyObject *const *args, Py_ssize_t 
     struct ring_object *self = (struct ring_object *)object;
     struct shmb_ring *ring = &self->ring;
     const unsigned char *room[64];
-    uint64_t slots, count, priorities;
+    uint64_t slots, count, priorities, rows;
     int64_t timeout;
     int in_place;
-    if (expect(nargs, 6, "place") < 0 || number(args[0], &slots) < 0 || number(args[1], &count) < 0 ||
+    if (expect(nargs, 6, "place") < 0 || of_leaves(self, "place") < 0 || number(args[0], &slots) < 0 || number(args[1], &count) < 0 ||
         number(args[3], &priorities) < 0 || (in_place = PyObject_IsTrue(args[4])) < 0 ||
         signed_number(args[5], &timeout) < 0)
         return NULL;
@@ -221,7 +246,8 @@ static PyObject *ring_place(PyObject *object, PyObject *const *args, Py_ssize_t 
         status = shmb_priorities_in_order(ring, (const double *)(uintptr_t)priorities, count * ring->lanes);
     if (count * self->row_bytes >= RELEASE_FROM_BYTES) may_block(&python.call);
     if (status == SHMB_OK)
-        status = shmb_claim_slots(ring, &python.call, (const int64_t *)(uintptr_t)slots, count, in_place != 0, NULL, NULL);
+        status = shmb_claim_slots(ring, &python.call, (const int64_t *)(uintptr_t)slots, count, in_place != 0, NULL, NULL,
+                                  NULL, &rows);
     if (status == SHMB_OK) {
         shmb_fill(ring, from, 0);
         if (priorities) shmb_fill_priorities(ring, (const double *)(uintptr_t)priorities, 0);
@@ -236,9 +262,9 @@ static PyObject *ring_claim(PyObject *object, PyObject *const *args, Py_ssize_t 
     struct ring_object *self = (struct ring_object *)object;
     uint64_t count, first = 0;
     int64_t timeout;
-    if (expect(nargs, 2, "claim") < 0 || number(args[0], &count) < 0 || signed_number(args[1], &timeout) < 0) return NULL;
+    if (expect(nargs, 2, "claim") < 0 || of_leaves(self, "claim") < 0 || number(args[0], &count) < 0 || signed_number(args[1], &timeout) < 0) return NULL;
     struct python_call python = begin(timeout);
-    int status = shmb_claim_ring(&self->ring, &python.call, count, &first);
+    int status = shmb_claim_ring(&self->ring, &python.call, count, NULL, &first);
     if (status == SHMB_OK) shmb_gate_pause(&self->ring);
     return end(&python, status, first);
 }
@@ -246,10 +272,10 @@ static PyObject *ring_claim(PyObject *object, PyObject *const *args, Py_ssize_t 
 /* claim_slots(slots, count, in_place, tickets or 0, kept or 0, timeout_ns) -> rows that were taken */
 static PyObject *ring_claim_slots(PyObject *object, PyObject *const *args, Py_ssize_t nargs) {
     struct ring_object *self = (struct ring_object *)object;
-    uint64_t slots, count, tickets, kept;
+    uint64_t slots, count, tickets, kept, rows = 0;
     int64_t timeout;
     int in_place;
-    if (expect(nargs, 6, "claim_slots") < 0 || number(args[0], &slots) < 0 || number(args[1], &count) < 0 ||
+    if (expect(nargs, 6, "claim_slots") < 0 || of_leaves(self, "claim_slots") < 0 || number(args[0], &slots) < 0 || number(args[1], &count) < 0 ||
         (in_place = PyObject_IsTrue(args[2])) < 0 || number(args[3], &tickets) < 0 || number(args[4], &kept) < 0 ||
         signed_number(args[5], &timeout) < 0)
         return NULL;
@@ -257,9 +283,9 @@ static PyObject *ring_claim_slots(PyObject *object, PyObject *const *args, Py_ss
     int status = shmb_indices_in_order(&self->ring, (const int64_t *)(uintptr_t)slots, count, self->ring.capacity);
     if (status == SHMB_OK)
         status = shmb_claim_slots(&self->ring, &python.call, (const int64_t *)(uintptr_t)slots, count, in_place != 0,
-                                  (const int64_t *)(uintptr_t)tickets, (unsigned char *)(uintptr_t)kept);
-    uint64_t rows = status == SHMB_OK ? self->ring.claim_rows : 0;
-    if (status == SHMB_OK && self->ring.claimed) shmb_gate_pause(&self->ring);
+                                  (const int64_t *)(uintptr_t)tickets, (unsigned char *)(uintptr_t)kept, NULL,
+                                  &rows);
+    if (status == SHMB_OK && (rows || tickets == 0)) shmb_gate_pause(&self->ring);
     return end(&python, status, rows);
 }
 
@@ -315,7 +341,7 @@ static PyObject *ring_sample(PyObject *object, PyObject *const *args, Py_ssize_t
     if (out && count * self->row_bytes / self->ring.lanes >= RELEASE_FROM_BYTES) may_block(&python.call);
     int status = shmb_sample(&self->ring, &python.call, count, key, (unsigned char *const *)out,
                              (int64_t *)(uintptr_t)index, (int64_t *)(uintptr_t)tickets, (float *)(uintptr_t)weights, beta,
-                             prioritized != 0, &redrawn);
+                             prioritized != 0, &redrawn, NULL);
     seen(self, status);
     if (out && out != room) free(out);
     return end(&python, status, redrawn);
@@ -327,7 +353,7 @@ static PyObject *ring_read(PyObject *object, PyObject *const *args, Py_ssize_t n
     const unsigned char *room[64];
     uint64_t index, count, tickets, missing = 0;
     int64_t timeout;
-    if (expect(nargs, 5, "read") < 0 || number(args[0], &index) < 0 || number(args[1], &count) < 0 ||
+    if (expect(nargs, 5, "read") < 0 || of_leaves(self, "read") < 0 || number(args[0], &index) < 0 || number(args[1], &count) < 0 ||
         number(args[3], &tickets) < 0 || signed_number(args[4], &timeout) < 0)
         return NULL;
     const unsigned char **out = addresses(self, args[2], room, 64);
@@ -425,7 +451,7 @@ static PyObject *ring_leave(PyObject *object, PyObject *timeout_ns) {
     return end(&python, status, 0);
 }
 
-/* check(timeout_ns) -> (wrong nodes, wrong leaves, wrong length, wrong words, orphans), or a status */
+/* check(timeout_ns) -> (wrong nodes, wrong leaves, wrong length, wrong words, orphans, wrong extents), or a status */
 static PyObject *ring_check(PyObject *object, PyObject *timeout_ns) {
     struct ring_object *self = (struct ring_object *)object;
     struct shmb_check found;
@@ -436,9 +462,9 @@ static PyObject *ring_check(PyObject *object, PyObject *timeout_ns) {
     int status = shmb_check(&self->ring, &python.call, &found);
     if (status != SHMB_OK) return end(&python, status, 0);
     PyEval_RestoreThread(python.saved);
-    return Py_BuildValue("(KKKKK)", (unsigned long long)found.wrong_nodes, (unsigned long long)found.wrong_leaves,
+    return Py_BuildValue("(KKKKKK)", (unsigned long long)found.wrong_nodes, (unsigned long long)found.wrong_leaves,
                          (unsigned long long)found.wrong_length, (unsigned long long)found.wrong_words,
-                         (unsigned long long)found.orphans);
+                         (unsigned long long)found.orphans, (unsigned long long)found.wrong_extents);
 }
 
 static PyObject *ring_give_up_turn(PyObject *object, PyObject *timeout_ns) {
@@ -506,7 +532,7 @@ static PyObject *ring_copy_slots(PyObject *object, PyObject *const *args, Py_ssi
     struct ring_object *self = (struct ring_object *)object;
     const unsigned char *room[64];
     uint64_t first, count, tickets;
-    if (expect(nargs, 4, "copy_slots") < 0 || number(args[0], &first) < 0 || number(args[1], &count) < 0 ||
+    if (expect(nargs, 4, "copy_slots") < 0 || of_leaves(self, "copy_slots") < 0 || number(args[0], &first) < 0 || number(args[1], &count) < 0 ||
         number(args[3], &tickets) < 0)
         return NULL;
     if (first > self->ring.capacity || count > self->ring.capacity - first)
@@ -528,7 +554,7 @@ static PyObject *ring_copy_moment(PyObject *object, PyObject *const *args, Py_ss
     const unsigned char *room[64];
     uint64_t tickets, sources, raw;
     int64_t timeout;
-    if (expect(nargs, 5, "copy_moment") < 0 || number(args[1], &tickets) < 0 || number(args[2], &sources) < 0 ||
+    if (expect(nargs, 5, "copy_moment") < 0 || of_leaves(self, "copy_moment") < 0 || number(args[1], &tickets) < 0 || number(args[2], &sources) < 0 ||
         number(args[3], &raw) < 0 || signed_number(args[4], &timeout) < 0)
         return NULL;
     const unsigned char **out = addresses(self, args[0], room, 64);
@@ -542,6 +568,180 @@ static PyObject *ring_copy_moment(PyObject *object, PyObject *const *args, Py_ss
     PyEval_RestoreThread(python.saved);
     return Py_BuildValue("(KKd)", (unsigned long long)moment.head, (unsigned long long)moment.write_count,
                          moment.max_priority);
+}
+
+#define AT(type, address) ((type *)(uintptr_t)(address))
+
+/* Of a batch of records that is handed in: data, bytes of it, starts, sizes, count. */
+static int batch_of(PyObject *const *args, struct shmb_batch *batch, uint64_t *bytes) {
+    uint64_t data, starts, sizes;
+    if (number(args[0], &data) < 0 || number(args[1], bytes) < 0 || number(args[2], &starts) < 0 ||
+        number(args[3], &sizes) < 0 || number(args[4], &batch->count) < 0)
+        return -1;
+    batch->data = AT(const unsigned char, data);
+    batch->starts = AT(const int64_t, starts);
+    batch->sizes = AT(const int64_t, sizes);
+    return 0;
+}
+
+static int fill_and_commit(struct ring_object *self, struct shmb_call *call, const double *priorities, uint64_t skip) {
+    shmb_fill_records(&self->ring);
+    if (priorities) shmb_fill_priorities(&self->ring, priorities, skip);
+    return seen(self, shmb_commit(&self->ring, call, priorities != NULL));
+}
+
+/* write_records(data, bytes, starts, sizes, count, priorities, timeout_ns) -> first ticket */
+static PyObject *ring_write_records(PyObject *object, PyObject *const *args, Py_ssize_t nargs) {
+    struct ring_object *self = (struct ring_object *)object;
+    struct shmb_ring *ring = &self->ring;
+    struct shmb_batch batch;
+    uint64_t bytes, priorities, first = 0;
+    int64_t timeout;
+    if (expect(nargs, 7, "write_records") < 0 || of_records(self, "write_records") < 0 ||
+        batch_of(args, &batch, &bytes) < 0 || number(args[5], &priorities) < 0 || signed_number(args[6], &timeout) < 0)
+        return NULL;
+    struct python_call python = begin(timeout);
+    int status = shmb_batch_in_order(ring, &batch, bytes, false);
+    if (status == SHMB_OK && priorities) status = shmb_priorities_in_order(ring, AT(const double, priorities), batch.count);
+    if (bytes >= RELEASE_FROM_BYTES) may_block(&python.call);
+    if (status == SHMB_OK) status = shmb_claim_ring(ring, &python.call, batch.count, &batch, &first);
+    if (status == SHMB_OK)
+        status = fill_and_commit(self, &python.call, AT(const double, priorities),
+                                 batch.count > ring->capacity ? batch.count - ring->capacity : 0);
+    return end(&python, status, first);
+}
+
+/* place_records(slots, data, bytes, starts, sizes, count, priorities, in_place, tickets or 0, kept or 0, timeout_ns)
+ * -> rows that were written; slots ascend */
+static PyObject *ring_place_records(PyObject *object, PyObject *const *args, Py_ssize_t nargs) {
+    struct ring_object *self = (struct ring_object *)object;
+    struct shmb_ring *ring = &self->ring;
+    struct shmb_batch batch;
+    uint64_t slots, bytes, priorities, tickets, kept, rows = 0;
+    int64_t timeout;
+    int in_place;
+    if (expect(nargs, 11, "place_records") < 0 || of_records(self, "place_records") < 0 || number(args[0], &slots) < 0 ||
+        batch_of(args + 1, &batch, &bytes) < 0 || number(args[6], &priorities) < 0 ||
+        (in_place = PyObject_IsTrue(args[7])) < 0 || number(args[8], &tickets) < 0 || number(args[9], &kept) < 0 ||
+        signed_number(args[10], &timeout) < 0)
+        return NULL;
+    for (uint64_t i = 1; i < batch.count; i++)
+        if (AT(const int64_t, slots)[i] <= AT(const int64_t, slots)[i - 1])
+            return PyErr_Format(PyExc_ValueError, "place_records: slots have to ascend");
+    if (priorities && tickets) return PyErr_Format(PyExc_ValueError, "place_records: priorities or tickets, not both");
+    struct python_call python = begin(timeout);
+    int status = shmb_indices_in_order(ring, AT(const int64_t, slots), batch.count, ring->capacity);
+    if (status == SHMB_OK) status = shmb_batch_in_order(ring, &batch, bytes, true);
+    if (status == SHMB_OK && priorities) status = shmb_priorities_in_order(ring, AT(const double, priorities), batch.count);
+    if (bytes >= RELEASE_FROM_BYTES) may_block(&python.call);
+    if (status == SHMB_OK)
+        status = shmb_claim_slots(ring, &python.call, AT(const int64_t, slots), batch.count, in_place != 0,
+                                  AT(const int64_t, tickets), AT(unsigned char, kept), &batch, &rows);
+    if (rows) status = fill_and_commit(self, &python.call, AT(const double, priorities), 0);
+    return end(&python, status, rows);
+}
+
+/* Where records go: data, room, starts, sizes, positions. */
+static int arena_of(PyObject *const *args, struct shmb_arena *arena) {
+    uint64_t data, starts, sizes, positions;
+    if (number(args[0], &data) < 0 || number(args[1], &arena->room) < 0 || number(args[2], &starts) < 0 ||
+        number(args[3], &sizes) < 0 || number(args[4], &positions) < 0)
+        return -1;
+    arena->used = 0;
+    arena->data = AT(unsigned char, data);
+    arena->starts = AT(int64_t, starts);
+    arena->sizes = AT(int64_t, sizes);
+    arena->positions = AT(uint64_t, positions);
+    return 0;
+}
+
+/* sample_records(count, key, data, room, starts, sizes, positions, index, tickets, weights or 0, beta, prioritized,
+ * timeout_ns) -> bytes of the arena that are used */
+static PyObject *ring_sample_records(PyObject *object, PyObject *const *args, Py_ssize_t nargs) {
+    struct ring_object *self = (struct ring_object *)object;
+    struct shmb_arena arena;
+    uint64_t count, index, tickets, weights, redrawn = 0;
+    int64_t timeout;
+    int prioritized;
+    if (expect(nargs, 13, "sample_records") < 0 || of_records(self, "sample_records") < 0 || number(args[0], &count) < 0 ||
+        arena_of(args + 2, &arena) < 0 || number(args[7], &index) < 0 || number(args[8], &tickets) < 0 ||
+        number(args[9], &weights) < 0 || (prioritized = PyObject_IsTrue(args[11])) < 0 || signed_number(args[12], &timeout) < 0)
+        return NULL;
+    uint64_t key = PyLong_AsUnsignedLongLongMask(args[1]);
+    double beta = PyFloat_AsDouble(args[10]);
+    if (PyErr_Occurred()) return NULL;
+    struct python_call python = begin(timeout);
+    if (arena.room >= RELEASE_FROM_BYTES) may_block(&python.call);
+    int status = shmb_sample(&self->ring, &python.call, count, key, NULL, AT(int64_t, index), AT(int64_t, tickets),
+                             AT(float, weights), beta, prioritized != 0, &redrawn, &arena);
+    seen(self, status);
+    return end(&python, status, arena.used);
+}
+
+/* read_records(index, count, data, room, starts, sizes, positions, tickets, timeout_ns) -> bytes of the arena that are used */
+static PyObject *ring_read_records(PyObject *object, PyObject *const *args, Py_ssize_t nargs) {
+    struct ring_object *self = (struct ring_object *)object;
+    struct shmb_arena arena;
+    uint64_t index, count, tickets;
+    int64_t timeout;
+    if (expect(nargs, 9, "read_records") < 0 || of_records(self, "read_records") < 0 || number(args[0], &index) < 0 ||
+        number(args[1], &count) < 0 || arena_of(args + 2, &arena) < 0 || number(args[7], &tickets) < 0 ||
+        signed_number(args[8], &timeout) < 0)
+        return NULL;
+    struct python_call python = begin(timeout);
+    if (arena.room >= RELEASE_FROM_BYTES) may_block(&python.call);
+    int status = shmb_indices_in_order(&self->ring, AT(const int64_t, index), count, self->ring.capacity);
+    if (status == SHMB_OK)
+        status = shmb_read_records(&self->ring, &python.call, AT(const int64_t, index), count, &arena, AT(int64_t, tickets));
+    return end(&python, status, arena.used);
+}
+
+/* span(timeout_ns) -> (tail, where nobody writes below, head), or a status */
+static PyObject *ring_span(PyObject *object, PyObject *timeout_ns) {
+    struct ring_object *self = (struct ring_object *)object;
+    uint64_t span[3];
+    int64_t timeout;
+    if (of_records(self, "span") < 0 || signed_number(timeout_ns, &timeout) < 0) return NULL;
+    struct python_call python = begin(timeout);
+    int status = shmb_span(&self->ring, &python.call, span);
+    if (status != SHMB_OK) return end(&python, status, 0);
+    if (python.saved) PyEval_RestoreThread(python.saved);
+    return Py_BuildValue("(KKK)", (unsigned long long)span[0], (unsigned long long)span[1], (unsigned long long)span[2]);
+}
+
+/* records_moment(from, data, room, tickets, extents, sources, raw, timeout_ns)
+ * -> (head, write_count, max_priority, tail, byte head), or a status */
+static PyObject *ring_records_moment(PyObject *object, PyObject *const *args, Py_ssize_t nargs) {
+    struct ring_object *self = (struct ring_object *)object;
+    struct shmb_moment moment;
+    uint64_t from, data, room, tickets, extents, sources, raw;
+    int64_t timeout;
+    if (expect(nargs, 8, "records_moment") < 0 || of_records(self, "records_moment") < 0 || number(args[0], &from) < 0 ||
+        number(args[1], &data) < 0 || number(args[2], &room) < 0 || number(args[3], &tickets) < 0 ||
+        number(args[4], &extents) < 0 || number(args[5], &sources) < 0 || number(args[6], &raw) < 0 ||
+        signed_number(args[7], &timeout) < 0)
+        return NULL;
+    struct python_call python = begin(timeout);
+    may_block(&python.call);
+    int status = shmb_records_moment(&self->ring, &python.call, from, AT(unsigned char, data), room, AT(int64_t, tickets),
+                                     AT(struct shmb_extent, extents), AT(uint64_t, sources), AT(double, raw), &moment);
+    if (status != SHMB_OK) return end(&python, status, 0);
+    PyEval_RestoreThread(python.saved);
+    return Py_BuildValue("(KKdKK)", (unsigned long long)moment.head, (unsigned long long)moment.write_count,
+                         moment.max_priority, (unsigned long long)moment.byte_tail, (unsigned long long)moment.byte_head);
+}
+
+/* relink(slots, count) -> how many were forgotten. For recovery, while nobody else is alive. */
+static PyObject *ring_relink(PyObject *object, PyObject *const *args, Py_ssize_t nargs) {
+    struct ring_object *self = (struct ring_object *)object;
+    uint64_t slots, count;
+    if (expect(nargs, 2, "relink") < 0 || of_records(self, "relink") < 0 || number(args[0], &slots) < 0 ||
+        number(args[1], &count) < 0)
+        return NULL;
+    for (uint64_t i = 0; i < count; i++)
+        if (AT(const uint64_t, slots)[i] >= self->ring.capacity)
+            return PyErr_Format(PyExc_IndexError, "relink: no slot %llu", (unsigned long long)AT(const uint64_t, slots)[i]);
+    return PyLong_FromUnsignedLongLong(shmb_relink(&self->ring, AT(const int64_t, slots), count));
 }
 
 /* checksum(slot, ticket) -> what the checksum of that slot's bytes is now */
@@ -611,6 +811,9 @@ GET_U64(state, atomic_load_explicit(&ring->runtime->state, memory_order_acquire)
 GET_U64(prioritized, atomic_load_explicit(&ring->runtime->prioritized, memory_order_acquire))
 GET_U64(incarnation, ring->incarnation)
 GET_U64(bad_at, ring->bad_at)
+GET_U64(needed, ring->needed)
+GET_U64(byte_head, atomic_load_explicit(&ring->runtime->byte_head, memory_order_acquire))
+GET_U64(byte_tail, atomic_load_explicit(&ring->runtime->byte_tail, memory_order_acquire))
 
 #define GET_DOUBLE(name, expression)                                                                         \
     static PyObject *get_##name(PyObject *object, void *Py_UNUSED(closure)) {                                \
@@ -646,6 +849,15 @@ static PyMethodDef methods[] = {
     {"give_up_turn", ring_give_up_turn, METH_O, "give_up_turn(timeout_ns): stop waiting."},
     {"wait", ring_wait, METH_O, "wait(timeout_ns): sleep until somebody makes progress."},
     {"snapshot", ring_snapshot, METH_O, "snapshot(timeout_ns): runtime page and registry of one moment."},
+    FAST(write_records, "write_records(data, bytes, starts, sizes, count, priorities, timeout_ns): claim, fill, commit."),
+    FAST(place_records, "place_records(slots, data, bytes, starts, sizes, count, priorities, in_place, tickets or 0,\n"
+                        "kept or 0, timeout_ns): the same for named slots, in ascending order."),
+    FAST(sample_records, "sample_records(count, key, data, room, starts, sizes, positions, index, tickets, weights, beta,\n"
+                         "prioritized, timeout_ns): draw, copy, validate."),
+    FAST(read_records, "read_records(index, count, data, room, starts, sizes, positions, tickets, timeout_ns): by slot."),
+    {"span", ring_span, METH_O, "span(timeout_ns): tail, where nobody writes below, and head of the byte ring."},
+    FAST(records_moment, "records_moment(from, data, room, tickets, extents, sources, raw, timeout_ns): all of one moment."),
+    FAST(relink, "relink(slots, count): one way from record to record; slots in the order of their positions."),
     FAST(checksum, "checksum(slot, ticket): CRC32C of a slot's bytes."),
     FAST(verify, "verify(first, count): slots whose checksum is wrong."),
     {"rebuild", ring_rebuild, METH_NOARGS, "rebuild(): leaves, length and parents anew; nobody else may be alive."},
@@ -662,6 +874,9 @@ static PyGetSetDef properties[] = {
     GET(prioritized, "1 once the tree is kept."),
     GET(incarnation, "Ours."),
     GET(bad_at, "Position of the argument that was refused."),
+    GET(needed, "Bytes that were needed, where there were too few."),
+    GET(byte_head, "Where the next record starts."),
+    GET(byte_tail, "Where the oldest record in use starts."),
     GET(max_priority, "Largest raw priority given; negative: none yet."),
     GET(alpha, "Priority exponent."),
     GET(eps, "Added to raw priorities."),

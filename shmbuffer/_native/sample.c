@@ -129,6 +129,19 @@ static void draw_by_mass(struct shmb_ring *ring, struct random *random, const ui
     }
 }
 
+static inline void take_place(const struct shmb_ring *ring, uint64_t slot, struct shmb_arena *arena, uint64_t row) {
+    struct shmb_extent extent = ring->extents[slot];
+    arena->starts[row] = (int64_t)arena->used;
+    if (!shmb_extent_in_order(ring, extent)) extent = (struct shmb_extent){0, 0}; /* changes while it is read */
+    arena->sizes[row] = (int64_t)extent.bytes;
+    arena->positions[row] = extent.position;
+    arena->used += (extent.bytes + 7) & ~(uint64_t)7;
+}
+
+static inline void copy_record(const struct shmb_ring *ring, const struct shmb_arena *arena, uint64_t row) {
+    memcpy(arena->data + arena->starts[row], shmb_record_at(ring, arena->positions[row]), (size_t)arena->sizes[row]);
+}
+
 static int by_rank(const void *a, const void *b) {
     uint64_t x = ((const uint64_t *)a)[0], y = ((const uint64_t *)b)[0];
     return (x > y) - (x < y);
@@ -140,12 +153,16 @@ static void draw_uniformly(struct shmb_ring *ring, struct random *random, const 
                            int64_t *index, struct draw *draws) {
     uint64_t head = atomic_load_explicit(&ring->runtime->head, memory_order_relaxed);
     uint64_t reached = head < ring->capacity ? head : ring->capacity; /* slots from here on were never written */
+    uint64_t oldest = ring->bytes ? shmb_oldest_ticket(ring) : 0; /* where bytes are short, few slots hold an item */
+    uint64_t low = oldest > head ? 0 : oldest;
+    if (head > ring->capacity && low < head - ring->capacity) low = head - ring->capacity;
+    if (!ring->bytes) low = 0, head = reached;
     uint64_t ranks[LOCKED_DRAWS][2], left = 0;
     for (uint64_t i = 0; i < count; i++) {
         uint64_t word = 0, slot = 0;
         int tries = 0;
         do {
-            slot = below(random, reached);
+            slot = (low + below(random, head - low)) % ring->capacity;
             word = atomic_load_explicit(&ring->words[slot], memory_order_relaxed);
         } while (SHMB_STATE(word) != SHMB_COMMITTED && ++tries < REJECTIONS);
         uint64_t lane = ring->lanes > 1 ? below(random, ring->lanes) : 0;
@@ -191,7 +208,7 @@ static void draw(struct shmb_ring *ring, struct random *random, const uint32_t *
 /* `out` may be NULL: then only indices, tickets and weights are drawn. */
 int shmb_sample(struct shmb_ring *ring, struct shmb_call *call, uint64_t count, uint64_t key,
                 unsigned char *const *out, int64_t *index, int64_t *tickets, float *weights, double beta,
-                bool prioritized, uint64_t *redrawn) {
+                bool prioritized, uint64_t *redrawn, struct shmb_arena *arena) {
     struct random random = {key, 0};
     struct shmb_entry *me = ring->me;
     struct draw *draws = malloc(count * (sizeof *draws + sizeof(uint32_t)) + 1);
@@ -213,16 +230,30 @@ int shmb_sample(struct shmb_ring *ring, struct shmb_call *call, uint64_t count, 
                 goto out;
             }
             draw(ring, &random, rows + from, n, index, tickets, weights, beta, prioritized, draws);
+            for (uint64_t i = 0; arena && i < n; i++) /* extents belong to words: looked at together */
+                take_place(ring, (uint64_t)index[rows[from + i]], arena, rows[from + i]);
+            if (with_the_lock && arena && arena->used <= arena->room)
+                for (uint64_t i = 0; i < n; i++) copy_record(ring, arena, rows[from + i]);
             if (with_the_lock && out)
                 for (uint64_t i = 0; i < n; i++) copy_row(ring, (uint64_t)index[rows[from + i]], out, rows[from + i]);
             shmb_unlock(ring);
             CP(sample_unlocked);
         }
-        if (with_the_lock || out == NULL) break;
-        for (uint64_t i = 0; i < left; i++) /* the misses of all rows overlap, also between leaves */
+        if (arena && arena->used > arena->room) {
+            ring->needed = arena->used;
+            status = SHMB_NO_ROOM;
+            goto out;
+        }
+        if (with_the_lock || (out == NULL && arena == NULL)) break;
+        for (uint64_t i = 0; arena && i < left; i++) {
+            if (i + 4 < left) __builtin_prefetch(shmb_record_at(ring, arena->positions[rows[i + 4]]));
+            copy_record(ring, arena, rows[i]);
+            CP(sample_copy);
+        }
+        for (uint64_t i = 0; out && i < left; i++) /* the misses of all rows overlap, also between leaves */
             for (unsigned leaf = 0; leaf < ring->n_leaves; leaf++)
                 __builtin_prefetch(ring->leaves[leaf].base + (uint64_t)index[rows[i]] * ring->leaves[leaf].element_bytes);
-        copy_rows(ring, index, rows, left, out);
+        if (out) copy_rows(ring, index, rows, left, out);
         atomic_thread_fence(memory_order_acquire);
         uint64_t changed = 0;
         for (uint64_t i = 0; i < left; i++)
@@ -265,6 +296,39 @@ int shmb_read(struct shmb_ring *ring, struct shmb_call *call, const int64_t *ind
         *missing += tickets[i] < 0;
     }
     return SHMB_OK;
+}
+
+/* Records by slot, one behind the other. tickets[i] is -1, and the size 0, where the slot holds no item.
+ * SHMB_NO_ROOM: they do not fit into the arena; as much as ring->needed will do, if nothing changes. */
+int shmb_read_records(struct shmb_ring *ring, struct shmb_call *call, const int64_t *index, uint64_t count,
+                      struct shmb_arena *arena, int64_t *tickets) {
+    for (uint64_t i = 0; i < count; i++) {
+        uint64_t slot = (uint64_t)index[i], before = arena->used;
+        for (int round = 0;; round++) {
+            bool with_the_lock = round >= ROUNDS;
+            int status = with_the_lock ? shmb_lock(ring, call) : SHMB_OK;
+            if (status != SHMB_OK) return status;
+            uint64_t word = atomic_load_explicit(&ring->words[slot], memory_order_acquire);
+            bool committed = SHMB_STATE(word) == SHMB_COMMITTED;
+            arena->used = before;
+            arena->starts[i] = (int64_t)before;
+            arena->sizes[i] = 0;
+            tickets[i] = -1;
+            if (committed) take_place(ring, slot, arena, i);
+            bool there = committed && arena->sizes[i] > 0;
+            if (there && arena->used <= arena->room) copy_record(ring, arena, i);
+            atomic_thread_fence(memory_order_acquire);
+            bool kept = there && still_holds(ring, slot, word);
+            if (with_the_lock) shmb_unlock(ring);
+            if (kept) tickets[i] = (int64_t)SHMB_TICKET(word);
+            if (kept || !committed) break;
+            arena->used = before;
+            arena->sizes[i] = 0;
+            if (with_the_lock) break; /* what the slot says cannot be */
+        }
+    }
+    ring->needed = arena->used;
+    return arena->used > arena->room ? SHMB_NO_ROOM : SHMB_OK;
 }
 
 static void copy_slot(const struct shmb_ring *ring, uint64_t slot, unsigned char *const *out) {

@@ -28,6 +28,9 @@ static inline uint64_t ticket_of_row(const struct shmb_ring *ring, uint64_t row)
                : ticket_in_lap(ring->claim_first, (uint64_t)ring->claim_slots[row], ring->capacity);
 }
 
+uint64_t shmb_slot_of_row(const struct shmb_ring *ring, uint64_t row) { return slot_of_row(ring, row); }
+uint64_t shmb_ticket_of_row(const struct shmb_ring *ring, uint64_t row) { return ticket_of_row(ring, row); }
+
 static bool make_room(struct shmb_ring *ring, uint64_t rows) {
     if (rows <= ring->scratch_rows) return true;
     uint64_t elements = rows * ring->lanes;
@@ -37,7 +40,9 @@ static bool make_room(struct shmb_ring *ring, uint64_t rows) {
     if (masses) ring->masses = masses;
     uint64_t *touched = realloc(ring->touched, elements * sizeof *touched);
     if (touched) ring->touched = touched;
-    if (!slots || !masses || !touched) return false;
+    int64_t *from = ring->bytes ? realloc(ring->claim_from, rows * sizeof *from) : ring->claim_from;
+    if (from) ring->claim_from = from;
+    if (!slots || !masses || !touched || (ring->bytes && !from)) return false;
     ring->scratch_rows = rows;
     return true;
 }
@@ -104,7 +109,7 @@ static bool waits_behind_a_turn(struct shmb_ring *ring) {
 }
 
 /* W1: is a living claim writing this slot? A WRITING word that no claim covers is nobody's and may be taken. */
-static bool is_being_written(struct shmb_ring *ring, uint64_t slot) {
+bool shmb_is_being_written(struct shmb_ring *ring, uint64_t slot) {
     uint64_t word = atomic_load_explicit(&ring->words[slot], memory_order_relaxed);
     if (__builtin_expect(SHMB_STATE(word) != SHMB_WRITING, 1)) return false;
     for (uint32_t i = 0; i < SHMB_ENTRIES; i++) {
@@ -222,6 +227,7 @@ static void open_claim(struct shmb_ring *ring, uint64_t first, uint64_t count) {
             }
         }
     }
+    if (ring->bytes) shmb_take_bytes(ring, shmb_bytes_of_claim(ring));
     if (unmassed) claim_parents(ring);
     CP(write_claim_parents);
     atomic_store_explicit(&me->phase, SHMB_PAYLOAD, memory_order_release);
@@ -233,7 +239,8 @@ static void open_claim(struct shmb_ring *ring, uint64_t first, uint64_t count) {
     CP(write_claimed);
 }
 
-int shmb_claim_ring(struct shmb_ring *ring, struct shmb_call *call, uint64_t count, uint64_t *first) {
+int shmb_claim_ring(struct shmb_ring *ring, struct shmb_call *call, uint64_t count, const struct shmb_batch *batch,
+                    uint64_t *first) {
     uint64_t rows = count < ring->capacity ? count : ring->capacity;
     int status = begin_claim(ring, call, rows);
     if (status != SHMB_OK) return status;
@@ -241,20 +248,25 @@ int shmb_claim_ring(struct shmb_ring *ring, struct shmb_call *call, uint64_t cou
     uint64_t ticket = head + (count - rows); /* of more items than slots only the last stay */
     if (!has_tickets(head, count)) return end_without_claim(ring, SHMB_NO_TICKETS);
     bool blocked = waits_behind_a_turn(ring);
-    for (uint64_t row = 0; !blocked && row < rows; row++) blocked = is_being_written(ring, (ticket + row) % ring->capacity);
-    if (blocked) return end_without_claim(ring, SHMB_BLOCKED);
+    for (uint64_t row = 0; !blocked && row < rows; row++) blocked = shmb_is_being_written(ring, (ticket + row) % ring->capacity);
     ring->claim_kind = SHMB_RING_WRITE;
     ring->claim_rows = rows;
+    ring->claim_skipped = count - rows;
+    if (batch) ring->claim_batch = *batch;
+    blocked = blocked || (batch && shmb_bytes_are_being_written(ring, shmb_bytes_of_claim(ring)));
+    if (blocked) return end_without_claim(ring, SHMB_BLOCKED);
     ring->claim_written = count * ring->lanes;
     open_claim(ring, ticket, rows);
     *first = head;
     return SHMB_OK;
 }
 
-/* With `tickets` only slots that still hold the item of that ticket are taken: kept[i] says which. None of them: no
- * claim is open afterwards. */
+/* With `tickets` only slots that still hold the item of that ticket are taken: kept[i] says which, `taken` how many
+ * rows. None of them: no claim is open afterwards, and the gate is another thread's to enter. */
 int shmb_claim_slots(struct shmb_ring *ring, struct shmb_call *call, const int64_t *slots, uint64_t count,
-                     bool in_place, const int64_t *tickets, unsigned char *kept) {
+                     bool in_place, const int64_t *tickets, unsigned char *kept, const struct shmb_batch *batch,
+                     uint64_t *taken) {
+    *taken = 0;
     int status = begin_claim(ring, call, count);
     if (status != SHMB_OK) return status;
     uint64_t head = atomic_load_explicit(&ring->runtime->head, memory_order_relaxed), rows = 0;
@@ -263,14 +275,18 @@ int shmb_claim_slots(struct shmb_ring *ring, struct shmb_call *call, const int64
         uint64_t word = atomic_load_explicit(&ring->words[slots[i]], memory_order_relaxed);
         bool take = tickets == NULL || word == SHMB_WORD((uint64_t)tickets[i], SHMB_COMMITTED);
         if (tickets) kept[i] = take;
+        if (take && batch) ring->claim_from[rows] = (int64_t)i;
         if (take) ring->claim_slots[rows++] = slots[i];
     }
     ring->claim_rows = rows;
     if (rows == 0 && tickets) return end_without_claim(ring, SHMB_OK);
     bool blocked = waits_behind_a_turn(ring);
-    for (uint64_t row = 0; !blocked && row < rows; row++) blocked = is_being_written(ring, (uint64_t)ring->claim_slots[row]);
-    if (blocked) return end_without_claim(ring, SHMB_BLOCKED);
+    for (uint64_t row = 0; !blocked && row < rows; row++) blocked = shmb_is_being_written(ring, (uint64_t)ring->claim_slots[row]);
     ring->claim_kind = in_place ? SHMB_IN_PLACE : SHMB_PLACED;
+    if (batch) ring->claim_batch = *batch;
+    blocked = blocked || (batch && shmb_bytes_are_being_written(ring, shmb_bytes_of_claim(ring)));
+    if (blocked) return end_without_claim(ring, SHMB_BLOCKED);
+    *taken = rows;
     open_claim(ring, head, ring->capacity);
     ring->claim_written = in_place ? 0 : ring->claim_slots_taken * ring->lanes;
     return SHMB_OK;
@@ -278,6 +294,11 @@ int shmb_claim_slots(struct shmb_ring *ring, struct shmb_call *call, const int64
 
 uint32_t shmb_row_checksum(const struct shmb_ring *ring, uint64_t slot, uint64_t ticket) {
     uint32_t crc = shmb_crc32c(ring->salt, &ticket, sizeof ticket);
+    if (ring->bytes) {
+        struct shmb_extent extent = ring->extents[slot];
+        if (!shmb_extent_in_order(ring, extent)) return ~ring->checksums[slot];
+        return shmb_crc32c(crc, shmb_record_at(ring, extent.position), extent.bytes);
+    }
     for (unsigned leaf = 0; leaf < ring->n_leaves; leaf++) {
         uint64_t bytes = ring->leaves[leaf].element_bytes * ring->lanes;
         crc = shmb_crc32c(crc, ring->leaves[leaf].base + slot * bytes, bytes);

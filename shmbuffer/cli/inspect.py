@@ -51,12 +51,26 @@ def _buffer(found: Mapping[str, Any]) -> Table:
         "priorities": _priorities(found),
         "batch size": extra.get("batch_size"),
         "size": console.size(found["bytes"]),
+        "records": _records(found["records"]),
         "flags": ", ".join(flag.lower().replace("_", " ") for flag in found["flags"]),
         "created": f"{found['created']} by pid {found['owner']['pid']} ({found['owner']['state']})",
         "recoveries": found["epoch"],
         "uuid": found["uuid"],
     }
     return console.pairs(found["path"], lines)
+
+
+def _records(records: Mapping[str, int] | None) -> str | None:
+    """How full the byte ring is; None where items are rows."""
+    if records is None:
+        return None
+    parts = [
+        f"{console.size(records['live_bytes'])} in items",
+        f"{console.size(records['used_bytes'])} in use of {console.size(records['max_bytes'])}",
+    ]
+    if records["dictionary_bytes"]:
+        parts.append(f"dictionary of {console.size(records['dictionary_bytes'])}")
+    return ", ".join(parts)
 
 
 def _use(found: Mapping[str, Any]) -> str:

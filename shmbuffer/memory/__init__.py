@@ -7,9 +7,22 @@ here without paying for that import.
 from __future__ import annotations
 
 from shmbuffer.memory.engine import Engine
+from shmbuffer.memory.moment import Moment
+from shmbuffer.memory.records import Drawn, RecordBatch, Records
 from shmbuffer.memory.recovery import RecoveryReport
-from shmbuffer.memory.ring import Moment, Ring
+from shmbuffer.memory.ring import Ring
 from shmbuffer.memory.schema import Leaf, Schema
 from shmbuffer.memory.settings import Settings
 
-__all__ = ["Engine", "Leaf", "Moment", "RecoveryReport", "Ring", "Schema", "Settings"]
+__all__ = [
+    "Drawn",
+    "Engine",
+    "Leaf",
+    "Moment",
+    "RecordBatch",
+    "Records",
+    "RecoveryReport",
+    "Ring",
+    "Schema",
+    "Settings",
+]

@@ -36,6 +36,7 @@ class Anonymous:
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
+        self._dictionary: bytes | None = None
 
     @classmethod
     def create(cls, settings: dict[str, Any], flags: Flag) -> tuple[Anonymous, Control]:
@@ -97,15 +98,23 @@ class Anonymous:
         slots, leaves = self._map(schema, _places(schema, size)[1])
         return schema, slots, leaves
 
+    def dictionary(self) -> bytes | None:
+        """What records are compressed with; None as long as nobody has published it."""
+        return self._dictionary
+
+    def publish_dictionary(self, data: bytes) -> bytes:
+        """Makes it what records are compressed with, if there is none yet; in this process."""
+        self._dictionary = self._dictionary or data
+        return self._dictionary
+
     def discard_unfinished(self) -> None:
         """Nothing: a definition that was not finished is built anew over itself."""
 
     def _map(self, schema: Schema, places: list[int]) -> tuple[Any, list[Any]]:
-        slots_bytes = _core.sections(schema.capacity, schema.width)["bytes"]
-        slots = _core.Map(self.fd, slots_bytes, offset=places[0])
+        slots = _core.Map(self.fd, schema.sections["bytes"], offset=places[0])
         leaves = [
-            _core.Map(self.fd, nbytes, offset=at)
-            for nbytes, at in zip(schema.leaf_bytes, places[1:], strict=True)
+            _core.Map(self.fd, nbytes, offset=at, twice=bool(schema.record_bytes))
+            for nbytes, at in zip(schema.map_bytes, places[1:], strict=True)
         ]
         return slots, leaves
 
@@ -123,7 +132,7 @@ def _places(schema: Schema, schema_bytes: int) -> tuple[int, list[int]]:
     """Size of the memfd, and where slots and leaves start."""
     at = layout.CONTROL_BYTES + _pages(8 + schema_bytes)
     places = []
-    for nbytes in (_core.sections(schema.capacity, schema.width)["bytes"], *schema.leaf_bytes):
+    for nbytes in (schema.sections["bytes"], *schema.map_bytes):
         places.append(at)
         at += _pages(nbytes)
     return at, places

@@ -15,15 +15,15 @@ import numpy as np
 
 from shmbuffer._native import _core
 from shmbuffer.errors import BufferNotFoundError, CorruptBufferError, LockTimeout
-from shmbuffer.memory import layout, priorities, slots
+from shmbuffer.memory import layout, priorities, records, slots
 from shmbuffer.memory.control import Control
 from shmbuffer.memory.files import Files
 from shmbuffer.memory.layout import Flag, Phase, SlotState
 from shmbuffer.memory.native import native_ring
+from shmbuffer.memory.patience import LOCK_TIMEOUT_NS
 from shmbuffer.memory.recovery import reason_to_recover
 from shmbuffer.memory.region import Directory
 from shmbuffer.memory.registry import Registry
-from shmbuffer.memory.ring import LOCK_TIMEOUT_NS
 from shmbuffer.memory.schema import Schema
 
 NO_SCHEMA = "nothing has been written yet: there is no schema"
@@ -161,7 +161,7 @@ def _compare_living(report: CheckReport, native: _core.Ring) -> None:
 def _compare_dead(report: CheckReport, control: Control, schema: Schema, slots_map: Any) -> None:
     runtime = control.runtime[0]
     data = np.frombuffer(slots_map, np.uint8)
-    where = _core.sections(schema.capacity, schema.width)
+    where = schema.sections
     words = data[: 8 * schema.capacity].view(np.uint64)
     used = words != 0
     wrong = used & (slots.tickets(words) % schema.capacity != np.arange(schema.capacity))
@@ -178,13 +178,18 @@ def _compare_dead(report: CheckReport, control: Control, schema: Schema, slots_m
         _core.mutex_owner(control.map) or int.from_bytes(runtime["mutex"].tobytes()[:4], "little")
     )
     unfinished = report.notes if died_in_it else report.problems
-    _say(unfinished, nodes, leaves, abs(int(runtime["length"]) - committed), 0, 0)
-    _say(report.problems, 0, 0, 0, int(np.count_nonzero(wrong | future)), 0)
+    _say(unfinished, nodes, leaves, abs(int(runtime["length"]) - committed), 0, 0, 0)
+    lost = 0
+    if schema.record_bytes:
+        lost = int(np.count_nonzero(records.misplaced(runtime, words, data, schema)))
+    _say(report.problems, 0, 0, 0, int(np.count_nonzero(wrong | future)), 0, lost)
     if writing:
         report.notes.append(f"{writing} slots were being written; recovery gives them back")
 
 
-def _say(to: list[str], nodes: int, leaves: int, length: int, words: int, orphans: int) -> None:
+def _say(
+    to: list[str], nodes: int, leaves: int, length: int, words: int, orphans: int, extents: int
+) -> None:
     if nodes:
         to.append(f"priority tree: {nodes} nodes are not the sum of their children")
     if leaves:
@@ -195,3 +200,5 @@ def _say(to: list[str], nodes: int, leaves: int, length: int, words: int, orphan
         to.append(f"{words} slot words have a ticket that cannot be theirs")
     if orphans:
         to.append(f"{orphans} slots are being written and nobody claims them")
+    if extents:
+        to.append(f"{extents} records are not where the byte ring has records")

@@ -9,7 +9,7 @@ import numpy as np
 from shmbuffer.memory import layout
 
 #: Counters of the runtime page that are shown as they are.
-RUNTIME_COUNTERS = ("waiters", "repairs", "rolled_back", "rolled_forward", "reaped")
+RUNTIME_COUNTERS = ("waiters", "repairs", "rolled_back", "rolled_forward", "reaped", "evicted")
 
 
 def of_snapshot(snapshot: bytes) -> tuple[Any, Any]:

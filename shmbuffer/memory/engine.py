@@ -51,10 +51,11 @@ from shmbuffer.memory.layout import BufferState, Flag, Phase, Role
 from shmbuffer.memory.locks import LivenessFile
 from shmbuffer.memory.native import native_ring
 from shmbuffer.memory.opening import Existing, clear_the_way, create_or_open
+from shmbuffer.memory.patience import LOCK_TIMEOUT_NS
 from shmbuffer.memory.recovery import RecoveryReport
 from shmbuffer.memory.region import Directory
 from shmbuffer.memory.registry import Client, Membership, Registry
-from shmbuffer.memory.ring import LOCK_TIMEOUT_NS, ClosedRing, Ring
+from shmbuffer.memory.ring import ClosedRing, Ring
 from shmbuffer.memory.schema import Schema
 from shmbuffer.memory.settings import Settings
 
@@ -321,6 +322,22 @@ class Engine:
         self._schema, self._parts = schema, (slots, leaves)
         runtime["state"] = BufferState.READY
         _core.reached("define.ready")
+
+    def dictionary(self) -> bytes | None:
+        """What records are compressed with; None as long as nobody has published it."""
+        self._require_open()
+        return self._ground.dictionary()
+
+    def publish_dictionary(self, data: bytes, *, timeout: float = 60.0) -> bytes:
+        """Makes it what records are compressed with from now on, if there is none yet.
+
+        Returns:
+            What is there now: this one, or that of whoever came first.
+        """
+        self._require_open()
+        with self._ground.lock(timeout):
+            self._require_there()
+            return self._ground.publish_dictionary(data)
 
     def update_settings(self, *, timeout: float = 60.0, **changes: Any) -> Settings:
         """Changes what is recorded; ``extra`` is merged.

@@ -5,6 +5,7 @@
         control                  there as soon as the directory is a buffer
         made.json                what we made in the scratch directory, before we make it
         schema.json, slots       there once the schema is
+        records, dictionary      of records: the byte ring; what they are compressed with
         init.lock, coordinator.lock, procs/NNN.lock
 
 Always true
@@ -43,6 +44,7 @@ from shmbuffer.memory.schema import Schema
 MADE = f"{layout.PRIVATE}/made.json"
 _NEW_CONTROL = f"{layout.CONTROL}.new"
 _NEW_SLOTS = f"{layout.SLOTS}.new"
+_OF_THE_SCHEMA = (layout.SLOTS, _NEW_SLOTS, layout.SCHEMA, layout.RECORDS, layout.DICTIONARY)
 
 # The page with the mutex is never unmapped while the process lives (see _native/mutex.c), so one
 # map a directory serves every handle that this process opens on it.
@@ -132,7 +134,7 @@ class Files:
             SchemaMismatchError: it should be taken over, and has another size.
         """
         self.discard_unfinished()
-        slots_bytes = _core.sections(schema.capacity, schema.width)["bytes"]
+        slots_bytes = schema.sections["bytes"]
         leaves = {
             leaf.file: nbytes
             for leaf, nbytes in zip(schema.leaves, schema.leaf_bytes, strict=True)
@@ -144,7 +146,7 @@ class Files:
         made = [name for name in leaves if name not in adopted]
         new_meta = [name for name in meta if name not in adopted]
         self.directory.require_space(
-            slots_bytes + sum(leaves[name] for name in made),
+            slots_bytes + schema.record_bytes + sum(leaves[name] for name in made),
             f"{self.path}: {schema.capacity} slots of {len(schema.leaves)} leaves",
             sparse_allowed=True,
         ) if reserve else None
@@ -157,6 +159,10 @@ class Files:
             for name in new_meta:
                 self.directory.write_atomic(name, meta[name])
                 _core.reached("define.meta")
+            if schema.record_bytes:
+                fd = self.directory.create(layout.RECORDS, schema.record_bytes, reserve=reserve)
+                os.close(fd)
+                _core.reached("define.records")
             os.close(self.directory.create(_NEW_SLOTS, slots_bytes))
             _core.reached("define.slots_allocated")
             self.directory.write_atomic(layout.SCHEMA, schema.to_json())
@@ -196,6 +202,31 @@ class Files:
         slots, leaves = self._map(schema)
         return schema, slots, leaves
 
+    def dictionary(self) -> bytes | None:
+        """What records are compressed with; None as long as nobody has published it.
+
+        Raises:
+            CorruptBufferError: larger than a dictionary may be.
+        """
+        if not self.directory.exists(layout.DICTIONARY):
+            return None
+        return self.directory.read(layout.DICTIONARY, limit=layout.SCHEMA_LIMIT)
+
+    def publish_dictionary(self, data: bytes) -> bytes:
+        """Makes it what records are compressed with, if there is none yet; under init.lock.
+
+        It is on the disk before anybody uses it: without it what was compressed with it is lost.
+
+        Returns:
+            What is there now.
+        """
+        there = self.dictionary()
+        if there is not None:
+            return there
+        self.directory.write_atomic(layout.DICTIONARY, data)
+        _core.reached("dictionary.published")
+        return data
+
     def made(self) -> list[str]:
         """Names in the scratch directory that we made."""
         if not self.directory.exists(MADE):
@@ -216,7 +247,7 @@ class Files:
 
     def discard_unfinished(self) -> None:
         """Removes what a definition that was not finished left, by list."""
-        for name in (layout.SLOTS, _NEW_SLOTS, layout.SCHEMA):
+        for name in _OF_THE_SCHEMA:
             self._unlink(name)
         self._remove_made()
 
@@ -233,7 +264,7 @@ class Files:
         found = self.has_control()
         self._remove_made()
         _core.reached("remove.leaves")
-        for name in (layout.SLOTS, _NEW_SLOTS, layout.SCHEMA, _NEW_CONTROL):
+        for name in (*_OF_THE_SCHEMA, _NEW_CONTROL):
             self._unlink(name)
         procs = f"{layout.PRIVATE}/procs"
         if self.directory.exists(procs):
@@ -302,15 +333,26 @@ class Files:
                 )
 
     def _map(self, schema: Schema) -> tuple[Any, list[Any]]:
-        slots_bytes = _core.sections(schema.capacity, schema.width)["bytes"]
-        slots = self._map_file(layout.SLOTS, slots_bytes)
+        slots = self.map_slots(schema)
+        if schema.record_bytes:
+            return slots, [self._map_file(layout.RECORDS, schema.record_bytes, twice=True)]
         leaves = [
             self._map_file(leaf.file, nbytes) if nbytes else _core.Map(-1, 0)
             for leaf, nbytes in zip(schema.leaves, schema.leaf_bytes, strict=True)
         ]
         return slots, leaves
 
-    def _map_file(self, name: str, nbytes: int, *, writable: bool = True) -> Any:
+    def map_slots(self, schema: Schema, *, writable: bool = True) -> Any:
+        """Maps the slots file.
+
+        Raises:
+            CorruptBufferError: it is missing, or of another size.
+        """
+        return self._map_file(layout.SLOTS, schema.sections["bytes"], writable=writable)
+
+    def _map_file(
+        self, name: str, nbytes: int, *, writable: bool = True, twice: bool = False
+    ) -> Any:
         try:
             fd = self.directory.open_file(name, nbytes=nbytes, writable=writable)
         except FileNotFoundError as error:
@@ -321,7 +363,7 @@ class Files:
                 found=None,
             ) from error
         try:
-            return _core.Map(fd, nbytes, writable)
+            return _core.Map(fd, nbytes, writable, twice=twice)
         finally:
             os.close(fd)
 

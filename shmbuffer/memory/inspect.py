@@ -8,10 +8,11 @@ from datetime import UTC, datetime
 from os import PathLike
 from typing import Any
 
-from shmbuffer._native import _core
+import numpy as np
+
 from shmbuffer.errors import BufferNotFoundError
-from shmbuffer.memory import counters, identity, layout
-from shmbuffer.memory.control import Superblock
+from shmbuffer.memory import counters, identity, layout, records
+from shmbuffer.memory.control import Control, Superblock
 from shmbuffer.memory.files import Files
 from shmbuffer.memory.layout import BufferState, Flag
 from shmbuffer.memory.recovery import reason_to_recover
@@ -26,7 +27,10 @@ def inspect(path: str | PathLike[str]) -> dict[str, Any]:
     Returns:
         Keys ``path``, ``uuid``, ``state``, ``needs_recovery`` (None, or the reason), ``epoch``,
         ``created``, ``flags``, ``settings``, ``schema`` (None before the first write),
-        ``counters``, ``clients``, ``bytes`` (of all files), ``owner``, ``durable_ticket``.
+        ``counters``, ``clients``, ``bytes`` (of all files), ``disk_bytes`` (that the file system
+        has taken for them; fewer where files are sparse), ``records`` (None where items are rows;
+        ``max_bytes``, ``used_bytes`` from the oldest record in use to the head, ``live_bytes`` of
+        the items with their headers, ``dictionary_bytes``), ``owner``, ``durable_ticket``.
 
     Raises:
         BufferNotFoundError, FormatError, CorruptBufferError, UnsafePathError: as they say.
@@ -62,6 +66,8 @@ def inspect(path: str | PathLike[str]) -> dict[str, Any]:
             ),
             "clients": [client.to_json() for client in registry.clients()],
             "bytes": _bytes(files, schema),
+            "disk_bytes": _disk_bytes(files, schema),
+            "records": _records(files, schema, control),
             "owner": {
                 "pid": superblock.owner_pid,
                 "state": identity.process_state(superblock.owner_pid),
@@ -94,8 +100,33 @@ def _describe(schema: Schema | None) -> dict[str, Any] | None:
 def _bytes(files: Files, schema: Schema | None) -> int:
     if schema is None:
         return layout.CONTROL_BYTES
-    slots = _core.sections(schema.capacity, schema.width)["bytes"]
-    return layout.CONTROL_BYTES + int(slots) + sum(schema.leaf_bytes)
+    return layout.CONTROL_BYTES + schema.sections["bytes"] + sum(schema.map_bytes)
+
+
+def _disk_bytes(files: Files, schema: Schema | None) -> int:
+    names = [layout.CONTROL]
+    if schema is not None:
+        names += [layout.SLOTS, layout.SCHEMA]
+        names += [leaf.file for leaf in schema.leaves if leaf.nbytes]
+        names += [layout.RECORDS] if schema.record_bytes else []
+    return sum(files.directory.stat(name).st_blocks * 512 for name in names)
+
+
+def _records(files: Files, schema: Schema | None, control: Control) -> dict[str, int] | None:
+    """Of a busy buffer the numbers may be of slightly different moments."""
+    if schema is None or not schema.record_bytes:
+        return None
+    runtime = control.runtime[0]
+    tail, head = int(runtime["byte_tail"]), int(runtime["byte_head"])
+    slots_map = files.map_slots(schema, writable=False)
+    data = np.frombuffer(slots_map, np.uint8)
+    words = data[: 8 * schema.capacity].view(np.uint64)
+    return {
+        "max_bytes": schema.record_bytes,
+        "used_bytes": head - tail,
+        "live_bytes": records.live_bytes(words, records.extents_of(data, schema)),
+        "dictionary_bytes": len(files.dictionary() or b""),
+    }
 
 
 def exists(path: str | PathLike[str]) -> bool:

@@ -25,7 +25,7 @@ import numpy as np
 
 MAGIC = b"SHMBUF\x00\x01"
 FORMAT_MAJOR = 1
-FORMAT_MINOR = 0
+FORMAT_MINOR = 1  # 1: records
 ENDIAN_TAG = 0x01020304
 
 PAGE = 4096
@@ -40,6 +40,10 @@ FANOUT = 16
 #: Numbers of the processors that the lock and the byte order are known to work on.
 ARCHITECTURES = {"x86_64": 0x8664, "aarch64": 0xAA64}
 ARCHITECTURE = ARCHITECTURES.get(platform.machine(), 0)
+
+#: Header of a record in the byte ring, and the entry of a slot that says where its record is.
+RECORD = np.dtype([("ticket", "<u8"), ("position", "<u8"), ("bytes", "<u8"), ("stride", "<u8")])
+EXTENT = np.dtype([("position", "<u8"), ("bytes", "<u8")])
 
 
 class SlotState(IntEnum):
@@ -164,6 +168,9 @@ RUNTIME = _fields(
     ("rolled_back", "<u8", 160),
     ("rolled_forward", "<u8", 168),
     ("reaped", "<u8", 176),
+    ("byte_head", "<u8", 184),
+    ("byte_tail", "<u8", 192),
+    ("evicted", "<u8", 200),
     itemsize=PAGE,
 )
 
@@ -183,6 +190,7 @@ ENTRY = _fields(
     ("goal", "<u8", 88),
     ("turn", "<u8", 96),
     ("turn_ns", "<u8", 104),
+    ("byte_first", "<u8", 112),
     ("inserts", "<u8", 120),
     ("aborts", "<u8", 128),
     ("samples", "<u8", 136),
@@ -215,5 +223,7 @@ PRIVATE = ".shmbuffer"
 CONTROL = f"{PRIVATE}/control"
 SLOTS = f"{PRIVATE}/slots"
 SCHEMA = f"{PRIVATE}/schema.json"
+RECORDS = f"{PRIVATE}/records"
+DICTIONARY = f"{PRIVATE}/dictionary"
 COORDINATOR_LOCK = f"{PRIVATE}/coordinator.lock"
 SCHEMA_LIMIT = 16 * 1024 * 1024

@@ -16,13 +16,16 @@ def native_ring(
     Without a client there, it may lock, verify and reap under init.lock, and never claim.
     """
     superblock = control.superblock()
+    records = leaves[0] if schema.record_bytes else None
+    rows = [] if schema.record_bytes else leaves
     return _core.Ring(
         control.map,
         slots,
-        tuple(zip(leaves, (leaf.nbytes for leaf in schema.leaves), strict=True)),
+        tuple(zip(rows, (leaf.nbytes for leaf in schema.leaves), strict=True)),
         schema.capacity,
         schema.width,
         entry,
         bool(superblock.flags & Flag.CHECKSUM),
         superblock.salt,
+        records,
     )

@@ -22,13 +22,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shmbuffer._native import _core
-from shmbuffer.memory import identity, layout, slots
+from shmbuffer.memory import identity, layout, records, slots
 from shmbuffer.memory.control import Control, Superblock
 from shmbuffer.memory.files import Files
 from shmbuffer.memory.layout import BufferState, EntryState, Flag, Phase, SlotState
 from shmbuffer.memory.native import native_ring
 from shmbuffer.memory.region import Directory
 from shmbuffer.memory.registry import Registry
+from shmbuffer.memory.schema import Schema
 
 #: No buffer has had so many clients: what is beyond is damage.
 _LARGEST_SOURCE = np.uint64(2**48)
@@ -131,7 +132,7 @@ def recover_directory(files: Files, control: Control, reason: str) -> RecoveryRe
     else:
         schema, slots_map, leaf_maps = built
         native = native_ring(control, schema, slots_map, leaf_maps, entry=0)
-        report = _Repair(control, superblock, schema.capacity, schema.width, slots_map, native).run(
+        report = _Repair(control, superblock, schema, slots_map, native).run(
             report, trusted=reason == "nobody alive"
         )
         state = BufferState.READY
@@ -171,15 +172,16 @@ class _Repair:
         self,
         control: Control,
         superblock: Superblock,
-        capacity: int,
-        width: int,
+        schema: Schema,
         slots_map: Any,
         native: Any,
     ) -> None:
-        where = _core.sections(capacity, width)
+        capacity, width, where = schema.capacity, schema.width, schema.sections
         data = np.frombuffer(slots_map, np.uint8)
         self.control = control
         self.superblock = superblock
+        self.schema = schema
+        self.data = data
         self.native = native
         self.capacity = capacity
         self.width = width
@@ -198,8 +200,11 @@ class _Repair:
         _core.reached("recover.reaped")
         refused = self._refuse_impossible_words(trusted)
         leftover = self._abort(slots.states(self.words) == SlotState.WRITING)
+        misplaced = self._refuse_misplaced_records(trusted) if self.schema.record_bytes else 0
         _core.reached("recover.words")
         failed, unverified = (0, 0) if trusted else self._verify()
+        if self.schema.record_bytes and (misplaced or not trusted):
+            failed += self._relink()
         _core.reached("recover.verified")
         repaired = self._sane_priorities()
         _core.reached("recover.priorities")
@@ -213,7 +218,7 @@ class _Repair:
             rolled_forward=rolled["rolled_forward"] * self.width,
             clients_retired=retired,
             priorities_repaired=repaired,
-            words_refused=refused,
+            words_refused=refused + misplaced,
             checksum_failed=failed * self.width,
             unverified=unverified * self.width,
         )
@@ -261,6 +266,21 @@ class _Repair:
             wrong |= used & (tickets >= int(self.control.runtime["head"][0]))
         self.words[wrong] = 0
         return int(np.count_nonzero(wrong))
+
+    def _refuse_misplaced_records(self, trusted: bool) -> int:
+        """A record must be one, and, unless the counters may be older, between tail and head."""
+        runtime = self.control.runtime[0] if trusted else None
+        wrong = records.misplaced(runtime, self.words, self.data, self.schema)
+        self.words[wrong] = 0
+        return int(np.count_nonzero(wrong))
+
+    def _relink(self) -> int:
+        """Makes one way from record to record again; what is in another's way goes."""
+        held = slots.committed(self.words).nonzero()[0]
+        extents = records.extents_of(self.data, self.schema)
+        order = np.argsort(extents["position"][held], kind="stable")
+        ordered = np.ascontiguousarray(held[order], np.int64)
+        return int(self.native.relink(ordered.ctypes.data, len(ordered)))
 
     def _abort(self, which: NDArray[np.bool_]) -> int:
         self.words[which] |= np.uint64(3)

@@ -12,6 +12,7 @@ from shmbuffer.errors import (
     BufferNeedsRestart,
     EmptyBufferError,
     LockTimeout,
+    RecordTooLargeError,
     ShmBufferError,
 )
 from shmbuffer.memory.identity import process_of, process_state
@@ -46,6 +47,20 @@ def refuse(
         value = f" {index[at]}" if isinstance(index, np.ndarray) else ""
         raise IndexError(
             f"{where}: index{value} at position {at} is outside the buffer of {ring.elements}; "
+            "nothing was changed"
+        )
+    if status == _core.TOO_LARGE:
+        needed, there = ring._native.needed, ring.schema.record_bytes
+        raise RecordTooLargeError(
+            f"{where}: {what} needs {needed} bytes in the byte ring, which has {there}; write "
+            "fewer items at once, or create the buffer with a larger max_bytes. Nothing was "
+            "changed",
+            needed_bytes=needed,
+            max_bytes=there,
+        )
+    if status == _core.BAD_BATCH:
+        raise ValueError(
+            f"{where}: record {ring._native.bad_at} of the batch does not lie within its bytes; "
             "nothing was changed"
         )
     if status == _core.NOTHING:

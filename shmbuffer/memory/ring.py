@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,17 +30,15 @@ from shmbuffer.errors import (
 from shmbuffer.memory import slots
 from shmbuffer.memory.identity import process_state
 from shmbuffer.memory.layout import SlotState
+from shmbuffer.memory.moment import Moment
+from shmbuffer.memory.patience import LOCK_TIMEOUT_NS, WRITE_TIMEOUT_S
+from shmbuffer.memory.records import Records
 from shmbuffer.memory.refusals import refuse
 
 if TYPE_CHECKING:
     from shmbuffer.memory.engine import Engine
     from shmbuffer.memory.schema import Schema
 
-#: How long a call waits for the mutex, which living processes hold for microseconds, before it says
-#: who has it.
-LOCK_TIMEOUT_NS = 5_000_000_000
-#: How long a write waits for a slot that a living writer is filling.
-WRITE_TIMEOUT_S = 5.0
 #: Between two looks at whoever blocks a write: a death is noticed within this time.
 _SLICE_NS = 5_000_000
 #: Between two looks at a ring that is empty because all of it is being written.
@@ -56,23 +54,6 @@ _COPY_SLOTS = 65536
 _COPY_LOCKED = 256
 
 
-class Moment(NamedTuple):
-    """A ring at one moment, beside the bytes of its items."""
-
-    tickets: NDArray[np.int64]
-    """int64[capacity]: of the item in each slot; -1: there is none."""
-    sources: NDArray[np.int64]
-    """int64[capacity]: the incarnation that wrote it; -1: there is none."""
-    priorities: NDArray[np.float64]
-    """float64[elements], raw; NaN where none is known."""
-    head: int
-    """The next ticket."""
-    write_count: int
-    """Elements written so far."""
-    max_priority: float | None
-    """The largest raw priority ever given; None before the first."""
-
-
 class Ring:
     """The ring of one buffer, as one handle sees it.
 
@@ -81,6 +62,7 @@ class Ring:
         capacity: slots.
         width: elements of a slot.
         elements: capacity * width.
+        records: the byte ring, where items are records; None where they are rows of leaves.
     """
 
     def __init__(self, engine: Engine, native: Any, schema: Schema, maps: tuple[Any, ...]) -> None:
@@ -94,7 +76,10 @@ class Ring:
         self.width = schema.width
         self.elements = schema.elements
         self._slots_map, *self._leaf_maps = maps
-        where = _core.sections(self.capacity, self.width)
+        self.records: Records | None = None
+        if schema.record_bytes:
+            self.records = Records(self, self._slots_map, self._leaf_maps.pop())
+        where = schema.sections
         data = np.frombuffer(self._slots_map, np.uint8)
         self.words: NDArray[np.uint64] = _part(data, where["words"], self.capacity, np.uint64)
         self.sources: NDArray[np.uint64] = _part(data, where["sources"], self.capacity, np.uint64)

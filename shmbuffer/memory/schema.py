@@ -1,5 +1,7 @@
 """What an item is made of: names, dtypes and shapes of its leaves, and how they lie on disk.
 
+Items of which each has a form of its own are records: there are no leaves then, but a byte ring.
+
 A leaf is one tensor of an item, stored for all items in one file: C order, no header, full
 capacity, so that tensordict's ``load_memmap`` reads the directory. Nothing here needs torch: a
 dtype is its name and its size.
@@ -15,7 +17,9 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote
 
+from shmbuffer._native import _core
 from shmbuffer.errors import CorruptBufferError, SchemaMismatchError, SpaceError
+from shmbuffer.memory.layout import PAGE
 
 #: torch's dtype names and sizes in bytes. All of them are opaque bytes to the engine.
 ITEMSIZES: Mapping[str, int] = {
@@ -45,6 +49,7 @@ RESERVED = frozenset({"shape", "device", "_type", "_format_version", "_class"})
 MAX_LEAVES = 4096
 MAX_DEPTH = 64
 MAX_ELEMENTS = 2**40
+MAX_RECORD_BYTES = 2**46
 
 
 @dataclass(frozen=True)
@@ -95,6 +100,7 @@ class Schema:
         lanes: the storage dimensions after the first; empty for ``ndim=1``.
         structure: how the leaves make up what the user gave (TensorDict, tensor, PyTree); the
             family's business, kept as it is. JSON.
+        record_bytes: size of the byte ring, a multiple of a page; 0: items are rows of leaves.
 
     Raises:
         SchemaMismatchError: a dtype that is not torch's, a reserved or repeated key, a size below
@@ -105,8 +111,10 @@ class Schema:
     capacity: int
     lanes: tuple[int, ...] = ()
     structure: dict[str, Any] = field(default_factory=lambda: {"kind": "tensordict"})
+    record_bytes: int = 0
 
     def __post_init__(self) -> None:
+        self._check_records()
         if self.capacity < 1 or any(n < 1 for n in self.lanes):
             raise SchemaMismatchError(
                 f"a buffer needs at least one slot and one lane, not capacity {self.capacity}, "
@@ -126,6 +134,18 @@ class Schema:
         folders: set[tuple[str, ...]] = set()
         for leaf in self.leaves:
             self._check_leaf(leaf, leaves, folders)
+
+    def _check_records(self) -> None:
+        if not self.record_bytes:
+            return
+        if self.leaves or self.lanes:
+            raise SchemaMismatchError("items are records or rows of leaves, not both")
+        if not PAGE <= self.record_bytes <= MAX_RECORD_BYTES or self.record_bytes % PAGE:
+            raise SchemaMismatchError(
+                f"a byte ring has from {PAGE} to {MAX_RECORD_BYTES} bytes, a multiple of {PAGE}, "
+                f"not {self.record_bytes}",
+                record_bytes=self.record_bytes,
+            )
 
     def _check_leaf(
         self, leaf: Leaf, leaves: set[tuple[str, ...]], folders: set[tuple[str, ...]]
@@ -183,13 +203,23 @@ class Schema:
         return tuple(leaf.nbytes * self.elements for leaf in self.leaves)
 
     @property
+    def map_bytes(self) -> tuple[int, ...]:
+        """Size of each file of payload: one a leaf, or that of the records."""
+        return (self.record_bytes,) if self.record_bytes else self.leaf_bytes
+
+    @property
+    def sections(self) -> dict[str, int]:
+        """Where the parts of the slots file are, and its size; see ``_core.sections``."""
+        return _core.sections(self.capacity, self.width, bool(self.record_bytes))
+
+    @property
     def digest(self) -> bytes:
         """SHA-256 of the canonical JSON: two schemas are the same if these are."""
         return hashlib.sha256(self.to_json()).digest()
 
     def to_json(self) -> bytes:
         """Canonical JSON, UTF-8."""
-        what = {
+        what: dict[str, Any] = {
             "capacity": self.capacity,
             "lanes": list(self.lanes),
             "leaves": [
@@ -198,6 +228,8 @@ class Schema:
             ],
             "structure": self.structure,
         }
+        if self.record_bytes:
+            what["record_bytes"] = self.record_bytes
         return json.dumps(what, sort_keys=True, separators=(",", ":")).encode()
 
     @classmethod
@@ -213,7 +245,13 @@ class Schema:
                 Leaf(tuple(map(_string, one["path"])), _string(one["dtype"]), _sizes(one["shape"]))
                 for one in what["leaves"]
             )
-            schema = cls(leaves, _size(what["capacity"]), _sizes(what["lanes"]), what["structure"])
+            schema = cls(
+                leaves,
+                _size(what["capacity"]),
+                _sizes(what["lanes"]),
+                what["structure"],
+                _size(what.get("record_bytes", 0)),
+            )
         except (
             ValueError,
             KeyError,
@@ -242,6 +280,11 @@ class Schema:
         for path, leaf in theirs.items():
             if path not in mine:
                 return f"leaf '{leaf.name}' ({leaf}) is not a leaf of this buffer"
+        if self.record_bytes != other.record_bytes:
+            return (
+                f"the byte ring has {self.record_bytes} bytes, "
+                f"this write is for one of {other.record_bytes}"
+            )
         if (self.capacity, self.lanes) != (other.capacity, other.lanes):
             return (
                 f"the storage is {[self.capacity, *self.lanes]}, "
@@ -251,6 +294,8 @@ class Schema:
 
     def meta_files(self) -> dict[str, bytes]:
         """Tensordict's ``meta.json`` files, by name below the scratch directory."""
+        if self.record_bytes:
+            return {}
         batch = [self.capacity, *self.lanes]
         folders: dict[tuple[str, ...], dict[str, Any]] = {(): {}}
         for leaf in self.leaves:

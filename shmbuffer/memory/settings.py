@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
-from shmbuffer.memory.layout import Flag
-from shmbuffer.memory.schema import MAX_ELEMENTS
+from shmbuffer.memory.layout import PAGE, Flag
+from shmbuffer.memory.schema import MAX_ELEMENTS, MAX_RECORD_BYTES
 
 
 @dataclass(frozen=True)
@@ -21,6 +21,8 @@ class Settings:
         reserve: take all space when the schema is known; without, a full disk is a SIGBUS later.
         alpha: priority exponent; None: no priorities until a sampler binds them.
         eps: added to raw priorities.
+        record_bytes: size of the byte ring of a buffer of records; rounded up to whole pages. 0:
+            items are rows of leaves.
         extra: what the family records of itself; JSON.
     """
 
@@ -31,8 +33,15 @@ class Settings:
     alpha: float | None = None
     eps: float = 1e-8
     extra: dict[str, Any] = field(default_factory=dict)
+    record_bytes: int = 0
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "record_bytes", -(-self.record_bytes // PAGE) * PAGE)
+        if not 0 <= self.record_bytes <= MAX_RECORD_BYTES:
+            raise ValueError(
+                f"a byte ring of {self.record_bytes} bytes is asked for; {MAX_RECORD_BYTES} is the "
+                "limit"
+            )
         if self.capacity < 1:
             raise ValueError(f"the capacity is {self.capacity}; it has to be at least 1")
         if self.capacity > MAX_ELEMENTS:

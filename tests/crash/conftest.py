@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from shmbuffer.memory import Engine
-from tests.crash.harness import SETTINGS, schema
+from tests.crash.harness import schema, settings
 
 
 @pytest.fixture
@@ -21,9 +21,15 @@ def tmp_path() -> Iterator[Path]:
     shutil.rmtree(path)
 
 
+@pytest.fixture(params=["rows", "records"])
+def kind(request: pytest.FixtureRequest) -> str:
+    """What items are."""
+    return str(request.param)
+
+
 @pytest.fixture
-def survivor(tmp_path: Path) -> Iterator[Engine]:
+def survivor(tmp_path: Path, kind: str) -> Iterator[Engine]:
     """A living client of a buffer with a schema, in ``tmp_path / "buffer"``."""
-    with Engine.open(tmp_path / "buffer", SETTINGS) as engine:
-        engine.define(schema())
+    with Engine.open(tmp_path / "buffer", settings(kind)) as engine:
+        engine.define(schema(kind))
         yield engine

@@ -5,6 +5,9 @@ a crash point and works until it dies there. What is left is then audited from o
 own
 bookkeeping: every leaf of an item carries the item's number in its own way, so that a mixture of
 two items, an item that nobody wrote and a missing item all show in the bytes.
+
+Items are rows of leaves, or records of different sizes that reach over the next ones, in a byte
+ring with room for all of them or with room for some.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +27,7 @@ import numpy as np
 import shmbuffer.memory
 from shmbuffer._native import _core
 from shmbuffer.memory import Engine, Leaf, Ring, Schema, Settings
+from tests.memory.numbered import number_of, records
 
 CAPACITY = 8
 LEAVES = (
@@ -31,10 +36,20 @@ LEAVES = (
     Leaf(("bytes",), "uint8", (5,)),
 )
 SETTINGS = Settings(capacity=CAPACITY, alpha=0.5, eps=0.0)
+#: Bytes of the byte ring, by what an item is; 0: a row of leaves.
+KINDS = {"rows": 0, "records": 16384, "short records": 4096}
+#: Steps of a write that only records have.
+RECORD_POINTS = ("write.evict", "write.tail", "write.header", "write.extent", "write.bytes")
 
 
-def schema(capacity: int = CAPACITY) -> Schema:
-    return Schema(LEAVES, capacity)
+def settings(kind: str) -> Settings:
+    return replace(SETTINGS, record_bytes=KINDS[kind])
+
+
+def schema(kind: str = "rows") -> Schema:
+    if KINDS[kind]:
+        return Schema((), CAPACITY, (), {"kind": "records"}, KINDS[kind])
+    return Schema(LEAVES, CAPACITY)
 
 
 def native_points(prefix: str) -> list[str]:
@@ -70,17 +85,27 @@ class Batch:
 def write(ring: Ring, numbers: Iterable[int], **options: object) -> int:
     batch = Batch(numbers)
     priorities = (batch.numbers + 1).astype(np.float64)
+    if ring.records is not None:
+        return ring.records.write(records(batch.numbers.tolist()), priorities, **options)  # type: ignore[arg-type]
     return ring.write(batch.addresses, len(batch), priorities, **options)  # type: ignore[arg-type]
 
 
 def place(ring: Ring, where: list[int], numbers: Iterable[int], *, in_place: bool) -> None:
     batch = Batch(numbers)
+    if ring.records is not None:
+        rows = records(batch.numbers.tolist(), apart=True)
+        ring.records.place(np.array(where, np.int64), rows, in_place=in_place)
+        return
     ring.place(np.array(where, np.int64), batch.addresses, in_place=in_place)
 
 
 def read_all(ring: Ring) -> dict[int, int]:
     """slot -> number of every item that a validated read returns; fails on a torn one."""
     index = np.arange(ring.elements, dtype=np.int64)
+    if ring.records is not None:
+        drawn = ring.records.read(index)
+        there = (drawn.tickets >= 0).nonzero()[0].tolist()
+        return {slot: number_of(drawn.batch.body(slot)) for slot in there}
     batch, tickets = Batch(range(ring.elements)), np.empty(ring.elements, np.int64)
     ring.read(index.ctypes.data, len(index), batch.addresses, tickets.ctypes.data)
     for slot in (tickets >= 0).nonzero()[0]:
@@ -89,6 +114,9 @@ def read_all(ring: Ring) -> dict[int, int]:
 
 
 def sample(ring: Ring, count: int = 64, *, key: int = 7, prioritized: bool = True) -> Batch:
+    if ring.records is not None:
+        drawn = ring.records.sample(count, key, beta=0.4 if prioritized else None)
+        return Batch(number_of(drawn.batch.body(row)) for row in range(count))
     batch, index = Batch(range(count)), np.empty(count, np.int64)
     tickets = np.empty(count, np.int64)
     ring.sample(

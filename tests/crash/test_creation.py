@@ -21,6 +21,7 @@ from tests.crash.harness import (
     require_sound,
     require_usable,
     schema,
+    settings,
     succeeds,
     write,
 )
@@ -36,25 +37,42 @@ def everything(path: Path) -> list[str]:
     )
 
 
-def _creates(path: Path, point: str, after: int) -> None:
+def _creates(path: Path, point: str, after: int, kind: str) -> None:
     _core.arm(point, after=after)
-    with Engine.open(path, SETTINGS) as engine:
-        write(engine.define(schema()), range(3))
+    with Engine.open(path, settings(kind)) as engine:
+        write(engine.define(schema(kind)), range(3))
     _core.disarm()
 
 
-CREATION = ["open.locked", *python_points("create"), *python_points("define"), "superblock.half"]
+POINTS = ["open.locked", *python_points("create"), *python_points("define"), "superblock.half"]
+#: Steps that there are only where items are rows, or where they are records.
+ONLY = {
+    "rows": ("define.leaf", "define.meta", "remove.file"),
+    "records": ("define.records",),
+}
 
 
-@pytest.mark.parametrize("point", CREATION)
-def test_the_next_process_finishes_what_a_dead_creator_began(tmp_path: Path, point: str) -> None:
+def cases(points: list[str]) -> list[tuple[str, str]]:
+    """Each kind of item, with the steps that it has."""
+    return [
+        (kind, point)
+        for kind, other in (("rows", "records"), ("records", "rows"))
+        for point in points
+        if point not in ONLY[other]
+    ]
+
+
+@pytest.mark.parametrize(("kind", "point"), cases(POINTS))
+def test_the_next_process_finishes_what_a_dead_creator_began(
+    tmp_path: Path, kind: str, point: str
+) -> None:
     passing = 0
     while True:
         path = tmp_path / str(passing)
-        if ended(fork(lambda path=path, after=passing: _creates(path, point, after))) == 0:
+        if ended(fork(lambda path=path, after=passing: _creates(path, point, after, kind))) == 0:
             break
-        with Engine.open(path, SETTINGS) as engine:
-            ring = engine.define(schema())
+        with Engine.open(path, settings(kind)) as engine:
+            ring = engine.define(schema(kind))
             assert read_all(ring) == {}
             write(ring, range(5))
             require_sound(engine)
@@ -64,8 +82,10 @@ def test_the_next_process_finishes_what_a_dead_creator_began(tmp_path: Path, poi
     assert passing > 0
 
 
-@pytest.mark.parametrize("point", CREATION)
-def test_a_waiting_process_takes_over_from_a_dead_creator(tmp_path: Path, point: str) -> None:
+@pytest.mark.parametrize(("kind", "point"), cases(POINTS))
+def test_a_waiting_process_takes_over_from_a_dead_creator(
+    tmp_path: Path, kind: str, point: str
+) -> None:
     """It waits for init.lock when the creator dies, and needs no clock to notice."""
     path = tmp_path / "buffer"
     told, tell = os.pipe()
@@ -73,16 +93,16 @@ def test_a_waiting_process_takes_over_from_a_dead_creator(tmp_path: Path, point:
 
     def pauses() -> None:
         _core.arm(point, "pause", notify_fd=tell, wait_fd=never)
-        with Engine.open(path, SETTINGS) as engine:
-            engine.define(schema())
+        with Engine.open(path, settings(kind)) as engine:
+            engine.define(schema(kind))
 
     creator = fork(pauses)
     os.close(tell)
     assert os.read(told, 1) == b"\x01"
 
     def waits() -> None:
-        with Engine.open(path, SETTINGS) as engine:
-            write(engine.define(schema()), [os.getpid()])
+        with Engine.open(path, settings(kind)) as engine:
+            write(engine.define(schema(kind)), [os.getpid()])
             assert os.getpid() in read_all(engine.ring).values()  # type: ignore[arg-type]
 
     waiters = [fork(waits) for _ in range(2)]
@@ -95,12 +115,12 @@ def test_a_waiting_process_takes_over_from_a_dead_creator(tmp_path: Path, point:
         os.close(fd)
 
 
-@pytest.mark.parametrize("point", python_points("remove"))
-def test_a_removal_that_dies_can_be_repeated(tmp_path: Path, point: str) -> None:
+@pytest.mark.parametrize(("kind", "point"), cases(python_points("remove")))
+def test_a_removal_that_dies_can_be_repeated(tmp_path: Path, kind: str, point: str) -> None:
     path = tmp_path / "buffer"
     foreign = path / "notes.txt"
-    with Engine.open(path, SETTINGS) as engine:
-        write(engine.define(schema()), range(3))
+    with Engine.open(path, settings(kind)) as engine:
+        write(engine.define(schema(kind)), range(3))
     foreign.write_text("not ours")
 
     def removes() -> None:
@@ -115,12 +135,30 @@ def test_a_removal_that_dies_can_be_repeated(tmp_path: Path, point: str) -> None
             with Engine.open(path, None) as found:
                 found.cleanup()
         except BufferNotFoundError:
-            with Engine.open(path, SETTINGS) as again:
-                again.define(schema())
+            with Engine.open(path, settings(kind)) as again:
+                again.define(schema(kind))
                 again.cleanup()
         assert everything(path) == ["notes.txt"]
 
     succeeds(finishes)
+
+
+def test_a_dictionary_is_there_as_a_whole_or_not_at_all(tmp_path: Path) -> None:
+    path = tmp_path / "buffer"
+
+    def publishes() -> None:
+        with Engine.open(path, None) as engine:
+            _core.arm("dictionary.published")
+            engine.publish_dictionary(b"the second")
+
+    with Engine.open(path, settings("records")) as engine:
+        engine.define(schema("records"))
+        assert engine.dictionary() is None
+        assert ended(fork(publishes)) == -signal.SIGKILL
+        assert engine.dictionary() == b"the second"
+        assert engine.publish_dictionary(b"the third") == b"the second"
+        assert engine.cleanup()
+    assert not path.exists()
 
 
 def test_eight_processes_that_start_at_once_make_one_buffer(tmp_path: Path) -> None:
@@ -157,6 +195,7 @@ def test_every_crash_point_belongs_to_a_protocol_that_is_killed_at_it() -> None:
         "superblock",
         "restore",
         "copy",
+        "dictionary",
     }
     prefixes = {name.split(".")[0] for name in _core.crash_points()}
     prefixes |= {name.split(".")[0] for name in python_points(r"\w+")}

@@ -13,12 +13,13 @@ import pytest
 
 from shmbuffer._native import _core
 from shmbuffer.errors import EmptyBufferError, LockTimeout, RingOverrunError
-from shmbuffer.memory import Engine, Settings
+from shmbuffer.memory import Engine, Ring, Schema, Settings
 from shmbuffer.memory.check import check
 from shmbuffer.memory.recovery import recover
 from tests.crash.harness import (
     CAPACITY,
-    SETTINGS,
+    KINDS,
+    RECORD_POINTS,
     dies,
     ended,
     fork,
@@ -29,6 +30,7 @@ from tests.crash.harness import (
     require_usable,
     sample,
     schema,
+    settings,
     stopped_at,
     succeeds,
     write,
@@ -90,11 +92,27 @@ SITUATIONS = {
     "in place": Situation(10, (100, 101), (1, 4), in_place=True),
 }
 POINTS = native_points("write")
+ROW_POINTS = [point for point in POINTS if point not in RECORD_POINTS]
+#: Every step of every kind in every situation; where bytes are short, where that matters.
+CASES = [
+    *(("rows", name, point) for name in SITUATIONS for point in ROW_POINTS),
+    *(
+        ("records", name, point)
+        for name in SITUATIONS
+        for point in POINTS
+        if point != "write.evict"
+    ),
+    *(
+        ("short records", name, point)
+        for name in ("one item", "over a full ring", "around the end", "placed")
+        for point in (*RECORD_POINTS, "write.copy", "write.commit")
+    ),
+]
 
 
-def prepare(path: Path, situation: Situation) -> Engine:
-    engine = Engine.open(path, SETTINGS)
-    ring = engine.define(schema())
+def prepare(path: Path, situation: Situation, kind: str) -> Engine:
+    engine = Engine.open(path, settings(kind))
+    ring = engine.define(schema(kind))
     for number in range(situation.before):
         write(ring, [number])
     return engine
@@ -106,8 +124,14 @@ def require_whole_or_absent(engine: Engine, situation: Situation) -> bool:
     there = read_all(engine.ring)
     batch = {slot: number for slot, number in there.items() if number >= 100}
     assert batch in ({}, situation.after), "a part of a dead writer's batch is there"
+    untouched = {s: number for s, number in situation.old.items() if s not in situation.targets}
+    if engine.ring.schema.record_bytes == KINDS["short records"]:  # the oldest may have made room
+        kept = sorted(set(there.values()) & set(untouched.values()))
+        assert kept == sorted(untouched.values())[len(untouched) - len(kept) :]
+        untouched = {slot: number for slot, number in untouched.items() if number in kept}
+        assert kept
     for slot, number in situation.old.items():
-        if slot not in situation.targets:
+        if slot in untouched:
             assert there.get(slot) == number, f"item {number} is lost"
         elif not batch:
             assert there.get(slot) in (None, number)
@@ -116,6 +140,7 @@ def require_whole_or_absent(engine: Engine, situation: Situation) -> bool:
 
 def killed_at_every_passing(
     folder: Path,
+    kind: str,
     point: str,
     situation: Situation,
     look: Callable[[Path, Engine], None],
@@ -131,7 +156,7 @@ def killed_at_every_passing(
     passing = 0
     while True:
         path = folder / str(passing)
-        engine = prepare(path, situation)
+        engine = prepare(path, situation, kind)
         if alone:
             engine.close()
         killed = dies(path, point, situation.work, after=passing)
@@ -141,17 +166,18 @@ def killed_at_every_passing(
         if not killed:
             break
         passing += 1
-    if point == "write.unmassed":
+    if point == "write.evict":
+        assert passing > 0 or situation.before < CAPACITY
+    elif point == "write.unmassed":
         old = [slot for slot in situation.old if slot in situation.targets]
         assert passing == len(old)
     else:
         assert passing > 0, f"{point} was never reached"
 
 
-@pytest.mark.parametrize("point", POINTS)
-@pytest.mark.parametrize("name", SITUATIONS)
+@pytest.mark.parametrize(("kind", "name", "point"), CASES)
 def test_a_survivor_finds_the_batch_of_a_dead_writer_whole_or_absent(
-    tmp_path: Path, name: str, point: str
+    tmp_path: Path, kind: str, name: str, point: str
 ) -> None:
     situation = SITUATIONS[name]
 
@@ -167,7 +193,7 @@ def test_a_survivor_finds_the_batch_of_a_dead_writer_whole_or_absent(
         require_usable(ring, 999)
         require_sound(engine)
 
-    killed_at_every_passing(tmp_path, point, situation, look)
+    killed_at_every_passing(tmp_path, kind, point, situation, look)
 
 
 #: Death before the phase COMMITTING rolls back, from then on it rolls forward.
@@ -180,10 +206,9 @@ def fresh(path: Path, situation: Situation, *, expected: bool) -> None:
         require_sound(engine)
 
 
-@pytest.mark.parametrize("point", POINTS)
-@pytest.mark.parametrize("name", SITUATIONS)
+@pytest.mark.parametrize(("kind", "name", "point"), CASES)
 def test_a_fresh_process_recovers_after_the_death_of_all(
-    tmp_path: Path, name: str, point: str
+    tmp_path: Path, kind: str, name: str, point: str
 ) -> None:
     situation = SITUATIONS[name]
 
@@ -200,14 +225,22 @@ def test_a_fresh_process_recovers_after_the_death_of_all(
 
         succeeds(recovers)
 
-    killed_at_every_passing(tmp_path, point, situation, look, alone=True)
+    killed_at_every_passing(tmp_path, kind, point, situation, look, alone=True)
 
 
-@pytest.mark.parametrize("point", [p for p in POINTS if p != "write.unmassed"])
-def test_a_writer_that_meets_the_slot_of_a_dead_one_goes_on(tmp_path: Path, point: str) -> None:
+EVERYWHERE = [
+    *(("rows", point) for point in ROW_POINTS if point != "write.unmassed"),
+    *(("records", point) for point in POINTS if point not in ("write.unmassed", "write.evict")),
+]
+
+
+@pytest.mark.parametrize(("kind", "point"), EVERYWHERE)
+def test_a_writer_that_meets_the_slot_of_a_dead_one_goes_on(
+    tmp_path: Path, kind: str, point: str
+) -> None:
     """Nobody reaps first: the ring comes round to the dead writer's slots by itself."""
     situation = SITUATIONS["a batch"]
-    engine = prepare(tmp_path / "buffer", situation)
+    engine = prepare(tmp_path / "buffer", situation, kind)
     assert dies(tmp_path / "buffer", point, situation.work)
     ring = engine.ring
     assert ring is not None
@@ -220,17 +253,19 @@ def test_a_writer_that_meets_the_slot_of_a_dead_one_goes_on(tmp_path: Path, poin
 
 
 HELD = [
-    point
-    for point in POINTS
+    (kind, point)
+    for kind, point in [*EVERYWHERE, ("rows", "write.unmassed"), ("records", "write.unmassed")]
     if point not in ("write.claimed", "write.copy", "write.checksum", "write.done")
 ]
 
 
-@pytest.mark.parametrize("point", HELD)
-def test_whoever_waits_for_the_mutex_of_a_dead_writer_gets_it(tmp_path: Path, point: str) -> None:
+@pytest.mark.parametrize(("kind", "point"), HELD)
+def test_whoever_waits_for_the_mutex_of_a_dead_writer_gets_it(
+    tmp_path: Path, kind: str, point: str
+) -> None:
     situation = SITUATIONS["over a full ring"]
     path = tmp_path / "buffer"
-    engine = prepare(path, situation)
+    engine = prepare(path, situation, kind)
     started, start = os.pipe()
 
     def waits() -> None:
@@ -288,6 +323,34 @@ def _stops_itself(path: Path) -> None:
         write(engine.ring, [100])  # type: ignore[arg-type]
 
 
+def write_on(ring: Ring) -> None:
+    for number in range(100, 200):
+        write(ring, [number], timeout=0.05)
+
+
+def test_bytes_that_a_stopped_writer_fills_are_not_taken_from_it(tmp_path: Path) -> None:
+    """Slots there are enough; it is bytes that the ring comes round to."""
+    path = tmp_path / "buffer"
+    large = Settings(capacity=1000, record_bytes=KINDS["short records"])
+    with Engine.open(path, large) as engine:
+        ring = engine.define(Schema((), 1000, (), {"kind": "records"}, KINDS["short records"]))
+        assert ring.records is not None
+        victim = stopped_at(path, "write.copy", lambda other: write(other.ring, [5]) and None)  # type: ignore[arg-type, func-returns-value]
+        with victim as pid:
+            with pytest.raises(RingOverrunError, match=rf"process {pid} .*is still") as raised:
+                write_on(ring)
+            assert raised.value.pid == pid  # type: ignore[attr-defined]
+            there = sorted(read_all(ring).values())
+            assert there == list(range(100, 100 + len(there)))
+            assert ring.records.used <= KINDS["short records"]
+            assert ring.length == len(there) > 3
+        for number in range(200, 220):  # it is dead now, and nobody has reaped it
+            write(ring, [number])
+        assert 219 in read_all(ring).values()
+        assert 5 not in read_all(ring).values()
+        require_sound(engine)
+
+
 def test_a_dead_writer_keeps_the_priorities_that_it_gave(survivor: Engine) -> None:
     path = survivor.path
     assert path is not None
@@ -300,14 +363,14 @@ def test_a_dead_writer_keeps_the_priorities_that_it_gave(survivor: Engine) -> No
     require_sound(survivor)
 
 
-def test_without_priorities_a_kill_loses_nothing_either(tmp_path: Path) -> None:
-    for passing, point in enumerate(POINTS):
+def test_without_priorities_a_kill_loses_nothing_either(tmp_path: Path, kind: str) -> None:
+    for passing, point in enumerate(POINTS if kind == "records" else ROW_POINTS):
         path = tmp_path / str(passing)
-        with Engine.open(path, Settings(capacity=CAPACITY)) as engine:
-            ring = engine.define(schema())
+        with Engine.open(path, Settings(capacity=CAPACITY, record_bytes=KINDS[kind])) as engine:
+            ring = engine.define(schema(kind))
             write(ring, range(6))
             if not dies(path, point, SITUATIONS["around the end"].work):
-                assert point in ("write.unmassed", "write.leaf")
+                assert point in ("write.unmassed", "write.leaf", "write.evict")
                 continue
             engine.reap_dead()
             assert set(range(2, 6)) <= set(read_all(ring).values())

@@ -404,7 +404,10 @@ input()
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
-def test_a_child_of_multiprocessing_removes_nothing(method: str) -> None:
+def test_a_child_of_multiprocessing_removes_nothing(
+    method: str, fast_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(fast_path))  # the forkserver's socket needs a short name
     source = (
         OWNER
         + f"""

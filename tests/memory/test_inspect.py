@@ -29,6 +29,9 @@ def path(fast_path: Path) -> Path:
     return path
 
 
+FILES = ("control", "slots", "schema.json", "number.memmap", "obs.memmap", "done.memmap")
+
+
 def test_it_tells_everything_as_plain_values(path: Path) -> None:
     with Engine.open(path, None, role="learner") as engine:
         ring_of(engine).claim(1)
@@ -55,6 +58,7 @@ def test_it_tells_everything_as_plain_values(path: Path) -> None:
             "alpha": 0.5,
             "eps": 0.0,
             "extra": {"class": "ReplayBuffer"},
+            "record_bytes": 0,
         },
         "schema": {
             "capacity": 8,
@@ -83,7 +87,10 @@ def test_it_tells_everything_as_plain_values(path: Path) -> None:
             "rolled_back": 0,
             "rolled_forward": 0,
             "reaped": 0,
+            "evicted": 0,
         },
+        "disk_bytes": 512 * sum(f.stat().st_blocks for f in path.rglob("*") if f.name in FILES),
+        "records": None,
         "bytes": 77824 + (path / layout.SLOTS).stat().st_size + 64 + 296 + 8,
         "owner": {"pid": os.getpid(), "state": "running"},
         "durable_ticket": 0,

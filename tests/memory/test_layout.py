@@ -149,6 +149,14 @@ def test_the_sections_of_the_slots_file_follow_from_its_size(capacity: int, lane
     assert _core.sections(capacity, lanes) == expected_sections(capacity, lanes)
 
 
+@pytest.mark.parametrize("capacity", [1, 17, 4096, 1_000_000])
+def test_of_records_the_slots_file_has_the_extents_too(capacity: int) -> None:
+    expected = expected_sections(capacity, 1)
+    end = expected["bytes"]
+    padded = -(-16 * capacity // 64) * 64
+    assert _core.sections(capacity, 1, True) == {**expected, "extents": end, "bytes": end + padded}
+
+
 @pytest.mark.parametrize(
     ("capacity", "lanes"), [(0, 1), (1, 0), (2**40 + 1, 1), (2**20, 2**21), (2**63, 2)]
 )

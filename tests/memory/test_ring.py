@@ -1513,3 +1513,24 @@ def test_any_sequence_of_calls_does_what_a_plain_list_does(make: Maker, seed: in
                 assert ring.update(index, updated, tickets) == (applied, count - applied)
         model.check(ring)
     require_sound(engine)
+
+
+def test_a_claim_that_takes_nothing_leaves_the_claims_of_other_threads_alone(make: Maker) -> None:
+    """Its answer was once read after another thread had opened a claim of its own."""
+    ring = ring_of(make(64, leaves=(Leaf(("wide",), "uint8", (65536,)),)))
+    data, done = np.zeros((4, 65536), np.uint8), threading.Event()
+
+    def writes() -> None:
+        while not done.is_set():
+            ring.write([data.ctypes.data], 4, timeout=None)
+
+    writers = [threading.Thread(target=writes) for _ in range(2)]
+    for writer in writers:
+        writer.start()
+    where, stale, kept = np.array([1]), np.array([2**40]), np.ones(1, np.bool_)
+    given = (where.ctypes.data, 1, True, stale.ctypes.data, kept.ctypes.data, 1_000_000_000)
+    answers = {ring._native.claim_slots(*given) for _ in range(200_000)}
+    done.set()
+    for writer in writers:
+        writer.join()
+    assert answers == {0}

@@ -19,7 +19,7 @@ import torch
 from shmbuffer.errors import EmptyBufferError
 from shmbuffer.memory import slots
 from shmbuffer.memory.layout import SlotState
-from shmbuffer.memory.ring import WRITE_TIMEOUT_S
+from shmbuffer.memory.patience import WRITE_TIMEOUT_S
 from shmbuffer.replay.keys import GENERATION
 from shmbuffer.replay.samplers.sampler import NOTHING_THERE, lanes_of
 from shmbuffer.replay.storages.indexing import unravel

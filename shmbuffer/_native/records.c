@@ -1,0 +1,292 @@
+/* The byte ring: where the bytes of a record go, and which older ones make room for it.
+ *
+ * Bytes are taken in the order of tickets and given back in the same order: the tail walks from header to header, and
+ * whatever item still lies there is evicted. What is no item any more (written over, aborted, forgotten) is passed. The
+ * mutex is held for both; the bodies are copied without it. */
+#include <string.h>
+
+#include "ring.h"
+
+#define HEADER sizeof(struct shmb_record)
+#define TRIMMED 64   /* of what is no item any more, passed beyond what has to be, for each claim */
+#define EVICTED 256  /* elements whose parents are recomputed together */
+
+static inline uint64_t padded(uint64_t bytes) { return (bytes + 7) & ~(uint64_t)7; }
+
+static inline struct shmb_record *header_at(const struct shmb_ring *ring, uint64_t position) {
+    return (struct shmb_record *)shmb_record_at(ring, position);
+}
+
+/* Whether that record is the item, or the item to be, of its slot. */
+static inline bool is_in_slot(const struct shmb_ring *ring, const struct shmb_record *record, enum shmb_state state) {
+    uint64_t slot = record->ticket % ring->capacity;
+    return atomic_load_explicit(&ring->words[slot], memory_order_relaxed) == SHMB_WORD(record->ticket, state) &&
+           ring->extents[slot].position == record->position;
+}
+
+static inline bool leads_on(const struct shmb_ring *ring, const struct shmb_record *record, uint64_t at, uint64_t end) {
+    return record->position == at && record->stride >= HEADER && record->stride % 8 == 0 && record->stride <= end - at;
+}
+
+/* The next header. Only damage of the memory itself makes one that does not lead on: then the slots are asked. */
+static uint64_t next_record(const struct shmb_ring *ring, uint64_t at, uint64_t head) {
+    const struct shmb_record *record = header_at(ring, at);
+    if (__builtin_expect(leads_on(ring, record, at, head), 1)) return at + record->stride;
+    uint64_t next = head;
+    for (uint64_t slot = 0; slot < ring->capacity; slot++) {
+        unsigned state = SHMB_STATE(atomic_load_explicit(&ring->words[slot], memory_order_relaxed));
+        uint64_t position = ring->extents[slot].position;
+        if ((state == SHMB_COMMITTED || state == SHMB_WRITING) && position > at && position < next) next = position;
+    }
+    return next;
+}
+
+/* A batch from outside: every record is within it, and only the records of a ring write reach over the next ones.
+ * Returns SHMB_BAD_BATCH (see ring->bad_at) where that is not so, SHMB_TOO_LARGE where the ring is too small. */
+int shmb_batch_in_order(struct shmb_ring *ring, const struct shmb_batch *batch, uint64_t bytes, bool apart) {
+    uint64_t apart_bytes = 0;
+    for (uint64_t i = 0; i < batch->count; i++) {
+        uint64_t start = (uint64_t)batch->starts[i], size = (uint64_t)batch->sizes[i];
+        bool last = i + 1 == batch->count;
+        ring->bad_at = i;
+        if (start % 8 || start > bytes || size < HEADER || size > bytes - start) return SHMB_BAD_BATCH;
+        if (apart) {
+            apart_bytes += padded(size);
+            continue;
+        }
+        const uint64_t end = (uint64_t)batch->starts[batch->count - 1] + padded((uint64_t)batch->sizes[batch->count - 1]);
+        if (start + size > end) return SHMB_BAD_BATCH;
+        if (!last && ((uint64_t)batch->starts[i + 1] > bytes || (uint64_t)batch->starts[i + 1] < start + HEADER))
+            return SHMB_BAD_BATCH;
+    }
+    if (batch->count == 0) return SHMB_OK;
+    uint64_t skipped = batch->count > ring->capacity ? batch->count - ring->capacity : 0, at = batch->count - 1;
+    ring->needed = apart ? apart_bytes
+                         : (uint64_t)batch->starts[at] + padded((uint64_t)batch->sizes[at]) -
+                               (uint64_t)batch->starts[skipped];
+    return ring->needed > ring->max_bytes ? SHMB_TOO_LARGE : SHMB_OK;
+}
+
+static inline uint64_t batch_row(const struct shmb_ring *ring, uint64_t row) {
+    return ring->claim_kind == SHMB_RING_WRITE ? ring->claim_skipped + row : (uint64_t)ring->claim_from[row];
+}
+
+static inline uint64_t stride_of(const struct shmb_ring *ring, uint64_t row) {
+    const struct shmb_batch *batch = &ring->claim_batch;
+    uint64_t at = batch_row(ring, row);
+    bool alone = ring->claim_kind != SHMB_RING_WRITE || at + 1 == batch->count;
+    return alone ? padded((uint64_t)batch->sizes[at]) : (uint64_t)(batch->starts[at + 1] - batch->starts[at]);
+}
+
+uint64_t shmb_bytes_of_claim(const struct shmb_ring *ring) {
+    uint64_t needed = 0;
+    for (uint64_t row = 0; row < ring->claim_rows; row++) needed += stride_of(ring, row);
+    return needed;
+}
+
+static inline bool has_room(const struct shmb_ring *ring, uint64_t tail, uint64_t head, uint64_t needed) {
+    return head + needed - tail <= ring->max_bytes;
+}
+
+/* W1 for bytes: is a living claim filling some of those that are needed? */
+bool shmb_bytes_are_being_written(struct shmb_ring *ring, uint64_t needed) {
+    uint64_t head = atomic_load_explicit(&ring->runtime->byte_head, memory_order_relaxed);
+    uint64_t tail = atomic_load_explicit(&ring->runtime->byte_tail, memory_order_relaxed);
+    for (; !has_room(ring, tail, head, needed); tail = next_record(ring, tail, head)) {
+        const struct shmb_record *record = header_at(ring, tail);
+        if (is_in_slot(ring, record, SHMB_WRITING) && shmb_is_being_written(ring, record->ticket % ring->capacity))
+            return true;
+    }
+    return false;
+}
+
+static void evict(struct shmb_ring *ring, uint64_t slot, uint64_t *touched, uint64_t *count) {
+    if (ring->tree.mass[slot] != 0) {
+        ring->tree.mass[slot] = 0;
+        touched[(*count)++] = slot;
+    }
+    atomic_store_explicit(&ring->words[slot], SHMB_WORD(0, SHMB_EMPTY), memory_order_release);
+    atomic_fetch_sub_explicit(&ring->runtime->length, 1, memory_order_relaxed);
+    atomic_fetch_add_explicit(&ring->runtime->evicted, 1, memory_order_relaxed);
+    CP(write_evict);
+    if (*count == EVICTED) {
+        shmb_tree_touched(&ring->tree, touched, *count);
+        *count = 0;
+    }
+}
+
+/* The tail moves on as far as it has to, and over what is no item any more. */
+static uint64_t moved_tail(struct shmb_ring *ring, uint64_t head, uint64_t needed) {
+    uint64_t touched[EVICTED], count = 0;
+    uint64_t tail = atomic_load_explicit(&ring->runtime->byte_tail, memory_order_relaxed);
+    for (; !has_room(ring, tail, head, needed); tail = next_record(ring, tail, head)) {
+        const struct shmb_record *record = header_at(ring, tail);
+        if (is_in_slot(ring, record, SHMB_COMMITTED)) evict(ring, record->ticket % ring->capacity, touched, &count);
+    }
+    if (count) shmb_tree_touched(&ring->tree, touched, count);
+    for (uint64_t left = ring->claim_rows + TRIMMED; tail < head && left > 0; left--) {
+        const struct shmb_record *record = header_at(ring, tail);
+        if (is_in_slot(ring, record, SHMB_COMMITTED) || is_in_slot(ring, record, SHMB_WRITING)) break;
+        tail = next_record(ring, tail, head);
+    }
+    return tail;
+}
+
+/* Of a claim that is being marked. Positions are in the order of tickets: a placed write has its slots in ascending
+ * order, and its lap begins at some slot in the middle. Whoever dies in it leaves bytes that no slot names, behind a
+ * head that has not moved; or, after it, records of slots that are rolled back. */
+void shmb_take_bytes(struct shmb_ring *ring, uint64_t needed) {
+    struct shmb_runtime *runtime = ring->runtime;
+    uint64_t head = atomic_load_explicit(&runtime->byte_head, memory_order_relaxed), rows = ring->claim_rows, begin = 0;
+    atomic_store_explicit(&runtime->byte_tail, moved_tail(ring, head, needed), memory_order_release);
+    CP(write_tail);
+    /* SYNC slot-claim: words that say EMPTY or WRITING before a byte of their records changes. Other end: still_holds. */
+    atomic_thread_fence(memory_order_release);
+    atomic_store_explicit(&ring->me->byte_first, head, memory_order_relaxed);
+    if (ring->claim_kind != SHMB_RING_WRITE)
+        while (begin < rows && (uint64_t)ring->claim_slots[begin] < ring->claim_first % ring->capacity) begin++;
+    uint64_t position = head;
+    for (uint64_t i = 0; i < rows; i++) {
+        uint64_t row = (begin + i) % rows, slot = shmb_slot_of_row(ring, row), stride = stride_of(ring, row);
+        uint64_t bytes = (uint64_t)ring->claim_batch.sizes[batch_row(ring, row)];
+        *header_at(ring, position) = (struct shmb_record){shmb_ticket_of_row(ring, row), position, bytes, stride};
+        CP(write_header);
+        ring->extents[slot] = (struct shmb_extent){position, bytes};
+        CP(write_extent);
+        position += stride;
+    }
+    atomic_store_explicit(&runtime->byte_head, position, memory_order_release);
+    CP(write_bytes);
+}
+
+/* W9. What lies between two headers is copied as it is: a body, and padding. */
+void shmb_fill_records(struct shmb_ring *ring) {
+    const struct shmb_batch *batch = &ring->claim_batch;
+    for (uint64_t row = 0; row < ring->claim_rows; row++) {
+        uint64_t at = batch_row(ring, row), size = (uint64_t)batch->sizes[at], stride = stride_of(ring, row);
+        bool alone = ring->claim_kind != SHMB_RING_WRITE || at + 1 == batch->count;
+        uint64_t bytes = alone ? size : stride;
+        const unsigned char *from = batch->data + batch->starts[at] + HEADER;
+        memcpy(shmb_record_at(ring, ring->extents[shmb_slot_of_row(ring, row)].position) + HEADER, from, bytes - HEADER);
+        CP(write_copy);
+    }
+}
+
+/* Whether a record can be there: said by shared memory, which after a power cut may hold anything. */
+bool shmb_extent_in_order(const struct shmb_ring *ring, struct shmb_extent extent) {
+    return extent.bytes >= HEADER && extent.bytes <= ring->max_bytes && extent.position % 8 == 0 &&
+           extent.position <= UINT64_MAX / 2;
+}
+
+/* Whether it is between tail and head. */
+bool shmb_lies_in_use(const struct shmb_ring *ring, struct shmb_extent extent) {
+    uint64_t head = atomic_load_explicit(&ring->runtime->byte_head, memory_order_relaxed);
+    uint64_t tail = atomic_load_explicit(&ring->runtime->byte_tail, memory_order_relaxed);
+    return shmb_extent_in_order(ring, extent) && extent.position >= tail && extent.position + extent.bytes <= head &&
+           head - tail <= ring->max_bytes;
+}
+
+/* No item has a smaller ticket, unless it is of the last lap all the same. */
+uint64_t shmb_oldest_ticket(const struct shmb_ring *ring) {
+    uint64_t head = atomic_load_explicit(&ring->runtime->byte_head, memory_order_relaxed);
+    uint64_t tail = atomic_load_explicit(&ring->runtime->byte_tail, memory_order_relaxed);
+    return tail < head ? header_at(ring, tail)->ticket : 0;
+}
+
+/* span: tail; the position up to which nobody writes any more; head. */
+int shmb_span(struct shmb_ring *ring, struct shmb_call *call, uint64_t span[3]) {
+    int status = shmb_lock(ring, call);
+    if (status != SHMB_OK) return status;
+    span[0] = atomic_load_explicit(&ring->runtime->byte_tail, memory_order_relaxed);
+    span[1] = span[2] = atomic_load_explicit(&ring->runtime->byte_head, memory_order_relaxed);
+    for (uint32_t i = 0; i < SHMB_ENTRIES; i++) {
+        const struct shmb_entry *entry = &ring->entries[i];
+        if (atomic_load_explicit(&entry->phase, memory_order_relaxed) != SHMB_PAYLOAD) continue;
+        uint64_t first = atomic_load_explicit(&entry->byte_first, memory_order_relaxed);
+        if (first < span[1]) span[1] = first;
+    }
+    shmb_unlock(ring);
+    return SHMB_OK;
+}
+
+/* Everything of one moment but the bytes below `from`, which were copied before. SHMB_NO_ROOM: there are more bytes
+ * from there on than `room`. */
+int shmb_records_moment(struct shmb_ring *ring, struct shmb_call *call, uint64_t from, unsigned char *out, uint64_t room,
+                        int64_t *tickets, struct shmb_extent *extents, uint64_t *sources, double *raw,
+                        struct shmb_moment *moment) {
+    int status = shmb_lock(ring, call);
+    if (status != SHMB_OK) return status;
+    moment->byte_tail = atomic_load_explicit(&ring->runtime->byte_tail, memory_order_relaxed);
+    moment->byte_head = atomic_load_explicit(&ring->runtime->byte_head, memory_order_relaxed);
+    if (from < moment->byte_tail) from = moment->byte_tail;
+    ring->needed = moment->byte_head - from;
+    if (ring->needed > room) {
+        shmb_unlock(ring);
+        return SHMB_NO_ROOM;
+    }
+    memcpy(out, shmb_record_at(ring, from), ring->needed);
+    for (uint64_t slot = 0; slot < ring->capacity; slot++) {
+        uint64_t word = atomic_load_explicit(&ring->words[slot], memory_order_acquire);
+        tickets[slot] = SHMB_STATE(word) == SHMB_COMMITTED ? (int64_t)SHMB_TICKET(word) : -1;
+    }
+    memcpy(extents, ring->extents, ring->capacity * sizeof *extents);
+    memcpy(sources, ring->sources, ring->capacity * sizeof *sources);
+    memcpy(raw, ring->raw, ring->elements * sizeof *raw);
+    moment->head = atomic_load_explicit(&ring->runtime->head, memory_order_relaxed);
+    moment->write_count = atomic_load_explicit(&ring->runtime->write_count, memory_order_relaxed);
+    moment->max_priority = ring->runtime->max_priority;
+    CP(copy_moment);
+    shmb_unlock(ring);
+    return SHMB_OK;
+}
+
+static void forget(struct shmb_ring *ring, uint64_t slot) {
+    atomic_store_explicit(&ring->words[slot], SHMB_WORD(0, SHMB_EMPTY), memory_order_release);
+}
+
+/* One way from the oldest item to the newest: for recovery, while nobody else is alive and only items are left in the
+ * slots. Slots come in the order of their positions. What cannot be beside another record is forgotten; how many, is
+ * returned. Gaps get a header that is no item's. */
+uint64_t shmb_relink(struct shmb_ring *ring, const int64_t *slots, uint64_t count) {
+    uint64_t forgotten = 0, end = 0, tail = 0, at = 0;
+    bool begun = false;
+    for (uint64_t i = 0; i < count; i++) {
+        struct shmb_extent extent = ring->extents[slots[i]];
+        const struct shmb_record *record = header_at(ring, extent.position);
+        if (leads_on(ring, record, extent.position, extent.position + ring->max_bytes) &&
+            extent.position + (extent.bytes > record->stride ? extent.bytes : record->stride) > end)
+            end = extent.position + (padded(extent.bytes) > record->stride ? padded(extent.bytes) : record->stride);
+    }
+    for (uint64_t i = 0; i < count; i++) {
+        uint64_t slot = (uint64_t)slots[i], position = ring->extents[slot].position;
+        struct shmb_record *record = header_at(ring, position);
+        bool fits = leads_on(ring, record, position, position + ring->max_bytes) && end - position <= ring->max_bytes &&
+                    (!begun || position == at || (position > at && position - at >= HEADER));
+        if (!fits) {
+            forget(ring, slot);
+            forgotten++;
+            continue;
+        }
+        if (!begun) tail = at = position, begun = true;
+        while (at < position) { /* what was there may still lead on, and may be part of an item before it */
+            struct shmb_record *between = header_at(ring, at);
+            bool leads = leads_on(ring, between, at, position);
+            uint64_t next = leads ? at + between->stride : position;
+            if (!leads || (next != position && position - next < HEADER))
+                *between = (struct shmb_record){0, at, position - at, position - at}, next = position;
+            at = next;
+        }
+        at = position + record->stride;
+    }
+    while (begun && at < end) { /* an item reaches over records that are gone */
+        struct shmb_record *between = header_at(ring, at);
+        if (!leads_on(ring, between, at, end)) {
+            if (end - at < HEADER) break;
+            *between = (struct shmb_record){0, at, end - at, end - at};
+        }
+        at += between->stride;
+    }
+    atomic_store(&ring->runtime->byte_tail, tail);
+    atomic_store(&ring->runtime->byte_head, begun ? (at > end ? at : end) : 0);
+    return forgotten;
+}

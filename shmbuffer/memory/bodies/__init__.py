@@ -1,0 +1,124 @@
+"""The body of a record: what an item of any size is made of, without pickle.
+
+A record is a header of 32 bytes, which is the ring's (`records`), and a body, which is told here.
+Offsets count from the start of the header; integers are little-endian.
+
+    32  u8   version: 1
+    33  u8   0
+    34  u16  numbers: how many there are
+    36  u32  form_bytes
+    40  u32  front_bytes
+    44  u32  0
+    48  front     pieces that have a place of their own: the records before may hold them too
+    ..  numbers   u32 each, from a multiple of 4
+    ..  form      what the item is made of; the same bytes for all items of one kind
+    ..  inline    the other pieces, in order
+
+The form is a tree in the grammar of `shmbuffer.replay.packing`, in binary, with the sizes taken out
+of it: they are the numbers. Its leaves are chunks, numbered from 0 in the order of the form. First
+come the numbers of all batch sizes, in the order of the form. Then a chunk has its dims, and
+
+    raw, inline             nothing: its size follows from the dims
+    compressed, inline      its size
+    placed                  offset and size
+    placed, in F frames     F times offset and size; dims[0] is F, a frame is compressed alone
+
+Text, bytes and integers are chunks of one dim, their length in bytes (integers in two's
+complement, little-endian); a float is 8 bytes, a bool 1 byte, None nothing.
+
+A raw piece starts at a multiple of its alignment, the largest power of two that divides its
+itemsize, 8 at most; a placed piece at a multiple of the largest alignment among those that are
+placed and raw. Gaps are zeros. A record ends where the last of its pieces does.
+
+A placed piece may lie beyond the record's own bytes: in the front of a record that was written
+after it in the same batch. The extent of the record reaches as far, so that it is copied, and
+covered by its checksum, as a whole.
+
+The binary form. There is one way to write each tree:
+
+    count  = u8...             7 bits each, lowest first; the top bit says that more follow; < 2**32
+    text   = count utf-8       lone surrogates as 3 bytes each
+    rank   = u8                at most 32
+
+    node   = 01 rank marks count (text node)...   tensordict; entries
+           | 02 text node                         tensorclass: its class, its tensordict
+           | 03 stack_dim count node...           lazy stack
+           | 04 stack_dim count node...           NonTensorStack ("objects"); stack_dim: u8
+           | 05 rank node                         NonTensorData ("object")
+           | 06 count (key node)...               dict
+           | 07 count (key node)...               OrderedDict ("ordered")
+           | 08 count node...                     list
+           | 09 count node...                     tuple
+           | 0a text count node...                namedtuple: its class
+           | 10 flags text rank [frames]          tensor of torch's dtype
+           | 11 flags text rank [frames]          numpy array of numpy's dtype
+           | 12 flags text [frames]               numpy scalar
+           | 13 flags [frames]                    bytes
+           | 14 flags [frames]                    str, utf-8
+           | 15 flags [frames]                    int
+           | 16 flags [frames]                    float
+           | 17 flags [frames]                    bool
+           | 18 flags [frames]                    None
+    flags  = u8                bits 0-1 codec (0 raw, 1 zstd, 2 own), bit 2 placed: frames (a count)
+                               follow, 0 for one piece
+    marks  = u8 [name...]      bit 0: the dims have names, which follow; bit 1: it had a device
+    name   = 00 | 01 text      none, or this
+    key    = 00 | 01 | 02      None, False, True
+           | 03 count bytes    int in two's complement, as short as it can be
+           | 04 f64            float, finite
+           | 05 text           str
+           | 06 count key...   tuple
+
+Entries of a tensordict are tensors and 01 to 05, a lazy stack and a tensorclass hold 01 to 03, a
+NonTensorStack 04 and 05.
+
+Nothing in a body is believed: counts, sizes and their products are compared with the bytes that
+are there before anything is allocated for them. Shapes must agree too: the batch size of a
+tensordict leads the shapes of all tensors and tensordicts in it, and a stack has as many parts as
+its dim is long.
+
+Here, from below:
+
+    limits, impossible                  how large what is said may be; a row that cannot be
+    chunks, grammar, numbers            leaves; tags of the binary form; where the numbers are
+    form_writer, form_reader, forms     a form, and its code
+    pieces, heads, model                sizes and places; first bytes; what equal records share
+    assembling, locating                from pieces to records, and back
+"""
+
+from __future__ import annotations
+
+from shmbuffer.memory.bodies.assembling import assemble
+from shmbuffer.memory.bodies.chunks import Chunk, Codec, itemsize_of
+from shmbuffer.memory.bodies.forms import Form, encode_form, parse_form
+from shmbuffer.memory.bodies.limits import (
+    MAX_CHUNKS,
+    MAX_DEPTH,
+    MAX_FORM_BYTES,
+    MAX_NUMBERS,
+    MAX_PARTS,
+    MAX_RANK,
+    MAX_RAW_BYTES,
+    plausible,
+)
+from shmbuffer.memory.bodies.locating import Located, locate
+
+__all__ = [
+    "MAX_CHUNKS",
+    "MAX_DEPTH",
+    "MAX_FORM_BYTES",
+    "MAX_NUMBERS",
+    "MAX_PARTS",
+    "MAX_RANK",
+    "MAX_RAW_BYTES",
+    "Chunk",
+    "Codec",
+    "Form",
+    "Located",
+    "assemble",
+    "encode_form",
+    "itemsize_of",
+    "locate",
+    "parse_form",
+    "plausible",
+]

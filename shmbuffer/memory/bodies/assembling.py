@@ -1,0 +1,211 @@
+"""Lays out records: from pieces that lie anywhere to bytes as they are stored."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shmbuffer._native import _core
+from shmbuffer.memory.bodies.forms import Form
+from shmbuffer.memory.bodies.heads import FRONT_AT, FRONT_WORD, head_of
+from shmbuffer.memory.bodies.impossible import ImpossibleError, refuse
+from shmbuffer.memory.bodies.limits import MAX_U32, SMALL_BYTES
+from shmbuffer.memory.bodies.model import Model, model
+from shmbuffer.memory.bodies.pieces import (
+    address,
+    aligned,
+    measure,
+    name_of,
+    place_inline,
+    require_raw,
+    require_short,
+)
+from shmbuffer.memory.records import HEADER_BYTES, RecordBatch
+
+
+def assemble(
+    form: Form,
+    batch_dims: NDArray[np.int64],
+    dims: Sequence[NDArray[np.int64]],
+    addresses: NDArray[np.int64],
+    sizes: NDArray[np.int64],
+    owners: NDArray[np.int64] | None = None,
+) -> RecordBatch:
+    """Lays out n records of one form; one native call moves the bytes.
+
+    Args:
+        form: of all of them.
+        batch_dims: int64[n, form.batch_dims].
+        dims: int64[n, rank], one for each chunk.
+        addresses: int64[n, pieces]: where each piece is now; chunk after chunk.
+        sizes: int64[n, pieces]: its bytes, as they are to be stored.
+        owners: int64[n, pieces], for placed pieces (the rest is not looked at): the row that holds
+            the bytes, this one or a later one. That row has a placed piece with the same address
+            and size, which it owns; it holds the bytes once, however many of its pieces they are.
+            None: each piece has bytes of its own.
+
+    Raises:
+        ValueError: a size or a number does not fit into 32 bits; the sizes are not what the dims
+            say; a piece has no such owner; an argument has another shape.
+    """
+    count, columns = len(addresses), form.columns
+    _require_shape("addresses", addresses, (count, columns.pieces))
+    _require_shape("sizes", sizes, (count, columns.pieces))
+    if owners is not None:
+        _require_shape("owners", owners, (count, columns.pieces))
+    try:
+        numbers = _numbers(form, count, batch_dims, dims, sizes)
+        if count and not len(columns.placed) and (numbers == numbers[0]).all():
+            start = head_of(form) + numbers[0].astype("<u4").tobytes() + form.code
+            if len(start) <= SMALL_BYTES and (sizes == (one := model(start)).sizes).all():
+                return _copies(one, addresses, sizes)
+        require_raw(form, sizes, measure(form, numbers))
+        return _laid_out(form, numbers, addresses, sizes, owners)
+    except ImpossibleError as error:
+        raise ValueError(f"record {error.row} cannot be written: {error}") from None
+
+
+def _numbers(
+    form: Form,
+    count: int,
+    batch_dims: NDArray[np.int64],
+    dims: Sequence[NDArray[np.int64]],
+    sizes: NDArray[np.int64],
+) -> NDArray[np.int64]:
+    """int64[n, numbers], places left out."""
+    columns = form.columns
+    numbers = np.zeros((count, columns.numbers), np.int64)
+    _require_shape("batch_dims", batch_dims, (count, form.batch_dims))
+    numbers[:, : form.batch_dims] = batch_dims
+    if len(dims) != len(form.chunks):
+        raise ValueError(f"dims of {len(dims)} chunks were given, the form has {len(form.chunks)}")
+    for number, (chunk, held, given) in enumerate(
+        zip(form.chunks, columns.dims, dims, strict=True)
+    ):
+        _require_shape(f"dims[{number}]", given, (count, chunk.rank))
+        numbers[:, held] = given
+    numbers[:, columns.sizes] = sizes[:, columns.stored]
+    refuse(
+        (numbers < 0) | (numbers > MAX_U32),
+        lambda row, column: f"{numbers[row, column]} does not fit into 32 bits",
+    )
+    return numbers
+
+
+def _copies(one: Model, addresses: NDArray[np.int64], sizes: NDArray[np.int64]) -> RecordBatch:
+    """Records that differ in the bytes of their pieces only."""
+    count, stride = len(addresses), one.end + 7 & -8
+    starts = np.arange(0, count * stride, stride)
+    data = np.empty(count * stride, np.uint8)
+    data.view(np.uint64).reshape(count, -1)[:, one.gaps] = 0
+    data.reshape(count, -1)[:, : len(one.start)] = one.start
+    to = starts[:, None] + (one.offsets + address(data))
+    _move(addresses, sizes, to)
+    return RecordBatch(data, starts, np.full(count, one.end))
+
+
+def _laid_out(
+    form: Form,
+    numbers: NDArray[np.int64],
+    addresses: NDArray[np.int64],
+    sizes: NDArray[np.int64],
+    owners: NDArray[np.int64] | None,
+) -> RecordBatch:
+    """Records that differ in what they hold; ``numbers`` gets the places."""
+    columns, count = form.columns, len(addresses)
+    placed = columns.placed
+    offsets = np.empty((count, columns.pieces), np.int64)
+    moved = np.empty((count, columns.pieces + 1), np.int64)  # bytes; the form is the last piece
+    moved[:, :-1] = sizes
+    moved[:, -1] = len(form.code)
+    holders = None
+    if owners is not None and len(placed):
+        holders = _holders(form, addresses, sizes, owners)
+        moved[:, placed] *= holders == np.arange(holders.size).reshape(holders.shape)
+    at = np.full(count, FRONT_AT, np.int64)
+    for piece in placed.tolist():
+        offsets[:, piece] = place = aligned(at, columns.front)
+        at = np.where(moved[:, piece] > 0, place + moved[:, piece], at)
+    numbers_at = aligned(at, 4)
+    form_at = numbers_at + 4 * columns.numbers
+    end = place_inline(form, sizes, form_at + len(form.code), offsets)
+    taken = aligned(end, 8)
+    stops = np.cumsum(taken)
+    starts = stops - taken
+    to = np.empty_like(moved)
+    to[:, :-1] = offsets
+    to[:, -1] = form_at
+    to += starts[:, None]
+    gaps = np.empty((count, len(columns.gapped) + 2), np.int64)
+    gaps[:, :-2] = to[:, columns.gapped]
+    gaps[:, -2] = starts + numbers_at
+    gaps[:, -1] = stops
+    if len(placed):
+        if holders is not None:
+            owner, piece = np.divmod(holders, len(placed))
+            offsets[:, placed] = to[owner, placed[piece]] - starts[:, None]
+        numbers[:, columns.offsets] = offsets[:, placed]
+        reach = offsets[:, placed] + sizes[:, placed]
+        end = np.maximum(end, reach.max(axis=1))
+    require_short(end)
+    data = np.empty(int(stops[-1]) if count else 0, np.uint8)
+    data.view(np.uint64)[gaps - 1 >> 3] = 0
+    words = data.view(np.uint32)
+    head = np.zeros((count, FRONT_AT // 4), np.uint32)
+    head[:, HEADER_BYTES // 4 :] = np.frombuffer(head_of(form), np.uint32)
+    head[:, FRONT_WORD] = at - FRONT_AT
+    words[(starts >> 2)[:, None] + np.arange(FRONT_AT // 4)] = head
+    words[(starts + numbers_at >> 2)[:, None] + np.arange(columns.numbers)] = numbers
+    code = np.frombuffer(form.code, np.uint8)
+    source = np.empty_like(moved)
+    source[:, :-1] = addresses
+    source[:, -1] = address(code)
+    to += address(data)
+    _move(source, moved, to)
+    return RecordBatch(data, starts, end)
+
+
+def _holders(
+    form: Form, addresses: NDArray[np.int64], sizes: NDArray[np.int64], owners: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """For each placed piece the one that holds its bytes: row * placed pieces + number of it."""
+    placed = form.columns.placed
+    shape = (len(addresses), len(placed))
+    place, size, owner = addresses[:, placed], sizes[:, placed], owners[:, placed]
+    row = np.broadcast_to(np.arange(shape[0])[:, None], shape)
+    refuse(
+        (owner < row) | (owner >= shape[0]),
+        lambda row, piece: (
+            f"row {owner[row, piece]} cannot own {name_of(form, int(placed[piece]))}: it is not "
+            f"between {row} and {shape[0] - 1}"
+        ),
+    )
+    owner = np.where(size == 0, row, owner)  # no bytes lie nowhere
+    other = (owner != row).ravel()
+    keys = (size.ravel(), place.ravel(), owner.ravel())
+    order = np.lexsort((other, *keys))
+    new = np.ones(len(order), np.bool_)
+    new[1:] = np.any([key[order][1:] != key[order][:-1] for key in keys], axis=0)
+    first = order[new]
+    holders = np.empty(len(order), np.int64)
+    holders[order] = first[np.cumsum(new) - 1]
+    refuse(
+        other[holders].reshape(shape),
+        lambda row, piece: (
+            f"row {owner[row, piece]} is said to own {name_of(form, int(placed[piece]))}, and "
+            "holds no such bytes"
+        ),
+    )
+    return holders.reshape(shape)
+
+
+def _move(addresses: NDArray[np.int64], sizes: NDArray[np.int64], to: NDArray[np.int64]) -> None:
+    addresses, sizes = np.ascontiguousarray(addresses), np.ascontiguousarray(sizes)
+    _core.move_pieces(address(addresses), address(sizes), address(to), to.size)
+
+
+def _require_shape(name: str, array: NDArray[np.int64], shape: tuple[int, ...]) -> None:
+    if array.dtype != np.int64 or array.shape != shape:
+        raise ValueError(f"{name} must be int64{list(shape)}, got {array.dtype}{list(array.shape)}")

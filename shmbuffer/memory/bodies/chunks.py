@@ -1,0 +1,127 @@
+"""The leaves of a form: what a chunk is, and which there can be."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+
+from shmbuffer.memory.bodies.limits import MAX_NUMBERS, MAX_RANK
+from shmbuffer.memory.schema import ITEMSIZES
+
+DTYPED = ("tensor", "array", "number")
+_PLAIN = {"bytes": (1, 1), "str": (1, 1), "int": (1, 1), "float": (8, 0), "bool": (1, 0)}
+_PLAIN["none"] = (0, 0)  # itemsize, rank
+KINDS = (*DTYPED, *_PLAIN)
+"""In the order of their tags."""
+_NUMPY_DTYPE = re.compile(r"[<>|][biufcSUmM][0-9]{1,10}(\[[0-9]{0,10}[A-Za-z]{1,2}\])?")
+
+
+class Codec(IntEnum):
+    """How the bytes of a chunk are stored."""
+
+    RAW = 0
+    ZSTD = 1
+    OWN = 2
+    """By the user's ``compression_fn``."""
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """A leaf of a form: what its numbers and pieces mean.
+
+    Attributes:
+        kind: ``tensor``, ``array`` (numpy), ``number`` (numpy scalar), ``bytes``, ``str``, ``int``,
+            ``float``, ``bool`` or ``none``.
+        dtype: torch's name (``float32``) of a tensor, numpy's (``<f4``) of an array or number;
+            else empty.
+        itemsize: bytes of one number, as `itemsize_of` gives it; 1 for text, bytes and integers,
+            0 for None.
+        rank: how many dims it has; text, bytes and integers have one.
+        codec: of its pieces.
+        placed: its pieces have places of their own.
+        frames: pieces along the first dim of what is placed; 0: one piece.
+    """
+
+    kind: str
+    dtype: str = ""
+    itemsize: int = 1
+    rank: int = 0
+    codec: Codec = Codec.RAW
+    placed: bool = False
+    frames: int = 0
+
+    @property
+    def pieces(self) -> int:
+        """How many there are."""
+        return self.frames or 1
+
+    @property
+    def numbers(self) -> int:
+        """How many it has."""
+        told = 2 if self.placed else self.codec is not Codec.RAW
+        return self.rank + told * self.pieces
+
+    @property
+    def alignment(self) -> int:
+        """A raw piece starts at a multiple of it."""
+        if self.codec is not Codec.RAW or not self.itemsize:
+            return 1
+        return min(8, self.itemsize & -self.itemsize)
+
+
+def itemsize_of(kind: str, dtype: str = "") -> int:
+    """Bytes of one number of a chunk of this kind and dtype: its `Chunk.itemsize`.
+
+    Raises:
+        ValueError: there is no such kind, or it has no such dtype.
+    """
+    if kind in _PLAIN:
+        if dtype:
+            raise ValueError(f"a chunk of the kind {kind!r} has no dtype, got {dtype!r}")
+        return _PLAIN[kind][0]
+    if kind == "tensor":
+        if dtype not in ITEMSIZES:
+            raise ValueError(f"{dtype!r:.40} is no dtype of torch that can be stored")
+        return ITEMSIZES[dtype]
+    if kind not in KINDS:
+        raise ValueError(f"{kind!r:.40} is no kind of chunk; there are {', '.join(KINDS)}")
+    if _NUMPY_DTYPE.fullmatch(dtype):
+        try:
+            found = np.dtype(dtype)
+        except (TypeError, ValueError):  # said below
+            pass
+        else:
+            if found.str == dtype:
+                return found.itemsize
+    raise ValueError(f"{dtype!r:.40} is no dtype of numpy that can be stored")
+
+
+def rank_of(kind: str) -> int | None:
+    """How many dims each chunk of this kind has; None: as many as it says."""
+    return None if kind in ("tensor", "array") else _PLAIN.get(kind, (0, 0))[1]
+
+
+def require_possible(chunk: Chunk, number: int) -> None:
+    """ValueError if there is no such chunk."""
+    itemsize = itemsize_of(chunk.kind, chunk.dtype)
+    if chunk.itemsize != itemsize:
+        raise ValueError(
+            f"chunk {number} ({chunk.kind} {chunk.dtype}) has an itemsize of {itemsize}, not "
+            f"{chunk.itemsize}"
+        )
+    rank = rank_of(chunk.kind)
+    least, most = (0, MAX_RANK) if rank is None else (rank, rank)
+    if not least <= chunk.rank <= most:
+        raise ValueError(
+            f"chunk {number} ({chunk.kind}) has {chunk.rank} dims, not {least} to {most}"
+        )
+    if chunk.frames and not (chunk.placed and chunk.rank and 0 < chunk.frames <= MAX_NUMBERS):
+        raise ValueError(
+            f"chunk {number} cannot have {chunk.frames} frames: they are placed, along its first "
+            "dim, and not so many"
+        )
+    if chunk.codec not in tuple(Codec):
+        raise ValueError(f"chunk {number} has the codec {chunk.codec!r}, which there is not")

@@ -1,0 +1,250 @@
+"""Writes a tree as the code of a form, and checks what it means."""
+
+from __future__ import annotations
+
+import math
+import struct
+from typing import Any
+
+from shmbuffer.memory.bodies.chunks import DTYPED, KINDS, Chunk, rank_of, require_possible
+from shmbuffer.memory.bodies.grammar import CHUNK_TAG, NAMED, ON_DEVICE, PLACED, TAGS
+from shmbuffer.memory.bodies.limits import (
+    MAX_DEPTH,
+    MAX_INT_KEY_BITS,
+    MAX_PARTS,
+    MAX_RANK,
+    MAX_U32,
+)
+from shmbuffer.memory.bodies.numbers import Place
+
+# What may be an entry of a tensordict; what may be stacked.
+_ENTRIES = frozenset({"tensor", "tensordict", "tensorclass", "lazy", "objects", "object"})
+_STACKED = {
+    "lazy": frozenset({"tensordict", "tensorclass", "lazy"}),
+    "objects": frozenset({"objects", "object"}),
+}
+
+
+class FormWriter:
+    """Writes a tree, checks it, and notes which sizes must be equal."""
+
+    def __init__(self, chunks: tuple[Chunk, ...]) -> None:
+        self.out = bytearray()
+        self.chunk = 0
+        self.batch_dims = 0
+        self.equal: list[tuple[Place, Place]] = []
+        self._chunks = chunks
+        self._parts = 0
+
+    def node(self, tree: Any, lead: tuple[int, ...], depth: int) -> int:
+        """Writes a node, whose shape starts with ``lead``.
+
+        Returns:
+            How many batch dims it has; 0 where it has none.
+        """
+        self._part(depth)
+        match tree:
+            case ["chunk", int(number)]:
+                self._leaf(number, lead)
+                return 0
+            case ["tensordict", ["dims", int(rank)], None | "cpu" as device, names, [*entries]]:
+                self._tag("tensordict")
+                columns = self._batch(rank, lead)
+                self._marks(device, names, rank)
+                self._count(len(entries))
+                known = set()
+                for entry in entries:
+                    key, inner = self._pair(entry)
+                    if not isinstance(key, str):
+                        raise TypeError(f"the key {key!r:.60} of a tensordict is no text")
+                    if key in known:
+                        raise ValueError(f"the key {key!r:.60} is there twice")
+                    known.add(key)
+                    self._text(key)
+                    self._require_kind(inner, _ENTRIES, "an entry of a tensordict")
+                    self.node(inner, columns, depth + 1)
+                return rank
+            case ["tensorclass", str(name), inner]:
+                self._tag("tensorclass")
+                self._text(name)
+                self._require_kind(inner, _STACKED["lazy"], "what a tensorclass holds")
+                return self.node(inner, lead, depth + 1)
+            case ["lazy" | "objects" as kind, int(dim), [*parts]]:
+                return self._stack(kind, dim, parts, lead, depth)
+            case ["object", ["dims", int(rank)], inner]:
+                self._tag("object")
+                self._batch(rank, lead)
+                self.node(inner, (), depth + 1)
+                return rank
+            case ["dict" | "ordered" as kind, [*entries]]:
+                self._tag(kind)
+                self._count(len(entries))
+                taken: set[Any] = set()
+                for entry in entries:
+                    key, inner = self._pair(entry)
+                    value = self._key(key, depth + 1)
+                    if value in taken:
+                        raise ValueError(f"the key {key!r:.60} is there twice")
+                    taken.add(value)
+                    self.node(inner, (), depth + 1)
+                return 0
+            case ["list" | "tuple" as kind, [*parts]]:
+                self._tag(kind)
+                self._list(parts, depth)
+                return 0
+            case ["namedtuple", str(name), [*parts]]:
+                self._tag("namedtuple")
+                self._text(name)
+                self._list(parts, depth)
+                return 0
+        raise TypeError(f"{tree!r:.60} is no form that a record may have")
+
+    def _require_kind(self, tree: Any, kinds: frozenset[str], role: str) -> None:
+        match tree:
+            case ["chunk", int(number)] if 0 <= number < len(self._chunks):
+                kind = self._chunks[number].kind
+            case [str(kind), *_]:
+                pass
+            case _:
+                raise TypeError(f"{tree!r:.60} is no form that a record may have")
+        if kind not in kinds:
+            raise TypeError(f"{tree!r:.60} ({kind}) cannot be {role}")
+
+    def _leaf(self, number: int, lead: tuple[int, ...]) -> None:
+        if number != self.chunk or number >= len(self._chunks):
+            raise ValueError(
+                f"chunk {number} stands where chunk {self.chunk} of {len(self._chunks)} should"
+            )
+        chunk = self._chunks[number]
+        self.chunk += 1
+        require_possible(chunk, number)
+        if chunk.kind == "tensor":
+            if chunk.rank < len(lead):
+                raise ValueError(
+                    f"chunk {number} has {chunk.rank} dims in a tensordict of {len(lead)}"
+                )
+            self.equal += [
+                (("batch", expected, 0), ("dim", number, dim)) for dim, expected in enumerate(lead)
+            ]
+        kind = KINDS.index(chunk.kind)
+        self.out += bytes((CHUNK_TAG + kind, chunk.codec | PLACED * chunk.placed))
+        if chunk.kind in DTYPED:
+            self._text(chunk.dtype)
+        if rank_of(chunk.kind) is None:
+            self.out.append(chunk.rank)
+        if chunk.placed:
+            self._count(chunk.frames)
+        if chunk.frames:
+            self.equal.append((("value", chunk.frames, 0), ("dim", number, 0)))
+
+    def _stack(
+        self, kind: str, dim: int, parts: list[Any], lead: tuple[int, ...], depth: int
+    ) -> int:
+        self._tag(kind)
+        if not 0 <= dim <= MAX_RANK:
+            raise ValueError(f"the stack dim {dim} is not between 0 and {MAX_RANK}")
+        self.out.append(dim)
+        self._count(len(parts))
+        if dim < len(lead):
+            self.equal.append((("value", len(parts), 0), ("batch", lead[dim], 0)))
+            lead = lead[:dim] + lead[dim + 1 :]
+        for part in parts:
+            self._require_kind(part, _STACKED[kind], f"stacked as {kind}")
+        ranks = {self.node(part, lead, depth + 1) for part in parts} or {0}
+        rank = ranks.pop()
+        if ranks or not max(dim, len(lead)) <= rank < MAX_RANK:
+            raise ValueError(f"what is stacked along dim {dim} has not the dims for it")
+        return rank + 1
+
+    def _batch(self, rank: int, lead: tuple[int, ...]) -> tuple[int, ...]:
+        if not len(lead) <= rank <= MAX_RANK:
+            raise ValueError(f"{rank} batch dims are not between {len(lead)} and {MAX_RANK}")
+        self.out.append(rank)
+        columns = tuple(range(self.batch_dims, self.batch_dims + rank))
+        self.batch_dims += rank
+        self.equal += [
+            (("batch", expected, 0), ("batch", column, 0))
+            for expected, column in zip(lead, columns, strict=False)
+        ]
+        return columns
+
+    def _marks(self, device: str | None, names: Any, rank: int) -> None:
+        self.out.append((names is not None) * NAMED | (device is not None) * ON_DEVICE)
+        if names is None:
+            return
+        if not isinstance(names, (list, tuple)) or len(names) != rank:
+            raise ValueError(f"the names {names!r:.60} are not those of {rank} dims")
+        for name in names:
+            self.out.append(name is not None)
+            if name is not None:
+                if not isinstance(name, str):
+                    raise TypeError(f"the name {name!r:.60} of a dim is no text")
+                self._part(0)
+                self._text(name)
+
+    def _key(self, key: Any, depth: int) -> Any:
+        """Writes a key; gives it as it is in a dict."""
+        self._part(depth)
+        if key is None or isinstance(key, bool):
+            self.out.append(0 if key is None else 1 + key)
+        elif isinstance(key, int):
+            if key.bit_length() > MAX_INT_KEY_BITS:
+                raise ValueError(
+                    f"a key is an int of {key.bit_length()} bits, {MAX_INT_KEY_BITS} are the limit"
+                )
+            self.out.append(3)
+            self._bytes(_int_bytes(key))
+        elif isinstance(key, float):
+            if not math.isfinite(key):
+                raise ValueError(f"the key {key} is not finite")
+            self.out += struct.pack("<Bd", 4, key)
+        elif isinstance(key, str):
+            self.out.append(5)
+            self._text(key)
+        elif isinstance(key, list):
+            self.out.append(6)
+            self._count(len(key))
+            return tuple([self._key(part, depth + 1) for part in key])
+        else:
+            raise TypeError(f"the key {key!r:.60} is no text, number, None or tuple of them")
+        return key
+
+    def _pair(self, entry: Any) -> tuple[Any, Any]:
+        match entry:
+            case [key, inner]:
+                return key, inner
+        raise TypeError(f"{entry!r:.60} is no key with what is under it")
+
+    def _list(self, parts: list[Any], depth: int) -> None:
+        self._count(len(parts))
+        for part in parts:
+            self.node(part, (), depth + 1)
+
+    def _part(self, depth: int) -> None:
+        if depth > MAX_DEPTH:
+            raise ValueError(f"the item is nested deeper than {MAX_DEPTH}")
+        self._parts += 1
+        if self._parts > MAX_PARTS:
+            raise ValueError(f"the item has more than {MAX_PARTS} parts")
+
+    def _tag(self, name: str) -> None:
+        self.out.append(TAGS[name])
+
+    def _text(self, text: str) -> None:
+        self._bytes(text.encode("utf-8", "surrogatepass"))
+
+    def _bytes(self, data: bytes) -> None:
+        self._count(len(data))
+        self.out += data
+
+    def _count(self, count: int) -> None:
+        if not 0 <= count <= MAX_U32:
+            raise ValueError(f"the count {count} does not fit into 32 bits")
+        while count > 127:
+            self.out.append(count & 127 | 128)
+            count >>= 7
+        self.out.append(count)
+
+
+def _int_bytes(value: int) -> bytes:
+    return value.to_bytes((value + (value < 0)).bit_length() // 8 + 1, "little", signed=True)

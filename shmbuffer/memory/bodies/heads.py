@@ -1,0 +1,75 @@
+"""The head of a body: its first 16 bytes, as `bodies` tells them."""
+
+from __future__ import annotations
+
+import struct
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shmbuffer.memory.bodies.forms import Form
+from shmbuffer.memory.bodies.impossible import refuse
+from shmbuffer.memory.bodies.pieces import aligned
+from shmbuffer.memory.records import HEADER_BYTES, RecordBatch
+
+VERSION = 1
+HEAD = struct.Struct("<BBHIII")
+FRONT_AT = HEADER_BYTES + HEAD.size
+_HEAD_WORDS = np.arange(HEADER_BYTES // 4, FRONT_AT // 4)
+FRONT_WORD = HEADER_BYTES // 4 + 2
+"""Of a record: ``front_bytes``."""
+
+
+class Heads(NamedTuple):
+    """What the first bytes of bodies say, int64[n] each; the bytes that they name are there."""
+
+    numbers: NDArray[np.int64]
+    form_bytes: NDArray[np.int64]
+    numbers_at: NDArray[np.int64]
+    form_at: NDArray[np.int64]
+
+
+def heads_of(batch: RecordBatch) -> Heads:
+    """The heads of all records of a batch.
+
+    Raises:
+        ImpossibleError: a record is not in the batch, or its head says what cannot be.
+    """
+    data, starts, sizes = batch.data, batch.starts, batch.sizes
+    refuse(
+        (starts < 0) | (starts & 7 != 0) | (starts > len(data)) | (sizes > len(data) - starts),
+        lambda row: (
+            f"{sizes[row]} bytes from {starts[row]} are not among the {len(data)} that were read"
+        ),
+    )
+    refuse(sizes < FRONT_AT, lambda row: f"it has {sizes[row]} bytes, the shortest has {FRONT_AT}")
+    head = words_of(batch)[(starts >> 2)[:, None] + _HEAD_WORDS].astype(np.int64)
+    refuse(
+        (head[:, 0] & 0xFFFF != VERSION) | (head[:, 3] != 0),
+        lambda row: (
+            f"its body is of version {head[row, 0] & 0xFF}, or starts with other bytes than those "
+            f"of version {VERSION}"
+        ),
+    )
+    numbers, form_bytes, front = head[:, 0] >> 16, head[:, 1], head[:, 2]
+    numbers_at = aligned(FRONT_AT + front, 4)
+    form_at = numbers_at + 4 * numbers
+    refuse(
+        form_at + form_bytes > sizes,
+        lambda row: (
+            f"a front of {front[row]} bytes, {numbers[row]} numbers and a form of "
+            f"{form_bytes[row]} bytes do not fit into its {sizes[row]} bytes"
+        ),
+    )
+    return Heads(numbers, form_bytes, numbers_at, form_at)
+
+
+def words_of(batch: RecordBatch) -> NDArray[np.uint32]:
+    """The bytes of a batch as words; records start at a word."""
+    return batch.data[: len(batch.data) & -4].view(np.uint32)
+
+
+def head_of(form: Form) -> bytes:
+    """The head of a record without a front."""
+    return HEAD.pack(VERSION, 0, form.columns.numbers, len(form.code), 0, 0)

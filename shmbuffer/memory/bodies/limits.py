@@ -1,0 +1,31 @@
+"""How large what a body says may be."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+MAX_U32 = 2**32 - 1
+MAX_RAW_BYTES = 2**32
+"""Of one record, when its chunks are expanded."""
+MAX_VOLUME = 2**40
+"""Of a shape that has a zero in it: what its other sizes may come to; strides must fit an int64."""
+MAX_NUMBERS = 2**16 - 1
+MAX_CHUNKS = 4096
+MAX_RANK = 32
+MAX_DEPTH = 64
+MAX_PARTS = 2**14
+"""Nodes, keys and names of a form."""
+MAX_FORM_BYTES = 2**20
+MAX_INT_KEY_BITS = 2**13
+SMALL_BYTES = 4096
+"""Of a form, or of the start of a record, that is kept with many others once it was read: its
+bytes say how large what was read may become."""
+
+
+def plausible(raw_bytes: NDArray[np.int64], stored_bytes: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Whether so many bytes can come out of so many that zstd has stored.
+
+    Its densest block says 128 KiB in 4 bytes.
+    """
+    return (raw_bytes <= MAX_RAW_BYTES) & (raw_bytes <= 2**17 + 2**15 * stored_bytes)

@@ -1,0 +1,186 @@
+"""Finds the pieces of records that were read, and believes nothing."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shmbuffer._native import _core
+from shmbuffer.errors import CorruptBufferError
+from shmbuffer.memory.bodies.forms import WHAT_TO_DO, Form, form_of
+from shmbuffer.memory.bodies.heads import FRONT_AT, HEAD, VERSION, Heads, heads_of, words_of
+from shmbuffer.memory.bodies.impossible import ImpossibleError, refuse
+from shmbuffer.memory.bodies.limits import SMALL_BYTES
+from shmbuffer.memory.bodies.model import model
+from shmbuffer.memory.bodies.pieces import (
+    address,
+    measure,
+    name_of,
+    place_inline,
+    require_short,
+)
+from shmbuffer.memory.records import HEADER_BYTES, RecordBatch
+
+
+class Located(NamedTuple):
+    """Records of one form in a batch, with all that is needed to read them, checked."""
+
+    form: Form
+    rows: NDArray[np.int64]
+    """int64[m]: their numbers in the batch."""
+    batch_dims: NDArray[np.int64]
+    """int64[m, form.batch_dims]."""
+    dims: tuple[NDArray[np.int64], ...]
+    """int64[m, rank], one for each chunk."""
+    offsets: NDArray[np.int64]
+    """int64[m, pieces]: where each piece starts in ``batch.data``; chunk after chunk."""
+    sizes: NDArray[np.int64]
+    """int64[m, pieces]: stored bytes."""
+
+
+def locate(batch: RecordBatch, where: str) -> list[Located]:
+    """Finds every piece of every record, and checks that it is there.
+
+    Args:
+        batch: records as they were read.
+        where: the path of the buffer; messages start with it.
+
+    Returns:
+        One for each form, in the order of their first rows; the rows of each ascend.
+
+    Raises:
+        CorruptBufferError: a record is none, or says what cannot be.
+    """
+    if not len(batch):
+        return []
+    try:
+        if (all_alike := _located_alike(batch)) is not None:
+            return [all_alike]
+        heads = heads_of(batch)
+        return [_located(batch, heads, rows) for rows in _alike(batch, heads)]
+    except ImpossibleError as error:
+        raise CorruptBufferError(
+            f"{where}: record {error.row}: {error}; {WHAT_TO_DO}",
+            path=where,
+            row=error.row,
+        ) from None
+
+
+def _located_alike(batch: RecordBatch) -> Located | None:
+    """The usual batch of equal sizes: all bodies start with the same bytes; one is looked at.
+
+    None where they do not, or are damaged: `_located` says what is wrong.
+    """
+    data, starts, sizes = batch.data, batch.starts, batch.sizes
+    size, first = int(sizes[0]), int(starts[0])
+    low, high = int(starts.min()), int(starts.max())
+    if (
+        low < 0
+        or high > len(data) - size
+        or size < FRONT_AT
+        or np.bitwise_or.reduce(starts) & 7
+        or (sizes != size).any()
+    ):
+        return None
+    version, zero, numbers, form_bytes, front, other = HEAD.unpack(
+        data[first + HEADER_BYTES : first + FRONT_AT].tobytes()
+    )
+    stop = FRONT_AT + 4 * numbers + form_bytes
+    if version != VERSION or zero or other or front or stop > min(size, SMALL_BYTES):
+        return None
+    if not _same(batch, starts + HEADER_BYTES, stop - HEADER_BYTES).all():
+        return None
+    one = model(data[first + HEADER_BYTES : first + stop].tobytes())
+    if one.end != size or len(one.form.columns.placed):
+        return None
+    told = np.empty((len(batch), len(one.numbers)), np.int64)
+    told[:] = one.numbers
+    stored = np.empty((len(batch), len(one.sizes)), np.int64)
+    stored[:] = one.sizes
+    return Located(
+        one.form,
+        np.arange(len(batch)),
+        told[:, : one.form.batch_dims],
+        tuple([told[:, held] for held in one.form.columns.dims]),
+        starts[:, None] + one.offsets,
+        stored,
+    )
+
+
+def _alike(batch: RecordBatch, heads: Heads) -> list[NDArray[np.int64]]:
+    """Rows by form: one call compares all with the first; others are looked up one by one."""
+    nbytes = int(heads.form_bytes[0])
+    alike = heads.form_bytes == nbytes
+    rows = np.flatnonzero(alike)
+    alike[rows] = _same(batch, batch.starts[rows] + heads.form_at[rows], nbytes)
+    groups = [np.flatnonzero(alike)]
+    if len(groups[0]) < len(batch):
+        others: dict[bytes, list[int]] = {}
+        for row in np.flatnonzero(~alike).tolist():
+            others.setdefault(_code(batch, heads, row), []).append(row)
+        groups += [np.array(rows, np.int64) for rows in others.values()]
+    return groups
+
+
+def _same(batch: RecordBatch, at: NDArray[np.int64], nbytes: int) -> NDArray[np.bool_]:
+    """At which of these places are the bytes that are at the first of them."""
+    one = at + address(batch.data)
+    other = np.full(len(one), one[0])
+    found = np.empty(len(one), np.bool_)
+    _core.same_pieces(address(one), address(other), nbytes, len(one), address(found))
+    return found
+
+
+def _code(batch: RecordBatch, heads: Heads, row: int) -> bytes:
+    at = int(batch.starts[row] + heads.form_at[row])
+    return batch.data[at : at + int(heads.form_bytes[row])].tobytes()
+
+
+def _located(batch: RecordBatch, heads: Heads, rows: NDArray[np.int64]) -> Located:
+    """Records of one form, of any sizes."""
+    starts, limits = batch.starts[rows], batch.sizes[rows]
+    try:
+        form = form_of(_code(batch, heads, int(rows[0])), heads.numbers[rows])
+        columns = form.columns
+        at = (starts + heads.numbers_at[rows]) >> 2
+        numbers = words_of(batch)[at[:, None] + np.arange(columns.numbers)].astype(np.int64)
+        sizes = measure(form, numbers)
+        offsets = np.empty((len(rows), columns.pieces), np.int64)
+        end = place_inline(form, sizes, heads.form_at[rows] + len(form.code), offsets)
+        require_short(end)
+        if len(columns.placed):
+            offsets[:, columns.placed] = places = numbers[:, columns.offsets]
+            reach = places + sizes[:, columns.placed]
+            _require_places(form, places, reach, limits)
+            end = np.maximum(end, reach.max(axis=1))
+        refuse(
+            end != limits, lambda row: f"it has {limits[row]} bytes, its pieces end at {end[row]}"
+        )
+    except ImpossibleError as error:
+        raise ImpossibleError(int(rows[error.row]), str(error)) from None
+    offsets += starts[:, None]
+    dims = tuple([numbers[:, held] for held in columns.dims])
+    return Located(form, rows, numbers[:, : form.batch_dims], dims, offsets, sizes)
+
+
+def _require_places(
+    form: Form, places: NDArray[np.int64], reach: NDArray[np.int64], limits: NDArray[np.int64]
+) -> None:
+    """Placed pieces lie inside their records, where they may."""
+    placed, front = form.columns.placed, form.columns.front
+    refuse(
+        (places < FRONT_AT) | (reach > limits[:, None]),
+        lambda row, at: (
+            f"{name_of(form, int(placed[at]))} is said to lie at {places[row, at]} to "
+            f"{reach[row, at]} of {limits[row]} bytes"
+        ),
+    )
+    refuse(
+        places & (front - 1) != 0,
+        lambda row, at: (
+            f"{name_of(form, int(placed[at]))} is said to lie at {places[row, at]}, which is not "
+            f"a multiple of {front}"
+        ),
+    )

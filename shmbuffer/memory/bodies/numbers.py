@@ -1,0 +1,130 @@
+"""Where the numbers and the pieces of a form are."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shmbuffer.memory.bodies.chunks import Chunk, Codec
+
+Place = tuple[str, int, int]
+"""A size: ("batch", column, 0), ("dim", chunk, dim) or ("value", itself, 0)."""
+
+
+class Columns(NamedTuple):
+    """Where the numbers and the pieces of a form are; pieces are counted chunk after chunk.
+
+    A row of numbers is made longer by constants, so that one comparison says all that must be equal
+    and one product gives the bytes of every chunk.
+    """
+
+    numbers: int
+    pieces: int
+    constants: NDArray[np.int64]
+    dims: tuple[slice, ...]
+    """Of each chunk."""
+    factors: NDArray[np.int64]
+    """Columns: for each chunk its itemsize and its dims."""
+    first: NDArray[np.int64]
+    """Where each chunk starts in ``factors``."""
+    chunk_of: NDArray[np.int64]
+    """int64[pieces]."""
+    parts: NDArray[np.int64]
+    """int64[pieces]: into how many pieces the chunk is divided."""
+    equal: tuple[NDArray[np.int64], NDArray[np.int64]]
+    """Columns: what is expected, and where."""
+    stored: NDArray[np.int64]
+    """Pieces whose size is among the numbers."""
+    sizes: NDArray[np.int64]
+    """Columns of these."""
+    placed: NDArray[np.int64]
+    """Pieces that have places."""
+    offsets: NDArray[np.int64]
+    """Columns of these."""
+    raw: NDArray[np.bool_]
+    """bool[pieces]."""
+    zstd: NDArray[np.int64]
+    """Pieces."""
+    inline: tuple[tuple[int, int], ...]
+    """The other pieces, in order, and what each is aligned to."""
+    front: int
+    """What placed pieces are aligned to."""
+    gapped: NDArray[np.int64]
+    """Pieces before which there may be a gap."""
+
+
+def columns_of(
+    batch_dims: int, chunks: tuple[Chunk, ...], equal: list[tuple[Place, Place]]
+) -> Columns:
+    """Of a form with these chunks, in which these sizes have to be equal."""
+    at = batch_dims
+    dims, sizes, offsets = [], [], []
+    stored, placed, zstd, inline, chunk_of, parts = [], [], [], [], [], []
+    raw: list[bool] = []
+    for number, chunk in enumerate(chunks):
+        dims.append(slice(at, at + chunk.rank))
+        at += chunk.rank
+        for piece in range(len(raw), len(raw) + chunk.pieces):
+            if chunk.placed:
+                placed.append(piece)
+                offsets.append(at)
+                at += 1
+            else:
+                inline.append((piece, chunk.alignment))
+            if chunk.placed or chunk.codec is not Codec.RAW:
+                stored.append(piece)
+                sizes.append(at)
+                at += 1
+            if chunk.codec is Codec.ZSTD:
+                zstd.append(piece)
+            raw.append(chunk.codec is Codec.RAW)
+            chunk_of.append(number)
+            parts.append(chunk.pieces)
+    constants: dict[int, int] = {}  # value: column
+
+    def column(value: int) -> int:
+        return constants.setdefault(value, at + len(constants))
+
+    first = []
+    factors: list[int] = []
+    for chunk, held in zip(chunks, dims, strict=True):
+        first.append(len(factors))
+        factors += [column(chunk.itemsize), *range(held.start, held.stop)]
+
+    def found_in(place: Place) -> int:
+        match place:
+            case ("dim", number, dim):
+                return dims[number].start + dim
+            case ("value", value, _):
+                return column(value)
+        return place[1]
+
+    left, right = ([found_in(pair[side]) for pair in equal] for side in (0, 1))
+    front = max((chunk.alignment for chunk in chunks if chunk.placed), default=1)
+    gapped = [piece for piece, alignment in inline if alignment > 1]
+    return Columns(
+        numbers=at,
+        pieces=len(raw),
+        constants=np.array(list(constants), np.int64),
+        dims=tuple(dims),
+        factors=_ints(factors),
+        first=_ints(first),
+        chunk_of=_ints(chunk_of),
+        parts=_ints(parts),
+        equal=(_ints(left), _ints(right)),
+        stored=_ints(stored),
+        sizes=_ints(sizes),
+        placed=_ints(placed),
+        offsets=_ints(offsets),
+        raw=np.array(raw, np.bool_),
+        zstd=_ints(zstd),
+        inline=tuple(inline),
+        front=front,
+        gapped=_ints(gapped + placed if front > 1 else gapped),
+    )
+
+
+def _ints(values: list[int]) -> NDArray[np.int64]:
+    return np.array(values, np.int64)

@@ -1,0 +1,125 @@
+"""The pieces of records: how large they are, and where the inline ones lie."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shmbuffer.memory.bodies.forms import Form
+from shmbuffer.memory.bodies.impossible import refuse
+from shmbuffer.memory.bodies.limits import MAX_RAW_BYTES, MAX_U32, MAX_VOLUME, plausible
+
+
+def measure(form: Form, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Stored bytes of each piece, int64[m, pieces], from the numbers, int64[m, numbers].
+
+    Refuses products that are too large, and sizes that the dims contradict.
+    """
+    columns, count = form.columns, len(numbers)
+    wide = np.empty((count, columns.numbers + len(columns.constants)), np.int64)
+    wide[:, : columns.numbers] = numbers
+    wide[:, columns.numbers :] = columns.constants
+    left, right = columns.equal
+    if len(left):
+        one, other = wide[:, left], wide[:, right]
+        refuse(
+            one != other,
+            lambda row, at: (
+                f"{other[row, at]} stands where its shapes need {one[row, at]}: batch sizes lead "
+                "the shapes of what is in a tensordict, frames are the first dim"
+            ),
+        )
+    if not len(columns.first):
+        return np.empty((count, 0), np.int64)
+    factors = wide[:, columns.factors]
+    with np.errstate(over="ignore"):  # inf is too large too
+        volume = np.multiply.reduceat(np.maximum(factors, 1).astype(float), columns.first, axis=1)
+    refuse(
+        volume > MAX_VOLUME,
+        lambda row, chunk: (
+            f"{_with_dims(form, numbers[row], chunk)} is larger than anything can be"
+        ),
+    )
+    whole = np.multiply.reduceat(factors, columns.first, axis=1)
+    total = whole.sum(axis=1)
+    refuse(
+        total > MAX_RAW_BYTES,
+        lambda row: (
+            f"it holds {total[row]} bytes where {MAX_RAW_BYTES} are the limit: "
+            f"{_with_dims(form, numbers[row], int(whole[row].argmax()))} is the largest part"
+        ),
+    )
+    sizes = whole[:, columns.chunk_of]
+    sizes //= columns.parts
+    if len(columns.stored):
+        expanded = sizes.copy()
+        sizes[:, columns.stored] = numbers[:, columns.sizes]
+        require_raw(form, sizes, expanded)
+        raw, packed = expanded[:, columns.zstd], sizes[:, columns.zstd]
+        refuse(
+            ~plausible(raw, packed),
+            lambda row, at: (
+                f"{name_of(form, int(columns.zstd[at]))} says that {raw[row, at]} bytes are "
+                f"compressed in {packed[row, at]}, which cannot be"
+            ),
+        )
+    return sizes
+
+
+def require_raw(form: Form, sizes: NDArray[np.int64], expanded: NDArray[np.int64]) -> None:
+    """Refuses raw pieces that have not as many bytes as their dims say."""
+    refuse(
+        (sizes != expanded) & form.columns.raw,
+        lambda row, piece: (
+            f"{name_of(form, piece)} has {sizes[row, piece]} bytes, its dims say "
+            f"{expanded[row, piece]}"
+        ),
+    )
+
+
+def place_inline(
+    form: Form, sizes: NDArray[np.int64], at: NDArray[np.int64], offsets: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """Sets the offsets of inline pieces, the first at or behind ``at``; where the last ends."""
+    for piece, alignment in form.columns.inline:
+        if alignment > 1:
+            at = aligned(at, alignment)
+        offsets[:, piece] = at
+        at = at + sizes[:, piece]
+    return at
+
+
+def require_short(ends: NDArray[np.int64]) -> None:
+    """Refuses records that end where 32 bits cannot say."""
+    refuse(ends > MAX_U32, lambda row: f"it takes {ends[row]} bytes, {MAX_U32} are the limit")
+
+
+def name_of(form: Form, piece: int) -> str:
+    """A piece in words."""
+    chunk_of = form.columns.chunk_of
+    chunk = int(chunk_of[piece])
+    name = _chunk_name(form, chunk)
+    if form.chunks[chunk].frames:
+        return f"frame {piece - chunk_of.searchsorted(chunk)} of {name}"
+    return name
+
+
+def _with_dims(form: Form, numbers: NDArray[np.int64], chunk: int) -> str:
+    return _chunk_name(form, chunk, numbers[form.columns.dims[chunk]].tolist())
+
+
+def _chunk_name(form: Form, chunk: int, dims: object = "") -> str:
+    found = form.chunks[chunk]
+    return f"chunk {chunk} ({found.dtype or found.kind}{dims})"
+
+
+def aligned(at: NDArray[np.int64], alignment: int) -> NDArray[np.int64]:
+    """The next multiples of a power of two."""
+    return (at + (alignment - 1)) & -alignment
+
+
+def address(array: NDArray[Any]) -> int:
+    """Where the bytes of an array are; faster than its ``ctypes``."""
+    return int(array.__array_interface__["data"][0])

@@ -1,0 +1,467 @@
+"""The byte ring: records of any size, one behind the other, in a ring of bytes.
+
+    position    tail ────────────────────── head ────────────── tail + max_bytes
+                │ the oldest record in use  │ the next record starts here
+
+    file        the byte at a position is number position mod max_bytes; the file is mapped twice in
+                a row, so that no record is cut at its end
+
+    record      ticket u64 | position u64 | bytes u64 | stride u64 | body (see `bodies`)
+    slot        word, checksum, source, priority, as of every ring; and an extent: position, bytes
+
+A claim takes slots and bytes together, under the mutex: the tail moves on from header to header,
+and an item that still lies there is evicted (its slot is EMPTY then). Bytes are taken in the order
+of tickets and given back in the same order, so an item never goes before an older one.
+
+Always true
+  1. The record of every item lies between tail and head, and head - tail is at most max_bytes.
+  2. From the tail on, stride after stride, headers lead to the head. A record is the item of its
+     slot if ticket and position are those of the slot; else nobody needs it any more.
+  3. A word stops saying COMMITTED before a byte of its record changes, so what is true of every
+     slot is true here: a copy is kept if the word was the same before and after.
+  4. ``bytes`` may reach over the records behind, which were written in the same batch: what
+     several items have in common is there once. Later bytes go later, so it stays as long as the
+     item does.
+If the writer dies: before the head has moved nothing but evictions is left of its claim, which were
+to come in any case; later its records are behind words that are rolled back, or forward.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shmbuffer._native import _core
+from shmbuffer.memory import filesystem, layout, slots
+from shmbuffer.memory.moment import Moment
+from shmbuffer.memory.patience import LOCK_TIMEOUT_NS, WRITE_TIMEOUT_S
+
+if TYPE_CHECKING:
+    from shmbuffer.memory.ring import Ring
+    from shmbuffer.memory.schema import Schema
+
+HEADER_BYTES = layout.RECORD.itemsize
+
+#: Of a copy: how often what has been written since is copied without the mutex, and how many bytes
+#: are left for it.
+_COPY_ROUNDS = 8
+_COPY_LOCKED_BYTES = 2**20
+_COPY_PIECE_BYTES = 2**24
+
+
+@dataclass(frozen=True)
+class RecordBatch:
+    """Records in memory, as they are written and as they are read."""
+
+    data: NDArray[np.uint8]
+    """uint8, contiguous, from a multiple of 8."""
+    starts: NDArray[np.int64]
+    """int64[n]: offset of each record's header in ``data``, a multiple of 8."""
+    sizes: NDArray[np.int64]
+    """int64[n]: bytes of each record, header included. In a batch to be written they may reach over
+    the next records (see `bodies`); in one that was read they do not."""
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def body(self, row: int) -> memoryview:
+        """What follows the header of a record."""
+        start = int(self.starts[row])
+        return self.data[start + HEADER_BYTES : start + int(self.sizes[row])].data
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """Records that were read, each validated."""
+
+    batch: RecordBatch
+    index: NDArray[np.int64]
+    """int64[n]: slots."""
+    tickets: NDArray[np.int64]
+    """int64[n]; -1 where the slot holds no item (`Records.read` only)."""
+    weights: NDArray[np.float32] | None
+    """float32[n], where they were asked for."""
+
+
+def join(bodies: Sequence[bytes]) -> RecordBatch:
+    """Bodies as a batch to be written."""
+    sizes = np.array([HEADER_BYTES + len(body) for body in bodies], np.int64)
+    ends = np.cumsum(_padded(sizes))
+    starts = ends - _padded(sizes)
+    data = np.zeros(int(ends[-1]) if len(ends) else 0, np.uint8)
+    for start, body in zip(starts.tolist(), bodies, strict=True):
+        data[start + HEADER_BYTES : start + HEADER_BYTES + len(body)] = np.frombuffer(
+            body, np.uint8
+        )
+    return RecordBatch(data, starts, sizes)
+
+
+class Records:
+    """The records of a ring: `Ring.records`, where its schema has ``record_bytes``.
+
+    Order, slot words, tickets, priorities, waiting and refusals are the ring's.
+
+    Attributes:
+        max_bytes: of the byte ring.
+        extents: of each slot, ``layout.EXTENT``, live; of slots without an item without meaning.
+    """
+
+    def __init__(self, ring: Ring, slots_map: Any, records_map: Any) -> None:
+        schema = ring.schema
+        self._ring = ring
+        self._map = records_map
+        self.max_bytes = schema.record_bytes
+        self.extents = extents_of(np.frombuffer(slots_map, np.uint8), schema)
+        self._usual_bytes = 256.0  # of a record, as far as we know
+
+    # What there is.
+
+    @property
+    def used(self) -> int:
+        """Bytes from the oldest record that is in use to the head."""
+        native = self._ring._native
+        return int(native.byte_head - native.byte_tail)
+
+    def live(self) -> int:
+        """Bytes of the records of all items, headers included; what several share counts once.
+
+        Costs O(capacity).
+        """
+        return live_bytes(self._ring.words, self.extents)
+
+    # The hot calls.
+
+    def write(
+        self,
+        batch: RecordBatch,
+        priorities: NDArray[np.float64] | None = None,
+        *,
+        timeout: float | None = WRITE_TIMEOUT_S,
+    ) -> int:
+        """Writes a batch at the head; the oldest records go as their bytes are needed.
+
+        Args:
+            batch: of more records than there are slots the last ones stay.
+            priorities: raw, float64[n]; without, the default priority.
+            timeout: seconds to wait for a slot, or for bytes, that a living writer is filling.
+
+        Returns:
+            The ticket of the first: record k is in slot ``(ticket + k) % capacity``.
+
+        Raises:
+            RecordTooLargeError: the batch needs more bytes than there are; nothing was changed.
+            RingOverrunError, ValueError, BufferClosedError, LockTimeout: as `Ring.write`.
+        """
+        ring, count = self._ring, len(batch)
+        if count == 0:
+            return ring.head
+        if priorities is None and ring.initial is not None:
+            taken = (ring.head + np.arange(min(count, ring.capacity))) % ring.capacity
+            priorities = np.full(count, ring.initial(taken))
+        arguments = (*_addresses(batch), _priorities(priorities, count))
+        return ring._run(
+            lambda: ring._native.write_records(*arguments, LOCK_TIMEOUT_NS),
+            "write",
+            timeout,
+            priorities,
+        )
+
+    def place(
+        self,
+        where: NDArray[np.int64],
+        batch: RecordBatch,
+        priorities: NDArray[np.float64] | None = None,
+        *,
+        in_place: bool,
+        tickets: NDArray[np.int64] | None = None,
+        timeout: float | None = WRITE_TIMEOUT_S,
+    ) -> NDArray[np.bool_]:
+        """Writes record i of a batch, whose records do not overlap, to slot ``where[i]``.
+
+        Args:
+            where: int64[n], slots, each once.
+            batch: n records.
+            priorities: raw, float64[n]; not together with ``tickets``.
+            in_place: an item that is there keeps its raw priority and its source, and is not
+                counted as written.
+            tickets: int64[n]; a slot that does not hold the item of its ticket is left alone.
+            timeout: as for `write`.
+
+        Returns:
+            bool[n]: what was written.
+
+        Raises:
+            IndexError: no such slot; and as `write`.
+        """
+        ring, count = self._ring, len(batch)
+        if count != len(where):
+            raise ValueError(f"{count} records cannot be written to {len(where)} slots")
+        if priorities is None and ring.initial is not None and not in_place:
+            priorities = np.full(count, ring.initial(where))
+        order = np.argsort(where, kind="stable")
+        kept = np.ones(count, np.bool_)
+        if count == 0:
+            return kept
+        ordered = np.ascontiguousarray(where[order], np.int64)
+        if (ordered[1:] == ordered[:-1]).any():
+            raise ValueError("a slot is named twice; each of them takes one record")
+        rows = RecordBatch(batch.data, batch.starts[order], batch.sizes[order])
+        raw = None if priorities is None else np.ascontiguousarray(priorities[order])
+        expected = None if tickets is None else np.ascontiguousarray(tickets[order], np.int64)
+        taken = np.ones(count, np.bool_)
+        addresses = (ordered.ctypes.data, *_addresses(rows), _priorities(raw, count), in_place)
+        generation = 0 if expected is None else expected.ctypes.data
+        ring._run(
+            lambda: ring._native.place_records(
+                *addresses, generation, taken.ctypes.data, LOCK_TIMEOUT_NS
+            ),
+            "place",
+            timeout,
+            raw,
+            ordered,
+        )
+        kept[order] = taken
+        return kept
+
+    def sample(self, count: int, key: int, *, beta: float | None) -> Drawn:
+        """Draws records and copies them out, each validated. See `Ring.sample`.
+
+        Args:
+            count: how many.
+            key: 64 bits; the same key on the same buffer draws the same items.
+            beta: importance-sampling exponent; None draws uniformly, and gives no weights.
+
+        Raises:
+            EmptyBufferError: nothing is committed.
+        """
+        index, tickets = np.empty(count, np.int64), np.empty(count, np.int64)
+        weights = None if beta is None else np.empty(count, np.float32)
+        how = (
+            index.ctypes.data,
+            tickets.ctypes.data,
+            0 if weights is None else weights.ctypes.data,
+            0.0 if beta is None else beta,
+            beta is not None,
+        )
+        batch = self._copied(
+            count,
+            lambda arena: self._ring._native.sample_records(
+                count, key, *arena, *how, LOCK_TIMEOUT_NS
+            ),
+            "sample",
+        )
+        return Drawn(batch, index, tickets, weights)
+
+    def read(self, index: NDArray[np.int64]) -> Drawn:
+        """Copies records by slot, each validated; where there is no item the size is 0.
+
+        Raises:
+            IndexError: no such slot.
+        """
+        index = np.ascontiguousarray(index, np.int64)
+        count, tickets = len(index), np.empty(len(index), np.int64)
+        at, whose = index.ctypes.data, tickets.ctypes.data
+        batch = self._copied(
+            count,
+            lambda arena: self._ring._native.read_records(
+                at, count, *arena, whose, LOCK_TIMEOUT_NS
+            ),
+            "read",
+            index,
+        )
+        return Drawn(batch, index, tickets, None)
+
+    def copy_out(self, descriptor: int, where: str) -> tuple[Moment, NDArray[Any]]:
+        """Copies every record to a file, all of one moment, while others go on writing.
+
+        A record does not change once it is committed, so what nobody is writing any more is copied
+        once, without a lock; the mutex is held for the last megabyte, and a scan of the slots.
+
+        Args:
+            descriptor: of an empty file; `os.pwrite` writes to it from 0.
+            where: its name, for messages.
+
+        Returns:
+            The moment; and the extents of all slots, positions counted from the start of the file.
+
+        Raises:
+            SpaceError: the file system is full; bytes needed and free.
+        """
+        ring = self._ring
+        base, safe, _ = self._span()
+        copied = base
+        for _ in range(_COPY_ROUNDS):
+            self._copy(descriptor, copied, safe, base, where)
+            copied = safe
+            _, safe, head = self._span()
+            if head - copied <= _COPY_LOCKED_BYTES:
+                break
+        tickets, sources = np.empty(ring.capacity, np.int64), np.empty(ring.capacity, np.int64)
+        raw, extents = np.empty(ring.elements), np.empty(ring.capacity, layout.EXTENT)
+        room = 2 * _COPY_LOCKED_BYTES
+        while True:
+            rest = np.empty(room, np.uint8)
+            answer = ring._native.records_moment(
+                copied,
+                rest.ctypes.data,
+                room,
+                tickets.ctypes.data,
+                extents.ctypes.data,
+                sources.ctypes.data,
+                raw.ctypes.data,
+                LOCK_TIMEOUT_NS,
+            )
+            if not isinstance(answer, int):
+                break
+            if answer == -_core.NO_ROOM:  # a writer that stands still: the rest waits for nobody
+                room = min(self.max_bytes, 2 * int(ring._native.needed))
+            else:
+                ring._again(answer, lambda: 0, "copy_out")
+        head, write_count, greatest, tail, byte_head = answer
+        start = max(copied, tail)
+        self._pwrite(descriptor, rest[: byte_head - start].data, start - base, where)
+        sources[tickets < 0] = -1
+        raw[tickets < 0] = np.nan
+        extents["position"][tickets >= 0] -= np.uint64(base)
+        extents[tickets < 0] = np.zeros((), layout.EXTENT)
+        moment = Moment(
+            tickets, sources, raw, head, write_count, greatest if greatest >= 0 else None
+        )
+        return moment, extents
+
+    def _span(self) -> tuple[int, int, int]:
+        """Tail; where nobody writes below; head."""
+        found: tuple[int, int, int] = self._ring._answer(
+            lambda: self._ring._native.span(LOCK_TIMEOUT_NS), "copy_out"
+        )
+        return found
+
+    def _copy(self, descriptor: int, start: int, stop: int, base: int, where: str) -> None:
+        content = memoryview(self._map)
+        for at in range(start, stop, _COPY_PIECE_BYTES):
+            size = min(_COPY_PIECE_BYTES, stop - at, self.max_bytes)
+            first = at % self.max_bytes
+            self._pwrite(descriptor, content[first : first + size], at - base, where)
+
+    def _pwrite(self, descriptor: int, content: memoryview, offset: int, where: str) -> None:
+        while len(content):
+            try:
+                written = os.pwrite(descriptor, content, offset)
+            except OSError as error:
+                free = filesystem.free_bytes(descriptor)
+                raise filesystem.space_error(
+                    where, offset + len(content), free, why=error.errno or 0
+                ) from error
+            content, offset = content[written:], offset + written
+
+    def _copied(
+        self,
+        count: int,
+        call: Callable[[tuple[int, ...]], int],
+        what: str,
+        index: NDArray[np.int64] | None = None,
+    ) -> RecordBatch:
+        """Records in fresh memory, which is made larger until they fit."""
+        starts, sizes = np.empty(count, np.int64), np.empty(count, np.int64)
+        positions = np.empty(count, np.uint64)
+        room = int(count * self._usual_bytes * 1.25) + layout.PAGE
+        places = (starts.ctypes.data, sizes.ctypes.data, positions.ctypes.data)
+        while True:
+            data = np.empty(room, np.uint8)
+            arena = (data.ctypes.data, room, *places)
+
+            def attempt(arena: tuple[int, ...] = arena) -> int:
+                result = call(arena)
+                return _NO_ROOM if result == -_core.NO_ROOM else result
+
+            used = self._ring._run(attempt, what, WRITE_TIMEOUT_S, None, index)
+            if used != _NO_ROOM:
+                break
+            room = max(2 * room, int(self._ring._native.needed * 1.25))
+        if count:
+            self._usual_bytes = 0.9 * self._usual_bytes + 0.1 * used / count
+            self._usual_bytes = max(self._usual_bytes, 0.5 * used / count)
+        return RecordBatch(data[:used], starts, sizes)
+
+
+#: An answer that is no status and no number of bytes.
+_NO_ROOM = 2**62
+
+
+def extents_of(data: NDArray[np.uint8], schema: Schema) -> NDArray[Any]:
+    """The extents of all slots, in the bytes of a slots file; live."""
+    at = schema.sections["extents"]
+    return data[at : at + layout.EXTENT.itemsize * schema.capacity].view(layout.EXTENT)
+
+
+def misplaced(
+    runtime: Any, words: NDArray[np.uint64], data: NDArray[np.uint8], schema: Schema
+) -> NDArray[np.bool_]:
+    """Items whose record cannot be where their slot says.
+
+    Args:
+        runtime: the runtime page; None: what it says of tail and head may be old.
+        words: of the slots.
+        data: the slots file.
+        schema: of the buffer.
+
+    Returns:
+        bool[capacity].
+    """
+    extents = extents_of(data, schema)
+    position, nbytes = extents["position"], extents["bytes"]
+    wrong = (nbytes < HEADER_BYTES) | (nbytes > schema.record_bytes) | (position % 8 != 0)
+    wrong |= position > np.uint64(2**62)
+    if runtime is not None:
+        tail, head = int(runtime["byte_tail"]), int(runtime["byte_head"])
+        wrong |= (position < tail) | (position + nbytes > head)
+        wrong |= head - tail > schema.record_bytes
+    found: NDArray[np.bool_] = wrong & slots.committed(words)
+    return found
+
+
+def live_bytes(words: NDArray[np.uint64], extents: NDArray[Any]) -> int:
+    """Bytes of the records of all items; what several of them share counts once."""
+    held = extents[slots.committed(words)]
+    starts = np.sort(held["position"].astype(np.int64))
+    order = np.argsort(held["position"], kind="stable")
+    ends = np.maximum.accumulate(
+        _padded((held["position"] + held["bytes"]).astype(np.int64)[order])
+    )
+    before = np.concatenate(([0], ends[:-1])) if len(ends) else ends
+    return int((ends - np.maximum(starts, before)).clip(0).sum())
+
+
+def _padded(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
+    return (sizes + 7) & ~7
+
+
+def _addresses(batch: RecordBatch) -> tuple[int, int, int, int, int]:
+    for name, array in (("starts", batch.starts), ("sizes", batch.sizes)):
+        if array.dtype != np.int64 or not array.flags.c_contiguous or len(array) != len(batch):
+            raise ValueError(f"{name} of a batch of records are int64[{len(batch)}], contiguous")
+    if batch.data.dtype != np.uint8 or not batch.data.flags.c_contiguous:
+        raise ValueError("the bytes of a batch of records are uint8, contiguous")
+    return (
+        batch.data.ctypes.data,
+        batch.data.size,
+        batch.starts.ctypes.data,
+        batch.sizes.ctypes.data,
+        len(batch),
+    )
+
+
+def _priorities(array: NDArray[np.float64] | None, count: int) -> int:
+    if array is None:
+        return 0
+    if array.dtype != np.float64 or not array.flags.c_contiguous or array.shape != (count,):
+        raise ValueError(
+            f"priorities are {array.dtype}{list(array.shape)}; they have to be float64[{count}], "
+            "contiguous"
+        )
+    return int(array.ctypes.data)
