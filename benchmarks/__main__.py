@@ -15,7 +15,17 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from benchmarks import add, attach, cycle, extend, recover, report, sample, writers
+from benchmarks import (
+    add,
+    attach,
+    bench_records,
+    cycle,
+    extend,
+    recover,
+    report,
+    sample,
+    writers,
+)
 from benchmarks.comparison import Setting
 from benchmarks.items import KINDS
 from benchmarks.library import Library
@@ -31,10 +41,11 @@ BENCHMARKS: dict[str, ModuleType] = {
     "writers": writers,
     "attach": attach,
     "recover": recover,
+    "records": bench_records,
 }
 PEERS = ("torchrl",)
-_TOY = {"rounds": 2, "blocks": 3, "block_s": 1e-4, "contest_s": 0.05}
-_REAL = {"rounds": 9, "blocks": 40, "block_s": 1e-3, "contest_s": 1.0}
+_TOY = {"rounds": 2, "blocks": 3, "block_s": 1e-4, "contest_s": 0.05, "records": 16}
+_REAL = {"rounds": 9, "blocks": 40, "block_s": 1e-3, "contest_s": 1.0, "records": 2000}
 
 
 def parser() -> argparse.ArgumentParser:

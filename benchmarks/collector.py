@@ -54,12 +54,12 @@ class Collector:
         self._answer()
 
     def write(self, began: float, end: float) -> None:
-        """Tell it to write from one reading of ``time.perf_counter`` to another."""
+        """Tell it to write from one reading of ``time.perf_counter`` to another, at least once."""
         self._pipe.send((began, end))
 
-    def written(self) -> int:
-        """Wait for its end; how many items it has written."""
-        return int(self._answer())
+    def rate(self) -> float:
+        """Wait for its end; how many items it has written a second."""
+        return float(self._answer())
 
     def kill(self) -> None:
         """SIGKILL, whatever it is doing."""
@@ -106,12 +106,14 @@ def _collect(
         written = turn = 0
         while time.perf_counter() < began:
             pass
-        while time.perf_counter() < end:
+        now = began
+        while not written or now < end:
             for batch in chosen[turn % len(chosen)]:
                 extend(batch)
             turn += 1
             written += count * _LOOKS
+            now = time.perf_counter()
         try:
-            pipe.send(written)
+            pipe.send(written / (now - began))
         except ConnectionError:
             return

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks.items import Kind
-from benchmarks.library import Library, Operation
+from benchmarks.library import MEMMAP, Library, Operation
 from benchmarks.measure import Contender, Load, Series, interleave
 
 
@@ -23,6 +23,7 @@ class Setting:
         libraries: ours first.
         kind: of the items.
         capacity: of the buffers; they are full.
+        records: capacity of those whose items differ in size.
         rounds: how often everybody is measured.
         blocks: in a round.
         block_s: how long a block is.
@@ -34,6 +35,7 @@ class Setting:
     libraries: Sequence[Library]
     kind: Kind
     capacity: int
+    records: int
     rounds: int
     blocks: int
     block_s: float
@@ -42,11 +44,28 @@ class Setting:
     load: Load = field(default_factory=Load)
 
     @contextmanager
-    def open(self, library: Library, *, prioritized: bool) -> Iterator[Library]:
-        """A full buffer of a library, for a while; its files are removed afterwards."""
+    def open(
+        self,
+        library: Library,
+        *,
+        prioritized: bool = False,
+        recording: str | None = None,
+        storage: str = MEMMAP,
+    ) -> Iterator[Library]:
+        """A full buffer of a library, for a while; its files are removed afterwards.
+
+        Args:
+            library: whose.
+            prioritized: whether it draws by priority.
+            recording: what is stored where the items differ in size.
+            storage: of the buffer.
+        """
         directory = tempfile.mkdtemp(dir=self.directory, prefix=f"{library.name}-")
         try:
-            library.open(directory, self.kind.name, self.capacity, prioritized)
+            if recording is None:
+                library.open(directory, self.kind.name, self.capacity, prioritized, storage)
+            else:
+                library.open(directory, recording, self.records, prioritized, storage)
             yield library
         finally:
             try:

@@ -64,6 +64,13 @@ class Kind:
             return batches
         return [tensordict(batch, [count] if count else []) for batch in batches]
 
+    def fill(self, buffer: Any, count: int) -> None:
+        """Write ``count`` items, the same ones over and over if they are many."""
+        chunk = max(1, min(count, 100_000, POOL_BYTES // self.nbytes))
+        batch = tensordict(self.arrays(chunk, np.random.default_rng(0)), [chunk])
+        for start in range(0, count, chunk):
+            buffer.extend(batch[: min(chunk, count - start)])
+
 
 def _kind(name: str, observation: tuple[str, tuple[int, ...]], action: Any, capacity: int) -> Kind:
     leaves = {

@@ -22,12 +22,24 @@ import numpy as np
 import torch
 
 from benchmarks.collector import Collector
-from benchmarks.items import KINDS, POOL_BYTES, Kind, index_sets, priorities, tensordict
+from benchmarks.items import KINDS, Kind, index_sets, priorities
 from benchmarks.measure import Timed
+from benchmarks.recordings import RECORDINGS, Recording
 
 ALPHA, BETA = 0.6, 0.4
 #: Of `Operation.form` for attach: of a peer that loads what it has saved.
 LOADS = "loads a dump"
+#: Of `Library.open`: for items of fixed size; for items of any size; for those compressed.
+MEMMAP, LAZY_STACK, COMPRESSED = "memmap", "lazy stack", "compressed"
+#: Compressed by functions that the library is given, of zstandard; of torchrl only.
+GIVEN_ZSTD = "compressed, given zstd"
+#: Compressed, frames that several items have stored once; of shmbuffer only.
+FRAMES_ONCE = "compressed, frames once"
+#: Of zstd, or of whatever else a library compresses with.
+LEVEL = 3
+#: Of `Operation.form` for sample: what is done with a batch before the clock stops.
+AS_IT_COMES, READ, LISTED = "as it comes", "all entries read", "entries as lists"
+PADDED, NESTED = "padded", "nested"
 #: As many sets of indices that updates take turns with: their part of the tree is not in the cache.
 COLD_SETS = 2000
 
@@ -55,7 +67,9 @@ class Library(Protocol):
     def versions(self) -> dict[str, str]:
         """Its own, and of what it stands on."""
 
-    def open(self, directory: str, kind: str, capacity: int, prioritized: bool) -> None:
+    def open(
+        self, directory: str, kind: str, capacity: int, prioritized: bool, storage: str = MEMMAP
+    ) -> None:
         """Make a buffer in a new directory, and fill it."""
 
     def share(self, writers: int, count: int) -> None:
@@ -69,6 +83,9 @@ class Library(Protocol):
 
     def contend(self, writers: int, batch: int, seconds: float) -> dict[str, float]:
         """Sample and update while ``writers`` write; see `Local.contend`."""
+
+    def shrinks(self) -> float:
+        """How many times less the items take in the storage than their tensors."""
 
     def close(self) -> None:
         """Let go of the buffer and end its processes; its files stay."""
@@ -84,6 +101,7 @@ class Local(ABC):
     """What a process that writes imports."""
 
     _buffer: Any
+    _kind: Kind | Recording
 
     def __init__(self) -> None:
         torch.set_num_threads(1)
@@ -99,7 +117,15 @@ class Local(ABC):
 
     @abstractmethod
     def make(self, directory: Path, capacity: int, prioritized: bool) -> Any:
-        """A buffer, empty."""
+        """A buffer for items of fixed size, empty."""
+
+    @abstractmethod
+    def make_for_records(self, directory: Path, capacity: int, storage: str) -> Any:
+        """A buffer for items of any size, empty."""
+
+    @abstractmethod
+    def feeding(self, form: str) -> Callable[[int], object]:
+        """How so many items of any size are drawn as a network takes them: PADDED, NESTED."""
 
     @abstractmethod
     def opener(self) -> Callable[[], Any]:
@@ -109,12 +135,18 @@ class Local(ABC):
     def attaching(self, form: str) -> tuple[Callable[[], Any], Callable[[Any], object]]:
         """How this process gets hold of the buffer once more, and how it lets go."""
 
-    def open(self, directory: str, kind: str, capacity: int, prioritized: bool) -> None:
+    def open(
+        self, directory: str, kind: str, capacity: int, prioritized: bool, storage: str = MEMMAP
+    ) -> None:
         """See `Library.open`."""
-        self._kind, self._capacity = KINDS[kind], capacity
+        self._kind = KINDS[kind] if storage == MEMMAP else RECORDINGS[kind]
+        self._capacity = capacity
         self._directory = Path(directory) / "buffer"
-        self._buffer = self.make(self._directory, capacity, prioritized)
-        fill(self._buffer, self._kind, capacity)
+        if storage == MEMMAP:
+            self._buffer = self.make(self._directory, capacity, prioritized)
+        else:
+            self._buffer = self.make_for_records(self._directory, capacity, storage)
+        self._kind.fill(self._buffer, capacity)
 
     def prepare(self, operation: Operation, block_s: float) -> bool:
         """See `Library.prepare`."""
@@ -134,6 +166,7 @@ class Local(ABC):
 
     def share(self, writers: int, count: int) -> None:
         """See `Library.share`."""
+        assert isinstance(self._kind, Kind)
         opener = self.opener()
         self._collectors = [
             Collector(opener, self._kind, count, seed, self.modules) for seed in range(writers)
@@ -143,6 +176,8 @@ class Local(ABC):
 
     def contend(self, writers: int, batch: int, seconds: float) -> dict[str, float]:
         """Sample and update while others write, all within the same window of time.
+
+        Everybody does it at least once, however little the machine lets them.
 
         Returns:
             ``items``, ``cycles``: a second; ``p99``: of a cycle, in seconds.
@@ -158,17 +193,22 @@ class Local(ABC):
         while time.perf_counter() < began:
             pass
         at, now = 0, time.perf_counter()
-        while now < end:
+        while not took or now < end:
             cycle(*inputs[at])
             before, now = now, time.perf_counter()
             took.append(now - before)
             at = (at + 1) % len(inputs)
-        items = sum(collector.written() for collector in self._collectors[:writers])
+        items = sum(collector.rate() for collector in self._collectors[:writers])
         return {
-            "items": items / seconds,
-            "cycles": len(took) / seconds,
+            "items": items,
+            "cycles": len(took) / (now - began),
             "p99": float(np.percentile(took, 99)),
         }
+
+    def shrinks(self) -> float:
+        """See `Library.shrinks`: of items that are all equally large."""
+        assert isinstance(self._kind, Recording)
+        return len(self._buffer) * self._kind.mean_bytes / float(self._buffer.storage.bytes())
 
     def close(self) -> None:
         """See `Library.close`."""
@@ -186,7 +226,7 @@ class Local(ABC):
         if operation.call == "extend":
             return buffer.extend, [(batch,) for batch in self._kind.batches(count, operation.form)]
         if operation.call == "sample":
-            return buffer.sample, [(count,)]
+            return self._sampling(operation.form), [(count,)]
         sets = min(COLD_SETS, max(1, 20 * self._capacity // count))
         raw = priorities(count, sets)
         if operation.call == "update":
@@ -195,6 +235,20 @@ class Local(ABC):
         if operation.call == "cycle":
             return _cycle(buffer, count, operation.form), [(one,) for one in raw]
         raise ValueError(f"no operation {operation.call!r}")
+
+    def _sampling(self, form: str) -> Callable[[int], object]:
+        if form in (PADDED, NESTED):
+            return self.feeding(form)
+        sample: Callable[[int], object] = self._buffer.sample
+        if form not in (READ, LISTED):
+            return sample
+        how = {"as_list": True} if form == LISTED else {}
+        return lambda count: _entries_of(sample(count), how)
+
+
+def _entries_of(sample: Any, how: dict[str, bool]) -> dict[str, Any]:
+    """Each entry of a sample: of a lazy stack all tensors in one, or in a list."""
+    return {key: sample.get(key, **how) for key in sample.keys()}  # noqa: SIM118
 
 
 def _cycle(buffer: Any, count: int, form: str) -> Callable[[torch.Tensor], Any]:
@@ -210,11 +264,3 @@ def _cycle(buffer: Any, count: int, form: str) -> Callable[[torch.Tensor], Any]:
         buffer.update_tensordict_priority(sample)
 
     return by_index if form == "index" else by_tensordict
-
-
-def fill(buffer: Any, kind: Kind, count: int) -> None:
-    """Write ``count`` items, the same ones over and over if they are many."""
-    chunk = max(1, min(count, 100_000, POOL_BYTES // kind.nbytes))
-    batch = tensordict(kind.arrays(chunk, np.random.default_rng(0)), [chunk])
-    for start in range(0, count, chunk):
-        buffer.extend(batch[: min(chunk, count - start)])

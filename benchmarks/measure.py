@@ -91,7 +91,7 @@ class Series:
         operation: what it did; contenders of one operation are compared.
         library: who did it.
         form: in which way, where there are several.
-        unit: ``"s"``, where less is better, or ``"1/s"``, where more is.
+        unit: ``"s"``, where less is better, or ``"1/s"`` or ``"x"`` (times), where more is.
         rounds: the blocks of each round.
     """
 

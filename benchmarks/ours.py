@@ -6,24 +6,49 @@ import functools
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import shmbuffer
 from benchmarks.items import Kind
-from benchmarks.library import ALPHA, BETA, Local, fill
+from benchmarks.library import (
+    ALPHA,
+    AS_IT_COMES,
+    BETA,
+    FRAMES_ONCE,
+    LAZY_STACK,
+    LEVEL,
+    LISTED,
+    NESTED,
+    PADDED,
+    READ,
+    Local,
+)
+from benchmarks.recordings import Recording
 
 #: Of `Operation.form` for attach: is anybody there already, and is a sample drawn at once.
 BESIDE_OTHERS, AT_REST, AND_SAMPLE = "beside others", "nobody there", "beside others, and sample"
 
+_LEAST_ROOM = 1 << 26  # bytes of a ring: any batch of a few hundred items fits
+
 
 class ShmBuffer(Local):
-    """Buffers in a directory, as several processes use them."""
+    """Buffers in a directory, as several processes use them.
+
+    Args:
+        shared: False leaves those for items of any size in this process.
+    """
 
     name = "shmbuffer"
     forms: ClassVar[frozenset[str]] = frozenset(
         {"TensorDict", "arrays", "index", BESIDE_OTHERS, AT_REST, AND_SAMPLE}
+        | {AS_IT_COMES, READ, LISTED, PADDED, NESTED}
     )
     modules: ClassVar[list[str]] = ["shmbuffer.service.client", "shmbuffer.replay"]
+
+    def __init__(self, *, shared: bool = True) -> None:
+        super().__init__()
+        self._shared = shared
+        self._others: list[shmbuffer.ReplayBuffer] = []
 
     def versions(self) -> dict[str, str]:
         """See `Library.versions`."""
@@ -35,6 +60,32 @@ class ShmBuffer(Local):
         if not prioritized:
             return shmbuffer.TensorDictReplayBuffer(storage=storage)
         return shmbuffer.TensorDictPrioritizedReplayBuffer(alpha=ALPHA, beta=BETA, storage=storage)
+
+    def make_for_records(
+        self, directory: Path, capacity: int, storage: str
+    ) -> shmbuffer.ReplayBuffer:
+        """See `Local.make_for_records`."""
+        assert isinstance(self._kind, Recording)
+        how: dict[str, Any] = {}
+        if self._shared:
+            room = max(_LEAST_ROOM, 2 * capacity * self._kind.mean_bytes)
+            how = {"scratch_dir": directory, "max_bytes": room}
+        if storage == LAZY_STACK:
+            return shmbuffer.ReplayBuffer(storage=shmbuffer.LazyStackStorage(capacity, **how))
+        how.update(compression_level=LEVEL, share_frames=storage == FRAMES_ONCE)
+        return shmbuffer.ReplayBuffer(storage=shmbuffer.CompressedListStorage(capacity, **how))
+
+    def feeding(self, form: str) -> Callable[[int], object]:
+        """See `Local.feeding`: another buffer of the same items makes such batches itself."""
+        asked: float | Literal["nested"] = 0.0 if form == PADDED else "nested"
+        if self._shared:
+            other = shmbuffer.attach(self._directory, pad_output=asked)
+        else:
+            storage = shmbuffer.LazyStackStorage(self._capacity, pad_output=asked)
+            other = shmbuffer.ReplayBuffer(storage=storage)
+            self._kind.fill(other, self._capacity)
+        self._others.append(other)
+        return other.sample
 
     def opener(self) -> Callable[[], Any]:
         """See `Local.opener`."""
@@ -48,16 +99,20 @@ class ShmBuffer(Local):
         if form == AND_SAMPLE:
             return functools.partial(_attach_and_sample, self._directory), release
         alone = self._directory.with_name("alone")
+        assert isinstance(self._kind, Kind)
         self.leave_full(alone, self._kind, self._capacity)
         return functools.partial(shmbuffer.attach, alone), release
 
     def leave_full(self, directory: Path, kind: Kind, capacity: int) -> None:
         """Make a full buffer, prioritized, and let go of it."""
         with self.make(directory, capacity, True) as buffer:
-            fill(buffer, kind, capacity)
+            kind.fill(buffer, capacity)
 
     def close(self) -> None:
         """See `Library.close`."""
+        for other in self._others:
+            other.close()
+        self._others.clear()
         if self._buffer is not None:
             self._buffer.close()
         super().close()

@@ -15,7 +15,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from benchmarks.library import Operation
+from benchmarks.library import MEMMAP, Operation
 
 _ROOT = Path(__file__).resolve().parents[1]
 
@@ -63,10 +63,17 @@ class Peer:
         """See `Library.versions`."""
         return self._versions
 
-    def open(self, directory: str, kind: str, capacity: int, prioritized: bool) -> None:
+    def open(
+        self, directory: str, kind: str, capacity: int, prioritized: bool, storage: str = MEMMAP
+    ) -> None:
         """See `Library.open`."""
         self._ask(
-            "open", directory=directory, kind=kind, capacity=capacity, prioritized=prioritized
+            "open",
+            directory=directory,
+            kind=kind,
+            capacity=capacity,
+            prioritized=prioritized,
+            storage=storage,
         )
 
     def share(self, writers: int, count: int) -> None:
@@ -90,6 +97,10 @@ class Peer:
             "contend", writers=writers, batch=batch, seconds=seconds
         )
         return answer
+
+    def shrinks(self) -> float:
+        """See `Library.shrinks`."""
+        return float(self._ask("shrinks"))
 
     def close(self) -> None:
         """See `Library.close`."""

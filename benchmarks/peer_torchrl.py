@@ -17,14 +17,32 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import IO, Any, ClassVar
 
+import torch
 from torchrl.data import (  # type: ignore[import-not-found, unused-ignore]
+    CompressedListStorage,
     LazyMemmapStorage,
+    LazyStackStorage,
+    ReplayBuffer,
     TensorDictPrioritizedReplayBuffer,
     TensorDictReplayBuffer,
 )
 
 from benchmarks.collector import same
-from benchmarks.library import ALPHA, BETA, LOADS, Local, Operation, fill
+from benchmarks.library import (
+    ALPHA,
+    AS_IT_COMES,
+    BETA,
+    COMPRESSED,
+    GIVEN_ZSTD,
+    LEVEL,
+    LISTED,
+    LOADS,
+    NESTED,
+    PADDED,
+    READ,
+    Local,
+    Operation,
+)
 
 
 class TorchRL(Local):
@@ -35,7 +53,9 @@ class TorchRL(Local):
     """
 
     name = "torchrl"
-    forms: ClassVar[frozenset[str]] = frozenset({"TensorDict", "index", LOADS})
+    forms: ClassVar[frozenset[str]] = frozenset(
+        {"TensorDict", "index", LOADS, AS_IT_COMES, READ, LISTED, PADDED, NESTED}
+    )
     modules: ClassVar[list[str]] = ["torchrl.data"]
 
     def versions(self) -> dict[str, str]:
@@ -49,11 +69,26 @@ class TorchRL(Local):
             return TensorDictReplayBuffer(storage=storage)
         return TensorDictPrioritizedReplayBuffer(alpha=ALPHA, beta=BETA, storage=storage, **options)
 
+    def make_for_records(self, directory: Path, capacity: int, storage: str) -> Any:
+        """See `Local.make_for_records`; it has them in one process only."""
+        if storage == COMPRESSED:
+            return ReplayBuffer(storage=CompressedListStorage(capacity, compression_level=LEVEL))
+        if storage == GIVEN_ZSTD:
+            compress, decompress = _zstd()
+            given = {"compression_fn": compress, "decompression_fn": decompress}
+            return ReplayBuffer(storage=CompressedListStorage(capacity, **given))
+        return ReplayBuffer(storage=LazyStackStorage(capacity))
+
+    def feeding(self, form: str) -> Callable[[int], object]:
+        """See `Local.feeding`."""
+        make, sample = _padded if form == PADDED else _nested, self._buffer.sample
+        return lambda count: make(sample(count))
+
     def share(self, writers: int, count: int) -> None:
         """See `Library.share`."""
         self._directory = self._directory.with_name("shared")
         self._buffer = self.make(self._directory, self._capacity, True, sync=False)
-        fill(self._buffer, self._kind, self._capacity)
+        self._kind.fill(self._buffer, self._capacity)
         self._buffer.share()
         super().share(writers, count)
 
@@ -73,6 +108,38 @@ class TorchRL(Local):
         )
         buffer.loads(str(dump))
         return buffer
+
+
+def _zstd() -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """What its users would write, with the contexts kept."""
+    import zstandard
+
+    compressor, expander = zstandard.ZstdCompressor(LEVEL), zstandard.ZstdDecompressor()
+
+    def compress(tensor: torch.Tensor) -> torch.Tensor:
+        content = compressor.compress(tensor.contiguous().numpy().tobytes())
+        return torch.frombuffer(bytearray(content), dtype=torch.uint8)
+
+    def decompress(content: torch.Tensor, metadata: dict[str, Any]) -> torch.Tensor:
+        expanded = bytearray(expander.decompress(content.numpy().tobytes()))
+        return torch.frombuffer(expanded, dtype=metadata["dtype"]).reshape(metadata["shape"])
+
+    return compress, decompress
+
+
+def _padded(sample: Any) -> dict[str, Any]:
+    """A sample of sequences as a network takes it."""
+    lengths = torch.tensor([len(tokens) for tokens in sample.get("tokens", as_list=True)])
+    return {
+        "tokens": sample.get("tokens", as_padded_tensor=True),
+        "logprobs": sample.get("logprobs", as_padded_tensor=True),
+        "reward": sample.get("reward"),
+        "mask": torch.arange(int(lengths.max())) < lengths[:, None],
+    }
+
+
+def _nested(sample: Any) -> Any:
+    return sample.densify(layout=torch.jagged)
 
 
 def serve(library: Local, requests: IO[str], answers: IO[str]) -> None:

@@ -7,7 +7,8 @@
                                         "median", "p95", "min", "max", "rounds": [...],
                                         "ratio": {"to", "median", "min", "max"} or null}]}}}
 
-Times are in seconds. A ratio says how many times better than the peer, for times and rates alike.
+Times are in seconds; the unit "x" is how many times smaller. A ratio says how many times better
+than the peer, for times, rates and sizes alike.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ def setting_as_json(setting: Setting) -> dict[str, Any]:
         "items": setting.kind.name,
         "item_bytes": setting.kind.nbytes,
         "capacity": setting.capacity,
+        "records": setting.records,
         "rounds": setting.rounds,
         "blocks": setting.blocks,
     }
@@ -68,7 +70,7 @@ def header(found: dict[str, Any]) -> str:
             *versions,
             *missing,
             f"  buffers of {made['capacity']:,} {made['items']} items ({made['item_bytes']} bytes),"
-            f" full; {made['rounds']} rounds",
+            f" full, or of {made['records']:,} records; {made['rounds']} rounds",
             "  median and min..max of the rounds, p95 of the blocks of calls; ratio: how many times"
             " better than a peer [min..max]",
         ]
@@ -150,6 +152,8 @@ def _times(ratio: Ratio) -> str:
 
 def _scale(value: float, unit: str) -> tuple[float, str]:
     """What to multiply with, so that a few digits before the point are left, and its unit."""
+    if unit == "x":
+        return 1.0, "x"
     if unit == "s":
         steps = ((1.0, 1.0, "s"), (1e-3, 1e3, "ms"), (0.0, 1e6, "µs"))
     else:

@@ -100,6 +100,8 @@ _HOMES = {
         "TensorStorageCheckpointer",
         "Writer",
         "WriterEnsemble",
+        "densify",
+        "pad",
     ),
     "shmbuffer.service.client": ("attach",),
     "shmbuffer.service.coordinator": ("Coordinator",),

@@ -16,13 +16,18 @@ from benchmarks import report
 from benchmarks.__main__ import BENCHMARKS, main
 from benchmarks.peer import Peer, PeerError
 
+pytestmark = pytest.mark.xdist_group("benchmarks")
+
 ROOT = Path(__file__).parents[1]
+
+pytestmark = pytest.mark.timeout(120)  # the first test waits for all benchmarks
 
 # This package has the API of torchrl, so it can stand in for it: what is tested is the way there.
 # Only dumps are not there yet.
 STAND_IN = """
 import shmbuffer
-from shmbuffer import LazyMemmapStorage, TensorDictReplayBuffer
+from shmbuffer import CompressedListStorage, LazyMemmapStorage, LazyStackStorage
+from shmbuffer import ReplayBuffer, TensorDictReplayBuffer
 
 class TensorDictPrioritizedReplayBuffer(shmbuffer.TensorDictPrioritizedReplayBuffer):
     def dumps(self, path):
@@ -31,6 +36,16 @@ class TensorDictPrioritizedReplayBuffer(shmbuffer.TensorDictPrioritizedReplayBuf
     def loads(self, path):
         pass
 """
+
+# What is measured of items of any size; 16 of them are there.
+AT_MOST = {"extend(16)", "sample(16), all entries read"}
+RECORDS = {
+    "frames": {*AT_MOST, "times smaller", "add(1)", "sample(16), as it comes"},
+    "frames, zstd in both": {*AT_MOST, "times smaller"},
+    "frames, beside zstd alone": AT_MOST,
+    "sequences": {"add(1)", "extend(16)"}
+    | {f"sample(16), {form}" for form in ("as it comes", "entries as lists", "padded", "nested")},
+}
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +64,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, Any]]:
         env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{scratch}"},
         capture_output=True,
         text=True,
-        timeout=55,
+        timeout=110,
     )
     assert ran.returncode == 0, ran.stderr
     assert not list(buffers.iterdir())
@@ -69,7 +84,7 @@ def test_every_benchmark_answers_its_question(run: tuple[str, dict[str, Any]]) -
         check_spread(benchmark["others_cpus"])
         for result in benchmark["results"]:
             assert result["operation"] in printed
-            assert result["unit"] in ("s", "1/s")
+            assert result["unit"] in ("s", "1/s", "x")
             assert len(result["rounds"]) == found["setting"]["rounds"]
             assert all(figure > 0 for figure in result["rounds"])
             assert result["p95"] > 0
@@ -100,6 +115,13 @@ def test_every_operation_is_there(run: tuple[str, dict[str, Any]]) -> None:
     }
     assert {form for _, form in ours["attach"]} >= {"beside others", "nobody there"}
     assert {form for _, form in ours["recover"]} == {"recover()", "attach()"}
+    for form in ("private", "shared"):
+        assert {operation for operation, who in ours["records"] if who == form} == {
+            f"{what}: {operation}"
+            for what, operations in RECORDS.items()
+            for operation in operations
+        }
+    assert ("frames: times smaller", "shared, frames once") in ours["records"]
 
 
 def test_a_ratio_compares_with_a_peer_that_was_measured(run: tuple[str, dict[str, Any]]) -> None:
@@ -107,10 +129,12 @@ def test_a_ratio_compares_with_a_peer_that_was_measured(run: tuple[str, dict[str
     assert found["peers"] == {"torchrl": "measured"}
     assert set(found["versions"]) == {"shmbuffer", "torchrl"}
     assert "x torchrl [" in printed
+    assert "x zstandard [" in printed
     for name, benchmark in found["benchmarks"].items():
         for result in benchmark["results"]:
             if result["library"] == "shmbuffer" and name != "recover":
-                assert result["ratio"]["to"] == "torchrl"
+                alone = "beside zstd alone" in result["operation"]
+                assert result["ratio"]["to"] == ("zstandard" if alone else "torchrl")
                 check_spread(result["ratio"])
             else:
                 assert result["ratio"] is None
@@ -138,7 +162,7 @@ def test_a_peer_s_interpreter_needs_no_shmbuffer() -> None:
     ahead, seen, imported = ["benchmarks.peer_torchrl"], set(), set()
     while ahead:
         module = ahead.pop()
-        if module in seen or not module.startswith("benchmarks."):
+        if module in seen or not module.startswith(("benchmarks.", "tests.")):
             imported.add(module.partition(".")[0])
             continue
         seen.add(module)
@@ -148,5 +172,5 @@ def test_a_peer_s_interpreter_needs_no_shmbuffer() -> None:
                 ahead += [alias.name for alias in node.names]
             elif isinstance(node, ast.ImportFrom):
                 ahead.append(str(node.module))
-    assert {"benchmarks.library", "benchmarks.items"} < seen
+    assert {"benchmarks.library", "benchmarks.recordings", "tests.frames"} < seen
     assert "shmbuffer" not in imported

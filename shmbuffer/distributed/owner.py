@@ -28,7 +28,7 @@ from shmbuffer.replay.nodes import is_collection
 from shmbuffer.replay.samplers import Sampler
 from shmbuffer.replay.storages import Storage
 from shmbuffer.replay.storages.indexing import extent
-from shmbuffer.replay.storages.ring_storage import RingStorage
+from shmbuffer.replay.storages.on_ring import OnRing
 from shmbuffer.replay.writers import Writer
 
 METHODS = {
@@ -142,9 +142,9 @@ class Owner:
     def extent(self) -> int:
         """Slots from the first to the last that was written: what iteration in order goes over."""
         storage = self.buffer.storage
-        if not isinstance(storage, RingStorage):
+        if not isinstance(storage, OnRing):
             return len(storage)
-        return 0 if storage.rows is None else extent(storage.rows.ring)
+        return 0 if storage.ring is None else extent(storage.ring)
 
     def offer(self) -> Offer:
         """Where the buffer is, with a mark that stands in its directory."""
@@ -168,14 +168,14 @@ class Owner:
         """The process ends: remove the directories that are this process's; close the buffer."""
         with self.lock:
             for storage in (*self._former, self.buffer.storage):
-                if getattr(storage, "_auto_cleanup", False):
+                if storage._location is not None and storage._location.auto_cleanup:
                     storage.cleanup()
             self.buffer.close()
 
     def _tell(self, offer: Offer) -> None:
         storage = self.buffer.storage
         before, now = self._engine, None
-        if offer.path is not None and isinstance(storage, RingStorage):
+        if offer.path is not None and isinstance(storage, OnRing):
             now = storage.engine
         mark = secrets.token_hex(8)
         for engine in {before, now} - {None}:

@@ -20,6 +20,7 @@ from shmbuffer.replay.checkpointers import (
     StorageEnsembleCheckpointer,
     TensorStorageCheckpointer,
 )
+from shmbuffer.replay.records.ragged import densify, pad
 from shmbuffer.replay.samplers import (
     PrioritizedSampler,
     PrioritizedSliceSampler,
@@ -108,4 +109,6 @@ __all__ = [
     "TensorStorageCheckpointer",
     "Writer",
     "WriterEnsemble",
+    "densify",
+    "pad",
 ]

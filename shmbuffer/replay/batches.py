@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from operator import attrgetter
 from typing import Any, NoReturn
 
 import numpy as np
 import torch
-from tensordict import lazy_stack
+from tensordict import TensorDict, lazy_stack
 
 from shmbuffer.errors import EmptyBufferError
 from shmbuffer.replay.nodes import as_tensor, is_collection
+from shmbuffer.replay.records.deferred import deferred
 from shmbuffer.replay.structure import not_a_tensor
 
+_batch_size, _device = attrgetter("_batch_size"), attrgetter("_device")
 _NUMBERS = (torch.Tensor, np.ndarray, np.generic, bool, int, float, complex)
 _DIFFERS = (RuntimeError, KeyError, TypeError, ValueError)  # torch.stack of unlike TensorDicts
 
@@ -42,19 +45,26 @@ def collate(items: list[Any]) -> Any:
     return _joined(items, "the item", strict=False) if items else items
 
 
-def stack_lazily(items: list[Any], dim: int = 0) -> Any:
+def stack_lazily(items: list[Any], dim: int = 0, *, fresh: bool = False) -> Any:
     """TensorDicts or tensorclasses as a lazy stack; an entry that is set in it is not set in them.
 
     Args:
         items: they may differ in keys and shapes. Tensors of one shape are stacked as torch does.
         dim: of the stack, in the batch dimensions of the result; negative from their end.
+        fresh: nobody else has them, so that they need not be copied.
 
     Raises:
         EmptyBufferError: there are none.
         TypeError: one of them is something else.
+
+    Cost: 0.1 µs an item; a shallow copy of each, 0.5 µs, at the first look at the stack.
     """
     if not items:
         raise EmptyBufferError("there are no items here, and an empty stack has no form")
+    if not fresh and (size := _size_of_plain(items)) is not None:
+        at = dim + (len(size) + 1 if dim < 0 else 0)
+        if 0 <= at <= len(size):
+            return deferred(lambda: list(map(shallow, items)), len(items), size, at)
     if all(isinstance(item, torch.Tensor) for item in items):
         return torch.stack(items, dim)
     for item in items:
@@ -65,7 +75,34 @@ def stack_lazily(items: list[Any], dim: int = 0) -> Any:
             )
     if dim < 0:
         dim += items[0].batch_dims + 1
-    return lazy_stack([item.copy() for item in items], dim)
+    return lazy_stack(items if fresh else [item.copy() for item in items], dim)
+
+
+def shallow(item: TensorDict) -> TensorDict:
+    """`TensorDict.copy` of one that is a plain TensorDict, at a quarter of its cost."""
+    entries = item._tensordict
+    for value in entries.values():
+        if type(value) is not torch.Tensor and is_collection(value):
+            return item.copy()
+    return TensorDict._new_unsafe(
+        dict(entries), item._batch_size, item._device, item._td_dim_names, nested=False
+    )
+
+
+def _size_of_plain(items: list[Any]) -> torch.Size | None:
+    """The batch size of items that are all plain TensorDicts, -1 where it differs; else None."""
+    if set(map(type, items)) != {TensorDict}:
+        return None
+    sizes, devices = set(map(_batch_size, items)), set(map(_device, items))
+    if len(devices) > 1 or len({len(size) for size in sizes}) > 1:
+        return None
+    columns = zip(*sizes, strict=True)
+    return torch.Size([each[0] if len(set(each)) == 1 else -1 for each in columns])
+
+
+def is_batch(data: Any) -> bool:
+    """Whether it is taken apart along its first dimension: a tensor, array or TensorDict."""
+    return isinstance(data, (torch.Tensor, np.ndarray)) or is_collection(data)
 
 
 def unbound(data: Any) -> list[Any]:
@@ -77,7 +114,7 @@ def unbound(data: Any) -> list[Any]:
     """
     if isinstance(data, list):
         return list(data)
-    if isinstance(data, (torch.Tensor, np.ndarray)) or is_collection(data):
+    if is_batch(data):
         if not data.shape:
             raise RuntimeError(
                 f"a {type(data).__name__} without a batch dimension is one item: use add()"

@@ -157,7 +157,7 @@ def dump_part(part: Any, directory: Path, moment: Any = None) -> Any:
     Returns:
         A storage on a ring: the `Moment` that was saved.
     """
-    if _has_its_own(part, "dumps"):
+    if has_its_own(part, "dumps"):
         directory.mkdir(exist_ok=True)
         return part.dumps(directory)
     return part._dump(directory, moment)
@@ -165,7 +165,7 @@ def dump_part(part: Any, directory: Path, moment: Any = None) -> Any:
 
 def read_part(part: Any, directory: Path) -> Any:
     """What was saved of a part, for `apply_part`; nothing is changed yet."""
-    return directory if _has_its_own(part, "loads") else part._read(directory)
+    return directory if has_its_own(part, "loads") else part._read(directory)
 
 
 def apply_part(part: Any, saved: Any, loaded: Any = None) -> Any:
@@ -179,7 +179,7 @@ def apply_part(part: Any, saved: Any, loaded: Any = None) -> Any:
     Returns:
         A storage: the `Loaded` for the other parts, or None.
     """
-    return part.loads(saved) if _has_its_own(part, "loads") else part._apply(saved, loaded)
+    return part.loads(saved) if has_its_own(part, "loads") else part._apply(saved, loaded)
 
 
 def dump_members(parts: Sequence[Any], directory: Path, moments: Any) -> list[Any]:
@@ -214,7 +214,7 @@ def apply_members(parts: Sequence[Any], saved: list[Any], loaded: Any) -> list[A
     ]
 
 
-def _has_its_own(part: Any, name: str) -> bool:
+def has_its_own(part: Any, name: str) -> bool:
     """Whether a class of the user's has the method."""
     module: str = getattr(type(part), name).__module__
     return module.split(".")[0] != __name__.split(".")[0]

@@ -149,7 +149,7 @@ class _Packer:
         return ["tensor", dtype_name(tensor.dtype), list(tensor.shape), str(where)]
 
     def _array(self, array: Any) -> Form:
-        self._chunk(_numbers(array))
+        self._chunk(numbers_of(array))
         kind = "array" if isinstance(array, np.ndarray) else "number"
         return [kind, array.dtype.str, list(array.shape)]
 
@@ -276,7 +276,7 @@ class _Unpacker:
         return found.reshape(shape)
 
 
-def _numbers(array: Any) -> torch.Tensor:
+def numbers_of(array: Any) -> torch.Tensor:
     """An array as a tensor; where torch does not have its dtype, its bytes as one."""
     if _torch_has(array.dtype):
         return as_tensor(np.ascontiguousarray(array).reshape(array.shape))

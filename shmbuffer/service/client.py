@@ -48,7 +48,9 @@ def attach(
         role: what this process is called in the registry; "collector" in one that a coordinator
             spawned, else "client".
         **options: what cannot be recorded, or is to differ in this process: ``transform``,
-            ``collate_fn``, ``prefetch``, ``generator``, ``batch_size``, ``beta``, ...
+            ``collate_fn``, ``prefetch``, ``generator``, ``batch_size``, ``beta``, ...; of a buffer
+            of records also ``device``, ``pad_output``, and the ``compression_fn`` and
+            ``decompression_fn`` that it was made with.
 
     Returns:
         The buffer, for instance a ``TensorDictPrioritizedReplayBuffer``.

@@ -25,7 +25,16 @@ from shmbuffer.service.lock import CoordinatorLock, refuse_second
 from shmbuffer.service.spawned import Death, Spawned
 from shmbuffer.service.stats import Meter, Number
 from shmbuffer.service.supervisor import Supervisor
-from shmbuffer.service.wishes import ALPHA, BETA, EPS, LOCAL, RECORDED, Wishes
+from shmbuffer.service.wishes import (
+    ALPHA,
+    BETA,
+    EPS,
+    LOCAL,
+    LOCAL_OF_STORAGES,
+    OF_STORAGES,
+    RECORDED,
+    Wishes,
+)
 
 if TYPE_CHECKING:
     from tensordict import TensorDictBase
@@ -69,6 +78,10 @@ class Coordinator:
             the first write.
         ndim: how many leading dimensions of a batch the storage has (TorchRL's ``ndim``); 1 unless
             given.
+        storage: where the items lie: "LazyMemmapStorage" unless given, for items of one form;
+            "LazyStackStorage" for items of any shapes, "CompressedListStorage" for compressed ones.
+        max_bytes: of these two: how many bytes there is room for. Needed where the buffer is
+            created.
         checksum: whether items get one; without it nothing is promised for a power cut.
         reserve: whether all space is reserved when the files are made.
         timeout: seconds to wait for another process that creates or recovers the directory right
@@ -77,11 +90,14 @@ class Coordinator:
             closes.
         **options: further arguments of the buffer, as TorchRL's. ``weight_key``, ``reduction`` and
             ``dim_extend`` are recorded for everybody; ``transform``, ``collate_fn``,
-            ``pin_memory``, ``prefetch`` and ``generator`` are for ``buffer`` in this process.
+            ``pin_memory``, ``prefetch`` and ``generator`` are for ``buffer`` in this process. Of a
+            storage of records: ``stack_dim``, ``compression_level``, ``compress``,
+            ``dictionary_bytes`` and ``share_frames`` are recorded; ``device``, ``pad_output``,
+            ``compression_fn`` and ``decompression_fn`` are for this process.
 
     Values that were recorded when the buffer was created win over defaults. A ``capacity``,
-    ``alpha``, ``eps`` or ``ndim`` that is given and differs is an error; any other that is recorded
-    and given takes the place of the old one.
+    ``alpha``, ``eps``, ``ndim``, ``storage`` or ``max_bytes`` that is given and differs is an
+    error; any other that is recorded and given takes the place of the old one.
 
     Raises:
         BufferExistsError: there is a buffer and ``on_existing`` is "error".
@@ -111,6 +127,8 @@ class Coordinator:
         auto_cleanup: bool | None = None,
         example: TensorDictBase | None = None,
         ndim: int | None = None,
+        storage: str | None = None,
+        max_bytes: int | None = None,
         checksum: bool = True,
         reserve: bool = True,
         timeout: float = 60.0,
@@ -132,8 +150,11 @@ class Coordinator:
             batch_size=batch_size,
             priority_key=priority_key,
             more={name: options.pop(name) for name in RECORDED & options.keys()},
+            storage=storage,
+            max_bytes=max_bytes,
+            of_storage={name: options.pop(name) for name in OF_STORAGES & options.keys()},
         )
-        if unknown := sorted(options.keys() - LOCAL):
+        if unknown := sorted(options.keys() - LOCAL - LOCAL_OF_STORAGES):
             raise TypeError(f"Coordinator() takes no argument {unknown[0]!r}")
         self._pid = os.getpid()
         self._closing = threading.Lock()

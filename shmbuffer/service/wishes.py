@@ -1,9 +1,14 @@
 """What a coordinator was asked for, beside what its directory says already.
 
-    fixed when the buffer is created   capacity, ndim, alpha, eps      another wish is an error
+    fixed when the buffer is created   capacity, ndim, alpha, eps,     another wish is an error
+                                       storage, max_bytes
     recorded, and may be changed       beta, batch_size, priority_key,
-                                       weight_key, reduction, dim_extend
-    of one process, never recorded     transform, collate_fn, pin_memory, prefetch, generator
+                                       weight_key, reduction, dim_extend,
+                                       of records: stack_dim, compression_level, compress,
+                                       dictionary_bytes, share_frames
+    of one process, never recorded     transform, collate_fn, pin_memory, prefetch, generator,
+                                       of records: device, pad_output, compression_fn,
+                                       decompression_fn
 
 What the caller left out is no wish: the record counts, and in a new directory the default.
 """
@@ -23,6 +28,18 @@ PRIORITY_KEY = "td_error"
 RECORDED = frozenset({"weight_key", "reduction", "dim_extend"})
 LOCAL = frozenset({"transform", "collate_fn", "pin_memory", "prefetch", "generator"})
 
+STORAGES: Mapping[str, frozenset[str]] = {
+    "LazyMemmapStorage": frozenset(),
+    "LazyStackStorage": frozenset({"stack_dim"}),
+    "CompressedListStorage": frozenset(
+        {"compression_level", "compress", "dictionary_bytes", "share_frames"}
+    ),
+}
+"""What a buffer may lie in, and the arguments of each that are recorded."""
+OF_STORAGES = frozenset().union(*STORAGES.values())
+LOCAL_OF_STORAGES = frozenset({"device", "pad_output", "compression_fn", "decompression_fn"})
+_ROWS = "LazyMemmapStorage"
+
 
 class Default(float):
     """A default that can be told from the same number given by the caller."""
@@ -37,6 +54,7 @@ class Wishes:
 
     Attributes:
         more: those of ``RECORDED``.
+        of_storage: those of ``OF_STORAGES``.
 
     Raises:
         ValueError: one of them makes no sense.
@@ -50,9 +68,13 @@ class Wishes:
     batch_size: int | None = None
     priority_key: str | tuple[str, ...] | None = None
     more: Mapping[str, Any] = field(default_factory=dict)
+    storage: str | None = None
+    max_bytes: int | None = None
+    of_storage: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name in ("capacity", "batch_size", "ndim"):
+        self._check_storage()
+        for name in ("capacity", "batch_size", "ndim", "max_bytes"):
             count = getattr(self, name)
             if count is not None and count < 1:
                 raise ValueError(f"{name} is at least 1, not {count}")
@@ -60,6 +82,21 @@ class Wishes:
             number = getattr(self, name)
             if number is not None and not 0 <= number < math.inf:
                 raise ValueError(f"{name} is a finite number, 0 or more, not {number}")
+
+    def _check_storage(self) -> None:
+        if self.storage is not None and self.storage not in STORAGES:
+            raise ValueError(f"storage is one of {', '.join(STORAGES)}, not {self.storage!r}")
+        kind = self.storage or _ROWS
+        is_known = self.storage is not None or self.capacity is not None  # else it is recorded
+        if is_known and (kind == _ROWS) != (self.max_bytes is None):
+            need = "needs max_bytes, the size of its ring" if self.max_bytes is None else "has none"
+            raise ValueError(
+                f"storage={kind!r} {need}; max_bytes is for records, which are in a "
+                "LazyStackStorage or a CompressedListStorage"
+            )
+        foreign = sorted(self.of_storage.keys() - STORAGES[kind])
+        if is_known and foreign:
+            raise ValueError(f"storage={kind!r} takes no {foreign[0]}")
 
     def settings(self, *, checksum: bool, reserve: bool) -> Settings | None:
         """Returns what to record in a new directory; None without a capacity to create one."""
@@ -73,9 +110,11 @@ class Wishes:
             reserve=reserve,
             alpha=None if self.alpha is None else float(self.alpha),
             eps=float(self.eps),
+            record_bytes=self.max_bytes or 0,
             extra={
                 "buffer": PLAIN if self.alpha is None else PRIORITIZED,
                 **usual,
+                **({"storage": {"kind": self.storage}} if self.max_bytes else {}),
                 **self._to_be_recorded(),
             },
         )
@@ -89,7 +128,13 @@ class Wishes:
         recorded, ring = engine.settings, engine.ring
         # The exponent may have been changed since it was recorded.
         there = ring if ring is not None and ring.prioritized else recorded
+        kind = recorded.extra.get("storage", {}).get("kind", _ROWS)
+        asked_bytes = None
+        if self.max_bytes is not None:  # in whole pages, as it is recorded
+            asked_bytes = Settings(capacity=1, record_bytes=self.max_bytes).record_bytes
         fixed = {
+            "storage": (self.storage, kind),
+            "max_bytes": (asked_bytes, recorded.record_bytes),
             "capacity": (self.capacity, recorded.capacity),
             "ndim": (self.ndim, recorded.ndim),
             "alpha": (self.alpha, there.alpha),
@@ -102,24 +147,36 @@ class Wishes:
                     f"{engine.path}: the buffer there has {name}={fact!r}, not {wish!r}; leave it "
                     "out to take what is there, or start anew with on_existing='overwrite'"
                 )
+        if foreign := sorted(self.of_storage.keys() - STORAGES.get(kind, OF_STORAGES)):
+            raise ValueError(
+                f"{engine.path}: the buffer there lies in a {kind}, which takes no {foreign[0]}"
+            )
         changes = {
             name: wish
-            for name, wish in self._to_be_recorded().items()
+            for name, wish in self._to_be_recorded(recorded.extra.get("storage")).items()
             if wish != recorded.extra.get(name)
         }
         if changes:
             engine.update_settings(extra={**recorded.extra, **changes})
 
-    def _to_be_recorded(self) -> dict[str, Any]:
-        """The wishes that may change the record, as JSON has them: it knows no tuples."""
+    def _to_be_recorded(self, storage: dict[str, Any] | None = None) -> dict[str, Any]:
+        """The wishes that may change the record, as JSON has them: it knows no tuples.
+
+        Args:
+            storage: what is recorded of the storage; None: the buffer is created.
+        """
+        kind = {"kind": self.storage} if storage is None else storage
+        of_storage = {name: _as_json(wish) for name, wish in self.of_storage.items()}
         wishes = {
+            "storage": {**kind, **of_storage} if of_storage else None,
             "beta": None if isinstance(self.beta, Default) else float(self.beta),
             "batch_size": self.batch_size,
             "priority_key": self.priority_key,
             **self.more,
         }
-        return {
-            name: list(wish) if isinstance(wish, tuple) else wish
-            for name, wish in wishes.items()
-            if wish is not None
-        }
+        return {name: _as_json(wish) for name, wish in wishes.items() if wish is not None}
+
+
+def _as_json(wish: Any) -> Any:
+    """Tuples as lists, at any depth of lists."""
+    return [_as_json(one) for one in wish] if isinstance(wish, (tuple, list)) else wish

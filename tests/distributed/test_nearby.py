@@ -146,7 +146,7 @@ def test_a_near_that_nobody_holds_leaves_by_itself(make: Make) -> None:
 # -- elsewhere -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("boot_id", [os.urandom(16), bytes(16)])
+@pytest.mark.parametrize("boot_id", [os.urandom(16), bytes(16)], ids=["a later boot", "none"])
 def test_another_kernel_is_another_machine(make: Make, boot_id: bytes) -> None:
     offer = replace(offer_of(make()), boot_id=boot_id)
     assert why_apart(offer) == "its owner runs on another machine"

@@ -28,6 +28,7 @@ from shmbuffer.memory.bodies import (
     Codec,
     Form,
     Located,
+    Mold,
     assemble,
     encode_form,
     itemsize_of,
@@ -977,6 +978,78 @@ def test_a_record_has_less_than_4_gib() -> None:
             np.zeros((1, 2), np.int64),
             np.full((1, 2), 2**32 - 1),
         )
+
+
+# One record at a time.
+
+
+def molded(items: Items, *, row: int = 0) -> RecordBatch | None:
+    """A record from the mold of its form."""
+    return Mold(items.form).record(
+        items.batch_dims[row].tolist(),
+        [size for dims in items.dims for size in dims[row].tolist()],
+        [piece.tobytes() for piece in items.pieces[row]],
+    )
+
+
+@settings(max_examples=400)
+@given(st.randoms(use_true_random=True))
+def test_a_record_from_a_mold_is_the_one_that_is_assembled(source: random.Random) -> None:
+    items = drawn(source, 1)
+    while len(items.form.columns.placed):
+        items = drawn(source, 1)
+    batch, record = items.assemble(), molded(items)
+    assert record is not None
+    assert record.data.tobytes() == batch.data.tobytes() == as_documented(items)[0]
+    assert record.starts.tolist() == [0]
+    assert record.sizes.tolist() == batch.sizes.tolist()
+    assert record.sizes.dtype == record.starts.dtype == np.int64
+    assert record.data.flags.writeable
+    assert address(record.data) % 8 == 0
+
+
+def test_a_mold_makes_no_record_that_cannot_be_assembled() -> None:
+    lazy = ["lazy", 0, [["tensordict", ["dims", 1], None, None, [["x", CHUNK]]]]]
+    led = encode_form(lazy, [Chunk("tensor", "bool", 1, 1)])
+    packed = encode_form(CHUNK, [Chunk("bytes", rank=1, codec=Codec.ZSTD)])
+    own = encode_form(CHUNK, [Chunk("bytes", rank=1, codec=Codec.OWN)])
+    wide = encode_form(CHUNK, [Chunk("tensor", "float64", 8, 4)])
+    floats = encode_form(CHUNK, [FLOATS])
+    for form, batch_dims, dims, piece, possible in (
+        (led, [3], [3], bytes(3), True),
+        (led, [2], [3], bytes(3), False),  # batch sizes lead the shapes
+        (floats, [], [2], bytes(8), True),
+        (floats, [], [2], bytes(4), False),  # not what its dims say
+        (own, [], [2**32], b"x", False),  # more than 32 bits
+        (own, [], [2**32 - 1], b"x", True),
+        (packed, [], [2**17 + 2**15], b"x", True),
+        (packed, [], [2**17 + 2**15 + 1], b"x", False),  # denser than zstd
+        (wide, [], [0, 2**20, 2**17, 1], b"", True),
+        (wide, [], [0, 2**20, 2**17, 2], b"", False),  # larger than anything can be
+    ):
+        items = items_of(form, [[dims]], [[piece]], [batch_dims])
+        record = molded(items)
+        if possible:
+            assert record is not None
+            assert record.data.tobytes() == items.assemble().data.tobytes()
+        else:
+            assert record is None
+            with pytest.raises(ValueError, match="record 0 cannot be written"):
+                items.assemble()
+
+
+def test_a_mold_makes_no_item_of_more_than_4_gib() -> None:
+    form = encode_form(
+        ["list", [CHUNK, ["chunk", 1]]], [Chunk("bytes", rank=1, codec=Codec.OWN)] * 2
+    )
+    assert Mold(form).record([], [2**31, 2**31], [b"", b""]) is not None
+    assert Mold(form).record([], [2**31, 2**31 + 1], [b"", b""]) is None
+
+
+def test_placed_chunks_have_no_mold() -> None:
+    form = encode_form(CHUNK, [Chunk("bytes", rank=1, placed=True)])
+    with pytest.raises(ValueError, match="no mold; assemble its records"):
+        Mold(form)
 
 
 def test_what_would_not_be_believed_is_not_written() -> None:

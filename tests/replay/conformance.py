@@ -20,7 +20,9 @@ STEPS = 4  # of one trajectory, in what `steps` makes
 
 LISTS = ("list", "lazy stack", "compressed")
 RINGS = ("memory", "memmap", "directory")
-STORAGES = LISTS + RINGS
+RECORDS = ("stack of records", "compressed records")
+STORAGES = LISTS + RINGS + RECORDS
+SHARED = ("directory", *RECORDS)
 SAMPLERS = (
     "random",
     "without replacement",
@@ -45,7 +47,7 @@ class Case:
 
     @property
     def shared(self) -> bool:
-        return self.storage == "directory"
+        return self.storage in SHARED
 
     @property
     def in_order(self) -> bool:
@@ -150,7 +152,11 @@ class Maker:
             "memory": shmbuffer.LazyTensorStorage,
             "memmap": shmbuffer.LazyMemmapStorage,
             "directory": shmbuffer.LazyMemmapStorage,
+            "stack of records": shmbuffer.LazyStackStorage,
+            "compressed records": shmbuffer.CompressedListStorage,
         }
+        if self.case.storage in RECORDS:
+            options = {"max_bytes": 2**20, **options}
         if self.case.shared:
             options = {"scratch_dir": self._path / name, "shared_init": True, **options}
         self._made.append(made := make[self.case.storage](max_size, **options))

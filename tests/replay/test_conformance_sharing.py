@@ -24,7 +24,7 @@ from shmbuffer import (
     TensorDictReplayBuffer,
     TensorStorage,
 )
-from tests.replay.conformance import Maker, assert_are_steps, cases, numbers, steps
+from tests.replay.conformance import SHARED, Maker, assert_are_steps, cases, numbers, steps
 
 
 @pytest.fixture
@@ -34,9 +34,9 @@ def maker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Maker]:
     made.close()
 
 
-every_shared_case = pytest.mark.parametrize("maker", cases(("directory",)), indirect=True, ids=str)
+every_shared_case = pytest.mark.parametrize("maker", cases(SHARED), indirect=True, ids=str)
 every_shared_sampler = pytest.mark.parametrize(
-    "maker", cases(("directory",), writers=("tensordict round robin",)), indirect=True, ids=str
+    "maker", cases(SHARED, writers=("tensordict round robin",)), indirect=True, ids=str
 )
 
 
@@ -82,7 +82,7 @@ def test_a_sample_says_which_write_its_items_are_of(maker: Maker) -> None:
 
 @pytest.mark.parametrize(
     "maker",
-    cases(("directory",), ("slices", "prioritized slices"), ("round robin",)),
+    cases(SHARED, ("slices", "prioritized slices"), ("round robin",)),
     indirect=True,
     ids=str,
 )

@@ -74,7 +74,7 @@ def test_several_items_are_one_lazy_stack_and_one_item_is_itself() -> None:
     rb = rb_of(first, second)
     assert rb[0] is first
     batch = rb[[1, 0, 1]]
-    assert type(batch) is LazyStackedTensorDict
+    assert isinstance(batch, LazyStackedTensorDict)
     assert batch.batch_size == torch.Size([3])
     assert batch.get_item_shape("a") == torch.Size([3, -1])
     assert [one["a"].tolist() for one in batch.unbind(0)] == [[3.0] * 3, [2.0] * 2, [3.0] * 3]
@@ -89,7 +89,7 @@ def test_several_items_are_one_lazy_stack_and_one_item_is_itself() -> None:
 )
 def test_every_index_of_several_gives_a_lazy_stack(index: Any) -> None:
     batch = LazyStackStorage.get(rb_of(item(2), item(3)).storage, index)
-    assert type(batch) is LazyStackedTensorDict
+    assert isinstance(batch, LazyStackedTensorDict)
     assert batch["text"] == ["2", "3"]
 
 
@@ -200,7 +200,7 @@ def test_a_sample_of_a_tensordict_buffer_says_where_its_items_are() -> None:
     rb = TensorDictReplayBuffer(storage=LazyStackStorage(10), batch_size=8)
     rb.extend([item(size) for size in range(3)])
     sample = rb.sample()
-    assert type(sample) is LazyStackedTensorDict
+    assert isinstance(sample, LazyStackedTensorDict)
     assert sample["index"].dtype is torch.int64
     assert [str(at) for at in sample["index"].tolist()] == sample["text"]
     assert set(rb.sample(include_info=False).keys()) == {"a", "text"}

@@ -276,7 +276,7 @@ def test_tensordicts_are_stacked_densely_where_that_is_possible() -> None:
     assert isinstance(dense.get("s"), NonTensorStack)
     assert dense["s"] == ["x", "y"]
     ragged = everything(TensorDict(a=torch.zeros(2)), TensorDict(a=torch.ones(3)))
-    assert type(ragged) is LazyStackedTensorDict
+    assert isinstance(ragged, LazyStackedTensorDict)
     assert ragged.batch_size == torch.Size([2])
     assert [one["a"].shape[0] for one in ragged.unbind(0)] == [2, 3]
 

@@ -732,3 +732,19 @@ def test_a_buffer_that_makes_its_own_sampler_passes_everything_on() -> None:
     assert isinstance(sampler, PrioritizedSampler)
     assert (sampler.alpha, sampler.beta, sampler.eps) == (0.1, 0.2, 0.3)
     assert (sampler.dtype, sampler.reduction, sampler.max_capacity) == (torch.float64, "sum", 5)
+
+
+@pytest.mark.parametrize("number", [3, 5, 0])
+@pytest.mark.parametrize("place", ["memory", "directory"])
+def test_priorities_that_are_not_as_many_as_the_items_are_refused(
+    place: str, number: int, tmp_path: Any
+) -> None:
+    path = tmp_path / "buffer" if place == "directory" else None
+    storage = LazyMemmapStorage(10, scratch_dir=path, shared_init=path is not None)
+    rb = TensorDictPrioritizedReplayBuffer(alpha=1.0, beta=0.4, storage=storage)
+    rb.extend({"obs": torch.zeros(2, 3)})
+    message = rf"{number} priorities were given for 4 items; nothing was changed"
+    with pytest.raises(ValueError, match=message):
+        rb.extend({"obs": torch.zeros(4, 3), "td_error": torch.ones(number)})
+    assert (len(rb), rb.write_count) == (2, 2)
+    storage.close()

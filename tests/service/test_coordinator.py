@@ -24,6 +24,7 @@ from shmbuffer.errors import (
 )
 from shmbuffer.memory.engine import Engine
 from shmbuffer.replay.buffers import TensorDictPrioritizedReplayBuffer
+from shmbuffer.service.client import attach
 from shmbuffer.service.coordinator import Coordinator
 from tests.service import items, targets
 from tests.service.conftest import Reports
@@ -239,6 +240,87 @@ def test_more_arguments_of_the_buffer_are_recorded_or_local(scratch_dir: Path) -
         assert sample["w"].shape == (4,)
     with Coordinator(scratch_dir, on_existing="recover", priority_key=("next", "error")):
         pass
+
+
+def flipped(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.contiguous().reshape(-1).view(torch.uint8) ^ 255
+
+
+def test_a_coordinator_makes_a_buffer_of_records_that_attach_opens(scratch_dir: Path) -> None:
+    with Coordinator(
+        scratch_dir,
+        capacity=50,
+        storage="CompressedListStorage",
+        max_bytes=100_000,
+        batch_size=6,
+        compression_level=5,
+        compress=["obs", ("next", "obs")],
+        share_frames=True,
+        pad_output=0,
+    ) as coordinator:
+        with attach(scratch_dir) as buffer:
+            assert repr(buffer.storage).startswith("CompressedListStorage(max_size=50, max_bytes=1")
+            assert buffer.storage.compression_level == 5
+            buffer.extend([TensorDict(obs=torch.arange(n), text=str(n)) for n in (3, 5)])
+        sample = coordinator.buffer.sample()
+        assert sample["obs"].shape == (6, int(sample["mask"].sum(1).max()))
+        assert coordinator.buffer[1]["text"] == "5"
+    with Coordinator(
+        scratch_dir, on_existing="recover", max_bytes=100_000, compression_level=7
+    ) as coordinator:
+        recorded = coordinator._engine.settings.extra["storage"]
+        assert (recorded["kind"], recorded["compression_level"]) == ("CompressedListStorage", 7)
+        assert recorded["compress"] == ["obs", ["next", "obs"]]
+        assert len(coordinator.buffer) == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"storage": "ListStorage"}, "storage is one of LazyMemmapStorage, .* not 'ListStorage'"),
+        ({"storage": "LazyStackStorage"}, "needs max_bytes, the size of its ring"),
+        ({"max_bytes": 9}, "storage='LazyMemmapStorage' has none; max_bytes is for records"),
+        ({"storage": "LazyStackStorage", "max_bytes": 0}, "max_bytes is at least 1, not 0"),
+        (
+            {"storage": "LazyStackStorage", "max_bytes": 9, "share_frames": True},
+            "storage='LazyStackStorage' takes no share_frames",
+        ),
+        ({"compress": ["obs"]}, "storage='LazyMemmapStorage' takes no compress"),
+    ],
+    ids=str,
+)
+def test_a_storage_that_makes_no_sense_is_refused_and_leaves_nothing(
+    scratch_dir: Path, arguments: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        Coordinator(scratch_dir, capacity=8, **arguments)
+    assert not scratch_dir.exists()
+
+
+def test_another_storage_than_the_recorded_one_is_an_error(scratch_dir: Path) -> None:
+    with Coordinator(scratch_dir, capacity=8, storage="LazyStackStorage", max_bytes=10_000):
+        pass
+    for arguments, message in (
+        ({"storage": "LazyMemmapStorage"}, "has storage='LazyStackStorage', not 'LazyMemmap"),
+        ({"max_bytes": 20_000}, "has max_bytes=12288, not 20480"),
+        ({"share_frames": True}, "lies in a LazyStackStorage, which takes no share_frames"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            Coordinator(scratch_dir, on_existing="recover", **arguments)
+
+
+def test_functions_that_compress_are_of_this_process(scratch_dir: Path) -> None:
+    with Coordinator(
+        scratch_dir,
+        capacity=8,
+        storage="CompressedListStorage",
+        max_bytes=10_000,
+        compression_fn=flipped,
+        decompression_fn=flipped,
+    ) as coordinator:
+        coordinator.buffer.extend(torch.arange(4.0).unsqueeze(-1))
+        assert coordinator.buffer[2].item() == 2.0
+        assert coordinator.buffer.storage.compression_fn is flipped
 
 
 def test_an_unknown_argument_is_refused_at_once(scratch_dir: Path) -> None:

@@ -83,7 +83,7 @@ Here, from below:
     chunks, grammar, numbers            leaves; tags of the binary form; where the numbers are
     form_writer, form_reader, forms     a form, and its code
     pieces, heads, model                sizes and places; first bytes; what equal records share
-    assembling, locating                from pieces to records, and back
+    assembling, mold, locating          from pieces to records, many or one; and back
 """
 
 from __future__ import annotations
@@ -102,6 +102,7 @@ from shmbuffer.memory.bodies.limits import (
     plausible,
 )
 from shmbuffer.memory.bodies.locating import Located, locate
+from shmbuffer.memory.bodies.mold import Mold
 
 __all__ = [
     "MAX_CHUNKS",
@@ -115,6 +116,7 @@ __all__ = [
     "Codec",
     "Form",
     "Located",
+    "Mold",
     "assemble",
     "encode_form",
     "itemsize_of",

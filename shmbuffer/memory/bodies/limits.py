@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, overload
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -23,7 +25,13 @@ SMALL_BYTES = 4096
 bytes say how large what was read may become."""
 
 
-def plausible(raw_bytes: NDArray[np.int64], stored_bytes: NDArray[np.int64]) -> NDArray[np.bool_]:
+@overload
+def plausible(raw_bytes: int, stored_bytes: int) -> bool: ...
+@overload
+def plausible(
+    raw_bytes: NDArray[np.int64], stored_bytes: NDArray[np.int64]
+) -> NDArray[np.bool_]: ...
+def plausible(raw_bytes: Any, stored_bytes: Any) -> Any:
     """Whether so many bytes can come out of so many that zstd has stored.
 
     Its densest block says 128 KiB in 4 bytes.

@@ -90,7 +90,7 @@ def _located_alike(batch: RecordBatch) -> Located | None:
     stop = FRONT_AT + 4 * numbers + form_bytes
     if version != VERSION or zero or other or front or stop > min(size, SMALL_BYTES):
         return None
-    if not _same(batch, starts + HEADER_BYTES, stop - HEADER_BYTES).all():
+    if len(batch) > 1 and not _same(batch, starts + HEADER_BYTES, stop - HEADER_BYTES).all():
         return None
     one = model(data[first + HEADER_BYTES : first + stop].tobytes())
     if one.end != size or len(one.form.columns.placed):

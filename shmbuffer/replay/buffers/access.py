@@ -13,10 +13,8 @@ from torch.utils._pytree import tree_map
 from shmbuffer.replay.buffers.parts import Parts
 from shmbuffer.replay.keys import OWN_KEYS
 from shmbuffer.replay.nodes import is_collection
-from shmbuffer.replay.storages.indexing import ravel, select
+from shmbuffer.replay.storages.indexing import is_one
 from shmbuffer.replay.storages.list import ListStorage
-from shmbuffer.replay.storages.patching import change_entries
-from shmbuffer.replay.storages.ring_storage import RingStorage
 
 
 class ConditionalUpdateResult(NamedTuple):
@@ -58,15 +56,11 @@ class StorageOrder(Parts):
             return self[:][index]
         index, below = self._split(index)
         data = self._fetch(index)
-        if not _is_one(index):
+        if not is_one(index):
             data = self._collate(data)
         if below:
             data = tree_map(lambda leaf: leaf[below], data, is_leaf=is_collection)
-        if not len(self._transform):
-            return data
-        if is_collection(data) and isinstance(self._storage, ListStorage):
-            data = data.copy()  # what a transform sets in it is not set in the item
-        return self._transform(data)
+        return self._transformed(data)
 
     def __setitem__(self, index: Any, value: Any) -> None:
         """Change items where they are; their priority and the write count stay.
@@ -81,7 +75,7 @@ class StorageOrder(Parts):
             ValueError: another number of items than the index names.
         """
         if isinstance(index, str) or _is_key(index):
-            if self._knows(index):
+            if self._storage.knows((index,) if isinstance(index, str) else index):
                 self.set_(index, value)
             else:
                 self._add_column(index, value)
@@ -90,7 +84,7 @@ class StorageOrder(Parts):
         if isinstance(index, tuple) and len(index) == 1:
             index = index[0]
         if isinstance(index, tuple) or (self.dim_extend and index != slice(None)):
-            self._patch(index, value)
+            self._storage.change(index, value, None, dim_extend=self.dim_extend)
         else:
             self._put(index, value)
 
@@ -130,12 +124,8 @@ class StorageOrder(Parts):
             SchemaMismatchError: another dtype or shape.
             IndexError: a place that holds no item.
         """
-        storage = self._storage
         path = (key,) if isinstance(key, str) else key
-        if isinstance(storage, RingStorage):
-            self._change(storage, index, value, path)
-        else:
-            self._set_in_objects(path, value, index)
+        self._storage.change(index, value, path, dim_extend=self.dim_extend)
         return self
 
     def update_(
@@ -184,22 +174,7 @@ class StorageOrder(Parts):
             SchemaMismatchError: another dtype or shape; nothing was changed.
             RuntimeError: the storage keeps no generations.
         """
-        storage = self._storage
-        if not isinstance(storage, RingStorage):
-            raise RuntimeError(
-                f"a {type(storage).__name__} keeps no generations; use a LazyTensorStorage or a "
-                "LazyMemmapStorage"
-            )
-        rows = storage._need_rows()
-        elements = ravel(index, rows.leaves.lanes)
-        tickets = ravel(generation, ())
-        if len(tickets) != len(elements):
-            raise RuntimeError(
-                f"there are {len(tickets)} generations for {len(elements)} items; give those of "
-                "the same sample"
-            )
-        lead = (len(elements),)
-        updated = change_entries(rows, elements, lead, patch, key=(), tickets=tickets)
+        updated = self._storage.change_if_present(index, generation, patch)
         return ConditionalUpdateResult(torch.from_numpy(updated))
 
     def read_all_in_order(self, end: int | None = None) -> Any:
@@ -238,22 +213,16 @@ class StorageOrder(Parts):
         Yields:
             Batches, through ``collate_fn`` and the transforms.
         """
-        storage = self._storage
-        if not isinstance(storage, RingStorage):
-            for start in range(0, len(storage), chunk):
-                yield self[start : start + chunk]
-            return
-        for data in storage.iter_in_order(chunk):
-            collated = self._collate(data)
-            yield self._transform(collated) if len(self._transform) else collated
+        for data in self._storage.iter_in_order(chunk):
+            yield self._transformed(self._collate(data))
 
-    def _knows(self, key: str | tuple[str, ...]) -> bool:
-        """Whether ``key`` is an entry of the items."""
-        storage = self._storage
-        if not isinstance(storage, RingStorage):
-            return True
-        path = (key,) if isinstance(key, str) else key
-        return any(leaf.path[: len(path)] == path for leaf in storage._need_rows().leaves.leaves)
+    def _transformed(self, data: Any) -> Any:
+        """Items through the transforms."""
+        if not len(self._transform):
+            return data
+        if is_collection(data) and isinstance(self._storage, ListStorage):
+            data = data.copy()  # what a transform sets in it is not set in the item
+        return self._transform(data)
 
     def _add_column(self, key: str | tuple[str, ...], value: Any) -> None:
         """An entry that is new, for every item."""
@@ -267,32 +236,6 @@ class StorageOrder(Parts):
         data[key] = value
         self._put(slice(None), data)
 
-    def _patch(self, index: Any, value: Any) -> None:
-        """Write some lanes of some slots."""
-        storage = self._storage
-        if not isinstance(storage, RingStorage):
-            storage[index] = value
-            return
-        self._change(storage, index, value, None)
-
-    def _change(
-        self, storage: RingStorage, index: Any, value: Any, path: tuple[str, ...] | None
-    ) -> None:
-        rows = storage._need_rows()
-        chosen = select(index, rows.ring, rows.leaves.lanes, self.dim_extend)
-        change_entries(rows, chosen.elements, chosen.lead, value, key=path)
-
-    def _set_in_objects(self, path: tuple[str, ...], value: Any, index: Any) -> None:
-        """`set_at_` where items are objects: each is copied, changed and put back."""
-        storage = self._storage
-        single = _is_one(index)
-        found = storage.get(index)
-        for at, item in enumerate([found] if single else list(found)):
-            changed = item.clone()
-            changed.set_(path, value if single else value[at])
-            place = index if single else torch.arange(storage.max_size)[: len(storage)][index][at]
-            self._put(int(place), changed)
-
     def _split(self, index: Any) -> tuple[Any, tuple[Any, ...]]:
         """The part of an index that is for the storage, and what to do with what it selects."""
         ndim = self._storage.ndim
@@ -305,10 +248,7 @@ class StorageOrder(Parts):
         return outer if ndim > 1 else outer[0], (*kept, *index[ndim:])
 
     def _fetch(self, index: Any) -> Any:
-        storage = self._storage
-        if not isinstance(storage, RingStorage):
-            return storage.get(index)
-        return storage.fetch(
+        return self._storage.fetch(
             index, dim_extend=self.dim_extend, views=False if self.shared else None
         )
 
@@ -317,10 +257,7 @@ class StorageOrder(Parts):
             value = swap_dims(value, self.dim_extend)
         if isinstance(self._storage, ListStorage) and isinstance(value, TensorDictBase):
             value = value.exclude(*OWN_KEYS)  # a sample that is put back
-        if isinstance(self._storage, (RingStorage, ListStorage)):
-            self._storage.put(index, value, in_place=True)
-        else:
-            self._storage[index] = value
+        self._storage.put(index, value, in_place=True)
 
 
 def swap_dims(data: Any, dim: int) -> Any:
@@ -337,11 +274,3 @@ def swap_dims(data: Any, dim: int) -> Any:
 def _is_key(index: Any) -> bool:
     """A nested key: a tuple of strings."""
     return isinstance(index, tuple) and bool(index) and all(isinstance(part, str) for part in index)
-
-
-def _is_one(index: Any) -> bool:
-    if isinstance(index, tuple) and len(index) == 1:
-        index = index[0]
-    if isinstance(index, (torch.Tensor, np.ndarray)):
-        return index.ndim == 0
-    return isinstance(index, (int, np.integer))

@@ -8,20 +8,21 @@ both:           collate_fn ──▶ transform ──▶ pinned memory
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from shmbuffer.errors import EmptyBufferError
 from shmbuffer.replay.buffers.parts import Parts
 from shmbuffer.replay.buffers.prefetch import Batch, Order
 from shmbuffer.replay.keys import GENERATION, INDEX, WEIGHT_KEYS
 from shmbuffer.replay.samplers import PrioritizedSampler
-from shmbuffer.replay.samplers.sampler import draw_key
+from shmbuffer.replay.samplers.sampler import draw_key, lanes_of
 from shmbuffer.replay.storages.indexing import unravel
-from shmbuffer.replay.storages.ring_storage import RingStorage
-from shmbuffer.replay.storages.rows import Drawn, Rows
+
+if TYPE_CHECKING:
+    from shmbuffer.replay.storages.serving import Drawn
 
 _ATTEMPTS = 16  # to read what a sampler of somebody else's chose, where other processes write
 
@@ -47,17 +48,23 @@ class Drawing(Parts):
             raise ValueError(f"batch_size has to be at least 0, got {batch_size}")
         return batch_size
 
-    def _draw(self, rows: Rows, count: int) -> Drawn:
-        """One native call: draw, gather, validate, weigh."""
+    def _draw(self, draw: Callable[[int, int, float | None], Drawn], count: int) -> Drawn:
+        """One native call: draw, gather, validate, weigh.
+
+        Args:
+            draw: `Serving.draw` of the storage, or `Rows.sample`, which gives leaves.
+            count: how many items.
+        """
         sampler = self._sampler
         if not isinstance(sampler, PrioritizedSampler):
-            return rows.sample(count, draw_key(sampler._rng), None)
-        drawn = rows.sample(count, draw_key(sampler._rng), sampler.beta)
-        if sampler.dtype is not torch.float32:
-            tensors, index, tickets, weights = drawn
-            assert weights is not None
-            return tensors, index, tickets, sampler._weights(rows.ring, index, weights)
-        return drawn
+            return draw(count, draw_key(sampler._rng), None)
+        drawn = draw(count, draw_key(sampler._rng), sampler.beta)
+        if sampler.dtype is torch.float32:
+            return drawn
+        data, index, tickets, weights = drawn
+        assert weights is not None
+        assert sampler.ring is not None
+        return data, index, tickets, sampler._weights(sampler.ring, index, weights)
 
     def _next(self, count: int) -> Batch:
         """The next batch, made now or ahead."""
@@ -66,19 +73,15 @@ class Drawing(Parts):
         return self._sample(count)
 
     def _sample(self, count: int) -> Batch:
-        rows = self._rows()
         storage = self._storage
-        if self._native_sample and isinstance(storage, RingStorage):
-            if rows is None:
-                raise EmptyBufferError("the buffer is empty: write something before sampling")
-            tensors, index, tickets, weights = self._draw(rows, count)
-            lanes = rows.leaves.lanes
+        if self._native_sample:
+            data, index, tickets, weights = self._draw(storage.draw, count)
+            lanes = lanes_of(storage)
             info: dict[str, Any] = {INDEX: unravel(index, lanes) if lanes else index}
             if weights is not None:
                 info.update(dict.fromkeys(self._weight_keys, weights))
             if self._track_generations or self.shared:
                 info[GENERATION] = tickets
-            data = storage.to_device(rows.leaves.build(tensors, (count,)))
             return self._finished(data, info)
         return self._gathered(*self._sampler.sample(storage, count))
 
@@ -129,7 +132,7 @@ class Drawing(Parts):
         storage = self._storage
         tickets = found.get(GENERATION)
         try:
-            if tickets is None or not isinstance(storage, RingStorage):
+            if tickets is None:
                 return storage.get(index)
             return storage.fetch_held(index, tickets)
         except IndexError:

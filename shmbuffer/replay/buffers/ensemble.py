@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from tensordict import TensorDictBase
 
-from shmbuffer.replay.buffers.access import _is_key, _is_one
+from shmbuffer.replay.buffers.access import _is_key
 from shmbuffer.replay.buffers.prefetch import Batch
 from shmbuffer.replay.buffers.replay_buffer import ReplayBuffer
 from shmbuffer.replay.buffers.routing import RoutedWrites
@@ -33,6 +33,7 @@ from shmbuffer.replay.samplers.routes import known_tickets, routes
 from shmbuffer.replay.samplers.rows import BUFFER_IDS
 from shmbuffer.replay.storages import StorageEnsemble
 from shmbuffer.replay.storages.ensemble import local
+from shmbuffer.replay.storages.indexing import is_one
 from shmbuffer.replay.transforms import Transform
 from shmbuffer.replay.writers import WriterEnsemble
 
@@ -343,13 +344,13 @@ class ReplayBufferEnsemble(RoutedWrites):
     def _finished_row(self, at: int, data: Any) -> Any:
         """What one buffer has read, through its ``collate_fn`` and its transforms."""
         rb, collate = self._rbs[at], self._collate_fns[at]
-        data = rb._collate(data) if collate is None else collate(data)
+        data = rb._collate(data) if collate is None else collate(rb._storage.uncollated(data))
         return rb._transform(data) if len(rb._transform) else data
 
     def _items(self, at: int, index: Any) -> Any:
         """Items of one buffer, as a sample of it would have them."""
         rb = self._rbs[at]
-        if self._collate_fns[at] is None or _is_one(index):
+        if self._collate_fns[at] is None or is_one(index):
             return rb[index]
         return self._finished_row(at, rb._fetch(index))
 

@@ -205,32 +205,32 @@ class Parts:
         self._choose_path()
         if isinstance(storage, RingStorage):
             storage.mapping = self._mapping
-            self._record()
-            storage.add_reader(self)
-        else:
-            if not hasattr(storage, "ring"):  # a ring gives new items their priority by itself
-                storage.attach(self)
-            if isinstance(self._sampler, PrioritizedSampler):
-                self._sampler.bind(storage)
+        self._record()
+        storage.add_reader(self)
+        if isinstance(self._sampler, PrioritizedSampler):
+            self._sampler.bind(storage)
 
     def _choose_path(self) -> None:
         """The native calls do the work where nobody has put something else in between."""
         storage, sampler, writer = self._storage, self._sampler, self._writer
-        ring = isinstance(storage, RingStorage) and type(storage).get is RingStorage.get
         self._native_write = (
-            ring
-            and type(storage).set is RingStorage.set
+            storage.writes_natively
             and type(writer).add is RoundRobinWriter.add
             and type(writer).extend is RoundRobinWriter.extend
         )
+        ring = getattr(storage, "ring", None)
         self._ring_priorities = (
-            ring
+            storage.writes_natively
             and isinstance(sampler, PrioritizedSampler)
-            and sampler.ring is getattr(storage, "ring", None)
+            and sampler.ring is ring
         )
-        self._native_sample = ring and (
+        self._native_sample = storage.draws_natively and (
             type(sampler).sample is RandomSampler.sample
-            or (type(sampler).sample is PrioritizedSampler.sample and self._ring_priorities)
+            or (
+                isinstance(sampler, PrioritizedSampler)
+                and type(sampler).sample is PrioritizedSampler.sample
+                and sampler.ring is ring
+            )
         )
         # Ours know from the ring what was written; somebody else's is told.
         self._tell_sampler = type(sampler).add is not Sampler.add or (
@@ -242,7 +242,7 @@ class Parts:
                 or type(sampler).extend is not PrioritizedSampler.extend
             )
         track = isinstance(writer, RoundRobinWriter) and writer.track_generations
-        self._track_generations = ring and track
+        self._track_generations = storage.tracks_generations and track
 
     def _record(self) -> None:
         """Say in the directory what kind of buffer this is."""
@@ -261,4 +261,6 @@ class Parts:
 
     def _collate(self, data: Any) -> Any:
         """A batch from what the storage gave."""
-        return (self._collate_fn or self._storage.collate)(data)
+        if self._collate_fn is None:
+            return self._storage.collate(data)
+        return self._collate_fn(self._storage.uncollated(data))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from shmbuffer.replay.samplers import PrioritizedSampler
-from shmbuffer.replay.storages.ring_storage import RingStorage
 from shmbuffer.replay.writers import RoundRobinWriter
 
 
@@ -16,8 +15,7 @@ def record(buffer: Any) -> None:
 
     Cost: nothing where the storage is not in a directory; else a file lock, once.
     """
-    storage = buffer.storage
-    engine = storage._engine if isinstance(storage, RingStorage) else None
+    engine = buffer.storage.open_engine
     if engine is None or not engine.shared:
         return
     settings = engine.settings

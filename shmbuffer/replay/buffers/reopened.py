@@ -12,13 +12,23 @@ from shmbuffer.replay.buffers.prioritized import (
 from shmbuffer.replay.buffers.replay_buffer import ReplayBuffer
 from shmbuffer.replay.buffers.tensordict import TensorDictReplayBuffer
 from shmbuffer.replay.samplers import PrioritizedSampler
-from shmbuffer.replay.storages import LazyMemmapStorage
+from shmbuffer.replay.storages import (
+    CompressedListStorage,
+    LazyMemmapStorage,
+    LazyStackStorage,
+    Storage,
+)
 
 PRIORITIZED = (PrioritizedReplayBuffer, TensorDictPrioritizedReplayBuffer)
 FAMILY: dict[str, type[ReplayBuffer]] = {
     cls.family: cls for cls in (ReplayBuffer, TensorDictReplayBuffer, *PRIORITIZED)
 }
 """The classes that a directory may name; any other name is read as one of these."""
+
+RECORDS: dict[str, type[LazyStackStorage] | type[CompressedListStorage]] = {
+    cls.family: cls for cls in (LazyStackStorage, CompressedListStorage)
+}
+"""The storages of records that a directory may name."""
 
 _DEFAULT_ALPHA, _DEFAULT_BETA = 0.6, 0.4
 
@@ -29,7 +39,9 @@ def from_engine(engine: Engine, **overrides: Any) -> ReplayBuffer:
     Args:
         engine: the handle; the buffer owns it from now on.
         **overrides: arguments of the buffer's class, in place of recorded ones or beside them:
-            ``transform``, ``collate_fn``, ``batch_size``, ``beta``, ``generator``, ...
+            ``transform``, ``collate_fn``, ``batch_size``, ``beta``, ``generator``, ...; and, of a
+            buffer of records, what its storage cannot record: ``device``, ``pad_output``,
+            ``compression_fn``, ``decompression_fn``.
 
     Returns:
         A buffer of the recorded class; where none was recorded, a
@@ -74,4 +86,16 @@ def from_engine(engine: Engine, **overrides: Any) -> ReplayBuffer:
             reduction=extra.get("reduction") or "max",
             max_priority_within_buffer=bool(extra.get("max_priority_within_buffer")),
         )
-    return cls(storage=LazyMemmapStorage.from_engine(engine), **{**arguments, **overrides})
+    storage = _storage_of(engine, overrides)
+    return cls(storage=storage, **{**arguments, **overrides})
+
+
+def _storage_of(engine: Engine, overrides: dict[str, Any]) -> Storage:
+    """The storage of an open directory; its options are taken out of ``overrides``."""
+    settings = engine.settings
+    if not settings.record_bytes:
+        return LazyMemmapStorage.from_engine(engine)
+    kind = settings.extra.get("storage", {}).get("kind", "")
+    made = RECORDS.get(kind, LazyStackStorage)  # records tell themselves how they are stored
+    options = {name: overrides.pop(name) for name in made.storage_options & overrides.keys()}
+    return made.from_engine(engine, **options)

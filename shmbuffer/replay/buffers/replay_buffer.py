@@ -20,6 +20,7 @@ from shmbuffer.replay.keys import WEIGHT_KEYS
 from shmbuffer.replay.nodes import is_collection
 from shmbuffer.replay.samplers import RandomSampler, Sampler
 from shmbuffer.replay.storages import ListStorage, Storage
+from shmbuffer.replay.storages.on_ring import OnRing
 from shmbuffer.replay.storages.ring_storage import RingStorage
 from shmbuffer.replay.transforms import Transform, compose
 from shmbuffer.replay.writers import RoundRobinWriter, Writer
@@ -377,7 +378,7 @@ class ReplayBuffer(StorageOrder, Drawing, Whole):
         self, data: Any, single: bool, priorities: NDArray[np.float64] | None
     ) -> int | torch.Tensor:
         writer, storage = self._writer, self._storage
-        if self._native_write and isinstance(storage, RingStorage):
+        if self._native_write and isinstance(storage, OnRing):
             given = priorities if self._ring_priorities else None
             first, count = storage.append(data, single, given)
             index = storage.written(first, count, single=single)

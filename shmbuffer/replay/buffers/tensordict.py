@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,7 @@ from shmbuffer.replay.buffers.replay_buffer import ReplayBuffer
 from shmbuffer.replay.eager import eager
 from shmbuffer.replay.keys import GENERATION, INDEX, OWN_KEYS
 from shmbuffer.replay.nodes import is_collection, nest
+from shmbuffer.replay.records.deferred import amended
 from shmbuffer.replay.samplers import PrioritizedSampler, PriorityUpdate
 from shmbuffer.replay.samplers.priority.raw import as_raw, check_raw
 from shmbuffer.replay.storages.ring_storage import RingStorage
@@ -160,7 +163,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
             and include_info is None
             and not self._transform.transforms
         ):
-            tensors, index, tickets, weights = self._draw(rows, count)
+            tensors, index, tickets, weights = self._draw(rows.sample, count)
             info: dict[str, Any] = {INDEX: index}
             if weights is not None:
                 for key in self._weight_keys:
@@ -258,6 +261,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
             found = self._reduced(data if isinstance(data, list) else list(data.unbind(0)))
             if found is not None:
                 check_raw(found)
+                self._storage.prepare(data, single)
             return found
         if type(data) is TensorDict and type(key) is str:
             priority = data._tensordict.get(key)
@@ -281,10 +285,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
             # The first write, or a table of the sampler's own: look before anything is made or
             # written.
             check_raw(raw)
-            if isinstance(storage, RingStorage) and storage.rows is None:
-                storage._define(
-                    data, single
-                )  # binds the sampler, so that priorities go with the write
+            storage.prepare(data, single)  # binds the sampler, so that priorities go with the write
         return raw
 
     def _reduced(self, items: list[Any]) -> NDArray[np.float64] | None:
@@ -313,10 +314,12 @@ class TensorDictReplayBuffer(ReplayBuffer):
             return data
         dims = data.batch_dims
         try:
+            if isinstance(data, LazyStackedTensorDict):
+                if not amended(data, partial(_set_by_item, info=info)):
+                    with data.unlock_():
+                        _set_by_item(data.tensordicts, info)
+                return data
             with data.unlock_():
-                if isinstance(data, LazyStackedTensorDict):
-                    _set_by_item(data, info)
-                    return data
                 for key, value in info.items():
                     entry = torch.stack(value, -1) if isinstance(value, tuple) else value
                     if not isinstance(entry, torch.Tensor):
@@ -359,10 +362,15 @@ def reduce(priority: Any, count: int, how: str) -> NDArray[np.float64]:
     return np.ascontiguousarray(getattr(np, how)(several, axis=1))
 
 
-def _set_by_item(data: LazyStackedTensorDict, info: dict[Any, Any]) -> None:
-    """Set row i of each entry in item i of a lazy stack, whatever shape the item has."""
+def _set_by_item(items: Sequence[Any], info: dict[Any, Any]) -> None:
+    """Set row i of each entry in item i, whatever shape the item has."""
     for key, values in info.items():
-        for item, row in zip(data.tensordicts, torch.as_tensor(values), strict=True):
+        rows = torch.as_tensor(values).unbind(0)
+        for item, row in zip(items, rows, strict=True):
+            if type(item) is TensorDict and type(key) is str and not item._batch_size:
+                entry = row if item._device is None else row.to(item._device)
+                item._set_str(key, entry, validated=True, inplace=False, non_blocking=False)
+                continue
             lead = (1,) * item.batch_dims
             entry = row.reshape((*lead, *row.shape)).expand((*item.batch_size, *row.shape))
             item.set(key, entry if item.device is None else entry.to(item.device))

@@ -6,8 +6,6 @@ from typing import Any, Self
 
 from shmbuffer.replay.buffers.saving import Saving
 from shmbuffer.replay.eager import eager
-from shmbuffer.replay.storages.list import ListStorage
-from shmbuffer.replay.storages.ring_storage import RingStorage
 
 
 class Whole(Saving):
@@ -25,13 +23,7 @@ class Whole(Saving):
         self._drop_prefetched()
         storage = self._storage
         self._writer._empty(empty_write_count)  # first: it may refuse
-        rows = storage.rows if isinstance(storage, RingStorage) else None
-        if rows is not None:
-            rows.ring.empty(keep_write_count=not empty_write_count)
-        elif isinstance(storage, ListStorage):
-            storage._empty(keep_write_count=not empty_write_count)
-        elif not isinstance(storage, RingStorage):
-            storage._empty()
+        storage.forget(keep_write_count=not empty_write_count)
         self._sampler._empty()
         storage.notify_emptied()
 
@@ -46,7 +38,7 @@ class Whole(Saving):
             empty = {"size": 0, "write_count": 0, "prefetch_queue_size": 0, "utilization": 0.0}
             return {**empty, "capacity": self._planned_capacity, "initialized": False}
         storage = self._storage
-        engine = storage._engine if isinstance(storage, RingStorage) else None
+        engine = storage.open_engine
         counted = {} if engine is None else engine.stats()
         one_moment = engine is not None and engine.shared  # size and counters of one snapshot
         size: int | float = counted["length"] if one_moment else len(storage)
@@ -67,9 +59,9 @@ class Whole(Saving):
         Raises:
             DurabilityError: the disk did not take it.
         """
-        storage = self._storage
-        if isinstance(storage, RingStorage) and storage._engine is not None:
-            storage._engine.flush()
+        engine = self._storage.open_engine
+        if engine is not None:
+            engine.flush()
 
     def close(self) -> None:
         """Leave the buffer; what was committed stays in its directory. Idempotent."""

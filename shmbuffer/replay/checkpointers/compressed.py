@@ -55,7 +55,7 @@ class CompressedListStorageCheckpointer(ListStorageCheckpointer):
                 f"{path}: has items in {len(items)} places, and the storage has room for "
                 f"{storage.max_size}; load it into a larger one. Nothing was changed"
             )
-        kept = [storage._keep(item[0]) for item in items if item is not None]
+        kept = [storage.keeping.keep(item[0]) for item in items if item is not None]
         cursor, count = (len(items), None) if written is None else written
         cursor %= storage.max_size
         storage.notify_emptied()
@@ -66,11 +66,12 @@ class CompressedListStorageCheckpointer(ListStorageCheckpointer):
             storage.notify(torch.from_numpy(slots))
         return Loaded(cursor, storage.max_size, 1)
 
-    def _packed(self, kept: Packed) -> Packed:
-        return kept
-
-    def _unpacked(self, storage: Any, packed: Packed) -> Packed:
+    def _packed(self, storage: Any, kept: Any) -> Packed:
+        packed: Packed = storage.packed(kept)
         return packed
+
+    def _unpacked(self, storage: Any, packed: Packed) -> Any:
+        return storage.unpacked(packed)
 
 
 def _items_of_torchrl(storage: Any, path: Path) -> list[tuple[Any] | None]:
@@ -107,12 +108,12 @@ def _item(storage: Any, path: Path, entry: dict[str, Any]) -> Any:
 
 def _tensor(storage: Any, chunk: torch.Tensor, entry: dict[str, Any]) -> torch.Tensor:
     about = {key: _plain(entry[key]) for key in ("shape", "dtype", "device")}
-    has_own = storage.decompression_fn != storage._decompress
-    if not has_own and int(chunk[0]) == _ZLIB:
+    compressing = storage.compressing
+    if compressing.decompresses_zstd and int(chunk[0]) == _ZLIB:
         content = bytearray(zlib.decompress(chunk.numpy().tobytes()))
         found = torch.frombuffer(content, dtype=about["dtype"])
     else:
-        found = storage._expand(chunk.clone(), about)
+        found = compressing.expand(chunk.clone(), about)
     if found.dtype is not about["dtype"]:
         found = found.reshape(-1).view(about["dtype"])
     return found.reshape(about["shape"]).to(about["device"])

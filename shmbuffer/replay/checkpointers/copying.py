@@ -69,14 +69,13 @@ def copy_into(rows: Rows, columns: list[Any], descriptors: dict[int, int], folde
     return Copy(moment, Record.of_moment(moment, rows.leaves), columns)
 
 
-def look_at(ring: Ring, leaves: Leaves) -> tuple[Moment, Record]:
+def look_at(ring: Ring) -> Moment:
     """Counters and slots of a ring that goes on living: one look at each of them."""
     words = ring.words.copy()
     tickets = np.where(slots.committed(words), slots.tickets(words), -1)
     raw = np.where(np.repeat(tickets < 0, ring.width), np.nan, ring.priorities())
     sources = np.where(tickets < 0, -1, ring.sources.astype(np.int64))
-    moment = Moment(tickets, sources, raw, ring.head, ring.write_count, ring.max_priority)
-    return moment, Record.of_moment(moment, leaves)
+    return Moment(tickets, sources, raw, ring.head, ring.write_count, ring.max_priority)
 
 
 def copy_of_buffer(engine: Engine, path: Path) -> tuple[Leaves, Copy]:
@@ -104,7 +103,8 @@ def copy_of_buffer(engine: Engine, path: Path) -> tuple[Leaves, Copy]:
             else torch.empty(shape, dtype=dtype)
         )
     if ring.is_alone:
-        return leaves, Copy(*look_at(ring, leaves), columns)
+        moment = look_at(ring)
+        return leaves, Copy(moment, Record.of_moment(moment, leaves), columns)
     columns = [torch.empty_like(column) for column in columns]
     moment = ring.copy_out([column.data_ptr() for column in columns])
     return leaves, Copy(moment, Record.of_moment(moment, leaves), columns)

@@ -73,7 +73,8 @@ class StorageEnsembleCheckpointer(StorageCheckpointerBase):
         loaded: list[Any] = []
         for at, (member, beside) in enumerate(zip(members, written, strict=True)):
             if at in empty:
-                _empty(member)
+                member.forget(keep_write_count=False)
+                member.notify_emptied()
                 loaded.append(None)
             else:
                 loaded.append(apply_part(member, read_part(member, path / str(at)), beside))
@@ -82,15 +83,6 @@ class StorageEnsembleCheckpointer(StorageCheckpointerBase):
             if file.exists() and hasattr(transform, "load_state_dict"):
                 transform.load_state_dict(torch.load(file, weights_only=True))
         return loaded
-
-
-def _empty(storage: Any) -> None:
-    rows = getattr(storage, "rows", None)
-    if rows is not None:
-        rows.ring.empty()
-    elif storage.initialized:
-        storage._empty()
-    storage.notify_emptied()
 
 
 def _state_of(transform: Any) -> Any:

@@ -9,16 +9,23 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from shmbuffer.errors import CorruptBufferError
+from shmbuffer.errors import CorruptBufferError, SchemaMismatchError
+from shmbuffer.memory import Engine
+from shmbuffer.memory.layout import CONTROL
 from shmbuffer.replay.checkpointers.checkpointer import StorageCheckpointerBase
+from shmbuffer.replay.checkpointers.copying import look_at
 from shmbuffer.replay.checkpointers.record import LIST, METADATA, Record, read_metadata
+from shmbuffer.replay.checkpointers.record_files import has_records, read_records, write_records
+from shmbuffer.replay.checkpointers.record_image import RecordImage
+from shmbuffer.replay.checkpointers.restoring import as_loaded, require_alone
+from shmbuffer.replay.checkpointers.tensor import lies_in
 from shmbuffer.replay.checkpoints import Loaded
 from shmbuffer.replay.values import pack_plainly, read_packed, unpack_plainly, write_packed
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from shmbuffer.memory import Moment
+    from shmbuffer.memory import Moment, Ring
     from shmbuffer.replay.packing import Packed
 
 _ITEMS = "shmbuffer.list"
@@ -26,6 +33,9 @@ _ITEMS = "shmbuffer.list"
 
 class ListStorageCheckpointer(StorageCheckpointerBase):
     """Items of a list storage, as two files of our own; see `values`.
+
+    Of a list in a directory, which has records: the records as they are; see `record_files`. Each
+    is loaded by the other.
 
     Tensors, TensorDicts, tensorclasses and lazy stacks of them, arrays, text, numbers, None, bytes,
     and lists, tuples, dicts and namedtuples of these come back as they were; tensors on the CPU,
@@ -65,30 +75,52 @@ class ListStorageCheckpointer(StorageCheckpointerBase):
         """
         path = Path(path)
         path.mkdir(exist_ok=True)
+        ring = _ring_of(storage)
+        if ring.records is not None and not self._save_hooks:
+            moment = write_records(path, ring.records, storage.engine.dictionary())
+            _record_of(moment, moment.sources).write(path, kind=LIST)
+            return moment
         items, _, moment = storage.copy_out()
         if self._save_hooks:
             items = self._hooked(storage, items, path, moment)
         write_packed(
             path,
             _ITEMS,
-            map(self._packed, items),
+            (self._packed(storage, item) for item in items),
             allow_pickle=self.allow_pickle,
             what="item",
             remedy=f"set storage.checkpointer = {type(self).__name__}(allow_pickle=True)",
         )
-        capacity = len(moment.tickets)
-        record = Record(
-            capacity,
-            (),
-            moment.tickets >= 0,
-            moment.head % capacity,
-            moment.write_count,
-            None,
-            moment.tickets,
-            np.where(moment.tickets >= 0, 1, -1),  # one process is all that writes into a list
-        )
-        record.write(path, kind=LIST)
+        sources = moment.sources
+        if ring.records is None:  # one process is all that writes into a list
+            sources = np.where(moment.tickets >= 0, 1, -1)
+        _record_of(moment, sources).write(path, kind=LIST)
         return moment  # type: ignore[no-any-return] # of any list storage
+
+    def dumps_in_place(self, storage: Any, folder: Path) -> Moment:
+        """Write what is to be known beside the storage's own files, which stay as they are.
+
+        The records are the live buffer's: whoever loads them sees what is there then.
+
+        Args:
+            storage: a list whose ``scratch_dir`` will have the files of ``folder``.
+            folder: where to write; it is there.
+
+        Raises:
+            RuntimeError: there are save hooks, which would change the live data; or nothing was
+                written to the storage yet.
+        """
+        if self._save_hooks:
+            raise RuntimeError(
+                f"{storage.scratch_dir}: is where the storage itself has its files, and "
+                f"{type(self).__name__} with its hooks would write something else over them; save "
+                "to another directory"
+            )
+        ring = _ring_of(storage)
+        storage.engine.flush()
+        moment = look_at(ring)
+        _record_of(moment, moment.sources).write(folder, kind=LIST, live=True)
+        return moment
 
     def loads(self, storage: Any, path: str | os.PathLike[str]) -> Loaded:
         """Put what was saved in place of what the storage has.
@@ -100,43 +132,94 @@ class ListStorageCheckpointer(StorageCheckpointerBase):
             FileNotFoundError: nothing was saved there.
             ValueError: more than there is room for; or something was pickled, and is not allowed
                 to be. Nothing was changed, and nothing was unpickled.
+            SchemaMismatchError: it is a storage of tensors; nothing was changed.
+            BufferInUseError: other processes use the storage; nothing was changed.
             CorruptBufferError: the files are damaged.
         """
         path = Path(path)
+        if (path / CONTROL).exists():  # what is in it now counts, not older files
+            return self._loads_buffer(storage, path)
         record = Record.read(path, read_metadata(path), kind=LIST)
         if record is None:
             raise CorruptBufferError(
                 f"{path / METADATA}: is not of a list storage; take another copy of the checkpoint",
                 path=str(path / METADATA),
             )
+        if has_records(path):
+            return self._loads_image(storage, record, read_records(path), path)
+        require_alone(storage)
+        places = self._places(storage, record, path)
         found = read_packed(path, _ITEMS, allow_pickle=self.allow_pickle)
         kept = [self._unpacked(storage, packed) for packed in found]
-        if len(kept) != int(record.present.sum()):
-            raise CorruptBufferError(
-                f"{path}: has {len(kept)} items, {int(record.present.sum())} belong there; take "
-                "another copy of the checkpoint",
-                path=str(path),
-            )
-        if self._load_hooks:
-            given = self._apply_load_hooks([storage._give(item) for item in kept], None)
-            kept = [storage._keep(item) for item in given]
-            if len(kept) != int(record.present.sum()):
-                raise ValueError(_other_number("load", len(kept), int(record.present.sum())))
-        assert record.cursor is not None
-        slots, cursor, shift = self._places(storage, record, path)
+        return self._put(storage, record, self._hooked_in(storage, record, kept, path), places)
+
+    def _loads_buffer(self, storage: Any, path: Path) -> Loaded:
+        """What a buffer holds that has its files there: the storage's own, or another one."""
+        if lies_in(storage, path):
+            storage.open_there()
+            return Loaded(in_place=True)
+        with Engine.open(path, None) as engine:
+            ring = engine.ring
+            if ring is None or ring.records is None:
+                raise SchemaMismatchError(
+                    f"{path}: is the directory of a buffer of rows, and a {type(storage).__name__} "
+                    "holds items; load it into a LazyMemmapStorage"
+                )
+            image, moment = RecordImage.in_memory(ring.records, engine.dictionary())
+        record = _record_of(moment, moment.sources)
+        return self._loads_image(storage, record, image, path)._replace(moment=moment)
+
+    def _loads_image(self, storage: Any, record: Record, image: RecordImage, path: Path) -> Loaded:
+        """Records in place of what the storage has: as they are, unless hooks want to see them."""
+        require_alone(storage)
+        _require_number(len(image), record, path)
+        places = self._places(storage, record, path)
+        if self._load_hooks or storage.record_shelf is None:
+            codec = storage.codec_for(image.dictionary)
+            kept = [storage.keeping.keep(item) for part in image.items(codec) for item in part]
+            return self._put(storage, record, self._hooked_in(storage, record, kept, path), places)
+        slots, cursor, _ = places
+        storage.notify_emptied()
+        storage.load_image(image, slots, cursor=cursor, write_count=record.written)
+        return self._loaded(storage, record, places)
+
+    def _put(
+        self, storage: Any, record: Record, kept: list[Any], places: tuple[Any, int, int]
+    ) -> Loaded:
+        """Items in place of what the storage has."""
+        slots, cursor, _ = places
         storage.notify_emptied()
         storage.copy_in(kept, slots, cursor=cursor, write_count=record.written)
+        return self._loaded(storage, record, places)
+
+    @staticmethod
+    def _loaded(storage: Any, record: Record, places: tuple[Any, int, int]) -> Loaded:
+        """Say who wrote the items, and let samplers know of them."""
+        slots, cursor, shift = places
+        if storage.record_shelf is not None and record.sources is not None:
+            storage.ring.sources[slots] = as_loaded(record.sources[record.present])
         if len(slots):
             storage.notify(torch.from_numpy(slots))
         return Loaded(cursor, record.slots, 1, shift)
 
-    def _packed(self, kept: Any) -> Packed:
+    def _hooked_in(self, storage: Any, record: Record, kept: list[Any], path: Path) -> list[Any]:
+        """What the storage is to keep of the items that were saved, after the load hooks."""
+        _require_number(len(kept), record, path)
+        if self._load_hooks:
+            keeping = storage.keeping
+            given = self._apply_load_hooks([keeping.give(one) for one in kept], None)
+            kept = [keeping.keep(item) for item in given]
+            if len(kept) != int(record.present.sum()):
+                raise ValueError(_other_number("load", len(kept), int(record.present.sum())))
+        return kept
+
+    def _packed(self, storage: Any, kept: Any) -> Packed:
         """An item of the storage, as it is written."""
         return pack_plainly(kept)
 
     def _unpacked(self, storage: Any, packed: Packed) -> Any:
         """What the storage keeps of an item that was written."""
-        return storage._keep(unpack_plainly(packed))
+        return storage.keeping.keep(unpack_plainly(packed))
 
     def _hooked(self, storage: Any, items: list[Any], path: Path, moment: Moment) -> list[Any]:
         """Items after the save hooks, which are given what `get` gives."""
@@ -144,12 +227,12 @@ class ListStorageCheckpointer(StorageCheckpointerBase):
         shift = moment.head % capacity
         is_full = bool((moment.tickets[shift:] >= 0).any())
         given = self._apply_save_hooks(
-            [storage._give(item) for item in items],
+            [storage.keeping.give(item) for item in items],
             path,
             shift=shift or (capacity if is_full else 0),
             is_full=is_full,
         )
-        kept = [storage._keep(item) for item in given]
+        kept = [storage.keeping.keep(item) for item in given]
         if len(kept) != len(items):
             raise ValueError(_other_number("save", len(kept), len(items)))
         return kept
@@ -169,6 +252,40 @@ class ListStorageCheckpointer(StorageCheckpointerBase):
                 f"{storage.max_size}; load it into a larger one. Nothing was changed"
             )
         return slots, cursor % storage.max_size, shift
+
+
+def _ring_of(storage: Any) -> Ring:
+    ring: Ring | None = storage.ring
+    if ring is None:
+        raise RuntimeError(
+            f"Cannot save a non-initialized storage: nothing was written to {storage.where} yet"
+        )
+    return ring
+
+
+def _record_of(moment: Moment, sources: NDArray[np.int64]) -> Record:
+    capacity = len(moment.tickets)
+    return Record(
+        capacity,
+        (),
+        moment.tickets >= 0,
+        moment.head % capacity,
+        moment.write_count,
+        None,
+        moment.tickets,
+        sources,
+    )
+
+
+def _require_number(found: int, record: Record, path: Path) -> None:
+    """CorruptBufferError where there are more or fewer items than there should be."""
+    expected = int(record.present.sum())
+    if found != expected:
+        raise CorruptBufferError(
+            f"{path}: has {found} items, {expected} belong there; take another copy of the "
+            "checkpoint",
+            path=str(path),
+        )
 
 
 def _other_number(kind: str, found: int, expected: int) -> str:

@@ -101,13 +101,13 @@ def _tell(storage: Any, record: Record, shift: int) -> None:
     if record.sources is not None:
         sources = np.roll(record.sources, -shift)[: ring.capacity]
         held = np.nonzero(sources >= 0)[0]
-        ring.sources[held] = _as_loaded(sources[held])
+        ring.sources[held] = as_loaded(sources[held])
     elements = torch.from_numpy(ring.committed())
     if len(elements):
         storage.notify(storage.index(elements))
 
 
-def _as_loaded(sources: NDArray[np.int64]) -> NDArray[np.uint64]:
+def as_loaded(sources: NDArray[np.int64]) -> NDArray[np.uint64]:
     """Numbers that no client of this buffer has or gets; the same where they were the same."""
     _, numbers = np.unique(sources, return_inverse=True)
     unknown = sources == 0
@@ -136,7 +136,7 @@ def _place(record: Record, slots: int, where: str) -> tuple[np.ndarray[Any, Any]
 
 def require_alone(storage: Any) -> None:
     """BufferInUseError if another handle is open on the storage: it would see a mixture."""
-    engine = getattr(storage, "_engine", None)
+    engine = storage.open_engine
     if engine is None or len(engine.registry.alive()) <= 1:
         return
     pids = engine.registry.pids()

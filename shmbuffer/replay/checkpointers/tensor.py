@@ -108,8 +108,8 @@ class TensorStorageCheckpointer(StorageCheckpointerBase):
             )
         rows = _rows_of(storage)
         storage.engine.flush()
-        moment, record = look_at(rows.ring, rows.leaves)
-        _write_record(record, rows.leaves, folder, live=True)
+        moment = look_at(rows.ring)
+        _write_record(Record.of_moment(moment, rows.leaves), rows.leaves, folder, live=True)
         return moment
 
     def loads(self, storage: Any, path: str | os.PathLike[str]) -> Loaded:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from shmbuffer.replay.storages.masses import require_masses
 from shmbuffer.replay.storages.rows import Drawn, Rows
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ class HeldRows(Rows):
             values = [value.unsqueeze(0) for value in values]
         capacity, lanes = self.ring.capacity, self.ring.lanes
         if priorities is not None:
-            self._check(priorities)  # before anything is claimed
+            require_masses(self.ring, priorities)  # before anything is claimed
         first = -1
         for start in range(0, count, capacity):  # what exceeds the ring is written over by the rest
             part = slice(start, min(start + capacity, count))
@@ -179,20 +180,6 @@ class HeldRows(Rows):
 
     def _settled(self) -> None:
         self._synchronize()
-
-    def _check(self, priorities: NDArray[np.float64]) -> None:
-        """ValueError where one of them is none."""
-        ring = self.ring
-        with np.errstate(over="ignore", invalid="ignore"):
-            mass = (priorities + ring.eps) ** ring.alpha
-        limit = 1e300 / ring.elements
-        fits = (priorities >= 0) & (priorities <= limit) & (mass <= limit)
-        if not fits.all():
-            at = int(fits.argmin())
-            raise ValueError(
-                f"priority {priorities[at]} at position {at} is not a number from 0 to {limit:.0e} "
-                "(also after ** alpha); nothing was changed"
-            )
 
     def _require_owner(self) -> None:
         """RuntimeError in the child of a fork, where there are objects: it has copies of them."""

@@ -102,6 +102,15 @@ def holds(ring: Ring, slots: NDArray[np.int64]) -> NDArray[np.bool_]:
     return np.asarray((ring.words[slots] & 3) == 2)  # COMMITTED
 
 
+def is_one(index: Any) -> bool:
+    """Whether an index names one item, also one in a tuple."""
+    if isinstance(index, tuple) and len(index) == 1:
+        index = index[0]
+    if isinstance(index, (torch.Tensor, np.ndarray)):
+        return index.ndim == 0
+    return isinstance(index, (int, np.integer))
+
+
 def ravel(index: Any, lanes: tuple[int, ...]) -> NDArray[np.int64]:
     """Element indices from what a sample or a write has given out as ``index``.
 
@@ -134,6 +143,23 @@ def ravel(index: Any, lanes: tuple[int, ...]) -> NDArray[np.int64]:
     for size, coordinate in zip(lanes, parts[1:], strict=True):
         flat = flat * size + coordinate
     return np.ascontiguousarray(flat.reshape(-1))
+
+
+def meant(
+    index: Any, generation: Any, lanes: tuple[int, ...]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Elements int64 ``[n]`` and tickets int64 ``[n]``, from the entries of a sample.
+
+    Raises:
+        RuntimeError: their numbers differ.
+    """
+    elements, tickets = ravel(index, lanes), ravel(generation, ())
+    if len(tickets) != len(elements):
+        raise RuntimeError(
+            f"there are {len(tickets)} generations for {len(elements)} items; give those of the "
+            "same sample"
+        )
+    return elements, tickets
 
 
 def unravel(index: torch.Tensor, lanes: tuple[int, ...]) -> tuple[torch.Tensor, ...]:

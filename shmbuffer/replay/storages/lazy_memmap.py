@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from shmbuffer.memory import Engine
-from shmbuffer.memory.cleanup import temporary_directory
 from shmbuffer.replay.storages.lazy_tensor import LazyTensorStorage
-from shmbuffer.replay.storages.ring_storage import RingStorage, check_recorded
+from shmbuffer.replay.storages.location import Location
+from shmbuffer.replay.storages.ring_storage import RingStorage
 from shmbuffer.replay.storages.rows import Rows
 from shmbuffer.replay.storages.tensor import to_device
+
+if TYPE_CHECKING:
+    from shmbuffer.memory import Engine
 
 
 class LazyMemmapStorage(LazyTensorStorage):
@@ -100,24 +102,24 @@ class LazyMemmapStorage(LazyTensorStorage):
         timeout: float = 60.0,
     ) -> None:
         on_cpu = device is None or device == "auto"
+        location = Location.of(
+            scratch_dir,
+            shared_init=shared_init,
+            existsok=existsok,
+            auto_cleanup=auto_cleanup,
+            checksum=checksum,
+            reserve=reserve,
+            timeout=timeout,
+        )
         RingStorage.__init__(
             self,
             max_size,
             ndim=ndim,
             device="cpu" if on_cpu else device,
             compilable=compilable,
+            location=location,
         )
-        self._scratch_dir = None if scratch_dir is None else Path(scratch_dir).absolute()
-        self._shared_init = shared_init
-        self._existsok = existsok
-        self._auto_cleanup = scratch_dir is None if auto_cleanup is None else auto_cleanup
-        self._checksum = checksum
-        self._reserve = reserve
-        self._timeout = timeout
-        # A directory that must not hold a buffer waits for the first write, as in TorchRL; any
-        # other is opened now: what is in it is to be seen, and a temporary one needs its name.
-        if shared_init or (existsok and scratch_dir is not None):
-            self._engine = self._open()
+        self._open_at_once()
 
     @classmethod
     def from_engine(
@@ -130,27 +132,19 @@ class LazyMemmapStorage(LazyTensorStorage):
             device: where samples are sent.
         """
         settings = engine.settings
-        storage = cls(
-            settings.capacity,
-            scratch_dir=engine.path,
-            device=device,
-            ndim=settings.ndim,
-            checksum=settings.checksum,
-            reserve=settings.reserve,
-        )
-        storage._shared_init = True
-        storage._engine = engine
+        storage = cls(settings.capacity, device=device, ndim=settings.ndim)
+        storage._location, storage._engine = Location.of_engine(engine), engine
         return storage
 
     @property
     def scratch_dir(self) -> Path | None:
         """The directory; None in anonymous memory."""
-        return self._scratch_dir if self._engine is None else self._engine.path
+        return self._location.scratch_dir if self._engine is None else self._engine.path
 
     @property
     def shared(self) -> bool:
         """Whether the bytes are in a directory, where any process may open them."""
-        return self._scratch_dir is not None or super().shared
+        return self._location.is_directory
 
     def to_device(self, data: Any) -> Any:
         """``data`` on the storage's device."""
@@ -164,27 +158,4 @@ class LazyMemmapStorage(LazyTensorStorage):
     def open_there(self) -> None:
         """Open what ``scratch_dir`` has, whatever ``existsok`` says: for a load in place."""
         if self._engine is None:
-            before, self._existsok = self._existsok, True
-            try:
-                self._engine = self._open()
-            finally:
-                self._existsok = before
-
-    def _open(self) -> Engine:
-        if self._scratch_dir is None and not self._shared_init:
-            return Engine.anonymous(self._settings(checksum=False, reserve=False))
-        existing: Literal["attach", "error", "adopt"] = "adopt" if self._existsok else "error"
-        engine = Engine.open(
-            temporary_directory() if self._scratch_dir is None else self._scratch_dir,
-            self._settings(checksum=self._checksum, reserve=self._reserve),
-            existing="attach" if self._shared_init else existing,
-            timeout=self._timeout,
-            temporary=self._scratch_dir is None and self._auto_cleanup,
-            auto_cleanup=self._auto_cleanup,
-        )
-        try:
-            check_recorded(engine.settings, self._max_size, self.ndim, str(engine.path))
-        except BaseException:
-            engine.close()
-            raise
-        return engine
+            self._engine = self._location.taken_as_it_is.open(self._settings())

@@ -2,33 +2,64 @@
 
 from __future__ import annotations
 
-from typing import Any
+import os
+from typing import TYPE_CHECKING, Any
 
 import torch
 from tensordict import LazyStackedTensorDict
 
 from shmbuffer.replay.batches import stack_lazily
-from shmbuffer.replay.storages.list import ListStorage
+from shmbuffer.replay.storages.fetched import Fetched
+from shmbuffer.replay.storages.location import Location
 from shmbuffer.replay.storages.placing import is_int
+from shmbuffer.replay.storages.ragged_output import PadOutput
+from shmbuffer.replay.storages.record_list import RecordList
+
+if TYPE_CHECKING:
+    from shmbuffer.memory import Engine
 
 
-class LazyStackStorage(ListStorage):
+class LazyStackStorage(RecordList):
     """TensorDicts or tensorclasses of any shapes and keys, with text and other objects in them.
 
     Several items are given as one lazy stack: shapes that differ show as -1, text is a
     NonTensorStack, and ``densify()`` makes nested tensors of it. Nothing is copied for that; an
     entry that is set in the stack is not set in the items.
 
+    Without ``scratch_dir`` and ``shared_init`` it is a list of this process: any Python objects in
+    the items, no copies, no limit needed; it cannot be passed to another process (RuntimeError).
+
+    With one of them items are *records* in a ring of bytes, which any number of processes write
+    and read, and which survives them; see `RecordList` for what that means.
+
     Args:
-        max_size: capacity; None is without a limit.
+        max_size: capacity in items; None is without a limit, in one process.
         compilable: accepted; `torch.compile` leaves the native calls alone either way.
         stack_dim: dimension of the stack in the batch dimensions of a sample; negative counts from
             their end.
-        device: where items are sent when they are written; None leaves them where they are.
+        device: where items are sent when they are written, None leaves them where they are; of
+            records: where they are sent when they are read, None is the CPU.
+        scratch_dir: the directory of the files.
+        shared_init: see the table of `LazyMemmapStorage`.
+        max_bytes: capacity in bytes, of records, headers included; needed with a directory. The
+            oldest items go when either capacity is reached.
+        existsok: see the table of `LazyMemmapStorage`.
+        auto_cleanup: see `LazyMemmapStorage`.
+        checksum: see `LazyMemmapStorage`.
+        reserve: see `LazyMemmapStorage`.
+        timeout: see `LazyMemmapStorage`.
+        pad_output: what a batch of a buffer is, instead of a lazy stack. A number: dense, with that
+            number behind the end of what is shorter, and a mask under ``"mask"``. ``"nested"``:
+            nested tensors. More of both: the arguments of `pad` (``{"value": 0, "mask_key":
+            {"tokens": "mask"}}``), or of `densify` (``{"keys": ["tokens"]}``).
 
-    It cannot be passed to another process (RuntimeError).
+    Raises:
+        ValueError: a directory without ``max_size`` or ``max_bytes``; or ``max_bytes`` without one.
+        TypeError: ``pad_output`` is something else.
+        SchemaMismatchError, ...: see `LazyMemmapStorage`.
 
-    Cost: a shallow copy an item; reading an entry of the stack stacks it.
+    Cost: in one process a shallow copy an item; of records a copy of their bytes. Reading an entry
+        of the stack stacks it.
 
     Example:
         >>> import torch
@@ -44,6 +75,8 @@ class LazyStackStorage(ListStorage):
     Source: ``torchrl.data.LazyStackStorage``.
     """
 
+    family = "LazyStackStorage"
+
     def __init__(
         self,
         max_size: int | None = None,
@@ -51,9 +84,61 @@ class LazyStackStorage(ListStorage):
         compilable: bool = False,
         stack_dim: int = 0,
         device: torch.device | str | int | None = None,
+        scratch_dir: str | os.PathLike[str] | None = None,
+        shared_init: bool = False,
+        max_bytes: int | None = None,
+        existsok: bool = False,
+        auto_cleanup: bool | None = None,
+        checksum: bool = True,
+        reserve: bool = True,
+        timeout: float = 60.0,
+        pad_output: PadOutput = None,
     ) -> None:
-        super().__init__(max_size, compilable=compilable, device=device)
+        location = Location.of(
+            scratch_dir,
+            shared_init=shared_init,
+            existsok=existsok,
+            auto_cleanup=auto_cleanup,
+            checksum=checksum,
+            reserve=reserve,
+            timeout=timeout,
+        )
         self.stack_dim = int(stack_dim)
+        self._be(
+            max_size,
+            device=device,
+            compilable=compilable,
+            location=location,
+            max_bytes=max_bytes,
+            pad_output=pad_output,
+        )
+
+    @classmethod
+    def from_engine(
+        cls,
+        engine: Engine,
+        *,
+        device: torch.device | str | int | None = None,
+        pad_output: PadOutput = None,
+    ) -> LazyStackStorage:
+        """The storage of a buffer that is open already, as ``attach`` and the coordinator have it.
+
+        Args:
+            engine: the open handle; the storage owns it from now on.
+            device: where samples are sent.
+            pad_output: see the class.
+        """
+        storage = cls.__new__(cls)
+        storage.stack_dim = int(cls.recorded_in(engine).get("stack_dim", 0))
+        storage._be_at(engine, device=device, pad_output=pad_output)
+        return storage
+
+    def put(self, cursor: Any, data: Any, *, in_place: bool) -> None:
+        """See `Serving.put`. A stack from `get` is taken apart along its own dimension."""
+        if isinstance(data, LazyStackedTensorDict) and not is_int(cursor):
+            dim = self.stack_dim + (data.batch_dims if self.stack_dim < 0 else 0)
+            data = list(data.tensordicts) if dim == data.stack_dim else data
+        super().put(cursor, data, in_place=in_place)
 
     def get(self, index: Any) -> Any:
         """The item at an int; a lazy stack of items at anything else.
@@ -66,16 +151,16 @@ class LazyStackStorage(ListStorage):
             EmptyBufferError: a slice or mask without any item.
             TypeError: an item is no TensorDict, tensorclass or tensor.
         """
-        found = super().get(index)
-        return stack_lazily(found, self.stack_dim) if type(found) is list else found
+        return super().get(index)
 
-    def put(self, cursor: Any, data: Any, *, in_place: bool) -> None:
-        """See `ListStorage.put`. A stack from `get` is taken apart along its own dimension."""
-        if isinstance(data, LazyStackedTensorDict) and not is_int(cursor):
-            dim = self.stack_dim + (data.batch_dims if self.stack_dim < 0 else 0)
-            data = list(data.tensordicts) if dim == data.stack_dim else data
-        super().put(cursor, data, in_place=in_place)
+    def uncollated(self, data: Any) -> Any:
+        """See `Serving.uncollated`: a lazy stack."""
+        if isinstance(data, Fetched):
+            return data.stacked(self.stack_dim)
+        return stack_lazily(data, self.stack_dim) if type(data) is list else data
 
-    def collate(self, items: Any) -> Any:
-        """What `get` gives is a batch already."""
-        return items
+    def _collate(self, data: Any) -> Any:
+        return self.uncollated(data)
+
+    def _recorded(self) -> dict[str, Any]:
+        return {"stack_dim": self.stack_dim}

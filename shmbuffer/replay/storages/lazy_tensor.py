@@ -7,8 +7,7 @@ from typing import Any
 
 import torch
 
-from shmbuffer.memory import Engine
-from shmbuffer.memory.cleanup import temporary_directory
+from shmbuffer.replay.storages.location import Location
 from shmbuffer.replay.storages.ring_storage import RingStorage
 from shmbuffer.replay.storages.rows import Rows
 from shmbuffer.replay.storages.tensor import TensorStorage
@@ -74,31 +73,21 @@ class LazyTensorStorage(TensorStorage):
         cleanup_memmap: bool = True,
     ) -> None:
         self.consolidated = bool(consolidated)
-        RingStorage.__init__(self, max_size, ndim=ndim, device=device, compilable=compilable)
-        self._shared_init = shared_init
-        self._auto_cleanup = cleanup_memmap
+        location = Location(shared_init=bool(shared_init), auto_cleanup=bool(cleanup_memmap))
+        RingStorage.__init__(
+            self, max_size, ndim=ndim, device=device, compilable=compilable, location=location
+        )
         if shared_init and not self._on_cpu(self.device):
             raise ValueError(
                 f"LazyTensorStorage(shared_init=True, device={device!r}): other processes cannot "
                 "see this process's GPU memory; leave device='cpu', and send samples to the GPU"
             )
-        if shared_init:  # at once: the directory's name is what other processes are given
-            self._engine = self._open()
-
-    def _open(self) -> Engine:
-        if not self._shared_init:
-            return super()._open()
-        return Engine.open(
-            temporary_directory(),
-            self._settings(),
-            temporary=self._auto_cleanup,
-            auto_cleanup=self._auto_cleanup,
-        )
+        self._open_at_once()
 
     def _define(self, data: Any, single: bool) -> Rows:
         device = self.device if self.device is not None else _device_of(data)
         leaves = self._described(data, single)
-        if self._on_cpu(device) and (self._shared_init or leaves.node.private() is None):
+        if self._on_cpu(device) and (self._location.shared_init or leaves.node.private() is None):
             self.device = device
             return super()._define(data, single)
         self.device = device

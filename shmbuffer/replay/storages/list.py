@@ -1,51 +1,40 @@
-"""The storage for anything: Python objects in a list, of this process."""
+"""The storage for anything: items in a list, as they are, compressed, or as records."""
 
 from __future__ import annotations
 
-import os
-import threading
-import weakref
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from shmbuffer.memory import Engine, Schema, Settings
-from shmbuffer.memory.growth import grow
-from shmbuffer.replay.batches import collate, unbound
+from shmbuffer.replay.batches import collate
 from shmbuffer.replay.checkpointers.list import ListStorageCheckpointer
+from shmbuffer.replay.checkpointers.record_image import RecordImage
+from shmbuffer.replay.checkpoints import has_its_own
 from shmbuffer.replay.eager import eager
-from shmbuffer.replay.nodes import is_collection
-from shmbuffer.replay.storages.indexing import holds, select
-from shmbuffer.replay.storages.list_places import places_of
+from shmbuffer.replay.storages.editing import changes_of, edited
+from shmbuffer.replay.storages.fetched import Fetched
+from shmbuffer.replay.storages.indexing import extent, is_one, meant
+from shmbuffer.replay.storages.keeping import Keeping
+from shmbuffer.replay.storages.object_shelf import ObjectShelf
+from shmbuffer.replay.storages.on_ring import OnRing
 from shmbuffer.replay.storages.placing import is_int
-from shmbuffer.replay.storages.storage import Storage
-from shmbuffer.replay.storages.tensor import to_device
+from shmbuffer.replay.storages.record_codec import RecordCodec
+from shmbuffer.replay.storages.record_shelf import RecordShelf
+from shmbuffer.replay.storages.serving import Drawn
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from shmbuffer.memory import Moment, Ring
+    from shmbuffer.memory import Engine, Ring
+    from shmbuffer.replay.storages.shelf import Contents, Shelf
 
 UNLIMITED: int = torch.iinfo(torch.int64).max
 """What ``max_size`` shows where there is no limit, as in TorchRL."""
 
-_WHOLE = 2**20  # a ring of up to so many slots is made at once; others begin small and grow
-_FIRST = 2**10
 
-
-class Contents(NamedTuple):
-    """Everything in a list storage, of one moment."""
-
-    items: list[Any]
-    """As they are kept, in storage order."""
-    slots: NDArray[np.int64]
-    """int64[n]: where each of them is."""
-    moment: Moment
-    """The ring: order, priorities, position and counts."""
-
-
-class ListStorage(Storage):
+class ListStorage(OnRing):
     """Items as they are, in a list: any Python objects.
 
     A ring without leaves keeps their order and priorities, so that every sampler works here.
@@ -74,8 +63,11 @@ class ListStorage(Storage):
     Source: ``torchrl.data.ListStorage``.
     """
 
-    lanes: tuple[int, ...] = ()
     _default_checkpointer = ListStorageCheckpointer
+    _instead = (
+        "use a LazyMemmapStorage with a scratch_dir and shared_init=True, or a LazyTensorStorage, "
+        "for tensors that processes share"
+    )
 
     def __init__(
         self,
@@ -84,61 +76,97 @@ class ListStorage(Storage):
         compilable: bool = False,
         device: torch.device | str | int | None = None,
     ) -> None:
-        super().__init__(UNLIMITED if max_size is None else max_size, compilable=compilable)
+        OnRing.__init__(self, UNLIMITED if max_size is None else max_size, compilable=compilable)
         self.device = None if device is None else torch.device(device)
-        capacity = self._max_size if self._max_size <= _WHOLE else _FIRST
-        self._engine = Engine.anonymous(Settings(capacity=capacity, checksum=False, reserve=False))
-        self._ring: Ring = self._engine.define(Schema((), capacity, (), {"kind": "leaf"}))
-        self._pid = os.getpid()
-        self._items: list[Any] = []  # by slot
-        # From claim to commit, and around a read: the list and the words belong together.
-        self._claim = threading.RLock()
-        self._table_owner: weakref.ref[Any] | None = None
+        self._shelf: Shelf = self._made_shelf()
+
+    def _made_shelf(self) -> Shelf:
+        """Where the items are."""
+        keeping = self._made_keeping()
+        return ObjectShelf(type(self).__name__, self._max_size, keeping, self._instead)
+
+    def _made_keeping(self) -> Keeping:
+        """What is kept of an item in this process."""
+        return Keeping(self.device)
 
     @property
-    def ring(self) -> Ring:
+    def engine(self) -> Engine:
+        """The process's handle."""
+        engine = self._shelf.engine
+        if engine is None:
+            raise RuntimeError(
+                f"a {type(self).__name__} holds objects of this process; {self._instead}"
+            )
+        return engine
+
+    @property
+    def open_engine(self) -> Engine | None:
+        """See `Serving.open_engine`."""
+        return self._shelf.engine
+
+    @property
+    def ring(self) -> Ring | None:
         """The ring of the items. It is the same object also after it has grown.
 
         Raises:
             RuntimeError: in the child of a fork.
         """
-        if os.getpid() != self._pid:
-            raise RuntimeError(
-                f"this {type(self).__name__} came through a fork, and its items belong to process "
-                f"{self._pid}; {self._instead()}"
-            )
-        return self._ring
+        return self._shelf.ring
+
+    @property
+    def record_shelf(self) -> RecordShelf | None:
+        """The records; None of a list in one process."""
+        return self._shelf if isinstance(self._shelf, RecordShelf) else None
+
+    @property
+    def draws_natively(self) -> bool:
+        """See `Serving.draws_natively`."""
+        return self._shelf.shares and not has_its_own(self, "get")
+
+    @property
+    def writes_natively(self) -> bool:
+        """See `Serving.writes_natively`."""
+        return not any(has_its_own(self, name) for name in ("get", "set", "append"))
 
     # -- writing -------------------------------------------------------------------------------
 
-    @eager
-    def append(self, data: Any, single: bool = False) -> tuple[int, int]:
+    def append(
+        self, data: Any, single: bool = False, priorities: NDArray[np.float64] | None = None
+    ) -> tuple[int, int]:
         """Write behind what was written last: one item, or all of a list or batch.
 
         Args:
             data: one item where ``single``; else a list or other iterable of items, a tensor, array
                 or TensorDict that is taken apart along its first dimension.
             single: see there.
+            priorities: raw, float64, one for each item; None gives the largest that the buffer has
+                seen.
 
         Returns:
             The slot of the first, and how many.
 
         Raises:
             TypeError: a PyTree, which has no items of its own; nothing was changed.
+            ValueError: a priority is none; nothing was changed.
         """
-        items = [self._keep(item) for item in ([data] if single else unbound(data))]
-        with self._claim:
-            ring, count = self.ring, len(items)
-            if ring.capacity < self._max_size:
-                self._reach(ring.cursor + count + 1)  # never round, as long as there is room
-            first = ring.cursor
-            for start in range(0, count, ring.capacity):
-                part = items[start : start + ring.capacity]
-                ticket = ring.claim(len(part))
-                self._fill((ticket + np.arange(len(part))) % ring.capacity, part)
-        if self._watchers and items:
+        is_first = self._shelf.ring is None
+        first, count = self._shelf.append(data, single, priorities)
+        if is_first:
+            self._is_open()
+        if self._watchers and count:
             self.notify(self.written(first, count))
         return first, count
+
+    def prepare(self, data: Any, single: bool) -> None:
+        """See `Serving.prepare`."""
+        if self._shelf.ring is None:
+            self._shelf.prepare(data, single)
+            self._is_open()
+
+    def _is_open(self) -> None:
+        """Tell who waits for the first write that it was done."""
+        if self._shelf.ring is not None:
+            self._tell_readers()
 
     def written(self, first: int, count: int, *, single: bool = False) -> int | torch.Tensor:
         """The index that a write returns, from what `append` gave: int64 ``[count]``, or an int."""
@@ -167,45 +195,13 @@ class ListStorage(Storage):
         self.put(cursor, data, in_place=False)
 
     def put(self, cursor: Any, data: Any, *, in_place: bool) -> None:
-        """`set`, and with ``in_place`` a change of the items that are there."""
-        single = is_int(cursor)
-        is_sequence = type(data) is tuple and not single
-        items = [data] if single else list(data) if is_sequence else unbound(data)
-        items = [self._keep(item) for item in items]
-        with self._claim:
-            slots = places_of(cursor, len(items), len(self), self._max_size)
-            kept = dict(zip(slots, items, strict=True))  # the last wins
-            if not kept:
-                return
-            self._reach(max(kept) + 1)
-            unique = np.array(list(kept), dtype=np.int64)
-            present = holds(self.ring, unique)
-            for which, keeps in ((present, in_place), (~present, False)):
-                if which.any():
-                    part = unique[which]
-                    self.ring.claim_slots(part, in_place=keeps)
-                    self._fill(part, [kept[slot] for slot in part.tolist()])
-        if self._watchers and not in_place:
-            self.notify(torch.from_numpy(unique))
-
-    def _reach(self, end: int) -> None:
-        """Have slots up to ``end``, as far as the storage goes; while holding the claim."""
-        capacity = self.ring.capacity
-        if end > capacity and capacity < self._max_size:
-            wanted = max(2 * capacity, 1 << (end - 1).bit_length())
-            self._engine = grow(self._engine, min(wanted, self._max_size))
-
-    def _fill(self, slots: NDArray[np.int64], items: list[Any]) -> None:
-        """Put items into slots that are claimed, and commit."""
-        missing = int(slots.max()) + 1 - len(self._items)
-        self._items.extend([None] * missing)
-        for slot, item in zip(slots.tolist(), items, strict=True):
-            self._items[slot] = item
-        self._ring.commit()
-
-    def _keep(self, item: Any) -> Any:
-        """What is kept of an item."""
-        return item if self.device is None else to_device(item, self.device)
+        """See `Serving.put`."""
+        is_first = self._shelf.ring is None
+        slots = self._shelf.put(cursor, data, in_place=in_place)
+        if is_first:
+            self._is_open()
+        if self._watchers and not in_place and len(slots):
+            self.notify(torch.from_numpy(slots))
 
     # -- reading -------------------------------------------------------------------------------
 
@@ -221,23 +217,35 @@ class ListStorage(Storage):
             IndexError: a place without an item. A slice leaves such places out.
             RuntimeError: more than one dimension.
         """
-        if isinstance(index, tuple) and len(index) == 1:
-            index = index[0]
-        with self._claim:
-            selection = None if isinstance(index, tuple) else select(index, self.ring, ())
-            if selection is None or len(selection.lead) > 1:
-                raise RuntimeError(f"a {type(self).__name__} has one dimension, got {index!r}")
-            kept = [self._items[at] for at in selection.elements.tolist()]
-        items = [self._give(one) for one in kept]
-        return items if selection.lead else items[0]
+        return self.uncollated(self._shelf.fetch(index))
 
-    def _give(self, kept: Any) -> Any:
-        """The item, from what is kept of it."""
-        return kept
+    def fetch(self, index: Any, *, dim_extend: int = 0, views: bool | None = None) -> Any:
+        """See `Serving.fetch`; ``views`` has no meaning here."""
+        return self.get(index) if has_its_own(self, "get") else self._shelf.fetch(index)
+
+    def fetch_held(self, index: Any, tickets: torch.Tensor) -> Any:
+        """See `Serving.fetch_held`."""
+        return self._shelf.fetch_held(index, tickets)
+
+    def draw(self, count: int, key: int, beta: float | None) -> Drawn:
+        """See `Serving.draw`."""
+        return self._shelf.draw(count, key, beta)
 
     def collate(self, items: Any) -> Any:
         """A batch from what `get` gives for several; see `shmbuffer.replay.batches.collate`."""
-        return collate(items)
+        return collate(self.uncollated(items))
+
+    def uncollated(self, data: Any) -> Any:
+        """See `Serving.uncollated`: a list of items."""
+        return data.items() if isinstance(data, Fetched) else data
+
+    def iter_in_order(self, chunk: int) -> Iterator[Any]:
+        """See `Serving.iter_in_order`."""
+        ring = self.ring
+        for start in range(0, 0 if ring is None else extent(ring), chunk):
+            found = self.fetch(slice(start, start + chunk))
+            if len(found):  # there may be none in some places, where others write
+                yield found
 
     def contains(self, item: Any) -> Any:
         """Whether there is an item at ``item``.
@@ -251,26 +259,41 @@ class ListStorage(Storage):
         Raises:
             TypeError: something else: it is places that are looked for, not items.
         """
-        if isinstance(item, torch.Tensor) and item.dim():
-            there = [self.contains(one) for one in item.reshape(-1).tolist()]
-            return torch.tensor(there, dtype=torch.bool, device=item.device).view(item.shape)
-        if not is_int(item):
-            raise TypeError(
-                f"a {type(self).__name__} contains places, ints or a tensor of them, got {item!r}"
-            )
-        slot, ring = int(item), self.ring
-        if slot < 0:
-            slot += len(self)
-        return 0 <= slot < ring.capacity and bool(holds(ring, np.array([slot]))[0])
+        if isinstance(item, torch.Tensor) or is_int(item):
+            return super().contains(item)
+        raise TypeError(
+            f"a {type(self).__name__} contains places, ints or a tensor of them, got {item!r}"
+        )
+
+    # -- changing ------------------------------------------------------------------------------
+
+    def change(
+        self, index: Any, value: Any, path: tuple[str, ...] | None, *, dim_extend: int = 0
+    ) -> None:
+        """See `Serving.change`."""
+        if path is None:
+            self[index] = value
+            return
+        single = is_one(index)
+        self._shelf.change(
+            index, lambda row, item: edited(item, {path: value}, None if single else row)
+        )
+
+    def change_if_present(self, index: Any, generation: Any, patch: Any) -> NDArray[np.bool_]:
+        """See `Serving.change_if_present`."""
+        if not isinstance(self._shelf, RecordShelf):
+            return super().change_if_present(index, generation, patch)
+        elements, tickets = meant(index, generation, ())
+        changes = changes_of(patch)
+        return self._shelf.change_held(
+            elements, tickets, lambda row, item: edited(item, changes, row)
+        )
 
     # -- the rest ------------------------------------------------------------------------------
 
     def copy_out(self) -> Contents:
         """Everything in here, of one moment. The items themselves, not copies."""
-        with self._claim:
-            moment = self.ring.copy_out(())
-            slots = np.nonzero(moment.tickets >= 0)[0]
-            return Contents([self._items[slot] for slot in slots.tolist()], slots, moment)
+        return self._shelf.copy_out()
 
     def copy_in(
         self,
@@ -295,34 +318,23 @@ class ListStorage(Storage):
         Raises:
             IndexError: there is no room for them; nothing was changed.
         """
-        if len(slots) and int(slots.max()) >= self._max_size:
-            raise IndexError(
-                f"{len(items)} items cannot be loaded into a {type(self).__name__} of max_size "
-                f"{self._max_size}"
-            )
-        with self._claim:
-            ring = self.ring
-            self._reach(max([cursor, *slots.tolist()]) + 1)
-            ring.empty()
-            self._items = []
-            if len(slots):
-                ring.claim_slots(slots, in_place=False)
-                self._fill(slots, items)
-            ring.restore(cursor % ring.capacity, write_count, max_priority)
-            if priorities is not None:
-                known = ~np.isnan(priorities)
-                ring.update(slots[known], np.ascontiguousarray(priorities[known]))
+        self._shelf.copy_in(
+            items,
+            slots,
+            cursor=cursor,
+            write_count=write_count,
+            priorities=priorities,
+            max_priority=max_priority,
+        )
+
+    @property
+    def keeping(self) -> Keeping:
+        """What is kept of an item in this process: of records nothing, they are the items."""
+        return self._shelf.keeping if isinstance(self._shelf, ObjectShelf) else Keeping(None)
 
     def state_dict(self) -> dict[str, Any]:
-        """The items (not copies), where they are, and the size of the ring."""
-        contents = self.copy_out()
-        capacity = len(contents.moment.tickets)
-        return {
-            "_list": [self._saved(kept) for kept in contents.items],
-            "_index": torch.from_numpy(contents.slots),
-            "_cursor": contents.moment.head % capacity,
-            "_capacity": capacity,
-        }
+        """The items (not copies), or records; where they are, and the size of the ring."""
+        return self._shelf.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """What `state_dict` gave, in place of what is there. Tensors in the items are copied.
@@ -331,66 +343,64 @@ class ListStorage(Storage):
 
         Raises:
             IndexError: it has more items than there is room for; nothing was changed.
+            ValueError: its records have more bytes than there is room for; nothing was changed.
         """
-        items, slots = state_dict["_list"], state_dict["_index"].numpy()
-        cursor, capacity = int(state_dict["_cursor"]), int(state_dict["_capacity"])
-        if len(items) == capacity < self._max_size:
+        slots, capacity = state_dict["_index"].numpy(), int(state_dict["_capacity"])
+        cursor, count = int(state_dict["_cursor"]), len(slots)
+        if count == capacity < self._max_size:
             cursor = capacity
-        with self._claim:
-            if self._max_size > _WHOLE:
-                self._reach(min(capacity, self._max_size))
-            kept = [self._loaded(item) for item in items]
-            self.copy_in(kept, slots, cursor=cursor, write_count=len(items))
+        self._shelf.make_room(capacity)
+        if "_records" in state_dict:
+            image = RecordImage.of_state(state_dict["_records"], slots)
+            self.load_image(image, slots, cursor=cursor, write_count=count)
+            return
+        kept = self._loaded(state_dict["_list"])
+        self._shelf.copy_in(kept, slots, cursor=cursor, write_count=count)
 
-    def _saved(self, kept: Any) -> Any:
-        """What a state has of an item."""
-        return kept
+    def load_image(
+        self, image: RecordImage, slots: NDArray[np.int64], *, cursor: int, write_count: int
+    ) -> None:
+        """Replace everything in here with records: as they are, or with the items that they are.
 
-    def _loaded(self, saved: Any) -> Any:
-        """What is kept of an item of a state."""
-        return self._keep(_cloned(saved))
+        Args:
+            image: the records.
+            slots: int64 ``[n]``: where each of them goes.
+            cursor: slot of the next item.
+            write_count: items written so far.
+        """
+        if isinstance(self._shelf, RecordShelf):
+            self._shelf.load(image, slots, cursor=cursor, write_count=write_count)
+            return
+        codec = self.codec_for(image.dictionary)
+        kept = [self.keeping.keep(item) for part in image.items(codec) for item in part]
+        self._shelf.copy_in(kept, slots, cursor=cursor, write_count=write_count)
+
+    def codec_for(self, dictionary: bytes | None) -> RecordCodec:
+        """What reads records that were compressed with this dictionary."""
+        codec = self._made_codec()
+        if dictionary is not None:
+            codec.use(dictionary)
+        return codec
+
+    def _loaded(self, saved: list[Any]) -> list[Any]:
+        """What is kept of the items of a state."""
+        return [self.keeping.loaded(item) for item in saved]
+
+    def _made_codec(self) -> RecordCodec:
+        """Items to records and back."""
+        return RecordCodec(device=self.device)
+
+    def forget(self, *, keep_write_count: bool) -> None:
+        """Forget every item."""
+        self._shelf.forget(keep_write_count=keep_write_count)
+
+    def _empty(self) -> None:
+        self.forget(keep_write_count=False)
 
     def close(self) -> None:
         """Drop the items."""
-        self._engine.close()
-        self._items = []
-
-    def _empty(self, keep_write_count: bool = False) -> None:
-        with self._claim:
-            self.ring.empty(keep_write_count=keep_write_count)
-            self._items = []
-
-    @eager
-    def __len__(self) -> int:
-        """Items that are there."""
-        return self.ring.length
+        self._shelf.close()
 
     def __repr__(self) -> str:
         limit = "None" if self._max_size == UNLIMITED else self._max_size
         return f"{type(self).__name__}(max_size={limit}, len={len(self)})"
-
-    def __getstate__(self) -> dict[str, Any]:
-        raise RuntimeError(
-            f"a {type(self).__name__} holds objects of this process and cannot be passed to "
-            f"another one; {self._instead()}, or save it with state_dict() or dumps()"
-        )
-
-    @staticmethod
-    def _instead() -> str:
-        return (
-            "use a LazyMemmapStorage with a scratch_dir and shared_init=True, or a "
-            "LazyTensorStorage, for tensors that processes share"
-        )
-
-
-def _cloned(item: Any) -> Any:
-    """An item whose tensors are copies."""
-    if isinstance(item, torch.Tensor) or is_collection(item):
-        return item.clone()
-    if isinstance(item, np.ndarray):
-        return item.copy()
-    if type(item) is dict:
-        return {key: _cloned(value) for key, value in item.items()}
-    if type(item) in (tuple, list):
-        return type(item)(_cloned(value) for value in item)
-    return item

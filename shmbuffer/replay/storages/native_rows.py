@@ -41,6 +41,11 @@ class NativeRows(Rows):
         addresses, kept, count = self.leaves.match(data, single)
         if not count:
             return self.ring.head, 0
+        if priorities is not None and priorities.size != count * self.ring.width:
+            raise ValueError(
+                f"{self.leaves.where}: {priorities.size} priorities were given for "
+                f"{count * self.ring.width} items; nothing was changed"
+            )
         given = None if priorities is None else address_of(priorities)
         first = self.ring.write(addresses, count, given)
         del kept, priorities  # the bytes were ours to read until here

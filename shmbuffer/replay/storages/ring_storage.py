@@ -12,14 +12,13 @@ from __future__ import annotations
 
 import math
 import os
-import weakref
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from shmbuffer.errors import EmptyBufferError, SchemaMismatchError, SpaceError
+from shmbuffer.errors import EmptyBufferError, SpaceError
 from shmbuffer.memory import Engine, Settings
 from shmbuffer.replay.batches import stack
 from shmbuffer.replay.checkpointers.tensor import TensorStorageCheckpointer
@@ -28,13 +27,16 @@ from shmbuffer.replay.keys import OWN_KEYS
 from shmbuffer.replay.leaves import Leaves
 from shmbuffer.replay.nodes import is_collection
 from shmbuffer.replay.storages.held_rows import HeldRows
-from shmbuffer.replay.storages.indexing import extent, holds, ravel, unravel
+from shmbuffer.replay.storages.indexing import extent, meant, ravel, select, unravel
+from shmbuffer.replay.storages.location import Location, unmade
 from shmbuffer.replay.storages.native_rows import NativeRows
+from shmbuffer.replay.storages.on_ring import OnRing
+from shmbuffer.replay.storages.patching import change_entries
 from shmbuffer.replay.storages.placing import as_batch, is_int, place, slots_of, widened
 from shmbuffer.replay.storages.reading import everything, fetch
 from shmbuffer.replay.storages.rows import Rows
+from shmbuffer.replay.storages.serving import Drawn
 from shmbuffer.replay.storages.state import example_of, load_state, state_of
-from shmbuffer.replay.storages.storage import Storage
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -42,8 +44,8 @@ if TYPE_CHECKING:
     from shmbuffer.memory import Ring
 
 
-class RingStorage(Storage):
-    """The common part of the storages that lie on a ring.
+class RingStorage(OnRing):
+    """The common part of the storages of columns: items of one form, a leaf a column.
 
     Args:
         max_size: capacity in elements; with ``ndim > 1`` rounded up to whole slots at the first
@@ -51,8 +53,10 @@ class RingStorage(Storage):
         ndim: leading dimensions of the data that belong to the storage.
         device: where samples are.
         compilable: accepted; `torch.compile` leaves the native calls alone either way.
+        location: where the bytes are; None is anonymous memory.
     """
 
+    _location: Location
     _default_checkpointer = TensorStorageCheckpointer
 
     def __init__(
@@ -62,6 +66,7 @@ class RingStorage(Storage):
         ndim: int = 1,
         device: torch.device | str | None = "cpu",
         compilable: bool = False,
+        location: Location | None = None,
     ) -> None:
         super().__init__(max_size, compilable=compilable)
         if ndim < 1:
@@ -75,9 +80,7 @@ class RingStorage(Storage):
         self._engine: Engine | None = None
         self._pid = os.getpid()
         self._rows: Rows | None = None
-        self._readers: list[weakref.ref[Any]] = []  # buffers, told once the ring is there
-        # The sampler whose priorities the ring keeps.
-        self._table_owner: weakref.ref[Any] | None = None
+        self._location = Location() if location is None else location
 
     # -- engine and ring -----------------------------------------------------------------------
 
@@ -92,7 +95,17 @@ class RingStorage(Storage):
         if self._engine is None:
             if os.getpid() != self._pid:
                 raise RuntimeError(f"{self._not_yet()}; this is the child of a fork")
-            self._engine = self._open()
+            self._engine = self._location.open(self._settings())
+        return self._engine
+
+    def _open_at_once(self) -> None:
+        """Open the location, if it is one that does not wait for the first write."""
+        if self._location.opens_at_once:
+            self._engine = self._location.open(self._settings())
+
+    @property
+    def open_engine(self) -> Engine | None:
+        """See `Serving.open_engine`."""
         return self._engine
 
     @property
@@ -136,20 +149,24 @@ class RingStorage(Storage):
         return self._max_size if rows is None else rows.ring.elements
 
     @property
-    def shared(self) -> bool:
-        """Whether the bytes are in a directory, where any process may open them."""
-        return self._engine is not None and self._engine.shared
-
-    @property
     def initialized(self) -> bool:
         """Whether somebody has written, so that the leaves are known."""
         return self.rows is not None
 
     @property
-    def where(self) -> str:
-        """The buffer's name in messages."""
-        path = None if self._engine is None else self._engine.path
-        return "this buffer" if path is None else str(path)
+    def draws_natively(self) -> bool:
+        """See `Serving.draws_natively`: nobody has put a ``get`` of their own in between."""
+        return type(self).get is RingStorage.get
+
+    @property
+    def writes_natively(self) -> bool:
+        """See `Serving.writes_natively`: nobody has put a ``set`` of their own in between."""
+        return self.draws_natively and type(self).set is RingStorage.set
+
+    @property
+    def tracks_generations(self) -> bool:
+        """See `Serving.tracks_generations`."""
+        return self.draws_natively
 
     def __repr__(self) -> str:
         rows = self.rows
@@ -162,12 +179,6 @@ class RingStorage(Storage):
             f"{type(self).__name__}(data={data}, shape={shape}, len={len(self)}, "
             f"max_size={self.max_size})"
         )
-
-    @eager
-    def __len__(self) -> int:
-        """Elements that are there: committed, and not emptied since."""
-        rows = self.rows
-        return 0 if rows is None else rows.ring.length
 
     def allow(self, keys: frozenset[str]) -> None:
         """Let root entries come along that are no leaves; they are not stored."""
@@ -225,7 +236,7 @@ class RingStorage(Storage):
         self.put(cursor, data, in_place=False)
 
     def put(self, cursor: Any, data: Any, *, in_place: bool) -> None:
-        """`set`, and with ``in_place`` a change of the items that are there."""
+        """See `Serving.put`."""
         single = is_int(cursor)
         rows = self.rows
         if type(data) is list and not single and (rows is None or rows.leaves.node.kind != "list"):
@@ -241,6 +252,30 @@ class RingStorage(Storage):
             width = rows.ring.lanes
             elements = torch.from_numpy((slots[:, None] * width + np.arange(width)).ravel())
             self.notify(self.index(elements))
+
+    def knows(self, path: tuple[str, ...]) -> bool:
+        """See `Serving.knows`."""
+        return any(leaf.path[: len(path)] == path for leaf in self._need_rows().leaves.leaves)
+
+    def change(
+        self, index: Any, value: Any, path: tuple[str, ...] | None, *, dim_extend: int = 0
+    ) -> None:
+        """See `Serving.change`: where it is, also while others write."""
+        rows = self._need_rows()
+        chosen = select(index, rows.ring, rows.leaves.lanes, dim_extend)
+        change_entries(rows, chosen.elements, chosen.lead, value, key=path)
+
+    def change_if_present(self, index: Any, generation: Any, patch: Any) -> NDArray[np.bool_]:
+        """See `Serving.change_if_present`."""
+        rows = self._need_rows()
+        elements, tickets = meant(index, generation, rows.leaves.lanes)
+        lead = (len(elements),)
+        return change_entries(rows, elements, lead, patch, key=(), tickets=tickets)
+
+    def prepare(self, data: Any, single: bool) -> None:
+        """See `Serving.prepare`: the first write says what an item is."""
+        if self.rows is None:
+            self._define(data, single)
 
     def define(self, example: Any) -> None:
         """Say what an item is, and make room for all of them, before anything is written.
@@ -312,13 +347,7 @@ class RingStorage(Storage):
         return self.fetch(index)
 
     def fetch(self, index: Any, *, dim_extend: int = 0, views: bool | None = None) -> Any:
-        """`get` in the order of the user's dimensions.
-
-        Args:
-            index: see `get`.
-            dim_extend: the dimension along which batches are appended.
-            views: True forces views, False copies; None is copies where shared.
-        """
+        """See `Serving.fetch`; without ``views`` they are copies where the storage is shared."""
         as_views = not self.shared if views is None else views
         if isinstance(index, int) and self.rows is None:
             raise IndexError(f"there is no item at {index}: nothing was written yet")
@@ -326,12 +355,7 @@ class RingStorage(Storage):
         return self.to_device(found)
 
     def fetch_held(self, index: Any, tickets: torch.Tensor) -> Any:
-        """Copies of elements, if each of them is still the item of its ticket; else None.
-
-        Args:
-            index: element indices int64 ``[n]``, or a tuple of coordinates.
-            tickets: int64 ``[n]``.
-        """
+        """See `Serving.fetch_held`. Copies."""
         rows = self._need_rows()
         elements = torch.from_numpy(ravel(index, rows.leaves.lanes))
         tensors, now, _ = rows.read(elements)
@@ -339,29 +363,19 @@ class RingStorage(Storage):
             return None
         return self.to_device(rows.leaves.build(tensors, (len(elements),)))
 
+    def draw(self, count: int, key: int, beta: float | None) -> Drawn:
+        """See `Serving.draw`."""
+        rows = self._rows or self.rows
+        if rows is None:
+            raise EmptyBufferError("the buffer is empty: write something before sampling")
+        tensors, index, tickets, weights = rows.sample(count, key, beta)
+        return self.to_device(rows.leaves.build(tensors, (count,))), index, tickets, weights
+
     def iter_in_order(self, chunk: int) -> Iterator[Any]:
-        """Batches of at most ``chunk`` slots in storage order, each validated."""
+        """See `Serving.iter_in_order`: batches of at most ``chunk`` slots, each validated."""
         rows = self._need_rows()
         for start in range(0, extent(rows.ring), chunk):
             yield self.fetch(slice(start, start + chunk), views=False)
-
-    def contains(self, item: Any) -> Any:
-        """Whether there is an item in a slot.
-
-        Args:
-            item: int (negative from the end); or a tensor of them.
-
-        Returns:
-            bool; for a tensor one for each, of its shape.
-        """
-        asked = np.asarray(item, np.int64)
-        rows = self.rows
-        there = np.zeros(asked.shape, np.bool_)
-        if rows is not None:
-            slots = np.where(asked < 0, asked + extent(rows.ring), asked)
-            inside = (slots >= 0) & (slots < rows.ring.capacity)
-            there[inside] = holds(rows.ring, slots[inside])
-        return torch.from_numpy(there) if there.ndim else bool(there)
 
     def flatten(self) -> Any:
         """Every item, with one dimension for the storage whatever ``ndim`` is. Copies."""
@@ -374,18 +388,6 @@ class RingStorage(Storage):
         return data
 
     # -- the rest ------------------------------------------------------------------------------
-
-    def add_reader(self, buffer: Any) -> None:
-        """Call ``buffer.ring_is_there()`` once the first write has defined the ring."""
-        others = [one for one in self._readers if one() not in (None, buffer)]
-        self._readers = [*others, weakref.ref(buffer)]
-        if self.rows is not None:
-            buffer.ring_is_there()
-
-    def detach(self, buffer: Any) -> None:
-        """Undo `attach` and `add_reader`."""
-        super().detach(buffer)
-        self._readers = [one for one in self._readers if one() not in (None, buffer)]
 
     def state_dict(self) -> dict[str, Any]:
         """Every item, where it is, and what form it has; see `state_of`. Copies everything."""
@@ -405,30 +407,8 @@ class RingStorage(Storage):
         elif rows is not None:
             rows.ring.empty()
 
-    def cleanup(self) -> bool:
-        """Remove the files of the storage from disk, those that we made and no others.
-
-        Returns:
-            True if something was removed; False if it is gone already, or was never on disk.
-            Idempotent.
-
-        Nothing can be read or written afterwards.
-        """
-        return False if self._engine is None else self._engine.cleanup()
-
-    def close(self) -> None:
-        """Leave the buffer and drop the mapping; what was committed stays in the directory.
-
-        Idempotent.
-        """
-        if self._engine is not None:
-            self._engine.close()
-
-    def _open(self) -> Engine:
-        return Engine.anonymous(self._settings(checksum=False, reserve=False))
-
-    def _settings(self, **changes: Any) -> Settings:
-        return Settings(capacity=self._max_size, ndim=self.ndim, **changes)
+    def _settings(self) -> Settings:
+        return Settings(capacity=self._max_size, ndim=self.ndim)
 
     def _described(self, data: Any, single: bool) -> Leaves:
         return Leaves.of_data(
@@ -438,13 +418,11 @@ class RingStorage(Storage):
     def _define(self, data: Any, single: bool) -> Rows:
         leaves = self._described(data, single)
         slots = -(-self._max_size // max(1, math.prod(leaves.lanes)))
-        opened_here = self._engine is None
+        opened_here, engine = self._engine is None, self.engine
         try:
-            return self._meet(self.engine.define(leaves.schema(slots)))
+            return self._meet(engine.define(leaves.schema(slots)))
         except SpaceError:
-            if opened_here and self._engine is not None and self._engine.is_first_and_alone:
-                self._engine.cleanup()  # nothing was written, so nothing is left behind
-                self._engine.close()
+            if opened_here and unmade(engine):
                 self._engine = None
             raise
 
@@ -457,9 +435,7 @@ class RingStorage(Storage):
     def _settle(self, rows: Rows) -> Rows:
         self._rows = rows
         self.allow(self.optional)
-        for reader in self._readers:
-            if (buffer := reader()) is not None:
-                buffer.ring_is_there()
+        self._tell_readers()
         return rows
 
     def _need_rows(self) -> Rows:
@@ -480,22 +456,10 @@ class RingStorage(Storage):
             )
         if self._engine is None or not (self._engine.shared or self.initialized):
             raise RuntimeError(f"{self._not_yet()}, and would be another buffer there")
-        state = super().__getstate__()
-        return {**state, "_rows": None, "_readers": [], "_table_owner": None}
+        return {**super().__getstate__(), "_rows": None}
 
     def _not_yet(self) -> str:
         return (
             f"nothing was written to this {type(self).__name__} yet: it cannot be handed to "
             "another process before the first write, unless it is made with shared_init=True"
-        )
-
-
-def check_recorded(settings: Settings, max_size: int, ndim: int, where: str) -> None:
-    """SchemaMismatchError where a buffer is there with another size than was asked for."""
-    if (settings.capacity, settings.ndim) != (max_size, ndim):
-        raise SchemaMismatchError(
-            f"{where}: the buffer there has max_size {settings.capacity} and ndim {settings.ndim}, "
-            f"asked for were {max_size} and {ndim}; ask for the same, or use another directory",
-            expected=(settings.capacity, settings.ndim),
-            found=(max_size, ndim),
         )

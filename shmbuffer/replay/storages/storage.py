@@ -10,15 +10,15 @@ from typing import Any, ClassVar
 
 from shmbuffer.replay.checkpointers.checkpointer import StorageCheckpointerBase
 from shmbuffer.replay.checkpointers.tensor import lies_in
-from shmbuffer.replay.checkpoints import Checkpoints
+from shmbuffer.replay.storages.serving import Serving
 
 
-class Storage(Checkpoints):
+class Storage(Serving):
     """Where the items are.
 
     A storage of your own needs ``set``, ``get`` and ``__len__``; any sampler and any writer works
-    on it, through these three. The storages of this package lie on a ring (`RingStorage`), and are
-    read and written by the C core.
+    on it, through these three. The storages of this package lie on a ring (`OnRing`), and are read
+    and written by the C core.
 
     Args:
         max_size: capacity in elements.
@@ -61,20 +61,6 @@ class Storage(Checkpoints):
     def set(self, cursor: Any, data: Any, *, set_cursor: bool = True) -> None:
         """Write ``data`` at ``cursor``: one item at an int, a batch at a sequence of them."""
         raise NotImplementedError(f"{type(self).__name__} has no set()")
-
-    def get(self, index: Any) -> Any:
-        """The item at an int, the batch of items at a sequence."""
-        raise NotImplementedError(f"{type(self).__name__} has no get()")
-
-    def __len__(self) -> int:
-        raise NotImplementedError(f"{type(self).__name__} has no __len__()")
-
-    def collate(self, data: Any) -> Any:
-        """A batch from what `get` gives for several items, where a buffer has no ``collate_fn``.
-
-        As it is, unless the storage gives a list.
-        """
-        return data
 
     def attach(self, buffer: Any) -> None:
         """Have ``buffer.mark_update(index)`` called for every write, whoever writes.
@@ -199,9 +185,6 @@ class Storage(Checkpoints):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """What `state_dict` gave."""
         raise NotImplementedError(f"{type(self).__name__} has no load_state_dict")
-
-    def _empty(self) -> None:
-        raise NotImplementedError(f"{type(self).__name__} cannot be emptied")
 
     def __getitem__(self, index: Any) -> Any:
         return self.get(index)

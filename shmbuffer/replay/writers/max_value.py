@@ -113,7 +113,8 @@ class TensorDictMaxValueWriter(Writer):
                 f"ndim={storage.ndim}: steps of a trajectory cannot be ranked apart. Store "
                 "trajectories as items: ndim=1 and batches [n, T]"
             )
-        if getattr(storage, "shared", False) and getattr(storage, "_shared_init", False):
+        location = getattr(storage, "_location", None)
+        if location is not None and location.shared_init:
             raise RuntimeError(_shared("the storage was opened to be shared"))
         if storage is not self._storage:
             self._seen = None
@@ -309,7 +310,7 @@ def _look(storage: Any) -> tuple[int, ...]:
 
 
 def _others(storage: Any) -> bool:
-    engine = getattr(storage, "_engine", None)
+    engine = getattr(storage, "open_engine", None)
     return engine is not None and len(engine.registry.alive()) > 1
 
 

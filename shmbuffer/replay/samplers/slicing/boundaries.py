@@ -18,6 +18,7 @@ from shmbuffer.replay.samplers.slicing.entries import (
     path_of,
 )
 from shmbuffer.replay.samplers.slicing.pieces import Grid, Pieces, in_order, look
+from shmbuffer.replay.samplers.slicing.record_entries import RecordEntries
 from shmbuffer.replay.samplers.slicing.trajectories import (
     Ends,
     Steps,
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
     from shmbuffer.memory import Ring
     from shmbuffer.replay.nodes import Path
+    from shmbuffer.replay.storages.record_shelf import RecordShelf
 
 _ATTEMPTS = 16  # to read objects that other threads write over
 DONE: Path = ("next", "done")
@@ -111,6 +113,7 @@ class Boundaries:
         self._cache_values = cache_values
         self._others = tuple(others)
         self._seen: _Seen | None = None
+        self._records: tuple[weakref.ref[Any], RecordEntries] | None = None  # of a storage
 
     def of(self, storage: Any) -> Found:
         """The trajectories of a storage as it is now.
@@ -124,7 +127,7 @@ class Boundaries:
 
         Cost: where nothing was written, a look at the flags: 0.1 ms for a million; nothing with
             ``cache_values``. Else `look` and `cut`, too. Of objects, and of a storage of somebody
-            else's, every item is read each time, unless ``cache_values``.
+            else's, every item is read each time, unless ``cache_values``; of records each once.
         """
         ring: Ring | None = getattr(storage, "ring", None)
         rows = getattr(storage, "rows", None)
@@ -138,6 +141,9 @@ class Boundaries:
             if self._cache_values:
                 return seen.found
             if rows is not None and _same(seen.said, self._said(seen.found.entries, seen.slots)):
+                return seen.found
+            entries = seen.found.entries
+            if isinstance(entries, RecordEntries) and ring is not None and entries.is_current(ring):
                 return seen.found
         for attempt in range(_ATTEMPTS):
             try:
@@ -157,7 +163,7 @@ class Boundaries:
         self._seen = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_seen": None}
+        return {**self.__dict__, "_seen": None, "_records": None}
 
     # -- inside --------------------------------------------------------------------------------
 
@@ -171,7 +177,14 @@ class Boundaries:
         if not pieces.counts.any():
             raise nothing()
         slots = int((pieces.first + pieces.counts).max()) if not grid.start else grid.capacity
-        entries = LeafEntries(rows) if rows is not None else self._objects(storage, grid, pieces)
+        shelf: RecordShelf | None = getattr(storage, "record_shelf", None)
+        if rows is not None:
+            entries: Entries = LeafEntries(rows)
+        elif shelf is not None and ring is not None:
+            entries = self._of_records(storage, shelf)
+            entries.look(ring)
+        else:
+            entries = self._objects(storage, grid, pieces)
         said = self._said(entries, slots, grid)
         if isinstance(said, Steps):
             sources = None if ring is None else ring.sources
@@ -203,9 +216,19 @@ class Boundaries:
                 f"slices of a {type(storage).__name__} need one with ndim=1, or a storage of "
                 "tensors of this package"
             )
-        paths = (*self._ends, *USUAL_IDS, DONE, *self._others)
-        paths += tuple(path for path in (self._ids, self._step) if path is not None)
-        return ObjectEntries(storage, np.sort(grid.elements(pieces.cells())), paths)
+        return ObjectEntries(storage, np.sort(grid.elements(pieces.cells())), self._paths)
+
+    def _of_records(self, storage: Any, shelf: RecordShelf) -> RecordEntries:
+        """What is known of the records of a storage, from looks before."""
+        if self._records is None or self._records[0]() is not storage:
+            self._records = weakref.ref(storage), RecordEntries(shelf, self._paths)
+        return self._records[1]
+
+    @property
+    def _paths(self) -> tuple[Path, ...]:
+        """Every entry that may be asked for."""
+        named = tuple(path for path in (self._ids, self._step) if path is not None)
+        return tuple(dict.fromkeys((*self._ends, *USUAL_IDS, DONE, *self._others, *named)))
 
     @property
     def _static(self) -> bool:

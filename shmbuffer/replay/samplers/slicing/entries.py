@@ -66,7 +66,7 @@ class LeafEntries(Entries):
         """See `Entries.column`."""
         view = self._rows.views()[self._at[path]].as_subclass(torch.Tensor)
         ring = self._rows.ring
-        return _as_numbers(view).reshape(ring.capacity, ring.width, -1)
+        return as_numbers(view).reshape(ring.capacity, ring.width, -1)
 
     def take(self, path: Path, elements: NDArray[np.int64]) -> torch.Tensor:
         """See `Entries.take`."""
@@ -98,7 +98,7 @@ class ObjectEntries(Entries):
 
     def column(self, path: Path) -> NDArray[Any]:
         """See `Entries.column`."""
-        numbers = _as_numbers(self._found[path]).reshape(len(self._slots), 1, -1)
+        numbers = as_numbers(self._found[path]).reshape(len(self._slots), 1, -1)
         column = np.zeros((self._places, *numbers.shape[1:]), numbers.dtype)
         column[self._slots] = numbers
         return column
@@ -126,7 +126,7 @@ def pick(data: Any, path: Path) -> torch.Tensor | None:
     return found.detach().cpu() if isinstance(found, torch.Tensor) else None
 
 
-def _as_numbers(tensor: torch.Tensor) -> NDArray[Any]:
+def as_numbers(tensor: torch.Tensor) -> NDArray[Any]:
     """A tensor's numbers for numpy: the same memory where that is possible."""
     tensor = tensor.detach()
     if tensor.dtype in (torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2):

@@ -1,0 +1,196 @@
+"""How many items of any size can be written and drawn a second, and how small are they stored?
+
+Frames, compressed, and sequences of 10 to 10,000 tokens, as they are; "private" is a list in one
+process, "shared" a ring of bytes in a directory, checksums on. torchrl has private ones only; its
+`CompressedListStorage` compresses with zlib up to Python 3.13, so it is also measured with
+zstandard as its ``compression_fn``. Everybody compresses at the same level.
+
+A learner that is given a lazy stack has not read anything yet, so batches are also measured with
+all their entries read: of frames each as one tensor; of sequences each as a list of tensors,
+padded (with a mask), or nested. And beside zstandard alone, which compresses the same frames, or
+expands them into memory that it is given, in as many threads.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
+
+import numpy as np
+import zstandard
+
+from benchmarks.comparison import Setting
+from benchmarks.library import (
+    AS_IT_COMES,
+    COMPRESSED,
+    FRAMES_ONCE,
+    GIVEN_ZSTD,
+    LAZY_STACK,
+    LEVEL,
+    LISTED,
+    NESTED,
+    PADDED,
+    READ,
+    Library,
+    Operation,
+)
+from benchmarks.measure import Contender, Series, Timed, interleave
+from benchmarks.ours import ShmBuffer
+from benchmarks.recordings import RECORDINGS
+from shmbuffer.replay.records.compression import Zstd
+
+COUNTS = (32, 256)
+PRIVATE, SHARED = "private", "shared"
+_ADDING = {Operation("add", 1): "add(1)"}
+_STACKS = ("observation", "next_observation")  # what zstd alone is given
+
+Runner = tuple[str, Library, str]
+"""Who takes part: its form in the table, the library, the storage."""
+
+
+def run(setting: Setting) -> list[Series]:
+    """Measure it."""
+    private, shared = ShmBuffer(shared=False), ShmBuffer(shared=True)
+    peers = setting.libraries[1:]
+    counts = sorted({min(count, setting.records) for count in COUNTS})
+    most = counts[-1]
+    ours = [(PRIVATE, private, COMPRESSED), (SHARED, shared, COMPRESSED)]
+    once = (f"{SHARED}, frames once", ShmBuffer(shared=True), FRAMES_ONCE)
+    theirs = [(PRIVATE, peer, COMPRESSED) for peer in peers]
+    found = _measured(
+        setting,
+        "frames",
+        [*ours, once, *theirs],
+        {**_ADDING, **_writing(counts), **_drawing(counts, AS_IT_COMES, READ)},
+        shrinks=True,
+    )
+    at_most = {**_writing([most]), **_drawing([most], READ)}
+    given = [(f"{PRIVATE}, given zstd", peer, GIVEN_ZSTD) for peer in peers]
+    if given:
+        found += _measured(setting, "frames, zstd in both", [*ours, *given], at_most, shrinks=True)
+    with _alone(setting, most) as alone:
+        found += _measured(setting, "frames, beside zstd alone", ours, at_most, beside=alone)
+    runners = [(form, library, LAZY_STACK) for form, library, _ in [*ours, *theirs]]
+    reading = _drawing(counts, AS_IT_COMES, LISTED, PADDED, NESTED)
+    writing = {**_ADDING, **_writing(counts)}
+    found += _measured(setting, "sequences", runners, {**writing, **reading})
+    return found
+
+
+def _writing(counts: Sequence[int]) -> dict[Operation, str]:
+    return {Operation("extend", count): f"extend({count})" for count in counts}
+
+
+def _drawing(counts: Sequence[int], *forms: str) -> dict[Operation, str]:
+    return {
+        Operation("sample", count, form): f"sample({count}), {form}"
+        for form in forms
+        for count in counts
+    }
+
+
+def _measured(
+    setting: Setting,
+    recording: str,
+    runners: Sequence[Runner],
+    operations: dict[Operation, str],
+    *,
+    shrinks: bool = False,
+    beside: Callable[[Operation, str], Contender] | None = None,
+) -> list[Series]:
+    """Every operation by everybody, in turn; ``recording`` is the title, and its first word what.
+
+    Args:
+        setting: of the run.
+        recording: see there.
+        runners: who take part.
+        operations: under the names given for them.
+        shrinks: whether it is asked, too, how small the items are stored.
+        beside: makes somebody else who does an operation, under a title.
+    """
+    with ExitStack() as stack:
+        for _, library, storage in runners:
+            what = recording.partition(",")[0]
+            stack.enter_context(setting.open(library, recording=what, storage=storage))
+        contenders = []
+        if shrinks:
+            title = f"{recording}: times smaller"
+            contenders += [_shrinking(library, title, form) for form, library, _ in runners]
+        for operation, name in operations.items():
+            title = f"{recording}: {name}"
+            for form, library, _ in runners:
+                if library.prepare(operation, setting.block_s):
+                    contenders.append(_contender(setting, library, operation, title, form))
+            if beside is not None:
+                contenders.append(beside(operation, title))
+        return interleave(setting.rounds, contenders, setting.load)
+
+
+def _contender(
+    setting: Setting, library: Library, operation: Operation, title: str, form: str
+) -> Contender:
+    measure = partial(library.round, operation, setting.blocks)
+    return Contender(
+        (Series(title, library.name, form, "1/s"),),
+        lambda: [[operation.count / took for took in measure()]],
+    )
+
+
+def _shrinking(library: Library, title: str, form: str) -> Contender:
+    found = library.shrinks()  # now, while all of them have the same items
+    return Contender((Series(title, library.name, form, "x"),), lambda: [[found]])
+
+
+@contextmanager
+def _alone(setting: Setting, count: int) -> Iterator[Callable[[Operation, str], Contender]]:
+    """zstandard, with nothing around it: what it does with the stacks of ``count`` frames.
+
+    In as many threads as a storage uses, which wait for the next call. Small entries are left out.
+    """
+    batches = [
+        [np.asarray(row).reshape(-1).data for key in _STACKS for row in batch[key]]
+        for batch in RECORDINGS["frames"].batches(count, "TensorDict")
+    ]
+    threads = Zstd(LEVEL).threads
+    codecs = threading.local()
+
+    def begin() -> None:
+        codecs.compressor = zstandard.ZstdCompressor(LEVEL)
+        codecs.expander = zstandard.ZstdDecompressor()
+
+    def compress(pieces: Sequence[Any]) -> list[bytes]:
+        return [codecs.compressor.compress(piece) for piece in pieces]
+
+    def expand(pieces: Sequence[Any]) -> None:
+        for content, place in pieces:
+            codecs.expander.stream_reader(content).readinto(place)
+
+    with ThreadPoolExecutor(threads, initializer=begin) as pool:
+
+        def shared_out(work: Callable[[Sequence[Any]], Any], pieces: Sequence[Any]) -> None:
+            for _ in pool.map(work, [pieces[at::threads] for at in range(threads)]):
+                pass
+
+        codec = zstandard.ZstdCompressor(LEVEL)
+        places = [memoryview(bytearray(len(piece))) for piece in batches[0]]
+        contents = [
+            list(zip(map(codec.compress, pieces), places, strict=True)) for pieces in batches
+        ]
+
+        def contender(operation: Operation, title: str) -> Contender:
+            writes = operation.call == "extend"
+            timed = Timed(
+                partial(shared_out, compress if writes else expand),
+                [(pieces,) for pieces in (batches if writes else contents)],
+                setting.block_s,
+            )
+            return Contender(
+                (Series(title, "zstandard", f"alone, {threads} threads", "1/s"),),
+                lambda: [[count / took for took in timed.blocks(setting.blocks)]],
+            )
+
+        yield contender

@@ -1,0 +1,91 @@
+"""What is stored in records: frames, which shrink, and sequences, of which no two are equally long.
+
+Both are made by `tests.frames`, once for all benchmarks of a process, and consecutive, as a
+collector gives them.
+
+Imported by the peers too: it must not import shmbuffer.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from functools import cache
+from typing import Any
+
+from tensordict import TensorDict
+
+from tests.frames import sequences, transitions
+
+_MADE = 1024  # items; batches are taken from them in turn
+
+
+class Recording(ABC):
+    """Items whose records differ in size, under the names of `items.Kind`."""
+
+    name: str
+    mean_bytes: int
+    """Of an item, its tensors alone; for a ring of bytes that takes them all."""
+
+    @abstractmethod
+    def batches(self, count: int, form: str, seed: int = 0) -> list[Any]:
+        """Different batches of ``count`` items; 0 gives single items."""
+
+    def fill(self, buffer: Any, count: int) -> None:
+        """Write ``count`` items, the same ones over and over if they are many."""
+        batches = self.batches(min(count, 256), "TensorDict")
+        for start in range(0, count, 256):
+            buffer.extend(batches[start // 256 % len(batches)][: count - start])
+
+
+class Frames(Recording):
+    """Steps of an Atari-like game: two stacks of four frames, the second one frame ahead.
+
+    All entries are on one level: torchrl compresses those, and keeps deeper ones as they are.
+    """
+
+    name = "frames"
+    mean_bytes = 2 * 4 * 84 * 84 + 8 + 4 + 1
+
+    def batches(self, count: int, form: str, seed: int = 0) -> list[Any]:
+        """See `Recording.batches`: dense TensorDicts."""
+        steps = _steps()
+        if not count:
+            return [steps[at].clone() for at in range(0, _MADE, 16)]
+        return [steps[at : at + count] for at in range(0, _MADE - count + 1, count)]
+
+
+class Sequences(Recording):
+    """Sequences of 10 to 10,000 tokens with their log-probabilities and a reward."""
+
+    name = "sequences"
+    mean_bytes = 18_000
+
+    def batches(self, count: int, form: str, seed: int = 0) -> list[Any]:
+        """See `Recording.batches`: lists of TensorDicts."""
+        made = _sequences()
+        if not count:
+            return made[: _MADE // 4]
+        return [made[at : at + count] for at in range(0, _MADE - count + 1, count)]
+
+
+RECORDINGS: dict[str, Recording] = {"frames": Frames(), "sequences": Sequences()}
+
+
+@cache
+def _steps() -> TensorDict:
+    made = transitions(_MADE)
+    return TensorDict(
+        {
+            "observation": made["observation"],
+            "next_observation": made["next", "observation"],
+            "action": made["action"],
+            "reward": made["next", "reward"].squeeze(-1),
+            "done": made["next", "done"].squeeze(-1),
+        },
+        batch_size=[_MADE],
+    )
+
+
+@cache
+def _sequences() -> list[TensorDict]:
+    return sequences(_MADE)

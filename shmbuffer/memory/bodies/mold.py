@@ -1,0 +1,91 @@
+"""Lays out one record at a time, without arrays: for a single record those are most of the work."""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Sequence
+
+import numpy as np
+
+from shmbuffer.memory.bodies.chunks import Codec
+from shmbuffer.memory.bodies.forms import Form
+from shmbuffer.memory.bodies.heads import FRONT_AT, head_of
+from shmbuffer.memory.bodies.limits import MAX_RAW_BYTES, MAX_U32, MAX_VOLUME, plausible
+from shmbuffer.memory.records import HEADER_BYTES, RecordBatch
+
+
+class Mold:
+    """What all records of a form have in common; from it each of them is made.
+
+    Args:
+        form: no chunk of it is placed.
+
+    Raises:
+        ValueError: one is.
+    """
+
+    def __init__(self, form: Form) -> None:
+        columns = form.columns
+        if len(columns.placed):
+            raise ValueError("a form with placed chunks has no mold; assemble its records")
+        self._start = bytes(HEADER_BYTES) + head_of(form)
+        self._numbers = struct.Struct(f"<{columns.numbers}I")
+        self._code = form.code
+        self._inline_at = FRONT_AT + self._numbers.size + len(form.code)
+        self._chunks = [
+            (chunk.rank, chunk.itemsize, chunk.codec, chunk.alignment) for chunk in form.chunks
+        ]
+        self._constants = columns.constants.tolist()
+        expected, found = columns.equal
+        self._equal = list(zip(expected.tolist(), found.tolist(), strict=True))
+
+    def record(
+        self, batch_dims: Sequence[int], dims: Sequence[int], pieces: Sequence[bytes | memoryview]
+    ) -> RecordBatch | None:
+        """The record of one item, the same bytes that `assemble` gives.
+
+        Args:
+            batch_dims: as many as the form has.
+            dims: those of all chunks, one chunk after the other.
+            pieces: one for each chunk, as it is to be stored; of one dimension, uint8.
+
+        Returns:
+            None where there can be no such record: `assemble` says why.
+
+        Cost: 2 µs, 0.5 µs a chunk, and a copy of the bytes.
+        """
+        numbers = [*batch_dims]
+        parts: list[bytes | memoryview] = [self._start, b"", self._code]
+        end, held, first = self._inline_at, 0, 0
+        for (rank, itemsize, codec, alignment), piece in zip(self._chunks, pieces, strict=True):
+            shape = dims[first : first + rank]
+            first += rank
+            numbers += shape
+            size, expanded = len(piece), math.prod(shape) * itemsize
+            held += expanded
+            if codec is Codec.RAW:
+                if size != expanded:
+                    return None
+            else:
+                numbers.append(size)
+                if codec is Codec.ZSTD and not plausible(expanded, size):
+                    return None
+            # A zero must not hide how large the others are.
+            if not expanded and math.prod(filter(None, shape)) * itemsize > MAX_VOLUME:
+                return None
+            if gap := -end % alignment:
+                parts.append(bytes(gap))
+            parts.append(piece)
+            end += gap + size
+        if held > MAX_RAW_BYTES or end > MAX_U32 or max(numbers, default=0) > MAX_U32:
+            return None
+        if self._equal:
+            wide = numbers + self._constants
+            for expected, found in self._equal:
+                if wide[expected] != wide[found]:
+                    return None
+        parts[1] = self._numbers.pack(*numbers)
+        parts.append(bytes(-end % 8))
+        data = np.frombuffer(bytearray().join(parts), np.uint8)
+        return RecordBatch(data, np.zeros(1, np.int64), np.array([end], np.int64))

@@ -1,0 +1,194 @@
+"""The records of a buffer at one moment, as they lay in their ring: in memory, or in a file.
+
+    ring ──copied as it is──▶ data   [record][record][what is no item any more][record]...
+                              slots, positions, sizes: where each item was, and where its record is
+
+A record may reach over those behind it, which were written with it: they stay together on the way
+back into a ring, so that what they share is there once, as before.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+
+from shmbuffer._native import _core
+from shmbuffer.errors import CorruptBufferError
+from shmbuffer.memory import RecordBatch
+from shmbuffer.memory.records import HEADER_BYTES
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from shmbuffer.memory import Moment, Records
+    from shmbuffer.replay.storages.record_codec import RecordCodec
+
+_PIECE_BYTES = 2**24  # that are read, or written to a ring, at once
+
+
+class Run(NamedTuple):
+    """Records that follow each other, in bytes and in slots."""
+
+    rows: NDArray[np.int64]
+    """int64[n]: of the image."""
+    batch: RecordBatch
+    closed: bool
+    """None of them reaches beyond the last; else they are to be placed one by one."""
+
+
+@dataclass(frozen=True)
+class RecordImage:
+    """Records of one moment.
+
+    Attributes:
+        data: uint8; it may be a map of a file.
+        slots: int64[n]: where each of them was; ascending.
+        positions: int64[n]: where each starts in ``data``.
+        sizes: int64[n]: bytes of each, header included.
+        dictionary: that zstd needs to read them, if they need one.
+        where: what it was read from, for messages.
+    """
+
+    data: NDArray[np.uint8]
+    slots: NDArray[np.int64]
+    positions: NDArray[np.int64]
+    sizes: NDArray[np.int64]
+    dictionary: bytes | None = None
+    where: str = "these records"
+
+    @classmethod
+    def in_memory(cls, records: Records, dictionary: bytes | None) -> tuple[RecordImage, Moment]:
+        """What a ring holds now, and the moment that it is of."""
+        descriptor = os.memfd_create("shmbuffer-records", os.MFD_CLOEXEC)
+        try:
+            moment, table = copied(records, descriptor, "memory")
+            size = os.fstat(descriptor).st_size
+            data = np.fromfile(f"/proc/self/fd/{descriptor}", np.uint8, size)
+        finally:
+            os.close(descriptor)
+        slots, positions, sizes = (np.ascontiguousarray(column) for column in table.T)
+        return cls(data, slots, positions, sizes, dictionary), moment
+
+    @classmethod
+    def of_state(cls, state: dict[str, Any], slots: NDArray[np.int64]) -> RecordImage:
+        """What `state_dict` gave."""
+        dictionary = state["dictionary"]
+        return cls(
+            state["data"].numpy(),
+            slots,
+            state["positions"].numpy(),
+            state["sizes"].numpy(),
+            None if dictionary is None else dictionary.numpy().tobytes(),
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything but the slots, as tensors."""
+        dictionary = self.dictionary
+        return {
+            "data": torch.from_numpy(self.data),
+            "positions": torch.from_numpy(self.positions),
+            "sizes": torch.from_numpy(self.sizes),
+            "dictionary": None
+            if dictionary is None
+            else torch.frombuffer(bytearray(dictionary), dtype=torch.uint8),
+        }
+
+    def __post_init__(self) -> None:
+        """CorruptBufferError where a record is not within the data."""
+        ends = self.positions + self.sizes
+        wrong = (self.positions < 0) | (self.positions % 8 != 0) | (self.sizes < HEADER_BYTES)
+        wrong |= (ends > len(self.data)) | (ends < self.positions)
+        if wrong.any():
+            at = int(wrong.argmax())
+            raise CorruptBufferError(
+                f"{self.where}: record {at} is said to have {self.sizes[at]} bytes at "
+                f"{self.positions[at]} of {len(self.data)}; take another copy of the checkpoint",
+                path=self.where,
+            )
+
+    def __len__(self) -> int:
+        return len(self.slots)
+
+    def runs(self, slots: NDArray[np.int64], capacity: int) -> Iterator[Run]:
+        """All records in the order in which they lay, oldest first.
+
+        Args:
+            slots: int64[n]: where each of them is to be, of ``capacity``.
+            capacity: see there.
+        """
+        order = np.argsort(self.positions, kind="stable")
+        if not len(order):
+            return
+        first, ends = self.positions[order], (self.positions + self.sizes)[order]
+        reach = np.maximum.accumulate(ends)
+        breaks = np.append((slots[order][1:] - slots[order][:-1]) % capacity != 1, True)
+        # Where nothing is needed any more of what lies before; else what belongs together is cut.
+        closed = np.append(reach[:-1] <= first[1:], True)
+        cuts = np.flatnonzero(closed | breaks)
+        piece = (reach[cuts] - first[0]) // _PIECE_BYTES
+        cuts = cuts[breaks[cuts] | (np.diff(piece, prepend=0) != 0)]
+        start = 0
+        for stop in (cuts + 1).tolist():
+            rows, last = order[start:stop], stop - 1
+            whole = ends[start:stop].max() <= first[last] + _padded(self.sizes[order[last]])
+            yield Run(rows, self._batch(rows), bool(whole))
+            start = stop
+
+    def batch(self, rows: NDArray[np.int64]) -> RecordBatch:
+        """A copy of some records, which do not overlap in it."""
+        sizes = np.ascontiguousarray(self.sizes[rows])
+        ends = np.cumsum(_padded(sizes))
+        starts = ends - _padded(sizes)
+        data = np.zeros(int(ends[-1]) if len(ends) else 0, np.uint8)
+        sources = self.data.ctypes.data + self.positions[rows]
+        to = data.ctypes.data + starts
+        _core.move_pieces(sources.ctypes.data, sizes.ctypes.data, to.ctypes.data, len(rows))
+        return RecordBatch(data, starts, sizes)
+
+    def pieces(self) -> Iterator[NDArray[np.int64]]:
+        """All rows in the order of slots, some megabytes at a time."""
+        piece = np.cumsum(self.sizes) // _PIECE_BYTES
+        yield from np.split(np.arange(len(self)), np.flatnonzero(np.diff(piece)) + 1)
+
+    def items(self, codec: RecordCodec) -> Iterator[list[Any]]:
+        """The items in the order of their slots, some megabytes of records at a time.
+
+        Raises:
+            CorruptBufferError: a record is none, or is damaged.
+        """
+        for rows in self.pieces():
+            yield codec.decoder.items(self.batch(rows))
+
+    def _batch(self, rows: NDArray[np.int64]) -> RecordBatch:
+        """A copy of records that lie one behind the other, with what is between them."""
+        positions, sizes = self.positions[rows], self.sizes[rows]
+        first = int(positions[0])
+        nbytes = int((positions + sizes).max()) - first
+        data = np.zeros(_padded(nbytes), np.uint8)
+        data[:nbytes] = self.data[first : first + nbytes]
+        return RecordBatch(data, positions - first, sizes)
+
+
+def copied(records: Records, descriptor: int, where: str) -> tuple[Moment, NDArray[np.int64]]:
+    """Copies a ring's records to a file, all of one moment.
+
+    Returns:
+        The moment; and int64[n, 3]: slot, position and bytes of each item, by slot.
+
+    Raises:
+        SpaceError: bytes needed and free.
+    """
+    moment, extents = records.copy_out(descriptor, where)
+    slots = np.flatnonzero(moment.tickets >= 0)
+    columns = (slots, extents["position"][slots], extents["bytes"][slots])
+    return moment, np.column_stack([column.astype(np.int64) for column in columns])
+
+
+def _padded(sizes: Any) -> Any:
+    """Up to where the next record can start."""
+    return (sizes + 7) & ~7

@@ -1,0 +1,312 @@
+"""zstd for the pieces of a batch: all of them in one call, side by side in threads.
+
+A context (the tables that zstd works with, some 100 KB) is made once and lent from call to call;
+only where a call compresses a megabyte or more, its threads have contexts of their own. Threads
+live as long as the call: to start one takes less time than zstd needs for 64 KiB, and a process
+that forks has none of them, so that nothing is to be made again in the child.
+
+zstd runs without the GIL, and to take it again costs more than a small piece: so pieces that lie
+one behind the other when they are expanded are expanded as one stream.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NoReturn, TypeVar
+
+import zstandard
+
+from shmbuffer.errors import CorruptBufferError
+from shmbuffer.replay.records.views import address_of, writable
+
+_MAX_THREADS = 4
+_ALONE_BYTES = 2**20  # work that one thread does in the time that another takes to start and end
+_BLOCK_BYTES = 2**18  # what a thread takes at a time: threads end within its time of each other
+_DIRECT_BYTES = 2**15  # from here on, setting up a stream costs less than a copy
+
+#: Whether zstandard has its threads; where it is not written in C, it has not.
+_HAS_THREADS = "multi_compress_to_buffer" in zstandard.backend_features
+
+_LEAST_DICTIONARY = 256  # zstd makes none that is smaller
+_LEARNT = 100  # as many times the size of a dictionary is worth looking at
+
+Buffer = bytes | memoryview
+Context = TypeVar("Context")
+
+
+class UnknownDictionaryError(CorruptBufferError):
+    """A frame needs a dictionary that is not known here. Attributes: ``dictionary_id``."""
+
+
+class Zstd:
+    """Compresses and expands batches of pieces. Any number of threads may use it at once.
+
+    Args:
+        level: of zstd, 1 (fast) to 22 (small).
+        dictionary: from `train`; None: none. Frames that were made without it can be read with it.
+        threads: of a call, the caller's among them; None: one for each CPU that this process may
+            use, up to 4. Small batches are done by the caller alone.
+
+    Raises:
+        ValueError: another level, or no threads.
+        CorruptBufferError: ``dictionary`` is none.
+    """
+
+    def __init__(
+        self, level: int = 3, *, dictionary: bytes | None = None, threads: int | None = None
+    ) -> None:
+        if level not in range(1, 23):
+            raise ValueError(f"compression_level is a level of zstd, 1 to 22, got {level!r}")
+        if threads is not None and threads < 1:
+            raise ValueError(f"threads counts the caller too, so it is 1 or more, got {threads!r}")
+        self.level = int(level)
+        self.dictionary_id = 0
+        self.threads = threads or min(_MAX_THREADS, len(os.sched_getaffinity(0)))
+        self._dictionary = None if dictionary is None else self._load(dictionary)
+        # Lent to one thread at a time.
+        self._compressors: list[zstandard.ZstdCompressor] = []
+        self._decompressors: list[zstandard.ZstdDecompressor] = []
+
+    def compress(self, pieces: Sequence[Buffer]) -> list[bytes]:
+        """Each piece as a frame that knows its size; one without bytes as no bytes.
+
+        Args:
+            pieces: contiguous; they are not changed meanwhile.
+
+        Cost: that of zstd, and 1 µs a piece.
+        """
+        whole: list[Any] = [piece for piece in pieces if len(piece)]
+        total = sum(map(len, whole))
+        codec = _lent(self._compressors, self._compressor)
+        try:
+            if total < _ALONE_BYTES or not _HAS_THREADS:
+                frames = [codec.compress(piece) for piece in whole]
+            else:
+                threads = min(self.threads, 1 + total // _ALONE_BYTES)
+                found: Any = codec.multi_compress_to_buffer(whole, threads=threads)
+                frames = [frame.tobytes() for frame in found]
+        finally:
+            self._compressors.append(codec)
+        if len(whole) == len(pieces):
+            return frames
+        left = iter(frames)
+        return [next(left) if len(piece) else b"" for piece in pieces]
+
+    def expand(
+        self,
+        sources: Sequence[Buffer],
+        destinations: Sequence[memoryview],
+        where: str = "a batch of records",
+    ) -> None:
+        """Writes what each frame holds to its destination.
+
+        Args:
+            sources: from `compress`.
+            destinations: as many; writable, uint8, of one dimension and the size that comes out.
+            where: they are from: what the message of an error starts with.
+
+        Raises:
+            UnknownDictionaryError: a frame was made with another dictionary. Nothing was written.
+            CorruptBufferError: a frame is none, or of another size (nothing was written), or its
+                bytes are damaged (destinations may hold anything).
+
+        Cost: that of zstd, and 1 µs a piece.
+        """
+        sizes = [len(destination) for destination in destinations]
+        self._look(sources, sizes, where)
+        runs = _runs(destinations, sizes)
+
+        def work(mine: Iterator[range]) -> None:
+            codec = _lent(self._decompressors, self._decompressor)
+            try:
+                for run in mine:
+                    _expand(codec, run, sources, destinations, sizes, where)
+            finally:
+                self._decompressors.append(codec)
+
+        total = sum(sizes)
+        if total < _ALONE_BYTES or self.threads == 1:
+            work(iter(runs))
+        else:
+            _in_threads(work, runs, min(self.threads, len(runs), 1 + total // _ALONE_BYTES))
+
+    @staticmethod
+    def train(samples: Sequence[Buffer], nbytes: int, level: int = 3) -> bytes:
+        """A dictionary: what many samples have in common, for pieces too small to say it each time.
+
+        Args:
+            samples: pieces as they will be compressed. Of more than 100 times ``nbytes``, some
+                from all over are looked at.
+            nbytes: of the dictionary, 256 or more.
+            level: that it will be used with.
+
+        Raises:
+            ValueError: nothing can be learned of so few samples; use none, or wait for more.
+
+        Cost: 0.1 s for a megabyte that is looked at.
+        """
+        if nbytes < _LEAST_DICTIONARY:
+            raise ValueError(f"a dictionary has {_LEAST_DICTIONARY} bytes or more, got {nbytes!r}")
+        step = max(1, sum(map(len, samples)) // (_LEARNT * nbytes))
+        try:
+            trained = zstandard.train_dictionary(
+                nbytes, [bytes(sample) for sample in samples[::step]], level=level
+            )
+        except zstandard.ZstdError as error:
+            raise ValueError(
+                f"no dictionary of {nbytes} bytes can be learned from {len(samples)} samples of "
+                f"{sum(map(len, samples))} bytes together ({error}); use none, or more samples: "
+                f"{_LEARNT} times its size is good"
+            ) from error
+        return trained.as_bytes()
+
+    def _load(self, dictionary: bytes) -> zstandard.ZstdCompressionDict:
+        try:
+            loaded = zstandard.ZstdCompressionDict(
+                dictionary, dict_type=zstandard.DICT_TYPE_FULLDICT
+            )
+            loaded.precompute_compress(level=self.level)
+        except zstandard.ZstdError as error:
+            raise CorruptBufferError(
+                f"a dictionary of {len(dictionary)} bytes is not one of zstd ({error}); restore it "
+                "from a copy of the directory: frames that were made with it need it"
+            ) from error
+        self.dictionary_id = loaded.dict_id()
+        return loaded
+
+    def _compressor(self) -> zstandard.ZstdCompressor:
+        return zstandard.ZstdCompressor(level=self.level, dict_data=self._dictionary)
+
+    def _decompressor(self) -> zstandard.ZstdDecompressor:
+        return zstandard.ZstdDecompressor(dict_data=self._dictionary)
+
+    def _look(self, sources: Sequence[Buffer], sizes: list[int], where: str) -> None:
+        """Compares what frames say of themselves, before anything is done for it."""
+        known, parameters = (0, self.dictionary_id), zstandard.get_frame_parameters
+        for at, (source, size) in enumerate(zip(sources, sizes, strict=True)):
+            one = range(at, at + 1)
+            if not size:
+                if len(source):
+                    _damaged(where, one, f"{len(source)} bytes for a piece without any")
+                continue
+            try:
+                says = parameters(source)
+            except zstandard.ZstdError as error:
+                _damaged(where, one, str(error), error)
+            if says.dict_id not in known:
+                self._refuse(where, at, says.dict_id)
+            if says.content_size != size:
+                _damaged(where, one, f"{says.content_size} bytes where {size} belong")
+
+    def _refuse(self, where: str, at: int, dictionary_id: int) -> NoReturn:
+        loaded = f"dictionary {self.dictionary_id}" if self.dictionary_id else "none"
+        raise UnknownDictionaryError(
+            f"{where}: compressed piece {at} was made with dictionary {dictionary_id}, and "
+            f"{loaded} is loaded here; read the buffer through the storage that has its directory",
+            path=where,
+            dictionary_id=dictionary_id,
+        )
+
+
+def _lent(idle: list[Context], make: Callable[[], Context]) -> Context:
+    """A context that nobody uses, or a new one."""
+    try:
+        return idle.pop()
+    except IndexError:
+        return make()
+
+
+def _runs(destinations: Sequence[memoryview], sizes: list[int]) -> list[range]:
+    """Pieces that are expanded as one: neighbours that lie one behind the other."""
+    runs: list[range] = []
+    start = end = held = 0
+    for at, size in enumerate(sizes):
+        here = address_of(destinations[at]) if size else 0
+        if here != end or held >= _BLOCK_BYTES:
+            if held:
+                runs.append(range(start, at))
+            start, held = at, 0
+        end = here + size
+        held += size
+    if held:
+        runs.append(range(start, len(sizes)))
+    return runs
+
+
+def _expand(
+    codec: zstandard.ZstdDecompressor,
+    run: range,
+    sources: Sequence[Buffer],
+    destinations: Sequence[memoryview],
+    sizes: list[int],
+    where: str,
+) -> None:
+    first, last = run[0], run[-1]
+    try:
+        if len(run) == 1 and sizes[first] < _DIRECT_BYTES:
+            destinations[first][:] = codec.decompress(sources[first])
+            return
+        size = sum(sizes[first : last + 1])
+        source, destination = sources[first], destinations[first]
+        if len(run) > 1:
+            source = b"".join(sources[first : last + 1])
+            destination = writable(address_of(destination), size)
+        stream = codec.stream_reader(source, read_across_frames=True)
+        written = stream.readinto(destination)
+        written += len(stream.read(1))  # a frame too many would stand where others belong
+    except (zstandard.ZstdError, ValueError) as error:
+        _damaged(where, run, str(error), error)
+    if written != size:
+        _damaged(where, run, f"{written} bytes or more where {size} belong")
+
+
+def _damaged(where: str, run: range, found: str, error: Exception | None = None) -> NoReturn:
+    which = f"piece {run[0]}" if len(run) == 1 else f"pieces {run[0]} to {run[-1]}"
+    raise CorruptBufferError(
+        f"{where}: compressed {which} cannot be expanded: {found}. It was not compressed with "
+        "zstd, or its bytes are damaged",
+        path=where,
+    ) from error
+
+
+def _in_threads(work: Callable[[Iterator[range]], None], runs: list[range], count: int) -> None:
+    """Runs ``work`` in threads, this one among them, on one iterator over the runs.
+
+    None of them runs any more when this returns or raises: what they read and write may go then.
+
+    Raises:
+        BaseException: what the first that failed has raised.
+    """
+    left = iter(runs)  # the next of a list is one step: each run goes to one thread
+    errors: list[BaseException] = []
+
+    def stop(error: BaseException) -> None:
+        errors.append(error)
+        for _ in left:  # the others find nothing to do
+            pass
+
+    def run() -> None:
+        try:
+            work(left)
+        except BaseException as error:  # raised again below, by the caller
+            stop(error)
+
+    started = []
+    for _ in range(count - 1):
+        thread = threading.Thread(target=run, name="shmbuffer-zstd")
+        try:
+            thread.start()
+        except RuntimeError:  # there can be no more of them: those that run do it all
+            break
+        started.append(thread)
+    run()
+    for thread in started:
+        while thread.is_alive():
+            try:
+                thread.join()
+            except KeyboardInterrupt as error:  # raised when the thread has done its run
+                stop(error)
+    if errors:
+        raise errors[0]

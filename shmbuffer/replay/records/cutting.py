@@ -1,0 +1,110 @@
+"""One memory, cut into the leaves of many items."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from shmbuffer.memory.bodies import Chunk
+
+
+def tensors(
+    memory: torch.Tensor,
+    starts: NDArray[np.int64],
+    dims: NDArray[np.int64],
+    dtype: torch.dtype,
+) -> Sequence[torch.Tensor]:
+    """Views of a memory, one for each row.
+
+    Args:
+        memory: uint8, of one dim, contiguous, all of its storage; on any device.
+        starts: int64[n], bytes: multiples of the itemsize, each at or behind the end of the row
+            before it.
+        dims: int64[n, rank].
+        dtype: of the views.
+
+    Cost: 0.3 to 0.6 µs a view of one dim, or where all rows have one shape and lie equally far from
+        each other; else 1 µs.
+    """
+    count, rank = dims.shape
+    if count == 1:
+        shape, start = dims[0].tolist(), int(starts[0])
+        end = start + math.prod(shape) * dtype.itemsize
+        return [memory[start:end].view(dtype).view(shape)]
+    whole = memory[: len(memory) // dtype.itemsize * dtype.itemsize].view(dtype)
+    at = starts // dtype.itemsize
+    if not (dims != dims[:1]).any():
+        shape = dims[0].tolist()
+        steps = at[1:] - at[:-1]
+        if not (steps != steps[:1]).any():
+            step = int(steps[0]) if count > 1 else 1
+            strides = (step, *_strides(shape))
+            return whole.as_strided((count, *shape), strides, int(at[0])).unbind(0)
+    if rank == 1:
+        # The gaps are cut out too: one call for all is half of what a call for each costs.
+        sizes = np.empty(2 * count + 1, np.int64)
+        sizes[1::2] = dims[:, 0]
+        ends = at + dims[:, 0]
+        sizes[0], sizes[2:-1:2], sizes[-1] = at[0], at[1:] - ends[:-1], len(whole) - ends[-1]
+        if not sizes[::2].any():
+            return torch.unsafe_split_with_sizes(whole, sizes[1::2].tolist())
+        return torch.unsafe_split_with_sizes(whole, sizes.tolist())[1::2]
+    return [
+        whole.as_strided(shape, _strides(shape), offset)
+        for shape, offset in zip(dims.tolist(), at.tolist(), strict=True)
+    ]
+
+
+def values(
+    memory: NDArray[np.uint8], starts: NDArray[np.int64], dims: NDArray[np.int64], chunk: Chunk
+) -> list[Any]:
+    """What is no tensor: text, numbers, and numpy's arrays, which are views of the memory.
+
+    Args:
+        memory: uint8[bytes].
+        starts: int64[n], bytes.
+        dims: int64[n, rank].
+        chunk: what it is.
+
+    Raises:
+        ValueError: bytes that are none of these.
+    """
+    at, data = starts.tolist(), memory.data
+    match chunk.kind:
+        case "array":
+            dtype = np.dtype(chunk.dtype)
+            return [
+                np.ndarray(shape, dtype, data, start)
+                for shape, start in zip(dims.tolist(), at, strict=True)
+            ]
+        case "number":
+            dtype = np.dtype(chunk.dtype)
+            return [np.ndarray((), dtype, data, start)[()] for start in at]
+        case "float":
+            return [np.ndarray((), "<f8", data, start).item() for start in at]
+        case "bool":
+            found = memory[starts]
+            if (found > 1).any():
+                raise ValueError(f"a bool is 0 or 1, found {found.max()}")
+            return [bool(one) for one in found.tolist()]
+        case "none":
+            return [None] * len(at)
+    spans = zip(at, (starts + dims[:, 0]).tolist(), strict=True)
+    if chunk.kind == "str":
+        return [str(data[a:b], "utf-8", "surrogatepass") for a, b in spans]
+    if chunk.kind == "bytes":
+        return [bytes(data[a:b]) for a, b in spans]
+    return [int.from_bytes(data[a:b], "little", signed=True) for a, b in spans]
+
+
+def _strides(shape: Sequence[int]) -> list[int]:
+    """Of a contiguous tensor."""
+    strides = [1] * len(shape)
+    for dim in range(len(shape) - 1, 0, -1):
+        strides[dim - 1] = strides[dim] * max(shape[dim], 1)
+    return strides

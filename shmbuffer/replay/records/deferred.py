@@ -1,0 +1,117 @@
+"""A lazy stack whose items are made when somebody looks at them.
+
+A learner that pads, or asks for a few entries, or sends the batch on, need not wait for hundreds of
+TensorDicts that nobody sees. At the first look the stack becomes an ordinary one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from tensordict import LazyStackedTensorDict, TensorDict
+from torch.utils import _pytree
+
+
+def deferred(
+    make: Callable[[], list[Any]], count: int, batch_size: torch.Size, dim: int = 0
+) -> LazyStackedTensorDict:
+    """The lazy stack of what ``make`` gives.
+
+    Args:
+        make: gives the items: TensorDicts (or lazy stacks of them) on one device. Threads that take
+            the first look at once call it once each, and one of the results is kept.
+        count: how many items there are, at least one.
+        batch_size: of an item; -1 where they differ.
+        dim: of the stack, 0 to ``len(batch_size)``.
+
+    Returns:
+        A `LazyStackedTensorDict`: of its class from the first look on, of a subclass before. What
+        ``make`` raises comes out at that look, and the next one tries again.
+
+    Raises:
+        ValueError: no items, or no such ``dim``.
+
+    Cost: 4 µs; the rest at the first look at an entry, key or item. ``batch_size``, ``shape``,
+        ``len`` and ``stack_dim`` are no looks.
+    """
+    if count < 1 or not 0 <= dim <= len(batch_size):
+        raise ValueError(
+            f"a stack of {count} items of batch size {list(batch_size)} along dim {dim} is none"
+        )
+    made = _Deferred.__new__(_Deferred)
+    attributes = made.__dict__
+    attributes.update(_ATTRIBUTES)
+    attributes["stack_dim"] = dim
+    attributes["_batch_size"] = torch.Size((*batch_size[:dim], count, *batch_size[dim:]))
+    attributes["_make"] = make
+    return made
+
+
+def amended(stack: LazyStackedTensorDict, amend: Callable[[list[Any]], None]) -> bool:
+    """Have the items of a stack changed when they are made.
+
+    Args:
+        stack: any lazy stack.
+        amend: called with the items, which nobody else has yet.
+
+    Returns:
+        Whether that is still to come; else nothing was done.
+    """
+    make = stack.__dict__.get("_make") if type(stack) is _Deferred else None
+    if make is None:
+        return False
+
+    def made() -> list[Any]:
+        items: list[Any] = make()
+        amend(items)
+        return items
+
+    stack.__dict__["_make"] = made
+    return True
+
+
+class _Deferred(LazyStackedTensorDict):
+    """A lazy stack before the first look: ``tensordicts`` is not there yet."""
+
+    def __getattr__(self, name: str) -> Any:  # asked for what is not there
+        attributes = self.__dict__
+        if name == "tensordicts":
+            make = attributes.get("_make")
+            if make is not None:
+                attributes.setdefault(name, make())  # one step: another thread may be here
+                self.__class__ = LazyStackedTensorDict
+                attributes.pop("_make", None)
+            if name in attributes:
+                return attributes[name]
+        raise AttributeError(f"a {LazyStackedTensorDict.__name__} has no attribute {name!r}")
+
+    def __init__(self, *tensordicts: Any, **options: Any) -> None:
+        """What others make of this class is an ordinary stack."""
+        self.__class__ = LazyStackedTensorDict
+        LazyStackedTensorDict.__init__(self, *tensordicts, **options)
+
+    @classmethod
+    def _new_lazy_unsafe(cls, *tensordicts: Any, **options: Any) -> Any:
+        return LazyStackedTensorDict._new_lazy_unsafe(*tensordicts, **options)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return _looked_at(self).__reduce_ex__(protocol)
+
+
+def _looked_at(stack: LazyStackedTensorDict) -> LazyStackedTensorDict:
+    """The same stack, an ordinary one now."""
+    assert stack.tensordicts is not None
+    return stack
+
+
+_ATTRIBUTES = {
+    name: value
+    for name, value in LazyStackedTensorDict(TensorDict()).__dict__.items()
+    if name not in ("tensordicts", "_batch_size", "stack_dim")
+}
+_node = _pytree.SUPPORTED_NODES[LazyStackedTensorDict]
+_pytree.register_pytree_node(
+    _Deferred, lambda stack: _node.flatten_fn(_looked_at(stack)), _node.unflatten_fn
+)

@@ -1,0 +1,280 @@
+"""TensorDicts side by side: under each key a column, a layer below, or a list.
+
+    TensorDict ─┐
+    TensorDict ─┼─▶ Layer {"tokens": Column, "next": Layer, "text": [NonTensorData, ...]}
+    TensorDict ─┘
+
+Records become a layer in `building.layered`, items of this process here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from tensordict import (
+    LazyStackedTensorDict,
+    NonTensorData,
+    TensorDict,
+    TensorDictBase,
+    is_non_tensor,
+    is_tensorclass,
+)
+
+from shmbuffer.errors import EmptyBufferError
+from shmbuffer.replay.leaves import dtype_name
+from shmbuffer.replay.nodes import is_collection
+from shmbuffer.replay.records.table import Column, differing
+
+Key = str | tuple[str, ...]
+Path = tuple[str, ...]
+
+
+@dataclass
+class Layer:
+    """A TensorDict of every item, its entries side by side.
+
+    Attributes:
+        batch_dims: int64[n, rank]: of each.
+        names: of the batch dims, where they have some.
+        device: that the TensorDicts have.
+        entries: under each key what the caller put there for a chunk; a layer; or a list with a
+            NonTensorData, NonTensorStack or lazy stack for each item.
+        cls: the tensorclass that the TensorDicts are in.
+    """
+
+    batch_dims: NDArray[np.int64]
+    names: list[str | None] | None
+    device: torch.device | None
+    entries: dict[str, Any]
+    cls: Any = None
+
+    def build(self, entries: Any, batch_size: torch.Size) -> Any:
+        """All items as one: a TensorDict of these entries, or the tensorclass."""
+        made = TensorDict._new_unsafe(
+            entries,
+            batch_size=batch_size,
+            device=self.device,
+            names=None if self.names is None else [None, *self.names],  # type: ignore[list-item]
+            nested=False,
+        )
+        return made if self.cls is None else self.cls.from_tensordict(made)
+
+
+class Tensors:
+    """A leaf of all items that torch moves: of one dtype, rank and device.
+
+    Args:
+        tensors: one for each item.
+    """
+
+    def __init__(self, tensors: list[torch.Tensor]) -> None:
+        self.tensors = tensors
+        first = tensors[0]
+        self.dims = np.array([tensor.shape for tensor in tensors], np.int64).reshape(
+            len(tensors), first.dim()
+        )
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of all."""
+        return self.tensors[0].dtype
+
+    @property
+    def ragged(self) -> list[int]:
+        """See `Column.ragged`."""
+        return differing(self.dims)
+
+
+def leaves_of(layer: Layer, path: Path) -> dict[Path, Column | Tensors]:
+    """All tensors below a layer."""
+    found: dict[Path, Column | Tensors] = {}
+    for key, entry in layer.entries.items():
+        if isinstance(entry, Layer):
+            found.update(leaves_of(entry, (*path, key)))
+        elif not isinstance(entry, list):
+            found[*path, key] = entry
+    return found
+
+
+def has(layer: Layer, path: Path) -> bool:
+    """Whether there is anything at a path, or on the way to it what is no TensorDict."""
+    entry = layer.entries.get(path[0])
+    if entry is None or len(path) == 1:
+        return entry is not None
+    return not isinstance(entry, Layer) or has(entry, path[1:])
+
+
+def path_of(key: Key) -> Path:
+    """A key as a path."""
+    return (key,) if isinstance(key, str) else tuple(key)
+
+
+def by_path(values: Mapping[Key, Any]) -> dict[Path, Any]:
+    """What is under each key, under its path."""
+    return {path_of(key): value for key, value in values.items()}
+
+
+def name_of(path: Path) -> str:
+    """A path as one writes the key, for messages."""
+    return repr(path[0] if len(path) == 1 else path)
+
+
+def _place(path: Path) -> str:
+    return f"the entries {name_of(path)} of the items" if path else "the items"
+
+
+def items_of(data: Any) -> list[Any]:
+    """A list of TensorDicts; their tensorclasses are looked at later."""
+    if isinstance(data, LazyStackedTensorDict):
+        if data.stack_dim != 0:
+            raise RuntimeError(
+                f"the items of a lazy stack are those along its dim 0, and this one is stacked "
+                f"along dim {data.stack_dim}: give list(data.unbind({data.stack_dim}))"
+            )
+        items = list(data.tensordicts)
+    elif is_collection(data):
+        if is_tensorclass(data) and isinstance(data._tensordict, LazyStackedTensorDict):
+            return [type(data).from_tensordict(one) for one in items_of(data._tensordict)]
+        if not data.batch_dims:
+            raise TypeError("one TensorDict without a batch dim is no batch of items: give a list")
+        items = list(data.unbind(0))
+    elif isinstance(data, (list, tuple)):
+        items = list(data)
+    else:
+        _refuse_item(data)
+    if not items:
+        raise EmptyBufferError("there are no items here, and an empty batch has no form")
+    for item in _one_of_each(items):
+        if not is_collection(item) or is_non_tensor(item):
+            _refuse_item(item)
+    return items
+
+
+def _one_of_each(values: Iterable[Any]) -> Collection[Any]:
+    """One value of each class: what is asked of the class need not be asked of every value."""
+    return {type(value): value for value in values}.values()
+
+
+def _refuse_item(item: Any) -> NoReturn:
+    raise TypeError(
+        "items that are padded or nested are TensorDicts or tensorclasses, in a list or a lazy "
+        f"stack, got {type(item).__name__}"
+    )
+
+
+def layer_of(items: list[Any], path: Path) -> Layer:
+    """TensorDicts as one layer of columns."""
+    kinds = _one_of_each(items)
+    classes = [type(item) for item in kinds if is_tensorclass(item)]
+    inner = [item._tensordict if type(item) in classes else item for item in items]
+    first = inner[0]
+    sizes = [item.batch_size for item in inner]
+    if len({len(size) for size in sizes}) > 1:
+        found = sorted({tuple(size) for size in sizes})
+        raise RuntimeError(f"{_place(path)} cannot be one batch: their batch sizes are {found}")
+    dims = np.array(sizes, np.int64).reshape(len(inner), len(sizes[0]))
+    every = [_entries_of(item) for item in inner]
+    keys = dict.fromkeys(key for entries in every for key in entries)
+    return Layer(
+        dims,
+        list(first.names) if any(first.names) else None,
+        first.device,
+        {key: _entry([one.get(key) for one in every], sizes, (*path, key)) for key in keys},
+        classes[0] if classes and len(kinds) == 1 else None,
+    )
+
+
+def _entries_of(item: TensorDictBase) -> dict[str, Any]:
+    if type(item) is TensorDict:
+        return item._tensordict
+    return {key: item.get(key, None) for key in item.keys()}  # noqa: SIM118
+
+
+def _entry(values: list[Any], sizes: list[torch.Size], path: Path) -> Any:
+    """What is under one key of all items: a column, tensors, a layer, or a list.
+
+    None is an item without it.
+    """
+    kinds = [value for value in _one_of_each(values) if value is not None]
+    if all(isinstance(value, torch.Tensor) for value in kinds):
+        return _column(values, sizes, path)
+    if all(map(is_non_tensor, kinds)):
+        return [
+            NonTensorData(data=None, batch_size=size) if value is None else value
+            for value, size in zip(values, sizes, strict=True)
+        ]
+    if not all(map(is_collection, kinds)) or any(map(is_non_tensor, kinds)):
+        found = sorted(type(value).__name__ for value in kinds)
+        raise TypeError(f"{name_of(path)} is a {' in some items and a '.join(found)} in others")
+    if any(_is_lazy(value) for value in values if value is not None):
+        if any(value is None for value in values):
+            raise RuntimeError(f"some items have a lazy stack in {name_of(path)}, and some do not")
+        return values
+    return layer_of(
+        [
+            TensorDict(batch_size=size) if value is None else value
+            for value, size in zip(values, sizes, strict=True)
+        ],
+        path,
+    )
+
+
+def _is_lazy(value: Any) -> bool:
+    """A lazy stack, or a tensorclass of one."""
+    inner = value._tensordict if is_tensorclass(value) else value
+    return isinstance(inner, LazyStackedTensorDict)
+
+
+def _column(values: list[Any], sizes: list[torch.Size], path: Path) -> Column | Tensors:
+    """Tensors as a column; as they are where torch must move them."""
+    if any(value is None for value in values):
+        values = _filled(values, sizes, path)
+    kinds = {
+        (one.dtype, one.ndim, one.is_cpu, one.requires_grad, one.layout, one.is_nested)
+        for one in values
+    }
+    if any(layout is not torch.strided or is_nested for *_, layout, is_nested in kinds):
+        raise TypeError(
+            f"{name_of(path)} is no plain tensor: nested and sparse ones stay in a stack"
+        )
+    if len({kind[:2] for kind in kinds}) > 1:
+        found = sorted({f"{dtype_name(one.dtype)}{list(one.shape)}" for one in values})
+        raise RuntimeError(
+            f"{name_of(path)} differs in dtype or in the number of its dims, so that it cannot be "
+            f"one tensor: it is {' and '.join(found[:3])}"
+        )
+    if any(not is_cpu or requires_grad for _, _, is_cpu, requires_grad, *_ in kinds):
+        return Tensors(values)
+    dtype = values[0].dtype
+    if not (dtype.is_floating_point or dtype.is_complex):  # no flags that bytes do not tell
+        return Column.of_tensors(
+            [one if one.is_contiguous() else one.contiguous() for one in values]
+        )
+    return Column.of_tensors(
+        [
+            one
+            if one.is_contiguous() and not one.is_neg() and not one.is_conj()
+            else one.resolve_conj().resolve_neg().contiguous()
+            for one in values
+        ]
+    )
+
+
+def _filled(values: list[Any], sizes: list[torch.Size], path: Path) -> list[torch.Tensor]:
+    """A leaf of length 0 for the items that do not have it."""
+    first = next(value for value in values if value is not None)
+    filled = []
+    for value, size in zip(values, sizes, strict=True):
+        if value is None and first.dim() <= len(size):
+            raise RuntimeError(
+                f"some items do not have {name_of(path)}, and it has no dim in which it could be "
+                "of length 0: leave it out, or give it to all"
+            )
+        nothing = (*size, 0, *first.shape[len(size) + 1 :])
+        filled.append(first.new_empty(nothing) if value is None else value)
+    return filled

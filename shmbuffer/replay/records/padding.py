@@ -1,0 +1,204 @@
+"""Leaves of different shapes padded to one, and the masks that say what is an item's own."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from tensordict import TensorDict, is_non_tensor
+
+from shmbuffer.memory.bodies import MAX_RAW_BYTES
+from shmbuffer.replay.objects import Objects, non_tensor, objects_in
+from shmbuffer.replay.records.joining import Joining, Later, known
+from shmbuffer.replay.records.layers import (
+    Key,
+    Layer,
+    Path,
+    Tensors,
+    by_path,
+    has,
+    leaves_of,
+    name_of,
+    path_of,
+)
+from shmbuffer.replay.records.table import Column
+from shmbuffer.replay.records.transfer import empty
+
+_MAX_HOLLOW_STEPS = 2**20
+
+
+class Padding(Joining):
+    """See `pad`."""
+
+    def __init__(
+        self, value: float | Mapping[Key, float], mask_key: Key | Mapping[Key, Key] | None
+    ) -> None:
+        super().__init__()
+        self._value = value if not isinstance(value, Mapping) else 0.0
+        self._values = by_path(value) if isinstance(value, Mapping) else {}
+        self._named = (
+            {leaf: path_of(mask) for leaf, mask in by_path(mask_key).items()}
+            if isinstance(mask_key, Mapping)
+            else None
+        )
+        one = None if isinstance(mask_key, Mapping) else mask_key
+        self._mask_key = None if one is None else path_of(one)
+        self._rank = 0
+        self._any_ragged = False
+        self._masks: list[tuple[Path, NDArray[np.int64]]] = []
+        self._mask_device: torch.device | None = None
+
+    def _look(self, layer: Layer) -> None:
+        leaves = leaves_of(layer, ())
+        named = self._named or {}
+        for path in [*self._values, *named]:
+            if path not in leaves:
+                raise KeyError(
+                    f"{name_of(path)} is no tensor of the items, which have "
+                    f"{', '.join(map(name_of, leaves)) or 'none'}"
+                )
+        for path in set(named.values()) | ({self._mask_key} if self._mask_key else set()):
+            if has(layer, path):
+                raise KeyError(
+                    f"the items have an entry {name_of(path)} already: put the mask elsewhere with "
+                    "mask_key"
+                )
+        self._rank = layer.batch_dims.shape[1]
+        self._any_ragged = any(leaf.ragged for leaf in leaves.values())
+        if named or self._mask_key:
+            layer.cls = None
+        device = next(
+            (one.tensors[0].device for one in leaves.values() if type(one) is Tensors), None
+        )
+        self._mask_device = self.device or device
+
+    def _batch_size(self, layer: Layer) -> list[int]:
+        longest: list[int] = layer.batch_dims.max(axis=0).tolist()
+        return longest
+
+    def _apart(self, values: list[Any], layer: Layer) -> Any:
+        dims = layer.batch_dims
+        if not (dims != dims[:1]).any():
+            return super()._apart(values, layer)
+        if not all(map(is_non_tensor, values)):
+            raise RuntimeError(
+                "lazy stacks in TensorDicts whose batch sizes differ cannot be padded: take the "
+                "items one by one, or stack what is in there before it is written"
+            )
+        longest = self._batch_size(layer)
+        parts = []
+        for value in values:
+            array = objects_in(value).array
+            room = np.full((*longest, *array.shape[len(longest) :]), None, dtype=object)
+            room[tuple(map(slice, array.shape))] = array
+            parts.append(room)
+        return non_tensor(Objects(np.stack(parts)))
+
+    def _leaf(self, leaf: Column | Tensors, path: Path) -> Later:
+        ragged, masked = leaf.ragged, False
+        if self._named is not None:
+            masked = path in self._named
+            if ragged and not masked:
+                raise RuntimeError(
+                    f"{name_of(path)} differs in shape between the items, and mask_key does not "
+                    "name it: say under which key its mask is to be"
+                )
+            if masked and not leaf.dims.shape[1]:
+                raise RuntimeError(f"{name_of(path)} has no dims that a mask could be for")
+        elif self._mask_key:
+            masked = bool(ragged) or (not self._any_ragged and leaf.dims.shape[1] > 0)
+        last = ragged[-1] if ragged else 0
+        if masked:
+            rank = max(last + 1, self._rank)
+            if not leaf.dims[:, rank:].all():
+                _require_few(path, leaf.dims[:, :rank].max(axis=0).tolist())
+            self._masks.append((path, leaf.dims[:, :rank]))
+        return self._padded(leaf, last, path) if ragged else self._dense(leaf)
+
+    def _padded(self, leaf: Column | Tensors, last: int, path: Path) -> Later:
+        """A leaf whose rows differ; ``last`` is the last dim in which they do."""
+        value = self._values.get(path, self._value)
+        count, shape = len(leaf.dims), leaf.dims.max(axis=0).tolist()
+        assert leaf.dtype is not None  # it is a tensor's
+        row_bytes = math.prod(shape) * leaf.dtype.itemsize
+        _require_possible(path, shape, row_bytes)
+        if isinstance(leaf, Tensors):
+            whole = leaf.tensors[0].new_full((count, *shape), value, requires_grad=False)
+            for row, tensor in enumerate(leaf.tensors):
+                whole[row][tuple([slice(size) for size in tensor.shape])] = tensor
+            return known(whole)
+        starts = np.arange(count) * row_bytes
+        if last:
+            out = torch.full((count, *shape), value, dtype=leaf.dtype)
+            self._scatter(leaf, last, out, starts, shape)
+            return self._sent(out)
+        out = empty((count, *shape), leaf.dtype)
+        self._transfer.add(leaf, out, starts)
+        rest = row_bytes - leaf.nbytes
+        filler = torch.full((int(rest.max()) // leaf.dtype.itemsize,), value, dtype=leaf.dtype)
+        from_filler = np.full(count, filler.data_ptr(), np.int64)
+        self._transfer.move(from_filler, rest, starts + leaf.nbytes + out.data_ptr(), filler)
+        return self._sent(out)
+
+    def _finished(self, layer: Layer, batch: Any) -> Any:
+        made: dict[bytes, torch.Tensor] = {}  # of the same lengths
+        masks: dict[Path, torch.Tensor] = {}
+        for path, dims in self._masks:
+            mask = made.get(dims.tobytes())
+            if mask is None:
+                mask = made[dims.tobytes()] = self._mask(path, dims)
+            masks[path] = mask
+        if self._named is not None:
+            for path, mask in masks.items():
+                key = self._named[path]
+                if batch.get(key, mask) is not mask:
+                    raise RuntimeError(
+                        f"{name_of(path)} and another leaf have the mask {name_of(key)} together, "
+                        "and their lengths differ: give each a mask of its own"
+                    )
+                batch.set(key, mask)
+        elif len(made) == 1:
+            batch.set(self._mask_key, next(iter(masks.values())))
+        elif masks:
+            assert self._mask_key is not None
+            group = TensorDict(batch_size=batch.batch_size, device=batch.device)
+            for path, mask in masks.items():
+                group.set(path, mask)
+            batch.set(self._mask_key, group)
+        return batch
+
+    def _mask(self, path: Path, dims: NDArray[np.int64]) -> torch.Tensor:
+        """bool[n, *longest]: True within ``dims``, int64[n, rank]."""
+        shape: list[int] = dims.max(axis=0).tolist()
+        _require_possible(path, shape, math.prod(shape))
+        found = np.ones((len(dims), *shape), np.bool_)
+        for dim, size in enumerate(shape):
+            numbers = np.arange(size, dtype=np.uint32)  # no dim is longer, and 64 bits take twice
+            within = numbers < dims[:, dim, None].astype(np.uint32)
+            where = [1] * len(shape)
+            where[dim] = size
+            found &= within.reshape(len(dims), *where)
+        out = torch.from_numpy(found)
+        return out if self._mask_device is None else out.to(self._mask_device)
+
+
+def _require_possible(path: Path, shape: list[int], nbytes: int) -> None:
+    """Before anything is allocated: shapes with a zero in them may say anything."""
+    if nbytes > MAX_RAW_BYTES:
+        raise RuntimeError(
+            f"{name_of(path)} would be padded to {shape}, which is {nbytes} bytes an item where "
+            f"{MAX_RAW_BYTES} are the limit: nest it, or write shorter items"
+        )
+
+
+def _require_few(path: Path, shape: list[int]) -> None:
+    """Steps without a byte in them may be any number, and a mask takes a byte for each."""
+    if math.prod(shape) > _MAX_HOLLOW_STEPS:
+        raise RuntimeError(
+            f"{name_of(path)} holds no numbers, and its shape asks for a mask of {shape} an item: "
+            "take it without a mask, or leave it out of mask_key"
+        )

@@ -1,0 +1,136 @@
+"""What is decided once for all items of a kind: how leaves are cut, and which are compressed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shmbuffer.memory.bodies import Codec, Form, Mold, encode_form
+from shmbuffer.replay.records.columns import Columns
+from shmbuffer.replay.records.forms import Kind, Path
+from shmbuffer.replay.records.sharing import INLINE, Cut, Layout
+
+_LEAST_BYTES = 64  # of a leaf that is compressed without being named
+_LOOKED_PIECES = 32  # after so many it is known whether a leaf gets smaller
+_KEPT_FORMS = 64
+
+#: Kinds of leaves that can be compressed. Numbers that are one with their item are too small.
+COMPRESSIBLE = {
+    Codec.RAW: (),
+    Codec.ZSTD: ("tensor", "array", "number", "bytes", "str"),
+    Codec.OWN: ("tensor", "array", "number", "bytes"),
+}
+
+
+class Plan:
+    """How items of one kind are stored.
+
+    Args:
+        kind: of the items.
+        codec: of what is compressed; RAW: nothing is.
+        keys: which leaves are compressed: paths that lead to them; None: with zstd those of 64
+            bytes and more that it makes smaller, with the user's functions all.
+        measure: see `sharing.Layout`; None: leaves are not shared.
+
+    Attributes:
+        kind, codec: see there.
+        compressible: leaves that may be compressed.
+        whole: no leaf is cut.
+        raw: no leaf is compressed.
+    """
+
+    def __init__(
+        self,
+        kind: Kind,
+        codec: Codec,
+        keys: frozenset[Path] | None,
+        measure: Callable[[NDArray[np.int64], NDArray[np.int64]], int] | None,
+    ) -> None:
+        self.kind = kind
+        self.codec = codec
+        self.compressible = tuple(
+            leaf
+            for leaf, (chunk, path) in enumerate(zip(kind.chunks, kind.paths, strict=True))
+            if chunk.kind in COMPRESSIBLE[codec] and (keys is None or _leads_to(keys, path))
+        )
+        self.whole = Cut.none(len(kind.chunks))
+        self.raw = (Codec.RAW,) * len(kind.chunks)
+        self._layout = None if measure is None else Layout(self.compressible, measure)
+        self._sure = keys is not None or codec is Codec.OWN
+        self._saved = dict.fromkeys(self.compressible, 0)
+        self._looked = dict.fromkeys(self.compressible, 0)
+        self._forms: dict[tuple[Sequence[Codec], Sequence[int]], Form] = {}
+        self._molds: dict[tuple[int, ...], Mold] = {}
+
+    def cut(self, columns: Columns, *, look: bool) -> Cut:
+        """How the leaves of these items are cut; see `sharing.Layout.cut`.
+
+        `whole` itself, where leaves are not shared.
+        """
+        return self.whole if self._layout is None else self._layout.cut(columns, look=look)
+
+    def stays_whole(self, dims: Sequence[int], sizes: Sequence[int]) -> bool:
+        """Whether one item is not cut, and says nothing of how to; see `sharing.Layout`.
+
+        Args:
+            dims: as `forms.Described.dims`.
+            sizes: bytes of each leaf.
+        """
+        return self._layout is None or self._layout.stays_whole(self.kind.chunks, dims, sizes)
+
+    def tried(self, leaf: int, largest: int) -> bool:
+        """Whether pieces of a leaf, the largest of so many bytes, are to be compressed."""
+        if self._sure or self._saved[leaf] > 0:
+            return True
+        return self._looked[leaf] < _LOOKED_PIECES and largest >= _LEAST_BYTES
+
+    def learn(self, leaf: int, saved: int, pieces: int) -> Codec:
+        """Tells what compression has made of pieces; whether its result is to be stored.
+
+        Args:
+            leaf: whose pieces they are.
+            saved: bytes by which all of them together got smaller.
+            pieces: how many they are.
+        """
+        if self._sure:
+            return self.codec
+        if self._looked[leaf] < _LOOKED_PIECES:
+            self._saved[leaf] += saved
+            self._looked[leaf] += pieces
+        return self.codec if self._saved[leaf] > 0 else Codec.RAW
+
+    def form(self, codecs: Sequence[Codec], frames: Sequence[int]) -> Form:
+        """The form of items that are stored so.
+
+        Args:
+            codecs: of each leaf.
+            frames: of each leaf; `sharing.INLINE` where it has no place of its own.
+        """
+        key = tuple(codecs), tuple(frames)
+        form = self._forms.get(key)
+        if form is None:
+            if len(self._forms) >= _KEPT_FORMS:
+                self._forms.clear()
+            chunks = [
+                replace(chunk, codec=codec, placed=count != INLINE, frames=max(count, 0))
+                for chunk, codec, count in zip(self.kind.chunks, codecs, frames, strict=True)
+            ]
+            form = self._forms[key] = encode_form(self.kind.tree, chunks)
+        return form
+
+    def mold(self, compressed: tuple[int, ...]) -> Mold:
+        """What one whole item is put into, of which these leaves are compressed, ascending."""
+        mold = self._molds.get(compressed)
+        if mold is None:
+            if len(self._molds) >= _KEPT_FORMS:
+                self._molds.clear()
+            codecs = [self.codec if leaf in compressed else Codec.RAW for leaf in self.whole.heads]
+            mold = self._molds[compressed] = Mold(self.form(codecs, self.whole.frames))
+        return mold
+
+
+def _leads_to(keys: frozenset[Path], path: Path) -> bool:
+    return any(path[:length] in keys for length in range(1, len(path) + 1))

@@ -1,0 +1,283 @@
+"""Frames that consecutive items have in common, so that they are stored once.
+
+    row        0        1        2        3          pieces of a stack of three frames
+    pieces     a b c    b c d    c d e    d e f
+    owner      0 1 2    1 2 3    2 3 3    3 3 3      the last row that has it: a, b, c go with it
+
+A record reaches as far as the last of its owners, and is read as one stretch of bytes: so an owner
+is at most `REACH` rows ahead, and what is needed further ahead is stored again.
+
+Equal means equal, byte for byte: checksums only say what is worth comparing.
+
+A leaf ``[F, ...]`` may be a stack of F frames, or one piece, or nothing that is worth sharing:
+which of them takes the fewest bytes is seen from the first items.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shmbuffer._native import _core
+from shmbuffer.memory.bodies import Chunk
+from shmbuffer.replay.records.columns import Columns
+
+REACH = 8
+INLINE = -1
+"""In place of a number of frames: the leaf lies in its record, and is not shared."""
+
+_LEAST_BYTES = 256  # of a leaf
+_LEAST_FRAME_BYTES = 64
+_MOST_FRAMES = 16  # beyond, it is no stack: the rows of an image, the steps of an episode
+_PLACE_BYTES = 8  # what a record says of a piece that has a place of its own
+_LOOKED_ROWS = 64
+_MOST_GROUPS = 32  # of a kind: leaves whose shape is never the same are not worth a look
+
+
+class Cut(NamedTuple):
+    """How the leaves of items are cut."""
+
+    frames: tuple[int, ...]
+    """For each leaf the number of frames, 0 for one piece, or `INLINE`."""
+    heads: tuple[int, ...]
+    """For each leaf the first of those that it may have frames in common with."""
+
+    @classmethod
+    def none(cls, leaves: int) -> Cut:
+        """Every leaf lies in its record."""
+        return cls((INLINE,) * leaves, tuple(range(leaves)))
+
+
+class Pieces(NamedTuple):
+    """The leaves of n items, cut into what is stored on its own."""
+
+    addresses: NDArray[np.int64]
+    """int64[n, pieces]; leaf after leaf."""
+    sizes: NDArray[np.int64]
+    """int64[n, pieces], bytes."""
+    leaves: NDArray[np.int64]
+    """int64[pieces]: the leaf of each."""
+
+
+def cut(columns: Columns, frames: Sequence[int]) -> Pieces:
+    """Cuts leaves into frames.
+
+    Args:
+        columns: n items.
+        frames: as `Cut.frames`; where it is one, the first dim of the leaf in all items.
+    """
+    if max(frames, default=0) <= 1:
+        return Pieces(columns.addresses, columns.sizes, np.arange(len(frames)))
+    counts = np.maximum(frames, 1)
+    leaves = np.repeat(np.arange(len(frames)), counts)
+    number = np.arange(len(leaves)) - (np.cumsum(counts) - counts)[leaves]  # of it in its leaf
+    sizes = columns.sizes[:, leaves] // counts[leaves]
+    return Pieces(columns.addresses[:, leaves] + number * sizes, sizes, leaves)
+
+
+class Shared(NamedTuple):
+    """Who holds the bytes of each piece."""
+
+    owners: NDArray[np.int64]
+    """int64[n, pieces]: the row, this one or a later one."""
+    holders: NDArray[np.int64]
+    """int64[n, pieces]: the piece in that row, as a flat index; of those that hold their own bytes
+    their own index."""
+
+    @property
+    def held(self) -> NDArray[np.bool_]:
+        """bool[n, pieces]: those that hold their own bytes, which are all that is to be stored."""
+        own = np.arange(self.holders.size).reshape(self.holders.shape)
+        return np.equal(self.holders, own)
+
+
+def find_equal(
+    addresses: NDArray[np.int64], sizes: NDArray[np.int64], reach: int = REACH
+) -> Shared:
+    """Finds equal pieces.
+
+    Args:
+        addresses: int64[n, pieces].
+        sizes: int64[n, pieces], bytes. Pieces without any are their own owners.
+        reach: how many rows ahead an owner may be; 0: pieces of one row share only.
+
+    Cost: that of reading all pieces twice, and 0.2 µs a piece.
+    """
+    count, width = addresses.shape
+    at, nbytes = addresses.ravel(), sizes.ravel()
+    groups = _groups(at, nbytes)
+    order = np.argsort(groups, kind="stable")  # of a group in the order of rows
+    of, rows = groups[order], order // max(width, 1)
+    holders = np.empty(count * width, np.int64)
+    left = np.arange(count * width)
+    while left.size:
+        # The last row of each group owns for those in reach; the rest go on without them.
+        ends = np.flatnonzero(np.append(of[left][1:] != of[left][:-1], True))
+        last = np.repeat(left[ends], np.diff(ends, prepend=-1))
+        near = rows[left] >= rows[last] - reach
+        holders[order[left[near]]] = order[last[near]]
+        left = left[~near]
+    return Shared((holders // max(width, 1)).reshape(count, width), holders.reshape(count, width))
+
+
+def _groups(at: NDArray[np.int64], nbytes: NDArray[np.int64]) -> NDArray[np.int64]:
+    """A number for each piece, the same for equal ones."""
+    groups = np.arange(at.size)
+    for size in np.unique(nbytes).tolist():
+        if not size:
+            continue
+        mine = np.flatnonzero(nbytes == size)
+        from_ = np.ascontiguousarray(at[mine])
+        sums = np.empty(mine.size, np.uint32)
+        _core.checksum_pieces(from_.ctypes.data, size, mine.size, sums.ctypes.data)
+        order = np.argsort(sums, kind="stable")
+        ordered = sums[order]
+        # Of those with one sum each is compared with the one before: what equals it, equals all
+        # that it equals.
+        later = np.flatnonzero(ordered[1:] == ordered[:-1]) + 1
+        one, other = from_[order[later - 1]], from_[order[later]]
+        same = np.zeros(later.size, np.uint8)
+        _core.same_pieces(one.ctypes.data, other.ctypes.data, size, later.size, same.ctypes.data)
+        first = np.arange(mine.size)
+        first[later[same != 0]] = -1
+        first = np.maximum.accumulate(first)  # of each run of equal ones
+        groups[mine[order]] = mine[order[first]]
+    return groups
+
+
+@dataclass
+class _Group:
+    """Leaves of one dtype and shape, which may have frames in common."""
+
+    leaves: tuple[int, ...]
+    costs: dict[int, int]
+    """Bytes that the items which were looked at take, by number of frames."""
+    rows: int = 0
+
+    @property
+    def best(self) -> int:
+        """The number of frames that takes the fewest."""
+        return min(self.costs, key=lambda way: self.costs[way])
+
+
+class Layout:
+    """How the leaves of one kind of items are cut, as far as is known.
+
+    Args:
+        compressible: leaves that may be compressed. What is compressed is never stored as one with
+            what is not.
+        measure: bytes that pieces take when they are compressed: called with int64[m] addresses and
+            int64[m] sizes.
+    """
+
+    def __init__(
+        self,
+        compressible: Collection[int],
+        measure: Callable[[NDArray[np.int64], NDArray[np.int64]], int],
+    ) -> None:
+        self._compressible = compressible
+        self._measure = measure
+        self._groups: dict[tuple[object, ...], _Group] = {}
+
+    def cut(self, columns: Columns, *, look: bool) -> Cut:
+        """How the leaves of these items are cut.
+
+        Args:
+            columns: items of the kind.
+            look: whether to learn from them, as long as there is something to learn.
+
+        Cost: while it learns, that of compressing the first 64 items three times.
+        """
+        frames, heads = map(list, Cut.none(len(columns.dims)))
+        for signature, leaves in self._alike(columns).items():
+            group = self._groups.get(signature)
+            if group is None:
+                if len(self._groups) >= _MOST_GROUPS:
+                    continue
+                group = self._groups[signature] = _Group(leaves, {INLINE: 0})
+            if look and group.rows < _LOOKED_ROWS:
+                self._look(group, columns, int(columns.dims[leaves[0]][0, 0]))
+            best = group.best
+            for leaf in leaves:
+                frames[leaf] = best
+                if best != INLINE:
+                    heads[leaf] = leaves[0]
+        return Cut(tuple(frames), tuple(heads))
+
+    def stays_whole(
+        self, chunks: Sequence[Chunk], dims: Sequence[int], sizes: Sequence[int]
+    ) -> bool:
+        """Whether `cut` does not cut one item, and learns nothing from it.
+
+        Args:
+            chunks: its leaves.
+            dims: those of all leaves, one after the other.
+            sizes: of each leaf, bytes.
+
+        Cost: 0.2 µs a leaf, 1 µs one that is large enough to be shared.
+        """
+        first = 0
+        for leaf, (chunk, size) in enumerate(zip(chunks, sizes, strict=True)):
+            shape = dims[first : first + chunk.rank]
+            first += chunk.rank
+            if not _is_large(chunk, size):
+                continue
+            group = self._groups.get(self._signature(leaf, chunk, shape, alone=True))
+            if group is None:
+                if len(self._groups) < _MOST_GROUPS:
+                    return False
+            elif group.rows < _LOOKED_ROWS or group.best != INLINE:
+                return False
+        return True
+
+    def _look(self, group: _Group, columns: Columns, stack: int) -> None:
+        """Adds what some rows take, for each way to cut them."""
+        rows = min(len(columns), _LOOKED_ROWS)
+        first = group.leaves[0]
+        ways = [INLINE, 0]
+        if (
+            2 <= stack <= _MOST_FRAMES
+            and len(columns.dims[first][0]) > 1
+            and columns.sizes[0, first] >= stack * _LEAST_FRAME_BYTES
+        ):
+            ways.append(stack)
+        for way in ways:
+            frames = [way if leaf in group.leaves else INLINE for leaf in range(len(columns.dims))]
+            pieces = cut(columns, frames)
+            mine = np.isin(pieces.leaves, group.leaves)
+            addresses, sizes = pieces.addresses[:rows, mine], pieces.sizes[:rows, mine]
+            cost = 0
+            if way != INLINE:
+                held = find_equal(addresses, sizes).held
+                cost = _PLACE_BYTES * addresses.size
+                addresses, sizes = addresses[held], sizes[held]
+            compressed = first in self._compressible
+            measured = (
+                self._measure(addresses.ravel(), sizes.ravel()) if compressed else sizes.sum()
+            )
+            group.costs[way] = group.costs.get(way, 0) + cost + int(measured)
+        group.rows += rows
+
+    def _alike(self, columns: Columns) -> dict[tuple[object, ...], tuple[int, ...]]:
+        """Leaves that are large enough to be shared, by what they need to have in common for it."""
+        found: dict[tuple[object, ...], tuple[int, ...]] = {}
+        for leaf, (chunk, dims) in enumerate(zip(columns.kind.chunks, columns.dims, strict=True)):
+            if _is_large(chunk, int(columns.sizes[0, leaf])) and (dims == dims[0]).all():
+                signature = self._signature(leaf, chunk, dims[0].tolist(), len(columns) == 1)
+                found[signature] = (*found.get(signature, ()), leaf)
+        return found
+
+    def _signature(
+        self, leaf: int, chunk: Chunk, shape: Sequence[int], alone: bool
+    ) -> tuple[object, ...]:
+        """An item that is alone has other frames in common than those of a batch."""
+        return (alone, chunk.kind, chunk.dtype, leaf in self._compressible, *shape)
+
+
+def _is_large(chunk: Chunk, size: int) -> bool:
+    """Whether a leaf of so many bytes may be worth sharing."""
+    return size >= _LEAST_BYTES and chunk.rank > 0 and chunk.kind in ("tensor", "array")

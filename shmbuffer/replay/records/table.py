@@ -1,0 +1,275 @@
+"""Records as a table: a column for each leaf.
+
+    records ──locate──▶ Located, one a form ──Table.of──▶ columns ──Transfer──▶ memory of ours
+
+Records of several forms make one table where their forms differ only in how bytes are stored: in
+codecs, places and frames.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from functools import cached_property, lru_cache
+from itertools import chain
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from shmbuffer.memory.bodies import Chunk, Codec, Located
+from shmbuffer.memory.records import RecordBatch
+from shmbuffer.replay.leaves import address_of, dtype_name, torch_dtype
+
+Own = Callable[[torch.Tensor, dict[str, Any]], Any]
+"""The user's ``decompression_fn``: called with a chunk and what is to come out of it."""
+
+
+_ALL = slice(None)
+
+
+class Pieces(NamedTuple):
+    """Where the bytes of a column are, for those of its rows that have one form."""
+
+    rows: NDArray[np.int64] | slice
+    """int64[m], or all of them in order."""
+    codec: Codec
+    placed: bool
+    """Several of them may be the same bytes."""
+    addresses: NDArray[np.int64]
+    """int64[m, pieces]."""
+    sizes: NDArray[np.int64]
+    """int64[m, pieces]: stored bytes."""
+    kept: Any
+    """What owns these bytes."""
+
+
+class Column:
+    """One leaf of n items.
+
+    Args:
+        chunk: what it is; how it is stored, ``pieces`` tell.
+        dims: int64[n, rank].
+        pieces: where its bytes are; each row is in one of them.
+
+    Attributes:
+        nbytes: int64[n]: size of each row, in bytes.
+    """
+
+    def __init__(self, chunk: Chunk, dims: NDArray[np.int64], pieces: Sequence[Pieces]) -> None:
+        self.chunk = chunk
+        self.dims = dims
+        self.pieces = pieces
+        self.nbytes: NDArray[np.int64]
+        if chunk.rank == 0:
+            self.nbytes = np.full(len(dims), chunk.itemsize, np.int64)
+        else:
+            sizes = dims[:, 0] if chunk.rank == 1 else dims.prod(axis=1)
+            self.nbytes = sizes * chunk.itemsize
+
+    @classmethod
+    def of_tensors(cls, tensors: Sequence[torch.Tensor]) -> Column:
+        """Tensors of one dtype and rank, contiguous and on the CPU, as a column."""
+        dtype, rank = tensors[0].dtype, tensors[0].dim()
+        count = len(tensors)
+        sizes_of = chain.from_iterable([tensor.shape for tensor in tensors])
+        dims = np.fromiter(sizes_of, np.int64, count * rank).reshape(count, rank)
+        addresses = np.array([tensor.data_ptr() for tensor in tensors], np.int64)[:, None]
+        column = cls(Chunk("tensor", dtype_name(dtype), dtype.itemsize, rank), dims, ())
+        sizes = column.nbytes[:, None]
+        column.pieces = (Pieces(_ALL, Codec.RAW, True, addresses, sizes, tensors),)
+        return column
+
+    @property
+    def dtype(self) -> torch.dtype | None:
+        """Torch's; None of what is no number, or one that torch does not have."""
+        return torch_dtype_of(self.chunk.kind, self.chunk.dtype)
+
+    @cached_property
+    def ragged(self) -> list[int]:
+        """The dims that differ between rows."""
+        return differing(self.dims)
+
+    def in_place(self) -> NDArray[np.int64] | None:
+        """int64[n]: addresses of rows that can be used where they are; None if they cannot."""
+        if len(self.pieces) != 1:
+            return None
+        _, codec, placed, addresses, *_ = self.pieces[0]
+        if codec is not Codec.RAW or placed or addresses.shape[1] != 1:
+            return None
+        return addresses[:, 0]
+
+
+class Table(NamedTuple):
+    """Records of one tree."""
+
+    tree: Any
+    """See `building.build`."""
+    batch_dims: NDArray[np.int64]
+    """int64[n, ...]."""
+    columns: list[Column]
+
+    @classmethod
+    def of(cls, batch: RecordBatch, located: Sequence[Located], own: Own | None) -> Table | None:
+        """The records of these forms; None where the forms differ in what they hold.
+
+        Args:
+            batch: where they are.
+            located: their forms. Rows of the table are those of ``located[0]`` where it is the only
+                one, else those of the batch.
+            own: the user's ``decompression_fn``. It is called here, for all of its chunks.
+
+        Raises:
+            RuntimeError: ``own`` is needed and not there, or gave something else than was stored.
+        """
+        first = located[0].form
+        for other in located[1:]:
+            if other.form.tree != first.tree or not all(
+                map(_alike, other.form.chunks, first.chunks)
+            ):
+                return None
+        every = range(len(first.chunks))
+        rows = _rows_of(located)
+        batch_dims = _gathered([one.batch_dims for one in located], rows)
+        return cls(first.tree, batch_dims, columns_of(batch, located, every, own))
+
+
+def columns_of(
+    batch: RecordBatch, located: Sequence[Located], numbers: Collection[int], own: Own | None
+) -> list[Column]:
+    """Some chunks of records whose forms differ only in how bytes are stored.
+
+    Args:
+        batch: see `Table.of`.
+        located: see `Table.of`.
+        numbers: of the chunks, ascending.
+        own: see `Table.of`.
+
+    Raises:
+        RuntimeError: see `Table.of`.
+    """
+    rows, base = _rows_of(located), address_of(batch.data)
+    columns = []
+    at = [0] * len(located)
+    for number, chunk in enumerate(located[0].form.chunks):
+        pieces = []
+        for part, one in enumerate(located):
+            stored = one.form.chunks[number]
+            end = at[part] + stored.pieces
+            offsets, sizes = one.offsets[:, at[part] : end], one.sizes[:, at[part] : end]
+            at[part] = end
+            if number not in numbers:
+                continue
+            if stored.codec is Codec.OWN:
+                found = _by_user(own, batch, stored, one.dims[number], offsets, sizes)
+                pieces.append(found._replace(rows=rows[part]))
+            else:
+                where = offsets + base
+                pieces.append(
+                    Pieces(rows[part], stored.codec, stored.placed, where, sizes, batch.data)
+                )
+        if pieces:
+            columns.append(
+                Column(chunk, _gathered([one.dims[number] for one in located], rows), pieces)
+            )
+    return columns
+
+
+@lru_cache(maxsize=256)
+def torch_dtype_of(kind: str, dtype: str) -> torch.dtype | None:
+    """Torch's dtype of a chunk: of a tensor, or of an array that torch can have; else None.
+
+    Raises:
+        SchemaMismatchError: a tensor of a dtype that this torch does not know.
+    """
+    if kind == "tensor":
+        return torch_dtype(dtype)
+    if kind not in ("array", "number"):
+        return None
+    try:
+        return torch.from_numpy(np.empty(0, dtype)).dtype
+    except (TypeError, ValueError):  # text, times, another byte order
+        return None
+
+
+def differing(dims: NDArray[np.int64]) -> list[int]:
+    """The columns in which rows differ."""
+    if not dims.shape[1]:
+        return []
+    return [at for at, differs in enumerate((dims != dims[0]).any(axis=0).tolist()) if differs]
+
+
+def _alike(one: Chunk, other: Chunk) -> bool:
+    """Whether two chunks hold the same kind of thing, however it is stored."""
+    return (one.kind, one.dtype, one.rank) == (other.kind, other.dtype, other.rank)
+
+
+def _rows_of(located: Sequence[Located]) -> list[NDArray[np.int64] | slice]:
+    """Where in a table the records of each form are."""
+    if len(located) == 1:
+        return [_ALL]
+    return [one.rows for one in located]
+
+
+def _gathered(
+    parts: Sequence[NDArray[np.int64]], rows: Sequence[NDArray[np.int64] | slice]
+) -> NDArray[np.int64]:
+    """Rows of several forms, each at its number."""
+    if len(parts) == 1:
+        return parts[0]
+    found = np.empty((sum(map(len, parts)), parts[0].shape[1]), np.int64)
+    for part, at in zip(parts, rows, strict=True):
+        found[at] = part
+    return found
+
+
+def _by_user(
+    own: Own | None,
+    batch: RecordBatch,
+    chunk: Chunk,
+    dims: NDArray[np.int64],
+    offsets: NDArray[np.int64],
+    sizes: NDArray[np.int64],
+) -> Pieces:
+    """What the user's function makes of pieces, raw. ``rows`` is for the caller to say."""
+    if own is None:
+        raise RuntimeError(
+            "these records were compressed by a compression_fn: open the storage with the "
+            "decompression_fn that belongs to it"
+        )
+    dtype = torch_dtype_of(chunk.kind, chunk.dtype)
+    kept = []
+    addresses = np.zeros(offsets.shape, np.int64)
+    found_sizes = np.zeros(offsets.shape, np.int64)
+    for row, shape in enumerate(dims.tolist()):
+        size = torch.Size(shape[1:] if chunk.frames else shape)
+        nbytes = size.numel() * chunk.itemsize
+        plain = size if dtype is not None else torch.Size((nbytes,))
+        for piece in range(chunk.pieces if nbytes else 0):
+            at = int(offsets[row, piece])
+            stored = torch.from_numpy(batch.data[at : at + int(sizes[row, piece])].copy())
+            tensor = _of_user(own, stored, dtype or torch.uint8, plain, nbytes)
+            kept.append(tensor)
+            addresses[row, piece], found_sizes[row, piece] = tensor.data_ptr(), nbytes
+    return Pieces(_ALL, Codec.RAW, True, addresses, found_sizes, kept)
+
+
+def _of_user(
+    own: Own, stored: torch.Tensor, dtype: torch.dtype, shape: torch.Size, nbytes: int
+) -> torch.Tensor:
+    """The tensor that was compressed, or its bytes: contiguous, on the CPU."""
+    about = {"type": "tensor", "shape": shape, "dtype": dtype, "device": torch.device("cpu")}
+    found = own(stored, about)
+    if not isinstance(found, torch.Tensor):
+        raise RuntimeError(
+            f"decompression_fn gives the tensor that was compressed, got {type(found).__name__}"
+        )
+    fits = (found.dtype is dtype and found.numel() == shape.numel()) or (
+        found.dtype is torch.uint8 and found.numel() == nbytes
+    )
+    if not fits:
+        raise RuntimeError(
+            f"decompression_fn gave {dtype_name(found.dtype)}{list(found.shape)} for what was "
+            f"{dtype_name(dtype)}{list(shape)} when it was compressed"
+        )
+    return found.detach().cpu().resolve_conj().resolve_neg().contiguous()

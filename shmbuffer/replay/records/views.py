@@ -1,0 +1,34 @@
+"""Memory at an address, as a buffer of Python: in a third of a microsecond, whoever owns it.
+
+Whoever makes a view keeps the owner of the memory alive as long as the view is used.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from typing import Any, cast
+
+_READ, _WRITE = 0x100, 0x200  # of Python's PyBUF_READ and PyBUF_WRITE
+
+_from_memory = ctypes.pythonapi.PyMemoryView_FromMemory
+_from_memory.restype = ctypes.py_object
+_from_memory.argtypes = [ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int]
+
+_addressof = ctypes.addressof
+_from_buffer: Callable[[Any], ctypes.c_char] = ctypes.c_char.from_buffer
+
+
+def readable(address: int, nbytes: int) -> memoryview:
+    """Memory to be read."""
+    return cast(memoryview, _from_memory(address, nbytes, _READ))
+
+
+def writable(address: int, nbytes: int) -> memoryview:
+    """Memory to be written."""
+    return cast(memoryview, _from_memory(address, nbytes, _WRITE))
+
+
+def address_of(buffer: memoryview) -> int:
+    """Where a writable buffer of at least one byte starts."""
+    return _addressof(_from_buffer(buffer))

@@ -1,0 +1,53 @@
+"""What a storage was told to make of items that differ in shape: padded, or nested."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Literal
+
+from shmbuffer.replay.records import ragged
+
+if TYPE_CHECKING:
+    from shmbuffer.replay.storages.fetched import Fetched
+
+PadOutput = float | Literal["nested"] | Mapping[str, Any] | None
+"""None; the number behind the end of what is shorter; ``"nested"``; or the arguments of
+`ragged.pad` (``value``, ``mask_key``) or of `ragged.densify` (``keys``) by name."""
+
+_PAD, _NEST = {"value", "mask_key"}, {"keys"}
+
+
+class RaggedOutput:
+    """Makes batches as ``pad_output`` says.
+
+    Args:
+        asked: see `PadOutput`; not None.
+
+    Raises:
+        TypeError: it is none of these.
+    """
+
+    def __init__(self, asked: PadOutput) -> None:
+        self._nested = False
+        self._how: dict[str, Any] = {}
+        if asked == "nested":
+            self._nested = True
+        elif isinstance(asked, (int, float)):
+            self._how = {"value": asked}
+        elif isinstance(asked, Mapping) and (asked.keys() <= _PAD or asked.keys() <= _NEST):
+            self._nested = "keys" in asked
+            self._how = dict(asked)
+        else:
+            raise TypeError(
+                "pad_output is a number, 'nested', {'value': ..., 'mask_key': ...} or "
+                f"{{'keys': [...]}}, got {asked!r}"
+            )
+
+    def of_items(self, items: Any) -> Any:
+        """A list of TensorDicts, or a lazy stack of them."""
+        return (ragged.densify if self._nested else ragged.pad)(items, **self._how)
+
+    def of_records(self, fetched: Fetched) -> Any:
+        """What was read of a byte ring."""
+        make = ragged.nested if self._nested else ragged.padded
+        return make(fetched.decoder, fetched.batch, **self._how)

@@ -1,0 +1,425 @@
+"""Pieces are compressed and expanded in batches, by any number of threads, and come back whole."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import random
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import zstandard
+
+from shmbuffer.errors import CorruptBufferError
+from shmbuffer.replay.records import compression
+from shmbuffer.replay.records.compression import UnknownDictionaryError, Zstd
+
+
+def pieces(count: int, nbytes: int, seed: int = 0) -> list[bytes]:
+    """Half of each is noise, half is the same in all."""
+    chance = random.Random(seed)
+    common = chance.randbytes(nbytes - nbytes // 2)
+    return [chance.randbytes(nbytes // 2) + common for _ in range(count)]
+
+
+def numerals(nbytes: int, seed: int = 0) -> bytes:
+    """What zstd has work with, so that a changed bit says something else."""
+    chance = random.Random(seed)
+    return " ".join(str(chance.randrange(3000)) for _ in range(nbytes)).encode()[:nbytes]
+
+
+def expanded(zstd: Zstd, frames: list[bytes], sizes: list[int]) -> list[bytes]:
+    out = [np.full(size, 0xAA, np.uint8) for size in sizes]
+    zstd.expand(frames, [one.data for one in out])
+    return [one.tobytes() for one in out]
+
+
+# -- there and back ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+@pytest.mark.parametrize("nbytes", [1, 63, 64, 5000, 2**15 - 1, 2**15, 200_000])
+def test_pieces_come_back_as_they_were_in_their_order(nbytes: int, threads: int) -> None:
+    zstd = Zstd(threads=threads)
+    given = pieces(50, nbytes)
+    frames = zstd.compress(given)
+    assert expanded(zstd, frames, [nbytes] * 50) == given
+
+
+def test_pieces_of_all_sizes_share_a_batch() -> None:
+    chance = random.Random(3)
+    given = [chance.randbytes(chance.choice([0, 1, 100, 40_000, 300_000])) for _ in range(100)]
+    zstd = Zstd(threads=3)
+    assert expanded(zstd, zstd.compress(given), [len(piece) for piece in given]) == given
+
+
+def test_a_piece_without_bytes_is_stored_without_bytes() -> None:
+    zstd = Zstd()
+    assert zstd.compress([b"", memoryview(b"")]) == [b"", b""]
+    assert expanded(zstd, [b""], [0]) == [b""]
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("gaps", [(0,), (0, 8), (0, 0, 0, 5)], ids=str)
+def test_pieces_that_lie_one_behind_the_other_come_back_and_gaps_are_left_alone(
+    gaps: tuple[int, ...], threads: int
+) -> None:
+    chance = random.Random(len(gaps))
+    text = numerals(400_000)
+    sizes = [chance.choice([0, 1, 60, 3000, 40_000, 300_000]) for _ in range(120)]
+    given = [text[at : at + size] for at, size in enumerate(sizes)]
+    lead = [chance.choice(gaps) for _ in given]
+    memory = np.full(sum(map(len, given)) + sum(lead) + 9, 0xAA, np.uint8)
+    expected, destinations, at = memory.copy(), [], 0
+    for piece, gap in zip(given, lead, strict=True):
+        at += gap
+        destinations.append(memory[at : at + len(piece)].data)
+        expected[at : at + len(piece)] = np.frombuffer(piece, np.uint8)
+        at += len(piece)
+    order = chance.sample(range(120), 120) if len(gaps) == 2 else range(120)
+    zstd = Zstd(threads=threads)
+    zstd.expand(zstd.compress([given[n] for n in order]), [destinations[n] for n in order])
+    assert memory.tobytes() == expected.tobytes()
+
+
+def test_without_the_threads_of_zstandard_the_caller_compresses_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given = pieces(30, 100_000)
+    frames = Zstd(threads=3).compress(given)
+    monkeypatch.setattr(compression, "_HAS_THREADS", False)
+    assert Zstd(threads=3).compress(given) == frames
+
+
+def test_no_pieces_are_no_work() -> None:
+    assert Zstd().compress([]) == []
+    Zstd().expand([], [])
+
+
+def test_a_frame_is_one_that_any_zstd_reads_and_says_its_size() -> None:
+    given = pieces(1, 5000)[0]
+    (frame,) = Zstd(level=9).compress([given])
+    assert zstandard.ZstdDecompressor().decompress(frame) == given
+    assert zstandard.get_frame_parameters(frame).content_size == 5000
+
+
+def test_frames_of_another_zstd_are_read() -> None:
+    given = pieces(1, 100_000)[0]
+    frame = zstandard.ZstdCompressor(level=1, write_checksum=True).compress(given)
+    assert expanded(Zstd(), [frame], [len(given)]) == [given]
+
+
+def test_the_number_of_threads_does_not_change_the_bytes() -> None:
+    given = pieces(100, 30_000)
+    assert Zstd(threads=1).compress(given) == Zstd(threads=4).compress(given)
+
+
+def test_a_higher_level_compresses_more() -> None:
+    given = [" ".join(map(str, range(at, at + 3000))).encode() for at in range(5)]
+    fast, small = Zstd(level=1).compress(given), Zstd(level=19).compress(given)
+    assert sum(map(len, small)) < sum(map(len, fast))
+
+
+# -- threads and processes ---------------------------------------------------------------------
+
+
+def test_contexts_are_made_once_and_not_for_each_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+
+    def count(name: str) -> Callable[..., Any]:
+        real = getattr(zstandard, name)
+        return lambda *args, **kwargs: made.append(name) or real(*args, **kwargs)
+
+    for name in ("ZstdCompressor", "ZstdDecompressor"):
+        monkeypatch.setattr(zstandard, name, count(name))
+    zstd = Zstd(threads=2)
+    given = pieces(80, 30_000)
+    for _ in range(10):
+        frames = zstd.compress(given)
+        expanded(zstd, frames, [30_000] * 80)
+    assert sorted(set(made)) == ["ZstdCompressor", "ZstdDecompressor"]
+    assert len(made) <= 4
+
+
+def test_a_small_batch_starts_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threading.Thread, "start", lambda _: pytest.fail("a thread was started"))
+    zstd = Zstd(threads=4)
+    given = pieces(100, 1000)
+    assert expanded(zstd, zstd.compress(given), [1000] * 100) == given
+
+
+def test_no_thread_is_left_over() -> None:
+    before = threading.active_count()
+    zstd = Zstd(threads=4)
+    given = pieces(60, 100_000)
+    expanded(zstd, zstd.compress(given), [100_000] * 60)
+    assert threading.active_count() == before
+
+
+def test_where_no_thread_can_be_started_the_caller_does_it_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    zstd = Zstd(threads=4)
+    given = pieces(60, 100_000)
+    assert expanded(zstd, zstd.compress(given), [100_000] * 60) == given
+
+
+def test_threads_of_the_caller_share_one_codec() -> None:
+    zstd = Zstd(threads=2)
+    given = {seed: pieces(40, 40_000, seed) for seed in range(4)}
+    found = {}
+
+    def run(seed: int) -> None:
+        for _ in range(5):
+            found[seed] = expanded(zstd, zstd.compress(given[seed]), [40_000] * 40)
+
+    threads = [threading.Thread(target=run, args=(seed,)) for seed in given]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == given
+
+
+def test_a_child_of_a_fork_compresses_with_what_it_inherited() -> None:
+    zstd = Zstd(threads=3)
+    given = pieces(60, 50_000)
+    frames = zstd.compress(given)
+    reader, writer = multiprocessing.Pipe(duplex=False)
+    if (pid := os.fork()) == 0:
+        writer.send(zstd.compress(given) == frames)
+        writer.send(expanded(zstd, frames, [50_000] * 60) == given)
+        os._exit(0)
+    assert os.waitpid(pid, 0)[1] == 0
+    assert (reader.recv(), reader.recv()) == (True, True)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_an_error_in_any_thread_reaches_the_caller_when_all_have_ended(threads: int) -> None:
+    zstd = Zstd(threads=threads)
+    text = numerals(100_000)
+    given = [text[at:] + text[:at] for at in range(60)]
+    frames = zstd.compress(given)
+    frames[57] = frames[57][:-1000] + bytes(1000)
+    before = threading.active_count()
+    with pytest.raises(CorruptBufferError, match="compressed piece 57 cannot be expanded"):
+        expanded(zstd, frames, [100_000] * 60)
+    assert threading.active_count() == before
+    del frames[57]
+    assert expanded(zstd, frames, [100_000] * 59) == given[:57] + given[58:]
+
+
+def test_an_interrupt_while_threads_run_is_raised_when_they_have_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    interrupts = iter([KeyboardInterrupt])
+    join = threading.Thread.join
+
+    def interrupted(self: threading.Thread, timeout: float | None = None) -> None:
+        for error in interrupts:
+            raise error
+        join(self, timeout)
+
+    gate = threading.Event()
+    main = threading.current_thread()
+
+    def work(blocks: Any) -> None:
+        if threading.current_thread() is not main:
+            gate.wait()
+        for _ in blocks:
+            gate.set()
+
+    # The other thread waits for the caller's first block, and the caller's first join is
+    # interrupted.
+    monkeypatch.setattr(threading.Thread, "join", interrupted)
+    monkeypatch.setattr(threading.Thread, "is_alive", _alive_until_joined(threading.Thread))
+    before = threading.active_count()
+    with pytest.raises(KeyboardInterrupt):
+        compression._in_threads(work, [range(1)] * 3, 2)
+    assert threading.active_count() == before
+
+
+def _alive_until_joined(kind: type[threading.Thread]) -> Callable[[threading.Thread], bool]:
+    real, asked = kind.is_alive, []
+
+    def is_alive(self: threading.Thread) -> bool:
+        asked.append(self)
+        return len(asked) == 1 or real(self)
+
+    return is_alive
+
+
+# -- refusals ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("level", [0, 23, -1, 2.5])
+def test_another_level_is_refused(level: Any) -> None:
+    with pytest.raises(ValueError, match=rf"a level of zstd, 1 to 22, got {level}"):
+        Zstd(level)
+
+
+def test_less_than_one_thread_is_refused() -> None:
+    with pytest.raises(ValueError, match="1 or more, got 0"):
+        Zstd(threads=0)
+
+
+def test_a_frame_of_another_size_is_refused_before_anything_is_written() -> None:
+    zstd = Zstd()
+    frames = zstd.compress([b"x" * 100, b"y" * 100])
+    out = [np.zeros(100, np.uint8), np.zeros(101, np.uint8)]
+    with pytest.raises(
+        CorruptBufferError, match=r"run/b: compressed piece 1 .* 100 bytes where 101"
+    ):
+        zstd.expand(frames, [one.data for one in out], "run/b")
+    assert not out[0].any()
+
+
+def test_damage_among_pieces_that_are_expanded_as_one_is_told_with_their_numbers() -> None:
+    zstd = Zstd()
+    frames = zstd.compress([numerals(5000, seed) for seed in range(6)])
+    memory = np.zeros(6 * 5000 + 50, np.uint8)
+    out = [memory[at * 5000 : at * 5000 + 5000].data for at in range(6)]
+    for damaged in (frames[3] + b"?", frames[3][:-1], frames[3] + frames[2]):
+        given = [*frames[:3], damaged, *frames[4:]]
+        words = "run/b: compressed pieces 0 to 5 cannot be expanded"
+        with pytest.raises(CorruptBufferError, match=words):
+            zstd.expand(given, out, "run/b")
+        assert not memory[-50:].any()
+
+
+def test_a_frame_that_promises_terabytes_is_refused_unread() -> None:
+    frame = b"\x28\xb5\x2f\xfd" + bytes([0b11000000, 0x58]) + (2**42).to_bytes(8, "little")
+    assert zstandard.get_frame_parameters(frame).content_size == 2**42
+    with pytest.raises(CorruptBufferError, match=f"{2**42} bytes where 64 belong"):
+        expanded(Zstd(), [frame + bytes(20)], [64])
+
+
+def test_a_frame_that_does_not_say_its_size_is_refused() -> None:
+    frame = zstandard.ZstdCompressor(write_content_size=False).compress(b"x" * 500)
+    with pytest.raises(CorruptBufferError, match="bytes where 500 belong"):
+        expanded(Zstd(), [frame], [500])
+
+
+@pytest.mark.parametrize("found", [b"", b"x", b"no zstd at all, but some bytes"])
+def test_what_is_no_frame_is_refused(found: bytes) -> None:
+    with pytest.raises(CorruptBufferError, match="compressed piece 0 cannot be expanded"):
+        expanded(Zstd(), [found], [100])
+
+
+def test_bytes_for_a_piece_without_bytes_are_refused() -> None:
+    with pytest.raises(CorruptBufferError, match="1 bytes for a piece without any"):
+        expanded(Zstd(), [b"x"], [0])
+
+
+@pytest.mark.parametrize("nbytes", [3000, 60_000])
+def test_a_damaged_frame_is_an_error_or_gives_no_more_than_its_destination(nbytes: int) -> None:
+    zstd, chance = Zstd(threads=1), random.Random(1)
+    given = numerals(nbytes)
+    (frame,) = zstd.compress([given])
+    refused = []
+    for _ in range(300):
+        damaged = bytearray(frame)
+        kind = chance.randrange(3)
+        if kind == 0:
+            damaged[chance.randrange(len(damaged))] ^= 1 << chance.randrange(8)
+        elif kind == 1:
+            del damaged[chance.randrange(len(damaged)) :]
+        else:
+            at = chance.randrange(len(damaged))
+            damaged[at : at + 20] = chance.randbytes(20)
+        memory = np.zeros(nbytes + 64, np.uint8)
+        try:
+            zstd.expand([bytes(damaged)], [memory[:nbytes].data])
+        except CorruptBufferError as error:
+            refused.append(str(error))
+        assert not memory[nbytes:].any()
+    assert len(refused) > 150
+    assert all(" cannot be expanded: " in words or " dictionary " in words for words in refused)
+    assert expanded(zstd, [frame], [nbytes]) == [given]  # nothing of it stayed in the context
+
+
+# -- dictionaries ------------------------------------------------------------------------------
+
+
+def sentences(count: int, seed: int) -> list[bytes]:
+    chance = random.Random(seed)
+    words = [random.Random(at).randbytes(8) for at in range(200)]
+    return [b" ".join(chance.choices(words, k=20)) for _ in range(count)]
+
+
+@pytest.fixture(scope="module")
+def dictionary() -> bytes:
+    return Zstd.train(sentences(500, 0), 4096)
+
+
+def test_a_dictionary_makes_small_pieces_smaller_and_they_come_back(dictionary: bytes) -> None:
+    given = sentences(100, 1)
+    plain, zstd = Zstd(), Zstd(dictionary=dictionary)
+    frames = zstd.compress(given)
+    assert sum(map(len, frames)) < 0.6 * sum(map(len, plain.compress(given)))
+    assert expanded(zstd, frames, [len(piece) for piece in given]) == given
+
+
+def test_frames_without_the_dictionary_are_read_with_it(dictionary: bytes) -> None:
+    for given in (sentences(20, 2), pieces(3, 100_000)):
+        frames = Zstd().compress(given)
+        assert expanded(Zstd(dictionary=dictionary), frames, list(map(len, given))) == given
+
+
+def test_a_frame_of_an_unknown_dictionary_is_told_apart_before_anything_is_written(
+    dictionary: bytes,
+) -> None:
+    zstd = Zstd(dictionary=dictionary)
+    other = Zstd.train(sentences(500, 9)[::-1], 1024)
+    frames = Zstd().compress([b"x" * 200]) + zstd.compress(sentences(1, 3))
+    out = [np.zeros(200, np.uint8), np.zeros(179, np.uint8)]
+    words = f"made with dictionary {zstd.dictionary_id}"
+    for reader, loaded in ((Zstd(), "none is loaded"), (Zstd(dictionary=other), "is loaded")):
+        with pytest.raises(UnknownDictionaryError, match=words) as caught:
+            reader.expand(frames, [one.data for one in out], "run/b")
+        assert loaded in str(caught.value)
+        assert str(caught.value).startswith("run/b: compressed piece 1")
+        assert not out[0].any()
+        error = pickle.loads(pickle.dumps(caught.value))
+        assert error.dictionary_id == zstd.dictionary_id != 0
+
+
+def test_a_damaged_dictionary_is_refused(dictionary: bytes) -> None:
+    for damaged in (b"", b"no dictionary", dictionary[:100]):
+        with pytest.raises(
+            CorruptBufferError, match=f"a dictionary of {len(damaged)} bytes is not"
+        ):
+            Zstd(dictionary=damaged)
+
+
+@pytest.mark.parametrize("samples", [[], [b"a"], [b"abc" * 10] * 3])
+def test_a_dictionary_of_too_few_samples_is_refused(samples: list[bytes]) -> None:
+    with pytest.raises(ValueError, match=f"can be learned from {len(samples)} samples"):
+        Zstd.train(samples, 1024)
+
+
+def test_a_dictionary_that_is_too_small_is_refused() -> None:
+    with pytest.raises(ValueError, match="256 bytes or more, got 255"):
+        Zstd.train(sentences(100, 0), 255)
+
+
+def test_training_looks_at_a_bounded_part_of_the_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[bytes] = []
+    real = zstandard.train_dictionary
+
+    def train(nbytes: int, samples: list[bytes], level: int) -> Any:
+        looked.extend(samples)
+        return real(nbytes, samples, level=level)
+
+    monkeypatch.setattr(zstandard, "train_dictionary", train)
+    given = sentences(5000, 0)
+    Zstd.train(given, 256)
+    assert sum(map(len, looked)) <= 2 * 100 * 256 < sum(map(len, given))

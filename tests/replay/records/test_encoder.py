@@ -1,0 +1,674 @@
+"""Items become records, raw or compressed, and are read back exactly as they were."""
+
+from __future__ import annotations
+
+import enum
+import threading
+from collections import OrderedDict, namedtuple
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tensordict import (
+    LazyStackedTensorDict,
+    NonTensorData,
+    NonTensorStack,
+    TensorDict,
+    TensorDictBase,
+    is_tensorclass,
+    lazy_stack,
+    tensorclass,
+)
+
+from shmbuffer import CompressedListStorage
+from shmbuffer.memory import bodies
+from shmbuffer.memory.bodies import Codec
+from shmbuffer.memory.records import RecordBatch
+from shmbuffer.replay.records.columns import Columns
+from shmbuffer.replay.records.compression import Zstd
+from shmbuffer.replay.records.decoder import Decoder
+from shmbuffer.replay.records.encoder import Encoder
+from tests.frames import sequences, transitions
+
+pytestmark = pytest.mark.filterwarnings("ignore:nothing is compressed")
+
+Point = namedtuple("Point", ["x", "y"])
+
+
+class Color(enum.IntEnum):
+    RED = 1
+
+
+@tensorclass
+class Step:
+    obs: torch.Tensor
+    text: str
+
+
+def backwards(tensor: torch.Tensor) -> torch.Tensor:
+    """A user's compression: the bytes in reverse, and two more."""
+    plain = torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor)
+    return torch.cat([plain.reshape(-1).view(torch.uint8).flip(0), torch.zeros(2).byte()])
+
+
+ENCODERS: dict[str, Callable[[], Encoder]] = {
+    "raw": Encoder,
+    "zstd": lambda: Encoder(zstd=Zstd()),
+    "zstd of all": lambda: Encoder(zstd=Zstd(), keys=["a", "obs", "next", "text", "tokens"]),
+    "shared": lambda: Encoder(zstd=Zstd(), share=True),
+}
+
+
+@pytest.fixture(params=ENCODERS)
+def encoder(request: pytest.FixtureRequest) -> Encoder:
+    return ENCODERS[request.param]()
+
+
+def read(batch: RecordBatch) -> list[Any]:
+    return Decoder(Zstd().expand).items(as_read(batch))
+
+
+def as_read(batch: RecordBatch) -> RecordBatch:
+    """Each record for itself, as the ring gives it back."""
+    strides = (batch.sizes + 7) & ~7
+    starts = np.cumsum(strides) - strides
+    data = np.zeros(int(strides.sum()), np.uint8)
+    for start, origin, size in zip(starts, batch.starts, batch.sizes, strict=True):
+        data[start : start + size] = batch.data[origin : origin + size]
+    return RecordBatch(data, starts, batch.sizes)
+
+
+def codecs(batch: RecordBatch) -> dict[Any, list[str]]:
+    """Of each kind of records in a batch, the codecs of its leaves."""
+    return {
+        tuple(one.rows.tolist()): [chunk.codec.name for chunk in one.form.chunks]
+        for one in bodies.locate(as_read(batch), "here")
+    }
+
+
+def alike(found: Any, given: Any) -> bool:
+    """Whether two things are the same, to the bit, the dtype and the class."""
+    if isinstance(given, torch.Tensor):
+        return (
+            type(found) is torch.Tensor
+            and (found.dtype, found.shape) == (given.dtype, given.shape)
+            and raw(found) == raw(given)
+        )
+    if type(found) is not type(given):
+        return False
+    if isinstance(given, (np.ndarray, np.generic)):
+        return (found.dtype, found.shape) == (given.dtype, given.shape) and (
+            found.tobytes() == given.tobytes()
+        )
+    if isinstance(given, LazyStackedTensorDict):
+        return found.stack_dim == given.stack_dim and alike(found.tensordicts, given.tensordicts)
+    if isinstance(given, TensorDictBase):
+        return (
+            (found.batch_size, found.names, found.device)
+            == (given.batch_size, given.names, given.device)
+            and list(found.keys()) == list(given.keys())
+            and all(alike(found.get(key), given.get(key)) for key in given.keys())  # noqa: SIM118
+        )
+    if isinstance(given, NonTensorData):
+        return found.batch_size == given.batch_size and alike(found.data, given.data)
+    if is_tensorclass(given):
+        return alike(found._tensordict, given._tensordict)
+    if isinstance(given, dict):
+        return list(map(repr, found)) == list(map(repr, given)) and all(
+            alike(one, other) for one, other in zip(found.values(), given.values(), strict=True)
+        )
+    if isinstance(given, (list, tuple)):
+        return len(found) == len(given) and all(map(alike, found, given))
+    return repr(found) == repr(given)
+
+
+def raw(tensor: torch.Tensor) -> bytes:
+    plain = torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor)
+    return plain.reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
+
+
+def large(seed: int) -> torch.Tensor:
+    """Numbers that zstd makes smaller."""
+    return torch.arange(300).reshape(3, 100) // (7 + seed)
+
+
+ITEMS: dict[str, Callable[[int], Any]] = {
+    "tensor": lambda n: large(n).float(),
+    "number": lambda n: torch.tensor(n),
+    "empty": lambda n: torch.zeros(0, 3),
+    "bfloat16": lambda n: large(n).bfloat16(),
+    "complex": lambda n: large(n).to(torch.complex64).conj(),
+    "array": lambda n: np.arange(100, dtype=">i4") + n,
+    "times": lambda n: np.array(["2001-02-03", "NaT"], "M8[D]"),
+    "numpy's number": lambda n: np.float32(n),
+    "numpy's text": lambda n: np.str_("x" * n),
+    "plain": lambda n: {"text": "\u00e9\ud800" * 50 * n, 1: -(10**n), (True, "x"): n / 7},
+    "bytes": lambda n: b"ab\0" * 50 * n,
+    "nested": lambda n: [(large(n), {"a": Point(n, [b""])}), OrderedDict(z=True, a=())],
+    "flat": lambda n: TensorDict({"obs": large(n), "reward": torch.tensor(float(n))}),
+    "of batches": lambda n: TensorDict(
+        {"obs": large(n), "next": TensorDict({"obs": large(n + 1)}, [3])},
+        [3],
+        names=["time"],
+        device="cpu",
+    ),
+    "with objects": lambda n: TensorDict(
+        {
+            "text": "so long" * 30,
+            "list": NonTensorData([n, "x", None]),
+            "many": NonTensorStack(*[NonTensorData(str(k) * n) for k in range(3)]),
+        },
+    ),
+    "lazy": lambda n: lazy_stack(
+        [TensorDict({"a": torch.arange(n + k), "b": torch.zeros(2)}, []) for k in range(3)]
+    ),
+    "tensorclass": lambda n: Step(obs=large(n), text="x" * n, batch_size=[3]),
+    "ragged": lambda n: TensorDict({"tokens": torch.arange(n * 40), "logp": torch.zeros(n * 40)}),
+}
+
+
+# -- there and back ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ITEMS)
+def test_a_list_of_items_comes_back_exactly(name: str, encoder: Encoder) -> None:
+    items = [ITEMS[name](n) for n in range(1, 9)]
+    for _ in range(2):  # the second time all is decided
+        found = read(encoder.encode(items))
+        assert all(map(alike, found, items))
+        assert len(found) == len(items)
+
+
+@pytest.mark.parametrize("name", ITEMS)
+def test_single_items_come_back_exactly(name: str, encoder: Encoder) -> None:
+    for n in range(1, 4):
+        (found,) = read(encoder.encode(ITEMS[name](n), single=True))
+        assert alike(found, ITEMS[name](n))
+
+
+def test_items_of_many_kinds_come_back_in_their_order(encoder: Encoder) -> None:
+    items = [ITEMS[name](n) for n in range(1, 5) for name in ITEMS]
+    batch = encoder.encode(items)
+    assert all(map(alike, read(batch), items))
+    assert (np.diff(batch.starts) > 0).all()
+
+
+@pytest.mark.parametrize("name", ITEMS)
+def test_the_same_comes_back_as_from_a_compressed_storage_of_one_process(
+    name: str, encoder: Encoder
+) -> None:
+    storage = CompressedListStorage(1)
+    item = ITEMS[name](2)
+    (found,) = read(encoder.encode([item]))
+    assert alike(found, storage.unpack(storage.pack(item)))
+
+
+def test_nothing_gives_no_records(encoder: Encoder) -> None:
+    for nothing in ([], torch.zeros(0, 3), TensorDict({"a": torch.zeros(0, 2)}, [0]), iter(())):
+        batch = encoder.encode(nothing)
+        assert len(batch) == len(batch.sizes) == len(batch.data) == 0
+        assert read(batch) == []
+
+
+def test_a_generator_gives_its_items(encoder: Encoder) -> None:
+    assert read(encoder.encode(n for n in range(3))) == [0, 1, 2]
+
+
+def test_the_items_are_copied_and_not_kept(encoder: Encoder) -> None:
+    data = TensorDict({"a": torch.ones(4, 100)}, [4])
+    batch = encoder.encode(data)
+    data["a"].zero_()
+    assert all((one["a"] == 1).all() for one in read(batch))
+
+
+def test_many_threads_use_one_encoder(encoder: Encoder) -> None:
+    items = [ITEMS[name](n) for n in range(1, 4) for name in ITEMS]
+    failed: list[int] = []
+
+    def run(turn: int) -> None:
+        mine = items[turn:] + items[:turn]
+        if not all(all(map(alike, read(encoder.encode(mine)), mine)) for _ in range(5)):
+            failed.append(turn)
+
+    threads = [threading.Thread(target=run, args=(turn,)) for turn in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failed
+
+
+# -- dense batches -----------------------------------------------------------------------------
+
+
+def rows(count: int) -> torch.Tensor:
+    return torch.arange(count * 120, dtype=torch.int32).reshape(count, 2, 60) // 5
+
+
+BATCHES: dict[str, Callable[[int], Any]] = {
+    "tensor": rows,
+    "numbers": torch.arange,
+    "array": lambda n: rows(n).numpy(),
+    "array of numbers": np.arange,
+    "array of objects": lambda n: np.array([{"a": k} for k in range(n)]),
+    "array of text": lambda n: np.array(["x" * k for k in range(n)]),
+    "flat": lambda n: TensorDict({"a": rows(n), "b": torch.arange(n)}, [n]),
+    "two dims": lambda n: TensorDict({"a": rows(n)}, [n, 2], names=["time", "lane"]),
+    "named": lambda n: TensorDict({"a": rows(n)}, [n], names=["time"], device="cpu"),
+    "nested": lambda n: TensorDict(
+        {"a": rows(n), "next": TensorDict({"a": rows(n)}, [n, 2], names=[None, "x"])}, [n]
+    ),
+    "strided": lambda n: TensorDict({"a": rows(2 * n)[::2], "b": rows(n).transpose(1, 2)}, [n]),
+    "expanded": lambda n: TensorDict({"a": torch.zeros(1, 50).expand(n, 50)}, [n]),
+    "columns": lambda n: TensorDict({"a": torch.arange(3 * n).reshape(3, n).T[:, 1]}, [n]),
+    "complex": lambda n: TensorDict({"a": rows(n).to(torch.complex64).conj()}, [n]),
+    "imaginary": lambda n: TensorDict({"a": torch.zeros(n).to(torch.complex64).conj().imag}, [n]),
+    "empty leaves": lambda n: TensorDict({"a": torch.zeros(n, 0), "b": torch.zeros(n, 2, 0)}, [n]),
+    "no leaves": lambda n: TensorDict({}, [n]),
+    "grad": lambda n: TensorDict({"a": torch.zeros(n, 3, requires_grad=True)}, [n]),
+    "parameter": lambda n: TensorDict({"a": torch.nn.Parameter(torch.zeros(n, 3))}, [n]),
+    "one object": lambda n: TensorDict(
+        {
+            "a": rows(n),
+            "text": NonTensorData("long" * 30, [n]),
+            "l": NonTensorData([1, {}], [n, 3]),
+        },
+        [n],
+    ),
+    "objects": lambda n: TensorDict(
+        {
+            "text": NonTensorStack(*[NonTensorData("x" * k) for k in range(n)]),
+            "int": NonTensorStack(*[NonTensorData(10**k) for k in range(n)]),
+            "a": rows(n),
+        },
+        [n],
+    ),
+    "unlike objects": lambda n: TensorDict(
+        {"x": NonTensorStack(*[NonTensorData([k, "x", None][k % 3]) for k in range(n)])}, [n]
+    ),
+    "stacks of objects": lambda n: TensorDict(
+        {
+            "x": NonTensorStack(
+                *[NonTensorStack(NonTensorData("x"), NonTensorData("y")) for _ in range(n)]
+            )
+        },
+        [n],
+    ),
+    "tensorclass": lambda n: Step(obs=rows(n), text="x", batch_size=[n]),
+    "lazy": lambda n: lazy_stack([TensorDict({"a": torch.arange(k)}) for k in range(n)]),
+    "lazy inside": lambda n: TensorDict(
+        {"a": rows(n), "r": lazy_stack([TensorDict({"x": torch.arange(k)}) for k in range(n)])}, [n]
+    ),
+    "lazy behind": lambda n: LazyStackedTensorDict(
+        TensorDict({"a": rows(n)}, [n]), TensorDict({"a": rows(n)}, [n]), stack_dim=1
+    ),
+}
+
+
+@pytest.mark.parametrize("count", [1, 2, 7])
+@pytest.mark.parametrize("name", BATCHES)
+def test_a_batch_gives_the_records_of_its_items(name: str, count: int, encoder: Encoder) -> None:
+    data = BATCHES[name](count)
+    items = list(data) if isinstance(data, np.ndarray) else list(data.unbind(0))
+    batch, listed = encoder.encode(data), encoder.encode(items)
+    assert all(map(alike, read(batch), items))
+    assert len(batch) == count
+    assert batch.starts.tolist() == listed.starts.tolist()
+    assert batch.data.tobytes() == listed.data.tobytes()
+
+
+def test_a_dense_batch_is_not_taken_apart(
+    encoder: Encoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = transitions(20, seed=1)
+    items = list(data.unbind(0))
+    with monkeypatch.context() as patched:
+        for kind in (TensorDict, torch.Tensor):
+            patched.setattr(kind, "unbind", lambda *_: pytest.fail("it was taken apart"))
+        batch = encoder.encode(data)
+    assert all(map(alike, read(batch), items))
+
+
+def test_games_and_sequences_come_back_exactly(encoder: Encoder) -> None:
+    game = transitions(64, seed=1)
+    assert all(map(alike, read(encoder.encode(game)), game.unbind(0)))
+    spoken = sequences(60, seed=1, text=True)
+    assert all(map(alike, read(encoder.encode(spoken)), spoken))
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_whatever_is_nested_comes_back_exactly(data: st.DataObject) -> None:
+    leaves = st.one_of(
+        st.none(),
+        st.booleans(),
+        st.integers(-(2**80), 2**80),
+        st.floats(),
+        st.text(st.characters(exclude_categories=()), max_size=90),
+        st.binary(max_size=90),
+        st.lists(st.integers(0, 3), max_size=3).map(lambda s: torch.ones(s) * len(s)),
+        st.sampled_from(["<f4", ">i2", "S2", "?"]).map(lambda d: np.zeros((2, 30), d)),
+    )
+    keys = st.one_of(st.text(max_size=3), st.integers(-2, 2), st.booleans(), st.none())
+    nests = st.recursive(
+        leaves,
+        lambda inner: st.one_of(
+            st.lists(inner, max_size=3),
+            st.tuples(inner, inner),
+            st.builds(Point, inner, inner),
+            st.dictionaries(keys, inner, max_size=3),
+            st.builds(NonTensorData, inner.filter(lambda one: not is_tensorclass(one))),
+        ),
+        max_leaves=8,
+    )
+    items = data.draw(st.lists(nests, max_size=6))
+    name = data.draw(st.sampled_from(sorted(ENCODERS)))
+    assert all(map(alike, read(ENCODERS[name]().encode(items)), items))
+
+
+# -- one item --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [*ENCODERS, "own"])
+@pytest.mark.parametrize("name", [*BATCHES, *ITEMS])
+def test_a_single_item_gives_the_record_of_a_list_of_one(name: str, kind: str) -> None:
+    if name in ITEMS:
+        items = [ITEMS[name](n) for n in range(1, 4)]
+    else:
+        data = BATCHES[name](3)
+        items = list(data) if isinstance(data, np.ndarray) else list(data.unbind(0))
+    make = ENCODERS.get(kind, lambda: Encoder(own=backwards))
+    alone, listed = make(), make()
+    for item in items * 25:  # beyond all that is decided by the first items
+        one, other = alone.encode(item, single=True), listed.encode([item])
+        assert one.data.tobytes() == other.data.tobytes()
+        assert (one.starts.tolist(), one.sizes.tolist()) == ([0], other.sizes.tolist())
+        assert one.data.flags.writeable
+
+
+@pytest.mark.parametrize("kind", ENCODERS)
+def test_a_single_item_takes_no_arrays(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    encoder, items = ENCODERS[kind](), list(transitions(70, seed=1).unbind(0))
+    if encoder.share:  # until it is known that an item shares nothing with itself
+        for item in items:
+            encoder.encode(item, single=True)
+    else:
+        items += sequences(9, seed=1, text=True)
+    monkeypatch.setattr(Columns, "__init__", lambda *_, **__: pytest.fail("these are arrays"))
+    for item in items:
+        encoder.encode(item, single=True)
+
+
+def test_batches_are_stored_as_if_no_item_had_been_alone() -> None:
+    data, make = transitions(70, seed=1), ENCODERS["shared"]
+    mixed = make()
+    for one in data.unbind(0):
+        mixed.encode(one, single=True)
+    batch = mixed.encode(data)
+    assert batch.data.tobytes() == make().encode(data).data.tobytes()
+    alone = make()
+    for one in data.unbind(0):
+        expected = alone.encode(one, single=True)
+    assert mixed.encode(one, single=True).data.tobytes() == expected.data.tobytes()
+
+
+# -- what is compressed ------------------------------------------------------------------------
+
+
+def test_leaves_from_64_bytes_on_are_compressed_where_they_get_smaller() -> None:
+    data = TensorDict(
+        {
+            "zeros": torch.zeros(40, 16),
+            "small": torch.zeros(40, 15),
+            "noise": torch.randint(0, 256, (40, 64), dtype=torch.uint8),
+            "text": NonTensorData("so long" * 30, [40]),
+            "word": NonTensorData("word", [40]),
+        },
+        [40],
+    )
+    batch = Encoder(zstd=Zstd()).encode(data)
+    assert codecs(batch) == {tuple(range(40)): ["ZSTD", "RAW", "RAW", "ZSTD", "RAW"]}
+
+
+def test_what_is_decided_holds_for_the_items_to_come() -> None:
+    encoder = Encoder(zstd=Zstd())
+    zeros, noise = torch.zeros(40, 400).byte(), torch.randint(0, 256, (40, 400)).byte()
+    assert codecs(encoder.encode(zeros)) == codecs(encoder.encode(noise))
+    batch = encoder.encode(noise)
+    assert codecs(batch) == {tuple(range(40)): ["ZSTD"]}
+    assert all(map(alike, read(batch), noise))
+    encoder = Encoder(zstd=Zstd())
+    assert codecs(encoder.encode(noise)) == codecs(encoder.encode(zeros)) != codecs(batch)
+
+
+def test_a_first_item_alone_decides_nothing() -> None:
+    encoder = Encoder(zstd=Zstd())
+    noise = torch.randint(0, 256, (400,)).byte()
+    assert codecs(encoder.encode(noise, single=True)) == {(0,): ["RAW"]}
+    found = [encoder.encode(torch.zeros(400).byte(), single=True) for _ in range(40)]
+    assert codecs(found[-1]) == {(0,): ["ZSTD"]}
+
+
+def test_a_leaf_that_grows_is_looked_at_when_it_is_large_enough() -> None:
+    encoder = Encoder(zstd=Zstd())
+    for _ in range(50):
+        assert codecs(encoder.encode(torch.zeros(63).byte(), single=True)) == {(0,): ["RAW"]}
+    assert codecs(encoder.encode(torch.zeros(64).byte(), single=True)) == {(0,): ["ZSTD"]}
+
+
+def test_named_leaves_and_all_that_is_in_them_are_compressed_and_no_others() -> None:
+    item = TensorDict(
+        {
+            "obs": torch.zeros(200),
+            "tiny": torch.zeros(1),
+            "rest": torch.zeros(200),
+            "next": TensorDict(
+                {"obs": torch.zeros(200), "info": NonTensorData({"a": "x", "b": 1})}
+            ),
+            "deep": TensorDict({"obs": torch.zeros(200), "rest": torch.zeros(200)}),
+        }
+    )
+    encoder = Encoder(zstd=Zstd(), keys=["tiny", "next", ("deep", "obs")])
+    assert codecs(encoder.encode([item])) == {
+        (0,): ["RAW", "ZSTD", "RAW", "ZSTD", "ZSTD", "RAW", "ZSTD", "RAW"]
+    }
+
+
+def test_keys_that_no_item_has_are_said() -> None:
+    encoder = Encoder(zstd=Zstd(), keys=["obz", ("next", "obs")])
+    item = TensorDict({"obs": torch.zeros(9), "next": TensorDict({"obz": torch.zeros(9)})})
+    with pytest.warns(
+        UserWarning, match=r"no leaf under \[\('next', 'obs'\), \('obz',\)\]"
+    ) as said:
+        encoder.encode([item])
+    assert "its leaves are [('obs',), ('next', 'obz')]" in str(said[0].message)
+    encoder.encode([item])  # once
+
+
+def test_keys_are_a_list() -> None:
+    with pytest.raises(TypeError, match=r"for the one key 'obs' give \['obs'\]"):
+        Encoder(zstd=Zstd(), keys="obs")
+
+
+def test_without_zstd_nothing_is_compressed() -> None:
+    batch = Encoder().encode(transitions(8, seed=0))
+    assert set(codecs(batch)[tuple(range(8))]) == {"RAW"}
+
+
+# -- dictionaries ------------------------------------------------------------------------------
+
+
+def test_samples_are_what_would_be_compressed() -> None:
+    data = TensorDict({"obs": torch.arange(300).reshape(3, 100), "r": torch.zeros(3)}, [3])
+    encoder = Encoder(zstd=Zstd())
+    assert encoder.samples(data) == [raw(one) for one in data["obs"]]
+    assert encoder.samples(data[0], single=True) == [raw(data["obs"][0])]
+    assert Encoder(zstd=Zstd(), keys=["r"]).samples(data) == [bytes(4)] * 3
+    assert Encoder().samples(data) == []
+
+
+def test_a_dictionary_can_be_put_in_at_any_time() -> None:
+    spoken = [one.to_dict() for one in sequences(200, seed=3, shortest=20, longest=60)]
+    encoder = Encoder(zstd=Zstd())
+    before = encoder.encode(spoken)
+    encoder.zstd = zstd = Zstd(dictionary=Zstd.train(encoder.samples(spoken), 2048))
+    after = encoder.encode(spoken)
+    assert after.data.nbytes < before.data.nbytes
+    for batch in (before, after):
+        assert all(map(alike, Decoder(zstd.expand).items(batch), spoken))
+
+
+# -- the user's functions ----------------------------------------------------------------------
+
+
+def test_the_users_function_is_called_with_each_tensor_and_its_result_is_stored() -> None:
+    asked: list[torch.Tensor] = []
+
+    def compress(tensor: torch.Tensor) -> torch.Tensor:
+        asked.append(tensor)
+        return backwards(tensor)
+
+    item = {
+        "tensor": torch.arange(3),
+        "empty": torch.zeros(0, 2),
+        "array": np.arange(2, dtype=np.float32),
+        "times": np.array(["2001-02-03"], "M8[D]"),
+        "number": np.float32(1),
+        "bytes": b"ab",
+        "text": "text" * 30,
+        "int": 1,
+    }
+    encoder = Encoder(own=compress)
+    batch = encoder.encode([item])
+    assert [(one.dtype, tuple(one.shape)) for one in asked] == [
+        (torch.int64, (3,)),
+        (torch.float32, (2,)),
+        (torch.uint8, (8,)),
+        (torch.float32, ()),
+        (torch.uint8, (2,)),
+    ]
+    ((located),) = bodies.locate(batch, "here")
+    assert [chunk.codec.name for chunk in located.form.chunks] == ["OWN"] * 6 + ["RAW"] * 2
+    stored = [
+        batch.data[start : start + size].tobytes()
+        for start, size in zip(located.offsets[0], located.sizes[0], strict=True)
+    ]
+    expected = [raw(backwards(one)) for one in asked]
+    assert stored[:6] == [expected[0], b"", *expected[1:]]
+
+
+def test_the_users_function_is_called_with_named_tensors_only() -> None:
+    encoder = Encoder(own=backwards, keys=["a"])
+    data = TensorDict({"a": torch.zeros(5, 3), "b": torch.zeros(5, 3)}, [5])
+    assert codecs(encoder.encode(data)) == {tuple(range(5)): ["OWN", "RAW"]}
+
+
+def test_batches_of_the_users_function_are_those_of_their_items() -> None:
+    encoder, data = Encoder(own=backwards), BATCHES["one object"](4)
+    assert (
+        encoder.encode(data).data.tobytes() == encoder.encode(list(data.unbind(0))).data.tobytes()
+    )
+
+
+def test_the_users_function_may_make_nothing_of_something() -> None:
+    data = torch.arange(5)
+    batch = Encoder(own=lambda tensor: torch.zeros(0 if tensor == 0 else 9).byte()).encode(data)
+    asked: list[int] = []
+
+    def expand(chunk: torch.Tensor, _: Any) -> torch.Tensor:
+        asked.append(chunk.numel())
+        return torch.tensor(chunk.numel())
+
+    found = Decoder(own=expand).items(as_read(batch))
+    assert asked == [0, 9, 9, 9, 9] == [int(one) for one in found]
+
+
+@pytest.mark.parametrize(
+    ("gives", "found"), [(torch.zeros(3), "torch.float32"), (b"x", "bytes"), (None, "NoneType")]
+)
+def test_a_function_that_gives_no_bytes_is_refused(gives: Any, found: str) -> None:
+    with pytest.raises(TypeError, match=f"compression_fn gives a uint8 tensor, got {found}"):
+        Encoder(own=lambda _: gives).encode([torch.zeros(3)])
+
+
+def test_the_users_function_has_nothing_beside_it() -> None:
+    with pytest.raises(ValueError, match="cannot be had together with share_frames"):
+        Encoder(own=backwards, share=True)
+    with pytest.raises(ValueError, match="cannot be had together with zstd"):
+        Encoder(own=backwards, zstd=Zstd())
+
+
+# -- refusals ----------------------------------------------------------------------------------
+
+
+def test_what_cannot_be_stored_is_refused_by_its_place(encoder: Encoder) -> None:
+    for data, words in (
+        ([1, {"a": 1j}], "entry 'a' is a builtins.complex"),
+        (TensorDict({"x": NonTensorData({"k": Color.RED}, [3])}, [3]), "entry 'x' -> 'k' is a "),
+        (
+            TensorDict({"x": NonTensorStack(*[NonTensorData(k) for k in (1, 2, 1j)])}, [3]),
+            "entry 'x' is a builtins.complex",
+        ),
+        (np.array([object()]), "an item is a builtins.object"),
+        (np.zeros(3, "i4,i4"), "an item is a numpy void of [('f0', '<i4'), ('f1', '<i4')]"),
+    ):
+        with pytest.raises(TypeError) as caught:
+            encoder.encode(data)
+        assert str(caught.value).startswith(words)
+        assert "a record holds tensors" in str(caught.value)
+
+
+@pytest.mark.parametrize("tree", [{"a": torch.zeros(3)}, (torch.zeros(3),), "text"], ids=str)
+def test_a_pytree_is_no_batch(tree: Any, encoder: Encoder) -> None:
+    with pytest.raises(TypeError, match="a list of items is what a list storage can be extended"):
+        encoder.encode(tree)
+
+
+def test_what_has_no_dimension_is_no_batch(encoder: Encoder) -> None:
+    for data in (torch.tensor(1), np.array(1), TensorDict({"a": torch.zeros(3)})):
+        with pytest.raises(RuntimeError, match="without a batch dimension is one item"):
+            encoder.encode(data)
+
+
+def test_a_tensor_that_only_stands_for_one_is_refused(encoder: Encoder) -> None:
+    stand_in = torch._efficientzerotensor((100,))
+    for data, single in (([{"a": stand_in}], False), ({"a": stand_in}, True)):
+        with pytest.raises(TypeError, match=r"the leaf \('a',\) has no memory"):
+            encoder.encode(data, single)
+
+
+def test_an_item_larger_than_a_record_may_be_is_refused(encoder: Encoder) -> None:
+    with pytest.raises(ValueError, match="5000 leaves, 4096 are the limit"):
+        encoder.encode([list(range(5000))])
+    deep: Any = 1
+    for _ in range(70):
+        deep = [deep]
+    with pytest.raises(ValueError, match="64"):
+        encoder.encode([deep])
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        {"a": 1j},
+        np.zeros((), "i4,i4"),
+        list(range(5000)),
+        torch.zeros(0, 2**33),
+        torch.zeros(0, 2**20, 2**30),
+    ],
+    ids=["complex", "void", "leaves", "dim", "volume"],
+)
+def test_a_single_item_is_refused_in_the_same_words(item: Any, encoder: Encoder) -> None:
+    with pytest.raises((TypeError, ValueError)) as listed:
+        encoder.encode([item])
+    with pytest.raises(listed.type) as alone:
+        encoder.encode(item, single=True)
+    assert str(alone.value) == str(listed.value)
+
+
+def test_codecs_are_those_of_the_format() -> None:
+    assert [one.name for one in Codec] == ["RAW", "ZSTD", "OWN"]

@@ -1,0 +1,436 @@
+"""Records are saved as they are, of one moment, and come back into any list that has room."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tensordict import TensorDict
+
+from shmbuffer import (
+    BufferInUseError,
+    CompressedListStorage,
+    LazyMemmapStorage,
+    LazyStackStorage,
+    ListStorage,
+    ReplayBuffer,
+    SliceSampler,
+    TensorDictPrioritizedReplayBuffer,
+    TensorDictReplayBuffer,
+)
+from shmbuffer.errors import CorruptBufferError, SchemaMismatchError
+from tests.replay.records.items import KINDS, is_item, item, items, shared
+
+Make = Callable[..., Any]
+every_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Make]:
+    """Makes prioritized buffers; where ``shared``, in a directory of their own."""
+    made: list[Any] = []
+
+    def buffer(kind: type[Any], is_shared: bool, max_size: int = 20, **options: Any) -> Any:
+        path = tmp_path / f"buffer{len(made)}"
+        storage = (
+            shared(kind, path, max_size, **options) if is_shared else kind(max_size, **options)
+        )
+        made.append(
+            TensorDictPrioritizedReplayBuffer(
+                alpha=0.8, beta=0.9, storage=storage, batch_size=8, priority_key="p"
+            )
+        )
+        return made[-1]
+
+    yield buffer
+    for one in made:
+        one.close()
+
+
+def ids(rb: Any) -> list[int]:
+    return [int(one["id"]) for one in rb[:].unbind(0)]
+
+
+def through_files(rb: Any, other: Any, path: Path) -> None:
+    rb.dumps(path / "dump")
+    other.loads(path / "dump")
+
+
+def through_a_state(rb: Any, other: Any, path: Path) -> None:
+    torch.save(rb.state_dict(), path / "state")
+    other.load_state_dict(torch.load(path / "state", weights_only=True))
+
+
+WAYS = pytest.mark.parametrize("way", [through_files, through_a_state], ids=["files", "state"])
+FROM_TO = pytest.mark.parametrize(
+    ("source", "target"),
+    [(True, True), (True, False), (False, True)],
+    ids=["shared to shared", "shared to private", "private to shared"],
+)
+
+
+@every_kind
+@WAYS
+@FROM_TO
+def test_everything_comes_back_in_its_place(
+    kind: type[Any], way: Any, source: bool, target: bool, make: Make, tmp_path: Path
+) -> None:
+    rb, other = make(kind, source), make(kind, target)
+    rb.extend(items(0, 30))
+    rb.update_priority(torch.arange(20), torch.arange(20.0))
+    rb[3] = item(77, 100)
+    other.extend(items(100, 103))
+    way(rb, other, tmp_path)
+    assert ids(other) == ids(rb)
+    assert all(
+        is_item(one, None, 100 if int(one["id"]) == 77 else None) for one in other[:].unbind(0)
+    )
+    assert len(other) == 20
+    assert other.writer._cursor == rb.writer._cursor == 10
+    assert np.array_equal(other.sampler.ring.priorities(), rb.sampler.ring.priorities())
+    assert other.write_count == 30
+    for buffer in (rb, other):
+        buffer.extend(items(200, 203))
+    assert ids(other) == ids(rb)
+
+
+@every_kind
+def test_a_part_of_a_lap_comes_back_where_there_is_more_room(
+    kind: type[Any], make: Make, tmp_path: Path
+) -> None:
+    rb, other = make(kind, True), make(kind, True, max_size=40)
+    rb.extend(items(0, 5))
+    through_files(rb, other, tmp_path)
+    assert ids(other) == [0, 1, 2, 3, 4]
+    assert other.extend(items(5, 7)).tolist() == [5, 6]
+
+
+@every_kind
+def test_a_full_lap_is_put_in_the_order_of_its_age_where_there_is_more_room(
+    kind: type[Any], make: Make, tmp_path: Path
+) -> None:
+    rb, other, private = make(kind, True), make(kind, True, max_size=40), make(kind, False, 40)
+    rb.extend(items(0, 30))
+    rb.update_priority(torch.arange(20), torch.arange(20.0))
+    rb.dumps(tmp_path / "dump")
+    for buffer in (other, private):
+        buffer.loads(tmp_path / "dump")
+        assert ids(buffer) == list(range(10, 30))
+        assert buffer.sampler.ring.priorities()[:20].tolist() == [*range(10, 20), *range(10)]
+        assert buffer.extend(items(30, 32)).tolist() == [20, 21]
+
+
+@every_kind
+@pytest.mark.parametrize("source", [True, False], ids=["shared", "private"])
+def test_where_there_is_no_room_nothing_is_changed(
+    kind: type[Any], source: bool, make: Make, tmp_path: Path
+) -> None:
+    rb = make(kind, source)
+    noise = [TensorDict(a=torch.randint(0, 256, (6000,), dtype=torch.uint8)) for _ in range(20)]
+    rb.extend(noise)
+    rb.dumps(tmp_path / "dump")
+    few, small = make(kind, True, max_size=19), make(kind, True, max_bytes=2**16)
+    for buffer, words in ((few, "room for 19"), (small, "records of .* bytes .*max_bytes 65536")):
+        buffer.extend(items(0, 3))
+        with pytest.raises(ValueError, match=words):
+            buffer.loads(tmp_path / "dump")
+        assert ids(buffer) == [0, 1, 2]
+    with pytest.raises(ValueError, match=r"records of .* bytes"):
+        small.load_state_dict(rb.state_dict())
+    with pytest.raises(IndexError, match="max_size 19"):
+        few.load_state_dict(rb.state_dict())
+
+
+def frames(count: int) -> TensorDict:
+    film = torch.randint(0, 256, (count + 4, 16, 16), dtype=torch.uint8)
+    stacks = film.unfold(0, 4, 1).permute(0, 3, 1, 2)
+    return TensorDict({"obs": stacks[:count], "next": {"obs": stacks[1 : count + 1]}}, [count])
+
+
+@WAYS
+def test_what_records_share_is_there_once_also_after_loading(
+    way: Any, make: Make, tmp_path: Path
+) -> None:
+    data = frames(30)
+    rb, other, apart = (
+        make(CompressedListStorage, True, max_size=24, share_frames=share)
+        for share in (True, False, True)
+    )
+    for start in range(0, 30, 10):
+        rb.extend(data[start : start + 10])
+    way(rb, other, tmp_path)
+    assert (other[:] == rb[:]).all()
+    assert other.storage.bytes() == rb.storage.bytes()
+    rb[2] = data[0]  # a hole in the middle of a batch
+    way(rb, apart, tmp_path)
+    assert (apart[:] == rb[:]).all()
+    assert apart.storage.bytes() < 1.2 * rb.storage.bytes()
+
+
+@WAYS
+def test_a_dictionary_travels_with_the_records(way: Any, make: Make, tmp_path: Path) -> None:
+    def lines(start: int, stop: int) -> list[dict[str, Any]]:
+        return [
+            {"t": (f"the number of this line of text is {n}, and the next {n + 1} " * 3).encode()}
+            for n in range(start, stop)
+        ]
+
+    rb = make(CompressedListStorage, True, max_size=1000, dictionary_bytes=512)
+    for start in range(0, 800, 100):
+        rb.extend(lines(start, start + 100))
+    assert rb.storage.open_engine.dictionary() is not None
+    plain, private = (
+        make(CompressedListStorage, True, 1000),
+        make(CompressedListStorage, False, 1000),
+    )
+    other = make(CompressedListStorage, True, max_size=1000, dictionary_bytes=512)
+    for start in range(2000, 2800, 100):
+        other.extend(lines(start, start + 100))
+    assert other.storage.open_engine.dictionary() not in (None, rb.storage.open_engine.dictionary())
+    for buffer in (plain, private, other):
+        way(rb, buffer, tmp_path)
+        assert [buffer[at] for at in (0, 333, 799)] == [
+            lines(at, at + 1)[0] for at in (0, 333, 799)
+        ]
+        buffer.extend(lines(900, 901))
+        assert buffer[800] == lines(900, 901)[0]
+
+
+def test_functions_of_ones_own_are_needed_to_load_into_a_list(make: Make, tmp_path: Path) -> None:
+    def flipped(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.contiguous().reshape(-1).view(torch.uint8) ^ 255
+
+    def back(chunk: torch.Tensor) -> torch.Tensor:
+        return chunk ^ 255
+
+    functions = {"compression_fn": flipped, "decompression_fn": back}
+    rb = make(CompressedListStorage, True, **functions)
+    rb.extend(items(0, 5))
+    rb.dumps(tmp_path / "dump")
+    for buffer in (
+        make(CompressedListStorage, True, **functions),
+        make(CompressedListStorage, False, **functions),
+    ):
+        buffer.loads(tmp_path / "dump")
+        assert all(map(is_item, buffer[:].unbind(0)))
+    without = make(CompressedListStorage, False)
+    with pytest.raises(RuntimeError, match="decompression_fn"):
+        without.loads(tmp_path / "dump")
+
+
+def test_lists_of_other_kinds_load_records_too(make: Make, tmp_path: Path) -> None:
+    rb = make(CompressedListStorage, True)
+    rb.extend(items(0, 5))
+    rb.dumps(tmp_path / "dump")
+    for storage in (
+        ListStorage(9),
+        LazyStackStorage(9),
+        shared(LazyStackStorage, tmp_path / "x", 9),
+    ):
+        other = TensorDictReplayBuffer(storage=storage, batch_size=2)
+        other.storage.loads(tmp_path / "dump" / "storage")
+        assert [is_item(other[at], at) for at in range(5)] == [True] * 5
+        other.close()
+
+
+@every_kind
+def test_a_save_is_of_one_moment_while_others_write(
+    kind: type[Any], make: Make, tmp_path: Path
+) -> None:
+    rb = make(kind, True, max_size=64, max_bytes=2**15)
+    rb.extend(items(0, 8))
+    stop = threading.Event()
+
+    def write() -> None:
+        start = 8
+        while not stop.is_set():
+            rb.extend(items(start, start + 4))
+            start += 4
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        for at in range(5):
+            rb.dumps(tmp_path / str(at))
+    finally:
+        stop.set()
+        writer.join()
+    for at in range(5):
+        other = make(kind, False, 64)
+        other.loads(tmp_path / str(at))
+        found = sorted(ids(other))
+        assert all(map(is_item, other[:].unbind(0)))
+        assert found == list(range(found[0], found[0] + len(found)))  # the newest, without a gap
+        assert (found[0] + len(found)) % 4 == 0  # whole batches
+        assert other.write_count == found[-1] + 1
+
+
+@every_kind
+def test_what_is_loaded_keeps_apart_who_wrote_it(
+    kind: type[Any], make: Make, tmp_path: Path
+) -> None:
+    one = TensorDictReplayBuffer(storage=shared(kind, tmp_path / "two"), batch_size=8)
+    other = TensorDictReplayBuffer(storage=shared(kind, tmp_path / "two"), batch_size=8)
+    for start in (0, 2):  # they take turns
+        for buffer, offset in ((one, 0), (other, 100)):
+            number = torch.arange(start, start + 2) + offset
+            buffer.extend(TensorDict({"episode": number // 100, "n": number}, [2]))
+    one.dumps(tmp_path / "dump")
+    loaded = TensorDictReplayBuffer(
+        storage=shared(kind, tmp_path / "loaded"),
+        sampler=SliceSampler(slice_len=4, traj_key="episode"),
+        batch_size=8,
+    )
+    loaded.loads(tmp_path / "dump")
+    assert {tuple(row) for row in loaded.sample()["n"].reshape(-1, 4).tolist()} <= {
+        (0, 1, 2, 3),
+        (100, 101, 102, 103),
+    }
+    for buffer in (one, other, loaded):
+        buffer.close()
+
+
+@every_kind
+def test_a_buffer_that_others_use_is_not_loaded_into(
+    kind: type[Any], make: Make, tmp_path: Path
+) -> None:
+    rb = make(kind, True)
+    rb.extend(items(0, 5))
+    rb.dumps(tmp_path / "dump")
+    second = ReplayBuffer(storage=shared(kind, rb.storage.scratch_dir, 20), batch_size=2)
+    with pytest.raises(BufferInUseError, match="while nobody else uses the buffer"):
+        rb.loads(tmp_path / "dump")
+    assert ids(rb) == [0, 1, 2, 3, 4]
+    second.close()
+
+
+@every_kind
+def test_hooks_see_items_as_those_of_any_list_do(
+    kind: type[Any], make: Make, tmp_path: Path
+) -> None:
+    rb, other = make(kind, True), make(kind, True)
+    rb.register_save_hook(lambda data, path: [one.set("saved", torch.ones(1)) for one in data])
+    other.register_load_hook(lambda data, out: [one.set("loaded", torch.ones(1)) for one in data])
+    rb.extend(items(0, 5))
+    rb.dumps(tmp_path / "dump")
+    other.loads(tmp_path / "dump")
+    assert [sorted(one.keys())[2:4] for one in other[:].unbind(0)] == [["loaded", "saved"]] * 5
+    again = make(kind, True)
+    again.extend(items(9, 12))
+    again.dumps(tmp_path / "plain")
+    other.loads(tmp_path / "plain")
+    assert "loaded" in other[2].keys()  # noqa: SIM118
+    assert ids(other) == [9, 10, 11]
+
+
+@every_kind
+def test_nothing_that_was_written_cannot_be_saved(kind: type[Any], tmp_path: Path) -> None:
+    rb = ReplayBuffer(storage=kind(9, scratch_dir=tmp_path / "buffer", max_bytes=2**16))
+    with pytest.raises(RuntimeError, match="Cannot save a non-initialized storage"):
+        rb.dumps(tmp_path / "dump")
+    empty = ReplayBuffer(storage=shared(kind, tmp_path / "empty"))
+    empty.dumps(tmp_path / "dump")
+    other = ReplayBuffer(storage=shared(kind, tmp_path / "other"))
+    other.extend(items(0, 3))
+    other.loads(tmp_path / "dump")
+    assert (len(other), other.write_count) == (0, 0)
+    other.load_state_dict(rb.state_dict())
+    assert len(other) == 0
+    for buffer in (empty, other):
+        buffer.close()
+
+
+@every_kind
+def test_a_save_where_the_records_lie_copies_nothing(kind: type[Any], tmp_path: Path) -> None:
+    where = tmp_path / "dump" / "storage"
+    rb = TensorDictReplayBuffer(storage=shared(kind, where, 20), batch_size=4)
+    rb.extend(items(0, 5))
+    rb.dumps(tmp_path / "dump")
+    assert not list(where.glob("shmbuffer.records*"))
+    rb.extend(items(5, 7))
+    rb.close()
+    storage = kind(20, scratch_dir=where, max_bytes=2**20)  # opened by the load
+    other = TensorDictReplayBuffer(storage=storage, batch_size=4)
+    other.loads(tmp_path / "dump")
+    assert ids(other) == list(range(7))  # the live buffer's
+    assert all(map(is_item, other.sample().unbind(0)))
+    other.register_save_hook(lambda data, path: data)
+    with pytest.raises(RuntimeError, match="would write something else over them"):
+        other.dumps(tmp_path / "dump")
+    other.close()
+
+
+@every_kind
+def test_a_live_buffer_of_others_is_loaded_by_value(kind: type[Any], tmp_path: Path) -> None:
+    where = tmp_path / "dump" / "storage"
+    rb = TensorDictReplayBuffer(storage=shared(kind, where, 20), batch_size=4)
+    rb.extend(items(0, 25))
+    rb.dumps(tmp_path / "dump")
+    rb.extend(items(25, 27))
+    for storage in (kind(20), shared(kind, tmp_path / "other", 20), kind(30)):
+        other = TensorDictReplayBuffer(storage=storage, batch_size=4)
+        other.loads(tmp_path / "dump")
+        assert sorted(ids(other)) == list(range(7, 27))
+        assert all(map(is_item, other.sample().unbind(0)))
+        other.close()
+    rb.close()
+    rows = TensorDictReplayBuffer(storage=LazyMemmapStorage(9, scratch_dir=tmp_path / "rows"))
+    rows.extend(TensorDict({"a": torch.arange(3)}, [3]))
+    with pytest.raises(SchemaMismatchError, match=r"a buffer of rows.*LazyMemmapStorage"):
+        kind(9).loads(tmp_path / "rows")
+    rows.close()
+
+
+def damage(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[40:60] = bytes(20)
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("name", "how", "words"),
+    [
+        ("shmbuffer.records.data", damage, "record"),
+        ("shmbuffer.records.data", lambda path: path.write_bytes(b""), "bytes at"),
+        ("shmbuffer.records.data", Path.unlink, "cannot be read"),
+        ("shmbuffer.records.npy", lambda path: path.write_bytes(b"no array"), "cannot be read"),
+        (
+            "shmbuffer.records.npy",
+            lambda path: np.save(path, np.array([[0, 8, 2**62]] * 5)),
+            "cannot be read|bytes at",
+        ),
+        (
+            "shmbuffer.records.npy",
+            lambda path: np.save(path, np.zeros((5, 2))),
+            r"not int64\[n, 3\]",
+        ),
+        (
+            "shmbuffer.records.npy",
+            lambda path: np.save(path, np.array([[1, 0, 40], [1, 0, 40]])),
+            "not in order",
+        ),
+        (
+            "shmbuffer.records.npy",
+            lambda path: np.save(path, np.load(path)[:-1]),
+            "has 4 items, 5 belong there",
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+@pytest.mark.parametrize("target", [True, False], ids=["shared", "private"])
+def test_damaged_files_are_refused_and_nothing_is_changed(
+    name: str, how: Callable[[Path], Any], words: str, target: bool, make: Make, tmp_path: Path
+) -> None:
+    rb, other = make(LazyStackStorage, True), make(LazyStackStorage, target)
+    rb.extend(items(0, 5))
+    rb.storage.dumps(tmp_path / "dump")
+    how(tmp_path / "dump" / name)
+    other.extend(items(7, 9))
+    with pytest.raises(CorruptBufferError, match=words):
+        other.storage.loads(tmp_path / "dump")
+    assert ids(other) == [7, 8]

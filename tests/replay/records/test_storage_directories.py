@@ -1,0 +1,250 @@
+"""Where records lie, who may open them, and what is left of them when everybody was killed."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+from shmbuffer import (
+    CompressedListStorage,
+    LazyStackStorage,
+    ReplayBuffer,
+    TensorDictMaxValueWriter,
+    TensorDictPrioritizedReplayBuffer,
+    TensorDictReplayBuffer,
+    attach,
+)
+from shmbuffer.errors import BufferExistsError, SpaceError
+from tests.replay.records.items import KINDS, is_item, item, items, shared
+from tests.replay.records.programs import work_on, write_for_ever
+
+every_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+
+
+# -- the table -------------------------------------------------------------------------------------
+
+
+@every_kind
+def test_a_scratch_dir_alone_is_made_by_the_first_write_and_has_to_be_free(
+    kind: type[Any], tmp_path: Path
+) -> None:
+    where = {"scratch_dir": tmp_path / "buffer", "max_bytes": 2**16}
+    first = kind(20, **where)
+    assert first.shared
+    assert first.scratch_dir == tmp_path / "buffer"
+    assert not (tmp_path / "buffer").exists()
+    first.set(0, item(3))
+    assert (tmp_path / "buffer").is_dir()
+    second = kind(20, **where)
+    with pytest.raises(BufferExistsError, match="there is a buffer already"):
+        second.set(0, item(4))
+    third = kind(20, existsok=True, **where)
+    assert is_item(third.get(0), 3)
+    fourth = kind(20, shared_init=True, **where)
+    assert is_item(fourth.get(0), 3)
+    for storage in (first, second, third, fourth):
+        storage.close()
+
+
+@every_kind
+def test_without_a_name_the_directory_is_temporary_and_goes_with_the_storage(
+    kind: type[Any],
+) -> None:
+    storage = shared(kind)
+    path = storage.scratch_dir
+    assert path.is_dir()
+    rb = ReplayBuffer(storage=storage)
+    rb.extend(items(0, 3))
+    other = pickle.loads(pickle.dumps(rb))
+    assert is_item(other[2], 2)
+    assert storage.cleanup() is True
+    assert not path.exists()
+    assert storage.cleanup() is False
+    rb.close()
+    other.close()
+    rb.close()  # idempotent
+
+
+@every_kind
+def test_too_little_space_leaves_nothing_behind(kind: type[Any], tmp_path: Path) -> None:
+    storage = kind(20, scratch_dir=tmp_path / "huge", max_bytes=2**45)
+    with pytest.raises(SpaceError, match="bytes"):
+        storage.set(0, item(0))
+    assert not (tmp_path / "huge").exists()
+    with pytest.raises(SpaceError):
+        shared(kind, tmp_path / "huge", max_bytes=2**45)
+    assert not (tmp_path / "huge").exists()
+
+
+def test_a_private_list_names_what_makes_it_shared() -> None:
+    for kind in KINDS:
+        storage = kind(10)
+        assert not storage.shared
+        assert storage.scratch_dir is None
+        with pytest.raises(RuntimeError, match="max_bytes, a scratch_dir and shared_init=True"):
+            pickle.dumps(storage)
+        with pytest.raises(RuntimeError, match="holds objects of this process"):
+            storage.engine  # noqa: B018
+
+
+@every_kind
+def test_before_its_directory_is_made_a_storage_stays_here(kind: type[Any], tmp_path: Path) -> None:
+    storage = kind(10, scratch_dir=tmp_path / "buffer", max_bytes=2**16)
+    with pytest.raises(RuntimeError, match="unless it is made with shared_init=True"):
+        pickle.dumps(storage)
+    pid = os.fork()
+    if not pid:
+        try:
+            storage.set(0, item(0))
+        except RuntimeError as error:
+            os._exit(0 if "this is the child of a fork" in str(error) else 2)
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+# -- attach ----------------------------------------------------------------------------------------
+
+
+def test_attach_makes_the_storage_that_was_recorded(tmp_path: Path) -> None:
+    made = shared(
+        CompressedListStorage,
+        tmp_path / "compressed",
+        compression_level=7,
+        compress=["tokens", ("deep", "image")],
+        share_frames=True,
+    )
+    TensorDictPrioritizedReplayBuffer(alpha=0.7, beta=0.5, storage=made, batch_size=9)
+    rb: Any = attach(tmp_path / "compressed", pad_output=-1, transform=lambda data: data)
+    assert type(rb) is TensorDictPrioritizedReplayBuffer
+    assert (rb.batch_size, rb.sampler.alpha, rb.sampler.beta) == (9, 0.7, 0.5)
+    storage = rb.storage
+    assert type(storage) is CompressedListStorage
+    assert (storage.max_size, storage.max_bytes, storage.compression_level) == (100, 2**20, 7)
+    assert storage._recorded() == made._recorded()
+    assert storage._recorded()["compress"] == ["tokens", ("deep", "image")]
+    rb.extend(items(0, 2))
+    assert rb[:]["mask"].shape == (2, 2)
+    assert repr(storage).startswith("CompressedListStorage(max_size=100, max_bytes=1048576, len=2,")
+    stack = shared(LazyStackStorage, tmp_path / "stack", stack_dim=1)
+    stack.set(range(2), [TensorDict(a=torch.zeros(n), batch_size=[n]) for n in (2, 2)])
+    other: Any = attach(tmp_path / "stack")
+    assert type(other.storage) is LazyStackStorage
+    assert other[:].batch_size == (2, 2)
+    assert other[:].stack_dim == 1
+    for one in (rb, made, stack, other):
+        one.close()
+
+
+# -- processes -------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@every_kind
+@pytest.mark.parametrize("start", ["fork", "spawn"])
+def test_a_buffer_is_handed_to_a_process_and_both_go_on(
+    kind: type[Any], start: str, tmp_path: Path
+) -> None:
+    rb = TensorDictReplayBuffer(storage=shared(kind, tmp_path / "buffer"), batch_size=4)
+    rb.extend(items(0, 6))
+    context: Any = multiprocessing.get_context(start)
+    here, there = context.Pipe()
+    process = context.Process(target=work_on, args=(rb, there))
+    process.start()
+    there.close()
+    try:
+        assert here.recv() == ([True] * 6, 9)
+        assert [int(one["id"]) for one in rb[:].unbind(0)] == [70, *range(1, 9)]
+        assert is_item(rb[0], 70, 200)
+        rb.extend(items(9, 11))
+        here.send("written")
+        assert here.recv() == [70, *range(1, 11)]
+    finally:
+        here.close()
+        process.join(50)
+    assert process.exitcode == 0
+    rb.close()
+
+
+@pytest.mark.slow
+@every_kind
+def test_what_was_committed_is_there_when_all_processes_were_killed(
+    kind: type[Any], tmp_path: Path
+) -> None:
+    rb = TensorDictReplayBuffer(
+        storage=shared(kind, tmp_path / "buffer", max_size=300, max_bytes=2**17), batch_size=32
+    )
+    rb.extend(items(0, 7))
+    context: Any = multiprocessing.get_context("spawn")
+    here, there = context.Pipe()
+    writers = [
+        context.Process(target=write_for_ever, args=(rb, first, there)) for first in (10**3, 10**6)
+    ]
+    for writer in writers:
+        writer.start()
+    assert [here.recv(), here.recv()] == ["going"] * 2
+    for _ in range(5):
+        assert all(map(is_item, rb.sample().unbind(0)))
+    rb.close()
+    for writer in writers:
+        writer.kill()
+        writer.join(50)
+    again: Any = attach(tmp_path / "buffer")
+    assert again.storage.open_engine.report is not None  # it was recovered
+    found = again[:]
+    assert all(map(is_item, found.unbind(0)))
+    assert len(found) == len(again) > 0
+    assert again.storage.open_engine.check().ok
+    again.extend(items(5, 9))
+    assert all(map(is_item, again.sample().unbind(0)))
+    again.close()
+
+
+@every_kind
+def test_threads_of_one_handle_read_write_and_change_at_once(
+    kind: type[Any], tmp_path: Path
+) -> None:
+    rb = TensorDictReplayBuffer(
+        storage=shared(kind, tmp_path / "buffer", max_size=40, max_bytes=2**15), batch_size=8
+    )
+    rb.extend(items(0, 8))
+    stop, wrong = threading.Event(), []
+
+    def read() -> None:
+        while not stop.is_set():
+            wrong.extend(one for one in rb.sample().unbind(0) if not is_item(one))
+
+    def change() -> None:
+        while not stop.is_set():
+            sample = rb.sample()
+            rb.update_if_present(
+                index=sample["index"],
+                generation=sample["index_generation"],
+                patch={"text": [f"number {int(one['id'])}" for one in sample.unbind(0)]},
+            )
+
+    threads = [threading.Thread(target=work) for work in (read, read, change)]
+    for thread in threads:
+        thread.start()
+    for start in range(8, 400, 5):
+        rb.extend(items(start, start + 5))
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+    assert rb.write_count == 8 + 5 * len(range(8, 400, 5))
+    rb.close()
+
+
+def test_a_top_k_writer_refuses_records(tmp_path: Path) -> None:
+    storage = shared(path=tmp_path / "buffer")
+    with pytest.raises(RuntimeError, match="keeps its ranks in one process"):
+        TensorDictReplayBuffer(storage=storage, writer=TensorDictMaxValueWriter(rank_key="id"))
+    storage.close()

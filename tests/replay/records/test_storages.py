@@ -1,0 +1,746 @@
+"""Lists whose items are records: what is written is read, until the ring comes round."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tensordict import LazyStackedTensorDict, TensorDict, lazy_stack
+
+from shmbuffer import (
+    CompressedListStorage,
+    EmptyBufferError,
+    LazyMemmapStorage,
+    LazyStackStorage,
+    PrioritizedSampler,
+    ReplayBuffer,
+    SliceSampler,
+    TensorDictPrioritizedReplayBuffer,
+    TensorDictReplayBuffer,
+    attach,
+)
+from shmbuffer.errors import RecordTooLargeError, SchemaMismatchError
+from shmbuffer.replay.records.compression import Zstd
+from shmbuffer.replay.storages.record_shelf import RecordShelf
+from tests.replay.records.items import KINDS, is_item, item, items, shared
+
+Make = Callable[..., Any]
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Make]:
+    """Makes storages of records in a directory of the test; ``name`` says in which."""
+    made: list[Any] = []
+
+    def storage(kind: type[Any] = LazyStackStorage, *, name: str = "buffer", **options: Any) -> Any:
+        made.append(shared(kind, tmp_path / name, **options))
+        return made[-1]
+
+    yield storage
+    for one in made:
+        one.close()
+
+
+every_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+
+
+# -- what is written is read -----------------------------------------------------------------------
+
+
+@every_kind
+def test_items_of_any_shape_come_back_one_by_one_and_together(kind: type[Any], make: Make) -> None:
+    rb = ReplayBuffer(storage=make(kind), batch_size=16)
+    assert rb.extend(items(0, 9)).tolist() == list(range(9))
+    assert rb.add(item(9)) == 9
+    assert all(is_item(rb[at], at) for at in range(10))
+    batch = rb[:]
+    assert isinstance(batch, LazyStackedTensorDict)
+    assert [is_item(one, at) for at, one in enumerate(batch.unbind(0))] == [True] * 10
+    assert all(is_item(one) for one in rb.sample().unbind(0))
+    assert [is_item(one, at) for one, at in zip(rb[[3, 1]].unbind(0), (3, 1), strict=True)]
+
+
+@every_kind
+@pytest.mark.parametrize(
+    "batch",
+    [
+        TensorDict({"a": torch.arange(12).reshape(3, 4), "t": torch.zeros(3, 2, 5)}, [3]),
+        torch.arange(12.0).reshape(3, 4),
+        np.arange(12).reshape(3, 4),
+        [{"a": np.arange(2), "b": (1, "x", None)}, {"a": np.arange(3), "b": (2, "y", None)}],
+        lazy_stack([TensorDict(a=torch.zeros(n), s=str(n)) for n in (2, 3)]),
+        (TensorDict(a=torch.full((n,), n)) for n in (1, 2)),
+    ],
+    ids=["tensordict", "tensor", "array", "dicts", "lazy stack", "generator"],
+)
+def test_what_can_extend_a_list_extends_a_ring_of_records(
+    kind: type[Any], batch: Any, make: Make
+) -> None:
+    expected = list(batch) if not isinstance(batch, (TensorDict, LazyStackedTensorDict)) else None
+    expected = list(batch.unbind(0)) if expected is None else expected
+    rb = ReplayBuffer(storage=make(kind), collate_fn=lambda found: found)
+    assert len(rb.extend(expected if hasattr(batch, "send") else batch)) == len(expected)
+    for at, one in enumerate(expected):
+        found = rb[at]
+        assert type(found) is type(one)
+        assert str(found) == str(one)
+
+
+def test_records_of_one_form_are_one_dense_batch_of_a_compressed_storage(make: Make) -> None:
+    rb = ReplayBuffer(storage=make(CompressedListStorage), batch_size=32)
+    data = TensorDict({"obs": torch.randint(0, 9, (20, 3, 8, 8)), "n": torch.arange(20)}, [20])
+    rb.extend(data)
+    batch = rb.sample()
+    assert type(batch) is TensorDict
+    assert batch["obs"].is_contiguous()
+    assert torch.equal(batch["obs"], data["obs"][batch["n"]])
+    assert type(rb.storage.get([0, 1])) is list
+    rb.extend(items(0, 2))
+    assert isinstance(rb[:], LazyStackedTensorDict)  # they differ in form
+
+
+@every_kind
+def test_what_comes_back_is_a_copy(kind: type[Any], make: Make) -> None:
+    rb = ReplayBuffer(storage=make(kind), batch_size=4)
+    data = torch.zeros(2, 3)
+    rb.extend(TensorDict({"a": data}, [2]))
+    data.fill_(7)
+    rb[0]["a"].fill_(5)
+    rb[:]["a"].fill_(5)
+    assert rb[0]["a"].tolist() == rb[1]["a"].tolist() == [0, 0, 0]
+
+
+@every_kind
+def test_a_collate_fn_is_given_what_get_gives(kind: type[Any], make: Make) -> None:
+    seen: list[bool] = []
+    expected = LazyStackedTensorDict if kind is LazyStackStorage else list
+    rb = ReplayBuffer(
+        storage=make(kind),
+        batch_size=4,
+        collate_fn=lambda found: seen.append(isinstance(found, expected)) or list(found),
+        prefetch=2,
+    )
+    rb.extend(items(0, 8))
+    assert all(map(is_item, rb.sample()))
+    assert all(map(is_item, rb[:]))
+    assert all(seen)
+    assert len(seen) > 1
+
+
+@every_kind
+def test_transforms_see_what_is_read_and_what_is_written(kind: type[Any], make: Make) -> None:
+    rb = ReplayBuffer(
+        storage=make(kind), batch_size=4, transform=lambda td: td.set("twice", td["n"] * 2)
+    )
+    rb.extend(TensorDict({"n": torch.arange(6)}, [6]))
+    sample = rb.sample()
+    assert torch.equal(sample["twice"], 2 * sample["n"])
+    assert rb[2]["twice"] == 4
+    assert "twice" not in rb.storage.get(2).keys()  # noqa: SIM118
+
+
+@every_kind
+def test_where_nothing_was_written_there_is_nothing(kind: type[Any], make: Make) -> None:
+    for storage in (make(kind), kind(9, scratch_dir="never made", max_bytes=2**16)):
+        rb = ReplayBuffer(storage=storage, batch_size=4)
+        assert len(rb) == 0
+        assert rb.extend([]).tolist() == []
+        with pytest.raises(EmptyBufferError):
+            rb.sample()
+        with pytest.raises(IndexError, match=r"there is no item at|nothing was written"):
+            rb[0]
+        assert 0 not in storage
+        rb.empty()
+        assert list(rb.iter_in_order(4)) == []
+    assert not Path("never made").exists()
+
+
+@every_kind
+def test_empty_forgets_and_the_next_item_goes_to_the_front(kind: type[Any], make: Make) -> None:
+    rb = ReplayBuffer(storage=make(kind), batch_size=4)
+    rb.extend(items(0, 5))
+    rb.empty()
+    assert (len(rb), rb.write_count) == (0, 0)
+    assert rb.extend(items(7, 9)).tolist() == [0, 1]
+    assert is_item(rb[1], 8)
+
+
+# -- two capacities --------------------------------------------------------------------------------
+
+
+@every_kind
+def test_the_oldest_go_when_there_are_as_many_items_as_may_be(kind: type[Any], make: Make) -> None:
+    rb = ReplayBuffer(storage=make(kind, max_size=8), batch_size=32)
+    for number in range(0, 20, 2):
+        rb.extend(items(number, number + 2))
+    assert (len(rb), rb.write_count, rb.writer._cursor) == (8, 20, 4)
+    assert [int(one["id"]) for one in rb[:].unbind(0)] == [16, 17, 18, 19, 12, 13, 14, 15]
+    assert {int(one["id"]) for one in rb.sample().unbind(0)} <= set(range(12, 20))
+
+
+@every_kind
+def test_of_more_items_than_there_are_places_the_last_ones_stay(
+    kind: type[Any], make: Make
+) -> None:
+    rb = ReplayBuffer(storage=make(kind, max_size=5))
+    assert rb.extend(items(0, 12)).tolist() == [0, 1, 2, 3, 4] * 2 + [0, 1]
+    assert [int(one["id"]) for one in rb[:].unbind(0)] == [10, 11, 7, 8, 9]
+    assert rb.write_count == 12
+
+
+def test_the_oldest_go_when_there_are_as_many_bytes_as_may_be(make: Make) -> None:
+    rb = ReplayBuffer(storage=make(max_size=100, max_bytes=2**16), batch_size=64)
+    large = 2000  # 22 KB: two of them fit
+    for number in range(6):
+        rb.add(item(number, large))
+    held = [at for at in range(100) if at in rb.storage]
+    assert held == [4, 5]
+    assert (len(rb), rb.write_count) == (2, 6)
+    assert [is_item(one, at, large) for one, at in zip(rb[:].unbind(0), held, strict=True)]
+    assert {int(one["id"]) for one in rb.sample().unbind(0)} == {4, 5}
+    assert rb.stats()["evicted"] == 4
+    with pytest.raises(IndexError, match="there is no item at 0"):
+        rb[0]
+    with pytest.raises(IndexError, match="there is no item at 3"):
+        rb[[4, 3]]
+    assert is_item(rb[-1], 5, large)
+    assert [len(chunk) for chunk in rb.iter_in_order(2)] == [2]
+
+
+def test_a_lap_of_large_items_leaves_places_without_an_item(make: Make) -> None:
+    rb = ReplayBuffer(storage=make(max_size=6, max_bytes=2**16))
+    rb.extend([item(number, 40) for number in range(6)])
+    rb.add(item(6, 5700))  # 62 KB: nearly all there is
+    held = [at for at in range(6) if at in rb.storage]
+    assert held[0] == 0
+    assert held[1:] == list(range(6 - len(held) + 1, 6))  # the newest of the others
+    assert 1 < len(held) < 6
+    rb.extend([item(number, 5) for number in range(7, 9)])
+    found = [int(one["id"]) for one in rb[:].unbind(0)]
+    assert found[:3] == [6, 7, 8]
+    assert len(rb) == len(found)
+
+
+@every_kind
+def test_a_record_that_is_larger_than_the_ring_changes_nothing(kind: type[Any], make: Make) -> None:
+    rb = ReplayBuffer(storage=make(kind, max_bytes=2**16), batch_size=4)
+    rb.extend(items(0, 5))
+    noise = TensorDict(a=torch.randint(0, 256, (2**17,), dtype=torch.uint8))
+    for write in (
+        lambda: rb.add(noise),
+        lambda: rb.extend([noise]),
+        lambda: rb.__setitem__(2, noise),
+    ):
+        with pytest.raises(RecordTooLargeError, match=r"bytes.*max_bytes|bytes"):
+            write()
+    assert [is_item(one, at) for at, one in enumerate(rb[:].unbind(0))] == [True] * 5
+    assert rb.write_count == 5
+
+
+def test_bytes_are_what_the_records_take(make: Make) -> None:
+    storage = make(CompressedListStorage)
+    rb = ReplayBuffer(storage=storage)
+    assert storage.bytes() == 0
+    rb.extend([torch.zeros(10_000) for _ in range(4)])
+    one = storage.bytes() / 4
+    assert 50 < one < 400
+    rb.extend([torch.zeros(10_000) for _ in range(4)])
+    assert storage.bytes() == 8 * one
+
+
+# -- changed where they are ------------------------------------------------------------------------
+
+
+@every_kind
+def test_an_item_is_replaced_by_one_of_another_size_and_keeps_its_priority(
+    kind: type[Any], make: Make
+) -> None:
+    rb = TensorDictPrioritizedReplayBuffer(
+        alpha=1.0, beta=1.0, eps=0.0, storage=make(kind), batch_size=4
+    )
+    rb.extend(items(0, 4))
+    rb.update_priority(torch.arange(4), torch.tensor([1.0, 5.0, 0.0, 2.0]))
+    rb[1] = item(40, 300)
+    rb[2:4] = [item(41), item(42)]
+    assert rb.sampler.ring.priorities()[:4].tolist() == [1.0, 5.0, 0.0, 2.0]
+    assert rb.write_count == 4
+    assert [int(one["id"]) for one in rb[:].unbind(0)] == [0, 40, 41, 42]
+    assert is_item(rb[1], 40, 300)
+    rb[[0, 0]] = [item(50), item(51)]
+    assert is_item(rb[0], 51)  # the last wins
+    rb.storage.set(5, item(60))  # a place without an item: as many as there are slots
+    assert len(rb) == rb.write_count == 5
+    assert is_item(rb[5], 60)
+
+
+@every_kind
+def test_entries_of_items_are_changed_and_the_rest_of_them_stays(
+    kind: type[Any], make: Make
+) -> None:
+    rb = ReplayBuffer(storage=make(kind), batch_size=4)
+    rb.extend([item(number, 3) for number in range(4)])
+    rb.set_at_("id", torch.tensor(70), 1)
+    rb.set_at_("tokens", torch.arange(6).reshape(2, 3), [2, 3])
+    rb.set_at_(("deep", "image"), 9, slice(0, 2))
+    rb.set_at_("text", "same", slice(2, None))
+    rb.update_({"id": torch.tensor([10, 11, 12, 13])})
+    assert [int(one["id"]) for one in rb[:].unbind(0)] == [10, 11, 12, 13]
+    assert rb[3]["tokens"].tolist() == [3, 4, 5]
+    assert rb[0]["deep", "image"].unique().tolist() == [9]
+    assert rb[2]["deep", "image"].unique().tolist() == [2]
+    assert [one["text"] for one in rb[:].unbind(0)] == ["number 0", "number 1", "same", "same"]
+    with pytest.raises(KeyError):
+        rb.set_at_("none", 1, 0)
+    with pytest.raises(IndexError, match="there is no item at 7"):
+        rb.set_at_("id", 1, [0, 7])
+    assert rb[0]["id"] == 10
+
+
+@every_kind
+def test_only_items_that_are_still_there_are_changed_by_a_sample(
+    kind: type[Any], make: Make
+) -> None:
+    rb = TensorDictReplayBuffer(storage=make(kind, max_size=6), batch_size=20)
+    rb.extend([item(number, 2) for number in range(6)])
+    sample = rb.sample()
+    rb.extend([item(number, 2) for number in range(6, 9)])  # the first three are gone
+    index = sample["index"]
+    result = rb.update_if_present(
+        index=index,
+        generation=sample["index_generation"],
+        patch={
+            "tokens": torch.full((20, 2), -1),
+            "deep": {"image": torch.zeros(20, 2, 3, dtype=torch.uint8)},
+        },
+    )
+    assert torch.equal(result.updated, index >= 3)
+    changed = set(index[index >= 3].tolist())
+    for at in range(6):
+        assert (rb[at]["tokens"].tolist() == [-1, -1]) is (at in changed)
+    again = rb.update_if_present(
+        index=index,
+        generation=sample["index_generation"],
+        patch=TensorDict(tokens=torch.zeros(20, 2, dtype=torch.int64)),
+    )
+    assert again.updated_count == 0  # each of them has another generation by now
+
+
+def test_items_without_entries_say_what_to_do(make: Make) -> None:
+    rb = ReplayBuffer(storage=make(CompressedListStorage), batch_size=2)
+    rb.extend([{"a": 1}])
+    with pytest.raises(TypeError, match=r"a dict has no entries.*rb\[index\] = item"):
+        rb.set_at_("a", 2, 0)
+    with pytest.raises(TypeError, match="a patch is a TensorDict or a dict"):
+        rb.update_if_present(index=[0], generation=[0], patch=[1])
+
+
+# -- samplers --------------------------------------------------------------------------------------
+
+
+@every_kind
+def test_priorities_go_with_the_write_also_with_the_first(kind: type[Any], tmp_path: Path) -> None:
+    storage = kind(20, scratch_dir=tmp_path / "lazy", max_bytes=2**20)
+    rb = TensorDictPrioritizedReplayBuffer(
+        alpha=1.0, beta=1.0, eps=0.0, storage=storage, batch_size=30, priority_key="p"
+    )
+    rb.extend([item(n).set("p", torch.tensor(float(n == 2))) for n in range(4)])
+    assert rb.sampler.ring.priorities()[:4].tolist() == [0.0, 0.0, 1.0, 0.0]
+    assert rb.stats()["updates_applied"] == 0  # they came in the write itself
+    sample = rb.sample()
+    assert {int(one["id"]) for one in sample.unbind(0)} == {2}
+    assert sample["_weight"].tolist() == [1.0] * 30
+    rb.close()
+
+
+@every_kind
+def test_samples_say_their_generation_and_stale_ones_change_no_priority(
+    kind: type[Any], make: Make
+) -> None:
+    rb = TensorDictPrioritizedReplayBuffer(
+        alpha=1.0, beta=1.0, storage=make(kind, max_size=4), batch_size=40
+    )
+    rb.extend(items(0, 4))
+    sample = rb.sample()
+    assert torch.equal(sample["index_generation"], sample["id"])
+    rb.add(item(4))
+    for one in sample.unbind(0):
+        one["td_error"] = torch.tensor(9.0)
+    update = rb.update_tensordict_priority(sample)
+    first = int((sample["index"] == 0).sum())
+    assert (update.applied, update.stale) == (40 - first, first)
+
+
+@every_kind
+def test_slices_are_steps_that_follow_each_other(kind: type[Any], make: Make) -> None:
+    rb = TensorDictReplayBuffer(
+        storage=make(kind, max_size=30),
+        sampler=SliceSampler(slice_len=3, traj_key="episode"),
+        batch_size=30,
+    )
+    for start in range(0, 48, 6):
+        number = torch.arange(start, start + 6)
+        rb.extend(
+            TensorDict({"episode": number // 6, "n": number, "obs": number.repeat(5, 1).t()}, [6])
+        )
+        sample = rb.sample()
+        slices = sample["n"].reshape(-1, 3)
+        assert (slices[:, 1:] == slices[:, :-1] + 1).all()
+        assert (sample["episode"].reshape(-1, 3) == slices[:, :1] // 6).all()
+        assert torch.equal(sample["obs"], sample["n"].repeat(5, 1).t())
+
+
+def test_slices_see_what_was_changed_where_it_is(make: Make) -> None:
+    rb = TensorDictReplayBuffer(
+        storage=make(max_size=30), sampler=SliceSampler(slice_len=2, end_key="done"), batch_size=20
+    )
+    done = torch.tensor([False, False, True] * 4)
+    rb.extend(TensorDict({"n": torch.arange(12), "done": done}, [12]))
+    assert set((rb.sample()["n"].reshape(-1, 2)[:, 0] % 3).tolist()) == {0, 1}
+    rb.set_("done", torch.tensor([False, True] * 6))
+    assert set((rb.sample()["n"].reshape(-1, 2)[:, 0] % 2).tolist()) == {0}
+
+
+def test_slices_read_the_ends_of_trajectories_once_and_nothing_else_of_the_items(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    entries = RecordShelf.entries
+
+    def counted(shelf: Any, slots: Any, paths: Any) -> Any:
+        asked.extend(slots.tolist())
+        return entries(shelf, slots, paths)
+
+    monkeypatch.setattr(RecordShelf, "entries", counted)
+    rb = TensorDictReplayBuffer(
+        storage=make(CompressedListStorage, max_size=30),
+        sampler=SliceSampler(slice_len=2, end_key=("next", "done")),
+        batch_size=10,
+    )
+    done = torch.tensor([False, False, True] * 4)
+    rb.extend(TensorDict({"n": torch.arange(12), "next": {"done": done}}, [12]))
+    for _ in range(3):
+        rb.sample()
+    assert asked == list(range(12))
+    rb.extend(TensorDict({"n": torch.arange(12, 15), "next": {"done": done[:3]}}, [3]))
+    rb[4] = rb[3]
+    for _ in range(3):
+        rb.sample()
+    assert sorted(asked[12:]) == [4, 12, 13, 14]
+
+
+def test_flags_of_different_shapes_are_refused_by_slices(make: Make) -> None:
+    rb = TensorDictReplayBuffer(
+        storage=make(), sampler=SliceSampler(slice_len=1, end_key="done"), batch_size=2
+    )
+    rb.extend([TensorDict(done=torch.zeros(n, dtype=torch.bool)) for n in (1, 2)])
+    with pytest.raises(RuntimeError, match=r"'done' says where.*\[2\] in one item and \[1\]"):
+        rb.sample()
+    plain = TensorDictReplayBuffer(
+        storage=make(name="plain"), sampler=SliceSampler(slice_len=1, end_key="done"), batch_size=2
+    )
+    plain.extend([TensorDict(a=torch.zeros(1))])
+    with pytest.raises(RuntimeError, match="nothing says where a trajectory ends"):
+        plain.sample()
+
+
+# -- what it is told -------------------------------------------------------------------------------
+
+
+def frames(count: int) -> TensorDict:
+    """Stacks of four noisy frames, of which each has three in common with the next."""
+    film = torch.randint(0, 256, (count + 4, 20, 20), dtype=torch.uint8)
+    stacks = film.unfold(0, 4, 1).permute(0, 3, 1, 2)
+    return TensorDict({"obs": stacks[:count], "next": {"obs": stacks[1 : count + 1]}}, [count])
+
+
+def test_shared_frames_are_stored_once_and_read_exactly(make: Make) -> None:
+    data = frames(40)
+    sizes = []
+    for share in (False, True):
+        rb = ReplayBuffer(
+            storage=make(CompressedListStorage, name=str(share), share_frames=share), batch_size=64
+        )
+        rb.extend(data)
+        sizes.append(rb.storage.bytes())
+        assert (rb[:] == data).all()
+        sample, info = rb.sample(return_info=True)
+        assert (sample == data[info["index"]]).all()
+        rb[3] = data[5]
+        assert (rb[2:5] == data[[2, 5, 4]]).all()
+    assert sizes[1] < sizes[0] / 4
+
+
+def test_only_named_entries_are_compressed(make: Make) -> None:
+    zeros = TensorDict({"a": torch.zeros(1000), "b": {"c": torch.zeros(1000)}})
+    both, one, nested = (
+        make(CompressedListStorage, name=str(at), compress=keys)
+        for at, keys in enumerate((None, ["a"], [("b", "c")]))
+    )
+    for storage in (both, one, nested):
+        storage.set(0, zeros)
+        assert (storage.get(0) == zeros).all()
+    assert both.bytes() < 400
+    assert 4000 < one.bytes() < 4400
+    assert one.bytes() == nested.bytes()
+
+
+def small(number: int) -> dict[str, Any]:
+    """Too small to compress alone, and much like all others."""
+    text = f"observation of the environment number {number}, which goes on as all of them do. " * 2
+    return {"text": text.encode(), "n": number}
+
+
+def test_a_dictionary_is_learned_from_the_first_items_and_everybody_uses_it(make: Make) -> None:
+    storage = make(CompressedListStorage, max_size=4000, dictionary_bytes=512)
+    early = ReplayBuffer(storage=make(CompressedListStorage, max_size=4000), batch_size=4)
+    rb = ReplayBuffer(storage=storage, batch_size=4)
+    rb.extend([small(number) for number in range(10)])
+    before = storage.bytes() / 10
+    assert storage.open_engine.dictionary() is None
+    for start in range(10, 510, 100):
+        rb.extend([small(number) for number in range(start, start + 100)])
+    dictionary = storage.open_engine.dictionary()
+    assert dictionary is not None
+    assert len(dictionary) <= 512
+    held = storage.bytes()
+    rb.extend([small(number) for number in range(510, 610)])
+    assert (storage.bytes() - held) / 100 < before - 30
+    late = ReplayBuffer(storage=make(CompressedListStorage, max_size=4000), batch_size=4)
+    for buffer in (rb, early, late):  # also whoever was there before it was known
+        assert [buffer[at] for at in (0, 300, 609)] == [small(at) for at in (0, 300, 609)]
+    late.extend([small(700)])
+    assert early[610] == small(700)
+
+
+def test_what_nothing_can_be_learned_from_is_compressed_without_a_dictionary(
+    make: Make, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def train(samples: list[bytes], *_: int) -> bytes:
+        raise ValueError(f"nothing in {len(samples)} samples")
+
+    monkeypatch.setattr(Zstd, "train", staticmethod(train))
+    rb = ReplayBuffer(storage=make(CompressedListStorage, dictionary_bytes=256))
+    for _ in range(4):
+        rb.extend(torch.zeros(25, 4000, dtype=torch.uint8))
+    assert rb.storage.open_engine.dictionary() is None
+    (message,) = caplog.messages  # once
+    assert message.endswith("buffer: goes on without a dictionary: nothing in 75 samples")
+    assert rb[50].sum() == 0
+
+
+def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.contiguous().reshape(-1).view(torch.uint8) ^ 255
+
+
+def back(chunk: torch.Tensor, metadata: dict[str, Any]) -> torch.Tensor:
+    return (chunk ^ 255).view(metadata["dtype"]).reshape(metadata["shape"])
+
+
+def test_functions_of_ones_own_compress_and_are_given_to_attach(make: Make, tmp_path: Path) -> None:
+    functions = {"compression_fn": as_bytes, "decompression_fn": back}
+    rb = ReplayBuffer(storage=make(CompressedListStorage, **functions), batch_size=4)
+    data = TensorDict({"a": torch.arange(12.0).reshape(4, 3), "b": torch.arange(4)}, [4])
+    rb.extend(data)
+    rb.add(TensorDict(a=torch.zeros(3), b=torch.tensor(9), t="text"))
+    assert (rb[:4] == data).all()
+    other = attach(tmp_path / "buffer", **functions)
+    assert (other[:4] == data).all()
+    assert other[4]["t"] == "text"
+    other.close()
+    without = attach(tmp_path / "buffer")
+    with pytest.raises(RuntimeError, match="decompression_fn"):
+        without[0]
+    without.close()
+
+
+def test_ragged_batches_are_padded_or_nested_as_the_storage_was_told(make: Make) -> None:
+    told: list[tuple[Any, Any]] = [
+        (-1, lambda batch: (batch["tokens"], batch["mask"])),
+        ({"value": {"tokens": -1}, "mask_key": "m"}, lambda batch: (batch["tokens"], batch["m"])),
+    ]
+    for at, (asked, look) in enumerate(told):
+        for storage in (
+            make(name=f"stack{at}", pad_output=asked),
+            make(CompressedListStorage, name=f"compressed{at}", pad_output=asked),
+            LazyStackStorage(10, pad_output=asked),
+            CompressedListStorage(10, pad_output=asked),
+        ):
+            rb = ReplayBuffer(storage=storage, batch_size=3)
+            rb.extend([TensorDict(tokens=torch.arange(n), text=str(n)) for n in (2, 4)])
+            batch = rb[:]
+            assert type(batch) is TensorDict
+            tokens, mask = look(batch)
+            assert tokens.tolist() == [[0, 1, -1, -1], [0, 1, 2, 3]]
+            assert mask.tolist() == [[True, True, False, False], [True] * 4]
+            assert batch["text"] == ["2", "4"]
+            assert rb[1]["tokens"].tolist() == [0, 1, 2, 3]  # one item is itself
+    for storage in (
+        make(name="nested", pad_output="nested"),
+        LazyStackStorage(9, pad_output={"keys": ["tokens"]}),
+    ):
+        rb = ReplayBuffer(storage=storage)
+        rb.extend([TensorDict(tokens=torch.arange(n)) for n in (2, 4)])
+        found = rb[:]["tokens"]
+        assert found.is_nested
+        assert [row.tolist() for row in found.unbind()] == [[0, 1], [0, 1, 2, 3]]
+
+
+def test_what_is_read_is_sent_to_the_device_of_the_storage(make: Make) -> None:
+    for kind in KINDS:
+        storage = make(kind, name=kind.__name__, device="meta")
+        storage.set(range(2), [TensorDict(a=torch.zeros(2)), TensorDict(a=torch.ones(3))])
+        assert storage.get(0)["a"].device.type == "meta"
+        batch = ReplayBuffer(storage=storage)[:]
+        assert [one["a"].device.type for one in batch.unbind(0)] == ["meta", "meta"]
+
+
+# -- what is refused -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("make_it", "error", "words"),
+    [
+        (
+            lambda: LazyStackStorage(9, scratch_dir="x"),
+            ValueError,
+            "9 items and None bytes; give max_bytes",
+        ),
+        (
+            lambda: LazyStackStorage(shared_init=True, max_bytes=9),
+            ValueError,
+            r"give max_size \(items\)",
+        ),
+        (
+            lambda: CompressedListStorage(None, shared_init=True),
+            ValueError,
+            r"give max_size \(items\)",
+        ),
+        (
+            lambda: LazyStackStorage(9, max_bytes=9),
+            ValueError,
+            "max_bytes=9.*scratch_dir or shared_init",
+        ),
+        (lambda: shared(max_bytes=0), ValueError, "max_bytes has to be at least 1, got 0"),
+        (
+            lambda: LazyStackStorage(9, pad_output="dense"),
+            TypeError,
+            "pad_output is a number.*'dense'",
+        ),
+        (lambda: LazyStackStorage(9, pad_output={"mask": 1}), TypeError, "got {'mask': 1}"),
+        (
+            lambda: CompressedListStorage(9, share_frames=True),
+            ValueError,
+            "share_frames=True.*is for records",
+        ),
+        (
+            lambda: CompressedListStorage(9, dictionary_bytes=9),
+            ValueError,
+            "dictionary_bytes=9.*scratch_dir",
+        ),
+        (
+            lambda: CompressedListStorage(9, compress=["a"]),
+            ValueError,
+            r"compress=\['a'\].*is for records",
+        ),
+        (
+            lambda: shared(CompressedListStorage, compress="obs"),
+            TypeError,
+            r"list of keys, \['obs'\]",
+        ),
+        (
+            lambda: shared(CompressedListStorage, dictionary_bytes=-1),
+            ValueError,
+            "a size, or 0, got -1",
+        ),
+        (lambda: shared(CompressedListStorage, compression_level=0), ValueError, "1 to 22, got 0"),
+        (
+            lambda: shared(CompressedListStorage, compression_fn=as_bytes, share_frames=True),
+            ValueError,
+            "share_frames=True.*compression_fn was given",
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_makes_no_sense_is_refused_by_its_value(
+    make_it: Callable[[], Any], error: type[Exception], words: str
+) -> None:
+    with pytest.raises(error, match=words):
+        make_it()
+
+
+@every_kind
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        (TensorDict(a=torch.zeros(2), b={1, 2}), r"'b'.*set.*a record holds tensors"),
+        ({"a": [1, object()]}, r"'a' -> 1.*object.*a record holds tensors"),
+        (1j, "complex"),
+    ],
+    ids=["set", "object", "complex"],
+)
+def test_what_could_only_be_pickled_is_refused_and_makes_no_directory(
+    kind: type[Any], wrong: Any, words: str, tmp_path: Path
+) -> None:
+    storage = kind(9, scratch_dir=tmp_path / "none", max_bytes=2**16)
+    rb = TensorDictPrioritizedReplayBuffer(alpha=1.0, beta=1.0, storage=storage)
+    for write in (lambda: rb.add(wrong), lambda: rb.extend([wrong]), lambda: storage.set(0, wrong)):
+        with pytest.raises(TypeError, match=words):
+            write()
+    assert not (tmp_path / "none").exists()
+
+
+@every_kind
+def test_a_write_that_does_not_fit_its_places_changes_nothing(kind: type[Any], make: Make) -> None:
+    storage = make(kind, max_size=9)
+    storage.set(range(2), items(0, 2))
+    with pytest.raises(IndexError, match="out of range for 9 slots"):
+        storage.set(9, item(3))
+    with pytest.raises(ValueError, match="3 items cannot be written to 2 places"):
+        storage.set(range(2), items(5, 8))
+    with pytest.raises(RuntimeError, match="has one dimension"):
+        storage.get((0, 1))
+    with pytest.raises(TypeError, match="contains places"):
+        storage.contains("a")
+    assert [is_item(storage.get(at), at) for at in range(2)] == [True, True]
+    assert len(storage) == 2
+
+
+def test_a_directory_says_what_it_is_made_of(make: Make, tmp_path: Path) -> None:
+    make(max_size=9, max_bytes=2**16)
+    where = {"scratch_dir": tmp_path / "buffer", "shared_init": True}
+    for made, words in (
+        (
+            lambda: shared(path=tmp_path / "buffer", max_size=8),
+            "max_size 9, ndim 1 and max_bytes 65536, asked for were max_size 8",
+        ),
+        (
+            lambda: shared(path=tmp_path / "buffer", max_size=9, max_bytes=2**17),
+            "max_bytes 65536, asked for.*131072",
+        ),
+        (
+            lambda: shared(CompressedListStorage, tmp_path / "buffer", 9, 2**16),
+            "one of records, as in a LazyStackStorage, and not of records, as in a Compressed",
+        ),
+        (
+            lambda: LazyMemmapStorage(9, **where),
+            "one of records.*and not of rows, as in a LazyMemmapStorage",
+        ),
+    ):
+        with pytest.raises(SchemaMismatchError, match=words):
+            made()
+    rows = LazyMemmapStorage(9, scratch_dir=tmp_path / "rows", shared_init=True)
+    with pytest.raises(
+        SchemaMismatchError, match=r"one of rows.*attach\(\) finds the right storage"
+    ):
+        shared(path=tmp_path / "rows", max_size=9)
+    rows.close()
+
+
+def test_a_prioritized_sampler_of_ones_own_alpha_is_refused_as_for_rows(make: Make) -> None:
+    ReplayBuffer(storage=make(), sampler=PrioritizedSampler(100, 0.5, 1.0)).extend(items(0, 2))
+    with pytest.raises(ValueError, match="alpha"):
+        ReplayBuffer(storage=make(), sampler=PrioritizedSampler(100, 0.9, 1.0))
