@@ -54,7 +54,7 @@ int shmb_batch_in_order(struct shmb_ring *ring, const struct shmb_batch *batch, 
             apart_bytes += padded(size);
             continue;
         }
-        const uint64_t end = (uint64_t)batch->starts[batch->count - 1] + padded((uint64_t)batch->sizes[batch->count - 1]);
+        const uint64_t end = (uint64_t)batch->starts[batch->count - 1] + (uint64_t)batch->sizes[batch->count - 1];
         if (start + size > end) return SHMB_BAD_BATCH;
         if (!last && ((uint64_t)batch->starts[i + 1] > bytes || (uint64_t)batch->starts[i + 1] < start + HEADER))
             return SHMB_BAD_BATCH;
@@ -219,12 +219,13 @@ int shmb_records_moment(struct shmb_ring *ring, struct shmb_call *call, uint64_t
     moment->byte_tail = atomic_load_explicit(&ring->runtime->byte_tail, memory_order_relaxed);
     moment->byte_head = atomic_load_explicit(&ring->runtime->byte_head, memory_order_relaxed);
     if (from < moment->byte_tail) from = moment->byte_tail;
-    ring->needed = moment->byte_head - from;
-    if (ring->needed > room) {
+    uint64_t needed = moment->byte_head - from; /* ring->needed is every thread's */
+    if (needed > room) {
+        ring->needed = needed;
         shmb_unlock(ring);
         return SHMB_NO_ROOM;
     }
-    memcpy(out, shmb_record_at(ring, from), ring->needed);
+    memcpy(out, shmb_record_at(ring, from), needed);
     for (uint64_t slot = 0; slot < ring->capacity; slot++) {
         uint64_t word = atomic_load_explicit(&ring->words[slot], memory_order_acquire);
         tickets[slot] = SHMB_STATE(word) == SHMB_COMMITTED ? (int64_t)SHMB_TICKET(word) : -1;
@@ -248,40 +249,57 @@ static void forget(struct shmb_ring *ring, uint64_t slot) {
  * slots. Slots come in the order of their positions. What cannot be beside another record is forgotten; how many, is
  * returned. Gaps get a header that is no item's. */
 uint64_t shmb_relink(struct shmb_ring *ring, const int64_t *slots, uint64_t count) {
-    uint64_t forgotten = 0, end = 0, tail = 0, at = 0;
+    uint64_t forgotten = 0, end = 0, tail = 0, at = 0, reach = 0, last = 0;
     bool begun = false;
     for (uint64_t i = 0; i < count; i++) {
         struct shmb_extent extent = ring->extents[slots[i]];
         const struct shmb_record *record = header_at(ring, extent.position);
-        if (leads_on(ring, record, extent.position, extent.position + ring->max_bytes) &&
-            extent.position + (extent.bytes > record->stride ? extent.bytes : record->stride) > end)
-            end = extent.position + (padded(extent.bytes) > record->stride ? padded(extent.bytes) : record->stride);
+        if (!leads_on(ring, record, extent.position, extent.position + ring->max_bytes)) continue;
+        uint64_t bytes = padded(extent.bytes) > record->stride ? padded(extent.bytes) : record->stride;
+        if (extent.position + bytes > end) end = extent.position + bytes;
+        last = extent.position;
+    }
+    /* An item may reach over the headers of records that are gone: they are part of it and stay as they are, so
+     * the head must not lie before the place that the last of them leads to. */
+    for (uint64_t next = last; end > 0 && next < end;) {
+        const struct shmb_record *record = header_at(ring, next);
+        bool leads = leads_on(ring, record, next, last + ring->max_bytes);
+        if (!leads && end - next < HEADER) end = next + HEADER; /* no other header may lie across this one */
+        if (!leads) break;
+        next += record->stride;
+        if (next > end) end = next;
     }
     for (uint64_t i = 0; i < count; i++) {
         uint64_t slot = (uint64_t)slots[i], position = ring->extents[slot].position;
         struct shmb_record *record = header_at(ring, position);
         bool fits = leads_on(ring, record, position, position + ring->max_bytes) && end - position <= ring->max_bytes &&
                     (!begun || position == at || (position > at && position - at >= HEADER));
+        if (fits && !begun) tail = at = position, begun = true;
+        while (fits && at < position) { /* what was there may still lead on, and may be part of an item before it */
+            struct shmb_record *between = header_at(ring, at);
+            bool leads = leads_on(ring, between, at, position);
+            uint64_t next = leads ? at + between->stride : position;
+            bool narrow = next != position && position - next < HEADER;
+            if (at < reach) { /* not ours to change: it leads past this record, or the slots are asked */
+                if (!leads && leads_on(ring, between, at, end)) fits = false;
+                if (narrow) next = position;
+            } else if (!leads || narrow) {
+                *between = (struct shmb_record){0, at, position - at, position - at}, next = position;
+            }
+            if (fits) at = next;
+        }
         if (!fits) {
             forget(ring, slot);
             forgotten++;
             continue;
         }
-        if (!begun) tail = at = position, begun = true;
-        while (at < position) { /* what was there may still lead on, and may be part of an item before it */
-            struct shmb_record *between = header_at(ring, at);
-            bool leads = leads_on(ring, between, at, position);
-            uint64_t next = leads ? at + between->stride : position;
-            if (!leads || (next != position && position - next < HEADER))
-                *between = (struct shmb_record){0, at, position - at, position - at}, next = position;
-            at = next;
-        }
         at = position + record->stride;
+        if (position + ring->extents[slot].bytes > reach) reach = position + ring->extents[slot].bytes;
     }
     while (begun && at < end) { /* an item reaches over records that are gone */
         struct shmb_record *between = header_at(ring, at);
         if (!leads_on(ring, between, at, end)) {
-            if (end - at < HEADER) break;
+            if (at < reach || end - at < HEADER) break; /* the slots are asked */
             *between = (struct shmb_record){0, at, end - at, end - at};
         }
         at += between->stride;

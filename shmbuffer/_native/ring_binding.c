@@ -629,6 +629,7 @@ static PyObject *ring_place_records(PyObject *object, PyObject *const *args, Py_
         if (AT(const int64_t, slots)[i] <= AT(const int64_t, slots)[i - 1])
             return PyErr_Format(PyExc_ValueError, "place_records: slots have to ascend");
     if (priorities && tickets) return PyErr_Format(PyExc_ValueError, "place_records: priorities or tickets, not both");
+    if (batch.count == 0) return PyLong_FromLong(0); /* a claim of nothing would stay open */
     struct python_call python = begin(timeout);
     int status = shmb_indices_in_order(ring, AT(const int64_t, slots), batch.count, ring->capacity);
     if (status == SHMB_OK) status = shmb_batch_in_order(ring, &batch, bytes, true);

@@ -190,7 +190,8 @@ static void draw_uniformly(struct shmb_ring *ring, struct random *random, const 
  * the largest one in the buffer, as TorchRL does: (p / p_min) ** -beta. */
 static void draw(struct shmb_ring *ring, struct random *random, const uint32_t *rows, uint64_t count, int64_t *index,
                  int64_t *tickets, float *weights, double beta, bool prioritized, struct draw *draws) {
-    bool by_mass = prioritized && shmb_tree_total(&ring->tree) > 0;
+    bool kept = atomic_load_explicit(&ring->runtime->prioritized, memory_order_relaxed) != 0; /* else masses are old */
+    bool by_mass = prioritized && kept && shmb_tree_total(&ring->tree) > 0;
     if (by_mass)
         draw_by_mass(ring, random, rows, count, index, draws);
     else

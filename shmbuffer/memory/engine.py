@@ -306,7 +306,7 @@ class Engine:
         if settings.alpha is not None:
             runtime["alpha"], runtime["eps"] = settings.alpha, settings.eps
             runtime["prioritized"] = 1
-        self.control.write(
+        written = self.control.write(
             replace(
                 superblock,
                 state=BufferState.READY,
@@ -318,6 +318,10 @@ class Engine:
                 salt=_core.crc32c(schema.digest),
             )
         )
+        # Both copies: were one lost, an older one would say that there is no schema, and recovery
+        # would remove all that was written.
+        self.control.write(written)
+        self.control.map.sync()
         _core.reached("define.superblock")
         self._schema, self._parts = schema, (slots, leaves)
         runtime["state"] = BufferState.READY

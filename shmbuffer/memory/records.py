@@ -293,12 +293,14 @@ class Records:
             SpaceError: the file system is full; bytes needed and free.
         """
         ring = self._ring
+        ring._engine.reap_dead()  # behind a dead writer's claim all would be left for the mutex
         base, safe, _ = self._span()
         copied = base
         for _ in range(_COPY_ROUNDS):
             self._copy(descriptor, copied, safe, base, where)
             copied = safe
-            _, safe, head = self._span()
+            tail, safe, head = self._span()
+            copied = max(copied, tail)  # what went meanwhile is nobody's
             if head - copied <= _COPY_LOCKED_BYTES:
                 break
         tickets, sources = np.empty(ring.capacity, np.int64), np.empty(ring.capacity, np.int64)
@@ -423,6 +425,12 @@ def misplaced(
         wrong |= head - tail > schema.record_bytes
     found: NDArray[np.bool_] = wrong & slots.committed(words)
     return found
+
+
+def span_in_order(runtime: Any, schema: Schema) -> bool:
+    """Whether tail and head can be those of a byte ring."""
+    tail, head = int(runtime["byte_tail"]), int(runtime["byte_head"])
+    return tail % 8 == head % 8 == 0 and 0 <= head - tail <= schema.record_bytes and head <= 2**62
 
 
 def live_bytes(words: NDArray[np.uint64], extents: NDArray[Any]) -> int:

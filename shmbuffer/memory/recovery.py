@@ -203,7 +203,9 @@ class _Repair:
         misplaced = self._refuse_misplaced_records(trusted) if self.schema.record_bytes else 0
         _core.reached("recover.words")
         failed, unverified = (0, 0) if trusted else self._verify()
-        if self.schema.record_bytes and (misplaced or not trusted):
+        if self.schema.record_bytes and (
+            misplaced or not trusted or not records.span_in_order(runtime[0], self.schema)
+        ):
             failed += self._relink()
         _core.reached("recover.verified")
         repaired = self._sane_priorities()
@@ -246,11 +248,10 @@ class _Repair:
             retired += self.native.reap(int(entry), incarnation, 0)
         entries["phase"] = Phase.IDLE
         entries["turn"] = 0
+        # After a reboot the slots may be newer than the page that counts.
+        known = (self.control.runtime["next_incarnation"], entries["incarnation"], self.sources)
         self.control.runtime["next_incarnation"] = max(
-            int(self.control.runtime["next_incarnation"][0]),
-            int(entries["incarnation"].max()),
-            # After a reboot the slots may be newer than the page that counts.
-            int(self.sources[self.sources < _LARGEST_SOURCE].max(initial=0)),
+            int(numbers[numbers < _LARGEST_SOURCE].max(initial=0)) for numbers in known
         )
         return retired
 

@@ -21,7 +21,7 @@ def records(numbers: Iterable[int], *, apart: bool = False) -> RecordBatch:
     Each reaches as far as the number of the next one, unless they are ``apart``.
     """
     numbers = list(numbers)
-    reached = [-1] * len(numbers) if apart else [*numbers[1:], -1]
+    reached = [-1] * len(numbers) if apart else [*numbers[1:], -1][: len(numbers)]
     bodies = [
         struct.pack("<qq", number, following) + _pattern(number)
         for number, following in zip(numbers, reached, strict=True)

@@ -233,6 +233,7 @@ def test_an_empty_batch_writes_nothing(engine: Engine) -> None:
     nothing = join([])
     assert held.write(nothing) == 0
     assert held.place(slots(), nothing, in_place=False).tolist() == []
+    assert ring._native.place_records(0, 0, 0, 0, 0, 0, 0, False, 0, 0, 0) == 0
     assert held.read(slots()).tickets.tolist() == []
     assert ring.head == 0
     with pytest.raises(EmptyBufferError, match="the buffer is empty"):
@@ -302,6 +303,7 @@ def test_arguments_that_make_no_sense_are_refused_before_anything_changes(engine
         ([0, 24], [40, 40], 0),  # no room for a header between them
         ([104, 0], [40, 40], 0),
         ([0, 104], [160, 40], 0),  # reaches over the end of the batch
+        ([0, 48], [104, 50], 0),  # reaches into the padding behind it
         ([0, 104], [-1, 40], 0),
     ],
 )
@@ -606,6 +608,109 @@ def test_a_flush_covers_the_byte_ring(fast_path: Path) -> None:
         assert engine.superblock.durable_ticket == 7
 
 
+def test_damage_in_what_one_record_reaches_over_is_no_damage_of_it(fast_path: Path) -> None:
+    """The header of the record behind is part of it, also when that record is gone."""
+    path, copy, again = (fast_path / name for name in ("buffer", "copy", "again"))
+    with opened(path) as engine:
+        _, held = parts(engine)
+        held.write(records([1, 2]))
+        shutil.copytree(path, copy)
+        damaged(copy, int(held.extents["position"][1]) + 100)
+    with Engine.open(copy, None) as found:
+        assert found.report is not None
+        assert found.report.checksum_failed == 1
+        require_sound(found)
+        shutil.copytree(copy, again)
+    with Engine.open(again, None) as found:
+        assert contents(parts(found)[0]) == {0: 1}
+        for number in range(100):
+            parts(found)[1].write(records([number]))
+        require_sound(found)
+
+
+def counters(path: Path, **values: int) -> None:
+    with open(path / layout.CONTROL, "r+b") as file:
+        for name, value in values.items():
+            assert layout.RUNTIME.fields is not None
+            file.seek(layout.RUNTIME_OFFSET + layout.RUNTIME.fields[name][1])
+            file.write(struct.pack("<Q", value))
+
+
+@pytest.mark.parametrize("there", [0, 3])
+@pytest.mark.parametrize(("head", "tail"), [(2**63, 0), (4, 4), (0, 4096), (BYTES + 8, 0)])
+def test_a_head_and_a_tail_that_cannot_be_are_found_anew(
+    fast_path: Path, there: int, head: int, tail: int
+) -> None:
+    path = fast_path / "buffer"
+    with opened(path) as engine:
+        parts(engine)[1].write(records(range(there)))
+    counters(path, byte_head=head, byte_tail=tail)
+    with Engine.open(path, None) as found:
+        ring, held = parts(found)
+        held.write(records([77]))
+        assert 77 in contents(ring).values()
+        assert copied(held, CAPACITY) == contents(ring)
+        require_sound(found)
+
+
+def test_a_recovery_that_dies_before_the_way_is_made_anew_is_repeated(fast_path: Path) -> None:
+    path = fast_path / "buffer"
+    with opened(path) as engine:
+        for number in range(6):
+            parts(engine)[1].write(records([number]))
+    counters(path, byte_head=2**63)
+    if not (pid := os.fork()):
+        _core.arm("recover.words")
+        Engine.open(path, None)
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -9
+    with Engine.open(path, None) as found:
+        ring, held = parts(found)
+        held.write(records([77]))
+        assert 77 in contents(ring).values()
+        require_sound(found)
+
+
+def test_priorities_of_an_older_page_draw_no_slot_without_an_item(fast_path: Path) -> None:
+    """A power cut may leave a runtime page from before priorities were switched on."""
+    path, copy = fast_path / "buffer", fast_path / "copy"
+    with opened(path, alpha=None) as engine:
+        ring, held = parts(engine)
+        before = (path / layout.CONTROL).read_bytes()
+        ring.bind_priorities(0.5, 0.0)
+        held.write(records(range(9)))
+        shutil.copytree(path, copy)
+    (copy / layout.CONTROL).write_bytes(before)
+    damaged(copy, 100)
+    with Engine.open(copy, None) as found:
+        ring, held = parts(found)
+        there = set(ring.committed().tolist())
+        assert 0 not in there
+        assert set(held.sample(300, 1, beta=0.4).index.tolist()) == there
+
+
+@pytest.mark.parametrize("copy", [0, 1])
+def test_one_damaged_copy_of_the_superblock_loses_nothing(fast_path: Path, copy: int) -> None:
+    path = fast_path / "buffer"
+    with opened(path) as engine:
+        parts(engine)[1].write(records(range(5)))
+    with open(path / layout.CONTROL, "r+b") as file:
+        file.seek(copy * layout.SUPERBLOCK_BYTES + 300)
+        file.write(b"\xff")
+    with Engine.open(path, None) as found:
+        assert contents(parts(found)[0]) == {n: n for n in range(5)}
+
+
+def test_a_number_of_clients_that_cannot_be_is_counted_anew(fast_path: Path) -> None:
+    path = fast_path / "buffer"
+    with opened(path) as engine:
+        parts(engine)[1].write(records(range(5)))
+    counters(path, next_incarnation=2**64 - 1)
+    with Engine.open(path, None) as found:
+        assert contents(parts(found)[0]) == {n: n for n in range(5)}
+        assert parts(found)[0].incarnation == 2
+
+
 def copied(held: Records, capacity: int) -> dict[int, int]:
     with tempfile.TemporaryFile() as file:
         moment, extents = held.copy_out(file.fileno(), "a file")
@@ -648,6 +753,28 @@ def test_a_copy_that_is_made_while_others_write_is_of_one_moment(fast_path: Path
                 assert numbers == list(range(numbers[0], numbers[-1] + 1))
                 assert numbers[-1] % 3 == 2
         writer.join()
+
+
+def test_a_copy_that_is_lapped_holds_every_record_that_is_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Six laps are written while the first piece is; then everybody is silent."""
+    with opened(None, 4096, 2**16) as engine:
+        ring, held = parts(engine)
+        held.write(records(range(40)))
+        pwrite, number = os.pwrite, 0
+
+        def laps(descriptor: int, content: bytes, offset: int) -> int:
+            nonlocal number
+            written = pwrite(descriptor, content, offset)
+            while number < 6 * 2**16 // 400:
+                held.write(records(range(number, number + 8)))
+                number += 8
+            return written
+
+        monkeypatch.setattr(os, "pwrite", laps)
+        assert copied(held, 4096) == contents(ring)
+        assert number > 900
 
 
 def test_a_full_disk_is_an_error_with_the_bytes(engine: Engine) -> None:
