@@ -47,7 +47,7 @@ def copy_into(rows: Rows, columns: list[Any], descriptors: dict[int, int], folde
     """
     ring = rows.ring
     try:
-        used = np.flatnonzero(ring.words)
+        used = np.flatnonzero(ring.words != 0)  # a copy: numpy looks twice, and words change
         extent = int(used[-1]) + 1 if len(used) else 0
         extent = min(ring.capacity, extent + max(_MARGIN, extent // 8))
         needed = {
