@@ -231,12 +231,7 @@ int shmb_records_moment(struct shmb_ring *ring, struct shmb_call *call, uint64_t
         tickets[slot] = SHMB_STATE(word) == SHMB_COMMITTED ? (int64_t)SHMB_TICKET(word) : -1;
     }
     memcpy(extents, ring->extents, ring->capacity * sizeof *extents);
-    memcpy(sources, ring->sources, ring->capacity * sizeof *sources);
-    memcpy(raw, ring->raw, ring->elements * sizeof *raw);
-    moment->head = atomic_load_explicit(&ring->runtime->head, memory_order_relaxed);
-    moment->write_count = atomic_load_explicit(&ring->runtime->write_count, memory_order_relaxed);
-    moment->max_priority = ring->runtime->max_priority;
-    CP(copy_moment);
+    shmb_note_moment(ring, sources, raw, moment);
     shmb_unlock(ring);
     return SHMB_OK;
 }

@@ -242,6 +242,7 @@ int shmb_read_records(struct shmb_ring *ring, struct shmb_call *call, const int6
                       struct shmb_arena *arena, int64_t *tickets);
 uint64_t shmb_copy_slots(struct shmb_ring *ring, uint64_t first, uint64_t count, unsigned char *const *out,
                          int64_t *tickets);
+void shmb_note_moment(const struct shmb_ring *ring, uint64_t *sources, double *raw, struct shmb_moment *moment);
 int shmb_copy_moment(struct shmb_ring *ring, struct shmb_call *call, unsigned char *const *out, int64_t *tickets,
                      uint64_t *sources, double *raw, struct shmb_moment *moment);
 

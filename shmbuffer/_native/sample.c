@@ -359,6 +359,16 @@ uint64_t shmb_copy_slots(struct shmb_ring *ring, uint64_t first, uint64_t count,
     return changed;
 }
 
+/* What belongs to the items of a moment; while the mutex is held. */
+void shmb_note_moment(const struct shmb_ring *ring, uint64_t *sources, double *raw, struct shmb_moment *moment) {
+    memcpy(sources, ring->sources, ring->capacity * sizeof *sources);
+    memcpy(raw, ring->raw, ring->elements * sizeof *raw);
+    moment->head = atomic_load_explicit(&ring->runtime->head, memory_order_relaxed);
+    moment->write_count = atomic_load_explicit(&ring->runtime->write_count, memory_order_relaxed);
+    moment->max_priority = ring->runtime->max_priority;
+    CP(copy_moment);
+}
+
 /* The last round. Nobody can claim a slot meanwhile, so what is committed now stays as it is. */
 int shmb_copy_moment(struct shmb_ring *ring, struct shmb_call *call, unsigned char *const *out, int64_t *tickets,
                      uint64_t *sources, double *raw, struct shmb_moment *moment) {
@@ -369,12 +379,7 @@ int shmb_copy_moment(struct shmb_ring *ring, struct shmb_call *call, unsigned ch
         if (now >= 0 && now != tickets[slot]) copy_slot(ring, slot, out);
         tickets[slot] = now;
     }
-    memcpy(sources, ring->sources, ring->capacity * sizeof *sources);
-    memcpy(raw, ring->raw, ring->elements * sizeof *raw);
-    moment->head = atomic_load_explicit(&ring->runtime->head, memory_order_relaxed);
-    moment->write_count = atomic_load_explicit(&ring->runtime->write_count, memory_order_relaxed);
-    moment->max_priority = ring->runtime->max_priority;
-    CP(copy_moment);
+    shmb_note_moment(ring, sources, raw, moment);
     shmb_unlock(ring);
     return SHMB_OK;
 }
