@@ -88,7 +88,10 @@ class Wishes:
             raise ValueError(f"storage is one of {', '.join(STORAGES)}, not {self.storage!r}")
         kind = self.storage or _ROWS
         is_known = self.storage is not None or self.capacity is not None  # else it is recorded
-        if is_known and (kind == _ROWS) != (self.max_bytes is None):
+        if kind != _ROWS and (self.ndim or 1) > 1:
+            raise ValueError(f"storage={kind!r} has one dimension, not ndim={self.ndim}")
+        is_there = self.capacity is None and self.max_bytes is None  # what it needs is recorded
+        if is_known and not is_there and (kind == _ROWS) != (self.max_bytes is None):
             need = "needs max_bytes, the size of its ring" if self.max_bytes is None else "has none"
             raise ValueError(
                 f"storage={kind!r} {need}; max_bytes is for records, which are in a "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import threading
+import time
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from shmbuffer import (
     PrioritizedSampler,
     RandomSampler,
     ReplayBuffer,
+    Sampler,
     SamplerWithoutReplacement,
     TensorDictPrioritizedReplayBuffer,
     TensorDictReplayBuffer,
@@ -326,3 +328,36 @@ def test_lists_prefetch_too() -> None:
     assert rb.next() == ["d"]
     assert rb.next() is None
     assert rb.next() == ["a", "b", "c"]
+
+
+class OneAtATime(Sampler):
+    """Chooses what is gone the first few times, and looks whether it is asked by two at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked = 0
+        self.inside = 0
+        self.met = 0
+
+    def sample(self, storage: Any, batch_size: int) -> tuple[torch.Tensor, dict[str, Any]]:
+        self.inside += 1
+        self.met += self.inside > 1
+        time.sleep(0.005)
+        self.asked += 1
+        index = torch.arange(batch_size)
+        tickets = index + (1000 if self.asked % 3 else 0)
+        self.inside -= 1
+        return index, {"index_generation": tickets}
+
+
+def test_a_sampler_is_asked_by_one_thread_at_a_time(tmp_path: Path) -> None:
+    """A worker asks again where an item is gone, while the caller draws the next batch."""
+    storage = LazyMemmapStorage(10, scratch_dir=tmp_path / "buffer", shared_init=True)
+    sampler = OneAtATime()
+    rb = ReplayBuffer(storage=storage, sampler=sampler, batch_size=4, prefetch=3)
+    rb.extend(torch.arange(10))
+    for _ in range(12):
+        assert rb.sample().tolist() == [0, 1, 2, 3]
+    rb.close()
+    assert sampler.asked > 24
+    assert sampler.met == 0

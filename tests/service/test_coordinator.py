@@ -286,6 +286,10 @@ def test_a_coordinator_makes_a_buffer_of_records_that_attach_opens(scratch_dir: 
             "storage='LazyStackStorage' takes no share_frames",
         ),
         ({"compress": ["obs"]}, "storage='LazyMemmapStorage' takes no compress"),
+        (
+            {"storage": "LazyStackStorage", "max_bytes": 9, "ndim": 2},
+            "storage='LazyStackStorage' has one dimension, not ndim=2",
+        ),
     ],
     ids=str,
 )
@@ -295,6 +299,14 @@ def test_a_storage_that_makes_no_sense_is_refused_and_leaves_nothing(
     with pytest.raises(ValueError, match=message):
         Coordinator(scratch_dir, capacity=8, **arguments)
     assert not scratch_dir.exists()
+
+
+def test_what_records_need_is_recorded_where_they_are_recovered(scratch_dir: Path) -> None:
+    kind = "CompressedListStorage"
+    with Coordinator(scratch_dir, capacity=8, storage=kind, max_bytes=2**16) as first:
+        first.buffer.extend(torch.zeros(2, 3))
+    with Coordinator(scratch_dir, storage=kind, on_existing="recover") as again:
+        assert len(again.buffer) == 2
 
 
 def test_another_storage_than_the_recorded_one_is_an_error(scratch_dir: Path) -> None:

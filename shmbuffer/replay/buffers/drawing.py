@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -88,17 +89,24 @@ class Drawing(Parts):
     def _order(self) -> Order:
         """Draw the next batch for the prefetcher: indices now, rows and transforms in a thread."""
         sampler, generator = self._sampler, self._generator
-        position = sampler._position()
-        state = None if generator is None else generator.get_state()
+        assert self._batch_size is not None
+        with self._choosing():
+            position = sampler._position()
+            state = None if generator is None else generator.get_state()
+            index, found = sampler.sample(self._storage, self._batch_size)
+            ran_out = sampler.ran_out
 
         def undo() -> None:
-            sampler._rewind(position)
-            if generator is not None and state is not None:
-                generator.set_state(state)
+            with self._choosing():
+                sampler._rewind(position)
+                if generator is not None and state is not None:
+                    generator.set_state(state)
 
-        assert self._batch_size is not None
-        index, found = sampler.sample(self._storage, self._batch_size)
-        return Order(partial(self._gathered, index, found), sampler.ran_out, undo)
+        return Order(partial(self._gathered, index, found), ran_out, undo)
+
+    def _choosing(self) -> AbstractContextManager[Any]:
+        """Held while the sampler is asked, where threads make batches ahead."""
+        return nullcontext() if self._prefetcher is None else self._prefetcher.choosing
 
     def _gathered(self, index: Any, found: dict[Any, Any]) -> Batch:
         """The items that a sampler has chosen, as a sample."""
@@ -113,7 +121,8 @@ class Drawing(Parts):
             data = self._held(index, found)
             if data is not None:
                 break
-            index, found = self._sampler._again(self._storage, index)
+            with self._choosing():
+                index, found = self._sampler._again(self._storage, index)
         else:
             raise IndexError(
                 f"what the {type(self._sampler).__name__} chose was written over each of the "

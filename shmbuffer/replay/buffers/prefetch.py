@@ -47,6 +47,8 @@ class Prefetcher:
         self.depth = depth
         self._order = order
         self._lock = RLock()
+        #: Held by whoever asks the sampler: a worker may do so again while the next batch is drawn.
+        self.choosing = RLock()
         self._queue: deque[tuple[Order, Future[Batch]]] = deque()
         self._executor: ThreadPoolExecutor | None = None
         self._pid = os.getpid()
@@ -93,7 +95,8 @@ class Prefetcher:
     def _own(self) -> None:
         """Threads do not survive a fork: what they make is the parent's."""
         if self._pid != os.getpid():
-            self._lock, self._executor, self._pid = RLock(), None, os.getpid()
+            self._lock, self.choosing = RLock(), RLock()
+            self._executor, self._pid = None, os.getpid()
             while self._queue:
                 self._queue.pop()[0].undo()
 

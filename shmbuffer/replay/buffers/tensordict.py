@@ -319,6 +319,9 @@ class TensorDictReplayBuffer(ReplayBuffer):
                     with data.unlock_():
                         _set_by_item(data.tensordicts, info)
                 return data
+            if -1 in data.batch_size:  # nested: of each item there is one index and one weight
+                data.batch_size = data.batch_size[: list(data.batch_size).index(-1)]
+                dims = data.batch_dims
             with data.unlock_():
                 for key, value in info.items():
                     entry = torch.stack(value, -1) if isinstance(value, tuple) else value

@@ -174,8 +174,16 @@ class CompressedListStorage(RecordList):
             decompression_fn: see the class.
             device: where samples are sent.
             pad_output: see the class.
+
+        Raises:
+            ValueError: a ``compression_fn``, where items are compressed with zstd.
         """
         recorded = cls.recorded_in(engine)
+        if compression_fn is not None and not recorded.get("own_functions", True):
+            raise ValueError(
+                f"{engine.where}: its items are compressed with zstd, and nobody else there could "
+                "read those of a compression_fn; leave it out"
+            )
         keys = recorded.get("compress")
         of_records = {
             "compress": None
@@ -242,7 +250,12 @@ class CompressedListStorage(RecordList):
         )
 
     def _recorded(self) -> dict[str, Any]:
-        return {"compression_level": self.compression_level, **self._of_records}
+        own = self._functions[0] is not None
+        return {
+            "compression_level": self.compression_level,
+            "own_functions": own,
+            **self._of_records,
+        }
 
     def _loaded(self, saved: list[Any]) -> list[Any]:
         keeping = self._made_keeping() if self.shared else self.keeping

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from abc import abstractmethod
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -66,6 +67,17 @@ class OnRing(Storage):
         """Elements that are there: committed, and not emptied since."""
         ring = self.ring
         return 0 if ring is None else ring.length
+
+    def __iter__(self) -> Iterator[Any]:
+        """The items that are there, in storage order; places without one are left out."""
+        ring = self.ring
+        held = () if ring is None else np.unique(ring.committed() // ring.lanes).tolist()
+        for slot in held:
+            try:
+                yield self.get(slot)
+            except IndexError:  # written over since
+                if not self.shared:
+                    raise
 
     @abstractmethod
     def append(

@@ -74,8 +74,8 @@ class RecordList(ListStorage):
                 f"{type(self).__name__}(max_bytes={max_bytes}): a list in one process counts items "
                 "alone; give scratch_dir or shared_init=True for a ring of bytes, or leave it out"
             )
-        if max_bytes is not None and max_bytes < 1:
-            raise ValueError(f"max_bytes has to be at least 1, got {max_bytes}")
+        if max_bytes is not None and (type(max_bytes) is not int or max_bytes < 1):
+            raise ValueError(f"max_bytes is a number of bytes, an int from 1, got {max_bytes!r}")
         OnRing.__init__(self, UNLIMITED if max_size is None else max_size, compilable=compilable)
         self.device = None if device is None else torch.device(device)
         self.max_bytes = max_bytes

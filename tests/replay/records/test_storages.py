@@ -624,7 +624,9 @@ def test_what_is_read_is_sent_to_the_device_of_the_storage(make: Make) -> None:
             ValueError,
             "max_bytes=9.*scratch_dir or shared_init",
         ),
-        (lambda: shared(max_bytes=0), ValueError, "max_bytes has to be at least 1, got 0"),
+        (lambda: shared(max_bytes=0), ValueError, "an int from 1, got 0"),
+        (lambda: shared(max_bytes=1e6), ValueError, "an int from 1, got 1000000.0"),
+        (lambda: shared(max_bytes="1G"), ValueError, "an int from 1, got '1G'"),
         (
             lambda: LazyStackStorage(9, pad_output="dense"),
             TypeError,
@@ -744,3 +746,36 @@ def test_a_prioritized_sampler_of_ones_own_alpha_is_refused_as_for_rows(make: Ma
     ReplayBuffer(storage=make(), sampler=PrioritizedSampler(100, 0.5, 1.0)).extend(items(0, 2))
     with pytest.raises(ValueError, match="alpha"):
         ReplayBuffer(storage=make(), sampler=PrioritizedSampler(100, 0.9, 1.0))
+
+
+@every_kind
+def test_iterating_goes_over_places_without_an_item(kind: type[Any], make: Make) -> None:
+    rb = ReplayBuffer(storage=make(kind))
+    rb.extend(items(0, 3))
+    rb.storage.set(7, item(7))
+    assert [int(one["id"]) for one in rb.storage] == [0, 1, 2, 7]
+    assert list(make(kind, name="other")) == []
+
+
+@every_kind
+def test_nested_samples_of_items_with_a_batch_size_say_their_index(
+    kind: type[Any], make: Make
+) -> None:
+    storage = make(kind, pad_output="nested")
+    rb = TensorDictReplayBuffer(storage=storage, batch_size=6)
+    lengths = (2, 3, 4)
+    rb.extend([TensorDict(obs=torch.arange(n), batch_size=[n]) for n in lengths])
+    for _ in range(5):
+        batch = rb.sample()
+        assert batch.batch_size == torch.Size([6])
+        found = [len(one) for one in batch["obs"].unbind()]
+        assert found == [lengths[at] for at in batch["index"].tolist()]
+
+
+def test_functions_of_ones_own_are_refused_where_others_use_zstd(
+    tmp_path: Path, make: Make
+) -> None:
+    rb = ReplayBuffer(storage=make(CompressedListStorage))
+    rb.extend(items(0, 3))
+    with pytest.raises(ValueError, match="compressed with zstd, and nobody else there could read"):
+        attach(tmp_path / "buffer", compression_fn=as_bytes, decompression_fn=as_bytes)

@@ -59,10 +59,10 @@ class RecordEntries(Entries):
         for part in np.split(new, np.flatnonzero(np.diff(piece)) + 1):
             found, tickets = self._shelf.entries(part, self._paths)
             there = tickets >= 0
-            self._tickets[part] = tickets
             for path, leaves in zip(self._paths, found, strict=True):
                 kept = [leaf for leaf, held in zip(leaves, there.tolist(), strict=True) if held]
                 self._columns[path].put(part[there], kept)
+            self._tickets[part] = tickets  # only now: others look at them first
 
     def has(self, path: Path) -> bool:
         """See `Entries.has`."""
