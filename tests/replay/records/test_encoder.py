@@ -33,6 +33,7 @@ from shmbuffer.replay.records.compression import Zstd
 from shmbuffer.replay.records.decoder import Decoder
 from shmbuffer.replay.records.encoder import Encoder
 from tests.frames import sequences, transitions
+from tests.replay.records.likeness import as_read
 
 pytestmark = pytest.mark.filterwarnings("ignore:nothing is compressed")
 
@@ -70,16 +71,6 @@ def encoder(request: pytest.FixtureRequest) -> Encoder:
 
 def read(batch: RecordBatch) -> list[Any]:
     return Decoder(Zstd().expand).items(as_read(batch))
-
-
-def as_read(batch: RecordBatch) -> RecordBatch:
-    """Each record for itself, as the ring gives it back."""
-    strides = (batch.sizes + 7) & ~7
-    starts = np.cumsum(strides) - strides
-    data = np.zeros(int(strides.sum()), np.uint8)
-    for start, origin, size in zip(starts, batch.starts, batch.sizes, strict=True):
-        data[start : start + size] = batch.data[origin : origin + size]
-    return RecordBatch(data, starts, batch.sizes)
 
 
 def codecs(batch: RecordBatch) -> dict[Any, list[str]]:

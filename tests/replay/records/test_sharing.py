@@ -20,16 +20,7 @@ from shmbuffer.replay.records.decoder import Decoder
 from shmbuffer.replay.records.encoder import Encoder
 from shmbuffer.replay.records.sharing import REACH, Shared, find_equal
 from tests.frames import film, transitions
-
-
-def as_read(batch: RecordBatch) -> RecordBatch:
-    """Each record for itself, as the ring gives it back."""
-    strides = (batch.sizes + 7) & ~7
-    starts = np.cumsum(strides) - strides
-    data = np.zeros(int(strides.sum()), np.uint8)
-    for start, origin, size in zip(starts, batch.starts, batch.sizes, strict=True):
-        data[start : start + size] = batch.data[origin : origin + size]
-    return RecordBatch(data, starts, batch.sizes)
+from tests.replay.records.likeness import as_read
 
 
 def read(batch: RecordBatch) -> list[Any]:
