@@ -78,7 +78,7 @@ static inline uint64_t stride_of(const struct shmb_ring *ring, uint64_t row) {
     return alone ? padded((uint64_t)batch->sizes[at]) : (uint64_t)(batch->starts[at + 1] - batch->starts[at]);
 }
 
-uint64_t shmb_bytes_of_claim(const struct shmb_ring *ring) {
+static uint64_t bytes_of_claim(const struct shmb_ring *ring) {
     uint64_t needed = 0;
     for (uint64_t row = 0; row < ring->claim_rows; row++) needed += stride_of(ring, row);
     return needed;
@@ -88,8 +88,9 @@ static inline bool has_room(const struct shmb_ring *ring, uint64_t tail, uint64_
     return head + needed - tail <= ring->max_bytes;
 }
 
-/* W1 for bytes: is a living claim filling some of those that are needed? */
-bool shmb_bytes_are_being_written(struct shmb_ring *ring, uint64_t needed) {
+/* W1 for bytes: how many are needed, and is a living claim filling some of those that have to go? */
+bool shmb_bytes_are_being_written(struct shmb_ring *ring) {
+    uint64_t needed = ring->claim_bytes = bytes_of_claim(ring);
     uint64_t head = atomic_load_explicit(&ring->runtime->byte_head, memory_order_relaxed);
     uint64_t tail = atomic_load_explicit(&ring->runtime->byte_tail, memory_order_relaxed);
     for (; !has_room(ring, tail, head, needed); tail = next_record(ring, tail, head)) {
@@ -135,10 +136,10 @@ static uint64_t moved_tail(struct shmb_ring *ring, uint64_t head, uint64_t neede
 /* Of a claim that is being marked. Positions are in the order of tickets: a placed write has its slots in ascending
  * order, and its lap begins at some slot in the middle. Whoever dies in it leaves bytes that no slot names, behind a
  * head that has not moved; or, after it, records of slots that are rolled back. */
-void shmb_take_bytes(struct shmb_ring *ring, uint64_t needed) {
+void shmb_take_bytes(struct shmb_ring *ring) {
     struct shmb_runtime *runtime = ring->runtime;
     uint64_t head = atomic_load_explicit(&runtime->byte_head, memory_order_relaxed), rows = ring->claim_rows, begin = 0;
-    atomic_store_explicit(&runtime->byte_tail, moved_tail(ring, head, needed), memory_order_release);
+    atomic_store_explicit(&runtime->byte_tail, moved_tail(ring, head, ring->claim_bytes), memory_order_release);
     CP(write_tail);
     /* SYNC slot-claim: words that say EMPTY or WRITING before a byte of their records changes. Other end: still_holds. */
     atomic_thread_fence(memory_order_release);

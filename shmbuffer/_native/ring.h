@@ -113,6 +113,7 @@ struct shmb_ring {
     enum shmb_claim_kind claim_kind;
     int64_t *claim_slots; /* placed and in-place writes */
     struct shmb_batch claim_batch; /* of a ring with records, as long as the call is under way */
+    uint64_t claim_bytes;          /* of all its records */
     uint64_t claim_skipped;        /* first row of the batch that is written */
     int64_t *claim_from;           /* placed and in-place writes: row of the batch */
     double *masses;       /* scratch, claim_rows * lanes */
@@ -211,9 +212,8 @@ uint32_t shmb_row_checksum(const struct shmb_ring *ring, uint64_t slot, uint64_t
 
 /* records.c: the byte ring */
 int shmb_batch_in_order(struct shmb_ring *ring, const struct shmb_batch *batch, uint64_t bytes, bool apart);
-uint64_t shmb_bytes_of_claim(const struct shmb_ring *ring);
-bool shmb_bytes_are_being_written(struct shmb_ring *ring, uint64_t needed);
-void shmb_take_bytes(struct shmb_ring *ring, uint64_t needed);
+bool shmb_bytes_are_being_written(struct shmb_ring *ring);
+void shmb_take_bytes(struct shmb_ring *ring);
 void shmb_fill_records(struct shmb_ring *ring);
 bool shmb_extent_in_order(const struct shmb_ring *ring, struct shmb_extent extent);
 bool shmb_lies_in_use(const struct shmb_ring *ring, struct shmb_extent extent);

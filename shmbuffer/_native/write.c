@@ -227,7 +227,7 @@ static void open_claim(struct shmb_ring *ring, uint64_t first, uint64_t count) {
             }
         }
     }
-    if (ring->bytes) shmb_take_bytes(ring, shmb_bytes_of_claim(ring));
+    if (ring->bytes) shmb_take_bytes(ring);
     if (unmassed) claim_parents(ring);
     CP(write_claim_parents);
     atomic_store_explicit(&me->phase, SHMB_PAYLOAD, memory_order_release);
@@ -253,7 +253,7 @@ int shmb_claim_ring(struct shmb_ring *ring, struct shmb_call *call, uint64_t cou
     ring->claim_rows = rows;
     ring->claim_skipped = count - rows;
     if (batch) ring->claim_batch = *batch;
-    blocked = blocked || (batch && shmb_bytes_are_being_written(ring, shmb_bytes_of_claim(ring)));
+    blocked = blocked || (batch && shmb_bytes_are_being_written(ring));
     if (blocked) return end_without_claim(ring, SHMB_BLOCKED);
     ring->claim_written = count * ring->lanes;
     open_claim(ring, ticket, rows);
@@ -284,7 +284,7 @@ int shmb_claim_slots(struct shmb_ring *ring, struct shmb_call *call, const int64
     for (uint64_t row = 0; !blocked && row < rows; row++) blocked = shmb_is_being_written(ring, (uint64_t)ring->claim_slots[row]);
     ring->claim_kind = in_place ? SHMB_IN_PLACE : SHMB_PLACED;
     if (batch) ring->claim_batch = *batch;
-    blocked = blocked || (batch && shmb_bytes_are_being_written(ring, shmb_bytes_of_claim(ring)));
+    blocked = blocked || (batch && shmb_bytes_are_being_written(ring));
     if (blocked) return end_without_claim(ring, SHMB_BLOCKED);
     *taken = rows;
     open_claim(ring, head, ring->capacity);

@@ -346,7 +346,7 @@ class Records:
     def _copy(self, descriptor: int, start: int, stop: int, base: int, where: str) -> None:
         content = memoryview(self._map)
         for at in range(start, stop, _COPY_PIECE_BYTES):
-            size = min(_COPY_PIECE_BYTES, stop - at, self.max_bytes)
+            size = min(_COPY_PIECE_BYTES, stop - at)  # no more than is mapped: from the tail on
             first = at % self.max_bytes
             self._pwrite(descriptor, content[first : first + size], at - base, where)
 

@@ -62,7 +62,7 @@ def alike(found: Any, given: Any) -> bool:
         return (
             (found.batch_size, found.names, found.device)
             == (given.batch_size, given.names, given.device)
-            and found.keys() == given.keys()
+            and list(found.keys()) == list(given.keys())
             and all(alike(found.get(key), given.get(key)) for key in given.keys())  # noqa: SIM118
         )
     if isinstance(given, NonTensorData):

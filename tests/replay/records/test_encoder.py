@@ -18,7 +18,6 @@ from tensordict import (
     NonTensorData,
     NonTensorStack,
     TensorDict,
-    TensorDictBase,
     is_tensorclass,
     lazy_stack,
     tensorclass,
@@ -33,7 +32,7 @@ from shmbuffer.replay.records.compression import Zstd
 from shmbuffer.replay.records.decoder import Decoder
 from shmbuffer.replay.records.encoder import Encoder
 from tests.frames import sequences, transitions
-from tests.replay.records.likeness import as_read
+from tests.replay.records.likeness import alike, as_read, raw
 
 pytestmark = pytest.mark.filterwarnings("ignore:nothing is compressed")
 
@@ -79,47 +78,6 @@ def codecs(batch: RecordBatch) -> dict[Any, list[str]]:
         tuple(one.rows.tolist()): [chunk.codec.name for chunk in one.form.chunks]
         for one in bodies.locate(as_read(batch), "here")
     }
-
-
-def alike(found: Any, given: Any) -> bool:
-    """Whether two things are the same, to the bit, the dtype and the class."""
-    if isinstance(given, torch.Tensor):
-        return (
-            type(found) is torch.Tensor
-            and (found.dtype, found.shape) == (given.dtype, given.shape)
-            and raw(found) == raw(given)
-        )
-    if type(found) is not type(given):
-        return False
-    if isinstance(given, (np.ndarray, np.generic)):
-        return (found.dtype, found.shape) == (given.dtype, given.shape) and (
-            found.tobytes() == given.tobytes()
-        )
-    if isinstance(given, LazyStackedTensorDict):
-        return found.stack_dim == given.stack_dim and alike(found.tensordicts, given.tensordicts)
-    if isinstance(given, TensorDictBase):
-        return (
-            (found.batch_size, found.names, found.device)
-            == (given.batch_size, given.names, given.device)
-            and list(found.keys()) == list(given.keys())
-            and all(alike(found.get(key), given.get(key)) for key in given.keys())  # noqa: SIM118
-        )
-    if isinstance(given, NonTensorData):
-        return found.batch_size == given.batch_size and alike(found.data, given.data)
-    if is_tensorclass(given):
-        return alike(found._tensordict, given._tensordict)
-    if isinstance(given, dict):
-        return list(map(repr, found)) == list(map(repr, given)) and all(
-            alike(one, other) for one, other in zip(found.values(), given.values(), strict=True)
-        )
-    if isinstance(given, (list, tuple)):
-        return len(found) == len(given) and all(map(alike, found, given))
-    return repr(found) == repr(given)
-
-
-def raw(tensor: torch.Tensor) -> bytes:
-    plain = torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor)
-    return plain.reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
 
 
 def large(seed: int) -> torch.Tensor:
