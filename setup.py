@@ -5,6 +5,7 @@ torch. From the environment:
 
     SHMBUFFER_WERROR=1                       every warning of the compiler is an error
     SHMBUFFER_SANITIZE=address,undefined     compiled with these sanitizers, for scripts/sanitize
+    SHMBUFFER_COVERAGE=1                     compiled to count branches, for scripts/coverage
 """
 
 import os
@@ -48,6 +49,10 @@ if os.environ.get("SHMBUFFER_WERROR") == "1":
 if sanitizers := os.environ.get("SHMBUFFER_SANITIZE"):
     COMPILE += [f"-fsanitize={sanitizers}", *SANITIZED]
     LINK += [f"-fsanitize={sanitizers}"]
+if os.environ.get("SHMBUFFER_COVERAGE") == "1":
+    # Many processes write the same counters; without optimisation a branch is one of the source.
+    COMPILE += ["--coverage", "-O0", "-fprofile-update=atomic", "-UNDEBUG"]
+    LINK += ["--coverage"]
 
 
 class BuildCore(build_ext):

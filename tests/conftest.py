@@ -1,4 +1,4 @@
-"""What every test is held to: no process and no open file of a buffer outlives it.
+"""What every test is held to: nothing that it starts, opens, maps, locks or makes outlives it.
 
 Free of torch and numpy, because the crash tests and the sanitizer run start without them.
 """
@@ -6,14 +6,19 @@ Free of torch and numpy, because the crash tests and the sanitizer run start wit
 from __future__ import annotations
 
 import contextlib
+import multiprocessing.util
 import os
+import shutil
 import signal
+import tempfile
 import time
-from collections import Counter
 from collections.abc import Callable, Generator, Iterator
+from pathlib import Path
 
 import hypothesis
 import pytest
+
+from tests import holdings
 
 # Draws repeat from run to run, and no test asserts a longest time.
 hypothesis.settings.register_profile("shmbuffer", derandomize=True, deadline=None)
@@ -43,32 +48,57 @@ def pytest_runtest_makereport(
     return report
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _temporary_files_are_seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Temporary files get a directory that no other process of the machine writes to."""
+    tmp_path_factory.getbasetemp()  # pytest's own stay where they are
+    path = Path(tempfile.mkdtemp(prefix="shmbuffer-tests-"))
+    path.chmod(0o755)  # some tests become another user
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TMPDIR", str(path))
+        patch.setattr(tempfile, "tempdir", str(path))
+        yield
+    # Behind multiprocessing, which removes its own directory in it at exit, with priority -100.
+    multiprocessing.util.Finalize(None, shutil.rmtree, args=[path], exitpriority=-200)
+
+
+@pytest.fixture
+def fast_path() -> Iterator[Path]:
+    """A directory in memory where there is one: syncs cost nothing there."""
+    base = holdings.IN_MEMORY if os.access(holdings.IN_MEMORY, os.W_OK) else None
+    path = Path(tempfile.mkdtemp(prefix=f"shmbuffer-test-{os.getpid()}-", dir=base))
+    yield path
+    shutil.rmtree(path)
+
+
 @pytest.fixture(autouse=True)
 def _nothing_is_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Fail a test that leaves a process running, or a file below `.shmbuffer` open.
+    """Fail a test that leaves a process running, or anything of `holdings`.
 
     After a test that failed the processes are ended and nothing more is said: its frames are kept
     for the report, and they hold what they opened.
     """
-    processes, files = _descendants(), _open_files()
+    processes, before = _descendants(), holdings.held()
     yield
     left = _killed_in_the_end(lambda: _descendants() - processes)
     if request.node.stash.get(_passed, False):
         assert not left, "these processes were left running, and have been killed now"
-        leaked = _open_files() - files
-        assert not leaked, "these files were left open"
+        request.node.funcargs.clear()  # pytest keeps what fixtures gave until after their end
+        assert not holdings.gained(before), "this was not given back"
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _no_orphan_is_left_behind() -> Iterator[None]:
-    """The same for processes whose parent died before them.
+def _nothing_is_left_behind_for_long(request: pytest.FixtureRequest) -> Iterator[None]:
+    """The same for processes whose parent died before them, and for maps.
 
-    Once a module, because it looks through all of /proc.
+    Once a module, because it looks through all of /proc, and collects garbage.
     """
-    before = _marked()
+    before, mapped, failed = _marked(), holdings.mapped(), request.session.testsfailed
     yield
     left = _killed_in_the_end(lambda: _marked() - before)
     assert not left, "these processes were left running by this module, and have been killed now"
+    if request.session.testsfailed == failed:
+        assert not holdings.gained(mapped, holdings.mapped), "this module left these maps"
 
 
 def _killed_in_the_end(remaining: Callable[[], set[int]]) -> list[str]:
@@ -139,14 +169,3 @@ def _read(pid: int, name: str) -> bytes:
             return file.read()
     except OSError:
         return b""
-
-
-def _open_files() -> Counter[str]:
-    """The files of buffers that this process holds open, and how often."""
-    files: Counter[str] = Counter()
-    for descriptor in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(FileNotFoundError):
-            target = os.readlink(f"/proc/self/fd/{descriptor}")
-            if "/.shmbuffer/" in target:
-                files[target] += 1
-    return files

@@ -20,6 +20,7 @@ NO_TICKETS: int
 TOO_LARGE: int
 BAD_BATCH: int
 NO_ROOM: int
+DAMAGED: int
 BAD_PRIORITY: int
 BAD_INDEX: int
 

@@ -1,5 +1,5 @@
 /* Crash points: every step of every protocol has a name, compiled into the delivered build and inert
- * unless a test arms it. An armed point counts down and then kills, stops or pauses the process, so that
+ * unless a test arms it. An armed point counts down and then ends, stops or pauses the process, so that
  * tests kill at exactly the step they name. Each point is also a compiler barrier: the stores before it
  * are in memory before those after it, which is all that the death of a process can observe.
  */
@@ -10,13 +10,21 @@
 
 #define SHMB_CRASH_POINTS(X)                                                                                 \
     X(write_locked, "write.locked")                                                                          \
+    X(write_kind, "write.kind")                                                                              \
+    X(write_first, "write.first")                                                                            \
     X(write_noted, "write.noted")                                                                            \
     X(write_marking, "write.marking")                                                                        \
     X(write_head, "write.head")                                                                              \
     X(write_mark, "write.mark")                                                                              \
+    X(write_length, "write.length")                                                                          \
+    X(write_source, "write.source")                                                                          \
+    X(write_raw, "write.raw")                                                                                \
     X(write_unmassed, "write.unmassed")                                                                      \
+    X(write_evict_leaf, "write.evict_leaf")                                                                  \
     X(write_evict, "write.evict")                                                                            \
+    X(write_evicted, "write.evicted")                                                                        \
     X(write_tail, "write.tail")                                                                              \
+    X(write_byte_first, "write.byte_first")                                                                  \
     X(write_header, "write.header")                                                                          \
     X(write_extent, "write.extent")                                                                          \
     X(write_bytes, "write.bytes")                                                                            \
@@ -24,12 +32,16 @@
     X(write_payload, "write.payload")                                                                        \
     X(write_claimed, "write.claimed")                                                                        \
     X(write_copy, "write.copy")                                                                              \
+    X(write_priority, "write.priority")                                                                      \
     X(write_checksum, "write.checksum")                                                                      \
     X(write_relocked, "write.relocked")                                                                      \
+    X(write_max_priority, "write.max_priority")                                                              \
     X(write_goal, "write.goal")                                                                              \
     X(write_committing, "write.committing")                                                                  \
+    X(write_default, "write.default")                                                                        \
     X(write_leaf, "write.leaf")                                                                              \
     X(write_commit, "write.commit")                                                                          \
+    X(write_lengthened, "write.lengthened")                                                                  \
     X(write_commit_parents, "write.commit_parents")                                                          \
     X(write_count, "write.count")                                                                            \
     X(write_idle, "write.idle")                                                                              \
@@ -40,8 +52,12 @@
     X(update_locked, "update.locked")                                                                        \
     X(update_raw, "update.raw")                                                                              \
     X(update_leaf, "update.leaf")                                                                            \
+    X(update_max_priority, "update.max_priority")                                                            \
     X(update_parents, "update.parents")                                                                      \
     X(update_unlocked, "update.unlocked")                                                                    \
+    X(alpha_alpha, "alpha.alpha")                                                                            \
+    X(alpha_eps, "alpha.eps")                                                                                \
+    X(alpha_version, "alpha.version")                                                                        \
     X(alpha_stored, "alpha.stored")                                                                          \
     X(alpha_leaves, "alpha.leaves")                                                                          \
     X(alpha_parents, "alpha.parents")                                                                        \
@@ -51,18 +67,25 @@
     X(sample_copy, "sample.copy")                                                                            \
     X(sample_validate, "sample.validate")                                                                    \
     X(empty_locked, "empty.locked")                                                                          \
+    X(empty_first, "empty.first")                                                                            \
+    X(empty_span, "empty.span")                                                                              \
     X(empty_noted, "empty.noted")                                                                            \
     X(empty_emptying, "empty.emptying")                                                                      \
     X(empty_head, "empty.head")                                                                              \
+    X(empty_max_priority, "empty.max_priority")                                                              \
     X(empty_leaf, "empty.leaf")                                                                              \
     X(empty_word, "empty.word")                                                                              \
+    X(empty_length, "empty.length")                                                                          \
     X(empty_parents, "empty.parents")                                                                        \
     X(empty_count, "empty.count")                                                                            \
     X(empty_idle, "empty.idle")                                                                              \
     X(empty_unlocked, "empty.unlocked")                                                                      \
     X(reap_locked, "reap.locked")                                                                            \
+    X(reap_default, "reap.default")                                                                          \
+    X(reap_mass, "reap.mass")                                                                                \
     X(reap_leaf, "reap.leaf")                                                                                \
     X(reap_word, "reap.word")                                                                                \
+    X(reap_length, "reap.length")                                                                            \
     X(reap_head, "reap.head")                                                                                \
     X(reap_count, "reap.count")                                                                              \
     X(reap_parents, "reap.parents")                                                                          \
@@ -70,16 +93,40 @@
     X(reap_freed, "reap.freed")                                                                              \
     X(reap_unlocked, "reap.unlocked")                                                                        \
     X(repair_claims, "repair.claims")                                                                        \
+    X(repair_waiters, "repair.waiters")                                                                      \
+    X(repair_version, "repair.version")                                                                      \
     X(repair_leaves, "repair.leaves")                                                                        \
     X(repair_parents, "repair.parents")                                                                      \
+    X(repair_idle, "repair.idle")                                                                            \
     X(repair_consistent, "repair.consistent")                                                                \
     X(leave_claim, "leave.claim")                                                                            \
     X(leave_freed, "leave.freed")                                                                            \
     X(restore_head, "restore.head")                                                                          \
     X(restore_count, "restore.count")                                                                        \
+    X(restore_max_priority, "restore.max_priority")                                                          \
     X(copy_moment, "copy.moment")                                                                            \
     X(wait_turn, "wait.turn")                                                                                \
-    X(wait_forfeit, "wait.forfeit")
+    X(wait_forfeit, "wait.forfeit")                                                                          \
+    X(turn_numbered, "turn.numbered")                                                                        \
+    X(turn_dated, "turn.dated")                                                                              \
+    X(turn_noted, "turn.noted")                                                                              \
+    X(turn_returned, "turn.returned")                                                                        \
+    X(wake_progress, "wake.progress")                                                                        \
+    X(mutex_cleared, "mutex.cleared")                                                                        \
+    X(mutex_made, "mutex.made")                                                                              \
+    X(mutex_locked, "mutex.locked")                                                                          \
+    X(mutex_unlocked, "mutex.unlocked")                                                                      \
+    X(tree_sum, "tree.sum")                                                                                  \
+    X(tree_least, "tree.least")                                                                              \
+    X(leaves_padding, "leaves.padding")                                                                      \
+    X(leaves_raw, "leaves.raw")                                                                              \
+    X(leaves_mass, "leaves.mass")                                                                            \
+    X(leaves_length, "leaves.length")                                                                        \
+    X(relink_header, "relink.header")                                                                        \
+    X(relink_forgotten, "relink.forgotten")                                                                  \
+    X(relink_tail, "relink.tail")                                                                            \
+    X(relink_head, "relink.head")                                                                            \
+    X(count_added, "count.added")
 
 enum shmb_crash_point {
     SHMB_CP_NONE = 0,
@@ -92,7 +139,17 @@ enum shmb_crash_point {
 /* Points that Python code passes (creation, join, recovery, barrier, cleanup) are numbered from here. */
 #define SHMB_CP_PYTHON 1000
 
-enum shmb_crash_action { SHMB_KILL = 0, SHMB_STOP = 1, SHMB_TERM = 2, SHMB_PAUSE = 3 };
+/* Armed for all of them, by the name "*": pauses at each, and tells its name; for what records every step. */
+#define SHMB_CP_EVERY 1001
+
+enum shmb_crash_action {
+    SHMB_KILL = 0,
+    SHMB_STOP = 1,
+    SHMB_TERM = 2,
+    SHMB_PAUSE = 3,
+    SHMB_INT = 4,
+    SHMB_EXEC = 5, /* becomes a program that ends at once, with the status 0 */
+};
 
 extern _Atomic int shmb_armed;
 
@@ -105,7 +162,7 @@ const char *shmb_crash_point_name(int point);
 #define CP(symbol)                                                                                           \
     do {                                                                                                     \
         atomic_signal_fence(memory_order_seq_cst);                                                           \
-        if (__builtin_expect(atomic_load_explicit(&shmb_armed, memory_order_relaxed) == SHMB_CP_##symbol, 0)) \
+        if (__builtin_expect(atomic_load_explicit(&shmb_armed, memory_order_relaxed) != SHMB_CP_NONE, 0))    \
             shmb_crash_point_reached(SHMB_CP_##symbol);                                                      \
     } while (0)
 

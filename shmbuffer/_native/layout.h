@@ -46,9 +46,9 @@ struct shmb_runtime {
     _Atomic uint64_t length;      /* slots that are COMMITTED */
     _Atomic uint32_t state;       /* enum shmb_buffer_state */
     _Atomic uint32_t prioritized; /* 1 once a prioritized sampler is bound: the tree is kept */
-    double max_priority;          /* largest raw priority ever given; negative: none yet, the default is 1 */
-    double alpha;
-    double eps;
+    _Atomic double max_priority;  /* largest raw priority ever given; negative: none yet, the default is 1 */
+    _Atomic double alpha;         /* looked at without the mutex too: see alpha_version */
+    _Atomic double eps;
     _Atomic uint64_t alpha_version; /* changes with alpha or eps */
     _Atomic uint64_t next_turn;     /* last turn number given out */
     _Atomic uint32_t waiters;       /* entries that hold a turn */

@@ -44,19 +44,19 @@ static PyObject *core_mutex_owner(PyObject *Py_UNUSED(module), PyObject *control
 
 static PyObject *core_arm(PyObject *Py_UNUSED(module), PyObject *args, PyObject *kwargs) {
     static char *names[] = {"name", "action", "after", "notify_fd", "wait_fd", NULL};
-    static const char *const actions[] = {"kill", "stop", "term", "pause"};
+    static const char *const actions[] = {"kill", "stop", "term", "pause", "int", "exec"};
     const char *name, *action = "kill";
     long after = 0;
     int notify_fd = -1, wait_fd = -1;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "s|slii:arm", names, &name, &action, &after, &notify_fd, &wait_fd))
         return NULL;
-    for (int i = 0; i < 4; i++)
+    for (int i = 0; i < 6; i++)
         if (strcmp(action, actions[i]) == 0) {
             if (shmb_crash_arm(name, (enum shmb_crash_action)i, after, notify_fd, wait_fd) < 0)
                 return PyErr_Format(PyExc_ValueError, "arm: no crash point can have the name %s", name);
             Py_RETURN_NONE;
         }
-    return PyErr_Format(PyExc_ValueError, "arm: the action is kill, stop, term or pause, not %s", action);
+    return PyErr_Format(PyExc_ValueError, "arm: the action is kill, stop, term, pause, int or exec, not %s", action);
 }
 
 static PyObject *core_disarm(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(ignored)) {
@@ -67,7 +67,7 @@ static PyObject *core_disarm(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(ig
 /* Also a fence: what Python stored in shared memory before a point is seen before what it stores after it. */
 static PyObject *core_reached(PyObject *Py_UNUSED(module), PyObject *name) {
     atomic_thread_fence(memory_order_seq_cst);
-    if (__builtin_expect(atomic_load_explicit(&shmb_armed, memory_order_relaxed) == SHMB_CP_PYTHON, 0)) {
+    if (__builtin_expect(atomic_load_explicit(&shmb_armed, memory_order_relaxed) != SHMB_CP_NONE, 0)) {
         const char *text = PyUnicode_AsUTF8AndSize(name, NULL);
         if (text == NULL) return NULL;
         shmb_crash_point_named(text);
@@ -195,7 +195,8 @@ static PyMethodDef methods[] = {
     {"format_mutex", core_format_mutex, METH_O, "format_mutex(control): a fresh robust mutex; only while nobody is alive."},
     {"mutex_owner", core_mutex_owner, METH_O, "mutex_owner(control): thread id of the holder, 0 if nobody holds it."},
     {"arm", (PyCFunction)(void (*)(void))core_arm, METH_VARARGS | METH_KEYWORDS,
-     "arm(name, action='kill', after=0, notify_fd=-1, wait_fd=-1): for tests; at the (after + 1)th passing of a crash point."},
+     "arm(name, action='kill', after=0, notify_fd=-1, wait_fd=-1): for tests; at the (after + 1)th passing of a crash point.\n"
+     "With the name '*' it pauses at each of them, and writes its name and a newline to notify_fd."},
     {"disarm", core_disarm, METH_NOARGS, "disarm(): forget the armed crash point."},
     {"reached", core_reached, METH_O, "reached(name): a crash point in Python code."},
     {"crash_points", core_crash_points, METH_NOARGS, "crash_points(): names of the points compiled into the C core."},
@@ -222,7 +223,7 @@ PyMODINIT_FUNC PyInit__core(void) {
     STATUS(BLOCKED) STATUS(FORKED) STATUS(CLOSING_STATUS) STATUS(LOCK_TIMEOUT) STATUS(INTERRUPTED) STATUS(UNRECOVERABLE)
     STATUS(FENCED) STATUS(NOTHING) STATUS(NO_MEMORY) STATUS(NO_CLAIM) STATUS(OTHER_SETTINGS)
     STATUS(LEFT) STATUS(BAD_PRIORITY) STATUS(BAD_INDEX) STATUS(BAD_ALPHA) STATUS(REENTERED) STATUS(NO_TICKETS)
-    STATUS(TOO_LARGE) STATUS(BAD_BATCH) STATUS(NO_ROOM)
+    STATUS(TOO_LARGE) STATUS(BAD_BATCH) STATUS(NO_ROOM) STATUS(DAMAGED)
     Py_XDECREF(ring_type);
     return module;
 }

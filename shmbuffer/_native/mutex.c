@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <limits.h>
 #include <linux/futex.h>
+#include <string.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
 #include <time.h>
@@ -43,10 +44,24 @@ int shmb_mutex_format(struct shmb_runtime *runtime) {
     pthread_mutexattr_setpshared(&attributes, PTHREAD_PROCESS_SHARED);
     pthread_mutexattr_setrobust(&attributes, PTHREAD_MUTEX_ROBUST);
     pthread_mutexattr_settype(&attributes, PTHREAD_MUTEX_NORMAL);
-    for (unsigned i = 0; i < sizeof runtime->mutex_bytes; i++) runtime->mutex_bytes[i] = 0;
+    memset(runtime->mutex_bytes, 0, sizeof runtime->mutex_bytes);
+    CP(mutex_cleared);
     int error = pthread_mutex_init(&runtime->mutex, &attributes);
+    CP(mutex_made);
     pthread_mutexattr_destroy(&attributes);
     return error;
+}
+
+/* What glibc made of the attributes. With another one it would take the mutex in another way, and end the process
+ * where that fails. */
+static int kind_of(const struct shmb_runtime *runtime) {
+    return *(const volatile int *)&runtime->mutex.__data.__kind;
+}
+
+int shmb_mutex_kind(void) {
+    struct shmb_runtime fresh;
+    shmb_mutex_format(&fresh);
+    return kind_of(&fresh);
 }
 
 /* The thread that holds the mutex now, 0 if none does: the low 30 bits of the futex word that the kernel
@@ -65,6 +80,7 @@ static void pause_a_little(void) {
 
 static int lock(struct shmb_ring *ring, struct shmb_call *call) {
     pthread_mutex_t *mutex = &ring->runtime->mutex;
+    if (__builtin_expect(kind_of(ring->runtime) != ring->mutex_kind, 0)) return SHMB_UNRECOVERABLE;
     int error = pthread_mutex_trylock(mutex);
     for (int i = 0; error == EBUSY && i < SPINS; i++) {
         pause_a_little();
@@ -96,12 +112,14 @@ int shmb_lock(struct shmb_ring *ring, struct shmb_call *call) {
     if (__builtin_expect(shmb_life() != ring->life, 0)) return SHMB_FORKED;
     atomic_fetch_add(&ring->inside, 1);
     int status = atomic_load(&ring->left) ? SHMB_LEFT : lock(ring, call);
+    CP(mutex_locked);
     if (status != SHMB_OK) atomic_fetch_sub(&ring->inside, 1);
     return status;
 }
 
 void shmb_unlock(struct shmb_ring *ring) {
     pthread_mutex_unlock(&ring->runtime->mutex);
+    CP(mutex_unlocked);
     atomic_fetch_sub(&ring->inside, 1);
 }
 
@@ -124,6 +142,7 @@ bool shmb_lock_no_more(struct shmb_ring *ring, struct shmb_call *call) {
 void shmb_wake_waiters(struct shmb_runtime *runtime) {
     if (atomic_load_explicit(&runtime->waiters, memory_order_relaxed) == 0) return;
     atomic_fetch_add(&runtime->progress, 1);
+    CP(wake_progress);
     syscall(SYS_futex, &runtime->progress, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
 }
 

@@ -47,13 +47,13 @@ static inline double least_positive(const double *c) {
 
 static inline void recompute(struct shmb_tree *tree, unsigned level, uint64_t node) {
     uint64_t child = node * SHMB_FANOUT;
-    if (level == 1) {
-        tree->sum[1][node] = sum_of_children(tree->mass + child);
-        tree->min[1][node] = least_positive(tree->mass + child);
-    } else {
-        tree->sum[level][node] = sum_of_children(tree->sum[level - 1] + child);
-        tree->min[level][node] = least_positive(tree->min[level - 1] + child);
-    }
+    const double *sums = level == 1 ? tree->mass : tree->sum[level - 1];
+    const double *least = level == 1 ? tree->mass : tree->min[level - 1];
+    double sum = sum_of_children(sums + child), low = least_positive(least + child);
+    tree->sum[level][node] = sum;
+    CP(tree_sum);
+    tree->min[level][node] = low;
+    CP(tree_least);
 }
 
 void shmb_tree_range(struct shmb_tree *tree, uint64_t first, uint64_t count) {
@@ -94,10 +94,14 @@ void shmb_tree_touched(struct shmb_tree *tree, uint64_t *at, uint64_t count) {
 static void clear_padding(struct shmb_tree *tree) {
     for (unsigned level = 0; level <= tree->depth; level++)
         for (uint64_t node = tree->nodes[level]; node % SHMB_FANOUT != 0; node++) {
-            if (level == 0)
+            if (level == 0) {
                 tree->mass[node] = 0;
-            else
-                tree->sum[level][node] = tree->min[level][node] = 0;
+            } else {
+                tree->sum[level][node] = 0;
+                CP(leaves_padding);
+                tree->min[level][node] = 0;
+            }
+            CP(leaves_padding);
         }
 }
 
@@ -114,40 +118,46 @@ void shmb_ring_leaves(struct shmb_ring *ring) {
         for (uint64_t e = slot * ring->lanes, end = e + ring->lanes; e < end; e++) {
             if (!committed) {
                 ring->tree.mass[e] = 0;
+                CP(leaves_mass);
                 continue;
             }
             double raw = ring->raw[e];
-            if (!(raw >= 0 && raw < INFINITY)) ring->raw[e] = raw = shmb_default_priority(runtime);
+            if (!(raw >= 0 && raw < INFINITY)) {
+                ring->raw[e] = raw = shmb_default_priority(runtime);
+                CP(leaves_raw);
+            }
             if (raw != last_raw) last_mass = shmb_mass(runtime, last_raw = raw);
             ring->tree.mass[e] = last_mass;
+            CP(leaves_mass);
         }
     }
     atomic_store_explicit(&runtime->length, length, memory_order_relaxed);
+    CP(leaves_length);
 }
 
 /* The sum of a buffer full of the largest mass is finite. */
-static double largest_mass(const struct shmb_ring *ring) { return 1e300 / (double)ring->elements; }
+double shmb_largest_mass(const struct shmb_ring *ring) { return 1e300 / (double)ring->elements; }
 
 /* Every priority is a number, not negative, and the sum of a buffer full of it is finite. A mass grows with its
  * priority, so the power of the greatest one is enough. */
 int shmb_priorities_in_order(struct shmb_ring *ring, const double *priorities, uint64_t count) {
-    double limit = 1e300 / (double)ring->elements, greatest = 0;
+    double limit = shmb_largest_mass(ring), greatest = 0;
     uint64_t at = 0;
     for (uint64_t i = 0; i < count; i++) {
         if (!(priorities[i] >= 0 && priorities[i] <= limit)) {
-            ring->bad_at = i;
+            shmb_refusal.bad_at = i;
             return SHMB_BAD_PRIORITY;
         }
         if (priorities[i] > greatest) greatest = priorities[i], at = i;
     }
-    ring->bad_at = at;
+    shmb_refusal.bad_at = at;
     return shmb_mass(ring->runtime, greatest) <= limit ? SHMB_OK : SHMB_BAD_PRIORITY;
 }
 
 int shmb_indices_in_order(struct shmb_ring *ring, const int64_t *index, uint64_t count, uint64_t bound) {
     for (uint64_t i = 0; i < count; i++)
         if ((uint64_t)index[i] >= bound) {
-            ring->bad_at = i;
+            shmb_refusal.bad_at = i;
             return SHMB_BAD_INDEX;
         }
     return SHMB_OK;
@@ -168,8 +178,14 @@ int shmb_update(struct shmb_ring *ring, struct shmb_call *call, const int64_t *i
     if (status != SHMB_OK) goto out;
     CP(update_locked);
     bool prioritized = atomic_load_explicit(&runtime->prioritized, memory_order_relaxed) != 0;
-    if (version != atomic_load_explicit(&runtime->alpha_version, memory_order_relaxed))
+    if (version != atomic_load_explicit(&runtime->alpha_version, memory_order_relaxed)) {
+        status = shmb_priorities_in_order(ring, priorities, count);
+        if (status != SHMB_OK) {
+            shmb_unlock(ring);
+            goto out;
+        }
         for (uint64_t i = 0; i < count; i++) masses[i] = shmb_mass(runtime, priorities[i]);
+    }
     for (uint64_t i = 0; i < count; i++) {
         uint64_t element = (uint64_t)index[i];
         uint64_t word = atomic_load_explicit(&ring->words[shmb_slot_of(ring, element)], memory_order_relaxed);
@@ -183,6 +199,7 @@ int shmb_update(struct shmb_ring *ring, struct shmb_call *call, const int64_t *i
     }
     if (changed) {
         if (greatest > runtime->max_priority) runtime->max_priority = greatest;
+        CP(update_max_priority);
         if (prioritized) shmb_tree_touched(&ring->tree, touched, changed);
     }
     CP(update_parents);
@@ -195,13 +212,16 @@ out:
 }
 
 /* Whether every mass stays finite with another alpha and eps: those of the priorities that are there, and of the
- * default. A mass grows with its priority. */
+ * default. A mass grows with its priority. Somebody may be filling in priorities meanwhile: his commit looks again. */
 static bool masses_stay_finite(const struct shmb_ring *ring, double alpha, double eps) {
     if (!(alpha >= 0 && alpha < INFINITY && eps >= 0 && eps < INFINITY)) return false;
     double greatest = shmb_default_priority(ring->runtime);
-    for (uint64_t e = 0; e < ring->elements; e++)
-        if (ring->raw[e] > greatest && ring->raw[e] < INFINITY) greatest = ring->raw[e];
-    return pow(greatest + eps, alpha) <= largest_mass(ring);
+    for (uint64_t e = 0; e < ring->elements; e++) {
+        double raw;
+        __atomic_load(&ring->raw[e], &raw, __ATOMIC_RELAXED);
+        if (raw > greatest && raw < INFINITY) greatest = raw;
+    }
+    return pow(greatest + eps, alpha) <= shmb_largest_mass(ring);
 }
 
 /* Changes alpha (or switches the tree on, with bind). The new value is stored first: whoever repairs after a
@@ -223,9 +243,16 @@ int shmb_set_alpha(struct shmb_ring *ring, struct shmb_call *call, double alpha,
         shmb_unlock(ring);
         return SHMB_BAD_ALPHA;
     }
+    if (eps < runtime->eps) { /* whoever repairs between the two finds masses no larger than before or after */
+        runtime->eps = eps;
+        CP(alpha_eps);
+    }
     runtime->alpha = alpha;
+    CP(alpha_alpha);
     runtime->eps = eps;
+    CP(alpha_eps);
     atomic_fetch_add(&runtime->alpha_version, 1);
+    CP(alpha_version);
     atomic_store_explicit(&runtime->prioritized, 1, memory_order_release);
     CP(alpha_stored);
     shmb_ring_leaves(ring);

@@ -6,7 +6,10 @@
 
 static void unmass(struct shmb_ring *ring, uint64_t slot) {
     if (!atomic_load_explicit(&ring->runtime->prioritized, memory_order_relaxed)) return;
-    for (uint64_t e = slot * ring->lanes, end = e + ring->lanes; e < end; e++) ring->tree.mass[e] = 0;
+    for (uint64_t e = slot * ring->lanes, end = e + ring->lanes; e < end; e++) {
+        ring->tree.mass[e] = 0;
+        CP(reap_mass);
+    }
 }
 
 static void roll_back(struct shmb_ring *ring, uint64_t ticket) {
@@ -17,6 +20,7 @@ static void roll_back(struct shmb_ring *ring, uint64_t ticket) {
     atomic_store_explicit(&ring->words[slot], SHMB_WORD(ticket, SHMB_ABORTED), memory_order_release);
     CP(reap_word);
     atomic_fetch_add_explicit(&ring->runtime->rolled_back, 1, memory_order_relaxed);
+    CP(count_added);
 }
 
 static void roll_forward(struct shmb_ring *ring, uint64_t ticket) {
@@ -26,13 +30,17 @@ static void roll_forward(struct shmb_ring *ring, uint64_t ticket) {
     if (atomic_load_explicit(&runtime->prioritized, memory_order_relaxed))
         for (uint64_t e = slot * ring->lanes, end = e + ring->lanes; e < end; e++) {
             if (!(ring->raw[e] >= 0)) ring->raw[e] = shmb_default_priority(runtime);
+            CP(reap_default);
             ring->tree.mass[e] = shmb_mass(runtime, ring->raw[e]);
+            CP(reap_mass);
         }
     CP(reap_leaf);
     atomic_store_explicit(&ring->words[slot], SHMB_WORD(ticket, SHMB_COMMITTED), memory_order_release);
     CP(reap_word);
     atomic_fetch_add_explicit(&runtime->length, 1, memory_order_relaxed);
+    CP(reap_length);
     atomic_fetch_add_explicit(&runtime->rolled_forward, 1, memory_order_relaxed);
+    CP(count_added);
 }
 
 /* Slots that a writer is filling stay his: his items are committed after the emptying. */
@@ -44,6 +52,16 @@ static void empty_slot(struct shmb_ring *ring, uint64_t slot) {
     atomic_store_explicit(&ring->words[slot], SHMB_WORD(0, SHMB_EMPTY), memory_order_release);
     CP(empty_word);
     if (state == SHMB_COMMITTED) atomic_fetch_sub_explicit(&ring->runtime->length, 1, memory_order_relaxed);
+    CP(empty_length);
+}
+
+/* A claim has as many tickets as there are slots at most, and begins where the head was, or behind the rows of its
+ * batch that were left out. Anything else is damage, and nobody's claim: its slots are found to be nobody's. */
+#define LARGEST_BATCH ((uint64_t)1 << 40)
+
+static bool can_be_a_claim(const struct shmb_ring *ring, uint64_t first, uint64_t count) {
+    uint64_t head = atomic_load_explicit(&ring->runtime->head, memory_order_relaxed);
+    return count <= ring->capacity && first <= SHMB_LAST_TICKET - count && (first <= head || first - head <= LARGEST_BATCH);
 }
 
 /* Leaves parents to the caller and the phase as it is: it is IDLE only when the parents are right too. */
@@ -52,12 +70,13 @@ void shmb_finish_claim(struct shmb_ring *ring, struct shmb_entry *entry) {
     uint32_t phase = atomic_load_explicit(&entry->phase, memory_order_relaxed);
     uint64_t first = atomic_load_explicit(&entry->first, memory_order_relaxed);
     uint64_t end = first + atomic_load_explicit(&entry->count, memory_order_relaxed);
-    if (phase == SHMB_IDLE) return;
+    if (phase == SHMB_IDLE || !can_be_a_claim(ring, first, end - first)) return;
     if (atomic_load_explicit(&runtime->head, memory_order_relaxed) < end)
         atomic_store_explicit(&runtime->head, end, memory_order_release);
     if (phase == SHMB_EMPTYING) {
         CP(empty_head);
         runtime->max_priority = -1; /* of items that are forgotten */
+        CP(empty_max_priority);
         for (uint64_t slot = 0; slot < ring->capacity; slot++) empty_slot(ring, slot);
     } else {
         CP(reap_head);
@@ -88,7 +107,9 @@ void shmb_repair(struct shmb_ring *ring) {
         waiters += atomic_load_explicit(&ring->entries[i].turn, memory_order_relaxed) != 0;
     }
     atomic_store_explicit(&runtime->waiters, waiters, memory_order_relaxed);
+    CP(repair_waiters);
     atomic_fetch_add_explicit(&runtime->alpha_version, 1, memory_order_relaxed);
+    CP(repair_version);
     shmb_ring_leaves(ring);
     CP(repair_leaves);
     if (atomic_load_explicit(&runtime->prioritized, memory_order_relaxed)) shmb_tree_parents(&ring->tree);
@@ -97,8 +118,10 @@ void shmb_repair(struct shmb_ring *ring) {
         uint32_t phase = atomic_load_explicit(&ring->entries[i].phase, memory_order_relaxed);
         if (phase != SHMB_IDLE && phase != SHMB_PAYLOAD)
             atomic_store_explicit(&ring->entries[i].phase, SHMB_IDLE, memory_order_release);
+        CP(repair_idle);
     }
     atomic_fetch_add_explicit(&runtime->repairs, 1, memory_order_relaxed);
+    CP(count_added);
 }
 
 /* Frees the entry of a client that the caller has proven dead; `incarnation` is compared again under the
@@ -121,11 +144,14 @@ int shmb_reap(struct shmb_ring *ring, struct shmb_call *call, uint32_t index, ui
         CP(reap_idle);
         if (atomic_load_explicit(&entry->turn, memory_order_relaxed) != 0) {
             atomic_store_explicit(&entry->turn, 0, memory_order_release);
+            CP(turn_returned);
             atomic_fetch_sub(&runtime->waiters, 1);
+            CP(turn_returned);
         }
         atomic_store_explicit(&entry->state, SHMB_FREE, memory_order_release);
         CP(reap_freed);
         atomic_fetch_add_explicit(&runtime->reaped, 1, memory_order_relaxed);
+        CP(count_added);
         *freed = true;
     }
     shmb_unlock(ring);

@@ -8,6 +8,7 @@
 #include "ring.h"
 
 #define HEADER sizeof(struct shmb_record)
+#define LAST_POSITION ((uint64_t)1 << 62)
 #define TRIMMED 64   /* of what is no item any more, passed beyond what has to be, for each claim */
 #define EVICTED 256  /* elements whose parents are recomputed together */
 
@@ -28,27 +29,34 @@ static inline bool leads_on(const struct shmb_ring *ring, const struct shmb_reco
     return record->position == at && record->stride >= HEADER && record->stride % 8 == 0 && record->stride <= end - at;
 }
 
+/* Where the record of an item, or of one to be, lies. A slot that was marked a moment ago still has the extent of
+ * what it held before. */
+static inline bool is_place_of(const struct shmb_ring *ring, uint64_t slot, uint64_t position) {
+    unsigned state = SHMB_STATE(atomic_load_explicit(&ring->words[slot], memory_order_relaxed));
+    return state == SHMB_COMMITTED || (state == SHMB_WRITING && position % 8 == 0 &&
+                                       is_in_slot(ring, header_at(ring, position), SHMB_WRITING));
+}
+
 /* The next header. Only damage of the memory itself makes one that does not lead on: then the slots are asked. */
 static uint64_t next_record(const struct shmb_ring *ring, uint64_t at, uint64_t head) {
     const struct shmb_record *record = header_at(ring, at);
     if (__builtin_expect(leads_on(ring, record, at, head), 1)) return at + record->stride;
     uint64_t next = head;
     for (uint64_t slot = 0; slot < ring->capacity; slot++) {
-        unsigned state = SHMB_STATE(atomic_load_explicit(&ring->words[slot], memory_order_relaxed));
         uint64_t position = ring->extents[slot].position;
-        if ((state == SHMB_COMMITTED || state == SHMB_WRITING) && position > at && position < next) next = position;
+        if (position > at && position < next && is_place_of(ring, slot, position)) next = position;
     }
     return next;
 }
 
 /* A batch from outside: every record is within it, and only the records of a ring write reach over the next ones.
- * Returns SHMB_BAD_BATCH (see ring->bad_at) where that is not so, SHMB_TOO_LARGE where the ring is too small. */
+ * Returns SHMB_BAD_BATCH (see shmb_refusal.bad_at) where that is not so, SHMB_TOO_LARGE where the ring is too small. */
 int shmb_batch_in_order(struct shmb_ring *ring, const struct shmb_batch *batch, uint64_t bytes, bool apart) {
     uint64_t apart_bytes = 0;
     for (uint64_t i = 0; i < batch->count; i++) {
         uint64_t start = (uint64_t)batch->starts[i], size = (uint64_t)batch->sizes[i];
         bool last = i + 1 == batch->count;
-        ring->bad_at = i;
+        shmb_refusal.bad_at = i;
         if (start % 8 || start > bytes || size < HEADER || size > bytes - start) return SHMB_BAD_BATCH;
         if (apart) {
             apart_bytes += padded(size);
@@ -61,10 +69,11 @@ int shmb_batch_in_order(struct shmb_ring *ring, const struct shmb_batch *batch, 
     }
     if (batch->count == 0) return SHMB_OK;
     uint64_t skipped = batch->count > ring->capacity ? batch->count - ring->capacity : 0, at = batch->count - 1;
-    ring->needed = apart ? apart_bytes
-                         : (uint64_t)batch->starts[at] + padded((uint64_t)batch->sizes[at]) -
-                               (uint64_t)batch->starts[skipped];
-    return ring->needed > ring->max_bytes ? SHMB_TOO_LARGE : SHMB_OK;
+    uint64_t needed = apart ? apart_bytes
+                            : (uint64_t)batch->starts[at] + padded((uint64_t)batch->sizes[at]) -
+                                  (uint64_t)batch->starts[skipped];
+    shmb_refusal.needed = needed;
+    return needed > ring->max_bytes ? SHMB_TOO_LARGE : SHMB_OK;
 }
 
 static inline uint64_t batch_row(const struct shmb_ring *ring, uint64_t row) {
@@ -104,12 +113,15 @@ bool shmb_bytes_are_being_written(struct shmb_ring *ring) {
 static void evict(struct shmb_ring *ring, uint64_t slot, uint64_t *touched, uint64_t *count) {
     if (ring->tree.mass[slot] != 0) {
         ring->tree.mass[slot] = 0;
+        CP(write_evict_leaf);
         touched[(*count)++] = slot;
     }
     atomic_store_explicit(&ring->words[slot], SHMB_WORD(0, SHMB_EMPTY), memory_order_release);
-    atomic_fetch_sub_explicit(&ring->runtime->length, 1, memory_order_relaxed);
-    atomic_fetch_add_explicit(&ring->runtime->evicted, 1, memory_order_relaxed);
     CP(write_evict);
+    atomic_fetch_sub_explicit(&ring->runtime->length, 1, memory_order_relaxed);
+    CP(write_evicted);
+    atomic_fetch_add_explicit(&ring->runtime->evicted, 1, memory_order_relaxed);
+    CP(count_added);
     if (*count == EVICTED) {
         shmb_tree_touched(&ring->tree, touched, *count);
         *count = 0;
@@ -144,6 +156,7 @@ void shmb_take_bytes(struct shmb_ring *ring) {
     /* SYNC slot-claim: words that say EMPTY or WRITING before a byte of their records changes. Other end: still_holds. */
     atomic_thread_fence(memory_order_release);
     atomic_store_explicit(&ring->me->byte_first, head, memory_order_relaxed);
+    CP(write_byte_first);
     if (ring->claim_kind != SHMB_RING_WRITE)
         while (begin < rows && (uint64_t)ring->claim_slots[begin] < ring->claim_first % ring->capacity) begin++;
     uint64_t position = head;
@@ -187,17 +200,31 @@ bool shmb_lies_in_use(const struct shmb_ring *ring, struct shmb_extent extent) {
            head - tail <= ring->max_bytes;
 }
 
+/* Whether tail and head can be those of a byte ring. */
+bool shmb_span_in_order(const struct shmb_ring *ring) {
+    uint64_t head = atomic_load_explicit(&ring->runtime->byte_head, memory_order_relaxed);
+    uint64_t tail = atomic_load_explicit(&ring->runtime->byte_tail, memory_order_relaxed);
+    return head % 8 == 0 && tail % 8 == 0 && head - tail <= ring->max_bytes && head <= LAST_POSITION;
+}
+
 /* No item has a smaller ticket, unless it is of the last lap all the same. */
 uint64_t shmb_oldest_ticket(const struct shmb_ring *ring) {
     uint64_t head = atomic_load_explicit(&ring->runtime->byte_head, memory_order_relaxed);
     uint64_t tail = atomic_load_explicit(&ring->runtime->byte_tail, memory_order_relaxed);
-    return tail < head ? header_at(ring, tail)->ticket : 0;
+    return tail < head && shmb_span_in_order(ring) ? header_at(ring, tail)->ticket : 0;
+}
+
+static int refused_as_damaged(struct shmb_ring *ring) {
+    shmb_refusal.bad_at = SHMB_NO_SLOT;
+    shmb_unlock(ring);
+    return SHMB_DAMAGED;
 }
 
 /* span: tail; the position up to which nobody writes any more; head. */
 int shmb_span(struct shmb_ring *ring, struct shmb_call *call, uint64_t span[3]) {
     int status = shmb_lock(ring, call);
     if (status != SHMB_OK) return status;
+    if (!shmb_span_in_order(ring)) return refused_as_damaged(ring);
     span[0] = atomic_load_explicit(&ring->runtime->byte_tail, memory_order_relaxed);
     span[1] = span[2] = atomic_load_explicit(&ring->runtime->byte_head, memory_order_relaxed);
     for (uint32_t i = 0; i < SHMB_ENTRIES; i++) {
@@ -206,6 +233,7 @@ int shmb_span(struct shmb_ring *ring, struct shmb_call *call, uint64_t span[3]) 
         uint64_t first = atomic_load_explicit(&entry->byte_first, memory_order_relaxed);
         if (first < span[1]) span[1] = first;
     }
+    if (span[1] < span[0]) span[1] = span[0]; /* of a dead writer whose reaper died, too: the tail has passed its bytes */
     shmb_unlock(ring);
     return SHMB_OK;
 }
@@ -217,16 +245,17 @@ int shmb_records_moment(struct shmb_ring *ring, struct shmb_call *call, uint64_t
                         struct shmb_moment *moment) {
     int status = shmb_lock(ring, call);
     if (status != SHMB_OK) return status;
+    if (!shmb_span_in_order(ring)) return refused_as_damaged(ring);
     moment->byte_tail = atomic_load_explicit(&ring->runtime->byte_tail, memory_order_relaxed);
     moment->byte_head = atomic_load_explicit(&ring->runtime->byte_head, memory_order_relaxed);
     if (from < moment->byte_tail) from = moment->byte_tail;
-    uint64_t needed = moment->byte_head - from; /* ring->needed is every thread's */
+    uint64_t needed = moment->byte_head - from;
     if (needed > room) {
-        ring->needed = needed;
+        shmb_refusal.needed = needed;
         shmb_unlock(ring);
         return SHMB_NO_ROOM;
     }
-    memcpy(out, shmb_record_at(ring, from), needed);
+    SHMB_OPTIMISTIC(memcpy(out, shmb_record_at(ring, from), needed)); /* some are being written: no ticket names them */
     for (uint64_t slot = 0; slot < ring->capacity; slot++) {
         uint64_t word = atomic_load_explicit(&ring->words[slot], memory_order_acquire);
         tickets[slot] = SHMB_STATE(word) == SHMB_COMMITTED ? (int64_t)SHMB_TICKET(word) : -1;
@@ -239,13 +268,22 @@ int shmb_records_moment(struct shmb_ring *ring, struct shmb_call *call, uint64_t
 
 static void forget(struct shmb_ring *ring, uint64_t slot) {
     atomic_store_explicit(&ring->words[slot], SHMB_WORD(0, SHMB_EMPTY), memory_order_release);
+    CP(relink_forgotten);
+}
+
+/* An item may end within a header behind it. What is beyond the item is free, and must not make of that header one that
+ * leads on when the head has moved far enough: then the slots are asked, and no item is passed over. */
+static void lead_nowhere(struct shmb_record *record, uint64_t covered) {
+    uint64_t from = covered > offsetof(struct shmb_record, stride) ? covered : offsetof(struct shmb_record, stride);
+    memset((unsigned char *)record + from, 0xFF, HEADER - from);
+    CP(relink_header);
 }
 
 /* One way from the oldest item to the newest: for recovery, while nobody else is alive and only items are left in the
  * slots. Slots come in the order of their positions. What cannot be beside another record is forgotten; how many, is
  * returned. Gaps get a header that is no item's. */
 uint64_t shmb_relink(struct shmb_ring *ring, const int64_t *slots, uint64_t count) {
-    uint64_t forgotten = 0, end = 0, tail = 0, at = 0, reach = 0, last = 0;
+    uint64_t forgotten = 0, end = 0, tail = 0, at = 0, reach = 0, last = 0, known = 0;
     bool begun = false;
     for (uint64_t i = 0; i < count; i++) {
         struct shmb_extent extent = ring->extents[slots[i]];
@@ -253,13 +291,15 @@ uint64_t shmb_relink(struct shmb_ring *ring, const int64_t *slots, uint64_t coun
         if (!leads_on(ring, record, extent.position, extent.position + ring->max_bytes)) continue;
         uint64_t bytes = padded(extent.bytes) > record->stride ? padded(extent.bytes) : record->stride;
         if (extent.position + bytes > end) end = extent.position + bytes;
+        if (extent.position + extent.bytes > known) known = extent.position + extent.bytes;
         last = extent.position;
     }
     /* An item may reach over the headers of records that are gone: they are part of it and stay as they are, so
-     * the head must not lie before the place that the last of them leads to. */
+     * the head must not lie before the place that the last of them leads to. A header that is not wholly part of an
+     * item may hold anything, and is not followed. */
     for (uint64_t next = last; end > 0 && next < end;) {
         const struct shmb_record *record = header_at(ring, next);
-        bool leads = leads_on(ring, record, next, last + ring->max_bytes);
+        bool leads = next + HEADER <= known && leads_on(ring, record, next, last + ring->max_bytes);
         if (!leads && end - next < HEADER) end = next + HEADER; /* no other header may lie across this one */
         if (!leads) break;
         next += record->stride;
@@ -276,11 +316,15 @@ uint64_t shmb_relink(struct shmb_ring *ring, const int64_t *slots, uint64_t coun
             bool leads = leads_on(ring, between, at, position);
             uint64_t next = leads ? at + between->stride : position;
             bool narrow = next != position && position - next < HEADER;
-            if (at < reach) { /* not ours to change: it leads past this record, or the slots are asked */
-                if (!leads && leads_on(ring, between, at, end)) fits = false;
-                if (narrow) next = position;
-            } else if (!leads || narrow) {
-                *between = (struct shmb_record){0, at, position - at, position - at}, next = position;
+            if (!leads || narrow) {
+                next = position;
+                if (at >= reach) {
+                    *between = (struct shmb_record){0, at, position - at, position - at};
+                    CP(relink_header);
+                } else if (at + HEADER > reach)
+                    lead_nowhere(between, reach - at);
+                else if (leads_on(ring, between, at, at + ring->max_bytes))
+                    fits = false; /* not ours to change, and it leads past this record, now or later */
             }
             if (fits) at = next;
         }
@@ -295,12 +339,16 @@ uint64_t shmb_relink(struct shmb_ring *ring, const int64_t *slots, uint64_t coun
     while (begun && at < end) { /* an item reaches over records that are gone */
         struct shmb_record *between = header_at(ring, at);
         if (!leads_on(ring, between, at, end)) {
+            if (at < reach && at + HEADER > reach) lead_nowhere(between, reach - at);
             if (at < reach || end - at < HEADER) break; /* the slots are asked */
             *between = (struct shmb_record){0, at, end - at, end - at};
+            CP(relink_header);
         }
         at += between->stride;
     }
     atomic_store(&ring->runtime->byte_tail, tail);
+    CP(relink_tail);
     atomic_store(&ring->runtime->byte_head, begun ? (at > end ? at : end) : 0);
+    CP(relink_head);
     return forgotten;
 }

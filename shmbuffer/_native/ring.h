@@ -14,9 +14,15 @@
 #include "crashpoint.h"
 #include "layout.h"
 
+/* Around a copy of bytes that a writer may be changing meanwhile: kept where `still_holds`, or a ticket, says that
+ * nobody was. In terms of C it is a data race; a build for ThreadSanitizer is told here what not to look at. */
+#ifndef SHMB_OPTIMISTIC
+#define SHMB_OPTIMISTIC(copy) copy
+#endif
+
 enum shmb_status {
     SHMB_OK = 0,
-    SHMB_BLOCKED,        /* a slot is being written, or somebody waits in front: see ring->blocker */
+    SHMB_BLOCKED,        /* a slot is being written, or somebody waits in front: see shmb_refusal.blocker */
     SHMB_FORKED,         /* this handle belongs to the parent process */
     SHMB_CLOSING_STATUS, /* the buffer is being removed */
     SHMB_LOCK_TIMEOUT,   /* a living process holds the mutex and does not let go */
@@ -27,16 +33,19 @@ enum shmb_status {
     SHMB_NO_MEMORY,
     SHMB_NO_CLAIM,
     SHMB_OTHER_SETTINGS, /* priorities are on with another alpha or eps */
-    SHMB_BAD_PRIORITY,   /* not a number, infinite, negative or too large: see ring->bad_at */
+    SHMB_BAD_PRIORITY,   /* not a number, infinite, negative or too large: see shmb_refusal.bad_at */
     SHMB_LEFT,           /* this handle was closed */
-    SHMB_BAD_INDEX,      /* not an element, or not a slot: see ring->bad_at */
+    SHMB_BAD_INDEX,      /* not an element, or not a slot: see shmb_refusal.bad_at */
     SHMB_BAD_ALPHA,      /* with it the sum of the priorities that are there would not be finite */
     SHMB_REENTERED,      /* a signal handler came while this thread was in a call of the same handle */
     SHMB_NO_TICKETS,     /* all 2 ** 62 are used */
-    SHMB_TOO_LARGE,      /* the records need more bytes than the ring has: see ring->needed */
-    SHMB_BAD_BATCH,      /* a record that is not within its batch: see ring->bad_at */
-    SHMB_NO_ROOM,        /* what was read does not fit into the caller's arena: see ring->needed */
+    SHMB_TOO_LARGE,      /* the records need more bytes than the ring has: see shmb_refusal.needed */
+    SHMB_BAD_BATCH,      /* a record that is not within its batch: see shmb_refusal.bad_at */
+    SHMB_NO_ROOM,        /* what was read does not fit into the caller's arena: see shmb_refusal.needed */
+    SHMB_DAMAGED,        /* shared memory says what cannot be; slot shmb_refusal.bad_at, or SHMB_NO_SLOT */
 };
+
+#define SHMB_NO_SLOT UINT64_MAX
 
 /* What a call needs from the world above: giving up the interpreter lock before it sleeps. */
 struct shmb_call {
@@ -84,6 +93,7 @@ struct shmb_arena {
 
 struct shmb_ring {
     struct shmb_runtime *runtime;
+    int mutex_kind; /* as shmb_mutex_kind says */
     struct shmb_entry *entries, *me;
     uint64_t incarnation; /* ours; me->incarnation differs if somebody took us for dead */
     uint64_t capacity, lanes, elements;
@@ -119,8 +129,11 @@ struct shmb_ring {
     double *masses;       /* scratch, claim_rows * lanes */
     uint64_t *touched;
     uint64_t scratch_rows;
+};
 
-    uint64_t bad_at; /* position of the argument that was refused */
+/* Why the last call of this thread that was refused was so. Not of the handle, which other threads use meanwhile. */
+struct shmb_refusal {
+    uint64_t bad_at; /* position of the argument */
     uint64_t needed; /* bytes, where there were too few */
     struct {
         uint32_t entry;
@@ -129,6 +142,7 @@ struct shmb_ring {
         bool by_turn;      /* we wait behind a turn, not for a slot */
     } blocker;
 };
+extern _Thread_local struct shmb_refusal shmb_refusal;
 
 /* Most rings have one lane, and a division is half of what else there is to do for an element. */
 static inline uint64_t shmb_slot_of(const struct shmb_ring *ring, uint64_t element) {
@@ -151,6 +165,7 @@ int shmb_lock(struct shmb_ring *ring, struct shmb_call *call);
 void shmb_unlock(struct shmb_ring *ring);
 bool shmb_lock_no_more(struct shmb_ring *ring, struct shmb_call *call);
 int shmb_mutex_format(struct shmb_runtime *runtime);
+int shmb_mutex_kind(void); /* of one that was just formatted */
 uint32_t shmb_mutex_owner(const struct shmb_runtime *runtime);
 void shmb_wake_waiters(struct shmb_runtime *runtime);
 int shmb_wait_progress(struct shmb_runtime *runtime, uint32_t seen, int64_t timeout_ns);
@@ -175,6 +190,7 @@ struct shmb_moment {
 /* priorities.c: the tree. All under the mutex. */
 void shmb_tree_map(struct shmb_tree *tree, const struct shmb_sections *sections, unsigned char *slots);
 double shmb_mass(const struct shmb_runtime *runtime, double raw);
+double shmb_largest_mass(const struct shmb_ring *ring);
 double shmb_default_priority(const struct shmb_runtime *runtime);
 void shmb_tree_range(struct shmb_tree *tree, uint64_t first, uint64_t count); /* parents of leaves [first, first+count) */
 void shmb_tree_touched(struct shmb_tree *tree, uint64_t *elements, uint64_t count); /* consumes its argument */
@@ -220,6 +236,7 @@ bool shmb_lies_in_use(const struct shmb_ring *ring, struct shmb_extent extent);
 static inline unsigned char *shmb_record_at(const struct shmb_ring *ring, uint64_t position) {
     return ring->bytes + position % ring->max_bytes;
 }
+bool shmb_span_in_order(const struct shmb_ring *ring);
 uint64_t shmb_oldest_ticket(const struct shmb_ring *ring);
 int shmb_span(struct shmb_ring *ring, struct shmb_call *call, uint64_t span[3]);
 int shmb_records_moment(struct shmb_ring *ring, struct shmb_call *call, uint64_t from, unsigned char *out, uint64_t room,

@@ -49,8 +49,10 @@ static PyObject *end(struct python_call *python, int status, uint64_t result) {
 }
 
 static int seen(struct ring_object *self, int status) {
-    if (status == SHMB_OK)
+    if (status == SHMB_OK) {
         atomic_store_explicit(&self->ring.me->last_seen_ns, (uint64_t)shmb_now_ns(), memory_order_relaxed);
+        CP(count_added);
+    }
     return status;
 }
 
@@ -130,6 +132,7 @@ static PyObject *ring_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) 
     ring->runtime = (struct shmb_runtime *)(control_base + SHMB_RUNTIME_OFFSET);
     ring->entries = (struct shmb_entry *)(control_base + SHMB_REGISTRY_OFFSET);
     ring->me = &ring->entries[entry];
+    ring->mutex_kind = shmb_mutex_kind();
     ring->incarnation = atomic_load(&ring->me->incarnation);
     ring->capacity = capacity;
     ring->lanes = lanes;
@@ -382,7 +385,9 @@ static PyObject *ring_update(PyObject *object, PyObject *const *args, Py_ssize_t
                                         &applied));
     if (status == SHMB_OK) {
         atomic_fetch_add_explicit(&self->ring.me->updates_applied, applied, memory_order_relaxed);
+        CP(count_added);
         atomic_fetch_add_explicit(&self->ring.me->updates_stale, count - applied, memory_order_relaxed);
+        CP(count_added);
     }
     return end(&python, status, applied);
 }
@@ -482,8 +487,9 @@ static PyObject *ring_wait(PyObject *object, PyObject *timeout_ns) {
     int64_t timeout;
     if (signed_number(timeout_ns, &timeout) < 0) return NULL;
     atomic_fetch_add_explicit(&self->ring.me->waits, 1, memory_order_relaxed);
+    CP(count_added);
     Py_BEGIN_ALLOW_THREADS
-    shmb_wait_progress(self->ring.runtime, self->ring.blocker.progress, timeout);
+    shmb_wait_progress(self->ring.runtime, shmb_refusal.blocker.progress, timeout);
     Py_END_ALLOW_THREADS
     if (PyErr_CheckSignals() < 0) return NULL;
     Py_RETURN_NONE;
@@ -794,10 +800,17 @@ static PyObject *ring_rebuild(PyObject *object, PyObject *Py_UNUSED(ignored)) {
     Py_RETURN_NONE;
 }
 
-static PyObject *get_blocker(PyObject *object, void *Py_UNUSED(closure)) {
-    struct shmb_ring *ring = &((struct ring_object *)object)->ring;
-    return Py_BuildValue("(IKKO)", ring->blocker.entry, (unsigned long long)ring->blocker.incarnation,
-                         (unsigned long long)ring->blocker.turn, ring->blocker.by_turn ? Py_True : Py_False);
+static PyObject *get_blocker(PyObject *Py_UNUSED(object), void *Py_UNUSED(closure)) {
+    return Py_BuildValue("(IKKO)", shmb_refusal.blocker.entry, (unsigned long long)shmb_refusal.blocker.incarnation,
+                         (unsigned long long)shmb_refusal.blocker.turn, shmb_refusal.blocker.by_turn ? Py_True : Py_False);
+}
+
+static PyObject *get_bad_at(PyObject *Py_UNUSED(object), void *Py_UNUSED(closure)) {
+    return PyLong_FromUnsignedLongLong(shmb_refusal.bad_at);
+}
+
+static PyObject *get_needed(PyObject *Py_UNUSED(object), void *Py_UNUSED(closure)) {
+    return PyLong_FromUnsignedLongLong(shmb_refusal.needed);
 }
 
 #define GET_U64(name, expression)                                                                            \
@@ -807,12 +820,14 @@ static PyObject *get_blocker(PyObject *object, void *Py_UNUSED(closure)) {
     }
 GET_U64(head, atomic_load_explicit(&ring->runtime->head, memory_order_acquire))
 GET_U64(write_count, atomic_load_explicit(&ring->runtime->write_count, memory_order_acquire))
-GET_U64(length, atomic_load_explicit(&ring->runtime->length, memory_order_acquire) * ring->lanes)
+static uint64_t length_of(const struct shmb_ring *ring) { /* no more than there is room for, whatever is there */
+    uint64_t length = atomic_load_explicit(&ring->runtime->length, memory_order_acquire);
+    return (length < ring->capacity ? length : ring->capacity) * ring->lanes;
+}
+GET_U64(length, length_of(ring))
 GET_U64(state, atomic_load_explicit(&ring->runtime->state, memory_order_acquire))
 GET_U64(prioritized, atomic_load_explicit(&ring->runtime->prioritized, memory_order_acquire))
 GET_U64(incarnation, ring->incarnation)
-GET_U64(bad_at, ring->bad_at)
-GET_U64(needed, ring->needed)
 GET_U64(byte_head, atomic_load_explicit(&ring->runtime->byte_head, memory_order_acquire))
 GET_U64(byte_tail, atomic_load_explicit(&ring->runtime->byte_tail, memory_order_acquire))
 
@@ -867,15 +882,15 @@ static PyMethodDef methods[] = {
 
 #define GET(name, text) {#name, get_##name, NULL, text, NULL}
 static PyGetSetDef properties[] = {
-    GET(blocker, "(entry, incarnation, turn, by_turn) of whom the last blocked call met."),
+    GET(blocker, "(entry, incarnation, turn, by_turn) of whom the last blocked call of this thread met."),
     GET(head, "Next ticket."),
     GET(write_count, "Elements written so far."),
     GET(length, "Elements that are committed."),
     GET(state, "Life of the buffer."),
     GET(prioritized, "1 once the tree is kept."),
     GET(incarnation, "Ours."),
-    GET(bad_at, "Position of the argument that was refused."),
-    GET(needed, "Bytes that were needed, where there were too few."),
+    GET(bad_at, "Position of the argument that this thread's last call was refused for."),
+    GET(needed, "Bytes that this thread's last call needed, where there were too few."),
     GET(byte_head, "Where the next record starts."),
     GET(byte_tail, "Where the oldest record in use starts."),
     GET(max_priority, "Largest raw priority given; negative: none yet."),

@@ -113,6 +113,7 @@ static void draw_by_mass(struct shmb_ring *ring, struct random *random, const ui
         for (uint64_t i = 0; i < count; i++) {
             const double *c = children + node[i] * SHMB_FANOUT;
             node[i] = node[i] * SHMB_FANOUT + child_of(c, &at[i]);
+            if (__builtin_expect(node[i] >= tree->nodes[level - 1], 0)) node[i] = tree->nodes[level - 1] - 1; /* damage */
             if (level > 1) {
                 const double *below_it = (level == 2 ? tree->mass : tree->sum[level - 2]) + node[i] * SHMB_FANOUT;
                 __builtin_prefetch(below_it);
@@ -140,6 +141,21 @@ static inline void take_place(const struct shmb_ring *ring, uint64_t slot, struc
 
 static inline void copy_record(const struct shmb_ring *ring, const struct shmb_arena *arena, uint64_t row) {
     memcpy(arena->data + arena->starts[row], shmb_record_at(ring, arena->positions[row]), (size_t)arena->sizes[row]);
+}
+
+/* Whether a record, or its copy, is the one that a slot named: its header says whose it is. */
+static inline bool is_the_record(const struct shmb_record *record, const struct shmb_arena *arena, uint64_t row,
+                                 uint64_t ticket) {
+    return arena->sizes[row] > 0 && record->ticket == ticket && record->position == arena->positions[row] &&
+           record->bytes == (uint64_t)arena->sizes[row];
+}
+
+static inline const struct shmb_record *in_ring(const struct shmb_ring *ring, const struct shmb_arena *arena, uint64_t row) {
+    return (const struct shmb_record *)shmb_record_at(ring, arena->positions[row]);
+}
+
+static inline const struct shmb_record *in_arena(const struct shmb_arena *arena, uint64_t row) {
+    return (const struct shmb_record *)(arena->data + arena->starts[row]);
 }
 
 static int by_rank(const void *a, const void *b) {
@@ -187,8 +203,9 @@ static void draw_uniformly(struct shmb_ring *ring, struct random *random, const 
 }
 
 /* The mutex is held; something is committed. Weights are those of Schaul et al. 2016, section 3.4, divided by
- * the largest one in the buffer, as TorchRL does: (p / p_min) ** -beta. */
-static void draw(struct shmb_ring *ring, struct random *random, const uint32_t *rows, uint64_t count, int64_t *index,
+ * the largest one in the buffer, as TorchRL does: (p / p_min) ** -beta. False: what was drawn is no item, which only
+ * damage of the tree or of the number of items brings about; see shmb_refusal.bad_at. */
+static bool draw(struct shmb_ring *ring, struct random *random, const uint32_t *rows, uint64_t count, int64_t *index,
                  int64_t *tickets, float *weights, double beta, bool prioritized, struct draw *draws) {
     bool kept = atomic_load_explicit(&ring->runtime->prioritized, memory_order_relaxed) != 0; /* else masses are old */
     bool by_mass = prioritized && kept && shmb_tree_total(&ring->tree) > 0;
@@ -199,11 +216,16 @@ static void draw(struct shmb_ring *ring, struct random *random, const uint32_t *
     double least = by_mass ? shmb_tree_min(&ring->tree) : 0;
     for (uint64_t i = 0; i < count; i++) {
         uint32_t row = rows[i];
+        if (__builtin_expect(SHMB_STATE(draws[row].word) != SHMB_COMMITTED, 0)) {
+            shmb_refusal.bad_at = shmb_slot_of(ring, (uint64_t)index[row]);
+            return false;
+        }
         tickets[row] = (int64_t)SHMB_TICKET(draws[row].word);
         if (weights)
             weights[row] = !by_mass || draws[row].mass == least ? 1.0f : powf((float)(draws[row].mass / least), (float)-beta);
     }
     CP(sample_drawn);
+    return true;
 }
 
 /* `out` may be NULL: then only indices, tickets and weights are drawn. */
@@ -230,7 +252,11 @@ int shmb_sample(struct shmb_ring *ring, struct shmb_call *call, uint64_t count, 
                 status = SHMB_NOTHING;
                 goto out;
             }
-            draw(ring, &random, rows + from, n, index, tickets, weights, beta, prioritized, draws);
+            if (!draw(ring, &random, rows + from, n, index, tickets, weights, beta, prioritized, draws)) {
+                shmb_unlock(ring);
+                status = SHMB_DAMAGED;
+                goto out;
+            }
             for (uint64_t i = 0; arena && i < n; i++) /* extents belong to words: looked at together */
                 take_place(ring, (uint64_t)index[rows[from + i]], arena, rows[from + i]);
             if (with_the_lock && arena && arena->used <= arena->room)
@@ -241,20 +267,29 @@ int shmb_sample(struct shmb_ring *ring, struct shmb_call *call, uint64_t count, 
             CP(sample_unlocked);
         }
         if (arena && arena->used > arena->room) {
-            ring->needed = arena->used;
+            shmb_refusal.needed = arena->used;
             status = SHMB_NO_ROOM;
+            for (uint64_t i = 0; i < left; i++) { /* nothing is asked for because of a size that is damage */
+                uint32_t row = rows[i];
+                bool there;
+                SHMB_OPTIMISTIC(there = is_the_record(in_ring(ring, arena, row), arena, row, (uint64_t)tickets[row]));
+                if (there) continue;
+                atomic_thread_fence(memory_order_acquire);
+                uint64_t slot = shmb_slot_of(ring, (uint64_t)index[row]);
+                if (still_holds(ring, slot, draws[row].word)) shmb_refusal.bad_at = slot, status = SHMB_DAMAGED;
+            }
             goto out;
         }
         if (with_the_lock || (out == NULL && arena == NULL)) break;
         for (uint64_t i = 0; arena && i < left; i++) {
             if (i + 4 < left) __builtin_prefetch(shmb_record_at(ring, arena->positions[rows[i + 4]]));
-            copy_record(ring, arena, rows[i]);
+            SHMB_OPTIMISTIC(copy_record(ring, arena, rows[i]));
             CP(sample_copy);
         }
         for (uint64_t i = 0; out && i < left; i++) /* the misses of all rows overlap, also between leaves */
             for (unsigned leaf = 0; leaf < ring->n_leaves; leaf++)
                 __builtin_prefetch(ring->leaves[leaf].base + (uint64_t)index[rows[i]] * ring->leaves[leaf].element_bytes);
-        if (out) copy_rows(ring, index, rows, left, out);
+        if (out) SHMB_OPTIMISTIC(copy_rows(ring, index, rows, left, out));
         atomic_thread_fence(memory_order_acquire);
         uint64_t changed = 0;
         for (uint64_t i = 0; i < left; i++)
@@ -263,12 +298,22 @@ int shmb_sample(struct shmb_ring *ring, struct shmb_call *call, uint64_t count, 
         *redrawn += changed;
         left = changed;
     }
+    for (uint64_t i = 0; arena && i < count; i++)
+        if (!is_the_record(in_arena(arena, i), arena, i, (uint64_t)tickets[i])) {
+            shmb_refusal.bad_at = (uint64_t)index[i];
+            status = SHMB_DAMAGED;
+            goto out;
+        }
     uint64_t head = atomic_load_explicit(&ring->runtime->head, memory_order_relaxed);
     for (uint64_t i = 0; i < count; i++) age += head - 1 - (uint64_t)tickets[i];
     atomic_fetch_add_explicit(&me->samples, 1, memory_order_relaxed);
+    CP(count_added);
     atomic_fetch_add_explicit(&me->sampled, count, memory_order_relaxed);
+    CP(count_added);
     atomic_fetch_add_explicit(&me->redraws, *redrawn, memory_order_relaxed);
+    CP(count_added);
     atomic_fetch_add_explicit(&me->age_sum, age * ring->lanes, memory_order_relaxed);
+    CP(count_added);
 out:
     free(draws);
     return status;
@@ -287,7 +332,7 @@ int shmb_read(struct shmb_ring *ring, struct shmb_call *call, const int64_t *ind
             if (status != SHMB_OK) return status;
             uint64_t word = atomic_load_explicit(&ring->words[slot], memory_order_acquire);
             bool committed = SHMB_STATE(word) == SHMB_COMMITTED;
-            if (committed) copy_row(ring, element, out, i);
+            if (committed) SHMB_OPTIMISTIC(copy_row(ring, element, out, i));
             atomic_thread_fence(memory_order_acquire);
             bool kept = committed && still_holds(ring, slot, word);
             if (with_the_lock) shmb_unlock(ring);
@@ -300,7 +345,8 @@ int shmb_read(struct shmb_ring *ring, struct shmb_call *call, const int64_t *ind
 }
 
 /* Records by slot, one behind the other. tickets[i] is -1, and the size 0, where the slot holds no item.
- * SHMB_NO_ROOM: they do not fit into the arena; as much as ring->needed will do, if nothing changes. */
+ * SHMB_NO_ROOM: they do not fit into the arena; as much as shmb_refusal.needed will do, if nothing changes.
+ * SHMB_DAMAGED: what a slot says is not where its record is. */
 int shmb_read_records(struct shmb_ring *ring, struct shmb_call *call, const int64_t *index, uint64_t count,
                       struct shmb_arena *arena, int64_t *tickets) {
     for (uint64_t i = 0; i < count; i++) {
@@ -315,20 +361,24 @@ int shmb_read_records(struct shmb_ring *ring, struct shmb_call *call, const int6
             arena->starts[i] = (int64_t)before;
             arena->sizes[i] = 0;
             tickets[i] = -1;
-            if (committed) take_place(ring, slot, arena, i);
-            bool there = committed && arena->sizes[i] > 0;
-            if (there && arena->used <= arena->room) copy_record(ring, arena, i);
+            if (committed) SHMB_OPTIMISTIC(take_place(ring, slot, arena, i));
+            bool there = false;
+            if (committed) SHMB_OPTIMISTIC(there = is_the_record(in_ring(ring, arena, i), arena, i, SHMB_TICKET(word)));
+            if (there && arena->used <= arena->room) SHMB_OPTIMISTIC(copy_record(ring, arena, i));
             atomic_thread_fence(memory_order_acquire);
-            bool kept = there && still_holds(ring, slot, word);
+            bool kept = committed && still_holds(ring, slot, word);
             if (with_the_lock) shmb_unlock(ring);
+            if (kept && !there) {
+                shmb_refusal.bad_at = slot;
+                return SHMB_DAMAGED;
+            }
             if (kept) tickets[i] = (int64_t)SHMB_TICKET(word);
             if (kept || !committed) break;
             arena->used = before;
             arena->sizes[i] = 0;
-            if (with_the_lock) break; /* what the slot says cannot be */
         }
     }
-    ring->needed = arena->used;
+    shmb_refusal.needed = arena->used;
     return arena->used > arena->room ? SHMB_NO_ROOM : SHMB_OK;
 }
 
@@ -352,17 +402,17 @@ uint64_t shmb_copy_slots(struct shmb_ring *ring, uint64_t first, uint64_t count,
         int64_t now = ticket_of(word);
         if (now == tickets[slot]) continue;
         changed++;
-        if (now >= 0) copy_slot(ring, slot, out);
+        if (now >= 0) SHMB_OPTIMISTIC(copy_slot(ring, slot, out));
         atomic_thread_fence(memory_order_acquire);
         tickets[slot] = now >= 0 && still_holds(ring, slot, word) ? now : -1;
     }
     return changed;
 }
 
-/* What belongs to the items of a moment; while the mutex is held. */
+/* What belongs to the items of a moment; while the mutex is held. Of slots that are being written it is worth nothing. */
 void shmb_note_moment(const struct shmb_ring *ring, uint64_t *sources, double *raw, struct shmb_moment *moment) {
     memcpy(sources, ring->sources, ring->capacity * sizeof *sources);
-    memcpy(raw, ring->raw, ring->elements * sizeof *raw);
+    SHMB_OPTIMISTIC(memcpy(raw, ring->raw, ring->elements * sizeof *raw));
     moment->head = atomic_load_explicit(&ring->runtime->head, memory_order_relaxed);
     moment->write_count = atomic_load_explicit(&ring->runtime->write_count, memory_order_relaxed);
     moment->max_priority = ring->runtime->max_priority;

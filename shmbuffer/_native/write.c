@@ -66,24 +66,29 @@ static void claim_parents(struct shmb_ring *ring) {
 static void give_back_turn(struct shmb_ring *ring) {
     if (atomic_load_explicit(&ring->me->turn, memory_order_relaxed) == 0) return;
     atomic_store_explicit(&ring->me->turn, 0, memory_order_release);
+    CP(turn_returned);
     atomic_fetch_sub(&ring->runtime->waiters, 1);
+    CP(turn_returned);
 }
 
 static void take_turn(struct shmb_ring *ring) {
     if (atomic_load_explicit(&ring->me->turn, memory_order_relaxed) != 0) return;
     uint64_t turn = atomic_fetch_add(&ring->runtime->next_turn, 1) + 1;
+    CP(turn_numbered);
     atomic_store_explicit(&ring->me->turn_ns, (uint64_t)shmb_now_ns(), memory_order_relaxed);
+    CP(turn_dated);
     atomic_store_explicit(&ring->me->turn, turn, memory_order_release);
+    CP(turn_noted);
     atomic_fetch_add(&ring->runtime->waiters, 1);
     CP(wait_turn);
 }
 
 static void note_blocker(struct shmb_ring *ring, uint32_t entry, bool by_turn) {
-    ring->blocker.entry = entry;
-    ring->blocker.incarnation = atomic_load_explicit(&ring->entries[entry].incarnation, memory_order_relaxed);
-    ring->blocker.turn = atomic_load_explicit(&ring->entries[entry].turn, memory_order_relaxed);
-    ring->blocker.progress = atomic_load(&ring->runtime->progress);
-    ring->blocker.by_turn = by_turn;
+    shmb_refusal.blocker.entry = entry;
+    shmb_refusal.blocker.incarnation = atomic_load_explicit(&ring->entries[entry].incarnation, memory_order_relaxed);
+    shmb_refusal.blocker.turn = atomic_load_explicit(&ring->entries[entry].turn, memory_order_relaxed);
+    shmb_refusal.blocker.progress = atomic_load(&ring->runtime->progress);
+    shmb_refusal.blocker.by_turn = by_turn;
     if (by_turn) take_turn(ring);
 }
 
@@ -137,6 +142,7 @@ static void abort_claim(struct shmb_ring *ring) {
     atomic_store_explicit(&me->phase, SHMB_IDLE, memory_order_release);
     CP(abort_idle);
     atomic_fetch_add_explicit(&me->aborts, ring->claim_slots_taken * ring->lanes, memory_order_relaxed);
+    CP(count_added);
 }
 
 /* A claim that is still there was never committed, or its commit was reported as failed: its items are absent. */
@@ -174,6 +180,11 @@ static int end_without_claim(struct shmb_ring *ring, int status) {
     return status;
 }
 
+static int end_as_damaged(struct shmb_ring *ring) {
+    shmb_refusal.bad_at = SHMB_NO_SLOT;
+    return end_without_claim(ring, SHMB_DAMAGED);
+}
+
 /* After a signal handler raised nobody may ever come back to this claim, so it is given back whatever comes. */
 static bool never(struct shmb_call *call) { return false; }
 
@@ -198,7 +209,9 @@ static void open_claim(struct shmb_ring *ring, uint64_t first, uint64_t count) {
     ring->claim_first = first;
     ring->claim_count = count;
     me->kind = ring->claim_kind;
+    CP(write_kind);
     atomic_store_explicit(&me->first, first, memory_order_release);
+    CP(write_first);
     atomic_store_explicit(&me->count, count, memory_order_release);
     CP(write_noted);
     atomic_store_explicit(&me->phase, SHMB_MARKING, memory_order_release);
@@ -217,9 +230,12 @@ static void open_claim(struct shmb_ring *ring, uint64_t first, uint64_t count) {
         CP(write_mark);
         bool stays = ring->claim_kind == SHMB_IN_PLACE && committed; /* the item: its source and its priority too */
         if (committed) atomic_fetch_sub_explicit(&runtime->length, 1, memory_order_relaxed);
+        CP(write_length);
         if (!stays) ring->sources[slot] = ring->incarnation;
+        CP(write_source);
         for (uint64_t e = slot * ring->lanes, end = e + ring->lanes; e < end; e++) {
             if (!stays) ring->raw[e] = NAN; /* the default, unless given */
+            CP(write_raw);
             if (prioritized && ring->tree.mass[e] != 0) {
                 ring->tree.mass[e] = 0;
                 unmassed = true;
@@ -247,6 +263,7 @@ int shmb_claim_ring(struct shmb_ring *ring, struct shmb_call *call, uint64_t cou
     uint64_t head = atomic_load_explicit(&ring->runtime->head, memory_order_relaxed);
     uint64_t ticket = head + (count - rows); /* of more items than slots only the last stay */
     if (!has_tickets(head, count)) return end_without_claim(ring, SHMB_NO_TICKETS);
+    if (batch && !shmb_span_in_order(ring)) return end_as_damaged(ring);
     bool blocked = waits_behind_a_turn(ring);
     for (uint64_t row = 0; !blocked && row < rows; row++) blocked = shmb_is_being_written(ring, (ticket + row) % ring->capacity);
     ring->claim_kind = SHMB_RING_WRITE;
@@ -271,6 +288,7 @@ int shmb_claim_slots(struct shmb_ring *ring, struct shmb_call *call, const int64
     if (status != SHMB_OK) return status;
     uint64_t head = atomic_load_explicit(&ring->runtime->head, memory_order_relaxed), rows = 0;
     if (!has_tickets(head, ring->capacity)) return end_without_claim(ring, SHMB_NO_TICKETS);
+    if (batch && !shmb_span_in_order(ring)) return end_as_damaged(ring);
     for (uint64_t i = 0; i < count; i++) {
         uint64_t word = atomic_load_explicit(&ring->words[slots[i]], memory_order_relaxed);
         bool take = tickets == NULL || word == SHMB_WORD((uint64_t)tickets[i], SHMB_COMMITTED);
@@ -319,27 +337,34 @@ void shmb_fill(struct shmb_ring *ring, const unsigned char *const *sources, uint
         if (bytes == 0) continue;
         if (ring->claim_kind == SHMB_RING_WRITE) {
             memcpy(base + slot * bytes, from, before * bytes);
-            if (before < ring->claim_rows) memcpy(base, from + before * bytes, (ring->claim_rows - before) * bytes);
+            CP(write_copy);
+            if (before == ring->claim_rows) continue;
+            memcpy(base, from + before * bytes, (ring->claim_rows - before) * bytes);
+            CP(write_copy);
         } else {
-            for (uint64_t row = 0; row < ring->claim_rows; row++)
+            for (uint64_t row = 0; row < ring->claim_rows; row++) {
                 memcpy(base + (uint64_t)ring->claim_slots[row] * bytes, from + row * bytes, bytes);
+                CP(write_copy);
+            }
         }
-        CP(write_copy);
     }
 }
 
 void shmb_fill_priorities(struct shmb_ring *ring, const double *priorities, uint64_t skip_rows) {
     const double *from = priorities + skip_rows * ring->lanes;
     for (uint64_t row = 0; row < ring->claim_rows; row++)
-        memcpy(ring->raw + slot_of_row(ring, row) * ring->lanes, from + row * ring->lanes, ring->lanes * sizeof *from);
+        for (uint64_t e = slot_of_row(ring, row) * ring->lanes, end = e + ring->lanes; e < end; e++, from++) {
+            __atomic_store(&ring->raw[e], from, __ATOMIC_RELAXED); /* other end: masses_stay_finite */
+            CP(write_priority);
+        }
 }
 
 static void fill_checksums(struct shmb_ring *ring) {
     for (uint64_t row = 0; ring->checksum && row < ring->claim_rows; row++) {
         uint64_t slot = slot_of_row(ring, row);
         ring->checksums[slot] = shmb_row_checksum(ring, slot, ticket_of_row(ring, row));
+        CP(write_checksum);
     }
-    CP(write_checksum);
 }
 
 static void end_claim(struct shmb_ring *ring) {
@@ -359,6 +384,16 @@ static double masses_of_given(struct shmb_ring *ring) {
     return greatest;
 }
 
+/* They were when the priorities were given; but alpha may have changed since. */
+static bool masses_in_order(const struct shmb_ring *ring) {
+    for (uint64_t n = 0; n < ring->claim_rows * ring->lanes; n++)
+        if (!(ring->masses[n] <= shmb_largest_mass(ring))) {
+            shmb_refusal.bad_at = n + (ring->claim_kind == SHMB_RING_WRITE ? ring->claim_skipped * ring->lanes : 0);
+            return false;
+        }
+    return true;
+}
+
 int shmb_commit(struct shmb_ring *ring, struct shmb_call *call, bool given) {
     struct shmb_runtime *runtime = ring->runtime;
     struct shmb_entry *me = ring->me;
@@ -366,6 +401,7 @@ int shmb_commit(struct shmb_ring *ring, struct shmb_call *call, bool given) {
     bool mixed = given || ring->claim_kind == SHMB_IN_PLACE;
     uint64_t version = atomic_load(&runtime->alpha_version);
     double greatest = mixed ? masses_of_given(ring) : -1;
+    bool in_order = !mixed || masses_in_order(ring);
     int status = shmb_lock(ring, call);
     if (status != SHMB_OK) { /* if it stays even so, the next one of this handle, or a reaper, rolls it back */
         if (status == SHMB_INTERRUPTED) give_claim_back(ring, call);
@@ -378,9 +414,20 @@ int shmb_commit(struct shmb_ring *ring, struct shmb_call *call, bool given) {
         end_claim(ring);
         return SHMB_FENCED;
     }
-    if (mixed && version != atomic_load_explicit(&runtime->alpha_version, memory_order_relaxed)) masses_of_given(ring);
+    if (mixed && version != atomic_load_explicit(&runtime->alpha_version, memory_order_relaxed)) {
+        masses_of_given(ring);
+        in_order = masses_in_order(ring);
+    }
+    if (!in_order) {
+        abort_claim(ring);
+        shmb_unlock(ring);
+        shmb_wake_waiters(runtime);
+        shmb_gate_leave(ring);
+        return SHMB_BAD_PRIORITY;
+    }
     bool prioritized = atomic_load_explicit(&runtime->prioritized, memory_order_relaxed) != 0;
     if (given && greatest > runtime->max_priority) runtime->max_priority = greatest;
+    CP(write_max_priority);
     double fallback = shmb_default_priority(runtime), fallback_mass = prioritized ? shmb_mass(runtime, fallback) : 0;
     uint64_t goal = atomic_load_explicit(&runtime->write_count, memory_order_relaxed) + ring->claim_written;
     atomic_store_explicit(&me->goal, goal, memory_order_release);
@@ -394,6 +441,7 @@ int shmb_commit(struct shmb_ring *ring, struct shmb_call *call, bool given) {
             uint64_t e = slot * ring->lanes + lane;
             bool has_own = mixed && ring->raw[e] >= 0;
             if (!has_own) ring->raw[e] = fallback;
+            CP(write_default);
             ring->tree.mass[e] = has_own ? ring->masses[row * ring->lanes + lane] : fallback_mass;
             CP(write_leaf);
         }
@@ -402,6 +450,7 @@ int shmb_commit(struct shmb_ring *ring, struct shmb_call *call, bool given) {
         CP(write_commit);
     }
     atomic_fetch_add_explicit(&runtime->length, ring->claim_slots_taken, memory_order_relaxed);
+    CP(write_lengthened);
     if (prioritized) claim_parents(ring);
     CP(write_commit_parents);
     atomic_store_explicit(&runtime->write_count, goal, memory_order_release);
@@ -409,6 +458,7 @@ int shmb_commit(struct shmb_ring *ring, struct shmb_call *call, bool given) {
     atomic_store_explicit(&me->phase, SHMB_IDLE, memory_order_release);
     CP(write_idle);
     atomic_fetch_add_explicit(&me->inserts, ring->claim_slots_taken * ring->lanes, memory_order_relaxed);
+    CP(count_added);
     shmb_unlock(ring);
     CP(write_done);
     shmb_wake_waiters(runtime);
@@ -465,7 +515,9 @@ int shmb_forfeit_turn(struct shmb_ring *ring, struct shmb_call *call, uint32_t e
     if (status != SHMB_OK) return status;
     if (turn && atomic_load_explicit(&ring->entries[entry].turn, memory_order_relaxed) == turn) {
         uint64_t later = atomic_fetch_add(&ring->runtime->next_turn, 1) + 1;
+        CP(turn_numbered);
         atomic_store_explicit(&ring->entries[entry].turn_ns, (uint64_t)shmb_now_ns(), memory_order_relaxed);
+        CP(turn_dated);
         atomic_store_explicit(&ring->entries[entry].turn, later, memory_order_release);
         CP(wait_forfeit);
     }
@@ -483,7 +535,9 @@ int shmb_empty(struct shmb_ring *ring, struct shmb_call *call, bool keep_write_c
     uint64_t count = (ring->capacity - head % ring->capacity) % ring->capacity;
     if (!has_tickets(head, count)) return end_without_claim(ring, SHMB_NO_TICKETS);
     atomic_store_explicit(&me->first, head, memory_order_release);
+    CP(empty_first);
     atomic_store_explicit(&me->count, count, memory_order_release);
+    CP(empty_span);
     atomic_store_explicit(&me->goal, keep_write_count ? atomic_load(&runtime->write_count) : 0, memory_order_release);
     CP(empty_noted);
     atomic_store_explicit(&me->phase, SHMB_EMPTYING, memory_order_release);
@@ -515,5 +569,6 @@ int shmb_restore(struct shmb_ring *ring, struct shmb_call *call, uint64_t slot, 
     atomic_store_explicit(&runtime->write_count, write_count, memory_order_release);
     CP(restore_count);
     runtime->max_priority = max_priority;
+    CP(restore_max_priority);
     return end_without_claim(ring, SHMB_OK);
 }

@@ -341,10 +341,12 @@ class Crew:
         coordinator, learner = self._coordinator.process, self._learner.process
         watched = [fd for pid in self.collectors if (fd := _pidfd(pid)) is not None]
         with suppress(ProcessLookupError):
-            os.killpg(coordinator.pid or 0, signal.SIGKILL)
+            if coordinator.pid is not None:
+                os.killpg(coordinator.pid, signal.SIGKILL)
         for process in (coordinator, learner):
-            process.kill()
-            process.join()
+            if process.pid is not None:
+                process.kill()
+                process.join()
         for fd in watched:
             select.select([fd], [], [], GRACE_S)
             os.close(fd)
@@ -360,6 +362,13 @@ class Crew:
         )
 
     def __enter__(self) -> Self:
+        """Starts them; whoever has started is killed if a signal comes meanwhile."""
+        try:
+            for role in (self._coordinator, self._learner):
+                role.start()
+        except BaseException:
+            self.kill_all()
+            raise
         return self
 
     def __exit__(
@@ -388,18 +397,20 @@ class Crew:
 
 
 class _Role:
-    """A process that was started, and the wire to it."""
+    """A process, and the wire to it."""
 
     def __init__(self, target: Callable[..., None], *args: Any) -> None:
         context = multiprocessing.get_context("spawn")
         self.name = target.__name__
         self.has_spoken = self.has_ended = False
-        self.control, theirs = context.Pipe()
+        self.control, self._theirs = context.Pipe()
         self.process: SpawnProcess = context.Process(
-            target=_apart, args=(target, *args, theirs), name=self.name
+            target=_apart, args=(target, *args, self._theirs), name=self.name
         )
+
+    def start(self) -> None:
         self.process.start()
-        theirs.close()  # so that the wire ends with the process
+        self._theirs.close()  # so that the wire ends with the process
 
     def heard(self) -> Iterator[Service | Learning | Evaluation]:
         try:

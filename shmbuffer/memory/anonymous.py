@@ -7,19 +7,23 @@ that has it ends, so there is nothing to recover and nothing to clean up.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 from typing import Any
 
 from shmbuffer._native import _core
 from shmbuffer.errors import AttachTimeout, SpaceError
-from shmbuffer.memory import filesystem, layout
+from shmbuffer.memory import filesystem, layout, locks
 from shmbuffer.memory.control import Control, first_superblock
+from shmbuffer.memory.filesystem import shut
 from shmbuffer.memory.layout import Flag
 from shmbuffer.memory.schema import Schema
+from shmbuffer.memory.trust import explained
 
 WHERE = "anonymous memory"
 
@@ -41,26 +45,34 @@ class Anonymous:
     @classmethod
     def create(cls, settings: dict[str, Any], flags: Flag) -> tuple[Anonymous, Control]:
         """A new memfd with a formatted control file."""
-        ground = cls(os.memfd_create("shmbuffer", os.MFD_CLOEXEC))
-        os.ftruncate(ground.fd, layout.CONTROL_BYTES)
-        found = os.fstat(ground.fd)
+        with _explained(layout.CONTROL_BYTES):
+            ground = cls(os.memfd_create("shmbuffer", os.MFD_CLOEXEC))
+            os.ftruncate(ground.fd, layout.CONTROL_BYTES)
+            _core.reached("file.sized")
+            found = os.fstat(ground.fd)
         control = ground.open_control()
         control.format(first_superblock(settings, flags, (found.st_dev, found.st_ino)))
         return ground, control
 
     def open_control(self) -> Control:
         """Maps the control file."""
-        return Control(_core.Map(self.fd, layout.CONTROL_BYTES), WHERE)
+        with _explained(layout.CONTROL_BYTES):
+            return Control(_core.Map(self.fd, layout.CONTROL_BYTES), WHERE)
 
     @contextmanager
     def lock(self, timeout: float) -> Iterator[None]:
         """Excludes other joiners: a kernel lock on a descriptor of our own."""
-        own = os.open(f"/proc/self/fd/{self.fd}", os.O_RDWR | os.O_CLOEXEC)
+        me = os.getpid()
+        with _explained():
+            own = locks.not_inherited(
+                lambda: os.open(f"/proc/self/fd/{self.fd}", os.O_RDWR | os.O_CLOEXEC)
+            )
         try:
             deadline = time.monotonic() + timeout
             while True:
                 try:
-                    fcntl.flock(own, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    with _explained():
+                        fcntl.flock(own, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     break
                 except BlockingIOError:
                     if time.monotonic() >= deadline:
@@ -71,7 +83,8 @@ class Anonymous:
                     time.sleep(0.002)
             yield
         finally:
-            os.close(own)
+            if os.getpid() == me:  # else it is the number of another descriptor by now
+                locks.release(own)
 
     def build(self, schema: Schema, *, reserve: bool, adopt: bool) -> tuple[Any, list[Any]]:
         """Extends the memfd by schema, slots and leaves, and maps them."""
@@ -79,9 +92,14 @@ class Anonymous:
         size, places = _places(schema, len(data))
         try:
             os.ftruncate(self.fd, size)
+            _core.reached("file.sized")
             if reserve:
                 os.posix_fallocate(self.fd, 0, size)
-            os.pwrite(self.fd, len(data).to_bytes(8, "little") + data, layout.CONTROL_BYTES)
+                _core.reached("file.sized")
+            content = len(data).to_bytes(8, "little") + data
+            if os.pwrite(self.fd, content, layout.CONTROL_BYTES) != len(content):
+                raise OSError(errno.EIO, "the schema was written in part")
+            _core.reached("file.written")
             return self._map(schema, places)
         except (OSError, OverflowError) as error:
             raise SpaceError(
@@ -93,8 +111,10 @@ class Anonymous:
 
     def load(self, superblock: Any) -> tuple[Schema, Any, list[Any]]:
         """Reads the schema that another process built, and maps the rest."""
-        size = int.from_bytes(os.pread(self.fd, 8, layout.CONTROL_BYTES), "little")
-        schema = Schema.from_json(os.pread(self.fd, size, layout.CONTROL_BYTES + 8), WHERE)
+        with _explained():
+            size = int.from_bytes(os.pread(self.fd, 8, layout.CONTROL_BYTES), "little")
+            data = os.pread(self.fd, size, layout.CONTROL_BYTES + 8)
+        schema = Schema.from_json(data, WHERE)
         slots, leaves = self._map(schema, _places(schema, size)[1])
         return schema, slots, leaves
 
@@ -111,21 +131,26 @@ class Anonymous:
         """Nothing: a definition that was not finished is built anew over itself."""
 
     def _map(self, schema: Schema, places: list[int]) -> tuple[Any, list[Any]]:
-        slots = _core.Map(self.fd, schema.sections["bytes"], offset=places[0])
-        leaves = [
-            _core.Map(self.fd, nbytes, offset=at, twice=bool(schema.record_bytes))
-            for nbytes, at in zip(schema.map_bytes, places[1:], strict=True)
-        ]
+        with _explained(schema.sections["bytes"] + sum(schema.map_bytes)):
+            slots = _core.Map(self.fd, schema.sections["bytes"], offset=places[0])
+            leaves = [
+                _core.Map(self.fd, nbytes, offset=at, twice=bool(schema.record_bytes))
+                for nbytes, at in zip(schema.map_bytes, places[1:], strict=True)
+            ]
         return slots, leaves
 
     def close(self) -> None:
         """Closes the descriptor; the maps stay until nothing refers to them."""
-        if self.fd >= 0:
-            os.close(self.fd)
-            self.fd = -1
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
+            shut(fd)
 
     def __del__(self) -> None:
         self.close()
+
+
+def _explained(needed: int = 0) -> AbstractContextManager[None]:
+    return explained(Path(WHERE), needed=needed, free=filesystem.free_memory_bytes)
 
 
 def _places(schema: Schema, schema_bytes: int) -> tuple[int, list[int]]:

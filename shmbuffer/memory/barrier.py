@@ -35,8 +35,10 @@ def raise_barrier(
         superblock = control.superblock()
         control.write(replace(superblock, durable_ticket=ticket, durable_epoch=superblock.epoch))
         _core.reached("flush.superblock")
-        control.map.sync()
+        control.sync()
         _core.reached("flush.synced")
+    except DurabilityError:
+        raise
     except OSError as error:
         raise DurabilityError(
             f"{where}: a sync failed ({error.strerror}); what is in memory is usable, but may "

@@ -16,9 +16,9 @@ import numpy as np
 from shmbuffer._native import _core
 from shmbuffer.errors import BufferNotFoundError, CorruptBufferError, LockTimeout
 from shmbuffer.memory import layout, priorities, records, slots
-from shmbuffer.memory.control import Control
+from shmbuffer.memory.control import Control, Superblock
 from shmbuffer.memory.files import Files
-from shmbuffer.memory.layout import Flag, Phase, SlotState
+from shmbuffer.memory.layout import BufferState, EntryState, Flag, Phase, Role, SlotState
 from shmbuffer.memory.native import native_ring
 from shmbuffer.memory.patience import LOCK_TIMEOUT_NS
 from shmbuffer.memory.recovery import reason_to_recover
@@ -108,6 +108,7 @@ def _map(
     report: CheckReport, files: Files, control: Control
 ) -> tuple[Schema, _core.Ring, _core.Map] | None:
     superblock = control.superblock()
+    report.problems += impossible_fields(control, superblock)
     reason = reason_to_recover(files, superblock, Registry(control, files.directory))
     report.alive = reason is None
     if reason is not None and (control.entries["state"] != 0).any():
@@ -120,6 +121,28 @@ def _map(
     schema, slots_map, leaf_maps = files.load(superblock)
     native = native_ring(control, schema, slots_map, leaf_maps, entry=layout.ENTRIES - 1)
     return schema, native, slots_map
+
+
+def impossible_fields(control: Control, superblock: Superblock) -> list[str]:
+    """What the control page says that cannot be, one sentence each; the next recovery mends it."""
+    found = []
+    state = int(control.runtime["state"][0])
+    if state not in list(BufferState):
+        found.append(f"the state of the buffer is {state}, which is none")
+    entries = control.entries
+    used, claims = entries["state"] != EntryState.FREE, entries["phase"] != Phase.IDLE
+    for name, limit, where in (
+        ("state", max(EntryState), used),
+        ("role", max(Role), used),
+        ("phase", max(Phase), claims),
+        ("count", superblock.capacity, claims),
+    ):
+        found += [
+            f"registry entry {entry}: its {name} is {entries[name][entry]}, "
+            f"{int(limit)} is the limit"
+            for entry in (where & (entries[name] > limit)).nonzero()[0]
+        ]
+    return found
 
 
 def compare_slots(
@@ -170,10 +193,11 @@ def _compare_dead(report: CheckReport, control: Control, schema: Schema, slots_m
     committed = int(np.count_nonzero(slots.committed(words)))
     nodes = leaves = 0
     if runtime["prioritized"]:
-        nodes = priorities.differences(data, where, schema.elements)
         items = np.repeat(slots.committed(words), schema.width)
         alpha, eps = float(runtime["alpha"]), float(runtime["eps"])
-        leaves = priorities.wrong_leaves(data, where, items, alpha, eps)
+        with np.errstate(all="ignore"):  # what is damaged may be infinite, or no number
+            nodes = priorities.differences(data, where, schema.elements)
+            leaves = priorities.wrong_leaves(data, where, items, alpha, eps)
     died_in_it = bool((control.entries["phase"] != Phase.IDLE).any()) or bool(
         _core.mutex_owner(control.map) or int.from_bytes(runtime["mutex"].tobytes()[:4], "little")
     )

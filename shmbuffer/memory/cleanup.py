@@ -36,6 +36,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Literal, NoReturn
 
+from shmbuffer._native import _core
 from shmbuffer.memory.identity import UNKNOWN_BOOT, Identity, current, prove_dead
 from shmbuffer.memory.locks import INIT_LOCK
 
@@ -140,7 +141,9 @@ def temporary_directory(prefix: str = PREFIX) -> Path:
     me = current()
     maker = f"{os.geteuid()}-{me.pid_namespace:x}-{me.pid}-{me.start_time}-"
     path = Path(tempfile.mkdtemp(prefix=prefix + maker))
+    _core.reached("folder.made")
     path.chmod(0o700)  # an odd umask may have taken bits away
+    _core.reached("folder.mode")
     return path
 
 
@@ -166,8 +169,13 @@ def janitor(
     uid = os.geteuid()
     pattern = re.compile(re.escape(prefix) + rf"{uid}-([0-9a-f]+)-([0-9]+)-([0-9]+)-\w+")
     folder = tempfile.gettempdir()
-    removed = []
-    for found in filter(None, map(pattern.fullmatch, sorted(os.listdir(folder)))):
+    removed: list[Path] = []
+    try:
+        names = sorted(os.listdir(folder))
+    except OSError:
+        _log.warning("%s: was not searched for abandoned buffers", folder, exc_info=True)
+        return removed
+    for found in filter(None, map(pattern.fullmatch, names)):
         path = Path(folder, found[0])
         namespace, pid, start_time = found.groups()
         maker = Identity(int(pid), int(start_time), UNKNOWN_BOOT, int(namespace, 16))
@@ -192,6 +200,7 @@ def _is_our_directory(path: Path, uid: int) -> bool:
 def _remove_if_empty(path: Path) -> bool:
     try:
         path.rmdir()
+        _core.reached("folder.removed")
     except FileNotFoundError:
         raise
     except OSError:

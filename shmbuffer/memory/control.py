@@ -4,7 +4,8 @@ The superblock changes at creation, definition, recovery, barrier and change of 
 under
 init.lock, and never in the hot path. There are two copies, in pages of their own: the older one is
 overwritten, so that a valid one is there whatever happens; the valid copy with the higher sequence
-counts.
+counts. It is on the disk before the other one is overwritten, because a power cut may tear any page
+that is not.
 
 If a process dies while writing a copy, its checksum is wrong and the other copy is read.
 """
@@ -23,6 +24,7 @@ from shmbuffer._native import _core
 from shmbuffer.errors import CorruptBufferError, FormatError, IncompatibleVersionError
 from shmbuffer.memory import identity, layout
 from shmbuffer.memory.layout import BufferState, Flag
+from shmbuffer.memory.region import not_durable
 
 _LAYOUT = _core.layout()
 NO_FLAGS = Flag(0)
@@ -101,13 +103,16 @@ class Superblock:
             settings = json.loads(page["settings"].tobytes()[:size])
         except (ValueError, RecursionError):
             return None
-        if not isinstance(settings, dict):
+        grown = any(numbers[name] > limit for name, limit in _LIMITS.items())
+        if grown or not isinstance(settings, dict):
             return None
         strings = {name: page[name].tobytes() for name in _BYTES}
         return cls(**numbers, **strings, settings=settings)
 
 
 _BYTES = ("uuid", "boot_id", "schema_sha256", "owner_boot_id")
+#: What may be written once more; tickets end at 2 ** 62.
+_LIMITS = {"sequence": 2**64 - 2**32, "epoch": 2**64 - 2**32, "durable_ticket": 2**62}
 _NUMBERS = (
     "sequence",
     "epoch",
@@ -164,8 +169,9 @@ class Control:
 
     def format(self, first: Superblock) -> None:
         """Makes a fresh control file: mutex, runtime page, both superblock copies."""
-        self.runtime["max_priority"] = -1.0
-        self.runtime["alpha"] = 1.0
+        for name, value in (("max_priority", -1.0), ("alpha", 1.0)):
+            self.runtime[name] = value
+            _core.reached("create.runtime")
         _core.format_mutex(self.map)
         for copy in (0, 1):
             self._store(copy, replace(first, sequence=copy + 1))
@@ -196,12 +202,30 @@ class Control:
         return max(copies, key=lambda copy: copy.sequence)
 
     def write(self, superblock: Superblock) -> Superblock:
-        """Stores the next superblock over the older copy, and returns it with its sequence."""
+        """Stores the next superblock over the older copy, and returns it with its sequence.
+
+        Raises:
+            DurabilityError: the newest copy could not be brought to the disk; nothing was changed.
+        """
         newest = self.superblock()
+        self.sync()
         following = replace(superblock, sequence=newest.sequence + 1)
         first = Superblock.unpack(self._page(0))
         self._store(1 if first is not None and first.sequence == newest.sequence else 0, following)
         return following
+
+    def withdraw(self, superblock: Superblock) -> None:
+        """Stores it over both copies, in place of what could not be brought to the disk."""
+        sequence = self.superblock().sequence
+        for copy in (0, 1):
+            self._store(copy, replace(superblock, sequence=sequence + 1 + copy))
+
+    def sync(self) -> None:
+        """Brings the whole file to the disk; DurabilityError if that fails."""
+        try:
+            self.map.sync()
+        except OSError as error:
+            raise not_durable(self.where, error) from error
 
     def _pages(self) -> list[bytes]:
         """Both copies. A writer may be at one of them now, and have been at the other just then."""

@@ -22,6 +22,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import TracebackType
@@ -30,8 +31,10 @@ from typing import Any
 from shmbuffer._native import _core
 from shmbuffer.errors import (
     BufferClosedError,
+    BufferNeedsRestart,
     BufferNotFoundError,
     BufferUnlinkedError,
+    CorruptBufferError,
     DurabilityError,
     ForkedHandleError,
     UnsupportedPlatformError,
@@ -44,6 +47,7 @@ from shmbuffer.memory.check import (
     CheckReport,
     compare_checksums,
     compare_slots,
+    impossible_fields,
 )
 from shmbuffer.memory.control import Control, Superblock
 from shmbuffer.memory.files import Files, require_same_schema
@@ -160,6 +164,26 @@ class Engine:
         require_platform()
         if settings is not None:
             removal.sweep(besides=Path(path))
+        while True:
+            try:
+                engine = cls._open_once(path, settings, existing, role, timeout, temporary)
+                break
+            except BufferUnlinkedError:
+                continue  # removed between our look at it and the lock: look again
+        if temporary or auto_cleanup:
+            engine._own()
+        return engine
+
+    @classmethod
+    def _open_once(
+        cls,
+        path: str | os.PathLike[str],
+        settings: Settings | None,
+        existing: Existing,
+        role: str,
+        timeout: float,
+        temporary: bool,
+    ) -> Engine:
         directory = Directory.open(path, create=settings is not None)
         files = Files(directory)
         try:
@@ -169,9 +193,9 @@ class Engine:
                     "with Coordinator or LazyMemmapStorage(scratch_dir=..., shared_init=True)",
                     path=str(directory.path),
                 )
-            if files.has_control():
+            with suppress(BufferNotFoundError):
                 files.open_control().superblock()  # of a foreign file not even the lock is touched
-            with files.lock(timeout):
+            with files.lock(timeout, creating=settings is not None):
                 _core.reached("open.locked")
                 report = clear_the_way(files, existing, creating=settings is not None)
                 control = create_or_open(files, settings, temporary=temporary)
@@ -180,8 +204,6 @@ class Engine:
             files.close()
             raise
         engine.report = report
-        if temporary or auto_cleanup:
-            engine._own()
         return engine
 
     def _take_seat(self) -> None:
@@ -207,7 +229,12 @@ class Engine:
     def _map(self) -> None:
         """Maps slots and leaves if they are there by now."""
         if self._parts is None and self._state in (BufferState.READY, BufferState.CLOSING):
-            self._schema, slots, leaves = self._ground.load(self.superblock)
+            try:
+                self._schema, slots, leaves = self._ground.load(self.superblock)
+            except CorruptBufferError as error:
+                if self._state != BufferState.CLOSING:
+                    raise
+                raise BufferClosedError(f"{self.where}: the buffer is being removed") from error
             self._parts = (slots, leaves)
 
     def _native(self, entry: int) -> _core.Ring:
@@ -226,7 +253,14 @@ class Engine:
 
     @property
     def _state(self) -> BufferState:
-        return BufferState(int(self.control.runtime["state"][0]))
+        found = int(self.control.runtime["state"][0])
+        try:
+            return BufferState(found)
+        except ValueError:
+            raise BufferNeedsRestart(
+                f"{self.where}: the state of the buffer is {found:#x}, which is none: something "
+                "else has written over the shared memory; close every handle, then recover"
+            ) from None
 
     @property
     def ring(self) -> Ring | None:
@@ -256,7 +290,7 @@ class Engine:
     @property
     def settings(self) -> Settings:
         """As recorded."""
-        return Settings(**self.superblock.settings)
+        return Settings.recorded(self.superblock.settings, self.where)
 
     @property
     def epoch(self) -> int:
@@ -304,24 +338,31 @@ class Engine:
         )
         runtime = self.control.runtime
         if settings.alpha is not None:
-            runtime["alpha"], runtime["eps"] = settings.alpha, settings.eps
-            runtime["prioritized"] = 1
-        written = self.control.write(
-            replace(
-                superblock,
-                state=BufferState.READY,
-                capacity=schema.capacity,
-                lanes=schema.width,
-                leaves=len(schema.leaves),
-                schema_sha256=schema.digest,
-                slots_bytes=slots.nbytes,
-                salt=_core.crc32c(schema.digest),
-            )
+            given = (("alpha", settings.alpha), ("eps", settings.eps), ("prioritized", 1))
+            for name, value in given:
+                runtime[name] = value
+                _core.reached("define.settings")
+        ready = replace(
+            superblock,
+            state=BufferState.READY,
+            capacity=schema.capacity,
+            lanes=schema.width,
+            leaves=len(schema.leaves),
+            schema_sha256=schema.digest,
+            slots_bytes=slots.nbytes,
+            salt=_core.crc32c(schema.digest),
         )
-        # Both copies: were one lost, an older one would say that there is no schema, and recovery
-        # would remove all that was written.
-        self.control.write(written)
-        self.control.map.sync()
+        try:
+            # Both copies: were one lost, an older one would say that there is no schema, and
+            # recovery would remove all that was written.
+            self.control.write(self.control.write(ready))
+            self.control.sync()
+        except DurabilityError as error:
+            self.control.withdraw(superblock)
+            self._ground.discard_unfinished()
+            raise DurabilityError(
+                f"{error}; so the buffer has no schema still: write again, or choose another disk"
+            ) from error
         _core.reached("define.superblock")
         self._schema, self._parts = schema, (slots, leaves)
         runtime["state"] = BufferState.READY
@@ -351,9 +392,9 @@ class Engine:
         """
         self._require_open()
         with self._ground.lock(timeout):
-            superblock = self.superblock
-            settings = {**superblock.settings, **changes}
-            settings["extra"] = {**superblock.settings["extra"], **changes.get("extra", {})}
+            superblock, recorded = self.superblock, asdict(self.settings)
+            settings = {**recorded, **changes}
+            settings["extra"] = {**recorded["extra"], **changes.get("extra", {})}
             self.control.write(replace(superblock, settings=asdict(Settings(**settings))))
         return self.settings
 
@@ -450,6 +491,7 @@ class Engine:
         if os.getpid() != self._seat.pid:
             self.attach_again()
         report = CheckReport(self.where, alive=True)
+        report.problems += impossible_fields(self.control, self.superblock)
         ring = self.ring
         if ring is None or self._parts is None:
             report.notes.append(NO_SCHEMA)
@@ -474,6 +516,8 @@ class Engine:
         ring = self.ring
         if not self.shared or ring is None or self._parts is None:
             return
+        if os.getpid() != self._seat.pid:
+            self.attach_again(timeout=timeout)
         with self._ground.lock(timeout):
             self._require_there()
             if self._not_durable is not None:

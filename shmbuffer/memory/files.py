@@ -12,8 +12,8 @@ Always true
   1. ``control`` appears under its name when it is complete; a directory with it is a buffer.
   2. ``made.json`` names a file before the file exists, so that whatever a crash leaves is removed
      by list.
-  3. ``slots`` appears under its name after leaves, meta.json and schema.json are complete; only
-     then does the superblock say READY.
+  3. ``slots`` appears under its name after leaves, meta.json and schema.json are complete; once
+     all of them are on the disk with their sizes, the superblock says READY.
   4. Nothing is removed that made.json does not name, and no directory that holds anything else.
 If a process dies while building: the state is still NO_SCHEMA, and the next one to write, or to
 recover, removes what made.json names and starts again.
@@ -36,10 +36,12 @@ from shmbuffer.errors import (
 )
 from shmbuffer.memory import layout
 from shmbuffer.memory.control import Control, Superblock, first_superblock
+from shmbuffer.memory.filesystem import free_memory_bytes, shut
 from shmbuffer.memory.layout import Flag
 from shmbuffer.memory.locks import InitLock
-from shmbuffer.memory.region import Directory
+from shmbuffer.memory.region import Directory, not_durable
 from shmbuffer.memory.schema import Schema
+from shmbuffer.memory.trust import explained
 
 MADE = f"{layout.PRIVATE}/made.json"
 _NEW_CONTROL = f"{layout.CONTROL}.new"
@@ -62,9 +64,9 @@ class Files:
         self.directory = directory
         self.path: Path = directory.path
 
-    def lock(self, timeout: float) -> InitLock:
+    def lock(self, timeout: float, *, creating: bool = False) -> InitLock:
         """Excludes creation, attach, recovery and cleanup by others."""
-        return InitLock(self.directory, timeout)
+        return InitLock(self.directory, timeout, creating=creating)
 
     def still_there(self) -> bool:
         """Whether the path still leads to this directory, with a buffer in it."""
@@ -80,16 +82,20 @@ class Files:
         fd = self.directory.create(_NEW_CONTROL, layout.CONTROL_BYTES)
         try:
             _core.reached("create.control_allocated")
-            found = os.fstat(fd)
-            control = Control(_core.Map(fd, layout.CONTROL_BYTES), str(self.path))
+            with explained(
+                self.path / _NEW_CONTROL, needed=layout.CONTROL_BYTES, free=free_memory_bytes
+            ):
+                found = os.fstat(fd)
+                control = Control(_core.Map(fd, layout.CONTROL_BYTES), str(self.path))
             control.format(first_superblock(settings, flags, (found.st_dev, found.st_ino)))
             _core.reached("create.formatted")
             self.directory.sync_file(fd)
         finally:
-            os.close(fd)
+            shut(fd)
         self.directory.rename(_NEW_CONTROL, layout.CONTROL)
         _core.reached("create.renamed")
         self.directory.sync(layout.PRIVATE)
+        self.directory.sync()  # made.json must not go while what it names stays
         return self.open_control()
 
     def open_control(self, *, writable: bool = True) -> Control:
@@ -107,12 +113,15 @@ class Files:
             )
         fd = self.directory.open_file(layout.CONTROL, nbytes=layout.CONTROL_BYTES)
         try:
-            found = os.fstat(fd)
-            key = (found.st_dev, found.st_ino)
-            if key not in _control_maps:
-                _control_maps[key] = _core.Map(fd, layout.CONTROL_BYTES, keep=True)
+            with explained(
+                self.path / layout.CONTROL, needed=layout.CONTROL_BYTES, free=free_memory_bytes
+            ):
+                found = os.fstat(fd)
+                key = (found.st_dev, found.st_ino)
+                if key not in _control_maps:
+                    _control_maps[key] = _core.Map(fd, layout.CONTROL_BYTES, keep=True)
         finally:
-            os.close(fd)
+            shut(fd)
         return Control(_control_maps[key], str(self.path))
 
     def is_a_copy(self, superblock: Superblock) -> bool:
@@ -154,16 +163,15 @@ class Files:
         _core.reached("define.listed")
         try:
             for name in made:
-                os.close(self.directory.create(name, leaves[name], reserve=reserve))
+                shut(self.directory.create(name, leaves[name], reserve=reserve))
                 _core.reached("define.leaf")
             for name in new_meta:
                 self.directory.write_atomic(name, meta[name])
                 _core.reached("define.meta")
             if schema.record_bytes:
-                fd = self.directory.create(layout.RECORDS, schema.record_bytes, reserve=reserve)
-                os.close(fd)
+                shut(self.directory.create(layout.RECORDS, schema.record_bytes, reserve=reserve))
                 _core.reached("define.records")
-            os.close(self.directory.create(_NEW_SLOTS, slots_bytes))
+            shut(self.directory.create(_NEW_SLOTS, slots_bytes))
             _core.reached("define.slots_allocated")
             self.directory.write_atomic(layout.SCHEMA, schema.to_json())
             _core.reached("define.schema")
@@ -171,7 +179,9 @@ class Files:
             _core.reached("define.renamed")
             self.directory.sync()
             self.directory.sync(layout.PRIVATE)
-            return self._map(schema)
+            slots, leaf_maps = self._map(schema)
+            self._sync_sizes(slots, *leaf_maps)
+            return slots, leaf_maps
         except BaseException:
             self.discard_unfinished()
             raise
@@ -233,14 +243,15 @@ class Files:
             return []
         try:
             names = json.loads(self.directory.read(MADE, limit=layout.SCHEMA_LIMIT))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise CorruptBufferError(
                 f"{self.path}/{MADE}: cannot be read ({error}); remove the directory by hand",
                 path=str(self.path / MADE),
             ) from error
-        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        if not isinstance(names, list) or not all(map(_is_made_by_us, names)):
             raise CorruptBufferError(
-                f"{self.path}/{MADE}: not a list of names; remove the directory by hand",
+                f"{self.path}/{MADE}: not a list of names that we give to files; remove the "
+                "directory by hand",
                 path=str(self.path / MADE),
             )
         return names
@@ -282,6 +293,7 @@ class Files:
         if created_directory:
             with suppress(OSError):
                 self.path.rmdir()
+                _core.reached("folder.removed")
         return found
 
     def close(self) -> None:
@@ -289,21 +301,23 @@ class Files:
         self.directory.close()
 
     def _remove_made(self) -> None:
-        folders = set()
-        for name in self.made():
+        folders, made = set(), self.made()
+        for name in made:
             self._unlink(name)
             parts = name.split("/")[:-1]
             folders |= {"/".join(parts[:depth]) for depth in range(1, len(parts) + 1)}
             _core.reached("remove.file")
         for folder in sorted(folders, key=len, reverse=True):
-            if self.directory.exists(folder):
-                self.directory.rmdir(folder)
+            if self.directory.exists(folder) and not self.directory.rmdir(folder):
+                self.directory.sync(folder)
+        if made:
+            self.directory.sync()  # nobody would know any more what came back after a power cut
         self._unlink(MADE)
 
     def _unlink(self, name: str) -> None:
-        """Of JSON also what somebody who was killed while he wrote it has left."""
+        """Of what is written as a whole also what a writer that was killed has left."""
         self.directory.unlink(name)
-        if not name.endswith(".json"):
+        if not (name.endswith(".json") or name == layout.DICTIONARY):
             return
         with suppress(BufferNotFoundError):  # no such folder
             for left in self.directory.leftovers(name):
@@ -342,6 +356,15 @@ class Files:
         ]
         return slots, leaves
 
+    def _sync_sizes(self, *maps: Any) -> None:
+        """A superblock that names a schema must not outlive the room for it."""
+        for mapping in maps:
+            try:
+                mapping.sync()
+            except OSError as error:
+                raise not_durable(str(self.path), error) from error
+        _core.reached("define.synced")
+
     def map_slots(self, schema: Schema, *, writable: bool = True) -> Any:
         """Maps the slots file.
 
@@ -363,9 +386,10 @@ class Files:
                 found=None,
             ) from error
         try:
-            return _core.Map(fd, nbytes, writable, twice=twice)
+            with explained(self.path / name, needed=nbytes, free=free_memory_bytes):
+                return _core.Map(fd, nbytes, writable, twice=twice)
         finally:
-            os.close(fd)
+            shut(fd)
 
     def _read_required(self, name: str, limit: int) -> bytes:
         try:
@@ -375,6 +399,14 @@ class Files:
                 f"{self.path}/{name}: missing; restore it from a copy of the directory",
                 path=str(self.path / name),
             ) from error
+
+
+def _is_made_by_us(name: object) -> bool:
+    """Whether a definition could have made a file of that name beside the private directory."""
+    if not isinstance(name, str):
+        return False
+    first, last = name.split("/")[0], name.rpartition("/")[2]
+    return first != layout.PRIVATE and (last == "meta.json" or last.endswith(".memmap"))
 
 
 def require_same_schema(mine: Schema, other: Schema, where: object) -> None:

@@ -12,8 +12,10 @@ from __future__ import annotations
 import errno
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 
+from shmbuffer._native import _core
 from shmbuffer.errors import SpaceError, UnsafeFilesystemError
 
 UNSAFE = {
@@ -62,6 +64,16 @@ def filesystem_type(fd: int) -> int:
     return ctypes.c_long.from_buffer(answer).value & 0xFFFFFFFF
 
 
+def shut(fd: int) -> None:
+    """Close a descriptor, whatever the kernel says to that.
+
+    The number is free in any case, so a second close would hit another file; and what has to be on
+    the disk was synced before, where an error counts.
+    """
+    with suppress(OSError):
+        os.close(fd)
+
+
 def require_safe(fd: int, where: Path) -> None:
     """Raise UnsafeFilesystemError if a buffer cannot rely on the file system of an open file."""
     kind = filesystem_type(fd)
@@ -108,6 +120,7 @@ def allocate(fd: int, nbytes: int, *, reserve: bool, free: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     elif nbytes:  # posix_fallocate refuses 0
         os.posix_fallocate(fd, 0, nbytes)
+    _core.reached("file.sized")
     if (found := os.fstat(fd).st_size) != nbytes:
         raise OSError(errno.EIO, f"the file has {found} bytes after {nbytes} were allocated")
 

@@ -19,6 +19,7 @@ from shmbuffer.memory.recovery import reason_to_recover
 from shmbuffer.memory.region import Directory
 from shmbuffer.memory.registry import Registry
 from shmbuffer.memory.schema import Schema
+from shmbuffer.memory.settings import Settings
 
 
 def inspect(path: str | PathLike[str]) -> dict[str, Any]:
@@ -44,12 +45,13 @@ def inspect(path: str | PathLike[str]) -> dict[str, Any]:
             )
         control = files.open_control(writable=False)
         superblock = control.superblock()
+        settings = Settings.recorded(superblock.settings, directory.path)
         registry = Registry(control, directory)
         schema = _schema(files, superblock)
         return {
             "path": str(directory.path),
             "uuid": str(uuid.UUID(bytes=superblock.uuid)),
-            "state": BufferState(int(control.runtime["state"][0])).name,
+            "state": layout.name_of(BufferState, int(control.runtime["state"][0])),
             "needs_recovery": reason_to_recover(files, superblock, registry),
             "epoch": superblock.epoch,
             "created": datetime.fromtimestamp(superblock.created_ns / 1e9, UTC).isoformat(
@@ -62,7 +64,7 @@ def inspect(path: str | PathLike[str]) -> dict[str, Any]:
                 control.runtime[0],
                 control.entries,
                 width=schema.width if schema else 1,
-                elements=schema.elements if schema else int(superblock.settings["capacity"]),
+                elements=schema.elements if schema else settings.capacity,
             ),
             "clients": [client.to_json() for client in registry.clients()],
             "bytes": _bytes(files, schema),

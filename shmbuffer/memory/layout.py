@@ -41,6 +41,10 @@ FANOUT = 16
 ARCHITECTURES = {"x86_64": 0x8664, "aarch64": 0xAA64}
 ARCHITECTURE = ARCHITECTURES.get(platform.machine(), 0)
 
+#: No buffer has had so many clients: a number beyond is damage, or the source of an item that was
+#: loaded.
+INCARNATIONS = 2**48
+
 #: Header of a record in the byte ring, and the entry of a slot that says where its record is.
 RECORD = np.dtype([("ticket", "<u8"), ("position", "<u8"), ("bytes", "<u8"), ("stride", "<u8")])
 EXTENT = np.dtype([("position", "<u8"), ("bytes", "<u8")])
@@ -88,6 +92,11 @@ class Role(IntEnum):
     COLLECTOR = 1
     LEARNER = 2
     COORDINATOR = 3
+
+
+def name_of(kind: type[IntEnum], number: int) -> str:
+    """The name of a number in shared memory; of one that is none of them, the number."""
+    return next((one.name for one in kind if one == number), f"UNKNOWN {number}")
 
 
 class Flag(IntFlag):

@@ -20,18 +20,26 @@ If a process dies here: the kernel unlocks; the files stay, empty, for the next 
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import os
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
-from shmbuffer.errors import AttachTimeout, UnsafeFilesystemError
+from shmbuffer.errors import (
+    AttachTimeout,
+    BufferNotFoundError,
+    BufferUnlinkedError,
+    UnsafeFilesystemError,
+)
+from shmbuffer.memory import layout
+from shmbuffer.memory.filesystem import shut
 from shmbuffer.memory.identity import process_state
 from shmbuffer.memory.region import Directory
+from shmbuffer.memory.trust import explained
 
 INIT_LOCK = ".shmbuffer/init.lock"
 POLL_S = 0.005
@@ -44,8 +52,10 @@ _gate = threading.RLock()  # reentrant: a signal handler may fork while its thre
 _held: set[int] = set()
 
 
-def hold(directory: Directory, name: str, *, timeout: float, purpose: str) -> int:
-    """Lock a file, which is made if it is not there, and return the descriptor that holds the lock.
+def hold(
+    directory: Directory, name: str, *, timeout: float, purpose: str, make: bool = True
+) -> int:
+    """Lock a file and return the descriptor that holds the lock.
 
     Polls every 5 ms, because a wait in the kernel has no deadline; a timeout of 0 asks once.
 
@@ -54,6 +64,7 @@ def hold(directory: Directory, name: str, *, timeout: float, purpose: str) -> in
         name: the lock file.
         timeout: seconds.
         purpose: what the holder does with it, for the message.
+        make: the file, if it is not there; else that is a BufferNotFoundError.
 
     Raises:
         AttachTimeout: somebody else holds it. Attributes: `path`, `pids`, `timeout_s`.
@@ -62,7 +73,7 @@ def hold(directory: Directory, name: str, *, timeout: float, purpose: str) -> in
     """
     deadline = time.monotonic() + timeout
     while True:
-        fd = _open(directory, name)
+        fd = not_inherited(lambda: directory.open_lock(name) if make else directory.open_file(name))
         try:
             locked = _lock(fd, directory.path / name)
             if locked and _is_named(directory, name, fd):
@@ -86,7 +97,7 @@ def release(fd: int) -> None:
         _held.remove(fd)
         with suppress(OSError):
             fcntl.flock(fd, fcntl.LOCK_UN)
-        os.close(fd)
+        shut(fd)
 
 
 def is_free(directory: Directory, name: str) -> bool:
@@ -94,18 +105,16 @@ def is_free(directory: Directory, name: str) -> bool:
 
     A file that is not there proves nothing, so it is not free: its holder may be alive.
     """
-    with _gate:
-        try:
-            fd = directory.open_file(name, writable=False)
-        except FileNotFoundError:
-            return False
-        _held.add(fd)
     try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError as error:
-        if error.errno not in (errno.EAGAIN, errno.EACCES):
-            raise
+        fd = not_inherited(lambda: directory.open_file(name, writable=False))
+    except FileNotFoundError:
         return False
+    try:
+        with explained(directory.path / name):
+            try:
+                fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except (BlockingIOError, PermissionError):
+                return False
     finally:
         release(fd)
     return True
@@ -117,12 +126,12 @@ def holders(fd: int) -> list[int]:
     It shows processes of our pid namespace and those below, and where they locked the file, not
     where the descriptor is now. On btrfs and overlayfs its devices may be others, then none match.
     """
-    found = os.fstat(fd)
-    device = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}"
     try:
+        found = os.fstat(fd)
         lines = _LOCKS.read_text("ascii").splitlines()
     except OSError:
         return []
+    device = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}"
     pids = {
         int(pid)
         for _, kind, *_, pid, inode, _, _ in (line.split() for line in lines)
@@ -140,23 +149,40 @@ class InitLock:
     Args:
         directory: of the buffer.
         timeout: seconds to wait; entering raises AttachTimeout after that.
+        creating: a buffer may be made here. Where none may, and none is, entering raises
+            BufferUnlinkedError: it would leave a lock file that nobody removes.
     """
 
-    def __init__(self, directory: Directory, timeout: float) -> None:
+    def __init__(self, directory: Directory, timeout: float, *, creating: bool = True) -> None:
         self.directory = directory
         self.timeout = timeout
+        self.creating = creating
         self._fd: int | None = None
         self._pid = 0
 
     def __enter__(self) -> InitLock:
-        fd = hold(
+        try:
+            fd = self._hold(make=self.creating)
+        except BufferNotFoundError as error:
+            # Whoever removes a buffer removes this file after the control file.
+            if not self.directory.exists(layout.CONTROL):
+                raise BufferUnlinkedError(
+                    f"{self.directory.path}: the buffer was removed; close this handle, and create "
+                    "the buffer again",
+                    path=self.directory.path,
+                ) from error
+            fd = self._hold(make=True)
+        self._fd, self._pid = fd, os.getpid()
+        return self
+
+    def _hold(self, *, make: bool) -> int:
+        return hold(
             self.directory,
             INIT_LOCK,
             timeout=self.timeout,
             purpose="creates, attaches, recovers or removes this buffer",
+            make=make,
         )
-        self._fd, self._pid = fd, os.getpid()
-        return self
 
     def __exit__(
         self,
@@ -203,9 +229,10 @@ class LivenessFile:
         release(fd)
 
 
-def _open(directory: Directory, name: str) -> int:
+def not_inherited(opened: Callable[[], int]) -> int:
+    """A descriptor to lock that no forked child keeps; `release` unlocks and closes it."""
     with _gate:
-        fd = directory.open_lock(name)
+        fd = opened()
         _held.add(fd)
         return fd
 
@@ -225,7 +252,8 @@ def _lock(fd: int, where: Path) -> bool:
 
 
 def _is_named(directory: Directory, name: str, fd: int) -> bool:
-    locked = os.fstat(fd)
+    with explained(directory.path / name):
+        locked = os.fstat(fd)
     try:
         named = directory.stat(name)
     except FileNotFoundError:
@@ -255,8 +283,7 @@ def _timeout(where: Path, fd: int, timeout: float, purpose: str) -> AttachTimeou
 def _close_in_child() -> None:
     global _gate
     for fd in _held:
-        with suppress(OSError):
-            os.close(fd)
+        shut(fd)
     _held.clear()
     _gate = threading.RLock()
 

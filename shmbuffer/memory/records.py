@@ -354,6 +354,7 @@ class Records:
         while len(content):
             try:
                 written = os.pwrite(descriptor, content, offset)
+                _core.reached("file.written")
             except OSError as error:
                 free = filesystem.free_bytes(descriptor)
                 raise filesystem.space_error(
@@ -427,10 +428,36 @@ def misplaced(
     return found
 
 
-def span_in_order(runtime: Any, schema: Schema) -> bool:
-    """Whether tail and head can be those of a byte ring."""
-    tail, head = int(runtime["byte_tail"]), int(runtime["byte_head"])
-    return tail % 8 == head % 8 == 0 and 0 <= head - tail <= schema.record_bytes and head <= 2**62
+def not_theirs(
+    words: NDArray[np.uint64],
+    data: NDArray[np.uint8],
+    schema: Schema,
+    records_map: Any,
+    placed: NDArray[np.bool_],
+) -> NDArray[np.bool_]:
+    """Items where the record at their place has another one's header.
+
+    Args:
+        words: of the slots.
+        data: the slots file.
+        schema: of the buffer.
+        records_map: the byte ring.
+        placed: bool[capacity]: which extents can be looked at; see `misplaced`.
+
+    Returns:
+        bool[capacity].
+    """
+    held = (placed & slots.committed(words)).nonzero()[0]
+    extents = extents_of(data, schema)[held]
+    numbers = np.frombuffer(records_map, np.uint64)
+    at = (extents["position"] % np.uint64(schema.record_bytes)).astype(np.int64) // 8
+    wrong = np.zeros(schema.capacity, np.bool_)
+    wrong[held] = (
+        (numbers[at] != slots.tickets(words[held]).astype(np.uint64))
+        | (numbers[at + 1] != extents["position"])
+        | (numbers[at + 2] != extents["bytes"])
+    )
+    return wrong
 
 
 def live_bytes(words: NDArray[np.uint64], extents: NDArray[Any]) -> int:

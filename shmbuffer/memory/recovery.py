@@ -30,9 +30,12 @@ from shmbuffer.memory.native import native_ring
 from shmbuffer.memory.region import Directory
 from shmbuffer.memory.registry import Registry
 from shmbuffer.memory.schema import Schema
+from shmbuffer.memory.settings import Settings
 
-#: No buffer has had so many clients: what is beyond is damage.
-_LARGEST_SOURCE = np.uint64(2**48)
+#: A head beyond is believed if there are items near it: nobody writes 10 ** 9 items a second for
+#: 70 years, or so many at once that are not there.
+_MANY_TICKETS = 2**61
+_LARGEST_GAP = 2**40
 
 
 @dataclass(frozen=True)
@@ -90,14 +93,21 @@ class RecoveryReport:
 
 
 def reason_to_recover(files: Files, superblock: Superblock, registry: Registry) -> str | None:
-    """Why the directory has to be recovered first; None if somebody alive uses it."""
+    """Why the directory has to be recovered first; None if somebody alive uses it.
+
+    A boot id that cannot be read, now or by whoever wrote it, proves neither a reboot nor that
+    there was none: the living are asked, and what can be verified is.
+    """
     if files.is_a_copy(superblock):
         return "copy"
-    if superblock.boot_id != identity.boot_id():
+    reason, here = "nobody alive", identity.boot_id()
+    if identity.UNKNOWN_BOOT in (superblock.boot_id, here):
+        reason = "reboot" if superblock.flags & Flag.CHECKSUM else reason
+    elif superblock.boot_id != here:
         return "reboot"
     if superblock.state == BufferState.RECOVERING:
-        return "nobody alive"  # as the one who died in it had found, and nobody joins before READY
-    return None if registry.alive() else "nobody alive"
+        return reason  # as the one who died in it had found, and nobody joins before READY
+    return None if registry.alive() else reason
 
 
 def recover_directory(files: Files, control: Control, reason: str) -> RecoveryReport:
@@ -108,6 +118,7 @@ def recover_directory(files: Files, control: Control, reason: str) -> RecoveryRe
     """
     began = time.perf_counter_ns()
     superblock = control.superblock()
+    settings = Settings.recorded(superblock.settings, files.path)
     has_schema = superblock.schema_sha256 != bytes(32)
     built = files.load(superblock) if has_schema else None
     _core.reached("recover.locked")
@@ -127,12 +138,13 @@ def recover_directory(files: Files, control: Control, reason: str) -> RecoveryRe
         files.discard_unfinished()
         retired = int(np.count_nonzero(control.entries["state"]))
         control.entries["state"] = EntryState.FREE
+        _core.reached("recover.entries")
         state = BufferState.NO_SCHEMA
         report = replace(report, clients_retired=retired)
     else:
         schema, slots_map, leaf_maps = built
         native = native_ring(control, schema, slots_map, leaf_maps, entry=0)
-        report = _Repair(control, superblock, schema, slots_map, native).run(
+        report = _Repair(control, superblock, settings, schema, slots_map, leaf_maps, native).run(
             report, trusted=reason == "nobody alive"
         )
         state = BufferState.READY
@@ -172,16 +184,20 @@ class _Repair:
         self,
         control: Control,
         superblock: Superblock,
+        settings: Settings,
         schema: Schema,
         slots_map: Any,
+        leaf_maps: list[Any],
         native: Any,
     ) -> None:
         capacity, width, where = schema.capacity, schema.width, schema.sections
         data = np.frombuffer(slots_map, np.uint8)
         self.control = control
         self.superblock = superblock
+        self.settings = settings
         self.schema = schema
         self.data = data
+        self.records_map = leaf_maps[0] if schema.record_bytes else None
         self.native = native
         self.capacity = capacity
         self.width = width
@@ -195,22 +211,22 @@ class _Repair:
         """All of them. ``trusted``: the bytes are of this boot, so that no checksum is needed."""
         runtime = self.control.runtime
         self._sane_settings()
+        self._sane_head()
         before = {name: int(runtime[name][0]) for name in ("rolled_back", "rolled_forward")}
-        retired = self._reap_everybody()
+        retired = self._reap_everybody(trusted)
         _core.reached("recover.reaped")
         refused = self._refuse_impossible_words(trusted)
         leftover = self._abort(slots.states(self.words) == SlotState.WRITING)
         misplaced = self._refuse_misplaced_records(trusted) if self.schema.record_bytes else 0
         _core.reached("recover.words")
         failed, unverified = (0, 0) if trusted else self._verify()
-        if self.schema.record_bytes and (
-            misplaced or not trusted or not records.span_in_order(runtime[0], self.schema)
-        ):
+        if self.schema.record_bytes:  # also in one boot: a damaged stride shows nowhere else
             failed += self._relink()
         _core.reached("recover.verified")
         repaired = self._sane_priorities()
         _core.reached("recover.priorities")
         runtime["waiters"] = 0
+        _core.reached("recover.waiters")
         self.native.rebuild()
         rolled = {name: int(runtime[name][0]) - was for name, was in before.items()}
         return replace(
@@ -227,32 +243,57 @@ class _Repair:
 
     def _sane_settings(self) -> None:
         """Alpha and eps of the runtime page, if they are numbers; else those of the settings."""
-        runtime, settings = self.control.runtime, self.superblock.settings
-        for name, fallback in (("alpha", settings.get("alpha")), ("eps", settings.get("eps"))):
+        runtime, settings = self.control.runtime, self.settings
+        alpha = 1.0 if settings.alpha is None else settings.alpha
+        for name, fallback in (("alpha", alpha), ("eps", settings.eps)):
             value = float(runtime[name][0])
             if not (np.isfinite(value) and value >= 0):
-                runtime[name] = (
-                    fallback if fallback is not None else (1.0 if name == "alpha" else 0.0)
-                )
+                runtime[name] = fallback
+            _core.reached("recover.settings")
         if not np.isfinite(runtime["max_priority"][0]):
             runtime["max_priority"] = -1.0
+        _core.reached("recover.max_priority")
 
-    def _reap_everybody(self) -> int:
+    def _sane_head(self) -> None:
+        """A head at the end of all tickets, far beyond every item, would end the buffer.
+
+        Nobody writes so much, and nobody is alive who remembers a ticket.
+        """
+        runtime, head = self.control.runtime, int(self.control.runtime["head"][0])
+        tickets = slots.tickets(self.words)
+        theirs = (tickets % self.capacity == np.arange(self.capacity)) & (self.words != 0)
+        newest = int(tickets[theirs & (tickets < min(head, 2**62))].max(initial=-1))
+        if head > _MANY_TICKETS and head - newest > _LARGEST_GAP:
+            runtime["head"] = max(newest + 1, self.superblock.durable_ticket)
+        _core.reached("recover.sane_head")
+
+    def _reap_everybody(self, trusted: bool) -> int:
+        """Claims are finished as their owners would have, unless they may be older than the slots.
+
+        Then what was claimed is over, and finishing it would lose items: of an emptying all that
+        was written since. The words alone say what there is.
+        """
         entries = self.control.entries
         retired = 0
         bad = (entries["phase"] > Phase.EMPTYING) | (entries["count"] > self.capacity)
-        entries["phase"][bad] = Phase.IDLE
+        entries["phase"][bad | (not trusted)] = Phase.IDLE
+        _core.reached("recover.phases")
         for entry in (entries["state"] != EntryState.FREE).nonzero()[0]:
             entries["state"][entry] = EntryState.LIVE
+            _core.reached("recover.live")
             incarnation = int(entries["incarnation"][entry])
             retired += self.native.reap(int(entry), incarnation, 0)
         entries["phase"] = Phase.IDLE
+        _core.reached("recover.idle")
         entries["turn"] = 0
+        _core.reached("recover.turns")
         # After a reboot the slots may be newer than the page that counts.
         known = (self.control.runtime["next_incarnation"], entries["incarnation"], self.sources)
         self.control.runtime["next_incarnation"] = max(
-            int(numbers[numbers < _LARGEST_SOURCE].max(initial=0)) for numbers in known
+            int(numbers[numbers < np.uint64(layout.INCARNATIONS)].max(initial=0))
+            for numbers in known
         )
+        _core.reached("recover.incarnation")
         return retired
 
     def _refuse_impossible_words(self, trusted: bool) -> int:
@@ -263,16 +304,22 @@ class _Repair:
         tickets = slots.tickets(self.words)
         used = self.words != 0
         wrong = used & (tickets % self.capacity != np.arange(self.capacity))
+        wrong |= used & (slots.states(self.words) == SlotState.EMPTY)
         if trusted:
             wrong |= used & (tickets >= int(self.control.runtime["head"][0]))
         self.words[wrong] = 0
+        _core.reached("recover.refused")
         return int(np.count_nonzero(wrong))
 
     def _refuse_misplaced_records(self, trusted: bool) -> int:
         """A record must be one, and, unless the counters may be older, between tail and head."""
         runtime = self.control.runtime[0] if trusted else None
         wrong = records.misplaced(runtime, self.words, self.data, self.schema)
+        if trusted or not self.superblock.flags & Flag.CHECKSUM:  # which covers headers too
+            found = records.not_theirs(self.words, self.data, self.schema, self.records_map, ~wrong)
+            wrong |= found
         self.words[wrong] = 0
+        _core.reached("recover.misplaced")
         return int(np.count_nonzero(wrong))
 
     def _relink(self) -> int:
@@ -285,6 +332,7 @@ class _Repair:
 
     def _abort(self, which: NDArray[np.bool_]) -> int:
         self.words[which] |= np.uint64(3)
+        _core.reached("recover.aborted")
         return int(np.count_nonzero(which))
 
     def _verify(self) -> tuple[int, int]:
@@ -297,16 +345,23 @@ class _Repair:
             wrong = self.native.verify(0, self.capacity)
             failed = len(wrong)
             self.words[wrong] = 0
-        elif self.superblock.durable_ticket == head:
+        elif self.superblock.durable_ticket == head > self._newest_ticket():
             unverified = int(np.count_nonzero(committed))
         else:
             failed = int(np.count_nonzero(committed))
             self.words[committed] = 0
-        left = slots.tickets(self.words[self.words != 0])
-        newest = max(head, self.superblock.durable_ticket, int(left.max()) + 1 if len(left) else 0)
-        runtime["head"] = newest
-        runtime["write_count"] = max(int(runtime["write_count"][0]), len(left) * self.width)
+        _core.reached("recover.dropped")
+        left = int(np.count_nonzero(self.words))
+        runtime["head"] = max(head, self.superblock.durable_ticket, self._newest_ticket() + 1)
+        _core.reached("recover.head")
+        runtime["write_count"] = max(int(runtime["write_count"][0]), left * self.width)
+        _core.reached("recover.count")
         return failed, unverified
+
+    def _newest_ticket(self) -> int:
+        """Of all slots; -1 without any. Newer than ``head`` where that page is the older one."""
+        used = self.words[self.words != 0]
+        return int(slots.tickets(used).max()) if len(used) else -1
 
     def _sane_priorities(self) -> int:
         committed = np.repeat(slots.committed(self.words), self.width)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
@@ -10,6 +11,7 @@ from shmbuffer._native import _core
 from shmbuffer.errors import (
     BufferClosedError,
     BufferNeedsRestart,
+    CorruptBufferError,
     EmptyBufferError,
     LockTimeout,
     RecordTooLargeError,
@@ -36,6 +38,13 @@ def refuse(
     """
     where = ring._engine.where
     if status == _core.BAD_PRIORITY:
+        if not (0 <= ring.alpha < math.inf and 0 <= ring.eps < math.inf):
+            raise CorruptBufferError(
+                f"{where}: {what}: alpha is {ring.alpha:g} and eps is {ring.eps:g}, which "
+                "something else has written over the shared memory; close every handle, then "
+                "recover",
+                path=where,
+            )
         at = ring._native.bad_at
         value = f" {priorities[at]}" if isinstance(priorities, np.ndarray) else ""
         raise ValueError(
@@ -104,6 +113,20 @@ def refuse(
     if status == _core.FENCED:
         raise BufferNeedsRestart(
             f"{where}: this process was taken for dead and its write was rolled back; attach again"
+        )
+    if status == _core.DAMAGED:
+        at = ring._native.bad_at
+        slot = at if at < ring.capacity else None
+        found = (
+            "head and tail of the byte ring cannot be"
+            if slot is None
+            else f"slot {slot} does not hold the item that it should"
+        )
+        raise CorruptBufferError(
+            f"{where}: {what}: {found}: something else has written over the shared memory; close "
+            "every handle, then recover",
+            path=where,
+            slot=slot,
         )
     if status == _core.NO_MEMORY:
         raise MemoryError(f"{where}: {what} could not get memory for its own bookkeeping")

@@ -31,15 +31,20 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 
+from shmbuffer._native import _core
 from shmbuffer.errors import (
     BufferClosedError,
+    BufferNotFoundError,
     BufferUnlinkedError,
     CorruptBufferError,
     DurabilityError,
+    UnsafePathError,
 )
 from shmbuffer.memory import filesystem, walk
+from shmbuffer.memory.filesystem import shut
 from shmbuffer.memory.trust import explained, require_own_directory, require_own_file
 
+_CHUNK_BYTES = 2**20
 _FILE = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # opening a FIFO would wait for its other end
 
 
@@ -53,12 +58,14 @@ class Directory:
         created: whether `open` made it. Directories above it that were made too do not count.
     """
 
+    fd = -1
+
     def __init__(self, path: Path, fd: int, *, created: bool) -> None:
         self.path = path
-        self.fd = fd
         self.created = created
         found = os.fstat(fd)
         self.identity = (found.st_dev, found.st_ino)
+        self.fd = fd  # last: from here on it is closed with this object
 
     @classmethod
     def open(
@@ -90,15 +97,17 @@ class Directory:
             created = create and walk.make_with_parents(where, mode)
             fd = os.open(where, walk.FOLDER)
         try:
-            require_own_directory(os.fstat(fd), where)
-            if not allow_unsafe_fs:
-                filesystem.require_safe(fd, where)
-            return cls(where, fd, created=created)
+            with explained(where):
+                require_own_directory(os.fstat(fd), where)
+                if not allow_unsafe_fs:
+                    filesystem.require_safe(fd, where)
+                return cls(where, fd, created=created)
         except BaseException:
-            os.close(fd)
+            shut(fd)
             if created:
                 with suppress(OSError):
                     where.rmdir()
+                    _core.reached("folder.removed")
             raise
 
     def create(self, name: str, nbytes: int, *, reserve: bool = True, mode: int = 0o600) -> int:
@@ -125,13 +134,16 @@ class Directory:
             explained(where, needed=nbytes, free=self.free_bytes),
         ):
             fd = os.open(last, _FILE | os.O_CREAT | os.O_EXCL | os.O_RDWR, mode, dir_fd=folder)
+            _core.reached("file.made")
             try:
                 os.fchmod(fd, mode)
+                _core.reached("file.mode")
                 filesystem.allocate(fd, nbytes, reserve=reserve, free=self.free_bytes())
             except BaseException:
-                os.close(fd)
+                shut(fd)
                 with suppress(OSError):
                     os.unlink(last, dir_fd=folder)
+                    _core.reached("file.unlinked")
                 raise
         return fd
 
@@ -152,18 +164,19 @@ class Directory:
         where = self.path / name
         flags = _FILE | (os.O_RDWR if writable else os.O_RDONLY)
         with self._within(name) as (folder, last), explained(where):
-            fd = os.open(last, flags, dir_fd=folder)
-            while (found := os.fstat(fd)).st_nlink == 0:  # replaced or removed since: look again
-                os.close(fd)
+            while True:
                 fd = os.open(last, flags, dir_fd=folder)
-        try:
-            require_own_file(found, where)
-            if nbytes is not None and found.st_size != nbytes:
-                raise _wrong_size(where, str(nbytes), nbytes, found.st_size)
-        except BaseException:
-            os.close(fd)
-            raise
-        return fd
+                try:
+                    found = os.fstat(fd)
+                    if found.st_nlink > 0:
+                        require_own_file(found, where)
+                        if nbytes is not None and found.st_size != nbytes:
+                            raise _wrong_size(where, str(nbytes), nbytes, found.st_size)
+                        return fd
+                except BaseException:
+                    shut(fd)
+                    raise
+                shut(fd)  # replaced or removed since: look again
 
     def open_lock(self, name: str) -> int:
         """Open a lock file, and make it if it is not there; what it contains is of no interest."""
@@ -181,12 +194,18 @@ class Directory:
             CorruptBufferError: it has more.
             BufferNotFoundError, UnsafePathError, ReadOnlyError: as for `open_file`.
         """
-        with os.fdopen(self.open_file(name, writable=False), "rb") as file:
-            data = file.read(limit + 1)
-            if len(data) > limit:
-                size = os.fstat(file.fileno()).st_size
-                raise _wrong_size(self.path / name, f"at most {limit}", limit, size)
-            return data
+        fd = self.open_file(name, writable=False)
+        try:
+            with explained(self.path / name):
+                data = bytearray()
+                while len(data) <= limit and (more := os.read(fd, min(limit + 1, _CHUNK_BYTES))):
+                    data += more
+                if len(data) > limit:
+                    size = os.fstat(fd).st_size
+                    raise _wrong_size(self.path / name, f"at most {limit}", limit, size)
+            return bytes(data)
+        finally:
+            shut(fd)
 
     def write_atomic(self, name: str, data: bytes, *, mode: int = 0o600) -> None:
         """Replace a file as a whole; after a crash or a power cut it is the old one or the new one.
@@ -206,9 +225,10 @@ class Directory:
                     rest = memoryview(data)
                     while rest:
                         rest = rest[os.write(fd, rest) :]
+                        _core.reached("file.written")
                 self.sync_file(fd)
             finally:
-                os.close(fd)
+                shut(fd)
             self.rename(temporary, name)
         except BaseException:
             with suppress(OSError):
@@ -244,7 +264,7 @@ class Directory:
 
     def listdir(self, name: str = ".") -> list[str]:
         """The names in a directory, sorted; BufferNotFoundError if it is not there."""
-        with self._folder(name) as folder:
+        with self._folder(name) as folder, explained(self.path / name, wanted="a directory"):
             return sorted(os.listdir(folder))
 
     def rename(self, old: str, new: str) -> None:
@@ -260,6 +280,7 @@ class Directory:
             explained(self.path / old),
         ):
             os.rename(old_last, new_last, src_dir_fd=source, dst_dir_fd=target)
+            _core.reached("file.renamed")
 
     def unlink(self, name: str, *, missing_ok: bool = True) -> bool:
         """Remove a file, or a link itself, and return whether it was there.
@@ -271,6 +292,7 @@ class Directory:
         try:
             with self._within(name) as (folder, last), explained(self.path / name):
                 os.unlink(last, dir_fd=folder)
+                _core.reached("file.unlinked")
         except FileNotFoundError:
             if not missing_ok:
                 raise
@@ -291,6 +313,7 @@ class Directory:
                 else:
                     with self._within(name) as (folder, last):
                         os.rmdir(last, dir_fd=folder)
+                _core.reached("folder.removed")
         except FileNotFoundError:
             return False
         except OSError as error:
@@ -301,7 +324,8 @@ class Directory:
 
     def free_bytes(self) -> int:
         """How many bytes may still be written, as statvfs says; quotas are not in it."""
-        return filesystem.free_bytes(self._root())
+        with explained(self.path):
+            return filesystem.free_bytes(self._root())
 
     def require_space(self, nbytes: int, what: str, *, sparse_allowed: bool = False) -> None:
         """Raise SpaceError if the sum of what is about to be made cannot fit.
@@ -326,7 +350,7 @@ class Directory:
         try:
             os.fsync(fd)
         except OSError as error:
-            raise _not_durable(_name_of(fd), error) from error
+            raise not_durable(_name_of(fd), error) from error
 
     def sync(self, name: str = ".") -> None:
         """Bring the names in a directory to the disk: what was made, moved or removed there.
@@ -339,15 +363,16 @@ class Directory:
                 os.fsync(folder)
             except OSError as error:
                 if error.errno != errno.EINVAL:  # a file system that does not sync directories
-                    raise _not_durable(str(self.path / name), error) from error
+                    raise not_durable(str(self.path / name), error) from error
 
     def still_there(self) -> bool:
         """Whether the path still leads to this directory."""
-        if os.fstat(self._root()).st_nlink == 0:
+        if not self._has_a_name():
             return False
         try:
-            found = os.stat(self.path, follow_symlinks=False)
-        except OSError:
+            with explained(self.path, wanted="a directory"):
+                found = os.stat(self.path, follow_symlinks=False)
+        except (BufferNotFoundError, UnsafePathError):  # gone; or no directory above it any more
             return False
         return (found.st_dev, found.st_ino) == self.identity
 
@@ -355,7 +380,10 @@ class Directory:
         """Let go of the directory; the files that were opened in it stay open. Idempotent."""
         fd, self.fd = self.fd, -1
         if fd >= 0:
-            os.close(fd)
+            shut(fd)
+
+    def __del__(self) -> None:
+        self.close()
 
     def __enter__(self) -> Directory:
         return self
@@ -376,12 +404,17 @@ class Directory:
             raise BufferClosedError(f"{self.path}: was closed; open it again", path=self.path)
         return self.fd
 
+    def _has_a_name(self) -> bool:
+        """Whether nobody has removed it."""
+        with explained(self.path, wanted="a directory"):
+            return os.fstat(self._root()).st_nlink > 0
+
     @contextmanager
     def _within(self, name: str, *, make: bool = False) -> Iterator[tuple[int, str]]:
         """The descriptor of the directory that `name` lies in, and the last part of `name`."""
         root = self._root()
         *folders, last = walk.parts(name, self.path)
-        if make and os.fstat(root).st_nlink == 0:
+        if make and not self._has_a_name():
             raise BufferUnlinkedError(
                 f"{self.path}: was removed while it was in use; close it, and create it again",
                 path=self.path,
@@ -393,12 +426,15 @@ class Directory:
     def _folder(self, name: str) -> Iterator[int]:
         """A descriptor of a directory with an offset of its own, which `listdir` moves."""
         folders = [] if name == "." else walk.parts(name, self.path)
-        with walk.walk(self._root(), self.path, folders) as folder:
+        with (
+            walk.walk(self._root(), self.path, folders) as folder,
+            explained(self.path / name, wanted="a directory"),
+        ):
             fd = os.open(".", walk.FOLDER, dir_fd=folder)
         try:
             yield fd
         finally:
-            os.close(fd)
+            shut(fd)
 
 
 def _wrong_size(where: Path, expected: str, limit: int, found: int) -> CorruptBufferError:
@@ -411,7 +447,8 @@ def _wrong_size(where: Path, expected: str, limit: int, found: int) -> CorruptBu
     )
 
 
-def _not_durable(where: str, error: OSError) -> DurabilityError:
+def not_durable(where: str, error: OSError) -> DurabilityError:
+    """What a sync that failed is raised as."""
     return DurabilityError(
         f"{where}: could not be brought to the disk ({error.strerror}); what is in memory can be"
         " used, but a power cut may take it: save a copy on another disk",

@@ -19,11 +19,19 @@ from __future__ import annotations
 
 import os
 import time
+import weakref
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import numpy as np
+
 from shmbuffer._native import _core
-from shmbuffer.errors import AttachTimeout, RegistryFullError
+from shmbuffer.errors import (
+    AttachTimeout,
+    BufferNeedsRestart,
+    RegistryFullError,
+    ShmBufferError,
+)
 from shmbuffer.memory import identity, layout
 from shmbuffer.memory.control import Control
 from shmbuffer.memory.identity import Identity, prove_dead
@@ -99,9 +107,17 @@ class Registry:
     def is_dead(self, entry: int) -> bool:
         """Whether the owner of the entry is proven dead.
 
-        Some microseconds; never under the mutex.
+        Some 100 microseconds; never under the mutex.
         """
-        return prove_dead(self.identity(entry), lambda: self._lock_is_free(entry))
+        who = self.identity(entry)
+        incarnation = int(self._control.entries["incarnation"][entry])
+        if (self._control.where, incarnation) in _memberships and who == identity.current():
+            return False
+        return prove_dead(
+            who,
+            lambda: self._lock_is_free(entry),
+            lambda: self._is_another_program(entry, who),
+        )
 
     def alive(self) -> list[tuple[int, int]]:
         """(entry, incarnation) of those who could not be proven dead."""
@@ -123,23 +139,37 @@ class Registry:
         _core.reached("join.liveness")
         me = identity.current()
         incarnation = int(self._control.runtime["next_incarnation"][0]) + 1
+        if incarnation >= layout.INCARNATIONS:
+            if liveness is not None:
+                LivenessFile.release(liveness)
+            raise BufferNeedsRestart(
+                f"{self._control.where}: {incarnation} clients are said to have been here, which "
+                "something else has written over the shared memory; close every handle, then "
+                "recover"
+            )
         self._control.runtime["next_incarnation"] = incarnation
         _core.reached("join.incarnation")
         mine = self._control.entries[entry : entry + 1]
-        mine["role"] = role
-        mine["incarnation"] = incarnation
-        mine["pid"] = me.pid
-        mine["start_time"] = me.start_time
-        mine["pid_namespace"] = me.pid_namespace
-        mine["boot_id"].view("u1")[:] = list(me.boot_id)
-        mine["joined_ns"] = time.time_ns()
-        mine["phase"] = Phase.IDLE
-        mine["turn"] = 0
-        mine["last_seen_ns"] = 0
-        _core.reached("join.identity")
+        fields = {
+            "role": role,
+            "incarnation": incarnation,
+            "pid": me.pid,
+            "start_time": me.start_time,
+            "pid_namespace": me.pid_namespace,
+            "boot_id": np.void(me.boot_id),
+            "joined_ns": time.time_ns(),
+            "phase": Phase.IDLE,
+            "turn": 0,
+            "last_seen_ns": 0,
+        }
+        for name, value in fields.items():
+            mine[name] = value
+            _core.reached("join.identity")
+        membership = Membership(entry, incarnation, liveness)
+        _memberships[self._control.where, incarnation] = membership
         mine["state"] = EntryState.LIVE
         _core.reached("join.live")
-        return Membership(entry, incarnation, liveness)
+        return membership
 
     def free(self, entry: int) -> None:
         """Frees an entry without a claim: our own, or before there are slots to claim."""
@@ -157,11 +187,11 @@ class Registry:
                 Client(
                     entry=entry,
                     incarnation=incarnation,
-                    role=Role(int(one["role"])).name.lower(),
+                    role=layout.name_of(Role, int(one["role"])).lower(),
                     pid=int(one["pid"]),
                     alive=not self.is_dead(entry),
                     state=identity.process_state(int(one["pid"])),
-                    phase=Phase(int(one["phase"])).name,
+                    phase=layout.name_of(Phase, int(one["phase"])),
                     joined_s=int(one["joined_ns"]) / 1e9,
                     idle_s=max(0, now - seen) / 1e9 if seen else None,
                     counters={name: int(one[name]) for name in layout.COUNTERS},
@@ -173,6 +203,21 @@ class Registry:
         if self._directory is None:
             return _has_ended(self.identity(entry))
         return LivenessFile.is_free(self._directory, entry)
+
+    def _is_another_program(self, entry: int, who: Identity) -> bool:
+        """Whether a running process is not the client any more, because it has called execve.
+
+        A lock that is free is not enough: programs close descriptors that they have not opened.
+        """
+        if self._directory is None:
+            return False
+        try:
+            return LivenessFile.is_free(self._directory, entry) and (
+                who == identity.current()
+                or not identity.maps(who.pid, self._directory.stat(layout.CONTROL).st_ino)
+            )
+        except (OSError, ShmBufferError):
+            return False
 
     def _free_entry(self) -> tuple[int, int | None]:
         """A free entry, with its liveness file.
@@ -207,6 +252,12 @@ class Membership:
     entry: int
     incarnation: int
     liveness: int | None
+
+
+# Those of this process, since it runs this program; by buffer and incarnation.
+_memberships: weakref.WeakValueDictionary[tuple[str, int], Membership] = (
+    weakref.WeakValueDictionary()
+)
 
 
 def _has_ended(who: Identity) -> bool:

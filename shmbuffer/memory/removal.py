@@ -10,11 +10,12 @@ reads go on, writes raise BufferClosedError.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 from shmbuffer._native import _core
-from shmbuffer.errors import AttachTimeout, BufferNotFoundError
+from shmbuffer.errors import AttachTimeout, BufferNotFoundError, BufferUnlinkedError
 from shmbuffer.memory import cleanup, identity
 from shmbuffer.memory.control import Control, Superblock
 from shmbuffer.memory.files import Files
@@ -89,9 +90,7 @@ def remove(path: Path, uuid: bytes, *, timeout: float = TIMEOUT_S) -> bool:
         return False
     with directory:
         files = Files(directory)
-        if not files.has_control():
-            return False
-        with files.lock(timeout):
+        with suppress(BufferUnlinkedError), files.lock(timeout):
             if not files.has_control():
                 return False
             control = files.open_control()
@@ -101,6 +100,7 @@ def remove(path: Path, uuid: bytes, *, timeout: float = TIMEOUT_S) -> bool:
             control.write(replace(superblock, state=BufferState.CLOSING))
             _core.reached("remove.closing")
             return finish(files)
+        return False
 
 
 def finish(files: Files, *, keep_lock: bool = False) -> bool:
@@ -112,6 +112,9 @@ def finish(files: Files, *, keep_lock: bool = False) -> bool:
     """
     control = files.open_control()
     control.runtime["state"] = BufferState.CLOSING
+    _core.reached("remove.state")
+    control.sync()  # a power cut could bring it back without the files that are removed
+    _core.reached("remove.synced")
     created = bool(control.superblock().flags & Flag.CREATED_DIRECTORY)
     files.directory.created |= created
     return files.remove(created_directory=created and not keep_lock, keep_lock=keep_lock)
@@ -139,7 +142,7 @@ def _remove_abandoned(path: Path) -> bool:
     with Directory.open(path) as directory:
         files = Files(directory)
         try:
-            with files.lock(0.0):
+            with files.lock(0.0, creating=True):
                 # Asked again: somebody may have come between the first question and the lock.
                 return _nobody_needs(files) and files.remove(created_directory=True)
         except AttachTimeout:

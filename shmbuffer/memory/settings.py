@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
+from shmbuffer.errors import CorruptBufferError
 from shmbuffer.memory.layout import PAGE, Flag
 from shmbuffer.memory.schema import MAX_ELEMENTS, MAX_RECORD_BYTES
 
@@ -50,11 +51,43 @@ class Settings:
             raise ValueError(f"ndim is {self.ndim}; it has to be at least 1")
         _require_exponent(self.alpha or 0.0, self.eps, self.capacity)
 
+    @classmethod
+    def recorded(cls, found: dict[str, Any], where: object) -> Settings:
+        """What a superblock says.
+
+        Raises:
+            CorruptBufferError: no buffer was made with these.
+        """
+        try:
+            for name in found.keys() & _KINDS.keys():
+                if type(found[name]) not in _KINDS[name]:
+                    raise TypeError(f"{name} is {found[name]!r}")
+            return cls(**found)
+        except (TypeError, ValueError) as error:
+            raise CorruptBufferError(
+                f"{where}: no buffer can have the settings in the superblock ({error}); restore it "
+                "from a copy",
+                path=str(where),
+                found=found,
+            ) from error
+
     @property
     def flags(self) -> Flag:
         """As the superblock has them."""
         checksum = Flag.CHECKSUM if self.checksum else Flag(0)
         return checksum | (Flag.RESERVE if self.reserve else Flag(0))
+
+
+_KINDS: dict[str, tuple[type, ...]] = {
+    "capacity": (int,),
+    "ndim": (int,),
+    "checksum": (bool,),
+    "reserve": (bool,),
+    "alpha": (int, float, type(None)),
+    "eps": (int, float),
+    "extra": (dict,),
+    "record_bytes": (int,),
+}
 
 
 def _require_exponent(alpha: float, eps: float, elements: int) -> None:

@@ -100,10 +100,12 @@ def explained(
                 )
             case errno.ELOOP | errno.ENOTDIR | errno.EISDIR | errno.ENXIO:
                 meaning = _another_kind(where, wanted)
-            case errno.ENOSPC | errno.EDQUOT | errno.EFBIG | errno.ENOMEM:
+            case errno.ENOSPC | errno.EDQUOT | errno.EFBIG:
                 meaning = space_error(where, needed, free(), why=error.errno)
-            case _:
-                raise
+            case errno.ENOMEM if needed:
+                meaning = space_error(where, needed, free(), why=error.errno)
+            case _:  # of a descriptor the system does not say where, and of a name only its end
+                raise OSError(error.errno, error.strerror, str(where)) from error
         try:
             raise meaning from error
         finally:

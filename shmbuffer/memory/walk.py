@@ -14,7 +14,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from shmbuffer._native import _core
 from shmbuffer.errors import UnsafePathError
+from shmbuffer.memory.filesystem import shut
 from shmbuffer.memory.trust import explained, require_own_directory
 
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -51,14 +53,14 @@ def walk(root: int, where: Path, folders: list[str], *, make: bool = False) -> I
                 if make:
                     _make(folder, 0o700, dir_fd=fd)
                 below = os.open(folder, FOLDER, dir_fd=fd)
-            if fd != root:
-                os.close(fd)
-            fd = below
-            require_own_directory(os.fstat(fd), where)
+                if fd != root:
+                    shut(fd)
+                fd = below
+                require_own_directory(os.fstat(fd), where)
         yield fd
     finally:
         if fd != root:
-            os.close(fd)
+            shut(fd)
 
 
 def make_with_parents(where: Path, mode: int) -> bool:
@@ -70,6 +72,7 @@ def make_with_parents(where: Path, mode: int) -> bool:
     missing = [folder for folder in where.parents if not folder.exists()]
     if missing:
         where.parent.mkdir(parents=True, exist_ok=True)
+        _core.reached("folder.parents")
     created = _make(where, mode)
     if created:
         for folder in (where, *missing):
@@ -83,13 +86,15 @@ def _make(name: str | Path, mode: int, *, dir_fd: int | None = None) -> bool:
         os.mkdir(name, mode, dir_fd=dir_fd)
     except FileExistsError:
         return False
+    _core.reached("folder.made")
     # The umask may have taken our own right to open it, which fchmod would need; O_PATH does not.
     fd = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=dir_fd)
     try:
         if stat.S_IMODE(os.fstat(fd).st_mode) != mode:
             os.chmod(f"/proc/self/fd/{fd}", mode)
+            _core.reached("folder.mode")
     finally:
-        os.close(fd)
+        shut(fd)
     return True
 
 
@@ -99,4 +104,4 @@ def _sync_if_possible(folder: Path) -> None:
         try:
             os.fsync(fd)
         finally:
-            os.close(fd)
+            shut(fd)

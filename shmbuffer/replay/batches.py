@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from operator import attrgetter
 from typing import Any, NoReturn
 
 import numpy as np
@@ -15,7 +14,6 @@ from shmbuffer.replay.nodes import as_tensor, is_collection
 from shmbuffer.replay.records.deferred import deferred
 from shmbuffer.replay.structure import not_a_tensor
 
-_batch_size, _device = attrgetter("_batch_size"), attrgetter("_device")
 _NUMBERS = (torch.Tensor, np.ndarray, np.generic, bool, int, float, complex)
 _DIFFERS = (RuntimeError, KeyError, TypeError, ValueError)  # torch.stack of unlike TensorDicts
 
@@ -93,8 +91,8 @@ def _size_of_plain(items: list[Any]) -> torch.Size | None:
     """The batch size of items that are all plain TensorDicts, -1 where it differs; else None."""
     if set(map(type, items)) != {TensorDict}:
         return None
-    sizes, devices = set(map(_batch_size, items)), set(map(_device, items))
-    if len(devices) > 1 or len({len(size) for size in sizes}) > 1:
+    sizes = {item._batch_size for item in items}
+    if len({item._device for item in items}) > 1 or len({len(size) for size in sizes}) > 1:
         return None
     columns = zip(*sizes, strict=True)
     return torch.Size([each[0] if len(set(each)) == 1 else -1 for each in columns])

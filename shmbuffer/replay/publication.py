@@ -30,8 +30,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from shmbuffer._native import _core
 from shmbuffer.errors import ReadOnlyError
-from shmbuffer.replay.work_directory import COMPLETE, MARK, Work, in_use, sweep
+from shmbuffer.memory.filesystem import shut
+from shmbuffer.replay.work_directory import COMPLETE, MARK, Work, in_use, is_there, located, sweep
 
 MANIFEST = "shmbuffer.files.json"
 """The list of the files of a save, in its directory."""
@@ -42,7 +44,8 @@ _WAIT_S = 60.0  # for another process that is moving the files of its save right
 
 
 def _step(name: str) -> None:
-    """Called between any two steps, for tests that end the process there."""
+    """A crash point."""
+    _core.reached(f"save.{name}")
 
 
 @contextmanager
@@ -78,13 +81,15 @@ def publish(
     path = Path(os.path.realpath(path))
     if path.exists() and not path.is_dir():
         raise NotADirectoryError(f"{path} is not a directory; a checkpoint is one")
-    path.parent.mkdir(parents=True, exist_ok=True)
+    _make_durably(path.parent)
+    _core.reached("save.parents")
     finish(path)
     sweep(path)
     made = False
     if within or (merge and path.exists() and any(path.iterdir())) or not _is_replaceable(path):
         made = not path.exists()
-        path.mkdir(exist_ok=True)
+        _make_durably(path)
+        _core.reached("save.folder")
         work = Work(path / MARK)
     else:
         work = Work(path.parent / f".{path.name}.{secrets.token_hex(6)}{MARK}")
@@ -104,6 +109,7 @@ def publish(
         if work.path.parent == path or not _replace(work.new, path):
             if work.path.parent != path:  # no exchange here, or something was put there since
                 os.rename(work.path, path / MARK)
+                _core.reached("save.within")
                 work.path = path / MARK
             _require_places(files, path)  # before it counts
             _complete(work, sorted(outdated))
@@ -115,6 +121,7 @@ def publish(
         if made:
             with suppress(OSError):  # there is a save in it now
                 path.rmdir()
+                _core.reached("save.undone")
 
 
 def finish(path: str | os.PathLike[str]) -> None:
@@ -127,7 +134,7 @@ def finish(path: str | os.PathLike[str]) -> None:
     path = Path(os.path.realpath(path))
     directory = path / MARK
     deadline = time.monotonic() + _WAIT_S
-    while (directory / COMPLETE).exists():
+    while is_there(directory / COMPLETE):
         try:
             work = Work(directory, make=False)
         except FileNotFoundError:
@@ -176,10 +183,19 @@ def _is_below(name: Any) -> bool:
     )
 
 
+def _walk(root: Path, *, topdown: bool = True) -> Iterator[tuple[str, list[str], list[str]]]:
+    """`os.walk`, which passes over a directory that it cannot list: its files would be missed."""
+
+    def refuse(error: OSError) -> None:
+        raise error
+
+    return os.walk(root, topdown=topdown, onerror=refuse)
+
+
 def _files(root: Path) -> list[str]:
     """Every file below ``root``, relative. A link, and whatever else there is, counts as a file."""
     found = []
-    for folder, folders, names in os.walk(root):
+    for folder, folders, names in _walk(root):
         links = [name for name in folders if os.path.islink(os.path.join(folder, name))]
         for name in [*names, *links]:
             found.append(os.path.relpath(os.path.join(folder, name), root))
@@ -194,7 +210,7 @@ def _is_replaceable(path: Path) -> bool:
         return False
     mine = list_of(path) | {MANIFEST}
     folders = {str(parent) for name in mine for parent in Path(name).parents}
-    for folder, names, files in os.walk(path):
+    for folder, names, files in _walk(path):
         at = os.path.relpath(folder, path)
         if at not in folders or not mine.issuperset(
             os.path.normpath(os.path.join(at, name)) for name in files
@@ -209,6 +225,7 @@ def _replace(new: Path, path: Path) -> bool:
     """Put ``new`` in the place of ``path``. False if that cannot be done in one step."""
     if path.exists():
         os.chmod(new, stat.S_IMODE(path.stat().st_mode))
+        _core.reached("save.mode")
     try:
         os.rename(new, path)  # an empty directory gives way too
     except OSError as error:
@@ -236,9 +253,22 @@ def _exchange(one: Path, other: Path) -> bool:
     raise OSError(number, os.strerror(number), str(other))
 
 
+def _make_durably(path: Path) -> None:
+    """Make a directory with all above it, so that a power cut does not take it with what is in it.
+
+    A directory above that cannot be synced, because it may not be read, is somebody else's.
+    """
+    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+    path.mkdir(parents=True, exist_ok=True)
+    for folder in missing:
+        with suppress(PermissionError):
+            sync(folder.parent)
+
+
 def _write_manifest(new: Path, files: set[str]) -> None:
     text = json.dumps({"format": 1, "files": sorted(files - {MANIFEST})}, indent=1)
     (new / MANIFEST).write_text(text)
+    _core.reached("save.listed")
 
 
 def _require_places(files: set[str], path: Path) -> None:
@@ -263,9 +293,12 @@ def _complete(work: Work, remove: list[str]) -> None:
     """Say that everything is there, and what is to go: from now on the new save counts."""
     draft = work.path / f"{COMPLETE}.new"
     draft.write_text(json.dumps({"remove": remove}))
+    _core.reached("save.drafted")
     sync(draft)
     os.rename(draft, work.path / COMPLETE)
+    _core.reached("save.counts")
     sync(work.path)
+    sync(work.path.parent)  # without it what was moved could outlive what has to be moved yet
 
 
 def _roll_forward(work: Work, path: Path) -> None:
@@ -277,12 +310,14 @@ def _roll_forward(work: Work, path: Path) -> None:
     for name in files:
         target = path / name
         target.parent.mkdir(parents=True, exist_ok=True)
+        _core.reached("save.place")
         os.replace(work.new / name, target)
         folders |= {target.parent, target.parent.parent} if target.parent != path else {path}
         _step("moved")
     for name in filter(_is_below, plan["remove"]):
         target = path / name
         target.unlink(missing_ok=True)
+        _core.reached("save.unlinked")
         with suppress(OSError):  # other things are in there
             if target.parent != path:
                 target.parent.rmdir()
@@ -291,11 +326,12 @@ def _roll_forward(work: Work, path: Path) -> None:
         with suppress(FileNotFoundError):
             sync(folder)
     (work.path / COMPLETE).unlink()
+    sync(work.path)  # else it could come back after a power cut, without what it needs
     _step("moved all")
 
 
 def _sync_tree(root: Path) -> None:
-    for folder, _, names in os.walk(root, topdown=False):
+    for folder, _, names in _walk(root, topdown=False):
         for name in names:
             sync(Path(folder, name))
         sync(Path(folder))
@@ -306,9 +342,10 @@ def sync(path: Path) -> None:
     """Have a file, or the names in a directory, survive a power cut."""
     fd = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(fd)
+        with located(path):
+            os.fsync(fd)
     except OSError as error:
         if error.errno != errno.EINVAL:  # a file system that does not sync directories
             raise
     finally:
-        os.close(fd)
+        shut(fd)

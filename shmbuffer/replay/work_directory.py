@@ -12,10 +12,13 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from shmbuffer.errors import BufferInUseError
+from shmbuffer._native import _core
+from shmbuffer.errors import BufferInUseError, ShmBufferError
+from shmbuffer.memory.filesystem import shut
 
 MARK = ".shmbuffer-save"
 """The name of a work directory, or its end."""
@@ -43,27 +46,44 @@ class Work:
             if make:
                 with suppress(FileExistsError):
                     path.mkdir()
+                    _core.reached("save.work")
             try:
                 self._fd = os.open(path / _OWNER, os.O_RDWR | (os.O_CREAT if make else 0), 0o644)
+                _core.reached("save.owner")
             except FileNotFoundError:
                 if make:  # swept between the two calls
                     continue
                 raise
             try:
-                fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                self.pid = os.pread(self._fd, 32, 0).decode(errors="replace")
-                if make:
-                    os.close(self._fd)
-                    raise in_use(path.parent, self.pid) from None
-                return
-            if os.fstat(self._fd).st_nlink:
-                break
-            os.close(self._fd)  # swept while we took it
-        self.mine = True
+                with located(path / _OWNER):
+                    if self._is_anothers():
+                        if make:
+                            raise in_use(path.parent, self.pid)
+                        return
+                    if os.fstat(self._fd).st_nlink:
+                        self._sign()
+                        return
+            except BaseException:
+                shut(self._fd)
+                raise
+            shut(self._fd)  # swept while we took it
+
+    def _is_anothers(self) -> bool:
+        """Lock it; whether another one has."""
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self.pid = os.pread(self._fd, 32, 0).decode(errors="replace")
+            return True
+        return False
+
+    def _sign(self) -> None:
         self.pid = str(os.getpid())
         os.truncate(self._fd, 0)
+        _core.reached("save.nobody")
         os.pwrite(self._fd, self.pid.encode(), 0)
+        _core.reached("save.owned")
+        self.mine = True
 
     @property
     def new(self) -> Path:
@@ -75,12 +95,16 @@ class Work:
 
         The lock goes last, so that what somebody leaves who dies here is swept later.
         """
-        if self.mine and not (self.path / COMPLETE).exists():
-            shutil.rmtree(self.new, ignore_errors=True)
-            with suppress(OSError):
-                (self.path / _OWNER).unlink()
-                self.path.rmdir()
-        os.close(self._fd)
+        with suppress(OSError):
+            if self.mine and not is_there(self.path / COMPLETE):
+                shutil.rmtree(self.new, ignore_errors=True)
+                _core.reached("save.emptied")
+                if not is_there(self.new):  # else whoever saves next tries again
+                    (self.path / _OWNER).unlink()
+                    _core.reached("save.unowned")
+                    self.path.rmdir()
+                    _core.reached("save.gone")
+        shut(self._fd)
 
 
 def sweep(path: Path) -> None:
@@ -88,14 +112,37 @@ def sweep(path: Path) -> None:
     beside = path.parent.glob(f".{_escaped(path.name)}.*{MARK}")
     for directory in [*beside, path / MARK]:
         with suppress(OSError):  # not there; or not ours to remove
-            if not (directory / _OWNER).exists():
+            if not is_there(directory / _OWNER):
                 directory.rmdir()  # died before it was locked: nothing is in it
+                _core.reached("save.swept")
                 continue
             Work(directory, make=False).leave()
 
 
 def _escaped(name: str) -> str:
     return "".join(f"[{each}]" if each in "*?[" else each for each in name)
+
+
+def is_there(path: Path) -> bool:
+    """Whether something has this name; unlike `Path.exists`, an error is not a no."""
+    try:
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
+
+
+@contextmanager
+def located(where: Path) -> Iterator[None]:
+    """Have an error of the system say where: of a descriptor it does not."""
+    try:
+        yield
+    except ShmBufferError:
+        raise
+    except OSError as error:
+        if error.errno is None or error.filename is not None:
+            raise
+        raise OSError(error.errno, error.strerror, str(where)) from error
 
 
 def in_use(path: Path, pid: str) -> BufferInUseError:

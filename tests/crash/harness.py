@@ -39,7 +39,11 @@ SETTINGS = Settings(capacity=CAPACITY, alpha=0.5, eps=0.0)
 #: Bytes of the byte ring, by what an item is; 0: a row of leaves.
 KINDS = {"rows": 0, "records": 16384, "short records": 4096}
 #: Steps of a write that only records have.
-RECORD_POINTS = ("write.evict", "write.tail", "write.header", "write.extent", "write.bytes")
+RECORD_POINTS = (
+    *("write.evict_leaf", "write.evict", "write.evicted", "write.tail", "write.byte_first"),
+    *("write.header", "write.extent", "write.bytes"),
+)
+EVICTIONS = ("write.evict_leaf", "write.evict", "write.evicted")
 
 
 def settings(kind: str) -> Settings:
@@ -166,6 +170,11 @@ def succeeds(body: Callable[[], None]) -> None:
     assert ended(fork(body)) == 0, "the fresh process failed; its traceback is above"
 
 
+def called(body: Callable[[], None]) -> None:
+    """Runs ``body`` here: a handle of its own in this process, where a process would be dear."""
+    body()
+
+
 def dies(path: Path, point: str, work: Callable[[Engine], None], after: int = 0) -> bool:
     """A victim attaches, arms ``point`` and works.
 
@@ -227,3 +236,16 @@ def require_usable(ring: Ring, number: int) -> None:
     assert ring.update(index, np.array([2.0]), np.array([ticket])) == (1, 0)
     assert ring.update(index, np.array([9.0]), np.array([ticket + 8])) == (0, 1)
     assert ring.priorities()[index[0]] == 2.0
+
+
+def victim(path: Path, point: str, after: int = 0) -> None:
+    """Somebody who died at a point of a write of four items around the ring's end."""
+    assert dies(
+        path, point, lambda engine: write(engine.ring, range(100, 104)) and None, after=after
+    )  # type: ignore[arg-type, func-returns-value]
+
+
+def arm_and_open(path: Path, point: str, after: int) -> None:
+    _core.arm(point, after=after)
+    Engine.open(path, None)
+    _core.disarm()

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import os
 import signal
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from shmbuffer._native import _core
-from shmbuffer.errors import BufferNotFoundError
+from shmbuffer.errors import BufferClosedError, BufferNotFoundError
 from shmbuffer.memory import Engine
 from tests.crash.harness import (
     LEAVES,
     SETTINGS,
+    dies,
     ended,
     fork,
     python_points,
@@ -181,22 +183,100 @@ def test_eight_processes_that_start_at_once_make_one_buffer(tmp_path: Path) -> N
         os.close(go)
 
 
+#: System calls, and stores, on the way to a buffer with a schema.
+CALLS = [
+    *("file.made", "file.mode", "file.sized", "file.written", "file.renamed", "folder.made"),
+    *("mutex.cleared", "mutex.made", "join.identity", "join.live"),
+]
+
+
+@pytest.mark.parametrize("kind", ["rows", "records"])
+@pytest.mark.parametrize("point", CALLS)
+def test_the_next_process_finishes_what_a_creator_began_that_died_at_a_call(
+    tmp_path: Path, kind: str, point: str
+) -> None:
+    kills = killed_while_creating(tmp_path, kind, point)
+    assert kills > 0
+
+
+def killed_while_creating(folder: Path, kind: str, point: str) -> int:
+    """Kills at the first passing, the second and so on; how often."""
+    passing = 0
+    while True:
+        path = folder / str(passing)
+        body = partial(_creates, path, point, passing, kind)
+        if ended(fork(body)) == 0:
+            return passing
+        with Engine.open(path, settings(kind)) as engine:
+            ring = engine.define(schema(kind))
+            assert read_all(ring) in ({}, {0: 0, 1: 1, 2: 2})
+            write(ring, range(5))
+            require_sound(engine)
+            assert [name for name in everything(path) if ".new" in name or "tmp" in name] == []
+        passing += 1
+
+
+@pytest.mark.parametrize("kind", ["rows", "records"])
+@pytest.mark.parametrize("point", ["file.unlinked", "folder.removed", "remove.state"])
+def test_a_removal_that_dies_after_any_file_can_be_repeated(
+    tmp_path: Path, kind: str, point: str
+) -> None:
+    passing = 0
+    while True:
+        path = tmp_path / str(passing)
+        with Engine.open(path, settings(kind)) as engine:
+            write(engine.define(schema(kind)), range(3))
+
+        def removes(path: Path = path, after: int = passing) -> None:
+            with Engine.open(path, None) as found:
+                _core.arm(point, after=after)
+                found.cleanup()
+                _core.disarm()
+
+        killed = ended(fork(removes)) == -signal.SIGKILL
+        assert killed or not path.exists()
+        if not killed:
+            break
+        try:
+            with Engine.open(path, None) as found:
+                found.cleanup()
+        except BufferNotFoundError:
+            with Engine.open(path, settings(kind)) as again:
+                again.define(schema(kind))
+                again.cleanup()
+        assert not path.exists() or everything(path) == []
+        passing += 1
+    assert passing > 0
+
+
 def test_every_crash_point_belongs_to_a_protocol_that_is_killed_at_it() -> None:
-    tested = {"write", "update", "sample", "alpha", "empty", "reap", "repair", "recover", "leave"}
-    tested |= {
-        "join",
-        "flush",
-        "abort",
-        "wait",
-        "create",
-        "define",
-        "remove",
-        "open",
-        "superblock",
-        "restore",
-        "copy",
-        "dictionary",
+    tested = {
+        *("write", "update", "sample", "alpha", "empty", "reap", "repair", "recover", "leave"),
+        *("join", "flush", "abort", "wait", "create", "define", "remove", "open", "superblock"),
+        *("restore", "copy", "dictionary", "turn", "wake", "mutex", "tree", "leaves", "relink"),
+        *("count", "file", "folder"),
     }
     prefixes = {name.split(".")[0] for name in _core.crash_points()}
     prefixes |= {name.split(".")[0] for name in python_points(r"\w+")}
-    assert prefixes <= tested
+    assert prefixes == tested
+
+
+@pytest.mark.parametrize(("kind", "point"), cases(python_points("remove")))
+def test_whoever_has_not_looked_at_the_items_yet_is_told_of_a_removal(
+    tmp_path: Path, kind: str, point: str
+) -> None:
+    def define_and_remove(engine: Engine) -> None:
+        engine.define(schema(kind))
+        engine.cleanup()
+
+    with Engine.open(tmp_path / "buffer", settings(kind)) as late:
+        assert dies(tmp_path / "buffer", point, define_and_remove)
+        before = ("remove.closing", "remove.state", "remove.synced")
+        if point in before or (kind, point) == ("records", "remove.leaves"):
+            # Every file is there still.
+            assert late.ring is not None
+        else:
+            with pytest.raises(
+                BufferClosedError, match=r"is being removed|was removed or replaced"
+            ):
+                late.ring  # noqa: B018

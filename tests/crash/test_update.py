@@ -58,7 +58,7 @@ def test_each_priority_is_the_old_or_the_new_one(survivor: Engine, name: str, po
             assert after[element] in (
                 {before[element], 50.0} if element in index else {before[element]}
             )
-        if point in ("update.parents", "update.unlocked"):
+        if point in ("update.max_priority", "update.parents", "update.unlocked"):
             assert (after[index] == 50.0).all()
         succeeds(lambda: fresh(path, items))
         ring.update(np.arange(8), before)
@@ -138,6 +138,23 @@ def test_a_change_of_alpha_is_finished_for_the_dead(survivor: Engine, point: str
     require_sound(survivor)
     assert ring.alpha == 2.0
     assert ring.mass().tolist()[:8] == [float(n + 1) ** 2 for n in range(8)]
+
+
+@pytest.mark.parametrize("point", [*native_points("alpha"), "mutex.locked"])
+@pytest.mark.parametrize("change", [(2.0, 0.0), (0.5, 1e200)], ids=["less eps", "more eps"])
+def test_a_change_of_alpha_and_eps_leaves_finite_masses_at_every_step(
+    survivor: Engine, change: tuple[float, float], point: str
+) -> None:
+    """The new alpha with an old, larger eps may be too much: then eps is stored first."""
+    ring, path = survivor.ring, survivor.path
+    assert ring is not None
+    assert path is not None
+    write(ring, range(8))
+    ring.set_alpha(*((1.0, 1e160) if change[0] > 1 else (2.0, 0.0)))
+    assert dies(path, point, lambda engine: engine.ring.set_alpha(*change))  # type: ignore[union-attr]
+    require_sound(survivor)
+    assert np.isfinite(ring.mass()).all()
+    sample(ring)
 
 
 def test_an_update_that_meets_a_newer_item_is_dropped_after_a_kill_too(survivor: Engine) -> None:

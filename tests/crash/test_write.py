@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -18,89 +16,51 @@ from shmbuffer.memory.check import check
 from shmbuffer.memory.recovery import recover
 from tests.crash.harness import (
     CAPACITY,
+    EVICTIONS,
     KINDS,
     RECORD_POINTS,
+    called,
     dies,
     ended,
     fork,
     native_points,
-    place,
     read_all,
     require_sound,
     require_usable,
     sample,
     schema,
-    settings,
     stopped_at,
     succeeds,
     write,
 )
+from tests.crash.situations import (
+    SITUATIONS,
+    fresh,
+    is_committed_at,
+    killed_at_passings,
+    prepare,
+    require_whole_or_absent,
+)
 
 pytestmark = pytest.mark.crash
 
-
-@dataclass(frozen=True)
-class Situation:
-    """What is there, and what the victim writes over it.
-
-    Attributes:
-        before: items that are there, numbered from 0.
-        batch: numbers of the victim's items.
-        placed: slots, for a placed or in-place write.
-    """
-
-    before: int
-    batch: tuple[int, ...]
-    placed: tuple[int, ...] = ()
-    in_place: bool = False
-
-    def work(self, engine: Engine) -> None:
-        assert engine.ring is not None
-        if self.placed:
-            place(engine.ring, list(self.placed), self.batch, in_place=self.in_place)
-        else:
-            write(engine.ring, self.batch)
-
-    @property
-    def targets(self) -> list[int]:
-        """Slots that the batch goes to."""
-        if self.placed:
-            return list(self.placed)
-        kept = self.batch[-CAPACITY:]
-        first = self.before + len(self.batch) - len(kept)
-        return [(first + k) % CAPACITY for k in range(len(kept))]
-
-    @property
-    def after(self) -> dict[int, int]:
-        """slot -> number if the batch is there as a whole."""
-        return dict(zip(self.targets, self.batch[-CAPACITY:], strict=True))
-
-    @property
-    def old(self) -> dict[int, int]:
-        """slot -> number of what was there."""
-        return {k % CAPACITY: k for k in range(self.before)}
-
-
-SITUATIONS = {
-    "one item": Situation(3, (100,)),
-    "a batch": Situation(2, (100, 101, 102, 103, 104)),
-    "around the end": Situation(6, (100, 101, 102, 103)),
-    "over a full ring": Situation(11, (100, 101, 102)),
-    "a batch as large as the ring": Situation(5, tuple(range(100, 108))),
-    "a batch larger than the ring": Situation(5, tuple(range(100, 111))),
-    "placed": Situation(6, (100, 101, 102), (5, 0, 7)),
-    "in place": Situation(10, (100, 101), (1, 4), in_place=True),
-}
 POINTS = native_points("write")
 ROW_POINTS = [point for point in POINTS if point not in RECORD_POINTS]
+#: Stores within a step of the protocol.
+FINE = {
+    *("write.kind", "write.first", "write.length", "write.source", "write.raw", "write.priority"),
+    *("write.byte_first", "write.max_priority", "write.default", "write.lengthened"),
+}
+FEW = ("around the end", "placed")
 #: Every step of every kind in every situation; where bytes are short, where that matters.
 CASES = [
-    *(("rows", name, point) for name in SITUATIONS for point in ROW_POINTS),
     *(
-        ("records", name, point)
+        (kind, name, point)
+        for kind, points in (("rows", ROW_POINTS), ("records", POINTS))
         for name in SITUATIONS
-        for point in POINTS
-        if point != "write.evict"
+        for point in points
+        if point not in EVICTIONS and (name in FEW or point not in FINE)
+        if point != "write.priority" or not SITUATIONS[name].placed
     ),
     *(
         ("short records", name, point)
@@ -110,100 +70,26 @@ CASES = [
 ]
 
 
-def prepare(path: Path, situation: Situation, kind: str) -> Engine:
-    engine = Engine.open(path, settings(kind))
-    ring = engine.define(schema(kind))
-    for number in range(situation.before):
-        write(ring, [number])
-    return engine
-
-
-def require_whole_or_absent(engine: Engine, situation: Situation) -> bool:
-    """G1, G2, G3: the batch as a whole or not at all, and the other old items untouched."""
-    assert engine.ring is not None
-    there = read_all(engine.ring)
-    batch = {slot: number for slot, number in there.items() if number >= 100}
-    assert batch in ({}, situation.after), "a part of a dead writer's batch is there"
-    untouched = {s: number for s, number in situation.old.items() if s not in situation.targets}
-    if engine.ring.schema.record_bytes == KINDS["short records"]:  # the oldest may have made room
-        kept = sorted(set(there.values()) & set(untouched.values()))
-        assert kept == sorted(untouched.values())[len(untouched) - len(kept) :]
-        untouched = {slot: number for slot, number in untouched.items() if number in kept}
-        assert kept
-    for slot, number in situation.old.items():
-        if slot in untouched:
-            assert there.get(slot) == number, f"item {number} is lost"
-        elif not batch:
-            assert there.get(slot) in (None, number)
-    return bool(batch)
-
-
-def killed_at_every_passing(
-    folder: Path,
-    kind: str,
-    point: str,
-    situation: Situation,
-    look: Callable[[Path, Engine], None],
-    *,
-    alone: bool = False,
-) -> None:
-    """Kills at the first passing of the point, the second, and so on, until the victim does not
-    come by.
-
-    ``alone``: nobody else is there when the victim dies, so that recovery is the first to see what
-        it left.
-    """
-    passing = 0
-    while True:
-        path = folder / str(passing)
-        engine = prepare(path, situation, kind)
-        if alone:
-            engine.close()
-        killed = dies(path, point, situation.work, after=passing)
-        if killed:
-            look(path, engine)
-        engine.close()
-        if not killed:
-            break
-        passing += 1
-    if point == "write.evict":
-        assert passing > 0 or situation.before < CAPACITY
-    elif point == "write.unmassed":
-        old = [slot for slot in situation.old if slot in situation.targets]
-        assert passing == len(old)
-    else:
-        assert passing > 0, f"{point} was never reached"
-
-
 @pytest.mark.parametrize(("kind", "name", "point"), CASES)
 def test_a_survivor_finds_the_batch_of_a_dead_writer_whole_or_absent(
     tmp_path: Path, kind: str, name: str, point: str
 ) -> None:
     situation = SITUATIONS[name]
 
-    def look(path: Path, engine: Engine) -> None:
+    def look(path: Path, engine: Engine, first: bool) -> None:
         ring = engine.ring
         assert ring is not None
         engine.reap_dead()
         present = require_whole_or_absent(engine, situation)
-        assert present == (point in COMMITTED_FROM), f"batch {'present' if present else 'absent'}"
+        assert present == (is_committed_at(point)), f"batch {'present' if present else 'absent'}"
         require_sound(engine)
         assert len(engine.clients()) == 1
-        succeeds(lambda: fresh(path, situation, expected=present))
+        in_a_process = succeeds if first else called
+        in_a_process(lambda: fresh(path, situation, expected=present))
         require_usable(ring, 999)
         require_sound(engine)
 
-    killed_at_every_passing(tmp_path, kind, point, situation, look)
-
-
-#: Death before the phase COMMITTING rolls back, from then on it rolls forward.
-COMMITTED_FROM = POINTS[POINTS.index("write.committing") :]
-
-
-def fresh(path: Path, situation: Situation, *, expected: bool) -> None:
-    with Engine.open(path, None) as engine:
-        assert require_whole_or_absent(engine, situation) == expected
-        require_sound(engine)
+    killed_at_passings(tmp_path, kind, point, situation, look)
 
 
 @pytest.mark.parametrize(("kind", "name", "point"), CASES)
@@ -212,25 +98,26 @@ def test_a_fresh_process_recovers_after_the_death_of_all(
 ) -> None:
     situation = SITUATIONS[name]
 
-    def look(path: Path, engine: Engine) -> None:
+    def look(path: Path, engine: Engine, first: bool) -> None:
         def recovers() -> None:
             with Engine.open(path, None) as found:
                 assert found.report is not None
                 assert found.report.clients_retired == 1
                 present = require_whole_or_absent(found, situation)
-                assert present == (point in COMMITTED_FROM)
+                assert present == (is_committed_at(point))
                 assert found.report.items == len(read_all(found.ring))  # type: ignore[arg-type]
                 require_sound(found)
                 require_usable(found.ring, 999)  # type: ignore[arg-type]
 
-        succeeds(recovers)
+        in_a_process = succeeds if first else called
+        in_a_process(recovers)
 
-    killed_at_every_passing(tmp_path, kind, point, situation, look, alone=True)
+    killed_at_passings(tmp_path, kind, point, situation, look, alone=True)
 
 
 EVERYWHERE = [
     *(("rows", point) for point in ROW_POINTS if point != "write.unmassed"),
-    *(("records", point) for point in POINTS if point not in ("write.unmassed", "write.evict")),
+    *(("records", point) for point in POINTS if point not in ("write.unmassed", *EVICTIONS)),
 ]
 
 
@@ -255,7 +142,8 @@ def test_a_writer_that_meets_the_slot_of_a_dead_one_goes_on(
 HELD = [
     (kind, point)
     for kind, point in [*EVERYWHERE, ("rows", "write.unmassed"), ("records", "write.unmassed")]
-    if point not in ("write.claimed", "write.copy", "write.checksum", "write.done")
+    if point
+    not in ("write.claimed", "write.copy", "write.priority", "write.checksum", "write.done")
 ]
 
 
@@ -370,7 +258,7 @@ def test_without_priorities_a_kill_loses_nothing_either(tmp_path: Path, kind: st
             ring = engine.define(schema(kind))
             write(ring, range(6))
             if not dies(path, point, SITUATIONS["around the end"].work):
-                assert point in ("write.unmassed", "write.leaf", "write.evict")
+                assert point in ("write.unmassed", "write.default", "write.leaf", *EVICTIONS)
                 continue
             engine.reap_dead()
             assert set(range(2, 6)) <= set(read_all(ring).values())

@@ -42,11 +42,11 @@ from shmbuffer import (  # noqa: E402 - Ray is an extra
 from shmbuffer.distributed.handle import LIFECYCLE  # noqa: E402
 from shmbuffer.distributed.ray import RayClient  # noqa: E402
 from shmbuffer.distributed.runtime import Lease  # noqa: E402
+from tests import holdings  # noqa: E402
 from tests.conftest import (  # noqa: E402
     _command_of,
     _descendants,
     _killed_in_the_end,
-    _open_files,
     _passed,
     _read,
 )
@@ -78,6 +78,7 @@ def cluster() -> Iterator[None]:
             "_node_ip_address": "127.0.0.1",
             "_temp_dir": folder,
         }
+        handler = signal.getsignal(signal.SIGTERM)
         lease = Lease(config)
         try:
             yield
@@ -85,6 +86,7 @@ def cluster() -> Iterator[None]:
             assert not ray.is_initialized(), "the last lease ends what the first one has started"
         finally:
             ray.shutdown()
+            signal.signal(signal.SIGTERM, handler)  # Ray leaves its own
             os.environ.pop("RAY_AUTH_MODE", None)  # Ray sets it
             shutil.rmtree(folder)
 
@@ -92,14 +94,14 @@ def cluster() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def _nothing_is_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     """As everywhere, but for the workers that Ray keeps idle for the next actor."""
-    processes, files = _descendants(), _open_files()
+    processes, files = _descendants(), holdings.open_files_of_buffers()
     yield
     left = _killed_in_the_end(
         lambda: {pid for pid in _descendants() - processes if not is_idle_worker(pid)}
     )
     if request.node.stash.get(_passed, False):
         assert not left, "these processes were left running, and have been killed now"
-        leaked = _open_files() - files
+        leaked = holdings.gained(files, holdings.open_files_of_buffers)
         assert not leaked, "these files were left open"
 
 

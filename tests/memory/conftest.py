@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,15 +9,6 @@ import pytest
 
 from shmbuffer.memory import Engine, Ring
 from tests.memory.rows import Maker, ring_of
-
-
-@pytest.fixture
-def fast_path() -> Iterator[Path]:
-    """A directory in memory where there is one: syncs cost nothing there."""
-    base = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-    path = Path(tempfile.mkdtemp(prefix="shmbuffer-test-", dir=base))
-    yield path
-    shutil.rmtree(path)
 
 
 @pytest.fixture(params=["anonymous", "files"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 import random
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from unittest.mock import patch
 
@@ -45,6 +45,7 @@ Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 FLOAT = Chunk("tensor", "float32", 4, 0)
 FLOATS = Chunk("tensor", "float32", 4, 1)
 TEXT = Chunk("str", rank=1)
+JOINED = Chunk("bytes", rank=1, codec=Codec.JOINED, joined=0)
 NONE = Chunk("none", itemsize=0)
 
 
@@ -119,7 +120,7 @@ class Maker:
                 for _ in range(chunk.pieces):
                     size = whole // chunk.pieces
                     if chunk.codec is not Codec.RAW:
-                        size = self.source.randrange(12)
+                        size = 0 if chunk.joined is not None else self.source.randrange(12)
                     piece = len(pieces[row])
                     others = owned.setdefault(size, []) if chunk.placed else []
                     if others and self.source.randrange(2):
@@ -197,8 +198,15 @@ class Maker:
         return [kind, dim, [make(lead, more, depth + 1) for _ in range(parts)]]
 
     def leaf(self, kind: str, lead: list[list[int]]) -> Any:
-        codec = self.source.choice(list(Codec))
+        heads = [
+            number
+            for number, chunk in enumerate(self.chunks)
+            if chunk.codec is Codec.ZSTD and not chunk.placed
+        ]
+        codec = self.source.choice([one for one in Codec if heads or one is not Codec.JOINED])
+        joined = self.source.choice(heads) if codec is Codec.JOINED else None
         placed, frames, dims, dtype = bool(self.source.randrange(2)), 0, lead, ""
+        placed = placed and joined is None
         if kind == "chunk":
             kind = self.source.choice(["number", "bytes", "str", "int", "float", "bool", "none"])
             ranked = kind in ("bytes", "str", "int")
@@ -213,7 +221,7 @@ class Maker:
         if placed and len(first) == 1 and 0 not in first:
             frames = first.pop() * self.source.randrange(2)
         size = itemsize_of(kind, dtype)
-        self.chunks.append(Chunk(kind, dtype, size, len(dims[0]), codec, placed, frames))
+        self.chunks.append(Chunk(kind, dtype, size, len(dims[0]), codec, placed, frames, joined))
         self.dims.append(dims)
         return ["chunk", len(self.chunks) - 1]
 
@@ -261,7 +269,7 @@ def as_documented(items: Items) -> tuple[bytes, list[int]]:
                     numbers.append(0)
                 else:
                     inline.append((chunk.alignment, pieces[piece]))
-                if chunk.placed or chunk.codec is not Codec.RAW:
+                if chunk.placed or chunk.codec in (Codec.ZSTD, Codec.OWN):
                     numbers.append(pieces[piece].size)
             at += chunk.pieces
         code = items.form.code
@@ -563,6 +571,11 @@ RANK0 = ["dims", 0]
         (CHUNK, [Chunk("tensor", "bool", 1, 2, Codec.OWN, True)], "10 06 04 626f6f6c 02 00"),
         (CHUNK, [Chunk("tensor", "int8", 1, 2, Codec.RAW, True, 300)], "10 04 04 696e7438 02 ac02"),
         (CHUNK, [Chunk("array", "<U3", 12, 1)], "11 00 03 3c5533 01"),
+        (
+            ["list", [CHUNK, ["chunk", 1], ["chunk", 2]]],
+            [Chunk("tensor", "int8", 1, 1, Codec.ZSTD), NONE, JOINED],
+            "08 03 10 01 04 696e7438 01 18 00 13 03 00",
+        ),
         (CHUNK, [Chunk("number", "<f8", 8)], "12 00 03 3c6638"),
         (CHUNK, [Chunk("bytes", rank=1)], "13 00"),
         (CHUNK, [TEXT], "14 00"),
@@ -806,7 +819,26 @@ def test_what_the_grammar_does_not_have(tree: Any, chunks: list[Chunk], message:
             [Chunk("tensor", "bool", 1, 1, placed=True, frames=MAX_NUMBERS)],
             "has 131071 sizes, 65535 are the limit",
         ),
-        (CHUNK, [Chunk("bool", codec=3)], "chunk 0 has the codec 3, which there is not"),
+        (CHUNK, [Chunk("bool", codec=4)], "chunk 0 has the codec 4, which there is not"),
+        (CHUNK, [JOINED], "chunk 0 cannot be joined to chunk 0: that is no chunk before it"),
+        (
+            ["list", [CHUNK, ["chunk", 1]]],
+            [TEXT, JOINED],
+            "chunk 1 cannot be joined to chunk 0: that is no chunk before it that zstd has",
+        ),
+        (
+            ["list", [CHUNK, ["chunk", 1]]],
+            [Chunk("bytes", rank=1, codec=Codec.ZSTD, placed=True), JOINED],
+            "chunk 1 cannot be joined to chunk 0",
+        ),
+        (
+            ["list", [CHUNK, ["chunk", 1], ["chunk", 2]]],
+            [Chunk("bytes", rank=1, codec=Codec.ZSTD), JOINED, replace(JOINED, joined=1)],
+            "chunk 2 cannot be joined to chunk 1",
+        ),
+        (CHUNK, [replace(JOINED, joined=None)], "chunk 0 is either joined to another, without a"),
+        (CHUNK, [replace(JOINED, placed=True)], "chunk 0 is either joined to another, without a"),
+        (CHUNK, [replace(TEXT, joined=0)], "chunk 0 is either joined to another, without a place"),
     ],
 )
 def test_what_a_form_cannot_be(tree: Any, chunks: list[Chunk], message: str) -> None:
@@ -850,7 +882,9 @@ def test_a_form_may_be_as_large_as_the_limits_say() -> None:
         ("01 21 00 00", "33 batch dims are not between 0 and 32"),
         ("02 01 61 08 00", "['list', []] (list) cannot be what a tensorclass holds"),
         ("03 01 01 01 00 00 00", "what is stacked along dim 1 has not the dims"),
-        ("10 03 04 626f6f6c 00", "the flags 0x03 of a chunk are not known"),
+        ("10 03 04 626f6f6c 00 00", "chunk 0 cannot be joined to chunk 0"),
+        ("08 02 13 01 13 03 01", "chunk 1 cannot be joined to chunk 1"),
+        ("08 02 13 01 13 03 ff ff ff ff 0f", "chunk 1 cannot be joined to chunk 4294967295"),
         ("10 08 04 626f6f6c 00", "the flags 0x08 of a chunk are not known"),
         ("10 00 04 626f6f6b 00", "'book' is no dtype of torch"),
         ("10 04 04 626f6f6c 00 01", "chunk 0 cannot have 1 frames"),
@@ -1036,6 +1070,40 @@ def test_a_mold_makes_no_record_that_cannot_be_assembled() -> None:
             assert record is None
             with pytest.raises(ValueError, match="record 0 cannot be written"):
                 items.assemble()
+
+
+def test_what_is_joined_is_dense_together() -> None:
+    form = encode_form(
+        ["list", [CHUNK, ["chunk", 1], ["chunk", 2]]],
+        [Chunk("bytes", rank=1, codec=Codec.ZSTD), JOINED, JOINED],
+    )
+    limit = 2**17 + 3 * 2**15
+    for sizes, possible in (
+        ([1, 0, limit - 1], True),
+        ([limit - 9, 4, 5], True),
+        ([limit - 9, 4, 6], False),
+        ([0, 0, limit + 1], False),
+    ):
+        items = items_of(form, [[[size]] for size in sizes], [[b"xyz", b"", b""]])
+        record = molded(items)
+        if possible:
+            assert record is not None
+            assert record.data.tobytes() == items.assemble().data.tobytes()
+            (found,) = locate(record, "run/buffer")
+            assert found.sizes.tolist() == [[3, 0, 0]]
+        else:
+            assert record is None
+            with pytest.raises(ValueError, match="bytes are compressed in 3, which cannot be"):
+                items.assemble()
+
+
+def test_what_is_joined_has_no_bytes_of_its_own() -> None:
+    form = encode_form(
+        ["list", [CHUNK, ["chunk", 1]]], [Chunk("bytes", rank=1, codec=Codec.ZSTD), JOINED]
+    )
+    assert Mold(form).record([], [4, 4], [b"xyz", b"a"]) is None
+    with pytest.raises(ValueError, match=r"chunk 1 .bytes. is joined to another, and has 1 bytes"):
+        items_of(form, [[[4]], [[4]]], [[b"xyz", b"a"]]).assemble()
 
 
 def test_a_mold_makes_no_item_of_more_than_4_gib() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import pickle
@@ -599,6 +600,22 @@ def test_the_directory_of_a_killed_owner_is_removed_at_the_next_start() -> None:
     assert asked == [path]
     assert not path.exists()
     assert janitor(never_asked, never_asked) == []
+
+
+def test_where_directories_cannot_be_listed_nothing_is_removed_and_nobody_is_kept_from_starting(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Some systems let nobody list what is in /tmp."""
+    path = abandoned()
+
+    def refused(folder: str) -> list[str]:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), folder)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "listdir", refused)
+        assert janitor(never_asked, never_asked) == []
+    assert "was not searched for abandoned buffers" in caplog.text
+    assert path.exists()
 
 
 def test_a_directory_that_is_not_abandoned_is_left() -> None:

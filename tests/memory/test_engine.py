@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import multiprocessing
 import os
@@ -10,12 +11,14 @@ import re
 import shutil
 import signal
 import stat
+import tempfile
 import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -30,6 +33,7 @@ from shmbuffer.errors import (
     BufferNotFoundError,
     BufferUnlinkedError,
     CorruptBufferError,
+    DurabilityError,
     ForkedHandleError,
     FormatError,
     IncompatibleVersionError,
@@ -40,7 +44,7 @@ from shmbuffer.errors import (
     UnsafePathError,
     UnsupportedPlatformError,
 )
-from shmbuffer.memory import Engine, Leaf, Schema, Settings, filesystem, layout
+from shmbuffer.memory import Engine, Leaf, Schema, Settings, filesystem, layout, removal
 from shmbuffer.memory.engine import require_platform
 from shmbuffer.memory.layout import BufferState
 from shmbuffer.memory.locks import InitLock
@@ -535,8 +539,8 @@ def forge(path: Path, field: str, value: int) -> None:
 
 
 def linked(path: Path) -> None:
-    path.rename(path.with_name("moved"))
-    path.symlink_to("moved")
+    path.rename(path.with_name(f"{path.name}.moved"))
+    path.symlink_to(f"{path.name}.moved")
 
 
 def piped(path: Path) -> None:
@@ -774,6 +778,7 @@ def test_a_forked_child_joins_on_first_use(make: Maker) -> None:
         lambda engine: ring_of(engine).empty(),
         lambda engine: ring_of(engine).set_alpha(0.5),
         lambda engine: engine.stats(),
+        lambda engine: engine.flush(),
         lambda engine: require_sound(engine),
         lambda engine: engine.define(schema()).set_alpha(0.3),
     ],
@@ -988,10 +993,30 @@ def test_a_directory_that_we_made_goes_when_it_is_empty(path: Path) -> None:
 def test_what_was_killed_in_the_middle_of_a_small_file_is_removed_too(path: Path) -> None:
     with Engine.open(path, SETTINGS) as engine:
         write(engine.define(schema()), [1])
-        for name in ("meta.json", "next/meta.json", layout.SCHEMA, ".shmbuffer/made.json"):
+        for name in (
+            *("meta.json", "next/meta.json", ".shmbuffer/made.json"),
+            *(layout.SCHEMA, layout.DICTIONARY),
+        ):
             (path / f"{name}.0123456789abcdef.tmp").write_text("half")
         assert engine.cleanup()
     assert not path.exists()
+
+
+def test_a_definition_that_cannot_be_synced_leaves_no_schema(path: Path) -> None:
+    def sync() -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with Engine.open(path, SETTINGS) as engine:
+        mapping, engine.control.map = engine.control.map, SimpleNamespace(sync=sync)
+        with pytest.raises(DurabilityError, match=r"output error.*; so the buffer has no schema"):
+            engine.define(schema())
+        engine.control.map = mapping
+        assert engine.ring is None
+        assert engine.superblock.schema_sha256 == bytes(32)
+        assert [name for name in files_of(path) if not name.startswith(".shmbuffer")] == []
+    with Engine.open(path, None) as engine:  # nobody misses the files
+        assert engine.schema is None
+        write(engine.define(schema()), [1])
 
 
 def test_an_empty_directory_of_the_user_stays(path: Path) -> None:
@@ -1067,6 +1092,32 @@ def test_a_temporary_directory_ends_with_its_owner(tmp_path: Path, end: str) -> 
         heard(process)
         tell(process)
         finished(process)
+    assert os.listdir(tmp_path) == []
+
+
+def test_whoever_comes_while_the_abandoned_is_swept_keeps_the_buffer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It comes between the question whether anybody needs the directory and its removal."""
+    with program(TEMPORARY, TMPDIR=str(tmp_path)) as process:
+        abandoned = Path(heard(process))
+        assert heard(process) == "True"
+        process.kill()
+    came: list[Engine] = []
+
+    def asked(path: Path) -> bool:
+        assert path == abandoned
+        came.append(Engine.open(path, None))
+        return True
+
+    monkeypatch.setattr(removal, "_is_abandoned", asked)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    assert removal.sweep(besides=tmp_path / "another") == []
+    (engine,) = came
+    with engine:
+        assert contents(ring_of(engine)) == {0: 1}
+        write(ring_of(engine), [2])
+        assert engine.cleanup()
     assert os.listdir(tmp_path) == []
 
 

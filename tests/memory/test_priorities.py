@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -479,6 +480,24 @@ def test_a_priority_may_come_in_any_number_type(ring: Ring) -> None:
     given: Any = np.arange(8, dtype=np.float32)[::2]
     ring.update(index, given)
     assert ring.priorities()[:8:2].tolist() == [0.0, 2.0, 4.0, 6.0]
+
+
+def test_what_a_thread_was_refused_for_is_not_changed_by_another_thread(ring: Ring) -> None:
+    write(ring, range(8))
+    positions = []
+
+    def refused_at(position: int, count: int) -> int:
+        index, given = np.arange(count), np.ones(count)
+        given[position] = -1
+        ring._native.update(index.ctypes.data, 0, given.ctypes.data, count, 10**9)
+        return int(ring._native.bad_at)
+
+    assert refused_at(1, 2) == 1
+    thread = threading.Thread(target=lambda: positions.append(refused_at(7, 8)))
+    thread.start()
+    thread.join()
+    assert positions == [7]
+    assert ring._native.bad_at == 1, "or the message would look for a priority that is not there"
 
 
 # Alpha, and switching it on.

@@ -21,9 +21,10 @@ import pytest
 
 from shmbuffer._native import _core
 from shmbuffer.errors import AttachTimeout, BufferNotFoundError
-from shmbuffer.memory import Engine, RecoveryReport, Settings, layout, slots
+from shmbuffer.memory import Engine, RecoveryReport, Settings, identity, layout, slots
 from shmbuffer.memory.check import check
 from shmbuffer.memory.control import Control
+from shmbuffer.memory.identity import UNKNOWN_BOOT
 from shmbuffer.memory.layout import BufferState, EntryState, Phase, SlotState
 from shmbuffer.memory.locks import InitLock
 from shmbuffer.memory.recovery import recover
@@ -34,6 +35,7 @@ from tests.memory.rows import (
     contents,
     draw,
     files_of,
+    mutex_held,
     place,
     read,
     require_sound,
@@ -162,7 +164,7 @@ def test_what_was_being_written_is_gone_as_a_whole(path: Path) -> None:
         require_sound(engine)
 
 
-@pytest.mark.parametrize("point", ["write.committing", "write.commit", "write.count"])
+@pytest.mark.parametrize("point", ["write.committing", "write.commit", "write.count", "write.idle"])
 def test_what_was_being_committed_is_there_as_a_whole(path: Path, point: str) -> None:
     made(path)
     dies(path, lambda engine: write(ring_of(engine), [12, 13], np.array([1.0, 2.0])), point)
@@ -174,6 +176,18 @@ def test_what_was_being_committed_is_there_as_a_whole(path: Path, point: str) ->
         assert contents(ring) == {**ALL, 4: 12, 5: 13}
         assert ring.write_count == 14
         assert ring.priorities()[4:6].tolist() == [1.0, 2.0]
+        require_sound(engine)
+
+
+def test_what_is_committed_for_a_writer_that_gave_no_priorities_has_the_default(
+    path: Path,
+) -> None:
+    """And not what the item that was there before had."""
+    made(path)
+    dies(path, lambda engine: write(ring_of(engine), [12, 13]), "write.committing")
+    assert recover(path).rolled_forward == 2
+    with Engine.open(path, None) as engine:
+        assert ring_of(engine).priorities()[4:6].tolist() == [11.0, 11.0]
         require_sound(engine)
 
 
@@ -432,6 +446,47 @@ def test_after_a_reboot_every_item_has_to_fit_its_checksum(path: Path) -> None:
         require_sound(engine)
 
 
+@pytest.mark.parametrize("unknown", ["now", "when it was made"])
+def test_a_boot_id_that_cannot_be_read_is_no_reboot(
+    path: Path, monkeypatch: pytest.MonkeyPatch, unknown: str
+) -> None:
+    """Who uses the buffer would find a new mutex under his hands."""
+    known = identity.boot_id()
+    ids = {"now": [known, UNKNOWN_BOOT], "when it was made": [UNKNOWN_BOOT, known]}[unknown]
+    monkeypatch.setattr(identity, "boot_id", lambda: ids[0])
+    monkeypatch.setattr(identity, "_current", None)
+    with Engine.open(path, SETTINGS) as engine:
+        ring = engine.define(schema(SETTINGS.capacity))
+        write(ring, range(12), np.arange(12.0))
+        monkeypatch.setattr(identity, "boot_id", lambda: ids[1])
+        assert recover(path).reason == "in use"
+        with Engine.open(path, None) as other:
+            assert contents(ring_of(other)) == ALL
+        write(ring, [12], np.array([1.0]))
+        assert engine.epoch == 0
+
+
+def test_where_the_boot_is_not_known_what_can_be_verified_is(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made(path)
+    flip(path, "next/obs.memmap", 37 * 5 + 2)
+    monkeypatch.setattr(identity, "boot_id", lambda: UNKNOWN_BOOT)
+    report = recover(path)
+    assert report.reason == "reboot"
+    assert numbers(report) == {"items": 7, "checksum_failed": 1}
+
+
+def test_where_the_boot_is_not_known_and_nothing_can_be_verified_all_is_kept(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made(path, replace(SETTINGS, checksum=False))
+    monkeypatch.setattr(identity, "boot_id", lambda: UNKNOWN_BOOT)
+    report = recover(path)
+    assert report.reason == "nobody alive"
+    assert numbers(report) == {"items": 8}
+
+
 def test_on_the_same_boot_the_bytes_are_the_kernels(path: Path) -> None:
     """Damage from outside is not looked for then, and found by a check."""
     made(path)
@@ -439,6 +494,23 @@ def test_on_the_same_boot_the_bytes_are_the_kernels(path: Path) -> None:
     assert numbers(recover(path)) == {"items": 8}
     report = check(path)
     assert report.problems == ["slot 5: the bytes do not fit their checksum"]
+
+
+def test_a_mutex_that_was_held_when_the_power_went_is_made_anew(path: Path) -> None:
+    """Its owner is of the boot before, and no kernel will ever say that it died."""
+    made(path)
+    with Engine.open(path, None) as engine, mutex_held(engine):
+        held = (path / layout.CONTROL).read_bytes()
+    with edited(path, layout.CONTROL) as data:
+        data[:] = np.frombuffer(held, np.uint8)
+    reboot(path)
+    with Engine.open(path, None) as engine:
+        assert engine.report is not None
+        assert engine.report.clients_retired == 2
+        write(ring_of(engine), [12])
+        assert contents(ring_of(engine)) == {**ALL, 4: 12}
+        assert engine.stats()["repairs"] == 0
+        require_sound(engine)
 
 
 def test_an_old_checksum_is_damage_too(path: Path) -> None:
@@ -466,6 +538,23 @@ def test_a_head_that_is_older_than_its_items_is_moved_behind_them(path: Path) ->
         write(ring_of(engine), [12])
         assert contents(ring_of(engine)) == {**ALL, 4: 12}
         assert ring_of(engine).write_count >= 9
+
+
+def test_a_ticket_that_a_barrier_covered_is_not_used_again_after_a_reboot(path: Path) -> None:
+    """Of an emptied ring no word tells how far it came, and the page with head may be older."""
+    made(path)
+    with Engine.open(path, None) as engine:
+        ring_of(engine).empty()
+        engine.flush()
+        assert engine.superblock.durable_ticket == 16
+    with runtime(path) as page:
+        page["head"] = 3
+    reboot(path)
+    with Engine.open(path, None) as engine:
+        assert ring_of(engine).head == 16
+        write(ring_of(engine), [16])
+        assert contents(ring_of(engine)) == {0: 16}
+        require_sound(engine)
 
 
 def test_an_incarnation_is_not_used_again_after_a_reboot(path: Path) -> None:
@@ -507,6 +596,17 @@ def test_a_barrier_does_not_cover_what_was_being_written_then(path: Path) -> Non
         ring.commit()
     reboot(path)
     assert numbers(recover(path)) == {"checksum_failed": 8}, "nothing tells the one from the others"
+
+
+def test_without_checksums_a_head_that_is_older_than_the_slots_is_not_believed(path: Path) -> None:
+    with Engine.open(path, replace(SETTINGS, checksum=False)) as engine:
+        write(engine.define(schema()), range(4))
+        engine.flush()
+        write(ring_of(engine), range(4, 6))
+    with runtime(path) as page:
+        page["head"] = 4  # the page as the barrier wrote it
+    reboot(path)
+    assert numbers(recover(path)) == {"checksum_failed": 6}
 
 
 @pytest.mark.parametrize("reason", ["reboot", "copy"])

@@ -698,6 +698,56 @@ def test_a_file_that_is_replaced_while_it_is_opened_is_opened_again(
     assert descriptors() == before
 
 
+@pytest.mark.parametrize("call", ["fstat", "read"])
+def test_a_system_that_fails_says_where_and_no_descriptor_stays(
+    directory: Directory, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    directory.write_atomic("a/meta.json", b"{}")
+    before = descriptors()
+    real = getattr(os, call)
+
+    def broken(fd: int, *arguments: int) -> object:
+        if os.readlink(f"/proc/self/fd/{fd}").endswith("meta.json"):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return real(fd, *arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, call, broken)
+        with pytest.raises(OSError, match=r"Input/output error: '/.*/a/meta\.json'"):
+            directory.read("a/meta.json", limit=9)
+        assert descriptors() == before
+    assert directory.read("a/meta.json", limit=9) == b"{}"
+
+
+def test_an_error_of_close_is_not_heard_and_no_number_is_closed_twice(
+    directory: Directory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is free whatever the system says, and may be another thread's file by then."""
+    real, before = os.close, descriptors()
+
+    def closes(fd: int) -> None:
+        real(fd)  # raises where there is nothing to close
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "close", closes)
+        directory.write_atomic("a/b/meta.json", b"{}")
+        assert directory.read("a/b/meta.json", limit=9) == b"{}"
+        assert directory.listdir("a/b") == ["meta.json"]
+        assert directory.unlink("a/b/meta.json")
+    assert descriptors() == before
+
+
+def test_a_directory_that_cannot_be_looked_at_was_not_removed(
+    directory: Directory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "stat", failing(errno.EIO))
+        with pytest.raises(OSError, match=r"Input/output error: '/"):
+            directory.still_there()
+    assert directory.still_there()
+
+
 # Moving and removing names.
 
 

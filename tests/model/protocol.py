@@ -243,7 +243,8 @@ class Outcome(NamedTuple):
     """What a search found.
 
     `unlocked` is a fingerprint of the set of states in which nobody holds the mutex, `died_after`
-    the steps after which a death was tried.
+    the steps after which a death was tried. Where the search was `complete`, every state was
+    visited and can come to an end; else no rule was broken as far as it came.
     """
 
     states: int
@@ -253,15 +254,17 @@ class Outcome(NamedTuple):
     died_after: frozenset[str]
     broken_rule: str
     trace: tuple[str, ...]
+    complete: bool = True
 
     def __str__(self) -> str:
         return "\n  ".join((self.broken_rule or "no rule is broken", *self.trace))
 
 
-def explore(scenario: Scenario) -> Outcome:
+def explore(scenario: Scenario, *, limit: int | None = None) -> Outcome:
     """Visit every state that can be reached, the nearest first; stop at the first violation.
 
-    Then look whether everybody alive can come to an end from each of them.
+    Then look whether everybody alive can come to an end from each of them. With a ``limit`` the
+    search ends, without that look, as soon as it has found more states.
     """
     model = Model(scenario)
     first = model.first_state()
@@ -286,6 +289,8 @@ def explore(scenario: Scenario) -> Outcome:
     try:
         model.check(first)
         while at < len(queue):
+            if limit is not None and len(queue) > limit:
+                return outcome("", 0)._replace(complete=False)
             state = queue[at]
             for b, label, successor in model.successors(state):
                 new = bytes(successor)

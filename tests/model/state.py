@@ -35,6 +35,40 @@ MODEL_STEPS = (
     *("leave.locked", "leave.claim", "leave.unlocked", "leave.freed"),
     *("look.started", "look.locked", "look.unlocked"),
 )
+#: Stores of the core within a step of the model: it has no such byte, or recomputes it at once.
+WITHIN = {
+    "write.noted": ("write.kind", "write.first"),
+    "write.head": ("turn.returned",),
+    "write.mark": ("write.length", "write.source", "write.raw"),
+    "write.checksum": ("write.priority",),
+    "write.relocked": ("write.max_priority",),
+    "write.leaf": ("write.default",),
+    "write.commit_parents": ("write.lengthened",),
+    "update.parents": ("update.max_priority",),
+    "empty.noted": ("empty.first", "empty.span"),
+    "empty.head": ("empty.max_priority",),
+    "empty.word": ("empty.length",),
+    "reap.leaf": ("reap.default", "reap.mass"),
+    "reap.word": ("reap.length",),
+    "repair.leaves": (
+        *("repair.waiters", "repair.version"),
+        *("leaves.padding", "leaves.raw", "leaves.mass", "leaves.length"),
+    ),
+    "repair.parents": ("tree.sum", "tree.least"),
+    "repair.consistent": ("repair.idle", "count.added"),
+    "recover.mutex": ("mutex.cleared", "mutex.made"),
+    "write.locked": ("mutex.locked",),
+    "write.done": ("mutex.unlocked", "wake.progress"),
+    "wait.turn": ("turn.numbered", "turn.dated", "turn.noted"),
+}
+#: Protocols that are not modelled: a byte ring, another alpha, what is loaded or copied.
+NOT_MODELLED = (
+    *("write.evict_leaf", "write.evict", "write.evicted", "write.tail", "write.byte_first"),
+    *("write.header", "write.extent", "write.bytes"),
+    *("alpha.alpha", "alpha.eps", "alpha.version", "alpha.stored", "alpha.leaves"),
+    *("alpha.parents", "restore.head", "restore.count", "restore.max_priority", "copy.moment"),
+    *("relink.header", "relink.forgotten", "relink.tail", "relink.head"),
+)
 FATES = frozenset({"killed", "all killed", "stopped"})
 
 EMPTY, WRITING, COMMITTED, ABORTED = range(4)

@@ -6,6 +6,7 @@ from functools import cache
 
 import pytest
 
+from shmbuffer._native import _core
 from tests.model.protocol import Outcome, explore
 from tests.model.state import (
     ATTACH,
@@ -14,10 +15,12 @@ from tests.model.state import (
     LEAVE,
     LOOK,
     MODEL_STEPS,
+    NOT_MODELLED,
     REAP,
     RECOVER,
     SAMPLE,
     STEPS,
+    WITHIN,
     Scenario,
     empty,
     in_place,
@@ -255,6 +258,19 @@ def test_every_crash_point_is_reached_and_a_death_is_tried_there() -> None:
     died_after = frozenset[str]().union(*(search(SCENARIOS[name]).died_after for name in SCENARIOS))
     assert set(STEPS) | set(MODEL_STEPS) <= taken
     assert set(STEPS) <= died_after
+
+
+def test_every_crash_point_of_the_core_has_its_place_in_the_model() -> None:
+    """A new one is a step, or is said to be within one, or to belong to what is not modelled."""
+    steps, points = {*STEPS, *MODEL_STEPS}, set(_core.crash_points())
+    within = {point for finer in WITHIN.values() for point in finer}
+    assert points == (points & steps) | within | set(NOT_MODELLED)
+    assert not steps & within
+    assert not (steps | within) & set(NOT_MODELLED)
+    assert set(WITHIN) <= steps
+    core = {step.split(".")[0] for step in points & steps}
+    only_here = {step for step in STEPS if step.split(".")[0] in core} - points
+    assert only_here == {"wait.sleep", "wait.timeout"}
 
 
 @pytest.mark.parametrize("rule", MUTANTS)

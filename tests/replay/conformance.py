@@ -206,13 +206,15 @@ class Maker:
             "sampler": self.sampler(max_size),
             "writer": self.writer(),
         }
-        return getattr(shmbuffer, cls)(**{**parts, "batch_size": batch_size, **options})
+        made = getattr(shmbuffer, cls)(**{**parts, "batch_size": batch_size, **options})
+        self._made.append(made)
+        return made
 
     def close(self) -> None:
-        """Leave every directory."""
-        for storage in self._made:
-            if hasattr(storage, "close"):
-                storage.close()
+        """End the threads of every buffer, and leave every directory."""
+        for one in reversed(self._made):
+            if hasattr(one, "close"):
+                one.close()
 
 
 def numbers(data: Any) -> list[int]:

@@ -399,6 +399,16 @@ def test_several_items_are_a_list_for_the_storage_and_a_lazy_stack_for_the_buffe
     assert [one["a"].tolist() for one in batch.unbind(0)] == [[0.0] * 2, [1.0] * 3]
 
 
+def test_items_of_one_shape_are_a_dense_batch_for_the_buffer() -> None:
+    rb = ReplayBuffer(storage=CompressedListStorage(10), batch_size=3)
+    rb.extend(TensorDict(a=torch.arange(1000).reshape(5, 200), batch_size=[5]))
+    rb.add(TensorDict(a=torch.arange(200)))
+    for batch in (rb[:], rb.sample()):
+        assert type(batch) is TensorDict
+        assert batch["a"].is_contiguous()
+    assert rb[:]["a"].flatten().tolist() == [*range(1000), *range(200)]
+
+
 def test_tensors_and_pytrees_are_stacked_as_by_a_list() -> None:
     rb = ReplayBuffer(storage=CompressedListStorage(10), batch_size=3)
     rb.extend(torch.arange(4).reshape(2, 2))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import fcntl
 import json
 import os
 import shutil
@@ -59,6 +60,28 @@ def test_a_directory_appears_with_all_its_files(tmp_path: Path) -> None:
     assert tree(path) == {"a": "1"}
     assert json.loads((path / MANIFEST).read_text()) == {"format": 1, "files": ["a"]}
     assert os.listdir(path.parent) == ["run"]
+
+
+def test_every_file_is_on_the_disk_before_the_save_is_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[str] = []
+    until: dict[str, set[str]] = {}
+    sync = os.fsync
+
+    def noted(fd: int) -> None:
+        synced.append(Path(os.readlink(f"/proc/self/fd/{fd}")).name)
+        sync(fd)
+
+    def step(name: str) -> None:
+        until[name] = set(synced)
+        synced.clear()
+
+    monkeypatch.setattr(os, "fsync", noted)
+    monkeypatch.setattr(publication, "_step", step)
+    save(tmp_path / "run", {"a": "1", "next/b": "2"})
+    assert until["synced"] >= {"a", "b", MANIFEST, "next", "checkpoint"}
+    assert tmp_path.name in until["published"], "and the name of the directory after it is there"
 
 
 def test_an_empty_directory_is_filled(tmp_path: Path) -> None:
@@ -259,6 +282,103 @@ def test_what_dead_saves_have_left_is_removed_and_nothing_else(tmp_path: Path) -
     save(path, {"a": "1"})
     assert sorted(os.listdir(tmp_path)) == sorted(["run", ".run.foreign.shmbuffer-save", *kept])
     assert tree(path) == {"a": "1"}
+
+
+def test_what_a_save_could_not_remove_of_itself_is_removed_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", lambda *_, **__: None)
+        with pytest.raises(OSError, match="the disk is full"):
+            break_off(path, within=False)
+    assert len(os.listdir(tmp_path)) == 1
+    save(path, {"a": "1"})
+    assert os.listdir(tmp_path) == ["run"]
+
+
+@pytest.mark.parametrize("call", ["flock", "fstat", "truncate", "pwrite"])
+def test_a_work_directory_that_cannot_be_taken_says_where_and_leaves_nothing_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    def broken(*_: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    before = len(os.listdir("/proc/self/fd"))
+    with monkeypatch.context() as patch:
+        patch.setattr(fcntl if call == "flock" else os, call, broken)
+        with pytest.raises(OSError, match=r"Input/output error: '/.*owner'"):
+            save(tmp_path / "run", {"a": "1"})
+        assert len(os.listdir("/proc/self/fd")) == before
+    save(tmp_path / "run", {"a": "1"})
+    assert os.listdir(tmp_path) == ["run"]
+
+
+def test_a_work_directory_that_cannot_be_looked_at_is_left_to_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may hold a complete save, or files that are still to go."""
+    path = tmp_path / "run"
+    save(path, {"a": "1"})
+    (path / "theirs").write_text("2")
+    with monkeypatch.context() as patch:
+
+        def unseen(self: Path, **_: Any) -> None:
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(self))
+
+        def stale(directory: Path) -> None:
+            (directory / "a").write_text("2")
+            patch.setattr(Path, "lstat", unseen)
+            patch.setattr(Path, "exists", lambda self: False)
+            raise OSError("the disk is full")
+
+        with pytest.raises(OSError, match="the disk is full"), publish(path) as directory:
+            stale(directory)
+    assert (path / ".shmbuffer-save" / "owner").exists()
+    save(path, {"a": "3"})
+    assert tree(path) == {"a": "3", "theirs": "2"}
+
+
+def unlistable(name: str) -> Callable[..., Any]:
+    """`os.scandir`, but for directories of that name: no descriptor is left."""
+    real = os.scandir
+
+    def scandir(folder: Any) -> Any:
+        if str(folder).endswith(f"/{name}"):
+            raise OSError(errno.ENFILE, os.strerror(errno.ENFILE), folder)
+        return real(folder)
+
+    return scandir
+
+
+@pytest.mark.parametrize("within", [False, True])
+def test_a_directory_that_cannot_be_listed_is_not_taken_for_empty(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, within: bool
+) -> None:
+    """Its files would be in no list, not synced, and not moved to their places."""
+    path = tmp_path / "run"
+    save(path, {"a": "1", "b/c": "1"})
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "scandir", unlistable("checkpoint/b"))
+        with pytest.raises(OSError, match="Too many open files in system"):
+            save(path, {"a": "2", "b/c": "2"}, within=within)
+    assert tree(path) == {"a": "1", "b/c": "1"}
+    save(path, {"a": "2", "b/c": "2"}, within=within)
+    assert tree(path) == {"a": "2", "b/c": "2"}
+    assert os.listdir(tmp_path) == ["run"]
+
+
+def test_files_of_somebody_else_that_cannot_be_listed_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "run"
+    save(path, {"a": "1", "b/c": "1"})
+    (path / "b" / "theirs").write_text("3")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "scandir", unlistable("run/b"))
+        with pytest.raises(OSError, match="Too many open files in system"):
+            save(path, {"a": "2"})
+    assert tree(path) == {"a": "1", "b/c": "1", "b/theirs": "3"}
 
 
 @contextmanager

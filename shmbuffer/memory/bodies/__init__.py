@@ -20,8 +20,12 @@ come the numbers of all batch sizes, in the order of the form. Then a chunk has 
 
     raw, inline             nothing: its size follows from the dims
     compressed, inline      its size
+    joined                  nothing: its bytes are in the frame of a chunk before it
     placed                  offset and size
     placed, in F frames     F times offset and size; dims[0] is F, a frame is compressed alone
+
+A chunk that zstd has compressed inline may have others joined to it: what its frame expands to is
+its own bytes, and behind them those of the chunks that are joined to it, in their order.
 
 Text, bytes and integers are chunks of one dim, their length in bytes (integers in two's
 complement, little-endian); a float is 8 bytes, a bool 1 byte, None nothing.
@@ -50,17 +54,18 @@ The binary form. There is one way to write each tree:
            | 08 count node...                     list
            | 09 count node...                     tuple
            | 0a text count node...                namedtuple: its class
-           | 10 flags text rank [frames]          tensor of torch's dtype
-           | 11 flags text rank [frames]          numpy array of numpy's dtype
-           | 12 flags text [frames]               numpy scalar
-           | 13 flags [frames]                    bytes
-           | 14 flags [frames]                    str, utf-8
-           | 15 flags [frames]                    int
-           | 16 flags [frames]                    float
-           | 17 flags [frames]                    bool
-           | 18 flags [frames]                    None
-    flags  = u8                bits 0-1 codec (0 raw, 1 zstd, 2 own), bit 2 placed: frames (a count)
-                               follow, 0 for one piece
+           | 10 flags text rank [how]             tensor of torch's dtype
+           | 11 flags text rank [how]             numpy array of numpy's dtype
+           | 12 flags text [how]                  numpy scalar
+           | 13 flags [how]                       bytes
+           | 14 flags [how]                       str, utf-8
+           | 15 flags [how]                       int
+           | 16 flags [how]                       float
+           | 17 flags [how]                       bool
+           | 18 flags [how]                       None
+    flags  = u8                bits 0-1 codec (0 raw, 1 zstd, 2 own, 3 joined), bit 2 placed, which
+                               joined ones are not
+    how    = count             placed: frames, 0 for one piece; joined: the number of the chunk
     marks  = u8 [name...]      bit 0: the dims have names, which follow; bit 1: it had a device
     name   = 00 | 01 text      none, or this
     key    = 00 | 01 | 02      None, False, True

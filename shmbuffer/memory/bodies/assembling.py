@@ -19,6 +19,7 @@ from shmbuffer.memory.bodies.pieces import (
     measure,
     name_of,
     place_inline,
+    require_joined,
     require_raw,
     require_short,
 )
@@ -62,6 +63,7 @@ def assemble(
             if len(start) <= SMALL_BYTES and (sizes == (one := model(start)).sizes).all():
                 return _copies(one, addresses, sizes)
         require_raw(form, sizes, measure(form, numbers))
+        require_joined(form, sizes)
         return _laid_out(form, numbers, addresses, sizes, owners)
     except ImpossibleError as error:
         raise ValueError(f"record {error.row} cannot be written: {error}") from None

@@ -26,6 +26,8 @@ class Codec(IntEnum):
     ZSTD = 1
     OWN = 2
     """By the user's ``compression_fn``."""
+    JOINED = 3
+    """In the zstd frame of a chunk before it, behind what is there already."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,7 @@ class Chunk:
         codec: of its pieces.
         placed: its pieces have places of their own.
         frames: pieces along the first dim of what is placed; 0: one piece.
+        joined: the chunk in whose frame its bytes are; None: its bytes are its own.
     """
 
     kind: str
@@ -52,6 +55,7 @@ class Chunk:
     codec: Codec = Codec.RAW
     placed: bool = False
     frames: int = 0
+    joined: int | None = None
 
     @property
     def pieces(self) -> int:
@@ -61,7 +65,7 @@ class Chunk:
     @property
     def numbers(self) -> int:
         """How many it has."""
-        told = 2 if self.placed else self.codec is not Codec.RAW
+        told = 2 if self.placed else self.codec in (Codec.ZSTD, Codec.OWN)
         return self.rank + told * self.pieces
 
     @property
@@ -125,3 +129,9 @@ def require_possible(chunk: Chunk, number: int) -> None:
         )
     if chunk.codec not in tuple(Codec):
         raise ValueError(f"chunk {number} has the codec {chunk.codec!r}, which there is not")
+    if (chunk.joined is None) is (chunk.codec is Codec.JOINED) or (
+        chunk.joined is not None and chunk.placed
+    ):
+        raise ValueError(
+            f"chunk {number} is either joined to another, without a place, or has its own codec"
+        )

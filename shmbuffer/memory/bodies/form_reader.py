@@ -60,16 +60,17 @@ class FormReader:
 
     def _chunk(self, kind: str) -> Any:
         flags = self._u8()
-        codec = flags & 3
-        if flags > 7 or codec > max(Codec):
+        codec = Codec(flags & 3)
+        if flags > 7:
             raise ValueError(f"the flags {flags:#04x} of a chunk are not known")
         dtype = self._text() if kind in DTYPED else ""
         if (rank := rank_of(kind)) is None:
             rank = self._u8()
         placed = bool(flags & PLACED)
         frames = self._count() if placed else 0
+        joined = self._count() if codec is Codec.JOINED else None
         size = itemsize_of(kind, dtype)
-        self.chunks.append(Chunk(kind, dtype, size, rank, Codec(codec), placed, frames))
+        self.chunks.append(Chunk(kind, dtype, size, rank, codec, placed, frames, joined))
         if len(self.chunks) > MAX_CHUNKS:
             raise ValueError(f"it has more than {MAX_CHUNKS} chunks")
         return ["chunk", len(self.chunks) - 1]

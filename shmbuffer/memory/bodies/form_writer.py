@@ -6,7 +6,14 @@ import math
 import struct
 from typing import Any
 
-from shmbuffer.memory.bodies.chunks import DTYPED, KINDS, Chunk, rank_of, require_possible
+from shmbuffer.memory.bodies.chunks import (
+    DTYPED,
+    KINDS,
+    Chunk,
+    Codec,
+    rank_of,
+    require_possible,
+)
 from shmbuffer.memory.bodies.grammar import CHUNK_TAG, NAMED, ON_DEVICE, PLACED, TAGS
 from shmbuffer.memory.bodies.limits import (
     MAX_DEPTH,
@@ -118,6 +125,8 @@ class FormWriter:
         chunk = self._chunks[number]
         self.chunk += 1
         require_possible(chunk, number)
+        if chunk.joined is not None:
+            self._require_head(number, chunk.joined)
         if chunk.kind == "tensor":
             if chunk.rank < len(lead):
                 raise ValueError(
@@ -134,8 +143,19 @@ class FormWriter:
             self.out.append(chunk.rank)
         if chunk.placed:
             self._count(chunk.frames)
+        if chunk.joined is not None:
+            self._count(chunk.joined)
         if chunk.frames:
             self.equal.append((("value", chunk.frames, 0), ("dim", number, 0)))
+
+    def _require_head(self, number: int, head: int) -> None:
+        """ValueError if no chunk can be joined to this one."""
+        one = self._chunks[head] if 0 <= head < number else None
+        if one is None or one.codec is not Codec.ZSTD or one.placed:
+            raise ValueError(
+                f"chunk {number} cannot be joined to chunk {head}: that is no chunk before it that "
+                "zstd has compressed in the record"
+            )
 
     def _stack(
         self, kind: str, dim: int, parts: list[Any], lead: tuple[int, ...], depth: int

@@ -34,7 +34,8 @@ class Mold:
         self._code = form.code
         self._inline_at = FRONT_AT + self._numbers.size + len(form.code)
         self._chunks = [
-            (chunk.rank, chunk.itemsize, chunk.codec, chunk.alignment) for chunk in form.chunks
+            (chunk.rank, chunk.itemsize, chunk.codec, chunk.alignment, chunk.joined)
+            for chunk in form.chunks
         ]
         self._constants = columns.constants.tolist()
         expected, found = columns.equal
@@ -48,7 +49,8 @@ class Mold:
         Args:
             batch_dims: as many as the form has.
             dims: those of all chunks, one chunk after the other.
-            pieces: one for each chunk, as it is to be stored; of one dimension, uint8.
+            pieces: one for each chunk, as it is to be stored; of one dimension, uint8. What is
+                joined to another stores nothing.
 
         Returns:
             None where there can be no such record: `assemble` says why.
@@ -58,7 +60,9 @@ class Mold:
         numbers = [*batch_dims]
         parts: list[bytes | memoryview] = [self._start, b"", self._code]
         end, held, first = self._inline_at, 0, 0
-        for (rank, itemsize, codec, alignment), piece in zip(self._chunks, pieces, strict=True):
+        frames: dict[int, tuple[int, int]] = {}  # of zstd, by chunk: expanded and stored bytes
+        for number, (chunk, piece) in enumerate(zip(self._chunks, pieces, strict=True)):
+            rank, itemsize, codec, alignment, joined = chunk
             shape = dims[first : first + rank]
             first += rank
             numbers += shape
@@ -67,10 +71,15 @@ class Mold:
             if codec is Codec.RAW:
                 if size != expanded:
                     return None
+            elif joined is not None:
+                if size:
+                    return None
+                before, stored = frames[joined]
+                frames[joined] = before + expanded, stored
             else:
                 numbers.append(size)
-                if codec is Codec.ZSTD and not plausible(expanded, size):
-                    return None
+                if codec is Codec.ZSTD:
+                    frames[number] = expanded, size
             # A zero must not hide how large the others are.
             if not expanded and math.prod(filter(None, shape)) * itemsize > MAX_VOLUME:
                 return None
@@ -78,6 +87,8 @@ class Mold:
                 parts.append(bytes(gap))
             parts.append(piece)
             end += gap + size
+        if not all(plausible(*sizes) for sizes in frames.values()):
+            return None
         if held > MAX_RAW_BYTES or end > MAX_U32 or max(numbers, default=0) > MAX_U32:
             return None
         if self._equal:

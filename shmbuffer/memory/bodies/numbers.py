@@ -47,6 +47,8 @@ class Columns(NamedTuple):
     """bool[pieces]."""
     zstd: NDArray[np.int64]
     """Pieces."""
+    joined: tuple[tuple[int, int], ...]
+    """Pieces in the frames of others, each with the piece whose frame it is."""
     inline: tuple[tuple[int, int], ...]
     """The other pieces, in order, and what each is aligned to."""
     front: int
@@ -61,7 +63,8 @@ def columns_of(
     """Of a form with these chunks, in which these sizes have to be equal."""
     at = batch_dims
     dims, sizes, offsets = [], [], []
-    stored, placed, zstd, inline, chunk_of, parts = [], [], [], [], [], []
+    stored, placed, zstd, joined, inline, parts = [], [], [], [], [], []
+    chunk_of: list[int] = []
     raw: list[bool] = []
     for number, chunk in enumerate(chunks):
         dims.append(slice(at, at + chunk.rank))
@@ -73,12 +76,14 @@ def columns_of(
                 at += 1
             else:
                 inline.append((piece, chunk.alignment))
-            if chunk.placed or chunk.codec is not Codec.RAW:
+            if chunk.placed or chunk.codec in (Codec.ZSTD, Codec.OWN):
                 stored.append(piece)
                 sizes.append(at)
                 at += 1
             if chunk.codec is Codec.ZSTD:
                 zstd.append(piece)
+            if chunk.joined is not None:
+                joined.append((piece, chunk_of.index(chunk.joined)))
             raw.append(chunk.codec is Codec.RAW)
             chunk_of.append(number)
             parts.append(chunk.pieces)
@@ -120,6 +125,7 @@ def columns_of(
         offsets=_ints(offsets),
         raw=np.array(raw, np.bool_),
         zstd=_ints(zstd),
+        joined=tuple(joined),
         inline=tuple(inline),
         front=front,
         gapped=_ints(gapped + placed if front > 1 else gapped),

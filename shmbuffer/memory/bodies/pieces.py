@@ -57,6 +57,9 @@ def measure(form: Form, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
         expanded = sizes.copy()
         sizes[:, columns.stored] = numbers[:, columns.sizes]
         require_raw(form, sizes, expanded)
+        for piece, head in columns.joined:
+            sizes[:, piece] = 0
+            expanded[:, head] += expanded[:, piece]
         raw, packed = expanded[:, columns.zstd], sizes[:, columns.zstd]
         refuse(
             ~plausible(raw, packed),
@@ -77,6 +80,17 @@ def require_raw(form: Form, sizes: NDArray[np.int64], expanded: NDArray[np.int64
             f"{expanded[row, piece]}"
         ),
     )
+
+
+def require_joined(form: Form, sizes: NDArray[np.int64]) -> None:
+    """Refuses bytes of pieces whose bytes are in the frames of others."""
+    for piece, _ in form.columns.joined:
+        refuse(
+            sizes[:, piece] != 0,
+            lambda row, piece=piece: (
+                f"{name_of(form, piece)} is joined to another, and has {sizes[row, piece]} bytes"
+            ),
+        )
 
 
 def place_inline(

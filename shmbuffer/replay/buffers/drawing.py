@@ -17,6 +17,7 @@ import torch
 
 from shmbuffer.replay.buffers.parts import Parts
 from shmbuffer.replay.buffers.prefetch import Batch, Order
+from shmbuffer.replay.checkpoints import has_its_own
 from shmbuffer.replay.keys import GENERATION, INDEX, WEIGHT_KEYS
 from shmbuffer.replay.samplers import PrioritizedSampler
 from shmbuffer.replay.samplers.sampler import draw_key, lanes_of
@@ -142,7 +143,7 @@ class Drawing(Parts):
         tickets = found.get(GENERATION)
         try:
             if tickets is None:
-                return storage.get(index)
+                return storage.get(index) if has_its_own(storage, "get") else storage.fetch(index)
             return storage.fetch_held(index, tickets)
         except IndexError:
             if not self.shared:

@@ -37,6 +37,7 @@ from shmbuffer.replay.checkpoints import (
     write_json,
 )
 from shmbuffer.replay.publication import finish, is_being_published, publish
+from shmbuffer.replay.work_directory import located
 
 _METADATA = "buffer_metadata.json"
 _PREFETCHED = "prefetch.pkl"  # TorchRL's batches that were made ahead
@@ -81,7 +82,10 @@ class Saving(Parts):
         require_no_buffer(target)
         if not in_place:
             require_no_buffer(target / "storage")
-        with publish(target, within=in_place, stale=_STALE) as directory:
+        with (
+            located(target),
+            publish(target, within=in_place, stale=_STALE) as directory,
+        ):
             if in_place:
                 (directory / "storage").mkdir()
                 moment = self._storage._dump_in_place(directory / "storage")
@@ -132,7 +136,8 @@ class Saving(Parts):
             finish(path)
             before = _identity(path)
             try:
-                self._loads(path)
+                with located(path):
+                    self._loads(path)
             except (FileNotFoundError, CorruptBufferError):
                 if attempt == _ATTEMPTS - 1 or _is_still(path, before):
                     raise

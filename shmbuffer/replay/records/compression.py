@@ -5,8 +5,8 @@ only where a call compresses a megabyte or more, its threads have contexts of th
 live as long as the call: to start one takes less time than zstd needs for 64 KiB, and a process
 that forks has none of them, so that nothing is to be made again in the child.
 
-zstd runs without the GIL, and to take it again costs more than a small piece: so pieces that lie
-one behind the other when they are expanded are expanded as one stream.
+zstd runs without the GIL, and to take it again costs more than a small piece: so pieces are
+expanded as one stream, those that lie one behind the other in one step.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from typing import Any, NoReturn, TypeVar
 
 import zstandard
@@ -33,6 +34,8 @@ _LEAST_DICTIONARY = 256  # zstd makes none that is smaller
 _LEARNT = 100  # as many times the size of a dictionary is worth looking at
 
 Buffer = bytes | memoryview
+Destination = memoryview | list[memoryview]
+"""Where the bytes of a frame go: to one place, or part by part to several."""
 Context = TypeVar("Context")
 
 
@@ -97,14 +100,15 @@ class Zstd:
     def expand(
         self,
         sources: Sequence[Buffer],
-        destinations: Sequence[memoryview],
+        destinations: Sequence[Destination],
         where: str = "a batch of records",
     ) -> None:
         """Writes what each frame holds to its destination.
 
         Args:
             sources: from `compress`.
-            destinations: as many; writable, uint8, of one dimension and the size that comes out.
+            destinations: as many; writable, uint8, of one dimension and the size that comes out,
+                or several that have it together.
             where: they are from: what the message of an error starts with.
 
         Raises:
@@ -114,15 +118,16 @@ class Zstd:
 
         Cost: that of zstd, and 1 µs a piece.
         """
-        sizes = [len(destination) for destination in destinations]
+        places = [one if isinstance(one, list) else [one] for one in destinations]
+        sizes = [sum(map(len, parts)) for parts in places]
         self._look(sources, sizes, where)
-        runs = _runs(destinations, sizes)
+        runs = _runs(places, sizes)
 
         def work(mine: Iterator[range]) -> None:
             codec = _lent(self._decompressors, self._decompressor)
             try:
                 for run in mine:
-                    _expand(codec, run, sources, destinations, sizes, where)
+                    _expand(codec, run, sources, places, sizes, where)
             finally:
                 self._decompressors.append(codec)
 
@@ -218,17 +223,19 @@ def _lent(idle: list[Context], make: Callable[[], Context]) -> Context:
         return make()
 
 
-def _runs(destinations: Sequence[memoryview], sizes: list[int]) -> list[range]:
-    """Pieces that are expanded as one: neighbours that lie one behind the other."""
+def _runs(places: Sequence[list[memoryview]], sizes: list[int]) -> list[range]:
+    """Pieces that are expanded as one: neighbours in memory, and those that go there in parts."""
     runs: list[range] = []
     start = end = held = 0
-    for at, size in enumerate(sizes):
-        here = address_of(destinations[at]) if size else 0
-        if here != end or held >= _BLOCK_BYTES:
-            if held:
-                runs.append(range(start, at))
-            start, held = at, 0
-        end = here + size
+    for at, (parts, size) in enumerate(zip(places, sizes, strict=True)):
+        here = address_of(parts[0]) if size else 0
+        apart = len(parts) == 1 and here != end
+        if held and (held >= _BLOCK_BYTES or not size or apart):
+            runs.append(range(start, at))
+            held = 0
+        if not held:
+            start = at
+        end = here + len(parts[0]) if len(parts) == 1 else 0
         held += size
     if held:
         runs.append(range(start, len(sizes)))
@@ -239,27 +246,38 @@ def _expand(
     codec: zstandard.ZstdDecompressor,
     run: range,
     sources: Sequence[Buffer],
-    destinations: Sequence[memoryview],
+    places: Sequence[list[memoryview]],
     sizes: list[int],
     where: str,
 ) -> None:
-    first, last = run[0], run[-1]
+    first, end = run[0], run[-1] + 1
     try:
-        if len(run) == 1 and sizes[first] < _DIRECT_BYTES:
-            destinations[first][:] = codec.decompress(sources[first])
+        if len(run) == 1 and sizes[first] < _DIRECT_BYTES and len(places[first]) == 1:
+            places[first][0][:] = codec.decompress(sources[first])
             return
-        size = sum(sizes[first : last + 1])
-        source, destination = sources[first], destinations[first]
-        if len(run) > 1:
-            source = b"".join(sources[first : last + 1])
-            destination = writable(address_of(destination), size)
+        size = sum(sizes[first:end])
+        source = sources[first] if len(run) == 1 else b"".join(sources[first:end])
         stream = codec.stream_reader(source, read_across_frames=True)
-        written = stream.readinto(destination)
+        written = sum(map(stream.readinto, _neighbours(places[first:end])))
         written += len(stream.read(1))  # a frame too many would stand where others belong
     except (zstandard.ZstdError, ValueError) as error:
         _damaged(where, run, str(error), error)
     if written != size:
         _damaged(where, run, f"{written} bytes or more where {size} belong")
+
+
+def _neighbours(places: Sequence[list[memoryview]]) -> Iterator[memoryview]:
+    """The places in order; as one those that lie one behind the other."""
+    start = end = 0
+    for place in chain.from_iterable(places):
+        here = address_of(place)
+        if here != end:
+            if end > start:
+                yield writable(start, end - start)
+            start = here
+        end = here + len(place)
+    if end > start:
+        yield writable(start, end - start)
 
 
 def _damaged(where: str, run: range, found: str, error: Exception | None = None) -> NoReturn:

@@ -25,9 +25,12 @@ from shmbuffer.replay.records.compression import Buffer, Zstd
 from shmbuffer.replay.records.forms import Described, Kind, describe
 from shmbuffer.replay.records.plan import Plan
 from shmbuffer.replay.records.sharing import INLINE, REACH, Cut, Pieces, cut, find_equal
+from shmbuffer.replay.records.units import Unit
 from shmbuffer.replay.records.views import readable
 
 _KEPT_PLANS = 4096
+_LOOKED_ROWS = slice(16)  # to see which leaves are compressed as one
+_ALL = slice(None)
 
 Addresses = NDArray[np.int64]
 Sizes = NDArray[np.int64]
@@ -149,7 +152,11 @@ class Encoder:
 
     def _measured(self, addresses: Addresses, sizes: Sizes) -> int:
         assert self.zstd is not None  # else nothing is compressible
-        return sum(map(len, self.zstd.compress(_views(addresses, sizes))))
+        apart = sum(map(len, self.zstd.compress(_views(addresses.ravel(), sizes.ravel()))))
+        if addresses.ndim == 1 or addresses.shape[1] == 1:
+            return apart
+        keep, starts, whole = _side_by_side(addresses, sizes)
+        return min(apart, self._measured(starts + keep.ctypes.data, whole))
 
     def _one(self, one: Described, apart: bool) -> RecordBatch:
         """The record of one item: as `_encode` makes it, where nothing of it is shared."""
@@ -162,24 +169,40 @@ class Encoder:
                 return record
         return self._encode(of_described([one]), apart)
 
-    def _compress(self, plan: Plan, pieces: list[Buffer]) -> tuple[int, ...]:
+    def _compress(self, plan: Plan, pieces: list[Buffer]) -> tuple[Unit, ...]:
         """Puts what zstd makes of some leaves of an item in their place; which."""
         zstd = self.zstd
-        tried = [leaf for leaf in plan.compressible if plan.tried(leaf, len(pieces[leaf]))]
+        sizes = list(map(len, pieces))
+        tried = [leaf for leaf in plan.compressible if plan.tried(leaf, sizes[leaf])]
         if zstd is None or not tried:
             return ()
+
+        def compared(unit: Unit) -> tuple[int, int, int]:
+            parts = [pieces[leaf] for leaf in unit]
+            *apart, together = map(len, zstd.compress([*parts, b"".join(parts)]))
+            return 1, sum(apart), together
+
+        units = plan.units.of(tried, sizes, compared)
+        frames = zstd.compress(
+            [
+                pieces[unit[0]] if len(unit) == 1 else b"".join([pieces[leaf] for leaf in unit])
+                for unit in units
+            ]
+        )
         compressed = []
-        frames = zstd.compress([pieces[leaf] for leaf in tried])
-        for leaf, frame in zip(tried, frames, strict=True):
-            if plan.learn(leaf, len(pieces[leaf]) - len(frame), 1) is not Codec.RAW:
-                pieces[leaf] = frame
-                compressed.append(leaf)
+        for unit, frame in zip(units, frames, strict=True):
+            if plan.learn_all(unit, sum([sizes[leaf] for leaf in unit]) - len(frame), 1):
+                for leaf in unit:
+                    pieces[leaf] = b""
+                pieces[unit[0]] = frame
+                compressed.append(unit)
         return tuple(compressed)
 
     def _encode(self, columns: Columns, apart: bool) -> RecordBatch:
         plan = self._plan(columns.kind)
         how = plan.cut(columns, look=not apart)
         owners = None
+        units: list[Unit] = []
         keeps: list[Any] = []
         if self.own is not None:
             codecs, addresses, sizes = self._by_own(self.own, plan, columns, keeps)
@@ -188,51 +211,76 @@ class Encoder:
         else:
             pieces = cut(columns, how.frames)
             owners, holders = _shared(pieces, how, 0 if apart else REACH)
-            codecs, addresses, sizes = self._by_zstd(plan, pieces, how.heads, holders, keeps)
+            codecs, addresses, sizes, units = self._by_zstd(plan, pieces, how, holders, keeps)
             if holders is not None:
                 addresses, sizes = addresses.ravel()[holders], sizes.ravel()[holders]
-        form = plan.form(codecs, how.frames)
+        form = plan.form(codecs, how.frames, units)
         return assemble(form, columns.batch_dims, columns.dims, addresses, sizes, owners)
 
     def _by_zstd(
         self,
         plan: Plan,
         pieces: Pieces,
-        heads: tuple[int, ...],
+        how: Cut,
         holders: NDArray[np.int64] | None,
         keeps: list[Any],
-    ) -> tuple[tuple[Codec, ...], Addresses, Sizes]:
+    ) -> tuple[tuple[Codec, ...], Addresses, Sizes, list[Unit]]:
         """Pieces as they are stored, those that zstd makes smaller as frames of zstd.
 
         Leaves with one head may have pieces in common, so they are compressed all or none.
         """
         flat = pieces.sizes.reshape(-1)
-        tried = []
+        held: dict[int, NDArray[np.int64]] = {}
         for leaf in plan.compressible:
-            if heads[leaf] == leaf:
-                index = _held(leaf, pieces, heads, holders)
-                raw = flat[index]
-                if plan.tried(leaf, int(raw.max())):
-                    tried.append((leaf, index, raw))
-        if self.zstd is None or not tried:
-            return plan.raw, pieces.addresses, pieces.sizes
+            if how.heads[leaf] == leaf:
+                index = _held(leaf, pieces, how.heads, holders)
+                if plan.tried(leaf, int(flat[index].max())):
+                    held[leaf] = index
+        if self.zstd is None or not held:
+            return plan.raw, pieces.addresses, pieces.sizes, []
+        alone = [leaf for leaf in held if how.frames[leaf] == INLINE]
+        first = np.zeros(len(how.frames), np.int64)
+        first[pieces.leaves] = pieces.sizes[0]
+
+        def parts(unit: Unit, rows: slice) -> tuple[Addresses, Sizes]:
+            index = np.stack([held[leaf][rows] for leaf in unit], axis=1)
+            return pieces.addresses.reshape(-1)[index], flat[index]
+
+        def compared(unit: Unit) -> tuple[int, int, int]:
+            addresses, sizes = parts(unit, _LOOKED_ROWS)
+            keep, starts, whole = _side_by_side(addresses, sizes)
+            apart = self._measured(addresses.ravel(), sizes.ravel())
+            return len(whole), apart, self._measured(starts + keep.ctypes.data, whole)
+
+        units = plan.units.of(alone, first.tolist(), compared)
+        units += [(leaf,) for leaf in held if how.frames[leaf] != INLINE]
         addresses, sizes = pieces.addresses.copy(), pieces.sizes.copy()
         views: list[memoryview] = []
-        for _, index, raw in tried:
-            views += _views(addresses.reshape(-1)[index], raw)
+        wholes = []
+        for unit in units:
+            if len(unit) == 1:
+                index = held[unit[0]]
+                at, whole = addresses.reshape(-1)[index], flat[index]
+            else:
+                keep, at, whole = _side_by_side(*parts(unit, _ALL))
+                keeps.append(keep)
+                at += keep.ctypes.data
+            views += _views(at, whole)
+            wholes.append(whole)
         frames = self.zstd.compress(views)
         found = np.fromiter(map(len, frames), np.int64, len(frames))
         at = joined(frames, found, keeps)
-        codecs, start = list(plan.raw), 0
-        for leaf, index, raw in tried:
-            end = start + len(index)
-            saved = int((raw - found[start:end]).sum())
-            codecs[leaf] = plan.learn(leaf, saved, len(index))
-            if codecs[leaf] is not Codec.RAW:
-                addresses.reshape(-1)[index] = at[start:end]
-                sizes.reshape(-1)[index] = found[start:end]
-            start = end
-        return tuple([codecs[head] for head in heads]), addresses, sizes
+        codecs, compressed, end = list(plan.raw), [], 0
+        for unit, whole in zip(units, wholes, strict=True):
+            start, end = end, end + len(whole)
+            if plan.learn_all(unit, int((whole - found[start:end]).sum()), len(whole)):
+                for leaf in unit[1:]:
+                    sizes.reshape(-1)[held[leaf]] = 0
+                addresses.reshape(-1)[held[unit[0]]] = at[start:end]
+                sizes.reshape(-1)[held[unit[0]]] = found[start:end]
+                codecs[unit[0]] = plan.codec
+                compressed.append(unit)
+        return tuple([codecs[head] for head in how.heads]), addresses, sizes, compressed
 
     def _by_own(
         self,
@@ -319,6 +367,18 @@ def _tensor(leaf: Any) -> torch.Tensor:
     if isinstance(leaf, bytes):
         return torch.from_numpy(np.frombuffer(leaf, np.uint8).copy())
     return numbers_of(leaf)
+
+
+def _side_by_side(
+    addresses: Addresses, sizes: Sizes
+) -> tuple[NDArray[np.uint8], NDArray[np.int64], Sizes]:
+    """The pieces of each row one behind the other: memory, starts of rows in it, their sizes."""
+    ends = np.cumsum(sizes.ravel()).reshape(sizes.shape)
+    memory = np.empty(int(ends[-1, -1]), np.uint8)
+    addresses, sizes = np.ascontiguousarray(addresses), np.ascontiguousarray(sizes)
+    to = ends - sizes + memory.ctypes.data
+    _core.move_pieces(addresses.ctypes.data, sizes.ctypes.data, to.ctypes.data, to.size)
+    return memory, (ends - sizes)[:, 0], sizes.sum(axis=1)
 
 
 def _views(addresses: Addresses, sizes: Sizes) -> list[memoryview]:

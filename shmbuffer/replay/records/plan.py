@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -12,6 +12,7 @@ from shmbuffer.memory.bodies import Codec, Form, Mold, encode_form
 from shmbuffer.replay.records.columns import Columns
 from shmbuffer.replay.records.forms import Kind, Path
 from shmbuffer.replay.records.sharing import INLINE, Cut, Layout
+from shmbuffer.replay.records.units import Unit, Units
 
 _LEAST_BYTES = 64  # of a leaf that is compressed without being named
 _LOOKED_PIECES = 32  # after so many it is known whether a leaf gets smaller
@@ -37,6 +38,7 @@ class Plan:
 
     Attributes:
         kind, codec: see there.
+        units: which leaves are compressed as one.
         compressible: leaves that may be compressed.
         whole: no leaf is cut.
         raw: no leaf is compressed.
@@ -62,8 +64,9 @@ class Plan:
         self._sure = keys is not None or codec is Codec.OWN
         self._saved = dict.fromkeys(self.compressible, 0)
         self._looked = dict.fromkeys(self.compressible, 0)
-        self._forms: dict[tuple[Sequence[Codec], Sequence[int]], Form] = {}
-        self._molds: dict[tuple[int, ...], Mold] = {}
+        self.units = Units(kind.chunks)
+        self._forms: dict[tuple[Sequence[Codec], Sequence[int], Sequence[int]], Form] = {}
+        self._molds: dict[tuple[Unit, ...], Mold] = {}
 
     def cut(self, columns: Columns, *, look: bool) -> Cut:
         """How the leaves of these items are cut; see `sharing.Layout.cut`.
@@ -102,33 +105,56 @@ class Plan:
             self._looked[leaf] += pieces
         return self.codec if self._saved[leaf] > 0 else Codec.RAW
 
-    def form(self, codecs: Sequence[Codec], frames: Sequence[int]) -> Form:
+    def learn_all(self, unit: Unit, saved: int, pieces: int) -> bool:
+        """`learn` of leaves that were compressed as one; whether their frame is to be stored."""
+        found = [self.learn(leaf, saved, pieces) for leaf in unit]
+        return Codec.RAW not in found
+
+    def form(
+        self, codecs: Sequence[Codec], frames: Sequence[int], units: Iterable[Unit] = ()
+    ) -> Form:
         """The form of items that are stored so.
 
         Args:
             codecs: of each leaf.
             frames: of each leaf; `sharing.INLINE` where it has no place of its own.
+            units: leaves that are compressed as one; ``codecs`` has that of the first of them.
         """
-        key = tuple(codecs), tuple(frames)
+        codecs, joined = list(codecs), [-1] * len(codecs)
+        for head, *others in units:
+            for leaf in others:
+                codecs[leaf], joined[leaf] = Codec.JOINED, head
+        key = tuple(codecs), tuple(frames), tuple(joined)
         form = self._forms.get(key)
         if form is None:
             if len(self._forms) >= _KEPT_FORMS:
                 self._forms.clear()
             chunks = [
-                replace(chunk, codec=codec, placed=count != INLINE, frames=max(count, 0))
-                for chunk, codec, count in zip(self.kind.chunks, codecs, frames, strict=True)
+                replace(
+                    chunk,
+                    codec=codec,
+                    placed=count != INLINE,
+                    frames=max(count, 0),
+                    joined=head if head >= 0 else None,
+                )
+                for chunk, codec, count, head in zip(
+                    self.kind.chunks, codecs, frames, joined, strict=True
+                )
             ]
             form = self._forms[key] = encode_form(self.kind.tree, chunks)
         return form
 
-    def mold(self, compressed: tuple[int, ...]) -> Mold:
-        """What one whole item is put into, of which these leaves are compressed, ascending."""
+    def mold(self, compressed: tuple[Unit, ...]) -> Mold:
+        """What one whole item is put into, of which these leaves are compressed."""
         mold = self._molds.get(compressed)
         if mold is None:
             if len(self._molds) >= _KEPT_FORMS:
                 self._molds.clear()
-            codecs = [self.codec if leaf in compressed else Codec.RAW for leaf in self.whole.heads]
-            mold = self._molds[compressed] = Mold(self.form(codecs, self.whole.frames))
+            codecs = list(self.raw)
+            for head, *_ in compressed:
+                codecs[head] = self.codec
+            form = self.form(codecs, self.whole.frames, compressed)
+            mold = self._molds[compressed] = Mold(form)
         return mold
 
 

@@ -170,8 +170,8 @@ class Layout:
     Args:
         compressible: leaves that may be compressed. What is compressed is never stored as one with
             what is not.
-        measure: bytes that pieces take when they are compressed: called with int64[m] addresses and
-            int64[m] sizes.
+        measure: bytes that pieces take when they are compressed: called with addresses and sizes,
+            int64[m], or int64[n, leaves] of leaves that may be compressed as one.
     """
 
     def __init__(
@@ -256,9 +256,7 @@ class Layout:
                 cost = _PLACE_BYTES * addresses.size
                 addresses, sizes = addresses[held], sizes[held]
             compressed = first in self._compressible
-            measured = (
-                self._measure(addresses.ravel(), sizes.ravel()) if compressed else sizes.sum()
-            )
+            measured = self._measure(addresses, sizes) if compressed else sizes.sum()
             group.costs[way] = group.costs.get(way, 0) + cost + int(measured)
         group.rows += rows
 

@@ -42,6 +42,17 @@ class Pieces(NamedTuple):
     """int64[m, pieces]: stored bytes."""
     kept: Any
     """What owns these bytes."""
+    frame: Frame | None = None
+    """Of zstd, where it has bytes of other columns, too."""
+
+
+class Frame(NamedTuple):
+    """What frames of zstd expand to, of which a column is a part."""
+
+    before: NDArray[np.int64]
+    """int64[m]: bytes in front of those of the column."""
+    nbytes: NDArray[np.int64]
+    """int64[m]: all of them."""
 
 
 class Column:
@@ -60,12 +71,7 @@ class Column:
         self.chunk = chunk
         self.dims = dims
         self.pieces = pieces
-        self.nbytes: NDArray[np.int64]
-        if chunk.rank == 0:
-            self.nbytes = np.full(len(dims), chunk.itemsize, np.int64)
-        else:
-            sizes = dims[:, 0] if chunk.rank == 1 else dims.prod(axis=1)
-            self.nbytes = sizes * chunk.itemsize
+        self.nbytes = _bytes_of(chunk, dims)
 
     @classmethod
     def of_tensors(cls, tensors: Sequence[torch.Tensor]) -> Column:
@@ -151,6 +157,7 @@ def columns_of(
     rows, base = _rows_of(located), address_of(batch.data)
     columns = []
     at = [0] * len(located)
+    frames = [_frames_of(one) for one in located]
     for number, chunk in enumerate(located[0].form.chunks):
         pieces = []
         for part, one in enumerate(located):
@@ -163,16 +170,47 @@ def columns_of(
             if stored.codec is Codec.OWN:
                 found = _by_user(own, batch, stored, one.dims[number], offsets, sizes)
                 pieces.append(found._replace(rows=rows[part]))
-            else:
-                where = offsets + base
-                pieces.append(
-                    Pieces(rows[part], stored.codec, stored.placed, where, sizes, batch.data)
-                )
+                continue
+            frame = None
+            if number in frames[part]:
+                head, frame = frames[part][number]
+                offsets, sizes = one.offsets[:, head : head + 1], one.sizes[:, head : head + 1]
+            where = offsets + base
+            pieces.append(
+                Pieces(rows[part], stored.codec, stored.placed, where, sizes, batch.data, frame)
+            )
         if pieces:
             columns.append(
                 Column(chunk, _gathered([one.dims[number] for one in located], rows), pieces)
             )
     return columns
+
+
+def _frames_of(located: Located) -> dict[int, tuple[int, Frame]]:
+    """For each chunk that lies in a frame with others the piece which is that frame."""
+    found: dict[int, tuple[int, Frame]] = {}
+    columns, chunks = located.form.columns, located.form.chunks
+    members: dict[int, list[int]] = {}
+    for piece, head in columns.joined:
+        members.setdefault(head, [head]).append(piece)
+    for head, pieces in members.items():
+        end = np.zeros(len(located.rows), np.int64)
+        starts = []
+        for piece in pieces:
+            number = int(columns.chunk_of[piece])
+            starts.append((number, end))
+            end = end + _bytes_of(chunks[number], located.dims[number])
+        found.update((number, (head, Frame(before, end))) for number, before in starts)
+    return found
+
+
+def _bytes_of(chunk: Chunk, dims: NDArray[np.int64]) -> NDArray[np.int64]:
+    """int64[n]: the size of a leaf in each row."""
+    if chunk.rank == 0:
+        return np.full(len(dims), chunk.itemsize, np.int64)
+    sizes = dims[:, 0] if chunk.rank == 1 else dims.prod(axis=1)
+    found: NDArray[np.int64] = sizes * chunk.itemsize
+    return found
 
 
 @lru_cache(maxsize=256)

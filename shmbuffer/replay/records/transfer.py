@@ -17,9 +17,11 @@ from numpy.typing import NDArray
 from shmbuffer._native import _core
 from shmbuffer.memory.bodies import Codec
 from shmbuffer.replay.leaves import address_of
+from shmbuffer.replay.records.compression import Destination
 from shmbuffer.replay.records.table import Column
+from shmbuffer.replay.records.views import writable
 
-Expand = Callable[[Sequence[memoryview], Sequence[memoryview], str], None]
+Expand = Callable[[Sequence[memoryview], Sequence[Destination], str], None]
 """Decompresses each source into the destination beside it, which has just its size. The text is
 where they are from, for messages."""
 _LARGE_BYTES = 2**22  # from here on numpy does so
@@ -48,6 +50,7 @@ class Transfer:
         self._where = where
         self._raw: list[tuple[NDArray[np.int64], ...]] = []  # from, sizes, to
         self._packed: list[_Packed] = []
+        self._joined: list[_Joined] = []
         self._kept: list[Any] = []
 
     def add(self, column: Column, out: torch.Tensor, starts: NDArray[np.int64]) -> None:
@@ -60,8 +63,19 @@ class Transfer:
         """
         base = out.data_ptr()
         self._kept.append(out)
-        for rows, codec, placed, addresses, sizes, kept in column.pieces:
+        for rows, codec, placed, addresses, sizes, kept, frame in column.pieces:
             self._kept.append(kept)
+            if frame is not None:
+                self._joined.append(
+                    _Joined(
+                        addresses[:, 0],
+                        sizes[:, 0],
+                        starts[rows] + base,
+                        column.nbytes[rows],
+                        *frame,
+                    )
+                )
+                continue
             count = addresses.shape[1]
             to = starts[rows][:, None]
             nbytes = column.nbytes[rows][:, None] // count
@@ -92,11 +106,11 @@ class Transfer:
         Raises:
             CorruptBufferError: something was not compressed with zstd, or is damaged.
         """
-        if self._packed:
+        if self._packed or self._joined:
             self._decompress()
         if self._raw:
             _move(*(np.concatenate(parts) for parts in zip(*self._raw, strict=True)))
-        self._raw, self._packed, self._kept = [], [], []
+        self._raw, self._packed, self._joined, self._kept = [], [], [], []
 
     def _decompress(self) -> None:
         assert self._data is not None
@@ -105,6 +119,10 @@ class Transfer:
                 f"{self._where}: its records are compressed with zstd, and this storage reads raw "
                 "ones only: open it as the CompressedListStorage that it is"
             )
+        sources, destinations = self._frames()
+        if not self._packed:
+            self._expand(sources, destinations, self._where)
+            return
         at = np.concatenate([packed.addresses for packed in self._packed])
         sizes = np.concatenate([packed.sizes for packed in self._packed])
         nbytes = np.concatenate([packed.nbytes for packed in self._packed])
@@ -117,8 +135,8 @@ class Transfer:
             again &= (sizes == sizes[leader]) & (nbytes == nbytes[leader])
             wanted &= ~again
         at -= address_of(self._data)
-        sources = _cut(self._data.data, at[wanted], sizes[wanted])
-        destinations, end = [], 0
+        sources += _cut(self._data.data, at[wanted], sizes[wanted])
+        end = 0
         for packed in self._packed:
             start, end = end, end + len(packed.to)
             chosen = wanted[start:end]
@@ -127,6 +145,56 @@ class Transfer:
         self._expand(sources, destinations, self._where)
         if again.any():
             _move(to[leader[again]], nbytes[again], to[again])
+
+    def _frames(self) -> tuple[list[memoryview], list[Destination]]:
+        """Frames that several columns lie in, and where each goes, part by part.
+
+        Parts that no column asked for go to a place of their own, in which nobody looks.
+        """
+        if not self._joined:
+            return [], []
+        assert self._data is not None
+        every = [np.concatenate(parts) for parts in zip(*self._joined, strict=True)]
+        order = np.lexsort((every[_BEFORE], every[0]))
+        order = order[every[_NBYTES][order] > 0]
+        at, sizes, to, nbytes, before, whole = (each[order] for each in every)
+        ends = before + nbytes
+        new = np.ones(len(at), np.bool_)
+        new[1:] = at[1:] != at[:-1]
+        reached = np.where(new, 0, np.roll(ends, 1))
+        gaps = before - reached
+        rests = np.where(np.roll(new, -1), whole - ends, 0)
+        unwanted = np.empty(max(int(gaps.max(initial=0)), int(rests.max(initial=0))), np.uint8)
+        self._kept.append(unwanted)
+        destinations: list[Destination] = []
+        parts: list[memoryview] = []
+        for starts, place, size, gap, rest in zip(
+            *(each.tolist() for each in (new, to, nbytes, gaps, rests)), strict=True
+        ):
+            if starts:
+                parts = []
+                destinations.append(parts)
+            if gap:
+                parts.append(unwanted.data[:gap])
+            parts.append(writable(place, size))
+            if rest:
+                parts.append(unwanted.data[:rest])
+        sources = _cut(self._data.data, at[new] - address_of(self._data), sizes[new])
+        return sources, destinations
+
+
+class _Joined(NamedTuple):
+    """Parts of compressed frames, and the address to which each goes."""
+
+    addresses: NDArray[np.int64]
+    sizes: NDArray[np.int64]
+    to: NDArray[np.int64]
+    nbytes: NDArray[np.int64]
+    before: NDArray[np.int64]
+    whole: NDArray[np.int64]
+
+
+_NBYTES, _BEFORE = _Joined._fields.index("nbytes"), _Joined._fields.index("before")
 
 
 class _Packed(NamedTuple):

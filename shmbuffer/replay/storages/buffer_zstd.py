@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from shmbuffer.replay.records.compression import Buffer, UnknownDictionaryError, Zstd
+from shmbuffer.replay.records.compression import Buffer, Destination, UnknownDictionaryError, Zstd
 
 if TYPE_CHECKING:
     from shmbuffer.memory import Engine
@@ -38,7 +38,7 @@ class BufferZstd:
     def expand(
         self,
         sources: Sequence[Buffer],
-        destinations: Sequence[memoryview],
+        destinations: Sequence[Destination],
         where: str = "a batch of records",
     ) -> None:
         """See `Zstd.expand`. A dictionary that is not known is looked for in the buffer."""

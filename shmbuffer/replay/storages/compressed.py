@@ -32,10 +32,12 @@ if TYPE_CHECKING:
 class CompressedListStorage(RecordList):
     """Items whose tensors are compressed when they are written, and come back as they were.
 
-    Every tensor and array of an item is compressed on its own: of TensorDicts and tensorclasses at
-    any depth, lazy stacks, dicts, tuples and lists; bytes too. Text, numbers and other objects are
-    kept as they are. dtype, shape, batch size and device come back exactly. Batches are compressed
-    and decompressed in one go, in several threads where that pays.
+    Every tensor and array of an item is compressed: of TensorDicts and tensorclasses at any depth,
+    lazy stacks, dicts, tuples and lists; bytes too. Text, numbers and other objects are kept as
+    they are. dtype, shape, batch size and device come back exactly. What entries of one size in an
+    item have in common, as an observation and the next one do, is stored once, where zstd
+    compresses. Batches are compressed and decompressed in one go, in several threads where that
+    pays.
 
     A batch of a buffer is one dense TensorDict where its items agree in form and shapes, else a
     lazy stack.

@@ -2,7 +2,8 @@
 
     python -m tests.replay.records.golden
 
-writes them anew into ``golden.tar.xz``. That is for a new format only, beside what is there.
+adds to ``golden.tar.xz`` those that are not in it yet. What is there stays as it is: for something
+new in the format there is a new directory.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import lzma
 import sys
 import tarfile
 import tempfile
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -53,22 +56,35 @@ def frames(first: int, count: int) -> TensorDict:
     )
 
 
-def write(folder: Path) -> None:
-    """The two directories, after a lap and more of each ring."""
-    options: dict[str, Any] = {"shared_init": True, "max_bytes": MAX_BYTES}
-    lists = LazyStackStorage(MAX_SIZE, scratch_dir=folder / "ragged", **options)
+OPTIONS: dict[str, Any] = {"shared_init": True, "max_bytes": MAX_BYTES}
+
+
+def write_ragged(folder: Path) -> None:
+    """Raw records of many kinds of leaves, after a lap and more of the ring."""
+    lists = LazyStackStorage(MAX_SIZE, scratch_dir=folder, **OPTIONS)
     rb = TensorDictPrioritizedReplayBuffer(alpha=0.5, beta=0.4, storage=lists, batch_size=4)
     for start in range(0, 21, 3):
         rb.extend([ragged(number) for number in range(start, start + 3)])
     rb[4] = ragged(100)
     rb.storage.close()
+
+
+def write_steps(folder: Path, *, share_frames: bool) -> None:
+    """Compressed records, after a lap and more of the ring."""
     stacks = CompressedListStorage(
-        MAX_SIZE, scratch_dir=folder / "frames", share_frames=True, **options
+        MAX_SIZE, scratch_dir=folder, share_frames=share_frames, **OPTIONS
     )
     rb = TensorDictPrioritizedReplayBuffer(alpha=0.5, beta=0.4, storage=stacks, batch_size=4)
     for start in range(0, 30, 10):
         rb.extend(frames(start, 10))
     rb.storage.close()
+
+
+WRITE: dict[str, Callable[[Path], None]] = {
+    "ragged": write_ragged,
+    "frames": partial(write_steps, share_frames=True),  # which neighbours have in common
+    "joined": partial(write_steps, share_frames=False),  # two stacks in one frame of zstd
+}
 
 
 def unpack(folder: Path) -> None:
@@ -78,14 +94,17 @@ def unpack(folder: Path) -> None:
 
 
 def main() -> None:
-    """Write the archive."""
+    """Write what is missing in the archive."""
     with tempfile.TemporaryDirectory() as folder:
-        write(Path(folder))
+        unpack(Path(folder))
+        for name, write in WRITE.items():
+            if not Path(folder, name).exists():
+                write(Path(folder, name))
         with (
             lzma.open(ARCHIVE, "wb", preset=9) as packed,
             tarfile.open(fileobj=packed, mode="w") as archive,
         ):
-            for name in ("ragged", "frames"):
+            for name in WRITE:
                 archive.add(Path(folder, name), name)
 
 

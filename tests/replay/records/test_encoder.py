@@ -423,7 +423,7 @@ def test_named_leaves_and_all_that_is_in_them_are_compressed_and_no_others() -> 
     )
     encoder = Encoder(zstd=Zstd(), keys=["tiny", "next", ("deep", "obs")])
     assert codecs(encoder.encode([item])) == {
-        (0,): ["RAW", "ZSTD", "RAW", "ZSTD", "ZSTD", "RAW", "ZSTD", "RAW"]
+        (0,): ["RAW", "ZSTD", "RAW", "ZSTD", "ZSTD", "RAW", "JOINED", "RAW"]
     }
 
 
@@ -620,4 +620,4 @@ def test_a_single_item_is_refused_in_the_same_words(item: Any, encoder: Encoder)
 
 
 def test_codecs_are_those_of_the_format() -> None:
-    assert [one.name for one in Codec] == ["RAW", "ZSTD", "OWN"]
+    assert [one.name for one in Codec] == ["RAW", "ZSTD", "OWN", "JOINED"]

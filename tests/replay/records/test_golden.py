@@ -42,9 +42,10 @@ def test_ragged_items_of_an_earlier_build_are_there(folder: Path) -> None:
     rb.close()
 
 
-def test_frames_of_an_earlier_build_are_there(folder: Path) -> None:
-    assert check(folder / "frames").ok
-    rb = attach(folder / "frames")
+@pytest.mark.parametrize("name", ["frames", "joined"])
+def test_steps_of_an_earlier_build_are_there(folder: Path, name: str) -> None:
+    assert check(folder / name).ok
+    rb = attach(folder / name)
     film = golden.frames(0, 30)
     there = rb.storage.ring.committed().tolist()
     assert len(there) == 12
@@ -61,10 +62,10 @@ def test_frames_of_an_earlier_build_are_there(folder: Path) -> None:
 
 def test_the_same_items_are_the_same_bytes_today(folder: Path, tmp_path: Path) -> None:
     """Of raw records; what zstd makes of frames is its own business."""
-    golden.write(tmp_path / "today")
+    golden.write_ragged(tmp_path / "today")
     for name in (layout.RECORDS, layout.SLOTS):
         then = np.fromfile(folder / "ragged" / name, np.uint8)
-        now = np.fromfile(tmp_path / "today" / "ragged" / name, np.uint8)
+        now = np.fromfile(tmp_path / "today" / name, np.uint8)
         if name == layout.SLOTS:  # the checksums are salted with the schema, which is the same
             then, now = then[: 8 * 12 + 4 * 12], now[: 8 * 12 + 4 * 12]
         assert np.array_equal(then, now)

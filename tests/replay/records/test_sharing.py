@@ -206,7 +206,7 @@ def test_frames_that_repeat_cost_nearly_nothing() -> None:
     apart = Encoder(zstd=zstd).encode(game).data.nbytes
     headers = 200 * 300  # header, form and numbers of a record
     assert shared - headers < 1.2 * once
-    assert shared < 0.5 * apart
+    assert shared < 0.65 * apart
 
 
 def test_stacks_are_cut_into_frames_and_images_are_not() -> None:
@@ -217,7 +217,7 @@ def test_stacks_are_cut_into_frames_and_images_are_not() -> None:
     data = TensorDict({"obs": image[:-1], "next": TensorDict({"obs": image[1:]}, [30])}, [30])
     batch = check(Encoder(zstd=Zstd(), share=True), data)
     assert [(chunk.placed, chunk.frames) for chunk in chunks_of(batch)] == [(True, 0)] * 2
-    assert batch.data.nbytes < 0.6 * Encoder(zstd=Zstd()).encode(data).data.nbytes
+    assert batch.data.nbytes < 0.7 * Encoder(zstd=Zstd()).encode(data).data.nbytes
 
 
 def test_what_items_do_not_have_in_common_stays_in_its_record(encoder: Encoder) -> None:

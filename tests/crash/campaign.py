@@ -1,0 +1,180 @@
+"""The crash matrix with random situations, every passing, and two deaths one after the other."""
+
+from __future__ import annotations
+
+import itertools
+import platform
+import random
+import shutil
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from shmbuffer.memory import Engine
+from tests.crash.deeds import PAIRS
+from tests.crash.harness import (
+    CAPACITY,
+    EVICTIONS,
+    RECORD_POINTS,
+    called,
+    native_points,
+    require_sound,
+    require_usable,
+)
+from tests.crash.situations import (
+    Situation,
+    fresh,
+    is_committed_at,
+    killed_at_passings,
+    require_whole_or_absent,
+)
+from tests.crash.test_company import dies_in_company
+from tests.crash.test_compound import two_deaths_and_nobody_left, two_deaths_beside_a_survivor
+from tests.crash.test_creation import CALLS, killed_while_creating
+from tests.crash.test_instructions import WALKS, mended_states, states_of_a_mender
+
+REPORT_S = 30.0
+COMPOUND_STRIDE = 3
+
+
+def campaign(seconds: float, seed: int, say: Callable[[str], None]) -> dict[str, int | float]:
+    """Rounds of kills for about that long; each round has a seed of its own.
+
+    Returns:
+        How many kills of which sort, and how many in a second.
+
+    Raises:
+        AssertionError: what was left is wrong; with the command that repeats the round.
+    """
+    began, said = time.monotonic(), time.monotonic()
+    counts: Counter[str] = Counter(rounds=0, kills=0)
+    for number in itertools.count(seed):
+        run(number, counts)
+        now = time.monotonic()
+        if now - said > REPORT_S or now - began > seconds:
+            say(f"{counts['rounds']} rounds, {counts['kills']} kills, seed {number}")
+            said = now
+        if now - began > seconds:
+            break
+    rate = counts["kills"] / max(time.monotonic() - began, 1e-9)
+    return {**counts, "kills_per_second": round(rate, 1)}
+
+
+def run(seed: int, counts: Counter[str]) -> None:
+    """One round."""
+    folder = Path(tempfile.mkdtemp(prefix="shmbuffer-crash-campaign-", dir=_memory()))
+    draw = random.Random(seed)
+    sort, kills = draw.choice(SORTS)
+    try:
+        found = kills(folder, draw)
+    except Exception as error:
+        raise AssertionError(
+            f"seed {seed} ({sort}): {error}; to repeat it: "
+            f"python -m tests.crash.campaign --seconds 0 --seed {seed}"
+        ) from error
+    finally:
+        shutil.rmtree(folder)
+    counts["rounds"] += 1
+    counts["kills"] += found
+    counts[sort] += found
+
+
+def _memory() -> str | None:
+    return "/dev/shm" if Path("/dev/shm").is_dir() else None
+
+
+def situation(draw: random.Random) -> Situation:
+    """Any number of items in the ring, and a write of any size, in any place."""
+    before = draw.randrange(2 * CAPACITY)
+    if draw.random() < 0.4:
+        slots = tuple(draw.sample(range(CAPACITY), draw.randint(1, CAPACITY)))
+        in_place = draw.random() < 0.5
+        return Situation(before, tuple(range(100, 100 + len(slots))), slots, in_place=in_place)
+    return Situation(before, tuple(range(100, 101 + draw.randrange(CAPACITY + 4))))
+
+
+def writers(folder: Path, draw: random.Random, *, alone: bool) -> int:
+    """A write, killed at every passing of a few points."""
+    now, kind = situation(draw), draw.choice(("rows", "records"))
+    points = [
+        point
+        for point in native_points("write")
+        if point not in EVICTIONS and (kind == "records" or point not in RECORD_POINTS)
+        if point != "write.priority" or not now.placed
+    ]
+    kills = 0
+    for point in draw.sample(points, 3):
+
+        def look(path: Path, engine: Engine, first: bool, point: str = point) -> None:
+            if alone:
+                called(lambda: fresh(path, now, expected=is_committed_at(point)))
+                return
+            engine.reap_dead()
+            assert require_whole_or_absent(engine, now) == is_committed_at(point)
+            require_sound(engine)
+            assert engine.ring is not None
+            require_usable(engine.ring, 999)
+
+        place = folder / point
+        place.mkdir()
+        kills += killed_at_passings(
+            place, kind, point, now, look, alone=alone, passings=itertools.count()
+        )
+    return kills
+
+
+def mending(folder: Path, draw: random.Random) -> int:
+    """Two deaths, the second one while the first is mended."""
+    deed, point = draw.choice(PAIRS)
+    two_deaths = draw.choice((two_deaths_beside_a_survivor, two_deaths_and_nobody_left))
+    return 1 + two_deaths(folder / "buffer", deed, point, COMPOUND_STRIDE)
+
+
+def in_company(folder: Path, draw: random.Random) -> int:
+    """A dozen victims, one after the other, beside a second writer and a learner."""
+    pairs = [pair for pair in PAIRS if pair[0] in ("write", "update", "abort")]
+    named = [(deed, point) for deed, point in pairs if point.startswith(f"{deed}.")]
+    chosen = draw.sample([pair for pair in named if pair[1] != "write.unmassed"], 12)
+    dies_in_company(folder / "buffer", [(deed, point, draw.randrange(4)) for deed, point in chosen])
+    return len(chosen)
+
+
+def creating(folder: Path, draw: random.Random) -> int:
+    """A creator, killed at every passing of a system call."""
+    return killed_while_creating(folder, draw.choice(("rows", "records")), draw.choice(CALLS))
+
+
+def by_instruction(folder: Path, draw: random.Random) -> int:
+    """Every state of a deed, or of whoever mends one; in the figures a state counts as a kill."""
+    if platform.machine() != "x86_64":
+        return 0
+    kind = draw.choice(("rows", "records"))
+    if draw.random() < 0.5:
+        deed = draw.choice([deed for deed in WALKS if kind == "rows" or deed != "abort"])
+        return mended_states(folder / "buffer", deed, alone=draw.random() < 0.5, kind=kind)
+    point = draw.choice(
+        [
+            *("write.mark", "write.unmassed", "write.head", "write.goal", "write.leaf"),
+            *("write.commit", "empty.word", "empty.leaf", "update.raw", "update.leaf"),
+        ]
+    )
+    return states_of_a_mender(folder / "buffer", point, draw.randrange(3), kind)
+
+
+SORTS: list[tuple[str, Callable[[Path, random.Random], int]]] = [
+    ("writers_beside_a_survivor", partial(writers, alone=False)),
+    ("writers_alone", partial(writers, alone=True)),
+    ("second_deaths", mending),
+    ("in_company", in_company),
+    ("creators", creating),
+    ("states_by_instruction", by_instruction),
+]
+
+
+if __name__ == "__main__":
+    from tests.torture.command import main
+
+    raise SystemExit(main(campaign))

@@ -1,0 +1,164 @@
+"""What is in a buffer, what a writer does in it, and what may be left of that when it is killed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from shmbuffer.memory import Engine
+from tests.crash.harness import (
+    CAPACITY,
+    EVICTIONS,
+    KINDS,
+    dies,
+    native_points,
+    place,
+    read_all,
+    require_sound,
+    schema,
+    settings,
+    write,
+)
+
+#: Passings of a point at which the victim is killed: the first ones, and some of many.
+PASSINGS = (0, 1, 3, 7, 15, 31)
+
+
+@dataclass(frozen=True)
+class Situation:
+    """What is there, and what the victim writes over it.
+
+    Attributes:
+        before: items that are there, numbered from 0.
+        batch: numbers of the victim's items.
+        placed: slots, for a placed or in-place write.
+    """
+
+    before: int
+    batch: tuple[int, ...]
+    placed: tuple[int, ...] = ()
+    in_place: bool = False
+
+    def work(self, engine: Engine) -> None:
+        assert engine.ring is not None
+        if self.placed:
+            place(engine.ring, list(self.placed), self.batch, in_place=self.in_place)
+        else:
+            write(engine.ring, self.batch)
+
+    @property
+    def targets(self) -> list[int]:
+        """Slots that the batch goes to."""
+        if self.placed:
+            return list(self.placed)
+        kept = self.batch[-CAPACITY:]
+        first = self.before + len(self.batch) - len(kept)
+        return [(first + k) % CAPACITY for k in range(len(kept))]
+
+    @property
+    def after(self) -> dict[int, int]:
+        """slot -> number if the batch is there as a whole."""
+        return dict(zip(self.targets, self.batch[-CAPACITY:], strict=True))
+
+    @property
+    def old(self) -> dict[int, int]:
+        """slot -> number of what was there."""
+        return {k % CAPACITY: k for k in range(self.before)}
+
+
+SITUATIONS = {
+    "one item": Situation(3, (100,)),
+    "a batch": Situation(2, (100, 101, 102, 103, 104)),
+    "around the end": Situation(6, (100, 101, 102, 103)),
+    "over a full ring": Situation(11, (100, 101, 102)),
+    "a batch as large as the ring": Situation(5, tuple(range(100, 108))),
+    "a batch larger than the ring": Situation(5, tuple(range(100, 111))),
+    "placed": Situation(6, (100, 101, 102), (5, 0, 7)),
+    "in place": Situation(10, (100, 101), (1, 4), in_place=True),
+}
+
+
+def prepare(path: Path, situation: Situation, kind: str) -> Engine:
+    engine = Engine.open(path, settings(kind))
+    ring = engine.define(schema(kind))
+    for number in range(situation.before):
+        write(ring, [number])
+    return engine
+
+
+def require_whole_or_absent(engine: Engine, situation: Situation) -> bool:
+    """G1, G2, G3: the batch as a whole or not at all, and the other old items untouched."""
+    assert engine.ring is not None
+    there = read_all(engine.ring)
+    batch = {slot: number for slot, number in there.items() if number >= 100}
+    assert batch in ({}, situation.after), "a part of a dead writer's batch is there"
+    untouched = {s: number for s, number in situation.old.items() if s not in situation.targets}
+    if engine.ring.schema.record_bytes == KINDS["short records"]:  # the oldest may have made room
+        kept = sorted(set(there.values()) & set(untouched.values()))
+        assert kept == sorted(untouched.values())[len(untouched) - len(kept) :]
+        untouched = {slot: number for slot, number in untouched.items() if number in kept}
+        assert kept
+    for slot, number in situation.old.items():
+        if slot in untouched:
+            assert there.get(slot) == number, f"item {number} is lost"
+        elif not batch:
+            assert there.get(slot) in (None, number)
+    return bool(batch)
+
+
+def killed_at_passings(
+    folder: Path,
+    kind: str,
+    point: str,
+    situation: Situation,
+    look: Callable[[Path, Engine, bool], None],
+    *,
+    alone: bool = False,
+    passings: Iterable[int] = PASSINGS,
+) -> int:
+    """Kills at passings of the point, until the victim does not come by; how often it did.
+
+    Args:
+        folder: the buffers are made here.
+        kind: of items.
+        point: where.
+        situation: what there is, and what the victim does.
+        look: is told whether it is the first time, when it is worth a process of its own.
+        alone: nobody else is there when the victim dies, so that recovery is the first to see what
+            it left.
+        passings: at which of them.
+    """
+    kills = 0
+    for passing in passings:
+        path = folder / str(passing)
+        engine = prepare(path, situation, kind)
+        if alone:
+            engine.close()
+        killed = dies(path, point, situation.work, after=passing)
+        if killed:
+            look(path, engine, kills == 0)
+        engine.close()
+        if not killed:
+            break
+        kills += 1
+    old = [slot for slot in situation.old if slot in situation.targets]
+    if point in EVICTIONS:
+        assert kills or situation.before < CAPACITY
+    elif point == "write.unmassed":
+        assert bool(kills) == bool(old)
+    else:
+        assert kills, f"{point} was never reached"
+    return kills
+
+
+def fresh(path: Path, situation: Situation, *, expected: bool) -> None:
+    with Engine.open(path, None) as engine:
+        assert require_whole_or_absent(engine, situation) == expected
+        require_sound(engine)
+
+
+def is_committed_at(point: str) -> bool:
+    """Death before the phase COMMITTING rolls back, from then on it rolls forward."""
+    points = native_points("write")
+    return points.index(point) >= points.index("write.committing")

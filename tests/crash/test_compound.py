@@ -1,0 +1,121 @@
+"""Who mends what a dead process left is killed too: at each step, after each death.
+
+The bytes that the first victim left are put back before each second one, so that a pair costs one
+process. The default run takes each second point after some of the first ones, the campaign all.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from shmbuffer._native import _core
+from shmbuffer.memory import Engine
+from tests.crash.deeds import (
+    LEAVES,
+    MUTEX,
+    PAIRS,
+    TREE,
+    ends_at,
+    is_done,
+    prepare,
+    require_done_or_not,
+    ring_of,
+)
+from tests.crash.harness import ended, fork, native_points, python_points, require_usable
+
+pytestmark = pytest.mark.crash
+
+JOIN = (*python_points("join"), "count.added", *MUTEX, *TREE, *LEAVES)
+#: What a process passes that opens a directory where somebody lives, and mends there.
+BESIDE = (*native_points("repair"), *native_points("reap"), *JOIN)
+#: Where there is no schema, or bytes are not believed.
+NEVER = ("recover.entries", "recover.dropped", "recover.head", "recover.count")
+#: What the first one to come passes where nobody does.
+ALONE = (
+    *(point for point in python_points("recover") if point not in NEVER),
+    *("superblock.half", "superblock.stored", "mutex.cleared", "mutex.made"),
+    *(*native_points("reap"), *JOIN),
+)
+STRIDE = 9
+
+
+class Image:
+    """The bytes of all files of a buffer, to be put back in the same files."""
+
+    def __init__(self, path: Path) -> None:
+        self.files = {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
+
+    def put_back(self) -> None:
+        for file, content in self.files.items():
+            with open(file, "r+b") as target:
+                target.write(content)
+
+
+def opens(path: Path, point: str) -> bool:
+    """A second victim, which mends; whether it was killed at the point."""
+
+    def body() -> None:
+        _core.arm(point)
+        with Engine.open(path, None) as engine:
+            engine.reap_dead()
+            _core.disarm()
+
+    status = ended(fork(body))
+    assert status in (0, -signal.SIGKILL), f"the second victim ended with {status}"
+    return status == -signal.SIGKILL
+
+
+def some(points: tuple[str, ...], first: int, stride: int) -> Iterator[str]:
+    """Every ``stride``-th of the points, another part of them for each of the first ones."""
+    return (point for at, point in enumerate(points) if (at + first) % stride == 0)
+
+
+def two_deaths_beside_a_survivor(
+    path: Path, deed: str, point: str, stride: int, kind: str = "rows"
+) -> int:
+    """How many second victims were killed."""
+    kills = 0
+    with prepare(path, kind) as survivor:
+        assert ends_at(path, deed, point)
+        image = Image(path)
+        for second in some(BESIDE, PAIRS.index((deed, point)), stride):
+            image.put_back()
+            kills += opens(path, second)
+            survivor.reap_dead()
+            require_done_or_not(survivor, deed, is_done(deed, point))
+            assert len(survivor.clients()) == 1
+        require_usable(ring_of(survivor), 999)
+    return kills
+
+
+def two_deaths_and_nobody_left(
+    path: Path, deed: str, point: str, stride: int, kind: str = "rows"
+) -> int:
+    """How many second victims were killed."""
+    kills = 0
+    prepare(path, kind).close()
+    assert ends_at(path, deed, point)
+    image = Image(path)
+    for second in some(ALONE, PAIRS.index((deed, point)), stride):
+        image.put_back()
+        kills += opens(path, second)
+        with Engine.open(path, None) as found:
+            require_done_or_not(found, deed, is_done(deed, point))
+            assert len(found.clients()) == 1
+    return kills
+
+
+@pytest.mark.parametrize(("deed", "point"), PAIRS)
+def test_whoever_dies_mending_is_followed_by_another(tmp_path: Path, deed: str, point: str) -> None:
+    assert two_deaths_beside_a_survivor(tmp_path / "buffer", deed, point, STRIDE) >= 0
+
+
+@pytest.mark.parametrize(("deed", "point"), PAIRS)
+def test_whoever_dies_recovering_is_followed_by_another(
+    tmp_path: Path, deed: str, point: str
+) -> None:
+    assert two_deaths_and_nobody_left(tmp_path / "buffer", deed, point, STRIDE) > 0

@@ -1,0 +1,122 @@
+"""Whatever a kill at any instruction of a deed can leave is mended: beside others, and by the
+first to come."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from shmbuffer.memory import Engine
+from tests.crash.deeds import (
+    aborts,
+    empties,
+    ends_at,
+    is_done,
+    prepare,
+    require_done_or_not,
+    ring_of,
+    sets_alpha,
+    updates,
+    writes,
+)
+from tests.crash.harness import read_all
+from tests.crash.stepping import put_back, walk, walk_of_a_mender
+
+pytestmark = [
+    pytest.mark.crash,
+    pytest.mark.slow,
+    pytest.mark.skipif(platform.machine() != "x86_64", reason="single steps of another machine"),
+]
+
+#: Deed -> what is done, how often it gives the mutex back, states that it passes at least.
+WALKS: dict[str, tuple[Callable[[Engine], None], int, int]] = {
+    "write": (writes, 2, 60),
+    "update": (updates, 1, 12),
+    "empty": (empties, 1, 30),
+    "alpha": (sets_alpha, 1, 15),
+    "abort": (aborts, 2, 30),
+}
+PATHS = pytest.mark.parametrize("alone", [False, True], ids=["beside a survivor", "alone"])
+
+
+@PATHS
+@pytest.mark.parametrize("deed", WALKS)
+def test_every_state_that_a_kill_can_leave_is_mended(
+    tmp_path: Path, deed: str, alone: bool
+) -> None:
+    assert mended_states(tmp_path / "buffer", deed, alone=alone) >= WALKS[deed][2]
+
+
+def mended_states(path: Path, deed: str, *, alone: bool, kind: str = "rows") -> int:
+    """Follows a victim through the deed, and mends each state; how many there are."""
+    work, releases, _ = WALKS[deed]
+    survivor = prepare(path, kind)
+    if alone:
+        survivor.close()
+    states, decided = walk(path, work, releases).states, False
+    for number, state in enumerate(states):
+        put_back(state)
+        engine = Engine.open(path, None) if alone else survivor
+        engine.reap_dead()
+        try:
+            decided = require_mended(engine, deed, decided)
+        except AssertionError as error:
+            raise AssertionError(f"state {number} of {len(states)}: {error}") from error
+        if alone:
+            engine.close()
+    assert decided or deed == "abort"
+    survivor.close()
+    return len(states)
+
+
+def require_mended(engine: Engine, deed: str, decided: bool) -> bool:
+    """The deed is done or not; once it would be done, it is done in every later state too.
+
+    Returns:
+        Whether it is done.
+    """
+    ring = ring_of(engine)
+    match deed:
+        case "write":
+            done = 100 in read_all(ring).values()
+        case "empty":
+            done = not read_all(ring)
+        case "update":
+            done = 50.0 in ring.priorities()
+        case "alpha":
+            done = ring.alpha == 2.0
+        case _:
+            done = False
+    assert done or not decided
+    if deed == "abort":
+        there = read_all(ring)
+        assert set(range(3, 11)) - {3, 4, 5} <= set(there.values()) <= set(range(3, 11))
+        assert engine.check().ok
+        return False
+    require_done_or_not(engine, deed, None if deed == "update" else done)
+    return done
+
+
+@pytest.mark.parametrize("point", ["write.mark", "write.commit", "empty.word", "update.leaf"])
+def test_every_state_that_a_kill_of_a_mender_can_leave_is_mended(
+    tmp_path: Path, point: str
+) -> None:
+    assert states_of_a_mender(tmp_path / "buffer", point, after=1) >= 5
+
+
+def states_of_a_mender(path: Path, point: str, after: int, kind: str = "rows") -> int:
+    """Follows whoever mends what a victim left, and mends what that one would leave."""
+    deed = point.split(".")[0]
+    with prepare(path, kind) as survivor:
+        if not ends_at(path, deed, point, after):
+            return 0
+        states = walk_of_a_mender(path).states
+        for state in states:
+            put_back(state)
+            survivor.reap_dead()
+            require_done_or_not(survivor, deed, is_done(deed, point))
+            assert len(survivor.clients()) == 1
+    return len(states)

@@ -1,0 +1,164 @@
+"""Recovery is killed at every step, of a buffer whose bytes are believed and of one where not."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from shmbuffer.memory import Engine
+from tests.crash.harness import (
+    arm_and_open,
+    ended,
+    fork,
+    native_points,
+    python_points,
+    read_all,
+    require_sound,
+    require_usable,
+    schema,
+    settings,
+    succeeds,
+    victim,
+    write,
+)
+from tests.crash.situations import PASSINGS
+
+pytestmark = pytest.mark.crash
+
+#: Where bytes of another boot are not believed; where there is no schema.
+UNTRUSTED = ("recover.dropped", "recover.head", "recover.count")
+REAPING = ("reap.leaf", "reap.word", "reap.freed")
+RECOVERY = [
+    *(
+        point
+        for point in python_points("recover")
+        if point not in ("recover.entries", "recover.misplaced", *UNTRUSTED)
+    ),
+    *("superblock.half", "superblock.stored"),
+    *REAPING,
+]
+
+
+@pytest.mark.parametrize("write_point", ["write.mark", "write.copy", "write.commit"])
+@pytest.mark.parametrize("point", RECOVERY)
+def test_a_recovery_that_dies_starts_again(survivor: Engine, point: str, write_point: str) -> None:
+    ring, path = survivor.ring, survivor.path
+    assert ring is not None
+    assert path is not None
+    write(ring, range(6))
+    survivor.close()
+    victim(path, write_point)
+    passing = 0
+    while ended(fork(lambda after=passing: arm_and_open(path, point, after))) == -signal.SIGKILL:
+        passing += 1
+    assert passing > 0
+
+    def recovers() -> None:
+        with Engine.open(path, None) as found:
+            there = set(read_all(found.ring).values())  # type: ignore[arg-type]
+            if write_point == "write.commit":
+                assert there == {100, 101, 102, 103, 2, 3, 4, 5}
+            else:
+                assert there >= {2, 3, 4, 5}
+                assert not there & {100, 101, 102, 103}
+            require_sound(found)
+            require_usable(found.ring, 999)  # type: ignore[arg-type]
+
+    succeeds(recovers)
+
+
+def damaged_after_a_reboot(survivor: Engine, *, header: bool = False) -> Path:
+    """Six items, of which the fourth is damaged and the fifth has no priority that can be."""
+    ring, path = survivor.ring, survivor.path
+    assert ring is not None
+    assert path is not None
+    write(ring, range(6))
+    survivor.flush()
+    survivor.control.write(replace(survivor.superblock, boot_id=bytes(16)))
+    file, at = path / "number.memmap", 3 * 8
+    if ring.records is not None:
+        position = int(ring.records.extents["position"][3])
+        file, at = path / ".shmbuffer/records", position + (8 if header else 100)
+    raw = ring.schema.sections["raw"] + 4 * 8
+    survivor.close()
+    for name, where, content in (
+        (file, at, b"\xff"),
+        (path / ".shmbuffer/slots", raw, np.float64(-1.0).tobytes()),
+    ):
+        with open(name, "r+b") as damaged:
+            damaged.seek(where)
+            damaged.write(content)
+    return path
+
+
+def recovers_from_the_reboot(path: Path) -> None:
+    with Engine.open(path, None) as found:
+        assert found.report is not None
+        assert found.report.reason == "reboot"
+        ring = found.ring
+        assert ring is not None
+        assert sorted(read_all(ring).values()) == [0, 1, 2, 4, 5]
+        assert ring.priorities()[[0, 1, 2, 5]].tolist() == [1.0, 2.0, 3.0, 6.0]
+        require_sound(found)
+        require_usable(ring, 999)
+
+
+def test_an_interrupted_recovery_from_a_reboot_still_distrusts_the_bytes(survivor: Engine) -> None:
+    path = damaged_after_a_reboot(survivor)
+    for point in [*RECOVERY, *UNTRUSTED]:
+        if point not in ("recover.ready", "recover.superblock", "recover.live", *REAPING):
+            assert ended(fork(lambda point=point: arm_and_open(path, point, 0))) == -signal.SIGKILL
+    succeeds(lambda: recovers_from_the_reboot(path))
+
+
+def recovery_dies_at(path: Path, point: str) -> int:
+    """At passings of the point, in recoveries of which each finds what the last one left."""
+    kills = 0
+    for after in PASSINGS:
+        if ended(fork(partial(arm_and_open, path, point, after))) == 0:
+            break
+        kills += 1
+    return kills
+
+
+@pytest.mark.parametrize(
+    "point",
+    [
+        *UNTRUSTED,
+        *native_points("leaves"),
+        *native_points("tree"),
+        *("mutex.cleared", "mutex.made"),
+        *("recover.misplaced", "relink.header", "relink.tail", "relink.head"),
+    ],
+)
+def test_a_recovery_from_a_reboot_starts_again_from_whichever_step(
+    survivor: Engine, point: str
+) -> None:
+    rows = survivor.settings.record_bytes == 0
+    path = damaged_after_a_reboot(survivor, header=point == "relink.header")
+    kills = recovery_dies_at(path, point)
+    assert bool(kills) != (rows and point.startswith(("relink.", "recover.misplaced")))
+    # Item 2 reaches over the header of item 3, and its checksum covers that.
+    recovers(path, [0, 1, 4, 5] if point == "relink.header" and not rows else [0, 1, 2, 4, 5])
+
+
+def recovers(path: Path, left: list[int]) -> None:
+    with Engine.open(path, None) as found:
+        assert sorted(read_all(found.ring).values()) == left  # type: ignore[arg-type]
+        require_sound(found)
+        require_usable(found.ring, 999)  # type: ignore[arg-type]
+
+
+def test_a_recovery_that_refuses_a_record_starts_again(tmp_path: Path) -> None:
+    """Without checksums it is the header that tells."""
+    unchecked = replace(settings("records"), checksum=False)
+    with Engine.open(tmp_path / "buffer", unchecked) as engine:
+        engine.define(schema("records"))
+        path = damaged_after_a_reboot(engine, header=True)
+    assert recovery_dies_at(path, "recover.misplaced") == 1
+    recovers(path, [0, 1, 2, 4, 5])

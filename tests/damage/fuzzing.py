@@ -1,0 +1,72 @@
+"""The fuzzer of the C core: compiled where it runs, with the sanitizers, from the same sources.
+
+Which functions of the core read bytes that nobody has checked: all that take a ring, for each of
+its numbers may have been written over. `fuzz/target.c` makes the calls, `fuzz/driver.c` follows the
+coverage; both need gcc and its sanitizers only.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import shmbuffer
+
+CORPUS = Path(__file__).parent / "fuzz" / "corpus.hex"
+_FUZZ = Path(__file__).parent / "fuzz"
+_NATIVE = Path(shmbuffer.__file__).parent / "_native"
+#: Those that need Python.
+_BINDINGS = {"map.c", "module.c", "ring_binding.c"}
+_SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+
+
+def missing() -> str:
+    """What keeps the fuzzer from being built here; empty if nothing does."""
+    if shutil.which("gcc") is None:
+        return "gcc is missing"
+    return "" if (_NATIVE / "reap.c").exists() else "the C sources are not installed"
+
+
+def built(folder: Path) -> Path:
+    """Compiles the fuzzer in a folder, which may have it already."""
+    program = folder / "fuzzer"
+    if program.exists():
+        return program
+    sources = [path for path in sorted(_NATIVE.glob("*.c")) if path.name not in _BINDINGS]
+    common = ["gcc", "-std=gnu11", "-O1", "-g", f"-I{_NATIVE}"]
+    for source in [*sources, _FUZZ / "target.c"]:
+        out = folder / f"{source.stem}.o"
+        followed = [*common, *_SANITIZERS, "-fsanitize-coverage=trace-pc", "-c"]
+        subprocess.run([*followed, "-o", out, source], check=True)
+    objects = sorted(folder.glob("*.o"))
+    driver = [*common, _SANITIZERS[0], "-o", program, _FUZZ / "driver.c", *objects]
+    subprocess.run([*driver, "-lm", "-lpthread"], check=True)
+    return program
+
+
+def run(program: Path, *arguments: object) -> tuple[list[str], int, int]:
+    """Runs the fuzzer: inputs that reached something new, how many it tried, edges reached.
+
+    Raises:
+        AssertionError: an input ended the process, or never ended; what it was, and what was said.
+    """
+    at_hand = program.parent / "input"
+    ended = subprocess.run(
+        [program, *map(str, arguments)],
+        env={**os.environ, "SHMB_FUZZ_INPUT": str(at_hand), "ASAN_OPTIONS": "detect_leaks=0"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if ended.returncode != 0:
+        content = at_hand.read_bytes()
+        data = content[8 : 8 + int.from_bytes(content[:8], "little")]
+        raise AssertionError(
+            f"the input {data.hex()} ended the core with {ended.returncode}; add it to "
+            f"{CORPUS.name}, and repeat: pytest tests/damage/test_corpus.py\n{ended.stderr[:4000]}"
+        )
+    *found, summary = ended.stdout.splitlines()
+    _, inputs, _, edges = summary.split()
+    return found, int(inputs), int(edges)

@@ -1,0 +1,128 @@
+"""Damage under a handle that is open: shared memory is written over while calls are made.
+
+A call refuses with an error of ours, or does its work; an item that it returns is right, or `check`
+says that it is not.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import numpy as np
+
+from shmbuffer.memory import Engine, Ring, check, engine, records, ring
+from tests.crash import harness
+from tests.damage.judgement import NAMED, answer
+from tests.damage.specimen import Change, Contents, Specimen, contents, row_bytes
+
+#: What another process may hold the mutex for, here: nobody does, and damage may say so.
+_LOCK_TIMEOUT_NS = 20_000_000
+_WAIT_S = 0.05
+
+
+def damage_under_a_handle(specimen: Specimen, *changes: Change) -> None:
+    """Opens a whole buffer, writes over its shared bytes, and makes every call on it.
+
+    Leaves the handle as it is, so it needs a process of its own.
+    """
+    for module in (ring, records, engine, check):
+        module.LOCK_TIMEOUT_NS = _LOCK_TIMEOUT_NS  # type: ignore[attr-defined]
+    specimen.restore()
+    opened = Engine.open(specimen.path, None)
+    held = opened.ring
+    assert held is not None
+    truth = contents(held)
+    for change in changes:  # the page cache is what is mapped
+        with (specimen.path / change.file).open("r+b") as file:
+            file.seek(change.offset)
+            file.write(change.data)
+    for call in _calls(opened, held, truth):
+        answer(call, specimen)
+    again = answer(lambda: Engine.open(specimen.path, None, timeout=1.0), specimen)
+    if again is not None:
+        answer(again.check, specimen)
+
+
+def _calls(opened: Engine, held: Ring, truth: Contents) -> list[Callable[[], object]]:
+    index = np.arange(4, dtype=np.int64)
+    return [
+        lambda: opened.stats(),
+        lambda: opened.clients(),
+        lambda: opened.reap_dead(),
+        lambda: _require_right(opened, truth, contents(held)),
+        lambda: _require_right(opened, truth, drawn(held, prioritized=True)),
+        lambda: _require_right(opened, truth, drawn(held, prioritized=False)),
+        lambda: _update(held, index),
+        lambda: _copy(held),
+        lambda: _write(held, range(77, 79)),
+        lambda: _place(held),
+        lambda: drawn(held, prioritized=True),
+        lambda: held.set_alpha(0.7, 0.1),
+        lambda: opened.flush(timeout=1.0),
+        lambda: held.empty(),
+        lambda: _write(held, range(5)),
+        lambda: drawn(held, prioritized=True),
+        lambda: opened.check(),
+        lambda: opened.close(),
+    ]
+
+
+def _require_right(opened: Engine, truth: Contents, found: Contents) -> None:
+    wrong = {slot for slot, item in found.items() if truth.get(slot) != item}
+    if wrong:
+        problems = opened.check().problems
+        named = {int(match[1]) for line in problems if (match := NAMED.match(line))}
+        assert wrong <= named, f"slots {sorted(wrong - named)} are wrong; check says {problems}"
+
+
+def drawn(held: Ring, *, prioritized: bool) -> Contents:
+    """What a sample returns, by slot."""
+    count = 64
+    if held.records is not None:
+        drawn = held.records.sample(count, 7, beta=0.4 if prioritized else None)
+        tickets = drawn.tickets.tolist()
+        return {
+            slot: (tickets[row], bytes(drawn.batch.body(row)))
+            for row, slot in enumerate(drawn.index.tolist())
+        }
+    batch, index = harness.Batch(range(count)), np.empty(count, np.int64)
+    found = np.empty(count, np.int64)
+    places = (index.ctypes.data, found.ctypes.data)
+    held.sample(count, 7, batch.addresses, *places, prioritized=prioritized)
+    return {
+        slot: (int(found[row]), row_bytes(batch, row)) for row, slot in enumerate(index.tolist())
+    }
+
+
+def _update(held: Ring, index: np.ndarray[tuple[int], np.dtype[np.int64]]) -> None:
+    with _any_alpha():
+        held.update(index, np.ones(len(index)))
+
+
+def _write(held: Ring, numbers: range) -> None:
+    with _any_alpha():
+        harness.write(held, numbers, timeout=_WAIT_S)
+
+
+@contextmanager
+def _any_alpha() -> Iterator[None]:
+    """With another alpha, which may be damage and may be a choice, a mass may be infinite."""
+    try:
+        yield
+    except ValueError as error:
+        if "also after ** alpha" not in str(error):
+            raise
+
+
+def _place(held: Ring) -> None:
+    """Slots that a writer holds are waited for as long as a placed write waits; here, nobody."""
+    if not (held.words & np.uint64(3) == 1).any():
+        harness.place(held, [1], [88], in_place=False)
+
+
+def _copy(held: Ring) -> None:
+    if held.records is not None:
+        with tempfile.TemporaryFile() as file:
+            held.records.copy_out(file.fileno(), "a copy")

@@ -1,0 +1,208 @@
+"""A dead buffer whose bytes are known, to be damaged and put back as it was.
+
+It has been written around the end of the ring, has slots of a writer who died and was rolled back,
+placed and updated items, and a writer who died since, between claim and commit.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from shmbuffer._native import _core
+from shmbuffer.memory import Engine, Ring, Schema, layout
+from shmbuffer.memory.control import Control
+from shmbuffer.memory.slots import committed, tickets
+from tests.crash import harness
+
+EARLIER_BOOT = b"an earlier boot."
+
+#: Slot to (ticket, bytes of the item).
+Contents = dict[int, tuple[int, bytes]]
+
+
+@dataclass(frozen=True)
+class Change:
+    """Bytes of a file that are other ones now."""
+
+    file: str
+    offset: int
+    data: bytes
+
+
+class Specimen:
+    """A directory and what is in it.
+
+    Attributes:
+        path: the directory.
+        kind: what items are, a key of `harness.KINDS`.
+        rebooted: whether the machine was started again since.
+        files: name below the path to content.
+        truth: what there is.
+    """
+
+    def __init__(self, path: Path, kind: str, *, rebooted: bool = False) -> None:
+        self.path = path
+        self.kind = kind
+        self.rebooted = rebooted
+        self.files: dict[str, bytes] = {}
+        self.truth: Contents = {}
+        _live(path, kind)
+        if rebooted:
+            reboot(path)
+        self.files = {
+            str(file.relative_to(path)): file.read_bytes()
+            for file in sorted(path.rglob("*"))
+            if file.is_file()
+        }
+        harness.succeeds(self._find_truth)
+        self.truth = _unpacked((path / "truth").read_bytes())
+        (path / "truth").unlink()
+        self.restore()
+        assert len(self.truth) >= 4
+
+    @property
+    def schema(self) -> Schema:
+        return harness.schema(self.kind)
+
+    def bytes_of(self, change: Change) -> bytes:
+        """What is there without the change."""
+        return self.files[change.file][change.offset : change.offset + len(change.data)]
+
+    def restore(self) -> None:
+        """Puts every byte back, in the same files: the buffer knows its control file by inode."""
+        for name, content in self.files.items():
+            _write(self.path / name, content)
+
+    def renew(self) -> None:
+        """The same in new files, where something else was put in the place of one."""
+        clear(self.path)
+        self.restore()
+        with edited_control(self.path) as control:
+            found = (self.path / layout.CONTROL).stat()
+            for _ in (0, 1):
+                here = {"device": found.st_dev, "inode": found.st_ino}
+                control.write(replace(control.superblock(), **here))
+        self.files[layout.CONTROL] = (self.path / layout.CONTROL).read_bytes()
+
+    def damage(self, *changes: Change) -> None:
+        """The buffer as it was, but for these."""
+        self.restore()
+        for change in changes:
+            with (self.path / change.file).open("r+b") as file:
+                file.seek(change.offset)
+                file.write(change.data)
+
+    def _find_truth(self) -> None:
+        with Engine.open(self.path, None) as engine:
+            assert engine.ring is not None
+            found = contents(engine.ring)
+            harness.read_all(engine.ring)
+        (self.path / "truth").write_bytes(_packed(found))
+
+
+def clear(path: Path) -> None:
+    """Removes what is at a path, if anything is; of a link only the link."""
+    if path.is_symlink():
+        path.unlink()
+    elif path.exists():
+        shutil.rmtree(path)
+
+
+def contents(ring: Ring) -> Contents:
+    """Every item that a validated read returns, as bytes."""
+    index = np.arange(ring.elements, dtype=np.int64)
+    if ring.records is not None:
+        drawn = ring.records.read(index)
+        return {
+            slot: (int(drawn.tickets[slot]), bytes(drawn.batch.body(slot)))
+            for slot in (drawn.tickets >= 0).nonzero()[0].tolist()
+        }
+    batch, found = harness.Batch(range(ring.elements)), np.empty(ring.elements, np.int64)
+    ring.read(index.ctypes.data, len(index), batch.addresses, found.ctypes.data)
+    return {
+        slot: (int(found[slot]), row_bytes(batch, slot))
+        for slot in (found >= 0).nonzero()[0].tolist()
+    }
+
+
+def row_bytes(batch: harness.Batch, row: int) -> bytes:
+    """All leaves of one row."""
+    leaves = (batch.numbers, batch.square, batch.bytes)
+    return b"".join(leaf[row].tobytes() for leaf in leaves)
+
+
+def reboot(path: Path) -> None:
+    """Everything that the kernel knew is gone, and what is in the files is there."""
+    with edited_control(path) as control:
+        for _ in (0, 1):
+            control.write(replace(control.superblock(), boot_id=EARLIER_BOOT))
+        control.entries["boot_id"] = np.void(EARLIER_BOOT)
+
+
+@contextmanager
+def edited_control(path: Path) -> Iterator[Control]:
+    """The control file of a directory, to be changed by whoever knows its checksums."""
+    with (path / layout.CONTROL).open("r+b") as file:
+        yield Control(_core.Map(file.fileno(), layout.CONTROL_BYTES), str(path))
+
+
+def words(content: bytes, capacity: int = harness.CAPACITY) -> tuple[list[int], list[int]]:
+    """Slots with an item, and their tickets, in the bytes of a slots file."""
+    found = np.frombuffer(content, np.uint64, capacity)
+    return committed(found).nonzero()[0].tolist(), tickets(found)[committed(found)].tolist()
+
+
+def _live(path: Path, kind: str) -> None:
+    def first() -> None:
+        with Engine.open(path, harness.settings(kind)) as engine:
+            ring = engine.define(harness.schema(kind))
+            for number in range(5):
+                harness.write(ring, [number])
+            harness.write(ring, range(5, 8))
+            if kind == "records":
+                engine.publish_dictionary(b"words that occur in every item" * 8)
+
+    def second() -> None:
+        with Engine.open(path, None) as engine:
+            assert engine.ring is not None
+            harness.write(engine.ring, range(20, 22))
+            harness.place(engine.ring, [7], [30], in_place=True)
+            engine.ring.update(np.array([6]), np.array([3.0]))
+
+    harness.succeeds(first)
+    assert harness.dies(path, "write.checksum", lambda engine: _write_two(engine, 10))
+    harness.succeeds(second)
+    assert harness.dies(path, "write.checksum", lambda engine: _write_two(engine, 40))
+
+
+def _write_two(engine: Engine, number: int) -> None:
+    assert engine.ring is not None
+    harness.write(engine.ring, [number, number + 1])
+
+
+def _write(path: Path, content: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        if os.fstat(fd).st_size != len(content):
+            os.ftruncate(fd, len(content))
+        os.pwrite(fd, content, 0)
+    finally:
+        os.close(fd)
+
+
+def _packed(found: Contents) -> bytes:
+    return repr(found).encode()
+
+
+def _unpacked(data: bytes) -> Contents:
+    found: Contents = ast.literal_eval(data.decode())
+    return found

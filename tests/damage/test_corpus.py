@@ -1,0 +1,24 @@
+"""Inputs that once reached new branches of the C core, or ended it, made again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.damage.fuzzing import CORPUS, built, missing, run
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(180),  # a compiler at work on a busy machine
+    pytest.mark.skipif(bool(missing()), reason=missing()),
+]
+
+
+def test_no_input_of_the_corpus_leaves_its_memory(tmp_path: Path) -> None:
+    program = built(tmp_path)
+    known = len(CORPUS.read_text().splitlines())
+    for work, more in ((("replay", CORPUS), 0), (("fuzz", CORPUS, 1, 2000), 2000)):
+        _, inputs, edges = run(program, *work)
+        assert inputs == known + more
+        assert edges > 1000  # they are told apart by their addresses, which differ from run to run

@@ -1,0 +1,176 @@
+"""Saves and loads: what was saved before is there, or what is saved now, and never a part of it."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+
+from shmbuffer import (
+    LazyMemmapStorage,
+    LazyStackStorage,
+    LazyTensorStorage,
+    TensorDictPrioritizedReplayBuffer,
+)
+from tests.faults.audit import files_below
+from tests.faults.scenario import Scenario
+
+CAPACITY = 8
+
+
+def items(first: int, stop: int) -> TensorDict:
+    """Every leaf says the item's number in its own way."""
+    n = torch.arange(first, stop)
+    return TensorDict({"a": n, "b": {"c": n[:, None].repeat(1, 3).float() / 4}}, [len(n)])
+
+
+def numbers(buffer: TensorDictPrioritizedReplayBuffer) -> list[int]:
+    """The items' numbers, once all leaves agree on them."""
+    if len(buffer) == 0:
+        return []
+    data = buffer[:]
+    assert torch.equal(data["b", "c"], data["a"][:, None].repeat(1, 3).float() / 4)
+    found: list[int] = data["a"].tolist()
+    return sorted(found)
+
+
+BEFORE, NOW = list(range(3, 11)), list(range(5, 13))
+
+
+class Save(Scenario):
+    """A buffer in memory is saved where nothing was."""
+
+    #: What a fresh process may load; None: there is nothing to load.
+    saved: tuple[list[int] | None, ...] = (None, BEFORE)
+
+    def prepare(self) -> None:
+        self.target = self.folder / "save"
+        self.buffer = self.made()
+        self.buffer.extend(items(0, 11))
+
+    def made(self) -> TensorDictPrioritizedReplayBuffer:
+        storage: Any = LazyTensorStorage(CAPACITY)
+        if self.kind == "records":
+            storage = LazyStackStorage(CAPACITY)
+        return TensorDictPrioritizedReplayBuffer(storage=storage, alpha=0.7, beta=0.4, batch_size=4)
+
+    def act(self) -> None:
+        self.buffer.dumps(self.target)
+
+    def again(self) -> None:
+        assert numbers(self.buffer) == self.saved[-1]
+        self.require_a_save()
+        self.act()
+        self.saved = self.saved[-1:]
+        self.require_a_save()
+
+    def require_a_save(self) -> None:
+        target = self.folder / "save"
+        if None in self.saved and not (target / "buffer_metadata.json").exists():
+            return
+        other = self.made()
+        other.loads(target)
+        assert numbers(other) in self.saved
+        other.extend(items(20, 21))
+        other.close()
+
+    def is_done(self) -> bool:
+        self.saved = self.saved[-1:]
+        self.require_a_save()
+        files = {"sampler/mintree.memmap", "storage/b/c.memmap", "writer/metadata.json"}
+        return self.kind == "records" or files <= set(files_below(self.folder / "save"))
+
+    def stop(self) -> None:
+        self.buffer.dumps(self.target)  # sweeps what a save could not remove of itself
+        self.buffer.close()
+        self.remove()
+
+    def look_afterwards(self) -> None:
+        self.require_a_save()
+        fresh = self.made()  # whoever saves next sweeps what the dead one left
+        fresh.extend(items(0, 2))
+        fresh.dumps(self.folder / "save")
+        fresh.close()
+        self.remove()
+
+    def remove(self) -> None:
+        shutil.rmtree(self.folder / "save")
+        left = files_below(self.folder)
+        assert left == ["tmp/"], left
+
+
+class SaveAgain(Save):
+    """A save in the place of another one."""
+
+    saved = (BEFORE, NOW)
+
+    def prepare(self) -> None:
+        super().prepare()
+        self.buffer.dumps(self.target)
+        self.buffer.extend(items(11, 13))
+
+
+class SaveWithin(SaveAgain):
+    """A save among files of somebody else, which stay: its files are moved one by one."""
+
+    def prepare(self) -> None:
+        super().prepare()
+        (self.target / "notes.txt").write_text("mine")
+
+    def remove(self) -> None:
+        assert (self.folder / "save" / "notes.txt").read_text() == "mine"
+        super().remove()
+
+
+class Load(Save):
+    """A save is loaded into a buffer that has other items."""
+
+    saved = (BEFORE,)
+
+    def prepare(self) -> None:
+        super().prepare()
+        self.buffer.dumps(self.target)
+        self.other = self.made()
+        self.other.extend(items(50, 53))
+
+    def act(self) -> None:
+        self.other.loads(self.target)
+
+    def is_done(self) -> bool:
+        return numbers(self.other) == BEFORE
+
+    def again(self) -> None:
+        assert {*numbers(self.other)} <= {50, 51, 52, *BEFORE}  # in memory, it is not in one step
+        self.act()
+        assert numbers(self.other) == BEFORE
+        self.other.extend(items(60, 61))
+        assert numbers(self.other) == [*BEFORE[1:], 60]
+
+    def stop(self) -> None:
+        self.other.close()
+        super().stop()
+
+
+class LoadInPlace(Load):
+    """The same, into a buffer in a directory, which other processes may have open."""
+
+    def prepare(self) -> None:
+        super().prepare()
+        self.other.close()
+        storage = LazyMemmapStorage(CAPACITY, scratch_dir=self.folder / "buffer")
+        self.other = TensorDictPrioritizedReplayBuffer(
+            storage=storage, alpha=0.7, beta=0.4, batch_size=4
+        )
+        self.other.extend(items(50, 53))
+
+    def remove(self) -> None:
+        shutil.rmtree(Path(self.folder, "buffer"))
+        super().remove()
+
+
+SCENARIOS: dict[str, type[Scenario]] = {
+    scenario.__name__: scenario for scenario in (Save, SaveAgain, SaveWithin, Load, LoadInPlace)
+}

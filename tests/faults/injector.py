@@ -1,0 +1,185 @@
+"""Faults by number: the library that is preloaded (interposer.c), built, loaded and asked.
+
+A process that was started with `preloaded_environment()` counts, while an injector is armed, its
+calls of libc on watched files, and lets the n-th of them fail. Which calls there are a first run
+without a fault says; so a fault is a call by number and an errno that it may have.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+SOURCE = Path(__file__).parent / "interposer.c"
+#: Of a read or a write: half of the bytes are moved, and no error is said.
+SHORT = -1
+_LIBRARY = "SHMBUFFER_FAULTS_LIBRARY"
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of libc on a watched file."""
+
+    kind: str
+    path: str
+
+
+@dataclass(frozen=True)
+class Fault:
+    """The call ``at`` fails with ``error``; where ``sticky``, later ones that may have it too."""
+
+    at: int
+    error: int
+    sticky: bool
+
+    def __str__(self) -> str:
+        how = "from then on" if self.sticky else "once"
+        return f"call {self.at}: {name_of(self.error)} {how}"
+
+
+_BROKEN = (errno.EIO,)
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+_NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE)
+_NOT_ALLOWED = (errno.EROFS, errno.EACCES)
+
+#: What each kind of call may say, by its manual page and by what is met on Linux.
+PLAUSIBLE: dict[str, tuple[int, ...]] = {
+    "open": (*_NO_DESCRIPTOR, *_BROKEN, errno.ENOMEM, errno.EACCES, errno.ESTALE, errno.EINTR),
+    "open_rw": (*_NO_DESCRIPTOR, *_BROKEN, *_NOT_ALLOWED, errno.ENOMEM, errno.ESTALE, errno.EINTR),
+    "create": (*_NO_ROOM, *_NO_DESCRIPTOR, *_BROKEN, *_NOT_ALLOWED, errno.ENOMEM, errno.EINTR),
+    "close": (*_BROKEN, *_NO_ROOM, errno.EINTR),
+    "stat": (*_BROKEN, errno.ENOMEM, errno.EACCES, errno.ESTALE),
+    "fstat": (*_BROKEN, errno.ENOMEM, errno.ESTALE),
+    "access": (*_BROKEN, errno.EACCES, errno.ENOMEM),
+    "statfs": (*_BROKEN, errno.ENOSYS, errno.ENOMEM, errno.EINTR),
+    "statvfs": (*_BROKEN, errno.ENOSYS, errno.ENOMEM, errno.EINTR),
+    "mkdir": (*_NO_ROOM, *_BROKEN, *_NOT_ALLOWED, errno.ENOMEM),
+    "rmdir": (*_BROKEN, *_NOT_ALLOWED, errno.EBUSY, errno.ENOMEM),
+    "unlink": (*_BROKEN, *_NOT_ALLOWED, errno.EPERM, errno.EBUSY, errno.ENOMEM),
+    "rename": (*_NO_ROOM, *_BROKEN, *_NOT_ALLOWED, errno.EBUSY, errno.ENOMEM),
+    "exchange": (errno.ENOSYS, errno.EINVAL, *_NO_ROOM, *_BROKEN, *_NOT_ALLOWED),
+    "link": (*_NO_ROOM, *_BROKEN, *_NOT_ALLOWED, errno.EPERM),
+    "chmod": (*_BROKEN, errno.EROFS, errno.EPERM),
+    "flock": (errno.ENOLCK, *_BROKEN, errno.ENOSYS, errno.EAGAIN, errno.EINTR),
+    "unlock": (*_BROKEN, errno.ENOLCK),
+    "dup": (errno.EMFILE,),
+    "fallocate": (*_NO_ROOM, errno.EFBIG, *_BROKEN, errno.EOPNOTSUPP, errno.EINTR),
+    "truncate": (*_NO_ROOM, errno.EFBIG, *_BROKEN, errno.EROFS, errno.EINTR),
+    "mmap": (errno.ENOMEM, errno.ENFILE, errno.EAGAIN, errno.EACCES, errno.ENODEV),
+    "msync": (*_BROKEN, errno.ENOMEM, errno.EBUSY),
+    "fsync": (*_BROKEN, *_NO_ROOM, errno.EROFS, errno.EINTR),
+    "opendir": (*_NO_DESCRIPTOR, errno.ENOMEM, errno.EACCES),
+    "readdir": (*_BROKEN, errno.ESTALE),
+    "read": (*_BROKEN, errno.ESTALE, errno.EINTR, SHORT),
+    "write": (*_NO_ROOM, *_BROKEN, errno.EFBIG, errno.EINTR, SHORT),
+    "readlink": (*_BROKEN, errno.ENOMEM, errno.EACCES),
+    "memfd": (*_NO_DESCRIPTOR, errno.ENOMEM, errno.ENOSYS),
+    "malloc": (errno.ENOMEM,),
+}
+#: Of /proc: there is no disk behind it, but descriptors and memory end, and it may be hidden.
+_PLAUSIBLE_IN_PROC = (*_NO_DESCRIPTOR, errno.ENOMEM, errno.EACCES, errno.EINTR, SHORT)
+#: Python asks again for as long as it hears EINTR, and whoever meets a lock that is taken, waits.
+_PASSES = (errno.EINTR, errno.EAGAIN)
+
+
+def name_of(error: int) -> str:
+    return "SHORT" if error == SHORT else errno.errorcode[error]
+
+
+def errors_of(call: Call) -> tuple[int, ...]:
+    """What this call may fail with."""
+    possible = PLAUSIBLE[call.kind]
+    if call.path.startswith("/proc/"):
+        return tuple(error for error in possible if error in _PLAUSIBLE_IN_PROC)
+    return possible
+
+
+def faults_at(at: int, call: Call) -> list[Fault]:
+    """Every fault that this call can be the first to have."""
+    errors = errors_of(call)
+    once = [Fault(at, error, sticky=False) for error in errors]
+    return once + [Fault(at, error, sticky=True) for error in errors if error not in _PASSES]
+
+
+class Injector:
+    """The preloaded library, in a process that was started with it."""
+
+    def __init__(self) -> None:
+        self._library = ctypes.CDLL(os.environ[_LIBRARY])
+        self._library.faults_watch.argtypes = (ctypes.c_char_p,)
+        self._library.faults_arm.argtypes = (ctypes.c_long, ctypes.c_int, ctypes.c_ulonglong)
+        self._library.faults_disarm.restype = ctypes.c_long
+        self._library.faults_failed.restype = ctypes.c_long
+        self._library.faults_calls.restype = ctypes.POINTER(_Call)
+        self._library.faults_kind_name.restype = ctypes.c_char_p
+        self._names = []
+        while (name := self._library.faults_kind_name(len(self._names))) is not None:
+            self._names.append(name.decode())
+        if set(self._names) != set(PLAUSIBLE):
+            raise RuntimeError("interposer.c and injector.py know different kinds of calls")
+
+    def watch(self, *prefixes: str | Path) -> None:
+        """Files whose path begins with one of these count from now on, and no others."""
+        self._library.faults_watch(None)
+        for prefix in prefixes:
+            self._library.faults_watch(os.fsencode(prefix))
+
+    @contextmanager
+    def armed(self, fault: Fault | None) -> Iterator[None]:
+        """Count calls in the block; one of them fails, or, without a fault, none."""
+        at, error, kinds = (-1, 0, 0) if fault is None else (fault.at, fault.error, 0)
+        if fault is not None and fault.sticky:
+            kinds = sum(
+                1 << number for number, name in enumerate(self._names) if error in PLAUSIBLE[name]
+            )
+        self._library.faults_arm(at, error, kinds)
+        try:
+            yield
+        finally:
+            self._seen = self._library.faults_disarm()
+
+    @property
+    def calls(self) -> list[Call]:
+        """What was called in the last block, in order."""
+        found = self._library.faults_calls()
+        return [
+            Call(self._names[found[at].kind], os.fsdecode(found[at].path))
+            for at in range(self._seen)
+        ]
+
+    @property
+    def failed(self) -> int:
+        """How many calls failed in the last block."""
+        return int(self._library.faults_failed())
+
+
+class _Call(ctypes.Structure):
+    _fields_ = (("kind", ctypes.c_int), ("path", ctypes.c_char * 124))
+
+
+@cache
+def _built() -> Path:
+    """The library, compiled once in a process and removed at its end."""
+    folder = tempfile.TemporaryDirectory(prefix="shmbuffer-faults-")
+    _kept.append(folder)
+    library = Path(folder.name, "interposer.so")
+    compiler = (os.environ.get("CC", "gcc"), "-O1", "-g", "-fPIC", "-shared", "-Wall", "-Wextra")
+    subprocess.run([*compiler, "-Werror", "-o", library, SOURCE, "-ldl"], check=True)
+    return library
+
+
+_kept: list[tempfile.TemporaryDirectory[str]] = []
+
+
+def preloaded_environment() -> dict[str, str]:
+    """The environment of a process that has the library."""
+    library = str(_built())
+    return {**os.environ, "LD_PRELOAD": library, _LIBRARY: library, "PYTHONHASHSEED": "0"}

@@ -1,0 +1,35 @@
+"""Everything that the memory floor does with files, by name."""
+
+from __future__ import annotations
+
+from tests.faults import joining, upkeep
+from tests.faults.scenario import Scenario
+
+SCENARIOS: dict[str, type[Scenario]] = {
+    scenario.__name__: scenario
+    for scenario in (
+        joining.Create,
+        joining.Define,
+        joining.DefineAndDie,
+        joining.Adopt,
+        joining.Attach,
+        joining.Meet,
+        upkeep.Recover,
+        upkeep.RecoverCopy,
+        upkeep.Flush,
+        upkeep.Dictionary,
+        upkeep.ChangeSettings,
+        joining.Close,
+        upkeep.Remove,
+        upkeep.Overwrite,
+        upkeep.Temporary,
+        upkeep.Sweep,
+        upkeep.TakeOver,
+        upkeep.Check,
+        upkeep.CheckDead,
+        upkeep.Inspect,
+        joining.Use,
+        joining.UseAfterFork,
+        joining.Anonymous,
+    )
+}

@@ -1,0 +1,30 @@
+"""A save or a load that meets a fault: the save before is there, or the new one, and no part."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.faults.sweeper import CHECKPOINTS, Sweeper
+
+SEED = 1
+CASES = 8
+
+#: In one process of xdist: loading torch costs more than the faults.
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("faults of checkpoints")]
+
+
+@pytest.fixture(scope="module")
+def sweeper() -> Iterator[Sweeper]:
+    with Sweeper("--torch") as started:
+        yield started
+
+
+@pytest.mark.parametrize("name", CHECKPOINTS)
+def test_a_save_is_seen_whole_or_not_at_all(sweeper: Sweeper, name: str) -> None:
+    sweeper.sweep(name, "rows", count=CASES, seed=SEED)
+
+
+def test_it_is_the_same_where_items_are_records(sweeper: Sweeper) -> None:
+    sweeper.sweep("SaveAgain", "records", count=CASES, seed=SEED)

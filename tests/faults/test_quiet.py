@@ -1,0 +1,84 @@
+"""Writing, drawing and weighing ask the system for nothing that could fail.
+
+The process that does it may not open, map, size, sync or look at any file; see quiet.py.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from shmbuffer.memory import Engine, Ring
+from tests.crash.harness import (
+    ended,
+    fork,
+    read_all,
+    require_usable,
+    sample,
+    schema,
+    settings,
+    write,
+)
+from tests.faults.quiet import be_quiet, machine_is_known
+
+pytestmark = pytest.mark.skipif(
+    not machine_is_known(), reason="the numbers of its system calls are not in quiet.py"
+)
+
+
+def ring_of(path: Path, kind: str) -> Ring:
+    return Engine.open(path, settings(kind)).define(schema(kind))
+
+
+def quietly(path: Path, kind: str, work: Callable[[Ring], object]) -> int:
+    """How a process ends that works on a ring after it has given up asking the system."""
+
+    def body() -> None:
+        ring = ring_of(path, kind)
+        fill(ring)
+        sample(ring, 512)
+        be_quiet()
+        work(ring)
+
+    return ended(fork(body))
+
+
+def fill(ring: Ring) -> None:
+    for first in range(0, 12, 3):
+        write(ring, range(first, first + 3))
+
+
+def everything(ring: Ring) -> None:
+    for round_ in range(50):
+        require_usable(ring, 20 + round_)
+        write(ring, range(100, 104))
+        read_all(ring)
+        ring.update(np.arange(8), np.linspace(0.5, 4.0, 8))
+        ring.set_alpha(0.5 + round_ / 100)
+    ring.empty()
+    fill(ring)
+    sample(ring, 2000)
+
+
+@pytest.mark.parametrize("kind", ["rows", "records", "short records"])
+def test_the_hot_calls_need_no_file_and_no_descriptor(tmp_path: Path, kind: str) -> None:
+    assert quietly(tmp_path / "buffer", kind, everything) == 0
+    with Engine.open(tmp_path / "buffer", None) as engine:
+        assert engine.ring is not None
+        found = sorted(read_all(engine.ring).values())
+        assert found
+        assert found == list(range(12))[-len(found) :]  # there is not room for all in short ones
+
+
+@pytest.mark.parametrize(
+    "call", [lambda _: os.stat("/"), lambda _: os.dup(0), lambda ring: ring_of(Path("/"), "rows")]
+)
+def test_whoever_asks_for_a_file_then_is_ended(
+    tmp_path: Path, call: Callable[[Ring], object]
+) -> None:
+    assert quietly(tmp_path / "buffer", "rows", call) == -signal.SIGSYS

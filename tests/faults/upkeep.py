@@ -1,0 +1,254 @@
+"""Mending a buffer, looking at it, changing what is recorded of it, removing it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from pathlib import Path
+
+from shmbuffer.memory import Engine, cleanup
+from shmbuffer.memory.check import check
+from shmbuffer.memory.cleanup import temporary_directory
+from shmbuffer.memory.inspect import inspect
+from shmbuffer.memory.recovery import recover
+from shmbuffer.memory.removal import sweep
+from tests.crash.harness import (
+    dies,
+    ended,
+    fork,
+    read_all,
+    schema,
+    settings,
+    write,
+)
+from tests.faults.scenario import AT_ONCE, ITEMS, NOTHING, Scenario, require_items
+
+
+class Recover(Scenario):
+    """Everybody died, one of them in the middle of a write."""
+
+    possible = (ITEMS - {3, 4, 5},)
+
+    def prepare(self) -> None:
+        engine = self.filled()
+        assert dies(
+            self.path, "write.copy", lambda victim: write(victim.ring, range(20, 23)) and None
+        )  # type: ignore[arg-type, func-returns-value]
+        ended(fork(lambda: os.kill(os.getpid(), signal.SIGKILL)))
+        engine.close()
+
+    def act(self) -> None:
+        recover(self.path, timeout=AT_ONCE)
+
+    def again(self) -> None:
+        self.act()
+        self.require_whole(self.keep(self.open()))
+
+
+class RecoverCopy(Scenario):
+    """A copy of a directory that was in use: every item needs its checksum."""
+
+    def prepare(self) -> None:
+        original = self.folder / "original"
+        with Engine.open(original, settings(self.kind)) as engine:
+            write(engine.define(schema(self.kind)), range(11))
+            shutil.copytree(original, self.path)
+            engine.cleanup()
+
+    def act(self) -> None:
+        recover(self.path, timeout=AT_ONCE)
+
+    def again(self) -> None:
+        self.act()
+        self.require_whole(self.keep(self.open()))
+
+
+class Flush(Scenario):
+    """The durability barrier."""
+
+    def prepare(self) -> None:
+        self.engine = self.keep(self.filled())
+
+    def act(self) -> None:
+        self.engine.flush(timeout=AT_ONCE)
+
+    def again(self) -> None:
+        self.engine.close()
+        self.engine = self.keep(self.open())
+        self.act()
+        self.require_whole(self.engine)
+
+
+class Dictionary(Scenario):
+    """What records are compressed with is published, and read by others."""
+
+    def prepare(self) -> None:
+        self.engine = self.keep(self.filled())
+        self.other = self.keep(self.open())
+
+    def act(self) -> None:
+        assert self.engine.publish_dictionary(b"words" * 100, timeout=AT_ONCE) == b"words" * 100
+        assert self.other.dictionary() == b"words" * 100
+
+    def again(self) -> None:
+        self.act()
+        self.require_whole(self.other)
+
+    def look_afterwards(self) -> None:
+        with self.open() as engine:
+            assert engine.dictionary() in (None, b"words" * 100)
+        super().look_afterwards()
+
+
+class ChangeSettings(Scenario):
+    """What is recorded of a buffer changes."""
+
+    def prepare(self) -> None:
+        self.engine = self.keep(self.filled())
+
+    def act(self) -> None:
+        self.engine.update_settings(timeout=AT_ONCE, extra={"name": "value"})
+
+    def again(self) -> None:
+        self.act()
+        assert self.engine.settings.extra == {"name": "value"}
+        self.require_whole(self.engine)
+
+
+class Remove(Scenario):
+    """A buffer is removed that another client has open."""
+
+    possible = (ITEMS, NOTHING)
+
+    def prepare(self) -> None:
+        self.engine = self.keep(self.filled())
+        self.other = self.keep(self.open())
+
+    def act(self) -> None:
+        self.engine.cleanup(timeout=AT_ONCE)
+
+    def again(self) -> None:
+        require_items(self.other, ITEMS)  # its maps stay
+        self.kept.close()
+        self.require_whole(self.keep(self.open()))
+
+
+class Overwrite(Scenario):
+    """A new buffer in the place of one that nobody uses."""
+
+    possible = (ITEMS, NOTHING)
+
+    def prepare(self) -> None:
+        self.filled().close()
+
+    def act(self) -> None:
+        self.engine = self.keep(self.open(existing="overwrite"))
+
+    def again(self) -> None:
+        self.act()
+        assert not read_all(self.ring(self.engine))
+        self.require_whole(self.engine)
+
+
+class Temporary(Scenario):
+    """A directory of our own: made, filled, removed by its owner."""
+
+    unheard = "/tmp"
+    until_its_end = True
+
+    def act(self) -> None:
+        path = temporary_directory()
+        with Engine.open(path, settings(self.kind), temporary=True, timeout=AT_ONCE) as engine:
+            write(self.ring(engine), range(11))
+            require_items(engine, ITEMS)
+            assert engine.cleanup()
+
+    def stop(self) -> None:
+        """What its owner does at exit."""
+        self.kept.close()
+        cleanup._remove_all()
+
+    def look_afterwards(self) -> None:
+        """The next start of any process sweeps what a dead owner left."""
+        sweep(self.path)
+        assert not list(Path(self.folder, "tmp").iterdir())
+
+
+class Sweep(Temporary):
+    """What a killed owner left is removed by the next start; an error is logged."""
+
+    unheard = ""
+
+    def prepare(self) -> None:
+        def owner() -> None:
+            path = temporary_directory()
+            engine = Engine.open(path, settings(self.kind), temporary=True)
+            write(self.ring(engine), range(11))
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        assert ended(fork(owner)) == -signal.SIGKILL
+
+    def act(self) -> None:
+        sweep(self.path)
+
+
+class TakeOver(Sweep):
+    """A client takes over the temporary directory of an owner that was killed."""
+
+    unheard = None
+    holds = "/tmp/"
+
+    def prepare(self) -> None:
+        super().prepare()
+        (self.path,) = Path(self.folder, "tmp").iterdir()
+
+    def act(self) -> None:
+        self.engine = self.keep(Engine.open(self.path, None, timeout=AT_ONCE))
+        self.engine.take_ownership(timeout=AT_ONCE)  # not from one whose death cannot be proved
+
+    def again(self) -> None:
+        self.kept.close()
+        self.act()
+        self.require_whole(self.engine)
+
+
+class Check(Scenario):
+    """A verdict on a living buffer, and then on a dead one."""
+
+    def prepare(self) -> None:
+        self.engine = self.keep(self.filled())
+
+    def act(self) -> None:
+        report = check(self.path, timeout=AT_ONCE)
+        assert report.alive
+        assert report.ok, report.problems
+
+    def again(self) -> None:
+        self.act()
+        self.require_whole(self.engine)
+
+
+class CheckDead(Check):
+    """The same of a buffer that nobody uses."""
+
+    def prepare(self) -> None:
+        self.filled().close()
+
+    def act(self) -> None:
+        report = check(self.path, timeout=AT_ONCE)
+        assert not report.alive
+        assert report.ok, report.problems
+
+    def again(self) -> None:
+        self.act()
+        self.require_whole(self.keep(self.open()))
+
+
+class Inspect(Check):
+    """A look that locks nothing."""
+
+    def act(self) -> None:
+        found = inspect(self.path)
+        assert found["needs_recovery"] is None
+        assert found["schema"] is not None

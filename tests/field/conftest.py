@@ -1,0 +1,31 @@
+"""What the known failures of other projects are tried on: a small buffer in a directory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from shmbuffer.memory import Engine, Ring, Settings
+from tests.memory.rows import CAPACITY, ring_of, schema, write
+
+SETTINGS = Settings(capacity=CAPACITY, alpha=1.0)
+
+
+@pytest.fixture
+def path(fast_path: Path) -> Path:
+    return fast_path / "buffer"
+
+
+@pytest.fixture
+def engine(path: Path) -> Iterator[Engine]:
+    """Eight slots, full of the items 0 to 7."""
+    with Engine.open(path, SETTINGS) as engine:
+        write(engine.define(schema()), range(CAPACITY))
+        yield engine
+
+
+@pytest.fixture
+def ring(engine: Engine) -> Ring:
+    return ring_of(engine)

@@ -1,0 +1,248 @@
+"""The living taken for dead and the dead for living, as other projects report it.
+
+Each test is named after repository and number of a report, and asserts what its writers missed.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
+from pathlib import Path
+
+import pytest
+
+from shmbuffer.errors import (
+    BufferInUseError,
+    RegistryFullError,
+    RingOverrunError,
+    UnsafeFilesystemError,
+)
+from shmbuffer.memory import Engine, Ring, filesystem
+from shmbuffer.memory.layout import ENTRIES
+from shmbuffer.service.coordinator import Coordinator
+from tests.field.conftest import SETTINGS
+from tests.memory.programs import heard, needs_root, program, tell
+from tests.memory.rows import (
+    Child,
+    Parent,
+    child,
+    contents,
+    files_of,
+    mutex_held,
+    ring_of,
+    sample,
+    slot_held,
+    succeeds,
+    write,
+)
+
+A_LONG_TIME_NS = 10**18
+YEAR_S = 365 * 24 * 3600
+
+
+def look_long_silent(engine: Engine) -> None:
+    """As if every client had joined long ago, and had done nothing since."""
+    for entry, _ in engine.registry.live():
+        engine.control.entries["joined_ns"][entry] -= A_LONG_TIME_NS
+        engine.control.entries["last_seen_ns"][entry] = 1
+
+
+@pytest.mark.crash
+@pytest.mark.parametrize("doing", ["nothing", "filling a slot", "holding the mutex"])
+def test_aeron_256_373_374_1599_a_client_that_pauses_is_not_declared_dead(
+    engine: Engine, doing: str
+) -> None:
+    """Collection of garbage, or SIGSTOP, for longer than a timeout ended a living client."""
+
+    def attach(parent: Parent) -> None:
+        engine.attach_again()
+        parent.pause()
+
+    situations: dict[str, Callable[[], AbstractContextManager[Child]]] = {
+        "nothing": lambda: child(attach),
+        "filling a slot": lambda: slot_held(engine),
+        "holding the mutex": lambda: mutex_held(engine),
+    }
+    with situations[doing]() as client:
+        if doing == "nothing":
+            client.reached()
+        client.stop()
+        look_long_silent(engine)
+        assert [one.alive for one in engine.clients()] == [True, True]
+        assert engine.reap_dead() == 0
+        os.kill(client.pid, signal.SIGCONT)
+        client.go()
+        assert client.end() == 0
+
+
+@pytest.mark.crash
+def test_akka_core_20561_a_pause_does_not_make_a_client_a_stranger(
+    engine: Engine, ring: Ring
+) -> None:
+    """A client that had been declared dead while it paused could not take part any more."""
+    with slot_held(engine) as client:
+        client.stop()
+        look_long_silent(engine)
+        with Engine.open(engine.path, None) as another:  # type: ignore[arg-type]
+            assert another.reap_dead() == 0
+            os.kill(client.pid, signal.SIGCONT)
+            client.go()
+            assert client.end() == 0
+            assert contents(ring_of(another))[0] == 99
+
+
+@pytest.mark.crash
+def test_chronicle_queue_recovery_timeout_a_slow_writer_is_not_overridden(
+    engine: Engine, ring: Ring
+) -> None:
+    """Another writer took the place after 20 s; the slow one went on and spoilt the file."""
+    with slot_held(engine) as slow:
+        slow.stop()
+        look_long_silent(engine)
+        with pytest.raises(RingOverrunError, match=f"process {slow.pid} \\(stopped\\)"):
+            write(ring, range(8, 16), timeout=0.1)
+        os.kill(slow.pid, signal.SIGCONT)
+        slow.go()
+        assert slow.end() == 0
+    assert contents(ring) == {**{i: i for i in range(1, 8)}, 0: 99}
+
+
+HOLDS = """
+import os, sys
+from shmbuffer.memory import Engine
+from tests.memory.rows import ring_of
+engine = Engine.open(sys.argv[1], None)
+ring_of(engine).claim(1)
+print(os.getpid(), flush=True)
+input()
+"""
+CONTAINER = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
+
+
+@needs_root
+@pytest.mark.crash
+def test_iceoryx2_1660_a_client_in_another_container_is_judged_rightly(
+    engine: Engine, ring: Ring
+) -> None:
+    """Where pids mean something else, the living were found dead and the dead living."""
+    with program(HOLDS, engine.path, before=CONTAINER) as container:
+        assert int(heard(container)) < 10, "pids of its own"
+        assert [one.alive for one in engine.clients()] == [True, True]
+        assert engine.reap_dead() == 0
+        container.kill()
+        container.wait()
+        write(ring, range(8, 16), timeout=30.0)
+    assert len(engine.clients()) == 1
+
+
+@needs_root
+@pytest.mark.crash
+def test_gbrain_2840_the_lock_of_a_living_process_in_a_container_is_not_stolen(
+    engine: Engine, path: Path
+) -> None:
+    """kill(pid, 0) said that nobody had that pid, here."""
+    with program(HOLDS, path, before=CONTAINER) as container:
+        heard(container)
+        engine.close()
+        before = files_of(path)[".shmbuffer/slots"]
+        with pytest.raises(BufferInUseError):
+            Engine.open(path, SETTINGS, existing="overwrite")
+        assert files_of(path)[".shmbuffer/slots"] == before
+        with Engine.open(path, None) as again:
+            assert again.report is None, "nothing to recover while somebody lives"
+        tell(container)
+
+
+def test_iceoryx2_274_a_process_sees_itself_alive(engine: Engine) -> None:
+    def look() -> None:
+        engine.attach_again()
+        assert [one.alive for one in engine.clients()] == [True, True]
+
+    with Engine.open(engine.path, None) as second:  # type: ignore[arg-type]
+        for handle in (engine, second):
+            assert [one.alive for one in handle.clients()] == [True, True]
+            assert handle.reap_dead() == 0
+    succeeds(look)
+
+
+@pytest.mark.crash
+def test_frappe_mail_559_killed_workers_do_not_use_up_the_places_of_clients(
+    path: Path, ring: Ring
+) -> None:
+    """Each worker that was killed kept its slot in the table of readers, until there was none."""
+
+    def open_many(parent: Parent) -> None:
+        handles = [Engine.open(path, None) for _ in range(ENTRIES // 8)]
+        parent.pause()
+        assert handles
+
+    for _ in range(9):
+        with child(open_many) as worker:
+            worker.reached()
+            worker.kill()
+    write(ring, [8])
+
+
+def test_atlaspack_594_a_full_table_names_who_is_in_it_and_a_close_makes_room(
+    engine: Engine, path: Path
+) -> None:
+    """MDB_READERS_FULL said neither who the readers were nor what could be done."""
+    with ExitStack() as stack:
+        others = [
+            stack.enter_context(Engine.open(path, None, role="learner")) for _ in range(ENTRIES - 1)
+        ]
+        with pytest.raises(RegistryFullError, match=rf"pids {os.getpid()}\); close handles"):
+            Engine.open(path, None)
+        others[7].close()
+        with Engine.open(path, None) as late:
+            assert late.clients()[8].pid == os.getpid()
+
+
+@pytest.mark.crash
+def test_biggraphite_202_readers_that_were_killed_while_they_read_are_cleared_away(
+    engine: Engine, ring: Ring
+) -> None:
+    """Readers of a pool that was restarted stayed in the table, and kept old data with them."""
+
+    def read(parent: Parent) -> None:
+        engine.attach_again()
+        parent.pause_at("sample.copy")
+        sample(ring, 4)
+
+    with ExitStack() as stack:
+        for reader in [stack.enter_context(child(read)) for _ in range(4)]:
+            reader.reached()
+            reader.kill()
+        with Engine.open(engine.path, None) as fresh:  # type: ignore[arg-type]
+            assert len(fresh.clients()) == 2, "whoever joins clears the dead away"
+    write(ring, range(8, 16))
+
+
+@pytest.mark.parametrize("age_s", [-10 * YEAR_S, 10 * YEAR_S])
+def test_filelock_725_735_738_a_lock_file_that_a_dead_host_left_blocks_nobody(
+    path: Path, age_s: int
+) -> None:
+    """What the file said, and its age, decided whether the lock was taken."""
+    (path / ".shmbuffer" / "procs").mkdir(parents=True, mode=0o700)
+    for directory in (path, path / ".shmbuffer"):
+        directory.chmod(0o700)
+    names = ["init.lock", "coordinator.lock", *(f"procs/{n:03d}.lock" for n in range(4))]
+    for name in names:
+        left = path / ".shmbuffer" / name
+        left.write_text("1\nanother-host\n")
+        left.chmod(0o600)
+        os.utime(left, ns=(0, left.stat().st_mtime_ns + age_s * 10**9))
+    with Coordinator(path, capacity=8, on_existing="recover") as coordinator:
+        assert coordinator.report is None, "there was nothing to recover"
+
+
+def test_filelock_6_73_a_network_file_system_gets_no_lock_that_does_not_lock(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On NFS a lock was granted to two processes."""
+    monkeypatch.setattr(filesystem, "filesystem_type", lambda fd: 0x6969)
+    with pytest.raises(UnsafeFilesystemError, match=r"lies on NFS, where .* file locks"):
+        Engine.open(path, SETTINGS)
+    assert not path.exists()

@@ -1,0 +1,162 @@
+"""Forks that share too much and exits that clean up too much, as other projects report it.
+
+Each test is named after repository and number of a report, and asserts what its writers missed.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from shmbuffer.errors import BufferInUseError
+from shmbuffer.memory import Engine, Ring
+from shmbuffer.memory.anonymous import Anonymous
+from shmbuffer.service.lock import CoordinatorLock
+from tests.field.conftest import SETTINGS
+from tests.memory.programs import finished, heard, program, tell
+from tests.memory.rows import (
+    Parent,
+    child,
+    contents,
+    require_sound,
+    ring_of,
+    succeeds,
+    write,
+)
+
+
+def test_filelock_634_653_a_forked_child_that_ends_releases_no_lock_of_its_parent(
+    engine: Engine, path: Path
+) -> None:
+    """The copy of a lock object that a child had inherited unlocked the file of its parent."""
+
+    def end(parent: Parent) -> None:
+        lock.release()
+        engine.close()
+
+    lock = CoordinatorLock.take(path)
+    with child(end) as forked:
+        assert forked.end() == 0
+
+    def look() -> None:
+        with pytest.raises(BufferInUseError, match=f"pid {os.getppid()} is its coordinator"):
+            CoordinatorLock.take(path)
+        with Engine.open(path, None) as other:
+            assert [client.alive for client in other.clients()] == [True, True]
+
+    succeeds(look)
+    lock.release()
+
+
+TEMPORARY = """
+import multiprocessing, sys
+from pathlib import Path
+from shmbuffer.memory import Engine, Settings
+from shmbuffer.memory.cleanup import temporary_directory
+from tests.memory.rows import contents, ring_of, schema, write
+
+def work():
+    write(ring_of(engine), [8])
+
+path = temporary_directory()
+engine = Engine.open(path, Settings(capacity=8), temporary=True)
+write(engine.define(schema()), range(8))
+for _ in range(2):
+    process = multiprocessing.get_context("fork").Process(target=work)
+    process.start()
+    process.join()
+    assert process.exitcode == 0
+print(path, len(contents(engine.ring)), (path / ".shmbuffer" / "control").exists(), flush=True)
+input()
+"""
+
+
+def test_cpython_83856_114279_the_exit_of_a_forked_child_cleans_nothing_up(tmp_path: Path) -> None:
+    """Functions of atexit run in children of multiprocessing too, since they are said to."""
+    with program(TEMPORARY, TMPDIR=str(tmp_path)) as owner:
+        path, items, there = heard(owner).split()
+        assert (items, there) == ("8", "True")
+        tell(owner)
+        assert finished(owner)[0] == 0
+    assert not Path(path).exists(), "its owner does"
+
+
+@pytest.mark.slow
+def test_cpython_84559_a_fork_beside_threads_leaves_no_lock_behind(
+    engine: Engine, ring: Ring
+) -> None:
+    """A lock that another thread held at the fork is held in the child for ever."""
+    end = threading.Event()
+
+    def keep_writing() -> None:
+        while not end.is_set():
+            write(ring, range(4), timeout=30.0)
+            engine.stats()
+
+    threads = [threading.Thread(target=keep_writing) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    try:
+        for number in range(12):
+            succeeds(lambda number=number: write(ring, [number], timeout=30.0))
+    finally:
+        end.set()
+        for thread in threads:
+            thread.join()
+    engine.reap_dead()
+    assert len(contents(ring)) == 8
+    require_sound(engine)
+
+
+def test_filelock_634_a_child_forked_while_anonymous_memory_is_joined_keeps_no_lock() -> None:
+    """The same in our own second ground: the child must not hold what its parent gave back."""
+    with Engine.anonymous(SETTINGS) as engine:
+        ground = engine._ground
+        assert isinstance(ground, Anonymous)
+        lock = ground.lock(5.0)
+        lock.__enter__()
+        with child(lambda parent: parent.pause()) as forked:
+            forked.reached()
+            lock.__exit__(None, None, None)
+            with ground.lock(0.0):
+                pass
+            forked.go()
+            assert forked.end() == 0
+
+
+@pytest.mark.crash
+def test_filelock_634_a_child_forked_while_its_parent_joins_does_not_outlive_it_as_a_lock() -> None:
+    """The parent is killed while it holds the lock, and its child lives on."""
+    with Engine.anonymous(SETTINGS) as engine:
+        ground = engine._ground
+        assert isinstance(ground, Anonymous)
+
+        def lock_and_fork(parent: Parent) -> None:
+            with ground.lock(5.0):
+                if os.fork() == 0:
+                    parent.tell_him()
+                    os.read(parent.hear, 1)
+                    os._exit(0)
+                os.waitpid(-1, 0)
+
+        with child(lock_and_fork) as holder:
+            holder.reached()
+            holder.kill()
+            with ground.lock(0.0):
+                pass
+            holder.go()
+
+
+def test_two_handles_that_were_forked_stay_apart(engine: Engine, ring: Ring) -> None:
+    with Engine.open(engine.path, None) as second:  # type: ignore[arg-type]
+
+        def use_both() -> None:
+            write(ring, [10])
+            write(ring_of(second), [11])
+            assert [client.incarnation for client in engine.clients()] == [1, 2, 3, 4]
+
+        succeeds(use_both)
+        assert engine.reap_dead() == 2

@@ -1,0 +1,154 @@
+"""What a process holds of the system at one moment, to be compared before and after a test.
+
+Each thing is a line of text; what was held twice counts twice. Held by the interpreter itself, or
+for as long as it lives, are not counted: what multiprocessing starts once, and the control page
+of a buffer, which is never unmapped while the process lives (see `shmbuffer/memory/files.py`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import fcntl
+import gc
+import os
+import re
+import struct
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+IN_MEMORY = "/dev/shm"
+
+# struct procmap_query (linux/fs.h): size, flags, address; start, end, flags, page, offset, inode,
+# device of what was found; sizes and addresses of its name and of its build id.
+_QUERY = struct.Struct("=9Q4I2Q")
+_PROCMAP_QUERY = 3 << 30 | _QUERY.size << 16 | ord("f") << 8 | 17
+_SHARED_FILE_AT_OR_BEHIND = 0x08 | 0x10 | 0x20
+_END = 4
+# The same in text: "...-... rw-s offset device inode path".
+_SHARED_MAP = re.compile(rb"s [0-9a-f]+ [0-9a-f]+:[0-9a-f]+ [1-9][0-9]* +(.*)\n")
+# Memory that multiprocessing hands out in pieces, to a barrier for instance, and keeps; files of
+# installed packages, such as fonts.
+_KEPT_FILES = re.compile(rf"^{IN_MEMORY}/pym-|/site-packages/")
+_KEPT_MAPS = re.compile(r"/\.shmbuffer/control[^/]*$|/gconv-modules\.cache$")
+# Directories that multiprocessing and torch make once a process.
+_KEPT_NAMES = ("pymp-", "torchinductor_")
+
+#: How long a thread may take to its end; nothing is waited for where none is left.
+PATIENCE_S = 5.0
+
+
+def held() -> Counter[str]:
+    """Open files, threads, file locks and names of files, now. Takes 0.1 ms."""
+    return Counter(line for kind in (_files, _threads, _locks, _names) for line in kind())
+
+
+def open_files_of_buffers() -> Counter[str]:
+    """Those below `.shmbuffer` only, for a test whose other files are somebody else's."""
+    return Counter(line for line in _files() if "/.shmbuffer/" in line)
+
+
+def mapped() -> Counter[str]:
+    """Maps of files, now. Those of a buffer stay until Python collects its garbage."""
+    return Counter(_maps())
+
+
+def gained(before: Counter[str], look: Callable[[], Counter[str]] = held) -> list[str]:
+    """What is there in addition to what was there before, and is no mere garbage."""
+    deadline = time.monotonic() + PATIENCE_S
+    while more := look() - before:
+        gc.collect()
+        threads = [one for one in threading.enumerate() if f"thread: {one.name}" in more]
+        if not threads or time.monotonic() > deadline:
+            break
+        # Of a pool that nobody has any more: at work it keeps things from being collected, then it
+        # is garbage itself, and its threads end.
+        threads[0].join(0.05)
+    return sorted((look() - before).elements())
+
+
+def _files() -> Iterator[str]:
+    kept = set(map(str, _pipes_of_multiprocessing()))
+    for descriptor in os.listdir("/proc/self/fd"):
+        if descriptor not in kept:
+            with contextlib.suppress(FileNotFoundError):  # the descriptor of the listing itself
+                target = os.readlink(f"/proc/self/fd/{descriptor}")
+                if not _KEPT_FILES.search(target):
+                    yield f"open: {target}"
+
+
+def _pipes_of_multiprocessing() -> Iterator[int | None]:
+    """Those to the helpers that it starts when they are first needed."""
+    if "multiprocessing.resource_tracker" in sys.modules:
+        yield sys.modules["multiprocessing.resource_tracker"]._resource_tracker._fd
+    if "multiprocessing.forkserver" in sys.modules:
+        yield sys.modules["multiprocessing.forkserver"]._forkserver._forkserver_alive_fd
+
+
+def _maps() -> Iterator[str]:
+    for name in map(os.fsdecode, _shared_maps()):
+        if not _KEPT_FILES.search(name) and not _KEPT_MAPS.search(name.removesuffix(" (deleted)")):
+            yield f"mapped: {name}"
+
+
+def _shared_maps() -> list[bytes]:
+    """The names of the files, by a query (Linux 6.11) that skips the hundreds of other maps."""
+    name = ctypes.create_string_buffer(4096)
+    found: list[bytes] = []
+    at = 0
+    with open("/proc/self/maps", "rb", buffering=0) as maps:
+        while True:
+            asked = (_QUERY.size, _SHARED_FILE_AT_OR_BEHIND, at, *[0] * 8, len(name), 0)
+            query = bytearray(_QUERY.pack(*asked, ctypes.addressof(name), 0))
+            try:
+                fcntl.ioctl(maps, _PROCMAP_QUERY, query)
+            except FileNotFoundError:
+                return found
+            except OSError as error:
+                if error.errno != errno.ENOTTY:
+                    raise
+                return _SHARED_MAP.findall(maps.readall())
+            at = _QUERY.unpack(query)[_END]
+            found.append(name.value)
+
+
+def _threads() -> Iterator[str]:
+    for thread in threading.enumerate():
+        yield f"thread: {thread.name}"
+
+
+def _locks() -> Iterator[str]:
+    """Locks on files that this process has taken; by number, type and inode."""
+    mine = str(os.getpid())
+    for line in _read("/proc/locks").decode().splitlines():
+        _, *what, pid, inode, start, end = line.split()
+        if pid == mine:
+            yield f"locked: {' '.join(what)} {inode} {start}-{end}"
+
+
+def _names() -> Iterator[str]:
+    """In the directory for temporary files, which is of this process alone, and in memory."""
+    folder = tempfile.gettempdir()
+    for name in os.listdir(folder):
+        if not name.startswith(_KEPT_NAMES) and os.path.join(folder, name) not in _owned():
+            yield f"left in the directory for temporary files: {name}"
+    if os.path.isdir(IN_MEMORY):
+        mine = re.compile(rf"(?<![0-9]){os.getpid()}(?![0-9])")
+        for name in filter(mine.search, os.listdir(IN_MEMORY)):
+            yield f"left in {IN_MEMORY}: {name}"
+
+
+def _owned() -> set[str]:
+    """Directories that this process removes at its end."""
+    cleanup = sys.modules.get("shmbuffer.memory.cleanup")
+    return {str(one.path) for one in cleanup._owned} if cleanup else set()
+
+
+def _read(path: str) -> bytes:
+    with open(path, "rb", buffering=0) as file:
+        return file.read()

@@ -1,0 +1,51 @@
+"""The one mutex: what its attributes are for."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shmbuffer.errors import LockTimeout
+from shmbuffer.memory import ring as ring_module
+from tests.memory.rows import Maker, contents, mutex_held, require_sound, ring_of, write
+
+
+@pytest.fixture
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ring_module, "LOCK_TIMEOUT_NS", 60_000_000)
+
+
+@pytest.mark.usefixtures("_impatient")
+def test_the_mutex_of_a_dead_owner_goes_to_the_next_who_asks(make: Maker) -> None:
+    engine = make(alpha=1.0)
+    ring = ring_of(engine)
+    write(ring, range(8))
+    with mutex_held(engine) as holder:
+        holder.kill()
+    write(ring, [8])
+    assert engine.stats()["repairs"] == 1
+    write(ring, [9])
+    assert contents(ring) == {0: 8, 1: 9, **{n: n for n in range(2, 8)}}
+    require_sound(engine)
+
+
+@pytest.mark.usefixtures("_impatient")
+def test_an_owner_in_another_container_may_have_the_number_of_our_thread(make: Maker) -> None:
+    """Each pid namespace counts its threads anew: an equal number is no deadlock."""
+    engine = make(alpha=1.0)
+    ring = ring_of(engine)
+    write(ring, range(3))
+    futex = np.frombuffer(engine.control.runtime["mutex"], np.uint32)
+    futex.flags.writeable = True
+    futex[0] = threading.get_native_id()
+    with pytest.raises(LockTimeout) as caught:
+        write(ring, [3])
+    error: Any = caught.value
+    assert error.tid == threading.get_native_id()
+    futex[0] = 0
+    write(ring, [3])
+    assert contents(ring) == {n: n for n in range(4)}
+    require_sound(engine)

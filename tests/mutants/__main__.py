@@ -1,0 +1,45 @@
+"""`scripts/mutants [NAME...]`: lets mutants loose, all of them or those that are named."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from tests.mutants.hunt import SurvivedError, kill, require_that_they_pass
+from tests.mutants.mutant import mutants
+from tests.mutants.tree import DoesNotApplyError, DoesNotCompileError
+
+
+def main() -> int:
+    """Exit status 0 if the tests have caught every one of them."""
+    parser = argparse.ArgumentParser(prog="scripts/mutants", description=main.__doc__)
+    parser.add_argument("names", nargs="*", help="numbers or parts of names; none: all")
+    names = parser.parse_args().names
+    chosen = [
+        mutant
+        for mutant in mutants()
+        if not names or any(name in mutant.path.stem for name in names)
+    ]
+    survivors = 0
+    if not chosen:
+        parser.error(f"no mutant is called {' or '.join(names)}")
+    cases = require_that_they_pass(name for mutant in chosen for name in mutant.caught_by)
+    print(f"{cases} test cases pass where nothing is broken", flush=True)
+    with tempfile.TemporaryDirectory(prefix="mutants-") as objects:
+        for mutant in chosen:
+            began = time.monotonic()
+            try:
+                told = f"noticed, failed test cases: {kill(mutant, Path(objects))}"
+            except (SurvivedError, DoesNotApplyError, DoesNotCompileError) as error:
+                survivors += 1
+                told = f"SURVIVED: {error}"
+            print(f"{mutant.path.stem}: {told} ({time.monotonic() - began:.1f} s)", flush=True)
+    print(f"{len(chosen) - survivors} of {len(chosen)} mutants killed")
+    return 1 if survivors else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,175 @@
+"""The C core in a program of its own: compiled under a sanitizer, with faults put in if asked for.
+
+A program is the core's sources that need no Python, and sources of this package. Where a tool is
+missing, `missing_tool` says which, for a skip by name.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+HERE = Path(__file__).parent
+CORE = HERE.parents[1] / "shmbuffer" / "_native"
+SOURCES = ("layout", "mutex", "gate", "write", "records", "sample", "priorities", "reap", "crc32c")
+STRESS = ("stress", "world", "writing", "reading")
+CORNERS = ("corners", "world")
+RELINK = ("relink", "world", "writing", "reading")
+COMPILER = os.environ.get("CC", "gcc")
+WARNINGS = ("-Wall", "-Wextra", "-Wshadow", "-Wvla", "-Wno-unused-parameter")
+TIMEOUT_S = 300  # a program that still runs then hangs
+
+Counts = dict[str, int]
+
+
+@dataclass(frozen=True)
+class Flavour:
+    """A way to build and run a program.
+
+    Attributes:
+        flags: of the compiler, for every source and the link.
+        settings: environment of the run.
+        command: what the program is run by.
+        deaths: whether threads may die in it.
+        rounds: of the stress program, for a run of about a second.
+    """
+
+    flags: tuple[str, ...] = ()
+    settings: Mapping[str, str] | None = None
+    command: tuple[str, ...] = ()
+    deaths: bool = True
+    rounds: int = 400
+
+
+# Deaths leave memory of the dead thread behind, so leaks are looked for where nobody dies.
+FLAVOURS = {
+    "plain": Flavour(("-O2",)),
+    "thread": Flavour(
+        # gcc warns that fences are not known: points.h says what that means.
+        ("-O1", "-fsanitize=thread", "-Wno-tsan"),
+        {"TSAN_OPTIONS": "halt_on_error=1"},
+    ),
+    "address": Flavour(
+        ("-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"),
+        {"ASAN_OPTIONS": "detect_leaks=0", "UBSAN_OPTIONS": "print_stacktrace=1"},
+    ),
+    "leak": Flavour(
+        ("-O1", "-fsanitize=address"), {"ASAN_OPTIONS": "detect_leaks=1"}, deaths=False
+    ),
+    "coverage": Flavour(("-O0", "--coverage", "-fprofile-update=atomic")),
+    "valgrind": Flavour(
+        ("-O1",),
+        command=("valgrind", "-q", "--error-exitcode=9", "--leak-check=full", "--fair-sched=yes"),
+        deaths=False,
+        rounds=64,
+    ),
+}
+
+
+def corner_cases() -> list[str]:
+    """Names of the cases in corners.c."""
+    return re.findall(r'^    \{"(\w+)", \w+\},$', (HERE / "corners.c").read_text(), re.MULTILINE)
+
+
+class FoundError(AssertionError):
+    """What a program, or what watched it, said against the core; with the command that said so."""
+
+
+def missing_tool(flavour: str, folder: Path) -> str | None:
+    """The name of a tool that this flavour needs and that does not work here."""
+    chosen = FLAVOURS[flavour]
+    if chosen.command and not shutil.which(chosen.command[0]):
+        return chosen.command[0]
+    source, program = folder / "nothing.c", folder / "nothing"
+    source.write_text("int main(void) { return 0; }\n")
+    works = subprocess.run(
+        [COMPILER, *chosen.flags, str(source), "-o", str(program)], capture_output=True
+    )
+    if (
+        works.returncode
+        or subprocess.run([*chosen.command, program], capture_output=True).returncode
+    ):
+        return f"{COMPILER} {' '.join(chosen.flags)}"
+    return None
+
+
+def build(
+    flavour: str,
+    folder: Path,
+    edits: Iterable[tuple[str, str, str]] = (),
+    program: tuple[str, ...] = STRESS,
+    shaken: bool = True,
+) -> Path:
+    """Compile a program into ``folder`` and return its path.
+
+    Args:
+        flavour: a name in `FLAVOURS`.
+        folder: exists; what was compiled there before and has not been edited is used again.
+        edits: (source, what stands there once, what shall stand there) of the core, for this
+            program alone.
+        program: sources of this package.
+        shaken: crash points shake the order of the threads; else they are the shipped ones.
+    """
+    flags = ["-std=gnu11", "-g", "-pthread", "-UNDEBUG", "-ffp-contract=off", "-Werror", *WARNINGS]
+    flags += [*FLAVOURS[flavour].flags, f"-I{CORE}", f"-I{HERE}"]
+    flags += ["-include", str(HERE / "points.h")] if shaken else []
+    edited = _edited(folder, edits)
+    sources = [edited.get(name, CORE / f"{name}.c") for name in SOURCES]
+    sources += [] if shaken else [CORE / "crashpoint.c"]
+    sources += [HERE / f"{name}.c" for name in program]
+    running, objects = [], []
+    for source in sources:
+        compiled = (source.parent if source in edited.values() else folder) / f"{source.stem}.o"
+        objects.append(str(compiled))
+        if not compiled.exists():
+            command = [COMPILER, *flags, "-c", str(source), "-o", str(compiled)]
+            running.append((command, subprocess.Popen(command)))
+    failed = [" ".join(command) for command, process in running if process.wait()]
+    if failed:
+        raise RuntimeError(f"does not compile: {failed}")
+    built = folder / "-".join([program[0], *sorted(edited)])
+    command = [COMPILER, *FLAVOURS[flavour].flags, "-pthread", *objects, "-lm", "-o", str(built)]
+    subprocess.run(command, check=True)
+    return built
+
+
+def _edited(folder: Path, edits: Iterable[tuple[str, str, str]]) -> dict[str, Path]:
+    found: dict[str, Path] = {}
+    for name, before, after in edits:
+        path = folder / f"edited-{name}" / f"{name}.c"
+        text = (found.get(name) or CORE / f"{name}.c").read_text()
+        if text.count(before) != 1:
+            raise ValueError(f"{name}.c has {text.count(before)} times: {before}")
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text.replace(before, after))
+        path.with_suffix(".o").unlink(missing_ok=True)
+        found[name] = path
+    return found
+
+
+def run(flavour: str, program: Path, *options: str) -> Counts:
+    """Run a program and return what it counted.
+
+    Raises:
+        FoundError: it failed, or what watched it found something.
+    """
+    chosen = FLAVOURS[flavour]
+    command = [*chosen.command, str(program), *options]
+    done = subprocess.run(
+        command,
+        env=os.environ | dict(chosen.settings or {}),
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+    )
+    if done.returncode:
+        said = done.stderr[:6000]
+        raise FoundError(f"{' '.join(command)}: exit status {done.returncode}\n{said}{done.stdout}")
+    counts: Counts = json.loads(done.stdout)
+    return counts

@@ -1,0 +1,113 @@
+"""The binding of the C core: every argument may be wrong, and every allocation may fail."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator
+from itertools import count
+from typing import Any
+
+import pytest
+
+from shmbuffer._native import _core
+from shmbuffer.memory import Engine
+from tests.crash.harness import schema, settings
+
+
+class Spoilt:
+    """Is no number, and no truth value either."""
+
+    def _refuses(self) -> Any:
+        raise TypeError("spoilt")
+
+    __index__ = __int__ = __float__ = __bool__ = _refuses
+
+
+SPOILT = Spoilt()
+
+
+def parameters(method: str) -> list[str]:
+    """The names that the first line of its documentation gives."""
+    text = getattr(_core.Ring, method).__doc__
+    names = re.match(rf"{method}\(([^)]*)\)", text)
+    assert names is not None, text
+    return [name.strip() for name in names[1].split(",") if name.strip()]
+
+
+#: Parameters that are a tuple with an address a leaf.
+ADDRESSES = ("addresses", "out")
+METHODS = [
+    name
+    for name, value in vars(_core.Ring).items()
+    if not name.startswith("_") and callable(value) and parameters(name)
+]
+
+
+@pytest.fixture(params=["rows", "records"])
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def ring(kind: str) -> Iterator[Any]:
+    with Engine.anonymous(settings(kind)) as engine:
+        yield engine.define(schema(kind))._native
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_wrong_argument_is_refused_wherever_it_stands(ring: Any, kind: str, method: str) -> None:
+    nowhere = (0,) * len(schema(kind).leaves)
+    right = [nowhere if name in ADDRESSES else 0 for name in parameters(method)]
+    call = getattr(ring, method)
+    for at in range(len(right)):
+        with pytest.raises(TypeError):
+            call(*right[:at], SPOILT, *right[at + 1 :])
+    for arguments in (right[:-1], [*right, 0]):
+        with pytest.raises(TypeError):
+            call(*arguments)
+
+
+def calls(ring: Any) -> dict[str, Callable[[], object]]:
+    """Calls that allocate, not from the lists of small objects that Python keeps."""
+    return {
+        "layout": _core.layout,
+        "sections": lambda: _core.sections(300, 2, True),
+        "crash points": _core.crash_points,
+        "snapshot": lambda: ring.snapshot(10**9),
+    }
+
+
+@pytest.mark.parametrize("name", calls(None))
+def test_an_allocation_that_fails_is_a_memory_error(ring: Any, name: str) -> None:
+    python = pytest.importorskip("_testcapi", reason="CPython was built without its test modules")
+    call = calls(ring)[name]
+    right = call()
+
+    def answer(first: int, last: int) -> object:
+        python.set_nomemory(first, last)
+        try:
+            found = call()
+        except MemoryError:
+            return MemoryError
+        finally:
+            python.remove_mem_hooks()
+        return found
+
+    allocations = next(n for n in count() if answer(n, 0) is not MemoryError)
+    assert allocations > 0
+    assert all(answer(n, n + 1) in (MemoryError, right) for n in range(allocations))
+    assert call() == right
+
+
+@pytest.mark.parametrize("size", [(0, 0), (1, 0), (4096, 0), (4096, 1 << 40)])
+def test_a_map_that_cannot_be_made_is_an_error(size: tuple[int, int]) -> None:
+    nbytes, offset = size
+    descriptor = os.memfd_create("a map")
+    os.close(descriptor)
+    if nbytes:
+        for twice in (False, True):
+            with pytest.raises(OSError, match="Bad file descriptor"):
+                _core.Map(descriptor, nbytes, offset=offset, twice=twice)
+    else:
+        _core.Map(descriptor, nbytes).sync()

@@ -1,0 +1,19 @@
+"""The byte ring after a power cut: what is left of it is read, and written over in order."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.native.conftest import Folder
+from tests.native.program import RELINK, build, run
+
+pytestmark = [pytest.mark.xdist_group("native-address"), pytest.mark.timeout(300)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", [1, 2500, 14000], ids=lambda first: f"from seed {first}")
+def test_no_item_is_passed_over_on_the_way_from_record_to_record(
+    folder_of: Folder, first: int
+) -> None:
+    program = build("address", folder_of("address"), program=RELINK)
+    assert run("address", program, str(first), "2000")["checked"] > 100_000

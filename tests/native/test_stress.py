@@ -1,0 +1,38 @@
+"""Threads in every role over one ring, watched by a sanitizer; some of them die at crash points."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.native.conftest import Folder
+from tests.native.program import build, run
+from tests.native.scenarios import MORTAL, SCENARIOS
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+
+@pytest.mark.xdist_group("native-thread")
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_no_byte_is_touched_by_two_threads_without_order(folder_of: Folder, name: str) -> None:
+    folder = folder_of("thread")
+    counts = run("thread", build("thread", folder), *SCENARIOS[name], "--rounds", "240")
+    assert counts["checked"] > 1000
+    if name in MORTAL:
+        assert counts["deaths"] > 0
+        assert counts["repairs"] > 0
+        assert counts["reaped"] > 0
+
+
+@pytest.mark.xdist_group("native-address")
+@pytest.mark.parametrize("name", MORTAL)
+def test_no_byte_outside_the_ring_is_touched(folder_of: Folder, name: str) -> None:
+    folder = folder_of("address")
+    counts = run("address", build("address", folder), *SCENARIOS[name], "--rounds", "240")
+    assert counts["repairs"] > 0
+
+
+@pytest.mark.xdist_group("native-address")
+@pytest.mark.parametrize("name", ["rows", "one handle on records"])
+def test_a_handle_that_is_closed_has_given_back_its_memory(folder_of: Folder, name: str) -> None:
+    folder = folder_of("leak")
+    assert run("leak", build("leak", folder), *SCENARIOS[name], "--rounds", "160")["writes"] > 100

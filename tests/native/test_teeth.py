@@ -1,0 +1,147 @@
+"""What watches the stress program finds a fault that is put into the core."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.native.conftest import Folder
+from tests.native.program import FoundError, build, run
+from tests.native.scenarios import SCENARIOS
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Edits of the core, and where and as what they show."""
+
+    flavour: str
+    scenario: str
+    shows_as: str
+    edits: tuple[tuple[str, str, str], ...]
+
+
+RACE = r"ThreadSanitizer: data race"
+
+FAULTS = {
+    "priorities are updated without the mutex": Fault(
+        "thread",
+        "rows",
+        RACE,
+        (
+            (
+                "priorities",
+                "    status = shmb_lock(ring, call);\n"
+                "    if (status != SHMB_OK) goto out;\n"
+                "    CP(update_locked);",
+                "",
+            ),
+            ("priorities", "    CP(update_parents);\n    shmb_unlock(ring);", ""),
+        ),
+    ),
+    "a slot is claimed while its writer fills it": Fault(
+        "thread",
+        "rows",
+        rf"{RACE}|FAILED",
+        (
+            (
+                "write",
+                "if (__builtin_expect(SHMB_STATE(word) != SHMB_WRITING, 1)) return false;",
+                "if (SHMB_STATE(word) <= SHMB_ABORTED) return false;",
+            ),
+        ),
+    ),
+    "an item is committed before its bytes are visible": Fault(
+        "thread",
+        "written once",
+        RACE,
+        (
+            (
+                "write",
+                "atomic_store_explicit(&ring->words[slot], committed, memory_order_release);",
+                "atomic_store_explicit(&ring->words[slot], committed, memory_order_relaxed);",
+            ),
+        ),
+    ),
+    "a reader looks at the word before the bytes only": Fault(
+        "thread",
+        "rows",
+        "FAILED: .* is not what was written",
+        (
+            (
+                "sample",
+                "memory_order_relaxed) == word;",
+                "memory_order_relaxed) == word || ring != NULL;",
+            ),
+        ),
+    ),
+    "a half written item of the dead is committed": Fault(
+        "thread",
+        "rows and deaths",
+        "FAILED: .* is not what was written",
+        (
+            (
+                "reap",
+                "(phase == SHMB_COMMITTING ? roll_forward : roll_back)",
+                "(phase >= SHMB_PAYLOAD ? roll_forward : roll_back)",
+            ),
+        ),
+    ),
+    "a tree is left as its dead owner had it": Fault(
+        "thread",
+        "rows and deaths",
+        "FAILED: .*check: ",
+        (
+            ("reap", "    shmb_ring_leaves(ring);\n", ""),
+            (
+                "reap",
+                "    if (atomic_load_explicit(&runtime->prioritized, memory_order_relaxed)) "
+                "shmb_tree_parents(&ring->tree);\n    CP(repair_parents);",
+                "",
+            ),
+        ),
+    ),
+    "a gate that lets two threads through": Fault(
+        "thread",
+        "one handle",
+        rf"{RACE}|FAILED",
+        (("gate", "while (gate->thread != 0 && status == SHMB_OK) {", "while (false) {"),),
+    ),
+    "a priority is written beyond the last slot": Fault(
+        "address",
+        "rows and deaths",
+        "AddressSanitizer|UndefinedBehavior|runtime error",
+        (
+            (
+                "priorities",
+                "masses[i] = shmb_mass(runtime, priorities[i]);\n    status = shmb_lock(",
+                "masses[i] = shmb_mass(runtime, priorities[i]);\n"
+                "    masses[count] = 0;\n    status = shmb_lock(",
+            ),
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(n, marks=pytest.mark.xdist_group(f"native-{f.flavour}"))
+        for n, f in FAULTS.items()
+    ],
+)
+def test_a_fault_in_the_core_is_found(folder_of: Folder, name: str) -> None:
+    fault = FAULTS[name]
+    program = build(fault.flavour, folder_of(fault.flavour), fault.edits)
+    with pytest.raises(FoundError) as found:
+        run_with_seeds(fault, program)
+    assert re.search(fault.shows_as, str(found.value))
+
+
+def run_with_seeds(fault: Fault, program: Path) -> None:
+    for seed in range(1, 25):
+        run(fault.flavour, program, *SCENARIOS[fault.scenario], "--seed", str(seed))

@@ -1,0 +1,71 @@
+/* A ring in memory for the threads of one program, each with a handle of its own, or all with one.
+ *
+ * The bytes of an item follow from its ticket, so that a reader knows from the ticket that it was given what every
+ * byte has to be: a torn, invented or mistaken item shows. */
+#ifndef STRESS_WORLD_H
+#define STRESS_WORLD_H
+
+#include "ring.h"
+
+#define LEAVES 9
+#define MAX_CAPACITY 16384u
+
+/* What the command line says. */
+struct options {
+    uint64_t seed, capacity, lanes, record_bytes, threads, rounds;
+    bool mortal;  /* some threads die at random points */
+    bool shared;  /* all threads use one handle */
+    bool once;    /* no slot is written twice */
+    bool upkeep;  /* the buffer is emptied, and counts are restored */
+};
+
+/* One number for each thing that was done, by all threads. */
+#define COUNTS(X)                                                                                            \
+    X(writes) X(items) X(aborts) X(samples) X(checked) X(missing) X(updates) X(empties) X(alphas) X(checks)  \
+    X(copies) X(blocked) X(deaths) X(reaped) X(no_room)
+
+struct world {
+    struct options options;
+    struct shmb_runtime *runtime;
+    struct shmb_entry *entries;
+    unsigned char *slots, *bytes;
+    struct shmb_leaf leaves[LEAVES];
+    struct shmb_sections sections;
+    pthread_mutex_t init_lock;
+    _Atomic uint64_t dead[SHMB_ENTRIES];      /* incarnation that is proven dead there */
+    _Atomic uint64_t acknowledged[MAX_CAPACITY]; /* of each slot: last ticket whose commit returned, plus one */
+    _Atomic uint64_t acknowledged_elements, offered_elements;
+    _Atomic uint64_t unfinished; /* threads that have not done enough yet */
+    void (*at_point)(int point); /* instead of shaking, where it is set */
+#define X(name) _Atomic uint64_t name;
+    struct {
+        COUNTS(X)
+    } counts;
+#undef X
+};
+
+extern struct world world;
+
+#define COUNT(name, n) atomic_fetch_add_explicit(&world.counts.name, (n), memory_order_relaxed)
+
+_Noreturn void fail(const char *format, ...) __attribute__((format(printf, 1, 2)));
+void expect(int status, const char *what); /* SHMB_OK, or the program ends */
+
+void world_begin(const struct options *options);
+void handle_open(struct shmb_ring *ring);
+void handle_free(struct shmb_ring *ring); /* of a thread that has left or is dead */
+
+/* Numbers of this thread. */
+void random_begin(uint64_t seed);
+uint64_t random_below(uint64_t bound);
+
+/* The bytes of an item; a record is told with its header. */
+void item_fill(unsigned char *to, unsigned leaf, uint64_t ticket, uint64_t lane, uint64_t bytes);
+void item_check(const unsigned char *const *leaves, uint64_t ticket, uint64_t lane, const char *who);
+void record_fill(unsigned char *body, uint64_t ticket, uint64_t from, uint64_t bytes);
+void record_check(const unsigned char *record, uint64_t bytes, uint64_t ticket, const char *who);
+
+/* A thread that dies at a crash point, some points from now; 0: it lives on. */
+void fuse_set(uint64_t points);
+
+#endif

@@ -1,0 +1,152 @@
+#include <stdlib.h>
+#include <string.h>
+
+#include "roles.h"
+
+#define ROWS 24 /* most rows of one write */
+
+static void may_block(struct shmb_call *call) {}
+static bool interrupted(struct shmb_call *call) { return false; }
+
+struct shmb_call a_call(void) { return (struct shmb_call){may_block, interrupted, (int64_t)60 * 1000 * 1000 * 1000}; }
+
+/* As ring.py waits: whoever is in the way is reaped if he is dead, else waited for. */
+static void wait_for_blocker(struct shmb_ring *ring, uint64_t waited) {
+    struct shmb_call call = a_call();
+    uint32_t entry = shmb_refusal.blocker.entry;
+    COUNT(blocked, 1);
+    if (atomic_load(&world.dead[entry]) == shmb_refusal.blocker.incarnation) {
+        bool freed;
+        expect(shmb_reap(ring, &call, entry, shmb_refusal.blocker.incarnation, &freed), "reap of a blocker");
+        if (freed) COUNT(reaped, 1);
+        return;
+    }
+    shmb_wait_progress(ring->runtime, shmb_refusal.blocker.progress, 2 * 1000 * 1000);
+    if (shmb_refusal.blocker.by_turn && waited > 20)
+        expect(shmb_forfeit_turn(ring, &call, entry, shmb_refusal.blocker.turn), "forfeit");
+}
+
+static void acknowledge(const uint64_t *slots, const uint64_t *tickets, uint64_t rows) {
+    for (uint64_t row = 0; row < rows; row++) {
+        uint64_t mine = tickets[row] + 1, known = atomic_load(&world.acknowledged[slots[row]]);
+        while (known < mine && !atomic_compare_exchange_weak(&world.acknowledged[slots[row]], &known, mine)) {
+        }
+    }
+}
+
+static void fill_rows(struct shmb_ring *ring) {
+    uint64_t lanes = ring->lanes, rows = ring->claim_rows;
+    const unsigned char *sources[LEAVES];
+    unsigned char *held[LEAVES];
+    for (unsigned leaf = 0; leaf < LEAVES; leaf++) {
+        uint64_t bytes = ring->leaves[leaf].element_bytes;
+        held[leaf] = malloc(rows * lanes * bytes + 1);
+        if (held[leaf] == NULL) fail("malloc");
+        for (uint64_t row = 0; row < rows; row++)
+            for (uint64_t lane = 0; lane < lanes; lane++)
+                item_fill(held[leaf] + (row * lanes + lane) * bytes, leaf, shmb_ticket_of_row(ring, row), lane, bytes);
+        sources[leaf] = held[leaf];
+    }
+    shmb_fill(ring, sources, 0);
+    for (unsigned leaf = 0; leaf < LEAVES; leaf++) free(held[leaf]);
+}
+
+/* A batch whose records reach over the next ones, where they may. */
+struct records {
+    unsigned char data[ROWS * 192];
+    int64_t starts[ROWS], sizes[ROWS];
+    struct shmb_batch batch;
+    uint64_t bytes;
+};
+
+static void lay_out(struct records *records, uint64_t count, bool apart) {
+    uint64_t header = sizeof(struct shmb_record), at = 0;
+    for (uint64_t i = 0; i < count; i++) {
+        records->starts[i] = (int64_t)at;
+        records->sizes[i] = (int64_t)(header + 1 + random_below(128));
+        at += ((uint64_t)records->sizes[i] + 7) & ~(uint64_t)7;
+    }
+    records->bytes = count ? (uint64_t)(records->starts[count - 1] + records->sizes[count - 1]) : 0;
+    for (uint64_t i = 0; !apart && i + 1 < count; i++)
+        if (random_below(2)) records->sizes[i] += (int64_t)random_below(records->bytes - (uint64_t)(records->starts[i] + records->sizes[i]) + 1);
+    records->batch = (struct shmb_batch){records->data, records->starts, records->sizes, count};
+}
+
+static void fill_records(struct shmb_ring *ring, struct records *records) {
+    uint64_t header = sizeof(struct shmb_record);
+    for (uint64_t row = 0; row < ring->claim_rows; row++) {
+        uint64_t i = ring->claim_kind == SHMB_RING_WRITE ? ring->claim_skipped + row : (uint64_t)ring->claim_from[row];
+        uint64_t next = i + 1 < records->batch.count ? (uint64_t)records->starts[i + 1] : records->bytes;
+        uint64_t start = (uint64_t)records->starts[i];
+        record_fill(records->data + start + header, shmb_ticket_of_row(ring, row), header, next - start - header);
+    }
+    shmb_fill_records(ring);
+}
+
+static uint64_t claim(struct shmb_ring *ring, struct shmb_call *call, enum shmb_claim_kind kind, int64_t *slots,
+                      uint64_t count, const struct shmb_batch *batch) {
+    int64_t tickets[ROWS];
+    unsigned char kept[ROWS];
+    bool if_still_there = kind == SHMB_IN_PLACE && random_below(2);
+    uint64_t first, taken = count;
+    for (uint64_t i = 0; if_still_there && i < count; i++) {
+        uint64_t word = atomic_load(&ring->words[slots[i]]);
+        tickets[i] = (int64_t)SHMB_TICKET(word);
+    }
+    for (uint64_t waited = 0;; waited++) {
+        int status = kind == SHMB_RING_WRITE
+                         ? shmb_claim_ring(ring, call, count, batch, &first)
+                         : shmb_claim_slots(ring, call, slots, count, kind == SHMB_IN_PLACE,
+                                            if_still_there ? tickets : NULL, if_still_there ? kept : NULL, batch, &taken);
+        if (status == SHMB_OK) return taken;
+        if (status != SHMB_BLOCKED) expect(status, "claim");
+        wait_for_blocker(ring, waited);
+    }
+}
+
+/* Slots in ascending order, as records need them; rows may be named twice. */
+static uint64_t choose_slots(const struct shmb_ring *ring, int64_t *slots) {
+    uint64_t count = 1 + random_below(4), n = 0;
+    int64_t slot = (int64_t)random_below(ring->capacity);
+    for (; n < count && (uint64_t)slot < ring->capacity; slot += (int64_t)random_below(4) + (ring->bytes != NULL)) slots[n++] = slot;
+    return n;
+}
+
+void write_once(struct shmb_ring *ring) {
+    struct shmb_call call = a_call();
+    struct records records;
+    double priorities[ROWS * 4];
+    int64_t slots[ROWS];
+    uint64_t took_slots[ROWS], took_tickets[ROWS];
+    uint64_t choice = world.options.once ? 9 : random_below(10), most = ring->capacity + 2 < ROWS ? ring->capacity + 2 : ROWS;
+    enum shmb_claim_kind kind = choice == 0 ? SHMB_PLACED : choice == 1 ? SHMB_IN_PLACE : SHMB_RING_WRITE;
+    uint64_t count = kind == SHMB_RING_WRITE ? 1 + random_below(random_below(8) ? 3 : most) : choose_slots(ring, slots);
+    if (world.options.once && atomic_load(&ring->runtime->head) + 16 * ROWS > ring->capacity) return;
+    bool given = random_below(3) == 0 && kind != SHMB_IN_PLACE && !world.options.once;
+    if (ring->bytes) lay_out(&records, count, kind != SHMB_RING_WRITE);
+    if (ring->bytes) expect(shmb_batch_in_order(ring, &records.batch, records.bytes, kind != SHMB_RING_WRITE), "batch");
+    for (uint64_t i = 0; i < count * ring->lanes; i++) priorities[i] = (double)(1 + random_below(100)) / 10;
+    if (given) expect(shmb_priorities_in_order(ring, priorities, count * ring->lanes), "priorities");
+    if (claim(ring, &call, kind, slots, count, ring->bytes ? &records.batch : NULL) == 0) return;
+    uint64_t rows = ring->claim_rows, written = ring->claim_written;
+    for (uint64_t row = 0; row < rows; row++) {
+        took_slots[row] = shmb_slot_of_row(ring, row);
+        took_tickets[row] = shmb_ticket_of_row(ring, row);
+    }
+    if (ring->bytes)
+        fill_records(ring, &records);
+    else
+        fill_rows(ring);
+    if (given) shmb_fill_priorities(ring, priorities, 0);
+    if (random_below(16) == 0) {
+        expect(shmb_abort(ring, &call), "abort");
+        COUNT(aborts, 1);
+        return;
+    }
+    atomic_fetch_add(&world.offered_elements, written);
+    expect(shmb_commit(ring, &call, given), "commit");
+    atomic_fetch_add(&world.acknowledged_elements, written);
+    acknowledge(took_slots, took_tickets, rows);
+    COUNT(writes, 1);
+    COUNT(items, rows * ring->lanes);
+}

@@ -1,0 +1,147 @@
+"""What a recorded process said and did so far, and what must be there after a power cut for that.
+
+    invoked     numbers that somebody began to write: nothing else may ever be returned
+    writing     those of them whose write has not returned yet
+    acked       items whose write returned, by slot and ticket
+    covered     those of them that were committed when the last `flush` began that has returned
+    gone        those of them that were gone by then, so that they must not come back
+    over        those of them that were gone when an earlier power cut came
+
+An item is no longer owed once its slot is claimed again, emptied or evicted: as the newest words
+say, which is what processes saw at the moment of the cut.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from shmbuffer.memory import layout
+from tests.power.contents import Contents, Place, Runtime, Superblock, names_of
+from tests.power.disk import Disk
+from tests.power.recorder import Event
+
+BUFFER = "buffer"
+_NOTHING = Runtime(0, 0, 0)
+
+
+@dataclass
+class History:
+    """Of a recording, up to a step.
+
+    Attributes:
+        kind: rows, records, or records in a short ring.
+        opened: whether a flush has returned, so that the buffer has to be there.
+        removing: whether somebody began to remove it.
+        published: whether `publish_dictionary` has returned.
+        emptied: whether somebody began to empty it since the last flush.
+        floor: head and write_count as the last flush found them.
+        now: what processes see at this step; None without a schema.
+    """
+
+    kind: str
+    invoked: set[int] = field(default_factory=set)
+    writing: set[int] = field(default_factory=set)
+    acked: dict[Place, int] = field(default_factory=dict)
+    covered: dict[Place, int] = field(default_factory=dict)
+    gone: set[Place] = field(default_factory=set)
+    over: set[Place] = field(default_factory=set)
+    priorities: dict[Place, set[float]] = field(default_factory=dict)
+    opened: bool = False
+    removing: bool = False
+    published: bool = False
+    emptied: bool = False
+    floor: Runtime = _NOTHING
+    now: Contents | None = None
+    _flushing: dict[Place, int] = field(default_factory=dict)
+    _going: set[Place] = field(default_factory=set)
+    _since: dict[Place, set[float]] = field(default_factory=dict)
+    _found: Runtime = _NOTHING
+
+    def follow(self, disk: Disk, event: Event) -> None:
+        """Takes in what happened next; ``disk`` is as it is after that."""
+        if event.kind == "mark":
+            self._hear(disk, *event.value)
+        elif event.kind == "step":
+            self.now = self._newest(disk)
+            if self.now:
+                self._note_priorities(self.now)
+
+    def _newest(self, disk: Disk) -> Contents | None:
+        files = newest_files(disk, self.kind)
+        if files is None or not (found := Superblock.of(files[layout.CONTROL])):
+            return None
+        return Contents(self.kind, files) if found.defined else None
+
+    def owed(self, durable_ticket: int) -> dict[Place, int]:
+        """Items that must be there, by what flush returned, and by what a superblock says."""
+        if self.now is None or self.removing:
+            return {}
+        there = set(self.now.places()) - self.over
+        owed = {place: number for place, number in self.covered.items() if place in there}
+        owed |= {
+            place: number
+            for place, number in self.acked.items()
+            if place in there and place[1] < durable_ticket
+        }
+        return owed
+
+    def cut(self) -> History:
+        """As it is for whoever comes after a power cut at this step."""
+        there = set(self.now.places()) if self.now else set()
+        after = replace(self, now=None, over=self.over | (self.acked.keys() - there))
+        return copy.deepcopy(after)
+
+    def _hear(self, disk: Disk, kind: str, values: dict[str, Any]) -> None:
+        now = self._newest(disk)
+        if kind == "invoke":
+            self.writing = set(values["numbers"])
+            self.invoked |= self.writing
+        elif kind == "ok" and now:
+            items = now.items()
+            written = {place for place, number in items.items() if number in self.writing}
+            self.acked |= items
+            self.over -= written  # tickets that a power cut took back are given out again
+            self.gone -= written
+            self.writing = set()
+        elif kind == "flush" and now:
+            self._flushing = now.items()
+            self._going = self.acked.keys() - self._flushing.keys()
+            self._since = {}
+            self._note_priorities(now)
+            self._found = self._runtime(disk)
+        elif kind == "flushed":
+            self.covered, self.priorities, self.floor = self._flushing, self._since, self._found
+            self._since = {place: set(given) for place, given in self._since.items()}
+            self.opened, self.emptied, self.gone = True, False, self._going
+        elif kind == "empty":
+            self.emptied = True
+        elif kind == "published":
+            self.published = True
+        elif kind == "remove":
+            self.removing = True
+
+    def _note_priorities(self, now: Contents) -> None:
+        for place in now.places():
+            raw = float(now.raw[place[0]])
+            for given in (self.priorities, self._since):
+                given.setdefault(place, set()).add(raw)
+
+    def _runtime(self, disk: Disk) -> Runtime:
+        files = newest_files(disk, self.kind)
+        assert files is not None
+        return Runtime.of(files[layout.CONTROL])
+
+
+def newest_files(disk: Disk, kind: str) -> Mapping[str, bytes] | None:
+    """Their content as processes see it; None if not all of them are there."""
+    paths = disk.newest()
+    if not all(f"{BUFFER}/{name}" in paths for name in names_of(kind)):
+        return None
+    found = {name: disk.files[paths[f"{BUFFER}/{name}"]] for name in names_of(kind)}
+    return {
+        name: bytes(file.data[: file.sizes[-1]]).ljust(file.sizes[-1], b"\0")
+        for name, file in found.items()
+    }

@@ -1,0 +1,167 @@
+"""A machine that starts again: an image is put in place and opened, under another boot id."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from shmbuffer._native import _core
+from shmbuffer.errors import BufferNotFoundError
+from shmbuffer.memory import Engine, RecoveryReport, identity, layout
+from shmbuffer.memory.control import Control
+from shmbuffer.memory.files import Files
+from shmbuffer.memory.recovery import recover_directory
+from shmbuffer.memory.region import Directory
+from tests.memory.rows import require_sound
+from tests.power.contents import Contents, Superblock, names_of, schema
+from tests.power.disk import Image
+from tests.power.history import BUFFER
+from tests.power.scripts import settings, write
+
+
+@dataclass(frozen=True)
+class Started:
+    """What was found: the report of the recovery, and the files after it."""
+
+    report: RecoveryReport
+    files: dict[str, bytes]
+
+
+def boot(number: int) -> None:
+    """From now on this process runs in another boot of the machine."""
+    name = f"boot {number}".encode().ljust(16, b".")
+    identity.boot_id = lambda: name
+    identity._current = None
+
+
+class Machine:
+    """Where images are put in place.
+
+    Attributes:
+        tree: the directory that was recorded; images are images of it.
+        attic: where files are that an image does not have.
+    """
+
+    def __init__(self, tree: Path, attic: Path, kind: str) -> None:
+        self.tree = tree
+        self.attic = attic
+        self.path = tree / BUFFER
+        self._kind = kind
+        self._mapped: _Mapped | None = None
+
+    def place(self, image: Image) -> None:
+        """Makes the directory what the image says, with the same inodes."""
+        folders = set(image.folders)
+        for folder, below, names in os.walk(self.tree, topdown=False):
+            at = os.path.relpath(folder, self.tree)
+            for name in names:
+                path = os.path.normpath(os.path.join(at, name))
+                inode = os.lstat(os.path.join(folder, name)).st_ino
+                if path not in image.files or image.files[path][0] != inode:
+                    os.rename(os.path.join(folder, name), self.attic / str(inode))
+            for name in below:
+                if os.path.normpath(os.path.join(at, name)) not in folders:
+                    os.rmdir(os.path.join(folder, name))
+        for folder in image.folders:
+            if not (self.tree / folder).is_dir():
+                (self.tree / folder).mkdir(mode=0o700)
+        for path, (number, data) in image.files.items():
+            self._store(self.tree / path, number, data)
+
+    def start(self, image: Image) -> Started | None:
+        """Opens it as any process would; None if there is no buffer."""
+        self._mapped = None
+        self.place(image)
+        try:
+            with Engine.open(self.path, None) as engine:
+                report = engine.report
+                files = self._files() if engine.ring is not None else {}
+        except BufferNotFoundError:
+            return None
+        assert report is not None, "another boot, and nothing was recovered"
+        return Started(report, files or self._files())
+
+    def start_mapped(self, image: Image) -> Started | None:
+        """The same for an image with all its names and a schema, and much faster.
+
+        The files stay mapped, so that recovery is all that happens; None if there is no schema in
+        the image, which is then to be opened by `start`.
+        """
+        if not all(f"{BUFFER}/{name}" in image.files for name in names_of(self._kind)):
+            return None
+        contents = {name: image.files[f"{BUFFER}/{name}"][1] for name in names_of(self._kind)}
+        found = Superblock.of(contents[layout.CONTROL])
+        if found is not None and not found.defined:
+            return None
+        if self._mapped is None:
+            self.place(image)
+            if found is None:
+                return None
+            self._mapped = _Mapped(self.path, self._kind)
+        return self._mapped.recovered(contents)
+
+    def use_and_remove(self, image: Image) -> None:
+        """Makes a buffer of what there is now; then nothing is left but what others put there."""
+        self._mapped = None
+        with Engine.open(self.path, settings(self._kind)) as engine:
+            write(engine.define(schema(self._kind)), [200])
+            engine.flush()
+            assert 200 in Contents(self._kind, self._files()).items().values()
+            require_sound(engine)
+            engine.cleanup()
+        foreign = {path for path in image.files if path.endswith("/mine")}
+        left = {str(path.relative_to(self.tree)) for path in self.tree.rglob("*") if path.is_file()}
+        assert left == foreign, f"{left - foreign} were left behind"
+
+    def _files(self) -> dict[str, bytes]:
+        there = [name for name in names_of(self._kind) if (self.path / name).exists()]
+        return {name: (self.path / name).read_bytes() for name in there}
+
+    def _store(self, path: Path, number: int, data: bytes) -> None:
+        flags = os.O_RDWR | os.O_CREAT
+        if not path.exists() and (self.attic / str(number)).exists():
+            os.rename(self.attic / str(number), path)
+        fd = os.open(path, flags, 0o600)
+        try:
+            os.ftruncate(fd, len(data))
+            os.pwrite(fd, data, 0)
+        finally:
+            os.close(fd)
+
+
+class _Mapped:
+    """The ground of a directory whose files were mapped once."""
+
+    def __init__(self, path: Path, kind: str) -> None:
+        self.path = path
+        self._files = Files(Directory.open(path))
+        self.directory = self
+        self._stat = self._files.directory.stat(layout.CONTROL)
+        control = self._files.open_control()
+        self._loaded = self._files.load(control.superblock())
+        self._control: Control = control
+        _, slots, leaves = self._loaded
+        self._maps = dict(zip(names_of(kind), [control.map, slots, *leaves], strict=True))
+
+    def __del__(self) -> None:
+        self._files.close()
+
+    def load(self, superblock: Any) -> Any:
+        return self._loaded
+
+    def stat(self, name: str) -> os.stat_result:
+        return self._stat
+
+    def recovered(self, contents: dict[str, bytes]) -> Started:
+        for name, data in contents.items():
+            self._bytes(name)[:] = np.frombuffer(data, np.uint8)
+        report = recover_directory(self, self._control, "reboot")  # type: ignore[arg-type]
+        return Started(report, {name: self._bytes(name).tobytes() for name in contents})
+
+    def _bytes(self, name: str) -> Any:
+        mapping: _core.Map = self._maps[name]
+        return np.frombuffer(mapping, np.uint8, mapping.nbytes)

@@ -1,0 +1,200 @@
+"""A recording is cut at each of its steps, in the worst ways and at random, and opened."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import sys
+import tempfile
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from shmbuffer.memory import Engine
+from tests.crash.harness import ended
+from tests.power import scripts
+from tests.power.audit import audit
+from tests.power.choices import Random, designed
+from tests.power.disk import Choice, Disk, Image
+from tests.power.history import History
+from tests.power.machine import Machine, boot
+from tests.power.recorder import Recording, apply, record
+
+#: Boots of the played machine: images of what ran in one of them are opened in the next.
+FIRST, SECOND, THIRD = 1, 2, 3
+
+
+@contextmanager
+def folder() -> Iterator[tuple[Path, Path]]:
+    """A tree to be recorded, and an attic, in memory where there is one."""
+    base = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    path = Path(tempfile.mkdtemp(prefix="shmbuffer-power-", dir=base))
+    try:
+        (path / "tree").mkdir()
+        (path / "attic").mkdir()
+        yield path / "tree", path / "attic"
+    finally:
+        shutil.rmtree(path)
+
+
+def apart(work: Callable[[], dict[str, int]]) -> Counter[str]:
+    """Runs ``work`` in a child, whose boot and maps are its own, and returns its figures."""
+    told, tell = os.pipe()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    pid = os.fork()
+    if pid == 0:
+        os.close(told)
+        answer: dict[str, Any] = {}
+        try:
+            answer["figures"] = work()
+        except AssertionError as error:
+            answer["failure"] = f"{error}\n{traceback.format_exc()}"
+        except BaseException:
+            answer["failure"] = traceback.format_exc()
+        finally:
+            with os.fdopen(tell, "w") as pipe:
+                json.dump(answer, pipe)
+            os._exit(0)
+    os.close(tell)
+    with os.fdopen(told) as pipe:
+        said = pipe.read()
+    status = ended(pid)
+    assert status == 0, f"a process that opened images ended with {status}"
+    answer = json.loads(said)
+    assert "failure" not in answer, answer["failure"]
+    return Counter(answer["figures"])
+
+
+class Simulation:
+    """Images of one recording.
+
+    Args:
+        kind: what items are.
+        seed: of all that is chosen.
+        images: at random, at each step at which anything changed.
+        worst: and how many of the designed ones; None: all.
+        again: how many images have their recovery recorded and cut in turn.
+        lives: how many are gone on with, which is recorded and cut in turn.
+        used: the part of the images that is written to, and removed.
+        at: only steps whose name this pattern finds are cut.
+        created: whether the steps before the first write are cut, which are slow to open.
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        seed: int,
+        *,
+        images: int,
+        worst: int | None = 3,
+        again: int = 0,
+        lives: int = 0,
+        used: float = 0.02,
+        at: str = "",
+        created: bool = True,
+    ) -> None:
+        self.kind = kind
+        self.seed = seed
+        self.images = images
+        self.worst = worst
+        self.lives = lives
+        self.used = used
+        self.at = re.compile(at)
+        self.created = created
+        self.figures: Counter[str] = Counter()
+        self._random = np.random.default_rng(seed)
+        self._room = again + lives
+        self._kept: list[tuple[Image, History]] = []
+
+    def run(self, script: scripts.Script) -> Counter[str]:
+        """Records a script, and cuts it."""
+        with folder() as (tree, attic):
+            boot(FIRST)
+            recording = record(
+                tree,
+                attic,
+                lambda reporter: script(reporter, tree / "buffer", self.kind),
+            )
+            self.cut(recording, History(self.kind), Machine(tree, attic, self.kind), SECOND)
+            kept, self._room = self._kept, 0
+            for at, (image, history) in enumerate(kept):
+                self._cut_again(tree, attic, image, history, goes_on=at < self.lives)
+        return self.figures
+
+    def cut(self, recording: Recording, history: History, machine: Machine, opened_in: int) -> None:
+        """Opens images of every step in a boot; keeps some of them with what was owed then."""
+        boot(opened_in)
+        disk, changed = recording.before, True
+        for number, event in enumerate(recording.events):
+            apply(disk, event)
+            history.follow(disk, event)
+            changed = changed or event.kind not in ("step", "mark")
+            if event.kind != "step":
+                continue
+            step = f"step {number}, {event.value}"
+            wanted = self.created or history.acked
+            if changed and wanted and self.at.search(event.value):
+                self.figures["steps"] += 1
+                for choice in self._choices(disk):
+                    self._open(history, disk, choice, machine, step)
+            changed = False
+
+    def _choices(self, disk: Disk) -> Iterator[Choice]:
+        worst = list(designed(disk))
+        if self.worst is not None and self.worst < len(worst):
+            some = self._random.choice(len(worst), self.worst, replace=False)
+            worst = [worst[int(i)] for i in some]
+        yield from worst
+        for _ in range(self.images):
+            yield Random(int(self._random.integers(2**63)))
+
+    def _open(self, history: History, disk: Disk, choice: Any, machine: Machine, step: str) -> None:
+        image = disk.cut(choice)
+        self.figures["images"] += 1
+        try:
+            started = None
+            if disk.settled and self.figures["images"] % 32:
+                started = machine.start_mapped(image)
+            if started is None:
+                self.figures["images opened by path"] += 1
+                started = machine.start(image)
+            self.figures["items checked"] += audit(history, image, started)
+            if self._random.random() < self.used:
+                self.figures["images used"] += 1
+                machine.use_and_remove(image)
+        except Exception as error:
+            raise AssertionError(
+                f"{step}: image {choice.name!r} of {history.kind}, seed {self.seed}: {error}"
+            ) from error
+        if started is not None:
+            self._keep(image, history)
+
+    def _keep(self, image: Image, history: History) -> None:
+        """Each of all images is kept as likely as any other."""
+        at = len(self._kept)
+        if at >= self._room:
+            at = int(self._random.integers(self.figures["images"]))
+        if at < self._room:
+            self._kept[at : at + 1] = [(image, history.cut())]
+
+    def _cut_again(
+        self, tree: Path, attic: Path, image: Image, history: History, *, goes_on: bool
+    ) -> None:
+        """A second power cut, while the first one is recovered from, or some time later."""
+        machine = Machine(tree, attic, self.kind)
+        machine.place(image)
+        boot(SECOND)
+        if goes_on:
+            recording = record(tree, attic, lambda at: scripts.goes_on(at, machine.path, self.kind))
+        else:
+            recording = record(tree, attic, lambda _: Engine.open(machine.path, None).close())
+        self.figures["lives" if goes_on else "recoveries cut"] += 1
+        self.cut(recording, history, machine, THIRD)

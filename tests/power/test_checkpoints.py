@@ -1,0 +1,96 @@
+"""A power cut while a checkpoint is saved leaves the save before, or the new one: whole.
+
+Once `dumps` has returned it is the new one.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shmbuffer.replay import publication
+from tests.power.choices import Random, designed
+from tests.power.disk import Disk
+from tests.power.machine import Machine
+from tests.power.recorder import Recording, Reporter, apply, record
+from tests.power.simulation import apart, folder
+from tests.replay.test_checkpoint_crash import buffer, new, old, state
+
+pytestmark = [pytest.mark.crash, pytest.mark.slow]
+
+
+@pytest.mark.parametrize("there", ["nothing", "a save", "foreign files"])
+def test_a_save_is_whole_after_a_power_cut(there: str) -> None:
+    figures = apart(lambda: cut_a_save(there, seed=1))
+    assert figures["images"] > 70
+    assert figures["images of the new save"] > 3
+
+
+def cut_a_save(there: str, seed: int) -> dict[str, int]:
+    """Saves over what is there, and loads what power cuts leave of it."""
+    saver, states = new(), {"old": state(old()), "new": state(new())}
+    with folder() as (tree, attic):
+        where = tree / "runs" / "run"
+        if there != "nothing":
+            old().dumps(where)
+        if there == "foreign files":
+            (where / "model.pt").write_text("mine")
+
+        def save(reporter: Reporter) -> None:
+            told = reporter.told(publication._exchange, "exchange")
+            publication._exchange = told  # type: ignore[assignment]
+            saver.dumps(where)
+            reporter.mark("saved")
+
+        recording = record(tree, attic, save)
+        machine = Machine(tree, attic, "rows")
+        return _cut(recording, machine, where, states, there == "nothing", seed)
+
+
+def _cut(
+    recording: Recording,
+    machine: Machine,
+    where: Path,
+    states: dict[str, Any],
+    fresh: bool,
+    seed: int,
+) -> dict[str, int]:
+    random = np.random.default_rng(seed)
+    figures = {"images": 0, "images of the new save": 0}
+    disk, saved, changed = recording.before, False, True
+    for event in recording.events:
+        apply(disk, event)
+        saved = saved or event.kind == "mark"
+        changed = changed or event.kind in ("names", "synced", "page", "size", "mark")
+        if event.kind != "step" or not changed:
+            continue
+        changed = False
+        for choice in _choices(disk, random):
+            machine.place(disk.cut(choice))
+            found = _loaded(where, states)
+            allowed = {"new"} if saved else {"nothing" if fresh else "old", "new"}
+            assert found in allowed, f"{event.value}: {choice.name}, seed {seed}: {found}"
+            figures["images"] += 1
+            figures["images of the new save"] += found == "new"
+    return figures
+
+
+def _choices(disk: Disk, random: np.random.Generator) -> list[Any]:
+    worst = list(designed(disk))
+    return [
+        worst[int(random.integers(len(worst)))],
+        Random(int(random.integers(2**63))),
+    ]
+
+
+def _loaded(where: Path, states: dict[str, Any]) -> str:
+    with buffer() as loaded:
+        try:
+            loaded.loads(where)
+        except FileNotFoundError:
+            return "nothing"
+        found = state(loaded)
+    return next((name for name, known in states.items() if known == found), "neither")

@@ -1,0 +1,61 @@
+"""G8 and G9: a power cut at any step of any protocol, and another one while it is recovered from.
+
+A failure names the kind, the seed, the step and the image: `Simulation(kind, seed, ...)` with the
+same arguments makes the same image.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.power import scripts
+from tests.power.simulation import Simulation, apart
+
+pytestmark = [pytest.mark.crash, pytest.mark.slow]
+
+KINDS = ("rows", "records", "short records")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_buffer_is_created_and_defined_as_a_whole_or_not_at_all(kind: str) -> None:
+    figures = apart(lambda: Simulation(kind, 1, images=2, worst=2, again=2).run(scripts.writes))
+    assert figures["images"] > 800
+    assert figures["recoveries cut"] == 2
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("script", "images"), [(scripts.changes, 3), (scripts.restarts, 3), (scripts.writers, 2)]
+)
+def test_what_flush_covered_is_there_and_nothing_torn_is(
+    script: scripts.Script, images: int, kind: str
+) -> None:
+    simulation = Simulation(kind, 2, images=images, worst=images, again=2, created=False)
+    figures = apart(lambda: simulation.run(script))
+    assert figures["images"] > 600
+    assert figures["items checked"] > figures["images"]
+    assert figures["recoveries cut"] == 2
+
+
+@pytest.mark.parametrize("kind", ["rows", "records"])
+def test_a_buffer_that_is_removed_is_there_as_a_whole_or_not_at_all(kind: str) -> None:
+    figures = apart(
+        lambda: Simulation(kind, 1, images=2, worst=2, again=1, used=0.15).run(scripts.removed)
+    )
+    assert figures["images"] > 400
+    assert figures["images used"] > 50
+
+
+def test_a_dictionary_that_was_published_is_there_as_a_whole() -> None:
+    figures = apart(
+        lambda: Simulation("records", 1, images=4, again=1, used=0.2).run(scripts.trained)
+    )
+    assert figures["images"] > 500
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_buffer_goes_on_after_a_power_cut_and_survives_the_next(kind: str) -> None:
+    figures = apart(
+        lambda: Simulation(kind, 1, images=2, worst=1, lives=3, created=False).run(scripts.writes)
+    )
+    assert figures["lives"] == 3

@@ -1,0 +1,123 @@
+"""The simulation has teeth: an engine that leaves out one step is found out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from shmbuffer.memory import engine, recovery, slots
+from shmbuffer.memory.control import Control
+from shmbuffer.memory.files import Files
+from shmbuffer.memory.region import Directory
+from tests.power import scripts
+from tests.power.simulation import Simulation, apart
+
+pytestmark = [pytest.mark.crash, pytest.mark.slow]
+
+
+def nothing(*_: Any, **__: Any) -> None:
+    """A step that is left out."""
+
+
+def no_item_is_verified(patch: pytest.MonkeyPatch) -> None:
+    def trust(repair: Any) -> tuple[int, int]:
+        tickets = slots.tickets(repair.words[repair.words != 0]).tolist()
+        head = repair.control.runtime["head"]
+        head[0] = max([int(head[0]), *(ticket + 1 for ticket in tickets)])
+        return 0, 0
+
+    patch.setattr(recovery._Repair, "_verify", trust)
+
+
+def the_superblock_is_written_first(patch: pytest.MonkeyPatch) -> None:
+    right = engine.raise_barrier
+
+    def barrier(control: Control, slots_map: Any, leaves: list[Any], **options: Any) -> None:
+        right(control, SimpleNamespace(sync=nothing), [], **options)  # type: ignore[arg-type]
+        for mapping in (*leaves, slots_map):
+            mapping.sync()
+
+    patch.setattr(engine, "raise_barrier", barrier)
+
+
+def leaves_are_not_synced(patch: pytest.MonkeyPatch) -> None:
+    right = engine.raise_barrier
+    patch.setattr(
+        engine,
+        "raise_barrier",
+        lambda control, slots_map, leaves, **options: right(control, slots_map, [], **options),
+    )
+
+
+def directories_are_not_synced(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Directory, "sync", nothing)
+
+
+def contents_are_not_synced(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Directory, "sync_file", nothing)
+
+
+def superblocks_are_not_synced(patch: pytest.MonkeyPatch) -> None:
+    """A copy is overwritten while the other may not be on the disk yet."""
+    right = Control.write
+
+    def write(control: Control, superblock: Any) -> Any:
+        with pytest.MonkeyPatch.context() as inner:
+            inner.setattr(Control, "sync", nothing)
+            return right(control, superblock)
+
+    patch.setattr(Control, "write", write)
+
+
+def sizes_are_not_synced(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Files, "_sync_sizes", nothing)
+
+
+def claims_of_an_older_page_are_finished(patch: pytest.MonkeyPatch) -> None:
+    right = recovery._Repair._reap_everybody
+    patch.setattr(recovery._Repair, "_reap_everybody", lambda repair, trusted: right(repair, True))
+
+
+def names_are_not_synced_in_time(patch: pytest.MonkeyPatch) -> None:
+    """What made.json names may come back after made.json has gone."""
+    right = Files._remove_made
+
+    def remove_made(files: Files) -> None:
+        with pytest.MonkeyPatch.context() as inner:
+            inner.setattr(Directory, "sync", nothing)
+            right(files)
+
+    patch.setattr(Files, "_remove_made", remove_made)
+
+
+Mutant = Callable[[pytest.MonkeyPatch], None]
+
+
+@pytest.mark.parametrize(
+    ("mutant", "script", "kind", "at", "found"),
+    [
+        (no_item_is_verified, scripts.writes, "rows", "write.commit$", "torn|never written"),
+        (no_item_is_verified, scripts.writes, "records", "write.commit$", "torn|the record of"),
+        (the_superblock_is_written_first, scripts.writes, "rows", "superblock", "are missing"),
+        (leaves_are_not_synced, scripts.writes, "records", "mark", "covered items are missing"),
+        (directories_are_not_synced, scripts.writes, "rows", "mark", "missing|gone|already"),
+        (contents_are_not_synced, scripts.writes, "rows", "rename", "bytes were expected"),
+        (superblocks_are_not_synced, scripts.changes, "rows", "superblock", "both copies"),
+        (sizes_are_not_synced, scripts.writes, "rows", "superblock", "expected, 0 found"),
+        (claims_of_an_older_page_are_finished, scripts.changes, "rows", "empty", "missing|dropped"),
+        (names_are_not_synced_in_time, scripts.removed, "rows", "unlink", "is there already"),
+    ],
+)
+def test_an_engine_that_leaves_out_a_step_is_found_out(
+    mutant: Mutant, script: scripts.Script, kind: str, at: str, found: str
+) -> None:
+    def run() -> dict[str, int]:
+        with pytest.MonkeyPatch.context() as patch:
+            mutant(patch)
+            return dict(Simulation(kind, 1, images=6, worst=8, used=0.5, at=at).run(script))
+
+    with pytest.raises(AssertionError, match=rf"step \d+.*image.*({found})"):
+        apart(run)

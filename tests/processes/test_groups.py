@@ -1,0 +1,71 @@
+"""A terminal and a service manager send a signal to a whole group of processes at once."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from shmbuffer.memory import Engine
+from tests.memory.programs import finished, heard, program
+from tests.memory.rows import contents, require_sound, ring_of
+
+GROUP = """
+import os, signal, sys
+from shmbuffer.memory import Engine, Settings
+from shmbuffer.memory.cleanup import temporary_directory
+from tests.memory.rows import ring_of, schema, write
+
+def collect(path):
+    with Engine.open(path, None, role="collector") as engine:
+        os.write(told, b".")
+        try:
+            while True:
+                write(ring_of(engine), range(4), timeout=30.0)
+        except KeyboardInterrupt:
+            sys.exit(130)
+
+path = temporary_directory() if sys.argv[1] == "temporary" else sys.argv[1]
+owner = Engine.open(path, Settings(capacity=8, alpha=1.0), temporary=sys.argv[1] == "temporary")
+write(owner.define(schema()), range(8))
+tell, told = os.pipe()
+for _ in range(3):
+    if os.fork() == 0:
+        collect(path)
+for _ in range(3):
+    os.read(tell, 1)
+print(path, flush=True)
+signal.pause()
+"""
+
+
+@pytest.mark.crash
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_a_signal_to_all_at_once_leaves_whole_items_and_nobody_in_the_registry(
+    fast_path: Path, number: signal.Signals
+) -> None:
+    path = fast_path / "buffer"
+    with program(GROUP, path, before=("setsid",)) as group:
+        heard(group)
+        os.killpg(group.pid, number)
+        assert finished(group)[0] == -number
+    with Engine.open(path, None) as engine:
+        assert set(contents(ring_of(engine)).values()) <= set(range(8))
+        assert len(engine.clients()) == 1
+        require_sound(engine)
+
+
+@pytest.mark.crash
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_the_owner_of_a_temporary_directory_removes_it_though_all_end_at_once(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    with program(GROUP, "temporary", before=("setsid",), TMPDIR=str(tmp_path)) as group:
+        path = Path(heard(group))
+        os.killpg(group.pid, number)
+        assert finished(group)[0] == -number
+    assert not path.exists()

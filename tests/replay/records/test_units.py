@@ -1,0 +1,140 @@
+"""Leaves that hold partly the same are one frame of zstd, and come back one by one."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from tensordict import TensorDict
+
+from shmbuffer.errors import CorruptBufferError
+from shmbuffer.memory import bodies
+from shmbuffer.memory.bodies import Codec
+from shmbuffer.memory.records import RecordBatch, join
+from shmbuffer.replay.records.compression import Zstd
+from shmbuffer.replay.records.decoder import Decoder
+from shmbuffer.replay.records.encoder import Encoder
+from tests.frames import transitions
+from tests.replay.records.likeness import alike, as_read
+
+KEYS = ("obs", "reward", "next", "noise")
+
+
+def steps(count: int, *, size: int = 3000, seed: int = 0) -> TensorDict:
+    """Items whose ``next`` is their ``obs`` but for a few bytes; there is nothing else to find."""
+    rng = torch.Generator().manual_seed(seed)
+    obs = torch.randint(0, 256, (count, size), generator=rng, dtype=torch.uint8)
+    following = obs.clone()
+    following[:, -9:] += 1
+    noise = torch.randint(0, 256, (count, size), generator=rng, dtype=torch.uint8)
+    rewards = torch.rand(count, generator=rng)
+    return TensorDict(dict(zip(KEYS, (obs, rewards, following, noise), strict=True)), [count])
+
+
+def chunks(batch: RecordBatch) -> list[tuple[str, int | None]]:
+    (one,) = bodies.locate(as_read(batch), "here")
+    return [(chunk.codec.name, chunk.joined) for chunk in one.form.chunks]
+
+
+def encoder() -> Encoder:
+    return Encoder(zstd=Zstd())
+
+
+def decoder() -> Decoder:
+    return Decoder(Zstd().expand)
+
+
+def pairs(count: int) -> TensorDict:
+    return steps(count).exclude("noise")
+
+
+JOINED = [("ZSTD", None), ("RAW", None), ("JOINED", 0)]
+
+
+@pytest.mark.parametrize("count", [1, 7, 64])
+def test_what_an_item_holds_twice_is_stored_once(count: int) -> None:
+    data = pairs(count)
+    batch = encoder().encode(data)
+    assert chunks(batch) == JOINED
+    assert batch.sizes.sum() < 1.1 * data["obs"].nbytes
+    assert all(map(alike, decoder().items(as_read(batch)), data.unbind(0)))
+    assert alike(decoder().dense(as_read(batch)), data)
+
+
+def test_a_list_and_single_items_are_stored_as_a_batch_is() -> None:
+    data = pairs(40)
+    batch = encoder().encode(data)
+    assert encoder().encode(list(data.unbind(0))).data.tobytes() == batch.data.tobytes()
+    alone = encoder()
+    for row, item in enumerate(data.unbind(0)):
+        record = alone.encode(item, single=True)
+        assert record.body(0).tobytes() == batch.body(row).tobytes()
+
+
+def test_what_is_not_alike_is_not_joined() -> None:
+    noise = steps(40).select("obs", "noise")
+    assert chunks(encoder().encode(noise)) == [("RAW", None)] * 2
+    zeros = TensorDict({"a": torch.zeros(40, 500), "b": torch.zeros(40, 500).int()}, [40])
+    assert chunks(encoder().encode(zeros)) == [("ZSTD", None)] * 2
+    mixed = steps(40)
+    found = chunks(encoder().encode(mixed))
+    assert found[KEYS.index("next")] in (("JOINED", 0), ("RAW", None))
+    assert alike(decoder().dense(as_read(encoder().encode(mixed))), mixed)
+
+
+def test_stacks_of_frames_are_joined_and_take_less() -> None:
+    data = transitions(64, seed=3)
+    together = encoder().encode(data)
+    apart = [encoder().encode(one) for one in (data["observation"], data["next", "observation"])]
+    assert ("JOINED", 0) in chunks(together)
+    assert together.sizes.sum() < 0.75 * sum(int(one.sizes.sum()) for one in apart)
+    assert alike(decoder().dense(as_read(together)), data)
+
+
+def test_one_of_the_joined_is_read_without_the_other() -> None:
+    data = pairs(20)
+    batch = as_read(encoder().encode(data))
+    for key in ("next", "obs"):
+        (found,) = decoder().entries(batch, [(key,)])
+        assert all(map(torch.equal, found, data[key]))
+
+
+def test_sizes_may_differ_between_items_and_between_the_joined() -> None:
+    rng = np.random.default_rng(5)
+    items = []
+    for number in range(30):
+        text = torch.from_numpy(rng.integers(0, 256, 2000 + number * (number % 3), np.uint8))
+        items.append({"a": text, "b": text[: len(text) - number % 4 * (number > 0)].clone()})
+    items.append({"a": torch.zeros(0).byte(), "b": items[0]["a"]})
+    items.append({"a": items[0]["a"], "b": torch.zeros(0).byte()})
+    items.append({"a": torch.zeros(0).byte(), "b": torch.zeros(0).byte()})
+    batch = encoder().encode(items)
+    assert chunks(batch) == [("ZSTD", None), ("JOINED", 0)]
+    assert all(map(alike, decoder().items(as_read(batch)), items))
+    for key in ("a", "b"):
+        (found,) = decoder().entries(as_read(batch), [(key,)])
+        assert all(map(torch.equal, found, [item[key] for item in items]))
+    nothing = encoder()
+    nothing.encode(items)
+    assert all(map(alike, decoder().items(as_read(nothing.encode(items[-1:]))), items[-1:]))
+    assert alike(decoder().items(as_read(nothing.encode(items[-1], single=True)))[0], items[-1])
+
+
+def test_records_that_are_joined_and_others_are_one_batch() -> None:
+    data = pairs(24)
+    plain = Encoder(zstd=Zstd(), keys=["obs"]).encode(data[:9])
+    joined = encoder().encode(data[9:])
+    rows = [batch.body(row).tobytes() for batch in (plain, joined) for row in range(len(batch))]
+    assert alike(decoder().dense(join(rows)), data)
+
+
+def test_a_frame_of_another_size_is_refused() -> None:
+    data = pairs(4)
+    batch = as_read(encoder().encode(data))
+    (one,) = bodies.locate(batch, "here")
+    assert one.form.chunks[0].codec is Codec.ZSTD
+    at, size = int(one.offsets[2, 0]), int(one.sizes[2, 0])
+    frame = Zstd().compress([b"x" * 10])[0]
+    batch.data[at : at + size] = np.frombuffer(frame + bytes(size - len(frame)), np.uint8)
+    with pytest.raises(CorruptBufferError, match="10 bytes where 6000 belong"):
+        decoder().dense(batch)

@@ -1,0 +1,109 @@
+"""A save that is ended at any of its system calls leaves a whole one: the old, or the new."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+
+from shmbuffer._native import _core
+from shmbuffer.replay import publication, work_directory
+from shmbuffer.replay.publication import publish
+
+pytestmark = pytest.mark.crash
+
+OLD = {"a": "old", "gone": "old"}
+NEW = {"a": "new", "below/b": "new"}
+FOREIGN = {"notes": "mine"}
+
+
+def points() -> list[str]:
+    """All of them, in source order."""
+    text = "".join(
+        Path(str(module.__file__)).read_text() for module in (work_directory, publication)
+    )
+    steps = [f"save.{name}" for name in re.findall(r'_step\("([\w ]+)"\)', text)]
+    return [*re.findall(r'reached\("(save\.\w+)"\)', text), *steps]
+
+
+def save(path: Path, files: dict[str, str]) -> None:
+    with publish(path) as directory:
+        for name, content in files.items():
+            (directory / name).parent.mkdir(exist_ok=True)
+            (directory / name).write_text(content)
+
+
+def tree(path: Path) -> dict[str, str]:
+    return {
+        str(file.relative_to(path)): file.read_text()
+        for file in path.rglob("*")
+        if file.is_file() and file.name != publication.MANIFEST
+    }
+
+
+def is_killed_at(path: Path, point: str, passing: int) -> bool:
+    """Whether a process that saves came by."""
+    pid = os.fork()
+    if not pid:
+        try:
+            _core.arm(point, after=passing)
+            save(path, NEW)
+        finally:
+            os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
+
+
+def prepare(path: Path, before: str) -> None:
+    shutil.rmtree(path.parent, ignore_errors=True)
+    path.parent.mkdir()
+    if before != "nothing":
+        save(path, OLD)
+    if before == "foreign files":
+        for name, content in FOREIGN.items():
+            (path / name).write_text(content)
+
+
+#: Only where another save is under way, or the file system cannot exchange, or nothing is saved.
+RARE = {"save.within", "save.undone", "save.swept"}
+REPLACED = {"save.replaced", "save.mode"}
+MOVED = {
+    *("save.folder", "save.drafted", "save.counts", "save.complete", "save.place", "save.moved"),
+    *("save.unlinked", "save.removed", "save.moved all"),
+}
+NOT_PASSED = {
+    "nothing": RARE | MOVED | {"save.mode"},
+    "a save": RARE | MOVED,
+    "foreign files": RARE | REPLACED,
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("before", NOT_PASSED)
+def test_whoever_comes_next_finds_a_whole_save_and_nothing_else(
+    tmp_path: Path, before: str
+) -> None:
+    path, passed = tmp_path / "runs" / "run", set()
+    foreign = FOREIGN if before == "foreign files" else {}
+    old = {} if before == "nothing" else OLD
+    for point in points():
+        for passing in range(2):
+            prepare(path, before)
+            if not is_killed_at(path, point, passing):
+                break
+            passed.add(point)
+            publication.finish(path)
+            found = tree(path) if path.exists() else {}
+            visible = {
+                name: content
+                for name, content in found.items()
+                if not name.startswith(work_directory.MARK)
+            }
+            assert visible in (old | foreign, NEW | foreign), f"killed at {point}"
+            save(path, NEW)
+            assert tree(path) == NEW | foreign
+            assert os.listdir(path.parent) == ["run"]
+    assert set(points()) - passed == NOT_PASSED[before]

@@ -1,0 +1,139 @@
+"""All campaigns in turn, for hours: who shares the time, and what came of it.
+
+    scripts/torture --hours 8 --seed 1 --report torture.md
+
+Each runs in a process of its own and gets an equal share of the time. One that fails is not gone on
+with, the others are; the end is a table of figures.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from subprocess import PIPE
+
+from tests.torture.command import Figures
+
+CAMPAIGNS = (
+    "tests.torture.kills",
+    "tests.torture.full_kills",
+    "tests.torture.soak",
+    "tests.crash.campaign",
+    "tests.power.campaign",
+    "tests.faults.campaign",
+    "tests.damage.campaign",
+    "tests.model.campaign",
+    "tests.mutants.campaign",
+    "tests.native.campaign",
+)
+
+
+@dataclass(frozen=True)
+class Result:
+    """Of one campaign; ``failure`` is empty where nothing failed."""
+
+    module: str
+    seconds: float
+    figures: Figures
+    failure: str
+
+    @property
+    def command(self) -> str:
+        return f"python -m {self.module}"
+
+
+def run(module: str, seconds: float, seed: int) -> Result:
+    """Run one campaign; its progress goes to stderr as it comes."""
+    command = [sys.executable, "-m", module, "--seconds", f"{seconds:.0f}", "--seed", str(seed)]
+    began = time.monotonic()
+    said = []
+    with subprocess.Popen(command, stdout=PIPE, stderr=PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        for line in process.stderr:
+            sys.stderr.write(line)
+            said.append(line)
+        answer = process.stdout.read()
+    status = process.returncode
+    took = time.monotonic() - began
+    if status:
+        return Result(module, took, {}, "".join(said[-60:]) or f"it ended with {status}")
+    return Result(module, took, json.loads(answer), "")
+
+
+def is_there(module: str) -> bool:
+    """Whether it can be imported; a package above it may be missing too."""
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+def table(results: list[Result], seed: int) -> str:
+    """The figures as Markdown, and what failed."""
+    lines = [
+        f"Seed {seed}.",
+        "",
+        "| campaign | minutes | outcome | figures |",
+        "|---|---:|---|---|",
+    ]
+    for result in results:
+        figures = ", ".join(f"{name} {_number(it)}" for name, it in result.figures.items())
+        outcome = "FAILED" if result.failure else "passed"
+        lines.append(f"| `{result.module}` | {result.seconds / 60:.1f} | {outcome} | {figures} |")
+    for result in results:
+        if result.failure:
+            lines += ["", f"`{result.command}` failed:", "", "```", result.failure.rstrip(), "```"]
+    return "\n".join(lines) + "\n"
+
+
+def _number(figure: float) -> str:
+    return f"{figure:,}" if isinstance(figure, int) else f"{figure:,.3g}"
+
+
+def chosen(only: list[str]) -> list[str]:
+    """The campaigns that are asked for; all, where none is. ``soak`` is ``tests.torture.soak``."""
+    unknown = [name for name in only if not any(_is(name, module) for module in CAMPAIGNS)]
+    if unknown:
+        raise SystemExit(f"no campaign is called {unknown[0]}; there are: {', '.join(CAMPAIGNS)}")
+    return [module for module in CAMPAIGNS if not only or any(_is(n, module) for n in only)]
+
+
+def _is(name: str, module: str) -> bool:
+    _, package, last = module.split(".")
+    return name in (module, package if last == "campaign" else last)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run them, print the table; 1 if one failed or is missing."""
+    parser = argparse.ArgumentParser(prog="scripts/torture", description=(__doc__ or ""))
+    parser.add_argument("--hours", type=float, required=True, help="for all of them together")
+    parser.add_argument("--seed", type=int, default=1, help="what all draws follow from")
+    parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="some of them")
+    parser.add_argument("--report", type=Path, help="a file for the table")
+    given = parser.parse_args(arguments)
+    modules = chosen(given.only)
+    results: list[Result] = []
+    for i, module in enumerate(modules):
+        spent = sum(result.seconds for result in results)
+        share = max(0.0, given.hours * 3600 - spent) / (len(modules) - i)
+        sys.stderr.write(f"==> {module}, {share / 60:.1f} minutes\n")
+        if not is_there(module):
+            results.append(Result(module, 0.0, {}, "there is no such module"))
+        else:
+            results.append(run(module, share, given.seed))
+    report = table(results, given.seed)
+    print(report, end="")
+    if given.report:
+        given.report.write_text(report)
+    return int(any(result.failure for result in results))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,85 @@
+"""Random kills of processes that use the whole library, with torch, as a user's do.
+
+    python -m tests.torture.full_kills --seconds 60 --seed 1
+
+Collectors and learners come through `attach`, and there is a coordinator. A case is a round for
+each storage: rows, compressed records, ragged records. The rules and the kills are those of
+tests/torture/kills.py.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from shmbuffer import attach
+from tests.torture import items
+from tests.torture.arena import Arena
+from tests.torture.command import Figures, Say, added, main
+from tests.torture.full_roles import ITEM_BYTES, STORAGES, batch_of, made, read, roles
+from tests.torture.history import History, Log
+from tests.torture.image import Image
+from tests.torture.kills import audited, counted, fight, require_drawn_from, rounds, settle
+from tests.torture.rules import violations
+
+#: Of each round.
+KILLS = 34
+CHAIRS = ["writer", "writer", "writer", "learner", "learner", "coordinator"]
+
+
+def case(folder: Path, seed: int) -> Figures:
+    """A round for each storage."""
+    figures: Figures = {}
+    for storage in STORAGES:
+        added(figures, round_of_kills(folder / storage, seed, storage))
+    return figures
+
+
+def round_of_kills(folder: Path, seed: int, storage: str, *, kills: int = KILLS) -> Figures:
+    """One directory, about so many kills; what was checked."""
+    folder.mkdir()
+    path = folder / "buffer"
+    with Arena(folder / "logs", roles(path, storage), CHAIRS, seed) as arena:
+        who = items.who_of(len(CHAIRS) + 1, 1)
+        with made(path, storage) as buffer, Log(arena.logs, len(CHAIRS) + 1, who) as first:
+            first.invoked(0, 1)
+            buffer.extend(batch_of(items.keys_of(first.who, 0, 1), storage))
+            first.written(0, 1, 0)
+
+        def look() -> Figures:
+            return audit(path, arena.logs, storage)
+
+        rng = np.random.default_rng(seed)
+        return fight(arena, rng, kills, lambda: audited(look), lambda: attach(path))
+
+
+def audit(path: Path, logs: Path, storage: str) -> Figures:
+    """By the buffer, by what is on disk, and one against the other."""
+    with attach(path) as buffer:
+        engine = buffer.storage.engine
+        settle(engine)
+        there = read(buffer, storage)
+        image, history = Image(path), History.read(logs)
+        broken = violations(history, image, contents=there, item_bytes=ITEM_BYTES)
+        assert not broken, "\n".join(["rules are broken", *broken])
+        report = engine.check()
+        assert report.ok, str(report)
+        if there:
+            batch = buffer.sample()
+            index, tickets = batch["index"].numpy(), batch["index_generation"].numpy()
+            weights = torch.as_tensor(batch["_weight"]).numpy()
+            require_drawn_from(image, index, tickets, weights)
+        return counted(history, len(there))
+
+
+def campaign(seconds: float, seed: int, say: Say) -> Figures:
+    """Cases for about ``seconds``, and at least one."""
+    torch.set_num_threads(1)
+    return rounds(__spec__.name, case, seconds, seed, say)
+
+
+if __name__ == "__main__":
+    sys.exit(main(campaign))

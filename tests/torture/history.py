@@ -1,0 +1,260 @@
+"""What processes did, by their own account: append-only logs, written with write(2) and never torn.
+
+    <chair>.calls     EVENT: invoke and ok of each write and update, and what was seen of the ring
+    <chair>.samples   SAMPLE: each row that a learner was given
+    <chair>.updates   UPDATE: each priority that it gave back, noted before the call
+
+An entry is written before a call and another one after it has returned. Who is killed between the
+two leaves an invocation without an outcome: it may have happened or not, but wholly. Sizes of
+entries divide a page, so a write of them lies in one page, and a kill cannot cut it.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from enum import IntEnum
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tests.torture.items import Keys
+
+EVENT = np.dtype(
+    [("kind", "<i8"), ("who", "<i8"), ("began", "<i8"), ("ended", "<i8")]
+    + [(name, "<i8") for name in ("first", "count", "a", "b")]
+)
+SAMPLE = np.dtype([("key", "<u8"), ("ticket", "<i8"), ("began", "<i8"), ("ended", "<i8")])
+UPDATE = np.dtype([("key", "<u8"), ("ticket", "<i8"), ("began", "<i8"), ("raw", "<f8")])
+_CARRIED = "carried.npz"
+#: Of what has no outcome: when it ended, and the ticket of a batch; of one that was refused.
+NEVER, NO_OUTCOME, WAS_REFUSED = 2**63 - 1, -1, -2
+assert all(4096 % kind.itemsize == 0 for kind in (EVENT, SAMPLE, UPDATE))
+
+
+class Kind(IntEnum):
+    """What an event is, and what its fields say."""
+
+    INVOKED = 1
+    """A write begins: ``first`` sequence, ``count``."""
+    WRITTEN = 2
+    """It has returned: ``a`` is the first ticket."""
+    REFUSED = 3
+    """It has raised an error which says that nothing was written."""
+    UPDATED = 4
+    """An update has returned: ``first`` row of the chair's updates, ``count``, ``a`` applied."""
+    SEEN = 5
+    """The ring was looked at between ``began`` and ``ended``: ``a`` head, ``b`` write_count."""
+    DIED = 6
+    """Told by whoever killed: ``who`` did nothing any more from ``ended`` on."""
+
+
+class Log:
+    """One process's account; closed with a ``with`` block, or with the process."""
+
+    def __init__(self, folder: Path, chair: int, who: int) -> None:
+        self.who = who
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+        self._calls, self._samples, self._updates = (
+            os.open(folder / f"{chair}.{name}", flags, 0o600)
+            for name in ("calls", "samples", "updates")
+        )
+        self._event = np.zeros(1, EVENT)
+
+    def __enter__(self) -> Log:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for descriptor in (self._calls, self._samples, self._updates):
+            os.close(descriptor)
+
+    def _write(self, kind: Kind, began: int, *numbers: int) -> None:
+        entry = (int(kind), self.who, began, time.monotonic_ns(), *numbers)
+        self._event[0] = entry
+        _append(self._calls, self._event)
+
+    def invoked(self, first: int, count: int) -> None:
+        self._write(Kind.INVOKED, time.monotonic_ns(), first, count, 0, 0)
+
+    def written(self, first: int, count: int, ticket: int) -> None:
+        self._write(Kind.WRITTEN, time.monotonic_ns(), first, count, ticket, 0)
+
+    def refused(self, first: int, count: int) -> None:
+        self._write(Kind.REFUSED, time.monotonic_ns(), first, count, 0, 0)
+
+    def died(self, who: int) -> None:
+        self._event[0] = (Kind.DIED, who, 0, time.monotonic_ns(), 0, 0, 0, 0)
+        _append(self._calls, self._event)
+
+    def seen(self, began: int, head: int, write_count: int) -> None:
+        self._write(Kind.SEEN, began, 0, 0, head, write_count)
+
+    def sampled(self, began: int, keys: Keys, tickets: NDArray[np.int64]) -> None:
+        rows = np.zeros(len(keys), SAMPLE)
+        rows["key"], rows["ticket"], rows["began"] = keys, tickets, began
+        rows["ended"] = time.monotonic_ns()
+        _append(self._samples, rows)
+
+    def updating(
+        self, keys: Keys, tickets: NDArray[np.int64], priorities: NDArray[np.float64]
+    ) -> int:
+        """Before an update; returns what `updated` has to be given."""
+        rows = np.zeros(len(keys), UPDATE)
+        rows["key"], rows["ticket"], rows["raw"] = keys, tickets, priorities
+        rows["began"] = time.monotonic_ns()
+        first = os.fstat(self._updates).st_size // UPDATE.itemsize
+        _append(self._updates, rows)
+        return first
+
+    def updated(self, first: int, count: int, applied: int) -> None:
+        self._write(Kind.UPDATED, time.monotonic_ns(), first, count, applied, 0)
+
+
+def _append(descriptor: int, entries: NDArray[Any]) -> None:
+    """One write for each page: of a large one a kill might leave a part."""
+    step = 4096 // entries.itemsize
+    at = os.lseek(descriptor, 0, os.SEEK_END) // entries.itemsize % step
+    data = entries
+    while len(data):
+        piece = data[: step - at]
+        assert os.write(descriptor, piece.tobytes()) == piece.nbytes
+        data, at = data[len(piece) :], 0
+
+
+class History:
+    """What all of them did.
+
+    Attributes:
+        batches: of each write: key of its first item, count, when it was invoked and when it had
+            returned or its writer had died, ticket; in the order of keys. A ticket of -1: no
+            outcome; -2: it was refused.
+        samples: SAMPLE rows.
+        updates: UPDATE rows with their outcome: ``ended`` (NEVER: none), and how many rows the
+            ``call`` had, and how many of them were ``applied``.
+        seen: EVENT rows of that kind.
+        forgotten_written, forgotten_open: items of batches that were left out by `forget`.
+    """
+
+    BATCH = np.dtype(
+        [("key", "<u8"), ("count", "<i8"), ("began", "<i8"), ("ended", "<i8"), ("ticket", "<i8")]
+    )
+    OUTCOME = np.dtype([*UPDATE.descr, ("ended", "<i8"), ("call", "<i8"), ("applied", "<i8")])
+
+    def __init__(
+        self,
+        batches: Any,
+        samples: Any,
+        updates: Any,
+        seen: Any,
+        forgotten: tuple[int, int] = (0, 0),
+    ) -> None:
+        self.forgotten_written, self.forgotten_open = forgotten
+        self.batches = batches[np.argsort(batches["key"], kind="stable")]
+        self.samples = samples
+        self.updates = updates
+        self.seen = seen
+
+    @classmethod
+    def read(cls, folder: Path) -> History:
+        """All logs of a folder."""
+        batches, samples, updates, seen, died = [], [], [], [], []
+        for path in sorted(folder.glob("*.calls")):
+            calls = _load(path, EVENT)
+            batches.append(_batches(calls))
+            samples.append(_load(path.with_suffix(".samples"), SAMPLE))
+            updates.append(_outcomes(_load(path.with_suffix(".updates"), UPDATE), calls))
+            seen.append(calls[calls["kind"] == Kind.SEEN])
+            died.append(calls[calls["kind"] == Kind.DIED])
+        deaths = {int(one["who"]): int(one["ended"]) for one in _joined(died, EVENT)}
+        known = _joined(batches, cls.BATCH)
+        for open_one in (known["ended"] == NEVER).nonzero()[0]:
+            known["ended"][open_one] = deaths.get(int(known["key"][open_one]) >> 32, NEVER)
+        samples_and_more = (
+            _joined(samples, SAMPLE),
+            _joined(updates, cls.OUTCOME),
+            _joined(seen, EVENT),
+        )
+        carried = folder / _CARRIED
+        if not carried.exists():
+            return cls(known, *samples_and_more)
+        with np.load(carried) as before:
+            return cls(
+                np.concatenate([before["batches"], known]),
+                samples_and_more[0],
+                np.concatenate([before["updates"], samples_and_more[1]]),
+                np.concatenate([before["seen"], samples_and_more[2]]),
+                (int(before["forgotten"][0]), int(before["forgotten"][1])),
+            )
+
+    def forget(self, folder: Path, oldest: int) -> None:
+        """Empties the logs of all but what concerns tickets from ``oldest`` on.
+
+        Everybody stands still, between two calls, and all that the dead left is finished: a batch
+        of which nothing is there will never be.
+        """
+        written = self.batches["ticket"] >= 0
+        kept = written & (self.batches["ticket"] + self.batches["count"] > oldest)
+        left, others = self.batches[written & ~kept], self.batches[~written]
+        forgotten = (
+            self.forgotten_written + int(left["count"].sum()),
+            self.forgotten_open + int(others["count"].sum()),
+        )
+        last = self.seen[np.argsort(self.seen["ended"], kind="stable")][-1:]
+        for name in ("a", "b"):
+            last[name] = self.seen[name].max(initial=0)
+        np.savez(
+            folder / _CARRIED,
+            batches=self.batches[kept],
+            updates=self.updates[self.updates["ticket"] >= oldest],
+            seen=last,
+            forgotten=np.array(forgotten),
+        )
+        for name in ("calls", "samples", "updates"):
+            for path in folder.glob(f"*.{name}"):
+                os.truncate(path, 0)
+
+
+def _load(path: Path, kind: np.dtype[Any]) -> NDArray[Any]:
+    data = path.read_bytes()
+    assert len(data) % kind.itemsize == 0, f"{path}: the log itself is torn"
+    return np.frombuffer(data, kind)
+
+
+def _joined(parts: Sequence[Any], kind: np.dtype[Any]) -> NDArray[Any]:
+    return np.concatenate([*parts, np.empty(0, kind)]).astype(kind)
+
+
+def _batches(calls: Any) -> NDArray[Any]:
+    """Invocations with the outcome that follows them, if any."""
+    writes = calls[np.isin(calls["kind"], (Kind.INVOKED, Kind.WRITTEN, Kind.REFUSED))]
+    begun = (writes["kind"] == Kind.INVOKED).nonzero()[0]
+    found = np.zeros(len(begun), History.BATCH)
+    invoked = writes[begun]
+    found["key"] = invoked["who"].astype(np.uint64) << np.uint64(32) | invoked["first"].astype("u8")
+    found["count"], found["began"] = invoked["count"], invoked["began"]
+    found["ticket"], found["ended"] = NO_OUTCOME, NEVER
+    following = np.minimum(begun + 1, len(writes) - 1)
+    after = writes[following]
+    same = (after["who"] == invoked["who"]) & (after["first"] == invoked["first"])
+    written, refused = (same & (after["kind"] == kind) for kind in (Kind.WRITTEN, Kind.REFUSED))
+    found["ticket"][written] = after["a"][written]
+    found["ticket"][refused] = WAS_REFUSED
+    returned = written | refused
+    found["ended"][returned] = after["began"][returned]
+    return found
+
+
+def _outcomes(updates: Any, calls: Any) -> NDArray[Any]:
+    found = np.zeros(len(updates), History.OUTCOME)
+    for name in UPDATE.names or ():
+        found[name] = updates[name]
+    found["ended"] = NEVER
+    for event in calls[calls["kind"] == Kind.UPDATED]:
+        rows = slice(event["first"], event["first"] + event["count"])
+        found["ended"][rows] = event["began"]
+        found["call"][rows] = event["count"]
+        found["applied"][rows] = event["a"]
+    return found

@@ -1,0 +1,226 @@
+"""A second reader of a buffer's directory, written from docs/design.md alone: numpy and struct.
+
+It imports nothing of shmbuffer, so that a mistake in the engine is not made here too. It looks at a
+buffer in which nobody is writing, and believes nothing: whatever is not as documented fails.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+PAGE = 4096
+EMPTY, WRITING, COMMITTED, ABORTED = range(4)
+READY = 1
+#: So many bytes are summed here, one by one, at a look: more takes too long.
+SUMMED_BYTES = 16384
+
+_POLYNOMIAL = 0x82F63B78
+
+
+def _crc_table() -> NDArray[np.uint32]:
+    table = np.arange(256, dtype=np.uint32)
+    for _ in range(8):
+        table = (table >> np.uint32(1)) ^ np.where(table & 1, np.uint32(_POLYNOMIAL), np.uint32(0))
+    return table
+
+
+_TABLE: list[int] = _crc_table().tolist()
+
+
+def crc32c(start: int, data: bytes) -> int:
+    """CRC32C, continued from that of what came before."""
+    crc, table = start ^ 0xFFFFFFFF, _TABLE
+    for byte in data:
+        crc = table[(crc ^ byte) & 255] ^ crc >> 8
+    return crc ^ 0xFFFFFFFF
+
+
+def _superblock(control: bytes) -> bytes:
+    """The newer valid copy."""
+    valid = []
+    for at in (0, PAGE):
+        (stored,) = struct.unpack_from("<I", control, at + 4092)
+        if crc32c(0, control[at : at + 4092]) == stored:
+            valid.append(control[at : at + PAGE])
+    assert valid, "no copy of the superblock is valid"
+    assert all(copy[:8] == b"SHMBUF\0\1" for copy in valid)
+    return max(valid, key=lambda copy: int(struct.unpack_from("<Q", copy, 16)[0]))
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A registry entry, as far as rules ask for it."""
+
+    live: bool
+    incarnation: int
+    pid: int
+    phase: int
+    turn: int
+    inserts: int
+    aborts: int
+
+
+class Image:
+    """A directory as it is now.
+
+    Attributes:
+        capacity, lanes: of the ring; `record_bytes` is 0 where items are rows.
+        head, write_count, length, rolled_back, evicted, byte_head, byte_tail: the runtime page.
+        words, checksums, sources, raw, mass: of each slot (of each element).
+        nodes: sums and minima, level by level.
+        leaves: bytes of each leaf, ``[capacity, size]``, in the order of their names.
+    """
+
+    def __init__(self, path: Path) -> None:
+        private = path / ".shmbuffer"
+        control = (private / "control").read_bytes()
+        block = _superblock(control)
+        self.epoch, self.state = struct.unpack_from("<QI", block, 56)
+        self.capacity, self.lanes, leaves, entries = struct.unpack_from("<QQII", block, 72)
+        (slots_bytes,) = struct.unpack_from("<Q", block, 128)
+        (self.salt,) = struct.unpack_from("<I", block, 220)
+        schema = json.loads((private / "schema.json").read_bytes())
+        assert (schema["capacity"], len(schema["leaves"])) == (self.capacity, leaves)
+        self.record_bytes: int = schema.get("record_bytes", 0)
+        at = 2 * PAGE
+        self.head, self.write_count, self.length = struct.unpack_from("<QQQ", control, at + 64)
+        (runtime_state, self.prioritized) = struct.unpack_from("<II", control, at + 88)
+        assert runtime_state == self.state
+        self.max_priority, self.alpha, self.eps = struct.unpack_from("<ddd", control, at + 96)
+        self.waiters = struct.unpack_from("<I", control, at + 136)[0]
+        self.repairs, self.rolled_back = struct.unpack_from("<QQ", control, at + 152)
+        self.byte_head, self.byte_tail, self.evicted = struct.unpack_from("<QQQ", control, at + 184)
+        self.entries = [_entry(control, 3 * PAGE + 256 * i) for i in range(entries)]
+        self._read_slots((private / "slots").read_bytes(), slots_bytes)
+        self._schema = schema
+        self._path = path
+
+    def _read_slots(self, data: bytes, size: int) -> None:
+        assert len(data) == size
+        at = 0
+
+        def section(dtype: str, count: int) -> Any:
+            nonlocal at
+            found = np.frombuffer(data, dtype, count, at)
+            at += -(-found.nbytes // 64) * 64
+            return found
+
+        elements = self.capacity * self.lanes
+        self.words: NDArray[np.uint64] = section("<u8", self.capacity)
+        self.checksums = section("<u4", self.capacity)
+        self.sources = section("<u8", self.capacity)
+        self.raw: NDArray[np.float64] = section("<f8", elements)
+        self.mass: NDArray[np.float64] = section("<f8", -(-elements // 16) * 16)
+        self.nodes: list[tuple[NDArray[np.float64], NDArray[np.float64]]] = []
+        count = elements
+        while not self.nodes or count > 1:
+            count = -(-count // 16)
+            padded = -(-count // 16) * 16
+            self.nodes.append((section("<f8", padded), section("<f8", padded)))
+        if self.record_bytes:
+            self.extents = section("<u8", 2 * self.capacity).reshape(-1, 2)
+        assert at == size, f"the sections end at {at}, the file at {size}"
+
+    @property
+    def states(self) -> NDArray[np.uint64]:
+        return self.words & np.uint64(3)
+
+    @property
+    def tickets(self) -> NDArray[np.int64]:
+        return (self.words >> np.uint64(2)).astype(np.int64)
+
+    @cached_property
+    def committed(self) -> NDArray[np.int64]:
+        """Slots that hold an item."""
+        return (self.states == COMMITTED).nonzero()[0]
+
+    @cached_property
+    def leaves(self) -> list[NDArray[np.uint8]]:
+        found = []
+        for leaf in self._schema["leaves"]:
+            *folders, name = leaf["path"]
+            data = np.fromfile(self._path.joinpath(*folders, f"{name}.memmap"), np.uint8)
+            found.append(data.reshape(self.capacity, -1))
+        return found
+
+    @cached_property
+    def ring_bytes(self) -> bytes:
+        return (self._path / ".shmbuffer" / "records").read_bytes()
+
+    def record(self, slot: int) -> bytes:
+        """The record of a slot, header included; fails if its header is another's."""
+        position, size = map(int, self.extents[slot])
+        assert self.byte_tail <= position
+        assert position + size <= self.byte_head
+        data = self.ring_bytes
+        assert len(data) == self.record_bytes
+        first = position % self.record_bytes
+        whole = data[first : first + size]
+        whole += data[: size - len(whole)]
+        ticket, at, said, stride = struct.unpack_from("<QQQQ", whole)
+        assert (ticket, at, said) == (int(self.tickets[slot]), position, size), f"slot {slot}"
+        assert stride % 8 == 0
+        return whole
+
+    def wrong_checksums(self) -> NDArray[np.int64]:
+        """Slots whose item is not what its checksum was made of; of many items some, by turns."""
+        wrong, left = [], SUMMED_BYTES
+        order = np.roll(self.committed, -(self.head % max(1, len(self.committed))))
+        for slot in order.tolist():
+            item = self._item(slot)
+            left -= len(item)
+            if left < 0:
+                break
+            ticket = struct.pack("<Q", int(self.tickets[slot]))
+            if crc32c(crc32c(self.salt, ticket), item) != self.checksums[slot]:
+                wrong.append(slot)
+        return np.array(wrong, np.int64)
+
+    def _item(self, slot: int) -> bytes:
+        if self.record_bytes:
+            return self.record(slot)
+        return b"".join(leaf[slot].tobytes() for leaf in self.leaves)
+
+    def wrong_leaves(self) -> NDArray[np.int64]:
+        """Elements whose mass is not that of their priority, to the last bit."""
+        expected = np.zeros(len(self.mass))
+        if self.prioritized:
+            for slot in self.committed.tolist():
+                for element in range(slot * self.lanes, (slot + 1) * self.lanes):
+                    expected[element] = math.pow(self.raw[element] + self.eps, self.alpha)
+        wrong: NDArray[np.int64] = (self.mass != expected).nonzero()[0]
+        return wrong
+
+    def wrong_nodes(self) -> int:
+        """Nodes that are not sum and least positive value of their children, bit for bit."""
+        wrong = 0
+        sums = least = self.mass
+        for level_sums, level_least in self.nodes:
+            added = np.zeros(len(level_sums))
+            c = sums.reshape(-1, 4, 4)
+            quarters = (c[:, :, 0] + c[:, :, 1]) + (c[:, :, 2] + c[:, :, 3])
+            total = (quarters[:, 0] + quarters[:, 1]) + quarters[:, 2] + quarters[:, 3]
+            added[: len(total)] = total
+            positive = np.where(least > 0, least, np.inf).reshape(-1, 16).min(axis=1)
+            lowest = np.zeros(len(level_least))
+            lowest[: len(positive)] = np.where(positive < np.inf, positive, 0)
+            wrong += int(np.count_nonzero((added != level_sums) | (lowest != level_least)))
+            sums, least = level_sums, level_least
+        return wrong
+
+
+def _entry(control: bytes, at: int) -> Entry:
+    state, _, incarnation, pid = struct.unpack_from("<IIQQ", control, at)
+    (phase,) = struct.unpack_from("<I", control, at + 64)
+    (turn,) = struct.unpack_from("<Q", control, at + 96)
+    inserts, aborts = struct.unpack_from("<QQ", control, at + 120)
+    return Entry(state == 1, incarnation, pid, phase, turn, inserts, aborts)

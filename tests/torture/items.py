@@ -1,0 +1,125 @@
+"""What an item says in each of its bytes: who wrote it, and as which of his items.
+
+    who   chair << 14 | life     chair: a place among the processes; life: how often it was filled
+    key   who << 32 | sequence   of an item; below 2^50
+    word  key * ODD + leaf * LEAF + position * STEP    (mod 2^64) word by word, in every leaf
+
+From each word of each leaf the key follows, so that a mixture of two items shows in the bytes,
+whatever the engine's own words and checksums say of it. Priorities carry a key too: that of the
+item, or of the update that gave it.
+"""
+
+from __future__ import annotations
+
+import struct
+
+import numpy as np
+from numpy.typing import NDArray
+
+Keys = NDArray[np.uint64]
+Bytes = NDArray[np.uint8]
+
+ODD = np.uint64(0x9E3779B97F4A7C15)
+INVERSE = np.uint64(pow(int(ODD), -1, 2**64))
+LEAF = np.uint64(0xC2B2AE3D27D4EB4F)
+STEP = np.uint64(0x165667B19E3779F9)
+LIVES = 1 << 14
+
+#: Of a record: what its own body begins with (see `records_of`).
+_LENGTH = struct.Struct("<Q")
+
+
+def who_of(chair: int, life: int) -> int:
+    return chair * LIVES + life
+
+
+def keys_of(who: int, first: int, count: int) -> Keys:
+    """Keys of the items first, first + 1, ... of a writer."""
+    return (np.uint64(who) << np.uint64(32)) + np.arange(first, first + count, dtype=np.uint64)
+
+
+def row(keys: Keys, leaf: int, size: int) -> Bytes:
+    """The bytes of one leaf of these items, ``[len(keys), size]``."""
+    steps = np.arange(-(-size // 8), dtype=np.uint64) * STEP + _of_leaf(leaf)
+    words = np.asarray(keys, np.uint64)[:, None] * ODD + steps[None, :]
+    return np.ascontiguousarray(words.view(np.uint8)[:, :size])
+
+
+def key_in(data: Bytes, leaf: int = 0) -> Keys:
+    """The keys that the first words of a leaf carry; of any bytes some number."""
+    words = np.ascontiguousarray(data[:, :8]).view(np.uint64)[:, 0]
+    return (words - _of_leaf(leaf)) * INVERSE
+
+
+def _of_leaf(leaf: int) -> np.uint64:
+    return np.uint64(leaf * int(LEAF) & 2**64 - 1)
+
+
+def torn(leaves: list[Bytes]) -> NDArray[np.int64]:
+    """Rows in which not all leaves are of one item, by every byte."""
+    keys = key_in(leaves[0])
+    wrong = keys >> np.uint64(50) != 0
+    for leaf, data in enumerate(leaves):
+        wrong |= (data != row(keys, leaf, data.shape[1])).any(axis=1)
+    return wrong.nonzero()[0]
+
+
+def record_words(key: int, mean: int) -> int:
+    """How many words a record's own body has: from 1, ``mean`` on average."""
+    return 1 + (key * 0x9E3779B97F4A7C15 >> 17) % (2 * mean - 1)
+
+
+def record_body(key: int, mean: int) -> bytes:
+    """The record's own part of its body."""
+    return row(np.array([key], np.uint64), 0, 8 * record_words(key, mean)).tobytes()
+
+
+def record_bytes(keys: Keys, mean: int) -> int:
+    """Bytes that a batch of records takes in the byte ring, headers included."""
+    mixed = np.asarray(keys, np.uint64).tolist()
+    return sum(32 + 8 + 8 * record_words(key, mean) for key in mixed)
+
+
+def records_of(keys: Keys, mean: int) -> tuple[Bytes, NDArray[np.int64], NDArray[np.int64]]:
+    """A batch of records: data, where each header is, and how far each record reaches.
+
+    The body of a record is its own length, its words, and, if there is a record behind it in the
+    batch, that one's header and length: a part which the two have in common.
+    """
+    numbers = np.asarray(keys, np.uint64).tolist()
+    bodies = [record_body(key, mean) for key in numbers]
+    parts = [bytes(32) + _LENGTH.pack(len(body)) + body for body in bodies]
+    starts = np.cumsum([0, *map(len, parts)], dtype=np.int64)
+    sizes = np.diff(starts)
+    sizes[:-1] += 32 + _LENGTH.size
+    return np.frombuffer(bytearray(b"".join(parts)), np.uint8), starts[:-1].copy(), sizes
+
+
+def record_key(body: bytes, mean: int) -> int | None:
+    """The key of a record, given what follows its header; None if it is torn."""
+    if len(body) < 2 * _LENGTH.size:
+        return None
+    (length,) = _LENGTH.unpack_from(body)
+    own = body[_LENGTH.size : _LENGTH.size + length]
+    key = int(key_in(np.frombuffer(own[:8], np.uint8)[None, :])[0]) if len(own) >= 8 else 2**63
+    if key >> 50 or own != record_body(key, mean):
+        return None
+    behind = body[_LENGTH.size + length :]
+    if not behind:
+        return key
+    following = _LENGTH.pack(8 * record_words(key + 1, mean))
+    return key if len(behind) == 40 and behind[32:] == following else None
+
+
+def priority(key: Keys) -> NDArray[np.float64]:
+    """A priority that carries its key, between 1/4 and 16."""
+    exponents = (np.asarray(key, np.uint64) * ODD >> np.uint64(40)).astype(np.int64) % 6 - 2
+    return np.ldexp(1.0 + np.asarray(key, np.float64) * 2.0**-52, exponents)
+
+
+def key_of_priority(raw: NDArray[np.float64]) -> NDArray[np.int64]:
+    """The key in each priority; -1 where it carries none."""
+    mantissas, _ = np.frexp(np.where(np.isfinite(raw), raw, 0.0))
+    keys = ((2 * mantissas - 1) * 2.0**52).astype(np.int64)
+    exact = priority(np.maximum(keys, 0).astype(np.uint64)) == raw
+    return np.where(exact & (keys < 2**50), keys, -1)

@@ -1,0 +1,228 @@
+"""Random kills: processes of the C core and numpy die at any instruction, and all of it is checked.
+
+    python -m tests.torture.kills --seconds 60 --seed 1
+
+A round is one directory: a ring, writers, learners and a coordinator, drawn from the seed. Some are
+killed, stopped or told to end at random moments and replaced; now and then everybody stands still,
+or all are killed and the directory is recovered (and the recovery killed), and a fresh process
+reads what is there, with the engine and without it, and compares it with the logs of all.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shmbuffer.memory import Engine
+from tests.torture.arena import Arena, Chair, forked
+from tests.torture.command import Figures, Say, added, main, repeatable, seeds
+from tests.torture.history import NO_OUTCOME, History
+from tests.torture.image import Image
+from tests.torture.plan import Plan
+from tests.torture.roles import read, roles, sample
+from tests.torture.rules import violations
+
+#: Of a round.
+KILLS = 250
+#: Between two events: up to this long, evenly in the logarithm.
+LONGEST_S = 0.02
+EVENTS = {
+    "writer": 60,
+    "learner": 15,
+    "coordinator": 10,
+    "all": 10,
+    "stop": 3,
+    "term": 2,
+    "look": 4,
+}
+
+
+def pause_of(rng: np.random.Generator, longest: float = LONGEST_S) -> float:
+    """Seconds, log-uniform from a microsecond on."""
+    return float(np.exp(rng.uniform(np.log(1e-6), np.log(longest))))
+
+
+def round_of_kills(folder: Path, seed: int, *, kills: int = KILLS) -> Figures:
+    """One directory, about so many kills; what was checked."""
+    rng = np.random.default_rng(seed)
+    plan = Plan.drawn(rng, records=bool(rng.random() < 0.5))
+    path = folder / "buffer"
+    with Engine.open(path, plan.settings) as engine:
+        engine.define(plan.schema)
+    chairs = ["writer"] * plan.writers + ["learner"] * plan.learners + ["coordinator"]
+    with Arena(folder / "logs", roles(path, plan), chairs, seed) as arena:
+
+        def look() -> Figures:
+            with Engine.open(path, None) as engine:
+                settle(engine)
+                return audit(engine, path, arena.logs, plan, seed)
+
+        return fight(arena, rng, kills, lambda: audited(look), lambda: Engine.open(path, None))
+
+
+def fight(
+    arena: Arena,
+    rng: np.random.Generator,
+    kills: int,
+    audit: Callable[[], Figures],
+    recover: Callable[[], object],
+) -> Figures:
+    """Kills until there were so many, and audits; at the end once more, with nobody left."""
+    figures: Figures = {"rounds": 1, "kills": 0, "audits": 0}
+    names, weights = list(EVENTS), np.array(list(EVENTS.values()), float)
+    arena.fill()
+    while True:
+        time.sleep(pause_of(rng))
+        event = str(rng.choice(names, p=weights / weights.sum()))
+        over = figures["kills"] >= kills
+        if over or event == "all":
+            figures["kills"] += arena.kill(arena.chairs)
+            figures["kills"] += _recoveries_killed(recover, rng)
+            added(figures, {"audits": 1, "recoveries": 1, **_latest(audit(), figures)})
+            if over:
+                return figures
+        elif event == "look":
+            arena.still()
+            added(figures, {"audits": 1, **_latest(audit(), figures)})
+            arena.go()
+        else:
+            victim = _victim(arena, rng, event)
+            if event == "stop":
+                arena.stop(victim, pause_of(rng))
+            elif event == "term":
+                added(figures, {"terminated": 1})
+                arena.kill([victim], signal.SIGTERM)
+            else:
+                figures["kills"] += arena.kill([victim])
+        arena.fill()
+
+
+def _latest(audit: Figures, figures: Figures) -> Figures:
+    """Of an audit: what it has counted itself, and how much the logs of the round have grown."""
+    return {
+        name: figure - figures.get(name, 0) if name.startswith("logged_") else figure
+        for name, figure in audit.items()
+    }
+
+
+def _victim(arena: Arena, rng: np.random.Generator, role: str) -> Chair:
+    chairs = [chair for chair in arena.chairs if chair.role == role] or arena.chairs
+    return chairs[int(rng.integers(len(chairs)))]
+
+
+def _recoveries_killed(recover: Callable[[], object], rng: np.random.Generator) -> int:
+    """Kills some of those that recover, one after the other; the next one starts again."""
+    killed = 0
+    while rng.random() < 0.5:
+        pid = forked(recover)
+        time.sleep(pause_of(rng, 0.01))
+        os.kill(pid, signal.SIGKILL)
+        status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        assert status in (0, -signal.SIGKILL), f"recovery ended with {status}"
+        killed += status == -signal.SIGKILL
+    return killed
+
+
+def audited(look: Callable[[], Figures]) -> Figures:
+    """What a fresh process finds, while nobody else does anything."""
+    hear, tell = os.pipe()
+    pid = forked(lambda: os.write(tell, json.dumps(look()).encode()))
+    os.close(tell)
+    with os.fdopen(hear, "rb") as told:
+        answer = told.read()
+    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    assert status == 0, f"the audit failed with {status}; its traceback is above"
+    found: Figures = json.loads(answer)
+    return found
+
+
+def settle(engine: Engine) -> None:
+    """What the dead left is finished: the mutex may have been theirs, and slots."""
+    engine.stats()
+    engine.reap_dead()
+
+
+def audit(engine: Engine, path: Path, logs: Path, plan: Plan, seed: int) -> Figures:
+    """By the documented format, by the engine, and one against the other."""
+    ring = engine.ring
+    assert ring is not None
+    image, history = Image(path), History.read(logs)
+    broken = violations(history, image, mean_words=plan.mean_words)
+    assert not broken, "\n".join(["rules are broken", *broken])
+    report = engine.check()
+    assert report.ok, str(report)
+    there = read(ring, plan)
+    assert sorted(there) == image.committed.tolist()
+    if there:
+        keys, index, tickets, weights = sample(ring, plan, np.random.default_rng(seed), 64)
+        require_drawn_from(image, index, tickets, weights)
+        assert [there[slot] for slot in index.tolist()] == keys.tolist()
+    return counted(history, len(there))
+
+
+def require_drawn_from(
+    image: Image,
+    index: NDArray[np.int64],
+    tickets: NDArray[np.int64],
+    weights: NDArray[np.float32],
+    beta: float = 0.5,
+) -> None:
+    """H12, of a sample that was drawn by priority while nobody changed anything."""
+    assert (image.tickets[index] == tickets).all()
+    least = image.mass[image.mass > 0].min()
+    expected = (image.mass[index] / least) ** -beta
+    assert np.allclose(weights, expected, rtol=1e-5), "H12: a weight is wrong"
+
+
+def counted(history: History, there: int) -> Figures:
+    """What an audit has looked at."""
+    return {
+        "items_checked": there,
+        "logged_writes": len(history.batches),
+        "logged_open_writes": int(np.count_nonzero(history.batches["ticket"] == NO_OUTCOME)),
+        "logged_samples": len(history.samples),
+        "logged_updates": len(history.updates),
+    }
+
+
+def scratch() -> Path:
+    """A directory in memory where there is one."""
+    base = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    return Path(tempfile.mkdtemp(prefix="shmbuffer-torture-", dir=base))
+
+
+def campaign(seconds: float, seed: int, say: Say) -> Figures:
+    """Rounds for about ``seconds``, and at least one."""
+    return rounds(__spec__.name, round_of_kills, seconds, seed, say)
+
+
+def rounds(
+    module: str, play: Callable[[Path, int], Figures], seconds: float, seed: int, say: Say
+) -> Figures:
+    """Plays a round for each seed, in a folder of its own."""
+    figures: Figures = {}
+    began = time.monotonic()
+    for one in seeds(seed, seconds):
+        folder = scratch()
+        try:
+            with repeatable(module, one):
+                added(figures, play(folder, one))
+        finally:
+            shutil.rmtree(folder)
+        rate = figures["kills"] / (time.monotonic() - began)
+        say(f"{module}: seed {one}, {figures['kills']:,} kills, {rate:.1f} a second")
+    return figures
+
+
+if __name__ == "__main__":
+    sys.exit(main(campaign))

@@ -1,0 +1,77 @@
+"""What a round of kills is played with: how large the ring is, who is there, what items are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from shmbuffer.memory import Leaf, Schema, Settings
+
+#: Bytes of a ring; the fork of a round copies none of them.
+RING_BYTES = 8 * 2**20
+BATCH_BYTES = 2**18
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Drawn from a seed.
+
+    Attributes:
+        capacity: slots.
+        item_bytes: of the largest leaf of a row; about that of a record.
+        batch: items of the largest write.
+        record_bytes: of the byte ring; 0: items are rows.
+        writers, learners: how many.
+        alpha: priority exponent.
+    """
+
+    capacity: int
+    item_bytes: int
+    batch: int
+    record_bytes: int
+    writers: int
+    learners: int
+    alpha: float
+
+    @classmethod
+    def drawn(cls, rng: np.random.Generator, *, records: bool) -> Plan:
+        """8 to 4096 slots, items of 8 bytes to 64 KiB, batches up to half of the ring."""
+        item_bytes = int(2 ** rng.uniform(3, 16))
+        capacity = int(2 ** rng.uniform(3, np.log2(min(4096, RING_BYTES // item_bytes))))
+        batch = max(1, min(capacity // 2, BATCH_BYTES // item_bytes))
+        room = int(rng.uniform(batch + 1, 1.5 * capacity)) * (2 * item_bytes + 64)
+        return cls(
+            capacity,
+            item_bytes,
+            int(rng.integers(1, batch + 1)),
+            room if records else 0,
+            int(rng.integers(2, 6)),
+            int(rng.integers(1, 3)),
+            float(rng.choice((0.0, 0.5, 0.6, 1.0))),
+        )
+
+    @property
+    def mean_words(self) -> int:
+        """Of a record's own body."""
+        return max(1, self.item_bytes // 8)
+
+    @property
+    def leaf_bytes(self) -> tuple[int, ...]:
+        """Of a row."""
+        return (16, self.item_bytes, 5)
+
+    @property
+    def settings(self) -> Settings:
+        return Settings(self.capacity, alpha=self.alpha, eps=0.0, record_bytes=self.record_bytes)
+
+    @property
+    def schema(self) -> Schema:
+        if self.record_bytes:
+            record_bytes = self.settings.record_bytes
+            return Schema((), self.capacity, (), {"kind": "records"}, record_bytes)
+        names = (("key",), ("next", "obs"), ("done",))
+        leaves = [
+            Leaf(name, "uint8", (size,)) for name, size in zip(names, self.leaf_bytes, strict=True)
+        ]
+        return Schema(tuple(leaves), self.capacity)

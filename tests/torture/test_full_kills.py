@@ -1,0 +1,20 @@
+"""Whole processes, with torch, are killed at random: rows, compressed and ragged records."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.torture.programs import figures_of
+
+pytestmark = [pytest.mark.crash, pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+def test_no_rule_is_broken_whichever_process_of_a_user_is_killed() -> None:
+    figures = figures_of("tests.torture.full_kills", 1)
+    assert figures["rounds"] == 3
+    assert figures["kills"] >= 100
+    assert figures["recoveries"] > 3
+    assert figures["logged_writes"] > figures["logged_open_writes"]
+    assert figures["items_checked"] > 0
+    assert figures["logged_samples"] > 0
+    assert figures["logged_updates"] > 0

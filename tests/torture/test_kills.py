@@ -1,0 +1,20 @@
+"""Processes of the C core are killed at random, and nothing that they acknowledged is lost."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.torture.programs import figures_of
+
+pytestmark = [pytest.mark.crash, pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+@pytest.mark.parametrize("seed", range(1, 6))
+def test_no_rule_is_broken_whoever_is_killed(seed: int) -> None:
+    figures = figures_of("tests.torture.kills", seed)
+    assert figures["kills"] >= 250
+    assert figures["recoveries"] > 1
+    assert figures["logged_writes"] > figures["logged_open_writes"]
+    assert figures["items_checked"] > 0
+    assert figures["logged_samples"] > 0
+    assert figures["logged_updates"] > 0
