@@ -92,6 +92,11 @@ class History:
         """As it is for whoever comes after a power cut at this step."""
         there = set(self.now.places()) if self.now else set()
         after = replace(self, now=None, over=self.over | (self.acked.keys() - there))
+        if self.removing:  # what is found then, the old buffer or a new one, owes nothing yet
+            nothing: dict[str, Any] = {"covered": {}, "priorities": {}, "gone": set()}
+            over = after.over | self.acked.keys()
+            after = replace(after, **nothing, over=over, floor=_NOTHING, opened=False)
+            after.removing = False
         return copy.deepcopy(after)
 
     def _hear(self, disk: Disk, kind: str, values: dict[str, Any]) -> None:
