@@ -89,10 +89,18 @@ def shallow(item: TensorDict) -> TensorDict:
 
 def _size_of_plain(items: list[Any]) -> torch.Size | None:
     """The batch size of items that are all plain TensorDicts, -1 where it differs; else None."""
-    if set(map(type, items)) != {TensorDict}:
+    if type(items[0]) is not TensorDict:
         return None
+    first: torch.Size = items[0]._batch_size
+    device, alike = items[0]._device, True
+    for item in items:
+        if type(item) is not TensorDict or item._device != device:
+            return None
+        alike = alike and item._batch_size == first
+    if alike:
+        return first
     sizes = {item._batch_size for item in items}
-    if len({item._device for item in items}) > 1 or len({len(size) for size in sizes}) > 1:
+    if len({len(size) for size in sizes}) > 1:
         return None
     columns = zip(*sizes, strict=True)
     return torch.Size([each[0] if len(set(each)) == 1 else -1 for each in columns])

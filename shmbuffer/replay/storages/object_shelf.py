@@ -242,6 +242,6 @@ def _are_slots(index: Any, ring: Ring) -> bool:
     if type(index) is not torch.Tensor or index.dtype is not torch.int64 or index.dim() != 1:
         return False
     slots = index.numpy() if index.is_cpu else index.cpu().numpy()
-    if not len(slots) or slots.min() < 0 or slots.max() >= ring.capacity:
+    if not len(slots) or slots.view(np.uint64).max() >= ring.capacity:  # negative ones are large
         return False
     return bool(holds(ring, slots).all())
