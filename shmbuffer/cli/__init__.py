@@ -19,6 +19,7 @@ from shmbuffer.cli import exits
 VERBS = {
     "serve": "make or recover a buffer and look after it in the foreground",
     "inspect": "say what is in a buffer and who uses it",
+    "top": "show a buffer while it is used: rates, priorities, who does what",
     "check": "say whether a buffer is whole",
     "recover": "make a buffer whole after a crash, and say what that took",
     "demo": "train on CartPole, kill everything, recover, go on until it is solved",
@@ -32,8 +33,8 @@ examples:
 
 {exits.TABLE}
 
-inspect and check change nothing. Every verb works while the buffer is used, and on what a dead run
-left behind.
+inspect, top and check change nothing. Every verb works while the buffer is used, and on what a dead
+run left behind.
 """
 
 

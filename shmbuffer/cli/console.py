@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+_BARS = "▁▂▃▄▅▆▇█"
+
 
 @dataclass(frozen=True)
 class Table:
@@ -26,14 +28,32 @@ def pairs(title: str, values: Mapping[str, object]) -> Table:
 def show(*tables: Table) -> None:
     """Prints tables, one after the other; those without rows are left out."""
     filled = [table for table in tables if table.rows]
-    if sys.stdout.isatty():
-        try:
-            _show_rich(filled)
-            return
-        except ModuleNotFoundError as error:
-            if error.name is None or error.name.split(".")[0] != "rich":
-                raise
-    _show_plain(filled)
+    if has_rich():
+        _show_rich(filled)
+    else:
+        _show_plain(filled)
+
+
+def has_rich() -> bool:
+    """Whether somebody watches, and rich is there to draw with."""
+    if not sys.stdout.isatty():
+        return False
+    try:
+        import rich.box
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.split(".")[0] != "rich":
+            raise
+        return False
+    return bool(rich.box)
+
+
+def bars(values: Sequence[float], width: int = 40) -> str:
+    """Returns the last values as a line of bars, the greatest of them as high as a line is."""
+    shown = list(values)[-width:]
+    greatest = max(shown, default=0.0)
+    if greatest <= 0:
+        return _BARS[0] * len(shown)
+    return "".join(_BARS[round(value / greatest * (len(_BARS) - 1))] for value in shown)
 
 
 def show_json(value: Mapping[str, Any]) -> None:
@@ -94,27 +114,41 @@ def _show_plain(tables: Sequence[Table]) -> None:
 
 
 def _show_rich(tables: Sequence[Table]) -> None:
-    from rich.box import SIMPLE_HEAD
     from rich.console import Console
+
+    Console().print(drawn(*tables))
+
+
+def drawn(*tables: Table) -> Any:
+    """Returns tables as one thing that rich can print; those without rows are left out.
+
+    Raises:
+        ModuleNotFoundError: rich is not installed.
+    """
+    from rich.console import Group
+
+    return Group(*(_drawn(table) for table in tables if table.rows))
+
+
+def _drawn(table: Table) -> Any:
+    from rich.box import SIMPLE_HEAD
     from rich.table import Table as RichTable
     from rich.text import Text
 
-    console = Console()
-    for table in tables:
-        drawn = RichTable(
-            title=Text(clean(table.title), style="bold"),
-            title_justify="left",
-            box=SIMPLE_HEAD,
-            pad_edge=False,
-            show_header=bool(table.columns),
-            header_style="bold",
-        )
-        for column in table.columns or ("", ""):
-            drawn.add_column(column)
-        for row in table.rows:
-            # As Text, because a leaf may be named [red].
-            drawn.add_row(*(Text(text(cell)) for cell in row))
-        console.print(drawn)
+    drawn = RichTable(
+        title=Text(clean(table.title), style="bold"),
+        title_justify="left",
+        box=SIMPLE_HEAD,
+        pad_edge=False,
+        show_header=bool(table.columns),
+        header_style="bold",
+    )
+    for column in table.columns or ("", ""):
+        drawn.add_column(column)
+    for row in table.rows:
+        # As Text, because a leaf may be named [red].
+        drawn.add_row(*(Text(text(cell)) for cell in row))
+    return drawn
 
 
 def _plain(value: Any) -> Any:

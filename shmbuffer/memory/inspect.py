@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from shmbuffer.errors import BufferNotFoundError
-from shmbuffer.memory import counters, identity, layout, records
+from shmbuffer.memory import counters, identity, layout, records, slots
 from shmbuffer.memory.control import Control, Superblock
 from shmbuffer.memory.files import Files
 from shmbuffer.memory.layout import BufferState, Flag
@@ -21,9 +21,18 @@ from shmbuffer.memory.registry import Registry
 from shmbuffer.memory.schema import Schema
 from shmbuffer.memory.settings import Settings
 
+#: Of a histogram of priorities: slots that are looked at, from all over the ring.
+_LOOKED_SLOTS = 1 << 16
 
-def inspect(path: str | PathLike[str]) -> dict[str, Any]:
+
+def inspect(path: str | PathLike[str], *, priorities: bool = False) -> dict[str, Any]:
     """Everything that the directory says of itself, as plain values.
+
+    Args:
+        path: the directory.
+        priorities: also how they are spread, under ``priorities``: for each power of two the share
+            of items whose raw priority is up to it, and above half of it. Of a large buffer some
+            65,536 slots from all over are looked at. None without a priority tree.
 
     Returns:
         Keys ``path``, ``uuid``, ``state``, ``needs_recovery`` (None, or the reason), ``epoch``,
@@ -48,7 +57,7 @@ def inspect(path: str | PathLike[str]) -> dict[str, Any]:
         settings = Settings.recorded(superblock.settings, directory.path)
         registry = Registry(control, directory)
         schema = _schema(files, superblock)
-        return {
+        found = {
             "path": str(directory.path),
             "uuid": str(uuid.UUID(bytes=superblock.uuid)),
             "state": layout.name_of(BufferState, int(control.runtime["state"][0])),
@@ -76,6 +85,9 @@ def inspect(path: str | PathLike[str]) -> dict[str, Any]:
             },
             "durable_ticket": superblock.durable_ticket,
         }
+        if priorities:
+            found["priorities"] = _spread(files, schema, control)
+        return found
 
 
 def _schema(files: Files, superblock: Superblock) -> Schema | None:
@@ -128,6 +140,27 @@ def _records(files: Files, schema: Schema | None, control: Control) -> dict[str,
         "used_bytes": head - tail,
         "live_bytes": records.live_bytes(words, records.extents_of(data, schema)),
         "dictionary_bytes": len(files.dictionary() or b""),
+    }
+
+
+def _spread(files: Files, schema: Schema | None, control: Control) -> dict[str, float] | None:
+    """Shares of items by the power of two that their priority is below, smallest first."""
+    if schema is None or not control.runtime["prioritized"][0]:
+        return None
+    data = np.frombuffer(files.map_slots(schema, writable=False), np.uint8)
+    step = max(1, schema.capacity // _LOOKED_SLOTS)
+    held = slots.committed(data[: 8 * schema.capacity].view(np.uint64)[::step])
+    at = schema.sections["raw"]
+    raw = data[at : at + 8 * schema.elements].view(np.float64)
+    found = raw.reshape(schema.capacity, schema.width)[::step][held].ravel()
+    found = found[found >= 0]  # NaN: somebody is just writing it
+    mantissas, exponents = np.frexp(found)
+    exponents = exponents - (mantissas == 0.5)  # a power of two belongs to what is up to it
+    exponents[found == 0] = -1075  # below the smallest there is
+    edges, counts = np.unique(exponents, return_counts=True)
+    return {
+        f"{0.0 if edge == -1075 else 2.0**edge:.4g}": float(count / len(found))
+        for edge, count in zip(edges.tolist(), counts.tolist(), strict=True)
     }
 
 
