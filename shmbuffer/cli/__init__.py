@@ -22,6 +22,7 @@ VERBS = {
     "top": "show a buffer while it is used: rates, priorities, who does what",
     "check": "say whether a buffer is whole",
     "recover": "make a buffer whole after a crash, and say what that took",
+    "gc": "remove what killed processes left in the folder for temporary files",
     "demo": "train on CartPole, kill everything, recover, go on until it is solved",
 }
 

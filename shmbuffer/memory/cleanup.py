@@ -31,7 +31,7 @@ import re
 import signal
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Literal, NoReturn
@@ -147,6 +147,38 @@ def temporary_directory(prefix: str = PREFIX) -> Path:
     return path
 
 
+def left_behind(*, prefix: str = PREFIX) -> Iterator[Path]:
+    """Temporary directories of this user whose maker is dead, as far as that can be proved.
+
+    Where it cannot, as from another container, an init.lock has to be there: creation has begun
+    then, and locks can tell whether somebody uses it.
+
+    Args:
+        prefix: as for `temporary_directory`.
+
+    Raises:
+        OSError: the folder for temporary files cannot be listed.
+    """
+    uid = os.geteuid()
+    pattern = re.compile(re.escape(prefix) + rf"{uid}-([0-9a-f]+)-([0-9]+)-([0-9]+)-\w+")
+    folder = tempfile.gettempdir()
+    for found in filter(None, map(pattern.fullmatch, sorted(os.listdir(folder)))):
+        path = Path(folder, found[0])
+        namespace, pid, start_time = found.groups()
+        maker = Identity(int(pid), int(start_time), UNKNOWN_BOOT, int(namespace, 16))
+        try:
+            if not _is_our_directory(path, uid):
+                continue
+            if not prove_dead(maker, (path / INIT_LOCK).exists):
+                continue
+        except FileNotFoundError:
+            continue  # somebody has just removed it
+        except Exception:
+            _log.warning("%s: whether its maker lives cannot be told", path, exc_info=True)
+            continue
+        yield path
+
+
 def janitor(
     is_abandoned: Callable[[Path], bool],
     remove: Callable[[Path], bool],
@@ -155,10 +187,8 @@ def janitor(
 ) -> list[Path]:
     """Remove the temporary directories of owners that were killed, and return them.
 
-    Looks at what `temporary_directory` made for this user. A directory whose maker lives is left
-    alone. Where its death cannot be proved, as from another container, an init.lock has to be
-    there: creation has begun then, and locks can tell. An empty one is removed without a question.
-    What cannot be removed is logged, not raised: it shall not keep a new buffer from starting.
+    Looks at what `left_behind` finds. An empty one is removed without a question. What cannot be
+    removed is logged, not raised: it shall not keep a new buffer from starting.
 
     Args:
         is_abandoned: whether the buffer's owner is dead and nobody uses it; may find a directory
@@ -166,25 +196,16 @@ def janitor(
         remove: removes it, and returns whether it did.
         prefix: as for `temporary_directory`.
     """
-    uid = os.geteuid()
-    pattern = re.compile(re.escape(prefix) + rf"{uid}-([0-9a-f]+)-([0-9]+)-([0-9]+)-\w+")
-    folder = tempfile.gettempdir()
     removed: list[Path] = []
     try:
-        names = sorted(os.listdir(folder))
+        left = list(left_behind(prefix=prefix))
     except OSError:
+        folder = tempfile.gettempdir()
         _log.warning("%s: was not searched for abandoned buffers", folder, exc_info=True)
         return removed
-    for found in filter(None, map(pattern.fullmatch, names)):
-        path = Path(folder, found[0])
-        namespace, pid, start_time = found.groups()
-        maker = Identity(int(pid), int(start_time), UNKNOWN_BOOT, int(namespace, 16))
+    for path in left:
         try:
-            if (
-                _is_our_directory(path, uid)
-                and prove_dead(maker, (path / INIT_LOCK).exists)
-                and (_remove_if_empty(path) or (is_abandoned(path) and remove(path)))
-            ):
+            if _remove_if_empty(path) or (is_abandoned(path) and remove(path)):
                 removed.append(path)
         except FileNotFoundError:
             pass  # another janitor was faster

@@ -120,7 +120,7 @@ def finish(files: Files, *, keep_lock: bool = False) -> bool:
     return files.remove(created_directory=created and not keep_lock, keep_lock=keep_lock)
 
 
-def sweep(besides: Path) -> list[Path]:
+def sweep(besides: Path | None = None) -> list[Path]:
     """Removes the temporary directories that killed owners of this user left, and returns them.
 
     Args:
@@ -128,9 +128,24 @@ def sweep(besides: Path) -> list[Path]:
     """
 
     def is_abandoned(path: Path) -> bool:
-        return not (besides.exists() and path.samefile(besides)) and _is_abandoned(path)
+        if besides is not None and besides.exists() and path.samefile(besides):
+            return False
+        return _is_abandoned(path)
 
     return cleanup.janitor(is_abandoned, _remove_abandoned)
+
+
+def abandoned() -> list[Path]:
+    """What `sweep` would remove now.
+
+    Raises:
+        OSError, ShmBufferError: one of them cannot be looked at.
+    """
+    return [path for path in cleanup.left_behind() if _is_empty(path) or _is_abandoned(path)]
+
+
+def _is_empty(path: Path) -> bool:
+    return not any(path.iterdir())
 
 
 def _is_abandoned(path: Path) -> bool:
