@@ -82,6 +82,24 @@ def add_parser(subparsers: Subparsers) -> None:
         help="leading dimensions of the storage (default 1)",
     )
     parser.add_argument(
+        "--storage",
+        choices=("LazyMemmapStorage", "LazyStackStorage", "CompressedListStorage"),
+        help="where items lie: LazyMemmapStorage (the default) for items of one form, the others "
+        "for items of any shapes, as they are or compressed",
+    )
+    parser.add_argument(
+        "--max-bytes",
+        type=int,
+        metavar="BYTES",
+        help="room for items of any shapes; needed where such a buffer is created",
+    )
+    parser.add_argument(
+        "--metrics-port",
+        type=int,
+        metavar="PORT",
+        help="serve http://127.0.0.1:PORT/metrics for Prometheus; 0 takes a free port",
+    )
+    parser.add_argument(
         "--no-checksum",
         dest="checksum",
         action="store_false",
@@ -123,8 +141,9 @@ def _options(args: argparse.Namespace) -> dict[str, Any]:
     """Returns the arguments of Coordinator; what was not given keeps its default."""
     given = vars(args)
     names = ("capacity", "on_existing", "priority_key", "batch_size", "ndim", "checksum", "reserve")
+    more = ("storage", "max_bytes", "metrics_port", "timeout", "auto_cleanup")
     numbers = {name: given[name] for name in ("alpha", "beta", "eps") if name in given}
-    return {name: given[name] for name in (*names, "timeout", "auto_cleanup")} | numbers
+    return {name: given[name] for name in (*names, *more)} | numbers
 
 
 def _announce(coordinator: Coordinator, *, as_json: bool) -> None:
@@ -137,13 +156,15 @@ def _announce(coordinator: Coordinator, *, as_json: bool) -> None:
                 "pid": pid,
                 "capacity": coordinator.capacity,
                 "recovered": None if report is None else report.to_json(),
+                "metrics_port": coordinator.metrics_port,
             }
         )
     else:
-        size = coordinator.stats()["size"]
+        size, port = coordinator.stats()["size"], coordinator.metrics_port
+        metrics = "" if port is None else f"metrics at http://127.0.0.1:{port}/metrics, "
         print(
             f"ready: {coordinator.scratch_dir}, {size:,} of {coordinator.capacity:,} items, "
-            f"pid {pid}; Ctrl-C or SIGTERM ends it",
+            f"{metrics}pid {pid}; Ctrl-C or SIGTERM ends it",
             flush=True,
         )
 

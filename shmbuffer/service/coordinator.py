@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, TypeVarTuple
 from shmbuffer.errors import BufferClosedError, ForkedHandleError
 from shmbuffer.memory import Engine, cleanup, removal
 from shmbuffer.service.lock import CoordinatorLock, refuse_second
+from shmbuffer.service.metrics import MetricsServer
 from shmbuffer.service.spawned import Death, Spawned
 from shmbuffer.service.stats import Meter, Number
 from shmbuffer.service.supervisor import Supervisor
@@ -88,6 +89,8 @@ class Coordinator:
             now.
         grace_s: seconds between SIGTERM and SIGKILL for what was spawned, when the coordinator
             closes.
+        metrics_port: serve ``http://127.0.0.1:PORT/metrics`` for Prometheus; 0 takes a free port,
+            which ``metrics_port`` says. Needs prometheus-client, the extra "metrics".
         **options: further arguments of the buffer, as TorchRL's. ``weight_key``, ``reduction`` and
             ``dim_extend`` are recorded for everybody; ``transform``, ``collate_fn``,
             ``pin_memory``, ``prefetch`` and ``generator`` are for ``buffer`` in this process. Of a
@@ -133,6 +136,7 @@ class Coordinator:
         reserve: bool = True,
         timeout: float = 60.0,
         grace_s: float = 5.0,
+        metrics_port: int | None = None,
         **options: Any,
     ) -> None:
         if on_existing not in ("error", "recover", "overwrite"):
@@ -188,6 +192,12 @@ class Coordinator:
             self._meter = Meter(self._engine)
             self._supervisor = Supervisor(self._engine, self.scratch_dir, grace_s=grace_s)
             undo.callback(self._supervisor.stop)
+            self._metrics: MetricsServer | None = None
+            if metrics_port is not None:
+                self._metrics = MetricsServer(
+                    self._engine, self._lives, self.scratch_dir, metrics_port
+                )
+                undo.callback(self._metrics.close)
             self._own_directory(created_temporary=scratch_dir is None, asked=auto_cleanup)
             undo.pop_all()
         atexit.register(self.close)
@@ -245,6 +255,11 @@ class Coordinator:
         return list(self._supervisor.deaths)
 
     @property
+    def metrics_port(self) -> int | None:
+        """Where Prometheus finds the numbers; None if they are not served."""
+        return None if self._metrics is None else self._metrics.port
+
+    @property
     def closed(self) -> bool:
         """Whether ``close`` has been called."""
         return self._closed
@@ -261,8 +276,11 @@ class Coordinator:
         Cost: some ten microseconds.
         """
         self._check_open()
+        return self._meter.read() | self._lives()
+
+    def _lives(self) -> dict[str, Number]:
         processes = self._supervisor.processes
-        return self._meter.read() | {
+        return {
             "processes": sum(spawned.is_alive() for spawned in processes),
             "deaths": len(self._supervisor.deaths),
             "restarts": sum(spawned.restarts for spawned in processes),
@@ -379,6 +397,8 @@ class Coordinator:
                 if self._remove is not None:
                     steps.callback(self._remove)
                 steps.callback(self._supervisor.stop)
+                if self._metrics is not None:
+                    steps.callback(self._metrics.close)
 
     def __enter__(self) -> Self:
         return self

@@ -57,6 +57,7 @@ def test_json_says_so_in_an_object(path: Path) -> None:
             "pid": program.pid,
             "capacity": 8,
             "recovered": None,
+            "metrics_port": None,
         }
         program.signal(signal.SIGTERM)
         assert program.end() == (exits.DONE, "", "")
