@@ -6,6 +6,7 @@ Free of torch and numpy, because the crash tests and the sanitizer run start wit
 from __future__ import annotations
 
 import contextlib
+import gc
 import multiprocessing.util
 import os
 import shutil
@@ -35,6 +36,22 @@ HELPERS = (b"multiprocessing.forkserver", b"multiprocessing.resource_tracker")
 PATIENCE_S = 5.0
 
 _passed = pytest.StashKey[bool]()
+
+
+def pytest_sessionstart() -> None:
+    """Collect no garbage while tests are collected: there is next to none."""
+    gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """Keep what is there now out of every later search for garbage.
+
+    A session has a million objects in its modules and its tests, and a search that goes through
+    them takes longer than most tests, which ask for one as soon as they leave a cycle.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(wrapper=True)
