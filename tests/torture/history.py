@@ -252,9 +252,10 @@ def _outcomes(updates: Any, calls: Any) -> NDArray[Any]:
     for name in UPDATE.names or ():
         found[name] = updates[name]
     found["ended"] = NEVER
-    for event in calls[calls["kind"] == Kind.UPDATED]:
-        rows = slice(event["first"], event["first"] + event["count"])
-        found["ended"][rows] = event["began"]
-        found["call"][rows] = event["count"]
-        found["applied"][rows] = event["a"]
+    returned = calls[calls["kind"] == Kind.UPDATED]
+    counts = returned["count"]
+    before = np.cumsum(counts) - counts
+    rows = np.arange(counts.sum()) + np.repeat(returned["first"] - before, counts)
+    for name, outcome in (("ended", "began"), ("call", "count"), ("applied", "a")):
+        found[name][rows] = np.repeat(returned[outcome], counts)
     return found

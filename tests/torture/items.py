@@ -12,6 +12,7 @@ item, or of the update that gave it.
 from __future__ import annotations
 
 import struct
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -71,7 +72,14 @@ def record_words(key: int, mean: int) -> int:
 
 def record_body(key: int, mean: int) -> bytes:
     """The record's own part of its body."""
-    return row(np.array([key], np.uint64), 0, 8 * record_words(key, mean)).tobytes()
+    steps = _steps(2 * mean)[: record_words(key, mean)]
+    return (steps + np.uint64(key * int(ODD) & 2**64 - 1)).tobytes()
+
+
+@cache
+def _steps(words: int) -> Keys:
+    """What is added from word to word of the first leaf."""
+    return np.arange(words, dtype=np.uint64) * STEP + _of_leaf(0)
 
 
 def record_bytes(keys: Keys, mean: int) -> int:
@@ -101,7 +109,7 @@ def record_key(body: bytes, mean: int) -> int | None:
         return None
     (length,) = _LENGTH.unpack_from(body)
     own = body[_LENGTH.size : _LENGTH.size + length]
-    key = int(key_in(np.frombuffer(own[:8], np.uint8)[None, :])[0]) if len(own) >= 8 else 2**63
+    key = _LENGTH.unpack_from(own)[0] * int(INVERSE) & 2**64 - 1 if len(own) >= 8 else 2**63
     if key >> 50 or own != record_body(key, mean):
         return None
     behind = body[_LENGTH.size + length :]

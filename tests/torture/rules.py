@@ -129,9 +129,9 @@ class Rules:
             ("was sampled", self.history.samples["key"], self.history.samples["ticket"]),
         ):
             batch, offset = self._batch_of(keys)
-            for i in (batch >= 0).nonzero()[0]:
-                if self.batches["ticket"][batch[i]] == NO_OUTCOME:
-                    self.batches["ticket"][batch[i]] = tickets[i] - offset[i]
+            open_ones = (batch >= 0) & (self.batches["ticket"][batch] == NO_OUTCOME)
+            these, first = np.unique(batch[open_ones], return_index=True)
+            self.batches["ticket"][these] = (tickets - offset)[open_ones][first]
             expected = self.batches["ticket"][batch] + offset
             wrong = (batch >= 0) & (expected >= 0) & (tickets != expected)
             for i in wrong.nonzero()[0][:5]:
@@ -143,7 +143,7 @@ class Rules:
         unique, how_often = np.unique(self.keys, return_counts=True)
         for key in unique[how_often > 1][:5]:
             yield f"H4: item {key:#x} is there twice"
-        first, count = self._known()
+        first, count = self.known["ticket"], self.known["count"]
         again = (first[1:] < (first + count)[:-1]).nonzero()[0]
         for i in again[:5]:
             yield f"H4: ticket {first[i + 1]} was used twice"
@@ -155,14 +155,15 @@ class Rules:
         """Batches that were committed, by their writers' account or by evidence."""
         return self.batches["ticket"] >= 0
 
-    def _known(self) -> tuple[Numbers, Numbers]:
-        known = np.sort(self.batches[self.written], order="ticket")
-        return known["ticket"], known["count"]
+    @cached_property
+    def known(self) -> NDArray[np.void]:
+        """Those, in the order of their tickets."""
+        known = self.batches[self.written]
+        return known[np.lexsort((known["key"], known["ticket"]))]
 
     def lost(self) -> Iterator[str]:
         head, capacity = self.image.head, self.image.capacity
-        known = np.sort(self.batches[self.written], order="ticket")
-        known = known[known["ticket"] + known["count"] > head - capacity]
+        known = self.known[self.known["ticket"] + self.known["count"] > head - capacity]
         if not len(known):
             return
         counts = known["count"]
@@ -213,8 +214,7 @@ class Rules:
 
     def stale_samples(self) -> Iterator[str]:
         """An item that was overwritten before a sample began is not in it."""
-        known = np.sort(self.batches[self.written], order="ticket")
-        acknowledged = known[known["ended"] != NEVER]
+        acknowledged = self.known[self.known["ended"] != NEVER]
         samples = self.history.samples
         if not len(acknowledged) or not len(samples):
             return
@@ -227,13 +227,13 @@ class Rules:
 
     def falling(self) -> Iterator[str]:
         seen = self.history.seen
+        by_end = np.argsort(seen["ended"], kind="stable")
+        before = np.searchsorted(seen["ended"][by_end], seen["began"], "left") - 1
         for name, field, now in (
             ("head", "a", self.image.head),
             ("write_count", "b", self.image.write_count),
         ):
-            by_end = seen[np.argsort(seen["ended"], kind="stable")]
-            highest = np.maximum.accumulate(by_end[field]) if len(seen) else seen[field]
-            before = np.searchsorted(by_end["ended"], seen["began"], "left") - 1
+            highest = np.maximum.accumulate(seen[field][by_end]) if len(seen) else seen[field]
             fell = (before >= 0) & (seen[field] < highest[np.maximum(before, 0)])
             for one in seen[fell][:5]:
                 yield f"H6: {name} was {one[field]} after it had been higher"

@@ -24,10 +24,6 @@ def works(actor: Actor) -> None:
         first += 1
 
 
-def hangs(actor: Actor) -> None:
-    signal.pause()
-
-
 def fails(actor: Actor) -> None:
     raise ValueError("this one is expected")
 
@@ -57,9 +53,17 @@ def test_who_is_told_to_end_ends_one_way_or_the_other(tmp_path: Path) -> None:
 
 def test_who_hangs_is_named_with_its_stack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(arena_module, "PATIENCE_S", 0.0)
+    hear, tell = os.pipe()
+
+    def hangs(actor: Actor) -> None:
+        os.write(tell, b".")
+        signal.pause()
+
     roles = {"worker": works, "sleeper": hangs}
-    with Arena(tmp_path / "logs", roles, ["worker", "sleeper"], 1) as arena:
+    with Arena(tmp_path / "logs", roles, ["worker", "sleeper"], 1) as arena, os.fdopen(hear, "rb"):
         arena.fill()
+        os.close(tell)
+        assert os.read(hear, 1) == b"."  # else it may not have come to its body
         with pytest.raises(AssertionError, match=r"H10: somebody hangs(.|\n)* in hangs"):
             arena.still()
 
