@@ -60,10 +60,7 @@ def mapped() -> Counter[str]:
 
 def gained(before: Counter[str], look: Callable[[], Counter[str]] = held) -> list[str]:
     """What is there in addition to what was there before, and is no mere garbage."""
-    for young in (
-        0,
-        1,
-    ):  # most cycles of a test are: a search through all takes a hundred times as long
+    for young in (0, 1):  # as most garbage of a test is, and a search for all takes far longer
         if not look() - before:
             return []
         gc.collect(young)
