@@ -2,8 +2,9 @@
 
     scripts/torture --hours 8 --seed 1 --report torture.md
 
-Each runs in a process of its own and gets an equal share of the time. One that fails is not gone on
-with, the others are; the end is a table of figures.
+Each runs in a process of its own and gets an equal share of the time; the mutants, which come to an
+end, get two, and what they leave is for the others. One that fails is not gone on with, the others
+are; the end is a table of figures.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from subprocess import PIPE
 
 from tests.torture.command import Figures
 
+_MUTANTS = "tests.mutants.campaign"
 CAMPAIGNS = (
+    _MUTANTS,
     "tests.torture.kills",
     "tests.torture.full_kills",
     "tests.torture.soak",
@@ -29,7 +32,6 @@ CAMPAIGNS = (
     "tests.faults.campaign",
     "tests.damage.campaign",
     "tests.model.campaign",
-    "tests.mutants.campaign",
     "tests.native.campaign",
 )
 
@@ -123,6 +125,7 @@ def main(arguments: list[str] | None = None) -> int:
     for i, module in enumerate(modules):
         spent = sum(result.seconds for result in results)
         share = max(0.0, given.hours * 3600 - spent) / (len(modules) - i)
+        share *= 2 if module == _MUTANTS and len(modules) > 2 else 1
         sys.stderr.write(f"==> {module}, {share / 60:.1f} minutes\n")
         if not is_there(module):
             results.append(Result(module, 0.0, {}, "there is no such module"))
