@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 import os
 import signal
@@ -18,12 +17,18 @@ from typing import Any
 from benchmarks import (
     add,
     attach,
-    bench_records,
+    capacity,
+    contention,
     cycle,
     extend,
+    latency,
+    plots,
+    records,
     recover,
     report,
     sample,
+    save,
+    table,
     writers,
 )
 from benchmarks.comparison import Setting
@@ -31,7 +36,7 @@ from benchmarks.items import KINDS
 from benchmarks.library import Library
 from benchmarks.measure import Load, Series
 from benchmarks.ours import ShmBuffer
-from benchmarks.peer import Peer, PeerError
+from benchmarks.peer import PEERS, Peer, PeerError, interpreter
 
 BENCHMARKS: dict[str, ModuleType] = {
     "add": add,
@@ -41,11 +46,17 @@ BENCHMARKS: dict[str, ModuleType] = {
     "writers": writers,
     "attach": attach,
     "recover": recover,
-    "records": bench_records,
+    "save": save,
+    "capacity": capacity,
+    "latency": latency,
+    "contention": contention,
+    "records": records,
 }
-PEERS = ("torchrl",)
-_TOY = {"rounds": 2, "blocks": 3, "block_s": 1e-4, "contest_s": 0.05, "records": 16}
-_REAL = {"rounds": 9, "blocks": 40, "block_s": 1e-3, "contest_s": 1.0, "records": 2000}
+ON_REQUEST = ("records",)
+_TOY = {"rounds": 2, "blocks": 2, "block_s": 1e-4, "contest_s": 0.02, "calls": 20, "records": 16}
+_REAL = {"rounds": 5, "blocks": 30, "block_s": 1e-3, "contest_s": 0.5, "calls": 5000}
+_ROOT = Path(__file__).resolve().parents[1]
+_OUT = _ROOT / "build" / "bench"
 
 
 def parser() -> argparse.ArgumentParser:
@@ -53,18 +64,37 @@ def parser() -> argparse.ArgumentParser:
     asked = argparse.ArgumentParser(
         prog="python -m benchmarks",
         description="Times shmbuffer, side by side with the peers that are at hand.",
-        epilog="example: python -m benchmarks extend cycle --torchrl ~/envs/rl/bin/python",
+        epilog="example: python -m benchmarks extend cycle --items M --beside torchrl,cpprb",
     )
     questions = "; ".join(f"{name}: {question(module)}" for name, module in BENCHMARKS.items())
-    asked.add_argument("names", nargs="*", metavar="NAME", help=f"{questions} Default: all.")
+    asked.add_argument(
+        "names", nargs="*", metavar="NAME", help=f"{questions} Default: all but records."
+    )
     asked.add_argument(
         "--capacity", type=int, help="items in a buffer (S 1000000, M 200000, L 20000)"
     )
-    asked.add_argument("--rounds", type=int, help="how often everybody is measured (9)")
-    asked.add_argument("--items", choices=KINDS, default="S", help="49 bytes, 3 KB, 56 KB (S)")
+    asked.add_argument("--rounds", type=int, help="how often everybody is measured (5)")
+    asked.add_argument(
+        "--items", choices=KINDS, help="49 bytes, 3 KB, 56 KB (each where the table asks for it)"
+    )
     asked.add_argument("--toy", action="store_true", help="only see that everything runs")
-    asked.add_argument("--json", type=Path, metavar="FILE", help="write what was found there, too")
+    asked.add_argument(
+        "--out",
+        type=Path,
+        default=_OUT,
+        metavar="DIR",
+        help="where found.json, table.md and the plots go (build/bench)",
+    )
+    asked.add_argument(
+        "--found", type=Path, metavar="FILE", help="measure nothing: show this found.json again"
+    )
+    asked.add_argument(
+        "--write", action="store_true", help="put the table into benchmarks/README.md as well"
+    )
     asked.add_argument("--dir", type=Path, help="where buffers are made (TMPDIR, or /var/tmp)")
+    asked.add_argument(
+        "--beside", metavar="PEERS", help=f"only beside these (of {','.join(PEERS)}); '' for none"
+    )
     for peer in PEERS:
         asked.add_argument(
             f"--{peer}", metavar="PYTHON", help=f"interpreter of an environment that has {peer}"
@@ -87,57 +117,108 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name in ("capacity", "rounds"):
         if (number := getattr(arguments, name)) is not None and number < 1:
             asked.error(f"--{name} is at least 1, not {number}")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that everything is removed
+    peers = PEERS if arguments.beside is None else tuple(filter(None, arguments.beside.split(",")))
+    if strangers := set(peers) - set(PEERS):
+        asked.error(f"no peer {', '.join(sorted(strangers))}; there are {', '.join(PEERS)}")
+    if arguments.found is not None:
+        found = json.loads(arguments.found.read_text())
+        print(report.header(found), *map(report.table, found["benchmarks"]), sep="\n\n")
+    else:
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that everything is removed
+        try:
+            found = run(arguments, peers)
+        except PeerError as error:
+            asked.error(str(error))
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    (arguments.out / "found.json").write_text(json.dumps(found, indent=1) + "\n")
+    drawn = plots.draw(found, arguments.out)
+    if table.lines(found):
+        print("\n" + table.markdown(found))
+        (arguments.out / "table.md").write_text(table.document(found) + "\n")
+        drawn.append(arguments.out / "table.md")
+        if arguments.write:
+            table.write(found)
+    print("\nwritten:", *(os.path.relpath(path) for path in (arguments.out / "found.json", *drawn)))
+    return 0
+
+
+def run(arguments: argparse.Namespace, peers: Sequence[str]) -> dict[str, Any]:
+    """Start everybody, and measure.
+
+    Raises:
+        PeerError: a peer whose interpreter was given is not there, or one did not do what it was
+            asked for.
+    """
     with ExitStack() as stack:
         parent = arguments.dir or os.environ.get("TMPDIR") or "/var/tmp"
         directory = Path(
             stack.enter_context(tempfile.TemporaryDirectory(prefix="shmbuffer-bench-", dir=parent))
         )
         libraries: list[Library] = [ShmBuffer()]
-        try:
-            for peer in PEERS:
-                if (python := getattr(arguments, peer)) is not None:
-                    other = Peer(peer, python, directory / f"{peer}.log")
-                    stack.callback(other.end)
-                    libraries.append(other)
-        except PeerError as error:
-            asked.error(f"--{error}")
-        found = measure(arguments, libraries, directory)
-    if arguments.json is not None:
-        arguments.json.write_text(json.dumps(found, indent=1) + "\n")
-    return 0
+        missing = {peer: "not asked for" for peer in PEERS if peer not in peers}
+        for peer in peers:
+            python = getattr(arguments, peer)
+            if python is None and not interpreter(peer).exists():
+                missing[peer] = why_not(peer)
+                continue
+            try:
+                other = Peer(peer, python or str(interpreter(peer)), directory / f"{peer}.log")
+            except PeerError as error:
+                if python is not None:
+                    raise
+                missing[peer] = f"does not start: {error}"
+                continue
+            stack.callback(other.end)
+            libraries.append(other)
+        return measure(arguments, libraries, missing, directory)
+
+
+def why_not(peer: str) -> str:
+    """Why there is no environment of a peer."""
+    noted = interpreter(peer).parents[1].with_suffix(".failed")
+    script = "scripts/compat" if peer == "torchrl" else f"scripts/peers {peer}"
+    if noted.exists():
+        return f"not installed: {noted.read_text().strip()}"
+    return f"not installed: {script} makes its environment"
 
 
 def measure(
-    arguments: argparse.Namespace, libraries: list[Library], directory: Path
+    arguments: argparse.Namespace,
+    libraries: list[Library],
+    missing: dict[str, str],
+    directory: Path,
 ) -> dict[str, Any]:
     """Run the benchmarks, print each when it is done."""
-    kind = KINDS[arguments.items]
-    sizes: dict[str, Any] = dict(_TOY if arguments.toy else _REAL)
+    sizes: dict[str, Any] = {"records": 2000, **(_TOY if arguments.toy else _REAL)}
     if arguments.rounds is not None:
         sizes["rounds"] = arguments.rounds
-    capacity = arguments.capacity or (1000 if arguments.toy else kind.capacity)
-    setting = Setting(libraries, kind, capacity, directory=directory, **sizes)
     versions = {library.name: library.versions() for library in libraries}
     found: dict[str, Any] = {
         "machine": report.machine(directory),
         "versions": versions,
-        "setting": report.setting_as_json(setting),
-        "peers": {
-            peer: "measured" if peer in versions else f"not measured, pass --{peer} PYTHON"
-            for peer in PEERS
-        },
-        "benchmarks": {},
+        "rounds": sizes["rounds"],
+        "peers": {peer: missing.get(peer, "measured") for peer in PEERS},
+        "benchmarks": [],
     }
     print(report.header(found), flush=True)
-    for name in arguments.names or BENCHMARKS:
-        load = Load()
+    for name, items in plan(arguments.names, arguments.items):
+        kind = KINDS[items]
+        capacity = arguments.capacity or (1000 if arguments.toy else kind.capacity)
+        setting = Setting(libraries, kind, capacity, directory=directory, load=Load(), **sizes)
         run: Callable[[Setting], list[Series]] = BENCHMARKS[name].run
-        series = run(dataclasses.replace(setting, load=load))
+        series = run(setting)
         asked = question(BENCHMARKS[name])
-        found["benchmarks"][name] = report.as_json(asked, series, load)
-        print("\n" + report.table(name, asked, series, load), flush=True)
+        found["benchmarks"].append(report.as_json(name, asked, setting, series))
+        print("\n" + report.table(found["benchmarks"][-1]), flush=True)
     return found
+
+
+def plan(names: Sequence[str], items: str | None) -> list[tuple[str, str]]:
+    """What is measured, with items of which kind: one after the other."""
+    names = names or [name for name in BENCHMARKS if name not in ON_REQUEST]
+    if items is not None:
+        return [(name, items) for name in names]
+    return [(name, kind) for kind in KINDS for name in names if kind in BENCHMARKS[name].ITEMS]
 
 
 if __name__ == "__main__":

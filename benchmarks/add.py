@@ -9,6 +9,8 @@ from benchmarks.comparison import Setting, compare
 from benchmarks.library import Operation
 from benchmarks.measure import Series
 
+ITEMS = ("S", "M")
+
 
 def run(setting: Setting) -> list[Series]:
     """Measure it."""

@@ -11,6 +11,8 @@ from benchmarks.library import LOADS, Operation
 from benchmarks.measure import Series
 from benchmarks.ours import AND_SAMPLE, AT_REST, BESIDE_OTHERS
 
+ITEMS = ("S",)
+
 
 def run(setting: Setting) -> list[Series]:
     """Measure it."""

@@ -2,18 +2,18 @@
 
 Its pipe is its life: it ends when the other end is closed, also by the death of who held it.
 
-Imported by the peers too: it must not import shmbuffer.
+Imported by the peers too: it must not import shmbuffer, and not all of
+them have torch.
 """
 
 from __future__ import annotations
 
 import multiprocessing
+import sys
 import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
-
-import torch
 
 from benchmarks.items import Kind
 
@@ -25,18 +25,20 @@ class Collector:
     """A collector, seen from whoever began it.
 
     Args:
-        opener: called there for the buffer.
+        opener: called there for the call that writes a batch.
         kind: what it writes.
         count: items in a batch.
+        form: of the batches; see `Kind.batches`.
         seed: of their content.
         modules: what the process imports; loaded once for all of them.
     """
 
     def __init__(
         self,
-        opener: Callable[[], Any],
+        opener: Callable[[], Callable[[Any], object]],
         kind: Kind,
         count: int,
+        form: str,
         seed: int,
         modules: list[str],
     ) -> None:
@@ -44,7 +46,7 @@ class Collector:
         context.set_forkserver_preload([__name__, *modules])
         self._pipe, theirs = context.Pipe()
         self._process = context.Process(
-            target=_collect, args=(opener, kind, count, seed, theirs), daemon=True
+            target=_collect, args=(opener, kind, count, form, seed, theirs), daemon=True
         )
         self._process.start()
         theirs.close()
@@ -84,19 +86,19 @@ class Collector:
             raise RuntimeError("a collector has ended; its error is above") from None
 
 
-def same(buffer: Any) -> Any:
-    """The opener of a buffer that is passed to the process itself."""
-    return buffer
-
-
 def _collect(
-    opener: Callable[[], Any], kind: Kind, count: int, seed: int, pipe: Connection
+    opener: Callable[[], Callable[[Any], object]],
+    kind: Kind,
+    count: int,
+    form: str,
+    seed: int,
+    pipe: Connection,
 ) -> None:
-    torch.set_num_threads(1)
-    buffer = opener()
-    batches = kind.batches(count, "TensorDict", seed)
+    write = opener()
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(1)
+    batches = kind.batches(count, form, seed)
     chosen = [[batches[(first + at) % len(batches)] for at in range(_LOOKS)] for first in range(8)]
-    extend = buffer.extend
     pipe.send(None)
     while True:
         try:
@@ -109,7 +111,7 @@ def _collect(
         now = began
         while not written or now < end:
             for batch in chosen[turn % len(chosen)]:
-                extend(batch)
+                write(batch)
             turn += 1
             written += count * _LOOKS
             now = time.perf_counter()

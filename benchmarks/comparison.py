@@ -28,6 +28,7 @@ class Setting:
         blocks: in a round.
         block_s: how long a block is.
         contest_s: how long a round with writers is.
+        calls: timed one by one, in a round, where the tail is asked for.
         directory: where the buffers are.
         load: filled by the measuring.
     """
@@ -40,6 +41,7 @@ class Setting:
     blocks: int
     block_s: float
     contest_s: float
+    calls: int
     directory: Path
     load: Load = field(default_factory=Load)
 
@@ -51,8 +53,10 @@ class Setting:
         prioritized: bool = False,
         recording: str | None = None,
         storage: str = MEMMAP,
-    ) -> Iterator[Library]:
+    ) -> Iterator[bool]:
         """A full buffer of a library, for a while; its files are removed afterwards.
+
+        False stands for it where the library has no such buffers.
 
         Args:
             library: whose.
@@ -62,16 +66,23 @@ class Setting:
         """
         directory = tempfile.mkdtemp(dir=self.directory, prefix=f"{library.name}-")
         try:
-            if recording is None:
-                library.open(directory, self.kind.name, self.capacity, prioritized, storage)
-            else:
-                library.open(directory, recording, self.records, prioritized, storage)
-            yield library
+            name, capacity = self.kind.name, self.capacity
+            if recording is not None:
+                name, capacity = recording, self.records
+            yield library.open(directory, name, capacity, prioritized, storage)
         finally:
             try:
                 library.close()
             finally:
                 shutil.rmtree(directory)
+
+    def open_all(self, stack: ExitStack, *, prioritized: bool) -> list[Library]:
+        """Full buffers of all libraries that have such ones, until ``stack`` ends."""
+        return [
+            library
+            for library in self.libraries
+            if stack.enter_context(self.open(library, prioritized=prioritized))
+        ]
 
     @contextmanager
     def scratch(self) -> Iterator[Path]:
@@ -85,10 +96,7 @@ def compare(
 ) -> list[Series]:
     """Every operation, under the name given for it, by every library that has it."""
     with ExitStack() as stack:
-        libraries = [
-            stack.enter_context(setting.open(library, prioritized=prioritized))
-            for library in setting.libraries
-        ]
+        libraries = setting.open_all(stack, prioritized=prioritized)
         contenders = [
             _contender(setting, library, operation, name)
             for operation, name in operations.items()

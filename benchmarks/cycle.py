@@ -11,6 +11,7 @@ from benchmarks.comparison import Setting, compare
 from benchmarks.library import Operation
 from benchmarks.measure import Series
 
+ITEMS = ("S", "M")
 COUNT = 256
 
 

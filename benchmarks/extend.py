@@ -6,6 +6,7 @@ from benchmarks.comparison import Setting, compare
 from benchmarks.library import Operation
 from benchmarks.measure import Series
 
+ITEMS = ("S", "M")
 COUNTS = (1, 32, 256)
 
 

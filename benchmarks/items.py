@@ -1,17 +1,20 @@
 """What is stored: items of three sizes, and the batches that are made before a clock starts.
 
-Imported by the peers too, in environments of their own: it must not import shmbuffer.
+Imported by the peers too, in environments of their own: it must not import shmbuffer, and not all
+of them have torch and tensordict, so these are imported where they are needed.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from tensordict import TensorDict
+
+if TYPE_CHECKING:
+    from tensordict import TensorDict
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -64,12 +67,20 @@ class Kind:
             return batches
         return [tensordict(batch, [count] if count else []) for batch in batches]
 
-    def fill(self, buffer: Any, count: int) -> None:
-        """Write ``count`` items, the same ones over and over if they are many."""
+    def fill(self, write: Callable[[Any], object], count: int, form: str) -> None:
+        """Write ``count`` items, the same ones over and over if they are many.
+
+        Args:
+            write: takes a batch.
+            count: of all items together.
+            form: of the batches, as in `batches`.
+        """
         chunk = max(1, min(count, 100_000, POOL_BYTES // self.nbytes))
-        batch = tensordict(self.arrays(chunk, np.random.default_rng(0)), [chunk])
+        arrays = self.arrays(chunk, np.random.default_rng(0))
         for start in range(0, count, chunk):
-            buffer.extend(batch[: min(chunk, count - start)])
+            size = min(chunk, count - start)
+            batch = {name: leaf[:size] for name, leaf in arrays.items()}
+            write(batch if form == "arrays" else tensordict(batch, [size]))
 
 
 def _kind(name: str, observation: tuple[str, tuple[int, ...]], action: Any, capacity: int) -> Kind:
@@ -94,25 +105,27 @@ KINDS = {
 
 def tensordict(arrays: Arrays, batch_size: list[int]) -> TensorDict:
     """The same batch as a TensorDict over the same memory."""
+    import torch
+    from tensordict import TensorDict
+
     return TensorDict(
         {name: torch.from_numpy(np.asarray(leaf)) for name, leaf in arrays.items()},
         batch_size=batch_size,
     )
 
 
-def priorities(count: int, sets: int, seed: int = 0) -> list[torch.Tensor]:
+def priorities(count: int, sets: int, seed: int = 0) -> list[NDArray[np.float32]]:
     """Sets of raw priorities, float32 ``[count]`` in (0, 1]."""
-    return list(1 - torch.rand(sets, count, generator=torch.Generator().manual_seed(seed)))
+    return list(1 - np.random.default_rng(seed).random((sets, count), np.float32))
 
 
-def index_sets(count: int, sets: int, capacity: int, seed: int = 0) -> list[torch.Tensor]:
+def index_sets(count: int, sets: int, capacity: int, seed: int = 0) -> list[NDArray[np.int64]]:
     """Sets of indices all over a buffer, int64 ``[count]``.
 
     As many as a benchmark takes turns with decides whether it finds their part of the tree in the
     cache; a learner, who has just drawn other ones, does not.
     """
-    generator = torch.Generator().manual_seed(seed)
-    return list(torch.randint(capacity, (sets, count), generator=generator))
+    return list(np.random.default_rng(seed).integers(capacity, size=(sets, count)))
 
 
 def _random(dtype: str, shape: tuple[int, ...], rng: np.random.Generator) -> NDArray[Any]:

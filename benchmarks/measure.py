@@ -65,6 +65,19 @@ class Timed:
             found.append(self.block())
         return found
 
+    def each(self, count: int) -> list[float]:
+        """Seconds of each of ``count`` calls, one by one; not of calls that are undone."""
+        assert self._undo is None
+        inputs, call, clock = self._inputs, self._call, time.perf_counter_ns
+        found: list[float] = []
+        for at in range(self._next, self._next + count):
+            arguments = inputs[at % len(inputs)]
+            began = clock()
+            call(*arguments)
+            found.append((clock() - began) / 1e9)
+        self._next = (self._next + count) % len(inputs)
+        return found
+
     def block(self) -> float:
         """Seconds a call."""
         inputs, first = self._inputs, self._next
@@ -116,22 +129,6 @@ class Series:
         """95 of 100 blocks were no worse."""
         blocks = [value for blocks in self.rounds for value in blocks]
         return float(np.percentile(blocks, 95 if self.unit == "s" else 5))
-
-    def ratio_to(self, peer: Series) -> Ratio:
-        """How many times better than ``peer``."""
-        pairs = zip(self.figures, peer.figures, strict=True)
-        ratios = [theirs / ours if self.unit == "s" else ours / theirs for ours, theirs in pairs]
-        return Ratio(peer.library, median(ratios), min(ratios), max(ratios))
-
-
-@dataclass(frozen=True)
-class Ratio:
-    """How many times better than ``to``; median, smallest and largest of the rounds."""
-
-    to: str
-    median: float
-    min: float
-    max: float
 
 
 @dataclass(frozen=True)

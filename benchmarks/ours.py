@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -14,16 +13,19 @@ from benchmarks.library import (
     ALPHA,
     AS_IT_COMES,
     BETA,
+    ELSEWHERE,
     FRAMES_ONCE,
+    IN_PLACE,
     LAZY_STACK,
     LEVEL,
     LISTED,
     NESTED,
     PADDED,
     READ,
-    Local,
+    TENSORDICT,
 )
 from benchmarks.recordings import Recording
+from benchmarks.torchlike import BATCHES, TorchLike
 
 #: Of `Operation.form` for attach: is anybody there already, and is a sample drawn at once.
 BESIDE_OTHERS, AT_REST, AND_SAMPLE = "beside others", "nobody there", "beside others, and sample"
@@ -31,7 +33,7 @@ BESIDE_OTHERS, AT_REST, AND_SAMPLE = "beside others", "nobody there", "beside ot
 _LEAST_ROOM = 1 << 26  # bytes of a ring: any batch of a few hundred items fits
 
 
-class ShmBuffer(Local):
+class ShmBuffer(TorchLike):
     """Buffers in a directory, as several processes use them.
 
     Args:
@@ -39,8 +41,10 @@ class ShmBuffer(Local):
     """
 
     name = "shmbuffer"
-    forms: ClassVar[frozenset[str]] = frozenset(
-        {"TensorDict", "arrays", "index", BESIDE_OTHERS, AT_REST, AND_SAMPLE}
+    distributions = ("shmbuffer", "torch", "tensordict", "numpy")
+    forms: ClassVar[frozenset[str]] = (
+        BATCHES
+        | {BESIDE_OTHERS, AT_REST, AND_SAMPLE, IN_PLACE, ELSEWHERE}
         | {AS_IT_COMES, READ, LISTED, PADDED, NESTED}
     )
     modules: ClassVar[list[str]] = ["shmbuffer.service.client", "shmbuffer.replay"]
@@ -49,10 +53,6 @@ class ShmBuffer(Local):
         super().__init__()
         self._shared = shared
         self._others: list[shmbuffer.ReplayBuffer] = []
-
-    def versions(self) -> dict[str, str]:
-        """See `Library.versions`."""
-        return {name: _version(name) for name in ("shmbuffer", "torch", "tensordict", "numpy")}
 
     def make(self, directory: Path, capacity: int, prioritized: bool) -> shmbuffer.ReplayBuffer:
         """See `Local.make`."""
@@ -64,11 +64,11 @@ class ShmBuffer(Local):
     def make_for_records(
         self, directory: Path, capacity: int, storage: str
     ) -> shmbuffer.ReplayBuffer:
-        """See `Local.make_for_records`."""
-        assert isinstance(self._kind, Recording)
+        """See `TorchLike.make_for_records`."""
+        assert isinstance(self._recording, Recording)
         how: dict[str, Any] = {}
         if self._shared:
-            room = max(_LEAST_ROOM, 2 * capacity * self._kind.mean_bytes)
+            room = max(_LEAST_ROOM, 2 * capacity * self._recording.mean_bytes)
             how = {"scratch_dir": directory, "max_bytes": room}
         if storage == LAZY_STACK:
             return shmbuffer.ReplayBuffer(storage=shmbuffer.LazyStackStorage(capacity, **how))
@@ -76,37 +76,47 @@ class ShmBuffer(Local):
         return shmbuffer.ReplayBuffer(storage=shmbuffer.CompressedListStorage(capacity, **how))
 
     def feeding(self, form: str) -> Callable[[int], object]:
-        """See `Local.feeding`: another buffer of the same items makes such batches itself."""
+        """See `TorchLike.feeding`: another buffer of the same items makes such batches itself."""
+        assert self._recording is not None
         asked: float | Literal["nested"] = 0.0 if form == PADDED else "nested"
         if self._shared:
             other = shmbuffer.attach(self._directory, pad_output=asked)
         else:
             storage = shmbuffer.LazyStackStorage(self._capacity, pad_output=asked)
             other = shmbuffer.ReplayBuffer(storage=storage)
-            self._kind.fill(other, self._capacity)
+            self._recording.fill(other, self._capacity)
         self._others.append(other)
         return other.sample
 
-    def opener(self) -> Callable[[], Any]:
+    def opener(self) -> Callable[[], Callable[[Any], object]]:
         """See `Local.opener`."""
-        return functools.partial(shmbuffer.attach, self._directory)
+        return functools.partial(attach_to_write, self._directory)
 
     def attaching(self, form: str) -> tuple[Callable[[], Any], Callable[[Any], object]]:
-        """See `Local.attaching`."""
+        """See `TorchLike.attaching`."""
         release = shmbuffer.ReplayBuffer.close
         if form == BESIDE_OTHERS:
-            return self.opener(), release
+            return functools.partial(shmbuffer.attach, self._directory), release
         if form == AND_SAMPLE:
             return functools.partial(_attach_and_sample, self._directory), release
         alone = self._directory.with_name("alone")
-        assert isinstance(self._kind, Kind)
         self.leave_full(alone, self._kind, self._capacity)
         return functools.partial(shmbuffer.attach, alone), release
+
+    def saving(self, form: str) -> Callable[[], Any]:
+        """See `TorchLike.saving`."""
+        checkpoint = self._directory.with_name(f"checkpoint, {form}")
+        buffer = self._buffer
+        if form == IN_PLACE:
+            buffer = self.make(checkpoint / "storage", self._capacity, self._prioritized)
+            self._kind.fill(buffer.extend, self._capacity, TENSORDICT)
+            self._others.append(buffer)
+        return functools.partial(buffer.dumps, checkpoint)
 
     def leave_full(self, directory: Path, kind: Kind, capacity: int) -> None:
         """Make a full buffer, prioritized, and let go of it."""
         with self.make(directory, capacity, True) as buffer:
-            kind.fill(buffer, capacity)
+            kind.fill(buffer.extend, capacity, TENSORDICT)
 
     def close(self) -> None:
         """See `Library.close`."""
@@ -118,14 +128,12 @@ class ShmBuffer(Local):
         super().close()
 
 
+def attach_to_write(directory: Path) -> Callable[[Any], object]:
+    """What a collector of another process does."""
+    return shmbuffer.attach(directory).extend
+
+
 def _attach_and_sample(directory: Path) -> shmbuffer.ReplayBuffer:
     buffer = shmbuffer.attach(directory)
     buffer.sample(256)
     return buffer
-
-
-def _version(name: str) -> str:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return "from its source"

@@ -17,7 +17,20 @@ from typing import Any
 
 from benchmarks.library import MEMMAP, Operation
 
+PEERS = ("torchrl", "cpprb", "tianshou", "sb3", "flashbax", "reverb", "ray")
+
 _ROOT = Path(__file__).resolve().parents[1]
+#: Threads of a library beside the calls that are timed would take the CPU of the others.
+_ONE_THREAD = {
+    "OMP_NUM_THREADS": "1",
+    "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1",
+}
+
+
+def interpreter(peer: str) -> Path:
+    """Where that of a peer's own environment is, once it has been made."""
+    home = ".venv-compat" if peer == "torchrl" else f".venv-peers/{peer}"
+    return _ROOT / home / "bin" / "python"
 
 
 class PeerError(Exception):
@@ -31,30 +44,44 @@ class Peer:
         name: of the library.
         python: interpreter of an environment that has it.
         log: where its own messages go.
+        module: what it runs; that of the library among `benchmarks.peers`.
+        preload: a shared object that the dynamic linker loads there before all others.
 
     Raises:
         PeerError: it is not there.
     """
 
-    def __init__(self, name: str, python: str, log: Path) -> None:
+    def __init__(
+        self,
+        name: str,
+        python: str,
+        log: Path,
+        *,
+        module: str | None = None,
+        preload: str | None = None,
+    ) -> None:
         self.name = name
         self._log = log
         python = os.path.abspath(python) if os.sep in python else python  # cwd is another there
+        paths = [str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+        environment = {**os.environ, **_ONE_THREAD, "PYTHONPATH": os.pathsep.join(paths)}
+        if preload is not None:
+            environment["LD_PRELOAD"] = preload
         with log.open("w") as messages:
             try:
                 self._process = subprocess.Popen(
-                    [python, "-m", f"benchmarks.peer_{name}"],
+                    [python, "-m", module or f"benchmarks.peers.{name}"],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=messages,
                     cwd=_ROOT,
-                    env={**os.environ, "PYTHONUNBUFFERED": "1"},
+                    env=environment,
                     text=True,
                 )
             except OSError as error:
                 raise PeerError(f"{name}: {error}") from None
         try:
-            self._versions: dict[str, str] = self._ask("versions")
+            self._versions: dict[str, str] = self.ask("versions")
         except PeerError:
             self.end()
             raise
@@ -65,46 +92,55 @@ class Peer:
 
     def open(
         self, directory: str, kind: str, capacity: int, prioritized: bool, storage: str = MEMMAP
-    ) -> None:
+    ) -> bool:
         """See `Library.open`."""
-        self._ask(
-            "open",
-            directory=directory,
-            kind=kind,
-            capacity=capacity,
-            prioritized=prioritized,
-            storage=storage,
+        return bool(
+            self.ask(
+                "open",
+                directory=directory,
+                kind=kind,
+                capacity=capacity,
+                prioritized=prioritized,
+                storage=storage,
+            )
         )
 
-    def share(self, writers: int, count: int) -> None:
+    def share(self, writers: int, count: int) -> int:
         """See `Library.share`."""
-        self._ask("share", writers=writers, count=count)
+        return int(self.ask("share", writers=writers, count=count))
 
     def prepare(self, operation: Operation, block_s: float) -> bool:
         """See `Library.prepare`."""
-        return bool(self._ask("prepare", operation=dataclasses.asdict(operation), block_s=block_s))
+        return bool(self.ask("prepare", operation=dataclasses.asdict(operation), block_s=block_s))
 
     def round(self, operation: Operation, blocks: int) -> list[float]:
         """See `Library.round`."""
-        answer: list[float] = self._ask(
+        answer: list[float] = self.ask(
             "round", operation=dataclasses.asdict(operation), blocks=blocks
+        )
+        return answer
+
+    def calls(self, operation: Operation, count: int) -> list[float]:
+        """See `Library.calls`."""
+        answer: list[float] = self.ask(
+            "calls", operation=dataclasses.asdict(operation), count=count
         )
         return answer
 
     def contend(self, writers: int, batch: int, seconds: float) -> dict[str, float]:
         """See `Library.contend`."""
-        answer: dict[str, float] = self._ask(
+        answer: dict[str, float] = self.ask(
             "contend", writers=writers, batch=batch, seconds=seconds
         )
         return answer
 
     def shrinks(self) -> float:
         """See `Library.shrinks`."""
-        return float(self._ask("shrinks"))
+        return float(self.ask("shrinks"))
 
     def close(self) -> None:
         """See `Library.close`."""
-        self._ask("close")
+        self.ask("close")
 
     def end(self) -> None:
         """End the process; what it had begun ends with it."""
@@ -116,7 +152,8 @@ class Peer:
             except (subprocess.TimeoutExpired, BrokenPipeError):
                 process.kill()
 
-    def _ask(self, do: str, **arguments: Any) -> Any:
+    def ask(self, do: str, **arguments: Any) -> Any:
+        """Have a method called there, and wait for what it returns."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         try:

@@ -15,9 +15,11 @@ from pathlib import Path
 import shmbuffer
 from benchmarks.collector import Collector
 from benchmarks.comparison import Setting
+from benchmarks.library import TENSORDICT
 from benchmarks.measure import Contender, Series, interleave
-from benchmarks.ours import ShmBuffer
+from benchmarks.ours import ShmBuffer, attach_to_write
 
+ITEMS = ("S",)
 WRITERS, WRITTEN = 2, 32
 
 
@@ -47,9 +49,10 @@ def _contender(
 
 
 def _kill_everybody(setting: Setting, directory: Path) -> None:
-    opener = functools.partial(shmbuffer.attach, directory)
+    opener = functools.partial(attach_to_write, directory)
     collectors = [
-        Collector(opener, setting.kind, WRITTEN, seed, ShmBuffer.modules) for seed in range(WRITERS)
+        Collector(opener, setting.kind, WRITTEN, TENSORDICT, seed, ShmBuffer.modules)
+        for seed in range(WRITERS)
     ]
     for collector in collectors:
         collector.wait_until_ready()

@@ -1,19 +1,20 @@
 """What a run found: as a table for people, as JSON for programs.
 
-    {"machine": {...}, "versions": {library: {...}}, "setting": {...},
+    {"machine": {...}, "versions": {library: {...}}, "rounds": 5,
      "peers": {name: "measured" or why not},
-     "benchmarks": {name: {"question": "...", "others_cpus": {"median", "min", "max"},
-                           "results": [{"operation", "library", "form", "unit",
-                                        "median", "p95", "min", "max", "rounds": [...],
-                                        "ratio": {"to", "median", "min", "max"} or null}]}}}
+     "benchmarks": [{"name", "question", "items", "item_bytes", "capacity",
+                     "others_cpus": {"median", "min", "max"},
+                     "results": [{"operation", "library", "form", "unit",
+                                  "median", "p95", "min", "max", "rounds": [...],
+                                  "ratios": [{"to", "median", "min", "max"}, ...]}]}, ...]}
 
-Times are in seconds; the unit "x" is how many times smaller. A ratio says how many times better
-than the peer, for times, rates and sizes alike.
+Times are in seconds; the unit "x" is how many times smaller, "share" of 1. A ratio says how many
+times better than a peer, for times, rates and sizes alike: than torchrl, and than the best of the
+others.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import platform
 from collections.abc import Sequence
@@ -22,9 +23,10 @@ from statistics import median
 from typing import Any
 
 from benchmarks.comparison import Setting
-from benchmarks.measure import Load, Ratio, Series
+from benchmarks.measure import Series
 
-OURS = "shmbuffer"
+OURS, FIRST = "shmbuffer", "torchrl"
+"""Who is compared, and first with whom."""
 
 
 def machine(directory: Path) -> dict[str, Any]:
@@ -41,21 +43,9 @@ def machine(directory: Path) -> dict[str, Any]:
     }
 
 
-def setting_as_json(setting: Setting) -> dict[str, Any]:
-    """What the run was made with."""
-    return {
-        "items": setting.kind.name,
-        "item_bytes": setting.kind.nbytes,
-        "capacity": setting.capacity,
-        "records": setting.records,
-        "rounds": setting.rounds,
-        "blocks": setting.blocks,
-    }
-
-
 def header(found: dict[str, Any]) -> str:
-    """Machine, versions and setting, for people."""
-    box, made = found["machine"], found["setting"]
+    """Machine and versions, for people."""
+    box = found["machine"]
     versions = [
         f"  {library}: " + ", ".join(f"{name} {number}" for name, number in theirs.items())
         for library, theirs in found["versions"].items()
@@ -69,73 +59,97 @@ def header(found: dict[str, Any]) -> str:
             f"Python {box['python']}, {box['filesystem']}",
             *versions,
             *missing,
-            f"  buffers of {made['capacity']:,} {made['items']} items ({made['item_bytes']} bytes),"
-            f" full, or of {made['records']:,} records; {made['rounds']} rounds",
-            "  median and min..max of the rounds, p95 of the blocks of calls; ratio: how many times"
-            " better than a peer [min..max]",
+            f"  median and min..max of {found['rounds']} rounds, p95 of the blocks of calls; ratio:"
+            " how many times better than a peer [min..max of the rounds]",
         ]
     )
 
 
-def as_json(question: str, series: Sequence[Series], load: Load) -> dict[str, Any]:
+def as_json(name: str, question: str, setting: Setting, series: Sequence[Series]) -> dict[str, Any]:
     """One benchmark's part of the JSON."""
+    results = [
+        {
+            "operation": one.operation,
+            "library": one.library,
+            "form": one.form,
+            "unit": one.unit,
+            **_spread(one.figures),
+            "p95": one.p95,
+            "rounds": one.figures,
+        }
+        for one in series
+    ]
     return {
+        "name": name,
         "question": question,
-        "others_cpus": _spread(load.rounds),
-        "results": [
-            {
-                "operation": one.operation,
-                "library": one.library,
-                "form": one.form,
-                "unit": one.unit,
-                **_spread(one.figures),
-                "p95": one.p95,
-                "rounds": one.figures,
-                "ratio": None if (ratio := ratio_of(one, series)) is None else _plain(ratio),
-            }
-            for one in series
-        ],
+        "items": setting.kind.name,
+        "item_bytes": setting.kind.nbytes,
+        "capacity": setting.capacity,
+        "others_cpus": _spread(setting.load.rounds),
+        "results": [{**one, "ratios": ratios_of(one, results)} for one in results],
     }
 
 
-def ratio_of(one: Series, series: Sequence[Series]) -> Ratio | None:
-    """How many times better than a peer: in the same form, or in the first that the peer has."""
-    if one.library != OURS:
-        return None
-    peers = [
-        peer for peer in series if peer.operation == one.operation and peer.library != one.library
-    ]
-    peers.sort(key=lambda peer: peer.form != one.form)
-    return one.ratio_to(peers[0]) if peers else None
+def peers_of(one: dict[str, Any], results: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """What every peer has to set against a result of ours.
+
+    In the same form, or, where the peer has not got that, in the one that suits it best.
+    """
+    peers: dict[str, dict[str, Any]] = {}
+    for peer in results:
+        if peer["operation"] == one["operation"] and peer["library"] != OURS:
+            so_far = peers.setdefault(peer["library"], peer)
+            if so_far["form"] != one["form"] and (
+                peer["form"] == one["form"]
+                or (peer["median"] < so_far["median"]) == (one["unit"] == "s")
+            ):
+                peers[peer["library"]] = peer
+    return peers
 
 
-def table(name: str, question: str, series: Sequence[Series], load: Load) -> str:
+def ratio(one: dict[str, Any], peer: dict[str, Any]) -> dict[str, Any]:
+    """How many times better than ``peer``, taken round by round."""
+    pairs = zip(one["rounds"], peer["rounds"], strict=True)
+    ratios = [theirs / ours if one["unit"] == "s" else ours / theirs for ours, theirs in pairs]
+    return {"to": peer["library"], **_spread(ratios)}
+
+
+def ratios_of(one: dict[str, Any], results: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """How many times better than torchrl, and than the best of the other peers."""
+    if one["library"] != OURS:
+        return []
+    ratios = [ratio(one, peer) for peer in peers_of(one, results).values()]
+    ratios.sort(key=lambda to: to["median"])
+    first = [to for to in ratios if to["to"] == FIRST]
+    return first + [to for to in ratios if to["to"] != FIRST][:1]
+
+
+def table(part: dict[str, Any]) -> str:
     """One benchmark's part of what is printed."""
-    others = _spread(load.rounds)
+    others = part["others_cpus"]
     titles = ("", "", "ratio", "median", "p95", "min..max")
     rows = []
-    operations = list(dict.fromkeys(one.operation for one in series))
-    for operation in operations:
-        first = operation
-        for one in (one for one in series if one.operation == operation):
-            ratio = ratio_of(one, series)
-            scale, unit = _scale(one.median, one.unit)
-            low, high = min(one.figures) * scale, max(one.figures) * scale
-            rows.append(
-                (
-                    first,
-                    f"{one.library}, {one.form}",
-                    "" if ratio is None else _times(ratio),
-                    f"{_digits(one.median * scale)} {unit}",
-                    _digits(one.p95 * scale),
-                    f"{_digits(low)}..{_digits(high)}",
-                )
+    before = None
+    operations = list(dict.fromkeys(one["operation"] for one in part["results"]))
+    for one in sorted(part["results"], key=lambda one: operations.index(one["operation"])):
+        scale, unit = scale_of(one["median"], one["unit"])
+        rows.append(
+            (
+                "" if one["operation"] == before else one["operation"],
+                f"{one['library']}, {one['form']}",
+                ", ".join(map(times, one["ratios"])),
+                f"{digits(one['median'] * scale)} {unit}",
+                digits(one["p95"] * scale),
+                bounds(one),
             )
-            first = ""
+        )
+        before = one["operation"]
     widths = [max(len(row[at]) for row in (titles, *rows)) for at in range(len(titles))]
     lines = ["  ".join(_cells(row, widths)).rstrip() for row in (titles, *rows)]
     busy = f"{others['median']:.1f} ({others['min']:.1f}..{others['max']:.1f})"
-    return "\n".join([f"{name}: {question}  [CPUs used by others: {busy}]", *lines])
+    made = f"{part['capacity']:,} {part['items']} items ({part['item_bytes']:,} bytes)"
+    title = f"{part['name']}: {part['question']}  [{made}; CPUs used by others: {busy}]"
+    return "\n".join([title, *lines])
 
 
 def _cells(row: Sequence[str], widths: Sequence[int]) -> list[str]:
@@ -146,14 +160,22 @@ def _cells(row: Sequence[str], widths: Sequence[int]) -> list[str]:
     ]
 
 
-def _times(ratio: Ratio) -> str:
-    return f"{_digits(ratio.median)}x {ratio.to} [{_digits(ratio.min)}..{_digits(ratio.max)}]"
+def times(ratio: dict[str, Any]) -> str:
+    """A ratio, with its spread."""
+    spread = f"[{digits(ratio['min'])}..{digits(ratio['max'])}]"
+    return f"{digits(ratio['median'])}x {ratio['to']} {spread}"
 
 
-def _scale(value: float, unit: str) -> tuple[float, str]:
+def bounds(one: dict[str, Any]) -> str:
+    """The smallest and the largest of the rounds, in the unit of the median."""
+    scale, _ = scale_of(one["median"], one["unit"])
+    return f"{digits(one['min'] * scale)}..{digits(one['max'] * scale)}"
+
+
+def scale_of(value: float, unit: str) -> tuple[float, str]:
     """What to multiply with, so that a few digits before the point are left, and its unit."""
-    if unit == "x":
-        return 1.0, "x"
+    if unit in ("x", "share"):
+        return (1.0, "x") if unit == "x" else (100.0, "%")
     if unit == "s":
         steps = ((1.0, 1.0, "s"), (1e-3, 1e3, "ms"), (0.0, 1e6, "µs"))
     else:
@@ -161,16 +183,13 @@ def _scale(value: float, unit: str) -> tuple[float, str]:
     return next((scale, name) for least, scale, name in steps if value >= least)
 
 
-def _digits(value: float) -> str:
+def digits(value: float) -> str:
+    """Three of them."""
     return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def _spread(values: Sequence[float]) -> dict[str, float]:
     return {"median": median(values), "min": min(values), "max": max(values)}
-
-
-def _plain(ratio: Ratio) -> dict[str, Any]:
-    return dataclasses.asdict(ratio)
 
 
 def _filesystem(directory: Path) -> str:

@@ -15,7 +15,8 @@ from benchmarks.comparison import Setting
 from benchmarks.library import Library
 from benchmarks.measure import Contender, Series, interleave
 
-WRITERS = (0, 1, 2, 4)
+ITEMS = ("S",)
+WRITERS = (0, 1, 2, 4, 8, 16)
 WRITTEN, DRAWN = 32, 256
 _UNITS = {"items": "1/s", "cycles": "1/s", "p99": "s"}
 
@@ -24,13 +25,15 @@ def run(setting: Setting) -> list[Series]:
     """Measure it."""
     with ExitStack() as stack:
         libraries = [
-            stack.enter_context(setting.open(library, prioritized=True))
-            for library in setting.libraries
+            (library, most)
+            for library in setting.open_all(stack, prioritized=True)
+            if (most := library.share(max(WRITERS), WRITTEN))
         ]
-        for library in libraries:
-            library.share(max(WRITERS), WRITTEN)
         contenders = [
-            _contender(setting, library, writers) for writers in WRITERS for library in libraries
+            _contender(setting, library, writers)
+            for writers in WRITERS
+            for library, most in libraries
+            if writers <= most
         ]
         return interleave(setting.rounds, contenders, setting.load)
 
@@ -38,7 +41,7 @@ def run(setting: Setting) -> list[Series]:
 def _contender(setting: Setting, library: Library, writers: int) -> Contender:
     measured = [name for name in _UNITS if writers or name != "items"]
     series = tuple(
-        Series(_title(writers, name), library.name, "TensorDict", _UNITS[name]) for name in measured
+        Series(title(writers, name), library.name, "processes", _UNITS[name]) for name in measured
     )
     contend = partial(library.contend, writers, DRAWN, setting.contest_s)
 
@@ -49,7 +52,8 @@ def _contender(setting: Setting, library: Library, writers: int) -> Contender:
     return Contender(series, window)
 
 
-def _title(writers: int, name: str) -> str:
+def title(writers: int, name: str) -> str:
+    """Of a figure, in a table."""
     crowd = "no writer" if not writers else f"{writers} x extend({WRITTEN})"
     what = {"items": "items", "cycles": f"cycles({DRAWN})", "p99": f"p99 of cycle({DRAWN})"}
     return f"{crowd}: {what[name]}"

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import ast
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from benchmarks import report
-from benchmarks.__main__ import BENCHMARKS, main
-from benchmarks.peer import Peer, PeerError
+from benchmarks import __main__ as benchmarks
+from benchmarks import plots, report, scaling, table
+from benchmarks.__main__ import BENCHMARKS, ON_REQUEST, main, plan
+from benchmarks.library import ARRAYS, INDEX, OUT, TENSORDICT
+from benchmarks.measure import Timed
+from benchmarks.peer import PEERS, Peer, PeerError
 
-pytestmark = pytest.mark.xdist_group("benchmarks")
+pytestmark = [pytest.mark.xdist_group("benchmarks"), pytest.mark.timeout(120)]
 
 ROOT = Path(__file__).parents[1]
-
-pytestmark = pytest.mark.timeout(120)  # the first test waits for all benchmarks
 
 # This package has the API of torchrl, so it can stand in for it: what is tested is the way there.
 # Only dumps are not there yet.
@@ -49,72 +49,74 @@ RECORDS = {
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, Any]]:
+def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, Any], Path]:
     """What all benchmarks printed and wrote, beside a peer; nothing else is left of them."""
     scratch = tmp_path_factory.mktemp("benchmarks")
-    package, buffers, output = scratch / "torchrl", scratch / "buffers", scratch / "found.json"
+    package, buffers, out = scratch / "torchrl", scratch / "buffers", scratch / "out"
     package.mkdir()
     (package / "__init__.py").write_text("__version__ = '0.0'\n")
     (package / "data.py").write_text(STAND_IN)
     buffers.mkdir()
-    arguments = ["--toy", "--dir", buffers, "--json", output, "--torchrl", sys.executable]
-    ran = subprocess.run(
-        [sys.executable, "-m", "benchmarks", *arguments],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{scratch}"},
-        capture_output=True,
-        text=True,
-        timeout=110,
-    )
-    assert ran.returncode == 0, ran.stderr
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(scratch))
+        patch.setattr(benchmarks.signal, "signal", lambda *_: None)
+        patch.setattr(benchmarks, "interpreter", lambda peer: scratch / peer / "bin" / "python")
+        # As few processes that write as show one beside another.
+        patch.setattr(benchmarks.writers, "WRITERS", (0, 2))
+        patch.setattr(benchmarks.contention, "BESIDE", 0)
+        patch.setattr(benchmarks.contention, "WRITERS", (64,))
+        patch.setattr(benchmarks.capacity, "STEPS", (10, 100))
+        with pytest.MonkeyPatch.context() as printing:
+            said: list[str] = []
+            printing.setattr("builtins.print", lambda *what, **_: said.extend(map(str, what)))
+            arguments = ["--toy", "--items", "S", "--dir", buffers, "--out", out]
+            peer = ["--beside", "torchrl,cpprb", "--torchrl", sys.executable]
+            assert main([*map(str, arguments), *peer, *BENCHMARKS]) == 0
     assert not list(buffers.iterdir())
-    return ran.stdout, json.loads(output.read_text())
+    return "\n".join(said), json.loads((out / "found.json").read_text()), out
 
 
 def check_spread(spread: dict[str, Any]) -> None:
     assert 0 <= spread["min"] <= spread["median"] <= spread["max"]
 
 
-def test_every_benchmark_answers_its_question(run: tuple[str, dict[str, Any]]) -> None:
-    printed, found = run
-    assert list(found["benchmarks"]) == list(BENCHMARKS)
-    for name, benchmark in found["benchmarks"].items():
-        assert benchmark["question"].endswith("?")
-        assert f"\n{name}: {benchmark['question']}" in printed
-        check_spread(benchmark["others_cpus"])
-        for result in benchmark["results"]:
+def test_every_benchmark_answers_its_question(run: tuple[str, dict[str, Any], Path]) -> None:
+    printed, found, _ = run
+    assert [part["name"] for part in found["benchmarks"]] == list(BENCHMARKS)
+    for part in found["benchmarks"]:
+        assert part["question"].endswith("?")
+        assert f"{part['name']}: {part['question']}" in printed
+        check_spread(part["others_cpus"])
+        for result in part["results"]:
             assert result["operation"] in printed
-            assert result["unit"] in ("s", "1/s", "x")
-            assert len(result["rounds"]) == found["setting"]["rounds"]
-            assert all(figure > 0 for figure in result["rounds"])
-            assert result["p95"] > 0
+            assert result["unit"] in ("s", "1/s", "x", "share")
+            assert len(result["rounds"]) == found["rounds"]
+            assert all(figure >= 0 for figure in result["rounds"])
             check_spread(result)
 
 
-def test_every_operation_is_there(run: tuple[str, dict[str, Any]]) -> None:
-    found = run[1]["benchmarks"]
+def test_every_operation_is_there(run: tuple[str, dict[str, Any], Path]) -> None:
     ours = {
-        name: {
+        part["name"]: {
             (result["operation"], result["form"])
-            for result in benchmark["results"]
+            for result in part["results"]
             if result["library"] == "shmbuffer"
         }
-        for name, benchmark in found.items()
+        for part in run[1]["benchmarks"]
     }
     assert ours["add"] == {("add(1)", "arrays"), ("add(1)", "TensorDict")}
-    assert ("extend(32), prioritized", "arrays") in ours["extend"]
-    assert ("sample(256), uniform", "TensorDict") in ours["sample"]
-    assert ("sample(256), prioritized", "TensorDict") in ours["sample"]
-    assert ("cycle(256)", "TensorDict") in ours["cycle"]
-    assert ("update(256)", "index") in ours["cycle"]
-    assert {operation for operation, _ in ours["writers"]} >= {
+    assert {operation for operation, _ in ours["writers"]} == {
         "no writer: cycles(256)",
-        "1 x extend(32): items",
+        "no writer: p99 of cycle(256)",
+        "2 x extend(32): items",
         "2 x extend(32): cycles(256)",
-        "4 x extend(32): p99 of cycle(256)",
+        "2 x extend(32): p99 of cycle(256)",
     }
     assert {form for _, form in ours["attach"]} >= {"beside others", "nobody there"}
     assert {form for _, form in ours["recover"]} == {"recover()", "attach()"}
+    assert {form for _, form in ours["save"]} == {"in place", "elsewhere"}
+    assert ("sample(256), prioritized, of 1,000", "TensorDict") in ours["capacity"]
+    assert {("cycle(256): p50", "index"), ("cycle(256): max", "index")} <= ours["latency"]
     for form in ("private", "shared"):
         assert {operation for operation, who in ours["records"] if who == form} == {
             f"{what}: {operation}"
@@ -124,42 +126,210 @@ def test_every_operation_is_there(run: tuple[str, dict[str, Any]]) -> None:
     assert ("frames: times smaller", "shared, frames once") in ours["records"]
 
 
-def test_a_ratio_compares_with_a_peer_that_was_measured(run: tuple[str, dict[str, Any]]) -> None:
-    printed, found = run
-    assert found["peers"] == {"torchrl": "measured"}
-    assert set(found["versions"]) == {"shmbuffer", "torchrl"}
+def test_a_locked_section_is_no_longer_than_its_call(
+    run: tuple[str, dict[str, Any], Path],
+) -> None:
+    part = next(part for part in run[1]["benchmarks"] if part["name"] == "contention")
+    of = {(one["operation"], one["form"]): one["median"] for one in part["results"]}
+    for operation, sections in {"extend(32)": 2, "sample(256)": 1, "update(256)": 1}.items():
+        for at in range(1, sections + 1):
+            name = f"{operation}, section {at} of {sections}: held"
+            assert 0 < of[name, "p50"] <= of[name, "p99"] <= of[name, "max"]
+    modelled = "modelled, 16 processors, learner beside 64 x extend(32)"
+    assert of[modelled, "items"] > 0
+    assert 0 < of[modelled, "the mutex is held"] <= 1
+
+
+def test_a_ratio_compares_with_a_peer_that_was_measured(
+    run: tuple[str, dict[str, Any], Path],
+) -> None:
+    printed, found, _ = run
+    assert found["peers"]["torchrl"] == "measured"
+    assert set(found["versions"]) >= {"shmbuffer", "torchrl"}
     assert "x torchrl [" in printed
     assert "x zstandard [" in printed
-    for name, benchmark in found["benchmarks"].items():
-        for result in benchmark["results"]:
-            if result["library"] == "shmbuffer" and name != "recover":
-                alone = "beside zstd alone" in result["operation"]
-                assert result["ratio"]["to"] == ("zstandard" if alone else "torchrl")
-                check_spread(result["ratio"])
-            else:
-                assert result["ratio"] is None
+    for part in found["benchmarks"]:
+        for result in part["results"]:
+            alone = part["name"] in ("recover", "contention") or result["form"] == OUT
+            if result["library"] == "shmbuffer" and not alone:
+                beside_zstd = "beside zstd alone" in result["operation"]
+                to = [ratio["to"] for ratio in result["ratios"]]
+                assert ("zstandard" if beside_zstd else "torchrl") in to
+                for ratio in result["ratios"]:
+                    check_spread(ratio)
 
 
-def test_what_was_not_measured_is_said_by_name(run: tuple[str, dict[str, Any]]) -> None:
-    found = {**run[1], "versions": {"shmbuffer": {}}, "peers": {"torchrl": "not measured, why"}}
-    assert "\n  torchrl: not measured, why\n" in report.header(found)
+def test_the_table_has_a_line_for_every_row_that_was_measured(
+    run: tuple[str, dict[str, Any], Path],
+) -> None:
+    _, found, out = run
+    titles = [line.title for line in table.lines(found)]
+    assert "S: sample(256), prioritized, TensorDict" in titles
+    assert "S: recover 1,000 items, attach()" in titles
+    written = (out / "table.md").read_text()
+    assert table.markdown(found) in written
+    widths = {len(line) for line in table.markdown(found).splitlines()}
+    assert len(widths) == 1
+    for title in titles:
+        assert f"| {title} " in written
+
+
+def test_the_plots_are_drawn(run: tuple[str, dict[str, Any], Path]) -> None:
+    _, found, out = run
+    for name in ("ratios", "capacity", "writers", "latency"):
+        assert (out / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+    assert plots.draw({**found, "benchmarks": []}, out) == []
+
+
+def test_what_was_found_is_shown_again_without_measuring(
+    run: tuple[str, dict[str, Any], Path],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    _, found, out = run
+    monkeypatch.setattr(plots, "draw", lambda *_: [])  # once is enough
+    assert main(["--found", str(out / "found.json"), "--out", str(tmp_path)]) == 0
+    printed = capsys.readouterr().out
+    assert table.markdown(found) in printed
+    assert json.loads((tmp_path / "found.json").read_text()) == found
+
+
+def test_the_table_is_written_between_its_markers(
+    run: tuple[str, dict[str, Any], Path], tmp_path: Path
+) -> None:
+    readme = tmp_path / "README.md"
+    readme.write_text(f"before\n{table.BEGIN}\nold\n{table.END}\nafter\n")
+    for _ in range(2):
+        table.write(run[1], readme)
+        text = readme.read_text()
+        assert text.startswith(f"before\n{table.BEGIN}\n\n```\n")
+        assert text.endswith(f"|\n\n{table.END}\nafter\n")
+        assert "old" not in text
+    readme.write_text("no markers")
+    with pytest.raises(ValueError, match="has no '<!-- table of targets -->'"):
+        table.write(run[1], readme)
+    assert table.BEGIN in table.README.read_text()
+
+
+def result(library: str, form: str, rounds: list[float], unit: str = "s") -> dict[str, Any]:
+    middle = float(np.median(rounds))
+    return {
+        "operation": "o",
+        "library": library,
+        "form": form,
+        "unit": unit,
+        "rounds": rounds,
+        "median": middle,
+    }
+
+
+def test_a_peer_is_compared_in_the_same_form_or_in_its_best() -> None:
+    ours = result("shmbuffer", TENSORDICT, [1.0, 2.0])
+    results = [
+        ours,
+        result("torchrl", INDEX, [3.0, 3.0]),
+        result("torchrl", TENSORDICT, [5.0, 6.0]),
+        result("cpprb", ARRAYS, [9.0, 9.0]),
+        result("cpprb", INDEX, [8.0, 8.0]),
+        result("cpprb", "other", [10.0, 10.0]),
+    ]
+    peers = report.peers_of(ours, results)
+    assert {name: (peer["form"], peer["rounds"]) for name, peer in peers.items()} == {
+        "torchrl": (TENSORDICT, [5.0, 6.0]),
+        "cpprb": (INDEX, [8.0, 8.0]),
+    }
+    assert report.ratio(ours, peers["cpprb"]) == {"to": "cpprb", "median": 6, "min": 4, "max": 8}
+    assert [ratio["to"] for ratio in report.ratios_of(ours, results)] == ["torchrl", "cpprb"]
+    rates = [result("shmbuffer", ARRAYS, [6.0], "1/s"), result("torchrl", ARRAYS, [2.0], "1/s")]
+    assert report.ratio(*rates)["median"] == 3
+
+
+def test_calls_timed_one_by_one_take_turns_with_their_inputs() -> None:
+    seen: list[int] = []
+    timed = Timed(seen.append, [(0,), (1,), (2,)], 1e-6)
+    first = len(seen)
+    assert len(timed.each(7)) == 7
+    assert all((b - a) % 3 == 1 for a, b in zip(seen[first:], seen[first + 1 :], strict=False))
+
+
+def test_a_model_gives_what_can_be_computed() -> None:
+    steps = np.array([[3e-6, 1e-6]])
+    alone = scaling.simulate([scaling.Role(1, steps)], 1, 0.01)
+    assert alone.calls[0] == pytest.approx(250_000, rel=0.01)
+    assert alone.busy == pytest.approx(0.25, rel=0.01)
+    # Four of them fill the mutex; as many processors more change nothing.
+    full = scaling.simulate([scaling.Role(64, steps)], 64, 0.01)
+    assert full.calls[0] == pytest.approx(1_000_000, rel=0.01)
+    assert full.busy == pytest.approx(1, rel=0.01)
+    # One processor does no more for many than for one, and shares itself out evenly.
+    shared = scaling.simulate([scaling.Role(1, steps), scaling.Role(3, steps)], 1, 0.3)
+    assert sum(shared.calls) == pytest.approx(250_000, rel=0.01)
+    assert shared.calls[0] == pytest.approx(62_500, rel=0.2)
+
+
+def test_the_default_plan_asks_for_the_items_of_the_table() -> None:
+    planned = plan([], None)
+    assert {(row.benchmark, row.items) for row in table.ROWS} <= set(planned)
+    assert not {name for name, _ in planned} & set(ON_REQUEST)
+    assert plan(["add"], "L") == [("add", "L")]
+
+
+def test_what_was_not_measured_is_said_by_name(run: tuple[str, dict[str, Any], Path]) -> None:
+    assert "\n  sb3: not asked for\n" in run[0]
+    why = "not installed: scripts/peers cpprb makes its environment"
+    assert f"\n  cpprb: {why}\n" in run[0]
+    assert run[1]["peers"]["cpprb"] == why
+
+
+def test_a_peer_that_did_not_install_is_left_out_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / ".venv-peers" / "cpprb" / "bin" / "python"
+    monkeypatch.setattr(benchmarks, "interpreter", lambda peer: place)
+    assert benchmarks.why_not("cpprb") == "not installed: scripts/peers cpprb makes its environment"
+    place.parents[2].mkdir()
+    (tmp_path / ".venv-peers" / "cpprb.failed").write_text("ERROR: no wheel\n")
+    assert benchmarks.why_not("cpprb") == "not installed: ERROR: no wheel"
 
 
 def test_a_peer_that_is_not_there_is_an_error_in_its_own_words(tmp_path: Path) -> None:
-    with pytest.raises(PeerError, match="torchrl: ModuleNotFoundError: No module"):
-        Peer("torchrl", sys.executable, tmp_path / "log")
+    with pytest.raises(PeerError, match="cpprb: ModuleNotFoundError: No module"):
+        Peer("cpprb", sys.executable, tmp_path / "log")
 
 
-def test_a_benchmark_that_is_not_there_is_an_error_that_names_those_that_are(
-    capsys: pytest.CaptureFixture[str],
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["extent"], "no benchmark extent; there are add, extend, sample"),
+        (["--beside", "torchrll"], "no peer torchrll; there are torchrl, cpprb"),
+        (["--rounds", "0"], "--rounds is at least 1, not 0"),
+    ],
+)
+def test_an_argument_that_makes_no_sense_is_an_error_that_says_what_would(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
 ) -> None:
     with pytest.raises(SystemExit):
-        main(["extent"])
-    assert "no benchmark extent; there are add, extend, sample" in capsys.readouterr().err
+        main(arguments)
+    assert said in capsys.readouterr().err
 
 
-def test_a_peer_s_interpreter_needs_no_shmbuffer() -> None:
-    ahead, seen, imported = ["benchmarks.peer_torchrl"], set(), set()
+def test_every_peer_has_an_environment_and_a_module() -> None:
+    for peer in PEERS:
+        assert (ROOT / "benchmarks" / "peers" / f"{peer}.py").is_file()
+        pins = (
+            ROOT / "constraints-compat.txt"
+            if peer == "torchrl"
+            else ROOT / "benchmarks" / "environments" / f"{peer}.txt"
+        )
+        for line in pins.read_text().splitlines():
+            assert line.startswith("#") or "==" in line
+    assert f"peers=({' '.join(PEERS)})" in (ROOT / "scripts" / "peers").read_text()
+
+
+@pytest.mark.parametrize("peer", PEERS)
+def test_a_peer_s_interpreter_needs_no_shmbuffer(peer: str) -> None:
+    ahead, seen, imported = [f"benchmarks.peers.{peer}"], set(), set()
     while ahead:
         module = ahead.pop()
         if module in seen or not module.startswith(("benchmarks.", "tests.")):
@@ -167,10 +337,31 @@ def test_a_peer_s_interpreter_needs_no_shmbuffer() -> None:
             continue
         seen.add(module)
         source = (ROOT / module.replace(".", "/")).with_suffix(".py").read_text()
-        for node in ast.walk(ast.parse(source)):
+        tree = ast.parse(source)
+        # What a function imports, only those need that call it.
+        for node in tree.body if peer not in ("torchrl", "ray") else ast.walk(tree):
             if isinstance(node, ast.Import):
                 ahead += [alias.name for alias in node.names]
             elif isinstance(node, ast.ImportFrom):
                 ahead.append(str(node.module))
-    assert {"benchmarks.library", "benchmarks.recordings", "tests.frames"} < seen
+    assert {"benchmarks.library", "benchmarks.local", "benchmarks.served"} < seen
     assert "shmbuffer" not in imported
+    if peer not in ("torchrl", "ray"):
+        assert not {"tensordict", "torchrl"} & imported
+
+
+def test_sampling_into_a_batch_of_the_caller_is_measured_where_there_is_such_a_call() -> None:
+    from benchmarks.torchlike import _sampling_into
+
+    class Buffer:
+        def sample(self, count: int, out: object = None) -> object:
+            return ("new", count) if out is None else out
+
+    class Without:
+        def sample(self, count: int) -> object:
+            return count
+
+    call, inputs = _sampling_into(Buffer(), 3) or (None, [])
+    assert call is not None
+    assert call(*inputs[0]) == ("new", 3)
+    assert _sampling_into(Without(), 3) is None

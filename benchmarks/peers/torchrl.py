@@ -1,21 +1,12 @@
-"""torchrl, as a benchmark sees a library; run by the interpreter of an environment that has it.
-
-See `peer.py` for what it reads and writes. shmbuffer is not imported here: it need not even be
-installed for that interpreter.
-"""
+"""torchrl: buffers over memory-mapped files, as its own documentation makes them."""
 
 from __future__ import annotations
 
 import functools
-import json
-import multiprocessing
 import os
-import sys
-import traceback
 from collections.abc import Callable
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import IO, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torchrl.data import (  # type: ignore[import-not-found, unused-ignore]
@@ -27,40 +18,41 @@ from torchrl.data import (  # type: ignore[import-not-found, unused-ignore]
     TensorDictReplayBuffer,
 )
 
-from benchmarks.collector import same
 from benchmarks.library import (
     ALPHA,
     AS_IT_COMES,
     BETA,
     COMPRESSED,
+    ELSEWHERE,
     GIVEN_ZSTD,
+    IN_PLACE,
+    INDEX,
     LEVEL,
     LISTED,
     LOADS,
     NESTED,
     PADDED,
     READ,
-    Local,
-    Operation,
+    TENSORDICT,
 )
+from benchmarks.served import serve
+from benchmarks.torchlike import TorchLike
 
 
-class TorchRL(Local):
-    """Buffers over memory-mapped files, as torchrl's own documentation makes them.
+class TorchRL(TorchLike):
+    """Buffers over memory-mapped files.
 
     Shared with writers, the learner's buffer has ``sync=False``: a prioritized sampler of torchrl
-    cannot be passed to another process otherwise.
+    cannot be passed to another process otherwise, and the priorities that writers give are ignored.
     """
 
     name = "torchrl"
+    distributions = ("torchrl", "torch", "tensordict", "numpy")
     forms: ClassVar[frozenset[str]] = frozenset(
-        {"TensorDict", "index", LOADS, AS_IT_COMES, READ, LISTED, PADDED, NESTED}
+        {TENSORDICT, INDEX, LOADS, AS_IT_COMES, READ, LISTED, PADDED, NESTED}
+        | {IN_PLACE, ELSEWHERE}
     )
     modules: ClassVar[list[str]] = ["torchrl.data"]
-
-    def versions(self) -> dict[str, str]:
-        """See `Library.versions`."""
-        return {name: _version(name) for name in ("torchrl", "torch", "tensordict", "numpy")}
 
     def make(self, directory: Path, capacity: int, prioritized: bool, **options: Any) -> Any:
         """See `Local.make`."""
@@ -70,7 +62,7 @@ class TorchRL(Local):
         return TensorDictPrioritizedReplayBuffer(alpha=ALPHA, beta=BETA, storage=storage, **options)
 
     def make_for_records(self, directory: Path, capacity: int, storage: str) -> Any:
-        """See `Local.make_for_records`; it has them in one process only."""
+        """See `TorchLike.make_for_records`; it has them in one process only."""
         if storage == COMPRESSED:
             return ReplayBuffer(storage=CompressedListStorage(capacity, compression_level=LEVEL))
         if storage == GIVEN_ZSTD:
@@ -80,27 +72,36 @@ class TorchRL(Local):
         return ReplayBuffer(storage=LazyStackStorage(capacity))
 
     def feeding(self, form: str) -> Callable[[int], object]:
-        """See `Local.feeding`."""
+        """See `TorchLike.feeding`."""
         make, sample = _padded if form == PADDED else _nested, self._buffer.sample
         return lambda count: make(sample(count))
 
-    def share(self, writers: int, count: int) -> None:
+    def share(self, writers: int, count: int) -> int:
         """See `Library.share`."""
         self._directory = self._directory.with_name("shared")
         self._buffer = self.make(self._directory, self._capacity, True, sync=False)
-        self._kind.fill(self._buffer, self._capacity)
+        self.fill(self._buffer, self._capacity)
         self._buffer.share()
-        super().share(writers, count)
+        return super().share(writers, count)
 
-    def opener(self) -> Callable[[], Any]:
+    def opener(self) -> Callable[[], Callable[[Any], object]]:
         """See `Local.opener`."""
-        return functools.partial(same, self._buffer)
+        return functools.partial(_writing, self._buffer)
 
     def attaching(self, form: str) -> tuple[Callable[[], Any], Callable[[Any], object]]:
-        """See `Local.attaching`: a dump is what torchrl has in place of a directory."""
+        """See `TorchLike.attaching`: a dump is what torchrl has in place of a directory."""
         dump = self._directory.with_name("dump")
         self._buffer.dumps(str(dump))
         return functools.partial(self._load, dump), lambda _: None
+
+    def saving(self, form: str) -> Callable[[], Any]:
+        """See `TorchLike.saving`: it does not sync, so we do."""
+        checkpoint = self._directory.with_name(f"checkpoint, {form}")
+        buffer = self._buffer
+        if form == IN_PLACE:
+            buffer = self.make(checkpoint / "storage", self._capacity, self._prioritized)
+            self.fill(buffer, self._capacity)
+        return functools.partial(_dump_and_sync, buffer, checkpoint)
 
     def _load(self, dump: Path) -> Any:
         buffer = TensorDictPrioritizedReplayBuffer(
@@ -108,6 +109,20 @@ class TorchRL(Local):
         )
         buffer.loads(str(dump))
         return buffer
+
+
+def _writing(buffer: Any) -> Callable[[Any], object]:
+    extend: Callable[[Any], object] = buffer.extend
+    return extend
+
+
+def _dump_and_sync(buffer: Any, checkpoint: Path) -> None:
+    buffer.dumps(str(checkpoint))
+    for path in checkpoint.rglob("*"):
+        if path.is_file():
+            descriptor = os.open(path, os.O_RDONLY)
+            os.fsync(descriptor)
+            os.close(descriptor)
 
 
 def _zstd() -> tuple[Callable[..., Any], Callable[..., Any]]:
@@ -142,35 +157,5 @@ def _nested(sample: Any) -> Any:
     return sample.densify(layout=torch.jagged)
 
 
-def serve(library: Local, requests: IO[str], answers: IO[str]) -> None:
-    """Do what is asked, until nobody asks any more."""
-    for line in requests:
-        request = json.loads(line)
-        arguments = request["with"]
-        if "operation" in arguments:
-            arguments["operation"] = Operation(**arguments["operation"])
-        try:
-            answer = {"result": getattr(library, request["do"])(**arguments)}
-        except Exception as error:
-            traceback.print_exc()
-            answer = {"error": f"{type(error).__name__}: {error}"}
-        answers.write(json.dumps(answer) + "\n")
-        answers.flush()
-    library.close()
-
-
-def _version(name: str) -> str:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return str(getattr(sys.modules.get(name), "__version__", "unknown"))
-
-
 if __name__ == "__main__":
-    # Locks that a buffer makes for itself are of the default context, and have to fit to its
-    # processes.
-    multiprocessing.set_start_method("forkserver", force=True)
-    # What the library prints must not be taken for an answer.
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-    serve(TorchRL(), sys.stdin, answers)
+    serve(TorchRL)

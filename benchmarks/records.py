@@ -43,6 +43,7 @@ from benchmarks.ours import ShmBuffer
 from benchmarks.recordings import RECORDINGS
 from shmbuffer.replay.records.compression import Zstd
 
+ITEMS = ("S",)  # in name only: it stores records
 COUNTS = (32, 256)
 PRIVATE, SHARED = "private", "shared"
 _ADDING = {Operation("add", 1): "add(1)"}
@@ -55,7 +56,7 @@ Runner = tuple[str, Library, str]
 def run(setting: Setting) -> list[Series]:
     """Measure it."""
     private, shared = ShmBuffer(shared=False), ShmBuffer(shared=True)
-    peers = setting.libraries[1:]
+    peers = [library for library in setting.libraries if library.name == "torchrl"]
     counts = sorted({min(count, setting.records) for count in COUNTS})
     most = counts[-1]
     ours = [(PRIVATE, private, COMPRESSED), (SHARED, shared, COMPRESSED)]

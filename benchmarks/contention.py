@@ -1,0 +1,129 @@
+"""How long is the mutex held and waited for, and what would it be with more processors?
+
+Everybody's calls pass through one mutex, so the sum of its locked sections is what no processor
+more can shorten. They are measured in the delivered core: `holds.c` stands between it and libc.
+Rows that begin with "modelled" come out of `scaling.py`, which is fed with them, not out of a
+measurement; where this machine has as many processors, the measurement stands beside them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shlex
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.comparison import Setting
+from benchmarks.library import INDEX, TENSORDICT, Operation
+from benchmarks.measure import Contender, Series, interleave
+from benchmarks.peer import Peer
+from benchmarks.scaling import Role, simulate
+
+ITEMS = ("S",)
+WRITTEN, DRAWN = 32, 256
+BESIDE = 4
+PROCESSORS, WRITERS = 16, (1, 4, 16, 64)
+OPERATIONS = (
+    Operation("extend", 1, TENSORDICT),
+    Operation("extend", WRITTEN, TENSORDICT),
+    Operation("sample", DRAWN, TENSORDICT),
+    Operation("update", DRAWN, INDEX),
+    Operation("cycle", DRAWN, TENSORDICT),
+)
+_MODELLED_S = 0.2
+_BUSY = "the mutex is held"
+_SHARES = {"p50": 50, "p99": 99, "max": 100}
+
+
+def run(setting: Setting) -> list[Series]:
+    """Measure it."""
+    with ExitStack() as stack:
+        scratch = stack.enter_context(setting.scratch())
+        preload = str(compile_holds(scratch))
+        log = scratch / "held.log"
+        held = Peer("shmbuffer", sys.executable, log, module="benchmarks.held", preload=preload)
+        stack.callback(held.end)
+        held.open(str(scratch), setting.kind.name, setting.capacity, True)
+        held.share(BESIDE, WRITTEN)
+        return interleave(setting.rounds, [_contender(setting, held)], setting.load)
+
+
+def compile_holds(directory: Path) -> Path:
+    """The shared object of `holds.c`."""
+    made = directory / "holds.so"
+    compiler = shlex.split(sysconfig.get_config_var("CC") or "cc")
+    source = Path(__file__).with_name("holds.c")
+    flags = ["-O2", "-fPIC", "-shared", "-fvisibility=hidden"]
+    subprocess.run([*compiler, *flags, "-o", str(made), str(source), "-ldl"], check=True)
+    return made
+
+
+def _contender(setting: Setting, held: Peer) -> Contender:
+    first = _round(setting, held)
+    series = tuple(Series(what, "shmbuffer", form, _unit(form)) for what, form in first)
+
+    def measure() -> Sequence[list[float]]:
+        found = _round(setting, held)
+        return [[found[key]] for key in first]
+
+    return Contender(series, measure)
+
+
+def _unit(form: str) -> str:
+    if form in _SHARES:
+        return "s"
+    return "share" if form == _BUSY else "1/s"
+
+
+def _round(setting: Setting, held: Peer) -> dict[tuple[str, str], float]:
+    """Figures, by what they are of and their form."""
+    found: dict[tuple[str, str], float] = {}
+    steps = {}
+    for operation in OPERATIONS:
+        sections = held.ask(
+            "sections", operation=dataclasses.asdict(operation), calls=setting.calls
+        )
+        held_s = np.array(sections["held"]) / 1e9
+        for at, one in enumerate(held_s, 1):
+            name = f"{operation.call}({operation.count}), section {at} of {len(held_s)}: held"
+            found |= {(name, form): at for form, at in _shares(one).items()}
+        steps[operation] = _steps(held_s, np.array(sections["outside"]) / 1e9)
+    beside = held.ask("beside", writers=BESIDE, batch=DRAWN, seconds=setting.contest_s)
+    crowd = f"learner beside {BESIDE} x extend({WRITTEN})"
+    for name in ("waited", "held"):
+        shares = _shares(np.array(beside[name]) / 1e9)
+        found |= {(f"{crowd}: {name}", form): at for form, at in shares.items()}
+    here = len(os.sched_getaffinity(0))
+    found |= {(f"measured, {here} processors, {crowd}", n): beside[n] for n in ("items", "cycles")}
+    for processors, writers in [(here, BESIDE), *((PROCESSORS, count) for count in WRITERS)]:
+        roles = [Role(writers, steps[OPERATIONS[1]]), Role(1, steps[OPERATIONS[4]])]
+        outcome = simulate(roles, processors, _MODELLED_S)
+        name = f"modelled, {processors} processors, learner beside {writers} x extend({WRITTEN})"
+        found[name, "items"] = outcome.calls[0] * WRITTEN
+        found[name, "cycles"] = outcome.calls[1]
+        found[name, _BUSY] = outcome.busy
+    return found
+
+
+def _steps(held: Any, outside: Any) -> Any:
+    """What a model wants to know of each call; see `Role.steps`.
+
+    What lies before, between and after the sections is not known apart: all are given as much.
+    """
+    steps = np.empty((len(outside), 2 * len(held)))
+    steps[:, 0::2] = (outside / len(held))[:, None]
+    steps[:, 1::2] = held.T
+    return np.maximum(steps, 1e-9)
+
+
+def _shares(values: Any) -> dict[str, float]:
+    """Percentiles."""
+    return {name: float(np.percentile(values, at)) for name, at in _SHARES.items()}

@@ -1,0 +1,72 @@
+"""shmbuffer in a process where `holds.c` was loaded first: what its calls do with the mutex."""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from typing import Any
+
+import numpy as np
+
+from benchmarks.library import Operation
+from benchmarks.ours import ShmBuffer
+from benchmarks.served import serve
+
+_ROOM = 1 << 20
+
+
+class Held(ShmBuffer):
+    """With the locked sections of its calls, in nanoseconds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._holds = ctypes.CDLL(None)
+        self._holds.holds_end.restype = ctypes.c_size_t
+        self._notes = np.zeros((_ROOM, 2), np.int64)
+
+    def sections(self, operation: Operation, calls: int) -> dict[str, Any]:
+        """Of so many calls, with nobody else there.
+
+        Returns:
+            ``held``: of each section of a call, in their order, how long it was held in each of the
+            calls; ``outside``: of each call, how long it did not hold the mutex.
+        """
+        called = self.call(operation)
+        assert called is not None
+        call, inputs = called
+        for at in range(calls // 10 + 1):
+            call(*inputs[at % len(inputs)])
+        took = []
+        self._begin()
+        for at in range(calls):
+            began = time.perf_counter_ns()
+            call(*inputs[at % len(inputs)])
+            took.append(time.perf_counter_ns() - began)
+        held = self._end()[:, 1]
+        if len(held) % calls:
+            raise RuntimeError(f"{len(held)} locked sections in {calls} calls of {operation}")
+        held = held.reshape(calls, -1)
+        outside = np.array(took) - held.sum(1)
+        return {"held": held.T.tolist(), "outside": outside.tolist()}
+
+    def beside(self, writers: int, batch: int, seconds: float) -> dict[str, Any]:
+        """Of a learner beside writers.
+
+        Returns:
+            What `Local.contend` does, and ``waited``, ``held`` of each locked section.
+        """
+        self._begin()
+        found: dict[str, Any] = self.contend(writers, batch, seconds)
+        waited, held = self._end().T
+        return {**found, "waited": waited.tolist(), "held": held.tolist()}
+
+    def _begin(self) -> None:
+        into = self._notes.ctypes.data_as(ctypes.c_void_p)
+        self._holds.holds_begin(into, ctypes.c_size_t(_ROOM))
+
+    def _end(self) -> np.ndarray[Any, Any]:
+        return self._notes[: min(_ROOM, self._holds.holds_end())].copy()
+
+
+if __name__ == "__main__":
+    serve(Held)

@@ -1,0 +1,142 @@
+"""Pictures of what a run has found: ratios, growth with the capacity, writers, slow calls.
+
+Only what was measured is drawn; needs matplotlib (the extra ``bench``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+
+mpl.use("Agg")
+import matplotlib.pyplot as plt
+
+from benchmarks import capacity, latency, writers
+from benchmarks.library import ARRAYS
+from benchmarks.peer import PEERS
+from benchmarks.report import FIRST, OURS, ratio
+from benchmarks.table import lines
+
+_COLOURS = {name: f"C{at}" for at, name in enumerate((OURS, *PEERS))}
+"""A library has one colour in all pictures."""
+
+
+def draw(found: dict[str, Any], directory: Path) -> list[Path]:
+    """Draw everything into files of ``directory``; which ones."""
+    figures = {
+        "ratios": _ratios(found),
+        "capacity": _capacities(found),
+        "writers": _writers(found),
+        "latency": _latencies(found),
+    }
+    drawn = []
+    for name, figure in figures.items():
+        if figure is not None:
+            figure.savefig(directory / f"{name}.png", dpi=130, bbox_inches="tight")
+            plt.close(figure)
+            drawn.append(directory / f"{name}.png")
+    return drawn
+
+
+def _ratios(found: dict[str, Any]) -> Any:
+    compared = [line for line in lines(found) if line.peers][::-1]
+    if not compared:
+        return None
+    figure, axes = plt.subplots(figsize=(9, 0.4 * len(compared) + 1.2))
+    for at, line in enumerate(compared):
+        peers = list(dict.fromkeys(peer for peer in (FIRST, line.best()) if peer in line.peers))
+        for turn, peer in enumerate(peers):
+            to = ratio(line.ours, line.peers[peer])
+            spread = [[to["median"] - to["min"]], [to["max"] - to["median"]]]
+            height = 0.8 / len(peers)
+            y = at + 0.4 - height * (turn + 0.5)
+            axes.barh(
+                y, to["median"], 0.9 * height, color=_COLOURS[peer], xerr=spread, ecolor="grey"
+            )
+            axes.annotate(f" {to['median']:.3g}x {peer}", (to["max"], y), va="center", size=7)
+    axes.set_yticks(range(len(compared)), [line.title for line in compared], size=8)
+    axes.set_xscale("log")
+    axes.margins(x=0.25)
+    axes.axvline(1, color="black", linewidth=0.8)
+    axes.set_xlabel(f"times better than {FIRST}, and than the best peer (median, min..max)")
+    return figure
+
+
+def _capacities(found: dict[str, Any]) -> Any:
+    part = _part(found, "capacity")
+    if part is None:
+        return None
+    figure, panels = plt.subplots(1, len(capacity.OPERATIONS), figsize=(13, 3.8), sharey=True)
+    for axes, operation in zip(panels, capacity.OPERATIONS, strict=True):
+        for name, points in _points(part, operation + ", of "):
+            sizes = [(int(text.replace(",", "")), one["median"] * 1e6) for text, one in points]
+            axes.plot(*zip(*sorted(sizes), strict=True), label=name, **_style(name))
+        axes.set(title=operation, xscale="log", yscale="log", xlabel="items in the buffer")
+    panels[0].set_ylabel("µs a call")
+    for axes in panels:
+        axes.legend(fontsize=7)
+    return figure
+
+
+def _writers(found: dict[str, Any]) -> Any:
+    part = _part(found, "writers")
+    if part is None:
+        return None
+    figure, panels = plt.subplots(1, 2, figsize=(10, 3.8))
+    for axes, name in zip(panels, ("items", "cycles"), strict=True):
+        for library in dict.fromkeys(one["library"] for one in part["results"]):
+            of_it = {
+                one["operation"]: one["median"]
+                for one in part["results"]
+                if one["library"] == library
+            }
+            counts = [
+                (w, of_it[t]) for w in writers.WRITERS if (t := writers.title(w, name)) in of_it
+            ]
+            axes.plot(*zip(*counts, strict=True), label=library, **_style(library))
+        axes.set(yscale="log", xlabel=f"processes that extend({writers.WRITTEN})")
+        axes.set_xticks(writers.WRITERS)
+    panels[0].set_title("items written a second")
+    panels[1].set_title(f"learner's cycles({writers.DRAWN}) a second beside them")
+    panels[1].legend(fontsize=7)
+    return figure
+
+
+def _latencies(found: dict[str, Any]) -> Any:
+    part = _part(found, "latency")
+    if part is None:
+        return None
+    figure, panels = plt.subplots(1, len(latency.OPERATIONS), figsize=(13, 3.8), sharey=True)
+    for axes, operation in zip(panels, latency.OPERATIONS, strict=True):
+        for name, points in _points(part, operation + ": "):
+            of_it = {percentile: one["median"] * 1e6 for percentile, one in points}
+            axes.plot(list(of_it), list(of_it.values()), label=name, **_style(name))
+        axes.set(title=operation, yscale="log", xlabel="of the calls")
+    panels[0].set_ylabel("µs a call")
+    for axes in panels:
+        axes.legend(fontsize=7)
+    return figure
+
+
+def _style(name: str) -> dict[str, Any]:
+    """Of a line: its library's colour; broken if it is a second form of ours."""
+    library, _, form = name.partition(", ")
+    broken = library == OURS and form == ARRAYS
+    return {"marker": "o", "color": _COLOURS[library], "linestyle": "--" if broken else "-"}
+
+
+def _part(found: dict[str, Any], name: str) -> dict[str, Any] | None:
+    return next((part for part in found["benchmarks"] if part["name"] == name), None)
+
+
+def _points(part: dict[str, Any], operation: str) -> Iterator[tuple[str, list[tuple[str, Any]]]]:
+    """Of each library and form: what follows ``operation`` in the titles, and the result."""
+    of_each: dict[str, list[tuple[str, Any]]] = {}
+    for one in part["results"]:
+        if one["operation"].startswith(operation):
+            name = f"{one['library']}, {one['form']}" if one["library"] == OURS else one["library"]
+            of_each.setdefault(name, []).append((one["operation"].removeprefix(operation), one))
+    yield from of_each.items()

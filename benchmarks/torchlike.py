@@ -1,0 +1,173 @@
+"""A library with TorchRL's API: the calls that are timed, once for shmbuffer and for torchrl.
+
+Imported by peers too: it must not import shmbuffer.
+"""
+
+from __future__ import annotations
+
+import inspect
+from abc import abstractmethod
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+
+from benchmarks.library import (
+    ARRAYS,
+    INDEX,
+    LISTED,
+    MEMMAP,
+    NESTED,
+    OUT,
+    PADDED,
+    READ,
+    TENSORDICT,
+    Operation,
+)
+from benchmarks.local import Call, Local
+from benchmarks.measure import Timed
+from benchmarks.recordings import RECORDINGS, Recording
+
+#: Of `Operation.form`: how shmbuffer takes and gives batches of fixed size.
+BATCHES = frozenset({TENSORDICT, ARRAYS, INDEX, OUT})
+
+
+class TorchLike(Local):
+    """A library with TorchRL's API, in this process."""
+
+    forms: ClassVar[frozenset[str]]
+    """Of `Operation.form`: those that there are."""
+    batches = TENSORDICT
+    most_writers = 16
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.set_num_threads(1)
+        torch.manual_seed(0)
+        self._recording: Recording | None = None
+
+    @abstractmethod
+    def make_for_records(self, directory: Path, capacity: int, storage: str) -> Any:
+        """A buffer for items of any size, empty."""
+
+    @abstractmethod
+    def feeding(self, form: str) -> Callable[[int], object]:
+        """How so many items of any size are drawn as a network takes them: PADDED, NESTED."""
+
+    @abstractmethod
+    def attaching(self, form: str) -> tuple[Callable[[], Any], Callable[[Any], object]]:
+        """How this process gets hold of the buffer once more, and how it lets go."""
+
+    @abstractmethod
+    def saving(self, form: str) -> Callable[[], Any]:
+        """How the buffer is saved, durably."""
+
+    def open(
+        self, directory: str, kind: str, capacity: int, prioritized: bool, storage: str = MEMMAP
+    ) -> bool:
+        """See `Library.open`."""
+        if storage == MEMMAP:
+            self._recording = None
+            return super().open(directory, kind, capacity, prioritized)
+        self._recording = RECORDINGS[kind]
+        self._capacity = capacity
+        self._prioritized = False
+        self._directory = Path(directory) / "buffer"
+        self._buffer = self.make_for_records(self._directory, capacity, storage)
+        self._recording.fill(self._buffer, capacity)
+        return True
+
+    def prepare(self, operation: Operation, block_s: float) -> bool:
+        """See `Library.prepare`."""
+        if operation.call not in ("attach", "save"):
+            return super().prepare(operation, block_s)
+        if operation.form not in self.forms:
+            return False
+        if operation.call == "attach":
+            call, release = self.attaching(operation.form)
+        else:
+            call, release = self.saving(operation.form), _nothing
+        self._timed[operation] = Timed(call, [()], block_s, release)
+        return True
+
+    def call(self, operation: Operation) -> Call | None:
+        """See `Local.call`."""
+        if operation.form not in self.forms:
+            return None
+        buffer, count, form = self._buffer, operation.count, operation.form
+        match operation.call:
+            case "add":
+                return buffer.add, self._batches(0, form)
+            case "extend":
+                return buffer.extend, self._batches(count, form)
+            case "sample" if form == ARRAYS:
+                return None
+            case "sample" if form == OUT:
+                return _sampling_into(buffer, count)
+            case "sample":
+                return self._sampling(form), [(count,)]
+            case "update":
+                sets = zip(self.indices(count), self.raw_priorities(count), strict=True)
+                return buffer.update_priority, list(sets)
+            case "cycle":
+                return _cycle(buffer, count, form), [(raw,) for raw in self.raw_priorities(count)]
+        raise ValueError(f"no operation {operation.call!r}")
+
+    def raw_priorities(self, count: int) -> list[Any]:
+        """See `Local.raw_priorities`: tensors."""
+        return [torch.from_numpy(raw) for raw in super().raw_priorities(count)]
+
+    def indices(self, count: int) -> list[Any]:
+        """See `Local.indices`: tensors."""
+        return [torch.from_numpy(index) for index in super().indices(count)]
+
+    def shrinks(self) -> float:
+        """See `Library.shrinks`: of items that are all equally large."""
+        assert self._recording is not None
+        return len(self._buffer) * self._recording.mean_bytes / float(self._buffer.storage.bytes())
+
+    def _batches(self, count: int, form: str) -> list[tuple[Any, ...]]:
+        made = self._kind if self._recording is None else self._recording
+        return [(batch,) for batch in made.batches(count, form)]
+
+    def _sampling(self, form: str) -> Callable[[int], object]:
+        if form in (PADDED, NESTED):
+            return self.feeding(form)
+        sample: Callable[[int], object] = self._buffer.sample
+        if form not in (READ, LISTED):
+            return sample
+        how = {"as_list": True} if form == LISTED else {}
+        return lambda count: _entries_of(sample(count), how)
+
+
+def _sampling_into(buffer: Any, count: int) -> Call | None:
+    """What draws into a batch that is there; None where ``sample`` takes none."""
+    if "out" not in inspect.signature(buffer.sample).parameters:
+        return None
+    batch = buffer.sample(count)
+    return (lambda: buffer.sample(count, out=batch)), [()]
+
+
+def _nothing(_: Any) -> None:
+    """There is nothing to undo, but calls are timed one by one."""
+
+
+def _entries_of(sample: Any, how: dict[str, bool]) -> dict[str, Any]:
+    """Each entry of a sample: of a lazy stack all tensors in one, or in a list."""
+    return {key: sample.get(key, **how) for key in sample.keys()}  # noqa: SIM118
+
+
+def _cycle(buffer: Any, count: int, form: str) -> Callable[[torch.Tensor], Any]:
+    """What a learner does with the buffer in every step."""
+
+    def by_index(raw: torch.Tensor) -> None:
+        sample = buffer.sample(count)
+        buffer.update_priority(sample["index"], raw)
+
+    def by_tensordict(raw: torch.Tensor) -> None:
+        sample = buffer.sample(count)
+        sample.set("td_error", raw)
+        buffer.update_tensordict_priority(sample)
+
+    return by_index if form == INDEX else by_tensordict
