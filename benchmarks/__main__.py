@@ -36,7 +36,7 @@ from benchmarks.items import KINDS
 from benchmarks.library import Library
 from benchmarks.measure import Load, Series
 from benchmarks.ours import ShmBuffer
-from benchmarks.peer import PEERS, Peer, PeerError, interpreter
+from benchmarks.peer import PEERS, Peer, PeerError, interpreter, why_not
 
 BENCHMARKS: dict[str, ModuleType] = {
     "add": add,
@@ -171,15 +171,6 @@ def run(arguments: argparse.Namespace, peers: Sequence[str]) -> dict[str, Any]:
             stack.callback(other.end)
             libraries.append(other)
         return measure(arguments, libraries, missing, directory)
-
-
-def why_not(peer: str) -> str:
-    """Why there is no environment of a peer."""
-    noted = interpreter(peer).parents[1].with_suffix(".failed")
-    script = "scripts/compat" if peer == "torchrl" else f"scripts/peers {peer}"
-    if noted.exists():
-        return f"not installed: {noted.read_text().strip()}"
-    return f"not installed: {script} makes its environment"
 
 
 def measure(

@@ -1,7 +1,7 @@
 """How many instructions does a hot call take? The same on a busy machine as on a quiet one.
 
-    python -m benchmarks.instructions             print them beside the recorded ones; 1 if any grew
-    python -m benchmarks.instructions --record    they are the recorded ones from now on
+    scripts/instructions             print them beside the recorded ones; 1 if any grew
+    scripts/instructions --record    they are the recorded ones from now on
 
 valgrind counts them (callgrind), which runs the program on a processor of its own making, with AVX2
 and without AVX-512: so counts are comparable between machines, as those of hardware counters are
@@ -128,7 +128,7 @@ def differing(recorded: dict[str, Any]) -> str | None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Count, and compare or record."""
-    asked = argparse.ArgumentParser(prog="python -m benchmarks.instructions")
+    asked = argparse.ArgumentParser(prog="scripts/instructions")
     asked.add_argument("--record", action="store_true", help="write instructions.json anew")
     arguments = asked.parse_args(argv)
     try:

@@ -33,6 +33,14 @@ def interpreter(peer: str) -> Path:
     return _ROOT / home / "bin" / "python"
 
 
+def why_not(peer: str) -> str:
+    """Why there is none: what scripts/peers has noted."""
+    note = _ROOT / ".venv-peers" / f"{peer}.failed"
+    if note.exists():
+        return f"not installed: {note.read_text().strip()}"
+    return f"not installed: scripts/peers {peer} makes its environment"
+
+
 class PeerError(Exception):
     """What the other interpreter could not do, in its own words."""
 

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from benchmarks import __main__ as benchmarks
-from benchmarks import plots, report, scaling, table
+from benchmarks import peer, plots, report, scaling, table
 from benchmarks.__main__ import BENCHMARKS, ON_REQUEST, main, plan
 from benchmarks.library import ARRAYS, INDEX, OUT, TENSORDICT
 from benchmarks.measure import Timed
-from benchmarks.peer import PEERS, Peer, PeerError
+from benchmarks.peer import PEERS, Peer, PeerError, why_not
 
 pytestmark = [pytest.mark.xdist_group("benchmarks"), pytest.mark.timeout(120)]
 
@@ -60,7 +60,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, Any], 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(scratch))
         patch.setattr(benchmarks.signal, "signal", lambda *_: None)
-        patch.setattr(benchmarks, "interpreter", lambda peer: scratch / peer / "bin" / "python")
+        patch.setattr(benchmarks, "interpreter", lambda name: scratch / name)
+        patch.setattr(benchmarks, "why_not", lambda name: f"{name} is not here")
         # As few processes that write as show one beside another.
         patch.setattr(benchmarks.writers, "WRITERS", (0, 2))
         patch.setattr(benchmarks.contention, "BESIDE", 0)
@@ -70,8 +71,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, Any], 
             said: list[str] = []
             printing.setattr("builtins.print", lambda *what, **_: said.extend(map(str, what)))
             arguments = ["--toy", "--items", "S", "--dir", buffers, "--out", out]
-            peer = ["--beside", "torchrl,cpprb", "--torchrl", sys.executable]
-            assert main([*map(str, arguments), *peer, *BENCHMARKS]) == 0
+            beside = ["--beside", "torchrl,cpprb", "--torchrl", sys.executable]
+            assert main([*map(str, arguments), *beside, *BENCHMARKS]) == 0
     assert not list(buffers.iterdir())
     return "\n".join(said), json.loads((out / "found.json").read_text()), out
 
@@ -235,7 +236,7 @@ def test_a_peer_is_compared_in_the_same_form_or_in_its_best() -> None:
         result("cpprb", "other", [10.0, 10.0]),
     ]
     peers = report.peers_of(ours, results)
-    assert {name: (peer["form"], peer["rounds"]) for name, peer in peers.items()} == {
+    assert {name: (one["form"], one["rounds"]) for name, one in peers.items()} == {
         "torchrl": (TENSORDICT, [5.0, 6.0]),
         "cpprb": (INDEX, [8.0, 8.0]),
     }
@@ -277,20 +278,18 @@ def test_the_default_plan_asks_for_the_items_of_the_table() -> None:
 
 def test_what_was_not_measured_is_said_by_name(run: tuple[str, dict[str, Any], Path]) -> None:
     assert "\n  sb3: not asked for\n" in run[0]
-    why = "not installed: scripts/peers cpprb makes its environment"
-    assert f"\n  cpprb: {why}\n" in run[0]
-    assert run[1]["peers"]["cpprb"] == why
+    assert "\n  cpprb: cpprb is not here\n" in run[0]
+    assert run[1]["peers"]["cpprb"] == "cpprb is not here"
 
 
 def test_a_peer_that_did_not_install_is_left_out_with_the_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    place = tmp_path / ".venv-peers" / "cpprb" / "bin" / "python"
-    monkeypatch.setattr(benchmarks, "interpreter", lambda peer: place)
-    assert benchmarks.why_not("cpprb") == "not installed: scripts/peers cpprb makes its environment"
-    place.parents[2].mkdir()
-    (tmp_path / ".venv-peers" / "cpprb.failed").write_text("ERROR: no wheel\n")
-    assert benchmarks.why_not("cpprb") == "not installed: ERROR: no wheel"
+    monkeypatch.setattr(peer, "_ROOT", tmp_path)
+    assert why_not("sb3") == "not installed: scripts/peers sb3 makes its environment"
+    (tmp_path / ".venv-peers").mkdir()
+    (tmp_path / ".venv-peers" / "sb3.failed").write_text("ERROR: no wheel\n")
+    assert why_not("sb3") == "not installed: ERROR: no wheel"
 
 
 def test_a_peer_that_is_not_there_is_an_error_in_its_own_words(tmp_path: Path) -> None:
@@ -315,21 +314,21 @@ def test_an_argument_that_makes_no_sense_is_an_error_that_says_what_would(
 
 
 def test_every_peer_has_an_environment_and_a_module() -> None:
-    for peer in PEERS:
-        assert (ROOT / "benchmarks" / "peers" / f"{peer}.py").is_file()
+    for name in PEERS:
+        assert (ROOT / "benchmarks" / "peers" / f"{name}.py").is_file()
         pins = (
             ROOT / "constraints-compat.txt"
-            if peer == "torchrl"
-            else ROOT / "benchmarks" / "environments" / f"{peer}.txt"
+            if name == "torchrl"
+            else ROOT / "benchmarks" / "environments" / f"{name}.txt"
         )
         for line in pins.read_text().splitlines():
             assert line.startswith("#") or "==" in line
     assert f"peers=({' '.join(PEERS)})" in (ROOT / "scripts" / "peers").read_text()
 
 
-@pytest.mark.parametrize("peer", PEERS)
-def test_a_peer_s_interpreter_needs_no_shmbuffer(peer: str) -> None:
-    ahead, seen, imported = [f"benchmarks.peers.{peer}"], set(), set()
+@pytest.mark.parametrize("name", PEERS)
+def test_a_peer_s_interpreter_needs_no_shmbuffer(name: str) -> None:
+    ahead, seen, imported = [f"benchmarks.peers.{name}"], set(), set()
     while ahead:
         module = ahead.pop()
         if module in seen or not module.startswith(("benchmarks.", "tests.")):
@@ -339,14 +338,14 @@ def test_a_peer_s_interpreter_needs_no_shmbuffer(peer: str) -> None:
         source = (ROOT / module.replace(".", "/")).with_suffix(".py").read_text()
         tree = ast.parse(source)
         # What a function imports, only those need that call it.
-        for node in tree.body if peer not in ("torchrl", "ray") else ast.walk(tree):
+        for node in tree.body if name not in ("torchrl", "ray") else ast.walk(tree):
             if isinstance(node, ast.Import):
                 ahead += [alias.name for alias in node.names]
             elif isinstance(node, ast.ImportFrom):
                 ahead.append(str(node.module))
     assert {"benchmarks.library", "benchmarks.local", "benchmarks.served"} < seen
     assert "shmbuffer" not in imported
-    if peer not in ("torchrl", "ray"):
+    if name not in ("torchrl", "ray"):
         assert not {"tensordict", "torchrl"} & imported
 
 
