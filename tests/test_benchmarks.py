@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,9 +14,12 @@ import numpy as np
 import pytest
 
 from benchmarks import __main__ as benchmarks
-from benchmarks import peer, plots, report, scaling, table
+from benchmarks import contention, peer, plots, report, scaling, table
 from benchmarks.__main__ import BENCHMARKS, ON_REQUEST, main, plan
-from benchmarks.library import ARRAYS, INDEX, OUT, TENSORDICT
+from benchmarks.comparison import Setting
+from benchmarks.held import Held
+from benchmarks.items import KINDS
+from benchmarks.library import ARRAYS, INDEX, TENSORDICT, Operation
 from benchmarks.measure import Timed
 from benchmarks.peer import PEERS, Peer, PeerError, why_not
 
@@ -22,26 +27,48 @@ pytestmark = [pytest.mark.xdist_group("benchmarks"), pytest.mark.timeout(120)]
 
 ROOT = Path(__file__).parents[1]
 
-# This package has the API of torchrl, so it can stand in for it: what is tested is the way there.
-# Only dumps are not there yet.
+# The calls of cpprb, in a process that needs no torch: what is tested is the way there. Those of
+# torchrl are tested in tests/compat.
 STAND_IN = """
-import shmbuffer
-from shmbuffer import CompressedListStorage, LazyMemmapStorage, LazyStackStorage
-from shmbuffer import ReplayBuffer, TensorDictReplayBuffer
+import numpy as np
 
-class TensorDictPrioritizedReplayBuffer(shmbuffer.TensorDictPrioritizedReplayBuffer):
-    def dumps(self, path):
-        pass
+class ReplayBuffer:
+    def __init__(self, size, env_dict, **options):
+        self.size = size
+        self.fields = {
+            name: np.zeros((size, *np.atleast_1d(field["shape"])), field["dtype"])
+            for name, field in env_dict.items()
+        }
 
-    def loads(self, path):
-        pass
+    def add(self, priorities=None, **batch):
+        assert set(batch) == set(self.fields)
+        for name, field in self.fields.items():
+            rows = np.reshape(batch[name], (-1, *field.shape[1:]))
+            field[: len(rows)] = rows[: self.size]
+
+    def sample(self, count, beta=None):
+        index = np.random.randint(self.size, size=count)
+        return {**{name: field[index] for name, field in self.fields.items()}, "indexes": index}
+
+    def update_priorities(self, index, priorities):
+        assert len(index) == len(priorities)
+
+    def save_transitions(self, path):
+        np.savez(path, **self.fields)
+
+    def load_transitions(self, path):
+        self.fields = dict(np.load(path))
+
+PrioritizedReplayBuffer = MPPrioritizedReplayBuffer = ReplayBuffer
 """
+# Contention has tests of its own, without a process that imports torch.
+MEASURED = [name for name in BENCHMARKS if name != "contention"]
+BESIDE = {"add", "extend", "sample", "cycle", "writers", "attach", "capacity", "latency"}
 
 # What is measured of items of any size; 16 of them are there.
 AT_MOST = {"extend(16)", "sample(16), all entries read"}
 RECORDS = {
     "frames": {*AT_MOST, "times smaller", "add(1)", "sample(16), as it comes"},
-    "frames, zstd in both": {*AT_MOST, "times smaller"},
     "frames, beside zstd alone": AT_MOST,
     "sequences": {"add(1)", "extend(16)"}
     | {f"sample(16), {form}" for form in ("as it comes", "entries as lists", "padded", "nested")},
@@ -52,10 +79,8 @@ RECORDS = {
 def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, Any], Path]:
     """What all benchmarks printed and wrote, beside a peer; nothing else is left of them."""
     scratch = tmp_path_factory.mktemp("benchmarks")
-    package, buffers, out = scratch / "torchrl", scratch / "buffers", scratch / "out"
-    package.mkdir()
-    (package / "__init__.py").write_text("__version__ = '0.0'\n")
-    (package / "data.py").write_text(STAND_IN)
+    buffers, out = scratch / "buffers", scratch / "out"
+    (scratch / "cpprb.py").write_text(STAND_IN)
     buffers.mkdir()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(scratch))
@@ -64,15 +89,13 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, Any], 
         patch.setattr(benchmarks, "why_not", lambda name: f"{name} is not here")
         # As few processes that write as show one beside another.
         patch.setattr(benchmarks.writers, "WRITERS", (0, 2))
-        patch.setattr(benchmarks.contention, "BESIDE", 0)
-        patch.setattr(benchmarks.contention, "WRITERS", (64,))
         patch.setattr(benchmarks.capacity, "STEPS", (10, 100))
         with pytest.MonkeyPatch.context() as printing:
             said: list[str] = []
             printing.setattr("builtins.print", lambda *what, **_: said.extend(map(str, what)))
             arguments = ["--toy", "--items", "S", "--dir", buffers, "--out", out]
-            beside = ["--beside", "torchrl,cpprb", "--torchrl", sys.executable]
-            assert main([*map(str, arguments), *beside, *BENCHMARKS]) == 0
+            beside = ["--beside", "cpprb,flashbax", "--cpprb", sys.executable]
+            assert main([*map(str, arguments), *beside, *MEASURED]) == 0
     assert not list(buffers.iterdir())
     return "\n".join(said), json.loads((out / "found.json").read_text()), out
 
@@ -83,7 +106,7 @@ def check_spread(spread: dict[str, Any]) -> None:
 
 def test_every_benchmark_answers_its_question(run: tuple[str, dict[str, Any], Path]) -> None:
     printed, found, _ = run
-    assert [part["name"] for part in found["benchmarks"]] == list(BENCHMARKS)
+    assert [part["name"] for part in found["benchmarks"]] == MEASURED
     for part in found["benchmarks"]:
         assert part["question"].endswith("?")
         assert f"{part['name']}: {part['question']}" in printed
@@ -127,37 +150,19 @@ def test_every_operation_is_there(run: tuple[str, dict[str, Any], Path]) -> None
     assert ("frames: times smaller", "shared, frames once") in ours["records"]
 
 
-def test_a_locked_section_is_no_longer_than_its_call(
-    run: tuple[str, dict[str, Any], Path],
-) -> None:
-    part = next(part for part in run[1]["benchmarks"] if part["name"] == "contention")
-    of = {(one["operation"], one["form"]): one["median"] for one in part["results"]}
-    for operation, sections in {"extend(32)": 2, "sample(256)": 1, "update(256)": 1}.items():
-        for at in range(1, sections + 1):
-            name = f"{operation}, section {at} of {sections}: held"
-            assert 0 < of[name, "p50"] <= of[name, "p99"] <= of[name, "max"]
-    modelled = "modelled, 16 processors, learner beside 64 x extend(32)"
-    assert of[modelled, "items"] > 0
-    assert 0 < of[modelled, "the mutex is held"] <= 1
-
-
 def test_a_ratio_compares_with_a_peer_that_was_measured(
     run: tuple[str, dict[str, Any], Path],
 ) -> None:
     printed, found, _ = run
-    assert found["peers"]["torchrl"] == "measured"
-    assert set(found["versions"]) >= {"shmbuffer", "torchrl"}
-    assert "x torchrl [" in printed
+    assert found["peers"]["cpprb"] == "measured"
+    assert set(found["versions"]) == {"shmbuffer", "cpprb"}
+    assert "x cpprb [" in printed
     assert "x zstandard [" in printed
     for part in found["benchmarks"]:
         for result in part["results"]:
-            alone = part["name"] in ("recover", "contention") or result["form"] == OUT
-            if result["library"] == "shmbuffer" and not alone:
-                beside_zstd = "beside zstd alone" in result["operation"]
-                to = [ratio["to"] for ratio in result["ratios"]]
-                assert ("zstandard" if beside_zstd else "torchrl") in to
-                for ratio in result["ratios"]:
-                    check_spread(ratio)
+            if result["library"] == "shmbuffer" and part["name"] in BESIDE:
+                assert [ratio["to"] for ratio in result["ratios"]] == ["cpprb"]
+                check_spread(result["ratios"][0])
 
 
 def test_the_table_has_a_line_for_every_row_that_was_measured(
@@ -254,6 +259,87 @@ def test_calls_timed_one_by_one_take_turns_with_their_inputs() -> None:
     assert all((b - a) % 3 == 1 for a, b in zip(seen[first:], seen[first + 1 :], strict=False))
 
 
+def test_the_locked_sections_of_the_core_are_noted_in_their_order(tmp_path: Path) -> None:
+    program = """
+import ctypes, sys, time
+from pathlib import Path
+import numpy as np
+from tests.crash.deeds import prepare, writes
+
+holds = ctypes.CDLL(None)
+notes = np.zeros((8, 2), np.int64)
+with prepare(Path(sys.argv[1])) as engine:
+    holds.holds_begin(notes.ctypes.data_as(ctypes.c_void_p), ctypes.c_size_t(len(notes)))
+    began = time.monotonic_ns()
+    writes(engine)  # claims, then commits
+    took = time.monotonic_ns() - began
+    count = holds.holds_end()
+    assert count == 2, count
+    assert (notes[:2, 1] > 0).all(), notes
+    assert notes[:, 1].sum() <= took, (notes, took)
+    assert (notes[:, 0] == 0).all(), notes
+    assert (notes[2:] == 0).all(), notes
+"""
+    subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path / "buffer")],
+        check=True,
+        timeout=60,
+        cwd=ROOT,
+        env={**os.environ, "LD_PRELOAD": str(contention.compile_holds(tmp_path))},
+    )
+
+
+def test_sections_are_those_of_each_call() -> None:
+    class Recorder(Held):
+        def __init__(self) -> None:
+            self._capacity = 1
+
+        def call(self, operation: Operation) -> Any:
+            return (lambda at: None), [(0,), (1,)]
+
+        def _begin(self) -> None:
+            pass
+
+        def _end(self) -> Any:
+            return np.array([[0, 1], [5, 2], [0, 3], [0, 4], [0, 5], [0, 6]])
+
+    found = Recorder().sections(Operation("extend", 32), 3)
+    assert found["held"] == [[1, 3, 5], [2, 4, 6]]
+    assert len(found["outside"]) == 3
+    with pytest.raises(RuntimeError, match="6 locked sections in 4 calls of"):
+        Recorder().sections(Operation("extend", 32), 4)
+
+
+def test_contention_says_what_is_measured_and_what_is_modelled(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    class Measured:
+        def ask(self, do: str, **asked: Any) -> dict[str, Any]:
+            if do == "sections":
+                sections = 1 if asked["operation"]["call"] in ("sample", "update") else 2
+                return {"held": [[1000, 3000]] * sections, "outside": [8000, 8000]}
+            return {"waited": [0, 10], "held": [5, 5], "items": 7.0, "cycles": 2.0}
+
+    monkeypatch.setattr(contention, "_MODELLED_S", 0.01)
+    setting = Setting([], KINDS["S"], 1000, 1, 2, 1, 1e-4, 0.02, 2, tmp_path)
+    found = {
+        (series.operation, series.form): series
+        for series in contention._contender(setting, Measured()).series  # type: ignore[arg-type]
+    }
+    for operation, sections in {"extend(32)": 2, "sample(256)": 1, "cycle(256)": 2}.items():
+        for at in range(1, sections + 1):
+            assert (f"{operation}, section {at} of {sections}: held", "max") in found
+    assert ("learner beside 4 x extend(32): waited", "p99") in found
+    for row in found:
+        if row[1] in ("items", "cycles", "the mutex is held"):
+            assert row[0].startswith(("measured, ", "modelled, "))
+    figures = contention._round(setting, Measured())  # type: ignore[arg-type]
+    alone = figures["modelled, 16 processors, learner beside 1 x extend(32)", "items"]
+    assert 0.5 < alone / (32 / 12e-6) <= 1.01
+    full = figures["modelled, 16 processors, learner beside 64 x extend(32)", "the mutex is held"]
+    assert full == pytest.approx(1, rel=0.01)
+
+
 def test_a_model_gives_what_can_be_computed() -> None:
     steps = np.array([[3e-6, 1e-6]])
     alone = scaling.simulate([scaling.Role(1, steps)], 1, 0.01)
@@ -278,8 +364,8 @@ def test_the_default_plan_asks_for_the_items_of_the_table() -> None:
 
 def test_what_was_not_measured_is_said_by_name(run: tuple[str, dict[str, Any], Path]) -> None:
     assert "\n  sb3: not asked for\n" in run[0]
-    assert "\n  cpprb: cpprb is not here\n" in run[0]
-    assert run[1]["peers"]["cpprb"] == "cpprb is not here"
+    assert "\n  flashbax: flashbax is not here\n" in run[0]
+    assert run[1]["peers"]["flashbax"] == "flashbax is not here"
 
 
 def test_a_peer_that_did_not_install_is_left_out_with_the_reason(
