@@ -5,6 +5,17 @@
 #include <errno.h>
 #include <sys/mman.h>
 
+#include "layout.h"
+
+/* Younger than some headers that this is compiled with. */
+#ifndef MADV_POPULATE_READ
+#define MADV_POPULATE_READ 22 /* Linux 5.14 */
+#define MADV_POPULATE_WRITE 23
+#endif
+#ifndef MADV_COLLAPSE
+#define MADV_COLLAPSE 25 /* Linux 6.1 */
+#endif
+
 struct map {
     PyObject_HEAD
     void *address;
@@ -86,6 +97,37 @@ static PyObject *map_sync(PyObject *self, PyObject *Py_UNUSED(ignored)) {
     return PyErr_SetFromErrno(PyExc_OSError);
 }
 
+/* One byte of each page is read, which makes and maps it as a later access would; nothing is written. */
+static void touch(const char *at, size_t bytes) {
+    for (size_t i = 0; i < bytes; i += SHMB_PAGE) (void)*(const volatile char *)(at + i);
+}
+
+/* The kernel makes and maps pages here, in one call, instead of one by one in the faults of whoever needs them
+ * first. No byte changes, so others may write there meanwhile. */
+static PyObject *map_populate(PyObject *self, PyObject *args) {
+    struct map *map = (struct map *)self;
+    Py_ssize_t start, bytes;
+    int memory, error = 0;
+    if (!PyArg_ParseTuple(args, "nnp:populate", &start, &bytes, &memory)) return NULL;
+    if (start < 0 || start % SHMB_PAGE || bytes < 0 || start > map->bytes || bytes > map->bytes - start)
+        return PyErr_Format(PyExc_ValueError, "populate: %zd bytes at %zd of %zd", bytes, start, map->bytes);
+    if (bytes == 0) Py_RETURN_NONE;
+    char *at = (char *)map->address + start;
+    Py_BEGIN_ALLOW_THREADS
+    /* Of a file on a disk only to be read: to be written would have all of it written back, zeros and all. */
+    if (madvise(at, (size_t)bytes, memory && map->writable ? MADV_POPULATE_WRITE : MADV_POPULATE_READ)) error = errno;
+    if (error == EINVAL) { /* before Linux 5.14 */
+        touch(at, (size_t)bytes);
+        error = 0;
+    }
+    /* What this refuses keeps its small pages: most file systems in memory are mounted without huge ones. */
+    if (error == 0 && memory) madvise(at, (size_t)bytes, MADV_COLLAPSE);
+    Py_END_ALLOW_THREADS
+    if (error == 0) Py_RETURN_NONE;
+    errno = error;
+    return PyErr_SetFromErrno(PyExc_OSError);
+}
+
 static PyObject *map_address(PyObject *self, void *Py_UNUSED(closure)) {
     return PyLong_FromVoidPtr(((struct map *)self)->address);
 }
@@ -96,6 +138,9 @@ static PyObject *map_nbytes(PyObject *self, void *Py_UNUSED(closure)) {
 
 static PyMethodDef methods[] = {
     {"sync", map_sync, METH_NOARGS, "Write dirty pages back and wait for them (msync(2), MS_SYNC)."},
+    {"populate", map_populate, METH_VARARGS,
+     "populate(start, nbytes, memory): make and map pages before they are needed; no byte changes. `memory`: the file\n"
+     "has no disk below it."},
     {NULL, NULL, 0, NULL},
 };
 

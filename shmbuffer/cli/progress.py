@@ -14,9 +14,13 @@ from typing import TYPE_CHECKING, Self
 from shmbuffer.cli import console
 
 if TYPE_CHECKING:
+    import rich.progress
     from rich.live import Live
 
 LINE_EVERY_S = 5.0
+
+LARGE_BYTES = 2**30
+"""Less than that is done before anybody has read the line."""
 
 
 class Progress:
@@ -60,6 +64,62 @@ class Progress:
     ) -> None:
         if self._live is not None:
             self._live.stop()
+
+
+class Bar:
+    """How far something large has come, in bytes, on stderr: stdout is for results.
+
+    With rich and a terminal a bar that goes when it is full; else a line now and then. It may be
+    called from any thread.
+
+    Args:
+        title: what is being done.
+    """
+
+    def __init__(self, title: str) -> None:
+        self._title = title
+        self._drawn: rich.progress.Progress | None = None
+        self._last_line_s = time.monotonic()
+
+    def __call__(self, done: int, total: int) -> None:
+        """Shows it."""
+        if total < LARGE_BYTES:
+            return
+        if self._drawn is None and sys.stderr.isatty():
+            self._drawn = _bar(self._title, total)
+        if self._drawn is not None:
+            self._drawn.update(self._drawn.task_ids[0], completed=done)
+            if done == total:
+                self._drawn.stop()
+        elif time.monotonic() - self._last_line_s >= LINE_EVERY_S or done == total:
+            self._last_line_s = time.monotonic()
+            text = f"{self._title}: {console.size(done)} of {console.size(total)}"
+            print(text, file=sys.stderr, flush=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        where: TracebackType | None,
+    ) -> None:
+        if self._drawn is not None:
+            self._drawn.stop()
+
+
+def _bar(title: str, total: int) -> rich.progress.Progress | None:
+    try:
+        from rich.console import Console
+        from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
+    except ModuleNotFoundError:
+        return None
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(binary_units=True))
+    drawn = Progress(*columns, console=Console(stderr=True), transient=True)
+    drawn.add_task(title, total=total)
+    drawn.start()
+    return drawn
 
 
 def _live() -> Live | None:

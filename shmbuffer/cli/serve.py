@@ -11,6 +11,8 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from shmbuffer.cli import arguments, console, exits
+from shmbuffer.cli.progress import Bar
+from shmbuffer.memory.prefault import MODES
 
 if TYPE_CHECKING:
     from shmbuffer.cli.arguments import Subparsers
@@ -112,6 +114,13 @@ def add_parser(subparsers: Subparsers) -> None:
         help="sparse files: a full disk kills whoever writes (SIGBUS)",
     )
     parser.add_argument(
+        "--prefault",
+        choices=MODES,
+        default="off",
+        help="make the pages of the buffer before they are needed, once its files are there; a "
+        "buffer that is recovered is ready when they are, with 'full' (default off)",
+    )
+    parser.add_argument(
         "--auto-cleanup",
         action="store_true",
         help="remove the buffer at the end",
@@ -126,7 +135,10 @@ def run(args: argparse.Namespace) -> int:
     logging.basicConfig(format="%(message)s")
     before = {number: signal.signal(number, _stop) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
-        with Coordinator(args.dir, **_options(args)) as coordinator:
+        with (
+            Bar("prefault") as bar,
+            Coordinator(args.dir, on_prefault=bar, **_options(args)) as coordinator,
+        ):
             _announce(coordinator, as_json=args.json)
             threading.Event().wait()
     except _Stop:
@@ -144,6 +156,7 @@ def _options(args: argparse.Namespace) -> dict[str, Any]:
     more = ("storage", "max_bytes", "metrics_port", "timeout", "auto_cleanup")
     numbers = {name: given[name] for name in ("alpha", "beta", "eps") if name in given}
     return {name: given[name] for name in (*names, *more)} | numbers
+    return {name: given[name] for name in (*names, "timeout", "auto_cleanup", "prefault")} | numbers
 
 
 def _announce(coordinator: Coordinator, *, as_json: bool) -> None:

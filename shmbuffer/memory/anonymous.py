@@ -37,6 +37,7 @@ class Anonymous:
 
     directory = None
     path = None
+    in_memory = True
 
     def __init__(self, fd: int) -> None:
         self.fd = fd

@@ -56,6 +56,7 @@ from shmbuffer.memory.locks import LivenessFile
 from shmbuffer.memory.native import native_ring
 from shmbuffer.memory.opening import Existing, clear_the_way, create_or_open
 from shmbuffer.memory.patience import LOCK_TIMEOUT_NS
+from shmbuffer.memory.prefault import OFF, Populating, Prefault
 from shmbuffer.memory.recovery import RecoveryReport
 from shmbuffer.memory.region import Directory
 from shmbuffer.memory.registry import Client, Membership, Registry
@@ -96,11 +97,18 @@ class Engine:
         control: the mapped control file.
         registry: the clients.
         report: what recovery did, if this handle recovered the directory.
+        prefault: what it does about the pages of the buffer.
         closed: whether `close` was called.
     """
 
     def __init__(
-        self, ground: Files | Anonymous, control: Control, role: Role, *, adopting: bool = False
+        self,
+        ground: Files | Anonymous,
+        control: Control,
+        role: Role,
+        *,
+        adopting: bool = False,
+        prefault: Prefault = OFF,
     ) -> None:
         self._ground = ground
         self._role = role
@@ -108,6 +116,7 @@ class Engine:
         self._schema: Schema | None = None
         self._parts: tuple[_core.Map, list[_core.Map]] | None = None
         self._ring: Ring | None = None
+        self._populating: Populating | None = None
         self._ownership: cleanup.Ownership | None = None
         self._not_durable: str | None = None
         self.control = control
@@ -115,17 +124,24 @@ class Engine:
         self.path: Path | None = ground.path
         self.where = str(ground.path) if ground.path else WHERE
         self.report: RecoveryReport | None = None
+        self.prefault = prefault
         self.closed = False
         self._take_seat()
 
     # Creating and joining.
 
     @classmethod
-    def anonymous(cls, settings: Settings, *, role: str = "client") -> Engine:
+    def anonymous(
+        cls,
+        settings: Settings,
+        *,
+        role: str = "client",
+        prefault: Prefault = OFF,
+    ) -> Engine:
         """A buffer in memory without a name."""
         require_platform()
         ground, control = Anonymous.create(asdict(settings), settings.flags & ~Flag.RESERVE)
-        return cls(ground, control, Role[role.upper()])
+        return cls(ground, control, Role[role.upper()], prefault=prefault)
 
     @classmethod
     def open(
@@ -138,6 +154,7 @@ class Engine:
         timeout: float = 60.0,
         temporary: bool = False,
         auto_cleanup: bool = False,
+        prefault: Prefault = OFF,
     ) -> Engine:
         """Opens a directory: creates the buffer, attaches to it, or recovers it.
 
@@ -152,6 +169,8 @@ class Engine:
             timeout: seconds to wait for another process that creates or recovers it.
             temporary: the directory is ours: removed at the end of this process.
             auto_cleanup: a directory that the user named is cleaned up at the end of this process.
+            prefault: what to do about the pages, now or once the schema is there. Where another
+                process defines it, "full" is as "background": any call may be the first to see it.
 
         Raises:
             BufferNotFoundError: ``settings`` is None and there is no buffer.
@@ -166,12 +185,20 @@ class Engine:
             removal.sweep(besides=Path(path))
         while True:
             try:
-                engine = cls._open_once(path, settings, existing, role, timeout, temporary)
+                engine = cls._open_once(
+                    path, settings, existing, role, timeout, temporary, prefault
+                )
                 break
             except BufferUnlinkedError:
                 continue  # removed between our look at it and the lock: look again
         if temporary or auto_cleanup:
             engine._own()
+        if engine._parts is not None:
+            try:
+                engine._populate(wait=True)
+            except BaseException:
+                engine.close()
+                raise
         return engine
 
     @classmethod
@@ -183,6 +210,7 @@ class Engine:
         role: str,
         timeout: float,
         temporary: bool,
+        prefault: Prefault,
     ) -> Engine:
         directory = Directory.open(path, create=settings is not None)
         files = Files(directory)
@@ -199,7 +227,13 @@ class Engine:
                 _core.reached("open.locked")
                 report = clear_the_way(files, existing, creating=settings is not None)
                 control = create_or_open(files, settings, temporary=temporary)
-                engine = cls(files, control, Role[role.upper()], adopting=existing == "adopt")
+                engine = cls(
+                    files,
+                    control,
+                    Role[role.upper()],
+                    adopting=existing == "adopt",
+                    prefault=prefault,
+                )
         except BaseException:
             files.close()
             raise
@@ -274,6 +308,7 @@ class Engine:
                     if self._ring is None:
                         self._map()
                         self._connect()
+                        self._populate()
         return self._ring
 
     @property
@@ -312,7 +347,8 @@ class Engine:
 
         Raises:
             SchemaMismatchError: another process defined another schema.
-            SpaceError: bytes needed and free; the buffer has no schema still.
+            SpaceError: bytes needed and free; the buffer has no schema still, unless memory ran out
+                while its pages were made ahead.
             AttachTimeout: another process is building for longer than ``timeout``.
         """
         self._require_open()
@@ -329,10 +365,15 @@ class Engine:
         if ring is None:
             raise BufferClosedError(f"{self.where}: the buffer is being removed")
         require_same_schema(ring.schema, schema, self.where)
+        self._populate(wait=True)
         return ring
 
     def _build(self, schema: Schema) -> None:
         settings, superblock = self.settings, self.superblock
+        if self.prefault and not self._has_its_pages:
+            self.prefault.require_memory(
+                schema.sections["bytes"] + sum(schema.map_bytes), self.where
+            )
         slots, leaves = self._ground.build(
             schema, reserve=bool(superblock.flags & Flag.RESERVE), adopt=self._adopting
         )
@@ -367,6 +408,29 @@ class Engine:
         self._schema, self._parts = schema, (slots, leaves)
         runtime["state"] = BufferState.READY
         _core.reached("define.ready")
+
+    @property
+    def _has_its_pages(self) -> bool:
+        """Whether all memory was taken when the files were made."""
+        return self._ground.in_memory and bool(self.superblock.flags & Flag.RESERVE)
+
+    def _populate(self, *, wait: bool = False) -> None:
+        """Begins to make and map the pages, if that is wished; once."""
+        if not self.prefault or self._parts is None or self._seat.pid != os.getpid():
+            return
+        if self._populating is None:
+            slots, leaves = self._parts
+            self._populating = Populating(
+                (slots, *leaves),
+                in_memory=self._ground.in_memory,
+                reserved=self._has_its_pages,
+                prefault=self.prefault,
+                where=self.where,
+            )
+            weakref.finalize(self, self._populating.stop)
+            self._populating.start()
+        if wait and self.prefault.waits:
+            self._populating.wait()
 
     def dictionary(self) -> bytes | None:
         """What records are compressed with; None as long as nobody has published it."""
@@ -445,6 +509,7 @@ class Engine:
         _core.begin_life()
         self._finalizer.detach()
         self._ownership = None
+        self.prefault, self._populating = OFF, None  # its thread is the parent's
         self._take_seat()
 
     # Looking at it.
@@ -543,6 +608,8 @@ class Engine:
             return
         self.closed = True
         _open_engines.discard(self)
+        if self._populating is not None:
+            self._populating.stop()
         if self._ring is not None:
             self._ring._native = ClosedRing(self.where)
         self._finalizer()

@@ -64,6 +64,11 @@ class Files:
         self.directory = directory
         self.path: Path = directory.path
 
+    @property
+    def in_memory(self) -> bool:
+        """Whether there is no disk below the files."""
+        return self.directory.in_memory
+
     def lock(self, timeout: float, *, creating: bool = False) -> InitLock:
         """Excludes creation, attach, recovery and cleanup by others."""
         return InitLock(self.directory, timeout, creating=creating)

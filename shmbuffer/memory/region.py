@@ -327,6 +327,12 @@ class Directory:
         with explained(self.path):
             return filesystem.free_bytes(self._root())
 
+    @property
+    def in_memory(self) -> bool:
+        """Whether the file system has no disk below it."""
+        with explained(self.path):
+            return filesystem.filesystem_type(self._root()) in filesystem.IN_MEMORY
+
     def require_space(self, nbytes: int, what: str, *, sparse_allowed: bool = False) -> None:
         """Raise SpaceError if the sum of what is about to be made cannot fit.
 

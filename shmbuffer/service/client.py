@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any, Literal
 from shmbuffer.errors import AttachTimeout, BufferNotFoundError
 from shmbuffer.memory import layout
 from shmbuffer.memory.engine import Engine
+from shmbuffer.memory.prefault import Prefault
 
 if TYPE_CHECKING:
+    from shmbuffer.memory.prefault import Report
     from shmbuffer.replay.buffers import ReplayBuffer
 
 Role = Literal["client", "collector", "learner", "coordinator"]
@@ -29,6 +31,8 @@ def attach(
     *,
     timeout: float = 60.0,
     role: Role | None = None,
+    prefault: str = "off",
+    on_prefault: Report | None = None,
     **options: Any,
 ) -> ReplayBuffer:
     """Opens the buffer of a directory that this or any other process made, or is about to make.
@@ -47,6 +51,11 @@ def attach(
             right now.
         role: what this process is called in the registry; "collector" in one that a coordinator
             spawned, else "client".
+        prefault: have this process make and map the pages of the buffer before it needs them:
+            "off"; "background"; "full" waits for it, where somebody has written already. See
+            docs/memory.md.
+        on_prefault: called with the bytes that are there and all of them, in the thread that does
+            it.
         **options: what cannot be recorded, or is to differ in this process: ``transform``,
             ``collate_fn``, ``prefetch``, ``generator``, ``batch_size``, ``beta``, ...; of a buffer
             of records also ``device``, ``pad_output``, and the ``compression_fn`` and
@@ -59,15 +68,16 @@ def attach(
         AttachTimeout: nobody made it in time, or somebody held it all the time.
         FormatError, CorruptBufferError, UnsafePathError, ReadOnlyError: it cannot be used.
         RegistryFullError: 256 living handles use it.
-        ValueError: ``timeout`` is not a number of seconds.
+        ValueError: ``timeout`` is not a number of seconds; there is no such ``prefault``.
 
     Cost: about a millisecond, after the import of torch; recovery comes on top where it is needed.
     """
     if math.isnan(timeout) or timeout < 0:
         raise ValueError(f"timeout is a number of seconds, not {timeout!r}")
-    path = Path(scratch_dir)
+    path, role = Path(scratch_dir), role or role_of_this_process
+    wished = Prefault(prefault, on_prefault)
     deadline_s = time.monotonic() + timeout
-    while (engine := _opened(path, role or role_of_this_process, deadline_s)) is None:
+    while (engine := _opened(path, role, deadline_s, wished)) is None:
         if time.monotonic() >= deadline_s:
             raise _nothing_there(path, timeout)
         time.sleep(LOOK_S)
@@ -80,13 +90,13 @@ def attach(
         raise
 
 
-def _opened(path: Path, role: Role, deadline_s: float) -> Engine | None:
+def _opened(path: Path, role: Role, deadline_s: float, prefault: Prefault) -> Engine | None:
     """Returns a handle, or None if there is no buffer now."""
     if not (path / layout.CONTROL).exists():
         return None
     remaining_s = max(0.0, deadline_s - time.monotonic())
     try:
-        return Engine.open(path, None, role=role, timeout=remaining_s)
+        return Engine.open(path, None, role=role, timeout=remaining_s, prefault=prefault)
     except BufferNotFoundError:
         return None  # removed since; the next one may come
 

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, TypeVarTuple
 
 from shmbuffer.errors import BufferClosedError, ForkedHandleError
 from shmbuffer.memory import Engine, cleanup, removal
+from shmbuffer.memory.prefault import Prefault
 from shmbuffer.service.lock import CoordinatorLock, refuse_second
 from shmbuffer.service.metrics import MetricsServer
 from shmbuffer.service.spawned import Death, Spawned
@@ -40,6 +41,7 @@ from shmbuffer.service.wishes import (
 if TYPE_CHECKING:
     from tensordict import TensorDictBase
 
+    from shmbuffer.memory.prefault import Report
     from shmbuffer.memory.recovery import RecoveryReport
     from shmbuffer.memory.registry import Client
     from shmbuffer.replay.buffers import ReplayBuffer
@@ -91,6 +93,11 @@ class Coordinator:
             closes.
         metrics_port: serve ``http://127.0.0.1:PORT/metrics`` for Prometheus; 0 takes a free port,
             which ``metrics_port`` says. Needs prometheus-client, the extra "metrics".
+        prefault: have the pages of the buffer made before they are needed, by this process: "off";
+            "background", once the files are there; "full", where they are there already or
+            ``example`` makes them, waits for it. See docs/memory.md.
+        on_prefault: called with the bytes that are there and all of them, in the thread that does
+            it.
         **options: further arguments of the buffer, as TorchRL's. ``weight_key``, ``reduction`` and
             ``dim_extend`` are recorded for everybody; ``transform``, ``collate_fn``,
             ``pin_memory``, ``prefetch`` and ``generator`` are for ``buffer`` in this process. Of a
@@ -137,6 +144,8 @@ class Coordinator:
         timeout: float = 60.0,
         grace_s: float = 5.0,
         metrics_port: int | None = None,
+        prefault: str = "off",
+        on_prefault: Report | None = None,
         **options: Any,
     ) -> None:
         if on_existing not in ("error", "recover", "overwrite"):
@@ -160,6 +169,7 @@ class Coordinator:
         )
         if unknown := sorted(options.keys() - LOCAL - LOCAL_OF_STORAGES):
             raise TypeError(f"Coordinator() takes no argument {unknown[0]!r}")
+        wished = Prefault(prefault, on_prefault)
         self._pid = os.getpid()
         self._closing = threading.Lock()
         self._closed = False
@@ -179,6 +189,7 @@ class Coordinator:
                 role="coordinator",
                 timeout=timeout,
                 temporary=scratch_dir is None and auto_cleanup is not False,
+                prefault=wished,
             )
             undo.callback(self._engine.close)
             if scratch_dir is None or on_existing != "recover":

@@ -251,6 +251,8 @@ class Supervisor:
 
     def _look_at_registry(self) -> None:
         """Reaps and reports the dead that are not ours, and begins to watch the living."""
+        if self._engine.prefault:
+            self._asked(lambda: self._engine.ring, None)  # it begins where a schema is seen
         clients = self._clients()
         with self._changed:
             ours = self._spawned_pids | {self._pid}

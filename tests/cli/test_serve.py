@@ -191,3 +191,14 @@ def open_files(pid: int) -> set[str]:
         except FileNotFoundError:
             continue  # it was closed while we looked
     return found
+
+
+def test_prefault_has_the_pages_of_a_recovered_buffer_there_when_it_is_ready(path: Path) -> None:
+    with items.create(path, 8) as engine:
+        items.write(engine, [1, 2, 3])
+    with Program.shmbuffer(
+        "serve", path, "--on-existing", "recover", "--prefault", "full"
+    ) as program:
+        assert program.line().startswith(f"ready: {path}, 3 of 8 items")
+        program.signal(signal.SIGTERM)
+        assert program.end() == (exits.DONE, "", "")  # too small for a bar

@@ -17,6 +17,7 @@ from shmbuffer.replay.buffers import (
 from shmbuffer.service import client
 from shmbuffer.service.client import attach
 from shmbuffer.service.coordinator import Coordinator
+from tests.service import items
 from tests.service.programs import Program
 
 
@@ -187,3 +188,16 @@ def test_unrelated_processes_share_one_buffer_by_path(scratch_dir: Path) -> None
 
 def close(buffer: ReplayBuffer) -> None:
     buffer.close()
+
+
+def test_who_attaches_may_have_its_pages_made_ahead(scratch_dir: Path) -> None:
+    heard: list[int] = []
+    with items.create(scratch_dir, 8) as engine:
+        items.write(engine, [1, 2, 3])
+        with attach(
+            scratch_dir, prefault="full", on_prefault=lambda done, total: heard.append(total - done)
+        ) as rb:
+            assert heard[-1] == 0
+            assert len(rb) == 3
+    with pytest.raises(ValueError, match="prefault is 'off', 'background' or 'full', not 'on'"):
+        attach(scratch_dir, prefault="on")

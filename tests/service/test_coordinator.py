@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from shmbuffer.errors import (
     BufferNotFoundError,
     SpaceError,
 )
+from shmbuffer.memory import layout
 from shmbuffer.memory.engine import Engine
 from shmbuffer.replay.buffers import TensorDictPrioritizedReplayBuffer
 from shmbuffer.service.client import attach
@@ -548,3 +550,48 @@ def test_a_forked_child_does_not_remove_a_temporary_directory() -> None:
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         assert coordinator.scratch_dir.exists()
         assert str(coordinator.scratch_dir).startswith(tempfile.gettempdir())
+
+
+@pytest.mark.parametrize("prefault", ["background", "full"])
+def test_the_pages_of_an_example_are_made_ahead(
+    scratch_dir: Path, prefault: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    heard: list[tuple[int, int]] = []
+    done = threading.Event()
+
+    def report(so_far: int, total: int) -> None:
+        heard.append((so_far, total))
+        if so_far == total:
+            done.set()
+
+    example = TensorDict({"obs": torch.zeros(4096)}, [])
+    with Coordinator(
+        scratch_dir, capacity=100, example=example, prefault=prefault, on_prefault=report
+    ) as coordinator:
+        if prefault == "full":
+            assert done.is_set()
+        assert done.wait(30)
+        assert heard[-1][1] == coordinator.stats()["bytes"] - layout.CONTROL_BYTES
+    assert not caplog.records
+
+
+def test_the_pages_of_what_a_collector_defines_are_made_when_they_are_there(
+    scratch_dir: Path,
+) -> None:
+    done = threading.Event()
+    with Coordinator(
+        scratch_dir,
+        capacity=8,
+        prefault="background",
+        on_prefault=lambda so_far, total: so_far == total and done.set(),
+    ):
+        assert not done.wait(0.01)
+        with Engine.open(scratch_dir, None) as engine:
+            items.write(engine, [1, 2, 3])
+        assert done.wait(30)
+
+
+def test_a_prefault_that_is_none_makes_nothing(scratch_dir: Path) -> None:
+    with pytest.raises(ValueError, match="prefault is 'off', 'background' or 'full', not 'on'"):
+        Coordinator(scratch_dir, capacity=8, prefault="on")
+    assert not scratch_dir.exists()

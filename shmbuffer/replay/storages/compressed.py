@@ -26,6 +26,7 @@ from shmbuffer.replay.storages.recording import Recording
 
 if TYPE_CHECKING:
     from shmbuffer.memory import Engine
+    from shmbuffer.memory.prefault import Report
     from shmbuffer.replay.packing import Packed
 
 
@@ -75,6 +76,8 @@ class CompressedListStorage(RecordList):
         checksum: see `LazyMemmapStorage`.
         reserve: see `LazyMemmapStorage`.
         timeout: see `LazyMemmapStorage`.
+        prefault: of records, see `LazyMemmapStorage`.
+        on_prefault: see `LazyMemmapStorage`.
         pad_output: what a batch of a buffer is where items differ in shape; see
             `LazyStackStorage`.
 
@@ -129,6 +132,8 @@ class CompressedListStorage(RecordList):
         checksum: bool = True,
         reserve: bool = True,
         timeout: float = 60.0,
+        prefault: str = "off",
+        on_prefault: Report | None = None,
         pad_output: PadOutput = None,
     ) -> None:
         location = Location.of(
@@ -139,6 +144,8 @@ class CompressedListStorage(RecordList):
             checksum=checksum,
             reserve=reserve,
             timeout=timeout,
+            prefault=prefault,
+            on_prefault=on_prefault,
         )
         if isinstance(compress, str):
             raise TypeError(f"compress is a list of keys, [{compress!r}], got {compress!r}")

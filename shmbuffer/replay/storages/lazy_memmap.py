@@ -16,6 +16,7 @@ from shmbuffer.replay.storages.tensor import to_device
 
 if TYPE_CHECKING:
     from shmbuffer.memory import Engine
+    from shmbuffer.memory.prefault import Report
 
 
 class LazyMemmapStorage(LazyTensorStorage):
@@ -57,6 +58,12 @@ class LazyMemmapStorage(LazyTensorStorage):
             becomes full kills the writer with SIGBUS.
         timeout: seconds to wait for another process that creates or recovers the directory right
             now.
+        prefault: have this process make and map the pages of the buffer before they are needed:
+            ``"off"``, ``"background"`` (a thread does it, once the files are there) or ``"full"``
+            (who creates or opens the buffer waits for it). Takes about 0.3 s a GiB in memory, and
+            pays there for the first lap; see docs/memory.md.
+        on_prefault: called with the bytes that are there and all of them, some hundred times a GiB,
+            in that thread.
 
     Raises:
         SchemaMismatchError: the directory holds a buffer of another ``max_size`` or ``ndim``.
@@ -100,6 +107,8 @@ class LazyMemmapStorage(LazyTensorStorage):
         checksum: bool = True,
         reserve: bool = True,
         timeout: float = 60.0,
+        prefault: str = "off",
+        on_prefault: Report | None = None,
     ) -> None:
         on_cpu = device is None or device == "auto"
         location = Location.of(
@@ -110,6 +119,8 @@ class LazyMemmapStorage(LazyTensorStorage):
             checksum=checksum,
             reserve=reserve,
             timeout=timeout,
+            prefault=prefault,
+            on_prefault=on_prefault,
         )
         RingStorage.__init__(
             self,

@@ -17,6 +17,7 @@ from shmbuffer.replay.storages.record_list import RecordList
 
 if TYPE_CHECKING:
     from shmbuffer.memory import Engine
+    from shmbuffer.memory.prefault import Report
 
 
 class LazyStackStorage(RecordList):
@@ -48,6 +49,8 @@ class LazyStackStorage(RecordList):
         checksum: see `LazyMemmapStorage`.
         reserve: see `LazyMemmapStorage`.
         timeout: see `LazyMemmapStorage`.
+        prefault: of records, see `LazyMemmapStorage`.
+        on_prefault: see `LazyMemmapStorage`.
         pad_output: what a batch of a buffer is, instead of a lazy stack. A number: dense, with that
             number behind the end of what is shorter, and a mask under ``"mask"``. ``"nested"``:
             nested tensors. More of both: the arguments of `pad` (``{"value": 0, "mask_key":
@@ -92,6 +95,8 @@ class LazyStackStorage(RecordList):
         checksum: bool = True,
         reserve: bool = True,
         timeout: float = 60.0,
+        prefault: str = "off",
+        on_prefault: Report | None = None,
         pad_output: PadOutput = None,
     ) -> None:
         location = Location.of(
@@ -102,6 +107,8 @@ class LazyStackStorage(RecordList):
             checksum=checksum,
             reserve=reserve,
             timeout=timeout,
+            prefault=prefault,
+            on_prefault=on_prefault,
         )
         self.stack_dim = int(stack_dim)
         self._be(

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from shmbuffer.memory.prefault import Prefault, Report
 from shmbuffer.replay.storages.location import Location
 from shmbuffer.replay.storages.ring_storage import RingStorage
 from shmbuffer.replay.storages.rows import Rows
@@ -40,9 +41,12 @@ class LazyTensorStorage(TensorStorage):
             written.
         cleanup_memmap: with ``shared_init``, remove that directory when the process that made it
             ends.
+        prefault: of the CPU's memory, see `LazyMemmapStorage`; all of it is taken then, and not as
+            it is written.
+        on_prefault: see `LazyMemmapStorage`.
 
     Raises:
-        ValueError: ``max_size`` or ``ndim`` below 1.
+        ValueError: ``max_size`` or ``ndim`` below 1, or no such ``prefault``.
 
     With ``shared_init`` the first write raises TypeError where it brings text, objects or such
     keys.
@@ -71,9 +75,15 @@ class LazyTensorStorage(TensorStorage):
         consolidated: bool = False,
         shared_init: bool = False,
         cleanup_memmap: bool = True,
+        prefault: str = "off",
+        on_prefault: Report | None = None,
     ) -> None:
         self.consolidated = bool(consolidated)
-        location = Location(shared_init=bool(shared_init), auto_cleanup=bool(cleanup_memmap))
+        location = Location(
+            shared_init=bool(shared_init),
+            auto_cleanup=bool(cleanup_memmap),
+            prefault=Prefault(prefault, on_prefault),
+        )
         RingStorage.__init__(
             self, max_size, ndim=ndim, device=device, compilable=compilable, location=location
         )

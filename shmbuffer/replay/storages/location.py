@@ -17,6 +17,7 @@ from typing import Literal
 from shmbuffer.errors import SchemaMismatchError
 from shmbuffer.memory import Engine, Settings
 from shmbuffer.memory.cleanup import temporary_directory
+from shmbuffer.memory.prefault import OFF, Prefault, Report
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,7 @@ class Location:
         checksum: keep a CRC32C of every item.
         reserve: take all space when the files are made.
         timeout: seconds to wait for another process that creates or recovers the directory.
+        prefault: what to do about the pages.
     """
 
     scratch_dir: Path | None = None
@@ -40,6 +42,7 @@ class Location:
     checksum: bool = True
     reserve: bool = True
     timeout: float = 60.0
+    prefault: Prefault = OFF
 
     @classmethod
     def of(
@@ -52,6 +55,8 @@ class Location:
         checksum: bool,
         reserve: bool,
         timeout: float,
+        prefault: str,
+        on_prefault: Report | None,
     ) -> Location:
         """From the arguments of a storage; ``auto_cleanup`` None is only a temporary directory."""
         return cls(
@@ -62,6 +67,7 @@ class Location:
             bool(checksum),
             bool(reserve),
             timeout,
+            Prefault(prefault, on_prefault),
         )
 
     @classmethod
@@ -106,7 +112,8 @@ class Location:
             BufferExistsError, AttachTimeout, ...: see `Engine.open`.
         """
         if not self.is_directory:
-            return Engine.anonymous(replace(settings, checksum=False, reserve=False))
+            settings = replace(settings, checksum=False, reserve=False)
+            return Engine.anonymous(settings, prefault=self.prefault)
         existing: Literal["attach", "error", "adopt"] = "error"
         if self.existsok:
             existing = "attach" if settings.record_bytes else "adopt"
@@ -117,6 +124,7 @@ class Location:
             timeout=self.timeout,
             temporary=self.scratch_dir is None and self.auto_cleanup,
             auto_cleanup=self.auto_cleanup,
+            prefault=self.prefault,
         )
         try:
             check_recorded(engine.settings, settings, str(engine.path))

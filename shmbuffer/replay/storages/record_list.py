@@ -74,6 +74,11 @@ class RecordList(ListStorage):
                 f"{type(self).__name__}(max_bytes={max_bytes}): a list in one process counts items "
                 "alone; give scratch_dir or shared_init=True for a ring of bytes, or leave it out"
             )
+        if location.prefault and not location.is_directory:
+            raise ValueError(
+                f"{type(self).__name__}(prefault={location.prefault.mode!r}): a list in one "
+                "process has no pages of its own; give scratch_dir or shared_init=True, too"
+            )
         if max_bytes is not None and (type(max_bytes) is not int or max_bytes < 1):
             raise ValueError(f"max_bytes is a number of bytes, an int from 1, got {max_bytes!r}")
         OnRing.__init__(self, UNLIMITED if max_size is None else max_size, compilable=compilable)

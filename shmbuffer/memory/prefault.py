@@ -1,0 +1,174 @@
+"""Pages that are there before they are needed.
+
+    first touch of a page   a fault: the kernel clears it (once, for all processes) and enters it
+                            in the page table (once for each process); whoever touches it waits
+    prefault                the same, piece by piece, from a thread that ends with the handle
+
+It is the affair of one handle: nothing of it is recorded, and who gets the handle by pickling or
+through a fork does not go on with it. docs/memory.md has what a page costs, and where it pays.
+
+Always true
+  1. No byte changes, so everybody may write meanwhile, and there is nothing to recover.
+  2. It begins when the files are complete and no lock is held.
+  3. The thread refers to the maps and not to the handle, and it holds the interpreter lock between
+     two pieces only.
+If a process dies in it: a whole buffer, some pages of which have been touched.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from shmbuffer.memory.filesystem import free_memory_bytes, space_error
+
+if TYPE_CHECKING:
+    from shmbuffer._native import _core
+
+log = logging.getLogger("shmbuffer.memory")
+
+Report = Callable[[int, int], object]
+"""Called with the bytes that are there by now, and all of them."""
+
+MODES = ("off", "background", "full")
+
+PIECE = 4 * 2**20
+"""Bytes a call: some milliseconds, and whole huge pages."""
+
+
+@dataclass(frozen=True)
+class Prefault:
+    """What a handle does about the pages of its buffer.
+
+    Attributes:
+        mode: ``"off"``: nothing. ``"background"``: a thread makes and maps them. ``"full"``: the
+            same, and who creates or opens the buffer waits for it.
+        report: called in that thread after each piece.
+
+    Raises:
+        ValueError: there is no such mode.
+        TypeError: the report cannot be called.
+    """
+
+    mode: str = "off"
+    report: Report | None = None
+
+    def __post_init__(self) -> None:
+        if self.mode not in MODES:
+            raise ValueError(f"prefault is 'off', 'background' or 'full', not {self.mode!r}")
+        if self.report is not None and not callable(self.report):
+            raise TypeError(f"on_prefault is called with two numbers; got {self.report!r}")
+
+    def __bool__(self) -> bool:
+        return self.mode != "off"
+
+    @property
+    def waits(self) -> bool:
+        """Whether who creates or opens the buffer waits."""
+        return self.mode == "full"
+
+    def require_memory(self, nbytes: int, where: str) -> None:
+        """Raise SpaceError if pages that nobody has reserved do not fit into memory."""
+        if nbytes > (free := free_memory_bytes()):
+            what = f"{where}: prefault={self.mode!r} would have all of it in memory"
+            raise space_error(what, nbytes, free)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Prefault, ()
+
+
+OFF = Prefault()
+
+
+class Populating:
+    """A thread that makes and maps pages.
+
+    Args:
+        maps: whose.
+        in_memory: no disk is below them, so pages are made to be written. Those of a disk are only
+            read: made to be written they would all have to be written back.
+        prefault: says who hears of it.
+        reserved: they have their memory already.
+        where: for messages.
+    """
+
+    def __init__(
+        self,
+        maps: Sequence[_core.Map],
+        *,
+        in_memory: bool,
+        reserved: bool,
+        prefault: Prefault,
+        where: str,
+    ) -> None:
+        self._maps = maps
+        self._in_memory = in_memory
+        self._reserved = reserved
+        self._prefault = prefault
+        self._where = where
+        self._wanted = True
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="shmbuffer-prefault", daemon=True)
+
+    def start(self) -> None:
+        """Begin. Apart from the constructor, so that whoever can stop it is known before."""
+        try:
+            self._thread.start()
+        except BaseException:  # of a signal's handler, for one
+            self.stop()
+            raise
+
+    def wait(self) -> None:
+        """Return when all of it is there, or it was stopped; a signal handler may end the wait.
+
+        Raises:
+            SpaceError: memory is not enough, or ran out.
+            whatever the report raised. Both once.
+        """
+        try:
+            if self._thread.is_alive():
+                self._thread.join()
+        except BaseException:
+            self.stop()
+            raise
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
+
+    def stop(self) -> None:
+        """End it at the next piece, some milliseconds from now. Idempotent."""
+        self._wanted = False
+        # The report may close the handle, and a thread that has not begun finds nothing to do.
+        if threading.current_thread() is not self._thread and self._thread.is_alive():
+            self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            self._populate()
+        except BaseException as error:
+            if self._prefault.waits:
+                self._failure = error
+            log.warning("%s: pages are not made ahead any more: %s", self._where, error)
+        finally:
+            self._maps, self._prefault = (), OFF  # the report may refer to the handle
+
+    def _populate(self) -> None:
+        total, done = sum(one.nbytes for one in self._maps), 0
+        if not self._reserved:
+            self._prefault.require_memory(total, self._where)
+        for one in self._maps:
+            for start in range(0, one.nbytes, PIECE):
+                if not self._wanted:
+                    return
+                nbytes = min(PIECE, one.nbytes - start)
+                try:
+                    one.populate(start, nbytes, self._in_memory)
+                except OSError as error:
+                    what = f"{self._where}: prefault stopped after {done} bytes ({error})"
+                    raise space_error(what, total, free_memory_bytes()) from error
+                done += nbytes
+                if self._prefault.report is not None:
+                    self._prefault.report(done, total)

@@ -1,0 +1,522 @@
+"""Pages that are there before they are needed: which, when, who waits, and what becomes of it."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import gc
+import logging
+import os
+import pickle
+import signal
+import struct
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shmbuffer._native import _core
+from shmbuffer.errors import SpaceError
+from shmbuffer.memory import Engine, Leaf, Schema, Settings, layout, prefault
+from shmbuffer.memory.prefault import OFF, PIECE, Prefault
+from tests.crash.harness import ended, fork
+from tests.memory.programs import needs_root
+
+#: Two pieces and a bit, a page an item.
+CAPACITY = 2 * PIECE // layout.PAGE + 5
+SCHEMA = Schema((Leaf(("page",), "uint8", (layout.PAGE,)),), CAPACITY)
+SETTINGS = Settings(capacity=CAPACITY, checksum=False)
+RING = replace(SETTINGS, record_bytes=2 * PIECE + layout.PAGE)
+RECORDS = Schema((), CAPACITY, (), {"kind": "records"}, RING.record_bytes)
+
+_PRESENT = 1 << 63  # of an entry of /proc/self/pagemap
+
+
+def mapped(one: Any) -> int:
+    """How many pages of a map this process has in its page table."""
+    first, pages = one.address // layout.PAGE, -(-one.nbytes // layout.PAGE)
+    with open("/proc/self/pagemap", "rb", buffering=0) as pagemap:
+        entries = np.frombuffer(os.pread(pagemap.fileno(), 8 * pages, 8 * first), np.uint64)
+    return int(((entries & np.uint64(_PRESENT)) != 0).sum())
+
+
+def pages(one: Any) -> int:
+    return -(-one.nbytes // layout.PAGE)
+
+
+def maps(engine: Engine) -> list[Any]:
+    assert engine._parts is not None
+    slots, leaves = engine._parts
+    return [slots, *leaves]
+
+
+def all_there(engine: Engine) -> bool:
+    return all(mapped(one) == pages(one) for one in maps(engine))
+
+
+def finish(engine: Engine) -> None:
+    """Return when the thread of a handle has come to its end."""
+    assert engine._populating is not None
+    engine._populating._thread.join()
+
+
+@pytest.fixture(params=["anonymous", "memory", "disk"])
+def opened(request: pytest.FixtureRequest, fast_path: Path, tmp_path: Path) -> Any:
+    """Opens a new buffer where each kind of ground has it."""
+
+    def make(wished: Prefault, settings: Settings = SETTINGS) -> Engine:
+        if request.param == "anonymous":
+            return Engine.anonymous(settings, prefault=wished)
+        path = fast_path if request.param == "memory" else tmp_path
+        return Engine.open(path / "buffer", settings, prefault=wished)
+
+    return make
+
+
+@pytest.mark.parametrize(("settings", "schema"), [(SETTINGS, SCHEMA), (RING, RECORDS)])
+def test_full_makes_every_page_before_the_first_write_goes_on(
+    opened: Any, settings: Settings, schema: Schema
+) -> None:
+    with opened(Prefault("full"), settings) as engine:
+        engine.define(schema)
+        assert all_there(engine)
+
+
+def test_off_makes_none(opened: Any) -> None:
+    with opened(OFF) as engine:
+        engine.define(SCHEMA)
+        assert mapped(maps(engine)[1]) == 0
+        assert engine._populating is None
+
+
+def test_in_the_background_it_is_done_while_the_caller_goes_on(opened: Any) -> None:
+    begin = threading.Event()
+    with opened(Prefault("background", lambda *_: begin.wait())) as engine:
+        ring = engine.define(SCHEMA)
+        rows = np.full((3, layout.PAGE), 7, np.uint8)
+        ring.write([rows.ctypes.data], 3, None)
+        assert not all_there(engine)
+        begin.set()
+        finish(engine)
+        assert all_there(engine)
+        assert (np.frombuffer(ring.leaf(0), np.uint8)[: rows.size] == 7).all()
+
+
+def test_the_report_hears_of_every_piece_and_of_the_end(fast_path: Path) -> None:
+    heard: list[tuple[int, int]] = []
+    wished = Prefault("full", lambda done, total: heard.append((done, total)))
+    with Engine.open(fast_path / "buffer", SETTINGS, prefault=wished) as engine:
+        engine.define(SCHEMA)
+        total = sum(one.nbytes for one in maps(engine))
+        assert {of for _, of in heard} == {total}
+        done = [one for one, _ in heard]
+        assert done == sorted(set(done))
+        assert done[-1] == total
+        assert max(np.diff([0, *done])) == PIECE
+
+
+def test_no_byte_changes(opened: Any) -> None:
+    with opened(OFF) as engine:
+        ring = engine.define(SCHEMA)
+        rows = np.random.default_rng(1).integers(0, 256, (CAPACITY, layout.PAGE)).astype(np.uint8)
+        ring.write([rows.ctypes.data], CAPACITY, None)
+        before = [bytes(memoryview(one)) for one in maps(engine)]
+        for one in maps(engine):
+            one.populate(0, one.nbytes, engine._ground.in_memory)
+        assert [bytes(memoryview(one)) for one in maps(engine)] == before
+
+
+def test_a_file_on_a_disk_has_nothing_to_be_written_back(tmp_path: Path) -> None:
+    with Engine.open(tmp_path / "buffer", SETTINGS, prefault=Prefault("full")) as engine:
+        if engine._ground.in_memory:
+            pytest.skip("temporary files are in memory")
+        engine.define(SCHEMA)
+        of_leaf = Path("/proc/self/smaps").read_text().split("page.memmap")[1].split("VmFlags")[0]
+        assert "Rss:                8212 kB" in of_leaf
+        assert "Shared_Dirty:          0 kB" in of_leaf
+        assert "Private_Dirty:         0 kB" in of_leaf
+
+
+def test_who_opens_a_buffer_that_is_there_has_its_own_pages_made(fast_path: Path) -> None:
+    path = fast_path / "buffer"
+    with Engine.open(path, SETTINGS) as engine:
+        engine.define(SCHEMA)
+        with Engine.open(path, None, prefault=Prefault("full")) as other:
+            assert all_there(other)
+            assert mapped(maps(engine)[1]) == 0  # a page table is of one map
+
+
+def test_a_buffer_that_another_process_defines_is_made_when_it_is_first_seen(
+    fast_path: Path,
+) -> None:
+    path = fast_path / "buffer"
+    with (
+        Engine.open(path, SETTINGS, prefault=Prefault("full")) as engine,
+        Engine.open(path, None) as other,
+    ):
+        assert engine.ring is None
+        assert engine._populating is None
+        other.define(SCHEMA)
+        assert engine.ring is not None
+        finish(engine)
+        assert all_there(engine)
+        engine.define(SCHEMA)  # does not begin again
+        assert mapped(maps(other)[1]) == 0
+
+
+def test_closing_ends_the_thread_between_two_pieces(fast_path: Path) -> None:
+    heard: list[int] = []
+    first = threading.Event()
+
+    def report(done: int, _total: int) -> None:
+        heard.append(done)
+        first.set()
+        closing.wait()
+
+    closing = threading.Event()
+    engine = Engine.open(fast_path / "buffer", SETTINGS, prefault=Prefault("background", report))
+    engine.define(SCHEMA)
+    first.wait()
+    thread = engine._populating._thread  # type: ignore[union-attr]
+    helper = threading.Timer(0.05, closing.set)
+    helper.start()
+    engine.close()
+    helper.join()
+    assert not thread.is_alive()
+    assert len(heard) <= 2  # a piece may have been begun
+
+
+def test_a_handle_that_is_forgotten_ends_its_thread(fast_path: Path) -> None:
+    first, go_on = threading.Event(), threading.Event()
+
+    def report(_done: int, _total: int) -> None:
+        first.set()
+        go_on.wait()
+
+    engine: Any = Engine.anonymous(SETTINGS, prefault=Prefault("background", report))
+    engine.define(SCHEMA)
+    first.wait()
+    thread = engine._populating._thread
+    threading.Timer(0.05, go_on.set).start()
+    del engine
+    gc.collect()
+    thread.join()
+
+
+def test_the_report_may_close_the_handle(fast_path: Path) -> None:
+    handles: list[Engine] = []
+    wished = Prefault("background", lambda *_: handles[0].close())
+    handles.append(Engine.open(fast_path / "buffer", SETTINGS, prefault=wished))
+    handles[0].define(SCHEMA)
+    finish(handles[0])
+    assert handles[0].closed
+
+
+def test_a_signal_ends_the_wait_and_the_thread(fast_path: Path) -> None:
+    heard: list[int] = []
+    stopping = threading.Event()
+
+    def report(done: int, _total: int) -> None:
+        heard.append(done)
+        if len(heard) == 1:
+            os.kill(os.getpid(), signal.SIGUSR1)
+            stopping.wait()
+
+    def stop(_number: int, _frame: Any) -> None:
+        threading.Timer(0.05, stopping.set).start()
+        raise InterruptedError("asked to stop")
+
+    before = signal.signal(signal.SIGUSR1, stop)
+    try:
+        wished = Prefault("full", report)
+        with Engine.open(fast_path / "buffer", SETTINGS, prefault=wished) as engine:
+            with pytest.raises(InterruptedError, match="asked to stop"):
+                engine.define(SCHEMA)
+            finish(engine)
+            assert len(heard) == 1
+            assert engine.define(SCHEMA).capacity == CAPACITY
+            assert engine.check().ok
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+def test_what_the_report_raises_is_the_first_write_s_error_and_the_buffer_is_whole(
+    fast_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def report(_done: int, _total: int) -> None:
+        raise OSError("the terminal is gone")
+
+    with Engine.open(fast_path / "buffer", SETTINGS, prefault=Prefault("full", report)) as engine:
+        with pytest.raises(OSError, match="the terminal is gone"):
+            engine.define(SCHEMA)
+        engine.define(SCHEMA)
+        assert engine.check().ok
+    assert "pages are not made ahead any more: the terminal is gone" in caplog.text
+
+
+def test_in_the_background_an_error_is_logged(
+    fast_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def report(_done: int, _total: int) -> None:
+        raise OSError("the terminal is gone")
+
+    wished = Prefault("background", report)
+    with (
+        caplog.at_level(logging.WARNING, "shmbuffer.memory"),
+        Engine.open(fast_path / "buffer", SETTINGS, prefault=wished) as engine,
+    ):
+        engine.define(SCHEMA)
+        finish(engine)
+    assert "the terminal is gone" in caplog.text
+    assert str(fast_path) in caplog.text
+
+
+def test_a_process_that_dies_in_it_leaves_a_whole_buffer(fast_path: Path) -> None:
+    path = fast_path / "buffer"
+
+    def die(_done: int, _total: int) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def create() -> None:
+        with Engine.open(path, SETTINGS, prefault=Prefault("full", die)) as engine:
+            engine.define(SCHEMA)
+
+    assert ended(fork(create)) == -signal.SIGKILL
+    with Engine.open(path, None) as engine:
+        assert engine.report is not None
+        assert engine.schema == SCHEMA
+        assert engine.check().ok
+        assert engine.report.clients_retired == 1
+
+
+def test_the_child_of_a_fork_does_not_go_on_with_it(fast_path: Path) -> None:
+    first, go_on = threading.Event(), threading.Event()
+
+    def report(_done: int, _total: int) -> None:
+        first.set()
+        go_on.wait()
+
+    wished = Prefault("background", report)
+    with Engine.open(fast_path / "buffer", SETTINGS, prefault=wished) as engine:
+        engine.define(SCHEMA)
+        first.wait()
+
+        def look() -> None:
+            assert engine.ring is not None
+            engine.attach_again()
+            assert (engine.prefault, engine._populating) == (OFF, None)
+            engine.close()
+
+        assert ended(fork(look)) == 0
+        go_on.set()
+        finish(engine)
+        assert all_there(engine)
+
+
+def test_a_wish_is_not_handed_on(fast_path: Path) -> None:
+    wished = Prefault("full", lambda *_: None)
+    assert pickle.loads(pickle.dumps(wished)) == OFF
+    with Engine.open(fast_path / "buffer", SETTINGS, prefault=wished) as engine:
+        engine.define(SCHEMA)
+        with pickle.loads(pickle.dumps(engine)) as other:
+            assert other.ring is not None
+            assert other._populating is None
+
+
+@pytest.mark.parametrize("mode", ["on", "", None, True])
+def test_a_mode_that_is_none_is_refused(mode: Any) -> None:
+    with pytest.raises(ValueError, match="prefault is 'off', 'background' or 'full', not"):
+        Prefault(mode)
+
+
+def test_a_report_that_cannot_be_called_is_refused() -> None:
+    with pytest.raises(TypeError, match="on_prefault is called with two numbers; got 'bar'"):
+        Prefault("full", "bar")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("mode", ["background", "full"])
+def test_more_than_there_is_memory_is_refused_before_anything_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    monkeypatch.setattr(prefault, "free_memory_bytes", lambda: 2**20)
+    with (
+        Engine.open(tmp_path / "buffer", SETTINGS, prefault=Prefault(mode)) as engine,
+        pytest.raises(SpaceError, match=f"prefault='{mode}' would have all of it in memory") as how,
+    ):
+        engine.define(SCHEMA)
+    assert how.value.free_bytes == 2**20
+    assert how.value.needed_bytes > CAPACITY * layout.PAGE
+    with Engine.open(tmp_path / "buffer", None) as engine:
+        assert engine.schema is None
+
+
+def test_who_opens_more_than_there_is_memory_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "buffer"
+    with Engine.open(path, SETTINGS) as engine:
+        engine.define(SCHEMA)
+        monkeypatch.setattr(prefault, "free_memory_bytes", lambda: 2**20)
+        with pytest.raises(SpaceError, match="are free; make room"):
+            Engine.open(path, None, prefault=Prefault("full"))
+        with Engine.open(path, None, prefault=Prefault("background")) as other:
+            finish(other)
+            assert other.ring is not None
+        assert "would have all of it in memory" in caplog.text
+        assert len(engine.clients()) == 1
+
+
+def test_reserved_memory_is_not_counted_twice(
+    fast_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prefault, "free_memory_bytes", lambda: 0)
+    with Engine.open(fast_path / "buffer", SETTINGS, prefault=Prefault("full")) as engine:
+        if engine._ground.in_memory:
+            engine.define(SCHEMA)
+            assert all_there(engine)
+
+
+@needs_root
+def test_memory_that_runs_out_is_an_error_that_says_how_far_it_came(tmp_path: Path) -> None:
+    """A sparse file in a file system that is too small: whoever touches it first gets a SIGBUS."""
+
+    def run() -> None:
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.unshare(0x00020000):  # CLONE_NEWNS
+            os._exit(77)
+        libc.mount(b"none", b"/", None, 0x44000, None)  # MS_REC | MS_PRIVATE
+        if libc.mount(b"none", bytes(tmp_path), b"tmpfs", 0, b"size=9m"):
+            os._exit(77)
+        sparse = replace(SETTINGS, reserve=False)
+        with Engine.open(tmp_path / "buffer", sparse, prefault=Prefault("full")) as engine:
+            schema = Schema((Leaf(("page",), "uint8", (4 * layout.PAGE,)),), CAPACITY)
+            with pytest.raises(SpaceError, match=r"prefault stopped after \d+ bytes .*Bad address"):
+                engine.define(schema)
+            assert engine.check().ok
+
+    code = ended(fork(run))
+    if code == 77:
+        pytest.skip("no mounts in a namespace of one's own")
+    assert code == 0
+
+
+def _refuse(advices: dict[int, int]) -> None:
+    """From now on madvise(2) with one of these ends with an error: as of an older kernel."""
+    audit, madvise = {"x86_64": (0xC000003E, 28), "aarch64": (0xC00000B7, 233)}[os.uname().machine]
+    load, equal, end = 0x20, 0x15, 0x06  # of classic BPF
+    steps = [
+        (load, 0, 0, 4),
+        (equal, 1, 0, audit),
+        (end, 0, 0, 0x80000000),
+        (load, 0, 0, 0),
+        (equal, 1, 0, madvise),
+        (end, 0, 0, 0x7FFF0000),
+        (load, 0, 0, 32),  # the third argument
+    ]
+    for advice, number in advices.items():
+        steps += [(equal, 0, 1, advice), (end, 0, 0, 0x00050000 | number)]
+    steps.append((end, 0, 0, 0x7FFF0000))
+    code = ctypes.create_string_buffer(b"".join(struct.pack("<HBBI", *step) for step in steps))
+    program = struct.pack("@HP", len(steps), ctypes.addressof(code))
+    libc = ctypes.CDLL(None, use_errno=True)
+    for option, *arguments in ((38, 1, 0), (22, 2, program)):  # no new privileges; seccomp
+        assert libc.prctl(option, *arguments, 0, 0) == 0
+
+
+_READ, _WRITE, _COLLAPSE = 22, 23, 25
+
+
+@pytest.mark.skipif(os.uname().machine not in ("x86_64", "aarch64"), reason="numbers of calls")
+@pytest.mark.parametrize("place", ["memory", "disk"])
+def test_a_kernel_that_does_not_know_how_has_the_pages_touched(
+    fast_path: Path, tmp_path: Path, place: str
+) -> None:
+    path = (fast_path if place == "memory" else tmp_path) / "buffer"
+
+    def run() -> None:
+        _refuse(dict.fromkeys((_READ, _WRITE, _COLLAPSE), errno.EINVAL))
+        with Engine.open(path, SETTINGS, prefault=Prefault("full")) as engine:
+            engine.define(SCHEMA)
+            assert all_there(engine)
+            assert engine.check().ok
+
+    assert ended(fork(run)) == 0
+
+
+@pytest.mark.skipif(os.uname().machine not in ("x86_64", "aarch64"), reason="numbers of calls")
+def test_an_error_of_the_kernel_is_a_space_error(fast_path: Path) -> None:
+    def run() -> None:
+        _refuse({_WRITE: errno.ENOMEM})
+        with Engine.anonymous(SETTINGS, prefault=Prefault("full")) as engine:
+            with pytest.raises(SpaceError, match="prefault stopped after 0 bytes"):
+                engine.define(SCHEMA)
+            assert engine.check().ok
+
+    assert ended(fork(run)) == 0
+
+
+@pytest.mark.parametrize(
+    ("start", "nbytes"), [(-4096, 1), (1, 1), (0, -1), (0, 8193), (8192, 1), (12288, 0)]
+)
+def test_a_piece_that_is_not_of_the_map_is_refused(start: int, nbytes: int) -> None:
+    fd = os.memfd_create("map")
+    try:
+        os.truncate(fd, 8192)
+        one = _core.Map(fd, 8192)
+        with pytest.raises(ValueError, match=f"populate: {nbytes} bytes at {start} of 8192"):
+            one.populate(start, nbytes, True)
+        one.populate(8192, 0, True)
+        assert mapped(one) == 0
+    finally:
+        os.close(fd)
+
+
+def test_what_may_only_be_read_is_made_to_be_read(fast_path: Path) -> None:
+    path = fast_path / "file"
+    path.write_bytes(b"7" * 3 * layout.PAGE)
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        one = _core.Map(fd, 3 * layout.PAGE, False)
+        one.populate(0, one.nbytes, True)
+        assert mapped(one) == 3
+    finally:
+        os.close(fd)
+
+
+@needs_root
+@pytest.mark.skipif(
+    not os.path.exists("/sys/kernel/mm/transparent_hugepage"), reason="no huge pages"
+)
+def test_where_a_file_system_in_memory_has_huge_pages_the_buffer_gets_them(tmp_path: Path) -> None:
+    def run() -> None:
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.unshare(0x00020000):
+            os._exit(77)
+        libc.mount(b"none", b"/", None, 0x44000, None)
+        if libc.mount(b"none", bytes(tmp_path), b"tmpfs", 0, b"huge=advise,size=64m"):
+            os._exit(77)
+        with Engine.open(tmp_path / "buffer", SETTINGS, prefault=Prefault("full")) as engine:
+            engine.define(SCHEMA)
+            smaps = Path("/proc/self/smaps").read_text()
+            huge = sum(
+                int(line.split()[1])
+                for line in smaps.splitlines()
+                if line.startswith("ShmemPmdMapped:")
+            )
+            assert huge >= 4096 or _no_free_huge_page()
+            assert engine.check().ok
+
+    code = ended(fork(run))
+    if code == 77:
+        pytest.skip("no mounts in a namespace of one's own")
+    assert code == 0
+
+
+def _no_free_huge_page() -> bool:
+    """Whether memory is too fragmented, or too full, to have asked for one."""
+    lines = Path("/proc/buddyinfo").read_text().splitlines()
+    orders = [list(map(int, line.split()[4:])) for line in lines]
+    return not any(sum(order[9:]) for order in orders)
