@@ -338,6 +338,11 @@ class Engine:
         return self._seat.membership.incarnation == 1 and len(self.registry.alive()) == 1
 
     @property
+    def on_disk(self) -> bool:
+        """Whether a disk is below the bytes, so that the kernel writes them back."""
+        return not self._ground.in_memory
+
+    @property
     def shared(self) -> bool:
         """Whether it is a directory, which any process may attach to."""
         return self.path is not None

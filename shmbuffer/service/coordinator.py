@@ -279,7 +279,8 @@ class Coordinator:
         """Returns one consistent flat dict of numbers; service/stats.py has the table of its keys.
 
         Rates are those since the call before. Added to it: ``processes`` (spawned and running),
-        ``deaths`` and ``restarts`` since this coordinator began.
+        ``deaths`` and ``restarts`` since this coordinator began, and ``held_back_s``, the seconds
+        of these in which the kernel held a writer back because a disk was behind.
 
         Raises:
             BufferClosedError: the coordinator is closed.
@@ -295,6 +296,7 @@ class Coordinator:
             "processes": sum(spawned.is_alive() for spawned in processes),
             "deaths": len(self._supervisor.deaths),
             "restarts": sum(spawned.restarts for spawned in processes),
+            "held_back_s": self._supervisor.held_back_s,
         }
 
     # ---- what it does ----

@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from shmbuffer.errors import BufferClosedError, ShmBufferError
 from shmbuffer.memory import cleanup
+from shmbuffer.service.held_back import HeldBack
 from shmbuffer.service.spawned import ASKED_TO_END, Death, Spawned, first_steps
 
 if TYPE_CHECKING:
@@ -76,6 +77,7 @@ class Supervisor:
         self._settled: set[_Key] = set()  # other clients without one, or whose pidfd has fired
         self._reported: set[_Key] = set()  # dead clients that are still in the registry
         self._buffer_is_gone = False
+        self._held_back = HeldBack(scratch_dir) if engine.on_disk else None
         self._complaint = ""  # the last one of the engine, to be logged once
         self._at_sigterm: cleanup.Ownership | None = None
         self._watcher = threading.Thread(
@@ -88,6 +90,11 @@ class Supervisor:
         """What was spawned, in order; those that ended for good included."""
         with self._changed:
             return list(self._spawned)
+
+    @property
+    def held_back_s(self) -> float:
+        """Seconds in which the kernel held a writer back."""
+        return 0.0 if self._held_back is None else self._held_back.seconds
 
     def spawn(
         self, target: Callable[..., object], n: int, args: tuple[Any, ...], *, restart: bool
@@ -284,6 +291,9 @@ class Supervisor:
                 self._others[key] = os.pidfd_open(living[key])
             except OSError:
                 self._settled.add(key)  # in another pid namespace, or just gone
+        if self._held_back is not None:
+            alive = {client.pid for client in clients if client.alive}
+            self._held_back.look(ours & alive | {living[key] for key in self._others})
 
     def _settle(self, key: _Key) -> None:
         os.close(self._others.pop(key))

@@ -1,0 +1,76 @@
+"""Says so when the kernel holds the writers of a buffer back; see memory/throttling.py."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter, deque
+from collections.abc import Iterable
+from pathlib import Path
+
+from shmbuffer.memory import throttling
+from shmbuffer.memory.filesystem import human_size
+
+log = logging.getLogger("shmbuffer.service")
+
+LOOKS, SOME = 20, 3
+"""It is worth a warning if somebody was held back in SOME of the last LOOKS."""
+
+WARN_EVERY_S = 600.0
+WORTH_A_LOOK_US = 10_000
+"""Waits for disks between two looks, of anybody on the machine, below which nobody is looked at."""
+
+
+class HeldBack:
+    """Looks whether the kernel holds writers back, warns of it, and adds it up.
+
+    Args:
+        path: the directory of the buffer, on a disk.
+
+    Attributes:
+        seconds: in which somebody was found held back, at the pace of the looks.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.seconds = 0.0
+        self._path = path
+        self._looks: deque[list[int]] = deque(maxlen=LOOKS)
+        self._warned_s: float | None = None
+        self._waited_us = throttling.waited_for_disks_us()
+        self._last_s = time.monotonic()
+
+    def look(self, pids: Iterable[int]) -> None:
+        """Look now.
+
+        Args:
+            pids: of the clients.
+        """
+        before, self._waited_us = self._waited_us, throttling.waited_for_disks_us()
+        now_s = time.monotonic()
+        past_s, self._last_s = now_s - self._last_s, now_s
+        found: list[int] = []
+        if before is None or self._waited_us is None or self._waited_us - before >= WORTH_A_LOOK_US:
+            found = throttling.throttled(pids)
+        self._looks.append(found)
+        if found:
+            self.seconds += past_s
+        if sum(map(bool, self._looks)) >= SOME:
+            self._warn(now_s)
+
+    def _warn(self, now_s: float) -> None:
+        if self._warned_s is not None and now_s - self._warned_s < WARN_EVERY_S:
+            return
+        self._warned_s = now_s
+        times = Counter(pid for found in self._looks for pid in found)
+        who = ", ".join(f"pid {pid} in {count}" for pid, count in times.most_common(3))
+        dirty, limit = throttling.dirty_bytes()
+        log.warning(
+            "%s: the kernel holds writers back until the disk has caught up (%s of the last %d "
+            "looks; %s wait to be written on this machine, %s are allowed): put the buffer into "
+            "memory (/dev/shm), or raise vm.dirty_bytes; see docs/memory.md",
+            self._path,
+            who,
+            len(self._looks),
+            human_size(dirty),
+            human_size(limit),
+        )
