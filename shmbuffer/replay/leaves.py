@@ -10,7 +10,9 @@ has changed.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -241,7 +243,8 @@ class Leaves:
                 template(dtype, (*lead, *leaf.shape))
                 for dtype, leaf in zip(self.dtypes, self.leaves, strict=True)
             )
-        tensors = [torch.empty_like(one) for one in templates]
+        empty_like = _reads.empty_like
+        tensors = [empty_like(one) for one in templates]
         return tensors, [tensor.data_ptr() for tensor in tensors]
 
     def build(self, tensors: list[torch.Tensor], lead: tuple[int, ...]) -> Any:
@@ -345,6 +348,25 @@ class Leaves:
                 tensor = tensor.clone()
         values[at] = tensor
         return tensor.data_ptr()
+
+
+class _Reads(threading.local):
+    """What this thread reads into: other memory for one buffer, and not for all on its storage."""
+
+    empty_like: Callable[[torch.Tensor], torch.Tensor] = staticmethod(torch.empty_like)
+
+
+_reads = _Reads()
+
+
+@contextmanager
+def reads_into(empty_like: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[None]:
+    """Have `Leaves.outputs` of this thread make its tensors so."""
+    before, _reads.empty_like = _reads.empty_like, empty_like
+    try:
+        yield
+    finally:
+        _reads.empty_like = before
 
 
 def address_of(array: np.ndarray[Any, Any]) -> int:

@@ -15,10 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from shmbuffer.replay import pinned
 from shmbuffer.replay.buffers.parts import Parts
 from shmbuffer.replay.buffers.prefetch import Batch, Order
 from shmbuffer.replay.checkpoints import has_its_own
 from shmbuffer.replay.keys import GENERATION, INDEX, WEIGHT_KEYS
+from shmbuffer.replay.leaves import reads_into
 from shmbuffer.replay.samplers import PrioritizedSampler
 from shmbuffer.replay.samplers.sampler import draw_key, lanes_of
 from shmbuffer.replay.storages.indexing import unravel
@@ -77,7 +79,11 @@ class Drawing(Parts):
     def _sample(self, count: int) -> Batch:
         storage = self._storage
         if self._native_sample:
-            data, index, tickets, weights = self._draw(storage.draw, count)
+            if self._pin_memory:
+                with reads_into(pinned.empty_like):
+                    data, index, tickets, weights = self._draw(storage.draw, count)
+            else:
+                data, index, tickets, weights = self._draw(storage.draw, count)
             lanes = lanes_of(storage)
             info: dict[str, Any] = {INDEX: unravel(index, lanes) if lanes else index}
             if weights is not None:
@@ -111,7 +117,9 @@ class Drawing(Parts):
 
     def _gathered(self, index: Any, found: dict[Any, Any]) -> Batch:
         """The items that a sampler has chosen, as a sample."""
-        return self._finished(*self._chosen(index, found))
+        with reads_into(pinned.empty_like) if self._pin_memory else nullcontext():
+            data, info = self._chosen(index, found)
+        return self._finished(data, info)
 
     def _chosen(self, index: Any, found: dict[Any, Any]) -> Batch:
         """The items that a sampler has chosen, as the storage gives them.
@@ -154,20 +162,11 @@ class Drawing(Parts):
         data = self._collate(data)
         if len(self._transform):
             data = self._transform(data)
-        return (pin(data), pin(info)) if self._pin_memory else (data, info)
+        if self._pin_memory:
+            return pinned.pin(data), pinned.pin(info)
+        return data, info
 
     def _drop_prefetched(self) -> None:
         """Forget the batches that were made ahead, as if they had never been drawn."""
         if self._prefetcher is not None:
             self._prefetcher.drop()
-
-
-def pin(data: Any) -> Any:
-    """``data`` in pinned memory."""
-    if hasattr(data, "pin_memory"):
-        return data.pin_memory()
-    if isinstance(data, dict):
-        return {key: pin(value) for key, value in data.items()}
-    if isinstance(data, (tuple, list)):
-        return type(data)(pin(value) for value in data)
-    return data

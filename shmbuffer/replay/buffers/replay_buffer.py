@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from shmbuffer.replay import pinned
 from shmbuffer.replay.batches import stack
 from shmbuffer.replay.buffers.access import StorageOrder, swap_dims
 from shmbuffer.replay.buffers.arguments import refuse
@@ -43,10 +44,13 @@ class ReplayBuffer(StorageOrder, Drawing, Whole):
         writer: who decides where the next item goes; None is a `RoundRobinWriter`.
         collate_fn: called with what the storage gives for a batch; None takes it as it is (a list
             is stacked).
-        pin_memory: have samples in pinned memory.
+        pin_memory: have samples in pinned memory, gathered there at once. A sample is the caller's
+            for as long as he holds any part of it, and its memory is used again when the transfers
+            from it have ended; see docs/memory.md. Without a GPU a warning, and ordinary memory.
         prefetch: make that many batches ahead, in as many threads; needs ``batch_size``. What is in
             a batch is drawn when it is ordered, in the caller's thread; see `Prefetcher`. Also on a
-            shared buffer.
+            shared buffer. Its rows are whole items that were there when it was made, and may have
+            been written over while it waited, as while the caller works with it.
         transform: called with every sample and every ``rb[i]``; one, several, or a `Compose`. See
             `append_transform`.
         transform_factory: called without arguments for the transform, in place of ``transform``,
@@ -122,7 +126,7 @@ class ReplayBuffer(StorageOrder, Drawing, Whole):
         if transform is not None and transform_factory is not None:
             raise TypeError("transform and transform_factory exclude each other; give one of them")
         self._collate_fn = collate_fn
-        self._pin_memory = pin_memory
+        self._pin_memory = pinned.wanted(pin_memory)
         self._batch_size = batch_size
         self._dim_extend = dim_extend
         self._generator = generator
