@@ -7,6 +7,7 @@
                                        of records: stack_dim, compression_level, compress,
                                        dictionary_bytes, share_frames
     of one process, never recorded     transform, collate_fn, pin_memory, prefetch, generator,
+                                       prefault,
                                        of records: device, pad_output, compression_fn,
                                        decompression_fn
 

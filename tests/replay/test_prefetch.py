@@ -6,6 +6,7 @@ import os
 import pickle
 import threading
 import time
+from concurrent.futures import wait
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -228,6 +229,27 @@ def test_it_goes_together_with_sharing(tmp_path: Path) -> None:
         stop.set()
         thread.join()
     assert rb.storage.engine.check().ok
+    rb.close()
+
+
+def test_a_batch_that_waited_is_of_items_that_were_there_and_says_so(tmp_path: Path) -> None:
+    rb = TensorDictPrioritizedReplayBuffer(
+        alpha=1.0,
+        beta=1.0,
+        storage=LazyMemmapStorage(8, scratch_dir=tmp_path / "buffer", shared_init=True),
+        batch_size=4,
+        prefetch=1,
+    )
+    rb.extend(steps(8))
+    rb.sample()  # the next one is ordered with it
+    assert rb._prefetcher is not None
+    wait([batch for _, batch in rb._prefetcher._queue])
+    rb.extend(steps(8, 100))  # over all of them
+    late = rb.sample()
+    assert (late["a"] < 8).all()
+    assert torch.equal(late["a"], late["index_generation"])
+    late["td_error"] = torch.rand(4)
+    assert rb.update_tensordict_priority(late) == (0, 4)
     rb.close()
 
 
