@@ -16,6 +16,8 @@
 #define MADV_COLLAPSE 25 /* Linux 6.1 */
 #endif
 
+#define SHMB_HUGE_PAGE ((size_t)2 << 20) /* where pages have 4 KiB */
+
 struct map {
     PyObject_HEAD
     void *address;
@@ -120,8 +122,10 @@ static PyObject *map_populate(PyObject *self, PyObject *args) {
         touch(at, (size_t)bytes);
         error = 0;
     }
-    /* What this refuses keeps its small pages: most file systems in memory are mounted without huge ones. */
-    if (error == 0 && memory) madvise(at, (size_t)bytes, MADV_COLLAPSE);
+    /* What this refuses keeps its small pages: most file systems in memory are mounted without huge ones. A huge page
+     * may have begun in the piece before; those that are there already are passed over. */
+    size_t before = (size_t)start < SHMB_HUGE_PAGE ? (size_t)start : SHMB_HUGE_PAGE;
+    if (error == 0 && memory) madvise(at - before, (size_t)bytes + before, MADV_COLLAPSE);
     Py_END_ALLOW_THREADS
     if (error == 0) Py_RETURN_NONE;
     errno = error;

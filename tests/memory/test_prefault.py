@@ -11,6 +11,7 @@ import pickle
 import signal
 import struct
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -134,7 +135,8 @@ def test_a_file_on_a_disk_has_nothing_to_be_written_back(tmp_path: Path) -> None
         if engine._ground.in_memory:
             pytest.skip("temporary files are in memory")
         engine.define(SCHEMA)
-        of_leaf = Path("/proc/self/smaps").read_text().split("page.memmap")[1].split("VmFlags")[0]
+        at = f"{maps(engine)[1].address:08x}-"
+        of_leaf = Path("/proc/self/smaps").read_text().split(at)[1].split("VmFlags")[0]
         assert "Rss:                8212 kB" in of_leaf
         assert "Shared_Dirty:          0 kB" in of_leaf
         assert "Private_Dirty:         0 kB" in of_leaf
@@ -379,17 +381,29 @@ def test_reserved_memory_is_not_counted_twice(
             assert all_there(engine)
 
 
+def in_a_tmpfs(path: Path, options: bytes, run: Callable[[], None]) -> None:
+    """Runs it in a child that has a file system of its own there."""
+
+    def mount_and_run() -> None:
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.unshare(0x00020000):  # CLONE_NEWNS
+            os._exit(77)
+        libc.mount(b"none", b"/", None, 0x44000, None)  # MS_REC | MS_PRIVATE
+        if libc.mount(b"none", bytes(path), b"tmpfs", 0, options):
+            os._exit(77)
+        run()
+
+    code = ended(fork(mount_and_run))
+    if code == 77:
+        pytest.skip("no mounts in a namespace of one's own")
+    assert code == 0
+
+
 @needs_root
 def test_memory_that_runs_out_is_an_error_that_says_how_far_it_came(tmp_path: Path) -> None:
     """A sparse file in a file system that is too small: whoever touches it first gets a SIGBUS."""
 
     def run() -> None:
-        libc = ctypes.CDLL(None, use_errno=True)
-        if libc.unshare(0x00020000):  # CLONE_NEWNS
-            os._exit(77)
-        libc.mount(b"none", b"/", None, 0x44000, None)  # MS_REC | MS_PRIVATE
-        if libc.mount(b"none", bytes(tmp_path), b"tmpfs", 0, b"size=9m"):
-            os._exit(77)
         sparse = replace(SETTINGS, reserve=False)
         with Engine.open(tmp_path / "buffer", sparse, prefault=Prefault("full")) as engine:
             schema = Schema((Leaf(("page",), "uint8", (4 * layout.PAGE,)),), CAPACITY)
@@ -397,10 +411,7 @@ def test_memory_that_runs_out_is_an_error_that_says_how_far_it_came(tmp_path: Pa
                 engine.define(schema)
             assert engine.check().ok
 
-    code = ended(fork(run))
-    if code == 77:
-        pytest.skip("no mounts in a namespace of one's own")
-    assert code == 0
+    in_a_tmpfs(tmp_path, b"size=9m", run)
 
 
 def _refuse(advices: dict[int, int]) -> None:
@@ -486,33 +497,43 @@ def test_what_may_only_be_read_is_made_to_be_read(fast_path: Path) -> None:
         os.close(fd)
 
 
-@needs_root
-@pytest.mark.skipif(
+has_huge_pages = pytest.mark.skipif(
     not os.path.exists("/sys/kernel/mm/transparent_hugepage"), reason="no huge pages"
 )
+
+
+@needs_root
+@has_huge_pages
 def test_where_a_file_system_in_memory_has_huge_pages_the_buffer_gets_them(tmp_path: Path) -> None:
     def run() -> None:
-        libc = ctypes.CDLL(None, use_errno=True)
-        if libc.unshare(0x00020000):
-            os._exit(77)
-        libc.mount(b"none", b"/", None, 0x44000, None)
-        if libc.mount(b"none", bytes(tmp_path), b"tmpfs", 0, b"huge=advise,size=64m"):
-            os._exit(77)
         with Engine.open(tmp_path / "buffer", SETTINGS, prefault=Prefault("full")) as engine:
             engine.define(SCHEMA)
-            smaps = Path("/proc/self/smaps").read_text()
-            huge = sum(
-                int(line.split()[1])
-                for line in smaps.splitlines()
-                if line.startswith("ShmemPmdMapped:")
-            )
-            assert huge >= 4096 or _no_free_huge_page()
+            assert in_huge_pages() >= 2 * PIECE or _no_free_huge_page()
             assert engine.check().ok
 
-    code = ended(fork(run))
-    if code == 77:
-        pytest.skip("no mounts in a namespace of one's own")
-    assert code == 0
+    in_a_tmpfs(tmp_path, b"huge=advise,size=64m", run)
+
+
+@needs_root
+@has_huge_pages
+def test_a_huge_page_may_begin_in_one_piece_and_end_in_the_next(tmp_path: Path) -> None:
+    """As of leaves in anonymous memory, which lie one behind the other."""
+
+    def run() -> None:
+        fd = os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT)
+        os.posix_fallocate(fd, 0, 3 * PIECE)
+        one = _core.Map(fd, 2 * PIECE, offset=2**20)
+        for start in range(0, 2 * PIECE, PIECE):
+            one.populate(start, PIECE, True)
+        assert in_huge_pages() >= 2 * PIECE - 2**21 or _no_free_huge_page()
+
+    in_a_tmpfs(tmp_path, b"huge=advise,size=64m", run)
+
+
+def in_huge_pages() -> int:
+    """Bytes of memory of files that this process has mapped in huge pages."""
+    lines = Path("/proc/self/smaps").read_text().splitlines()
+    return 1024 * sum(int(line.split()[1]) for line in lines if line.startswith("ShmemPmdMapped:"))
 
 
 def _no_free_huge_page() -> bool:
