@@ -153,10 +153,9 @@ def _options(args: argparse.Namespace) -> dict[str, Any]:
     """Returns the arguments of Coordinator; what was not given keeps its default."""
     given = vars(args)
     names = ("capacity", "on_existing", "priority_key", "batch_size", "ndim", "checksum", "reserve")
-    more = ("storage", "max_bytes", "metrics_port", "timeout", "auto_cleanup")
+    more = ("storage", "max_bytes", "prefault", "metrics_port", "timeout", "auto_cleanup")
     numbers = {name: given[name] for name in ("alpha", "beta", "eps") if name in given}
     return {name: given[name] for name in (*names, *more)} | numbers
-    return {name: given[name] for name in (*names, "timeout", "auto_cleanup", "prefault")} | numbers
 
 
 def _announce(coordinator: Coordinator, *, as_json: bool) -> None:
