@@ -7,5 +7,7 @@
 
 void shmb_crc32c_init(void);
 extern uint32_t (*shmb_crc32c)(uint32_t crc, const void *data, size_t bytes); /* chainable; start with 0 */
+/* The same for several rows at once, each with a crc of its own: crc[i] goes on over at[i]. */
+extern void (*shmb_crc32c_rows)(uint32_t *crc, const unsigned char *const *at, size_t rows, size_t bytes);
 
 #endif

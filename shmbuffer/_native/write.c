@@ -310,16 +310,31 @@ int shmb_claim_slots(struct shmb_ring *ring, struct shmb_call *call, const int64
     return SHMB_OK;
 }
 
+#define SIDE_BY_SIDE 32 /* rows whose checksums are computed at the same time */
+
+/* Over salt, ticket and bytes of each row. */
+static void checksums_of(const struct shmb_ring *ring, const uint64_t *slots, const uint64_t *tickets, uint64_t rows,
+                         uint32_t *crc) {
+    const unsigned char *at[SIDE_BY_SIDE];
+    for (uint64_t row = 0; row < rows; row++) {
+        crc[row] = ring->salt;
+        at[row] = (const unsigned char *)&tickets[row];
+    }
+    shmb_crc32c_rows(crc, at, rows, sizeof *tickets);
+    for (unsigned leaf = 0; leaf < ring->n_leaves; leaf++) {
+        uint64_t bytes = ring->leaves[leaf].element_bytes * ring->lanes;
+        for (uint64_t row = 0; row < rows; row++) at[row] = ring->leaves[leaf].base + slots[row] * bytes;
+        shmb_crc32c_rows(crc, at, rows, bytes);
+    }
+}
+
 uint32_t shmb_row_checksum(const struct shmb_ring *ring, uint64_t slot, uint64_t ticket) {
-    uint32_t crc = shmb_crc32c(ring->salt, &ticket, sizeof ticket);
+    uint32_t crc;
+    checksums_of(ring, &slot, &ticket, 1, &crc);
     if (ring->bytes) {
         struct shmb_extent extent = ring->extents[slot];
         if (!shmb_extent_in_order(ring, extent)) return ~ring->checksums[slot];
-        return shmb_crc32c(crc, shmb_record_at(ring, extent.position), extent.bytes);
-    }
-    for (unsigned leaf = 0; leaf < ring->n_leaves; leaf++) {
-        uint64_t bytes = ring->leaves[leaf].element_bytes * ring->lanes;
-        crc = shmb_crc32c(crc, ring->leaves[leaf].base + slot * bytes, bytes);
+        crc = shmb_crc32c(crc, shmb_record_at(ring, extent.position), extent.bytes);
     }
     return crc;
 }
@@ -360,10 +375,22 @@ void shmb_fill_priorities(struct shmb_ring *ring, const double *priorities, uint
 }
 
 static void fill_checksums(struct shmb_ring *ring) {
-    for (uint64_t row = 0; ring->checksum && row < ring->claim_rows; row++) {
-        uint64_t slot = slot_of_row(ring, row);
-        ring->checksums[slot] = shmb_row_checksum(ring, slot, ticket_of_row(ring, row));
-        CP(write_checksum);
+    uint64_t slots[SIDE_BY_SIDE], tickets[SIDE_BY_SIDE], most = ring->bytes ? 1 : SIDE_BY_SIDE;
+    uint32_t crc[SIDE_BY_SIDE];
+    for (uint64_t first = 0, rows; ring->checksum && first < ring->claim_rows; first += rows) {
+        rows = ring->claim_rows - first < most ? ring->claim_rows - first : most;
+        for (uint64_t row = 0; row < rows; row++) {
+            slots[row] = slot_of_row(ring, first + row);
+            tickets[row] = ticket_of_row(ring, first + row);
+        }
+        if (ring->bytes)
+            crc[0] = shmb_row_checksum(ring, slots[0], tickets[0]);
+        else
+            checksums_of(ring, slots, tickets, rows, crc);
+        for (uint64_t row = 0; row < rows; row++) {
+            ring->checksums[slots[row]] = crc[row];
+            CP(write_checksum);
+        }
     }
 }
 

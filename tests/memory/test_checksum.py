@@ -51,8 +51,8 @@ def test_every_length_and_every_alignment_gives_the_same() -> None:
 
 
 def test_it_chains() -> None:
-    data = np.random.default_rng(2).bytes(1000)
-    for cut in (0, 1, 7, 8, 9, 500, 1000):
+    data = np.random.default_rng(2).bytes(20_000)
+    for cut in (0, 1, 7, 8, 9, 500, 6_144, 20_000):
         assert _core.crc32c(data[cut:], _core.crc32c(data[:cut])) == _core.crc32c(data)
 
 
@@ -67,15 +67,38 @@ PROGRAM = r"""
 #include <stdio.h>
 #include <stdlib.h>
 #include "crc32c.c"
+#define BYTES (5 * 3 * LONG_PIECE)
+#define ROWS 11
+static unsigned char data[BYTES + 16];
+static int agree(size_t at, size_t bytes) {
+    return by_table(77, data + at, bytes) == by_instruction(77, data + at, bytes);
+}
+static int rows_agree(size_t rows, size_t bytes) {
+    uint32_t one[ROWS], other[ROWS];
+    const unsigned char *at[ROWS];
+    for (size_t i = 0; i < rows; i++) {
+        one[i] = other[i] = (uint32_t)(i * 2654435761u);
+        at[i] = data + i * 37;
+    }
+    rows_by_table(one, at, rows, bytes);
+    rows_by_instruction(other, at, rows, bytes);
+    return memcmp(one, other, rows * sizeof *one) == 0;
+}
 int main(void) {
-    unsigned char data[4096 + 16];
     shmb_crc32c_init();
     if (shmb_crc32c == by_table) return 2; /* no instruction to compare with */
     for (unsigned i = 0; i < sizeof data; i++) data[i] = (unsigned char)(i * 2654435761u >> 13);
     for (size_t at = 0; at < 9; at++)
-        for (size_t bytes = 0; bytes < 300; bytes++)
-            if (by_table(77, data + at, bytes) != by_instruction(77, data + at, bytes)) return 1;
-    if (by_table(0, data, sizeof data) != by_instruction(0, data, sizeof data)) return 1;
+        for (size_t bytes = 0; bytes < 4 * 3 * SHORT_PIECE + 20; bytes++)
+            if (!agree(at, bytes)) return 1;
+    for (size_t bytes = 3 * LONG_PIECE - 9; bytes < 3 * LONG_PIECE + 9; bytes++)
+        if (!agree(3, bytes)) return 1;
+    for (size_t whole = 1; whole < 5; whole++)
+        if (!agree(5, whole * 3 * LONG_PIECE + 3 * SHORT_PIECE + whole)) return 1;
+    for (size_t rows = 0; rows <= ROWS; rows++)
+        for (size_t bytes = 0; bytes < 3 * SHORT_PIECE + 20; bytes++)
+            if (!rows_agree(rows, bytes)) return 1;
+    if (!rows_agree(ROWS, 3 * LONG_PIECE + 13)) return 1;
     return by_table(0, "123456789", 9) == 0xE3069283u ? 0 : 1;
 }
 """
