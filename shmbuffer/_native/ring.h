@@ -117,6 +117,7 @@ struct shmb_ring {
     struct shmb_gate gate;
     bool claimed;
     uint64_t claim_first, claim_count; /* tickets of the rows, in order, for a ring write */
+    uint64_t claim_slot;               /* of the first of them */
     uint64_t claim_rows;               /* rows to write: slots, or claim_count */
     uint64_t claim_slots_taken;        /* fewer than rows, where a slot was named twice */
     uint64_t claim_written;            /* elements that write_count grows by */

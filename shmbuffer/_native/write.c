@@ -12,10 +12,11 @@ static bool ours(const struct shmb_ring *ring) {
 }
 
 /* Row k of the open claim: its slot and its ticket. A placed write has the tickets of one lap, in which each
- * slot occurs once; a ring write has consecutive ones. */
+ * slot occurs once; a ring write has consecutive ones, not more than there are slots. */
 static inline uint64_t slot_of_row(const struct shmb_ring *ring, uint64_t row) {
-    return ring->claim_kind == SHMB_RING_WRITE ? (ring->claim_first + row) % ring->capacity
-                                               : (uint64_t)ring->claim_slots[row];
+    if (ring->claim_kind != SHMB_RING_WRITE) return (uint64_t)ring->claim_slots[row];
+    uint64_t slot = ring->claim_slot + row;
+    return slot < ring->capacity ? slot : slot - ring->capacity;
 }
 
 static inline uint64_t ticket_in_lap(uint64_t head, uint64_t slot, uint64_t capacity) {
@@ -51,7 +52,7 @@ static bool make_room(struct shmb_ring *ring, uint64_t rows) {
 static void claim_parents(struct shmb_ring *ring) {
     uint64_t lanes = ring->lanes;
     if (ring->claim_kind == SHMB_RING_WRITE) {
-        uint64_t slot = ring->claim_first % ring->capacity, left = ring->capacity - slot;
+        uint64_t slot = ring->claim_slot, left = ring->capacity - slot;
         uint64_t before = ring->claim_rows < left ? ring->claim_rows : left;
         shmb_tree_range(&ring->tree, slot * lanes, before * lanes);
         if (before < ring->claim_rows) shmb_tree_range(&ring->tree, 0, (ring->claim_rows - before) * lanes);
@@ -111,6 +112,10 @@ static bool waits_behind_a_turn(struct shmb_ring *ring) {
     if ((uint64_t)shmb_now_ns() - since < TURN_COUNTS_FROM_NS) return false;
     note_blocker(ring, entry, true);
     return true;
+}
+
+static inline bool is_marked(const struct shmb_ring *ring, uint64_t slot) {
+    return SHMB_STATE(atomic_load_explicit(&ring->words[slot], memory_order_relaxed)) == SHMB_WRITING;
 }
 
 /* W1: is a living claim writing this slot? A WRITING word that no claim covers is nobody's and may be taken. */
@@ -207,6 +212,7 @@ static void open_claim(struct shmb_ring *ring, uint64_t first, uint64_t count) {
     struct shmb_entry *me = ring->me;
     bool prioritized = atomic_load_explicit(&runtime->prioritized, memory_order_relaxed) != 0, unmassed = false;
     ring->claim_first = first;
+    ring->claim_slot = first % ring->capacity;
     ring->claim_count = count;
     me->kind = ring->claim_kind;
     CP(write_kind);
@@ -220,6 +226,7 @@ static void open_claim(struct shmb_ring *ring, uint64_t first, uint64_t count) {
     CP(write_head);
     give_back_turn(ring);
     ring->claim_slots_taken = 0;
+    uint64_t gone = 0;
     for (uint64_t row = 0; row < ring->claim_rows; row++) {
         uint64_t slot = slot_of_row(ring, row), writing = SHMB_WORD(ticket_of_row(ring, row), SHMB_WRITING);
         uint64_t old = atomic_load_explicit(&ring->words[slot], memory_order_relaxed);
@@ -229,8 +236,7 @@ static void open_claim(struct shmb_ring *ring, uint64_t first, uint64_t count) {
         atomic_store_explicit(&ring->words[slot], writing, memory_order_release);
         CP(write_mark);
         bool stays = ring->claim_kind == SHMB_IN_PLACE && committed; /* the item: its source and its priority too */
-        if (committed) atomic_fetch_sub_explicit(&runtime->length, 1, memory_order_relaxed);
-        CP(write_length);
+        gone += committed;
         if (!stays) ring->sources[slot] = ring->incarnation;
         CP(write_source);
         for (uint64_t e = slot * ring->lanes, end = e + ring->lanes; e < end; e++) {
@@ -243,6 +249,8 @@ static void open_claim(struct shmb_ring *ring, uint64_t first, uint64_t count) {
             }
         }
     }
+    atomic_fetch_sub_explicit(&runtime->length, gone, memory_order_relaxed); /* a repair counts anew */
+    CP(write_length);
     if (ring->bytes) shmb_take_bytes(ring);
     if (unmassed) claim_parents(ring);
     CP(write_claim_parents);
@@ -265,7 +273,10 @@ int shmb_claim_ring(struct shmb_ring *ring, struct shmb_call *call, uint64_t cou
     if (!has_tickets(head, count)) return end_without_claim(ring, SHMB_NO_TICKETS);
     if (batch && !shmb_span_in_order(ring)) return end_as_damaged(ring);
     bool blocked = waits_behind_a_turn(ring);
-    for (uint64_t row = 0; !blocked && row < rows; row++) blocked = shmb_is_being_written(ring, (ticket + row) % ring->capacity);
+    for (uint64_t row = 0, slot = ticket % ring->capacity; !blocked && row < rows; row++) {
+        blocked = is_marked(ring, slot) && shmb_is_being_written(ring, slot);
+        slot = slot + 1 < ring->capacity ? slot + 1 : 0;
+    }
     ring->claim_kind = SHMB_RING_WRITE;
     ring->claim_rows = rows;
     ring->claim_skipped = count - rows;
@@ -455,7 +466,8 @@ int shmb_commit(struct shmb_ring *ring, struct shmb_call *call, bool given) {
     bool prioritized = atomic_load_explicit(&runtime->prioritized, memory_order_relaxed) != 0;
     if (given && greatest > runtime->max_priority) runtime->max_priority = greatest;
     CP(write_max_priority);
-    double fallback = shmb_default_priority(runtime), fallback_mass = prioritized ? shmb_mass(runtime, fallback) : 0;
+    double fallback = shmb_default_priority(runtime);
+    double fallback_mass = prioritized && !given ? shmb_mass(runtime, fallback) : 0; /* a power; of given ones none needs it */
     uint64_t goal = atomic_load_explicit(&runtime->write_count, memory_order_relaxed) + ring->claim_written;
     atomic_store_explicit(&me->goal, goal, memory_order_release);
     CP(write_goal);
