@@ -1,4 +1,4 @@
-/* The extension module _core: Map, Ring, checksums, crash points, the layout as the C core sees it. */
+/* The extension module _core: Map, Ring, Intake, checksums, crash points, the layout as the C core sees it. */
 #include "module.h"
 
 #include <errno.h>
@@ -7,7 +7,7 @@
 #include "crc32c.h"
 #include "ring.h"
 
-PyTypeObject *shmb_map_type;
+PyTypeObject *shmb_map_type, *shmb_ring_type;
 
 static PyObject *core_crc32c(PyObject *Py_UNUSED(module), PyObject *args) {
     Py_buffer data;
@@ -215,15 +215,18 @@ PyMODINIT_FUNC PyInit__core(void) {
     PyObject *module = PyModule_Create(&definition);
     if (module == NULL) return NULL;
     shmb_map_type = (PyTypeObject *)PyType_FromSpec(&shmb_map_spec);
-    PyObject *ring_type = PyType_FromSpec(&shmb_ring_spec);
-    if (shmb_map_type == NULL || ring_type == NULL || PyModule_AddObjectRef(module, "Map", (PyObject *)shmb_map_type) < 0 ||
-        PyModule_AddObjectRef(module, "Ring", ring_type) < 0)
+    shmb_ring_type = (PyTypeObject *)PyType_FromSpec(&shmb_ring_spec);
+    PyObject *intake_type = PyType_FromSpec(&shmb_intake_spec);
+    if (shmb_map_type == NULL || shmb_ring_type == NULL || intake_type == NULL ||
+        PyModule_AddObjectRef(module, "Map", (PyObject *)shmb_map_type) < 0 ||
+        PyModule_AddObjectRef(module, "Ring", (PyObject *)shmb_ring_type) < 0 ||
+        PyModule_AddObjectRef(module, "Intake", intake_type) < 0)
         Py_CLEAR(module);
 #define STATUS(name) if (module && PyModule_AddIntConstant(module, #name, SHMB_##name) < 0) Py_CLEAR(module);
     STATUS(BLOCKED) STATUS(FORKED) STATUS(CLOSING_STATUS) STATUS(LOCK_TIMEOUT) STATUS(INTERRUPTED) STATUS(UNRECOVERABLE)
     STATUS(FENCED) STATUS(NOTHING) STATUS(NO_MEMORY) STATUS(NO_CLAIM) STATUS(OTHER_SETTINGS)
     STATUS(LEFT) STATUS(BAD_PRIORITY) STATUS(BAD_INDEX) STATUS(BAD_ALPHA) STATUS(REENTERED) STATUS(NO_TICKETS)
     STATUS(TOO_LARGE) STATUS(BAD_BATCH) STATUS(NO_ROOM) STATUS(DAMAGED)
-    Py_XDECREF(ring_type);
+    Py_XDECREF(intake_type);
     return module;
 }

@@ -1,4 +1,4 @@
-/* What the two halves of the Python binding share. Only the stable ABI is used (PEP 384, CPython 3.11). */
+/* What the parts of the Python binding share. Only the stable ABI is used (PEP 384, CPython 3.11). */
 #ifndef SHMB_MODULE_H
 #define SHMB_MODULE_H
 
@@ -8,11 +8,20 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
-extern PyType_Spec shmb_map_spec, shmb_ring_spec;
-extern PyTypeObject *shmb_map_type;
+#include <stdint.h>
+
+struct shmb_ring;
+
+extern PyType_Spec shmb_map_spec, shmb_ring_spec, shmb_intake_spec;
+extern PyTypeObject *shmb_map_type, *shmb_ring_type;
 
 void *shmb_map_address(PyObject *map);
 Py_ssize_t shmb_map_bytes(PyObject *map);
 int shmb_map_is_twice(PyObject *map);
+
+struct shmb_ring *shmb_binding_ring(PyObject *ring);
+/* Claim, fill, commit. Of SHMB_INTERRUPTED the exception is set. */
+int shmb_binding_write(PyObject *ring, const unsigned char *const *from, uint64_t count, const double *priorities,
+                       int64_t timeout_ns, uint64_t *first);
 
 #endif

@@ -202,10 +202,29 @@ static void ring_dealloc(PyObject *object) {
     Py_DECREF(type);
 }
 
+struct shmb_ring *shmb_binding_ring(PyObject *object) { return &((struct ring_object *)object)->ring; }
+
+int shmb_binding_write(PyObject *object, const unsigned char *const *from, uint64_t count, const double *priorities,
+                       int64_t timeout_ns, uint64_t *first) {
+    struct ring_object *self = (struct ring_object *)object;
+    struct shmb_ring *ring = &self->ring;
+    struct python_call python = begin(timeout_ns);
+    int status = priorities ? shmb_priorities_in_order(ring, priorities, count * ring->lanes) : SHMB_OK;
+    if (count * self->row_bytes >= RELEASE_FROM_BYTES) may_block(&python.call);
+    if (status == SHMB_OK) status = shmb_claim_ring(ring, &python.call, count, NULL, first);
+    if (status == SHMB_OK) {
+        uint64_t skip = count > ring->capacity ? count - ring->capacity : 0;
+        shmb_fill(ring, from, skip);
+        if (priorities) shmb_fill_priorities(ring, priorities, skip);
+        status = seen(self, shmb_commit(ring, &python.call, priorities != NULL));
+    }
+    if (python.saved) PyEval_RestoreThread(python.saved);
+    return status;
+}
+
 /* write(addresses, count, priorities, timeout_ns) -> first ticket */
 static PyObject *ring_write(PyObject *object, PyObject *const *args, Py_ssize_t nargs) {
     struct ring_object *self = (struct ring_object *)object;
-    struct shmb_ring *ring = &self->ring;
     const unsigned char *room[64];
     uint64_t count, priorities, first = 0;
     int64_t timeout;
@@ -214,19 +233,10 @@ static PyObject *ring_write(PyObject *object, PyObject *const *args, Py_ssize_t 
         return NULL;
     const unsigned char **from = addresses(self, args[0], room, 64);
     if (from == NULL) return NULL;
-    struct python_call python = begin(timeout);
-    int status = priorities ? shmb_priorities_in_order(ring, (const double *)(uintptr_t)priorities, count * ring->lanes)
-                            : SHMB_OK;
-    if (count * self->row_bytes >= RELEASE_FROM_BYTES) may_block(&python.call);
-    if (status == SHMB_OK) status = shmb_claim_ring(ring, &python.call, count, NULL, &first);
-    if (status == SHMB_OK) {
-        uint64_t skip = count > ring->capacity ? count - ring->capacity : 0;
-        shmb_fill(ring, from, skip);
-        if (priorities) shmb_fill_priorities(ring, (const double *)(uintptr_t)priorities, skip);
-        status = seen(self, shmb_commit(ring, &python.call, priorities != 0));
-    }
+    int status = shmb_binding_write(object, from, count, (const double *)(uintptr_t)priorities, timeout, &first);
     if (from != room) free(from);
-    return end(&python, status, first);
+    if (status == SHMB_INTERRUPTED) return NULL;
+    return PyLong_FromLongLong(status == SHMB_OK ? (long long)first : -(long long)status);
 }
 
 /* place(slots, count, addresses, priorities, in_place, timeout_ns) -> 0 */

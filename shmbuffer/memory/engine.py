@@ -280,7 +280,7 @@ class Engine:
         """Makes the ring of our entry, once there are slots."""
         self._seat.native = native = self._native(self._seat.membership.entry)
         if self._ring is not None:
-            self._ring._native = native
+            self._ring.use(native)
         elif self._parts is not None and self._schema is not None:
             slots, leaves = self._parts
             self._ring = Ring(self, native, self._schema, (slots, *leaves))
@@ -616,7 +616,7 @@ class Engine:
         if self._populating is not None:
             self._populating.stop()
         if self._ring is not None:
-            self._ring._native = ClosedRing(self.where)
+            self._ring.use(ClosedRing(self.where))
         self._finalizer()
         self._ground.close()
 

@@ -67,6 +67,8 @@ class Ring:
 
     def __init__(self, engine: Engine, native: Any, schema: Schema, maps: tuple[Any, ...]) -> None:
         self._engine = engine
+        #: Ways into the native ring that there is now, made by those who know what items look like.
+        self.intakes: dict[int | str | None, _core.Intake] = {}
         self._native = native
         self._claimed: Any = None
         self._claimed_elements = 0
@@ -88,6 +90,28 @@ class Ring:
         #: Asked for the priority of new items that come without one, with the slots that they take
         #: (None: they are taken already). None: it is the largest ever given.
         self.initial: Callable[[NDArray[np.int64] | None], float] | None = None
+
+    def use(self, native: Any) -> None:
+        """Goes on with another native ring: that of the child of a fork, or that of nobody."""
+        self._native = native
+        self.intakes.clear()
+
+    def intake(self, priority: int | str | None, **form: Any) -> _core.Intake | None:
+        """The way in for batches that lie as they have to; None once the handle is closed.
+
+        Args:
+            priority: what becomes the priorities: number of a leaf, or the key of an entry that is
+                no leaf. The way is kept under it.
+            **form: see ``_core.Intake``.
+        """
+        native = self._native
+        if isinstance(native, ClosedRing):
+            return None
+        made = _core.Intake(ring=native, priority=priority, **form)
+        self.intakes[priority] = made
+        if native is not self._native:  # closed meanwhile: what is kept keeps the maps, too
+            self.intakes.clear()
+        return made
 
     # What there is. One load each; no lock.
 
@@ -227,6 +251,20 @@ class Ring:
             timeout,
             priorities,
         )
+
+    def refused(self, status: int) -> None:
+        """Puts an end to a write that the core refused, before the same is tried with `write`.
+
+        Args:
+            status: below 0, what the native call answered.
+
+        Raises:
+            LockTimeout: that it has waited for once is enough.
+        """
+        if status == -_core.BLOCKED:
+            self._native.give_up_turn(LOCK_TIMEOUT_NS)
+        elif status == -_core.LOCK_TIMEOUT:
+            refuse(self, -status, "write", None, None, LOCK_TIMEOUT_NS)
 
     def place(
         self,

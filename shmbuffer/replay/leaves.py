@@ -79,7 +79,7 @@ class Leaves:
         # The data are TensorDicts ``[n]``: a sample's index and weights are entries of it as they
         # are.
         self.is_flat = type(node) is TensorDictNode and not node.batch and not lanes
-        self._arrays = tuple(_numpy_dtype(dtype) for dtype in self.dtypes)
+        self.arrays = tuple(_numpy_dtype(dtype) for dtype in self.dtypes)
         self._wanted: dict[int, tuple[tuple[_Wanted, ...], tuple[int, ...]]] = {}
         self._templates: dict[tuple[int, ...], tuple[torch.Tensor, ...]] = {}
 
@@ -312,7 +312,7 @@ class Leaves:
             self._wanted.clear()
         lead = () if count == _SINGLE else (count,)
         wanted = tuple(
-            (at, torch.Size((*lead, *self.lanes, *leaf.shape)), self.dtypes[at], self._arrays[at])
+            (at, torch.Size((*lead, *self.lanes, *leaf.shape)), self.dtypes[at], self.arrays[at])
             for at, leaf in enumerate(self.leaves)
         )
         # torch keeps "conjugate" and "negative" as a flag, and the bytes alone do not tell.

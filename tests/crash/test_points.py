@@ -85,11 +85,11 @@ def test_the_reader_sees_every_kind_of_store() -> None:
 def test_what_the_reader_takes_for_private_is_private() -> None:
     """A new name here is a variable or a member through which something is stored: is it shared?"""
     assert c.private_targets(sorted((PACKAGE / "_native").glob("*.c"))) == {
-        *("action", "applied", "arena", "armed", "b", "batch", "bool", "bytes", "c"),
-        *("call", "const", "count", "d"),
-        *("draws", "first", "found", "freed", "gate", "life_page", "map", "me", "missing"),
-        *("moment", "out", "python", "random", "records", "redrawn", "ring", "self", "taken"),
-        *("shmb_refusal", "touched", "tree", "x"),
+        *("action", "applied", "arena", "armed", "b", "batch", "bool", "branch", "bytes", "c"),
+        *("call", "const", "count", "d", "draws", "first", "form", "found", "freed", "from"),
+        *("gate", "given", "leaves", "life_page", "map", "me", "memory", "missing", "moment", "n"),
+        *("out", "priorities", "python", "random", "records", "redrawn", "release", "result"),
+        *("ring", "self", "shmb_refusal", "taken", "tensor", "touched", "tree", "version", "x"),
     }
 
 

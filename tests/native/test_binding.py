@@ -111,3 +111,52 @@ def test_a_map_that_cannot_be_made_is_an_error(size: tuple[int, int]) -> None:
                 _core.Map(descriptor, nbytes, offset=offset, twice=twice)
     else:
         _core.Map(descriptor, nbytes).sync()
+
+
+class Tensors:
+    """A class that offers the functions of dlpack.h would be one; this one does not."""
+
+
+def test_the_parts_of_an_intake_may_be_wrong_each() -> None:
+    torch = pytest.importorskip("torch")
+    numpy = pytest.importorskip("numpy")
+    with Engine.anonymous(settings("rows")) as engine:
+        ring = engine.define(schema("rows"))
+        native = ring._native
+        leaves = ring.schema.leaves
+        form = ((), numpy.zeros((2, 3)), torch.zeros(()))
+        right: dict[str, Any] = {
+            "ring": native,
+            "tree": tuple((str(at), None) for at in range(len(leaves))),
+            "forms": (form,) * len(leaves),
+            "tensors": torch.Tensor,
+            "box": dict,
+            "inside": "nothing",
+            "reals": (1, 2),
+            "priority": None,
+        }
+        assert _core.Intake(**right).extend([], 0) is None
+        wrong: list[tuple[str, Any]] = [
+            *((name, SPOILT) for name in right if name not in ("priority", "reals")),
+            ("tree", (("a", None),) * (len(leaves) + 1)),
+            ("tree", (("a", SPOILT),)),
+            ("tree", ("a",)),
+            ("forms", (form,) * (len(leaves) - 1)),
+            ("forms", (((1,) * 33, None, None),) * len(leaves)),
+            ("forms", (((SPOILT,), None, None),) * len(leaves)),
+            ("forms", ((form[0],),) * len(leaves)),
+            ("tensors", Tensors),
+            ("priority", len(leaves)),
+            ("priority", -2),
+            ("priority", 1 << 80),
+            ("reals", (1,)),
+        ]
+        for name, value in wrong:
+            with pytest.raises((TypeError, ValueError, OverflowError)):
+                _core.Intake(**{**right, name: value})
+        intake = _core.Intake(**right)
+        for arguments in ((), ([],), ([], SPOILT), ([], 0, 0)):
+            with pytest.raises(TypeError):
+                intake.add(*arguments)
+            with pytest.raises(TypeError):
+                intake.extend(*arguments)

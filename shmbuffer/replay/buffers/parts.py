@@ -11,6 +11,7 @@ from shmbuffer.replay.buffers.prefetch import Prefetcher
 from shmbuffer.replay.buffers.record import record
 from shmbuffer.replay.samplers import PrioritizedSampler, RandomSampler, Sampler
 from shmbuffer.replay.storages import Storage
+from shmbuffer.replay.storages.direct import Direct
 from shmbuffer.replay.storages.ring_storage import RingStorage
 from shmbuffer.replay.storages.rows import Rows
 from shmbuffer.replay.transforms import Compose, Transform
@@ -37,6 +38,7 @@ class Parts:
     _pin_memory: bool
     _weight_keys: tuple[str, ...]  # names of the importance weights in a sample
     _mapping: str  # what a plain dict is in the data
+    _direct: Direct | None = None  # the shortest way in, once there is a ring
 
     @property
     def storage(self) -> Storage:
@@ -241,8 +243,28 @@ class Parts:
                 type(sampler).add is not PrioritizedSampler.add
                 or type(sampler).extend is not PrioritizedSampler.extend
             )
+        self._direct = self._way_in()
         track = isinstance(writer, RoundRobinWriter) and writer.track_generations
         self._track_generations = storage.tracks_generations and track
+
+    def _way_in(self) -> Direct | None:
+        """The shortest way in, where nobody has put anything in between."""
+        storage, sampler = self._storage, self._sampler
+        prioritized = isinstance(sampler, PrioritizedSampler)
+        if (
+            not isinstance(storage, RingStorage)
+            or not self._native_write
+            or not storage.appends_natively
+            or self._tell_sampler
+            or (prioritized and not self._ring_priorities)
+        ):
+            return None
+        return Direct.into(storage, storage.rows, self._priority_entry if prioritized else None)
+
+    @property
+    def _priority_entry(self) -> str | tuple[str, ...] | None:
+        """Entry of what is written that says its priority; None where no entry does."""
+        return None
 
     def _record(self) -> None:
         """Say in the directory what kind of buffer this is."""

@@ -207,7 +207,7 @@ class ReplayBuffer(StorageOrder, Drawing, Whole):
     def __getstate__(self) -> dict[str, Any]:
         self._drop_prefetched()
         depth = None if self._prefetcher is None else self._prefetcher.depth
-        return {**self.__dict__, "_prefetcher": depth, "_iterator": None}
+        return {**self.__dict__, "_prefetcher": depth, "_iterator": None, "_direct": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -232,6 +232,11 @@ class ReplayBuffer(StorageOrder, Drawing, Whole):
 
         Cost: one native call.
         """
+        direct = self._direct
+        if direct is not None and not self._transform.transforms:
+            index = direct.add(data)
+            if index is not None:
+                return index
         data = self._inverted(data) if len(self._transform) else data
         return self._nothing() if data is None else self._write(data, True, None)
 
@@ -254,13 +259,18 @@ class ReplayBuffer(StorageOrder, Drawing, Whole):
                 was changed.
             RingOverrunError: the ring came round to a slot that a living writer is filling.
 
-        Cost: one native call, and 0.25 µs a leaf.
+        Cost: one native call; 0.6 µs a leaf more where something has to be converted.
         """
         if update_priority is not None:
             raise NotImplementedError(
                 f"{type(self).__name__}.extend(update_priority={update_priority}): only TensorDict "
                 "buffers find priorities in the data; use update_priority(index, priority)"
             )
+        direct = self._direct
+        if direct is not None and not self._transform.transforms and not self._dim_extend:
+            written = direct.extend(data)
+            if written is not None:
+                return written
         data = self._batch_of(data)
         index = self._nothing() if data is None else self._write(data, False, None)
         assert isinstance(index, torch.Tensor)

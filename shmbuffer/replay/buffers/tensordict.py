@@ -88,6 +88,11 @@ class TensorDictReplayBuffer(ReplayBuffer):
             ValueError: the priority is NaN, infinite or negative; nothing was changed.
             SchemaMismatchError, RingOverrunError: see `ReplayBuffer.add`.
         """
+        direct = self._direct
+        if direct is not None and not self._transform.transforms:
+            index = direct.add(data)
+            if index is not None:
+                return index
         data = self._inverted(data) if len(self._transform) else data
         if data is None:
             return self._nothing()
@@ -110,8 +115,18 @@ class TensorDictReplayBuffer(ReplayBuffer):
             ValueError: a priority is NaN, infinite or negative; nothing was changed.
             SchemaMismatchError, RingOverrunError: see `ReplayBuffer.extend`.
 
-        Cost: one native call, and 0.25 µs a leaf.
+        Cost: one native call; 0.6 µs a leaf more where something has to be converted.
         """
+        direct = self._direct
+        if (
+            direct is not None
+            and update_priority is None
+            and not self._transform.transforms
+            and not self._dim_extend
+        ):
+            written = direct.extend(tensordicts)
+            if written is not None:
+                return written
         data = tensordicts
         if type(data) is list or len(self._transform) or self.dim_extend:
             data = self._batch_of(data)
@@ -249,6 +264,10 @@ class TensorDictReplayBuffer(ReplayBuffer):
             and not self._pin_memory
             and self._prefetcher is None
         )
+
+    @property
+    def _priority_entry(self) -> str | tuple[str, ...] | None:
+        return self._priority_key
 
     def _priorities_in(self, data: Any, single: bool) -> NDArray[np.float64] | None:
         """Raw priorities in the data, float64 ``[n * lanes]``; None if there are none."""

@@ -164,6 +164,12 @@ class RingStorage(OnRing):
         return self.draws_natively and type(self).set is RingStorage.set
 
     @property
+    def appends_natively(self) -> bool:
+        """Whether nobody has put an ``append`` of their own in between."""
+        kind = type(self)
+        return kind.append is RingStorage.append and kind.written is RingStorage.written
+
+    @property
     def tracks_generations(self) -> bool:
         """See `Serving.tracks_generations`."""
         return self.draws_natively

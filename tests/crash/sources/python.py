@@ -51,7 +51,7 @@ CORE = {"_core", "native", "_native"}
 #: Arrays and dicts of the process's own, by the name of the variable.
 PRIVATE = {
     *("page", "numbers", "settings", "_control_maps", "_memberships", "least", "data", "kept"),
-    *("sources", "raw", "extents", "what", "folders", "wrong"),
+    *("sources", "raw", "extents", "what", "folders", "wrong", "self.intakes"),
 }
 
 

@@ -1,0 +1,375 @@
+"""The shortest way in: what it takes is written as the usual way writes it, the rest goes there."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tensordict import MemoryMappedTensor, TensorDict
+
+from shmbuffer import (
+    LazyMemmapStorage,
+    LazyTensorStorage,
+    PrioritizedReplayBuffer,
+    PrioritizedSampler,
+    ReplayBuffer,
+    TensorDictPrioritizedReplayBuffer,
+    TensorDictReplayBuffer,
+)
+from shmbuffer.errors import BufferClosedError, SchemaMismatchError
+
+
+class Watcher:
+    """Somebody who wants to hear of every write: then there is the usual way alone."""
+
+    def mark_update(self, index: Any) -> None:
+        """Hears."""
+
+
+def prioritized(capacity: int = 10, **kwargs: Any) -> TensorDictPrioritizedReplayBuffer:
+    return TensorDictPrioritizedReplayBuffer(
+        alpha=0.7, beta=0.5, storage=LazyTensorStorage(capacity), batch_size=4, **kwargs
+    )
+
+
+def batch(first: int, count: int) -> dict[str, Any]:
+    numbers = torch.arange(first, first + count)
+    return {
+        "obs": (numbers[:, None] + torch.arange(3)).float(),
+        "done": numbers % 2 == 0,
+        "next": {"reward": numbers.double(), "action": numbers[:, None, None].to(torch.int16)},
+        "td_error": numbers.float() + 1,
+    }
+
+
+def boxed(data: dict[str, Any], count: int) -> TensorDict:
+    return TensorDict(data, [count])
+
+
+def as_arrays(data: dict[str, Any]) -> dict[str, Any]:
+    return {
+        key: as_arrays(value) if isinstance(value, dict) else value.numpy()
+        for key, value in data.items()
+    }
+
+
+def mixed(data: dict[str, Any]) -> dict[str, Any]:
+    return {**data, "obs": data["obs"].numpy(), "next": boxed(data["next"], len(data["obs"]))}
+
+
+def went_in(buffer: Any, data: Any, *, single: bool = False) -> Any:
+    """The index that the shortest way gives; None where it leaves the data to the usual one."""
+    assert buffer._direct is not None
+    return (buffer._direct.add if single else buffer._direct.extend)(data)
+
+
+def contents(buffer: Any) -> list[Any]:
+    """Everything in the buffer, priorities and counts too."""
+    ring = buffer.storage.ring
+    rows = buffer.storage.rows
+    held = [view.numpy()[ring.committed()].tobytes() for view in rows.views()]
+    return [held, ring.priorities().tobytes(), ring.mass().tobytes(), ring.head, ring.write_count]
+
+
+@pytest.mark.parametrize(
+    "form",
+    [lambda data: boxed(data, 4), lambda data: data, as_arrays, mixed],
+    ids=["TensorDict", "dict of tensors", "dict of arrays", "mixed"],
+)
+def test_a_batch_is_written_as_the_usual_way_writes_it(form: Any) -> None:
+    short, usual = prioritized(), prioritized()
+    watcher = Watcher()
+    for buffer in (short, usual):
+        buffer.extend(boxed(batch(0, 2), 2))
+    usual.storage.attach(watcher)
+    for round_ in range(4):
+        data = batch(100 * round_, 4)
+        assert usual._direct is not None
+        assert usual._direct.extend(form(data)) is None
+        index = went_in(short, form(data))
+        expected = usual.extend(form(data))
+        assert torch.equal(index, expected)
+        assert index.dtype is torch.int64
+        assert contents(short) == contents(usual)
+
+
+@pytest.mark.parametrize("as_array", [False, True])
+def test_an_item_is_written_as_the_usual_way_writes_it(as_array: bool) -> None:
+    short, usual = prioritized(3), prioritized(3)
+    watcher = Watcher()
+    for buffer in (short, usual):
+        buffer.extend(boxed(batch(0, 2), 2))
+    usual.storage.attach(watcher)
+    for number in range(5):
+        item = boxed(batch(number, 1), 1)[0].to_dict()
+        if as_array:
+            # A scalar array is no array any more once it is indexed, hence the view.
+            item = {
+                **item,
+                "obs": item["obs"].numpy(),
+                "td_error": np.asarray(item["td_error"].numpy()),
+            }
+        index = went_in(short, item, single=True)
+        assert index == usual.add(item) == (number + 2) % 3
+        assert type(index) is int
+        assert contents(short) == contents(usual)
+
+
+def test_more_items_than_there_is_room_for_leave_the_last_ones() -> None:
+    short, usual = prioritized(5), prioritized(5)
+    watcher = Watcher()
+    for buffer in (short, usual):
+        buffer.extend(batch(0, 2))
+    usual.storage.attach(watcher)
+    index = went_in(short, batch(0, 13))
+    assert torch.equal(index, usual.extend(batch(0, 13)))
+    assert contents(short) == contents(usual)
+
+
+def test_many_leaves_and_many_priorities_have_room() -> None:
+    data = {f"leaf {at}": torch.arange(300) * at for at in range(100)}
+    data["td_error"] = torch.arange(300.0)
+    rb = prioritized(400)
+    rb.extend(data)
+    assert torch.equal(went_in(rb, data), (torch.arange(300) + 300) % 400)
+    assert torch.equal(rb[299]["leaf 99"], torch.tensor(299 * 99))
+    assert rb.storage.ring.priorities()[[0, 199, 200, 399]].tolist() == [100, 299, 200, 99]
+
+
+@pytest.mark.parametrize("real", [torch.float32, torch.float64])
+@pytest.mark.parametrize("as_array", [False, True])
+def test_priorities_beside_the_leaves_are_read(real: torch.dtype, as_array: bool) -> None:
+    rb = prioritized()
+    rb.extend(TensorDict({"a": torch.arange(2)}, [2]))
+    error = torch.tensor([[3.0], [0.5], [7.0]], dtype=real)
+    data = {"a": torch.arange(3), "td_error": error.numpy() if as_array else error}
+    assert went_in(rb, data).tolist() == [2, 3, 4]
+    assert rb.storage.ring.priorities()[:5].tolist() == [1, 1, 3, 0.5, 7]
+    assert went_in(rb, {"a": torch.arange(1)}).tolist() == [5]
+    assert rb.storage.ring.priorities()[5] == 7
+
+
+#: What the leaf "a" of int64 may come as, to be converted by the usual way.
+CONVERTED = {
+    "strided tensor": torch.arange(8)[::2],
+    "strided array": np.arange(8)[::2],
+    "parameter": torch.nn.Parameter(torch.arange(0, 8, 2), requires_grad=False),
+    "map": MemoryMappedTensor.from_tensor(torch.arange(0, 8, 2)),
+    "subclass of array": np.arange(0, 8, 2).view(np.recarray),
+    "another name of the dtype": np.arange(0, 8, 2).astype(np.longlong),
+}
+
+
+@pytest.mark.parametrize("name", CONVERTED)
+def test_what_is_converted_takes_the_usual_way(name: str) -> None:
+    rb = TensorDictReplayBuffer(storage=LazyTensorStorage(10))
+    rb.extend({"a": torch.arange(4)})
+    assert went_in(rb, {"a": CONVERTED[name]}) is None
+    rb.extend({"a": CONVERTED[name]})
+    assert rb[4:8]["a"].tolist() == [0, 2, 4, 6]
+
+
+def test_numbers_that_torch_keeps_as_a_flag_are_read_as_they_are() -> None:
+    rb = TensorDictReplayBuffer(storage=LazyTensorStorage(10))
+    rb.extend({"a": torch.zeros(1, dtype=torch.float64)})
+    negative = torch.tensor([2j], dtype=torch.complex128).conj().imag
+    assert negative.is_neg()
+    assert negative.is_contiguous()
+    assert went_in(rb, {"a": negative}) is None
+    rb.extend({"a": negative})
+    assert rb[1]["a"] == -2
+    conjugate = torch.tensor([1 + 2j]).conj()
+    rb = TensorDictReplayBuffer(storage=LazyTensorStorage(10))
+    rb.extend({"a": conjugate.resolve_conj()})
+    assert went_in(rb, {"a": conjugate}) is None
+    rb.extend({"a": conjugate})
+    assert rb[1]["a"] == 1 - 2j
+
+
+def test_gradients_and_read_only_arrays_are_read() -> None:
+    rb = TensorDictReplayBuffer(storage=LazyTensorStorage(10))
+    rb.extend({"a": torch.zeros(2)})
+    assert went_in(rb, {"a": torch.ones(2, requires_grad=True)}).tolist() == [2, 3]
+    fixed = np.full(2, 7, np.float32)
+    fixed.flags.writeable = False
+    assert went_in(rb, {"a": fixed}).tolist() == [4, 5]
+    assert rb[:]["a"].tolist() == [0, 0, 1, 1, 7, 7]
+
+
+def test_the_rings_own_memory_is_copied_first() -> None:
+    rb = TensorDictReplayBuffer(storage=LazyTensorStorage(6))
+    rb.extend({"a": torch.arange(5)})
+    own = rb[:5]["a"]
+    assert went_in(rb, {"a": own}) is None
+    rb.extend({"a": own})
+    assert rb[:]["a"].tolist() == [1, 2, 3, 4, 4, 0]
+
+
+REFUSED: dict[str, Any] = {
+    "a leaf is missing": {"a": torch.arange(3)},
+    "a leaf is unknown": {"a": torch.arange(3), "b": torch.zeros(3, 2), "c": torch.zeros(3)},
+    "another dtype": {"a": torch.arange(3).int(), "b": torch.zeros(3, 2)},
+    "another dtype of an array": {"a": np.arange(3, dtype=np.int32), "b": np.zeros((3, 2), "f4")},
+    "another shape": {"a": torch.arange(3), "b": torch.zeros(3, 3)},
+    "more dimensions": {"a": torch.arange(3), "b": torch.zeros(3, 2, 1)},
+    "another count": {"a": torch.arange(3), "b": torch.zeros(4, 2)},
+    "a dict for a leaf": {"a": torch.arange(3), "b": {"c": torch.zeros(3, 2)}},
+    "another byte order": {"a": np.arange(3).astype(">i8"), "b": torch.zeros(3, 2)},
+    "text": {"a": "text", "b": torch.zeros(3, 2)},
+    "no dict": torch.arange(3),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_does_not_fit_is_refused_by_the_usual_way_alone(name: str) -> None:
+    rb = prioritized()
+    rb.extend(TensorDict({"a": torch.arange(2), "b": torch.zeros(2, 2)}, [2]))
+    before = contents(rb)
+    assert went_in(rb, REFUSED[name]) is None
+    with pytest.raises((SchemaMismatchError, ValueError)):
+        rb.extend(REFUSED[name])
+    assert contents(rb) == before
+
+
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf"), -1.0, 1e300])
+def test_a_priority_that_is_none_is_refused_and_nothing_is_changed(wrong: float) -> None:
+    rb = prioritized()
+    rb.extend(TensorDict({"a": torch.arange(2)}, [2]))
+    before = contents(rb)
+    data = {"a": torch.arange(3), "td_error": torch.tensor([1.0, wrong, 1.0]).double()}
+    assert went_in(rb, data) is None
+    with pytest.raises(ValueError, match=r"position 1 is not a number from 0 to|not negative"):
+        rb.extend(data)
+    assert contents(rb) == before
+
+
+@pytest.mark.parametrize(
+    "error",
+    [torch.ones(3, 2), torch.ones(3, dtype=torch.float16), torch.arange(3)],
+    ids=["several", "half", "integers"],
+)
+def test_priorities_to_be_reduced_or_converted_take_the_usual_way(error: torch.Tensor) -> None:
+    rb = prioritized()
+    rb.extend(TensorDict({"a": torch.arange(2)}, [2]))
+    assert went_in(rb, {"a": torch.arange(3), "td_error": error}) is None
+    rb.extend({"a": torch.arange(3), "td_error": error})
+    assert len(rb) == 5
+
+
+def test_what_was_looked_at_is_let_go_of() -> None:
+    rb = prioritized()
+    rb.extend(batch(0, 2))
+    right = boxed(batch(0, 3), 3)
+    wrong = {**batch(0, 3), "td_error": torch.full((3,), torch.nan)}
+    short = {key: value for key, value in batch(0, 3).items() if key != "done"}
+    for data in (right, as_arrays(batch(0, 3)), wrong, short):
+        held = [data["obs"], data["next"], data["next"]["reward"], data["td_error"], data]
+        if data is right:
+            held = [data._tensordict, *data._tensordict.values()]
+        before = [sys.getrefcount(one) for one in held]
+        for _ in range(100):
+            went_in(rb, data)
+        assert [sys.getrefcount(one) for one in held] == before
+
+
+def test_nothing_is_written_for_an_empty_batch() -> None:
+    rb = prioritized()
+    rb.extend(batch(0, 2))
+    assert went_in(rb, batch(0, 0)) is None
+    assert len(rb.extend(batch(0, 0))) == 0
+    assert len(rb) == 2
+
+
+def test_a_leaf_by_itself_and_a_leaf_without_bytes_go_in() -> None:
+    rb = ReplayBuffer(storage=LazyTensorStorage(10))
+    rb.extend(torch.zeros(2, 3, 0))
+    assert went_in(rb, torch.zeros(2, 3, 0)).tolist() == [2, 3]
+    rb = ReplayBuffer(storage=LazyTensorStorage(10))
+    rb.extend(torch.zeros(2, 3))
+    assert went_in(rb, np.ones((2, 3), np.float32)).tolist() == [2, 3]
+    assert went_in(rb, torch.ones(3), single=True) == 4
+    assert rb[:].sum() == 9
+
+
+def test_without_priorities_in_the_data_the_default_one_is_given() -> None:
+    rb = PrioritizedReplayBuffer(alpha=1.0, beta=1.0, storage=LazyTensorStorage(10))
+    index = rb.extend(torch.arange(2))
+    rb.update_priority(index, torch.tensor([5.0, 2.0]))
+    assert went_in(rb, torch.arange(3)).tolist() == [2, 3, 4]
+    assert rb.storage.ring.priorities()[:5].tolist() == [5, 2, 5, 5, 5]
+
+
+def test_whoever_comes_in_between_is_asked() -> None:
+    rb = prioritized()
+    rb.extend(batch(0, 2))
+    assert went_in(rb, batch(0, 1)).tolist() == [2]
+    watcher, heard = Watcher(), []
+    watcher.mark_update = heard.append  # type: ignore[method-assign]
+    rb.storage.attach(watcher)
+    rb.extend(batch(0, 2))
+    rb.add(boxed(batch(0, 1), 1)[0])
+    assert [torch.as_tensor(index).tolist() for index in heard] == [[3, 4], [5]]
+    rb.storage.detach(watcher)
+    assert went_in(rb, batch(0, 1)).tolist() == [6]
+    rb.append_transform(lambda data: data.set("obs", data["obs"] + 2), invert=True)
+    rb.extend(boxed(batch(0, 1), 1))
+    assert rb[7]["obs"].tolist() == [2, 3, 4]
+
+
+def test_a_sampler_that_chooses_the_first_priority_is_asked() -> None:
+    sampler = PrioritizedSampler(4, 1.0, 1.0, max_priority_within_buffer=True)
+    rb = TensorDictReplayBuffer(storage=LazyTensorStorage(4), sampler=sampler)
+    rb.extend({"a": torch.arange(2), "td_error": torch.tensor([9.0, 3.0])})
+    assert went_in(rb, {"a": torch.arange(1), "td_error": torch.ones(1)}) is None
+    rb.update_priority(torch.tensor([0]), torch.tensor([2.0]))
+    rb.extend({"a": torch.arange(1), "td_error": torch.ones(1)}, update_priority=False)
+    assert rb.storage.ring.priorities()[2] == 3
+
+
+@pytest.fixture
+def shared(tmp_path: Path) -> Iterator[Any]:
+    storage = LazyMemmapStorage(10, scratch_dir=tmp_path / "buffer", shared_init=True)
+    with TensorDictReplayBuffer(storage=storage) as rb:
+        rb.extend({"a": torch.arange(4)})
+        yield rb
+
+
+def test_a_closed_buffer_says_so_and_nothing_is_left_that_writes(shared: Any) -> None:
+    assert went_in(shared, {"a": torch.arange(2)}).tolist() == [4, 5]
+    ring = shared.storage.ring
+    assert ring.intakes
+    shared.close()
+    assert not ring.intakes
+    with pytest.raises(BufferClosedError):
+        shared.extend({"a": torch.arange(2)})
+    with pytest.raises(BufferClosedError):
+        shared.add({"a": torch.tensor(1)})
+    assert not ring.intakes
+
+
+def test_the_child_of_a_fork_gets_a_way_of_its_own(shared: Any) -> None:
+    assert went_in(shared, {"a": torch.arange(1)}).tolist() == [4]
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            first = shared.extend({"a": torch.arange(1)}).tolist()
+            second = went_in(shared, {"a": torch.arange(2)}).tolist()
+            status = 0 if (first, second) == ([5], [6, 7]) else 2
+        finally:
+            os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert went_in(shared, {"a": torch.arange(1)}).tolist() == [8]
+
+
+def test_a_buffer_that_is_pickled_finds_its_way_where_it_arrives(shared: Any) -> None:
+    with pickle.loads(pickle.dumps(shared)) as other:
+        other.extend({"a": torch.arange(1)})
+        assert went_in(other, {"a": torch.arange(1)}).tolist() == [5]
