@@ -11,6 +11,7 @@ import torch
 import torch._dynamo
 from tensordict import TensorDict
 from torch._dynamo.utils import counters
+from torch.fx import GraphModule
 
 from shmbuffer import (
     LazyMemmapStorage,
@@ -25,6 +26,7 @@ from shmbuffer import (
     TensorDictRoundRobinWriter,
     Writer,
 )
+from shmbuffer.replay.eager import eager
 
 pytestmark = pytest.mark.slow
 
@@ -120,3 +122,32 @@ def test_parts_may_be_called_by_themselves() -> None:
         seen.append(frames())
     assert seen[-1] == seen[3]
     assert len(storage) == 10
+
+
+def test_a_marked_call_and_what_it_calls_are_left_alone_and_what_follows_is_not() -> None:
+    compiled: list[str] = []
+
+    def backend(graph: GraphModule, inputs: Any) -> Any:
+        compiled.extend(node.target.__name__ for node in graph.graph.nodes if callable(node.target))
+        return graph.forward
+
+    def below(x: torch.Tensor) -> torch.Tensor:
+        return x + 1
+
+    @eager
+    def marked(x: torch.Tensor) -> torch.Tensor:
+        if x.sum() < 0:
+            raise ValueError("below 0")
+        return below(below(x))
+
+    @torch.compile(backend=backend)
+    def step(x: torch.Tensor) -> torch.Tensor:
+        return marked(x * 2) / 3
+
+    assert torch.equal(step(torch.ones(3)), torch.full((3,), 4 / 3))
+    assert compiled == ["mul", "truediv"]
+    with pytest.raises(ValueError, match="below 0"):
+        step(-torch.ones(3))
+    assert torch.equal(torch.compile(below, backend=backend)(torch.ones(3)), torch.full((3,), 2.0))
+    assert compiled == ["mul", "truediv", "add"]
+    assert torch.equal(marked(torch.ones(3)), torch.full((3,), 3.0))

@@ -102,8 +102,9 @@ def test_it_needs_to_know_the_batch_size() -> None:
         ReplayBuffer(storage=LazyTensorStorage(4), prefetch=3)
     rb = ReplayBuffer(storage=LazyTensorStorage(4), prefetch=3, batch_size=2)
     rb.extend(torch.arange(4))
-    with pytest.warns(UserWarning, match="differs from the buffer's batch_size=2"):
+    with pytest.warns(UserWarning, match="differs from the buffer's batch_size=2") as warned:
         assert len(rb.sample(3)) == 3
+    assert warned[0].filename == __file__
     assert len(rb.sample()) == 2
     assert rb.stats()["prefetch_queue_size"] == 3
 

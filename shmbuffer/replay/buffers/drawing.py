@@ -19,6 +19,7 @@ from shmbuffer.replay import pinned
 from shmbuffer.replay.buffers.parts import Parts
 from shmbuffer.replay.buffers.prefetch import Batch, Order
 from shmbuffer.replay.checkpoints import has_its_own
+from shmbuffer.replay.eager import FRAMES
 from shmbuffer.replay.keys import GENERATION, INDEX, WEIGHT_KEYS
 from shmbuffer.replay.leaves import reads_into
 from shmbuffer.replay.samplers import PrioritizedSampler
@@ -46,7 +47,7 @@ class Drawing(Parts):
             warnings.warn(
                 f"sample(batch_size={batch_size}) differs from the buffer's batch_size={own}; "
                 f"{batch_size} is taken",
-                stacklevel=4,  # over sample() and its mark for torch.compile
+                stacklevel=3 + FRAMES,  # over sample()
             )
         if batch_size < 0:
             raise ValueError(f"batch_size has to be at least 0, got {batch_size}")
