@@ -27,6 +27,11 @@ static uint32_t by_table(uint32_t crc, const void *data, size_t bytes) {
     return ~crc;
 }
 
+static void move_by_table(unsigned char *to, const unsigned char *from, size_t bytes, uint32_t *crc) {
+    memcpy(to, from, 4 * bytes);
+    for (size_t i = 0; i < 4; i++) crc[i] = by_table(crc[i], to + i * bytes, bytes);
+}
+
 static void rows_by_table(uint32_t *crc, const unsigned char *const *at, size_t rows, size_t bytes) {
     for (size_t i = 0; i < rows; i++) crc[i] = by_table(crc[i], at[i], bytes);
 }
@@ -142,10 +147,52 @@ WITH_INSTRUCTION static void rows_by_instruction(uint32_t *crc, const unsigned c
     }
     for (; row < rows; row++) crc[row] = by_instruction(crc[row], at[row], bytes);
 }
+
+/* Four rows are moved and checked at once: what is loaded goes into the crc and, where the processor can, to memory
+ * without being read into the cache first. That takes whole lines: one of which a part goes the usual way costs more
+ * than it saves. */
+#define LINE SHMB_MOVED_LINE
+
+static inline void past_the_cache(unsigned char *to, uint64_t bytes) {
+#if defined(__x86_64__)
+    __builtin_ia32_movnti64((long long *)(void *)to, (long long)bytes);
+#else
+    memcpy(to, &bytes, 8);
+#endif
+}
+
+WITH_INSTRUCTION static inline uint64_t move_line(uint64_t crc, unsigned char *to, const unsigned char *from) {
+    for (int i = 0; i < LINE; i += 8) {
+        uint64_t bytes;
+        memcpy(&bytes, from + i, 8);
+        crc = eight(crc, bytes);
+        past_the_cache(to + i, bytes);
+    }
+    return crc;
+}
+
+WITH_INSTRUCTION static void move_by_instruction(unsigned char *to, const unsigned char *from, size_t bytes, uint32_t *crc) {
+    size_t b = bytes, c = 2 * bytes, d = 3 * bytes;
+    uint64_t w = ~crc[0], x = ~crc[1], y = ~crc[2], z = ~crc[3];
+    for (size_t at = 0; at < bytes; at += LINE) {
+        w = move_line(w, to + at, from + at);
+        x = move_line(x, to + b + at, from + b + at);
+        y = move_line(y, to + c + at, from + c + at);
+        z = move_line(z, to + d + at, from + d + at);
+    }
+    crc[0] = ~(uint32_t)w;
+    crc[1] = ~(uint32_t)x;
+    crc[2] = ~(uint32_t)y;
+    crc[3] = ~(uint32_t)z;
+#if defined(__x86_64__)
+    __builtin_ia32_sfence(); /* no later store of this processor is seen before these */
+#endif
+}
 #endif
 
 uint32_t (*shmb_crc32c)(uint32_t, const void *, size_t) = by_table;
 void (*shmb_crc32c_rows)(uint32_t *, const unsigned char *const *, size_t, size_t) = rows_by_table;
+void (*shmb_crc32c_move)(unsigned char *, const unsigned char *, size_t, uint32_t *) = move_by_table;
 
 void shmb_crc32c_init(void) {
     for (unsigned i = 0; i < 256; i++) {
@@ -161,5 +208,6 @@ void shmb_crc32c_init(void) {
     make_behind(behind_short, SHORT_PIECE);
     shmb_crc32c = by_instruction;
     shmb_crc32c_rows = rows_by_instruction;
+    shmb_crc32c_move = move_by_instruction;
 #endif
 }

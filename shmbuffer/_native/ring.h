@@ -121,6 +121,7 @@ struct shmb_ring {
     uint64_t claim_rows;               /* rows to write: slots, or claim_count */
     uint64_t claim_slots_taken;        /* fewer than rows, where a slot was named twice */
     uint64_t claim_written;            /* elements that write_count grows by */
+    bool claim_checked;                /* its checksums are there already */
     enum shmb_claim_kind claim_kind;
     int64_t *claim_slots; /* placed and in-place writes */
     struct shmb_batch claim_batch; /* of a ring with records, as long as the call is under way */

@@ -10,7 +10,7 @@ import pytest
 
 import shmbuffer
 from shmbuffer._native import _core
-from shmbuffer.memory import Engine, Ring
+from shmbuffer.memory import Engine, Leaf, Ring, Schema, Settings
 from tests.memory.rows import Maker, Rows, place, ring_of, write
 
 NATIVE = Path(shmbuffer.__file__).parent / "_native"
@@ -84,6 +84,16 @@ static int rows_agree(size_t rows, size_t bytes) {
     rows_by_instruction(other, at, rows, bytes);
     return memcmp(one, other, rows * sizeof *one) == 0;
 }
+static int moves_agree(size_t bytes) {
+    static unsigned char there[4 * 3 * LINE + 8];
+    uint32_t one[4] = {1, 2, 3, 4}, other[4] = {1, 2, 3, 4};
+    memset(there, 0, sizeof there);
+    move_by_table(there, data, bytes, one);
+    if (memcmp(there, data, 4 * bytes) || there[4 * bytes]) return 0;
+    memset(there, 0, sizeof there);
+    move_by_instruction(there, data, bytes, other);
+    return !memcmp(there, data, 4 * bytes) && !there[4 * bytes] && !memcmp(one, other, sizeof one);
+}
 int main(void) {
     shmb_crc32c_init();
     if (shmb_crc32c == by_table) return 2; /* no instruction to compare with */
@@ -98,6 +108,8 @@ int main(void) {
     for (size_t rows = 0; rows <= ROWS; rows++)
         for (size_t bytes = 0; bytes < 3 * SHORT_PIECE + 20; bytes++)
             if (!rows_agree(rows, bytes)) return 1;
+    for (size_t bytes = 0; bytes <= 3 * LINE; bytes += LINE)
+        if (!moves_agree(bytes)) return 1;
     if (!rows_agree(ROWS, 3 * LONG_PIECE + 13)) return 1;
     return by_table(0, "123456789", 9) == 0xE3069283u ? 0 : 1;
 }
@@ -166,3 +178,31 @@ def test_a_byte_that_changed_is_found(make: Maker) -> None:
     assert ring._native.verify(6, 2) == []
     with pytest.raises(IndexError, match=r"no slots 6 \+ 3"):
         ring._native.verify(6, 3)
+
+
+def test_long_rows_of_a_large_leaf_get_the_same_checksums() -> None:
+    """They are moved past the cache, four at a time; what is left over, and short ones, are not."""
+    leaves = (
+        Leaf(("short",), "int64", ()),
+        Leaf(("long",), "uint8", (4096,)),
+        Leaf(("ragged",), "uint8", (4099,)),
+        Leaf(("nothing",), "uint8", (0,)),
+    )
+    capacity = (64 << 20) // 4096
+    rng = np.random.default_rng(3)
+    with Engine.anonymous(Settings(capacity=capacity, checksum=True)) as engine:
+        ring = engine.define(Schema(leaves, capacity))
+        for count in (1, 3, 4, 7, 8, capacity - 30, 21, capacity + 5):
+            parts = [
+                rng.integers(0, 200, (count, *leaf.shape)).astype(leaf.dtype) for leaf in leaves
+            ]
+            first = ring.write([part.ctypes.data for part in parts], count)
+            assert ring._native.verify(0, capacity) == []
+            last = (first + count - 1) % capacity
+            for at, part in enumerate(parts[:3]):
+                held = np.frombuffer(ring.leaf(at), leaves[at].dtype)
+                rows = held.reshape(capacity, *leaves[at].shape)
+                assert (rows[last] == part[-1]).all()
+                assert (rows[(last - 1) % capacity] == part[max(-2, -count)]).all() or count == 1
+        np.frombuffer(ring.leaf(1), np.uint8)[4096 * 5 + 9] ^= 1
+        assert ring._native.verify(0, capacity) == [5]

@@ -40,6 +40,8 @@ _LEADS_THERE = re.compile(
     rf"(->|\.)({SHARED_MEMBERS}|base|runtime|me|entries|bytes)\b(?!->)"
     r"|\b(header_at|shmb_record_at)\("
 )
+#: Store where their first argument leads.
+MOVES = ("memcpy", "memset", "memmove", "shmb_crc32c_move")
 #: Takes the mutex, and gives it back: glibc's and the kernel's own stores, as one.
 MUTEX_CALLS = ("pthread_mutex_unlock", "pthread_mutex_consistent", "pthread_mutex_init")
 MUTEX = ("&ring->runtime->mutex", "&runtime->mutex", "mutex")
@@ -219,7 +221,7 @@ class _Reader:
             target = first[1:] if first[0] == "&" else [Token("*"), *first]
             is_shared = self._stores(first, target)
             return [Store(f"{joined(first)} ({name})", where)] if is_shared else []
-        if name in ("memcpy", "memset", "memmove"):
+        if name in MOVES:
             there = _SHARED.search(joined(first)) or _LEADS_THERE.search(joined(first))
             if there or self.shared.intersection(first):
                 return [Store(f"{name} to {joined(first)}", where)]
