@@ -45,15 +45,26 @@ static inline double least_positive(const double *c) {
     return all < INFINITY ? all : 0;
 }
 
-static inline void recompute(struct shmb_tree *tree, unsigned level, uint64_t node) {
-    uint64_t child = node * SHMB_FANOUT;
-    const double *sums = level == 1 ? tree->mass : tree->sum[level - 1];
-    const double *least = level == 1 ? tree->mass : tree->min[level - 1];
-    double sum = sum_of_children(sums + child), low = least_positive(least + child);
-    tree->sum[level][node] = sum;
+static inline const double *sums_below(const struct shmb_tree *tree, unsigned level, uint64_t node) {
+    return (level == 1 ? tree->mass : tree->sum[level - 1]) + node * SHMB_FANOUT;
+}
+
+static inline const double *minima_below(const struct shmb_tree *tree, unsigned level, uint64_t node) {
+    return (level == 1 ? tree->mass : tree->min[level - 1]) + node * SHMB_FANOUT;
+}
+
+static inline void resum(struct shmb_tree *tree, unsigned level, uint64_t node) {
+    tree->sum[level][node] = sum_of_children(sums_below(tree, level, node));
     CP(tree_sum);
+}
+
+/* Whether it is another one than before. */
+static inline bool relook(struct shmb_tree *tree, unsigned level, uint64_t node) {
+    double low = least_positive(minima_below(tree, level, node));
+    if (low == tree->min[level][node]) return false;
     tree->min[level][node] = low;
     CP(tree_least);
+    return true;
 }
 
 void shmb_tree_range(struct shmb_tree *tree, uint64_t first, uint64_t count) {
@@ -61,29 +72,39 @@ void shmb_tree_range(struct shmb_tree *tree, uint64_t first, uint64_t count) {
     uint64_t last = first + count - 1;
     for (unsigned level = 1; level <= tree->depth; level++) {
         first /= SHMB_FANOUT, last /= SHMB_FANOUT;
-        for (uint64_t node = first; node <= last; node++) recompute(tree, level, node);
+        for (uint64_t node = first; node <= last; node++) {
+            resum(tree, level, node);
+            relook(tree, level, node);
+        }
     }
 }
 
 void shmb_tree_parents(struct shmb_tree *tree) { shmb_tree_range(tree, 0, tree->nodes[0]); }
 
-#define BITMAP_NODES 4096 /* levels up to this size remember which nodes were done */
+#define BITMAP_NODES 4096 /* levels up to this size remember which nodes were done, and which have another minimum below */
 
+static inline bool has(const uint64_t *bits, uint64_t at) { return bits[at / 64] >> (at % 64) & 1; }
+
+static inline void add(uint64_t *bits, uint64_t at) { bits[at / 64] |= (uint64_t)1 << (at % 64); }
+
+/* Most updates change no minimum, so that those above it need not be looked for: a third of the work. */
 void shmb_tree_touched(struct shmb_tree *tree, uint64_t *at, uint64_t count) {
+    uint64_t done[BITMAP_NODES / 64], lower[2][BITMAP_NODES / 64];
     for (unsigned level = 1; level <= tree->depth; level++) {
-        uint64_t seen[BITMAP_NODES / 64];
+        uint64_t *below = lower[level % 2], *above = lower[(level + 1) % 2], kept = 0, previous = UINT64_MAX;
         bool small = tree->nodes[level] <= BITMAP_NODES;
-        uint64_t kept = 0, previous = UINT64_MAX;
-        if (small) memset(seen, 0, (tree->nodes[level] + 63) / 64 * 8);
+        bool upper = level < tree->depth && tree->nodes[level + 1] <= BITMAP_NODES;
+        if (small) memset(done, 0, (tree->nodes[level] + 63) / 64 * 8);
+        if (upper) memset(above, 0, (tree->nodes[level + 1] + 63) / 64 * 8);
         for (uint64_t i = 0; i < count; i++) {
             uint64_t node = at[i] / SHMB_FANOUT;
             if (node == previous) continue;
             previous = node;
-            if (small) {
-                if (seen[node / 64] >> (node % 64) & 1) continue;
-                seen[node / 64] |= (uint64_t)1 << (node % 64);
-            }
-            recompute(tree, level, node);
+            if (small && has(done, node)) continue;
+            if (small) add(done, node);
+            resum(tree, level, node);
+            bool other = (!small || level == 1 || has(below, node)) && relook(tree, level, node);
+            if (upper && other) add(above, node / SHMB_FANOUT);
             at[kept++] = node;
         }
         count = kept;
@@ -163,29 +184,30 @@ int shmb_indices_in_order(struct shmb_ring *ring, const int64_t *index, uint64_t
     return SHMB_OK;
 }
 
-int shmb_update(struct shmb_ring *ring, struct shmb_call *call, const int64_t *index, const int64_t *tickets,
-                const double *priorities, uint64_t count, uint64_t *applied) {
-    struct shmb_runtime *runtime = ring->runtime;
-    uint64_t *touched = malloc(count * (sizeof(uint64_t) + sizeof(double)) + 1);
-    if (touched == NULL) return SHMB_NO_MEMORY;
-    double *masses = (double *)(touched + count), greatest = -1;
-    uint64_t version = atomic_load(&runtime->alpha_version), changed = 0;
-    int status = shmb_indices_in_order(ring, index, count, ring->elements);
-    if (status == SHMB_OK) status = shmb_priorities_in_order(ring, priorities, count);
-    if (status != SHMB_OK) goto out;
-    for (uint64_t i = 0; i < count; i++) masses[i] = shmb_mass(runtime, priorities[i]);
-    status = shmb_lock(ring, call);
-    if (status != SHMB_OK) goto out;
-    CP(update_locked);
-    bool prioritized = atomic_load_explicit(&runtime->prioritized, memory_order_relaxed) != 0;
-    if (version != atomic_load_explicit(&runtime->alpha_version, memory_order_relaxed)) {
-        status = shmb_priorities_in_order(ring, priorities, count);
-        if (status != SHMB_OK) {
-            shmb_unlock(ring);
-            goto out;
-        }
-        for (uint64_t i = 0; i < count; i++) masses[i] = shmb_mass(runtime, priorities[i]);
+#define LOCKED_UPDATES 512 /* priorities in one locked section: some tens of microseconds */
+
+/* What an update reads and writes, on its way into the cache before the mutex is asked for. */
+static void fetch_elements(const struct shmb_ring *ring, const int64_t *index, uint64_t count) {
+    const struct shmb_tree *tree = &ring->tree;
+    for (uint64_t i = 0; i < count; i++) {
+        uint64_t element = (uint64_t)index[i], node = element / SHMB_FANOUT;
+        __builtin_prefetch(&ring->words[shmb_slot_of(ring, element)]);
+        __builtin_prefetch(&ring->raw[element], 1);
+        __builtin_prefetch(&tree->mass[node * SHMB_FANOUT], 1);
+        __builtin_prefetch(&tree->mass[node * SHMB_FANOUT + SHMB_FANOUT / 2], 1);
+        __builtin_prefetch(&tree->sum[1][node], 1);
+        __builtin_prefetch(&tree->sum[1][node ^ SHMB_FANOUT / 2]); /* the other half of its siblings */
+        __builtin_prefetch(&tree->min[1][node], 1);
     }
+}
+
+/* The mutex is held. Returns how many were applied. */
+static uint64_t apply(struct shmb_ring *ring, const int64_t *index, const int64_t *tickets, const double *priorities,
+                      const double *masses, uint64_t count, uint64_t *touched) {
+    struct shmb_runtime *runtime = ring->runtime;
+    bool prioritized = atomic_load_explicit(&runtime->prioritized, memory_order_relaxed) != 0;
+    uint64_t changed = 0;
+    double greatest = -1;
     for (uint64_t i = 0; i < count; i++) {
         uint64_t element = (uint64_t)index[i];
         uint64_t word = atomic_load_explicit(&ring->words[shmb_slot_of(ring, element)], memory_order_relaxed);
@@ -203,11 +225,39 @@ int shmb_update(struct shmb_ring *ring, struct shmb_call *call, const int64_t *i
         if (prioritized) shmb_tree_touched(&ring->tree, touched, changed);
     }
     CP(update_parents);
-    shmb_unlock(ring);
-    CP(update_unlocked);
-    *applied = changed;
-out:
-    free(touched);
+    return changed;
+}
+
+/* In pieces, so that nobody waits for the mutex longer than one of them takes. If alpha was changed between two of them,
+ * so that what is left would not be finite, that has come too late: it is not applied, like what is stale. */
+int shmb_update(struct shmb_ring *ring, struct shmb_call *call, const int64_t *index, const int64_t *tickets,
+                const double *priorities, uint64_t count, uint64_t *applied) {
+    struct shmb_runtime *runtime = ring->runtime;
+    uint64_t touched[LOCKED_UPDATES], checked = atomic_load(&runtime->alpha_version);
+    double masses[LOCKED_UPDATES];
+    *applied = 0;
+    int status = shmb_indices_in_order(ring, index, count, ring->elements);
+    if (status == SHMB_OK) status = shmb_priorities_in_order(ring, priorities, count);
+    for (uint64_t from = 0; status == SHMB_OK && from < count; from += LOCKED_UPDATES) {
+        uint64_t n = count - from < LOCKED_UPDATES ? count - from : LOCKED_UPDATES;
+        uint64_t version = atomic_load(&runtime->alpha_version);
+        fetch_elements(ring, index + from, n);
+        for (uint64_t i = 0; i < n; i++) masses[i] = shmb_mass(runtime, priorities[from + i]);
+        status = shmb_lock(ring, call);
+        if (status != SHMB_OK) break;
+        CP(update_locked);
+        uint64_t now = atomic_load_explicit(&runtime->alpha_version, memory_order_relaxed);
+        if (now != checked) {
+            status = shmb_priorities_in_order(ring, priorities + from, count - from);
+            checked = now;
+        }
+        for (uint64_t i = 0; now != version && i < n; i++) masses[i] = shmb_mass(runtime, priorities[from + i]);
+        if (status == SHMB_OK)
+            *applied += apply(ring, index + from, tickets ? tickets + from : NULL, priorities + from, masses, n, touched);
+        shmb_unlock(ring);
+        CP(update_unlocked);
+        if (status == SHMB_BAD_PRIORITY && from > 0) return SHMB_OK;
+    }
     return status;
 }
 

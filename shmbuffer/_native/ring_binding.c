@@ -12,6 +12,8 @@
 
 #define RELEASE_FROM_BYTES 16384 /* below this, giving up and retaking the interpreter lock costs more than the copy */
 
+#define AT(type, address) ((type *)(uintptr_t)(address))
+
 struct ring_object {
     PyObject_HEAD
     struct shmb_ring ring;
@@ -381,18 +383,21 @@ static PyObject *ring_read(PyObject *object, PyObject *const *args, Py_ssize_t n
     return end(&python, status, missing);
 }
 
-/* update(index, tickets or 0, priorities, count, timeout_ns) -> how many were applied */
-static PyObject *ring_update(PyObject *object, PyObject *const *args, Py_ssize_t nargs) {
-    struct ring_object *self = (struct ring_object *)object;
+static PyObject *update(struct ring_object *self, PyObject *const *args, bool single) {
     uint64_t index, tickets, priorities, count, applied = 0;
     int64_t timeout;
-    if (expect(nargs, 5, "update") < 0 || number(args[0], &index) < 0 || number(args[1], &tickets) < 0 ||
-        number(args[2], &priorities) < 0 || number(args[3], &count) < 0 || signed_number(args[4], &timeout) < 0)
+    if (number(args[0], &index) < 0 || number(args[1], &tickets) < 0 || number(args[2], &priorities) < 0 ||
+        number(args[3], &count) < 0 || signed_number(args[4], &timeout) < 0)
         return NULL;
+    double *widened = NULL;
+    if (single) {
+        if ((widened = malloc(count * sizeof *widened + 1)) == NULL) return PyErr_NoMemory();
+        for (uint64_t i = 0; i < count; i++) widened[i] = AT(const float, priorities)[i];
+    }
     struct python_call python = begin(timeout);
-    int status = seen(self, shmb_update(&self->ring, &python.call, (const int64_t *)(uintptr_t)index,
-                                        (const int64_t *)(uintptr_t)tickets, (const double *)(uintptr_t)priorities, count,
-                                        &applied));
+    int status = seen(self, shmb_update(&self->ring, &python.call, AT(const int64_t, index), AT(const int64_t, tickets),
+                                        single ? widened : AT(const double, priorities), count, &applied));
+    free(widened);
     if (status == SHMB_OK) {
         atomic_fetch_add_explicit(&self->ring.me->updates_applied, applied, memory_order_relaxed);
         CP(count_added);
@@ -400,6 +405,16 @@ static PyObject *ring_update(PyObject *object, PyObject *const *args, Py_ssize_t
         CP(count_added);
     }
     return end(&python, status, applied);
+}
+
+/* update(index, tickets or 0, priorities, count, timeout_ns) -> how many were applied */
+static PyObject *ring_update(PyObject *object, PyObject *const *args, Py_ssize_t nargs) {
+    return expect(nargs, 5, "update") < 0 ? NULL : update((struct ring_object *)object, args, false);
+}
+
+/* update_singles(index, tickets or 0, priorities, count, timeout_ns): the same, of float32 */
+static PyObject *ring_update_singles(PyObject *object, PyObject *const *args, Py_ssize_t nargs) {
+    return expect(nargs, 5, "update_singles") < 0 ? NULL : update((struct ring_object *)object, args, true);
 }
 
 static PyObject *ring_empty(PyObject *object, PyObject *const *args, Py_ssize_t nargs) {
@@ -585,8 +600,6 @@ static PyObject *ring_copy_moment(PyObject *object, PyObject *const *args, Py_ss
     return Py_BuildValue("(KKd)", (unsigned long long)moment.head, (unsigned long long)moment.write_count,
                          moment.max_priority);
 }
-
-#define AT(type, address) ((type *)(uintptr_t)(address))
 
 /* Of a batch of records that is handed in: data, bytes of it, starts, sizes, count. */
 static int batch_of(PyObject *const *args, struct shmb_batch *batch, uint64_t *bytes) {
@@ -866,6 +879,7 @@ static PyMethodDef methods[] = {
     FAST(sample, "sample(count, key, out, index, tickets, weights, beta, prioritized, timeout_ns): draw, copy, validate."),
     FAST(read, "read(index, count, out, tickets, timeout_ns): validated copies by index."),
     FAST(update, "update(index, tickets, priorities, count, timeout_ns): raw priorities."),
+    FAST(update_singles, "update_singles(index, tickets, priorities, count, timeout_ns): the same, of float32."),
     FAST(empty, "empty(keep_write_count, timeout_ns): forget every item."),
     FAST(set_alpha, "set_alpha(alpha, eps, bind, timeout_ns): change the exponent, or switch the tree on."),
     FAST(reap, "reap(entry, incarnation, timeout_ns): finish the claim of a client proven dead, free its entry."),

@@ -47,7 +47,17 @@ static void copy_row(const struct shmb_ring *ring, uint64_t element, unsigned ch
     }
 }
 
-/* Leaf by leaf, so that one stream of addresses is followed at a time. */
+/* How far ahead large rows are fetched: whole rows of less than this, the beginnings of larger ones, whose rest the
+ * processor then foresees by itself. */
+#define AHEAD_BYTES 512
+#define CACHE_LINE 64
+
+static inline void fetch(const unsigned char *at, uint64_t bytes) {
+    for (uint64_t offset = 0; offset < bytes && offset < AHEAD_BYTES; offset += CACHE_LINE) __builtin_prefetch(at + offset);
+}
+
+/* Leaf by leaf, so that one stream of addresses is followed at a time. Small rows are not fetched ahead: their copies are
+ * so short that the processor has dozens of them under way by itself, and to ask for each line twice only takes longer. */
 static void copy_rows(const struct shmb_ring *ring, const int64_t *index, const uint32_t *rows, uint64_t count,
                       unsigned char *const *out) {
     for (unsigned leaf = 0; leaf < ring->n_leaves; leaf++) {
@@ -67,9 +77,14 @@ static void copy_rows(const struct shmb_ring *ring, const int64_t *index, const 
             COPY_FIXED(16)
             COPY_FIXED(32)
 #undef COPY_FIXED
-        default:
-            for (uint64_t i = 0; i < count; i++)
+        default: {
+            uint64_t ahead = bytes < AHEAD_BYTES ? 2 * AHEAD_BYTES / bytes : 2;
+            for (uint64_t i = 0; i < ahead && i < count; i++) fetch(base + (uint64_t)index[rows[i]] * bytes, bytes);
+            for (uint64_t i = 0; i < count; i++) {
+                if (i + ahead < count) fetch(base + (uint64_t)index[rows[i + ahead]] * bytes, bytes);
                 memcpy(to + rows[i] * bytes, base + (uint64_t)index[rows[i]] * bytes, bytes);
+            }
+        }
         }
         CP(sample_copy);
     }
@@ -178,7 +193,8 @@ static void draw_uniformly(struct shmb_ring *ring, struct random *random, const 
         uint64_t word = 0, slot = 0;
         int tries = 0;
         do {
-            slot = (low + below(random, head - low)) % ring->capacity;
+            slot = low + below(random, head - low);
+            if (ring->bytes) slot %= ring->capacity; /* else it is one, and a division costs more than all the rest */
             word = atomic_load_explicit(&ring->words[slot], memory_order_relaxed);
         } while (SHMB_STATE(word) != SHMB_COMMITTED && ++tries < REJECTIONS);
         uint64_t lane = ring->lanes > 1 ? below(random, ring->lanes) : 0;
@@ -286,9 +302,6 @@ int shmb_sample(struct shmb_ring *ring, struct shmb_call *call, uint64_t count, 
             SHMB_OPTIMISTIC(copy_record(ring, arena, rows[i]));
             CP(sample_copy);
         }
-        for (uint64_t i = 0; out && i < left; i++) /* the misses of all rows overlap, also between leaves */
-            for (unsigned leaf = 0; leaf < ring->n_leaves; leaf++)
-                __builtin_prefetch(ring->leaves[leaf].base + (uint64_t)index[rows[i]] * ring->leaves[leaf].element_bytes);
         if (out) SHMB_OPTIMISTIC(copy_rows(ring, index, rows, left, out));
         atomic_thread_fence(memory_order_acquire);
         uint64_t changed = 0;

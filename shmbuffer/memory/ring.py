@@ -422,15 +422,44 @@ class Ring:
             tickets = np.ascontiguousarray(tickets, np.int64)
         if len(priorities) != count or (tickets is not None and len(tickets) != count):
             raise ValueError(f"update: {count} indices, {len(priorities)} priorities")
-        where, raw, generation = index.ctypes.data, priorities.ctypes.data, _address(tickets)
-        applied = self._run(
-            lambda: self._native.update(where, generation, raw, count, LOCK_TIMEOUT_NS),
-            "update",
-            None,
-            priorities,
-            index,
+        return self.update_at(
+            _address(index),
+            _address(priorities),
+            count,
+            _address(tickets),
+            single=False,
+            shown=lambda: (priorities, index),
         )
-        return applied, count - applied
+
+    def update_at(
+        self,
+        index: int,
+        priorities: int,
+        count: int,
+        tickets: int = 0,
+        *,
+        single: bool,
+        shown: Callable[[], tuple[NDArray[np.float64], NDArray[np.int64]]],
+    ) -> tuple[int, int]:
+        """`update` by address.
+
+        Args:
+            index: address of int64[count].
+            priorities: address of float32[count] where ``single``, else of float64[count].
+            count: elements.
+            tickets: address of int64[count], or 0.
+            single: see there.
+            shown: priorities and index, asked for where one of them has to be named in an error.
+        """
+
+        def call() -> int:
+            update = self._native.update_singles if single else self._native.update
+            return int(update(index, tickets, priorities, count, LOCK_TIMEOUT_NS))
+
+        result = call()
+        if result < 0:
+            result = self._again(result, call, "update", None, *shown())
+        return result, count - result
 
     def empty(self, *, keep_write_count: bool = False) -> None:
         """Forgets every item, and the largest priority. O(capacity).

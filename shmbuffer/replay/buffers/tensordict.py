@@ -237,9 +237,10 @@ class TensorDictReplayBuffer(ReplayBuffer):
             count = index.numel()
         if generation is not None:
             generation = _one_each(generation)
+        raw: Any = priority
         if priority is None:
-            raw: Any = sampler.default_priority
-        else:
+            raw = sampler.default_priority
+        elif not (isinstance(priority, torch.Tensor) and priority.numel() == count):
             raw = reduce(priority, count, sampler.reduction)
         return sampler.update_priority(index, raw, storage=storage, generation=generation)
 
