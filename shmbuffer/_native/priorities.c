@@ -91,7 +91,9 @@ static inline void add(uint64_t *bits, uint64_t at) { bits[at / 64] |= (uint64_t
 void shmb_tree_touched(struct shmb_tree *tree, uint64_t *at, uint64_t count) {
     uint64_t done[BITMAP_NODES / 64], lower[2][BITMAP_NODES / 64];
     for (unsigned level = 1; level <= tree->depth; level++) {
-        uint64_t *below = lower[level % 2], *above = lower[(level + 1) % 2], kept = 0, previous = UINT64_MAX;
+        const uint64_t *below = lower[level % 2];
+        uint64_t *above = lower[(level + 1) % 2];
+        uint64_t kept = 0, previous = UINT64_MAX;
         bool small = tree->nodes[level] <= BITMAP_NODES;
         bool upper = level < tree->depth && tree->nodes[level + 1] <= BITMAP_NODES;
         if (small) memset(done, 0, (tree->nodes[level] + 63) / 64 * 8);

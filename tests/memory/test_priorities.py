@@ -482,6 +482,35 @@ def test_a_priority_may_come_in_any_number_type(ring: Ring) -> None:
     assert ring.priorities()[:8:2].tolist() == [0.0, 2.0, 4.0, 6.0]
 
 
+@pytest.mark.parametrize("count", [1, 511, 512, 513, 3000])
+def test_an_update_of_any_length_is_whole(make: Maker, count: int) -> None:
+    engine = make(2000, alpha=0.7, eps=1e-8)
+    ring = ring_of(engine)
+    first = write(ring, range(2000))
+    rng = np.random.default_rng(count)
+    index, given = rng.integers(2000, size=count), rng.random(count)
+    tickets = first + index - (rng.random(count) < 0.3)
+    expected = ring.priorities()
+    fresh = tickets == first + index
+    for at in np.flatnonzero(fresh):
+        expected[index[at]] = given[at]
+    assert ring.update(index, given, tickets) == (fresh.sum(), count - fresh.sum())
+    assert ring.priorities().tolist() == expected.tolist()
+    require_tree(engine)
+
+
+def test_an_update_whose_last_priority_is_bad_changes_nothing(make: Maker) -> None:
+    engine = make(2000, alpha=0.7, eps=1e-8)
+    ring = ring_of(engine)
+    write(ring, range(2000), np.ones(2000))
+    with pytest.raises(ValueError, match="position 1999"):
+        ring.update(np.arange(2000), np.append(np.full(1999, 3.0), math.nan))
+    with pytest.raises(IndexError, match="position 1999"):
+        ring.update(np.append(np.arange(1999), 2000), np.full(2000, 3.0))
+    assert ring.priorities().tolist() == [1.0] * 2000
+    require_tree(engine)
+
+
 def test_what_a_thread_was_refused_for_is_not_changed_by_another_thread(ring: Ring) -> None:
     write(ring, range(8))
     positions = []
@@ -561,6 +590,31 @@ def test_another_alpha_reaches_a_call_that_waits_for_the_mutex(make: Maker, call
             assert holder.end() == 0
         assert waiter.end() == 0
     assert ring.mass()[2] == 16.0
+
+
+@pytest.mark.parametrize(("alpha", "applied"), [(2.0, 1200), (150.0, 512)])
+def test_another_alpha_between_the_pieces_of_an_update_reaches_the_rest(
+    make: Maker, alpha: float, applied: int
+) -> None:
+    """A long update lets others have the mutex; what would not be finite by then is too late."""
+    engine = make(1200, alpha=0.5, eps=0.0)
+    ring = ring_of(engine)
+    write(ring, range(1200), np.ones(1200))
+    given = np.repeat([1.0, 500.0], [512, 688])
+
+    def work(parent: Parent) -> None:
+        engine.attach_again()
+        parent.pause_at("update.unlocked")
+        found = ring.update(np.arange(1200), given)
+        assert found == (applied, 1200 - applied)
+
+    with child(work) as updater:
+        updater.reached()
+        ring.set_alpha(alpha, 0.0)
+        updater.go()
+        assert updater.end() == 0
+    assert np.flatnonzero(ring.priorities() == given).size == applied
+    require_tree(engine)
 
 
 @pytest.mark.parametrize(

@@ -296,6 +296,48 @@ def test_indices_and_priorities_come_in_many_forms(
     assert raw(rb) == expected
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16])
+@pytest.mark.parametrize("column", [False, True])
+@pytest.mark.parametrize("step", [1, 2], ids=["contiguous", "strided"])
+def test_tensors_say_the_same_in_place_as_their_numbers_in_lists(
+    anywhere: Any, dtype: torch.dtype, column: bool, step: int
+) -> None:
+    by_tensor, by_list = buffer(anywhere(50)), buffer(anywhere(50))
+    for rb in (by_tensor, by_list):
+        rb.extend(torch.arange(50))
+    torch.manual_seed(3)
+    index = torch.randint(50, (40,))[::step]
+    priority = torch.rand(40, dtype=dtype)[::step]
+    found = by_tensor.update_priority(index, priority[:, None] if column else priority)
+    assert found == by_list.update_priority(index.tolist(), priority.double().tolist())
+    assert found == PriorityUpdate(len(index), 0)
+    assert raw(by_tensor) == raw(by_list)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_tensor_is_refused_in_the_words_for_its_numbers(
+    anywhere: Any, dtype: torch.dtype
+) -> None:
+    rb = filled(anywhere(4), [1.0, 2.0, 3.0, 4.0])
+    for index, priority in ([[0, 1, 2], [9.0, -0.5, 9.0]], [[0, 1, 4], [9.0, 9.0, 9.0]]):
+        said = []
+        for given in (priority, torch.tensor(priority, dtype=dtype)):
+            with pytest.raises((ValueError, IndexError)) as caught:
+                rb.update_priority(torch.tensor(index), given)
+            said.append((caught.type, str(caught.value)))
+        assert said[0] == said[1]
+    assert raw(rb) == [1.0, 2.0, 3.0, 4.0]
+
+
+def test_the_bytes_of_a_negative_view_are_not_taken_for_the_priority() -> None:
+    rb = buffer(LazyTensorStorage(4))
+    rb.extend(torch.arange(4))
+    negative = torch.conj(torch.tensor([1 - 5j])).imag  # 5, over bytes that say -5
+    with pytest.raises(RuntimeError, match="negative bit"):
+        rb.update_priority(torch.tensor([3]), negative)
+    assert raw(rb) == [1.0] * 4
+
+
 @pytest.mark.parametrize("index", [[0, 4], [-2], [0, 2**40]])
 def test_an_index_beyond_the_capacity_changes_nothing(anywhere: Any, index: list[int]) -> None:
     rb = filled(anywhere(4), [1.0, 2.0, 3.0, 4.0])
