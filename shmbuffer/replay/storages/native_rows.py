@@ -13,6 +13,8 @@ from shmbuffer.replay.leaves import address_of, template
 from shmbuffer.replay.storages.rows import Drawn, Rows
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
     from shmbuffer.memory import Moment, Ring
@@ -79,23 +81,36 @@ class NativeRows(Rows):
         numbers, reals = drawn
         index = torch.empty_like(numbers)
         tickets = torch.empty_like(numbers)
-        if beta is None:
-            self.ring.sample(
-                count, key, addresses, index.data_ptr(), tickets.data_ptr(), 0, prioritized=False
-            )
-            return tensors, index, tickets, None
-        weights = torch.empty_like(reals)
-        self.ring.sample(
-            count,
-            key,
-            addresses,
-            index.data_ptr(),
-            tickets.data_ptr(),
-            weights.data_ptr(),
-            beta=beta,
-            prioritized=True,
-        )
+        weights = None if beta is None else torch.empty_like(reals)
+        self.sample_into(addresses, index, tickets, weights, key, beta)
         return tensors, index, tickets, weights
+
+    def sample_into(
+        self,
+        addresses: Sequence[int],
+        index: torch.Tensor,
+        tickets: torch.Tensor,
+        weights: torch.Tensor | None,
+        key: int,
+        beta: float | None,
+    ) -> None:
+        """`sample` into memory that is there.
+
+        Args:
+            addresses: of ``[count, *shape]``, one a leaf.
+            index: int64 ``[count]``, of elements.
+            tickets: int64 ``[count]``.
+            weights: float32 ``[count]``; None where ``beta`` is.
+            key: of the draw.
+            beta: exponent of the weights; None draws uniformly.
+        """
+        count, into = len(index), (index.data_ptr(), tickets.data_ptr())
+        if weights is None or beta is None:
+            self.ring.sample(count, key, addresses, *into, prioritized=False)
+        else:
+            self.ring.sample(
+                count, key, addresses, *into, weights.data_ptr(), beta=beta, prioritized=True
+            )
 
     def copy_out(self, columns: list[torch.Tensor]) -> Moment:
         """See `Rows.copy_out`."""

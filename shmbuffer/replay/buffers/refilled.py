@@ -1,0 +1,193 @@
+"""A sample that is filled anew: ``sample(out=...)`` makes no tensor where it was used before.
+
+    first call      what fits is kept, anything else in it is made new or dropped; all is noted
+    from then on    compared with what was noted, one by one, and filled by one native call
+
+New memory costs more than the copy where items are large: every page of it is a fault.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from tensordict import TensorDict
+from torch.autograd.graph import increment_version
+
+from shmbuffer.replay.leaves import Leaves
+from shmbuffer.replay.nodes import LEAF, TensorDictNode
+
+_KEPT = 16  # samples that are known at a time
+
+_Form = tuple[torch.dtype, torch.Size]
+
+
+class Beside(NamedTuple):
+    """The entries of a sample that are no part of its items."""
+
+    index_key: str
+    ticket_key: str | None
+    weight_keys: tuple[str, ...]
+    """Names of one tensor; none where the draw is uniform."""
+    weight_dtype: torch.dtype
+
+
+class Refilled:
+    """One sample, and the tensors in it.
+
+    Args:
+        out: the sample.
+        count: its items.
+        leaves: of an item.
+        beside: what else is in it.
+        gone: called when nobody has the sample any more.
+
+    Raises:
+        ValueError: items that are not made of TensorDicts and tensors.
+        RuntimeError: ``out`` is locked, and something else is in it.
+
+    Attributes:
+        leaves: a tensor each.
+        index: int64 ``[count]``.
+        tickets: int64 ``[count]``, also where the sample does not show them.
+        weights: float32 ``[count]``, of the draw; None where it is uniform.
+        shown: the entry: the same tensor, or one of another dtype.
+    """
+
+    def __init__(
+        self,
+        out: TensorDict,
+        count: int,
+        leaves: Leaves,
+        beside: Beside,
+        gone: Callable[[Any], object],
+    ) -> None:
+        self._out = weakref.ref(out, gone)
+        self._form = leaves, beside
+        lead = torch.Size((count,))
+        ticket_keys = (beside.ticket_key,) if beside.ticket_key else ()
+        names = frozenset((beside.index_key, *ticket_keys, *beside.weight_keys))
+        forms = iter(
+            (dtype, torch.Size((count, *leaf.shape)))
+            for dtype, leaf in zip(leaves.dtypes, leaves.leaves, strict=True)
+        )
+        self.leaves: list[torch.Tensor] = []
+        self._noted: list[tuple[dict[Any, Any], int, list[tuple[Any, Any]]]] = []
+        assert isinstance(leaves.node, TensorDictNode)
+        self._take(out, leaves.node, forms, names)
+        self.index = _entry(out, (beside.index_key,), (torch.int64, lead))
+        self.tickets = _entry(out, ticket_keys, (torch.int64, lead))
+        self.shown: torch.Tensor | None = None
+        self.weights: torch.Tensor | None = None
+        if beside.weight_keys:
+            form = (beside.weight_dtype, lead)
+            self.shown = self.weights = _entry(out, beside.weight_keys, form)
+            if beside.weight_dtype is not torch.float32:
+                self.weights = torch.empty(lead, dtype=torch.float32)
+        self.addresses = tuple(leaf.data_ptr() for leaf in self.leaves)
+        self._note(out)
+        self._tensors = [*self.leaves, self.index, self.tickets]
+        if self.shown is not None:
+            self._tensors.append(self.shown)
+
+    def fits(self, out: TensorDict, leaves: Leaves, beside: Beside) -> bool:
+        """Whether it is this sample, of this form, and nobody has put anything else in it."""
+        if self._out() is not out or self._form != (leaves, beside):
+            return False
+        for entries, size, noted in self._noted:
+            if len(entries) != size:
+                return False
+            for key, value in noted:
+                if entries.get(key) is not value:
+                    return False
+        return True
+
+    def changed(self) -> None:
+        """Say that the tensors hold something else, for graphs that had kept them."""
+        increment_version(self._tensors)
+
+    def _take(
+        self,
+        data: TensorDict,
+        node: TensorDictNode,
+        forms: Iterator[_Form],
+        others: frozenset[str] = frozenset(),
+    ) -> None:
+        """Have in ``data`` what is below ``node``, and nothing else but what ``others`` name."""
+        for key in data._tensordict.keys() - node.items.keys() - others:
+            del data[key]
+        for key, child in node.pairs:
+            value = data._tensordict.get(key)
+            if child is LEAF:
+                self.leaves.append(_entry(data, (key,), next(forms)))
+            elif type(child) is TensorDictNode:
+                size = torch.Size((*data.batch_size[:1], *child.batch))
+                if type(value) is not TensorDict or value.batch_size != size:
+                    value = TensorDict(batch_size=size, device=data.device)
+                    data.set(key, value)
+                    value = data._tensordict[key]
+                self._take(value, child, forms)
+                self._note(value)
+            else:
+                raise ValueError(
+                    f"sample(out=...) fills TensorDicts of tensors, and {key!r} is a {child.kind}"
+                )
+
+    def _note(self, data: TensorDict) -> None:
+        entries = data._tensordict
+        self._noted.append((entries, len(entries), list(entries.items())))
+
+
+class Refills:
+    """The samples that one buffer has filled before."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, Refilled] = {}
+
+    def of(self, out: Any, count: int, leaves: Leaves, beside: Beside) -> Refilled:
+        """What `Refilled` says of ``out``, noted or looked for now.
+
+        Raises:
+            TypeError: no TensorDict.
+            ValueError: of another batch size; see also `Refilled`.
+        """
+        found = self._known.get(id(out))
+        if found is not None and found.fits(out, leaves, beside):
+            return found
+        if type(out) is not TensorDict:
+            raise TypeError(f"sample(out=...) takes a TensorDict, got a {type(out).__name__}")
+        if out.batch_size != (count,):
+            raise ValueError(
+                f"sample({count}, out=...) takes a TensorDict of batch size [{count}], got one of "
+                f"{list(out.batch_size)}"
+            )
+        if len(self._known) >= _KEPT:
+            self._known.clear()
+        known, name = self._known, id(out)
+        found = Refilled(out, count, leaves, beside, lambda _: known.pop(name, None))
+        known[name] = found
+        return found
+
+
+def _entry(data: TensorDict, names: tuple[str, ...], form: _Form) -> torch.Tensor:
+    """A tensor of that form, under these names in ``data``: the one there, or a new one."""
+    dtype, shape = form
+    value: Any = data._tensordict.get(names[0]) if names else None
+    if not (
+        type(value) is torch.Tensor
+        and value.dtype is dtype
+        and value.shape == shape
+        and value.is_cpu
+        and value.is_contiguous()
+        and not value.requires_grad
+        and not value.is_conj()
+        and not value.is_neg()
+    ):
+        value = torch.empty(shape, dtype=dtype)
+    found: torch.Tensor = value
+    for name in names:
+        if data._tensordict.get(name) is not found:
+            data.set(name, found)
+    return found
