@@ -206,9 +206,12 @@ class TensorDictNode(BranchNode):
 
     def wrap(self, source: dict[Any, Any], lead: tuple[int, ...], device: torch.device) -> Any:
         """A TensorDict over tensors that are known to fit: 0.5 µs where the checked one costs 5."""
-        return TensorDict._new_unsafe(
-            source, batch_size=torch.Size((*lead, *self.batch)), device=device, nested=False
+        size = (
+            lead
+            if type(lead) is torch.Size and not self.batch
+            else torch.Size((*lead, *self.batch))
         )
+        return TensorDict._new_unsafe(source, size, device, nested=False)
 
     def to_json(self) -> dict[str, Any]:
         """See `Node.to_json`."""

@@ -60,7 +60,7 @@ def require_the_same(rb: Any, out: TensorDict, seed: int = 0, count: int = 32) -
     expected = rb.sample(count)
     torch.manual_seed(seed)
     assert rb.sample(count, out=out) is out
-    assert list(out.keys()) and set(leaves(out)) == set(leaves(expected))
+    assert set(leaves(out)) == set(leaves(expected))
     for key, value in leaves(expected).items():
         assert out[key].dtype is value.dtype
         assert torch.equal(out[key], value), key
@@ -234,7 +234,7 @@ def test_where_no_native_call_makes_the_sample_it_is_refused(how: dict[str, Any]
     if rb.storage.ndim == 2:
         data = data.reshape(5, 2)
     rb.extend(data)
-    with pytest.raises(ValueError, match="out=...*leave out away"):
+    with pytest.raises(ValueError, match="leave out away"):
         rb.sample(4, out=TensorDict(batch_size=[4]))
     with pytest.raises(ValueError, match="leave out away"):
         rb.sample(4, include_info=False, out=TensorDict(batch_size=[4]))

@@ -22,7 +22,6 @@ from shmbuffer.replay.checkpoints import has_its_own
 from shmbuffer.replay.eager import FRAMES
 from shmbuffer.replay.keys import GENERATION, INDEX, WEIGHT_KEYS
 from shmbuffer.replay.leaves import reads_into
-from shmbuffer.replay.samplers import PrioritizedSampler
 from shmbuffer.replay.samplers.sampler import draw_key, lanes_of
 from shmbuffer.replay.storages.indexing import unravel
 
@@ -60,9 +59,9 @@ class Drawing(Parts):
             draw: `Serving.draw` of the storage, or `Rows.sample`, which gives leaves.
             count: how many items.
         """
-        sampler = self._sampler
-        if not isinstance(sampler, PrioritizedSampler):
-            return draw(count, draw_key(sampler._rng), None)
+        sampler = self._by_priority
+        if sampler is None:
+            return draw(count, draw_key(self._sampler._rng), None)
         drawn = draw(count, draw_key(sampler._rng), sampler.beta)
         if sampler.dtype is torch.float32:
             return drawn

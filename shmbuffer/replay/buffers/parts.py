@@ -38,6 +38,7 @@ class Parts:
     _pin_memory: bool
     _weight_keys: tuple[str, ...]  # names of the importance weights in a sample
     _mapping: str  # what a plain dict is in the data
+    _by_priority: PrioritizedSampler | None  # the sampler, where it is one
     _direct: Direct | None = None  # the shortest way in, once there is a ring
 
     @property
@@ -220,6 +221,7 @@ class Parts:
             and type(writer).add is RoundRobinWriter.add
             and type(writer).extend is RoundRobinWriter.extend
         )
+        self._by_priority = sampler if isinstance(sampler, PrioritizedSampler) else None
         ring = getattr(storage, "ring", None)
         self._ring_priorities = (
             storage.writes_natively

@@ -67,6 +67,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
 
     family = "TensorDictReplayBuffer"
     default_writer = TensorDictRoundRobinWriter
+    _flat_rows: Rows | None = None  # where one native call makes a sample
     _mapping = "tensordict"
 
     def __init__(self, *, priority_key: str | tuple[str, ...] = "td_error", **kwargs: Any) -> None:
@@ -75,7 +76,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
         super().__init__(**kwargs)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_refills": Refills()}
+        return {**super().__getstate__(), "_refills": Refills(), "_flat_rows": None}
 
     @property
     def priority_key(self) -> str | tuple[str, ...]:
@@ -194,14 +195,10 @@ class TensorDictReplayBuffer(ReplayBuffer):
         count = self._batch_size if batch_size is None else None
         if count is None:
             count = self._count(batch_size)
-        rows = self._rows()
-        if (
-            self._plain
-            and rows is not None
-            and rows.leaves.is_flat
-            and include_info is None
-            and not self._transform.transforms
-        ):
+        if self._flat_rows is None:
+            self._rows()  # another process may have written the first item by now
+        rows = self._flat_rows
+        if rows is not None and include_info is None and not self._transform.transforms:
             if out is not None:
                 info = self._refill(out, count, rows)
                 return (out, info) if return_info else out
@@ -212,9 +209,9 @@ class TensorDictReplayBuffer(ReplayBuffer):
                     info[key] = weights
             if self._says_generation or self._shared:
                 info[GENERATION] = tickets
-            data = rows.leaves.build_with(tensors, (count,), info)
+            data = rows.leaves.build_with(tensors, index.shape, info)
             return (data, info) if return_info else data
-        if out is not None and (rows is not None or not isinstance(self._storage, RingStorage)):
+        if out is not None and (self._rows() or not isinstance(self._storage, RingStorage)):
             raise ValueError(_NO_OUT)
         data, info = self._next(count)
         if include_info is not False:
@@ -280,7 +277,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
         if not isinstance(rows, NativeRows):
             raise ValueError(_NO_OUT)
         sampler = self._sampler
-        by_priority = sampler if isinstance(sampler, PrioritizedSampler) else None
+        by_priority = self._by_priority
         tickets = GENERATION if self._says_generation or self._shared else None
         beside = Beside(INDEX, tickets, (), torch.float32)
         if by_priority is not None:
@@ -311,7 +308,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
     def _choose_path(self) -> None:
         super()._choose_path()
         storage = self._storage
-        self._plain = (
+        plain = (
             self._native_sample
             and isinstance(storage, RingStorage)
             and (storage.device is None or storage.device.type == "cpu")
@@ -319,6 +316,8 @@ class TensorDictReplayBuffer(ReplayBuffer):
             and not self._pin_memory
             and self._prefetcher is None
         )
+        rows = self._rows() if plain else None
+        self._flat_rows = rows if rows is not None and rows.leaves.is_flat else None
         self._says_generation = self._track_generations or storage.shared
 
     @property

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from tensordict import MemoryMappedTensor
+from torch import empty_like
 
 from shmbuffer.replay.leaves import address_of, template
 from shmbuffer.replay.storages.rows import Drawn, Rows
@@ -78,10 +79,8 @@ class NativeRows(Rows):
         if drawn is None or drawn[0].shape[0] != count:
             drawn = template(torch.int64, (count,)), template(torch.float32, (count,))
             self._drawn = drawn
-        numbers, reals = drawn
-        index = torch.empty_like(numbers)
-        tickets = torch.empty_like(numbers)
-        weights = None if beta is None else torch.empty_like(reals)
+        index, tickets = empty_like(drawn[0]), empty_like(drawn[0])
+        weights = None if beta is None else empty_like(drawn[1])
         self.sample_into(addresses, index, tickets, weights, key, beta)
         return tensors, index, tickets, weights
 
@@ -104,13 +103,17 @@ class NativeRows(Rows):
             key: of the draw.
             beta: exponent of the weights; None draws uniformly.
         """
-        count, into = len(index), (index.data_ptr(), tickets.data_ptr())
-        if weights is None or beta is None:
-            self.ring.sample(count, key, addresses, *into, prioritized=False)
-        else:
-            self.ring.sample(
-                count, key, addresses, *into, weights.data_ptr(), beta=beta, prioritized=True
-            )
+        at = 0 if weights is None else weights.data_ptr()
+        self.ring.sample(
+            len(index),
+            key,
+            addresses,
+            index.data_ptr(),
+            tickets.data_ptr(),
+            at,
+            beta=beta or 0.0,
+            prioritized=beta is not None,
+        )
 
     def copy_out(self, columns: list[torch.Tensor]) -> Moment:
         """See `Rows.copy_out`."""
