@@ -293,6 +293,25 @@ def test_weights_are_those_of_the_paper_over_the_largest(make: Maker, beta: floa
     )
 
 
+@pytest.mark.parametrize("beta", [0.0, 0.1, 0.4, 0.5, 0.99, 1.0, 2.5, 30.0, 1e300])
+@pytest.mark.parametrize("decades", [0.01, 1, 6, 200])
+def test_a_weight_is_the_nearest_float32_to_the_power(
+    make: Maker, beta: float, decades: float
+) -> None:
+    engine = make(1500, alpha=1.0, eps=0.0)
+    ring = ring_of(engine)
+    rng = np.random.default_rng(1)
+    write(ring, range(1500), 10 ** (decades * (rng.random(1500) - 0.5)))
+    ring.update(np.arange(700), np.full(700, ring.mass().max()))  # or one item is always drawn
+    index, _, weights = draw(ring, 3000, beta=beta, prioritized=True)
+    with np.errstate(under="ignore"):
+        exact = (ring.mass()[index] / ring.p_min) ** -beta
+        nearest = exact.astype(np.float32)
+    step = np.maximum(np.spacing(nearest), np.finfo(np.float32).smallest_subnormal)
+    assert (np.abs(weights - exact) <= 0.501 * step).all()
+    assert (weights[ring.mass()[index] == ring.p_min] == 1.0).all()
+
+
 def test_weights_look_at_the_smallest_mass_that_can_be_drawn(make: Maker) -> None:
     ring = ring_of(make(4, alpha=1.0, eps=0.0))
     write(ring, range(4), np.array([0.0, 2.0, 4.0, 8.0]))
