@@ -186,7 +186,8 @@ int shmb_indices_in_order(struct shmb_ring *ring, const int64_t *index, uint64_t
     return SHMB_OK;
 }
 
-#define LOCKED_UPDATES 512 /* priorities in one locked section: some tens of microseconds */
+#define LOCKED_UPDATES 128 /* priorities in one locked section: about ten microseconds. What more of them touch is on more
+                            * pages than the processor remembers, so that it would wait for them once more, with the mutex */
 
 /* What an update reads and writes, on its way into the cache before the mutex is asked for. */
 static void fetch_elements(const struct shmb_ring *ring, const int64_t *index, uint64_t count) {
