@@ -39,14 +39,14 @@ def a_child_that_reads_a_pipe(*, thread: bool = False) -> Iterator[int]:
             os.close(fd)
 
 
-def asleep_in(pid: int, name: str) -> bool:
-    """Waits until a process sleeps in a function with this in its name, and says so."""
-    while not any(name in one for one in throttling.sleeps_in(pid)):
+def asleep_in(pid: int, name: str) -> str:
+    """Waits until a process sleeps in a function with this in its name; its whole name."""
+    while not (found := [one for one in throttling.sleeps_in(pid) if name in one]):
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
         if state == "S" and not throttling.sleeps_in(pid):
             pytest.skip("this kernel does not say where a thread sleeps")
         time.sleep(0.001)
-    return True
+    return found[0]
 
 
 @pytest.mark.parametrize("thread", [False, True])
@@ -54,10 +54,11 @@ def test_the_kernel_says_where_a_thread_sleeps(
     thread: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with a_child_that_reads_a_pipe(thread=thread) as child:
-        assert asleep_in(child, "pipe_read")
-        [name] = [one for one in throttling.sleeps_in(child) if "pipe_read" in one]
+        name = asleep_in(child, "pipe_read")
         monkeypatch.setattr(throttling, "THROTTLE", name[:-1])
-        assert throttling.throttled([os.getpid(), child]) == [child]
+        assert throttling.throttled([child]) == [child]
+        monkeypatch.setattr(throttling, "THROTTLE", f"{name}_elsewhere")
+        assert throttling.throttled([child]) == []
 
 
 def test_who_is_gone_sleeps_nowhere() -> None:

@@ -58,9 +58,9 @@ class Log:
     def __init__(self, folder: Path, chair: int, who: int) -> None:
         self.who = who
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-        self._calls, self._samples, self._updates = (
+        self._updates, self._samples, self._calls = (
             os.open(folder / f"{chair}.{name}", flags, 0o600)
-            for name in ("calls", "samples", "updates")
+            for name in ("updates", "samples", "calls")  # who reads begins with the last of them
         )
         self._event = np.zeros(1, EVENT)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import time
@@ -340,6 +341,25 @@ def test_a_log_that_is_cut_is_not_read(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(AssertionError, match="the log itself is torn"):
         History.read(tmp_path)
+
+
+def test_whoever_dies_in_opening_his_logs_has_said_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, opened = os.open, list[int]()
+
+    def dies(path: Path, flags: int, mode: int) -> int:
+        if len(opened) == 2:
+            raise KeyboardInterrupt
+        opened.append(real(path, flags, mode))
+        return opened[-1]
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(os, "open", dies)
+        Log(tmp_path, 0, 1)
+    for descriptor in opened:
+        os.close(descriptor)
+    assert len(History.read(tmp_path).batches) == 0
 
 
 def test_priorities_carry_their_keys() -> None:
