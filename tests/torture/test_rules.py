@@ -354,9 +354,10 @@ def test_whoever_dies_in_opening_his_logs_has_said_nothing(
         opened.append(real(path, flags, mode))
         return opened[-1]
 
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patch:
         patch.setattr(os, "open", dies)
-        Log(tmp_path, 0, 1)
+        with pytest.raises(KeyboardInterrupt):
+            Log(tmp_path, 0, 1)
     for descriptor in opened:
         os.close(descriptor)
     assert len(History.read(tmp_path).batches) == 0
