@@ -35,6 +35,10 @@ HELPERS = (b"multiprocessing.forkserver", b"multiprocessing.resource_tracker")
 # How long a process may take from its kill to its end; a test that cleans up waits for nothing.
 PATIENCE_S = 5.0
 
+# A shell ignores Ctrl-C for what it starts in the background, and so would every program of ours.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 _passed = pytest.StashKey[bool]()
 
 
