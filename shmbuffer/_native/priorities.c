@@ -61,10 +61,10 @@ static inline void resum(struct shmb_tree *tree, unsigned level, uint64_t node) 
 /* Whether it is another one than before. */
 static inline bool relook(struct shmb_tree *tree, unsigned level, uint64_t node) {
     double low = least_positive(minima_below(tree, level, node));
-    if (low == tree->min[level][node]) return false;
+    bool other = low != tree->min[level][node];
     tree->min[level][node] = low;
     CP(tree_least);
-    return true;
+    return other;
 }
 
 void shmb_tree_range(struct shmb_tree *tree, uint64_t first, uint64_t count) {

@@ -57,7 +57,8 @@ def inspect(path: str | PathLike[str], *, priorities: bool = False) -> dict[str,
         settings = Settings.recorded(superblock.settings, directory.path)
         registry = Registry(control, directory)
         schema = _schema(files, superblock)
-        found = {
+        spread = {"priorities": _spread(files, schema, control)} if priorities else {}
+        return {
             "path": str(directory.path),
             "uuid": str(uuid.UUID(bytes=superblock.uuid)),
             "state": layout.name_of(BufferState, int(control.runtime["state"][0])),
@@ -84,10 +85,8 @@ def inspect(path: str | PathLike[str], *, priorities: bool = False) -> dict[str,
                 "state": identity.process_state(superblock.owner_pid),
             },
             "durable_ticket": superblock.durable_ticket,
+            **spread,
         }
-        if priorities:
-            found["priorities"] = _spread(files, schema, control)
-        return found
 
 
 def _schema(files: Files, superblock: Superblock) -> Schema | None:
@@ -156,7 +155,7 @@ def _spread(files: Files, schema: Schema | None, control: Control) -> dict[str, 
     found = found[found >= 0]  # NaN: somebody is just writing it
     mantissas, exponents = np.frexp(found)
     exponents = exponents - (mantissas == 0.5)  # a power of two belongs to what is up to it
-    exponents[found == 0] = -1075  # below the smallest there is
+    exponents = np.where(found == 0, -1075, exponents)  # below the smallest there is
     edges, counts = np.unique(exponents, return_counts=True)
     return {
         f"{0.0 if edge == -1075 else 2.0**edge:.4g}": float(count / len(found))

@@ -8,10 +8,12 @@ import gc
 import logging
 import os
 import pickle
+import shutil
 import signal
 import struct
+import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,7 @@ from shmbuffer._native import _core
 from shmbuffer.errors import SpaceError
 from shmbuffer.memory import Engine, Leaf, Schema, Settings, layout, prefault
 from shmbuffer.memory.prefault import OFF, PIECE, Prefault
+from shmbuffer.memory.region import Directory
 from tests.crash.harness import ended, fork
 from tests.memory.programs import needs_root
 
@@ -64,14 +67,27 @@ def finish(engine: Engine) -> None:
     engine._populating._thread.join()
 
 
+@pytest.fixture
+def on_disk() -> Iterator[Path]:
+    """A directory on a disk, where there is one: those of pytest may be in memory."""
+    path = Path(tempfile.mkdtemp(prefix=f"shmbuffer-test-{os.getpid()}-"))
+    with Directory.open(path) as directory:
+        in_memory = directory.in_memory
+    if in_memory:
+        path.rmdir()
+        pytest.skip("temporary files are in memory: let TMPDIR name a folder on a disk")
+    yield path
+    shutil.rmtree(path)
+
+
 @pytest.fixture(params=["anonymous", "memory", "disk"])
-def opened(request: pytest.FixtureRequest, fast_path: Path, tmp_path: Path) -> Any:
+def opened(request: pytest.FixtureRequest, fast_path: Path, on_disk: Path) -> Any:
     """Opens a new buffer where each kind of ground has it."""
 
     def make(wished: Prefault, settings: Settings = SETTINGS) -> Engine:
         if request.param == "anonymous":
             return Engine.anonymous(settings, prefault=wished)
-        path = fast_path if request.param == "memory" else tmp_path
+        path = fast_path if request.param == "memory" else on_disk
         return Engine.open(path / "buffer", settings, prefault=wished)
 
     return make
@@ -130,10 +146,8 @@ def test_no_byte_changes(opened: Any) -> None:
         assert [bytes(memoryview(one)) for one in maps(engine)] == before
 
 
-def test_a_file_on_a_disk_has_nothing_to_be_written_back(tmp_path: Path) -> None:
-    with Engine.open(tmp_path / "buffer", SETTINGS, prefault=Prefault("full")) as engine:
-        if engine._ground.in_memory:
-            pytest.skip("temporary files are in memory")
+def test_a_file_on_a_disk_has_nothing_to_be_written_back(on_disk: Path) -> None:
+    with Engine.open(on_disk / "buffer", SETTINGS, prefault=Prefault("full")) as engine:
         engine.define(SCHEMA)
         at = f"{maps(engine)[1].address:08x}-"
         of_leaf = Path("/proc/self/smaps").read_text().split(at)[1].split("VmFlags")[0]
@@ -341,24 +355,24 @@ def test_a_report_that_cannot_be_called_is_refused() -> None:
 
 @pytest.mark.parametrize("mode", ["background", "full"])
 def test_more_than_there_is_memory_is_refused_before_anything_is_made(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str
+    on_disk: Path, monkeypatch: pytest.MonkeyPatch, mode: str
 ) -> None:
     monkeypatch.setattr(prefault, "free_memory_bytes", lambda: 2**20)
     with (
-        Engine.open(tmp_path / "buffer", SETTINGS, prefault=Prefault(mode)) as engine,
+        Engine.open(on_disk / "buffer", SETTINGS, prefault=Prefault(mode)) as engine,
         pytest.raises(SpaceError, match=f"prefault='{mode}' would have all of it in memory") as how,
     ):
         engine.define(SCHEMA)
     assert how.value.free_bytes == 2**20
     assert how.value.needed_bytes > CAPACITY * layout.PAGE
-    with Engine.open(tmp_path / "buffer", None) as engine:
+    with Engine.open(on_disk / "buffer", None) as engine:
         assert engine.schema is None
 
 
 def test_who_opens_more_than_there_is_memory_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    on_disk: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    path = tmp_path / "buffer"
+    path = on_disk / "buffer"
     with Engine.open(path, SETTINGS) as engine:
         engine.define(SCHEMA)
         monkeypatch.setattr(prefault, "free_memory_bytes", lambda: 2**20)

@@ -35,12 +35,12 @@ FAULTS = {
         (
             (
                 "priorities",
-                "    status = shmb_lock(ring, call);\n"
-                "    if (status != SHMB_OK) goto out;\n"
-                "    CP(update_locked);",
+                "        status = shmb_lock(ring, call);\n"
+                "        if (status != SHMB_OK) break;\n"
+                "        CP(update_locked);",
                 "",
             ),
-            ("priorities", "    CP(update_parents);\n    shmb_unlock(ring);", ""),
+            ("priorities", "        shmb_unlock(ring);\n        CP(update_unlocked);", ""),
         ),
     ),
     "a slot is claimed while its writer fills it": Fault(
@@ -118,9 +118,9 @@ FAULTS = {
         (
             (
                 "priorities",
-                "masses[i] = shmb_mass(runtime, priorities[i]);\n    status = shmb_lock(",
-                "masses[i] = shmb_mass(runtime, priorities[i]);\n"
-                "    masses[count] = 0;\n    status = shmb_lock(",
+                "        status = shmb_lock(ring, call);\n        if (status != SHMB_OK) break;",
+                "        status = shmb_lock(ring, call);\n"
+                "        ((volatile double *)masses)[LOCKED_UPDATES] = 0;",
             ),
         ),
     ),
