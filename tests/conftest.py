@@ -47,6 +47,11 @@ def pytest_sessionstart() -> None:
     gc.disable()
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with what takes longest, so that no processor waits for it in the end."""
+    items.sort(key=lambda item: item.get_closest_marker("longest") is None)
+
+
 def pytest_collection_finish() -> None:
     """Keep what is there now out of every later search for garbage.
 

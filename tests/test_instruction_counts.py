@@ -12,6 +12,7 @@ from benchmarks.instructions import RECORDED, CannotCountError, compare, count, 
 
 
 @pytest.mark.slow
+@pytest.mark.longest
 @pytest.mark.timeout(900)  # valgrind imports torch in half a minute of a processor's time
 def test_no_hot_call_takes_a_tenth_more_instructions_than_recorded() -> None:
     recorded = json.loads(RECORDED.read_text())

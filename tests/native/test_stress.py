@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_no_byte_is_touched_by_two_threads_without_order(folder_of: Folder, name: str) -> None:
     folder = folder_of("thread")
-    counts = run("thread", build("thread", folder), *SCENARIOS[name], "--rounds", "240")
+    counts = run("thread", build("thread", folder), *SCENARIOS[name], "--rounds", "120")
     assert counts["checked"] > 1000
     if name in MORTAL:
         assert counts["deaths"] > 0
@@ -27,7 +27,7 @@ def test_no_byte_is_touched_by_two_threads_without_order(folder_of: Folder, name
 @pytest.mark.parametrize("name", MORTAL)
 def test_no_byte_outside_the_ring_is_touched(folder_of: Folder, name: str) -> None:
     folder = folder_of("address")
-    counts = run("address", build("address", folder), *SCENARIOS[name], "--rounds", "240")
+    counts = run("address", build("address", folder), *SCENARIOS[name], "--rounds", "120")
     assert counts["repairs"] > 0
 
 
@@ -35,4 +35,4 @@ def test_no_byte_outside_the_ring_is_touched(folder_of: Folder, name: str) -> No
 @pytest.mark.parametrize("name", ["rows", "one handle on records"])
 def test_a_handle_that_is_closed_has_given_back_its_memory(folder_of: Folder, name: str) -> None:
     folder = folder_of("leak")
-    assert run("leak", build("leak", folder), *SCENARIOS[name], "--rounds", "160")["writes"] > 100
+    assert run("leak", build("leak", folder), *SCENARIOS[name], "--rounds", "120")["writes"] > 100
