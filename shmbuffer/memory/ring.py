@@ -412,6 +412,8 @@ class Ring:
         Raises:
             ValueError: a priority is NaN, infinite, negative or too large; nothing was changed.
             IndexError: no such element; nothing was changed.
+            LockTimeout: a living process holds the mutex. It is taken for 128 priorities at a time,
+                so that the first of more may have been set.
         """
         count = len(index)
         if count == 0:

@@ -46,13 +46,11 @@ def write_priorities(
     alpha, eps = float(state["_alpha"]), float(state["_eps"])
     given = state["_priorities"]
     raw = np.full(capacity, np.nan) if given is None else np.asarray(given, dtype=np.float64)
-    held = np.nonzero(~np.isnan(raw))[0]
-    held = held[held < capacity]
-    mass = (raw[held] + eps) ** alpha
+    mass = np.full(capacity, np.nan)
+    mass[: len(raw)] = (raw[:capacity] + eps) ** alpha
+    held = mass > 0  # not where it is NaN: there is no item
     for name, nothing in zip(_TREES, (0.0, torch.finfo(dtype).max), strict=True):
-        tree = np.full(capacity, nothing)
-        tree[held] = np.where(mass > 0, mass, nothing)
-        tree.tofile(directory / name)
+        np.where(held, mass, nothing).tofile(directory / name)
     if given is not None:
         raw.tofile(directory / _RAW)
     largest = state["_max_priority"]
