@@ -97,6 +97,21 @@ def fast_path() -> Iterator[Path]:
     shutil.rmtree(path)
 
 
+@pytest.fixture
+def on_disk() -> Iterator[Path]:
+    """A directory on a disk, where there is one: those of pytest may be in memory."""
+    from shmbuffer.memory.region import Directory
+
+    path = Path(tempfile.mkdtemp(prefix=f"shmbuffer-test-{os.getpid()}-"))
+    with Directory.open(path) as directory:
+        in_memory = directory.in_memory
+    if in_memory:
+        path.rmdir()
+        pytest.skip("temporary files are in memory: let TMPDIR name a folder on a disk")
+    yield path
+    shutil.rmtree(path)
+
+
 @pytest.fixture(autouse=True)
 def _nothing_is_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     """Fail a test that leaves a process running, or anything of `holdings`.

@@ -8,12 +8,10 @@ import gc
 import logging
 import os
 import pickle
-import shutil
 import signal
 import struct
-import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +23,6 @@ from shmbuffer._native import _core
 from shmbuffer.errors import SpaceError
 from shmbuffer.memory import Engine, Leaf, Schema, Settings, layout, prefault
 from shmbuffer.memory.prefault import OFF, PIECE, Prefault
-from shmbuffer.memory.region import Directory
 from tests.crash.harness import ended, fork
 from tests.memory.programs import needs_root
 
@@ -65,19 +62,6 @@ def finish(engine: Engine) -> None:
     """Return when the thread of a handle has come to its end."""
     assert engine._populating is not None
     engine._populating._thread.join()
-
-
-@pytest.fixture
-def on_disk() -> Iterator[Path]:
-    """A directory on a disk, where there is one: those of pytest may be in memory."""
-    path = Path(tempfile.mkdtemp(prefix=f"shmbuffer-test-{os.getpid()}-"))
-    with Directory.open(path) as directory:
-        in_memory = directory.in_memory
-    if in_memory:
-        path.rmdir()
-        pytest.skip("temporary files are in memory: let TMPDIR name a folder on a disk")
-    yield path
-    shutil.rmtree(path)
 
 
 @pytest.fixture(params=["anonymous", "memory", "disk"])

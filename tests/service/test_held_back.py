@@ -93,15 +93,15 @@ def test_a_wait_now_and_then_is_not_worth_a_warning(
 
 
 def test_a_coordinator_looks_after_a_buffer_on_a_disk(
-    scratch_dir: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    on_disk: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    scratch_dir = on_disk / "buffer"
     monkeypatch.setattr(supervisor, "SCAN_S", 0.01)
     monkeypatch.setattr(throttling, "waited_for_disks_us", lambda: None)
     monkeypatch.setattr(throttling, "throttled", list)
     caplog.set_level(logging.WARNING, "shmbuffer.service")
     with Coordinator(scratch_dir, capacity=8) as coordinator:
-        if not coordinator._engine.on_disk:
-            pytest.skip("temporary files are in memory")
+        assert coordinator._engine.on_disk
         while not caplog.messages:
             time.sleep(0.001)
         assert coordinator.stats()["held_back_s"] > 0
