@@ -76,7 +76,6 @@ def collected_only_between() -> Iterator[None]:
     resource tracker raises.
     """
     gc.collect()
-    gc.freeze()  # what has survived is not looked at again, and the next time is quick
     gc.disable()
     try:
         yield

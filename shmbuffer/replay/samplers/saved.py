@@ -46,9 +46,10 @@ def write_priorities(
     alpha, eps = float(state["_alpha"]), float(state["_eps"])
     given = state["_priorities"]
     raw = np.full(capacity, np.nan) if given is None else np.asarray(given, dtype=np.float64)
-    mass = np.full(capacity, np.nan)
-    mass[: len(raw)] = (raw[:capacity] + eps) ** alpha
-    held = mass > 0  # not where it is NaN: there is no item
+    known = np.full(capacity, np.nan)
+    known[: len(raw)] = raw[:capacity]
+    mass = (known + eps) ** alpha
+    held = (mass > 0) & ~np.isnan(known)  # NaN: no item; with alpha 0 its power is 1, too
     for name, nothing in zip(_TREES, (0.0, torch.finfo(dtype).max), strict=True):
         np.where(held, mass, nothing).tofile(directory / name)
     if given is not None:
