@@ -14,7 +14,6 @@ import select
 import signal
 import sys
 import time
-import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -23,6 +22,7 @@ from types import TracebackType
 
 import numpy as np
 
+from tests.crash.harness import fork
 from tests.torture.history import Log
 from tests.torture.items import LIVES, who_of
 
@@ -224,19 +224,10 @@ class Arena:
 
 
 def forked(body: Callable[[], object]) -> int:
-    """A child that runs ``body``: it ends with 0, or with 70 and a traceback on stderr."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    pid = os.fork()
-    if pid:
-        return pid
-    status = 70
-    try:
+    """`fork`, of a body that may also end with SystemExit: that is no failure."""
+
+    def run() -> None:
         with contextlib.suppress(SystemExit):
             body()
-        status = 0
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        sys.stderr.flush()
-        os._exit(status)
+
+    return fork(run)
