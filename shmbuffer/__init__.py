@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     # Every name of these modules' __all__, for type checkers; the test of the front door compares.
     from shmbuffer.distributed import *  # noqa: F403
     from shmbuffer.errors import *  # noqa: F403
+    from shmbuffer.memory.limiter import RateLimiter as RateLimiter
     from shmbuffer.replay import *  # noqa: F403
     from shmbuffer.service.client import attach as attach
     from shmbuffer.service.coordinator import Coordinator as Coordinator
@@ -39,6 +40,8 @@ _HOMES = {
         "FormatError",
         "IncompatibleVersionError",
         "LockTimeout",
+        "RateLimitError",
+        "RateLimitTimeout",
         "ReadOnlyError",
         "RecordTooLargeError",
         "RegistryFullError",
@@ -103,6 +106,7 @@ _HOMES = {
         "densify",
         "pad",
     ),
+    "shmbuffer.memory.limiter": ("RateLimiter",),
     "shmbuffer.service.client": ("attach",),
     "shmbuffer.service.coordinator": ("Coordinator",),
     "shmbuffer.service.recovery": (

@@ -23,7 +23,9 @@
     ├── AttachTimeout              which wait, for how long, who holds it (also a TimeoutError)
     ├── LockTimeout                a living process keeps the mutex (also a TimeoutError)
     ├── RingOverrunError           a living writer fills the slot we need (also a TimeoutError)
-    └── RecordTooLargeError        a write needs more bytes than the ring has (also a ValueError)
+    ├── RecordTooLargeError        a write needs more bytes than the ring has (also a ValueError)
+    └── RateLimitError             the other side of a limited buffer cannot go on: pids
+        └── RateLimitTimeout           it did not in time (also a TimeoutError)
 
 A message says what happened, where, and what to do. Its parts are attributes. Errors cross
 processes, so they pickle with their attributes.
@@ -168,3 +170,17 @@ class RingOverrunError(ShmBufferError, TimeoutError):
 
 class RecordTooLargeError(ShmBufferError, ValueError):
     """The records of one write need more bytes than the byte ring has; nothing was changed."""
+
+
+class RateLimitError(ShmBufferError):
+    """A limited call can never go on, or is not to wait for a side that nobody is on.
+
+    Attributes: ``pids``, of the living clients on the other side.
+    """
+
+
+class RateLimitTimeout(RateLimitError, TimeoutError):  # noqa: N818 - beside AttachTimeout
+    """The other side of a limited buffer did not go on in time; nothing was changed.
+
+    Attributes: ``pids``, of the living clients on the other side.
+    """

@@ -20,6 +20,8 @@ NO_TICKETS: int
 TOO_LARGE: int
 BAD_BATCH: int
 NO_ROOM: int
+LIMITED: int
+IN_QUEUE: int
 DAMAGED: int
 BAD_PRIORITY: int
 BAD_INDEX: int
@@ -119,6 +121,23 @@ class Ring:
     def give_up_turn(self, timeout_ns: int, /) -> int: ...
     def wait(self, timeout_ns: int, /) -> None: ...
     def snapshot(self, timeout_ns: int, /) -> bytes | int: ...
+    def let_pass(self, whether: bool, /) -> None: ...
+    def admit_sample(self, count: int, min_size: int, timeout_ns: int, /) -> int: ...
+    def take_back(self, count: int, timeout_ns: int, /) -> int: ...
+    def take(self, count: int, index: int, tickets: int, timeout_ns: int, /) -> int: ...
+    def release(self, timeout_ns: int, /) -> int: ...
+    def limit(
+        self,
+        limits: int,
+        samples_per_insert: float,
+        error_buffer: float,
+        min_size: int,
+        max_times_sampled: int,
+        when_alone: int,
+        timeout_ns: int,
+        /,
+    ) -> int: ...
+    def give_up_waiting(self, sides: int, timeout_ns: int, /) -> int: ...
     def write_records(
         self,
         data: int,
@@ -199,6 +218,10 @@ class Ring:
     state: int
     prioritized: int
     incarnation: int
+    limits: int
+    queued: int
+    why: int
+    last_writer: int
     bad_at: int
     needed: int
     byte_head: int

@@ -112,6 +112,17 @@
     X(turn_noted, "turn.noted")                                                                              \
     X(turn_returned, "turn.returned")                                                                        \
     X(wake_progress, "wake.progress")                                                                        \
+    X(flow_pending, "flow.pending")                                                                          \
+    X(flow_promised, "flow.promised")                                                                        \
+    X(flow_settled, "flow.settled")                                                                          \
+    X(flow_waits, "flow.waits")                                                                              \
+    X(flow_limited, "flow.limited")                                                                          \
+    X(flow_base, "flow.base")                                                                                \
+    X(flow_drawn, "flow.drawn")                                                                              \
+    X(flow_reading, "flow.reading")                                                                          \
+    X(flow_taken, "flow.taken")                                                                              \
+    X(flow_stored, "flow.stored")                                                                            \
+    X(flow_published, "flow.published")                                                                      \
     X(mutex_cleared, "mutex.cleared")                                                                        \
     X(mutex_made, "mutex.made")                                                                              \
     X(mutex_locked, "mutex.locked")                                                                          \

@@ -63,7 +63,7 @@ int shmb_gate_enter(struct shmb_ring *ring, struct shmb_call *call, int64_t time
         pthread_mutex_lock(&gate->mutex);
     }
     if (status == SHMB_OK) {
-        gate->thread = me;
+        gate->thread = gate->last = me;
         gate->in_call = true;
     }
     pthread_mutex_unlock(&gate->mutex);

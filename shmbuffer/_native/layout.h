@@ -35,6 +35,24 @@ enum shmb_entry_state { SHMB_FREE = 0, SHMB_LIVE = 1 };
 /* Life of the whole buffer, as clients see it without reading a superblock. */
 enum shmb_buffer_state { SHMB_NO_SCHEMA = 0, SHMB_READY = 1, SHMB_RECOVERING = 2, SHMB_CLOSING = 3 };
 
+/* What limits both sides; see limiter.c. Two of them, of which the one counts that the version's last bit names. */
+struct shmb_limiter {
+    double samples_per_insert;
+    double error_buffer;        /* samples */
+    uint64_t min_size;          /* elements that have to be there before any is drawn */
+    uint64_t inserts_base;      /* write_count from which on inserts count */
+    uint64_t samples_base;      /* `drawn` from which on samples count */
+    uint64_t max_times_sampled; /* of an element in a queue */
+    uint64_t queue_next;        /* elements that were handed out, from ticket 0 on, each max_times_sampled times */
+    uint32_t when_alone;        /* enum shmb_alone */
+    uint32_t limits;            /* SHMB_RATIO, SHMB_QUEUE */
+};
+enum shmb_limit_kind { SHMB_RATIO = 1, SHMB_QUEUE = 2, SHMB_MIN_SIZE = 4 };
+enum shmb_alone { SHMB_ALONE_PASS = 0, SHMB_ALONE_WAIT = 1, SHMB_ALONE_ERROR = 2 };
+
+/* Whom a client waits for. */
+enum shmb_side { SHMB_FOR_SAMPLES = 1, SHMB_FOR_INSERTS = 2 };
+
 /* One page. The mutex guards everything behind it, every slot word that changes, and the tree. */
 struct shmb_runtime {
     union {
@@ -61,6 +79,12 @@ struct shmb_runtime {
     _Atomic uint64_t byte_head;        /* position in the byte ring where the next record starts */
     _Atomic uint64_t byte_tail;        /* position of the oldest record whose bytes are in use */
     _Atomic uint64_t evicted;          /* items that went because their bytes were needed */
+    _Atomic uint64_t drawn;            /* elements that were drawn while there was a ratio */
+    _Atomic uint64_t pending;          /* elements of open claims that began while there was a limiter */
+    _Atomic uint32_t limiter_version;  /* changes with the limiter; 0: there was never one */
+    _Atomic uint32_t limited;          /* entries that wait for the other side */
+    uint64_t reserved[3];
+    struct shmb_limiter limiters[2];
 };
 
 /* One client. Identity is written under init.lock before state = LIVE; the claim by its owner, or by
@@ -93,7 +117,14 @@ struct shmb_entry {
     _Atomic uint64_t updates_stale;
     _Atomic uint64_t waits;        /* times that a write had to wait for a slot */
     _Atomic uint64_t last_seen_ns; /* CLOCK_MONOTONIC of the last write, sample or update, for display only */
-    uint64_t reserved_tail[7];
+    _Atomic uint64_t pending; /* elements that write_count grows by once the open claim is committed, if that is limited */
+    _Atomic uint64_t reading; /* 1 + the oldest ticket that is being copied out of a queue; 0: none */
+    _Atomic uint32_t waits_for; /* SHMB_FOR_SAMPLES, SHMB_FOR_INSERTS: for what the other side has to do first */
+    uint32_t reserved_word;
+    uint64_t wanted;         /* elements that it waits to write or to draw */
+    uint64_t waits_since_ns; /* CLOCK_MONOTONIC */
+    _Atomic uint64_t last_insert_ns; /* CLOCK_MONOTONIC; 0: none since it joined */
+    _Atomic uint64_t last_sample_ns;
 };
 
 /* A record in the byte ring. Positions only grow; the byte at a position is number position mod max_bytes of the
@@ -114,6 +145,7 @@ struct shmb_extent {
 enum shmb_claim_kind { SHMB_RING_WRITE = 0, SHMB_PLACED = 1, SHMB_IN_PLACE = 2 };
 
 _Static_assert(sizeof(struct shmb_record) == 32, "the header of a record has its fixed size");
+_Static_assert(sizeof(struct shmb_limiter) == 64, "a limiter is one cache line");
 _Static_assert(sizeof(struct shmb_runtime) <= SHMB_PAGE, "the runtime page is one page");
 _Static_assert(sizeof(struct shmb_entry) == SHMB_ENTRY_BYTES, "a registry entry has its fixed size");
 _Static_assert(sizeof(pthread_mutex_t) <= 64, "the mutex has its place");

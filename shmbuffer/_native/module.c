@@ -101,11 +101,16 @@ static PyObject *core_layout(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(ig
     RUNTIME(max_priority) RUNTIME(alpha) RUNTIME(eps) RUNTIME(alpha_version) RUNTIME(next_turn) RUNTIME(waiters)
     RUNTIME(progress) RUNTIME(next_incarnation) RUNTIME(repairs) RUNTIME(rolled_back) RUNTIME(rolled_forward)
     RUNTIME(reaped) RUNTIME(byte_head) RUNTIME(byte_tail) RUNTIME(evicted)
+    RUNTIME(drawn) RUNTIME(pending) RUNTIME(limiter_version) RUNTIME(limited) RUNTIME(limiters)
+#define LIMITER(field) failed = failed || put(dict, "limiter." #field, offsetof(struct shmb_limiter, field));
+    LIMITER(samples_per_insert) LIMITER(error_buffer) LIMITER(min_size) LIMITER(inserts_base) LIMITER(samples_base)
+    LIMITER(max_times_sampled) LIMITER(queue_next) LIMITER(when_alone) LIMITER(limits)
 #define ENTRY(field) failed = failed || put(dict, "entry." #field, offsetof(struct shmb_entry, field));
     ENTRY(state) ENTRY(role) ENTRY(incarnation) ENTRY(pid) ENTRY(start_time) ENTRY(pid_namespace) ENTRY(boot_id)
     ENTRY(joined_ns) ENTRY(phase) ENTRY(kind) ENTRY(first) ENTRY(count) ENTRY(goal) ENTRY(turn) ENTRY(turn_ns) ENTRY(byte_first) ENTRY(inserts)
     ENTRY(aborts) ENTRY(samples) ENTRY(sampled) ENTRY(redraws) ENTRY(age_sum) ENTRY(updates_applied)
-    ENTRY(updates_stale) ENTRY(waits) ENTRY(last_seen_ns)
+    ENTRY(updates_stale) ENTRY(waits) ENTRY(last_seen_ns) ENTRY(pending) ENTRY(reading) ENTRY(waits_for)
+    ENTRY(wanted) ENTRY(waits_since_ns) ENTRY(last_insert_ns) ENTRY(last_sample_ns)
     failed = failed || put(dict, "page", SHMB_PAGE) || put(dict, "runtime", SHMB_RUNTIME_OFFSET) ||
              put(dict, "registry", SHMB_REGISTRY_OFFSET) || put(dict, "entries", SHMB_ENTRIES) ||
              put(dict, "entry_bytes", SHMB_ENTRY_BYTES) || put(dict, "control_bytes", SHMB_CONTROL_BYTES) ||
@@ -226,7 +231,7 @@ PyMODINIT_FUNC PyInit__core(void) {
     STATUS(BLOCKED) STATUS(FORKED) STATUS(CLOSING_STATUS) STATUS(LOCK_TIMEOUT) STATUS(INTERRUPTED) STATUS(UNRECOVERABLE)
     STATUS(FENCED) STATUS(NOTHING) STATUS(NO_MEMORY) STATUS(NO_CLAIM) STATUS(OTHER_SETTINGS)
     STATUS(LEFT) STATUS(BAD_PRIORITY) STATUS(BAD_INDEX) STATUS(BAD_ALPHA) STATUS(REENTERED) STATUS(NO_TICKETS)
-    STATUS(TOO_LARGE) STATUS(BAD_BATCH) STATUS(NO_ROOM) STATUS(DAMAGED)
+    STATUS(TOO_LARGE) STATUS(BAD_BATCH) STATUS(NO_ROOM) STATUS(LIMITED) STATUS(IN_QUEUE) STATUS(DAMAGED)
     Py_XDECREF(intake_type);
     return module;
 }

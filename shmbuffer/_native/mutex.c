@@ -140,7 +140,9 @@ bool shmb_lock_no_more(struct shmb_ring *ring, struct shmb_call *call) {
 /* Called after unlocking, by whoever changed something that a waiter waits for. A process that dies before
  * this call leaves waiters asleep until their slice of a few milliseconds ends, no longer. */
 void shmb_wake_waiters(struct shmb_runtime *runtime) {
-    if (atomic_load_explicit(&runtime->waiters, memory_order_relaxed) == 0) return;
+    if (atomic_load_explicit(&runtime->waiters, memory_order_relaxed) == 0 &&
+        atomic_load_explicit(&runtime->limited, memory_order_relaxed) == 0)
+        return;
     atomic_fetch_add(&runtime->progress, 1);
     CP(wake_progress);
     syscall(SYS_futex, &runtime->progress, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);

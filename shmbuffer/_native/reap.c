@@ -77,6 +77,7 @@ void shmb_finish_claim(struct shmb_ring *ring, struct shmb_entry *entry) {
         CP(empty_head);
         runtime->max_priority = -1; /* of items that are forgotten */
         CP(empty_max_priority);
+        shmb_start_anew(ring, atomic_load_explicit(&entry->goal, memory_order_relaxed), 0, end);
         for (uint64_t slot = 0; slot < ring->capacity; slot++) empty_slot(ring, slot);
     } else {
         CP(reap_head);
@@ -120,6 +121,7 @@ void shmb_repair(struct shmb_ring *ring) {
             atomic_store_explicit(&ring->entries[i].phase, SHMB_IDLE, memory_order_release);
         CP(repair_idle);
     }
+    shmb_count_limited(ring);
     atomic_fetch_add_explicit(&runtime->repairs, 1, memory_order_relaxed);
     CP(count_added);
 }
@@ -142,6 +144,8 @@ int shmb_reap(struct shmb_ring *ring, struct shmb_call *call, uint32_t index, ui
             atomic_store_explicit(&entry->phase, SHMB_IDLE, memory_order_release);
         }
         CP(reap_idle);
+        shmb_settle(ring, entry);
+        shmb_wait_no_more(ring, entry, SHMB_FOR_SAMPLES | SHMB_FOR_INSERTS);
         if (atomic_load_explicit(&entry->turn, memory_order_relaxed) != 0) {
             atomic_store_explicit(&entry->turn, 0, memory_order_release);
             CP(turn_returned);

@@ -42,6 +42,8 @@ enum shmb_status {
     SHMB_TOO_LARGE,      /* the records need more bytes than the ring has: see shmb_refusal.needed */
     SHMB_BAD_BATCH,      /* a record that is not within its batch: see shmb_refusal.bad_at */
     SHMB_NO_ROOM,        /* what was read does not fit into the caller's arena: see shmb_refusal.needed */
+    SHMB_LIMITED,        /* the other side has to go on first: see shmb_refusal.why */
+    SHMB_IN_QUEUE,       /* a queue is written at its end only */
     SHMB_DAMAGED,        /* shared memory says what cannot be; slot shmb_refusal.bad_at, or SHMB_NO_SLOT */
 };
 
@@ -59,6 +61,7 @@ struct shmb_gate {
     pthread_mutex_t mutex; /* held for some instructions, never while waiting */
     pthread_cond_t freed;
     pid_t thread; /* who is inside; 0: nobody */
+    pid_t last;   /* who was inside last */
     bool in_call;
 };
 
@@ -131,10 +134,14 @@ struct shmb_ring {
     double *masses;       /* scratch, claim_rows * lanes */
     uint64_t *touched;
     uint64_t scratch_rows;
+    uint64_t readers; /* threads that copy out of a queue; under the mutex */
 };
+
+enum shmb_reason { SHMB_SLOT_IS_TAKEN = 0, SHMB_AHEAD = 1, SHMB_BEHIND, SHMB_FEW, SHMB_FULL, SHMB_SHORT };
 
 /* Why the last call of this thread that was refused was so. Not of the handle, which other threads use meanwhile. */
 struct shmb_refusal {
+    enum shmb_reason why; /* of SHMB_LIMITED: too many inserts, or samples; too few items; a queue full, or short of them */
     uint64_t bad_at; /* position of the argument */
     uint64_t needed; /* bytes, where there were too few */
     struct {
@@ -224,9 +231,27 @@ int shmb_empty(struct shmb_ring *ring, struct shmb_call *call, bool keep_write_c
 int shmb_restore(struct shmb_ring *ring, struct shmb_call *call, uint64_t slot, uint64_t write_count,
                  double max_priority);
 bool shmb_is_being_written(struct shmb_ring *ring, uint64_t slot);
+bool shmb_claim_covers(const struct shmb_ring *ring, uint64_t word, uint32_t *entry);
 uint64_t shmb_slot_of_row(const struct shmb_ring *ring, uint64_t row);
 uint64_t shmb_ticket_of_row(const struct shmb_ring *ring, uint64_t row);
 uint32_t shmb_row_checksum(const struct shmb_ring *ring, uint64_t slot, uint64_t ticket);
+
+/* limiter.c: flow control. Under the mutex, unless they take a call */
+extern _Thread_local bool shmb_let_pass;
+uint32_t shmb_limits(struct shmb_runtime *runtime); /* what there is: SHMB_RATIO, SHMB_QUEUE, SHMB_MIN_SIZE */
+int shmb_admit_insert(struct shmb_ring *ring, uint64_t rows, uint64_t elements, uint64_t *counted);
+void shmb_promise(struct shmb_ring *ring, uint64_t elements);
+void shmb_settle(struct shmb_ring *ring, struct shmb_entry *entry);
+void shmb_wait_no_more(struct shmb_ring *ring, struct shmb_entry *entry, uint32_t sides);
+void shmb_count_limited(struct shmb_ring *ring);
+void shmb_start_anew(struct shmb_ring *ring, uint64_t write_count, uint64_t elements, uint64_t first_ticket);
+int shmb_admit_sample(struct shmb_ring *ring, struct shmb_call *call, uint64_t count, uint64_t min_size);
+int shmb_take_back(struct shmb_ring *ring, struct shmb_call *call, uint64_t count);
+int shmb_take(struct shmb_ring *ring, struct shmb_call *call, uint64_t count, int64_t *index, int64_t *tickets);
+int shmb_release(struct shmb_ring *ring, struct shmb_call *call);
+uint64_t shmb_queued(const struct shmb_ring *ring);
+int shmb_limit(struct shmb_ring *ring, struct shmb_call *call, const struct shmb_limiter *wanted);
+int shmb_give_up_waiting(struct shmb_ring *ring, struct shmb_call *call, uint32_t sides);
 
 /* records.c: the byte ring */
 int shmb_batch_in_order(struct shmb_ring *ring, const struct shmb_batch *batch, uint64_t bytes, bool apart);

@@ -58,6 +58,25 @@ static int seen(struct ring_object *self, int status) {
     return status;
 }
 
+/* What makes a client one of those who insert, or of those who sample. */
+static int inserted(struct ring_object *self, int status) {
+    struct shmb_entry *me = self->ring.me;
+    if (seen(self, status) == SHMB_OK) {
+        atomic_store_explicit(&me->last_insert_ns, atomic_load_explicit(&me->last_seen_ns, memory_order_relaxed), memory_order_relaxed);
+        CP(count_added);
+    }
+    return status;
+}
+
+static int sampled(struct ring_object *self, int status) {
+    struct shmb_entry *me = self->ring.me;
+    if (seen(self, status) == SHMB_OK) {
+        atomic_store_explicit(&me->last_sample_ns, atomic_load_explicit(&me->last_seen_ns, memory_order_relaxed), memory_order_relaxed);
+        CP(count_added);
+    }
+    return status;
+}
+
 static int number(PyObject *object, uint64_t *out) {
     *out = PyLong_AsUnsignedLongLong(object);
     return *out == UINT64_MAX && PyErr_Occurred() ? -1 : 0;
@@ -218,7 +237,7 @@ int shmb_binding_write(PyObject *object, const unsigned char *const *from, uint6
         uint64_t skip = count > ring->capacity ? count - ring->capacity : 0;
         shmb_fill(ring, from, skip);
         if (priorities) shmb_fill_priorities(ring, priorities, skip);
-        status = seen(self, shmb_commit(ring, &python.call, priorities != NULL));
+        status = inserted(self, shmb_commit(ring, &python.call, priorities != NULL));
     }
     if (python.saved) PyEval_RestoreThread(python.saved);
     return status;
@@ -266,7 +285,7 @@ static PyObject *ring_place(PyObject *object, PyObject *const *args, Py_ssize_t 
     if (status == SHMB_OK) {
         shmb_fill(ring, from, 0);
         if (priorities) shmb_fill_priorities(ring, (const double *)(uintptr_t)priorities, 0);
-        status = seen(self, shmb_commit(ring, &python.call, priorities != 0));
+        status = inserted(self, shmb_commit(ring, &python.call, priorities != 0));
     }
     if (from != room) free(from);
     return end(&python, status, 0);
@@ -321,7 +340,7 @@ static PyObject *ring_commit(PyObject *object, PyObject *const *args, Py_ssize_t
         if (status == SHMB_OK) shmb_fill_priorities(&self->ring, from, skip);
     }
     if (status == SHMB_OK)
-        status = seen(self, shmb_commit(&self->ring, &python.call, priorities != 0));
+        status = inserted(self, shmb_commit(&self->ring, &python.call, priorities != 0));
     else if (shmb_abort(&self->ring, &python.call) == SHMB_INTERRUPTED)
         status = SHMB_INTERRUPTED;
     return end(&python, status, 0);
@@ -357,7 +376,7 @@ static PyObject *ring_sample(PyObject *object, PyObject *const *args, Py_ssize_t
     int status = shmb_sample(&self->ring, &python.call, count, key, (unsigned char *const *)out,
                              (int64_t *)(uintptr_t)index, (int64_t *)(uintptr_t)tickets, (float *)(uintptr_t)weights, beta,
                              prioritized != 0, &redrawn, NULL);
-    seen(self, status);
+    sampled(self, status);
     if (out && out != room) free(out);
     return end(&python, status, redrawn);
 }
@@ -511,13 +530,88 @@ static PyObject *ring_wait(PyObject *object, PyObject *timeout_ns) {
     struct ring_object *self = (struct ring_object *)object;
     int64_t timeout;
     if (signed_number(timeout_ns, &timeout) < 0) return NULL;
-    atomic_fetch_add_explicit(&self->ring.me->waits, 1, memory_order_relaxed);
+    if (shmb_refusal.why == SHMB_SLOT_IS_TAKEN) atomic_fetch_add_explicit(&self->ring.me->waits, 1, memory_order_relaxed);
     CP(count_added);
     Py_BEGIN_ALLOW_THREADS
     shmb_wait_progress(self->ring.runtime, shmb_refusal.blocker.progress, timeout);
     Py_END_ALLOW_THREADS
     if (PyErr_CheckSignals() < 0) return NULL;
     Py_RETURN_NONE;
+}
+
+/* let_pass(whether): the next write or draw of this thread goes on whatever the ratio */
+static PyObject *ring_let_pass(PyObject *Py_UNUSED(object), PyObject *whether) {
+    int pass = PyObject_IsTrue(whether);
+    if (pass < 0) return NULL;
+    shmb_let_pass = pass != 0;
+    Py_RETURN_NONE;
+}
+
+/* admit_sample(count, min_size, timeout_ns) -> 0: the draw may be made, and counts */
+static PyObject *ring_admit_sample(PyObject *object, PyObject *const *args, Py_ssize_t nargs) {
+    struct ring_object *self = (struct ring_object *)object;
+    uint64_t count, min_size;
+    int64_t timeout;
+    if (expect(nargs, 3, "admit_sample") < 0 || number(args[0], &count) < 0 || number(args[1], &min_size) < 0 ||
+        signed_number(args[2], &timeout) < 0)
+        return NULL;
+    struct python_call python = begin(timeout);
+    return end(&python, shmb_admit_sample(&self->ring, &python.call, count, min_size), 0);
+}
+
+/* take_back(count, timeout_ns) -> 0: a draw that was admitted was not made */
+static PyObject *ring_take_back(PyObject *object, PyObject *const *args, Py_ssize_t nargs) {
+    struct ring_object *self = (struct ring_object *)object;
+    uint64_t count;
+    int64_t timeout;
+    if (expect(nargs, 2, "take_back") < 0 || number(args[0], &count) < 0 || signed_number(args[1], &timeout) < 0) return NULL;
+    struct python_call python = begin(timeout);
+    return end(&python, shmb_take_back(&self->ring, &python.call, count), 0);
+}
+
+/* take(count, index, tickets, timeout_ns) -> 0: the oldest of a queue; then read them, and release */
+static PyObject *ring_take(PyObject *object, PyObject *const *args, Py_ssize_t nargs) {
+    struct ring_object *self = (struct ring_object *)object;
+    uint64_t count, index, tickets;
+    int64_t timeout;
+    if (expect(nargs, 4, "take") < 0 || number(args[0], &count) < 0 || number(args[1], &index) < 0 ||
+        number(args[2], &tickets) < 0 || signed_number(args[3], &timeout) < 0)
+        return NULL;
+    struct python_call python = begin(timeout);
+    return end(&python, shmb_take(&self->ring, &python.call, count, AT(int64_t, index), AT(int64_t, tickets)), 0);
+}
+
+static PyObject *ring_release(PyObject *object, PyObject *timeout_ns) {
+    struct ring_object *self = (struct ring_object *)object;
+    int64_t timeout;
+    if (signed_number(timeout_ns, &timeout) < 0) return NULL;
+    struct python_call python = begin(timeout);
+    return end(&python, shmb_release(&self->ring, &python.call), 0);
+}
+
+/* limit(limits, samples_per_insert, error_buffer, min_size, max_times_sampled, when_alone, timeout_ns) -> 0 */
+static PyObject *ring_limit(PyObject *object, PyObject *const *args, Py_ssize_t nargs) {
+    struct ring_object *self = (struct ring_object *)object;
+    uint64_t limits, min_size, times, when_alone;
+    int64_t timeout;
+    if (expect(nargs, 7, "limit") < 0 || number(args[0], &limits) < 0 || number(args[3], &min_size) < 0 ||
+        number(args[4], &times) < 0 || number(args[5], &when_alone) < 0 || signed_number(args[6], &timeout) < 0)
+        return NULL;
+    double ratio = PyFloat_AsDouble(args[1]), error_buffer = PyFloat_AsDouble(args[2]);
+    if (PyErr_Occurred()) return NULL;
+    const struct shmb_limiter wanted = {ratio, error_buffer, min_size, 0, 0, times, 0, (uint32_t)when_alone, (uint32_t)limits};
+    struct python_call python = begin(timeout);
+    return end(&python, shmb_limit(&self->ring, &python.call, &wanted), 0);
+}
+
+/* give_up_waiting(sides, timeout_ns) -> 0: nobody has to say any more that we wait for them */
+static PyObject *ring_give_up_waiting(PyObject *object, PyObject *const *args, Py_ssize_t nargs) {
+    struct ring_object *self = (struct ring_object *)object;
+    uint64_t sides;
+    int64_t timeout;
+    if (expect(nargs, 2, "give_up_waiting") < 0 || number(args[0], &sides) < 0 || signed_number(args[1], &timeout) < 0) return NULL;
+    struct python_call python = begin(timeout);
+    return end(&python, shmb_give_up_waiting(&self->ring, &python.call, (uint32_t)sides), 0);
 }
 
 /* snapshot(timeout_ns) -> bytes of the runtime page and the registry, all of one moment; or a status */
@@ -616,7 +710,7 @@ static int batch_of(PyObject *const *args, struct shmb_batch *batch, uint64_t *b
 static int fill_and_commit(struct ring_object *self, struct shmb_call *call, const double *priorities, uint64_t skip) {
     shmb_fill_records(&self->ring);
     if (priorities) shmb_fill_priorities(&self->ring, priorities, skip);
-    return seen(self, shmb_commit(&self->ring, call, priorities != NULL));
+    return inserted(self, shmb_commit(&self->ring, call, priorities != NULL));
 }
 
 /* write_records(data, bytes, starts, sizes, count, priorities, timeout_ns) -> first ticket */
@@ -704,7 +798,7 @@ static PyObject *ring_sample_records(PyObject *object, PyObject *const *args, Py
     if (arena.room >= RELEASE_FROM_BYTES) may_block(&python.call);
     int status = shmb_sample(&self->ring, &python.call, count, key, NULL, AT(int64_t, index), AT(int64_t, tickets),
                              AT(float, weights), beta, prioritized != 0, &redrawn, &arena);
-    seen(self, status);
+    sampled(self, status);
     return end(&python, status, arena.used);
 }
 
@@ -836,6 +930,10 @@ static PyObject *get_needed(PyObject *Py_UNUSED(object), void *Py_UNUSED(closure
     return PyLong_FromUnsignedLongLong(shmb_refusal.needed);
 }
 
+static PyObject *get_why(PyObject *Py_UNUSED(object), void *Py_UNUSED(closure)) {
+    return PyLong_FromLong(shmb_refusal.why);
+}
+
 #define GET_U64(name, expression)                                                                            \
     static PyObject *get_##name(PyObject *object, void *Py_UNUSED(closure)) {                                \
         const struct shmb_ring *ring = &((struct ring_object *)object)->ring;                                \
@@ -850,6 +948,9 @@ static uint64_t length_of(const struct shmb_ring *ring) { /* no more than there 
 GET_U64(length, length_of(ring))
 GET_U64(state, atomic_load_explicit(&ring->runtime->state, memory_order_acquire))
 GET_U64(prioritized, atomic_load_explicit(&ring->runtime->prioritized, memory_order_acquire))
+GET_U64(limits, shmb_limits(ring->runtime))
+GET_U64(queued, shmb_queued(ring))
+GET_U64(last_writer, (uint64_t)ring->gate.last)
 GET_U64(incarnation, ring->incarnation)
 GET_U64(byte_head, atomic_load_explicit(&ring->runtime->byte_head, memory_order_acquire))
 GET_U64(byte_tail, atomic_load_explicit(&ring->runtime->byte_tail, memory_order_acquire))
@@ -889,6 +990,13 @@ static PyMethodDef methods[] = {
     {"give_up_turn", ring_give_up_turn, METH_O, "give_up_turn(timeout_ns): stop waiting."},
     {"wait", ring_wait, METH_O, "wait(timeout_ns): sleep until somebody makes progress."},
     {"snapshot", ring_snapshot, METH_O, "snapshot(timeout_ns): runtime page and registry of one moment."},
+    {"let_pass", ring_let_pass, METH_O, "let_pass(whether): this thread's next write or draw goes on whatever the ratio."},
+    FAST(admit_sample, "admit_sample(count, min_size, timeout_ns): the draw may be made, and counts."),
+    FAST(take_back, "take_back(count, timeout_ns): a draw that was admitted was not made."),
+    FAST(take, "take(count, index, tickets, timeout_ns): the oldest of a queue."),
+    {"release", ring_release, METH_O, "release(timeout_ns): what was taken is read."},
+    FAST(limit, "limit(limits, samples_per_insert, error_buffer, min_size, max_times_sampled, when_alone, timeout_ns)."),
+    FAST(give_up_waiting, "give_up_waiting(sides, timeout_ns): stop waiting for the other side."),
     FAST(write_records, "write_records(data, bytes, starts, sizes, count, priorities, timeout_ns): claim, fill, commit."),
     FAST(place_records, "place_records(slots, data, bytes, starts, sizes, count, priorities, in_place, tickets or 0,\n"
                         "kept or 0, timeout_ns): the same for named slots, in ascending order."),
@@ -913,6 +1021,10 @@ static PyGetSetDef properties[] = {
     GET(state, "Life of the buffer."),
     GET(prioritized, "1 once the tree is kept."),
     GET(incarnation, "Ours."),
+    GET(limits, "What limits both sides: RATIO, QUEUE, MIN_SIZE."),
+    GET(queued, "Elements that a queue has not handed out as often as it may."),
+    GET(last_writer, "Thread of this process that wrote last, 0 if none did."),
+    GET(why, "What this thread's last call was limited by."),
     GET(bad_at, "Position of the argument that this thread's last call was refused for."),
     GET(needed, "Bytes that this thread's last call needed, where there were too few."),
     GET(byte_head, "Where the next record starts."),

@@ -90,6 +90,7 @@ static void note_blocker(struct shmb_ring *ring, uint32_t entry, bool by_turn) {
     shmb_refusal.blocker.turn = atomic_load_explicit(&ring->entries[entry].turn, memory_order_relaxed);
     shmb_refusal.blocker.progress = atomic_load(&ring->runtime->progress);
     shmb_refusal.blocker.by_turn = by_turn;
+    shmb_refusal.why = SHMB_SLOT_IS_TAKEN;
     if (by_turn) take_turn(ring);
 }
 
@@ -118,21 +119,28 @@ static inline bool is_marked(const struct shmb_ring *ring, uint64_t slot) {
     return SHMB_STATE(atomic_load_explicit(&ring->words[slot], memory_order_relaxed)) == SHMB_WRITING;
 }
 
-/* W1: is a living claim writing this slot? A WRITING word that no claim covers is nobody's and may be taken. */
-bool shmb_is_being_written(struct shmb_ring *ring, uint64_t slot) {
-    uint64_t word = atomic_load_explicit(&ring->words[slot], memory_order_relaxed);
+/* W1: does an open claim cover this word? A WRITING word that none covers is nobody's and may be taken. */
+bool shmb_claim_covers(const struct shmb_ring *ring, uint64_t word, uint32_t *whose) {
     if (__builtin_expect(SHMB_STATE(word) != SHMB_WRITING, 1)) return false;
     for (uint32_t i = 0; i < SHMB_ENTRIES; i++) {
         const struct shmb_entry *entry = &ring->entries[i];
         if (atomic_load_explicit(&entry->phase, memory_order_relaxed) != SHMB_PAYLOAD) continue;
         uint64_t first = atomic_load_explicit(&entry->first, memory_order_relaxed);
         if (SHMB_TICKET(word) - first < atomic_load_explicit(&entry->count, memory_order_relaxed)) {
-            note_blocker(ring, i, false);
-            take_turn(ring);
+            if (whose) *whose = i;
             return true;
         }
     }
     return false;
+}
+
+bool shmb_is_being_written(struct shmb_ring *ring, uint64_t slot) {
+    uint64_t word = atomic_load_explicit(&ring->words[slot], memory_order_relaxed);
+    uint32_t whose = 0;
+    if (__builtin_expect(!shmb_claim_covers(ring, word, &whose), 1)) return false;
+    note_blocker(ring, whose, false);
+    take_turn(ring);
+    return true;
 }
 
 static void abort_claim(struct shmb_ring *ring) {
@@ -146,6 +154,7 @@ static void abort_claim(struct shmb_ring *ring) {
     }
     atomic_store_explicit(&me->phase, SHMB_IDLE, memory_order_release);
     CP(abort_idle);
+    shmb_settle(ring, me);
     atomic_fetch_add_explicit(&me->aborts, ring->claim_slots_taken * ring->lanes, memory_order_relaxed);
     CP(count_added);
 }
@@ -206,14 +215,15 @@ static int give_claim_back(struct shmb_ring *ring, struct shmb_call *call) {
     return status;
 }
 
-/* W2 to W8. The mutex is held; it is released here. */
-static void open_claim(struct shmb_ring *ring, uint64_t first, uint64_t count) {
+/* W2 to W8. The mutex is held; it is released here. `limited` elements are what a limiter counts of them. */
+static void open_claim(struct shmb_ring *ring, uint64_t first, uint64_t count, uint64_t limited) {
     struct shmb_runtime *runtime = ring->runtime;
     struct shmb_entry *me = ring->me;
     bool prioritized = atomic_load_explicit(&runtime->prioritized, memory_order_relaxed) != 0, unmassed = false;
     ring->claim_first = first;
     ring->claim_slot = first % ring->capacity;
     ring->claim_count = count;
+    if (limited | atomic_load_explicit(&me->pending, memory_order_relaxed)) shmb_promise(ring, limited);
     me->kind = ring->claim_kind;
     CP(write_kind);
     atomic_store_explicit(&me->first, first, memory_order_release);
@@ -264,6 +274,16 @@ static void open_claim(struct shmb_ring *ring, uint64_t first, uint64_t count) {
     CP(write_claimed);
 }
 
+/* Nobody has to wait behind who waits for the other side. */
+static int end_limited(struct shmb_ring *ring, int status) {
+    give_back_turn(ring);
+    return end_without_claim(ring, status);
+}
+
+static inline bool is_limited(const struct shmb_ring *ring) {
+    return __builtin_expect(atomic_load_explicit(&ring->runtime->limiter_version, memory_order_relaxed) != 0, 0);
+}
+
 int shmb_claim_ring(struct shmb_ring *ring, struct shmb_call *call, uint64_t count, const struct shmb_batch *batch,
                     uint64_t *first) {
     uint64_t rows = count < ring->capacity ? count : ring->capacity;
@@ -285,7 +305,10 @@ int shmb_claim_ring(struct shmb_ring *ring, struct shmb_call *call, uint64_t cou
     blocked = blocked || (batch && shmb_bytes_are_being_written(ring));
     if (blocked) return end_without_claim(ring, SHMB_BLOCKED);
     ring->claim_written = count * ring->lanes;
-    open_claim(ring, ticket, rows);
+    uint64_t limited = 0;
+    if (is_limited(ring) && (status = shmb_admit_insert(ring, count, ring->claim_written, &limited)) != SHMB_OK)
+        return end_limited(ring, status);
+    open_claim(ring, ticket, rows, limited);
     *first = head;
     return SHMB_OK;
 }
@@ -316,8 +339,11 @@ int shmb_claim_slots(struct shmb_ring *ring, struct shmb_call *call, const int64
     if (batch) ring->claim_batch = *batch;
     blocked = blocked || (batch && shmb_bytes_are_being_written(ring));
     if (blocked) return end_without_claim(ring, SHMB_BLOCKED);
+    uint64_t limited = 0;
+    if (is_limited(ring) && (status = shmb_admit_insert(ring, 0, in_place ? 0 : rows * ring->lanes, &limited)) != SHMB_OK)
+        return end_limited(ring, status);
     *taken = rows;
-    open_claim(ring, head, ring->capacity);
+    open_claim(ring, head, ring->capacity, limited);
     ring->claim_written = in_place ? 0 : ring->claim_slots_taken * ring->lanes;
     return SHMB_OK;
 }
@@ -550,6 +576,7 @@ int shmb_commit(struct shmb_ring *ring, struct shmb_call *call, bool given) {
     CP(write_count);
     atomic_store_explicit(&me->phase, SHMB_IDLE, memory_order_release);
     CP(write_idle);
+    shmb_settle(ring, me);
     atomic_fetch_add_explicit(&me->inserts, ring->claim_slots_taken * ring->lanes, memory_order_relaxed);
     CP(count_added);
     shmb_unlock(ring);
@@ -582,6 +609,7 @@ int shmb_leave(struct shmb_ring *ring, struct shmb_call *call) {
         bool mine = ours(ring);
         if (ring->claimed) abort_claim(ring);
         if (mine) give_back_turn(ring);
+        if (mine) shmb_wait_no_more(ring, ring->me, SHMB_FOR_SAMPLES | SHMB_FOR_INSERTS);
         CP(leave_claim);
         shmb_unlock(ring);
         shmb_wake_waiters(ring->runtime);
@@ -657,11 +685,13 @@ int shmb_restore(struct shmb_ring *ring, struct shmb_call *call, uint64_t slot, 
     uint64_t head = atomic_load_explicit(&runtime->head, memory_order_relaxed);
     uint64_t ticket = ticket_in_lap(head, slot, ring->capacity);
     if (!has_tickets(head, ticket - head)) return end_without_claim(ring, SHMB_NO_TICKETS);
+    if (shmb_limits(runtime) & SHMB_QUEUE) return end_without_claim(ring, SHMB_IN_QUEUE);
     atomic_store_explicit(&runtime->head, ticket, memory_order_release);
     CP(restore_head);
     atomic_store_explicit(&runtime->write_count, write_count, memory_order_release);
     CP(restore_count);
     runtime->max_priority = max_priority;
     CP(restore_max_priority);
+    shmb_start_anew(ring, write_count, atomic_load_explicit(&runtime->length, memory_order_relaxed) * ring->lanes, 0);
     return end_without_claim(ring, SHMB_OK);
 }

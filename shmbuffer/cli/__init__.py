@@ -20,6 +20,7 @@ VERBS = {
     "serve": "make or recover a buffer and look after it in the foreground",
     "inspect": "say what is in a buffer and who uses it",
     "top": "show a buffer while it is used: rates, priorities, who does what",
+    "set": "change what keeps writers and samplers in step",
     "check": "say whether a buffer is whole",
     "recover": "make a buffer whole after a crash, and say what that took",
     "gc": "remove what killed processes left in the folder for temporary files",

@@ -7,6 +7,7 @@ here without paying for that import.
 from __future__ import annotations
 
 from shmbuffer.memory.engine import Engine
+from shmbuffer.memory.limiter import RateLimiter
 from shmbuffer.memory.moment import Moment
 from shmbuffer.memory.records import Drawn, RecordBatch, Records
 from shmbuffer.memory.recovery import RecoveryReport
@@ -19,6 +20,7 @@ __all__ = [
     "Engine",
     "Leaf",
     "Moment",
+    "RateLimiter",
     "RecordBatch",
     "Records",
     "RecoveryReport",

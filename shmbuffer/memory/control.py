@@ -24,6 +24,7 @@ from shmbuffer._native import _core
 from shmbuffer.errors import CorruptBufferError, FormatError, IncompatibleVersionError
 from shmbuffer.memory import identity, layout
 from shmbuffer.memory.layout import BufferState, Flag
+from shmbuffer.memory.limiter import NO_LIMIT, NUMBERS, RateLimiter
 from shmbuffer.memory.region import not_durable
 
 _LAYOUT = _core.layout()
@@ -175,6 +176,22 @@ class Control:
         _core.format_mutex(self.map)
         for copy in (0, 1):
             self._store(copy, replace(first, sequence=copy + 1))
+
+    def limit(self, wanted: RateLimiter | None) -> None:
+        """Sets a limiter before there is a ring; under init.lock. Afterwards the core does it."""
+        version = int(self.runtime["limiter_version"][0]) + 1
+        at = layout.RUNTIME_OFFSET + layout.RUNTIME.fields["limiters"][1]  # type: ignore[index]
+        at += (version & 1) * layout.LIMITER.itemsize
+        block = self._bytes[at : at + layout.LIMITER.itemsize].view(layout.LIMITER)
+        numbers = dict(
+            zip(NUMBERS, NO_LIMIT if wanted is None else wanted.to_numbers(), strict=True)
+        )
+        beside = {"inserts_base": numbers["min_size"], "samples_base": 0, "queue_next": 0}
+        for name, value in (numbers | beside).items():
+            block[name] = value
+            _core.reached("limit.stored")
+        self.runtime["limiter_version"] = version
+        _core.reached("limit.published")
 
     def superblock(self) -> Superblock:
         """The valid copy with the higher sequence.

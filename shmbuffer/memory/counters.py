@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from shmbuffer.memory import layout
+from shmbuffer.memory.standing import standing
 
 #: Counters of the runtime page that are shown as they are.
 RUNTIME_COUNTERS = ("waiters", "repairs", "rolled_back", "rolled_forward", "reaped", "evicted")
@@ -30,9 +31,12 @@ def totals(runtime: Any, entries: Any, *, width: int, elements: int) -> dict[str
 
     Returns:
         ``length``, ``elements``, ``write_count`` (elements), ``head`` (ticket), ``prioritized``,
-        ``alpha``, ``eps``, ``max_priority``, the sums of `layout.COUNTERS` and what
-        `RUNTIME_COUNTERS` names.
+        ``alpha``, ``eps``, ``max_priority``, the sums of `layout.COUNTERS`, what `RUNTIME_COUNTERS`
+        names, and of a limiter ``samples_per_insert`` (0: there is no ratio), ``error_buffer``,
+        ``samples_ahead`` (that the inserts are ahead by), ``min_size``, ``max_times_sampled`` and
+        ``queued`` (0: there is no queue) and ``limited`` (clients that wait for the other side).
     """
+    flow = standing(runtime, width=width, capacity=max(1, elements // width))
     return {
         "length": int(runtime["length"]) * width,
         "elements": elements,
@@ -44,4 +48,11 @@ def totals(runtime: Any, entries: Any, *, width: int, elements: int) -> dict[str
         "max_priority": max(0.0, float(runtime["max_priority"])),
         **{name: int(entries[name].sum()) for name in layout.COUNTERS},
         **{name: int(runtime[name]) for name in RUNTIME_COUNTERS},
+        "samples_per_insert": flow.wanted or 0.0,
+        "error_buffer": flow.error_buffer,
+        "samples_ahead": flow.ahead,
+        "min_size": flow.min_size,
+        "max_times_sampled": flow.max_times_sampled,
+        "queued": flow.queued or 0,
+        "limited": int(runtime["limited"]),
     }

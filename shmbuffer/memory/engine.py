@@ -39,7 +39,7 @@ from shmbuffer.errors import (
     ForkedHandleError,
     UnsupportedPlatformError,
 )
-from shmbuffer.memory import cleanup, counters, layout, removal
+from shmbuffer.memory import cleanup, counters, layout, limiter, removal
 from shmbuffer.memory.anonymous import WHERE, Anonymous
 from shmbuffer.memory.barrier import raise_barrier
 from shmbuffer.memory.check import (
@@ -52,6 +52,7 @@ from shmbuffer.memory.check import (
 from shmbuffer.memory.control import Control, Superblock
 from shmbuffer.memory.files import Files, require_same_schema
 from shmbuffer.memory.layout import BufferState, Flag, Phase, Role
+from shmbuffer.memory.limiter import RateLimiter
 from shmbuffer.memory.locks import LivenessFile
 from shmbuffer.memory.native import native_ring
 from shmbuffer.memory.opening import Existing, clear_the_way, create_or_open
@@ -516,6 +517,50 @@ class Engine:
         self._ownership = None
         self.prefault, self._populating = OFF, None  # its thread is the parent's
         self._take_seat()
+
+    # Flow control.
+
+    @property
+    def entry(self) -> int:
+        """Our place in the registry."""
+        return self._seat.membership.entry
+
+    @property
+    def limiter(self) -> RateLimiter | None:
+        """What limits writes and samples; None: nothing does."""
+        self._require_open()
+        return limiter.read(self.control.runtime[0])
+
+    def set_limiter(self, wanted: RateLimiter | None, *, timeout: float = 60.0) -> None:
+        """Sets what limits writes and samples, for all processes; None: nothing.
+
+        The ratio counts from now on. What a queue has handed out stays so; one that is switched on
+        has all items that are there.
+
+        Raises:
+            ValueError: ``min_size`` is larger than the buffer; or a queue was asked for, and there
+                are priorities.
+            LockTimeout, AttachTimeout, BufferClosedError: as they say; nothing was changed.
+        """
+        self._require_open()
+        ring = self.ring
+        if wanted is not None:
+            wanted.require_room(ring.elements if ring else self.settings.capacity, self.where)
+            prioritized = ring.prioritized if ring else self.settings.alpha is not None
+            if wanted.max_times_sampled is not None and prioritized:
+                raise ValueError(
+                    f"{self.where}: a queue hands items out first in, first out, and this buffer "
+                    "has priorities; make it without (alpha=None), or leave max_times_sampled out"
+                )
+        if ring is None:
+            with self._ground.lock(timeout):
+                if self._state == BufferState.NO_SCHEMA:
+                    self.control.limit(wanted)
+                    return
+            ring = self.ring
+        if ring is None:
+            raise BufferClosedError(f"{self.where}: the buffer is being removed")
+        ring.limit(wanted)
 
     # Looking at it.
 

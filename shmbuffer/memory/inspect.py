@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 import uuid
 from datetime import UTC, datetime
 from os import PathLike
@@ -20,6 +21,7 @@ from shmbuffer.memory.region import Directory
 from shmbuffer.memory.registry import Registry
 from shmbuffer.memory.schema import Schema
 from shmbuffer.memory.settings import Settings
+from shmbuffer.memory.standing import waits
 
 #: Of a histogram of priorities: slots that are looked at, from all over the ring.
 _LOOKED_SLOTS = 1 << 16
@@ -40,7 +42,9 @@ def inspect(path: str | PathLike[str], *, priorities: bool = False) -> dict[str,
         ``counters``, ``clients``, ``bytes`` (of all files), ``disk_bytes`` (that the file system
         has taken for them; fewer where files are sparse), ``records`` (None where items are rows;
         ``max_bytes``, ``used_bytes`` from the oldest record in use to the head, ``live_bytes`` of
-        the items with their headers, ``dictionary_bytes``), ``owner``, ``durable_ticket``.
+        the items with their headers, ``dictionary_bytes``), ``owner``, ``durable_ticket``,
+        ``waits`` (who waits for the other side of a limited buffer: ``entry``, ``pid``,
+        ``seconds``, ``text``).
 
     Raises:
         BufferNotFoundError, FormatError, CorruptBufferError, UnsafePathError: as they say.
@@ -85,6 +89,13 @@ def inspect(path: str | PathLike[str], *, priorities: bool = False) -> dict[str,
                 "state": identity.process_state(superblock.owner_pid),
             },
             "durable_ticket": superblock.durable_ticket,
+            "waits": waits(
+                control.runtime[0],
+                control.entries,
+                width=schema.width if schema else 1,
+                capacity=schema.capacity if schema else settings.capacity,
+                now_ns=time.monotonic_ns(),
+            ),
             **spread,
         }
 

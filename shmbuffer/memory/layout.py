@@ -25,7 +25,7 @@ import numpy as np
 
 MAGIC = b"SHMBUF\x00\x01"
 FORMAT_MAJOR = 1
-FORMAT_MINOR = 1  # 1: records
+FORMAT_MINOR = 2  # 1: records; 2: flow control
 ENDIAN_TAG = 0x01020304
 
 PAGE = 4096
@@ -94,6 +94,38 @@ class Role(IntEnum):
     COORDINATOR = 3
 
 
+class Limit(IntFlag):
+    """What limits both sides."""
+
+    RATIO = 1
+    QUEUE = 2
+
+
+class Alone(IntEnum):
+    """What a limited call does while nobody is there to go on first."""
+
+    PASS = 0
+    WAIT = 1
+    ERROR = 2
+
+
+class Side(IntFlag):
+    """Whom a client waits for."""
+
+    SAMPLES = 1
+    INSERTS = 2
+
+
+class Why(IntEnum):
+    """What a call was limited by."""
+
+    AHEAD = 1
+    BEHIND = 2
+    FEW = 3
+    FULL = 4
+    SHORT = 5
+
+
 def name_of(kind: type[IntEnum], number: int) -> str:
     """The name of a number in shared memory; of one that is none of them, the number."""
     return next((one.name for one in kind if one == number), f"UNKNOWN {number}")
@@ -158,6 +190,20 @@ SUPERBLOCK = _fields(
     itemsize=SUPERBLOCK_BYTES,
 )
 
+#: One of the two in the runtime page's ``limiters``.
+LIMITER = _fields(
+    ("samples_per_insert", "<f8", 0),
+    ("error_buffer", "<f8", 8),
+    ("min_size", "<u8", 16),
+    ("inserts_base", "<u8", 24),
+    ("samples_base", "<u8", 32),
+    ("max_times_sampled", "<u8", 40),
+    ("queue_next", "<u8", 48),
+    ("when_alone", "<u4", 56),
+    ("limits", "<u4", 60),
+    itemsize=64,
+)
+
 RUNTIME = _fields(
     ("mutex", "V64", 0),
     ("head", "<u8", 64),
@@ -180,6 +226,11 @@ RUNTIME = _fields(
     ("byte_head", "<u8", 184),
     ("byte_tail", "<u8", 192),
     ("evicted", "<u8", 200),
+    ("drawn", "<u8", 208),
+    ("pending", "<u8", 216),
+    ("limiter_version", "<u4", 224),
+    ("limited", "<u4", 228),
+    ("limiters", "V128", 256),
     itemsize=PAGE,
 )
 
@@ -210,6 +261,13 @@ ENTRY = _fields(
     ("updates_stale", "<u8", 176),
     ("waits", "<u8", 184),
     ("last_seen_ns", "<u8", 192),
+    ("pending", "<u8", 200),
+    ("reading", "<u8", 208),
+    ("waits_for", "<u4", 216),
+    ("wanted", "<u8", 224),
+    ("waits_since_ns", "<u8", 232),
+    ("last_insert_ns", "<u8", 240),
+    ("last_sample_ns", "<u8", 248),
     itemsize=ENTRY_BYTES,
 )
 

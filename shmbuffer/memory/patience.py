@@ -2,7 +2,62 @@
 
 from __future__ import annotations
 
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
 #: For the mutex, which living processes hold for microseconds.
 LOCK_TIMEOUT_NS = 5_000_000_000
 #: Of a write, for a slot or for bytes that a living writer is filling.
 WRITE_TIMEOUT_S = 5.0
+
+
+@contextmanager
+def within(seconds: float | None) -> Iterator[None]:
+    """What this thread's calls wait for others ends after so long, whichever call it is.
+
+    Args:
+        seconds: None leaves each wait its usual length.
+
+    Raises:
+        ValueError: no number of seconds.
+    """
+    if seconds is None:
+        yield
+        return
+    if not seconds >= 0:
+        raise ValueError(f"timeout is a number of seconds from 0 on, or None; got {seconds!r}")
+    before = _own.limit
+    _own.limit = Limit(seconds, time.monotonic() + seconds)
+    try:
+        yield
+    finally:
+        _own.limit = before
+
+
+class Limit(NamedTuple):
+    """How long a wait may take."""
+
+    seconds: float
+    deadline: float
+    """In seconds of `time.monotonic`."""
+
+
+def limit(usual: float | None) -> Limit | None:
+    """Of a wait that begins now; None: it may take for ever.
+
+    Args:
+        usual: seconds, where `within` says nothing.
+    """
+    if _own.limit is not None or usual is None:
+        return _own.limit
+    return Limit(usual, time.monotonic() + usual)
+
+
+class _Own(threading.local):
+    limit: Limit | None = None
+
+
+_own = _Own()

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shmbuffer._native import _core
-from shmbuffer.memory import identity, layout, records, slots
+from shmbuffer.memory import identity, layout, limiter, records, slots
 from shmbuffer.memory.control import Control, Superblock
 from shmbuffer.memory.files import Files
 from shmbuffer.memory.layout import BufferState, EntryState, Flag, Phase, SlotState
@@ -227,6 +227,7 @@ class _Repair:
         _core.reached("recover.priorities")
         runtime["waiters"] = 0
         _core.reached("recover.waiters")
+        self._settle_flow()
         self.native.rebuild()
         rolled = {name: int(runtime[name][0]) - was for name, was in before.items()}
         return replace(
@@ -253,6 +254,19 @@ class _Repair:
         if not np.isfinite(runtime["max_priority"][0]):
             runtime["max_priority"] = -1.0
         _core.reached("recover.max_priority")
+
+    def _settle_flow(self) -> None:
+        """Nobody waits, and no claim is open; a limiter that cannot be one is none."""
+        runtime, entries = self.control.runtime, self.control.entries
+        for name in ("pending", "reading", "waits_for"):
+            entries[name] = 0
+            _core.reached("recover.flow")
+        for name in ("pending", "limited"):
+            runtime[name] = 0
+            _core.reached("recover.flow")
+        if limiter.is_damaged(runtime[0]):
+            runtime["limiter_version"] = 0
+        _core.reached("recover.limiter")
 
     def _sane_head(self) -> None:
         """A head at the end of all tickets, far beyond every item, would end the buffer.

@@ -76,6 +76,11 @@ def refuse(
         raise EmptyBufferError(
             f"{where}: nothing to sample from, the buffer is empty; write to it first"
         )
+    if status == _core.IN_QUEUE:
+        raise ShmBufferError(
+            f"{where}: {what}: the buffer is a queue, which is written at its end only; take "
+            "max_times_sampled away first. Nothing was changed"
+        )
     if status == _core.OTHER_SETTINGS:
         raise ValueError(
             f"{where}: priorities are kept with alpha={ring.alpha:g}, eps={ring.eps:g}; "

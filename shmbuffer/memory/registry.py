@@ -160,7 +160,12 @@ class Registry:
             "joined_ns": time.time_ns(),
             "phase": Phase.IDLE,
             "turn": 0,
+            "pending": 0,
+            "reading": 0,
+            "waits_for": 0,
             "last_seen_ns": 0,
+            "last_insert_ns": 0,
+            "last_sample_ns": 0,
         }
         for name, value in fields.items():
             mine[name] = value

@@ -27,9 +27,11 @@ from shmbuffer.errors import (
     BufferClosedError,
     RingOverrunError,
 )
-from shmbuffer.memory import slots
+from shmbuffer.memory import patience, slots
+from shmbuffer.memory.flow import Flow, Waiting
 from shmbuffer.memory.identity import process_state
 from shmbuffer.memory.layout import SlotState
+from shmbuffer.memory.limiter import NO_LIMIT, RateLimiter
 from shmbuffer.memory.moment import Moment
 from shmbuffer.memory.patience import LOCK_TIMEOUT_NS, WRITE_TIMEOUT_S
 from shmbuffer.memory.records import Records
@@ -63,6 +65,7 @@ class Ring:
         width: elements of a slot.
         elements: capacity * width.
         records: the byte ring, where items are records; None where they are rows of leaves.
+        flow: what limits writes and samples, and the waiting for it.
     """
 
     def __init__(self, engine: Engine, native: Any, schema: Schema, maps: tuple[Any, ...]) -> None:
@@ -73,6 +76,7 @@ class Ring:
         self._claimed: Any = None
         self._claimed_elements = 0
         self._claimed_in_place = False
+        self.flow = Flow(self)
         self.schema = schema
         self.capacity = schema.capacity
         self.width = schema.width
@@ -180,6 +184,11 @@ class Ring:
     def incarnation(self) -> int:
         """Our own; the source of what this handle writes."""
         return int(self._native.incarnation)
+
+    @property
+    def entry(self) -> int:
+        """Our place in the registry."""
+        return self._engine.entry
 
     @property
     def is_alone(self) -> bool:
@@ -547,6 +556,11 @@ class Ring:
             f"set_alpha({alpha}, {eps})",
         )
 
+    def limit(self, wanted: RateLimiter | None) -> None:
+        """Sets what limits writes and samples; see `Engine.set_limiter`."""
+        numbers = NO_LIMIT if wanted is None else wanted.to_numbers()
+        self._run(lambda: self._native.limit(*numbers, LOCK_TIMEOUT_NS), "limit")
+
     # The split form, for payloads that Python moves. One claim a handle: other threads wait. What a
     # thread claimed and neither committed nor aborted is rolled back when it claims again.
 
@@ -672,19 +686,25 @@ class Ring:
         timeout: float | None = WRITE_TIMEOUT_S,
         priorities: object = None,
         index: object = None,
+        *,
+        waiting: Waiting | None = None,
     ) -> int:
         """Waits, reaps or attaches again, whatever the status says, until the call succeeds."""
-        deadline = None if timeout is None else time.monotonic() + timeout
+        limit = patience.limit(timeout)
         behind: tuple[int, float] | None = None
         in_the_queue = False
         try:
             while result < 0:
                 if result == -_core.BLOCKED:
                     in_the_queue = True
-                    behind = self._wait_for_blocker(what, timeout, deadline, behind)
+                    behind = self._wait_for_blocker(what, limit, behind)
+                elif result == -_core.LIMITED:
+                    if waiting is None:
+                        waiting = Waiting(self.flow, "extend" if what == "write" else what)
+                    waiting.wait(patience.limit(None))
                 elif result == -_core.FORKED:
                     self._engine.attach_again()
-                elif result == -_core.NOTHING and self._is_being_filled(deadline):
+                elif result == -_core.NOTHING and self._is_being_filled(limit):
                     time.sleep(_FILLING_S)
                 else:
                     refuse(self, -result, what, priorities, index, LOCK_TIMEOUT_NS)
@@ -693,20 +713,22 @@ class Ring:
             if in_the_queue:
                 self._native.give_up_turn(LOCK_TIMEOUT_NS)
             raise
+        finally:
+            if waiting is not None:
+                waiting.over()
         return int(result)
 
-    def _is_being_filled(self, deadline: float | None) -> bool:
+    def _is_being_filled(self, limit: patience.Limit | None) -> bool:
         """Whether writers hold slots now, or did a moment ago: an empty ring does not stay so."""
         self._engine.reap_dead()
-        if deadline is not None and time.monotonic() >= deadline:
+        if limit is not None and time.monotonic() >= limit.deadline:
             return False
         return self.length > 0 or bool((slots.states(self.words) == SlotState.WRITING).any())
 
     def _wait_for_blocker(
         self,
         what: str,
-        timeout: float | None,
-        deadline: float | None,
+        limit: patience.Limit | None,
         behind: tuple[int, float] | None,
     ) -> tuple[int, float] | None:
         """One look at whoever is in the way: reaped if dead, else waited for.
@@ -718,21 +740,21 @@ class Ring:
         if self._engine.reap_if_dead(entry, incarnation):
             return behind
         now = time.monotonic()
-        if deadline is not None and now >= deadline:
+        if limit is not None and now >= limit.deadline:
             pid = self._engine.registry.identity(entry).pid
             state = process_state(pid)
             doing = (
                 "waits for a slot in front of us" if by_turn else "is still writing a slot of ours"
             )
             raise RingOverrunError(
-                f"{self._engine.where}: {what} waited {timeout:g} s: process {pid} ({state}) "
+                f"{self._engine.where}: {what} waited {limit.seconds:g} s: process {pid} ({state}) "
                 f"{doing}; continue or end that process, or make the buffer larger",
                 pid=pid,
                 state=state,
-                timeout=timeout,
+                timeout=limit.seconds,
             )
         self._native.wait(
-            _SLICE_NS if deadline is None else min(_SLICE_NS, int((deadline - now) * 1e9) + 1)
+            _SLICE_NS if limit is None else min(_SLICE_NS, int((limit.deadline - now) * 1e9) + 1)
         )
         if not by_turn:
             return None

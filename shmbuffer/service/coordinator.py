@@ -16,11 +16,11 @@ import threading
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from types import TracebackType
+from types import EllipsisType, TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, TypeVarTuple
 
 from shmbuffer.errors import BufferClosedError, ForkedHandleError
-from shmbuffer.memory import Engine, cleanup, removal
+from shmbuffer.memory import Engine, RateLimiter, cleanup, removal
 from shmbuffer.memory.prefault import Prefault
 from shmbuffer.service.lock import CoordinatorLock, refuse_second
 from shmbuffer.service.metrics import MetricsServer
@@ -98,6 +98,8 @@ class Coordinator:
             ``example`` makes them, waits for it. See docs/memory.md.
         on_prefault: called with the bytes that are there and all of them, in the thread that does
             it.
+        rate_limiter: what keeps writers and samplers in step, or makes a queue of the buffer; it is
+            in the directory, for all processes. None leaves what is set there.
         **options: further arguments of the buffer, as TorchRL's. ``weight_key``, ``reduction`` and
             ``dim_extend`` are recorded for everybody; ``transform``, ``collate_fn``,
             ``pin_memory``, ``prefetch`` and ``generator`` are for ``buffer`` in this process. Of a
@@ -146,6 +148,7 @@ class Coordinator:
         metrics_port: int | None = None,
         prefault: str = "off",
         on_prefault: Report | None = None,
+        rate_limiter: RateLimiter | None = None,
         **options: Any,
     ) -> None:
         if on_existing not in ("error", "recover", "overwrite"):
@@ -198,6 +201,8 @@ class Coordinator:
             self._lock = CoordinatorLock.take(self.scratch_dir)
             undo.callback(self._lock.release)
             wishes.agree(self._engine)
+            if rate_limiter is not None and rate_limiter != self._engine.limiter:
+                self._engine.set_limiter(rate_limiter)
             if example is not None:
                 self.buffer.storage.define(example)
             self._meter = Meter(self._engine)
@@ -341,6 +346,45 @@ class Coordinator:
             raise ValueError(f"n is a number of processes, not {n}")
         self._check_open()
         return self._supervisor.spawn(target, n, args, restart=restart)
+
+    @property
+    def rate_limiter(self) -> RateLimiter | None:
+        """What keeps writers and samplers in step, for all processes; None: nothing."""
+        self._check_open()
+        return self._engine.limiter
+
+    def set_rate(
+        self, limiter: RateLimiter | EllipsisType | None = ..., **changes: Any
+    ) -> RateLimiter | None:
+        """Changes what keeps writers and samplers in step, while everything runs.
+
+            coordinator.set_rate(samples_per_insert=8)     # the rest stays as it is
+            coordinator.set_rate(RateLimiter(samples_per_insert=8, min_size=1_000))
+            coordinator.set_rate(None)                     # nothing limits any more
+
+        Whoever waits looks again at once. The ratio counts from now on; what a queue has handed out
+        stays so.
+
+        Args:
+            limiter: the new one, in place of the old; None: nothing limits any more.
+            **changes: arguments of `RateLimiter`, in place of a whole one.
+
+        Returns:
+            What is set now.
+
+        Raises:
+            TypeError: both or neither, or no such argument.
+            ValueError: see `RateLimiter`; ``min_size`` is larger than the buffer; or a queue, where
+                there are priorities.
+            BufferClosedError: the coordinator is closed.
+        """
+        self._check_open()
+        if bool(changes) == (limiter is not ...):
+            raise TypeError("set_rate() takes a RateLimiter (or None), or changes to what is set")
+        if isinstance(limiter, EllipsisType):
+            limiter = (self._engine.limiter or RateLimiter()).changed(**changes)
+        self._engine.set_limiter(limiter)
+        return self._engine.limiter
 
     def join(self, timeout: float | None = None) -> bool:
         """Waits until no spawned process runs or is to be started again.

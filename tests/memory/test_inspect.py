@@ -88,12 +88,20 @@ def test_it_tells_everything_as_plain_values(path: Path) -> None:
             "rolled_forward": 0,
             "reaped": 0,
             "evicted": 0,
+            "samples_per_insert": 0.0,
+            "error_buffer": 0.0,
+            "samples_ahead": 0.0,
+            "min_size": 0,
+            "max_times_sampled": 0,
+            "queued": 0,
+            "limited": 0,
         },
         "disk_bytes": 512 * sum(f.stat().st_blocks for f in path.rglob("*") if f.name in FILES),
         "records": None,
         "bytes": 77824 + (path / layout.SLOTS).stat().st_size + 64 + 296 + 8,
         "owner": {"pid": os.getpid(), "state": "running"},
         "durable_ticket": 0,
+        "waits": [],
     }
     assert [(one["role"], one["phase"], one["alive"], one["pid"]) for one in clients] == [
         ("learner", "PAYLOAD", True, os.getpid())

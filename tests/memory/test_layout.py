@@ -16,6 +16,7 @@ DESIGN = Path(__file__).parents[2] / "docs" / "design.md"
 STRUCTURES = {
     "Superblock": layout.SUPERBLOCK,
     "Runtime page": layout.RUNTIME,
+    "Limiter": layout.LIMITER,
     "Registry entry": layout.ENTRY,
 }
 NATIVE = _core.layout()
@@ -53,7 +54,8 @@ def test_the_document_has_every_field_where_python_has_it(heading: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("prefix", "structure"), [("runtime", layout.RUNTIME), ("entry", layout.ENTRY)]
+    ("prefix", "structure"),
+    [("runtime", layout.RUNTIME), ("limiter", layout.LIMITER), ("entry", layout.ENTRY)],
 )
 def test_c_has_every_field_where_python_has_it(prefix: str, structure: np.dtype[np.void]) -> None:
     native = {
@@ -113,6 +115,13 @@ def test_the_runtime_page_and_the_entries_start_on_cache_lines() -> None:
     assert layout.RUNTIME_OFFSET % 64 == 0
     assert layout.REGISTRY_OFFSET % 64 == 0
     assert layout.ENTRY_BYTES % 64 == 0
+
+
+def test_the_two_limiters_are_a_cache_line_each() -> None:
+    assert layout.RUNTIME.fields is not None
+    kind, offset, *_ = layout.RUNTIME.fields["limiters"]
+    assert kind.itemsize == 2 * layout.LIMITER.itemsize == 128
+    assert offset % 64 == 0
 
 
 def expected_sections(capacity: int, lanes: int) -> dict[str, int]:

@@ -3,10 +3,14 @@
 native path:    draw, gather, validate and weigh are one call of the C core
 by parts:       sampler.sample ──▶ storage.get, asked again where a row was written over meanwhile
 both:           collate_fn ──▶ transform ──▶ pinned memory
+
+Where a limiter is set, or a call asks for it, a sample is waited for first; out of a queue it is
+taken by parts.
 """
 
 from __future__ import annotations
 
+import time
 import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -15,6 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from shmbuffer.errors import RateLimitTimeout
+from shmbuffer.memory import patience
 from shmbuffer.replay import pinned
 from shmbuffer.replay.buffers.parts import Parts
 from shmbuffer.replay.buffers.prefetch import Batch, Order
@@ -22,12 +28,17 @@ from shmbuffer.replay.checkpoints import has_its_own
 from shmbuffer.replay.eager import FRAMES
 from shmbuffer.replay.keys import GENERATION, INDEX, WEIGHT_KEYS
 from shmbuffer.replay.leaves import reads_into
+from shmbuffer.replay.samplers import RandomSampler
 from shmbuffer.replay.samplers.sampler import draw_key, lanes_of
 from shmbuffer.replay.storages.indexing import unravel
+from shmbuffer.replay.storages.on_ring import OnRing
 
 if TYPE_CHECKING:
+    from shmbuffer.memory import Ring
+    from shmbuffer.replay.storages import Storage
     from shmbuffer.replay.storages.serving import Drawn
 
+_LOOK_S = 0.005  # between two looks whether somebody has written the first item
 _ATTEMPTS = 16  # to read what a sampler of somebody else's chose, where other processes write
 
 
@@ -69,6 +80,102 @@ class Drawing(Parts):
         assert weights is not None
         assert sampler.ring is not None
         return data, index, tickets, sampler._weights(sampler.ring, index, weights)
+
+    @property
+    def _limited(self) -> bool:
+        """Whether samples may have to wait for writes. One load once there is a ring."""
+        ring = self._limited_ring
+        if ring is not None:
+            return ring.flow.limits != 0
+        engine = getattr(self._storage, "open_engine", None)
+        return engine is not None and not engine.closed and engine.limiter is not None
+
+    def _in_turn(
+        self,
+        count: int,
+        min_size: int | None,
+        timeout: float | None,
+        draw: Callable[[], Any],
+        queued: Callable[[Batch], Any],
+    ) -> Any:
+        """A sample, once it may be made.
+
+        Args:
+            count: how many items.
+            min_size: how many have to be there.
+            timeout: seconds to wait for them; None: as long as it takes.
+            draw: makes it.
+            queued: makes it of what came out of a queue.
+        """
+        if min_size is not None and min_size < 0:
+            raise ValueError(f"min_size has to be at least 0, got {min_size}")
+        storage: Storage = self._storage
+        if not isinstance(storage, OnRing):
+            raise TypeError(
+                "min_size and timeout need a storage of this package; "
+                f"{type(storage).__name__} is not one"
+            )
+        with patience.within(timeout):
+            ring = self._first_ring(min_size)
+            if ring is None:
+                return draw()
+            flow = ring.flow
+            is_queue = flow.is_queue
+            if is_queue:
+                self._require_no_choice()
+            flow.admit(count, min_size or 0)
+            try:
+                return queued(self._from_queue(ring, count)) if is_queue else draw()
+            except BaseException:
+                flow.take_back(count)
+                raise
+
+    def _first_ring(self, min_size: int | None) -> Ring | None:
+        """The ring; waited for, where there has to be something in it and nobody has written."""
+        storage = self._storage
+        assert isinstance(storage, OnRing)
+        ring = storage.ring
+        if ring is not None or not (min_size or self._limited):
+            return ring
+        limit = patience.limit(None)
+        while (ring := storage.ring) is None:
+            if limit is not None and time.monotonic() >= limit.deadline:
+                raise RateLimitTimeout(
+                    f"{storage.where}: sample waits: nobody has written anything yet; after "
+                    f"{limit.seconds:g} s nothing was changed",
+                    pids=[],
+                )
+            time.sleep(_LOOK_S)
+        self._choose_path()
+        return ring
+
+    def _require_no_choice(self) -> None:
+        """Out of a queue the oldest items come, when they are asked for."""
+        if self._prefetcher is not None or type(self._sampler).sample is not RandomSampler.sample:
+            asked = "prefetch" if self._prefetcher else f"a {type(self._sampler).__name__}"
+            raise ValueError(
+                "the buffer is a queue (max_times_sampled), which hands items out first in, first "
+                f"out, when they are asked for; {asked} cannot be had with it"
+            )
+
+    def _from_queue(self, ring: Ring, count: int) -> Batch:
+        """The oldest items of a queue, taken out of it."""
+        index = torch.empty(count, dtype=torch.int64)
+        tickets = torch.empty_like(index)
+        lanes = lanes_of(self._storage)
+        while True:
+            ring.flow.take(index.numpy(), tickets.numpy())
+            try:
+                where = unravel(index, lanes) if lanes else index
+                data = self._held(where, {GENERATION: tickets})
+                if data is not None:
+                    break  # else the buffer was emptied meanwhile
+            finally:
+                ring.flow.release()
+        info: dict[str, Any] = {INDEX: where}
+        if self._track_generations or self.shared:
+            info[GENERATION] = tickets
+        return self._finished(data, info)
 
     def _next(self, count: int) -> Batch:
         """The next batch, made now or ahead."""

@@ -182,14 +182,21 @@ class ReplayBufferEnsemble(RoutedWrites):
         batch_size: int | None = None,
         return_info: bool = False,
         include_info: bool | None = None,
+        *,
+        min_size: int | None = None,
+        timeout: float | None = None,
     ) -> Any:
         """Draw a batch.
+
+        What limits samples of one of the buffers (`RateLimiter`) does not limit these.
 
         Args:
             batch_size: how many items in all; None is the constructor's.
             return_info: return ``(data, info)``; info is a TensorDict with ``"index"`` and what
                 the samplers of the buffers know.
             include_info: False leaves index and weights out of a sample of TensorDicts.
+            min_size: not there; ask the buffers.
+            timeout: not there either.
 
         Returns:
             ``[rows, batch_size / rows, ...]``.
@@ -199,9 +206,15 @@ class ReplayBufferEnsemble(RoutedWrites):
                 ValueError); a transform has changed the batch size, so that index and weights do
                 not fit.
             EmptyBufferError: nothing to draw from in a buffer that was chosen.
+            NotImplementedError: ``min_size`` or ``timeout``.
 
         Cost: a draw and a read for each row; rows are copied once more to be stacked.
         """
+        if min_size is not None or timeout is not None:
+            raise NotImplementedError(
+                "a sample of an ensemble waits for nobody: call sample(min_size=..., timeout=...) "
+                "of its buffers, ensemble[i]"
+            )
         data, info = self._next(self._count(batch_size))
         if include_info is not False and isinstance(data, TensorDictBase):
             data, info = with_infos(data, info)  # type: ignore[arg-type] # a TensorDict here

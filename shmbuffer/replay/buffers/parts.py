@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 
@@ -12,10 +12,14 @@ from shmbuffer.replay.buffers.record import record
 from shmbuffer.replay.samplers import PrioritizedSampler, RandomSampler, Sampler
 from shmbuffer.replay.storages import Storage
 from shmbuffer.replay.storages.direct import Direct
+from shmbuffer.replay.storages.on_ring import OnRing
 from shmbuffer.replay.storages.ring_storage import RingStorage
 from shmbuffer.replay.storages.rows import Rows
 from shmbuffer.replay.transforms import Compose, Transform
 from shmbuffer.replay.writers import RoundRobinWriter, Writer
+
+if TYPE_CHECKING:
+    from shmbuffer.memory import RateLimiter, Ring
 
 
 class Parts:
@@ -40,6 +44,7 @@ class Parts:
     _mapping: str  # what a plain dict is in the data
     _by_priority: PrioritizedSampler | None  # the sampler, where it is one
     _direct: Direct | None = None  # the shortest way in, once there is a ring
+    _limited_ring: Ring | None = None  # whose flow control counts, once it is there
 
     @property
     def storage(self) -> Storage:
@@ -177,6 +182,31 @@ class Parts:
         """Elements written so far through ``add`` and ``extend``, by everybody."""
         return int(getattr(self._writer, "write_count", getattr(self._writer, "_write_count", 0)))
 
+    @property
+    def rate_limiter(self) -> RateLimiter | None:
+        """What keeps writers and samplers in step, for all processes; None: nothing.
+
+        It can be set while everything runs; a ratio counts from then on.
+
+        Raises:
+            TypeError: set, and the storage is not one of this package.
+            RuntimeError: set, and the items are objects of this process (`ListStorage`).
+            ValueError: set, and ``min_size`` is larger than the buffer, or a queue was asked for
+                where there are priorities.
+        """
+        engine = getattr(self._storage, "open_engine", None)
+        return None if engine is None else engine.limiter
+
+    @rate_limiter.setter
+    def rate_limiter(self, limiter: RateLimiter | None) -> None:
+        storage = self._storage
+        if not isinstance(storage, OnRing):
+            raise TypeError(
+                f"a rate_limiter needs a storage of this package; {type(storage).__name__} is not "
+                "one"
+            )
+        storage.engine.set_limiter(limiter)
+
     def append_transform(self, transform: Transform, *, invert: bool = False) -> Self:
         """Add a transform at the end.
 
@@ -223,6 +253,7 @@ class Parts:
         )
         self._by_priority = sampler if isinstance(sampler, PrioritizedSampler) else None
         ring = getattr(storage, "ring", None)
+        self._limited_ring = ring if isinstance(storage, OnRing) else None
         self._ring_priorities = (
             storage.writes_natively
             and isinstance(sampler, PrioritizedSampler)

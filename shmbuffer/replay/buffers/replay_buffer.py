@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from shmbuffer.memory import patience
 from shmbuffer.replay import pinned
 from shmbuffer.replay.batches import stack
 from shmbuffer.replay.buffers.access import StorageOrder, swap_dims
@@ -25,6 +26,9 @@ from shmbuffer.replay.storages.on_ring import OnRing
 from shmbuffer.replay.storages.ring_storage import RingStorage
 from shmbuffer.replay.transforms import Transform, compose
 from shmbuffer.replay.writers import RoundRobinWriter, Writer
+
+if TYPE_CHECKING:
+    from shmbuffer.memory import RateLimiter
 
 DEFAULT_CAPACITY = 1000  # of the ListStorage that a buffer without a storage gets, as in TorchRL
 _PARTS = frozenset(("_storage", "_sampler", "_writer", "_transform"))
@@ -68,6 +72,8 @@ class ReplayBuffer(StorageOrder, Drawing, Whole):
             with whatever makes them. None is True where there is a ``transform_factory``.
         weight_key: name of the importance weights in a sample; None is ``"_weight"`` and
             ``"priority_weight"``, one tensor under both.
+        rate_limiter: what keeps writers and samplers in step, or makes a queue of the buffer; see
+            `RateLimiter`. It is the directory's, and so everybody's. None leaves what is set there.
         **later: ``sample_unit``, ``consume_after_n_samples``, ``service_backend``,
             ``service_backend_options``, ``transport``, ``transport_options``: known from TorchRL,
             not there yet.
@@ -113,6 +119,7 @@ class ReplayBuffer(StorageOrder, Drawing, Whole):
         compilable: bool | None = None,
         delayed_init: bool | None = None,
         weight_key: str | None = None,
+        rate_limiter: RateLimiter | None = None,
         **later: Any,
     ) -> None:
         refuse(type(self).__name__, later)
@@ -143,6 +150,7 @@ class ReplayBuffer(StorageOrder, Drawing, Whole):
             "transform": transform_factory or transform,
             "is_factory": transform_factory is not None,
             "checkpointer": checkpointer,
+            "rate_limiter": rate_limiter,
         }
         if not (transform_factory is not None if delayed_init is None else delayed_init):
             self._make_parts()
@@ -171,6 +179,9 @@ class ReplayBuffer(StorageOrder, Drawing, Whole):
                 f"got {self._dim_extend}"
             )
         self._join()
+        limiter = makers["rate_limiter"]
+        if limiter is not None and limiter != self.rate_limiter:
+            self.rate_limiter = limiter
 
     if not TYPE_CHECKING:
 
@@ -219,8 +230,13 @@ class ReplayBuffer(StorageOrder, Drawing, Whole):
     # -- writing -------------------------------------------------------------------------------
 
     @eager
-    def add(self, data: Any) -> int | torch.Tensor:
+    def add(self, data: Any, *, timeout: float | None = None) -> int | torch.Tensor:
         """Write one item ``[*lanes, ...]``.
+
+        Args:
+            data: the item.
+            timeout: seconds to wait for others. None: 5 s for a slot that is being written, and as
+                long as it takes for a `RateLimiter`.
 
         Returns:
             Its index, an int; where the storage has lanes, int64 ``[lanes, ndim]``.
@@ -229,9 +245,13 @@ class ReplayBuffer(StorageOrder, Drawing, Whole):
             SchemaMismatchError: a leaf is missing, unknown, or of another dtype or shape; nothing
                 was changed.
             RingOverrunError: the ring came round to a slot that a living writer is filling.
+            RateLimitTimeout, RateLimitError: samples have to be drawn first; nothing was changed.
 
         Cost: one native call.
         """
+        if timeout is not None:
+            with patience.within(timeout):
+                return self.add(data)
         direct = self._direct
         if direct is not None and not self._transform.transforms:
             index = direct.add(data)
@@ -241,13 +261,16 @@ class ReplayBuffer(StorageOrder, Drawing, Whole):
         return self._nothing() if data is None else self._write(data, True, None)
 
     @eager
-    def extend(self, data: Any, *, update_priority: bool | None = None) -> torch.Tensor:
+    def extend(
+        self, data: Any, *, update_priority: bool | None = None, timeout: float | None = None
+    ) -> torch.Tensor:
         """Write a batch: whole or not at all, also if the process is killed in the middle.
 
         Args:
             data: ``[n, *lanes, ...]`` (with ``dim_extend`` d, n is dimension d of the data). A list
                 is a stack of items; a tuple or dict is a PyTree.
             update_priority: of TensorDict buffers; has to be None here.
+            timeout: as of `add`.
 
         Returns:
             Indices, int64 ``[n]``; where the storage has lanes, ``[n * lanes, ndim]``. Of more
@@ -257,10 +280,13 @@ class ReplayBuffer(StorageOrder, Drawing, Whole):
         Raises:
             SchemaMismatchError: a leaf is missing, unknown, or of another dtype or shape; nothing
                 was changed.
-            RingOverrunError: the ring came round to a slot that a living writer is filling.
+            RingOverrunError, RateLimitTimeout, RateLimitError: as `add`.
 
         Cost: one native call; 0.6 µs a leaf more where something has to be converted.
         """
+        if timeout is not None:
+            with patience.within(timeout):
+                return self.extend(data, update_priority=update_priority)
         if update_priority is not None:
             raise NotImplementedError(
                 f"{type(self).__name__}.extend(update_priority={update_priority}): only TensorDict "
@@ -279,7 +305,14 @@ class ReplayBuffer(StorageOrder, Drawing, Whole):
     # -- sampling ------------------------------------------------------------------------------
 
     @eager
-    def sample(self, batch_size: int | None = None, return_info: bool = False) -> Any:
+    def sample(
+        self,
+        batch_size: int | None = None,
+        return_info: bool = False,
+        *,
+        min_size: int | None = None,
+        timeout: float | None = None,
+    ) -> Any:
         """Draw a batch.
 
         Args:
@@ -287,17 +320,26 @@ class ReplayBuffer(StorageOrder, Drawing, Whole):
                 this one wins and a warning says so.
             return_info: return ``(data, info)``; info has ``"index"``, and, where there are any,
                 the weights and ``"index_generation"``.
+            min_size: wait until so many items are there.
+            timeout: seconds to wait, for them and for a `RateLimiter`; None: as long as it takes.
 
         Returns:
             The data ``[batch_size, ...]`` in the form in which they were written.
 
         Raises:
             EmptyBufferError: nothing to draw from.
+            RateLimitTimeout, RateLimitError: items have to be written first.
             RuntimeError: no batch size anywhere.
 
         Cost: one native call; 0.7 µs a leaf for the tensors that it fills.
         """
-        data, info = self._next(self._count(batch_size))
+        count = self._count(batch_size)
+        if min_size is None and timeout is None and not self._limited:
+            data, info = self._next(count)
+        else:
+            data, info = self._in_turn(
+                count, min_size, timeout, lambda: self._next(count), lambda batch: batch
+            )
         return (data, info) if return_info else data
 
     def __iter__(self) -> Iterator[Any]:

@@ -7,6 +7,7 @@ from typing import Any, NoReturn
 import torch
 from tensordict import TensorDict, TensorDictBase
 
+from shmbuffer.memory import patience
 from shmbuffer.replay.buffers.access import ConditionalUpdateResult
 from shmbuffer.replay.buffers.ensemble_members import Members
 from shmbuffer.replay.eager import eager
@@ -23,8 +24,12 @@ class RoutedWrites(Members):
     _routing_dim: int | None
 
     @eager
-    def add(self, data: Any) -> Any:
+    def add(self, data: Any, *, timeout: float | None = None) -> Any:
         """Write one item into the buffer that its entry ``routing_key`` names.
+
+        Args:
+            data: the item.
+            timeout: see `extend`.
 
         Returns and raises as `extend`.
         """
@@ -32,15 +37,18 @@ class RoutedWrites(Members):
             raise RuntimeError(refusal("an item was given to the ensemble"))
         if not isinstance(data, TensorDictBase) or data.batch_dims:
             raise ValueError("add() takes one item, a TensorDict with batch size []; use extend()")
-        return self.extend(data.unsqueeze(0))[0]
+        return self.extend(data.unsqueeze(0), timeout=timeout)[0]
 
     @eager
-    def extend(self, data: Any, *, update_priority: bool | None = None) -> Any:
+    def extend(
+        self, data: Any, *, update_priority: bool | None = None, timeout: float | None = None
+    ) -> Any:
         """Write each item of a batch into the buffer that ``routing_key`` or ``routing_dim`` names.
 
         Args:
             data: a TensorDict ``[...]``; it is flattened.
             update_priority: see `TensorDictReplayBuffer.extend`.
+            timeout: seconds to wait for others, in all; see `ReplayBuffer.add`.
 
         Returns:
             A TensorDict ``[n]``, in the order of the flat data: ``"buffer_ids"``, and ``"index"``
@@ -59,10 +67,11 @@ class RoutedWrites(Members):
         items, ids = routed(data, len(self._rbs), self._routing_key, self._routing_dim)
         known = {} if update_priority is None else {"update_priority": update_priority}
         written: list[tuple[torch.Tensor, torch.Tensor]] = []
-        for at in range(len(self._rbs)):
-            rows = torch.nonzero(ids == at).flatten()
-            if len(rows):
-                written.append((rows, self._rbs[at].extend(items[rows], **known)))
+        with patience.within(timeout):
+            for at in range(len(self._rbs)):
+                rows = torch.nonzero(ids == at).flatten()
+                if len(rows):
+                    written.append((rows, self._rbs[at].extend(items[rows], **known)))
         index = torch.zeros(
             (len(ids), *(written[0][1].shape[1:] if written else ())), dtype=torch.int64
         )

@@ -11,6 +11,8 @@ import torch
 from numpy.typing import NDArray
 from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 
+from shmbuffer.memory import patience
+from shmbuffer.replay.buffers.prefetch import Batch
 from shmbuffer.replay.buffers.refilled import Beside, Refills
 from shmbuffer.replay.buffers.replay_buffer import ReplayBuffer
 from shmbuffer.replay.eager import eager
@@ -91,18 +93,26 @@ class TensorDictReplayBuffer(ReplayBuffer):
     # -- writing -------------------------------------------------------------------------------
 
     @eager
-    def add(self, data: Any) -> int | torch.Tensor:
+    def add(self, data: Any, *, timeout: float | None = None) -> int | torch.Tensor:
         """Write one item: a TensorDict ``[*lanes]``, or a dict.
 
         A priority in ``data[priority_key]`` becomes the item's, in the same write.
+
+        Args:
+            data: the item.
+            timeout: see `ReplayBuffer.add`.
 
         Returns:
             Its index, an int; where the storage has lanes, int64 ``[lanes, ndim]``.
 
         Raises:
             ValueError: the priority is NaN, infinite or negative; nothing was changed.
-            SchemaMismatchError, RingOverrunError: see `ReplayBuffer.add`.
+            SchemaMismatchError, RingOverrunError, RateLimitTimeout, RateLimitError: see
+                `ReplayBuffer.add`.
         """
+        if timeout is not None:
+            with patience.within(timeout):
+                return self.add(data)
         direct = self._direct
         if direct is not None and not self._transform.transforms:
             index = direct.add(data)
@@ -114,7 +124,13 @@ class TensorDictReplayBuffer(ReplayBuffer):
         return self._write(data, True, self._priorities_in(data, True))
 
     @eager
-    def extend(self, tensordicts: Any, *, update_priority: bool | None = None) -> torch.Tensor:
+    def extend(
+        self,
+        tensordicts: Any,
+        *,
+        update_priority: bool | None = None,
+        timeout: float | None = None,
+    ) -> torch.Tensor:
         """Write a batch: whole or not at all.
 
         Priorities in ``tensordicts[priority_key]`` become the items', in the same native call.
@@ -122,16 +138,21 @@ class TensorDictReplayBuffer(ReplayBuffer):
         Args:
             tensordicts: a TensorDict ``[n, *lanes]``, a dict, or a list of TensorDicts.
             update_priority: False leaves priorities in the data alone: items get the default one.
+            timeout: see `ReplayBuffer.add`.
 
         Returns:
             Indices, int64 ``[n]``; where the storage has lanes, ``[n * lanes, ndim]``.
 
         Raises:
             ValueError: a priority is NaN, infinite or negative; nothing was changed.
-            SchemaMismatchError, RingOverrunError: see `ReplayBuffer.extend`.
+            SchemaMismatchError, RingOverrunError, RateLimitTimeout, RateLimitError: see
+                `ReplayBuffer.extend`.
 
         Cost: one native call; 0.6 µs a leaf more where something has to be converted.
         """
+        if timeout is not None:
+            with patience.within(timeout):
+                return self.extend(tensordicts, update_priority=update_priority)
         direct = self._direct
         if (
             direct is not None
@@ -164,6 +185,8 @@ class TensorDictReplayBuffer(ReplayBuffer):
         include_info: bool | None = None,
         *,
         out: TensorDict | None = None,
+        min_size: int | None = None,
+        timeout: float | None = None,
     ) -> Any:
         """Draw a batch.
 
@@ -174,6 +197,8 @@ class TensorDictReplayBuffer(ReplayBuffer):
             out: a sample that is not needed any more, to become this one: its tensors are filled
                 anew, entries of its own are dropped. Any TensorDict ``[batch_size]`` will do. Only
                 where one native call makes the sample; see ``ValueError``.
+            min_size: wait until so many items are there.
+            timeout: seconds to wait, for them and for a `RateLimiter`; None: as long as it takes.
 
         Returns:
             A TensorDict ``[batch_size]`` with the entries of the table above; ``out``, where it was
@@ -182,6 +207,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
 
         Raises:
             EmptyBufferError: nothing to draw from.
+            RateLimitTimeout, RateLimitError: items have to be written first.
             RuntimeError: no batch size anywhere, or a transform has changed the batch size, so that
                 index and weights do not fit (take them from ``return_info=True`` then).
             TypeError: ``out`` is no TensorDict.
@@ -195,6 +221,24 @@ class TensorDictReplayBuffer(ReplayBuffer):
         count = self._batch_size if batch_size is None else None
         if count is None:
             count = self._count(batch_size)
+        if min_size is not None or timeout is not None or self._limited:
+
+            def queued(batch: Batch) -> Any:
+                data, info = batch
+                if out is not None:
+                    raise ValueError(_NO_OUT)
+                if include_info is not False:
+                    data = self._with_info(data, info)
+                return (data, info) if return_info else data
+
+            draw = partial(self._sampled, count, return_info, include_info, out)
+            return self._in_turn(count, min_size, timeout, draw, queued)
+        return self._sampled(count, return_info, include_info, out)
+
+    def _sampled(
+        self, count: int, return_info: bool, include_info: bool | None, out: TensorDict | None
+    ) -> Any:
+        """`sample`, now."""
         if self._flat_rows is None:
             self._rows()  # another process may have written the first item by now
         rows = self._flat_rows

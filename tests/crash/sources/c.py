@@ -28,7 +28,7 @@ from tests.crash.sources.c_tokens import (
 from tests.crash.sources.flow import Call, Goto, Label, Leave, Loop, Point, Step, Store, Ways
 
 #: What a pointer to one of these types leads to is shared.
-SHARED_TYPES = ("shmb_runtime", "shmb_entry", "shmb_record", "shmb_extent")
+SHARED_TYPES = ("shmb_runtime", "shmb_limiter", "shmb_entry", "shmb_record", "shmb_extent")
 #: Members of private structs that lead into shared memory: what is behind them is shared.
 SHARED_MEMBERS = "words|checksums|sources|raw|extents|mass"
 TREE_LEVELS = "sum|min"

@@ -1,0 +1,331 @@
+/* Flow control: neither side runs away from the other, and nothing is overwritten that a queue has not handed out.
+ *
+ *     inserted = write_count + pending - inserts_base     elements since the ratio counts, open claims included
+ *     drawn    = drawn - samples_base
+ *     ahead    = inserted * samples_per_insert - drawn    0 where both sides have done their share
+ *
+ * A claim may begin while `ahead` stays at or below the error buffer with it; a draw while it stays at or above minus
+ * the error buffer. So whatever comes when, the ratio is within it. (Reverb's RateLimiter, whose max_diff and min_diff
+ * are samples_per_insert * min_size plus and minus the buffer: here the first min_size inserts are left out instead.)
+ *
+ * What is inserted is derived and not counted: a writer that dies takes its claim with it. Everything is decided and
+ * stored under the mutex; a setting is built in the block that does not count, and published by one store. */
+#include <math.h>
+#include <string.h>
+
+#include "ring.h"
+
+#define ROUNDING 1e-6 /* of a sample: products of a ratio such as 0.1 are not exact */
+
+_Thread_local bool shmb_let_pass; /* the next claim or draw of this thread goes on whatever the ratio; it counts on no side */
+
+static bool in_order(const struct shmb_limiter *limiter) {
+    return limiter->limits <= (SHMB_RATIO | SHMB_QUEUE) && limiter->when_alone <= SHMB_ALONE_ERROR &&
+           limiter->samples_per_insert >= 0 && isfinite(limiter->samples_per_insert) && limiter->error_buffer >= 0 &&
+           isfinite(limiter->error_buffer) && (!(limiter->limits & SHMB_QUEUE) || limiter->max_times_sampled > 0);
+}
+
+/* The one that counts; NULL: there is none, or it is damaged. */
+static struct shmb_limiter *limiter_of(struct shmb_runtime *runtime) {
+    uint32_t version = atomic_load_explicit(&runtime->limiter_version, memory_order_relaxed);
+    struct shmb_limiter *limiter = &runtime->limiters[version & 1];
+    return version && in_order(limiter) ? limiter : NULL;
+}
+
+uint32_t shmb_limits(struct shmb_runtime *runtime) {
+    struct shmb_limiter *limiter = limiter_of(runtime);
+    if (limiter == NULL) return 0;
+    return limiter->limits | (limiter->min_size ? SHMB_MIN_SIZE : 0);
+}
+
+static double ahead(const struct shmb_ring *ring, const struct shmb_limiter *limiter, uint64_t inserts, uint64_t samples) {
+    struct shmb_runtime *runtime = ring->runtime;
+    int64_t inserted = (int64_t)(atomic_load_explicit(&runtime->write_count, memory_order_relaxed) + inserts - limiter->inserts_base);
+    int64_t drawn = (int64_t)(atomic_load_explicit(&runtime->drawn, memory_order_relaxed) + samples - limiter->samples_base);
+    return (double)inserted * limiter->samples_per_insert - (double)drawn;
+}
+
+/* The claim is open for so many elements, or, of 0, for none that a limiter counts. */
+void shmb_promise(struct shmb_ring *ring, uint64_t elements) {
+    struct shmb_runtime *runtime = ring->runtime;
+    atomic_store_explicit(&ring->me->pending, elements, memory_order_relaxed);
+    CP(flow_pending);
+    atomic_fetch_add_explicit(&runtime->pending, elements, memory_order_relaxed);
+    CP(flow_promised);
+}
+
+/* The claim is over: its elements are in write_count, or gone. A repair counts anew. */
+void shmb_settle(struct shmb_ring *ring, struct shmb_entry *entry) {
+    uint64_t elements = atomic_load_explicit(&entry->pending, memory_order_relaxed);
+    if (elements == 0) return;
+    atomic_fetch_sub_explicit(&ring->runtime->pending, elements, memory_order_relaxed);
+    CP(flow_settled);
+    atomic_store_explicit(&entry->pending, 0, memory_order_relaxed);
+    CP(flow_pending);
+}
+
+/* Under the mutex, so that whoever changes what is waited for sees it afterwards. */
+static int wait_for(struct shmb_ring *ring, enum shmb_side side, uint64_t wanted, enum shmb_reason why) {
+    struct shmb_entry *me = ring->me;
+    uint32_t before = atomic_load_explicit(&me->waits_for, memory_order_relaxed);
+    if (!(before & side)) {
+        me->waits_since_ns = (uint64_t)shmb_now_ns();
+        CP(flow_waits);
+        atomic_store_explicit(&me->waits_for, before | side, memory_order_release);
+        CP(flow_waits);
+        if (before == 0) atomic_fetch_add_explicit(&ring->runtime->limited, 1, memory_order_relaxed);
+        CP(flow_limited);
+    }
+    me->wanted = wanted;
+    CP(flow_waits);
+    shmb_refusal.why = why;
+    shmb_refusal.blocker.progress = atomic_load(&ring->runtime->progress);
+    return SHMB_LIMITED;
+}
+
+void shmb_wait_no_more(struct shmb_ring *ring, struct shmb_entry *entry, uint32_t sides) {
+    uint32_t before = atomic_load_explicit(&entry->waits_for, memory_order_relaxed);
+    if (!(before & sides)) return;
+    atomic_store_explicit(&entry->waits_for, before & ~sides, memory_order_release);
+    CP(flow_waits);
+    if ((before & ~sides) == 0) atomic_fetch_sub_explicit(&ring->runtime->limited, 1, memory_order_relaxed);
+    CP(flow_limited);
+}
+
+int shmb_give_up_waiting(struct shmb_ring *ring, struct shmb_call *call, uint32_t sides) {
+    int status = shmb_lock(ring, call);
+    if (status != SHMB_OK) return status;
+    shmb_wait_no_more(ring, ring->me, sides);
+    shmb_unlock(ring);
+    return SHMB_OK;
+}
+
+/* What a dead owner of the mutex left is not trusted. */
+void shmb_count_limited(struct shmb_ring *ring) {
+    uint64_t pending = 0;
+    uint32_t limited = 0;
+    for (uint32_t i = 0; i < SHMB_ENTRIES; i++) {
+        const struct shmb_entry *entry = &ring->entries[i];
+        limited += atomic_load_explicit(&entry->waits_for, memory_order_relaxed) != 0;
+        if (atomic_load_explicit(&entry->phase, memory_order_relaxed) == SHMB_PAYLOAD)
+            pending += atomic_load_explicit(&entry->pending, memory_order_relaxed);
+    }
+    atomic_store_explicit(&ring->runtime->pending, pending, memory_order_relaxed);
+    CP(flow_promised);
+    atomic_store_explicit(&ring->runtime->limited, limited, memory_order_relaxed);
+    CP(flow_limited);
+}
+
+/* The element that a queue hands out next, and how often it has done so. */
+struct place {
+    uint64_t element, times;
+};
+
+/* Elements of a queue are counted from ticket 0 on. Those whose slots were written over are behind it. */
+static struct place next_of(const struct shmb_ring *ring, const struct shmb_limiter *limiter) {
+    uint64_t head = atomic_load_explicit(&ring->runtime->head, memory_order_relaxed);
+    uint64_t oldest = head > ring->capacity ? head - ring->capacity : 0;
+    struct place next = {limiter->queue_next / limiter->max_times_sampled, limiter->queue_next % limiter->max_times_sampled};
+    if (next.element < oldest * ring->lanes) next = (struct place){oldest * ring->lanes, 0};
+    if (next.element > head * ring->lanes) next = (struct place){head * ring->lanes, 0};
+    return next;
+}
+
+/* The oldest ticket that must not be overwritten: it waits in the queue, or is being copied out of it. */
+static uint64_t needed_from(const struct shmb_ring *ring, const struct shmb_limiter *limiter) {
+    uint64_t needed = next_of(ring, limiter).element / ring->lanes;
+    for (uint32_t i = 0; i < SHMB_ENTRIES; i++) {
+        uint64_t reading = atomic_load_explicit(&ring->entries[i].reading, memory_order_relaxed);
+        bool live = atomic_load_explicit(&ring->entries[i].state, memory_order_relaxed) == SHMB_LIVE;
+        if (live && reading && reading - 1 < needed) needed = reading - 1;
+    }
+    return needed;
+}
+
+/* Before a claim that write_count grows by: may it begin? `rows` go to the head of the ring; 0: to named slots, which
+ * have no place in a queue. */
+int shmb_admit_insert(struct shmb_ring *ring, uint64_t rows, uint64_t elements, uint64_t *counted) {
+    struct shmb_runtime *runtime = ring->runtime;
+    struct shmb_limiter *limiter = limiter_of(runtime);
+    bool pass = shmb_let_pass;
+    shmb_let_pass = false;
+    *counted = 0;
+    if (limiter == NULL) return SHMB_OK;
+    if (limiter->limits & SHMB_QUEUE) {
+        if (rows == 0) return SHMB_IN_QUEUE;
+        uint64_t end = atomic_load_explicit(&runtime->head, memory_order_relaxed) + rows;
+        if (rows > ring->capacity || end > needed_from(ring, limiter) + ring->capacity)
+            return wait_for(ring, SHMB_FOR_SAMPLES, elements, SHMB_FULL);
+    }
+    if (elements && limiter->limits & SHMB_RATIO) {
+        uint64_t open = atomic_load_explicit(&runtime->pending, memory_order_relaxed);
+        bool fits = ahead(ring, limiter, open + elements, 0) <= limiter->error_buffer + ROUNDING;
+        if (!fits && !pass) return wait_for(ring, SHMB_FOR_SAMPLES, elements, SHMB_AHEAD);
+        if (!fits) limiter->inserts_base += elements;
+        CP(flow_base);
+    }
+    *counted = elements;
+    shmb_wait_no_more(ring, ring->me, SHMB_FOR_SAMPLES);
+    return SHMB_OK;
+}
+
+/* Before a draw: may it be made? It counts from here on. */
+int shmb_admit_sample(struct shmb_ring *ring, struct shmb_call *call, uint64_t count, uint64_t min_size) {
+    struct shmb_runtime *runtime = ring->runtime;
+    bool pass = shmb_let_pass;
+    shmb_let_pass = false;
+    int status = shmb_lock(ring, call);
+    if (status != SHMB_OK) return status;
+    struct shmb_limiter *limiter = limiter_of(runtime);
+    uint64_t size = atomic_load_explicit(&runtime->length, memory_order_relaxed) * ring->lanes;
+    if (atomic_load_explicit(&runtime->head, memory_order_relaxed) > ring->capacity) /* what is overwritten now was there */
+        size += atomic_load_explicit(&runtime->pending, memory_order_relaxed);
+    if (limiter && limiter->min_size > min_size) min_size = limiter->min_size;
+    if (size < min_size) {
+        status = wait_for(ring, SHMB_FOR_INSERTS, count, SHMB_FEW);
+    } else if (limiter && limiter->limits & SHMB_RATIO) {
+        bool fits = ahead(ring, limiter, 0, count) >= -(limiter->error_buffer + ROUNDING);
+        if (!fits && !pass) {
+            status = wait_for(ring, SHMB_FOR_INSERTS, count, SHMB_BEHIND);
+        } else {
+            if (!fits) limiter->samples_base += count;
+            CP(flow_base);
+            atomic_fetch_add_explicit(&runtime->drawn, count, memory_order_relaxed);
+            CP(flow_drawn);
+        }
+    }
+    if (status == SHMB_OK) {
+        shmb_wait_no_more(ring, ring->me, SHMB_FOR_INSERTS);
+        atomic_store_explicit(&ring->me->last_sample_ns, (uint64_t)shmb_now_ns(), memory_order_relaxed);
+        CP(count_added);
+    }
+    shmb_unlock(ring);
+    if (status == SHMB_OK) shmb_wake_waiters(runtime);
+    return status;
+}
+
+/* A draw that was admitted was not made. */
+int shmb_take_back(struct shmb_ring *ring, struct shmb_call *call, uint64_t count) {
+    struct shmb_runtime *runtime = ring->runtime;
+    int status = shmb_lock(ring, call);
+    if (status != SHMB_OK) return status;
+    struct shmb_limiter *limiter = limiter_of(runtime);
+    if (limiter && limiter->limits & SHMB_RATIO) atomic_fetch_sub_explicit(&runtime->drawn, count, memory_order_relaxed);
+    CP(flow_drawn);
+    shmb_unlock(ring);
+    return SHMB_OK;
+}
+
+/* First in, first out: the oldest elements that were handed out fewer than max_times_sampled times. All or none. Their
+ * slots are not written over before shmb_release. */
+int shmb_take(struct shmb_ring *ring, struct shmb_call *call, uint64_t count, int64_t *index, int64_t *tickets) {
+    struct shmb_runtime *runtime = ring->runtime;
+    int status = shmb_lock(ring, call);
+    if (status != SHMB_OK) return status;
+    struct shmb_limiter *limiter = limiter_of(runtime);
+    if (limiter == NULL || !(limiter->limits & SHMB_QUEUE)) {
+        shmb_unlock(ring);
+        return SHMB_NOTHING;
+    }
+    struct place next = next_of(ring, limiter);
+    uint64_t end = atomic_load_explicit(&runtime->head, memory_order_relaxed) * ring->lanes, found = 0;
+    while (found < count && next.element < end) {
+        uint64_t ticket = next.element / ring->lanes, slot = ticket % ring->capacity;
+        uint64_t word = atomic_load_explicit(&ring->words[slot], memory_order_relaxed);
+        if (word == SHMB_WORD(ticket, SHMB_COMMITTED)) {
+            index[found] = (int64_t)(slot * ring->lanes + next.element % ring->lanes);
+            tickets[found++] = (int64_t)ticket;
+            if (++next.times == limiter->max_times_sampled) next = (struct place){next.element + 1, 0};
+        } else if (shmb_claim_covers(ring, word, NULL)) {
+            break; /* it comes first, once its writer has committed it */
+        } else {
+            next = (struct place){(ticket + 1) * ring->lanes, 0};
+        }
+    }
+    if (found < count) {
+        status = wait_for(ring, SHMB_FOR_INSERTS, count, SHMB_SHORT);
+    } else if (count) {
+        uint64_t reading = atomic_load_explicit(&ring->me->reading, memory_order_relaxed);
+        if (ring->readers++ == 0 || reading == 0) atomic_store_explicit(&ring->me->reading, 1 + (uint64_t)tickets[0], memory_order_relaxed);
+        CP(flow_reading);
+        limiter->queue_next = next.element * limiter->max_times_sampled + next.times;
+        CP(flow_taken);
+        shmb_wait_no_more(ring, ring->me, SHMB_FOR_INSERTS);
+        atomic_store_explicit(&ring->me->last_sample_ns, (uint64_t)shmb_now_ns(), memory_order_relaxed);
+        CP(count_added);
+    }
+    shmb_unlock(ring);
+    return status;
+}
+
+/* What this handle's threads took is copied: once for each shmb_take. */
+int shmb_release(struct shmb_ring *ring, struct shmb_call *call) {
+    int status = shmb_lock(ring, call);
+    if (status != SHMB_OK) return status;
+    if (ring->readers && --ring->readers == 0) atomic_store_explicit(&ring->me->reading, 0, memory_order_relaxed);
+    CP(flow_reading);
+    shmb_unlock(ring);
+    shmb_wake_waiters(ring->runtime);
+    return SHMB_OK;
+}
+
+/* Elements that a queue has not handed out as often as it may; those that are being written included. */
+uint64_t shmb_queued(const struct shmb_ring *ring) {
+    struct shmb_limiter *limiter = limiter_of(ring->runtime);
+    if (limiter == NULL || !(limiter->limits & SHMB_QUEUE)) return 0;
+    return atomic_load_explicit(&ring->runtime->head, memory_order_relaxed) * ring->lanes - next_of(ring, limiter).element;
+}
+
+/* The ratio counts from here on: both sides have done their share, once there are min_size elements. The mutex is held. */
+void shmb_start_anew(struct shmb_ring *ring, uint64_t write_count, uint64_t elements, uint64_t first_ticket) {
+    struct shmb_runtime *runtime = ring->runtime;
+    struct shmb_limiter *limiter = limiter_of(runtime);
+    if (limiter == NULL) return;
+    limiter->inserts_base = write_count + (limiter->min_size > elements ? limiter->min_size - elements : 0);
+    CP(flow_base);
+    limiter->samples_base = atomic_load_explicit(&runtime->drawn, memory_order_relaxed);
+    CP(flow_base);
+    limiter->queue_next = first_ticket * ring->lanes * limiter->max_times_sampled;
+    CP(flow_base);
+}
+
+/* Another setting. What a queue has handed out stays so; the ratio starts anew. */
+int shmb_limit(struct shmb_ring *ring, struct shmb_call *call, const struct shmb_limiter *wanted) {
+    struct shmb_runtime *runtime = ring->runtime;
+    int status = shmb_lock(ring, call);
+    if (status != SHMB_OK) return status;
+    uint32_t version = atomic_load_explicit(&runtime->limiter_version, memory_order_relaxed) + 1;
+    const struct shmb_limiter *old = limiter_of(runtime);
+    struct shmb_limiter *limiter = &runtime->limiters[version & 1];
+    uint64_t head = atomic_load_explicit(&runtime->head, memory_order_relaxed);
+    uint64_t length = atomic_load_explicit(&runtime->length, memory_order_relaxed) * ring->lanes;
+    uint64_t times = wanted->max_times_sampled;
+    struct place next = {head > ring->capacity ? (head - ring->capacity) * ring->lanes : 0, 0};
+    if (old && old->limits & SHMB_QUEUE) next = next_of(ring, old);
+    if (next.times && next.times >= times) next = (struct place){next.element + 1, 0};
+    if (version == 0) version = 2; /* 0 is none */
+    limiter->samples_per_insert = wanted->samples_per_insert;
+    CP(flow_stored);
+    limiter->error_buffer = wanted->error_buffer;
+    CP(flow_stored);
+    limiter->min_size = wanted->min_size;
+    CP(flow_stored);
+    limiter->inserts_base = atomic_load_explicit(&runtime->write_count, memory_order_relaxed) +
+                            (wanted->min_size > length ? wanted->min_size - length : 0);
+    CP(flow_stored);
+    limiter->samples_base = atomic_load_explicit(&runtime->drawn, memory_order_relaxed);
+    CP(flow_stored);
+    limiter->max_times_sampled = times;
+    CP(flow_stored);
+    limiter->queue_next = next.element * times + next.times;
+    CP(flow_stored);
+    limiter->when_alone = wanted->when_alone;
+    CP(flow_stored);
+    limiter->limits = wanted->limits;
+    CP(flow_stored);
+    atomic_store_explicit(&runtime->limiter_version, version, memory_order_release);
+    CP(flow_published);
+    shmb_unlock(ring);
+    shmb_wake_waiters(runtime);
+    return SHMB_OK;
+}

@@ -1,0 +1,81 @@
+"""``shmbuffer set DIR NAME=VALUE ...``: change what keeps writers and samplers in step."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import asdict, fields
+from typing import TYPE_CHECKING, Any
+
+from shmbuffer.cli import arguments, console, exits
+from shmbuffer.memory.limiter import RateLimiter
+
+if TYPE_CHECKING:
+    from shmbuffer.cli.arguments import Subparsers
+
+_WHOLE = ("min_size", "max_times_sampled")
+_NAMES = tuple(field.name for field in fields(RateLimiter))
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    """Adds the verb to the command line."""
+    parser = arguments.add_verb(
+        subparsers,
+        "set",
+        "Changes what keeps writers and samplers in step, while everything runs: whoever waits "
+        f"looks again at once. Names are {', '.join(_NAMES)}; what is not named stays as it is, "
+        "and NAME=off takes it away. A ratio counts from now on. Without NAME=VALUE it says what "
+        "is set.",
+        "shmbuffer set run/buffer samples_per_insert=8\n"
+        "shmbuffer set run/buffer samples_per_insert=4 min_size=1000 when_alone=wait\n"
+        "shmbuffer set run/buffer samples_per_insert=off",
+    )
+    arguments.add_directory(parser)
+    parser.add_argument(
+        "changes", nargs="*", type=_change, metavar="NAME=VALUE", help="what is to change"
+    )
+    arguments.add_timeout(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Sets it, and says what is set.
+
+    Raises:
+        ValueError: a number out of range; nothing was changed.
+        BufferNotFoundError, AttachTimeout, LockTimeout, CorruptBufferError: as they say.
+    """
+    from shmbuffer.memory.engine import Engine
+
+    changes: dict[str, Any] = dict(args.changes)
+    with Engine.open(args.dir, None, timeout=args.timeout) as engine:
+        if changes:
+            limiter = (engine.limiter or RateLimiter()).changed(**changes)
+            engine.set_limiter(limiter if limiter.limits or limiter.min_size > 1 else None)
+        limiter_now = engine.limiter
+    shown = None if limiter_now is None else asdict(limiter_now)
+    if args.json:
+        console.show_json({"path": args.dir, "rate_limiter": shown})
+    elif shown is None:
+        print(console.clean(f"{args.dir}: nothing limits writes and samples"))
+    else:
+        console.show(console.pairs(args.dir, {k: v for k, v in shown.items() if v is not None}))
+    return exits.DONE
+
+
+def _change(text: str) -> tuple[str, Any]:
+    """Parses one NAME=VALUE.
+
+    Raises:
+        argparse.ArgumentTypeError: no such name, or no such value.
+    """
+    name, equals, value = text.partition("=")
+    if not equals or name not in _NAMES:
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE with one of {_NAMES}")
+    if value.lower() in ("off", "none"):
+        return name, 1 if name == "min_size" else None
+    if name == "when_alone":
+        return name, value
+    try:
+        return name, int(value) if name in _WHOLE else float(value)
+    except ValueError:
+        kind = "a whole number" if name in _WHOLE else "a number"
+        raise argparse.ArgumentTypeError(f"{name} is {kind} or off, not {value!r}") from None

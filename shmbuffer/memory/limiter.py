@@ -1,0 +1,217 @@
+"""What limits both sides of a buffer: a ratio of samples to inserts, a queue, a least size.
+
+    inserted = write_count - where the ratio began      (the first ``min_size`` inserts are free)
+    drawn    = elements sampled since then
+    ahead    = inserted * samples_per_insert - drawn    0 where both sides have done their share
+
+A write waits where it would take ``ahead`` above ``error_buffer``, a sample where it would take it
+below minus ``error_buffer``: the semantics of Reverb's ``SampleToInsertRatio`` (Cassirer et al.,
+Reverb: A Framework For Experience Replay, 2021, section 3.4), for whole batches. The numbers are in
+the control file (`layout.LIMITER`), so all processes share them and a crash leaves them;
+``_native/limiter.c`` decides by them.
+"""
+
+from __future__ import annotations
+
+import math
+import numbers
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+
+from shmbuffer.memory import layout
+from shmbuffer.memory.layout import Alone, Limit
+
+WhenAlone = Literal["pass", "wait", "error"]
+
+_TOLERANCE = 0.1  # of the samples that the first min_size inserts stand for
+
+
+@dataclass(frozen=True)
+class RateLimiter:
+    """Keeps writers and samplers in step; or makes a queue of the buffer.
+
+        RateLimiter(samples_per_insert=4, min_size=1_000)     # replay: each item 4 times on average
+        RateLimiter(max_times_sampled=1)                      # an on-policy queue
+
+    Args:
+        samples_per_insert: how often an item is sampled, on average: items drawn for each one
+            written. None: there is no ratio.
+        min_size: samples wait until so many items are there, at least 1.
+        error_buffer: how far the sides may be apart, in samples, at least
+            ``max(1, samples_per_insert)``. Where one call writes w items and one draws s, it has to
+            be at least ``(w * samples_per_insert + s) / 2``, or both could wait for each other.
+            None is a tenth of ``samples_per_insert * min_size`` (Acme's tolerance), and not less
+            than what is needed at least.
+        max_times_sampled: how often an item is handed out at most: the buffer is a queue, first in,
+            first out, and writes wait while it is full. None: it is none.
+        when_alone: what a call does that has to wait for the other side while no living client is
+            on it. "pass": go on and not count it, so that the ratio goes on where it was when
+            somebody comes. "wait": wait, with a warning every 30 s. "error": raise RateLimitError.
+            None is "pass", and "wait" for a queue, which would lose items.
+
+    Raises:
+        ValueError: a number out of range, or ``when_alone="pass"`` for a queue.
+
+    Source: ``reverb.rate_limiters.SampleToInsertRatio``, and ``max_times_sampled`` of
+        ``reverb.Table``.
+    """
+
+    samples_per_insert: float | None = None
+    min_size: int = 1
+    error_buffer: float | None = None
+    max_times_sampled: int | None = None
+    when_alone: WhenAlone | None = None
+
+    def __post_init__(self) -> None:
+        _require_whole("min_size", self.min_size)
+        if self.max_times_sampled is not None:
+            _require_whole("max_times_sampled", self.max_times_sampled)
+        ratio, buffer = self.samples_per_insert, self.error_buffer
+        if ratio is not None and not (_is_number(ratio) and 0 < ratio < math.inf):
+            raise ValueError(f"samples_per_insert has to be a number above 0, got {ratio!r}")
+        if buffer is not None:
+            if ratio is None:
+                raise ValueError("error_buffer is the tolerance of samples_per_insert: give both")
+            if not (_is_number(buffer) and max(1.0, ratio) <= buffer < math.inf):
+                raise ValueError(
+                    f"error_buffer has to be at least max(1, samples_per_insert) = "
+                    f"{max(1.0, ratio):g}, or neither side could go on; got {buffer!r}"
+                )
+        if self.when_alone is not None and self.when_alone.upper() not in Alone.__members__:
+            raise ValueError(f"when_alone is 'pass', 'wait' or 'error', got {self.when_alone!r}")
+        if self.max_times_sampled is not None and self.when_alone == "pass":
+            raise ValueError(
+                "when_alone='pass' would write over what a queue has not handed out; take 'wait' "
+                "or 'error', or leave max_times_sampled out"
+            )
+
+    @property
+    def tolerance(self) -> float:
+        """The error buffer that counts, in samples."""
+        if self.samples_per_insert is None:
+            return 0.0
+        if self.error_buffer is not None:
+            return float(self.error_buffer)
+        ratio = float(self.samples_per_insert)
+        return max(1.0, ratio, _TOLERANCE * ratio * self.min_size)
+
+    @property
+    def alone(self) -> Alone:
+        """What counts as ``when_alone``."""
+        if self.when_alone is None:
+            return Alone.PASS if self.max_times_sampled is None else Alone.WAIT
+        return Alone[self.when_alone.upper()]
+
+    @property
+    def limits(self) -> Limit:
+        """What there is to wait for."""
+        ratio = Limit.RATIO if self.samples_per_insert is not None else Limit(0)
+        return ratio | (Limit.QUEUE if self.max_times_sampled is not None else Limit(0))
+
+    def changed(self, **changes: Any) -> RateLimiter:
+        """A copy with other values; an error buffer too small for another ratio is made anew.
+
+        Raises:
+            ValueError, TypeError: as the constructor.
+        """
+        ratio = changes.get("samples_per_insert", self.samples_per_insert)
+        too_small = self.error_buffer is not None and (
+            ratio is None or self.error_buffer < max(1.0, ratio)
+        )
+        if too_small:
+            changes = {"error_buffer": None} | changes
+        if self.when_alone == "pass" and changes.get("max_times_sampled") is not None:
+            changes = {"when_alone": None} | changes
+        return replace(self, **changes)
+
+    def require_room(self, elements: int, where: str) -> None:
+        """Compares with a buffer.
+
+        Raises:
+            ValueError: ``min_size`` is larger than the buffer.
+        """
+        if self.min_size > elements:
+            raise ValueError(
+                f"{where}: min_size is {self.min_size:,}, and the buffer has room for "
+                f"{elements:,} items: nobody could ever sample"
+            )
+
+    def to_numbers(self) -> tuple[int, float, float, int, int, int]:
+        """As ``_core.Ring.limit`` takes them, in the order of `NUMBERS`."""
+        return (
+            int(self.limits),
+            float(self.samples_per_insert or 0.0),
+            self.tolerance,
+            self.min_size,
+            self.max_times_sampled or 0,
+            int(self.alone),
+        )
+
+
+NUMBERS = (
+    *("limits", "samples_per_insert", "error_buffer", "min_size", "max_times_sampled"),
+    "when_alone",
+)
+NO_LIMIT = (0, 0.0, 0.0, 0, 0, 0)
+"""Of ``_core.Ring.limit``: there is none any more."""
+
+
+def active(runtime: Any) -> Any:
+    """The `layout.LIMITER` that counts, or None.
+
+    Args:
+        runtime: a runtime page, mapped or copied.
+    """
+    version = int(runtime["limiter_version"])
+    block = np.frombuffer(runtime["limiters"].tobytes(), layout.LIMITER)[version & 1]
+    return block if version and is_in_order(block) and _says_something(block) else None
+
+
+def is_in_order(block: Any) -> bool:
+    """Whether the numbers of a limiter can be what somebody has set; as the core asks."""
+    ratio, buffer = float(block["samples_per_insert"]), float(block["error_buffer"])
+    return bool(
+        block["limits"] <= Limit.RATIO | Limit.QUEUE
+        and block["when_alone"] <= Alone.ERROR
+        and 0 <= ratio < math.inf
+        and 0 <= buffer < math.inf
+        and (not block["limits"] & Limit.QUEUE or block["max_times_sampled"] > 0)
+    )
+
+
+def is_damaged(runtime: Any) -> bool:
+    """Whether the limiter that should count cannot be one."""
+    version = int(runtime["limiter_version"])
+    block = np.frombuffer(runtime["limiters"].tobytes(), layout.LIMITER)[version & 1]
+    return bool(version) and not is_in_order(block)
+
+
+def read(runtime: Any) -> RateLimiter | None:
+    """What is set, or None."""
+    block = active(runtime)
+    if block is None:
+        return None
+    limits = Limit(int(block["limits"]))
+    return RateLimiter(
+        samples_per_insert=float(block["samples_per_insert"]) if limits & Limit.RATIO else None,
+        min_size=max(1, int(block["min_size"])),
+        error_buffer=float(block["error_buffer"]) if limits & Limit.RATIO else None,
+        max_times_sampled=int(block["max_times_sampled"]) if limits & Limit.QUEUE else None,
+        when_alone=Alone(int(block["when_alone"])).name.lower(),  # type: ignore[arg-type]
+    )
+
+
+def _says_something(block: Any) -> bool:
+    return bool(block["limits"]) or int(block["min_size"]) > 0
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
+
+
+def _require_whole(name: str, value: object) -> None:
+    whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    if not whole or value < 1:  # type: ignore[operator]
+        raise ValueError(f"{name} has to be a whole number of at least 1, got {value!r}")

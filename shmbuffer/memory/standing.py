@@ -1,0 +1,218 @@
+"""Who waits for whom: how the two sides of a limited buffer stand, in numbers and in words.
+
+Reads the runtime page and the registry, mapped or copied, and takes no lock: for the error at a
+deadline, for the log, and for the live view. Whoever samples is called a learner here, and whoever
+inserts a collector, whatever their roles are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from shmbuffer.memory import limiter
+from shmbuffer.memory.identity import process_state
+from shmbuffer.memory.layout import EntryState, Limit, Role, Side, Why
+
+_LONG_S = 1.0  # a side that did something since then is at it
+
+
+@dataclass(frozen=True)
+class Standing:
+    """How the sides stand at one moment.
+
+    Attributes:
+        wanted: samples per insert; None: there is no ratio.
+        seen: samples drawn for each insert since the ratio counts; None before the first insert.
+        ahead: samples that the inserts are ahead by; below 0, the samples are.
+        error_buffer: how far they may be apart.
+        min_size: items that have to be there.
+        size: items that are there.
+        queued: items that a queue has not handed out as often as it may; None: there is no queue.
+        room: items that the ring has room for.
+        pending: items that are being written.
+        max_times_sampled: 0: there is no queue.
+    """
+
+    wanted: float | None
+    seen: float | None
+    ahead: float
+    error_buffer: float
+    min_size: int
+    size: int
+    queued: int | None
+    room: int
+    pending: int
+    max_times_sampled: int
+
+    def to_json(self) -> dict[str, Any]:
+        """As a dict of plain values."""
+        return dict(self.__dict__)
+
+    def why(self, side: Side, count: int) -> Why | None:
+        """What a call for ``count`` items would be limited by now; None: nothing."""
+        if side == Side.SAMPLES:
+            if self.queued is not None and self.queued + count > self.room:
+                return Why.FULL
+            if self.wanted is not None:
+                after = self.ahead + (self.pending + count) * self.wanted
+                return Why.AHEAD if after > self.error_buffer else None
+            return None
+        if self.size < self.min_size:
+            return Why.FEW
+        if self.wanted is not None and self.ahead - count < -self.error_buffer:
+            return Why.BEHIND
+        if self.queued is not None:
+            handed = self.queued * self.max_times_sampled
+            return Why.SHORT if handed < count else None
+        return None
+
+
+def standing(runtime: Any, *, width: int, capacity: int) -> Standing:
+    """Of a runtime page.
+
+    Args:
+        runtime: one structured value.
+        width: elements of a slot.
+        capacity: slots.
+    """
+    size, pending = int(runtime["length"]) * width, int(runtime["pending"])
+    head = int(runtime["head"])
+    block = limiter.active(runtime)
+    if block is None:
+        return Standing(None, None, 0.0, 0.0, 0, size, None, capacity * width, pending, 0)
+    limits = Limit(int(block["limits"]))
+    ratio = float(block["samples_per_insert"])
+    inserted = _signed(int(runtime["write_count"]) - int(block["inserts_base"]))
+    drawn = _signed(int(runtime["drawn"]) - int(block["samples_base"]))
+    times = int(block["max_times_sampled"]) if limits & Limit.QUEUE else 0
+    queued = None
+    if times:
+        oldest = max(0, head - capacity) * width
+        queued = head * width - min(max(int(block["queue_next"]) // times, oldest), head * width)
+    return Standing(
+        wanted=ratio if limits & Limit.RATIO else None,
+        seen=drawn / inserted if inserted > 0 and limits & Limit.RATIO else None,
+        ahead=inserted * ratio - drawn if limits & Limit.RATIO else 0.0,
+        error_buffer=float(block["error_buffer"]),
+        min_size=int(block["min_size"]),
+        size=size + (pending if head > capacity else 0),
+        queued=queued,
+        room=capacity * width,
+        pending=pending,
+        max_times_sampled=times,
+    )
+
+
+def others(entries: Any, side: Side, *, besides: int | None = None) -> list[int]:
+    """Entries of the clients on a side: who has done what it does, is there for it, or waits to.
+
+    Args:
+        entries: the registry.
+        side: SAMPLES: who samples; INSERTS: who inserts.
+        besides: an entry that is left out.
+    """
+    field, role, waiting = (
+        ("last_sample_ns", Role.LEARNER, Side.INSERTS)
+        if side == Side.SAMPLES
+        else ("last_insert_ns", Role.COLLECTOR, Side.SAMPLES)
+    )
+    there = (entries["state"] == EntryState.LIVE) & (
+        (entries[field] > 0) | (entries["role"] == role) | (entries["waits_for"] & waiting > 0)
+    )
+    return [int(i) for i in there.nonzero()[0] if i != besides]
+
+
+def explain(
+    now: Standing, entries: Any, side: Side, count: int, why: Why, now_ns: int, besides: int
+) -> str:
+    """Why a call waits, and for whom: "4 samples per insert wanted, 3.2 seen; the only ...".
+
+    Args:
+        now: how the sides stand.
+        entries: the registry.
+        side: whom it waits for.
+        count: items that it is to write or draw.
+        why: what it is limited by.
+        now_ns: monotonic clock.
+        besides: its own entry.
+    """
+    match why:
+        case Why.AHEAD | Why.BEHIND:
+            seen = "none yet" if now.seen is None else f"{now.seen:.3g} seen"
+            what = f"{now.wanted:g} samples per insert wanted, {seen}"
+        case Why.FEW:
+            what = f"{now.size:,} items are there, {now.min_size:,} have to be"
+        case Why.FULL:
+            what = f"the queue is full: {now.queued:,} of {now.room:,} items are not handed out"
+            if now.queued is not None and now.queued + count <= now.room:
+                what = "items that were taken out of the queue are still being read"
+        case Why.SHORT:
+            left = (now.queued or 0) * now.max_times_sampled
+            what = f"the queue has {left:,} items to hand out, {count:,} are wanted"
+    return f"{what}; {_who(entries, side, now_ns, besides)}"
+
+
+def waits(
+    runtime: Any, entries: Any, *, width: int, capacity: int, now_ns: int
+) -> list[dict[str, Any]]:
+    """Every client that waits for the other side: ``pid``, ``entry``, ``seconds``, ``text``."""
+    now = standing(runtime, width=width, capacity=capacity)
+    found = []
+    for entry in (entries["waits_for"] > 0).nonzero()[0]:
+        one = entries[entry]
+        if one["state"] != EntryState.LIVE:
+            continue
+        side = Side.SAMPLES if int(one["waits_for"]) & Side.SAMPLES else Side.INSERTS
+        why = now.why(side, int(one["wanted"]))
+        if why is None:
+            continue  # it may go on, and will in a moment
+        text = explain(now, entries, side, int(one["wanted"]), why, now_ns, int(entry))
+        found.append(
+            {
+                "entry": int(entry),
+                "pid": int(one["pid"]),
+                "seconds": _seconds(now_ns, int(one["waits_since_ns"])),
+                "text": f"{'insert' if side == Side.SAMPLES else 'sample'} waits: {text}",
+            }
+        )
+    return found
+
+
+def _who(entries: Any, side: Side, now_ns: int, besides: int) -> str:
+    noun, did, field = (
+        ("learner", "sampled", "last_sample_ns")
+        if side == Side.SAMPLES
+        else ("collector", "inserted", "last_insert_ns")
+    )
+    there = others(entries, side, besides=besides)
+    if not there:
+        return f"there is no other {noun}"
+    last = max(there, key=lambda entry: int(entries[field][entry]))
+    at = int(entries[field][last])
+    pid = int(entries["pid"][last])
+    state = process_state(pid)
+    name = f"pid {pid}" + (f" ({state})" if state != "running" else "")
+    when = f"last {did} {_span(_seconds(now_ns, at))} ago" if at else f"has not {did} yet"
+    if len(there) == 1:
+        return f"the only {noun}, {name}, {when}"
+    return f"of {len(there)} {noun}s the last one, {name}, {when}"
+
+
+def _seconds(now_ns: int, then_ns: int) -> float:
+    return max(0, now_ns - then_ns) / 1e9
+
+
+def _span(seconds: float) -> str:
+    if seconds < _LONG_S:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min"
+
+
+def _signed(number: int) -> int:
+    """Of a difference of two unsigned counters."""
+    return int(np.int64(np.uint64(number % 2**64)))
