@@ -157,6 +157,8 @@ class Control:
         )
         self.repaired = False
         copies = self._bytes[: 2 * layout.SUPERBLOCK_BYTES].view(layout.SUPERBLOCK)
+        #: The limiter's version, by which a hot call sees that there is none: 0. Costs 40 ns.
+        self.limiter_version: memoryview = self.runtime["limiter_version"].data
         self._sequences = [copies[at : at + 1]["sequence"].data for at in (0, 1)]
 
     @property

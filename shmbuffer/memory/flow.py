@@ -43,11 +43,12 @@ class Flow:
     """Flow control of one handle's ring. Use `Ring.flow`.
 
     Attributes:
-        limits: what there is; falsy where nothing is limited. One load.
+        version: ``[0]`` is 0 as long as nothing was ever limited, which a hot call asks first.
     """
 
     def __init__(self, ring: Ring) -> None:
         self._ring = ring
+        self.version = ring._engine.control.limiter_version
         self._samplers: set[int] = set()
         self._left: set[Side] = set()  # sides that nobody is on, as the last wait has found
 

@@ -83,7 +83,7 @@ class Drawing(Parts):
 
     @property
     def _limited(self) -> bool:
-        """Whether samples may have to wait for writes. One load once there is a ring."""
+        """Whether samples may have to wait for writes; asked where `_limiter_version` is not 0."""
         ring = self._limited_ring
         if ring is not None:
             return ring.flow.limits != 0

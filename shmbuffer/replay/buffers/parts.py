@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
@@ -45,6 +45,7 @@ class Parts:
     _by_priority: PrioritizedSampler | None  # the sampler, where it is one
     _direct: Direct | None = None  # the shortest way in, once there is a ring
     _limited_ring: Ring | None = None  # whose flow control counts, once it is there
+    _limiter_version: Sequence[int] = (1,)  # [0] is 0 where nothing was ever limited
 
     @property
     def storage(self) -> Storage:
@@ -254,6 +255,7 @@ class Parts:
         self._by_priority = sampler if isinstance(sampler, PrioritizedSampler) else None
         ring = getattr(storage, "ring", None)
         self._limited_ring = ring if isinstance(storage, OnRing) else None
+        self._limiter_version = (1,) if ring is None else ring.flow.version
         self._ring_priorities = (
             storage.writes_natively
             and isinstance(sampler, PrioritizedSampler)

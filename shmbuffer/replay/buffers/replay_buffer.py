@@ -218,7 +218,9 @@ class ReplayBuffer(StorageOrder, Drawing, Whole):
     def __getstate__(self) -> dict[str, Any]:
         self._drop_prefetched()
         depth = None if self._prefetcher is None else self._prefetcher.depth
-        return {**self.__dict__, "_prefetcher": depth, "_iterator": None, "_direct": None}
+        kept = self.__dict__.keys() - {"_direct", "_limited_ring", "_limiter_version"}
+        state = {name: self.__dict__[name] for name in kept}
+        return {**state, "_prefetcher": depth, "_iterator": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -334,12 +336,13 @@ class ReplayBuffer(StorageOrder, Drawing, Whole):
         Cost: one native call; 0.7 µs a leaf for the tensors that it fills.
         """
         count = self._count(batch_size)
-        if min_size is None and timeout is None and not self._limited:
-            data, info = self._next(count)
-        else:
+        limited = self._limiter_version[0] and self._limited
+        if limited or min_size is not None or timeout is not None:
             data, info = self._in_turn(
                 count, min_size, timeout, lambda: self._next(count), lambda batch: batch
             )
+        else:
+            data, info = self._next(count)
         return (data, info) if return_info else data
 
     def __iter__(self) -> Iterator[Any]:

@@ -221,7 +221,8 @@ class TensorDictReplayBuffer(ReplayBuffer):
         count = self._batch_size if batch_size is None else None
         if count is None:
             count = self._count(batch_size)
-        if min_size is not None or timeout is not None or self._limited:
+        limited = self._limiter_version[0] and self._limited
+        if limited or min_size is not None or timeout is not None:
 
             def queued(batch: Batch) -> Any:
                 data, info = batch
