@@ -50,4 +50,9 @@ struct dl_table {
     int (*stream)(int32_t device, int32_t number, void **out);
 };
 
+/* Of a class of tensors; NULL: it has none that we know. Needs Python.h before this. */
+#ifdef Py_PYTHON_H
+const struct dl_table *shmb_dl_table(PyTypeObject *kind);
+#endif
+
 #endif

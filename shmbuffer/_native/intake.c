@@ -301,7 +301,7 @@ static bool is_as_known(PyObject *example, PyObject *dtype) {
     return known;
 }
 
-static const struct dl_table *table_of(PyTypeObject *kind) {
+const struct dl_table *shmb_dl_table(PyTypeObject *kind) {
     PyObject *capsule = PyObject_GetAttrString((PyObject *)kind, DL_ATTRIBUTE);
     const struct dl_table *table = capsule ? PyCapsule_GetPointer(capsule, DL_CAPSULE) : NULL;
     Py_XDECREF(capsule);
@@ -405,7 +405,7 @@ static PyObject *intake_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
                                      &PyType_Type, &tensors, &PyType_Type, &box, &inside, &single, &wide, &priority))
         return NULL;
     if (!PyObject_TypeCheck(ring, shmb_ring_type)) return PyErr_Format(PyExc_TypeError, "Intake: a Ring is needed");
-    const struct dl_table *table = table_of((PyTypeObject *)tensors);
+    const struct dl_table *table = shmb_dl_table((PyTypeObject *)tensors);
     unsigned n = (unsigned)PyTuple_Size(forms), leaves = tree == Py_None;
     const struct shmb_ring *of = shmb_binding_ring(ring);
     if (table == NULL || of->lanes != 1 || of->bytes != NULL || n != of->n_leaves)

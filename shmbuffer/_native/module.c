@@ -221,11 +221,12 @@ PyMODINIT_FUNC PyInit__core(void) {
     if (module == NULL) return NULL;
     shmb_map_type = (PyTypeObject *)PyType_FromSpec(&shmb_map_spec);
     shmb_ring_type = (PyTypeObject *)PyType_FromSpec(&shmb_ring_spec);
-    PyObject *intake_type = PyType_FromSpec(&shmb_intake_spec);
-    if (shmb_map_type == NULL || shmb_ring_type == NULL || intake_type == NULL ||
+    PyObject *intake_type = PyType_FromSpec(&shmb_intake_spec), *outtake_type = PyType_FromSpec(&shmb_outtake_spec);
+    if (shmb_map_type == NULL || shmb_ring_type == NULL || intake_type == NULL || outtake_type == NULL ||
         PyModule_AddObjectRef(module, "Map", (PyObject *)shmb_map_type) < 0 ||
         PyModule_AddObjectRef(module, "Ring", (PyObject *)shmb_ring_type) < 0 ||
-        PyModule_AddObjectRef(module, "Intake", intake_type) < 0)
+        PyModule_AddObjectRef(module, "Intake", intake_type) < 0 ||
+        PyModule_AddObjectRef(module, "Outtake", outtake_type) < 0)
         Py_CLEAR(module);
 #define STATUS(name) if (module && PyModule_AddIntConstant(module, #name, SHMB_##name) < 0) Py_CLEAR(module);
     STATUS(BLOCKED) STATUS(FORKED) STATUS(CLOSING_STATUS) STATUS(LOCK_TIMEOUT) STATUS(INTERRUPTED) STATUS(UNRECOVERABLE)
@@ -233,5 +234,6 @@ PyMODINIT_FUNC PyInit__core(void) {
     STATUS(LEFT) STATUS(BAD_PRIORITY) STATUS(BAD_INDEX) STATUS(BAD_ALPHA) STATUS(REENTERED) STATUS(NO_TICKETS)
     STATUS(TOO_LARGE) STATUS(BAD_BATCH) STATUS(NO_ROOM) STATUS(LIMITED) STATUS(IN_QUEUE) STATUS(DAMAGED)
     Py_XDECREF(intake_type);
+    Py_XDECREF(outtake_type);
     return module;
 }

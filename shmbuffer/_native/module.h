@@ -12,7 +12,7 @@
 
 struct shmb_ring;
 
-extern PyType_Spec shmb_map_spec, shmb_ring_spec, shmb_intake_spec;
+extern PyType_Spec shmb_map_spec, shmb_ring_spec, shmb_intake_spec, shmb_outtake_spec;
 extern PyTypeObject *shmb_map_type, *shmb_ring_type;
 
 void *shmb_map_address(PyObject *map);
@@ -23,5 +23,8 @@ struct shmb_ring *shmb_binding_ring(PyObject *ring);
 /* Claim, fill, commit. Of SHMB_INTERRUPTED the exception is set. */
 int shmb_binding_write(PyObject *ring, const unsigned char *const *from, uint64_t count, const double *priorities,
                        int64_t timeout_ns, uint64_t *first);
+/* Draw, copy, validate, weigh. Of SHMB_INTERRUPTED the exception is set. */
+int shmb_binding_sample(PyObject *ring, uint64_t count, uint64_t key, unsigned char *const *out, int64_t *index, int64_t *tickets,
+                        float *weights, double beta, _Bool prioritized, int64_t timeout_ns, uint64_t *redrawn);
 
 #endif

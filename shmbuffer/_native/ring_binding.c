@@ -356,6 +356,20 @@ static PyObject *ring_abort(PyObject *object, PyObject *timeout_ns) {
     return end(&python, status, 0);
 }
 
+static int sample(struct ring_object *self, struct python_call *python, uint64_t count, uint64_t key, unsigned char *const *out,
+                  int64_t *index, int64_t *tickets, float *weights, double beta, bool prioritized, uint64_t *redrawn) {
+    if (out && count * self->row_bytes / self->ring.lanes >= RELEASE_FROM_BYTES) may_block(&python->call);
+    return sampled(self, shmb_sample(&self->ring, &python->call, count, key, out, index, tickets, weights, beta, prioritized, redrawn, NULL));
+}
+
+int shmb_binding_sample(PyObject *object, uint64_t count, uint64_t key, unsigned char *const *out, int64_t *index, int64_t *tickets,
+                        float *weights, double beta, _Bool prioritized, int64_t timeout_ns, uint64_t *redrawn) {
+    struct python_call python = begin(timeout_ns);
+    int status = sample((struct ring_object *)object, &python, count, key, out, index, tickets, weights, beta, prioritized, redrawn);
+    if (python.saved) PyEval_RestoreThread(python.saved);
+    return status;
+}
+
 /* sample(count, key, out addresses or None, index, tickets, weights or 0, beta, prioritized, timeout_ns) -> rows redrawn */
 static PyObject *ring_sample(PyObject *object, PyObject *const *args, Py_ssize_t nargs) {
     struct ring_object *self = (struct ring_object *)object;
@@ -372,11 +386,8 @@ static PyObject *ring_sample(PyObject *object, PyObject *const *args, Py_ssize_t
     if (PyErr_Occurred()) return NULL;
     if (args[2] != Py_None && (out = addresses(self, args[2], room, 64)) == NULL) return NULL;
     struct python_call python = begin(timeout);
-    if (out && count * self->row_bytes / self->ring.lanes >= RELEASE_FROM_BYTES) may_block(&python.call);
-    int status = shmb_sample(&self->ring, &python.call, count, key, (unsigned char *const *)out,
-                             (int64_t *)(uintptr_t)index, (int64_t *)(uintptr_t)tickets, (float *)(uintptr_t)weights, beta,
-                             prioritized != 0, &redrawn, NULL);
-    sampled(self, status);
+    int status = sample(self, &python, count, key, (unsigned char *const *)out, AT(int64_t, index), AT(int64_t, tickets),
+                        AT(float, weights), beta, prioritized != 0, &redrawn);
     if (out && out != room) free(out);
     return end(&python, status, redrawn);
 }

@@ -72,6 +72,8 @@ class Ring:
         self._engine = engine
         #: Ways into the native ring that there is now, made by those who know what items look like.
         self.intakes: dict[int | str | None, _core.Intake] = {}
+        #: The way out, once somebody who knows what items look like has made it.
+        self.outtake: _core.Outtake | None = None
         self._native = native
         self._claimed: Any = None
         self._claimed_elements = 0
@@ -98,6 +100,7 @@ class Ring:
     def use(self, native: Any) -> None:
         """Goes on with another native ring: that of the child of a fork, or that of nobody."""
         self._native = native
+        self.outtake = None
         self.intakes.clear()
 
     def intake(self, priority: int | str | None, **form: Any) -> _core.Intake | None:
@@ -115,6 +118,24 @@ class Ring:
         self.intakes[priority] = made
         if native is not self._native:  # closed meanwhile: what is kept keeps the maps, too
             self.intakes.clear()
+        return made
+
+    def take_out(self, examples: tuple[Any, ...], tensors: type) -> _core.Outtake | None:
+        """Makes the way out for batches, `outtake`; None once the handle is closed.
+
+        Args:
+            examples: an item's tensor for each leaf.
+            tensors: their class.
+
+        Raises:
+            ValueError: there is no such way for these.
+        """
+        native = self._native
+        if isinstance(native, ClosedRing):
+            return None
+        made = self.outtake = _core.Outtake(ring=native, examples=examples, tensors=tensors)
+        if native is not self._native:  # closed meanwhile: what is kept keeps the maps, too
+            self.outtake = None
         return made
 
     # What there is. One load each; no lock.

@@ -359,6 +359,11 @@ class _Reads(threading.local):
 _reads = _Reads()
 
 
+def reads_elsewhere() -> bool:
+    """Whether this thread reads into memory that somebody has chosen."""
+    return _reads.empty_like is not torch.empty_like
+
+
 @contextmanager
 def reads_into(empty_like: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[None]:
     """Have `Leaves.outputs` of this thread make its tensors so."""

@@ -10,7 +10,8 @@ import torch
 from tensordict import MemoryMappedTensor
 from torch import empty_like
 
-from shmbuffer.replay.leaves import address_of, template
+from shmbuffer.memory.patience import LOCK_TIMEOUT_NS
+from shmbuffer.replay.leaves import address_of, reads_elsewhere, template
 from shmbuffer.replay.storages.rows import Drawn, Rows
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ class NativeRows(Rows):
         super().__init__(ring, leaves)
         self._memory_mapped = memory_mapped
         self._views: list[torch.Tensor] | None = None
+        self._has_no_outtake = False
         self._drawn: tuple[torch.Tensor, torch.Tensor] | None = None  # forms of index and weights
 
     def write(
@@ -74,6 +76,11 @@ class NativeRows(Rows):
 
     def sample(self, count: int, key: int, beta: float | None) -> Drawn:
         """See `Rows.sample`."""
+        core = self.ring.outtake or self._outtake()
+        if core is not None and not reads_elsewhere():
+            found: Any = core.sample(count, key, beta, LOCK_TIMEOUT_NS)
+            if type(found) is tuple:
+                return found
         tensors, addresses = self.leaves.outputs((count,))
         drawn = self._drawn  # another thread may put another one there
         if drawn is None or drawn[0].shape[0] != count:
@@ -114,6 +121,21 @@ class NativeRows(Rows):
             beta=beta or 0.0,
             prioritized=beta is not None,
         )
+
+    def _outtake(self) -> Any:
+        """The shortest way out; None where there is none, or the handle was closed."""
+        leaves = self.leaves
+        if self._has_no_outtake or leaves.lanes:
+            return None
+        examples = tuple(
+            torch.empty(leaf.shape, dtype=dtype)
+            for leaf, dtype in zip(leaves.leaves, leaves.dtypes, strict=True)
+        )
+        try:
+            return self.ring.take_out(examples, torch.Tensor)
+        except (ValueError, RuntimeError, BufferError):  # a dtype or a torch that cannot do it
+            self._has_no_outtake = True
+            return None
 
     def copy_out(self, columns: list[torch.Tensor]) -> Moment:
         """See `Rows.copy_out`."""

@@ -1,0 +1,186 @@
+"""The shortest way out gives what the usual one gives, in memory that is the caller's."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+from shmbuffer import (
+    BufferClosedError,
+    EmptyBufferError,
+    LazyMemmapStorage,
+    LazyTensorStorage,
+    TensorDictPrioritizedReplayBuffer,
+    TensorDictReplayBuffer,
+)
+from shmbuffer._native import _core
+from shmbuffer.replay.leaves import reads_into
+
+DTYPES = (
+    *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
+    *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
+    *(torch.complex64, torch.complex128),
+)
+
+
+def data(count: int) -> TensorDict:
+    entries = {
+        str(dtype).removeprefix("torch."): torch.arange(count * 6).reshape(count, 2, 3).to(dtype)
+        for dtype in DTYPES
+    }
+    more = {"scalar": torch.arange(count), "empty": torch.zeros(count, 0)}
+    return TensorDict({**entries, **more, "in": {"side": torch.rand(count, 5)}}, [count])
+
+
+def samples(rb: Any, seed: int) -> list[TensorDict]:
+    """The same draws, the short way and the usual one."""
+    generator = torch.Generator()
+    rb.set_rng(generator)
+    generator.manual_seed(seed)
+    short = rb.sample(33)
+    generator.manual_seed(seed)
+    with reads_into(lambda form: torch.empty_like(form)):
+        return [short, rb.sample(33)]
+
+
+def same(one: TensorDict, other: TensorDict) -> bool:
+    return all(
+        torch.equal(one[key], other[key]) and one[key].dtype is other[key].dtype
+        for key in {*one.keys(True, True), *other.keys(True, True)}
+    )
+
+
+@pytest.mark.parametrize("kind", ["uniform", "prioritized"])
+def test_all_dtypes_come_as_they_come_the_usual_way(tmp_path: Path, kind: str) -> None:
+    storage = LazyMemmapStorage(100, scratch_dir=tmp_path / "rb", shared_init=True)
+    rb: Any = (
+        TensorDictReplayBuffer(storage=storage)
+        if kind == "uniform"
+        else TensorDictPrioritizedReplayBuffer(alpha=0.7, beta=0.5, storage=storage)
+    )
+    written = data(70)
+    if kind == "prioritized":
+        written["td_error"] = torch.rand(70)
+    rb.extend(written)
+    for seed in range(5):
+        short, usual = samples(rb, seed)
+        assert same(short, usual)
+        assert same(
+            short.select("int64", "scalar"), written[short["index"]].select("int64", "scalar")
+        )
+    assert rb.storage.ring.outtake is not None
+
+
+def test_a_sample_is_the_callers_and_outlives_the_buffer() -> None:
+    rb = TensorDictReplayBuffer(storage=LazyTensorStorage(50))
+    rb.extend(data(50))
+    first = rb.sample(20)
+    kept = first.clone()
+    rb.sample(20).zero_()
+    rb.extend(data(50).apply(torch.zeros_like))
+    rb.close()
+    del rb
+    gc.collect()
+    assert same(first, kept)
+    first["float32"].mul_(2)
+    assert torch.equal(first["float32"], kept["float32"] * 2)
+    loss = (first["float32"].requires_grad_() ** 2).sum()
+    loss.backward()  # type: ignore[no-untyped-call]
+    assert first["float32"].grad is not None
+
+
+def test_its_tensors_are_aligned_and_contiguous() -> None:
+    rb = TensorDictReplayBuffer(storage=LazyTensorStorage(50))
+    rb.extend(data(50))
+    sample = rb.sample(7)
+    for key in sample.keys(True, True):
+        assert sample[key].is_contiguous()
+        if sample[key].numel():
+            assert sample[key].data_ptr() % 64 == 0
+
+
+def test_what_cannot_be_drawn_is_said_as_usual() -> None:
+    rb = TensorDictReplayBuffer(storage=LazyTensorStorage(50))
+    rb.extend(data(50))
+    rb.sample(3)
+    rb.empty()
+    with pytest.raises(EmptyBufferError, match="nothing to sample from"):
+        rb.sample(3)
+    rb.extend(data(5))
+    assert rb.sample(3).batch_size == (3,)
+    assert rb.sample(0).batch_size == (0,)
+    rb.close()
+    with pytest.raises(BufferClosedError, match="closed"):
+        rb.sample(3)
+    assert rb.storage.ring is None or rb.storage.ring.outtake is None
+
+
+def test_more_leaves_than_it_takes_go_the_usual_way() -> None:
+    rb = TensorDictReplayBuffer(storage=LazyTensorStorage(10))
+    many = TensorDict({f"leaf {i}": torch.arange(10) for i in range(65)}, [10])
+    rb.extend(many)
+    sample = rb.sample(4)
+    assert torch.equal(sample["leaf 64"], sample["index"])
+    assert rb.storage.ring.outtake is None  # type: ignore[attr-defined]
+
+
+def test_its_memory_goes_with_its_tensors() -> None:
+    rb = TensorDictReplayBuffer(storage=LazyTensorStorage(64))
+    rb.extend(TensorDict({"a": torch.zeros(64, 1 << 16)}, [64]))
+
+    def resident() -> int:
+        pages = Path("/proc/self/statm").read_text().split()[1]
+        return int(pages) * 4096
+
+    for _ in range(3):
+        rb.sample(64)
+    before = resident()
+    for _ in range(50):  # 16 MiB each
+        rb.sample(64)
+    assert resident() - before < 100 << 20
+
+
+def test_threads_sample_side_by_side() -> None:
+    rb = TensorDictReplayBuffer(storage=LazyTensorStorage(1000))
+    rb.extend(data(1000))
+    wrong: list[int] = []
+
+    def work() -> None:
+        for _ in range(100):
+            sample = rb.sample(200)  # more than is copied with the interpreter lock held
+            if not torch.equal(sample["scalar"], sample["index"]):
+                wrong.append(1)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_bad_arguments_of_the_core_are_refused() -> None:
+    rb = TensorDictReplayBuffer(storage=LazyTensorStorage(10))
+    rb.extend(TensorDict({"a": torch.zeros(10, 3)}, [10]))
+    native: Any = rb.storage.ring._native  # type: ignore[attr-defined]
+    with pytest.raises(ValueError, match="is not an item of 12 bytes"):
+        _core.Outtake(ring=native, examples=(torch.zeros(4),), tensors=torch.Tensor)
+    with pytest.raises(ValueError, match="one example a leaf"):
+        _core.Outtake(ring=native, examples=(), tensors=torch.Tensor)
+    with pytest.raises(ValueError, match="__dlpack_c_exchange_api__"):
+        _core.Outtake(ring=native, examples=(torch.zeros(3),), tensors=int)
+    with pytest.raises(TypeError, match="a Ring is needed"):
+        _core.Outtake(ring=3, examples=(torch.zeros(3),), tensors=torch.Tensor)  # type: ignore[arg-type]
+    out = _core.Outtake(ring=native, examples=(torch.zeros(3),), tensors=torch.Tensor)
+    with pytest.raises(OverflowError):
+        out.sample(-1, 0, None, 0)
+    with pytest.raises(MemoryError):
+        out.sample(1 << 50, 0, None, 0)
+    with pytest.raises(TypeError, match="takes 4 arguments"):
+        out.sample(1, 2)  # type: ignore[call-arg]
