@@ -1,0 +1,106 @@
+"""Every code block of README.md and docs/ runs, and prints what stands there."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.docs.blocks import ROOT, RUNS, Block, blocks_of, pages
+
+BLOCKS = {page: blocks_of(page) for page in pages()}
+RUNNING = [page for page, blocks in BLOCKS.items() if any(b.language in RUNS for b in blocks)]
+
+# What may stand in a page without being run, and why.
+NOT_RUN: set[tuple[str, str]] = set()
+
+Run = Callable[[str], str]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[subprocess.Popen[str]]:
+    """A process that has imported torch, and runs pages; its commands are those of this tree."""
+    commands = tmp_path_factory.mktemp("commands")
+    for name, arguments in (("python", ""), ("shmbuffer", " -m shmbuffer")):
+        (commands / name).write_text(f'#!/bin/sh\nexec "{sys.executable}"{arguments} "$@"\n')
+        (commands / name).chmod(0o755)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "120", "LC_ALL": "C.UTF-8"}
+    environment["PATH"] = f"{commands}:/usr/bin:/bin"
+    with subprocess.Popen(
+        [sys.executable, "-m", "tests.docs.page"],
+        env=environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as serving:
+        yield serving
+
+
+@pytest.fixture
+def run(server: subprocess.Popen[str], tmp_path: Path) -> Run:
+    """Runs a page in an empty directory and returns what its Python blocks printed."""
+
+    def run_page(page: str) -> str:
+        directory = tmp_path / "directory"
+        directory.mkdir()
+        assert server.stdin is not None
+        assert server.stdout is not None
+        print(
+            json.dumps({"page": page, "directory": str(directory)}), file=server.stdin, flush=True
+        )
+        status = server.stdout.readline()
+        printed = (tmp_path / "page.log").read_text()
+        assert status == "0\n", printed
+        return printed
+
+    return run_page
+
+
+@pytest.mark.parametrize("page", RUNNING)
+def test_the_blocks_of_a_page_run_in_their_order(run: Run, page: str) -> None:
+    printed = run(page)
+    if page == "README.md":
+        assert printed.startswith("1000 PriorityUpdate(applied=256, stale=0)\n")
+
+
+def test_a_block_that_does_not_run_has_one_of_few_reasons() -> None:
+    marked = {
+        (page, block.not_run)
+        for page, blocks in BLOCKS.items()
+        for block in blocks
+        if block.not_run is not None
+    }
+    assert marked <= NOT_RUN
+
+
+def test_a_block_that_looks_like_a_program_has_its_language() -> None:
+    """One without a language would not run, and nobody would notice."""
+    unnamed = [
+        (page, block.line)
+        for page, blocks in BLOCKS.items()
+        for block in blocks
+        if not block.language and _looks_like_python(block)
+    ]
+    assert unnamed == []
+
+
+def test_a_file_that_a_page_shows_is_run_by_it() -> None:
+    forgotten = [
+        (page, block.title)
+        for page, blocks in BLOCKS.items()
+        for block in blocks
+        if block.title is not None
+        and not any(
+            block.title in later.code for later in blocks if later.language in ("console", "bash")
+        )
+    ]
+    assert forgotten == []
+
+
+def _looks_like_python(block: Block) -> bool:
+    return block.code.startswith(("import ", "from ", "with ", "rb = ", "@"))
