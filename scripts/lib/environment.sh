@@ -8,6 +8,7 @@
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 VENV=$ROOT/.venv
 CONSTRAINTS=$ROOT/constraints.txt
+WANTED=wanted # the package's dependencies and the extras; "alone": the extras only
 PYTHON=${PYTHON:-python3}
 
 say() { printf '==> %s\n' "$*"; }
@@ -54,7 +55,7 @@ install_extras() {
     done
     ((${#missing[@]})) || return 0
     say "installing the dependencies for ${missing[*]} into $(basename "$VENV") (a minute the first time)"
-    "$VENV/bin/python" "$ROOT/scripts/lib/requirements.py" wanted "${missing[@]}" >"$VENV/requirements.txt"
+    "$VENV/bin/python" "$ROOT/scripts/lib/requirements.py" "$WANTED" "${missing[@]}" >"$VENV/requirements.txt"
     install -c "$CONSTRAINTS" -r "$VENV/requirements.txt"
     echo "$asked $installed ${missing[*]}" >"$stamp"
 }

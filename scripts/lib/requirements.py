@@ -1,6 +1,7 @@
 """What pyproject.toml asks for, in the words of pip, one requirement a line.
 
 requirements.py wanted EXTRA...   to build and to run the package with these extras
+requirements.py alone EXTRA...    these extras, for what works beside the package and not with it
 requirements.py lowest            each dependency of the package, pinned to its lower bound
 """
 
@@ -15,10 +16,14 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def wanted(pyproject: dict[str, Any], extras: list[str]) -> list[str]:
     """The requirements of the build, of the package and of these extras."""
-    project = pyproject["project"]
-    optional = project["optional-dependencies"]
-    asked = [requirement for extra in extras for requirement in optional[extra]]
-    return [*pyproject["build-system"]["requires"], *project["dependencies"], *asked]
+    package = [*pyproject["build-system"]["requires"], *pyproject["project"]["dependencies"]]
+    return [*package, *alone(pyproject, extras)]
+
+
+def alone(pyproject: dict[str, Any], extras: list[str]) -> list[str]:
+    """The requirements of these extras."""
+    optional = pyproject["project"]["optional-dependencies"]
+    return [requirement for extra in extras for requirement in optional[extra]]
 
 
 def lowest(pyproject: dict[str, Any]) -> list[str]:
@@ -40,6 +45,8 @@ def main() -> None:
     match sys.argv[1:]:
         case ["wanted", *extras]:
             print(*wanted(pyproject, extras), sep="\n")
+        case ["alone", *extras]:
+            print(*alone(pyproject, extras), sep="\n")
         case ["lowest"]:
             print(*lowest(pyproject), sep="\n")
         case _:

@@ -23,7 +23,8 @@ from pathlib import Path
 
 from tests.docs.blocks import ROOT, Block, blocks_of
 
-PATIENCE_S = 40.0
+PATIENCE_S = 40.0  # with one command
+LONGEST_S = 100  # of a page; then it is ended, and whoever asked hears of a signal
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 
@@ -90,6 +91,7 @@ def run(page: str, beside: Path) -> None:
     """
     space = types.ModuleType("__main__")
     sys.modules["__main__"] = space  # what the blocks define is defined there
+    sys.path.insert(0, os.getcwd())  # as for a script: files that the page shows can be imported
     with contextlib.closing(Shell(beside)) as shell:
         for block in blocks_of(page):
             where = f"{page}:{block.line}"
@@ -134,6 +136,7 @@ def _become_a_page(page: str, directory: Path) -> None:
         for ours, theirs in ((nothing, 0), (log, 1), (log, 2)):
             os.dup2(ours.fileno(), theirs)
     os.chdir(directory)
+    signal.alarm(LONGEST_S)
     run(page, directory.parent)
 
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import ast
+import functools
 import os
 import re
 from pathlib import PurePosixPath
+from typing import TypeGuard
 
 import pytest
 
+import shmbuffer
 from tests.docs.blocks import ROOT, blocks_of, pages
 
 LINK = re.compile(r"\]\(([^)\s#]+)(?:#[^)]*)?\)")
@@ -32,3 +36,48 @@ def test_the_first_screen_has_the_install_line_an_example_and_the_two_commands()
     screen = "\n".join((ROOT / "README.md").read_text().splitlines()[:40])
     for needed in ("pip install", "```python", "scripts/demo", "scripts/test"):
         assert needed in screen
+
+
+def test_every_public_name_is_on_one_page_of_the_api() -> None:
+    shown = [
+        name
+        for page in sorted((ROOT / "docs/api").glob("*.md"))
+        for name in re.findall(r"^::: shmbuffer\.(\w+)$", page.read_text(), re.MULTILINE)
+    ]
+    assert sorted(shown) == shmbuffer.__all__
+
+
+def test_the_navigation_has_every_page() -> None:
+    nav = re.findall(r"^ +- .+: (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
+    there = [path.relative_to(ROOT / "docs").as_posix() for path in ROOT.glob("docs/**/*.md")]
+    assert sorted(set(nav) - {"readme.md", "benchmarks.md", "changelog.md"}) == sorted(there)
+    assert len(nav) == len(set(nav))
+
+
+FAILURES = (ROOT / "docs/failures.md").read_text()
+PROOF = re.compile(r"\[(test_\w+)\]\(\.\./(tests/[\w/]+\.py)\)")
+
+
+def test_each_failure_names_a_test_that_is_there() -> None:
+    missing = [
+        (file, name)
+        for name, file in PROOF.findall(FAILURES)
+        if name not in {node.name for node in ast.walk(_parsed(file)) if _is_function(node)}
+    ]
+    assert missing == []
+
+
+def test_no_row_of_the_failures_is_without_a_test() -> None:
+    rows = [line for line in FAILURES.splitlines() if line.startswith("| ")]
+    heads = [line for line in rows if line.endswith("| the test |")]
+    assert len(heads) == FAILURES.count("\n|---")
+    assert [line for line in rows if not PROOF.search(line)] == heads
+
+
+@functools.cache
+def _parsed(file: str) -> ast.Module:
+    return ast.parse((ROOT / file).read_text())
+
+
+def _is_function(node: ast.AST) -> TypeGuard[ast.FunctionDef]:
+    return isinstance(node, ast.FunctionDef)
