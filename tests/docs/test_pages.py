@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import itertools
 import os
 import re
 from pathlib import PurePosixPath
@@ -81,3 +82,17 @@ def _parsed(file: str) -> ast.Module:
 
 def _is_function(node: ast.AST) -> TypeGuard[ast.FunctionDef]:
     return isinstance(node, ast.FunctionDef)
+
+
+@pytest.mark.parametrize("page", [*pages(), "CHANGELOG.md"])
+def test_a_list_and_a_table_begin_behind_an_empty_line(page: str) -> None:
+    """Elsewhere they begin without; in the site they would be part of the paragraph before."""
+    text = re.sub(r"^```.*?^```$", "", (ROOT / page).read_text(), flags=re.MULTILINE | re.DOTALL)
+    lines = text.splitlines()
+    joined = [
+        line
+        for before, line in itertools.pairwise(lines)
+        if re.match(r"(\||[*-] |\d+\. )", line)
+        if before and not re.match(r"(\||\s*[*-] |\s*\d+\. |\s)", before)
+    ]
+    assert joined == []
