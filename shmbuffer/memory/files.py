@@ -161,7 +161,7 @@ class Files:
         new_meta = [name for name in meta if name not in adopted]
         self.directory.require_space(
             slots_bytes + schema.record_bytes + sum(leaves[name] for name in made),
-            f"{self.path}: {schema.capacity} slots of {len(schema.leaves)} leaves",
+            f"{schema.capacity} slots of {len(schema.leaves)} leaves",
             sparse_allowed=True,
         ) if reserve else None
         self.directory.write_atomic(MADE, json.dumps([*made, *new_meta]).encode())

@@ -6,7 +6,7 @@ import math
 import os
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from shmbuffer.errors import AttachTimeout, BufferNotFoundError
 from shmbuffer.memory import layout
@@ -68,13 +68,16 @@ def attach(
         AttachTimeout: nobody made it in time, or somebody held it all the time.
         FormatError, CorruptBufferError, UnsafePathError, ReadOnlyError: it cannot be used.
         RegistryFullError: 256 living handles use it.
-        ValueError: ``timeout`` is not a number of seconds; there is no such ``prefault``.
+        ValueError: ``timeout`` is not a number of seconds; there is no such ``role`` or
+            ``prefault``.
 
     Cost: about a millisecond, after the import of torch; recovery comes on top where it is needed.
     """
     if math.isnan(timeout) or timeout < 0:
         raise ValueError(f"timeout is a number of seconds, not {timeout!r}")
     path, role = Path(scratch_dir), role or role_of_this_process
+    if role not in get_args(Role):
+        raise ValueError(f"role is one of {', '.join(get_args(Role))}, not {role!r}")
     wished = Prefault(prefault, on_prefault)
     deadline_s = time.monotonic() + timeout
     while (engine := _opened(path, role, deadline_s, wished)) is None:
@@ -102,7 +105,8 @@ def _opened(path: Path, role: Role, deadline_s: float, prefault: Prefault) -> En
 
 
 def _nothing_there(path: Path, timeout: float) -> AttachTimeout:
-    there = "holds no buffer" if path.is_dir() else "does not exist"
+    there = "holds no buffer" if path.is_dir() else "is no directory"
+    there = there if path.exists() else "does not exist"
     return AttachTimeout(
         f"{path}: waited {timeout:g} s for a buffer, and it still {there}; start a coordinator "
         f"for it (shmbuffer serve {path} --capacity N), or check the path",

@@ -429,8 +429,9 @@ def test_too_little_space_is_an_error_with_both_numbers_and_nothing_is_left(path
         before = set(files_of(path))
         with pytest.raises(
             SpaceError,
-            match=r"68719476736 slots of 4 leaves: needs .* bytes\), .* are free; make room, make "
-            r"the buffer smaller, or choose another place; reserve=False makes sparse files",
+            match=rf"^{re.escape(str(path))}: 68719476736 slots of 4 leaves: needs "
+            r".* bytes\), .* are free; make room, make the buffer smaller, or choose another "
+            r"place; reserve=False makes sparse files",
         ) as caught:
             engine.define(schema(huge))
         error: Any = caught.value

@@ -77,6 +77,16 @@ def test_roles_are_in_the_registry(scratch_dir: Path, monkeypatch: pytest.Monkey
             close(buffer)
 
 
+def test_a_role_that_is_none_is_refused_by_its_name(scratch_dir: Path) -> None:
+    with (
+        Coordinator(scratch_dir, capacity=8),
+        pytest.raises(
+            ValueError, match="role is one of client, collector, learner, coordinator, not 'actor'"
+        ),
+    ):
+        attach(scratch_dir, role="actor")  # type: ignore[arg-type]
+
+
 def test_arguments_that_are_not_recorded_are_the_callers(scratch_dir: Path) -> None:
     with Coordinator(scratch_dir, capacity=8, batch_size=2):
         buffer = attach(
@@ -125,6 +135,12 @@ def test_it_says_for_what_it_waited_in_vain(scratch_dir: Path, made: bool) -> No
         f"for it (shmbuffer serve {scratch_dir} --capacity N), or check the path"
     )
     assert caught.value.parts["timeout_s"] == 0.05
+
+
+def test_it_says_that_a_file_is_no_directory(scratch_dir: Path) -> None:
+    scratch_dir.touch()
+    with pytest.raises(AttachTimeout, match="still is no directory"):
+        attach(scratch_dir, timeout=0)
 
 
 @pytest.mark.parametrize("timeout", [-1.0, float("nan")])
