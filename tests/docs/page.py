@@ -106,7 +106,7 @@ def run(page: str, beside: Path) -> None:
                 for line, command, printed in block.commands:
                     shell.run(f"{page}:{line}", command, printed)
             elif block.language == "bash":
-                shell.run(where, block.code, None)
+                shell.run(where, f"(set -e\n{block.code})", None)
 
 
 def _run_python(block: Block, where: str, space: types.ModuleType) -> None:

@@ -1,0 +1,30 @@
+"""The figures of the sizing page: those in its text are the layout's, as those in its code are."""
+
+from __future__ import annotations
+
+import re
+
+from shmbuffer.memory import layout
+from shmbuffer.memory.filesystem import human_size
+from tests.docs.blocks import ROOT
+
+PAGE = (ROOT / "docs/guides/sizing.md").read_text()
+FIGURE = re.compile(r"\d[\d.,]* (?:bytes|KiB|MiB|GiB)")
+
+PAGE_TABLE_ENTRY = 8  # x86-64 and aarch64
+
+
+def test_a_figure_in_its_text_is_one_of_the_layout() -> None:
+    text = re.sub(r"^```.*?^```$", "", PAGE, flags=re.MULTILINE | re.DOTALL)
+    tables = 2**30 // layout.PAGE * PAGE_TABLE_ENTRY
+    assert FIGURE.findall(text) == [
+        f"{layout.CONTROL_BYTES // 1024} KiB",
+        f"{layout.RECORD.itemsize} bytes",
+        f"{PAGE_TABLE_ENTRY} bytes",
+        f"{layout.PAGE // 1024} KiB",
+        human_size(tables).split(" (")[0].replace(".0", ""),
+    ]
+
+
+def test_a_figure_that_its_code_takes_for_granted_is_the_layouts() -> None:
+    assert set(re.findall(r"\b\d\d_\d{3}\b", PAGE)) == {f"{layout.CONTROL_BYTES:_}"}
