@@ -23,7 +23,7 @@ from shmbuffer.errors import FormatError, SchemaMismatchError
 from shmbuffer.memory import Leaf, Schema
 from shmbuffer.replay import structure
 from shmbuffer.replay.keys import OWN_KEYS
-from shmbuffer.replay.mismatch import leaves_of, refuse_form, refuse_leaf
+from shmbuffer.replay.mismatch import leaves_of, refuse_form, refuse_leaf, refuse_number
 from shmbuffer.replay.nodes import (
     FormDiffersError,
     Node,
@@ -338,6 +338,14 @@ class Leaves:
             refuse_leaf(self.where, self.leaves[at], shape, type(value).__name__)
         tensor = as_tensor(value)
         if tensor.dtype is not self.dtypes[at] or tensor.shape != shape:
+            in_batch = len(shape) > len(self.lanes) + len(self.leaves[at].shape)
+            if (
+                in_batch
+                and tensor.ndim == len(shape)
+                and tensor.shape[1:] == shape[1:]
+                and tensor.shape[0] != shape[0]
+            ):
+                refuse_number(self.where, self.leaves[at], shape[0], tensor.shape[0])
             found = f"{dtype_name(tensor.dtype)}{list(tensor.shape)}"
             refuse_leaf(self.where, self.leaves[at], shape, found)
         tensor = tensor.detach()

@@ -75,6 +75,25 @@ def refuse_leaf(where: str, leaf: Leaf, shape: Sequence[int], found: str) -> NoR
     )
 
 
+def refuse_number(where: str, leaf: Leaf, count: int, found: int) -> NoReturn:
+    """Raise SchemaMismatchError for a leaf of which a batch has more or fewer than of the others.
+
+    Args:
+        where: the buffer's name.
+        leaf: what the buffer has.
+        count: items of the batch.
+        found: how many there are of this leaf.
+    """
+    name = ".".join(leaf.path)
+    raise SchemaMismatchError(
+        f"{where}: this write has {found} of leaf {name!r}, and {count} of others; give each leaf "
+        "as many as there are items",
+        leaf=name,
+        expected=count,
+        found=found,
+    )
+
+
 def leaves_of(data: Any, nested: bool = True, prefix: Path = ()) -> dict[Path, Any]:
     """The leaves of any data by their place, without the entries that a sample adds.
 
