@@ -7,7 +7,7 @@ import functools
 import itertools
 import os
 import re
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import TypeGuard
 
 import pytest
@@ -16,6 +16,7 @@ import shmbuffer
 from tests.docs.blocks import ROOT, blocks_of, pages
 
 LINK = re.compile(r"\]\(([^)\s#]+)(?:#[^)]*)?\)")
+ANCHOR = re.compile(r"\]\(([^)\s#]*)#([^)]+)\)")
 
 
 @pytest.mark.parametrize("page", [*pages(), "CHANGELOG.md"])
@@ -27,6 +28,24 @@ def test_every_file_that_is_linked_is_there(page: str) -> None:
         if not re.match(r"\w+:", target) and not (ROOT / os.path.normpath(folder / target)).exists()
     ]
     assert missing == []
+
+
+@pytest.mark.parametrize("page", [*pages(), "CHANGELOG.md"])
+def test_every_heading_that_is_linked_is_there(page: str) -> None:
+    missing = [
+        (target, anchor)
+        for target, anchor in ANCHOR.findall((ROOT / page).read_text())
+        if not re.match(r"\w+:", target)
+        if anchor not in _anchors((ROOT / page).parent / target if target else ROOT / page)
+    ]
+    assert missing == []
+
+
+def _anchors(page: Path) -> set[str]:
+    """What the headings of a page are called in a link."""
+    text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\s-]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 def test_the_first_example_is_short() -> None:
