@@ -169,8 +169,8 @@ int shmb_admit_insert(struct shmb_ring *ring, uint64_t rows, uint64_t elements, 
     return SHMB_OK;
 }
 
-/* Before a draw: may it be made? It counts from here on. */
-int shmb_admit_sample(struct shmb_ring *ring, struct shmb_call *call, uint64_t count, uint64_t min_size) {
+/* Before a draw: may it be made? It counts from here on. SHMB_IN_QUEUE: `chosen` by a sampler it may not. */
+int shmb_admit_sample(struct shmb_ring *ring, struct shmb_call *call, uint64_t count, uint64_t min_size, bool chosen) {
     struct shmb_runtime *runtime = ring->runtime;
     bool pass = shmb_let_pass;
     shmb_let_pass = false;
@@ -181,7 +181,9 @@ int shmb_admit_sample(struct shmb_ring *ring, struct shmb_call *call, uint64_t c
     if (atomic_load_explicit(&runtime->head, memory_order_relaxed) > ring->capacity) /* what is overwritten now was there */
         size += atomic_load_explicit(&runtime->pending, memory_order_relaxed);
     if (limiter && limiter->min_size > min_size) min_size = limiter->min_size;
-    if (size < min_size) {
+    if (chosen && limiter && limiter->limits & SHMB_QUEUE) {
+        status = SHMB_IN_QUEUE;
+    } else if (size < min_size) {
         status = wait_for(ring, SHMB_FOR_INSERTS, count, SHMB_FEW);
     } else if (limiter && limiter->limits & SHMB_RATIO) {
         bool fits = ahead(ring, limiter, 0, count) >= -(limiter->error_buffer + ROUNDING);

@@ -558,16 +558,17 @@ static PyObject *ring_let_pass(PyObject *Py_UNUSED(object), PyObject *whether) {
     Py_RETURN_NONE;
 }
 
-/* admit_sample(count, min_size, timeout_ns) -> 0: the draw may be made, and counts */
+/* admit_sample(count, min_size, chosen, timeout_ns) -> 0: the draw may be made, and counts */
 static PyObject *ring_admit_sample(PyObject *object, PyObject *const *args, Py_ssize_t nargs) {
     struct ring_object *self = (struct ring_object *)object;
     uint64_t count, min_size;
     int64_t timeout;
-    if (expect(nargs, 3, "admit_sample") < 0 || number(args[0], &count) < 0 || number(args[1], &min_size) < 0 ||
-        signed_number(args[2], &timeout) < 0)
+    int chosen;
+    if (expect(nargs, 4, "admit_sample") < 0 || number(args[0], &count) < 0 || number(args[1], &min_size) < 0 ||
+        (chosen = PyObject_IsTrue(args[2])) < 0 || signed_number(args[3], &timeout) < 0)
         return NULL;
     struct python_call python = begin(timeout);
-    return end(&python, shmb_admit_sample(&self->ring, &python.call, count, min_size), 0);
+    return end(&python, shmb_admit_sample(&self->ring, &python.call, count, min_size, chosen != 0), 0);
 }
 
 /* take_back(count, timeout_ns) -> 0: a draw that was admitted was not made */
@@ -1002,7 +1003,7 @@ static PyMethodDef methods[] = {
     {"wait", ring_wait, METH_O, "wait(timeout_ns): sleep until somebody makes progress."},
     {"snapshot", ring_snapshot, METH_O, "snapshot(timeout_ns): runtime page and registry of one moment."},
     {"let_pass", ring_let_pass, METH_O, "let_pass(whether): this thread's next write or draw goes on whatever the ratio."},
-    FAST(admit_sample, "admit_sample(count, min_size, timeout_ns): the draw may be made, and counts."),
+    FAST(admit_sample, "admit_sample(count, min_size, chosen, timeout_ns): the draw may be made, and counts."),
     FAST(take_back, "take_back(count, timeout_ns): a draw that was admitted was not made."),
     FAST(take, "take(count, index, tickets, timeout_ns): the oldest of a queue."),
     {"release", ring_release, METH_O, "release(timeout_ns): what was taken is read."},

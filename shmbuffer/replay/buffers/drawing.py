@@ -90,6 +90,17 @@ class Drawing(Parts):
         engine = getattr(self._storage, "open_engine", None)
         return engine is not None and not engine.closed and engine.limiter is not None
 
+    def _admitted(self, count: int) -> bool:
+        """Whether a draw may be made without waiting; it counts then."""
+        ring = self._limited_ring
+        return ring is not None and ring.flow.admit_now(count)
+
+    def _not_drawn(self, count: int) -> None:
+        """A draw that was admitted, where anything is limited, was not made."""
+        ring = self._limited_ring
+        if ring is not None and self._limiter_version[0]:
+            ring.flow.take_back(count)
+
     def _in_turn(
         self,
         count: int,

@@ -255,7 +255,10 @@ class Parts:
         self._by_priority = sampler if isinstance(sampler, PrioritizedSampler) else None
         ring = getattr(storage, "ring", None)
         self._limited_ring = ring if isinstance(storage, OnRing) else None
-        self._limiter_version = (1,) if ring is None else ring.flow.version
+        if self._limited_ring is not None:
+            self._limiter_version = self._limited_ring.flow.version
+        else:  # before the first write each sample asks
+            self._limiter_version = (int(isinstance(storage, OnRing)),)
         self._ring_priorities = (
             storage.writes_natively
             and isinstance(sampler, PrioritizedSampler)

@@ -232,7 +232,7 @@ class ReplayBuffer(StorageOrder, Drawing, Whole):
     # -- writing -------------------------------------------------------------------------------
 
     @eager
-    def add(self, data: Any, *, timeout: float | None = None) -> int | torch.Tensor:
+    def add(self, data: Any, timeout: float | None = None) -> int | torch.Tensor:
         """Write one item ``[*lanes, ...]``.
 
         Args:
@@ -336,13 +336,17 @@ class ReplayBuffer(StorageOrder, Drawing, Whole):
         Cost: one native call; 0.4 µs a leaf for the tensors that it fills.
         """
         count = self._count(batch_size)
-        limited = self._limiter_version[0] and self._limited
-        if limited or min_size is not None or timeout is not None:
+        asked = min_size is not None or timeout is not None
+        if not asked and (not self._limiter_version[0] or self._admitted(count)):
+            try:
+                data, info = self._next(count)
+            except BaseException:
+                self._not_drawn(count)
+                raise
+        else:
             data, info = self._in_turn(
                 count, min_size, timeout, lambda: self._next(count), lambda batch: batch
             )
-        else:
-            data, info = self._next(count)
         return (data, info) if return_info else data
 
     def __iter__(self) -> Iterator[Any]:

@@ -24,7 +24,7 @@ class RoutedWrites(Members):
     _routing_dim: int | None
 
     @eager
-    def add(self, data: Any, *, timeout: float | None = None) -> Any:
+    def add(self, data: Any, timeout: float | None = None) -> Any:
         """Write one item into the buffer that its entry ``routing_key`` names.
 
         Args:

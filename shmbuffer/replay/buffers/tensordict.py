@@ -93,7 +93,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
     # -- writing -------------------------------------------------------------------------------
 
     @eager
-    def add(self, data: Any, *, timeout: float | None = None) -> int | torch.Tensor:
+    def add(self, data: Any, timeout: float | None = None) -> int | torch.Tensor:
         """Write one item: a TensorDict ``[*lanes]``, or a dict.
 
         A priority in ``data[priority_key]`` becomes the item's, in the same write.
@@ -221,20 +221,27 @@ class TensorDictReplayBuffer(ReplayBuffer):
         count = self._batch_size if batch_size is None else None
         if count is None:
             count = self._count(batch_size)
-        limited = self._limiter_version[0] and self._limited
-        if limited or min_size is not None or timeout is not None:
+        asked = min_size is not None or timeout is not None
+        if not asked and (not self._limiter_version[0] or self._admitted(count)):
+            try:
+                return self._sampled(count, return_info, include_info, out)
+            except BaseException:
+                self._not_drawn(count)
+                raise
+        draw = partial(self._sampled, count, return_info, include_info, out)
+        queued = partial(self._queued, return_info, include_info, out)
+        return self._in_turn(count, min_size, timeout, draw, queued)
 
-            def queued(batch: Batch) -> Any:
-                data, info = batch
-                if out is not None:
-                    raise ValueError(_NO_OUT)
-                if include_info is not False:
-                    data = self._with_info(data, info)
-                return (data, info) if return_info else data
-
-            draw = partial(self._sampled, count, return_info, include_info, out)
-            return self._in_turn(count, min_size, timeout, draw, queued)
-        return self._sampled(count, return_info, include_info, out)
+    def _queued(
+        self, return_info: bool, include_info: bool | None, out: TensorDict | None, batch: Batch
+    ) -> Any:
+        """`sample`, of what came out of a queue."""
+        if out is not None:
+            raise ValueError(_NO_OUT)
+        data, info = batch
+        if include_info is not False:
+            data = self._with_info(data, info)
+        return (data, info) if return_info else data
 
     def _sampled(
         self, count: int, return_info: bool, include_info: bool | None, out: TensorDict | None
