@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from shmbuffer.memory.engine import Engine
 from shmbuffer.memory.limiter import RateLimiter
-from shmbuffer.memory.moment import Moment
+from shmbuffer.memory.moment import LIVING, Moment
 from shmbuffer.memory.records import Drawn, RecordBatch, Records
 from shmbuffer.memory.recovery import RecoveryReport
 from shmbuffer.memory.ring import Ring
 from shmbuffer.memory.schema import Leaf, Schema
 from shmbuffer.memory.settings import Settings
+from shmbuffer.memory.weighing import Weighed, weigh, weigh_moment
 
 __all__ = [
+    "LIVING",
     "Drawn",
     "Engine",
     "Leaf",
@@ -27,4 +29,7 @@ __all__ = [
     "Ring",
     "Schema",
     "Settings",
+    "Weighed",
+    "weigh",
+    "weigh_moment",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,3 +23,14 @@ class Moment(NamedTuple):
     """Elements written so far."""
     max_priority: float | None
     """The largest raw priority ever given; None before the first."""
+
+
+class _Living:
+    """Of which there is one."""
+
+    def __repr__(self) -> str:
+        return "LIVING"
+
+
+LIVING: Final = _Living()
+"""In the place of a moment: the ring itself is what is saved, and goes on."""

@@ -225,12 +225,20 @@ class Ring:
         lanes: NDArray[np.int64] = (found[:, None] * self.width + np.arange(self.width)).ravel()
         return lanes
 
-    def priorities(self, elements: NDArray[np.int64] | None = None) -> NDArray[np.float64]:
-        """Raw priorities of all elements or of some, a copy; NaN where none is known."""
+    def tickets(self) -> NDArray[np.int64]:
+        """Ticket of the item in each slot, -1 where there is none. O(capacity)."""
+        words = self.words.copy()
+        return np.where(slots.committed(words), slots.tickets(words), -1)
+
+    def priorities(self, elements: NDArray[np.int64] | slice | None = None) -> NDArray[np.float64]:
+        """Raw priorities of all elements or of some, a copy; NaN where none is known.
+
+        Of a slice they are the ring's own, to be looked at.
+        """
         return self._raw.copy() if elements is None else self._raw[elements]
 
-    def mass(self, elements: NDArray[np.int64] | None = None) -> NDArray[np.float64]:
-        """The tree's leaves, or some of them, a copy."""
+    def mass(self, elements: NDArray[np.int64] | slice | None = None) -> NDArray[np.float64]:
+        """The tree's leaves, or some of them, a copy; of a slice the ring's own."""
         return self._mass.copy() if elements is None else self._mass[elements]
 
     def leaf(self, i: int) -> memoryview:

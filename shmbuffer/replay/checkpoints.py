@@ -109,7 +109,8 @@ class Checkpoints:
 
         Args:
             directory: of this part.
-            moment: the `Moment` of the storage that is being saved with it; None if it is not.
+            moment: the `Moment` of the storage that is being saved with it, or `LIVING` where that
+                goes on in the files that are saved; None if it is saved alone.
 
         Returns:
             A storage on a ring: the moment that was saved.
@@ -123,7 +124,7 @@ class Checkpoints:
         """Whether this is a storage, and ``path`` is its scratch directory."""
         return False
 
-    def _dump_in_place(self, directory: Path) -> Any:
+    def _dump_in_place(self, directory: Path) -> None:
         """`_dump` of a storage that `_has_files_in` the place where ``directory`` will be."""
         raise NotImplementedError(type(self).__name__)
 

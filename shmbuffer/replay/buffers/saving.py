@@ -24,6 +24,7 @@ import torch
 from tensordict import TensorDict
 
 from shmbuffer.errors import CorruptBufferError
+from shmbuffer.memory import LIVING
 from shmbuffer.replay.buffers.parts import Parts
 from shmbuffer.replay.buffers.transform_file import read_states, write_states
 from shmbuffer.replay.checkpointers.memmap import read_folder
@@ -86,9 +87,11 @@ class Saving(Parts):
             located(target),
             publish(target, within=in_place, stale=_STALE) as directory,
         ):
+            moment: Any
             if in_place:
                 (directory / "storage").mkdir()
-                moment = self._storage._dump_in_place(directory / "storage")
+                self._storage._dump_in_place(directory / "storage")
+                moment = LIVING
             else:
                 moment = dump_part(self._storage, directory / "storage")
             dump_part(self._sampler, directory / "sampler", moment)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 
-from shmbuffer.memory import Engine, Moment, filesystem, slots
+from shmbuffer.memory import Engine, Moment, filesystem
 from shmbuffer.replay.checkpointers.record import Record
 from shmbuffer.replay.leaves import Leaves
 
@@ -71,8 +71,7 @@ def copy_into(rows: Rows, columns: list[Any], descriptors: dict[int, int], folde
 
 def look_at(ring: Ring) -> Moment:
     """Counters and slots of a ring that goes on living: one look at each of them."""
-    words = ring.words.copy()
-    tickets = np.where(slots.committed(words), slots.tickets(words), -1)
+    tickets = ring.tickets()
     raw = np.where(np.repeat(tickets < 0, ring.width), np.nan, ring.priorities())
     sources = np.where(tickets < 0, -1, ring.sources.astype(np.int64))
     return Moment(tickets, sources, raw, ring.head, ring.write_count, ring.max_priority)

@@ -13,8 +13,13 @@ from shmbuffer.errors import CorruptBufferError, SchemaMismatchError
 from shmbuffer.memory import Engine
 from shmbuffer.memory.layout import CONTROL
 from shmbuffer.replay.checkpointers.checkpointer import StorageCheckpointerBase
-from shmbuffer.replay.checkpointers.copying import look_at
-from shmbuffer.replay.checkpointers.record import LIST, METADATA, Record, read_metadata
+from shmbuffer.replay.checkpointers.record import (
+    LIST,
+    METADATA,
+    Record,
+    read_metadata,
+    write_beside,
+)
 from shmbuffer.replay.checkpointers.record_files import has_records, read_records, write_records
 from shmbuffer.replay.checkpointers.record_image import RecordImage
 from shmbuffer.replay.checkpointers.restoring import as_loaded, require_alone
@@ -97,7 +102,7 @@ class ListStorageCheckpointer(StorageCheckpointerBase):
         _record_of(moment, sources).write(path, kind=LIST)
         return moment  # type: ignore[no-any-return] # of any list storage
 
-    def dumps_in_place(self, storage: Any, folder: Path) -> Moment:
+    def dumps_in_place(self, storage: Any, folder: Path) -> None:
         """Write what is to be known beside the storage's own files, which stay as they are.
 
         The records are the live buffer's: whoever loads them sees what is there then.
@@ -118,9 +123,7 @@ class ListStorageCheckpointer(StorageCheckpointerBase):
             )
         ring = _ring_of(storage)
         storage.engine.flush()
-        moment = look_at(ring)
-        _record_of(moment, moment.sources).write(folder, kind=LIST, live=True)
-        return moment
+        write_beside(folder, ring)
 
     def loads(self, storage: Any, path: str | os.PathLike[str]) -> Loaded:
         """Put what was saved in place of what the storage has.

@@ -19,12 +19,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shmbuffer.errors import CorruptBufferError, IncompatibleVersionError, SchemaMismatchError
+from shmbuffer.memory import slots
 from shmbuffer.replay.checkpoints import OURS, read_json, write_json
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from shmbuffer.memory import Moment
+    from shmbuffer.memory import Moment, Ring
     from shmbuffer.replay.leaves import Leaves
 
 METADATA = "storage_metadata.json"
@@ -32,6 +33,7 @@ TENSORS, LIST = "tensors", "a list of objects"
 """Kinds of storages."""
 
 _ITEMS = "shmbuffer.items.npy"
+_LOOK = 4096  # slots that are looked at together
 # What a damaged file leads to.
 _DAMAGES = (ValueError, KeyError, TypeError, EOFError, MemoryError)
 
@@ -109,7 +111,6 @@ class Record:
         *,
         metadata: dict[str, Any] | None = None,
         kind: str = TENSORS,
-        live: bool = False,
     ) -> None:
         """Write TorchRL's ``storage_metadata.json`` with our key in it, and the file of the slots.
 
@@ -117,23 +118,20 @@ class Record:
             folder: of the storage.
             metadata: what TorchRL says of a PyTree's tensors; None: it is none.
             kind: `TENSORS` or `LIST`.
-            live: the files are a live buffer's, which remembers all else itself.
         """
-        content: dict[str, Any] = {"metadata": metadata or {}, "is_pytree": metadata is not None}
-        content["len"] = self.extent * self.width
-        if not live:
-            content[OURS] = {
-                "format": 1,
-                "kind": kind,
-                "slots": self.slots,
-                "lanes": list(self.lanes),
-                "cursor": self.cursor,
-                "write_count": self.write_count,
-                "structure": self.structure,
-            }
-            if self.tickets is not None and self.sources is not None:
-                runs = runs_of(self.tickets, self.sources)
-                np.save(folder / _ITEMS, runs, allow_pickle=False)
+        content = _of_torchrl(metadata, self.extent * self.width)
+        content[OURS] = {
+            "format": 1,
+            "kind": kind,
+            "slots": self.slots,
+            "lanes": list(self.lanes),
+            "cursor": self.cursor,
+            "write_count": self.write_count,
+            "structure": self.structure,
+        }
+        if self.tickets is not None and self.sources is not None:
+            runs = runs_of(self.tickets, self.sources)
+            np.save(folder / _ITEMS, runs, allow_pickle=False)
         write_json(folder / METADATA, content)
 
     @classmethod
@@ -176,6 +174,33 @@ class Record:
                 path=str(folder),
             ) from error
         return cls(slots, lanes, tickets >= 0, cursor, count, structure, tickets, sources)
+
+
+def write_beside(folder: Path, ring: Ring, *, metadata: dict[str, Any] | None = None) -> None:
+    """Write TorchRL's ``storage_metadata.json`` for the files of a ring that goes on living.
+
+    It remembers all else itself.
+
+    Args:
+        folder: where to.
+        ring: the ring.
+        metadata: see `Record.write`.
+    """
+    write_json(folder / METADATA, _of_torchrl(metadata, _extent(ring.words) * ring.width))
+
+
+def _of_torchrl(metadata: dict[str, Any] | None, length: int) -> dict[str, Any]:
+    return {"metadata": metadata or {}, "is_pytree": metadata is not None, "len": length}
+
+
+def _extent(words: NDArray[np.uint64]) -> int:
+    """Slots up to the last one that holds an item; looked for from the end, where most are."""
+    for end in range(len(words), 0, -_LOOK):
+        first = max(0, end - _LOOK)
+        held = np.flatnonzero(slots.committed(words[first:end]))
+        if len(held):
+            return first + int(held[-1]) + 1
+    return 0
 
 
 def runs_of(tickets: NDArray[np.int64], sources: NDArray[np.int64]) -> NDArray[np.int64]:

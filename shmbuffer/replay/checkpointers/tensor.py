@@ -15,10 +15,10 @@ from shmbuffer.memory.layout import CONTROL
 from shmbuffer.replay import structure
 from shmbuffer.replay.checkpointers.checkpointer import StorageCheckpointerBase
 from shmbuffer.replay.checkpointers.columns import make_files, scratch_columns
-from shmbuffer.replay.checkpointers.copying import copy_into, copy_of_buffer, look_at
+from shmbuffer.replay.checkpointers.copying import copy_into, copy_of_buffer
 from shmbuffer.replay.checkpointers.memmap import pytree_metadata, require_no_pickle
 from shmbuffer.replay.checkpointers.nontensors import write_objects
-from shmbuffer.replay.checkpointers.record import Record, read_metadata
+from shmbuffer.replay.checkpointers.record import Record, read_metadata, write_beside
 from shmbuffer.replay.checkpointers.restoring import adopt, restore
 from shmbuffer.replay.checkpointers.saved import Saved, saved_in
 from shmbuffer.replay.checkpoints import Loaded
@@ -52,7 +52,7 @@ class TensorStorageCheckpointer(StorageCheckpointerBase):
         super().__init__()
         self.allow_pickle = allow_pickle
 
-    def dumps(self, storage: Any, path: str | os.PathLike[str]) -> Moment:
+    def dumps(self, storage: Any, path: str | os.PathLike[str]) -> Moment | None:
         """Write the storage into a directory.
 
         Args:
@@ -60,7 +60,7 @@ class TensorStorageCheckpointer(StorageCheckpointerBase):
             path: the directory; it is made if it is not there.
 
         Returns:
-            The moment that was written.
+            The moment that was written; None where the files are those of the storage itself.
 
         Raises:
             RuntimeError: nothing was written to the storage yet.
@@ -70,7 +70,8 @@ class TensorStorageCheckpointer(StorageCheckpointerBase):
         path = Path(path)
         rows = _rows_of(storage)
         if lies_in(storage, path):
-            return self.dumps_in_place(storage, path)
+            self.dumps_in_place(storage, path)
+            return None
         folder = self._folder(path)
         if self._save_hooks or folder is None:
             return self._dumps_through_hooks(rows, path, folder)
@@ -84,10 +85,10 @@ class TensorStorageCheckpointer(StorageCheckpointerBase):
             allow_pickle=self.allow_pickle,
             remedy=f"set storage.checkpointer = {type(self).__name__}(allow_pickle=True)",
         )
-        _write_record(copy.record, rows.leaves, folder)
+        copy.record.write(folder, metadata=_metadata_of(rows.leaves, copy.record.slots))
         return copy.moment
 
-    def dumps_in_place(self, storage: Any, folder: Path) -> Moment:
+    def dumps_in_place(self, storage: Any, folder: Path) -> None:
         """Write what TorchRL wants to know beside the storage's own files, which stay as they are.
 
         The data are the live buffer's: whoever loads them sees what is there then.
@@ -108,9 +109,8 @@ class TensorStorageCheckpointer(StorageCheckpointerBase):
             )
         rows = _rows_of(storage)
         storage.engine.flush()
-        moment = look_at(rows.ring)
-        _write_record(Record.of_moment(moment, rows.leaves), rows.leaves, folder, live=True)
-        return moment
+        metadata = _metadata_of(rows.leaves, rows.ring.capacity)
+        write_beside(folder, rows.ring, metadata=metadata)
 
     def loads(self, storage: Any, path: str | os.PathLike[str]) -> Loaded:
         """Put what was saved in place of what the storage has.
@@ -252,10 +252,9 @@ def _rows_of(storage: Any) -> Rows:
     return rows
 
 
-def _write_record(record: Record, leaves: Leaves, folder: Path, *, live: bool = False) -> None:
-    is_pytree = not isinstance(leaves.node, TensorDictNode)
-    metadata = pytree_metadata(leaves, record.slots) if is_pytree else None
-    record.write(folder, metadata=metadata, live=live)
+def _metadata_of(leaves: Leaves, slots: int) -> dict[str, Any] | None:
+    """What TorchRL says of a PyTree's tensors; None where it is none."""
+    return None if isinstance(leaves.node, TensorDictNode) else pytree_metadata(leaves, slots)
 
 
 def _write_pytree(data: Any, folder: Path, leaves: Leaves) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from shmbuffer.errors import EmptyBufferError
+from shmbuffer.memory import LIVING, Moment, Weighed, weigh, weigh_moment
 from shmbuffer.replay.keys import WEIGHT_KEYS
 from shmbuffer.replay.samplers.priority.keeper import PriorityKeeper
 from shmbuffer.replay.samplers.priority.raw import from_zero
@@ -202,13 +203,21 @@ class PrioritizedSampler(PriorityKeeper):
         self._beta = beta
 
     def _dump(self, directory: Path, moment: Any) -> None:
-        state = self.state_dict()
-        if moment is not None and self._ring is not None:  # of the moment that the items are of
-            raw = np.where(
-                np.repeat(moment.tickets < 0, self._ring.width), np.nan, moment.priorities
-            )
-            state |= {"_priorities": raw, "_max_priority": moment.max_priority}
-        write_priorities(directory, state, self._max_capacity, self.dtype)
+        ring, ours = self.ring, self._ring is not None  # the storage's, that is
+        if ring is None:
+            weighed = Weighed(self.alpha, self.eps, None, 0, iter(()))
+        elif ours and isinstance(moment, Moment):
+            weighed = weigh_moment(moment, ring.width, self.alpha, self.eps)
+        else:
+            weighed = weigh(ring)
+        write_priorities(
+            directory,
+            weighed,
+            self._beta,
+            self._max_capacity,
+            self.dtype,
+            beside_ring=ours and moment is LIVING,
+        )
 
     def _read(self, directory: Path) -> dict[str, Any]:
         return read_priorities(directory)

@@ -6,11 +6,13 @@
     a pass       tensordict's files of the state: len_storage, _sample_list, drop_last, _ran_out
 
 TorchRL keeps masses, ``(priority + eps) ** alpha``, in float32 or float64. Raw priorities cannot be
-had back from them exactly, so they are in a file of our own too.
+had back from them exactly, so they are in a file of our own too; but for a ring that is saved where
+it is, which has them itself. Who loads such a sampler without the ring gets them but for rounding.
 """
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,49 +27,65 @@ from shmbuffer.replay.checkpoints import OURS, Loaded, read_json, write_json
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from shmbuffer.memory import Weighed
+
 _METADATA = "sampler_metadata.json"
 _RAW = "shmbuffer.priorities.memmap"
 _TREES = ("sumtree.memmap", "mintree.memmap")
+_LEAST_ALPHA = 0.1  # below it a rounded mass says too little of its priority
 _SCHEMA_VERSION = 1  # TorchRL's: _max_priority is raw
 
 
 def write_priorities(
-    directory: Path, state: dict[str, Any], capacity: int, dtype: torch.dtype
+    directory: Path,
+    weighed: Weighed,
+    beta: float,
+    capacity: int,
+    dtype: torch.dtype,
+    *,
+    beside_ring: bool = False,
 ) -> None:
     """Write the state of a `PrioritizedSampler`.
 
     Args:
         directory: where to; it is made.
-        state: as `PrioritizedSampler.state_dict` gives it.
+        weighed: its priorities; without elements there is nothing yet that has one.
+        beta: exponent of its importance weights.
         capacity: ``max_capacity``, which TorchRL compares.
         dtype: of TorchRL's trees: the largest number stands for "no item" in one of them.
+        beside_ring: the ring that has these priorities is saved where it is.
     """
     directory.mkdir(exist_ok=True)
-    alpha, eps = float(state["_alpha"]), float(state["_eps"])
-    given = state["_priorities"]
-    raw = np.full(capacity, np.nan) if given is None else np.asarray(given, dtype=np.float64)
-    known = np.full(capacity, np.nan)
-    known[: len(raw)] = raw[:capacity]
-    mass = (known + eps) ** alpha
-    held = (mass > 0) & ~np.isnan(known)  # NaN: no item; with alpha 0 its power is 1, too
-    for name, nothing in zip(_TREES, (0.0, torch.finfo(dtype).max), strict=True):
-        np.where(held, mass, nothing).tofile(directory / name)
-    if given is not None:
-        raw.tofile(directory / _RAW)
-    largest = state["_max_priority"]
+    nothing, elements, left = torch.finfo(dtype).max, weighed.elements, capacity
+    # A third less to write; whoever has this sampler's files alone needs no more than masses.
+    from_masses = beside_ring and elements <= capacity and weighed.alpha >= _LEAST_ALPHA
+    names = (*_TREES, _RAW) if elements and not from_masses else _TREES
+    with ExitStack() as stack:
+        sums, least, *own = [stack.enter_context(open(directory / name, "wb")) for name in names]
+        for mass, raw in weighed.pieces:
+            for file in own:
+                file.write(raw.data)
+            mass, left = mass[:left], max(0, left - len(mass))
+            held = mass > 0
+            sums.write(mass.data)
+            least.write((mass if held.all() else np.where(held, mass, nothing)).data)
+        np.zeros(left).tofile(sums)
+        np.full(left, nothing).tofile(least)
+    largest = weighed.max_priority
     write_json(
         directory / _METADATA,
         {
-            "_alpha": alpha,
-            "_beta": float(state["_beta"]),
-            "_eps": eps,
-            "_max_priority": [1.0 if largest is None else float(largest), 0.0],
+            "_alpha": weighed.alpha,
+            "_beta": float(beta),
+            "_eps": weighed.eps,
+            "_max_priority": [1.0 if largest is None else largest, 0.0],
             "_max_capacity": float(capacity),
             "_schema_version": _SCHEMA_VERSION,
             OURS: {
                 "format": 1,
-                "elements": None if given is None else len(raw),
-                "max_priority": None if largest is None else float(largest),
+                "elements": elements if _RAW in names else None,
+                "from_masses": from_masses,
+                "max_priority": largest,
             },
         },
     )
@@ -92,7 +110,9 @@ def read_priorities(directory: Path) -> dict[str, Any]:
             largest = ours["max_priority"]
             elements = ours["elements"]
             raw = None
-            if elements is not None:
+            if ours.get("from_masses"):
+                raw = _raw_of_masses(directory, int(found["_max_capacity"]), alpha, eps)
+            elif elements is not None:
                 raw = mapped(directory / _RAW, torch.float64, (int(elements),)).clone()
         return {
             "_alpha": alpha,

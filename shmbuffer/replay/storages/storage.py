@@ -141,13 +141,13 @@ class Storage(Serving):
             return super()._dump(directory, moment)
         return self.checkpointer.dumps(self, directory)
 
-    def _dump_in_place(self, directory: Path) -> Any:
+    def _dump_in_place(self, directory: Path) -> None:
         if not hasattr(self.checkpointer, "dumps_in_place"):
             raise RuntimeError(
                 f"{type(self.checkpointer).__name__} cannot save a storage where it has its own "
                 "files; save to another directory"
             )
-        return self.checkpointer.dumps_in_place(self, directory)
+        self.checkpointer.dumps_in_place(self, directory)
 
     def _read(self, directory: Path) -> Any:
         return super()._read(directory) if self._is_saved_by_state else directory

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from shmbuffer.memory import Moment
 from shmbuffer.replay.eager import eager
 from shmbuffer.replay.nodes import is_collection
 from shmbuffer.replay.writers.saved import Cursor, read_cursor, write_cursor
@@ -118,11 +119,13 @@ class RoundRobinWriter(Writer):
         ring = getattr(self._storage, "ring", None)
         width = 1 if ring is None else ring.width
         cursor, count = self._cursor, self.write_count
-        if ring is not None and moment is not None:
+        if ring is not None and isinstance(moment, Moment):
             cursor = moment.head % len(moment.tickets)
             count = moment.write_count + self._count_offset
-        tracked = moment if self.track_generations else None
-        write_cursor(directory, cursor, count, width, tracked)
+        tickets = None
+        if self.track_generations and ring is not None:
+            tickets = moment.tickets if isinstance(moment, Moment) else ring.tickets()
+        write_cursor(directory, cursor, count, width, tickets)
 
     def _read(self, directory: Path) -> Cursor:
         return read_cursor(directory)

@@ -11,16 +11,18 @@ are also kept exactly (``shmbuffer.state``): TorchRL's tensor has indices and ra
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 
 from shmbuffer.errors import CorruptBufferError
-from shmbuffer.memory import Moment
 from shmbuffer.replay.checkpointers.memmap import mapped
 from shmbuffer.replay.checkpoints import OURS, read_json, read_state, write_json, write_state
 from shmbuffer.replay.leaves import torch_dtype
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 _METADATA = "metadata.json"
 _GENERATION = "generation.memmap"
@@ -28,7 +30,7 @@ _RANKS = "current_top_values.memmap"
 
 
 def write_cursor(
-    directory: Path, cursor: int, count: int, width: int, moment: Moment | None
+    directory: Path, cursor: int, count: int, width: int, tickets: NDArray[np.int64] | None
 ) -> None:
     """Write cursor and count of a writer that goes round.
 
@@ -37,13 +39,14 @@ def write_cursor(
         cursor: slot of the next item.
         count: elements written so far.
         width: elements of a slot.
-        moment: whose tickets say how often each slot was written; None: that is not tracked.
+        tickets: int64 ``[slots]``, -1 where there is no item: how often each slot was written.
+            None: that is not tracked.
     """
     directory.mkdir(exist_ok=True)
     content: dict[str, Any] = {"cursor": cursor, "write_count": count // width}
-    if moment is not None:
-        slots = len(moment.tickets)
-        generation = np.where(moment.tickets < 0, 0, moment.tickets // slots + 1)
+    if tickets is not None:
+        slots = len(tickets)
+        generation = np.where(tickets < 0, 0, tickets // slots + 1)
         generation.astype(np.int64).tofile(directory / _GENERATION)
         content |= {"generation_shape": [slots], "generation_dtype": "torch.int64"}
     write_json(directory / _METADATA, {**content, OURS: {"format": 1, "write_count": count}})

@@ -1,0 +1,101 @@
+"""Priorities with their masses, piece by piece: a save of them needs no memory of their size."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shmbuffer.memory import counters, slots
+from shmbuffer.memory.moment import Moment
+from shmbuffer.memory.priorities import Floats, mass_of
+
+if TYPE_CHECKING:
+    from shmbuffer.memory.ring import Ring
+
+# Elements in a piece: what is made of them stays in the second cache of a processor.
+_PIECE = 16384
+
+
+class Weighed(NamedTuple):
+    """Priorities of all elements of a ring, in their order."""
+
+    alpha: float
+    """Priority exponent."""
+    eps: float
+    """Added to every priority."""
+    max_priority: float | None
+    """The largest raw priority ever given; None before the first."""
+    elements: int
+    """How many there are."""
+    pieces: Iterator[tuple[Floats, Floats]]
+    """Masses and raw priorities, float64 each: 0 and NaN where there is no item. Not to be kept:
+    raw priorities may be those of the ring itself, which change."""
+
+
+def weigh(ring: Ring) -> Weighed:
+    """Those of a ring that goes on living: one look at each of them.
+
+    What is given meanwhile is seen or not; but all masses are of one alpha and eps.
+
+    Cost: the mutex for some microseconds, and the masses and raw priorities read once.
+    """
+    runtime, _ = counters.of_snapshot(ring.snapshot())
+    greatest = float(runtime["max_priority"])
+    alpha, eps = float(runtime["alpha"]), float(runtime["eps"])
+    return Weighed(
+        alpha,
+        eps,
+        greatest if greatest >= 0 else None,
+        ring.elements,
+        _living(ring, alpha, eps, int(runtime["alpha_version"])),
+    )
+
+
+def weigh_moment(moment: Moment, width: int, alpha: float, eps: float) -> Weighed:
+    """Those of a moment that has been copied; ``width`` elements are a slot."""
+    return Weighed(
+        alpha,
+        eps,
+        moment.max_priority,
+        len(moment.priorities),
+        _copied(moment, width, alpha, eps),
+    )
+
+
+def _living(ring: Ring, alpha: float, eps: float, version: int) -> Iterator[tuple[Floats, Floats]]:
+    runtime = ring._engine.control.runtime
+    for where, places in _pieces(ring.capacity, ring.width):
+        mass, raw = ring.mass(where).copy(), ring.priorities(where)
+        # After the masses: who changes alpha says so before he changes the first of them.
+        is_older = int(runtime["alpha_version"][0]) != version
+        if is_older or not (mass > 0).all():
+            items = np.repeat(slots.committed(ring.words[places]), ring.width)
+            raw = np.where(items, raw, np.nan)
+        if is_older:
+            mass = _weighed(raw, alpha, eps)
+        yield mass, raw
+
+
+def _copied(
+    moment: Moment, width: int, alpha: float, eps: float
+) -> Iterator[tuple[Floats, Floats]]:
+    for where, places in _pieces(len(moment.tickets), width):
+        missing = np.repeat(moment.tickets[places] < 0, width)
+        raw = np.where(missing, np.nan, moment.priorities[where])
+        yield _weighed(raw, alpha, eps), raw
+
+
+def _weighed(raw: NDArray[np.float64], alpha: float, eps: float) -> Floats:
+    """Masses; NaN is no item, and with alpha 0 its power is 1, too."""
+    return np.where(np.isnan(raw), 0.0, mass_of(raw, alpha, eps))
+
+
+def _pieces(capacity: int, width: int) -> Iterator[tuple[slice, slice]]:
+    """Elements and slots of each piece."""
+    step = max(1, _PIECE // width)
+    for first in range(0, capacity, step):
+        end = min(first + step, capacity)
+        yield slice(first * width, end * width), slice(first, end)
