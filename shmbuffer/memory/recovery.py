@@ -14,6 +14,7 @@ a checksum that fits.
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from os import PathLike
 from typing import Any
@@ -36,6 +37,9 @@ from shmbuffer.memory.settings import Settings
 #: 70 years, or so many at once that are not there.
 _MANY_TICKETS = 2**61
 _LARGEST_GAP = 2**40
+
+#: Slots that are looked at together: what is made of their words stays in the cache.
+_PIECE = 16384
 
 
 @dataclass(frozen=True)
@@ -216,7 +220,7 @@ class _Repair:
         retired = self._reap_everybody(trusted)
         _core.reached("recover.reaped")
         refused = self._refuse_impossible_words(trusted)
-        leftover = self._abort(slots.states(self.words) == SlotState.WRITING)
+        leftover = self._abort_writing()
         misplaced = self._refuse_misplaced_records(trusted) if self.schema.record_bytes else 0
         _core.reached("recover.words")
         failed, unverified = (0, 0) if trusted else self._verify()
@@ -274,11 +278,12 @@ class _Repair:
         Nobody writes so much, and nobody is alive who remembers a ticket.
         """
         runtime, head = self.control.runtime, int(self.control.runtime["head"][0])
-        tickets = slots.tickets(self.words)
-        theirs = (tickets % self.capacity == np.arange(self.capacity)) & (self.words != 0)
-        newest = int(tickets[theirs & (tickets < min(head, 2**62))].max(initial=-1))
-        if head > _MANY_TICKETS and head - newest > _LARGEST_GAP:
-            runtime["head"] = max(newest + 1, self.superblock.durable_ticket)
+        if head > _MANY_TICKETS:
+            tickets = slots.tickets(self.words)
+            theirs = (tickets % self.capacity == np.arange(self.capacity)) & (self.words != 0)
+            newest = int(tickets[theirs & (tickets < min(head, 2**62))].max(initial=-1))
+            if head - newest > _LARGEST_GAP:
+                runtime["head"] = max(newest + 1, self.superblock.durable_ticket)
         _core.reached("recover.sane_head")
 
     def _reap_everybody(self, trusted: bool) -> int:
@@ -302,9 +307,10 @@ class _Repair:
         entries["turn"] = 0
         _core.reached("recover.turns")
         # After a reboot the slots may be newer than the page that counts.
-        known = (self.control.runtime["next_incarnation"], entries["incarnation"], self.sources)
+        known = [self.control.runtime["next_incarnation"], entries["incarnation"]]
+        known += [self.sources[piece] for piece in self._pieces()]
         self.control.runtime["next_incarnation"] = max(
-            int(numbers[numbers < np.uint64(layout.INCARNATIONS)].max(initial=0))
+            int(np.where(numbers < np.uint64(layout.INCARNATIONS), numbers, 0).max())
             for numbers in known
         )
         _core.reached("recover.incarnation")
@@ -315,15 +321,21 @@ class _Repair:
 
         After a reboot it may be ``head`` that is old, so that is not held against a ticket.
         """
-        tickets = slots.tickets(self.words)
-        used = self.words != 0
-        wrong = used & (tickets % self.capacity != np.arange(self.capacity))
-        wrong |= used & (slots.states(self.words) == SlotState.EMPTY)
-        if trusted:
-            wrong |= used & (tickets >= int(self.control.runtime["head"][0]))
-        self.words[wrong] = 0
-        _core.reached("recover.refused")
-        return int(np.count_nonzero(wrong))
+        head, refused = int(self.control.runtime["head"][0]), 0
+        for piece in self._pieces():
+            words = self.words[piece]
+            tickets = words >> np.uint64(slots.STATE_BITS)
+            laps = tickets // np.uint64(self.capacity)  # by a multiplication; a remainder is not
+            first = tickets - laps * np.uint64(self.capacity)
+            wrong = first != np.arange(piece.start, piece.stop, dtype=np.uint64)
+            wrong |= slots.states(words) == SlotState.EMPTY
+            if trusted:
+                wrong |= tickets >= np.uint64(head)
+            wrong &= words != 0
+            self.words[piece][wrong] = 0
+            _core.reached("recover.refused")
+            refused += int(np.count_nonzero(wrong))
+        return refused
 
     def _refuse_misplaced_records(self, trusted: bool) -> int:
         """A record must be one, and, unless the counters may be older, between tail and head."""
@@ -344,10 +356,15 @@ class _Repair:
         ordered = np.ascontiguousarray(held[order], np.int64)
         return int(self.native.relink(ordered.ctypes.data, len(ordered)))
 
-    def _abort(self, which: NDArray[np.bool_]) -> int:
-        self.words[which] |= np.uint64(3)
-        _core.reached("recover.aborted")
-        return int(np.count_nonzero(which))
+    def _abort_writing(self) -> int:
+        """What is in nobody's claim is aborted, too."""
+        aborted = 0
+        for piece in self._pieces():
+            which = slots.states(self.words[piece]) == SlotState.WRITING
+            self.words[piece][which] |= np.uint64(3)
+            _core.reached("recover.aborted")
+            aborted += int(np.count_nonzero(which))
+        return aborted
 
     def _verify(self) -> tuple[int, int]:
         """Keeps what fits its checksum; without, only what a barrier covered and nobody touched."""
@@ -378,14 +395,24 @@ class _Repair:
         return int(slots.tickets(used).max()) if len(used) else -1
 
     def _sane_priorities(self) -> int:
-        committed = np.repeat(slots.committed(self.words), self.width)
-        limit = 1e300 / len(self.raw)
-        given = committed & ~np.isnan(self.raw)
-        wrong = given & ~((self.raw >= 0) & (self.raw <= limit))
-        if self.control.runtime["prioritized"][0]:
-            wrong |= committed & np.isnan(self.raw)
-        self.raw[wrong] = np.nan
-        return int(np.count_nonzero(wrong))
+        limit, refused = 1e300 / len(self.raw), 0
+        prioritized = bool(self.control.runtime["prioritized"][0])
+        for piece in self._pieces():
+            where = slice(piece.start * self.width, piece.stop * self.width)
+            raw = self.raw[where]
+            wrong = ~((raw >= 0) & (raw <= limit))  # NaN, too
+            wrong &= np.repeat(slots.committed(self.words[piece]), self.width)
+            if not prioritized:  # then it means that none was given
+                wrong &= ~np.isnan(raw)
+            self.raw[where][wrong] = np.nan
+            _core.reached("recover.priority")
+            refused += int(np.count_nonzero(wrong))
+        return refused
+
+    def _pieces(self) -> Iterator[slice]:
+        """All slots, some thousand at a time."""
+        for first in range(0, self.capacity, _PIECE):
+            yield slice(first, min(first + _PIECE, self.capacity))
 
 
 def recover(path: str | PathLike[str], *, timeout: float = 60.0) -> RecoveryReport:
