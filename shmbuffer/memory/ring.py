@@ -30,7 +30,7 @@ from shmbuffer.errors import (
 from shmbuffer.memory import patience, slots
 from shmbuffer.memory.flow import Flow, Waiting
 from shmbuffer.memory.identity import process_state
-from shmbuffer.memory.layout import SlotState
+from shmbuffer.memory.layout import Phase, SlotState
 from shmbuffer.memory.limiter import NO_LIMIT, RateLimiter
 from shmbuffer.memory.moment import Moment
 from shmbuffer.memory.patience import LOCK_TIMEOUT_NS, WRITE_TIMEOUT_S
@@ -216,6 +216,24 @@ class Ring:
         """Whether no other handle is there, and none has come since this one did."""
         last = int(self._engine.control.runtime["next_incarnation"][0])
         return last == self.incarnation and len(self._engine.registry.live()) == 1
+
+    @property
+    def updates(self) -> int:
+        """Grows with every priority that anybody sets, and with every death.
+
+        Who has died may not have counted what he set.
+        """
+        control = self._engine.control
+        deaths = control.runtime["reaped"][0] + control.runtime["repairs"][0]
+        return int(control.entries["updates_applied"].sum() + deaths)
+
+    @property
+    def settled(self) -> int:
+        """A ticket below which nobody is writing any more."""
+        head = self.head  # before the claims: one that has moved it is among them, or over
+        entries = self._engine.control.entries
+        claims = entries["first"][entries["phase"] != Phase.IDLE]
+        return min([head, *map(int, claims)])
 
     def committed(self) -> NDArray[np.int64]:
         """Elements that hold an item, in storage order. O(capacity)."""

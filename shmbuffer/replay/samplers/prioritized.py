@@ -68,8 +68,9 @@ class PrioritizedSampler(PriorityKeeper):
 
     Cost: draw, gather and weights of 256 items are one native call of about ten microseconds; it
         grows with the logarithm of the capacity, to base 16. With ``max_priority_within_buffer`` a
-        write of items without a priority looks at the items written since the last one, and at all
-        of them when the largest has gone, or where a second handle is open; see `Greatest`.
+        write of items without a priority looks at the items written since the last one, and at the
+        masses of all of them (a millisecond for a million) when the largest has gone, or where
+        others have set priorities since; see `Greatest`.
 
     Example:
         >>> import torch

@@ -325,7 +325,7 @@ class PriorityKeeper(Sampler):
         else:
             found = self._update_table(elements, raw, tickets)
         if self._greatest is not None:
-            self._greatest.updated(elements, raw)
+            self._greatest.updated(elements, raw, found.applied)
         return found
 
     def _update_table(
