@@ -32,8 +32,8 @@ static inline double sum_of_children(const double *c) {
     return ((q0 + q1) + q2) + q3;
 }
 
-/* Four chains side by side, so that they run at the same time; a minimum has no rounding. */
-static inline double least_positive(const double *c) {
+/* Chains side by side, so that they run at the same time; a minimum has no rounding. */
+static double least_but_zero(const double *c) {
     double least[4] = {INFINITY, INFINITY, INFINITY, INFINITY};
     for (unsigned i = 0; i < SHMB_FANOUT; i += 4)
         for (unsigned lane = 0; lane < 4; lane++) {
@@ -43,6 +43,18 @@ static inline double least_positive(const double *c) {
     double low = least[0] < least[1] ? least[0] : least[1], high = least[2] < least[3] ? least[2] : least[3];
     double all = low < high ? low : high;
     return all < INFINITY ? all : 0;
+}
+
+/* Where there is an item in every place, and that is most often, none has to be left out. */
+static inline double least_positive(const double *c) {
+    double least[4];
+    for (unsigned lane = 0; lane < 4; lane++) {
+        double low = c[lane] < c[lane + 4] ? c[lane] : c[lane + 4], high = c[lane + 8] < c[lane + 12] ? c[lane + 8] : c[lane + 12];
+        least[lane] = low < high ? low : high;
+    }
+    double low = least[0] < least[1] ? least[0] : least[1], high = least[2] < least[3] ? least[2] : least[3];
+    double all = low < high ? low : high;
+    return __builtin_expect(all > 0, 1) ? all : least_but_zero(c);
 }
 
 static inline const double *sums_below(const struct shmb_tree *tree, unsigned level, uint64_t node) {
