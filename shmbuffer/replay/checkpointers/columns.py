@@ -5,7 +5,10 @@ from __future__ import annotations
 import math
 import mmap
 import os
+import re
 import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +44,10 @@ def make_files(leaves: Leaves, slots: int, path: Path) -> tuple[list[Any], dict[
         made: list[Any] = []
         node = tensors_only(leaves.node)
         data = node.build(iter(blank.values()), lead, torch.device("cpu"))
-        node.collect(data.memmap_like(path), made)
+        for at in tensors:  # torch finds them as large as they have to be
+            _make_sparse(path / leaves.leaves[at].file, blank[at])
+        with _named_errors(path):
+            node.collect(data.memmap_like(path), made)
         files = {
             at: Path(column.filename)
             for at, column in zip(tensors, made, strict=True)
@@ -51,12 +57,32 @@ def make_files(leaves: Leaves, slots: int, path: Path) -> tuple[list[Any], dict[
         for at, name in enumerate(pytree_names(leaves)):
             if at in blank:
                 files[at] = path / f"{name}.memmap"
-                files[at].parent.mkdir(parents=True, exist_ok=True)
-                with open(files[at], "xb") as file:
-                    file.truncate(blank[at].numel() * blank[at].itemsize)
+                _make_sparse(files[at], blank[at])
         files = {at: file for at, file in files.items() if blank[at].numel()}
     descriptors = {at: os.open(file, os.O_RDWR | os.O_CLOEXEC) for at, file in files.items()}
     return _columns(leaves, lead, descriptors), descriptors
+
+
+def _make_sparse(file: Path, column: torch.Tensor) -> None:
+    """Make the file of a column."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with open(file, "xb") as made:
+        made.truncate(column.numel() * column.itemsize)
+
+
+@contextmanager
+def _named_errors(path: Path) -> Iterator[None]:
+    """Have what the system refused torch be an error of the system.
+
+    Torch says it in a RuntimeError that ends with the number: "... Too many open files (24)".
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        number = re.search(r"\((\d+)\)\s*$", str(error).split("\n", 1)[0])
+        if number is None:
+            raise
+        raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from error
 
 
 def scratch_columns(leaves: Leaves, slots: int, path: Path) -> tuple[list[Any], dict[int, int]]:
