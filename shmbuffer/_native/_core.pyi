@@ -35,6 +35,7 @@ class Map:
         keep: bool = ...,
         offset: int = ...,
         twice: bool = ...,
+        aligned: bool = ...,
     ) -> None: ...
     @property
     def address(self) -> int: ...

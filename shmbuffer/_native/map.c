@@ -39,21 +39,42 @@ static void *map_twice(size_t bytes, int protection, int fd, off_t offset) {
     return place;
 }
 
+/* At an address where a huge page of the file can be one of this process. The kernel itself looks for such an address
+ * only where the file system is mounted with huge pages; MADV_COLLAPSE makes them in any tmpfs. */
+static void *map_aligned(size_t bytes, int protection, int fd, off_t offset) {
+    size_t room = bytes + SHMB_HUGE_PAGE;
+    char *place = mmap(NULL, room, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (place == MAP_FAILED) return MAP_FAILED;
+    size_t before = ((uintptr_t)offset - (uintptr_t)place) % SHMB_HUGE_PAGE;
+    size_t end = (before + bytes + SHMB_PAGE - 1) / SHMB_PAGE * SHMB_PAGE;
+    void *mapped = mmap(place + before, bytes, protection, MAP_SHARED | MAP_FIXED, fd, offset);
+    int error = errno;
+    if (mapped == MAP_FAILED) before = end = 0;
+    if (before) munmap(place, before);
+    if (end < room) munmap(place + end, room - end);
+    errno = error;
+    return mapped;
+}
+
 static PyObject *map_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"fd", "nbytes", "writable", "keep", "offset", "twice", NULL};
-    int fd, writable = 1, keep = 0, twice = 0;
+    static char *names[] = {"fd", "nbytes", "writable", "keep", "offset", "twice", "aligned", NULL};
+    int fd, writable = 1, keep = 0, twice = 0, aligned = 0;
     Py_ssize_t bytes;
     long long offset = 0;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "in|ppLp:Map", names, &fd, &bytes, &writable, &keep, &offset,
-                                     &twice))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "in|ppLpp:Map", names, &fd, &bytes, &writable, &keep, &offset,
+                                     &twice, &aligned))
         return NULL;
     if (bytes < 0 || offset < 0) return PyErr_Format(PyExc_ValueError, "Map: nbytes is %zd, offset %lld", bytes, offset);
     void *address = NULL;
     if (bytes > 0) {
         int protection = writable ? PROT_READ | PROT_WRITE : PROT_READ;
         Py_BEGIN_ALLOW_THREADS
-        address = twice ? map_twice((size_t)bytes, protection, fd, (off_t)offset)
-                        : mmap(NULL, (size_t)bytes, protection, MAP_SHARED, fd, (off_t)offset);
+        if (twice)
+            address = map_twice((size_t)bytes, protection, fd, (off_t)offset);
+        else if (aligned && (size_t)bytes >= SHMB_HUGE_PAGE)
+            address = map_aligned((size_t)bytes, protection, fd, (off_t)offset);
+        else
+            address = mmap(NULL, (size_t)bytes, protection, MAP_SHARED, fd, (off_t)offset);
         Py_END_ALLOW_THREADS
         if (address == MAP_FAILED) return PyErr_SetFromErrno(PyExc_OSError);
     }

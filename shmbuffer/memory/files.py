@@ -48,6 +48,10 @@ _NEW_CONTROL = f"{layout.CONTROL}.new"
 _NEW_SLOTS = f"{layout.SLOTS}.new"
 _OF_THE_SCHEMA = (layout.SLOTS, _NEW_SLOTS, layout.SCHEMA, layout.RECORDS, layout.DICTIONARY)
 
+# Bytes of a slot in a leaf: huge pages are worth making (some milliseconds each) where a page is
+# shared by many rows, so that each row that is drawn would be looked for in another one.
+_SMALL_ROW = 1024
+
 # The page with the mutex is never unmapped while the process lives (see _native/mutex.c), so one
 # map a directory serves every handle that this process opens on it.
 _control_maps: dict[tuple[int, int], Any] = {}
@@ -356,7 +360,9 @@ class Files:
         if schema.record_bytes:
             return slots, [self._map_file(layout.RECORDS, schema.record_bytes, twice=True)]
         leaves = [
-            self._map_file(leaf.file, nbytes) if nbytes else _core.Map(-1, 0)
+            self._map_file(leaf.file, nbytes, aligned=nbytes < _SMALL_ROW * schema.capacity)
+            if nbytes
+            else _core.Map(-1, 0)
             for leaf, nbytes in zip(schema.leaves, schema.leaf_bytes, strict=True)
         ]
         return slots, leaves
@@ -376,10 +382,17 @@ class Files:
         Raises:
             CorruptBufferError: it is missing, or of another size.
         """
-        return self._map_file(layout.SLOTS, schema.sections["bytes"], writable=writable)
+        size = schema.sections["bytes"]
+        return self._map_file(layout.SLOTS, size, writable=writable, aligned=True)
 
     def _map_file(
-        self, name: str, nbytes: int, *, writable: bool = True, twice: bool = False
+        self,
+        name: str,
+        nbytes: int,
+        *,
+        writable: bool = True,
+        twice: bool = False,
+        aligned: bool = False,
     ) -> Any:
         try:
             fd = self.directory.open_file(name, nbytes=nbytes, writable=writable)
@@ -392,7 +405,7 @@ class Files:
             ) from error
         try:
             with explained(self.path / name, needed=nbytes, free=free_memory_bytes):
-                return _core.Map(fd, nbytes, writable, twice=twice)
+                return _core.Map(fd, nbytes, writable, twice=twice, aligned=aligned)
         finally:
             shut(fd)
 

@@ -33,6 +33,8 @@ SETTINGS = Settings(capacity=CAPACITY, checksum=False)
 RING = replace(SETTINGS, record_bytes=2 * PIECE + layout.PAGE)
 RECORDS = Schema((), CAPACITY, (), {"kind": "records"}, RING.record_bytes)
 
+HUGE = 2**21
+
 _PRESENT = 1 << 63  # of an entry of /proc/self/pagemap
 
 
@@ -526,6 +528,33 @@ def test_a_huge_page_may_begin_in_one_piece_and_end_in_the_next(tmp_path: Path) 
         assert in_huge_pages() >= 2 * PIECE - 2**21 or _no_free_huge_page()
 
     in_a_tmpfs(tmp_path, b"huge=advise,size=64m", run)
+
+
+def test_files_of_small_rows_lie_where_huge_pages_fit(fast_path: Path) -> None:
+    small = Leaf(("small",), "uint8", (32,))
+    schema = Schema((small, Leaf(("large",), "uint8", (layout.PAGE,))), 2**17)
+    settings = Settings(capacity=schema.capacity, checksum=False, reserve=False)
+    with Engine.open(fast_path / "buffer", settings) as engine:
+        engine.define(schema)
+        assert engine._parts is not None
+        slots, (first, _) = engine._parts
+        assert [one.address % HUGE for one in (slots, first)] == [0, 0]
+        memoryview(first)[-1] = 1  # all of it is there
+        assert engine.check().ok
+
+
+@pytest.mark.parametrize("offset", [0, layout.PAGE, HUGE - layout.PAGE, HUGE])
+def test_a_map_may_begin_anywhere_in_its_huge_page(tmp_path: Path, offset: int) -> None:
+    with open(tmp_path / "file", "w+b") as file:
+        file.truncate(offset + HUGE + 1)
+        os.pwrite(file.fileno(), b"x", offset)
+        one = _core.Map(file.fileno(), HUGE + 1, offset=offset, aligned=True)
+        assert (one.address - offset) % HUGE == 0
+        assert bytes(memoryview(one)[:2]) == b"x\0"
+        memoryview(one)[HUGE] = 7
+        assert os.pread(file.fileno(), 2, offset + HUGE) == b"\7"
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            _core.Map(-1, HUGE, aligned=True)
 
 
 def in_huge_pages() -> int:
