@@ -221,7 +221,8 @@ PyMODINIT_FUNC PyInit__core(void) {
     if (module == NULL) return NULL;
     shmb_map_type = (PyTypeObject *)PyType_FromSpec(&shmb_map_spec);
     shmb_ring_type = (PyTypeObject *)PyType_FromSpec(&shmb_ring_spec);
-    PyObject *intake_type = PyType_FromSpec(&shmb_intake_spec), *outtake_type = PyType_FromSpec(&shmb_outtake_spec);
+    PyObject *intake_type = PyType_FromSpec(&shmb_intake_spec);
+    PyObject *outtake_type = PyType_FromSpec(&shmb_outtake_spec);
     if (shmb_map_type == NULL || shmb_ring_type == NULL || intake_type == NULL || outtake_type == NULL ||
         PyModule_AddObjectRef(module, "Map", (PyObject *)shmb_map_type) < 0 ||
         PyModule_AddObjectRef(module, "Ring", (PyObject *)shmb_ring_type) < 0 ||
