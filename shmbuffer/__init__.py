@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from shmbuffer.distributed import *  # noqa: F403
     from shmbuffer.errors import *  # noqa: F403
     from shmbuffer.memory.limiter import RateLimiter as RateLimiter
+    from shmbuffer.memory.progress import ProgressReport as ProgressReport
     from shmbuffer.replay import *  # noqa: F403
     from shmbuffer.service.client import attach as attach
     from shmbuffer.service.coordinator import Coordinator as Coordinator
@@ -53,6 +54,7 @@ _HOMES = {
         "UnsafePathError",
         "UnsupportedPlatformError",
     ),
+    "shmbuffer.memory.progress": ("ProgressReport",),
     "shmbuffer.distributed": ("RayReplayBuffer", "RemoteTensorDictReplayBuffer"),
     "shmbuffer.replay": (
         "Compose",

@@ -6,6 +6,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from shmbuffer.cli import arguments, console, exits
+from shmbuffer.cli.progress import Bar
 
 if TYPE_CHECKING:
     from shmbuffer.cli.arguments import Subparsers
@@ -30,7 +31,8 @@ def run(args: argparse.Namespace) -> int:
     """Checks and prints the report; exit 1 if anything is damaged."""
     from shmbuffer.memory.check import check
 
-    report = check(args.dir, timeout=args.timeout)
+    with Bar(wanted=not args.json) as bar:
+        report = check(args.dir, timeout=args.timeout, on_progress=bar)
     if args.json:
         console.show_json(report.to_json())
     else:

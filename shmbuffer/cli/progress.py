@@ -17,10 +17,12 @@ if TYPE_CHECKING:
     import rich.progress
     from rich.live import Live
 
+    from shmbuffer.memory.progress import ProgressReport
+
 LINE_EVERY_S = 5.0
 
-LARGE_BYTES = 2**30
-"""Less than that is done before anybody has read the line."""
+SHOWN_AFTER_S = 0.5
+"""What is done before that needs no bar."""
 
 
 class Progress:
@@ -67,34 +69,50 @@ class Progress:
 
 
 class Bar:
-    """How far something large has come, in bytes, on stderr: stdout is for results.
+    """How far long work is, on stderr: stdout is for results. Called with `ProgressReport`.
 
-    With rich and a terminal a bar that goes when it is full; else a line now and then. It may be
-    called from any thread.
+    Where somebody watches, and from half a second on; nothing in a pipe. With rich a bar for each
+    thing that is done, which all go when the last is full; without it a line now and then. It may
+    be called from any thread.
 
     Args:
-        title: what is being done.
+        wanted: False shows nothing.
     """
 
-    def __init__(self, title: str) -> None:
-        self._title = title
+    def __init__(self, *, wanted: bool = True) -> None:
+        self._wanted = wanted and sys.stderr.isatty()
         self._drawn: rich.progress.Progress | None = None
-        self._last_line_s = time.monotonic()
+        self._task_of: dict[str, rich.progress.TaskID] = {}
+        self._began_s = self._last_line_s = time.monotonic()
 
-    def __call__(self, done: int, total: int) -> None:
+    def __call__(self, report: ProgressReport) -> None:
         """Shows it."""
-        if total < LARGE_BYTES:
+        if not self._wanted or time.monotonic() - self._began_s < SHOWN_AFTER_S:
             return
-        if self._drawn is None and sys.stderr.isatty():
-            self._drawn = _bar(self._title, total)
+        amount = f"{_amount(report.done, report)} of {_amount(report.total, report)}"
+        if self._drawn is None and not self._draw():
+            if time.monotonic() - self._last_line_s >= LINE_EVERY_S:
+                self._last_line_s = time.monotonic()
+                print(f"{report.what}: {amount}", file=sys.stderr, flush=True)
+            return
+        assert self._drawn is not None
+        if report.what not in self._task_of:
+            self._task_of[report.what] = self._drawn.add_task(report.what, amount="")
+        self._drawn.update(
+            self._task_of[report.what], completed=report.done, total=report.total, amount=amount
+        )
+        if self._drawn.finished:
+            self._erase()
+
+    def _draw(self) -> bool:
+        """Whether there is something to draw on now."""
+        self._drawn = _bars()
+        return self._drawn is not None
+
+    def _erase(self) -> None:
         if self._drawn is not None:
-            self._drawn.update(self._drawn.task_ids[0], completed=done)
-            if done == total:
-                self._drawn.stop()
-        elif time.monotonic() - self._last_line_s >= LINE_EVERY_S or done == total:
-            self._last_line_s = time.monotonic()
-            text = f"{self._title}: {console.size(done)} of {console.size(total)}"
-            print(text, file=sys.stderr, flush=True)
+            self._drawn.stop()
+        self._drawn, self._task_of = None, {}
 
     def __enter__(self) -> Self:
         return self
@@ -105,19 +123,22 @@ class Bar:
         error: BaseException | None,
         where: TracebackType | None,
     ) -> None:
-        if self._drawn is not None:
-            self._drawn.stop()
+        self._erase()
 
 
-def _bar(title: str, total: int) -> rich.progress.Progress | None:
+def _amount(count: int, report: ProgressReport) -> str:
+    return console.size(count) if report.unit == "bytes" else f"{count:,} {report.unit}"
+
+
+def _bars() -> rich.progress.Progress | None:
     try:
         from rich.console import Console
-        from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
+        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
     except ModuleNotFoundError:
         return None
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(binary_units=True))
+    names, amounts = TextColumn("{task.description}"), TextColumn("{task.fields[amount]}")
+    columns = (names, BarColumn(), amounts, TimeRemainingColumn())
     drawn = Progress(*columns, console=Console(stderr=True), transient=True)
-    drawn.add_task(title, total=total)
     drawn.start()
     return drawn
 

@@ -6,6 +6,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from shmbuffer.cli import arguments, console, exits
+from shmbuffer.cli.progress import Bar
 
 if TYPE_CHECKING:
     from shmbuffer.cli.arguments import Subparsers
@@ -30,7 +31,8 @@ def run(args: argparse.Namespace) -> int:
     """Recovers and prints the report; items refused by their checksums make it exit 1."""
     from shmbuffer.service.recovery import recover
 
-    report = recover(args.dir, timeout=args.timeout)
+    with Bar(wanted=not args.json) as bar:
+        report = recover(args.dir, timeout=args.timeout, on_progress=bar)
     if args.json:
         console.show_json(report.to_json())
     else:

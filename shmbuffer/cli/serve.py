@@ -136,8 +136,8 @@ def run(args: argparse.Namespace) -> int:
     before = {number: signal.signal(number, _stop) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         with (
-            Bar("prefault") as bar,
-            Coordinator(args.dir, on_prefault=bar, **_options(args)) as coordinator,
+            Bar(wanted=not args.json) as bar,
+            Coordinator(args.dir, on_progress=bar, **_options(args)) as coordinator,
         ):
             _announce(coordinator, as_json=args.json)
             threading.Event().wait()

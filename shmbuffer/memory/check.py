@@ -21,7 +21,8 @@ from shmbuffer.memory.files import Files
 from shmbuffer.memory.layout import BufferState, EntryState, Flag, Phase, Role, SlotState
 from shmbuffer.memory.native import native_ring
 from shmbuffer.memory.patience import LOCK_TIMEOUT_NS
-from shmbuffer.memory.recovery import reason_to_recover
+from shmbuffer.memory.progress import OnProgress, Progress, hearing
+from shmbuffer.memory.recovery import reason_to_recover, wrong_checksums
 from shmbuffer.memory.region import Directory
 from shmbuffer.memory.registry import Registry
 from shmbuffer.memory.schema import Schema
@@ -68,11 +69,19 @@ class CheckReport:
         return "\n".join(lines)
 
 
-def check(path: str | PathLike[str], *, timeout: float = 60.0) -> CheckReport:
+def check(
+    path: str | PathLike[str], *, timeout: float = 60.0, on_progress: OnProgress | None = None
+) -> CheckReport:
     """Checks a directory, living or dead, without joining it.
 
     Holds init.lock while it looks at words and priorities: whoever takes the mutex without an entry
     of its own must keep a recovery from making a new one meanwhile.
+
+    Args:
+        path: the scratch directory.
+        timeout: seconds to wait for another process that creates or recovers it.
+        on_progress: called with a `ProgressReport` while checksums are compared. What it raises
+            comes out of this call.
 
     Raises:
         BufferNotFoundError: there is no buffer.
@@ -100,7 +109,8 @@ def check(path: str | PathLike[str], *, timeout: float = 60.0) -> CheckReport:
             report.problems.append(str(error))
             return report
         if mapped is not None:
-            compare_checksums(report, control, *mapped)
+            with hearing(on_progress):
+                compare_checksums(report, control, *mapped)
         return report
 
 
@@ -165,10 +175,9 @@ def compare_checksums(
         report.notes.append("made with checksum=False: the items' bytes cannot be verified")
         return
     report.verified = report.items
-    report.problems += [
-        f"slot {slot}: the bytes do not fit their checksum"
-        for slot in native.verify(0, schema.capacity)
-    ]
+    with Progress("check", report.items, "items") as progress:
+        wrong = wrong_checksums(native, schema, slots_map, progress)
+    report.problems += [f"slot {slot}: the bytes do not fit their checksum" for slot in wrong]
 
 
 def _compare_living(report: CheckReport, native: _core.Ring) -> None:

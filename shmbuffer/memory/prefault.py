@@ -19,19 +19,17 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from shmbuffer.memory.filesystem import free_memory_bytes, space_error
+from shmbuffer.memory.progress import OnProgress, Progress, require_callable
 
 if TYPE_CHECKING:
     from shmbuffer._native import _core
 
 log = logging.getLogger("shmbuffer.memory")
-
-Report = Callable[[int, int], object]
-"""Called with the bytes that are there by now, and all of them."""
 
 MODES = ("off", "background", "full")
 
@@ -46,21 +44,20 @@ class Prefault:
     Attributes:
         mode: ``"off"``: nothing. ``"background"``: a thread makes and maps them. ``"full"``: the
             same, and who creates or opens the buffer waits for it.
-        report: called in that thread after each piece.
+        on_progress: told of it, in that thread.
 
     Raises:
         ValueError: there is no such mode.
-        TypeError: the report cannot be called.
+        TypeError: ``on_progress`` cannot be called.
     """
 
     mode: str = "off"
-    report: Report | None = None
+    on_progress: OnProgress | None = None
 
     def __post_init__(self) -> None:
         if self.mode not in MODES:
             raise ValueError(f"prefault is 'off', 'background' or 'full', not {self.mode!r}")
-        if self.report is not None and not callable(self.report):
-            raise TypeError(f"on_prefault is called with two numbers; got {self.report!r}")
+        require_callable(self.on_progress)
 
     def __bool__(self) -> bool:
         return self.mode != "off"
@@ -126,7 +123,7 @@ class Populating:
 
         Raises:
             SpaceError: memory is not enough, or ran out.
-            whatever the report raised. Both once.
+            whatever ``on_progress`` raised. Both once.
         """
         try:
             if self._thread.is_alive():
@@ -141,7 +138,7 @@ class Populating:
     def stop(self) -> None:
         """End it at the next piece, some milliseconds from now. Idempotent."""
         self._wanted = False
-        # The report may close the handle, and a thread that has not begun finds nothing to do.
+        # ``on_progress`` may close the handle, and a thread that has not begun finds nothing to do.
         if threading.current_thread() is not self._thread and self._thread.is_alive():
             self._thread.join()
 
@@ -153,12 +150,13 @@ class Populating:
                 self._failure = error
             log.warning("%s: pages are not made ahead any more: %s", self._where, error)
         finally:
-            self._maps, self._prefault = (), OFF  # the report may refer to the handle
+            self._maps, self._prefault = (), OFF  # ``on_progress`` may refer to the handle
 
     def _populate(self) -> None:
         total, done = sum(one.nbytes for one in self._maps), 0
         if not self._reserved:
             self._prefault.require_memory(total, self._where)
+        progress = Progress("prefault", total, on_progress=self._prefault.on_progress)
         for one in self._maps:
             for start in range(0, one.nbytes, PIECE):
                 if not self._wanted:
@@ -170,5 +168,5 @@ class Populating:
                     what = f"{self._where}: prefault stopped after {done} bytes ({error})"
                     raise space_error(what, total, free_memory_bytes()) from error
                 done += nbytes
-                if self._prefault.report is not None:
-                    self._prefault.report(done, total)
+                progress.advance(nbytes)
+        progress.finish()

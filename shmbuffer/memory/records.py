@@ -40,6 +40,7 @@ from shmbuffer._native import _core
 from shmbuffer.memory import filesystem, layout, slots
 from shmbuffer.memory.moment import Moment
 from shmbuffer.memory.patience import LOCK_TIMEOUT_NS, WRITE_TIMEOUT_S
+from shmbuffer.memory.progress import Progress
 
 if TYPE_CHECKING:
     from shmbuffer.memory.ring import Ring
@@ -296,13 +297,14 @@ class Records:
         ring._engine.reap_dead()  # behind a dead writer's claim all would be left for the mutex
         base, safe, _ = self._span()
         copied = base
-        for _ in range(_COPY_ROUNDS):
-            self._copy(descriptor, copied, safe, base, where)
-            copied = safe
-            tail, safe, head = self._span()
-            copied = max(copied, tail)  # what went meanwhile is nobody's
-            if head - copied <= _COPY_LOCKED_BYTES:
-                break
+        with Progress("copy", safe - base) as progress:
+            for _ in range(_COPY_ROUNDS):
+                self._copy(descriptor, copied, safe, base, where, progress)
+                copied = safe
+                tail, safe, head = self._span()
+                copied = max(copied, tail)  # what went meanwhile is nobody's
+                if head - copied <= _COPY_LOCKED_BYTES:
+                    break
         tickets, sources = np.empty(ring.capacity, np.int64), np.empty(ring.capacity, np.int64)
         raw, extents = np.empty(ring.elements), np.empty(ring.capacity, layout.EXTENT)
         room = 2 * _COPY_LOCKED_BYTES
@@ -343,12 +345,15 @@ class Records:
         )
         return found
 
-    def _copy(self, descriptor: int, start: int, stop: int, base: int, where: str) -> None:
+    def _copy(
+        self, descriptor: int, start: int, stop: int, base: int, where: str, progress: Progress
+    ) -> None:
         content = memoryview(self._map)
         for at in range(start, stop, _COPY_PIECE_BYTES):
             size = min(_COPY_PIECE_BYTES, stop - at)  # no more than is mapped: from the tail on
             first = at % self.max_bytes
             self._pwrite(descriptor, content[first : first + size], at - base, where)
+            progress.advance(size)
 
     def _pwrite(self, descriptor: int, content: memoryview, offset: int, where: str) -> None:
         while len(content):

@@ -28,6 +28,7 @@ from shmbuffer.memory.control import Control, Superblock
 from shmbuffer.memory.files import Files
 from shmbuffer.memory.layout import BufferState, EntryState, Flag, Phase, SlotState
 from shmbuffer.memory.native import native_ring
+from shmbuffer.memory.progress import OnProgress, Progress, hearing
 from shmbuffer.memory.region import Directory
 from shmbuffer.memory.registry import Registry
 from shmbuffer.memory.schema import Schema
@@ -181,6 +182,21 @@ def _adopted_identity(files: Files, reason: str) -> dict[str, Any]:
     return fields
 
 
+def wrong_checksums(
+    native: _core.Ring, schema: Schema, slots_map: Any, progress: Progress
+) -> list[int]:
+    """Slots with an item whose bytes do not fit its checksum; ``progress`` counts elements."""
+    words = np.frombuffer(slots_map, np.uint64, schema.capacity)
+    slot_bytes = sum(schema.map_bytes) // schema.capacity
+    wrong: list[int] = []
+    for first, count in progress.cut(schema.capacity, slot_bytes):
+        wrong += native.verify(first, count)
+        if progress.heard:
+            held = np.count_nonzero(slots.committed(words[first : first + count]))
+            progress.advance(int(held) * schema.width)
+    return wrong
+
+
 class _Repair:
     """The steps between RECOVERING and READY, on the mapped bytes."""
 
@@ -217,13 +233,17 @@ class _Repair:
         self._sane_settings()
         self._sane_head()
         before = {name: int(runtime[name][0]) for name in ("rolled_back", "rolled_forward")}
+        held = int(np.count_nonzero(slots.committed(self.words)))
+        progress = Progress("recover", held * self.width, "items")
         retired = self._reap_everybody(trusted)
         _core.reached("recover.reaped")
         refused = self._refuse_impossible_words(trusted)
         leftover = self._abort_writing()
         misplaced = self._refuse_misplaced_records(trusted) if self.schema.record_bytes else 0
         _core.reached("recover.words")
-        failed, unverified = (0, 0) if trusted else self._verify()
+        if trusted:
+            progress.advance(held * self.width // 3)
+        failed, unverified = (0, 0) if trusted else self._verify(progress)
         if self.schema.record_bytes:  # also in one boot: a damaged stride shows nowhere else
             failed += self._relink()
         _core.reached("recover.verified")
@@ -232,7 +252,10 @@ class _Repair:
         runtime["waiters"] = 0
         _core.reached("recover.waiters")
         self._settle_flow()
+        if trusted:
+            progress.advance(held * self.width // 3)
         self.native.rebuild()
+        progress.finish()
         rolled = {name: int(runtime[name][0]) - was for name, was in before.items()}
         return replace(
             report,
@@ -366,14 +389,14 @@ class _Repair:
             aborted += int(np.count_nonzero(which))
         return aborted
 
-    def _verify(self) -> tuple[int, int]:
+    def _verify(self, progress: Progress) -> tuple[int, int]:
         """Keeps what fits its checksum; without, only what a barrier covered and nobody touched."""
         runtime = self.control.runtime
         head = int(runtime["head"][0])
         committed = slots.committed(self.words)
         failed = unverified = 0
         if self.superblock.flags & Flag.CHECKSUM:
-            wrong = self.native.verify(0, self.capacity)
+            wrong = wrong_checksums(self.native, self.schema, self.data, progress)
             failed = len(wrong)
             self.words[wrong] = 0
         elif self.superblock.durable_ticket == head > self._newest_ticket():
@@ -415,12 +438,17 @@ class _Repair:
             yield slice(first, min(first + _PIECE, self.capacity))
 
 
-def recover(path: str | PathLike[str], *, timeout: float = 60.0) -> RecoveryReport:
+def recover(
+    path: str | PathLike[str], *, timeout: float = 60.0, on_progress: OnProgress | None = None
+) -> RecoveryReport:
     """Recovers a directory if nobody alive uses it, and says what was found.
 
     Args:
         path: the scratch directory.
         timeout: seconds to wait for another process that is creating or recovering it.
+        on_progress: called with a `ProgressReport` while items are looked at. init.lock is held
+            then, so it must not open the directory. What it raises comes out of this call, and the
+            next to open the directory recovers it from the first step.
 
     Returns:
         The report; of a directory that somebody alive uses, what is there now, with reason ``"in
@@ -432,7 +460,7 @@ def recover(path: str | PathLike[str], *, timeout: float = 60.0) -> RecoveryRepo
     from shmbuffer.memory.engine import Engine
 
     began, before = time.perf_counter_ns(), _mended(path)
-    with Engine.open(path, None, timeout=timeout) as engine:
+    with hearing(on_progress), Engine.open(path, None, timeout=timeout) as engine:
         if engine.report is not None:
             return engine.report
         engine.reap_dead()

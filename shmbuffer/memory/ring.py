@@ -34,6 +34,7 @@ from shmbuffer.memory.layout import Phase, SlotState
 from shmbuffer.memory.limiter import NO_LIMIT, RateLimiter
 from shmbuffer.memory.moment import Moment
 from shmbuffer.memory.patience import LOCK_TIMEOUT_NS, WRITE_TIMEOUT_S
+from shmbuffer.memory.progress import Progress
 from shmbuffer.memory.records import Records
 from shmbuffer.memory.refusals import refuse
 
@@ -564,13 +565,16 @@ class Ring:
         raw = np.empty(self.elements, np.float64)
         sources = np.empty(self.capacity, np.int64)
         at, whose = tickets.ctypes.data, sources.ctypes.data
-        for _ in range(_COPY_ROUNDS):
-            changed = 0
-            for first in range(0, self.capacity, _COPY_SLOTS):
-                count = min(_COPY_SLOTS, self.capacity - first)
-                changed += self._native.copy_slots(first, count, out, at)
-            if changed <= _COPY_LOCKED:
-                break
+        slot_bytes = sum(self.schema.leaf_bytes) // self.capacity if out else 0
+        with Progress("copy", self.length // self.width * slot_bytes) as progress:
+            for _ in range(_COPY_ROUNDS):
+                changed = 0
+                for first, count in progress.cut(self.capacity, slot_bytes, _COPY_SLOTS):
+                    copied = self._native.copy_slots(first, count, out, at)
+                    progress.advance(copied * slot_bytes)
+                    changed += copied
+                if changed <= _COPY_LOCKED:
+                    break
         head, write_count, greatest = self._answer(
             lambda: self._native.copy_moment(out, at, whose, raw.ctypes.data, LOCK_TIMEOUT_NS),
             "copy_out",

@@ -20,6 +20,7 @@ import numpy as np
 from shmbuffer.errors import BufferExistsError, CorruptBufferError
 from shmbuffer.memory import Moment
 from shmbuffer.memory.layout import CONTROL
+from shmbuffer.memory.progress import OnProgress, hearing
 from shmbuffer.replay.publication import finish, publish
 from shmbuffer.replay.values import read_values, write_values
 
@@ -59,13 +60,15 @@ class Checkpoints:
     and containers of them; or by its own ``dumps`` and ``loads``, which are given a directory.
     """
 
-    def dumps(self, path: str | os.PathLike[str]) -> None:
+    def dumps(self, path: str | os.PathLike[str], *, on_progress: OnProgress | None = None) -> None:
         """Save into the directory ``path``; other files that are in it stay.
 
         A crash leaves the save that was there before, or this one.
 
         Args:
             path: a directory; it is made if it is not there.
+            on_progress: called with a `ProgressReport` some times a second. What it raises comes
+                out of this call, and the save that was there before stays.
 
         Raises:
             TypeError: the state holds something that can only be pickled.
@@ -76,33 +79,47 @@ class Checkpoints:
         in_place = self._has_files_in(Path(path))
         if not in_place:
             require_no_buffer(Path(path))
-        with publish(path, merge=True, within=in_place) as directory:
+        with (
+            hearing(on_progress),
+            publish(path, merge=True, within=in_place) as directory,
+        ):
             if in_place:
                 self._dump_in_place(directory)
             else:
                 self._dump(directory, None)
 
-    def loads(self, path: str | os.PathLike[str]) -> None:
+    def loads(self, path: str | os.PathLike[str], *, on_progress: OnProgress | None = None) -> None:
         """Put what `dumps` saved, here or in TorchRL, in place of what is there.
+
+        Args:
+            path: the directory.
+            on_progress: see `dumps`. What it raises comes out of this call: before the first byte
+                has changed, or with a note that the buffer is empty now.
 
         Raises:
             FileNotFoundError: nothing was saved there.
             CorruptBufferError: the files are damaged.
         """
         finish(path)
-        self._apply(self._read(Path(path)), None)
+        with hearing(on_progress):
+            self._apply(self._read(Path(path)), None)
 
-    def dump(self, path: str | os.PathLike[str]) -> None:
+    # A part of the user's own may have overridden `dumps` and `loads`, with TorchRL's arguments.
+
+    def dump(self, path: str | os.PathLike[str], *, on_progress: OnProgress | None = None) -> None:
         """The same as `dumps`."""
-        self.dumps(path)
+        with hearing(on_progress):
+            self.dumps(path)
 
-    def save(self, path: str | os.PathLike[str]) -> None:
+    def save(self, path: str | os.PathLike[str], *, on_progress: OnProgress | None = None) -> None:
         """The same as `dumps`."""
-        self.dumps(path)
+        with hearing(on_progress):
+            self.dumps(path)
 
-    def load(self, path: str | os.PathLike[str]) -> None:
+    def load(self, path: str | os.PathLike[str], *, on_progress: OnProgress | None = None) -> None:
         """The same as `loads`."""
-        self.loads(path)
+        with hearing(on_progress):
+            self.loads(path)
 
     def _dump(self, directory: Path, moment: Any) -> Any:
         """Write plain files into ``directory``, which may be made by this.

@@ -21,6 +21,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import json
+import mmap
 import os
 import secrets
 import stat
@@ -33,6 +34,8 @@ from typing import Any
 from shmbuffer._native import _core
 from shmbuffer.errors import ReadOnlyError
 from shmbuffer.memory.filesystem import shut
+from shmbuffer.memory.layout import PAGE
+from shmbuffer.memory.progress import Progress
 from shmbuffer.replay.work_directory import COMPLETE, MARK, Work, in_use, is_there, located, sweep
 
 MANIFEST = "shmbuffer.files.json"
@@ -331,11 +334,31 @@ def _roll_forward(work: Work, path: Path) -> None:
 
 
 def _sync_tree(root: Path) -> None:
-    for folder, _, names in _walk(root, topdown=False):
-        for name in names:
-            sync(Path(folder, name))
-        sync(Path(folder))
-    sync(root.parent)
+    total = sum((root / name).lstat().st_size for name in _files(root))
+    with Progress("sync", total) as progress:
+        for folder, _, names in _walk(root, topdown=False):
+            for name in names:
+                _sync_file(Path(folder, name), progress)
+            sync(Path(folder))
+        sync(root.parent)
+
+
+def _sync_file(file: Path, progress: Progress) -> None:
+    """`sync`; of a large file piece by piece where somebody wants to know how far it is."""
+    size = file.lstat().st_size
+    pieces = list(progress.cut(-(-size // PAGE), PAGE))
+    if len(pieces) > 1:
+        with (
+            open(file, "rb") as opened,
+            mmap.mmap(opened.fileno(), size, prot=mmap.PROT_READ) as content,
+        ):
+            for first, count in pieces:
+                nbytes = min(count * PAGE, size - first * PAGE)
+                content.flush(first * PAGE, nbytes)  # msync(2): an fsync of these bytes
+                progress.advance(nbytes)
+    else:
+        progress.advance(size)
+    sync(file)  # the rest of it, its size for one
 
 
 def sync(path: Path) -> None:

@@ -12,9 +12,10 @@ from shmbuffer.errors import AttachTimeout, BufferNotFoundError
 from shmbuffer.memory import layout
 from shmbuffer.memory.engine import Engine
 from shmbuffer.memory.prefault import Prefault
+from shmbuffer.memory.progress import hearing
 
 if TYPE_CHECKING:
-    from shmbuffer.memory.prefault import Report
+    from shmbuffer.memory.progress import OnProgress
     from shmbuffer.replay.buffers import ReplayBuffer
 
 Role = Literal["client", "collector", "learner", "coordinator"]
@@ -32,7 +33,7 @@ def attach(
     timeout: float = 60.0,
     role: Role | None = None,
     prefault: str = "off",
-    on_prefault: Report | None = None,
+    on_progress: OnProgress | None = None,
     **options: Any,
 ) -> ReplayBuffer:
     """Opens the buffer of a directory that this or any other process made, or is about to make.
@@ -54,8 +55,9 @@ def attach(
         prefault: have this process make and map the pages of the buffer before it needs them:
             "off"; "background"; "full" waits for it, where somebody has written already. See
             docs/memory.md.
-        on_prefault: called with the bytes that are there and all of them, in the thread that does
-            it.
+        on_progress: called with a `ProgressReport` some times a second: while the directory is
+            recovered, and while pages are made, in the thread that does it. What it raises comes
+            out of this call, if it waits for that work.
         **options: what cannot be recorded, or is to differ in this process: ``transform``,
             ``collate_fn``, ``prefetch``, ``generator``, ``batch_size``, ``beta``, ...; of a buffer
             of records also ``device``, ``pad_output``, and the ``compression_fn`` and
@@ -78,7 +80,7 @@ def attach(
     path, role = Path(scratch_dir), role or role_of_this_process
     if role not in get_args(Role):
         raise ValueError(f"role is one of {', '.join(get_args(Role))}, not {role!r}")
-    wished = Prefault(prefault, on_prefault)
+    wished = Prefault(prefault, on_progress)
     deadline_s = time.monotonic() + timeout
     while (engine := _opened(path, role, deadline_s, wished)) is None:
         if time.monotonic() >= deadline_s:
@@ -99,7 +101,8 @@ def _opened(path: Path, role: Role, deadline_s: float, prefault: Prefault) -> En
         return None
     remaining_s = max(0.0, deadline_s - time.monotonic())
     try:
-        return Engine.open(path, None, role=role, timeout=remaining_s, prefault=prefault)
+        with hearing(prefault.on_progress):
+            return Engine.open(path, None, role=role, timeout=remaining_s, prefault=prefault)
     except BufferNotFoundError:
         return None  # removed since; the next one may come
 

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, TypeVarTuple
 from shmbuffer.errors import BufferClosedError, ForkedHandleError
 from shmbuffer.memory import Engine, RateLimiter, cleanup, removal
 from shmbuffer.memory.prefault import Prefault
+from shmbuffer.memory.progress import hearing
 from shmbuffer.service.lock import CoordinatorLock, refuse_second
 from shmbuffer.service.metrics import MetricsServer
 from shmbuffer.service.spawned import Death, Spawned
@@ -41,7 +42,7 @@ from shmbuffer.service.wishes import (
 if TYPE_CHECKING:
     from tensordict import TensorDictBase
 
-    from shmbuffer.memory.prefault import Report
+    from shmbuffer.memory.progress import OnProgress
     from shmbuffer.memory.recovery import RecoveryReport
     from shmbuffer.memory.registry import Client
     from shmbuffer.replay.buffers import ReplayBuffer
@@ -96,8 +97,9 @@ class Coordinator:
         prefault: have the pages of the buffer made before they are needed, by this process: "off";
             "background", once the files are there; "full", where they are there already or
             ``example`` makes them, waits for it. See docs/memory.md.
-        on_prefault: called with the bytes that are there and all of them, in the thread that does
-            it.
+        on_progress: called with a `ProgressReport` some times a second: while the directory is
+            recovered, and while pages are made, in the thread that does it. What it raises comes
+            out of this call, if it waits for that work.
         rate_limiter: what keeps writers and samplers in step, or makes a queue of the buffer; it is
             in the directory, for all processes. None leaves what is set there.
         **options: further arguments of the buffer, as TorchRL's. ``weight_key``, ``reduction`` and
@@ -147,7 +149,7 @@ class Coordinator:
         grace_s: float = 5.0,
         metrics_port: int | None = None,
         prefault: str = "off",
-        on_prefault: Report | None = None,
+        on_progress: OnProgress | None = None,
         rate_limiter: RateLimiter | None = None,
         **options: Any,
     ) -> None:
@@ -172,7 +174,7 @@ class Coordinator:
         )
         if unknown := sorted(options.keys() - LOCAL - LOCAL_OF_STORAGES):
             raise TypeError(f"Coordinator() takes no argument {unknown[0]!r}")
-        wished = Prefault(prefault, on_prefault)
+        wished = Prefault(prefault, on_progress)
         self._pid = os.getpid()
         self._closing = threading.Lock()
         self._closed = False
@@ -185,15 +187,16 @@ class Coordinator:
             else:
                 path = Path(scratch_dir)
                 refuse_second(path)
-            self._engine = Engine.open(
-                path,
-                wishes.settings(checksum=checksum, reserve=reserve),
-                existing=on_existing,
-                role="coordinator",
-                timeout=timeout,
-                temporary=scratch_dir is None and auto_cleanup is not False,
-                prefault=wished,
-            )
+            with hearing(on_progress):
+                self._engine = Engine.open(
+                    path,
+                    wishes.settings(checksum=checksum, reserve=reserve),
+                    existing=on_existing,
+                    role="coordinator",
+                    timeout=timeout,
+                    temporary=scratch_dir is None and auto_cleanup is not False,
+                    prefault=wished,
+                )
             undo.callback(self._engine.close)
             if scratch_dir is None or on_existing != "recover":
                 undo.callback(self._forget_what_was_just_made)

@@ -9,12 +9,18 @@ from __future__ import annotations
 import os
 
 from shmbuffer.memory import recovery as memory_recovery
+from shmbuffer.memory.progress import OnProgress
 from shmbuffer.memory.recovery import RecoveryReport
 
 __all__ = ["RecoveryReport", "recover"]
 
 
-def recover(scratch_dir: str | os.PathLike[str], *, timeout: float = 60.0) -> RecoveryReport:
+def recover(
+    scratch_dir: str | os.PathLike[str],
+    *,
+    timeout: float = 60.0,
+    on_progress: OnProgress | None = None,
+) -> RecoveryReport:
     """Makes a directory whole again and says what that took.
 
     It is never needed before ``attach`` or ``Coordinator(on_existing="recover")``, which do it by
@@ -25,6 +31,9 @@ def recover(scratch_dir: str | os.PathLike[str], *, timeout: float = 60.0) -> Re
     Args:
         scratch_dir: the directory of the buffer.
         timeout: seconds to wait for another process that creates or recovers it right now.
+        on_progress: called with a `ProgressReport` some times a second; it must not open the
+            directory. What it raises comes out of this call; the next to open the directory
+            recovers it from the first step.
 
     Returns:
         The report; ``print`` shows it as a table.
@@ -38,4 +47,4 @@ def recover(scratch_dir: str | os.PathLike[str], *, timeout: float = 60.0) -> Re
     Cost: a scan of the slot words and a rebuild of the priority tree, some tens of milliseconds for
     a million items; every item is read where the machine was restarted in between.
     """
-    return memory_recovery.recover(scratch_dir, timeout=timeout)
+    return memory_recovery.recover(scratch_dir, timeout=timeout, on_progress=on_progress)

@@ -1,16 +1,34 @@
-"""How far something has come: a bar in a terminal, lines elsewhere, nothing for what is small."""
+"""How far long work is: a bar in a terminal, lines in one without rich, nothing elsewhere."""
 
 from __future__ import annotations
 
 import builtins
+import json
+import os
+import shutil
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from shmbuffer.cli import progress
-from shmbuffer.cli.progress import LARGE_BYTES, Bar
+from shmbuffer.cli import exits, main, progress
+from shmbuffer.cli.progress import Bar
+from shmbuffer.memory import progress as memory_progress
+from shmbuffer.memory.progress import ProgressReport
 
 HIDE_CURSOR, SHOW_CURSOR = "\x1b[?25l", "\x1b[?25h"
+GIB = 2**30
+
+
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All work is long, and each of its pieces is told of."""
+    monkeypatch.setattr(progress, "SHOWN_AFTER_S", 0.0)
+    monkeypatch.setattr(memory_progress, "EVERY_S", 0.0)
+    monkeypatch.setattr(memory_progress, "PIECE_BYTES", 1)
 
 
 def in_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -20,59 +38,7 @@ def in_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
 
 
-def test_what_is_small_is_not_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    with Bar("prefault") as bar:
-        for done in (0, LARGE_BYTES - 1):
-            bar(done, LARGE_BYTES - 1)
-    assert capsys.readouterr() == ("", "")
-
-
-def test_elsewhere_there_is_a_line_now_and_then_and_one_at_the_end(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with Bar("prefault") as bar:
-        bar(LARGE_BYTES // 4, LARGE_BYTES)
-        monkeypatch.setattr(progress, "LINE_EVERY_S", 0.0)
-        bar(LARGE_BYTES // 2, LARGE_BYTES)
-        monkeypatch.setattr(progress, "LINE_EVERY_S", 60.0)
-        bar(LARGE_BYTES * 3 // 4, LARGE_BYTES)
-        bar(LARGE_BYTES, LARGE_BYTES)
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err.splitlines() == [
-        "prefault: 512.0 MiB of 1.0 GiB",
-        "prefault: 1.0 GiB of 1.0 GiB",
-    ]
-
-
-def test_a_terminal_has_a_bar_on_stderr(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("rich")
-    in_terminal(monkeypatch)
-    with Bar("prefault") as bar:
-        bar(LARGE_BYTES // 2, LARGE_BYTES)
-        bar(LARGE_BYTES, LARGE_BYTES)
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert "prefault" in err
-    assert "1.0/1.0 GiB" in err
-
-
-def test_a_bar_that_is_left_in_the_middle_gives_the_terminal_back(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("rich")
-    in_terminal(monkeypatch)
-    with Bar("prefault") as bar:
-        bar(LARGE_BYTES // 2, LARGE_BYTES)
-        assert HIDE_CURSOR in capsys.readouterr().err
-    assert SHOW_CURSOR in capsys.readouterr().err
-
-
-def test_a_terminal_without_rich_has_lines(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def without_rich(monkeypatch: pytest.MonkeyPatch) -> None:
     known = builtins.__import__
 
     def no_rich(name: str, *arguments: Any, **keywords: Any) -> Any:
@@ -80,8 +46,147 @@ def test_a_terminal_without_rich_has_lines(
             raise ModuleNotFoundError("No module named 'rich'", name="rich")
         return known(name, *arguments, **keywords)
 
-    in_terminal(monkeypatch)
     monkeypatch.setattr(builtins, "__import__", no_rich)
-    with Bar("prefault") as bar:
-        bar(LARGE_BYTES, LARGE_BYTES)
-    assert capsys.readouterr().err == "prefault: 1.0 GiB of 1.0 GiB\n"
+
+
+def test_what_is_done_in_no_time_is_not_shown(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "SHOWN_AFTER_S", 3600.0)
+    in_terminal(monkeypatch)
+    with Bar() as bar:
+        for done in (0, 50, 100):
+            bar(ProgressReport("check", done, 100, "items"))
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_pipe_has_nothing(capsys: pytest.CaptureFixture[str], slow: None) -> None:
+    with Bar() as bar:
+        for done in (1, 50, 100):
+            bar(ProgressReport("check", done, 100, "items"))
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_terminal_has_a_bar_on_stderr(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, slow: None
+) -> None:
+    pytest.importorskip("rich")
+    in_terminal(monkeypatch)
+    with Bar() as bar:
+        bar(ProgressReport("prefault", GIB // 2, GIB))
+        bar(ProgressReport("prefault", GIB, GIB))
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "prefault" in err
+    assert "1.0 GiB of 1.0 GiB" in err
+    assert err.count(HIDE_CURSOR) == err.count(SHOW_CURSOR) == 1
+
+
+def test_each_thing_that_is_done_has_a_bar_of_its_own(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, slow: None
+) -> None:
+    pytest.importorskip("rich")
+    in_terminal(monkeypatch)
+    with Bar() as bar:
+        for what, unit in (("recover", "items"), ("prefault", "bytes")):
+            bar(ProgressReport(what, 2048, 4096, unit))
+            bar(ProgressReport(what, 4096, 4096, unit))
+    err = capsys.readouterr().err
+    assert "4,096 items of 4,096 items" in err
+    assert "4.0 KiB of 4.0 KiB" in err
+    assert err.count(HIDE_CURSOR) == err.count(SHOW_CURSOR) == 2
+
+
+def test_a_bar_that_is_left_in_the_middle_gives_the_terminal_back(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, slow: None
+) -> None:
+    pytest.importorskip("rich")
+    in_terminal(monkeypatch)
+    with Bar() as bar:
+        bar(ProgressReport("prefault", GIB // 2, GIB))
+        assert HIDE_CURSOR in capsys.readouterr().err
+    assert SHOW_CURSOR in capsys.readouterr().err
+
+
+def test_a_terminal_without_rich_has_a_line_now_and_then(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, slow: None
+) -> None:
+    in_terminal(monkeypatch)
+    without_rich(monkeypatch)
+    with Bar() as bar:
+        bar(ProgressReport("prefault", GIB // 4, GIB))
+        monkeypatch.setattr(progress, "LINE_EVERY_S", 0.0)
+        bar(ProgressReport("prefault", GIB // 2, GIB))
+        monkeypatch.setattr(progress, "LINE_EVERY_S", 60.0)
+        bar(ProgressReport("prefault", GIB, GIB))
+    assert capsys.readouterr().err == "prefault: 512.0 MiB of 1.0 GiB\n"
+
+
+@pytest.mark.parametrize("verb", ["check", "recover"])
+def test_a_verb_shows_it_in_a_terminal(
+    verb: str,
+    closed: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    slow: None,
+) -> None:
+    pytest.importorskip("rich")
+    in_terminal(monkeypatch)
+    copy = shutil.copytree(closed, tmp_path / "copy")  # of which every item is verified
+    assert main([verb, str(copy)]) == exits.DONE
+    out, err = capsys.readouterr()
+    assert "3 items of 3 items" in err
+    assert verb in err
+    assert "items of" not in out
+    assert SHOW_CURSOR in err
+
+
+ON_A_TERMINAL = """
+import sys
+from shmbuffer.cli import main, progress
+progress.SHOWN_AFTER_S = 0.0
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_a_real_terminal_has_its_cursor_and_a_clean_line_at_the_end(closed: Path) -> None:
+    pytest.importorskip("rich")
+    master, slave = os.openpty()
+    with open(master, "rb", buffering=0) as screen:
+        ended = subprocess.run(
+            [sys.executable, "-c", ON_A_TERMINAL, "check", str(closed)],
+            stdout=subprocess.PIPE,
+            stderr=slave,
+            env={**os.environ, "TERM": "xterm"},
+            check=False,
+        )
+        os.close(slave)
+        seen = b""
+        with suppress(OSError):  # EIO: everybody has left the terminal
+            while part := screen.read(65536):
+                seen += part
+    assert ended.returncode == exits.DONE
+    assert ended.stdout == f"{closed}: whole, 3 items, 3 verified, nobody uses it\n".encode()
+    assert b"3 items of 3 items" in seen
+    assert seen.count(HIDE_CURSOR.encode()) == seen.count(SHOW_CURSOR.encode()) == 1
+    assert b"\x1b[2K" in seen[seen.index(b"3 items of 3 items") :]  # the bar is gone
+
+
+@pytest.mark.parametrize("verb", ["check", "recover"])
+def test_with_json_or_in_a_pipe_there_is_the_result_alone(
+    verb: str,
+    closed: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    slow: None,
+) -> None:
+    copies = [shutil.copytree(closed, tmp_path / name) for name in ("one", "other")]
+    assert main([verb, str(copies[0])]) == exits.DONE
+    assert capsys.readouterr().err == ""
+    in_terminal(monkeypatch)
+    assert main([verb, str(copies[1]), "--json"]) == exits.DONE
+    out, err = capsys.readouterr()
+    assert json.loads(out)["items"] == 3
+    assert err == ""

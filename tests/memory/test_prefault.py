@@ -21,8 +21,9 @@ import pytest
 
 from shmbuffer._native import _core
 from shmbuffer.errors import SpaceError
-from shmbuffer.memory import Engine, Leaf, Schema, Settings, layout, prefault
+from shmbuffer.memory import Engine, Leaf, Schema, Settings, layout, prefault, progress
 from shmbuffer.memory.prefault import OFF, PIECE, Prefault
+from shmbuffer.memory.progress import ProgressReport
 from tests.crash.harness import ended, fork
 from tests.memory.programs import needs_root
 
@@ -88,6 +89,11 @@ def test_full_makes_every_page_before_the_first_write_goes_on(
         assert all_there(engine)
 
 
+@pytest.fixture(autouse=True)
+def _every_piece_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "EVERY_S", 0.0)
+
+
 def test_off_makes_none(opened: Any) -> None:
     with opened(OFF) as engine:
         engine.define(SCHEMA)
@@ -109,13 +115,13 @@ def test_in_the_background_it_is_done_while_the_caller_goes_on(opened: Any) -> N
 
 
 def test_the_report_hears_of_every_piece_and_of_the_end(fast_path: Path) -> None:
-    heard: list[tuple[int, int]] = []
-    wished = Prefault("full", lambda done, total: heard.append((done, total)))
+    heard: list[ProgressReport] = []
+    wished = Prefault("full", heard.append)
     with Engine.open(fast_path / "buffer", SETTINGS, prefault=wished) as engine:
         engine.define(SCHEMA)
         total = sum(one.nbytes for one in maps(engine))
-        assert {of for _, of in heard} == {total}
-        done = [one for one, _ in heard]
+        assert {(now.what, now.total, now.unit) for now in heard} == {("prefault", total, "bytes")}
+        done = [now.done for now in heard]
         assert done == sorted(set(done))
         assert done[-1] == total
         assert max(np.diff([0, *done])) == PIECE
@@ -173,8 +179,8 @@ def test_closing_ends_the_thread_between_two_pieces(fast_path: Path) -> None:
     heard: list[int] = []
     first = threading.Event()
 
-    def report(done: int, _total: int) -> None:
-        heard.append(done)
+    def report(now: ProgressReport) -> None:
+        heard.append(now.done)
         first.set()
         closing.wait()
 
@@ -194,7 +200,7 @@ def test_closing_ends_the_thread_between_two_pieces(fast_path: Path) -> None:
 def test_a_handle_that_is_forgotten_ends_its_thread(fast_path: Path) -> None:
     first, go_on = threading.Event(), threading.Event()
 
-    def report(_done: int, _total: int) -> None:
+    def report(_now: ProgressReport) -> None:
         first.set()
         go_on.wait()
 
@@ -221,8 +227,8 @@ def test_a_signal_ends_the_wait_and_the_thread(fast_path: Path) -> None:
     heard: list[int] = []
     stopping = threading.Event()
 
-    def report(done: int, _total: int) -> None:
-        heard.append(done)
+    def report(now: ProgressReport) -> None:
+        heard.append(now.done)
         if len(heard) == 1:
             os.kill(os.getpid(), signal.SIGUSR1)
             stopping.wait()
@@ -248,7 +254,7 @@ def test_a_signal_ends_the_wait_and_the_thread(fast_path: Path) -> None:
 def test_what_the_report_raises_is_the_first_write_s_error_and_the_buffer_is_whole(
     fast_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def report(_done: int, _total: int) -> None:
+    def report(_now: ProgressReport) -> None:
         raise OSError("the terminal is gone")
 
     with Engine.open(fast_path / "buffer", SETTINGS, prefault=Prefault("full", report)) as engine:
@@ -262,7 +268,7 @@ def test_what_the_report_raises_is_the_first_write_s_error_and_the_buffer_is_who
 def test_in_the_background_an_error_is_logged(
     fast_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def report(_done: int, _total: int) -> None:
+    def report(_now: ProgressReport) -> None:
         raise OSError("the terminal is gone")
 
     wished = Prefault("background", report)
@@ -279,7 +285,7 @@ def test_in_the_background_an_error_is_logged(
 def test_a_process_that_dies_in_it_leaves_a_whole_buffer(fast_path: Path) -> None:
     path = fast_path / "buffer"
 
-    def die(_done: int, _total: int) -> None:
+    def die(_now: ProgressReport) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
     def create() -> None:
@@ -297,7 +303,7 @@ def test_a_process_that_dies_in_it_leaves_a_whole_buffer(fast_path: Path) -> Non
 def test_the_child_of_a_fork_does_not_go_on_with_it(fast_path: Path) -> None:
     first, go_on = threading.Event(), threading.Event()
 
-    def report(_done: int, _total: int) -> None:
+    def report(_now: ProgressReport) -> None:
         first.set()
         go_on.wait()
 
@@ -335,7 +341,7 @@ def test_a_mode_that_is_none_is_refused(mode: Any) -> None:
 
 
 def test_a_report_that_cannot_be_called_is_refused() -> None:
-    with pytest.raises(TypeError, match="on_prefault is called with two numbers; got 'bar'"):
+    with pytest.raises(TypeError, match="on_progress is called with a ProgressReport; got 'bar'"):
         Prefault("full", "bar")  # type: ignore[arg-type]
 
 

@@ -16,6 +16,7 @@ from shmbuffer import (
     LazyStackStorage,
     LazyTensorStorage,
     ListStorage,
+    ProgressReport,
     ReplayBuffer,
     SpaceError,
 )
@@ -30,8 +31,8 @@ class Heard:
     def __init__(self) -> None:
         self.done = self.total = 0
 
-    def __call__(self, done: int, total: int) -> None:
-        self.done, self.total = done, total
+    def __call__(self, now: ProgressReport) -> None:
+        self.done, self.total = now.done, now.total
 
 
 @pytest.mark.parametrize(
@@ -48,7 +49,7 @@ class Heard:
 )
 def test_when_the_first_write_returns_the_pages_are_there(make: Any, tmp_path: Path) -> None:
     heard = Heard()
-    storage = make(tmp_path / "buffer", prefault="full", on_prefault=heard)
+    storage = make(tmp_path / "buffer", prefault="full", on_progress=heard)
     rb = ReplayBuffer(storage=storage, batch_size=2)
     rb.extend(TensorDict({"obs": torch.arange(4.0)}, [4]))
     assert heard.done == heard.total > 0
@@ -61,7 +62,7 @@ def test_a_storage_that_finds_a_buffer_makes_its_own(tmp_path: Path) -> None:
     first.set(range(4), TensorDict({"obs": torch.arange(4.0)}, [4]))
     heard = Heard()
     other = LazyMemmapStorage(
-        10, scratch_dir=tmp_path / "buffer", shared_init=True, prefault="full", on_prefault=heard
+        10, scratch_dir=tmp_path / "buffer", shared_init=True, prefault="full", on_progress=heard
     )
     assert heard.done == heard.total > 0
     assert len(other) == 4

@@ -9,6 +9,7 @@ import torch
 from tensordict import TensorDict
 
 from shmbuffer.errors import AttachTimeout, BufferNotFoundError
+from shmbuffer.memory.progress import ProgressReport
 from shmbuffer.replay.buffers import (
     ReplayBuffer,
     TensorDictPrioritizedReplayBuffer,
@@ -207,13 +208,11 @@ def close(buffer: ReplayBuffer) -> None:
 
 
 def test_who_attaches_may_have_its_pages_made_ahead(scratch_dir: Path) -> None:
-    heard: list[int] = []
+    heard: list[ProgressReport] = []
     with items.create(scratch_dir, 8) as engine:
         items.write(engine, [1, 2, 3])
-        with attach(
-            scratch_dir, prefault="full", on_prefault=lambda done, total: heard.append(total - done)
-        ) as rb:
-            assert heard[-1] == 0
+        with attach(scratch_dir, prefault="full", on_progress=heard.append) as rb:
+            assert (heard[-1].what, heard[-1].fraction) == ("prefault", 1.0)
             assert len(rb) == 3
     with pytest.raises(ValueError, match="prefault is 'off', 'background' or 'full', not 'on'"):
         attach(scratch_dir, prefault="on")

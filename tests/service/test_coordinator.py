@@ -25,6 +25,7 @@ from shmbuffer.errors import (
 )
 from shmbuffer.memory import layout
 from shmbuffer.memory.engine import Engine
+from shmbuffer.memory.progress import ProgressReport
 from shmbuffer.replay.buffers import TensorDictPrioritizedReplayBuffer
 from shmbuffer.service.client import attach
 from shmbuffer.service.coordinator import Coordinator
@@ -556,22 +557,22 @@ def test_a_forked_child_does_not_remove_a_temporary_directory() -> None:
 def test_the_pages_of_an_example_are_made_ahead(
     scratch_dir: Path, prefault: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    heard: list[tuple[int, int]] = []
+    heard: list[ProgressReport] = []
     done = threading.Event()
 
-    def report(so_far: int, total: int) -> None:
-        heard.append((so_far, total))
-        if so_far == total:
+    def report(now: ProgressReport) -> None:
+        heard.append(now)
+        if now.done == now.total:
             done.set()
 
     example = TensorDict({"obs": torch.zeros(4096)}, [])
     with Coordinator(
-        scratch_dir, capacity=100, example=example, prefault=prefault, on_prefault=report
+        scratch_dir, capacity=100, example=example, prefault=prefault, on_progress=report
     ) as coordinator:
         if prefault == "full":
             assert done.is_set()
         assert done.wait(30)
-        assert heard[-1][1] == coordinator.stats()["bytes"] - layout.CONTROL_BYTES
+        assert heard[-1].total == coordinator.stats()["bytes"] - layout.CONTROL_BYTES
     assert not caplog.records
 
 
@@ -583,7 +584,7 @@ def test_the_pages_of_what_a_collector_defines_are_made_when_they_are_there(
         scratch_dir,
         capacity=8,
         prefault="background",
-        on_prefault=lambda so_far, total: so_far == total and done.set(),
+        on_progress=lambda now: now.done == now.total and done.set(),
     ):
         assert not done.wait(0.01)
         with Engine.open(scratch_dir, None) as engine:

@@ -25,6 +25,7 @@ from tensordict import TensorDict
 
 from shmbuffer.errors import CorruptBufferError
 from shmbuffer.memory import LIVING
+from shmbuffer.memory.progress import OnProgress, hearing
 from shmbuffer.replay.buffers.parts import Parts
 from shmbuffer.replay.buffers.transform_file import read_states, write_states
 from shmbuffer.replay.checkpointers.memmap import read_folder
@@ -54,7 +55,7 @@ _log = logging.getLogger(__name__)
 class Saving(Parts):
     """``dumps`` and ``loads``, ``state_dict`` and ``load_state_dict``."""
 
-    def dumps(self, path: str | os.PathLike[str]) -> None:
+    def dumps(self, path: str | os.PathLike[str], *, on_progress: OnProgress | None = None) -> None:
         """Save everything into a directory, in TorchRL's layout, which TorchRL loads too.
 
         Items, priorities, cursor and counts are of one moment, also while other processes write. A
@@ -67,6 +68,9 @@ class Saving(Parts):
         Args:
             path: the directory; it is made if it is not there. Files of an earlier save in it are
                 replaced, files of somebody else stay.
+            on_progress: called with a `ProgressReport` some times a second: first of what is
+                copied, then of what is synced. What it raises comes out of this call, and the save
+                that was there before stays.
 
         Raises:
             RuntimeError: nothing was written to the storage yet.
@@ -84,6 +88,7 @@ class Saving(Parts):
         if not in_place:
             require_no_buffer(target / "storage")
         with (
+            hearing(on_progress),
             located(target),
             publish(target, within=in_place, stale=_STALE) as directory,
         ):
@@ -111,7 +116,7 @@ class Saving(Parts):
                 },
             )
 
-    def loads(self, path: str | os.PathLike[str]) -> None:
+    def loads(self, path: str | os.PathLike[str], *, on_progress: OnProgress | None = None) -> None:
         """Put what `dumps` saved, here or in TorchRL, in place of what is there.
 
         Everything comes back by value: items and their places, cursor and counts, priorities, the
@@ -122,6 +127,8 @@ class Saving(Parts):
 
         Args:
             path: the directory.
+            on_progress: see `dumps`. What it raises comes out of this call: before the first byte
+                has changed, or with a note that the buffer is empty now.
 
         Raises:
             FileNotFoundError: no buffer was saved there.
@@ -139,7 +146,7 @@ class Saving(Parts):
             finish(path)
             before = _identity(path)
             try:
-                with located(path):
+                with hearing(on_progress), located(path):
                     self._loads(path)
             except (FileNotFoundError, CorruptBufferError):
                 if attempt == _ATTEMPTS - 1 or _is_still(path, before):
@@ -152,17 +159,20 @@ class Saving(Parts):
             "the other process is done"
         )
 
-    def dump(self, path: str | os.PathLike[str]) -> None:
+    def dump(self, path: str | os.PathLike[str], *, on_progress: OnProgress | None = None) -> None:
         """The same as `dumps`."""
-        self.dumps(path)
+        with hearing(on_progress):
+            self.dumps(path)
 
-    def save(self, path: str | os.PathLike[str]) -> None:
+    def save(self, path: str | os.PathLike[str], *, on_progress: OnProgress | None = None) -> None:
         """The same as `dumps`."""
-        self.dumps(path)
+        with hearing(on_progress):
+            self.dumps(path)
 
-    def load(self, path: str | os.PathLike[str]) -> None:
+    def load(self, path: str | os.PathLike[str], *, on_progress: OnProgress | None = None) -> None:
         """The same as `loads`."""
-        self.loads(path)
+        with hearing(on_progress):
+            self.loads(path)
 
     def register_save_hook(self, hook: Callable[..., Any]) -> None:
         """Have ``hook(data, path=path)`` change what is saved of the storage.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ import torch
 from shmbuffer.errors import CorruptBufferError, SchemaMismatchError
 from shmbuffer.memory import Engine
 from shmbuffer.memory.layout import CONTROL
+from shmbuffer.memory.progress import Progress
 from shmbuffer.replay.checkpointers.checkpointer import StorageCheckpointerBase
 from shmbuffer.replay.checkpointers.record import (
     LIST,
@@ -91,7 +93,7 @@ class ListStorageCheckpointer(StorageCheckpointerBase):
         write_packed(
             path,
             _ITEMS,
-            (self._packed(storage, item) for item in items),
+            self._all_packed(storage, items),
             allow_pickle=self.allow_pickle,
             what="item",
             remedy=f"set storage.checkpointer = {type(self).__name__}(allow_pickle=True)",
@@ -152,8 +154,11 @@ class ListStorageCheckpointer(StorageCheckpointerBase):
             return self._loads_image(storage, record, read_records(path), path)
         require_alone(storage)
         places = self._places(storage, record, path)
-        found = read_packed(path, _ITEMS, allow_pickle=self.allow_pickle)
-        kept = [self._unpacked(storage, packed) for packed in found]
+        kept = []
+        with Progress("load", int(record.present.sum()), "items") as progress:
+            for packed in read_packed(path, _ITEMS, allow_pickle=self.allow_pickle):
+                kept.append(self._unpacked(storage, packed))
+                progress.advance(1)
         return self._put(storage, record, self._hooked_in(storage, record, kept, path), places)
 
     def _loads_buffer(self, storage: Any, path: Path) -> Loaded:
@@ -215,6 +220,12 @@ class ListStorageCheckpointer(StorageCheckpointerBase):
             if len(kept) != int(record.present.sum()):
                 raise ValueError(_other_number("load", len(kept), int(record.present.sum())))
         return kept
+
+    def _all_packed(self, storage: Any, items: list[Any]) -> Iterator[Packed]:
+        with Progress("copy", len(items), "items") as progress:
+            for item in items:
+                yield self._packed(storage, item)
+                progress.advance(1)
 
     def _packed(self, storage: Any, kept: Any) -> Packed:
         """An item of the storage, as it is written."""

@@ -26,7 +26,7 @@ from shmbuffer.replay.storages.recording import Recording
 
 if TYPE_CHECKING:
     from shmbuffer.memory import Engine
-    from shmbuffer.memory.prefault import Report
+    from shmbuffer.memory.progress import OnProgress
     from shmbuffer.replay.packing import Packed
 
 
@@ -77,7 +77,7 @@ class CompressedListStorage(RecordList):
         reserve: see `LazyMemmapStorage`.
         timeout: see `LazyMemmapStorage`.
         prefault: of records, see `LazyMemmapStorage`.
-        on_prefault: see `LazyMemmapStorage`.
+        on_progress: see `LazyMemmapStorage`.
         pad_output: what a batch of a buffer is where items differ in shape; see
             `LazyStackStorage`.
 
@@ -133,7 +133,7 @@ class CompressedListStorage(RecordList):
         reserve: bool = True,
         timeout: float = 60.0,
         prefault: str = "off",
-        on_prefault: Report | None = None,
+        on_progress: OnProgress | None = None,
         pad_output: PadOutput = None,
     ) -> None:
         location = Location.of(
@@ -145,7 +145,7 @@ class CompressedListStorage(RecordList):
             reserve=reserve,
             timeout=timeout,
             prefault=prefault,
-            on_prefault=on_prefault,
+            on_progress=on_progress,
         )
         if isinstance(compress, str):
             raise TypeError(f"compress is a list of keys, [{compress!r}], got {compress!r}")

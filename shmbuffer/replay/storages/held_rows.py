@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from shmbuffer.memory.progress import Progress
 from shmbuffer.replay.storages.masses import require_masses
 from shmbuffer.replay.storages.rows import Drawn, Rows
 
@@ -116,12 +117,18 @@ class HeldRows(Rows):
         with self._claim:
             moment = self.ring.copy_out([])
             held = np.flatnonzero(moment.tickets >= 0)  # no more: files of columns may be sparse
-            for run in np.split(held, np.flatnonzero(np.diff(held) != 1) + 1) if len(held) else ():
-                part = slice(int(run[0]), int(run[-1]) + 1)
-                for column, mine in zip(columns, self.columns, strict=True):
-                    column[part].copy_(mine[part])
-            self._synchronize()
+            with Progress("copy", len(held) * self._slot_bytes) as progress:
+                for start, count in progress.cut(len(held), self._slot_bytes):
+                    self._copy_some(held[start : start + count], columns)
+                    progress.advance(count * self._slot_bytes)
             return moment
+
+    def _copy_some(self, held: NDArray[np.int64], columns: list[torch.Tensor]) -> None:
+        for run in np.split(held, np.flatnonzero(np.diff(held) != 1) + 1):
+            part = slice(int(run[0]), int(run[-1]) + 1)
+            for column, mine in zip(columns, self.columns, strict=True):
+                column[part].copy_(mine[part])
+        self._synchronize()
 
     def views(self) -> list[torch.Tensor]:
         """See `Rows.views`."""

@@ -16,7 +16,7 @@ from shmbuffer.replay.storages.tensor import to_device
 
 if TYPE_CHECKING:
     from shmbuffer.memory import Engine
-    from shmbuffer.memory.prefault import Report
+    from shmbuffer.memory.progress import OnProgress
 
 
 class LazyMemmapStorage(LazyTensorStorage):
@@ -62,8 +62,9 @@ class LazyMemmapStorage(LazyTensorStorage):
             ``"off"``, ``"background"`` (a thread does it, once the files are there) or ``"full"``
             (who creates or opens the buffer waits for it). Takes about 0.3 s a GiB in memory, and
             pays there for the first lap; see docs/memory.md.
-        on_prefault: called with the bytes that are there and all of them, some hundred times a GiB,
-            in that thread.
+        on_progress: called with a `ProgressReport`, some times a second: while pages are made, in
+            the thread that does it, and where a directory is recovered. What it raises comes out of
+            the call that waits.
 
     Raises:
         SchemaMismatchError: the directory holds a buffer of another ``max_size`` or ``ndim``.
@@ -108,7 +109,7 @@ class LazyMemmapStorage(LazyTensorStorage):
         reserve: bool = True,
         timeout: float = 60.0,
         prefault: str = "off",
-        on_prefault: Report | None = None,
+        on_progress: OnProgress | None = None,
     ) -> None:
         on_cpu = device is None or device == "auto"
         location = Location.of(
@@ -120,7 +121,7 @@ class LazyMemmapStorage(LazyTensorStorage):
             reserve=reserve,
             timeout=timeout,
             prefault=prefault,
-            on_prefault=on_prefault,
+            on_progress=on_progress,
         )
         RingStorage.__init__(
             self,

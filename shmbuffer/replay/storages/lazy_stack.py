@@ -17,7 +17,7 @@ from shmbuffer.replay.storages.record_list import RecordList
 
 if TYPE_CHECKING:
     from shmbuffer.memory import Engine
-    from shmbuffer.memory.prefault import Report
+    from shmbuffer.memory.progress import OnProgress
 
 
 class LazyStackStorage(RecordList):
@@ -50,7 +50,7 @@ class LazyStackStorage(RecordList):
         reserve: see `LazyMemmapStorage`.
         timeout: see `LazyMemmapStorage`.
         prefault: of records, see `LazyMemmapStorage`.
-        on_prefault: see `LazyMemmapStorage`.
+        on_progress: see `LazyMemmapStorage`.
         pad_output: what a batch of a buffer is, instead of a lazy stack. A number: dense, with that
             number behind the end of what is shorter, and a mask under ``"mask"``. ``"nested"``:
             nested tensors. More of both: the arguments of `pad` (``{"value": 0, "mask_key":
@@ -96,7 +96,7 @@ class LazyStackStorage(RecordList):
         reserve: bool = True,
         timeout: float = 60.0,
         prefault: str = "off",
-        on_prefault: Report | None = None,
+        on_progress: OnProgress | None = None,
         pad_output: PadOutput = None,
     ) -> None:
         location = Location.of(
@@ -108,7 +108,7 @@ class LazyStackStorage(RecordList):
             reserve=reserve,
             timeout=timeout,
             prefault=prefault,
-            on_prefault=on_prefault,
+            on_progress=on_progress,
         )
         self.stack_dim = int(stack_dim)
         self._be(

@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from shmbuffer.memory.prefault import Prefault, Report
+from shmbuffer.memory.prefault import Prefault
+from shmbuffer.memory.progress import OnProgress
 from shmbuffer.replay.storages.location import Location
 from shmbuffer.replay.storages.ring_storage import RingStorage
 from shmbuffer.replay.storages.rows import Rows
@@ -43,7 +44,7 @@ class LazyTensorStorage(TensorStorage):
             ends.
         prefault: of the CPU's memory, see `LazyMemmapStorage`; all of it is taken then, and not as
             it is written.
-        on_prefault: see `LazyMemmapStorage`.
+        on_progress: see `LazyMemmapStorage`.
 
     Raises:
         ValueError: ``max_size`` or ``ndim`` below 1, or no such ``prefault``.
@@ -76,13 +77,13 @@ class LazyTensorStorage(TensorStorage):
         shared_init: bool = False,
         cleanup_memmap: bool = True,
         prefault: str = "off",
-        on_prefault: Report | None = None,
+        on_progress: OnProgress | None = None,
     ) -> None:
         self.consolidated = bool(consolidated)
         location = Location(
             shared_init=bool(shared_init),
             auto_cleanup=bool(cleanup_memmap),
-            prefault=Prefault(prefault, on_prefault),
+            prefault=Prefault(prefault, on_progress),
         )
         RingStorage.__init__(
             self, max_size, ndim=ndim, device=device, compilable=compilable, location=location

@@ -17,7 +17,8 @@ from typing import Literal
 from shmbuffer.errors import SchemaMismatchError
 from shmbuffer.memory import Engine, Settings
 from shmbuffer.memory.cleanup import temporary_directory
-from shmbuffer.memory.prefault import OFF, Prefault, Report
+from shmbuffer.memory.prefault import OFF, Prefault
+from shmbuffer.memory.progress import OnProgress, hearing
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class Location:
         checksum: keep a CRC32C of every item.
         reserve: take all space when the files are made.
         timeout: seconds to wait for another process that creates or recovers the directory.
-        prefault: what to do about the pages.
+        prefault: what to do about the pages, and who hears how far long work is.
     """
 
     scratch_dir: Path | None = None
@@ -56,7 +57,7 @@ class Location:
         reserve: bool,
         timeout: float,
         prefault: str,
-        on_prefault: Report | None,
+        on_progress: OnProgress | None,
     ) -> Location:
         """From the arguments of a storage; ``auto_cleanup`` None is only a temporary directory."""
         return cls(
@@ -67,7 +68,7 @@ class Location:
             bool(checksum),
             bool(reserve),
             timeout,
-            Prefault(prefault, on_prefault),
+            Prefault(prefault, on_progress),
         )
 
     @classmethod
@@ -117,15 +118,16 @@ class Location:
         existing: Literal["attach", "error", "adopt"] = "error"
         if self.existsok:
             existing = "attach" if settings.record_bytes else "adopt"
-        engine = Engine.open(
-            temporary_directory() if self.scratch_dir is None else self.scratch_dir,
-            replace(settings, checksum=self.checksum, reserve=self.reserve),
-            existing="attach" if self.shared_init else existing,
-            timeout=self.timeout,
-            temporary=self.scratch_dir is None and self.auto_cleanup,
-            auto_cleanup=self.auto_cleanup,
-            prefault=self.prefault,
-        )
+        with hearing(self.prefault.on_progress):
+            engine = Engine.open(
+                temporary_directory() if self.scratch_dir is None else self.scratch_dir,
+                replace(settings, checksum=self.checksum, reserve=self.reserve),
+                existing="attach" if self.shared_init else existing,
+                timeout=self.timeout,
+                temporary=self.scratch_dir is None and self.auto_cleanup,
+                auto_cleanup=self.auto_cleanup,
+                prefault=self.prefault,
+            )
         try:
             check_recorded(engine.settings, settings, str(engine.path))
         except BaseException:

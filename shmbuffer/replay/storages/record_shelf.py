@@ -20,11 +20,13 @@ import torch
 from shmbuffer.errors import EmptyBufferError, SpaceError
 from shmbuffer.memory import RecordBatch, Schema, Settings
 from shmbuffer.memory.bodies import locate
+from shmbuffer.memory.progress import Progress
 from shmbuffer.replay.checkpointers.record_image import RecordImage
 from shmbuffer.replay.storages.fetched import Fetched
 from shmbuffer.replay.storages.indexing import holds
 from shmbuffer.replay.storages.location import Location, unmade
 from shmbuffer.replay.storages.placing import is_int, slots_of
+from shmbuffer.replay.storages.replacing import whole_or_empty
 from shmbuffer.replay.storages.shelf import Contents, Edit, Shelf
 
 if TYPE_CHECKING:
@@ -321,16 +323,19 @@ class RecordShelf(Shelf):
         self._require_slots(slots)
         order = np.argsort((slots - cursor) % self.max_size, kind="stable")  # the oldest first
         batches = []
-        for start in range(0, len(order), _PIECE):
-            part = order[start : start + _PIECE]
-            batch = self.codec.encode([kept[at] for at in part.tolist()], False, apart=True)
-            batches.append((part, batch))
+        with Progress("load", len(order), "items") as progress:
+            for start in range(0, len(order), _PIECE):
+                part = order[start : start + _PIECE]
+                batch = self.codec.encode([kept[at] for at in part.tolist()], False, apart=True)
+                batches.append((part, batch))
+                progress.advance(len(part))
         self._require_bytes(sum(len(batch.data) for _, batch in batches))
         records, ring = self.open(), self.ring
         assert ring is not None
         ring.empty()
-        for part, batch in batches:
-            records.place(slots[part], batch, in_place=False)
+        with whole_or_empty(ring, self._where):
+            for part, batch in batches:
+                records.place(slots[part], batch, in_place=False)
         ring.restore(cursor % self.max_size, write_count, max_priority)
         if priorities is not None:
             known = ~np.isnan(priorities)
@@ -355,10 +360,12 @@ class RecordShelf(Shelf):
         """
         self._require_slots(slots)
         capacity = self.max_size
-        needed = 0
-        for run in image.runs(slots, capacity):
-            locate(run.batch, image.where)  # it is a record, as far as can be seen
-            needed += len(run.batch.data if run.closed else image.batch(run.rows).data)
+        needed, nbytes = 0, int(image.sizes.sum())
+        with Progress("check", nbytes) as progress:
+            for run in image.runs(slots, capacity):
+                locate(run.batch, image.where)  # it is a record, as far as can be seen
+                needed += len(run.batch.data if run.closed else image.batch(run.rows).data)
+                progress.advance(int(image.sizes[run.rows].sum()))
         self._require_bytes(needed)
         records, ring = self.open(), self.ring
         assert ring is not None
@@ -371,12 +378,14 @@ class RecordShelf(Shelf):
                 return
             self.codec.use(found)
         ring.empty()
-        for run in image.runs(slots, capacity):
-            if run.closed:
-                ring.restore(int(slots[run.rows[0]]), 0, None)
-                records.write(run.batch)
-            else:
-                records.place(slots[run.rows], image.batch(run.rows), in_place=False)
+        with whole_or_empty(ring, self._where), Progress("load", nbytes) as progress:
+            for run in image.runs(slots, capacity):
+                if run.closed:
+                    ring.restore(int(slots[run.rows[0]]), 0, None)
+                    records.write(run.batch)
+                else:
+                    records.place(slots[run.rows], image.batch(run.rows), in_place=False)
+                progress.advance(int(image.sizes[run.rows].sum()))
         ring.restore(cursor % capacity, write_count, None)
 
     def state_dict(self) -> dict[str, Any]:

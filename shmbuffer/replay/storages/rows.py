@@ -14,6 +14,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from shmbuffer.memory.progress import Progress
+from shmbuffer.replay.storages.replacing import whole_or_empty
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
@@ -156,28 +159,42 @@ class Rows(ABC):
         ring = self.ring
         ring.empty()
         slots = np.nonzero(present)[0]
-        for start in range(0, len(slots), _PIECE):
-            part = slots[start : start + _PIECE]
-            with self._claiming():
-                ring.claim_slots(part, in_place=False)
-                try:
-                    where = torch.from_numpy(part)
-                    for view, column in zip(
-                        self.views(), columns or (), strict=columns is not None
-                    ):
-                        view.as_subclass(torch.Tensor)[where.to(view.device)] = column[where].to(
-                            view.device
-                        )
-                    self._settled()
-                except BaseException:
-                    ring.abort()
-                    raise
-                ring.commit()
+        # Where the bytes are in their places there is nothing that would take long.
+        total = len(slots) * self._slot_bytes if columns is not None else 0
+        with whole_or_empty(ring, self.leaves.where), Progress("load", total) as progress:
+            for start, count in progress.cut(len(slots), self._slot_bytes, _PIECE):
+                self._replace_some(slots[start : start + count], columns)
+                progress.advance(count * self._slot_bytes)
         if priorities is None:
             return
         elements = ring.committed()
         known = elements[~np.isnan(priorities[elements])]
         ring.update(known, np.ascontiguousarray(priorities[known]))
+
+    def _replace_some(self, slots: NDArray[np.int64], columns: list[torch.Tensor] | None) -> None:
+        """The items of some slots, in one claim."""
+        with self._claiming():
+            self.ring.claim_slots(slots, in_place=False)
+            try:
+                where = torch.from_numpy(slots)
+                for view, column in zip(self.views(), columns or (), strict=columns is not None):
+                    view.as_subclass(torch.Tensor)[where.to(view.device)] = column[where].to(
+                        view.device
+                    )
+                self._settled()
+            except BaseException:
+                self.ring.abort()
+                raise
+            self.ring.commit()
+
+    @property
+    def _slot_bytes(self) -> int:
+        """Of a slot, for those who hear of progress; an object counts as the reference to it."""
+        leaves, lanes = self.leaves, self.ring.width
+        sizes = (
+            8 if at in leaves.objects else leaf.nbytes for at, leaf in enumerate(leaves.leaves)
+        )
+        return sum(sizes) * lanes
 
     @abstractmethod
     def _claiming(self) -> contextlib.AbstractContextManager[Any]:

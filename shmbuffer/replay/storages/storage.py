@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
+from shmbuffer.memory.progress import OnProgress, hearing
 from shmbuffer.replay.checkpointers.checkpointer import StorageCheckpointerBase
 from shmbuffer.replay.checkpointers.tensor import lies_in
 from shmbuffer.replay.storages.serving import Serving
@@ -121,7 +122,7 @@ class Storage(Serving):
         """
         self.checkpointer.register_load_hook(hook)
 
-    def dumps(self, path: str | os.PathLike[str]) -> None:
+    def dumps(self, path: str | os.PathLike[str], *, on_progress: OnProgress | None = None) -> None:
         """Save into the directory ``path``; see `Checkpoints.dumps`.
 
         A checkpointer with a file of its own (`H5StorageCheckpointer`) saves to ``path`` itself
@@ -129,9 +130,10 @@ class Storage(Serving):
         """
         saves_to_file = getattr(self.checkpointer, "saves_to_file", None)
         if saves_to_file is not None and saves_to_file(path):
-            self.checkpointer.dumps(self, path)
+            with hearing(on_progress):
+                self.checkpointer.dumps(self, path)
         else:
-            super().dumps(path)
+            super().dumps(path, on_progress=on_progress)
 
     def _has_files_in(self, path: Path) -> bool:
         return lies_in(self, path)
