@@ -1,0 +1,66 @@
+"""The numbers of a buffer into whatever a training script logs to.
+
+    stats() ──flat dict──▶ log_stats ──▶ log_metrics(dict, step=)         TorchRL, Lightning, MLflow
+                                     ──▶ log_scalar(name, value, step=)   older loggers of TorchRL
+                                     ──▶ add_scalar(name, value, step)    TensorBoard
+                                     ──▶ log(dict, step=)                 wandb
+
+A logger is known by the first of these methods that it has; none of the packages is imported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from shmbuffer.service.stats import Number
+
+
+def log_stats(
+    logger: Any, stats: Mapping[str, Number], step: int | None, prefix: str = "buffer/"
+) -> None:
+    """Logs what ``stats()`` of a buffer or a coordinator gave, each number under its name.
+
+        log_stats(logger, rb.stats(), step)
+
+    Args:
+        logger: a TorchRL logger, a ``torch.utils.tensorboard.SummaryWriter``, a run of wandb, or
+            anything else with ``log_metrics``, ``log_scalar``, ``add_scalar`` or ``log``.
+        stats: names and numbers; False and True are logged as 0 and 1.
+        step: of the training; None where the logger counts by itself.
+        prefix: before every name.
+
+    Raises:
+        TypeError: the logger has none of these methods; or a value is no number, nothing was
+            logged.
+
+    Cost: that of the logger.
+    """
+    values = {f"{prefix}{name}": _number(name, value) for name, value in stats.items()}
+    if _has(logger, "log_metrics"):
+        logger.log_metrics(values, step=step)
+    elif _has(logger, "log_scalar"):
+        for name, value in values.items():
+            logger.log_scalar(name, value, step=step)
+    elif _has(logger, "add_scalar"):
+        for name, value in values.items():
+            logger.add_scalar(name, value, step)
+    elif _has(logger, "log"):
+        logger.log(values, step=step)
+    else:
+        raise TypeError(
+            f"a {type(logger).__name__} is no logger that is known: it has none of log_metrics, "
+            "log_scalar, add_scalar and log; for another one, go through the items of stats()"
+        )
+
+
+def _has(logger: Any, name: str) -> bool:
+    return callable(getattr(logger, name, None))
+
+
+def _number(name: str, value: object) -> Number:
+    if isinstance(value, bool):
+        return int(value)
+    if not isinstance(value, (int, float)):
+        raise TypeError(f"{name!r} is {value!r}, which is no number; nothing was logged")
+    return value
