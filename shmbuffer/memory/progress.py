@@ -62,6 +62,7 @@ class ProgressReport:
 OnProgress = Callable[[ProgressReport], object]
 
 _heard_by: ContextVar[OnProgress | None] = ContextVar("shmbuffer_on_progress", default=None)
+_raised: ContextVar[BaseException | None] = ContextVar("shmbuffer_on_progress_raised", default=None)
 
 
 @contextmanager
@@ -80,6 +81,12 @@ def hearing(on_progress: OnProgress | None) -> Iterator[None]:
         yield
     finally:
         _heard_by.reset(before)
+        _raised.set(None)
+
+
+def is_of_callback(error: BaseException) -> bool:
+    """Whether ``on_progress`` raised it: whoever mends or explains our errors leaves it alone."""
+    return error is _raised.get()
 
 
 def require_callable(on_progress: object) -> None:
@@ -140,8 +147,16 @@ class Progress:
             self._tell()
 
     def _tell(self) -> None:
-        if self._on_progress is not None:
+        if self._on_progress is None:
+            return
+        before = _heard_by.set(None)  # what it does itself is not told to it
+        try:
             self._on_progress(ProgressReport(self._what, self._done, self._total, self._unit))
+        except BaseException as error:
+            _raised.set(error)
+            raise
+        finally:
+            _heard_by.reset(before)
 
     def __enter__(self) -> Self:
         return self

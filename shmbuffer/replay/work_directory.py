@@ -19,6 +19,7 @@ from pathlib import Path
 from shmbuffer._native import _core
 from shmbuffer.errors import BufferInUseError, ShmBufferError
 from shmbuffer.memory.filesystem import shut
+from shmbuffer.memory.progress import is_of_callback
 
 MARK = ".shmbuffer-save"
 """The name of a work directory, or its end."""
@@ -140,7 +141,7 @@ def located(where: Path) -> Iterator[None]:
     except ShmBufferError:
         raise
     except OSError as error:
-        if error.errno is None or error.filename is not None:
+        if error.errno is None or error.filename is not None or is_of_callback(error):
             raise
         raise OSError(error.errno, error.strerror, str(where)) from error
 

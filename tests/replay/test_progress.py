@@ -303,6 +303,37 @@ def test_what_cannot_be_called_is_refused_before_anything_is_done(tmp_path: Path
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("kind", [BrokenPipeError, FileNotFoundError])
+def test_what_it_raises_comes_out_as_it_is(kind: type[OSError], tmp_path: Path) -> None:
+    def fail(_report: ProgressReport) -> None:
+        raise kind(32, "of the terminal")  # which errors of ours get the name of a file with
+
+    rb = filled(ReplayBuffer(storage=LazyMemmapStorage(32)))
+    rb.dumps(tmp_path / "save")
+    for call in (rb.dumps, rb.loads):
+        with pytest.raises(kind) as ended:
+            call(tmp_path / "save", on_progress=fail)
+        assert str(ended.value) == "[Errno 32] of the terminal"
+
+
+def test_it_is_not_tried_again_where_another_save_has_come_meanwhile(tmp_path: Path) -> None:
+    rb = filled(ReplayBuffer(storage=LazyMemmapStorage(32)))
+    rb.dumps(tmp_path / "save")
+    other = filled(ReplayBuffer(storage=LazyMemmapStorage(32)), 100.0)
+    heard: list[ProgressReport] = []
+
+    def fail(report: ProgressReport) -> None:
+        heard.append(report)
+        other.dumps(tmp_path / "save")
+        raise FileNotFoundError("mine")
+
+    with pytest.raises(FileNotFoundError, match="mine"):
+        rb.loads(tmp_path / "save", on_progress=fail)
+    assert len(heard) == 1
+    rb.loads(tmp_path / "save")
+    assert numbers(rb) == [100.0 + one for one in range(N)]
+
+
 def test_it_is_by_name_only(tmp_path: Path) -> None:
     rb = filled(ReplayBuffer(storage=LazyMemmapStorage(32)))
     with pytest.raises(TypeError, match="positional"):

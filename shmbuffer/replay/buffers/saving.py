@@ -25,7 +25,7 @@ from tensordict import TensorDict
 
 from shmbuffer.errors import CorruptBufferError
 from shmbuffer.memory import LIVING
-from shmbuffer.memory.progress import OnProgress, hearing
+from shmbuffer.memory.progress import OnProgress, hearing, is_of_callback
 from shmbuffer.replay.buffers.parts import Parts
 from shmbuffer.replay.buffers.transform_file import read_states, write_states
 from shmbuffer.replay.checkpointers.memmap import read_folder
@@ -141,15 +141,19 @@ class Saving(Parts):
         Cost: all bytes once; none where ``path / "storage"`` is the storage's ``scratch_dir``.
         """
         self._drop_prefetched()
-        path = Path(path).absolute()
+        with hearing(on_progress):
+            self._loads_one_save(Path(path).absolute())
+
+    def _loads_one_save(self, path: Path) -> None:
+        """`loads`, again where another process saves there meanwhile."""
         for attempt in range(_ATTEMPTS):
             finish(path)
             before = _identity(path)
             try:
-                with hearing(on_progress), located(path):
+                with located(path):
                     self._loads(path)
-            except (FileNotFoundError, CorruptBufferError):
-                if attempt == _ATTEMPTS - 1 or _is_still(path, before):
+            except (FileNotFoundError, CorruptBufferError) as error:
+                if attempt == _ATTEMPTS - 1 or _is_still(path, before) or is_of_callback(error):
                     raise
                 continue  # another process saved anew while this one was reading
             if _is_still(path, before):
