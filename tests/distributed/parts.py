@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import threading
+from pathlib import Path
 from typing import Any
 
 import torch
 from tensordict import TensorDict
 
 from shmbuffer import (
+    ProgressReport,
     RemoteTensorDictReplayBuffer,
     RoundRobinWriter,
     Sampler,
@@ -104,3 +106,14 @@ class OwnSample(TensorDictPrioritizedReplayBuffer):
 class OwnedByRpc(RemoteTensorDictReplayBuffer):
     def pid(self) -> int:
         return os.getpid()
+
+
+class Noting:
+    """Hears of progress, in whatever process it is called, and writes it down."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __call__(self, report: ProgressReport) -> None:
+        with self.path.open("a") as notes:
+            notes.write(f"{os.getpid()} {report.what} {report.fraction}\n")

@@ -29,7 +29,7 @@ from shmbuffer import (
 )
 from shmbuffer.distributed.rpc import RemoteClient
 from tests.distributed.group import Group
-from tests.distributed.parts import Oldest, OwnedByRpc, doubled, items
+from tests.distributed.parts import Noting, Oldest, OwnedByRpc, doubled, items
 
 pytestmark = pytest.mark.xdist_group("rpc")
 
@@ -62,6 +62,25 @@ def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], Any]
     if request.param == "a directory":
         return in_files(tmp_path)
     return partial(LazyTensorStorage, 20)
+
+
+def saves_and_tells(storage: Callable[[], Any], path: Path) -> tuple[int, int]:
+    rref = owned(storage)
+    RemoteTensorDictReplayBuffer.client(rref).dumps(
+        path / "save", on_progress=Noting(path / "notes")
+    )
+    return os.getpid(), rpc.rpc_sync("buffer", os.getpid)
+
+
+def test_whose_buffer_it_is_tells_how_far_a_save_is(
+    group: Group, storage: Callable[[], Any], tmp_path: Path
+) -> None:
+    mine, owner = group.run(saves_and_tells, storage, tmp_path)
+    assert mine != owner
+    notes = [line.split() for line in (tmp_path / "notes").read_text().splitlines()]
+    assert {pid for pid, _, _ in notes} == {str(owner)}
+    assert [what for _, what, fraction in notes if fraction == "1.0"] == ["copy", "sync"]
+    assert (tmp_path / "save" / "storage").is_dir()
 
 
 # -- every way to call -----------------------------------------------------------------------------
