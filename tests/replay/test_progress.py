@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import itertools
-import os
+import shutil
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -381,7 +384,7 @@ def test_a_large_file_is_synced_in_pieces(tmp_path: Path, monkeypatch: pytest.Mo
 def dead_copy(tmp_path: Path) -> Path:
     """A directory that is a copy, so that each item in it is verified."""
     filled(ReplayBuffer(storage=MAKERS["directory"](tmp_path / "first"))).close()
-    os.system(f"cp -r {tmp_path / 'first'} {tmp_path / 'copy'}")
+    shutil.copytree(tmp_path / "first", tmp_path / "copy")
     return tmp_path / "copy"
 
 
@@ -405,3 +408,60 @@ def test_who_opens_a_directory_hears_of_its_recovery(open_it: Any, tmp_path: Pat
     assert steps(heard) == ["recover"]
     assert heard[-1].total == N
     opened.close()
+
+
+# -- and in the middle of it everything ends -------------------------------------------------------
+
+KILLED = """
+import os, signal, sys
+from shmbuffer import LazyMemmapStorage, ReplayBuffer
+from shmbuffer.memory import progress
+
+progress.EVERY_S, progress.PIECE_BYTES = 0.0, 1
+buffer, save, call, what, number = sys.argv[1:]
+heard = []
+
+def die(report):
+    heard.append(report.what)
+    if heard.count(what) == int(number):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+rb = ReplayBuffer(storage=LazyMemmapStorage(32, scratch_dir=buffer, shared_init=True))
+getattr(rb, call)(save, on_progress=die)
+"""
+
+
+def killed_at(*arguments: object) -> None:
+    ended = subprocess.run([sys.executable, "-c", KILLED, *map(str, arguments)], check=False)
+    assert ended.returncode == -signal.SIGKILL
+
+
+@pytest.mark.parametrize(("what", "number"), [("copy", 5), ("sync", 3)])
+def test_who_is_killed_while_saving_leaves_the_save_before(
+    what: str, number: int, tmp_path: Path
+) -> None:
+    path = tmp_path / "buffer"
+    rb = filled(ReplayBuffer(storage=MAKERS["directory"](path)))
+    rb.dumps(tmp_path / "save")
+    filled(rb, 100.0)
+    killed_at(path, tmp_path / "save", "dumps", what, number)
+    other = ReplayBuffer(storage=LazyMemmapStorage(32))
+    other.loads(tmp_path / "save")
+    assert numbers(other) == list(range(N))
+    rb.dumps(tmp_path / "save")
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["buffer", "save"]
+
+
+def test_who_is_killed_while_loading_leaves_a_sound_buffer_that_can_be_loaded(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "buffer"
+    rb = filled(ReplayBuffer(storage=MAKERS["directory"](path)))
+    rb.dumps(tmp_path / "save")
+    filled(rb, 100.0).close()
+    killed_at(path, tmp_path / "save", "loads", "load", 7)
+    with attach(path) as after:
+        assert numbers(after) == list(range(7))
+        assert after.storage.engine.check().ok
+        after.loads(tmp_path / "save")
+        assert numbers(after) == list(range(N))
