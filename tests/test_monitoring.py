@@ -78,7 +78,7 @@ def test_labels_are_those_that_are_served(served: dict[str, set[str]]) -> None:
 def test_every_choice_that_a_panel_refers_to_is_there() -> None:
     choices = {variable["name"] for variable in DASHBOARD["templating"]["list"]}
     used = set(re.findall(r"\$\{?(\w+)", json.dumps(DASHBOARD["panels"])))
-    assert used - {"__rate_interval", "__interval"} == choices == {"datasource", "directory"}
+    assert used - {"__rate_interval"} == choices == {"datasource", "directory"}
 
 
 def test_no_panel_lies_on_another_and_each_has_a_number_of_its_own() -> None:

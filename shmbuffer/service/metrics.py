@@ -41,6 +41,7 @@ COUNTERS = {
     "epoch": "recoveries of the directory",
     "deaths": "clients that died since this coordinator began",
     "restarts": "spawned processes that were started again",
+    "held_back_s": "seconds in which a disk held a writer back since this coordinator began",
 }
 GAUGES = {
     "size": "items that are there",

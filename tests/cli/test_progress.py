@@ -6,9 +6,11 @@ import builtins
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -150,27 +152,58 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
-def test_a_real_terminal_has_its_cursor_and_a_clean_line_at_the_end(closed: Path) -> None:
-    pytest.importorskip("rich")
+@contextmanager
+def on_a_terminal(
+    *arguments: object,
+) -> Iterator[tuple[subprocess.Popen[bytes], Callable[[], bytes]]]:
+    """The command line in a process of its own, with a terminal for its stderr; and what that shows
+    until everybody has left it."""
     master, slave = os.openpty()
+
+    def seen() -> bytes:
+        shown = b""
+        with suppress(OSError):  # EIO: everybody has left
+            while part := screen.read(65536):
+                shown += part
+        return shown
+
     with open(master, "rb", buffering=0) as screen:
-        ended = subprocess.run(
-            [sys.executable, "-c", ON_A_TERMINAL, "check", str(closed)],
+        process = subprocess.Popen(
+            [sys.executable, "-c", ON_A_TERMINAL, *map(str, arguments)],
             stdout=subprocess.PIPE,
             stderr=slave,
             env={**os.environ, "TERM": "xterm"},
-            check=False,
         )
         os.close(slave)
-        seen = b""
-        with suppress(OSError):  # EIO: everybody has left the terminal
-            while part := screen.read(65536):
-                seen += part
-    assert ended.returncode == exits.DONE
-    assert ended.stdout == f"{closed}: whole, 3 items, 3 verified, nobody uses it\n".encode()
-    assert b"3 items of 3 items" in seen
-    assert seen.count(HIDE_CURSOR.encode()) == seen.count(SHOW_CURSOR.encode()) == 1
-    assert b"\x1b[2K" in seen[seen.index(b"3 items of 3 items") :]  # the bar is gone
+        with process:
+            yield process, seen
+
+
+def test_a_real_terminal_has_its_cursor_and_a_clean_line_at_the_end(closed: Path) -> None:
+    pytest.importorskip("rich")
+    with on_a_terminal("check", closed) as (process, seen):
+        shown = seen()
+        assert process.stdout is not None
+        out = process.stdout.read().decode()
+    assert process.returncode == exits.DONE
+    assert out == f"{closed}: whole, 3 items, 3 verified, nobody uses it\n"
+    assert b"3 items of 3 items" in shown
+    assert shown.count(HIDE_CURSOR.encode()) == shown.count(SHOW_CURSOR.encode()) == 1
+    assert b"\x1b[2K" in shown[shown.index(b"3 items of 3 items") :]  # the bar is gone
+
+
+def test_serve_shows_the_recovery_and_the_prefault_and_then_that_it_is_ready(closed: Path) -> None:
+    pytest.importorskip("rich")
+    wishes = ("--on-existing", "recover", "--prefault", "full")
+    with on_a_terminal("serve", closed, *wishes) as (process, seen):
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith(b"ready: ")
+        process.send_signal(signal.SIGTERM)
+        shown = seen()
+    assert process.returncode == exits.DONE
+    assert b"recover" in shown
+    assert b"prefault" in shown[shown.index(b"3 items of 3 items") :]
+    assert shown.count(HIDE_CURSOR.encode()) == shown.count(SHOW_CURSOR.encode()) == 2
 
 
 @pytest.mark.parametrize("verb", ["check", "recover"])
