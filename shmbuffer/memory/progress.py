@@ -114,7 +114,7 @@ class Progress:
         self._what = what
         self._total = total
         self._unit = unit
-        self._on_progress = on_progress or _heard_by.get()
+        self._on_progress = _heard_by.get() if on_progress is None else on_progress
         self._done = 0
         self._next_s = time.monotonic() + EVERY_S
         self.heard = self._on_progress is not None and total > 0

@@ -233,8 +233,9 @@ class _Repair:
         self._sane_settings()
         self._sane_head()
         before = {name: int(runtime[name][0]) for name in ("rolled_back", "rolled_forward")}
-        held = int(np.count_nonzero(slots.committed(self.words)))
-        progress = Progress("recover", held * self.width, "items")
+        # As far as is known: a damaged page may say anything, and the words are looked at later.
+        held = min(int(runtime["length"][0]), self.capacity) * self.width
+        progress = Progress("recover", held, "items")
         retired = self._reap_everybody(trusted)
         _core.reached("recover.reaped")
         refused = self._refuse_impossible_words(trusted)
@@ -242,7 +243,7 @@ class _Repair:
         misplaced = self._refuse_misplaced_records(trusted) if self.schema.record_bytes else 0
         _core.reached("recover.words")
         if trusted:
-            progress.advance(held * self.width // 3)
+            progress.advance(held // 3)
         failed, unverified = (0, 0) if trusted else self._verify(progress)
         if self.schema.record_bytes:  # also in one boot: a damaged stride shows nowhere else
             failed += self._relink()
@@ -253,7 +254,7 @@ class _Repair:
         _core.reached("recover.waiters")
         self._settle_flow()
         if trusted:
-            progress.advance(held * self.width // 3)
+            progress.advance(held // 3)
         self.native.rebuild()
         progress.finish()
         rolled = {name: int(runtime[name][0]) - was for name, was in before.items()}

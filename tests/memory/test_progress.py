@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from shmbuffer.errors import AttachTimeout
-from shmbuffer.memory import Engine, Settings, progress
+from shmbuffer.memory import Engine, Settings, layout, progress
 from shmbuffer.memory import records as records_module
 from shmbuffer.memory.check import check
 from shmbuffer.memory.files import Files
@@ -153,6 +153,31 @@ def test_the_innermost_hears_and_none_leaves_the_one_before(every_step: None) ->
     assert ([one.what for one in first], [one.what for one in second]) == (["sync"], ["copy"])
 
 
+def test_what_is_told_may_be_kept_in_something_empty(every_step: None) -> None:
+    class Kept(list[ProgressReport]):
+        def __call__(self, report: ProgressReport) -> None:
+            self.append(report)
+
+    kept = Kept()
+    Progress("copy", 1, on_progress=kept).finish()
+    with hearing(kept):
+        Progress("sync", 1).finish()
+    assert [one.what for one in kept] == ["copy", "sync"]
+
+
+def test_what_a_callback_does_itself_is_not_told_to_it(every_step: None) -> None:
+    heard: Heard = []
+
+    def work_too(report: ProgressReport) -> None:
+        heard.append(report)
+        Progress("sync", 1).finish()
+
+    with hearing(work_too):
+        Progress("copy", 1).finish()
+        Progress("load", 1).finish()
+    assert [one.what for one in heard] == ["copy", "load"]
+
+
 def test_the_work_of_another_thread_is_not_heard_of(every_step: None) -> None:
     heard: Heard = []
     with hearing(heard.append):
@@ -231,6 +256,20 @@ def test_a_recovery_that_verifies_tells_of_each_piece(copy: Path, every_step: No
     report = recover(copy, on_progress=heard.append)
     assert (report.reason, report.items) == ("copy", 60)
     assert [one.done for one in heard] == list(range(1, 61))
+
+
+@pytest.mark.parametrize("length", [0, 3, 2**63])
+def test_a_damaged_count_of_items_does_not_keep_a_recovery_from_telling(
+    path: Path, length: int, every_step: None
+) -> None:
+    control = np.memmap(path / layout.CONTROL, np.uint8, "r+")
+    runtime = control[layout.RUNTIME_OFFSET :][: layout.PAGE].view(layout.RUNTIME)
+    runtime["length"] = length
+    del runtime, control
+    heard: Heard = []
+    assert recover(path, on_progress=heard.append).items == 60
+    assert [one.done == one.total for one in heard][-1:] == [True] * bool(length)
+    assert all(0 <= one.done <= one.total <= 64 for one in heard)
 
 
 @pytest.mark.parametrize("ending", [stop, stop_halfway])
