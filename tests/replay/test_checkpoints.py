@@ -44,6 +44,7 @@ from shmbuffer.errors import (
     IncompatibleVersionError,
     SpaceError,
 )
+from shmbuffer.replay.storages import rows
 from tests.memory.programs import heard, program
 from tests.replay.conftest import MakeStorage
 
@@ -1242,3 +1243,24 @@ def test_priorities_of_a_table_of_the_samplers_own_come_back(tmp_path: Path) -> 
     other.loads(tmp_path)
     assert other.sample().tolist() == [1, 1, 1]
     assert other.sampler.default_priority == 5.0
+
+
+def test_a_load_gathers_no_more_than_some_megabytes_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rb = ReplayBuffer(storage=LazyMemmapStorage(20))
+    rb.extend(items(0, 20))
+    rb.dumps(tmp_path)
+    monkeypatch.setattr(rows, "_PIECE_BYTES", 3 * (8 + 12 + 1) + 1)
+    at_once: list[int] = []
+    replace_some = rows.Rows._replace_some
+
+    def counted(self: Any, slots: Any, columns: Any) -> None:
+        at_once.append(len(slots))
+        replace_some(self, slots, columns)
+
+    monkeypatch.setattr(rows.Rows, "_replace_some", counted)
+    other = ReplayBuffer(storage=LazyMemmapStorage(20))
+    other.loads(tmp_path)
+    assert at_once == [3] * 6 + [2]
+    assert numbers(other[:]) == list(range(20))

@@ -23,8 +23,9 @@ if TYPE_CHECKING:
     from shmbuffer.memory import Moment, Ring
     from shmbuffer.replay.leaves import Leaves
 
-# Slots that are replaced in one claim.
+# What is replaced in one claim, and gathered in memory before: slots, and about so many bytes.
 _PIECE = 4096
+_PIECE_BYTES = 2**25
 
 Drawn = tuple[list[torch.Tensor], torch.Tensor, torch.Tensor, torch.Tensor | None]
 """Leaves ``[n, *shape]``, element index int64 ``[n]``, tickets int64 ``[n]``, weights float32
@@ -162,7 +163,8 @@ class Rows(ABC):
         # Where the bytes are in their places there is nothing that would take long.
         total = len(slots) * self._slot_bytes if columns is not None else 0
         with whole_or_empty(ring, self.leaves.where), Progress("load", total) as progress:
-            for start, count in progress.cut(len(slots), self._slot_bytes, _PIECE):
+            most = max(1, min(_PIECE, _PIECE_BYTES // max(1, self._slot_bytes)))
+            for start, count in progress.cut(len(slots), self._slot_bytes, most):
                 self._replace_some(slots[start : start + count], columns)
                 progress.advance(count * self._slot_bytes)
         if priorities is None:
