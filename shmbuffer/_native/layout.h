@@ -83,7 +83,8 @@ struct shmb_runtime {
     _Atomic uint64_t pending;          /* elements of open claims that began while there was a limiter */
     _Atomic uint32_t limiter_version;  /* changes with the limiter; 0: there was never one */
     _Atomic uint32_t limited;          /* entries that wait for the other side */
-    uint64_t reserved[3];
+    uint64_t reserved[2];
+    _Atomic uint64_t lock_waits; /* times that the mutex was not to be had at once, nor soon: it was slept for */
     struct shmb_limiter limiters[2];
 };
 
@@ -146,7 +147,9 @@ enum shmb_claim_kind { SHMB_RING_WRITE = 0, SHMB_PLACED = 1, SHMB_IN_PLACE = 2 }
 
 _Static_assert(sizeof(struct shmb_record) == 32, "the header of a record has its fixed size");
 _Static_assert(sizeof(struct shmb_limiter) == 64, "a limiter is one cache line");
-_Static_assert(sizeof(struct shmb_runtime) <= SHMB_PAGE, "the runtime page is one page");
+/* The end of the runtime page is the record of the last recovery, which only Python reads and writes. */
+#define SHMB_RECOVERY_BYTES 256u
+_Static_assert(sizeof(struct shmb_runtime) <= SHMB_PAGE - SHMB_RECOVERY_BYTES, "the runtime page is one page");
 _Static_assert(sizeof(struct shmb_entry) == SHMB_ENTRY_BYTES, "a registry entry has its fixed size");
 _Static_assert(sizeof(pthread_mutex_t) <= 64, "the mutex has its place");
 

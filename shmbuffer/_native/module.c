@@ -101,7 +101,7 @@ static PyObject *core_layout(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(ig
     RUNTIME(max_priority) RUNTIME(alpha) RUNTIME(eps) RUNTIME(alpha_version) RUNTIME(next_turn) RUNTIME(waiters)
     RUNTIME(progress) RUNTIME(next_incarnation) RUNTIME(repairs) RUNTIME(rolled_back) RUNTIME(rolled_forward)
     RUNTIME(reaped) RUNTIME(byte_head) RUNTIME(byte_tail) RUNTIME(evicted)
-    RUNTIME(drawn) RUNTIME(pending) RUNTIME(limiter_version) RUNTIME(limited) RUNTIME(limiters)
+    RUNTIME(drawn) RUNTIME(pending) RUNTIME(limiter_version) RUNTIME(limited) RUNTIME(lock_waits) RUNTIME(limiters)
 #define LIMITER(field) failed = failed || put(dict, "limiter." #field, offsetof(struct shmb_limiter, field));
     LIMITER(samples_per_insert) LIMITER(error_buffer) LIMITER(min_size) LIMITER(inserts_base) LIMITER(samples_base)
     LIMITER(max_times_sampled) LIMITER(queue_next) LIMITER(when_alone) LIMITER(limits)
@@ -114,6 +114,7 @@ static PyObject *core_layout(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(ig
     failed = failed || put(dict, "page", SHMB_PAGE) || put(dict, "runtime", SHMB_RUNTIME_OFFSET) ||
              put(dict, "registry", SHMB_REGISTRY_OFFSET) || put(dict, "entries", SHMB_ENTRIES) ||
              put(dict, "entry_bytes", SHMB_ENTRY_BYTES) || put(dict, "control_bytes", SHMB_CONTROL_BYTES) ||
+             put(dict, "recovery_bytes", SHMB_RECOVERY_BYTES) ||
              put(dict, "fanout", SHMB_FANOUT) || put(dict, "mutex_bytes", sizeof(pthread_mutex_t)) ||
              put(dict, "mutex_align", _Alignof(pthread_mutex_t));
     if (failed) Py_CLEAR(dict);

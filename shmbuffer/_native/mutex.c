@@ -88,6 +88,8 @@ static int lock(struct shmb_ring *ring, struct shmb_call *call) {
     }
     if (error == EBUSY) {
         int64_t deadline = shmb_now_ns() + call->timeout_ns;
+        atomic_fetch_add_explicit(&ring->runtime->lock_waits, 1, memory_order_relaxed);
+        CP(count_added);
         call->may_block(call);
         for (;;) {
             int64_t until = shmb_now_ns() + SLICE_NS;

@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import time
 import uuid
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -29,6 +30,7 @@ from shmbuffer.memory.region import not_durable
 
 _LAYOUT = _core.layout()
 NO_FLAGS = Flag(0)
+_FUTEX_TID_MASK = 0x3FFFFFFF
 
 
 @dataclass(frozen=True)
@@ -238,6 +240,41 @@ class Control:
         sequence = self.superblock().sequence
         for copy in (0, 1):
             self._store(copy, replace(superblock, sequence=sequence + 1 + copy))
+
+    def note_recovery(self, found: Mapping[str, Any]) -> None:
+        """Stores what a recovery found, for whoever looks later; nothing depends on it.
+
+        Args:
+            found: the fields of `layout.RECOVERY`, but for the checksum.
+        """
+        page = np.zeros((), layout.RECOVERY)
+        for name, value in found.items():
+            page[name] = value
+        data = page.tobytes()[:-4]
+        data += int(_core.crc32c(data)).to_bytes(4, "little")
+        self._bytes[layout.RECOVERY_OFFSET : layout.REGISTRY_OFFSET] = np.frombuffer(data, np.uint8)
+        _core.reached("recover.noted")
+
+    def last_recovery(self) -> dict[str, Any] | None:
+        """What the last recovery found.
+
+        None if there was none, its record is damaged, or just being written, or an older version
+        has made it, which left none.
+        """
+        data = self._bytes[layout.RECOVERY_OFFSET : layout.REGISTRY_OFFSET].tobytes()
+        record = np.frombuffer(data, layout.RECOVERY)[0]
+        if int(_core.crc32c(data[:-4])) != record["crc32c"]:
+            return None
+        assert layout.RECOVERY.names is not None
+        found = {name: record[name].item() for name in layout.RECOVERY.names if name != "crc32c"}
+        return {**found, "reason": found["reason"].decode("ascii", "replace")}
+
+    def mutex_owner(self) -> int:
+        """The thread that holds the mutex at this moment, in its own pid namespace; 0 if none does.
+
+        The low 30 bits of the futex word that the kernel itself reads (futex(2)). For display only.
+        """
+        return int.from_bytes(self.runtime["mutex"][0].tobytes()[:4], "little") & _FUTEX_TID_MASK
 
     def sync(self) -> None:
         """Brings the whole file to the disk; DurabilityError if that fails."""

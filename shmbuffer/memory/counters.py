@@ -10,7 +10,15 @@ from shmbuffer.memory import layout
 from shmbuffer.memory.standing import standing
 
 #: Counters of the runtime page that are shown as they are.
-RUNTIME_COUNTERS = ("waiters", "repairs", "rolled_back", "rolled_forward", "reaped", "evicted")
+RUNTIME_COUNTERS = (
+    "waiters",
+    "repairs",
+    "rolled_back",
+    "rolled_forward",
+    "reaped",
+    "evicted",
+    "lock_waits",
+)
 
 
 def of_snapshot(snapshot: bytes) -> tuple[Any, Any]:

@@ -10,41 +10,59 @@ from os import PathLike
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from shmbuffer.errors import BufferNotFoundError
 from shmbuffer.memory import counters, identity, layout, records, slots
 from shmbuffer.memory.control import Control, Superblock
 from shmbuffer.memory.files import Files
+from shmbuffer.memory.filesystem import UNLIMITED, shut
 from shmbuffer.memory.layout import BufferState, Flag
 from shmbuffer.memory.recovery import reason_to_recover
 from shmbuffer.memory.region import Directory
 from shmbuffer.memory.registry import Registry
+from shmbuffer.memory.residency import Residency, residency, resident_bytes
 from shmbuffer.memory.schema import Schema
 from shmbuffer.memory.settings import Settings
 from shmbuffer.memory.standing import waits
 
 #: Of a histogram of priorities: slots that are looked at, from all over the ring.
-_LOOKED_SLOTS = 1 << 16
+_LOOKED_SLOTS = 1 << 14
+_RUN = 64
 
 
-def inspect(path: str | PathLike[str], *, priorities: bool = False) -> dict[str, Any]:
+def inspect(
+    path: str | PathLike[str], *, priorities: bool = False, live_bytes: bool = True
+) -> dict[str, Any]:
     """Everything that the directory says of itself, as plain values.
 
     Args:
         path: the directory.
         priorities: also how they are spread, under ``priorities``: for each power of two the share
             of items whose raw priority is up to it, and above half of it. Of a large buffer some
-            65,536 slots from all over are looked at. None without a priority tree.
+            16,384 slots from all over are looked at. None without a priority tree.
+        live_bytes: also what the items of a buffer of records take, which sorts all of them.
 
     Returns:
         Keys ``path``, ``uuid``, ``state``, ``needs_recovery`` (None, or the reason), ``epoch``,
         ``created``, ``flags``, ``settings``, ``schema`` (None before the first write),
         ``counters``, ``clients``, ``bytes`` (of all files), ``disk_bytes`` (that the file system
-        has taken for them; fewer where files are sparse), ``records`` (None where items are rows;
-        ``max_bytes``, ``used_bytes`` from the oldest record in use to the head, ``live_bytes`` of
-        the items with their headers, ``dictionary_bytes``), ``owner``, ``durable_ticket``,
+        has taken for them; fewer where files are sparse), ``memory_bytes`` (of all files, that are
+        in memory; None where the kernel does not tell), ``unwritten_bytes`` (of those, changed and
+        not yet on the disk), ``filesystem`` (whether it is ``in_memory``, and its ``free_bytes``,
+        None without a limit), ``records`` (None where items are rows; ``max_bytes``,
+        ``used_bytes`` from the oldest record in use to the head, ``live_bytes`` of the items with
+        their headers, ``dictionary_bytes``), ``owner``, ``durable_ticket``, ``recovery`` (what the
+        last one found, when; None if there was none, or a version that kept no record did it),
+        ``mutex`` (``tid`` and ``pid`` of its holder at this moment; None if nobody holds it),
         ``waits`` (who waits for the other side of a limited buffer: ``entry``, ``pid``,
         ``seconds``, ``text``).
+
+        A client of ``clients`` has what `Client` has, ``mutex`` (whether it is his now), and
+        ``memory_bytes`` of its process, shared pages included; None where it cannot be seen.
+
+    Cost: about a millisecond, whatever the capacity, without ``live_bytes``; it reads some pages
+    that everybody else reads, and stores nothing.
 
     Raises:
         BufferNotFoundError, FormatError, CorruptBufferError, UnsafePathError: as they say.
@@ -61,6 +79,7 @@ def inspect(path: str | PathLike[str], *, priorities: bool = False) -> dict[str,
         settings = Settings.recorded(superblock.settings, directory.path)
         registry = Registry(control, directory)
         schema = _schema(files, superblock)
+        clients, mutex = [client.to_json() for client in registry.clients()], _mutex(control)
         spread = {"priorities": _spread(files, schema, control)} if priorities else {}
         return {
             "path": str(directory.path),
@@ -80,10 +99,12 @@ def inspect(path: str | PathLike[str], *, priorities: bool = False) -> dict[str,
                 width=schema.width if schema else 1,
                 elements=schema.elements if schema else settings.capacity,
             ),
-            "clients": [client.to_json() for client in registry.clients()],
+            "clients": [{**client, **_now(client, clients, mutex)} for client in clients],
             "bytes": _bytes(files, schema),
-            "disk_bytes": _disk_bytes(files, schema),
-            "records": _records(files, schema, control),
+            **_room(files, schema),
+            "records": _records(files, schema, control, live_bytes=live_bytes),
+            "recovery": _recovery(control, superblock),
+            "mutex": mutex,
             "owner": {
                 "pid": superblock.owner_pid,
                 "state": identity.process_state(superblock.owner_pid),
@@ -127,28 +148,91 @@ def _bytes(files: Files, schema: Schema | None) -> int:
     return layout.CONTROL_BYTES + schema.sections["bytes"] + sum(schema.map_bytes)
 
 
-def _disk_bytes(files: Files, schema: Schema | None) -> int:
+def _room(files: Files, schema: Schema | None) -> dict[str, Any]:
+    """What the files take, on the disk and in memory, and what is left there."""
     names = [layout.CONTROL]
     if schema is not None:
         names += [layout.SLOTS, layout.SCHEMA]
         names += [leaf.file for leaf in schema.leaves if leaf.nbytes]
         names += [layout.RECORDS] if schema.record_bytes else []
-    return sum(files.directory.stat(name).st_blocks * 512 for name in names)
+    on_disk, in_memory = 0, Residency(0, 0)
+    told = True
+    for name in names:
+        fd = files.directory.open_file(name, writable=False)
+        try:
+            stat = os.fstat(fd)
+            on_disk += stat.st_blocks * 512
+            found = residency(fd, stat.st_size)
+        finally:
+            shut(fd)
+        told, in_memory = told and found is not None, in_memory + (found or Residency(0, 0))
+    free = files.directory.free_bytes()
+    return {
+        "disk_bytes": on_disk,
+        "memory_bytes": in_memory.cached if told else None,
+        "unwritten_bytes": in_memory.unwritten if told and not files.in_memory else None,
+        "filesystem": {
+            "in_memory": files.in_memory,
+            "free_bytes": None if free == UNLIMITED else free,
+        },
+    }
 
 
-def _records(files: Files, schema: Schema | None, control: Control) -> dict[str, int] | None:
+def _recovery(control: Control, superblock: Superblock) -> dict[str, Any] | None:
+    """The record, if it is of the last recovery: a version that keeps none may have done that."""
+    found = control.last_recovery()
+    if found is None or found["epoch"] != superblock.epoch or not superblock.epoch:
+        return None
+    return {
+        **{name: value for name, value in found.items() if name not in ("at_ns", "duration_ns")},
+        "at_s": found["at_ns"] / 1e9,
+        "duration_ms": found["duration_ns"] / 1e6,
+    }
+
+
+def _mutex(control: Control) -> dict[str, int] | None:
+    tid = control.mutex_owner()
+    return {"tid": tid, "pid": identity.process_of(tid)} if tid else None
+
+
+def _now(
+    client: dict[str, Any], clients: list[dict[str, Any]], mutex: dict[str, int] | None
+) -> dict[str, Any]:
+    """What of a client is not in the registry.
+
+    Of several handles of the process that holds the mutex it is the one with a claim in a phase
+    that needs it, or the first.
+    """
+    here = client["state"] != "elsewhere"
+    theirs = [
+        one
+        for one in clients
+        if mutex is not None and one["pid"] == mutex["pid"] and one["state"] != "elsewhere"
+    ]
+    theirs.sort(key=lambda one: one["phase"] in ("IDLE", "PAYLOAD"))
+    return {
+        "mutex": bool(theirs) and theirs[0] is client,
+        "memory_bytes": resident_bytes(client["pid"]) if client["alive"] and here else None,
+    }
+
+
+def _records(
+    files: Files, schema: Schema | None, control: Control, *, live_bytes: bool
+) -> dict[str, int | None] | None:
     """Of a busy buffer the numbers may be of slightly different moments."""
     if schema is None or not schema.record_bytes:
         return None
     runtime = control.runtime[0]
     tail, head = int(runtime["byte_tail"]), int(runtime["byte_head"])
-    slots_map = files.map_slots(schema, writable=False)
-    data = np.frombuffer(slots_map, np.uint8)
-    words = data[: 8 * schema.capacity].view(np.uint64)
+    live = None
+    if live_bytes:
+        data = np.frombuffer(files.map_slots(schema, writable=False), np.uint8)
+        words = data[: 8 * schema.capacity].view(np.uint64)
+        live = records.live_bytes(words, records.extents_of(data, schema))
     return {
         "max_bytes": schema.record_bytes,
         "used_bytes": head - tail,
-        "live_bytes": records.live_bytes(words, records.extents_of(data, schema)),
+        "live_bytes": live,
         "dictionary_bytes": len(files.dictionary() or b""),
     }
 
@@ -158,11 +242,11 @@ def _spread(files: Files, schema: Schema | None, control: Control) -> dict[str, 
     if schema is None or not control.runtime["prioritized"][0]:
         return None
     data = np.frombuffer(files.map_slots(schema, writable=False), np.uint8)
-    step = max(1, schema.capacity // _LOOKED_SLOTS)
-    held = slots.committed(data[: 8 * schema.capacity].view(np.uint64)[::step])
+    looked = _looked_at(schema.capacity)
+    held = looked[slots.committed(data[: 8 * schema.capacity].view(np.uint64)[looked])]
     at = schema.sections["raw"]
     raw = data[at : at + 8 * schema.elements].view(np.float64)
-    found = raw.reshape(schema.capacity, schema.width)[::step][held].ravel()
+    found = raw.reshape(schema.capacity, schema.width)[held].ravel()
     found = found[found >= 0]  # NaN: somebody is just writing it
     mantissas, exponents = np.frexp(found)
     exponents = exponents - (mantissas == 0.5)  # a power of two belongs to what is up to it
@@ -172,6 +256,15 @@ def _spread(files: Files, schema: Schema | None, control: Control) -> dict[str, 
         f"{0.0 if edge == -1075 else 2.0**edge:.4g}": float(count / len(found))
         for edge, count in zip(edges.tolist(), counts.tolist(), strict=True)
     }
+
+
+def _looked_at(capacity: int) -> NDArray[np.int64]:
+    """Slots, in runs from all over the ring: each run is a fault, because a look maps anew."""
+    runs = _LOOKED_SLOTS // _RUN
+    if capacity <= _LOOKED_SLOTS:
+        return np.arange(capacity)
+    starts = np.linspace(0, capacity // _RUN - 1, runs).astype(np.int64) * _RUN
+    return (starts[:, None] + np.arange(_RUN)).ravel()
 
 
 def exists(path: str | PathLike[str]) -> bool:

@@ -5,7 +5,8 @@ The control file (fixed size, there as soon as the directory is a buffer):
     offset   bytes   what
     0        4096    superblock, copy 0        identity, life cycle, settings; two copies, written
     in turn 4096     4096    superblock, copy 1
-    8192     4096    runtime page              the mutex and everything that it guards
+    8192     4096    runtime page              the mutex and everything that it guards; at its
+                                               end what the last recovery found
     12288    65536   registry                  256 entries of 256 bytes, one for each handle
 
 The slots file (there once the schema is) holds slot words, checksums, sources, raw priorities and
@@ -25,7 +26,7 @@ import numpy as np
 
 MAGIC = b"SHMBUF\x00\x01"
 FORMAT_MAJOR = 1
-FORMAT_MINOR = 2  # 1: records; 2: flow control
+FORMAT_MINOR = 2  # 1: records; 2: flow control, the last recovery, lock waits
 ENDIAN_TAG = 0x01020304
 
 PAGE = 4096
@@ -230,8 +231,30 @@ RUNTIME = _fields(
     ("pending", "<u8", 216),
     ("limiter_version", "<u4", 224),
     ("limited", "<u4", 228),
+    ("lock_waits", "<u8", 248),
     ("limiters", "V128", 256),
     itemsize=PAGE,
+)
+
+#: What the last recovery found, at the end of the runtime page; the C core knows only its size.
+RECOVERY_BYTES = 256
+RECOVERY_OFFSET = REGISTRY_OFFSET - RECOVERY_BYTES
+RECOVERY = _fields(
+    ("epoch", "<u8", 0),
+    ("at_ns", "<u8", 8),
+    ("duration_ns", "<u8", 16),
+    ("pid", "<u8", 24),
+    ("reason", "S16", 32),
+    ("items", "<u8", 48),
+    ("rolled_back", "<u8", 56),
+    ("rolled_forward", "<u8", 64),
+    ("clients_retired", "<u8", 72),
+    ("priorities_repaired", "<u8", 80),
+    ("words_refused", "<u8", 88),
+    ("checksum_failed", "<u8", 96),
+    ("unverified", "<u8", 104),
+    ("crc32c", "<u4", 252),
+    itemsize=RECOVERY_BYTES,
 )
 
 ENTRY = _fields(

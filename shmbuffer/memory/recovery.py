@@ -13,6 +13,7 @@ a checksum that fits.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
@@ -157,9 +158,26 @@ def recover_directory(files: Files, control: Control, reason: str) -> RecoveryRe
     # Only now: whoever repeats an interrupted recovery has to find the same reason for it.
     control.write(replace(superblock, state=state, **_adopted_identity(files, reason)))
     _core.reached("recover.superblock")
+    report = replace(report, duration_ms=(time.perf_counter_ns() - began) / 1e6)
+    _note(control, report)  # before READY, so that whoever sees that it is over sees what it found
     control.runtime["state"] = state
     _core.reached("recover.ready")
-    return replace(report, duration_ms=(time.perf_counter_ns() - began) / 1e6)
+    return report
+
+
+def _note(control: Control, report: RecoveryReport) -> None:
+    """For `last_recovery`: a coordinator's log may be gone when somebody asks what happened."""
+    found = report.to_json()
+    del found["path"]
+    duration_ms = found.pop("duration_ms")
+    control.note_recovery(
+        {
+            **found,
+            "at_ns": time.time_ns(),
+            "duration_ns": int(duration_ms * 1e6),
+            "pid": os.getpid(),
+        }
+    )
 
 
 def _adopted_identity(files: Files, reason: str) -> dict[str, Any]:

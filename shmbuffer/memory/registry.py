@@ -50,8 +50,12 @@ class Client:
         role: ``client``, ``collector``, ``learner`` or ``coordinator``.
         pid: process id, in the pid namespace that it lives in.
         alive: whether it could not be proven dead.
-        state: what the kernel says of the process: running, stopped, zombie, gone.
+        state: what the kernel says of the process: running, stopped, zombie, gone; elsewhere, if it
+            lives in another pid namespace, where its number means another process to us.
         phase: of its claim; IDLE if it is writing nothing.
+        claimed: ``first`` ticket and ``count`` of slots of its claim; None if it writes nothing.
+        turn: its ``place`` in the queue of those who wait for a slot, and for how many ``seconds``
+            it has had that; None if it does not wait.
         joined_s: seconds since the epoch.
         idle_s: seconds since its last write, sample or update; None if there was none.
         counters: see `layout.COUNTERS`; of all clients that ever had this entry.
@@ -64,6 +68,8 @@ class Client:
     alive: bool
     state: str
     phase: str
+    claimed: dict[str, int] | None
+    turn: dict[str, float] | None
     joined_s: float
     idle_s: float | None
     counters: dict[str, int]
@@ -186,7 +192,7 @@ class Registry:
         entries, now = self._control.entries, time.monotonic_ns()
         found = []
         for entry, incarnation in self.live():
-            one = entries[entry].copy()
+            one, alive = entries[entry].copy(), not self.is_dead(entry)
             seen = int(one["last_seen_ns"])
             found.append(
                 Client(
@@ -194,15 +200,25 @@ class Registry:
                     incarnation=incarnation,
                     role=layout.name_of(Role, int(one["role"])).lower(),
                     pid=int(one["pid"]),
-                    alive=not self.is_dead(entry),
-                    state=identity.process_state(int(one["pid"])),
+                    alive=alive,
+                    state=self._state(entry, alive=alive),
                     phase=layout.name_of(Phase, int(one["phase"])),
+                    claimed=_claim(one),
+                    turn=_turn(one, now),
                     joined_s=int(one["joined_ns"]) / 1e9,
                     idle_s=max(0, now - seen) / 1e9 if seen else None,
                     counters={name: int(one[name]) for name in layout.COUNTERS},
                 )
             )
         return found
+
+    def _state(self, entry: int, *, alive: bool) -> str:
+        """What becomes of a number that another process has now is not said of the dead."""
+        who, here = self.identity(entry), identity.current().pid_namespace
+        if 0 not in (who.pid_namespace, here) and who.pid_namespace != here:
+            return "elsewhere" if alive else "gone"
+        state = identity.process_state(who.pid)
+        return state if alive or state == "zombie" else "gone"
 
     def _lock_is_free(self, entry: int) -> bool:
         if self._directory is None:
@@ -263,6 +279,19 @@ class Membership:
 _memberships: weakref.WeakValueDictionary[tuple[str, int], Membership] = (
     weakref.WeakValueDictionary()
 )
+
+
+def _claim(one: Any) -> dict[str, int] | None:
+    if int(one["phase"]) == Phase.IDLE:
+        return None
+    return {name: int(one[name]) for name in ("first", "count")}
+
+
+def _turn(one: Any, now_ns: int) -> dict[str, float] | None:
+    place = int(one["turn"])
+    if not place:
+        return None
+    return {"place": place, "seconds": max(0, now_ns - int(one["turn_ns"])) / 1e9}
 
 
 def _has_ended(who: Identity) -> bool:

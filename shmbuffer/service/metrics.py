@@ -32,6 +32,7 @@ COUNTERS = {
     "updates_stale": "priorities that were dropped, because their item had been overwritten",
     "redraws": "rows drawn again, because they changed while they were copied",
     "waits": "writes that had to wait for a slot",
+    "lock_waits": "times that somebody had to sleep until the lock was free",
     "aborts": "items that their writer gave back unfinished",
     "evicted": "items that went because their bytes were needed",
     "repairs": "times that the lock was found with a dead owner",

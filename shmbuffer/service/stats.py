@@ -9,6 +9,7 @@
                                       since the last reading, or ever if nothing was drawn since
     updates_applied, updates_stale    priorities set; dropped because their item was overwritten
     redraws, waits                    rows drawn again because they changed; writes that had to wait
+    lock_waits                        times that somebody had to sleep until the lock was free
     clients_alive, clients_dead       handles in the registry; those dead and not yet reaped
     repairs, rolled_back, rolled_forward, reaped   what deaths made necessary
     epoch, bytes, p_sum, ...          the engine's other numbers, under its own names

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -99,3 +100,20 @@ def test_a_name_cannot_write_to_the_terminal(
 
 def test_the_exit_code_reaches_the_shell(closed: Path) -> None:
     assert run("inspect", closed)[0] == 0
+
+
+def test_the_last_recovery_and_the_room_are_told(
+    dead: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["inspect", str(dead)]) == 0
+    assert "recoveries  none" in capsys.readouterr().out
+    assert main(["recover", str(dead)]) == 0
+    capsys.readouterr()
+    assert main(["inspect", str(dead)]) == 0
+    text = capsys.readouterr().out
+    assert re.search(
+        r"recoveries  1 [\d.]+ s ago \(nobody alive\): 3 items kept, 2 rolled back, "
+        r"1 clients retired, in [\d.]+ ms\n",
+        text,
+    )
+    assert re.search(r"size +[\d.]+ KiB of files, [\d.]+ KiB of it .*, [\d.]+ \w+ free\n", text)

@@ -117,6 +117,21 @@ def test_the_runtime_page_lies_at_8192(engine: Engine) -> None:
     assert (max_priority, alpha, eps) == (-1.0, 1.0, 0.0)
 
 
+def test_what_a_recovery_found_lies_at_12032(engine: Engine) -> None:
+    assert engine.path is not None
+    assert control(engine)[12032:12288] == bytes(256)
+    path = engine.path
+    engine.close()
+    with Engine.open(path, None) as recovered:
+        record = control(recovered)[12032:12288]
+    assert record[32:48] == b"nobody alive".ljust(16, b"\0")
+    assert struct.unpack_from("<Q", record, 0) == (1,)
+    assert struct.unpack_from("<Q", record, 24) == (identity.current().pid,)
+    assert struct.unpack_from("<QQQ", record, 48) == (4, 0, 0)
+    assert record[112:252] == bytes(140)
+    assert record[252:] == _core.crc32c(record[:252]).to_bytes(4, "little")
+
+
 def test_the_registry_lies_at_12288(engine: Engine) -> None:
     entry = control(engine)[12288 : 12288 + 256]
     me = identity.current()

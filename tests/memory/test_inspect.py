@@ -4,19 +4,34 @@ from __future__ import annotations
 
 import json
 import os
+import time
 import uuid
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from shmbuffer._native import _core
 from shmbuffer.errors import BufferNotFoundError, CorruptBufferError, FormatError
 from shmbuffer.memory import Engine, Settings, layout
-from shmbuffer.memory.inspect import exists, inspect
+from shmbuffer.memory.control import Control
+from shmbuffer.memory.inspect import _looked_at, exists, inspect
 from shmbuffer.memory.locks import InitLock
+from shmbuffer.memory.recovery import recover
 from shmbuffer.memory.region import Directory
-from tests.memory.rows import Parent, child, files_of, ring_of, schema, write
+from shmbuffer.memory.schema import Schema
+from tests.memory.rows import (
+    Parent,
+    child,
+    files_of,
+    mutex_held,
+    ring_of,
+    schema,
+    slot_held,
+    write,
+)
 
 SETTINGS = Settings(capacity=8, alpha=0.5, eps=0.0, extra={"class": "ReplayBuffer"})
 
@@ -41,6 +56,10 @@ def test_it_tells_everything_as_plain_values(path: Path) -> None:
         superblock = engine.superblock
     assert json.loads(json.dumps(found)) == found
     clients = found.pop("clients")
+    recovery = found.pop("recovery")
+    assert (recovery["epoch"], recovery["pid"], recovery["items"]) == (1, os.getpid(), 8)
+    free = found["filesystem"].pop("free_bytes")
+    assert free is None or free > 0
     created = datetime.fromisoformat(found.pop("created"))
     assert abs((datetime.now(UTC) - created).total_seconds()) < 3600
     assert found == {
@@ -88,6 +107,7 @@ def test_it_tells_everything_as_plain_values(path: Path) -> None:
             "rolled_forward": 0,
             "reaped": 0,
             "evicted": 0,
+            "lock_waits": 0,
             "samples_per_insert": 0.0,
             "error_buffer": 0.0,
             "samples_ahead": 0.0,
@@ -97,7 +117,11 @@ def test_it_tells_everything_as_plain_values(path: Path) -> None:
             "limited": 0,
         },
         "disk_bytes": 512 * sum(f.stat().st_blocks for f in path.rglob("*") if f.name in FILES),
+        "memory_bytes": found["memory_bytes"],
+        "unwritten_bytes": found["unwritten_bytes"],
+        "filesystem": {"in_memory": found["unwritten_bytes"] is None},
         "records": None,
+        "mutex": None,
         "bytes": 77824 + (path / layout.SLOTS).stat().st_size + 64 + 296 + 8,
         "owner": {"pid": os.getpid(), "state": "running"},
         "durable_ticket": 0,
@@ -106,6 +130,9 @@ def test_it_tells_everything_as_plain_values(path: Path) -> None:
     assert [(one["role"], one["phase"], one["alive"], one["pid"]) for one in clients] == [
         ("learner", "PAYLOAD", True, os.getpid())
     ]
+    assert clients[0]["claimed"] == {"first": 12, "count": 1}
+    assert (clients[0]["turn"], clients[0]["mutex"]) == (None, False)
+    assert clients[0]["memory_bytes"] > 0
 
 
 def test_a_dead_directory_says_that_it_needs_recovery(path: Path) -> None:
@@ -194,3 +221,93 @@ def test_inspecting_needs_no_right_to_write(
     assert inspect(tmp_path / "buffer")["state"] == "NO_SCHEMA"
     assert opened
     assert not any(flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT) for flags in opened)
+
+
+def test_the_last_recovery_says_what_it_found(path: Path) -> None:
+    assert inspect(path)["recovery"] is None
+    with Engine.open(path, None) as engine:
+        ring_of(engine)
+
+        def work(parent: Parent) -> None:
+            ring_of(Engine.open(path, None)).claim(2)
+            parent.pause()
+
+        with child(work) as other:
+            other.reached()
+            engine.close()
+            other.kill()
+    report = recover(path)
+    found = inspect(path)["recovery"]
+    assert abs(found.pop("at_s") - time.time()) < 3600
+    assert found == {
+        **{name: value for name, value in report.to_json().items() if name != "path"},
+        "duration_ms": pytest.approx(report.duration_ms),
+        "pid": os.getpid(),
+    }
+    assert (found["epoch"], found["rolled_back"], found["clients_retired"]) == (2, 2, 1)
+
+
+def test_a_recovery_by_a_version_that_keeps_no_record_is_not_told(path: Path) -> None:
+    recover(path)
+    assert inspect(path)["recovery"] is not None
+    with Directory.open(path) as directory:
+        fd = directory.open_file(layout.CONTROL)
+    try:
+        control = Control(_core.Map(fd, layout.CONTROL_BYTES), str(path))
+        control.write(replace(control.superblock(), epoch=control.superblock().epoch + 1))
+    finally:
+        os.close(fd)
+    assert (inspect(path)["epoch"], inspect(path)["recovery"]) == (2, None)
+
+
+def test_a_damaged_record_of_a_recovery_is_not_told(path: Path) -> None:
+    recover(path)
+    with (path / layout.CONTROL).open("r+b") as file:
+        file.seek(layout.RECOVERY_OFFSET + 50)
+        file.write(b"x")
+    assert inspect(path)["recovery"] is None
+
+
+def test_who_holds_the_mutex_is_named(path: Path) -> None:
+    with Engine.open(path, None) as engine:
+        assert inspect(path)["mutex"] is None
+        with mutex_held(engine) as holder:
+            found = inspect(path)
+            assert found["mutex"] == {"tid": holder.pid, "pid": holder.pid}
+            mine = {client["pid"]: client["mutex"] for client in found["clients"]}
+            assert mine == {os.getpid(): False, holder.pid: True}
+
+
+def test_who_waits_for_a_slot_says_for_how_long(path: Path) -> None:
+    with Engine.open(path, None) as engine:
+        write(ring_of(engine), range(8))
+        with slot_held(engine) as holder:
+
+            def work(parent: Parent) -> None:
+                engine.attach_again()
+                parent.pause_at("wait.turn")
+                write(ring_of(engine), range(8))
+
+            with child(work) as waiter:
+                waiter.reached()
+                clients = {client["pid"]: client for client in inspect(path)["clients"]}
+                turn = clients[waiter.pid]["turn"]
+                assert (turn["place"], turn["seconds"] >= 0) == (1, True)
+                assert clients[holder.pid]["turn"] is None
+                assert clients[holder.pid]["claimed"] == {"first": 20, "count": 1}
+                waiter.kill()
+
+
+def test_what_is_dear_is_left_out_where_it_is_not_asked_for(tmp_path: Path) -> None:
+    with Engine.open(tmp_path / "records", Settings(capacity=8, record_bytes=65536)) as engine:
+        engine.define(Schema((), 8, (), {"kind": "tensordict"}, record_bytes=65536))
+        assert inspect(engine.path)["records"]["live_bytes"] == 0
+        assert inspect(engine.path, live_bytes=False)["records"]["live_bytes"] is None
+
+
+def test_of_a_large_ring_runs_of_slots_are_looked_at() -> None:
+    assert _looked_at(5).tolist() == [0, 1, 2, 3, 4]
+    looked = _looked_at(10**7 + 13)
+    assert len(np.unique(looked)) == len(looked) == 1 << 14
+    assert looked.min() == 0
+    assert 0.99e7 < looked.max() < 10**7 + 13

@@ -17,6 +17,7 @@ STRUCTURES = {
     "Superblock": layout.SUPERBLOCK,
     "Runtime page": layout.RUNTIME,
     "Limiter": layout.LIMITER,
+    "Recovery record": layout.RECOVERY,
     "Registry entry": layout.ENTRY,
 }
 NATIVE = _core.layout()
@@ -74,6 +75,7 @@ def test_c_and_python_agree_on_the_sizes() -> None:
         "entries": layout.ENTRIES,
         "entry_bytes": layout.ENTRY_BYTES,
         "control_bytes": layout.CONTROL_BYTES,
+        "recovery_bytes": layout.RECOVERY_BYTES,
         "fanout": layout.FANOUT,
         "mutex_bytes": NATIVE["mutex_bytes"],
         "mutex_align": NATIVE["mutex_align"],
@@ -83,7 +85,13 @@ def test_c_and_python_agree_on_the_sizes() -> None:
     assert layout.ENTRY.itemsize == layout.ENTRY_BYTES
     assert 2 * layout.SUPERBLOCK_BYTES == layout.RUNTIME_OFFSET
     assert layout.RUNTIME_OFFSET + layout.PAGE == layout.REGISTRY_OFFSET
+    assert layout.RECOVERY_OFFSET + layout.RECOVERY_BYTES == layout.REGISTRY_OFFSET
+    assert layout.RUNTIME_OFFSET + max(map(sum, _ends(layout.RUNTIME))) <= layout.RECOVERY_OFFSET
     assert layout.CONTROL_BYTES == 77824
+
+
+def _ends(structure: np.dtype[np.void]) -> list[tuple[int, int]]:
+    return [(offset, size) for offset, size, _ in fields(structure)]
 
 
 def test_the_mutex_has_its_place() -> None:

@@ -49,3 +49,16 @@ def test_an_owner_in_another_container_may_have_the_number_of_our_thread(make: M
     write(ring, [3])
     assert contents(ring) == {n: n for n in range(4)}
     require_sound(engine)
+
+
+@pytest.mark.usefixtures("_impatient")
+def test_who_has_to_sleep_for_the_mutex_is_counted(make: Maker) -> None:
+    engine = make(alpha=1.0)
+    ring = ring_of(engine)
+    write(ring, range(3))
+    assert engine.stats()["lock_waits"] == 0
+    with mutex_held(engine):
+        for _ in range(2):
+            with pytest.raises(LockTimeout):
+                write(ring, [3])
+    assert engine.stats()["lock_waits"] == 2

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from shmbuffer.errors import RegistryFullError
-from shmbuffer.memory import Engine, identity, layout
+from shmbuffer.memory import Engine, Settings, identity, layout
 from shmbuffer.memory.layout import Phase
 from tests.memory.rows import (
     Child,
@@ -437,3 +437,21 @@ def test_entries_have_liveness_files_that_stay(make_files: Maker) -> None:
     second.close()
     assert sorted(path.name for path in procs.iterdir()) == ["000.lock", "001.lock"]
     assert int(engine.control.entries["phase"][0]) == Phase.IDLE
+
+
+def test_of_a_process_in_another_pid_namespace_its_number_says_nothing(fast_path: Path) -> None:
+    with Engine.open(fast_path, Settings(capacity=8)) as engine:
+        entries = engine.control.entries
+        entries["pid_namespace"][0] += 1  # its lock file, which we hold, says that it lives
+        client = engine.clients()[0]
+        assert (client.alive, client.state) == (True, "elsewhere")
+        entries["pid_namespace"][0] -= 1
+
+
+def test_a_dead_client_is_gone_also_where_its_number_is_used_again(fast_path: Path) -> None:
+    with Engine.open(fast_path, Settings(capacity=8)) as engine:
+        entries = engine.control.entries
+        entries["start_time"][0] += 1
+        client = engine.clients()[0]
+        assert (client.alive, client.state) == (False, "gone")
+        entries["start_time"][0] -= 1
