@@ -13,11 +13,22 @@ _BARS = "▁▂▃▄▅▆▇█"
 
 @dataclass(frozen=True)
 class Table:
-    """Rows under a title; ``columns`` may be empty, for pairs that need no heading."""
+    """Rows under a title; ``columns`` may be empty, for pairs that need no heading.
+
+    A heading with a blank in front is of numbers, which stand at the right.
+    """
 
     title: str
     columns: Sequence[str]
     rows: Sequence[Sequence[object]]
+
+
+@dataclass(frozen=True)
+class Styled:
+    """A cell that is shown in a style of rich's, where there are colours."""
+
+    value: object
+    style: str
 
 
 def pairs(title: str, values: Mapping[str, object]) -> Table:
@@ -47,13 +58,35 @@ def has_rich() -> bool:
     return bool(rich.box)
 
 
-def bars(values: Sequence[float], width: int = 40) -> str:
-    """Returns the last values as a line of bars, the greatest of them as high as a line is."""
+def bars(values: Sequence[float | None], width: int = 40) -> str:
+    """Returns the last values as a line of bars, the greatest of them as high as a line is.
+
+    What is None is a gap.
+    """
     shown = list(values)[-width:]
-    greatest = max(shown, default=0.0)
-    if greatest <= 0:
-        return _BARS[0] * len(shown)
-    return "".join(_BARS[round(value / greatest * (len(_BARS) - 1))] for value in shown)
+    greatest = max((value for value in shown if value is not None), default=0.0)
+
+    def bar(value: float | None) -> str:
+        if value is None:
+            return " "
+        return _BARS[round(value / greatest * (len(_BARS) - 1))] if greatest > 0 else _BARS[0]
+
+    return "".join(map(bar, shown))
+
+
+def gauge(share: float, width: int) -> str:
+    """Returns a bar that is full at 1."""
+    full = round(min(1.0, max(0.0, share)) * width)
+    return "█" * full + "░" * (width - full)
+
+
+def rate(value: float | None) -> str:
+    """Returns a number of something per second, in four digits or so."""
+    if value is None:
+        return "-"
+    if value >= 1e6:
+        return f"{value / 1e6:,.2f} M"
+    return f"{value:,.0f}" if value >= 10 or value == 0 else f"{value:.1f}"
 
 
 def show_json(value: Mapping[str, Any]) -> None:
@@ -66,6 +99,8 @@ def text(value: object) -> str:
 
     Names of leaves and paths come from a directory that somebody else may have written.
     """
+    if isinstance(value, Styled):
+        return text(value.value)
     if isinstance(value, bool):
         return "yes" if value else "no"
     if value is None:
@@ -92,6 +127,11 @@ def size(count: int) -> str:
     return f"{count} B" if unit == "B" else f"{value:.1f} {unit}"
 
 
+def counted(count: int, one: str, more: str | None = None) -> str:
+    """Returns a number with what it counts."""
+    return f"{count:,} {one if count == 1 or more is None else more}"
+
+
 def span(seconds: float) -> str:
     """Returns a span of time for people."""
     for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
@@ -104,12 +144,17 @@ def _show_plain(tables: Sequence[Table]) -> None:
     for number, table in enumerate(tables):
         if number:
             print()
-        print(clean(table.title))
+        if table.title:
+            print(clean(table.title))
         rows = [[text(cell) for cell in row] for row in table.rows]
         lines = [list(table.columns), *rows] if table.columns else rows
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        right = [name.startswith(" ") for name in table.columns or ("",) * len(widths)]
         for line in lines:
-            cells = (cell.ljust(width) for cell, width in zip(line, widths, strict=True))
+            cells = (
+                cell.strip().rjust(width) if is_right else cell.ljust(width)
+                for cell, width, is_right in zip(line, widths, right, strict=True)
+            )
             print("  " + "  ".join(cells).rstrip())
 
 
@@ -144,11 +189,17 @@ def _drawn(table: Table) -> Any:
         header_style="bold",
     )
     for column in table.columns or ("", ""):
-        drawn.add_column(column)
+        drawn.add_column(column.strip(), justify="right" if column.startswith(" ") else "left")
     for row in table.rows:
-        # As Text, because a leaf may be named [red].
-        drawn.add_row(*(Text(text(cell)) for cell in row))
+        drawn.add_row(*map(styled, row))
     return drawn
+
+
+def styled(cell: object) -> Any:
+    """Returns a cell for rich; as Text, because a leaf may be named [red]."""
+    from rich.text import Text
+
+    return Text(text(cell), style=cell.style if isinstance(cell, Styled) else "")
 
 
 def _plain(value: Any) -> Any:

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import argparse
+import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from shmbuffer.cli import arguments, console, exits
+from shmbuffer.cli import arguments, console, exits, panels
 from shmbuffer.cli.console import Table
 from shmbuffer.cli.pace import Pace, Watch
+from shmbuffer.cli.screen import Screen
 from shmbuffer.errors import BufferNotFoundError, ShmBufferError
 
 if TYPE_CHECKING:
     from shmbuffer.cli.arguments import Subparsers
 
 _SOON_S = 0.2  # between the two looks of --once, which make a rate
-_MOST_ROWS = 10  # of the histogram
+_PLAIN_WIDTH = 100  # where there is no terminal
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -25,9 +28,11 @@ def add_parser(subparsers: Subparsers) -> None:
         subparsers,
         "top",
         "Shows a buffer while it is used, until Ctrl-C: how full it is, items written and drawn a "
-        "second, the age of what is drawn, priorities, and a line for each process. Takes no lock "
-        "and no place in the registry, and goes on through crashes, recoveries and removal. Of a "
-        "dead directory it shows what its processes were at.",
+        "second, the age of what is drawn, priorities, a line for each process (its rates, what it "
+        "holds, when it was last seen), and who came, died and was recovered meanwhile. Reads the "
+        "mapped counters alone: it takes no lock and no place in the registry, slows nobody, and "
+        "goes on through crashes, recoveries and removal. Of a dead directory it shows what its "
+        "processes were at.",
         "shmbuffer top run/buffer\nshmbuffer top run/buffer --once --json",
     )
     arguments.add_directory(parser)
@@ -50,148 +55,83 @@ def run(args: argparse.Namespace) -> int:
         BufferNotFoundError, FormatError, CorruptBufferError, UnsafePathError: at the first look.
             Later ones are shown, and waited for.
     """
-    from shmbuffer.memory.inspect import inspect
-
     watch = Watch()
-    watch.see(inspect(args.dir))
+    found = _look(args.dir)
+    watch.see(found)
     if args.once:
         time.sleep(_SOON_S)
-        found = inspect(args.dir, priorities=True)
+        found = _look(args.dir)
         _print(found, watch.see(found), watch, as_json=args.json)
     elif args.json or not console.has_rich():
         for found, pace in _looks(args, watch):
             _print(found, pace, watch, as_json=args.json)
     else:
-        _live(args, watch)
+        _live(args, found, watch)
     return exits.DONE
+
+
+def _look(path: str) -> dict[str, Any]:
+    from shmbuffer.memory.inspect import inspect
+
+    return inspect(path, priorities=True, live_bytes=False)
 
 
 def _looks(args: argparse.Namespace, watch: Watch) -> Iterator[tuple[dict[str, Any], Pace]]:
     """What there is, at each look, for ever; what could not be seen has the key ``error``."""
-    from shmbuffer.memory.inspect import inspect
-
     while True:
         time.sleep(args.interval)
         try:
-            found = inspect(args.dir, priorities=True)
+            found = _look(args.dir)
         except BufferNotFoundError:
-            yield {"path": args.dir, "error": "there is no buffer here any more"}, Pace.nothing()
+            there = os.path.isdir(args.dir)
+            what = "there is no buffer here any more; " + (
+                "the directory is still there" if there else "the directory is gone too"
+            )
+            yield {"path": args.dir, "error": what}, watch.lose(what)
         except ShmBufferError as error:  # is being made, or removed, or damaged: it may pass
-            yield {"path": args.dir, "error": str(error)}, Pace.nothing()
+            yield {"path": args.dir, "error": str(error)}, watch.lose(str(error), "gone")
         else:
             yield found, watch.see(found)
 
 
-def _live(args: argparse.Namespace, watch: Watch) -> None:
+def _live(args: argparse.Namespace, found: dict[str, Any], watch: Watch) -> None:
     from rich.live import Live
 
     with Live(screen=True, auto_refresh=False) as live:
+
+        def show(found: Mapping[str, Any], pace: Pace) -> None:
+            live.update(
+                Screen(panels.title(found), partial(panels.parts, found, pace, watch)), refresh=True
+            )
+
+        show(found, Pace.nothing())
         for found, pace in _looks(args, watch):
-            live.update(console.drawn(*tables(found, pace, watch.history)), refresh=True)
+            show(found, pace)
 
 
 def _print(found: Mapping[str, Any], pace: Pace, watch: Watch, *, as_json: bool) -> None:
     if as_json:
         console.show_json({**found, "pace": pace.to_json()})
     else:
-        console.show(*tables(found, pace, watch.history))
+        console.show(*tables(found, pace, watch))
 
 
-def tables(found: Mapping[str, Any], pace: Pace, history: Sequence[Pace] = ()) -> list[Table]:
-    """Returns what is shown of one look.
+def tables(found: Mapping[str, Any], pace: Pace, watch: Watch) -> list[Table]:
+    """Returns what is shown of one look where nothing is redrawn.
 
     Args:
         found: what `inspect` found, with priorities; or ``path`` and ``error``.
         pace: since the look before.
-        history: earlier ones, oldest first.
+        watch: what was seen so far.
     """
     if "error" in found:
-        return [console.pairs(found["path"], {"buffer": found["error"]})]
-    return [_buffer(found), _rates(pace, history), _clients(found, pace), _priorities(found)]
-
-
-def _buffer(found: Mapping[str, Any]) -> Table:
-    counters = found["counters"]
-    items, room = counters["length"], counters["elements"]
-    alive = [client for client in found["clients"] if client["alive"]]
-    dead = len(found["clients"]) - len(alive)
-    lines = {
-        "state": found["state"],
-        "items": f"{items:,} of {room:,} ({items / room:.1%})",
-        "written": counters["write_count"],
-        "clients": f"{len(alive)} alive" + (f", {dead} dead" if dead else ""),
-        "size": f"{console.size(found['bytes'])}, on disk {console.size(found['disk_bytes'])}",
-        "recoveries": found["epoch"],
-        "after deaths": _mended(counters),
-        "needs recovery": found["needs_recovery"],
-    }
-    return console.pairs(found["path"], {k: v for k, v in lines.items() if v is not None})
-
-
-def _mended(counters: Mapping[str, Any]) -> str | None:
-    done = {
-        "clients reaped": counters["reaped"],
-        "slots rolled back": counters["rolled_back"],
-        "slots rolled forward": counters["rolled_forward"],
-        "repairs": counters["repairs"],
-    }
-    return ", ".join(f"{value:,} {name}" for name, value in done.items() if value) or None
-
-
-def _rates(pace: Pace, history: Sequence[Pace]) -> Table:
-    shown = {
-        "items written": "inserts",
-        "items drawn": "sampled",
-        "batches drawn": "samples",
-        "priorities set": "updates_applied",
-        "priorities that came too late": "updates_stale",
-        "rows drawn again": "redraws",
-        "writes that waited": "waits",
-        "items evicted": "evicted",
-    }
-    rows: list[Sequence[object]] = [
-        (name, pace.rates[key], console.bars([one.rates[key] for one in history]))
-        for name, key in shown.items()
-        if pace.rates and (key in _ALWAYS or any(one.rates[key] for one in history))
+        return [console.pairs(found["path"], {"buffer": found["error"]}), panels.events(watch)]
+    return [
+        panels.state(found),
+        panels.buffer(found, _PLAIN_WIDTH, histogram=False),
+        panels.rates(watch.history, 40),
+        panels.quiet(watch.history),
+        panels.clients(found, pace, watch, _PLAIN_WIDTH),
+        panels.priorities(found),
+        panels.events(watch),
     ]
-    if rows and pace.rates["inserts"]:
-        rows.append(("drawn for each written", pace.rates["sampled"] / pace.rates["inserts"], ""))
-    if pace.age is not None:
-        rows.append(("age of a drawn item, in writes", pace.age, ""))
-    return Table("rates", ("", "per second", "history"), rows)
-
-
-_ALWAYS = ("inserts", "sampled", "samples", "updates_applied")
-
-
-def _priorities(found: Mapping[str, Any]) -> Table:
-    histogram = found.get("priorities")
-    if not histogram:
-        return Table("", (), [])
-    shares = list(histogram.items())
-    if len(shares) > _MOST_ROWS:  # the small ones as one
-        few = shares[: 1 - _MOST_ROWS]
-        shares = [(few[-1][0], sum(share for _, share in few)), *shares[1 - _MOST_ROWS :]]
-    most = max(share for _, share in shares)
-    rows = [(edge, f"{share:.1%}", "█" * round(24 * share / most)) for edge, share in shares]
-    return Table("priorities", ("up to", "items", ""), rows)
-
-
-def _clients(found: Mapping[str, Any], pace: Pace) -> Table:
-    rows = []
-    for client in found["clients"]:
-        written, drawn = pace.clients.get(client["incarnation"], (None, None))
-        idle = client["idle_s"]
-        rows.append(
-            (
-                client["role"],
-                client["pid"],
-                client["state"] if client["alive"] else "dead",
-                client["phase"].lower(),
-                written,
-                drawn,
-                None if idle is None else console.span(idle),
-            )
-        )
-    columns = ("role", "pid", "state", "claim", "written/s", "drawn/s", "last seen")
-    return Table("clients", columns, rows)

@@ -4,15 +4,36 @@ from __future__ import annotations
 
 from typing import Any
 
+from shmbuffer.cli.events import Event
 from shmbuffer.cli.pace import RATED, Watch
 
 
-def look(uuid: str = "one", clients: tuple[int, ...] = (1,), **counted: int) -> dict[str, Any]:
-    counters = dict.fromkeys((*RATED, "age_sum"), 0) | counted
+def look(
+    uuid: str = "one", clients: tuple[int, ...] = (1,), epoch: int = 0, **counted: int
+) -> dict[str, Any]:
+    counters = dict.fromkeys((*RATED, "age_sum", "reaped", "rolled_back"), 0) | counted
     each = [
-        {"entry": 0, "incarnation": incarnation, "counters": counters} for incarnation in clients
+        {
+            "entry": 0,
+            "incarnation": incarnation,
+            "role": "client",
+            "pid": 100 + incarnation,
+            "alive": True,
+            "state": "running",
+            "claimed": None,
+            "mutex": False,
+            "counters": counters,
+        }
+        for incarnation in clients
     ]
-    return {"uuid": uuid, "counters": counters, "clients": each}
+    return {
+        "uuid": uuid,
+        "epoch": epoch,
+        "state": "READY",
+        "recovery": None,
+        "counters": counters,
+        "clients": each,
+    }
 
 
 def test_the_first_look_has_no_rates() -> None:
@@ -52,5 +73,75 @@ def test_another_buffer_in_the_same_place_begins_anew() -> None:
 def test_history_is_bounded() -> None:
     watch = Watch()
     for at in range(1000):
-        watch.see(look(inserts=at), at=float(at))
+        watch.see(look(inserts=at, clients=(at,)), at=float(at))
     assert len(watch.history) == 240
+    assert len(watch.events) == 200
+
+
+def test_the_ratio_is_of_items_drawn_to_items_written() -> None:
+    watch = Watch()
+    assert watch.see(look(), at=0.0).ratio is None
+    assert watch.see(look(inserts=2, sampled=16), at=1.0).ratio == 8.0
+    pace = watch.see(look(inserts=2, sampled=20), at=2.0)
+    assert (pace.ratio, pace.to_json()["ratio"]) == (None, None)
+
+
+def test_what_happens_is_kept_with_the_time_of_the_look() -> None:
+    watch = Watch()
+    assert watch.see(look(), at=0.0, wall_s=1000.0).events == ()
+    pace = watch.see(look(clients=(1, 2)), at=1.0, wall_s=1001.0)
+    assert pace.events == (Event(1001.0, "joined", "client 102"),)
+    assert watch.see(look(clients=(1, 2)), at=2.0, wall_s=1002.0).events == ()
+    assert list(watch.events) == list(pace.events)
+    told = pace.to_json()["events"]
+    assert list(told) == [{"at_s": 1001.0, "kind": "joined", "text": "client 102"}]
+
+
+def test_who_died_and_was_reaped_is_kept_for_ten_seconds() -> None:
+    watch = Watch()
+    watch.see(look(clients=(1, 2)), at=0.0)
+    watch.see(look(clients=(1,), reaped=1), at=1.0)
+    assert [client["pid"] for client in watch.departed()] == [102]
+    watch.see(look(clients=(), reaped=1), at=2.0)  # left in good order
+    assert [client["pid"] for client in watch.departed()] == [102]
+    watch.see(look(clients=(), reaped=1), at=11.0)
+    assert watch.departed() == []
+
+
+def test_a_buffer_that_is_removed_and_made_again_is_told_once() -> None:
+    watch = Watch()
+    watch.see(look(), at=0.0)
+    assert [event.kind for event in watch.lose("gone").events] == ["removed"]
+    assert watch.lose("gone").events == ()
+    assert [event.kind for event in watch.see(look("two"), at=2.0).events] == ["new buffer"]
+    assert [event.kind for event in watch.lose("broken", "gone").events] == ["gone"]
+    assert [event.text for event in watch.events] == [
+        "gone",
+        "another one is in its place",
+        "broken",
+    ]
+
+
+def test_what_a_client_holds_is_timed_as_long_as_it_is_the_same() -> None:
+    watch, found = Watch(), look()
+    client = found["clients"][0]
+    watch.see(found, at=0.0)
+    assert watch.held_s(client) == 0.0
+    client["claimed"] = {"first": 7, "count": 2}
+    for at in (1.0, 3.0):
+        watch.see(found, at=at)
+    assert watch.held_s(client) == 2.0
+    client["claimed"] = {"first": 9, "count": 2}
+    watch.see(found, at=4.0)
+    assert watch.held_s(client) == 0.0
+
+
+def test_the_lock_of_a_busy_client_is_another_one_at_each_look() -> None:
+    watch = Watch()
+    for at in (0.0, 1.0, 2.0):
+        found = look(inserts=int(at))
+        found["clients"][0]["mutex"] = True
+        watch.see(found, at=at)
+    assert watch.held_s(found["clients"][0]) == 0.0
+    watch.see(found, at=5.0)
+    assert watch.held_s(found["clients"][0]) == 3.0

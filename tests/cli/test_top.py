@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
+import io
 import json
 import os
 import pty
@@ -12,13 +14,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from shmbuffer.cli import main
-from shmbuffer.memory import Engine, Settings
+from shmbuffer.cli import main, panels, top
+from shmbuffer.cli.pace import Pace, Watch
+from shmbuffer.cli.screen import Screen
+from shmbuffer.memory import Engine, Settings, layout
 from shmbuffer.memory.inspect import inspect
 from tests.cli.contents import contents
 from tests.memory import rows
@@ -51,12 +57,13 @@ def test_once_shows_rates_of_a_moment(tmp_path: Path, capsys: pytest.CaptureFixt
         program.line()
         assert main(["top", str(path), "--once"]) == 0
         text = capsys.readouterr().out
-        assert "64 of 64 (100.0%)" in text
+        assert "██ 100.0%, 64 of 64; " in text
         assert "1 alive" in text
-        rate = re.search(r"items written +([\d.e+,]+)", text)
+        rate = re.search(r"items written/s +([\d.,]+)", text)
         assert rate is not None
         assert float(rate[1].replace(",", "")) > 0
-        assert re.search(rf"client +{program.pid:,} +\w+ +\w+ +[\d.e+,]+ +0 ", text)
+        assert re.search(rf"client +{program.pid} +alive +[\d.,]+ +0 +[\d.]+ s +[\d.]+ MiB", text)
+        assert "none  stale updates, redraws, waits for a slot" in text
         assert main(["top", str(path), "--once", "--json"]) == 0
         found = json.loads(capsys.readouterr().out)
         assert found["pace"]["rates"]["inserts"] > 0
@@ -68,9 +75,8 @@ def test_a_dead_one_changes_nothing(dead: Path, capsys: pytest.CaptureFixture[st
     before = contents(dead)
     assert main(["top", str(dead), "--once"]) == 0
     text = capsys.readouterr().out
-    assert "0 alive, 1 dead" in text
-    assert "nobody alive" in text
-    assert "payload" in text  # what its claim was at
+    assert "state  READY: all dead (1); the next to open it recovers it" in text
+    assert re.search(r"client +\d+ +dead .* 2 slots, from ticket 3\n", text)  # what it was at
     assert contents(dead) == before
 
 
@@ -90,18 +96,22 @@ def test_the_live_view_follows_a_kill_a_recovery_and_the_removal(tmp_path: Path)
         program.line()
         with screen("top", path, "--interval", 0.05) as shows:
             shows(r"1 alive")
-            shows(r"items written +[\d,.e+]*[1-9]")
+            shows(r"items written/s +[\d,.]*[1-9]")
             program.kill()
-            shows(r"0 alive, 1 dead")
-            shows(r"needs recovery +nobody alive")
+            shows(rf"all dead \(1\); .*died +client {program.pid}")
             with Engine.open(path, None) as engine:
-                shows(r"recoveries +1")
+                shows(
+                    r"recoveries +1, .*recovered +nobody alive, 64 items kept, .*1 client retired"
+                )
+                shows(rf"joined +client {os.getpid()}")
                 items.write(engine, [1])
                 engine.cleanup()
             shows(r"there is no buffer here any more")
+            shows(r"removed +there is no buffer here any more")
             with items.create(path, 8) as engine:
                 items.write(engine, [1])
-                shows(r"1 of 8 \(12\.5%\)")
+                shows(r"12\.5%, 1 of 8; 1 written")
+                shows(r"new buffer +another one is in its place")
 
 
 def test_without_a_terminal_looks_follow_each_other(closed: Path) -> None:
@@ -129,6 +139,161 @@ def test_without_a_tree_there_are_no_priorities(tmp_path: Path) -> None:
         assert inspect(engine.path, priorities=True)["priorities"] is None
 
 
+def test_a_buffer_that_is_gone_says_whether_its_directory_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, watch = tmp_path / "buffer", Watch()
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+    with items.create(path, 8) as engine:
+        items.write(engine, [1, 2])
+        args = arguments(path)
+        watch.see(inspect(path))
+        engine.cleanup()
+    path.mkdir(exist_ok=True)
+    looks = top._looks(args, watch)
+    found, pace = next(looks)
+    assert found["error"] == "there is no buffer here any more; the directory is still there"
+    assert [event.kind for event in pace.events] == ["removed"]
+    path.rmdir()
+    found, pace = next(looks)
+    assert found["error"] == "there is no buffer here any more; the directory is gone too"
+    assert pace.events == ()
+    shown = "\n".join(lines(found, pace, watch, 80, 24))
+    assert "last seen  2 of 8 items, " in shown
+    assert "removed" in shown
+
+
+def test_what_is_damaged_while_it_is_watched_is_told(
+    closed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watch = Watch()
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+    watch.see(inspect(closed))
+    (closed / ".shmbuffer" / "schema.json").write_text("{}")
+    found, pace = next(top._looks(arguments(closed), watch))
+    assert "schema cannot be read" in found["error"]
+    assert [event.kind for event in pace.events] == ["gone"]
+
+
+#: What a look finds of one client, and what is said of it.
+CLIENTS = [
+    ({}, "alive"),
+    ({"state": "stopped"}, "stopped"),
+    ({"alive": False, "state": "gone"}, "dead"),
+    ({"state": "elsewhere", "memory_bytes": None}, "in another container"),
+    ({"claimed": {"first": 5008, "count": 16}, "phase": "PAYLOAD"}, "16 slots, from ticket 5,008"),
+    (
+        {"claimed": {"first": 7, "count": 1}, "phase": "COMMITTING", "mutex": True},
+        "the lock; 1 slot, from ticket 7, committing",
+    ),
+    ({"claimed": {"first": 0, "count": 8}, "phase": "EMPTYING"}, "is emptying it"),
+    ({"turn": {"place": 3, "seconds": 0.42}}, "waits 0.4 s for a slot, turn 3"),
+]
+
+
+@pytest.mark.parametrize(("change", "words"), CLIENTS)
+def test_each_client_is_told_in_words(closed: Path, change: dict[str, Any], words: str) -> None:
+    watch, found = Watch(), look(closed, client(1, **change))
+    pace = watch.see(found)
+    [shown] = [line for line in lines(found, pace, watch, 120, 40) if line.startswith("collector")]
+    assert re.fullmatch(rf"collector +101 .*\b{re.escape(words)} *.*", shown), shown
+
+
+def test_what_is_held_for_long_says_for_how_long(closed: Path) -> None:
+    watch, held = Watch(), {"claimed": {"first": 5, "count": 2}, "phase": "PAYLOAD"}
+    for at in (0.0, 3.0):
+        pace = watch.see(look(closed, client(1, **held)), at=at)
+    shown = "\n".join(lines(look(closed, client(1, **held)), pace, watch, 120, 40))
+    assert "2 slots for 3.0 s, from ticket 5" in shown
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"needs_recovery": None, "clients": [1]}, "READY: 1 alive"),
+        ({"needs_recovery": "nobody alive"}, "nobody uses it; everybody left in good order"),
+        ({"needs_recovery": "reboot"}, "the machine was restarted; the next to open it recovers"),
+        ({"needs_recovery": "copy"}, "a copy of another directory; the next to open it"),
+        ({"needs_recovery": "nobody alive", "state": "RECOVERING"}, "being recovered"),
+        ({"needs_recovery": None, "state": "CLOSING", "clients": [1]}, "being removed"),
+        (
+            {"needs_recovery": None, "state": "NO_SCHEMA", "clients": [1]},
+            "nothing written yet, 1 alive",
+        ),
+        ({"epoch": 3, "recovery": None}, "recoveries  3; what the last one found was not recorded"),
+    ],
+)
+def test_every_state_has_its_words(closed: Path, change: dict[str, Any], words: str) -> None:
+    clients = [client(number) for number in change.pop("clients", [])]
+    watch, found = Watch(), look(closed, *clients) | change
+    assert words in "\n".join(lines(found, watch.see(found), watch, 130, 40))
+
+
+@pytest.mark.parametrize(("width", "height"), [(80, 24), (100, 30), (160, 50), (60, 15)])
+@pytest.mark.parametrize("count", [0, 3, 40])
+def test_it_fits_any_terminal(closed: Path, width: int, height: int, count: int) -> None:
+    watch = Watch()
+    for at in range(60):
+        clients = [client(number) for number in range(count + at % 2)]
+        pace = watch.see(look(closed, *clients, inserts=at**3), at=float(at))
+    shown = lines(look(closed, *clients), pace, watch, width, height)
+    assert max(map(len, shown)) <= width
+    if height >= 24:
+        assert len(shown) <= height
+        assert sum("joined" in line or "left" in line for line in shown) >= 3
+    if (count, height) == (40, 24):
+        assert any(re.match(r"\d+ more", line) for line in shown)
+    if (count, height) == (40, 50):
+        assert sum(line.startswith("collector") for line in shown) >= 15
+
+
+def test_the_dead_come_before_the_living(closed: Path) -> None:
+    watch = Watch()
+    watch.see(look(closed, *map(client, range(30))), at=0.0)
+    others = [client(number) for number in range(29) if number != 17]
+    found = look(closed, *others, client(29, alive=False), reaped=1)
+    shown = lines(found, watch.see(found, at=1.0), watch, 80, 24)
+    rows = [line.split()[1:3] for line in shown if line.startswith("collector")]
+    assert rows[:3] == [["117", "dead,"], ["129", "dead"], ["100", "alive"]]
+
+
+def arguments(path: Path) -> Any:
+    return argparse.Namespace(dir=str(path), interval=0.0)
+
+
+def client(number: int, **change: Any) -> dict[str, Any]:
+    return {
+        "entry": number,
+        "incarnation": number,
+        "role": "collector",
+        "pid": 100 + number,
+        "alive": True,
+        "state": "running",
+        "phase": "IDLE",
+        "claimed": None,
+        "turn": None,
+        "mutex": False,
+        "idle_s": 1.5,
+        "memory_bytes": 2**20,
+        "counters": dict.fromkeys(layout.COUNTERS, 0),
+        **change,
+    }
+
+
+def look(path: Path, *clients: dict[str, Any], **counted: int) -> dict[str, Any]:
+    """What is found in a directory, with other clients."""
+    found = inspect(path, priorities=True)
+    return {**found, "clients": list(clients), "counters": {**found["counters"], **counted}}
+
+
+def lines(found: dict[str, Any], pace: Pace, watch: Watch, width: int, height: int) -> list[str]:
+    """The screen, as text."""
+    rich = pytest.importorskip("rich.console")
+    console = rich.Console(width=width, height=height, file=io.StringIO(), legacy_windows=False)
+    console.print(Screen(panels.title(found), partial(panels.parts, found, pace, watch)))
+    return [line.rstrip() for line in console.file.getvalue().rstrip().split("\n")]
+
+
 @contextlib.contextmanager
 def screen(*argv: object) -> Iterator[Callable[[str], None]]:
     """Runs a verb in a terminal; what it gives waits until the pattern is on the screen."""
@@ -146,7 +311,7 @@ def screen(*argv: object) -> Iterator[Callable[[str], None]]:
     def shows(pattern: str) -> None:
         nonlocal seen
         end, seen = time.monotonic() + PATIENCE_S, ""
-        while not re.search(pattern, seen):
+        while not re.search(pattern, seen, re.DOTALL):
             assert time.monotonic() < end, f"{pattern} was not shown, but: {seen[-3000:]}"
             seen += ESCAPES.sub("", os.read(ours, 65536).decode(errors="replace"))
 

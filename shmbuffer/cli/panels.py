@@ -1,0 +1,255 @@
+"""The parts of what `top` shows of one look, as tables."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from shmbuffer.cli import console, findings
+from shmbuffer.cli.console import Styled, Table
+from shmbuffer.cli.pace import Pace, Watch
+from shmbuffer.cli.screen import WIDE
+
+NARROW = 100
+"""Columns below which the memory of a client is left out."""
+
+_MOST_ROWS = 10  # of the histogram
+
+
+def parts(found: Mapping[str, Any], pace: Pace, watch: Watch, width: int) -> dict[str, Table]:
+    """All of them, for a screen of so many columns.
+
+    Args:
+        found: what `inspect` found, with priorities; or ``path`` and ``error``.
+        pace: since the look before.
+        watch: what was seen so far.
+        width: columns.
+    """
+    shown = {
+        "rates": rates(watch.history, min(60, width - 46)),
+        "quiet": quiet(watch.history),
+        "events": events(watch),
+    }
+    if "error" in found:
+        nothing = Table("", (), [])
+        return {
+            **shown,
+            "buffer": console.pairs("", {"last seen": last_seen(watch)}),
+            "priorities": nothing,
+            "clients": nothing,
+        }
+    return {
+        **shown,
+        "buffer": buffer(found, width, histogram=width < WIDE),
+        "priorities": priorities(found),
+        "clients": clients(found, pace, watch, width),
+    }
+
+
+def title(found: Mapping[str, Any]) -> tuple[Styled, Styled]:
+    """The path, and how it is."""
+    words, colour = (found["error"], "red") if "error" in found else findings.use(found)
+    now = datetime.now().strftime("%H:%M:%S")
+    path = Styled(found["path"], "bold")
+    state = "" if "error" in found else f"{found['state']}: "
+    return path, Styled(f"  {state}{words}  {now}", colour)
+
+
+def state(found: Mapping[str, Any]) -> Table:
+    """How it is, for where there is no title."""
+    words, colour = findings.use(found)
+    line = {"state": Styled(f"{found['state']}: {words}", colour)}
+    return console.pairs(found["path"], line)
+
+
+def buffer(found: Mapping[str, Any], width: int, *, histogram: bool) -> Table:
+    """What there is; with the priorities on a line, where they have no table of their own."""
+    counters = found["counters"]
+    items, elements = counters["length"], counters["elements"]
+    gauge = console.gauge(items / elements, min(30, width // 4))
+    lines: dict[str, object] = {
+        "items": f"{gauge} {items / elements:.1%}, {items:,} of {elements:,}; "
+        f"{counters['write_count']:,} written",
+        "size": findings.room(found),
+        "records": _records(found["records"]),
+        "recoveries": findings.recoveries(found, time.time()),
+        "after deaths": _mended(counters),
+        "priorities": _spread(found.get("priorities")) if histogram else None,
+    }
+    return console.pairs("", {k: v for k, v in lines.items() if v})
+
+
+def last_seen(watch: Watch) -> str:
+    """What there was at the last look that found a buffer."""
+    assert watch.last is not None  # there was one at the first look, or `top` had ended
+    counters = watch.last["counters"]
+    return f"{counters['length']:,} of {counters['elements']:,} items, {findings.room(watch.last)}"
+
+
+def _records(records: Mapping[str, int] | None) -> str | None:
+    if records is None:
+        return None
+    used, most = records["used_bytes"], records["max_bytes"]
+    return f"{console.size(used)} of {console.size(most)} in use ({used / most:.1%})"
+
+
+def _mended(counters: Mapping[str, Any]) -> str:
+    done = {
+        "reaped": ("client reaped", "clients reaped"),
+        "rolled_back": ("slot rolled back", "slots rolled back"),
+        "rolled_forward": ("slot rolled forward", "slots rolled forward"),
+        "repairs": ("repair of the lock", "repairs of the lock"),
+    }
+    return ", ".join(
+        console.counted(counters[key], *names) for key, names in done.items() if counters[key]
+    )
+
+
+def rates(history: Sequence[Pace], width: int) -> Table:
+    """Those that are not always 0, as they are now and as they were."""
+    rows: list[Sequence[object]] = []
+    if not history:
+        return Table("rates", ("", " now"), rows)
+    spanned = console.span(sum(one.seconds for one in list(history)[-width:]))
+    columns = ("", " now", f"the last {spanned}", " most")
+    for name, key, style in _SHOWN:
+        if key in _ALWAYS or _happens(history, key):
+            values = [one.rates[key] for one in history]
+            rows.append(_rate(Styled(name, style if values[-1] else ""), values, width))
+    for name, series in (
+        ("drawn for each written", [one.ratio for one in history]),
+        ("age when drawn, in writes", [one.age for one in history]),
+    ):
+        if any(value is not None for value in series[-width:]):
+            rows.append(_rate(name, series, width))
+    return Table("rates", columns, rows)
+
+
+def quiet(history: Sequence[Pace]) -> Table:
+    """A line that names the rates that were 0 all the time."""
+    names = [
+        name.removesuffix("/s")
+        for name, key, _ in _SHOWN
+        if key not in _ALWAYS and not _happens(history, key)
+    ]
+    return console.pairs("", {"none": Styled(", ".join(names), "dim")} if names else {})
+
+
+def _happens(history: Sequence[Pace], key: str) -> bool:
+    return any(one.rates[key] for one in history)
+
+
+def _rate(name: object, values: Sequence[float | None], width: int) -> Sequence[object]:
+    shown = values[-width:]
+    most = max((value for value in shown if value is not None), default=None)
+    return name, console.rate(shown[-1]), console.bars(shown, width), console.rate(most)
+
+
+_SHOWN = (
+    ("items written/s", "inserts", ""),
+    ("items drawn/s", "sampled", ""),
+    ("batches drawn/s", "samples", ""),
+    ("priorities set/s", "updates_applied", ""),
+    ("stale updates/s", "updates_stale", "yellow"),
+    ("redraws/s", "redraws", "yellow"),
+    ("waits for a slot/s", "waits", "yellow"),
+    ("waits for the lock/s", "lock_waits", "yellow"),
+    ("evictions/s", "evicted", ""),
+)
+_ALWAYS = ("inserts", "sampled", "samples", "updates_applied")
+
+
+def _spread(histogram: Mapping[str, float] | None) -> str | None:
+    """The histogram on one line."""
+    if not histogram:
+        return None
+    first, last = next(iter(histogram)), list(histogram)[-1]
+    return f"up to {first} {console.bars(list(histogram.values()))} up to {last}, each bar doubles"
+
+
+def priorities(found: Mapping[str, Any]) -> Table:
+    """How they are spread; without rows where none are kept."""
+    histogram = found.get("priorities")
+    if not histogram:
+        return Table("", (), [])
+    shares = list(histogram.items())
+    if len(shares) > _MOST_ROWS:  # the small ones as one
+        few = shares[: 1 - _MOST_ROWS]
+        shares = [(few[-1][0], sum(share for _, share in few)), *shares[1 - _MOST_ROWS :]]
+    most = max(share for _, share in shares)
+    rows = [(edge, f"{share:.1%}", "█" * round(24 * share / most)) for edge, share in shares]
+    return Table("priorities up to", (" ", " items", ""), rows)
+
+
+def clients(found: Mapping[str, Any], pace: Pace, watch: Watch, width: int) -> Table:
+    """Those who died just now and have no entry any more; the dead and the stopped; the others."""
+    clients = sorted(found["clients"], key=lambda one: one["alive"] and one["state"] != "stopped")
+    rows = [_departed(client) for client in watch.departed()]
+    rows += [_client(client, pace, watch) for client in clients]
+    shown = [at for at, name in enumerate(_COLUMNS) if width >= NARROW or name != " memory"]
+    return Table(
+        "clients",
+        [_COLUMNS[at] for at in shown],
+        [[row[at] for at in shown] for row in rows],
+    )
+
+
+_COLUMNS = ("client", " pid", "state", " written/s", " drawn/s", " seen", " memory", "holds")
+
+
+def _client(client: Mapping[str, Any], pace: Pace, watch: Watch) -> list[object]:
+    written, drawn = pace.clients.get(client["incarnation"], (None, None))
+    idle, memory = client["idle_s"], client["memory_bytes"]
+    held = findings.holds(client, watch.held_s(client))
+    state, style = _state(client)
+    cells = (
+        client["role"],
+        str(client["pid"]),
+        state,
+        console.rate(written),
+        console.rate(drawn),
+        None if idle is None else console.span(idle),
+        None if memory is None else console.size(memory),
+        held or "",
+    )
+    return [Styled(cell, style) for cell in cells]
+
+
+def _departed(client: Mapping[str, Any]) -> list[object]:
+    cells = (client["role"], str(client["pid"]), "dead, reaped", *("-",) * 4, "")
+    return [Styled(cell, "red") for cell in cells]
+
+
+def _state(client: Mapping[str, Any]) -> tuple[str, str]:
+    """A word for it, and a colour."""
+    if not client["alive"]:
+        return "dead", "red"
+    if client["state"] == "stopped":
+        return "stopped", "yellow"
+    if client["state"] == "elsewhere":
+        return "in another container", ""
+    return "alive", "yellow" if client["turn"] is not None else ""
+
+
+def events(watch: Watch) -> Table:
+    """What the watch has seen, the newest last."""
+    rows = []
+    for event in watch.events:
+        when = datetime.fromtimestamp(event.at_s).strftime("%H:%M:%S")
+        rows.append((when, Styled(event.kind, _STYLES.get(event.kind, "")), event.text))
+    return Table("events", ("", "", ""), rows)
+
+
+_STYLES = {
+    "died": "red",
+    "gone": "red",
+    "removed": "red",
+    "stopped": "yellow",
+    "rolled back": "yellow",
+    "recovering": "yellow",
+    "recovered": "green",
+    "joined": "green",
+    "continued": "green",
+}
