@@ -26,7 +26,7 @@ def use(found: Found) -> tuple[str, str]:
     if reason is not None and dead:
         return f"all dead ({dead}); the next to open it recovers it", "red"
     if reason is not None:
-        return "nobody uses it; everybody left in good order", "yellow"
+        return "nobody uses it; nothing is half done", "yellow"
     others = f", {dead} dead" if dead else ""
     if state == "NO_SCHEMA":
         return f"nothing written yet, {alive} alive{others}", "yellow"

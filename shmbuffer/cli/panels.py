@@ -16,6 +16,8 @@ NARROW = 100
 """Columns below which the memory of a client is left out."""
 
 _MOST_ROWS = 10  # of the histogram
+_HARDLY = 0.01
+_BARS = "green"
 
 
 def parts(found: Mapping[str, Any], pace: Pace, watch: Watch, width: int) -> dict[str, Table]:
@@ -48,13 +50,12 @@ def parts(found: Mapping[str, Any], pace: Pace, watch: Watch, width: int) -> dic
     }
 
 
-def title(found: Mapping[str, Any]) -> tuple[Styled, Styled]:
-    """The path, and how it is."""
+def title(found: Mapping[str, Any], path: str) -> tuple[Styled, Styled]:
+    """The path as it was given, and how the buffer is."""
     words, colour = (found["error"], "red") if "error" in found else findings.use(found)
     now = datetime.now().strftime("%H:%M:%S")
-    path = Styled(found["path"], "bold")
     state = "" if "error" in found else f"{found['state']}: "
-    return path, Styled(f"  {state}{words}  {now}", colour)
+    return Styled(path, "bold"), Styled(f"  {state}{words}  {now}", colour)
 
 
 def state(found: Mapping[str, Any]) -> Table:
@@ -134,7 +135,7 @@ def quiet(history: Sequence[Pace]) -> Table:
         for name, key, _ in _SHOWN
         if key not in _ALWAYS and not _happens(history, key)
     ]
-    return console.pairs("", {"none": Styled(", ".join(names), "dim")} if names else {})
+    return console.pairs("", {"never": Styled(", ".join(names), "dim")} if names else {})
 
 
 def _happens(history: Sequence[Pace], key: str) -> bool:
@@ -144,7 +145,8 @@ def _happens(history: Sequence[Pace], key: str) -> bool:
 def _rate(name: object, values: Sequence[float | None], width: int) -> Sequence[object]:
     shown = values[-width:]
     most = max((value for value in shown if value is not None), default=None)
-    return name, console.rate(shown[-1]), console.bars(shown, width), console.rate(most)
+    bars = Styled(console.bars(shown, width), _BARS)
+    return name, console.rate(shown[-1]), bars, console.rate(most)
 
 
 _SHOWN = (
@@ -162,11 +164,14 @@ _ALWAYS = ("inserts", "sampled", "samples", "updates_applied")
 
 
 def _spread(histogram: Mapping[str, float] | None) -> str | None:
-    """The histogram on one line."""
+    """The histogram on one line; of its lower end, what is hardly anything is one bar."""
     if not histogram:
         return None
-    first, last = next(iter(histogram)), list(histogram)[-1]
-    return f"up to {first} {console.bars(list(histogram.values()))} up to {last}, each bar doubles"
+    edges, shares = list(histogram), list(histogram.values())
+    while len(shares) > 2 and shares[0] + shares[1] < _HARDLY:
+        shares[:2] = [shares[0] + shares[1]]
+        del edges[0]
+    return f"up to {edges[0]} {console.bars(shares)} up to {edges[-1]}, each bar doubles"
 
 
 def priorities(found: Mapping[str, Any]) -> Table:
@@ -179,7 +184,10 @@ def priorities(found: Mapping[str, Any]) -> Table:
         few = shares[: 1 - _MOST_ROWS]
         shares = [(few[-1][0], sum(share for _, share in few)), *shares[1 - _MOST_ROWS :]]
     most = max(share for _, share in shares)
-    rows = [(edge, f"{share:.1%}", "█" * round(24 * share / most)) for edge, share in shares]
+    rows = [
+        (edge, f"{share:.1%}", Styled("█" * round(24 * share / most), _BARS))
+        for edge, share in shares
+    ]
     return Table("priorities up to", (" ", " items", ""), rows)
 
 

@@ -100,9 +100,8 @@ def _live(args: argparse.Namespace, found: dict[str, Any], watch: Watch) -> None
     with Live(screen=True, auto_refresh=False) as live:
 
         def show(found: Mapping[str, Any], pace: Pace) -> None:
-            live.update(
-                Screen(panels.title(found), partial(panels.parts, found, pace, watch)), refresh=True
-            )
+            tables = partial(panels.parts, found, pace, watch)
+            live.update(Screen(panels.title(found, args.dir), tables), refresh=True)
 
         show(found, Pace.nothing())
         for found, pace in _looks(args, watch):

@@ -63,7 +63,7 @@ def test_once_shows_rates_of_a_moment(tmp_path: Path, capsys: pytest.CaptureFixt
         assert rate is not None
         assert float(rate[1].replace(",", "")) > 0
         assert re.search(rf"client +{program.pid} +alive +[\d.,]+ +0 +[\d.]+ s +[\d.]+ MiB", text)
-        assert "none  stale updates, redraws, waits for a slot" in text
+        assert "never  stale updates, redraws, waits for a slot" in text
         assert main(["top", str(path), "--once", "--json"]) == 0
         found = json.loads(capsys.readouterr().out)
         assert found["pace"]["rates"]["inserts"] > 0
@@ -211,7 +211,7 @@ def test_what_is_held_for_long_says_for_how_long(closed: Path) -> None:
     ("change", "words"),
     [
         ({"needs_recovery": None, "clients": [1]}, "READY: 1 alive"),
-        ({"needs_recovery": "nobody alive"}, "nobody uses it; everybody left in good order"),
+        ({"needs_recovery": "nobody alive"}, "nobody uses it; nothing is half done"),
         ({"needs_recovery": "reboot"}, "the machine was restarted; the next to open it recovers"),
         ({"needs_recovery": "copy"}, "a copy of another directory; the next to open it"),
         ({"needs_recovery": "nobody alive", "state": "RECOVERING"}, "being recovered"),
@@ -257,6 +257,14 @@ def test_the_dead_come_before_the_living(closed: Path) -> None:
     assert rows[:3] == [["117", "dead,"], ["129", "dead"], ["100", "alive"]]
 
 
+def test_on_a_line_the_small_priorities_are_one_bar(closed: Path) -> None:
+    watch, shares = Watch(), {"0": 0.001, "0.25": 0.002, "0.5": 0.4, "1": 0.597}
+    found = look(closed) | {"priorities": shares}
+    watch.see(found)
+    shown = lines(found, Pace.nothing(), watch, 80, 24)
+    assert "priorities  up to 0.25 ▁▆█ up to 1, each bar doubles" in shown
+
+
 def arguments(path: Path) -> Any:
     return argparse.Namespace(dir=str(path), interval=0.0)
 
@@ -290,7 +298,8 @@ def lines(found: dict[str, Any], pace: Pace, watch: Watch, width: int, height: i
     """The screen, as text."""
     rich = pytest.importorskip("rich.console")
     console = rich.Console(width=width, height=height, file=io.StringIO(), legacy_windows=False)
-    console.print(Screen(panels.title(found), partial(panels.parts, found, pace, watch)))
+    tables = partial(panels.parts, found, pace, watch)
+    console.print(Screen(panels.title(found, "run/buffer"), tables))
     return [line.rstrip() for line in console.file.getvalue().rstrip().split("\n")]
 
 

@@ -1,0 +1,165 @@
+"""Frames of a recording, what they show, and the six of them that tell the story."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+_ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\([A-Z]|[\x0e\x0f]")
+
+
+def trimmed(text: str) -> list[str]:
+    """The lines between the first and the last that show something."""
+    lines = text.split("\n")
+    filled = [at for at, line in enumerate(lines) if plain(line).strip()]
+    return lines[filled[0] : filled[-1] + 1] if filled else []
+
+
+def plain(text: str) -> str:
+    """What a terminal shows, without colours."""
+    return _ESCAPES.sub("", text)
+
+
+@dataclass(frozen=True)
+class Frame:
+    """Both panes at one moment.
+
+    Attributes:
+        at_s: since the start of the recording.
+        demo: all that the upper pane has shown, with escape sequences.
+        top: what the lower one shows.
+    """
+
+    at_s: float
+    demo: str
+    top: str
+
+    @cached_property
+    def plain(self) -> tuple[str, str]:
+        """Both without colours."""
+        return plain(self.demo), plain(self.top)
+
+    @cached_property
+    def told(self) -> list[str]:
+        """The last lines of the demo; of a table of many lines that it stands for."""
+        lines: list[str] = []
+        for line in trimmed(self.demo):
+            if not plain(line).startswith("  "):
+                lines.append(line)
+            elif lines and lines[-1] != _MORE:
+                lines.append(_MORE)
+        return lines[-_TOLD:]
+
+    @cached_property
+    def is_whole(self) -> bool:
+        """Whether all of the view was drawn when it was captured."""
+        return all(re.search(rf"^{part}", self.plain[1], re.M) for part in _PARTS)
+
+    @cached_property
+    def alive(self) -> set[int]:
+        return self._clients("alive")
+
+    @cached_property
+    def dead(self) -> set[int]:
+        return self._clients("dead")
+
+    def rate(self, name: str) -> float:
+        """A rate as it is now."""
+        found = re.search(rf"^{re.escape(name)} +([\d.,]+)", self.plain[1], re.M)
+        return float(found[1].replace(",", "")) if found else 0.0
+
+    @cached_property
+    def events(self) -> list[tuple[str, str]]:
+        """What was seen to happen, oldest first."""
+        found = re.findall(r"^\d\d:\d\d:\d\d +(\w+(?: \w+)?) {2,}(.*)$", self.plain[1], re.M)
+        return [(kind, text.rstrip()) for kind, text in found]
+
+    def _clients(self, state: str) -> set[int]:
+        rows = re.findall(rf"^[a-z]+ +(\d+) +{state}\b", self.plain[1], re.M)
+        return set(map(int, rows))
+
+
+_MORE = "  ..."
+_TOLD = 14
+_PARTS = ("items +[█░]", "rates ", "clients? ", "events *$")
+
+
+@dataclass(frozen=True)
+class Scene:
+    """A frame that shows what has to be seen, and what that is."""
+
+    name: str
+    title: str
+    frame: Frame
+
+
+class Story:
+    """What a recording of the demo has to show, found in its frames.
+
+    Attributes:
+        killed: pids of each kill, as the demo tells them: of a collector, then of all.
+        missing: titles of what no frame shows.
+    """
+
+    def __init__(self, frames: Iterable[Frame]) -> None:
+        self._frames = [frame for frame in frames if frame.is_whole]
+        told: dict[str, list[int]] = {}
+        for frame in self._frames:
+            for what, pids in re.findall(
+                r"killed (a collector|all) with SIGKILL \(pid ([\d, \n]+)\)", frame.plain[0]
+            ):
+                told.setdefault(what, [int(pid) for pid in re.findall(r"\d+", pids)])
+        self.killed = [set(told.get(what, ())) for what in ("a collector", "all")]
+        self.missing: list[str] = []
+        self.scenes = list(self._found())
+
+    def _found(self) -> Iterator[Scene]:
+        """Each scene is looked for behind the one before it."""
+        one, everybody = self.killed
+        at = 0
+        asked: Sequence[tuple[str, str, Callable[[Frame], bool]]] = (
+            (
+                "1-running",
+                "two collectors write, a learner draws",
+                lambda f: len(f.alive) == 4 and f.rate("items drawn/s") > 0,
+            ),
+            (
+                "2-killed",
+                "a collector was killed",
+                lambda f: bool(one) and one <= f.dead and _tells(f, "died", one),
+            ),
+            (
+                "3-restarted",
+                "the coordinator has started it again",
+                lambda f: len(f.alive) == 4 and f.events[-1][0] in ("joined", "reaped"),
+            ),
+            (
+                "4-all-killed",
+                "all were killed at once",
+                lambda f: bool(everybody & f.dead) and _tells(f, "died", everybody & f.dead),
+            ),
+            (
+                "5-recovered",
+                "the directory was recovered",
+                lambda f: everybody <= f.dead and f.events[-1][0] == "recovered",
+            ),
+            (
+                "6-going-on",
+                "training goes on from there",
+                lambda f: f.rate("items written/s") > 0 and f.rate("items drawn/s") > 0,
+            ),
+        )
+        for name, title, shows in asked:
+            found = next((i for i in range(at, len(self._frames)) if shows(self._frames[i])), None)
+            if found is None:
+                self.missing.append(title)
+                continue
+            at = found
+            yield Scene(name, title, self._frames[found])
+
+
+def _tells(frame: Frame, kind: str, pids: set[int]) -> bool:
+    told = " ".join(text for one, text in frame.events if one == kind)
+    return all(str(pid) in told for pid in pids)

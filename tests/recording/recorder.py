@@ -1,0 +1,54 @@
+"""The demo and `top` beside it, captured until the demo has ended."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.recording.frames import Frame
+from tests.recording.terminal import Terminal
+
+WIDTH = 112
+HEIGHTS = (13, 35)
+INTERVAL_S = 0.25
+"""Between two looks of `top`. The demo recovers some milliseconds after its kill of all."""
+
+_FRAMES_PER_LOOK = 2
+_ENDED = "the demo ended with"
+
+
+def frames(folder: Path, *, seed: int, max_minutes: float) -> Iterator[Frame]:
+    """Yields what both show, whenever that has changed.
+
+    Args:
+        folder: of the run, which is made in it; it is left out of what is shown.
+        seed: of the demo.
+        max_minutes: after so long the demo gives up.
+
+    The last one says with what the demo has ended.
+    """
+    python = [sys.executable, "-m", "shmbuffer"]
+    demo = shlex.join(
+        [
+            *(*python, "demo", "--scratch-dir", "run", "--picture", str(folder / "curve.png")),
+            *("--seed", str(seed), "--max-minutes", str(max_minutes)),
+        ]
+    )
+    top = shlex.join([*python, "top", "run/replay", "--interval", str(INTERVAL_S)])
+    # What there is to see begins with the buffer.
+    first = f'{demo}; echo "{_ENDED} $?"'
+    second = f"until test -e run/replay/.shmbuffer/control; do sleep 0.1; done; {top}"
+    began, last = time.monotonic(), ("", "")
+    with Terminal(first, second, width=WIDTH, heights=HEIGHTS, folder=folder) as terminal:
+        ended = False
+        while not ended:
+            upper, lower = (pane.replace(f"{folder}/", "") for pane in terminal.captured())
+            panes = upper, lower
+            if panes != last:
+                yield Frame(time.monotonic() - began, *panes)
+            last = panes
+            ended = _ENDED in panes[0]
+            time.sleep(INTERVAL_S / _FRAMES_PER_LOOK)

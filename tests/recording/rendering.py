@@ -1,0 +1,71 @@
+"""Frames as pictures: SVG, drawn by rich from what the terminal showed."""
+
+from __future__ import annotations
+
+import io
+
+from rich.console import Console
+from rich.text import Text
+
+from tests.recording.frames import Frame, trimmed
+
+#: What rich takes, without fonts from elsewhere: a page that shows it needs nothing else.
+_FORMAT = """\
+<svg viewBox="0 0 {width} HEIGHT" xmlns="http://www.w3.org/2000/svg">
+<style>
+.{unique_id}-matrix {{
+  font-family: "DejaVu Sans Mono", Menlo, Consolas, monospace; font-size: {char_height}px;
+  line-height: {line_height}px; font-variant-east-asian: full-width;
+}}
+{styles}
+</style>
+<defs>
+<clipPath id="{unique_id}-clip-terminal">
+<rect x="0" y="0" width="{terminal_width}" height="{terminal_height}" />
+</clipPath>
+{lines}
+</defs>
+<rect fill="#292929" width="100%" height="100%" rx="8" />
+<g transform="translate(9, 9)" clip-path="url(#{unique_id}-clip-terminal)">
+{backgrounds}
+<g class="{unique_id}-matrix">
+{matrix}
+</g>
+</g>
+</svg>
+"""
+_LINE_HEIGHT = 24.4  # rich's
+_PADDING = 18
+
+
+def svg(frame: Frame, title: str, width: int, name: str) -> str:
+    """The title, and both panes, one above the other, without the empty lines of either.
+
+    Args:
+        frame: to be drawn.
+        title: what is to be seen.
+        width: columns.
+        name: of the picture; its classes are named by it, so that pictures can share a page.
+    """
+    shown = [
+        f"\x1b[1;33m{title}\x1b[0m",
+        "\x1b[2m$ shmbuffer demo --scratch-dir run\x1b[0m",
+        *frame.told,
+        "\x1b[2m" + "─" * width + "\x1b[0m",
+        "\x1b[2m$ shmbuffer top run/replay\x1b[0m",
+        *trimmed(frame.top),
+    ]
+    console = Console(
+        record=True,
+        width=width,
+        file=io.StringIO(),
+        force_terminal=True,
+        color_system="truecolor",
+        legacy_windows=False,
+    )
+    for line in shown:
+        console.print(Text.from_ansi(line), no_wrap=True, crop=True)
+    height = f"{len(shown) * _LINE_HEIGHT + _PADDING:g}"
+    return console.export_svg(
+        title="", code_format=_FORMAT.replace("HEIGHT", height), unique_id=f"top-{name}"
+    )

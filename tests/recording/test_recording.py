@@ -1,0 +1,139 @@
+"""`top` beside the demo shows the kill, the restart and the recovery as they happen."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("rich", reason="what is recorded is drawn with it")
+
+from tests.recording import terminal
+from tests.recording.__main__ import write
+from tests.recording.frames import Frame, Story
+
+DEMO = """the run is in run
+\x1b[1mstep 5,000: killed a collector with SIGKILL (pid 11)\x1b[0m
+  a table of many
+  lines
+step 15,000: killed all with SIGKILL (pid 1, 2, 12, 13)
+"""
+VIEW = """run/replay           READY: {alive} alive
+items         █░ 10.0%
+rates                   now
+items written/s       {rate}
+items drawn/s         {rate}
+clients  pid  state
+{clients}
+
+events
+{events}
+"""
+ALIVE = {1: "alive", 2: "alive", 11: "alive", 12: "alive"}
+
+
+def frame(
+    clients: dict[int, str], *events: str, rate: str = "1,000", at_s: float = 0.0, demo: str = DEMO
+) -> Frame:
+    rows = "\n".join(f"collector {pid} {state}" for pid, state in clients.items())
+    told = "\n".join(f"12:00:00  {event}" for event in events)
+    view = VIEW.format(alive=0, rate=rate, clients=rows, events=told)
+    return Frame(at_s, demo, f"\x1b[31m{view}\x1b[0m")
+
+
+STORY = [
+    frame(ALIVE, "joined  collector 11", at_s=1.0),
+    frame(ALIVE | {11: "dead, reaped"}, "died    collector 11", at_s=2.0),
+    frame(ALIVE | {11: "dead, reaped", 13: "alive"}, "joined  collector 13", at_s=3.0),
+    frame({1: "dead", 2: "alive", 12: "dead", 13: "dead"}, "died    c 1, c 12, c 13", at_s=4.0),
+    frame(
+        dict.fromkeys((1, 2, 12, 13), "dead, reaped"),
+        "died    c 1, c 12, c 13",
+        "recovered  nobody alive, 15,000 items kept, in 2.0 ms",
+        rate="0",
+        at_s=5.0,
+    ),
+    frame({21: "alive", 22: "alive"}, "joined  collector 21", at_s=6.0),
+]
+
+
+def test_the_story_is_found_in_its_order() -> None:
+    story = Story([STORY[0], *STORY])
+    assert story.killed == [{11}, {1, 2, 12, 13}]
+    assert story.missing == []
+    assert [scene.frame.at_s for scene in story.scenes] == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
+
+
+@pytest.mark.parametrize("left_out", [0, 1, 2, 4, 5])
+def test_what_no_frame_shows_is_missed(left_out: int) -> None:
+    story = Story([one for at, one in enumerate(STORY) if at != left_out])
+    assert len(story.missing) == 1, story.missing
+
+
+def test_one_look_may_see_the_kill_of_all_and_the_recovery() -> None:
+    story = Story([one for at, one in enumerate(STORY) if at != 3])
+    assert story.missing == []
+    assert [scene.frame.at_s for scene in story.scenes] == [1.0, 2.0, 3.0, 5.0, 5.0, 6.0]
+
+
+def test_a_frame_that_is_half_drawn_shows_nothing() -> None:
+    half = [Frame(one.at_s, one.demo, one.top.partition("events")[0]) for one in STORY]
+    assert len(Story(half).missing) == 6
+
+
+def test_tables_of_the_demo_are_left_out_of_what_it_tells() -> None:
+    assert STORY[0].told == [
+        "the run is in run",
+        "\x1b[1mstep 5,000: killed a collector with SIGKILL (pid 11)\x1b[0m",
+        "  ...",
+        "step 15,000: killed all with SIGKILL (pid 1, 2, 12, 13)",
+    ]
+
+
+def test_pictures_need_nothing_from_elsewhere(tmp_path: Path) -> None:
+    write(Story(STORY), tmp_path)
+    pictures = sorted((tmp_path / "images").iterdir())
+    assert len(pictures) == 6
+    for picture in pictures:
+        drawn = picture.read_text()
+        assert len(drawn) < 60_000
+        assert set(re.findall(r"https?://[^\"\s]+", drawn)) == {"http://www.w3.org/2000/svg"}
+        assert "SIGKILL" in drawn
+    text = (tmp_path / "recordings" / "top.txt").read_text()
+    assert "\n== 2.0 s: a collector was killed\n" in text
+    assert "\x1b" not in text
+
+
+@pytest.mark.slow
+@pytest.mark.longest
+@pytest.mark.timeout(600)
+def test_top_shows_the_kill_the_restart_and_the_recovery_of_the_demo(tmp_path: Path) -> None:
+    pytest.importorskip("gymnasium", reason="the demo trains on one of its environments")
+    if not terminal.is_installed():
+        pytest.skip("tmux is not installed (Debian, Ubuntu: apt install tmux)")
+    from tests.recording import recorder
+
+    frames = list(recorder.frames(tmp_path, seed=0, max_minutes=8))
+    assert "the demo ended with 0" in frames[-1].plain[0]
+    story = Story(frames)
+    one, everybody = story.killed
+    assert (len(one), len(everybody)) == (1, 4)
+    assert story.missing == []
+    before, killed, restarted, all_killed, recovered, after = (s.frame for s in story.scenes)
+    assert one < before.alive
+    assert one <= killed.dead
+    assert len(killed.alive) == 3
+    assert not one & restarted.alive
+    assert len(restarted.alive - before.alive) == 1  # the one that was started in its place
+    assert everybody >= restarted.alive
+    assert everybody & all_killed.dead
+    assert everybody <= recovered.dead
+    assert not recovered.alive
+    assert any(
+        kind == "recovered" and re.search(r"nobody alive, [\d,]{5,} items kept", text)
+        for kind, text in recovered.events
+    )
+    assert after.alive
+    assert not after.alive & everybody
+    assert after.rate("items written/s") > 0
