@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from benchmarks import __main__ as benchmarks
-from benchmarks import contention, peer, plots, report, scaling, table
+from benchmarks import contention, peer, plots, report, scaling, table, watched
 from benchmarks.__main__ import BENCHMARKS, ON_REQUEST, main, plan
 from benchmarks.comparison import Setting
 from benchmarks.held import Held
@@ -450,3 +450,11 @@ def test_sampling_into_a_batch_of_the_caller_is_measured_where_there_is_such_a_c
     assert call is not None
     assert call(*inputs[0]) == ("new", 3)
     assert _sampling_into(Without(), 3) is None
+
+
+def test_what_is_lost_while_somebody_looks_is_measured_in_pairs() -> None:
+    found = watched.measure(items=1000, pairs=2, seconds=0.05)
+    assert found["alone"] > 0
+    assert found["watched"] > 0
+    assert len(found["pairs"]) == 2
+    assert found["lost_percent"] == pytest.approx(sum(found["pairs"]) / 2)
