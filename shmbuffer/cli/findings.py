@@ -27,10 +27,13 @@ def use(found: Found) -> tuple[str, str]:
         return f"all dead ({dead}); the next to open it recovers it", "red"
     if reason is not None:
         return "nobody uses it; nothing is half done", "yellow"
-    others = f", {dead} dead" if dead else ""
+    stopped = sum(client["alive"] and client["state"] == "stopped" for client in clients)
+    waiting = sum(client["turn"] is not None for client in clients)
+    counted = {"alive": alive, "dead": dead, "stopped": stopped, "waiting for a slot": waiting}
+    words = ", ".join(f"{number} {what}" for what, number in counted.items() if number)
     if state == "NO_SCHEMA":
-        return f"nothing written yet, {alive} alive{others}", "yellow"
-    return f"{alive} alive{others}", "red" if dead else "green"
+        return f"nothing written yet, {words}", "yellow"
+    return words, "red" if dead else "yellow" if stopped or waiting else "green"
 
 
 def holds(client: Found, held_s: float = 0.0) -> str | None:

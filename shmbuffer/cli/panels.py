@@ -16,7 +16,8 @@ NARROW = 100
 """Columns below which the memory of a client is left out."""
 
 _MOST_ROWS = 10  # of the histogram
-_HARDLY = 0.01
+_HARDLY = 0.01  # of all items
+_SILENT_S = 10.0
 _BARS = "green"
 
 
@@ -38,7 +39,9 @@ def parts(found: Mapping[str, Any], pace: Pace, watch: Watch, width: int) -> dic
         nothing = Table("", (), [])
         return {
             **shown,
-            "buffer": console.pairs("", {"last seen": last_seen(watch)}),
+            "buffer": console.pairs(
+                "", {"now": Styled(found["error"], "red"), "last seen": last_seen(watch)}
+            ),
             "priorities": nothing,
             "clients": nothing,
         }
@@ -52,17 +55,20 @@ def parts(found: Mapping[str, Any], pace: Pace, watch: Watch, width: int) -> dic
 
 def title(found: Mapping[str, Any], path: str) -> tuple[Styled, Styled]:
     """The path as it was given, and how the buffer is."""
-    words, colour = (found["error"], "red") if "error" in found else findings.use(found)
     now = datetime.now().strftime("%H:%M:%S")
-    state = "" if "error" in found else f"{found['state']}: "
-    return Styled(path, "bold"), Styled(f"  {state}{words}  {now}", colour)
+    state = Styled("nothing to be seen", "red") if "error" in found else _state_of(found)
+    return Styled(path, "bold"), Styled(f"  {state.value}  {now}", state.style)
 
 
-def state(found: Mapping[str, Any]) -> Table:
-    """How it is, for where there is no title."""
+def _state_of(found: Mapping[str, Any]) -> Styled:
     words, colour = findings.use(found)
-    line = {"state": Styled(f"{found['state']}: {words}", colour)}
-    return console.pairs(found["path"], line)
+    return Styled(f"{found['state']}: {words}", colour)
+
+
+def summary(found: Mapping[str, Any], width: int) -> Table:
+    """What there is, and how it is, for where there is no title."""
+    rows = [("state", _state_of(found)), *buffer(found, width, histogram=False).rows]
+    return Table(found["path"], (), rows)
 
 
 def buffer(found: Mapping[str, Any], width: int, *, histogram: bool) -> Table:
@@ -212,17 +218,19 @@ def _client(client: Mapping[str, Any], pace: Pace, watch: Watch) -> list[object]
     idle, memory = client["idle_s"], client["memory_bytes"]
     held = findings.holds(client, watch.held_s(client))
     state, style = _state(client)
+    is_silent = idle is not None and idle >= _SILENT_S
+    seen = Styled(None if idle is None else console.span(idle), "yellow" if is_silent else "")
     cells = (
         client["role"],
         str(client["pid"]),
         state,
         console.rate(written),
         console.rate(drawn),
-        None if idle is None else console.span(idle),
+        seen,
         None if memory is None else console.size(memory),
         held or "",
     )
-    return [Styled(cell, style) for cell in cells]
+    return [cell if cell is seen and not style else Styled(cell, style) for cell in cells]
 
 
 def _departed(client: Mapping[str, Any]) -> list[object]:

@@ -3,7 +3,7 @@
      path                                       who uses it, and the time
      what it holds                              (from 130 columns on: priorities, beside
      rates, with their history                   the rates)
-     clients, one a line; what is urgent first, where not all of them fit
+     clients, one a line; the dead and the stopped first
      events, the newest last; they have what is left
 
 A line is one line: what does not fit is cut, so that nothing jumps when a number grows.

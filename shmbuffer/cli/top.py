@@ -126,8 +126,7 @@ def tables(found: Mapping[str, Any], pace: Pace, watch: Watch) -> list[Table]:
     if "error" in found:
         return [console.pairs(found["path"], {"buffer": found["error"]}), panels.events(watch)]
     return [
-        panels.state(found),
-        panels.buffer(found, _PLAIN_WIDTH, histogram=False),
+        panels.summary(found, _PLAIN_WIDTH),
         panels.rates(watch.history, 40),
         panels.quiet(watch.history),
         panels.clients(found, pace, watch, _PLAIN_WIDTH),

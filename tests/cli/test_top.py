@@ -75,9 +75,23 @@ def test_a_dead_one_changes_nothing(dead: Path, capsys: pytest.CaptureFixture[st
     before = contents(dead)
     assert main(["top", str(dead), "--once"]) == 0
     text = capsys.readouterr().out
-    assert "state  READY: all dead (1); the next to open it recovers it" in text
+    assert "state       READY: all dead (1); the next to open it recovers it" in text
     assert re.search(r"client +\d+ +dead .* 2 slots, from ticket 3\n", text)  # what it was at
     assert contents(dead) == before
+
+
+def test_a_stopped_process_is_alive_and_said_to_be_stopped(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "busy"
+    with Program.python(BUSY, path) as program:
+        program.line()
+        program.signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, program.pid, os.WSTOPPED | os.WNOWAIT)
+        assert main(["top", str(path), "--once"]) == 0
+    text = capsys.readouterr().out
+    assert "state       READY: 1 alive, 1 stopped\n" in text
+    assert re.search(rf"client +{program.pid} +stopped +0 +0 ", text)
 
 
 def test_where_no_buffer_is_it_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -188,6 +202,8 @@ CLIENTS = [
     ),
     ({"claimed": {"first": 0, "count": 8}, "phase": "EMPTYING"}, "is emptying it"),
     ({"turn": {"place": 3, "seconds": 0.42}}, "waits 0.4 s for a slot, turn 3"),
+    ({"idle_s": 300.0}, "5 min"),
+    ({"idle_s": None}, "-"),
 ]
 
 
@@ -196,7 +212,7 @@ def test_each_client_is_told_in_words(closed: Path, change: dict[str, Any], word
     watch, found = Watch(), look(closed, client(1, **change))
     pace = watch.see(found)
     [shown] = [line for line in lines(found, pace, watch, 120, 40) if line.startswith("collector")]
-    assert re.fullmatch(rf"collector +101 .*\b{re.escape(words)} *.*", shown), shown
+    assert re.fullmatch(rf"collector +101 .*{re.escape(words)}.*", shown), shown
 
 
 def test_what_is_held_for_long_says_for_how_long(closed: Path) -> None:
@@ -210,7 +226,7 @@ def test_what_is_held_for_long_says_for_how_long(closed: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"needs_recovery": None, "clients": [1]}, "READY: 1 alive"),
+        ({"needs_recovery": None, "clients": [1, 2]}, "READY: 2 alive  "),
         ({"needs_recovery": "nobody alive"}, "nobody uses it; nothing is half done"),
         ({"needs_recovery": "reboot"}, "the machine was restarted; the next to open it recovers"),
         ({"needs_recovery": "copy"}, "a copy of another directory; the next to open it"),
@@ -227,6 +243,14 @@ def test_every_state_has_its_words(closed: Path, change: dict[str, Any], words: 
     clients = [client(number) for number in change.pop("clients", [])]
     watch, found = Watch(), look(closed, *clients) | change
     assert words in "\n".join(lines(found, watch.see(found), watch, 130, 40))
+
+
+def test_the_title_counts_who_stands_still_or_waits(closed: Path) -> None:
+    watch, turn = Watch(), {"place": 1, "seconds": 0.1}
+    found = look(closed, client(1, turn=turn), client(2, state="stopped"), client(3))
+    found["needs_recovery"] = None
+    shown = lines(found, watch.see(found), watch, 80, 24)
+    assert "READY: 3 alive, 1 stopped, 1 waiting for a slot  " in shown[0]
 
 
 @pytest.mark.parametrize(("width", "height"), [(80, 24), (100, 30), (160, 50), (60, 15)])
