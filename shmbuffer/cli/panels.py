@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -15,7 +16,8 @@ from shmbuffer.cli.screen import WIDE
 NARROW = 100
 """Columns below which the memory of a client is left out."""
 
-_MOST_ROWS = 10  # of the histogram
+_MOST_ROWS = 10  # of the histogram, where it is a table
+_MOST_BARS = 32  # and where it is a line
 _HARDLY = 0.01  # of all items
 _SILENT_S = 10.0
 _BARS = "green"
@@ -173,11 +175,18 @@ def _spread(histogram: Mapping[str, float] | None) -> str | None:
     """The histogram on one line; of its lower end, what is hardly anything is one bar."""
     if not histogram:
         return None
-    edges, shares = list(histogram), list(histogram.values())
-    while len(shares) > 2 and shares[0] + shares[1] < _HARDLY:
+    powers = {
+        round(math.log2(float(edge))): share for edge, share in histogram.items() if edge != "0"
+    }
+    if not powers:
+        return "all 0"
+    low, high = min(powers), max(powers)
+    shares = [powers.get(power, 0.0) for power in range(low, high + 1)]
+    shares[0] += histogram.get("0", 0.0)
+    while len(shares) > _MOST_BARS or (len(shares) > 1 and shares[0] + shares[1] < _HARDLY):
         shares[:2] = [shares[0] + shares[1]]
-        del edges[0]
-    return f"up to {edges[0]} {console.bars(shares)} up to {edges[-1]}, each bar doubles"
+    first = 2.0 ** (high + 1 - len(shares))
+    return f"up to {first:.4g} {console.bars(shares)} up to {2.0**high:.4g}, each bar doubles"
 
 
 def priorities(found: Mapping[str, Any]) -> Table:

@@ -281,12 +281,23 @@ def test_the_dead_come_before_the_living(closed: Path) -> None:
     assert rows[:3] == [["117", "dead,"], ["129", "dead"], ["100", "alive"]]
 
 
-def test_on_a_line_the_small_priorities_are_one_bar(closed: Path) -> None:
-    watch, shares = Watch(), {"0": 0.001, "0.25": 0.002, "0.5": 0.4, "1": 0.597}
+@pytest.mark.parametrize(
+    ("shares", "shown"),
+    [
+        ({"0": 0.001, "0.25": 0.002, "0.5": 0.4, "1": 0.597}, "up to 0.25 ▁▆█ up to 1, each bar"),
+        ({"0.0625": 0.5, "0.5": 0.5}, "up to 0.0625 █▁▁█ up to 0.5, each bar"),
+        ({"4.941e-324": 0.1, "1": 0.9}, f"up to 4.657e-10 ▂{'▁' * 30}█ up to 1, each bar"),
+        ({"0": 1.0}, "all 0"),
+        ({"1": 1.0}, "up to 1 █ up to 1"),
+    ],
+)
+def test_on_a_line_each_bar_of_the_priorities_doubles(
+    closed: Path, shares: dict[str, float], shown: str
+) -> None:
+    watch = Watch()
     found = look(closed) | {"priorities": shares}
     watch.see(found)
-    shown = lines(found, Pace.nothing(), watch, 80, 24)
-    assert "priorities  up to 0.25 ▁▆█ up to 1, each bar doubles" in shown
+    assert f"priorities  {shown}" in "\n".join(lines(found, Pace.nothing(), watch, 100, 24))
 
 
 def arguments(path: Path) -> Any:
