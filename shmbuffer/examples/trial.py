@@ -206,9 +206,10 @@ class Trial:
                 self._say(f"{crew.losses()}; the others are killed")
                 self._kill_all(crew, planned=False)
                 return
-            if self._is_due("a collector", self._plan.kill_collector_at) and crew.collectors:
-                pid = crew.kill_collector()
-                self._note(Kill("a collector", self._step, (pid,)))
+            if self._is_due("a collector", self._plan.kill_collector_at):
+                if crew.collectors and self._all_have_joined:
+                    pid = crew.kill_collector()
+                    self._note(Kill("a collector", self._step, (pid,)))
             elif self._is_due("all", self._plan.kill_all_at) and (
                 len(crew.collectors) == self._collectors  # the one that was killed is back
             ):
@@ -263,6 +264,11 @@ class Trial:
     @property
     def _step(self) -> int:
         return int(self._stats.get("write_count", 0))
+
+    @property
+    def _all_have_joined(self) -> bool:
+        """Whether each process has a handle: one that is still starting has nothing to lose."""
+        return self._stats.get("clients_alive", 0) >= self._collectors + 2
 
     @property
     def _mean_return(self) -> float | None:
