@@ -14,8 +14,13 @@ from typing import Any
 import numpy as np
 
 from shmbuffer._native import _core
-from shmbuffer.errors import BufferNotFoundError, CorruptBufferError, LockTimeout
-from shmbuffer.memory import layout, priorities, records, slots
+from shmbuffer.errors import (
+    BufferNotFoundError,
+    CorruptBufferError,
+    LockTimeout,
+    ShmBufferError,
+)
+from shmbuffer.memory import history, layout, priorities, records, slots
 from shmbuffer.memory.control import Control, Superblock
 from shmbuffer.memory.files import Files
 from shmbuffer.memory.layout import BufferState, EntryState, Flag, Phase, Role, SlotState
@@ -98,6 +103,7 @@ def check(
                 path=str(directory.path),
             )
         report = CheckReport(str(directory.path))
+        report.notes += _of_history(directory)
         try:
             files.open_control().superblock()  # of a foreign file not even the lock is touched
             with files.lock(timeout):
@@ -112,6 +118,17 @@ def check(
             with hearing(on_progress):
                 compare_checksums(report, control, *mapped)
         return report
+
+
+def _of_history(directory: Directory) -> list[str]:
+    """What is wrong with the history, which is nobody's problem but its own."""
+    try:
+        found = history.read(directory)
+    except BufferNotFoundError:
+        return []
+    except ShmBufferError as error:
+        return [f"there is no history: {error}"]
+    return [f"{found.left_out} records of the history are torn"] if found.left_out else []
 
 
 def _map(

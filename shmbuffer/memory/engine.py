@@ -334,6 +334,11 @@ class Engine:
         return self.superblock.epoch
 
     @property
+    def incarnation(self) -> int:
+        """Our own; unique in the directory."""
+        return self._seat.membership.incarnation
+
+    @property
     def is_first_and_alone(self) -> bool:
         """Whether this handle made the buffer, and nobody else has joined since."""
         return self._seat.membership.incarnation == 1 and len(self.registry.alive()) == 1
@@ -593,6 +598,25 @@ class Engine:
             "epoch": self.epoch,
             "bytes": layout.CONTROL_BYTES + sum(m.nbytes for m in (slots, *leaves) if m),
             "time_ns": time.monotonic_ns(),
+        }
+
+    def glance(self) -> dict[str, int | float]:
+        """The counters without the mutex: each number is whole, and of its own moment.
+
+        Returns:
+            `counters.totals`, ``p_sum`` and ``epoch``.
+        """
+        self._require_open()
+        ring, control = self.ring, self.control
+        return {
+            **counters.totals(
+                control.runtime[0],
+                control.entries,
+                width=ring.width if ring else 1,
+                elements=ring.elements if ring else self.settings.capacity,
+            ),
+            "p_sum": ring.p_sum if ring else 0.0,
+            "epoch": self.epoch,
         }
 
     def clients(self) -> list[Client]:

@@ -6,6 +6,7 @@
         made.json                what we made in the scratch directory, before we make it
         schema.json, slots       there once the schema is
         records, dictionary      of records: the byte ring; what they are compressed with
+        history                  what it was at, where a coordinator looks after it
         init.lock, coordinator.lock, procs/NNN.lock
 
 Always true
@@ -46,6 +47,7 @@ from shmbuffer.memory.trust import explained
 MADE = f"{layout.PRIVATE}/made.json"
 _NEW_CONTROL = f"{layout.CONTROL}.new"
 _NEW_SLOTS = f"{layout.SLOTS}.new"
+NEW_HISTORY = f"{layout.HISTORY}.new"
 _OF_THE_SCHEMA = (layout.SLOTS, _NEW_SLOTS, layout.SCHEMA, layout.RECORDS, layout.DICTIONARY)
 
 # Bytes of a slot in a leaf: huge pages are worth making (some milliseconds each) where a page is
@@ -284,7 +286,7 @@ class Files:
         found = self.has_control()
         self._remove_made()
         _core.reached("remove.leaves")
-        for name in (*_OF_THE_SCHEMA, _NEW_CONTROL):
+        for name in (*_OF_THE_SCHEMA, _NEW_CONTROL, layout.HISTORY, NEW_HISTORY):
             self._unlink(name)
         procs = f"{layout.PRIVATE}/procs"
         if self.directory.exists(procs):

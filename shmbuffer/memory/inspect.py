@@ -100,7 +100,7 @@ def inspect(
                 elements=schema.elements if schema else settings.capacity,
             ),
             "clients": [{**client, **_now(client, clients, mutex)} for client in clients],
-            "bytes": _bytes(files, schema),
+            "bytes": _bytes(files, schema) + _history_bytes(files),
             **_room(files, schema),
             "records": _records(files, schema, control, live_bytes=live_bytes),
             "recovery": _recovery(control, superblock),
@@ -148,6 +148,11 @@ def _bytes(files: Files, schema: Schema | None) -> int:
     return layout.CONTROL_BYTES + schema.sections["bytes"] + sum(schema.map_bytes)
 
 
+def _history_bytes(files: Files) -> int:
+    there = files.directory.exists(layout.HISTORY)
+    return files.directory.stat(layout.HISTORY).st_size if there else 0
+
+
 def _room(files: Files, schema: Schema | None) -> dict[str, Any]:
     """What the files take, on the disk and in memory, and what is left there."""
     names = [layout.CONTROL]
@@ -155,6 +160,7 @@ def _room(files: Files, schema: Schema | None) -> dict[str, Any]:
         names += [layout.SLOTS, layout.SCHEMA]
         names += [leaf.file for leaf in schema.leaves if leaf.nbytes]
         names += [layout.RECORDS] if schema.record_bytes else []
+    names += [layout.HISTORY] if files.directory.exists(layout.HISTORY) else []
     on_disk, in_memory = 0, Residency(0, 0)
     told = True
     for name in names:

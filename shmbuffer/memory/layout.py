@@ -315,5 +315,6 @@ SLOTS = f"{PRIVATE}/slots"
 SCHEMA = f"{PRIVATE}/schema.json"
 RECORDS = f"{PRIVATE}/records"
 DICTIONARY = f"{PRIVATE}/dictionary"
+HISTORY = f"{PRIVATE}/history"
 COORDINATOR_LOCK = f"{PRIVATE}/coordinator.lock"
 SCHEMA_LIMIT = 16 * 1024 * 1024

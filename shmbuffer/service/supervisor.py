@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from shmbuffer.errors import BufferClosedError, ShmBufferError
 from shmbuffer.memory import cleanup
 from shmbuffer.service.held_back import HeldBack
+from shmbuffer.service.historian import Historian
 from shmbuffer.service.spawned import ASKED_TO_END, Death, Spawned, first_steps
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ class Supervisor:
         self._pid = os.getpid()
         self._changed = threading.Condition(threading.RLock())  # guards what follows
         self._spawned: list[Spawned] = []
-        self._spawned_pids: set[int] = set()
+        self._spawned_pids: dict[int, str] = {}  # with the names
         self._due: list[tuple[float, Spawned]] = []  # when to start whom again
         self._stopping = False
         self._failure: BaseException | None = None  # what ended the watch before its time
@@ -78,6 +79,7 @@ class Supervisor:
         self._reported: set[_Key] = set()  # dead clients that are still in the registry
         self._buffer_is_gone = False
         self._held_back = HeldBack(scratch_dir) if engine.on_disk else None
+        self._historian = Historian(engine, scratch_dir)
         self._complaint = ""  # the last one of the engine, to be logged once
         self._at_sigterm: cleanup.Ownership | None = None
         self._watcher = threading.Thread(
@@ -199,6 +201,7 @@ class Supervisor:
                 self._changed.notify_all()
             raise
         finally:
+            self._historian.close()
             with self._changed:
                 for pidfd in (*self._others.values(), self._wake_reader, self._wake_writer):
                     os.close(pidfd)
@@ -247,7 +250,7 @@ class Supervisor:
             for spawned in ripe:
                 spawned.begin()
                 if spawned.failure is None:
-                    self._spawned_pids.add(spawned.pid)
+                    self._spawned_pids[spawned.pid] = spawned.name
                 elif spawned.restarts:  # a first start that fails is the caller's to know
                     log.error("%s could not be started again: %s", spawned.name, spawned.failure)
                     self._due.append((now + 1.0 + spawned.pause_s(), spawned))
@@ -262,7 +265,8 @@ class Supervisor:
             self._asked(lambda: self._engine.ring, None)  # it begins where a schema is seen
         clients = self._clients()
         with self._changed:
-            ours = self._spawned_pids | {self._pid}
+            names = dict(self._spawned_pids)
+        ours = {*names, self._pid}
         living = {_key(client): client.pid for client in clients if client.alive}
         dead = {_key(client): client for client in clients if not client.alive}
         if dead:
@@ -294,6 +298,7 @@ class Supervisor:
         if self._held_back is not None:
             alive = {client.pid for client in clients if client.alive}
             self._held_back.look(ours & alive | {living[key] for key in self._others})
+        self._asked(lambda: self._historian.look(clients, self.deaths, names), None)
 
     def _settle(self, key: _Key) -> None:
         os.close(self._others.pop(key))

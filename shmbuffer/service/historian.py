@@ -1,0 +1,183 @@
+"""Who writes the history of a buffer: the coordinator, beside its watch over the clients.
+
+     registry, counters ──a look, without the mutex──▶ Historian ──▶ .shmbuffer/history
+
+Nobody waits for it, and it waits for nobody: while another process creates, recovers or removes
+the buffer it begins later. Where it cannot write (a full disk, a directory that may not be written)
+it says so once and stops; the buffer goes on without a history.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from shmbuffer.errors import AttachTimeout, BufferClosedError, ShmBufferError
+from shmbuffer.memory.files import Files
+from shmbuffer.memory.history import FINE_S, Event, EventKind, Recorder, living
+from shmbuffer.memory.layout import Role
+from shmbuffer.memory.region import Directory
+from shmbuffer.service.spawned import Death
+
+if TYPE_CHECKING:
+    from shmbuffer.memory.engine import Engine
+    from shmbuffer.memory.registry import Client
+
+log = logging.getLogger("shmbuffer.service")
+
+
+class Historian:
+    """Records what a buffer is at, and who comes and goes.
+
+    Args:
+        engine: the coordinator's handle.
+        scratch_dir: of the buffer.
+    """
+
+    def __init__(self, engine: Engine, scratch_dir: Path) -> None:
+        self._engine = engine
+        self._scratch_dir = scratch_dir
+        self._recorder: Recorder | None = None
+        self._stopped = False
+        self._next_s = 0.0  # when the next record is due
+        self._clients: dict[tuple[int, int], Client] = {}  # as of the last look
+        self._noted: set[int] = set()  # incarnations that an earlier recorder saw coming
+        self._deaths = 0  # how many of the supervisor's are noted
+        self._died: set[int] = set()  # pids of the noted ones that are in the registry still
+        self._reaped = 0  # the counter, at the last look
+
+    def look(
+        self, clients: Iterable[Client], deaths: Sequence[Death], names: Mapping[int, str]
+    ) -> None:
+        """Notes who came and went since the last look, and, each second, the counters.
+
+        Args:
+            clients: the registry.
+            deaths: all that the supervisor has noticed.
+            names: of processes that it started, by pid.
+
+        Raises:
+            ShmBufferError: the engine cannot be asked.
+        """
+        if self._stopped:
+            return
+        now = self._engine.glance()
+        try:
+            if self._recorder is None and not self._begin(int(now["epoch"]), int(now["reaped"])):
+                return
+            self._note_changes(list(clients), deaths, names, now)
+            if time.monotonic() >= self._next_s:
+                self._next_s = time.monotonic() + FINE_S
+                self._record(now)
+        except (OSError, ShmBufferError) as error:
+            self._stop(error)
+
+    def close(self) -> None:
+        """Writes a last record, and lets the next recorder in. Idempotent."""
+        if self._recorder is None or self._stopped:
+            return
+        try:
+            now = self._engine.glance()
+            self._record(now)
+            for client in self._clients.values():
+                if client.incarnation == self._engine.incarnation:
+                    self._note(EventKind.LEFT, client, now)
+        except BufferClosedError:
+            pass  # the handle went first: the record before was the last
+        except (OSError, ShmBufferError) as error:
+            self._stop(error)
+        self._stopped = True
+        self._recorder.close()
+
+    def _begin(self, epoch: int, reaped: int) -> bool:
+        """Opens the history; False while somebody else is at the files of the buffer."""
+        with Directory.open(self._scratch_dir) as directory:
+            files = Files(directory)
+            try:
+                with files.lock(0.0):
+                    uuid = self._engine.superblock.uuid
+                    self._recorder = recorder = Recorder.open(files, uuid)
+            except AttachTimeout:
+                return False
+        if recorder.reason is not None:
+            log.warning("%s: a new history is begun: %s", self._scratch_dir, recorder.reason)
+        self._reaped = reaped
+        before = recorder.history
+        if before is not None:
+            joined = before.events["kind"] == EventKind.JOINED
+            self._noted = set(before.events["incarnation"][joined].tolist())
+        last = before.fine["epoch"][-1] if before is not None and len(before.fine) else epoch
+        if self._engine.report is not None or last != epoch:
+            event = Event(EventKind.RECOVERED, Role.COORDINATOR, epoch=epoch)
+            recorder.note(event, self._engine.incarnation)
+        return True
+
+    def _note_changes(
+        self,
+        clients: Sequence[Client],
+        deaths: Sequence[Death],
+        names: Mapping[int, str],
+        now: Mapping[str, int | float],
+    ) -> None:
+        present = {(client.entry, client.incarnation): client for client in clients}
+        for key in present.keys() - self._clients.keys():
+            if present[key].incarnation not in self._noted:
+                self._note(EventKind.JOINED, present[key], now, names.get(present[key].pid, ""))
+        known = {client.pid: client for client in (*self._clients.values(), *present.values())}
+        for death in deaths[self._deaths :]:
+            client = known.get(death.pid)
+            event = Event(
+                EventKind.DIED,
+                _role(death.role),
+                death.pid,
+                0 if client is None else client.incarnation,
+                int(now["epoch"]),
+                death.name,
+                death.exitcode,
+                death.restarted,
+            )
+            self._write(event)
+            self._died.add(death.pid)
+        self._deaths = len(deaths)
+        gone = [self._clients[key] for key in sorted(self._clients.keys() - present.keys())]
+        others = [client for client in gone if client.pid not in self._died]
+        # Whoever was reaped by another client, before he was seen dead here, has died too. Where
+        # some were, and some left in good order, nobody can say who was who.
+        reaped = int(now["reaped"]) - self._reaped - (len(gone) - len(others))
+        kind = EventKind.DIED if reaped >= len(others) else EventKind.LEFT
+        for client in others:
+            self._note(kind, client, now, names.get(client.pid, ""))
+        self._reaped = int(now["reaped"])
+        self._clients = present
+        self._died &= {client.pid for client in clients}
+
+    def _record(self, now: Mapping[str, int | float]) -> None:
+        if self._recorder is None:
+            return
+        roles = Counter(client.role for client in self._clients.values() if client.alive)
+        alive = {living(role): roles[role.name.lower()] for role in Role}
+        self._recorder.record({**now, **alive}, self._engine.incarnation)
+
+    def _note(
+        self, kind: EventKind, client: Client, now: Mapping[str, int | float], name: str = ""
+    ) -> None:
+        epoch = int(now["epoch"])
+        self._write(Event(kind, _role(client.role), client.pid, client.incarnation, epoch, name))
+
+    def _write(self, event: Event) -> None:
+        if self._recorder is not None:
+            self._recorder.note(event, self._engine.incarnation)
+
+    def _stop(self, error: BaseException) -> None:
+        self._stopped = True
+        if self._recorder is not None:
+            self._recorder.close()
+        log.warning("%s: no history is written any more: %s", self._scratch_dir, error)
+
+
+def _role(name: str) -> Role:
+    return Role.__members__.get(name.upper(), Role.CLIENT)  # damage has other names

@@ -1,0 +1,275 @@
+"""The coordinator records: counters, who comes and goes; it may be killed, and never disturbs."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from shmbuffer.errors import BufferNotFoundError
+from shmbuffer.memory import Engine, Settings, history, layout
+from shmbuffer.memory.files import Files
+from shmbuffer.memory.history import EventKind, History
+from shmbuffer.memory.layout import Role
+from shmbuffer.memory.region import Directory
+from shmbuffer.service.coordinator import Coordinator
+from shmbuffer.service.historian import Historian
+from tests.service import items, targets
+from tests.service.conftest import Reports
+from tests.service.programs import Program
+
+PATIENCE_S = 30.0
+
+RECORDER = """
+import signal, sys
+from shmbuffer._native import _core
+from shmbuffer.service.coordinator import Coordinator
+if len(sys.argv) > 2:
+    _core.arm(sys.argv[2], after=int(sys.argv[3]))
+coordinator = Coordinator(sys.argv[1], capacity=64, on_existing="recover")
+print("ready", flush=True)
+signal.pause()
+"""
+
+
+def read(path: Path) -> History:
+    with Directory.open(path) as directory:
+        return history.read(directory)
+
+
+def wait_until(true: Callable[[], bool]) -> None:
+    end = time.monotonic() + PATIENCE_S
+    while not true():
+        assert time.monotonic() < end, "it never came to that"
+        time.sleep(0.02)
+
+
+def records(path: Path) -> int:
+    try:
+        return len(read(path).fine)
+    except BufferNotFoundError:
+        return 0
+
+
+def events(path: Path) -> list[tuple[str, str, int]]:
+    return [
+        (
+            layout.name_of(EventKind, int(event["kind"])),
+            layout.name_of(Role, int(event["role"])),
+            int(event["pid"]),
+        )
+        for event in read(path).events
+    ]
+
+
+def test_the_counters_are_recorded_second_by_second(scratch_dir: Path) -> None:
+    with Coordinator(scratch_dir, capacity=8):
+        with Engine.open(scratch_dir, None, role="collector") as engine:
+            items.write(engine, [1, 2, 3])
+            wait_until(lambda: records(scratch_dir) >= 3)
+        found = read(scratch_dir)
+        assert found.fine["write_count"][-1] == found.fine["inserts"][-1] == 3
+        assert found.fine["length"][-1] == 3
+        assert found.fine["living_collector"][-1] == found.fine["living_coordinator"][-1] == 1
+        steps_s = (found.fine["boottime_ns"][1:] - found.fine["boottime_ns"][:-1]) / 1e9
+        assert (steps_s >= history.FINE_S * 0.9).all()
+
+
+def test_who_comes_and_goes_is_noted(scratch_dir: Path, reports: Reports) -> None:
+    with Coordinator(scratch_dir, capacity=8) as coordinator:
+        (one,) = coordinator.spawn(targets.stay, 1, reports.out, restart=True)
+        first = reports.next()[2]
+        wait_until(lambda: ("JOINED", "COLLECTOR", first) in events(scratch_dir))
+        one.kill()
+        second = reports.next()[2]
+        wait_until(lambda: ("JOINED", "COLLECTOR", second) in events(scratch_dir))
+    me = os.getpid()
+    assert events(scratch_dir) == [
+        ("JOINED", "COORDINATOR", me),
+        ("JOINED", "COLLECTOR", first),
+        ("DIED", "COLLECTOR", first),
+        ("JOINED", "COLLECTOR", second),
+        ("LEFT", "COLLECTOR", second),
+        ("LEFT", "COORDINATOR", me),
+    ]
+    died = read(scratch_dir).events[2]
+    assert (died["name"], died["exitcode"]) == (b"stay-0", -signal.SIGKILL)
+    assert died["flags"] == history.RESTARTED
+
+
+CLIENT = """
+import signal, sys
+from shmbuffer.memory import Engine
+engine = Engine.open(sys.argv[1], None, role="learner")
+print("ready", flush=True)
+signal.pause()
+"""
+
+
+@pytest.fixture
+def coordinator(scratch_dir: Path) -> Iterator[Engine]:
+    """The handle of a coordinator that does nothing on its own."""
+    settings = Settings(capacity=8)
+    with Engine.open(scratch_dir, settings, role="coordinator") as engine:
+        yield engine
+
+
+def test_a_client_that_somebody_else_reaped_has_died_too(
+    coordinator: Engine, scratch_dir: Path
+) -> None:
+    items.write(coordinator, [1])
+    historian = Historian(coordinator, scratch_dir)
+    with Program.python(CLIENT, scratch_dir) as program:
+        program.line()
+        historian.look(coordinator.clients(), [], {})
+        program.kill()
+    Engine.open(scratch_dir, None).close()  # whoever joins reaps
+    assert coordinator.glance()["reaped"] == 1
+    historian.look(coordinator.clients(), [], {})
+    assert ("DIED", "LEARNER", program.pid) in events(scratch_dir)
+    historian.close()
+
+
+def test_a_client_that_leaves_in_good_order_has_left(
+    coordinator: Engine, scratch_dir: Path
+) -> None:
+    historian = Historian(coordinator, scratch_dir)
+    with Engine.open(scratch_dir, None):
+        historian.look(coordinator.clients(), [], {os.getpid(): "me"})
+    historian.look(coordinator.clients(), [], {})
+    historian.close()
+    me = os.getpid()
+    assert events(scratch_dir) == [
+        ("JOINED", "COORDINATOR", me),
+        ("JOINED", "CLIENT", me),
+        ("LEFT", "CLIENT", me),
+        ("LEFT", "COORDINATOR", me),
+    ]
+    assert read(scratch_dir).events["name"].tolist() == [b"me", b"me", b"", b""]
+
+
+def test_who_was_noted_by_the_recorder_before_is_not_noted_again(
+    coordinator: Engine, scratch_dir: Path
+) -> None:
+    with Engine.open(scratch_dir, None):
+        for _ in range(3):
+            historian = Historian(coordinator, scratch_dir)
+            historian.look(coordinator.clients(), [], {})
+            historian.close()
+    joined = [kind for kind, _, _ in events(scratch_dir) if kind == "JOINED"]
+    assert len(joined) == 2
+
+
+def test_a_recovery_that_nobody_recorded_is_noted_by_the_next(scratch_dir: Path) -> None:
+    with Coordinator(scratch_dir, capacity=8):
+        wait_until(lambda: records(scratch_dir) >= 1)
+    Engine.open(scratch_dir, None).close()
+    with Coordinator(scratch_dir, on_existing="recover"):
+        wait_until(lambda: len(events(scratch_dir)) >= 4)
+    found = read(scratch_dir).events
+    recovered = found[found["kind"] == EventKind.RECOVERED]
+    assert recovered["epoch"].tolist() == [2]
+
+
+def test_it_begins_later_where_the_files_are_in_use(
+    coordinator: Engine, scratch_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    historian = Historian(coordinator, scratch_dir)
+    with Directory.open(scratch_dir) as directory, Files(directory).lock(5.0):
+        historian.look(coordinator.clients(), [], {})
+        assert records(scratch_dir) == 0
+    historian.look(coordinator.clients(), [], {})
+    assert records(scratch_dir) == 1
+    historian.close()
+    assert caplog.text == ""
+
+
+def test_without_room_for_it_the_buffer_works_and_it_is_said_once(
+    scratch_dir: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(history, "file_bytes", lambda _: 2**62)
+    with Coordinator(scratch_dir, capacity=8) as coordinator:
+        wait_until(lambda: "no history is written" in caplog.text)
+        with Engine.open(scratch_dir, None) as engine:
+            items.write(engine, [1])
+            coordinator._supervisor._look_at_registry()
+        assert coordinator.stats()["size"] == 1
+    assert caplog.text.count("no history is written any more") == 1
+    assert "are free" in caplog.text
+    assert records(scratch_dir) == 0
+
+
+def test_a_disk_that_becomes_full_ends_it_with_one_warning(
+    coordinator: Engine,
+    scratch_dir: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    historian = Historian(coordinator, scratch_dir)
+    historian.look(coordinator.clients(), [], {})
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", full)
+        historian._next_s = 0.0
+        historian.look(coordinator.clients(), [], {})
+        historian.look(coordinator.clients(), [], {})
+    historian.close()
+    assert caplog.text.count("no history is written any more") == 1
+    assert records(scratch_dir) == 1
+    follower = Historian(coordinator, scratch_dir)
+    follower.look(coordinator.clients(), [], {})
+    assert records(scratch_dir) == 2
+    follower.close()
+
+
+def test_a_damaged_history_is_begun_anew_and_said(
+    coordinator: Engine, scratch_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (scratch_dir / layout.HISTORY).write_bytes(b"something else")
+    historian = Historian(coordinator, scratch_dir)
+    historian.look(coordinator.clients(), [], {})
+    historian.close()
+    assert "a new history is begun" in caplog.text
+    assert "not a history of shmbuffer" in caplog.text
+    assert records(scratch_dir) == 2
+
+
+def test_a_temporary_buffer_takes_its_history_with_it() -> None:
+    with Coordinator(capacity=8) as coordinator:
+        path = coordinator.scratch_dir
+        wait_until(lambda: records(path) >= 1)
+    assert not path.exists()
+
+
+@pytest.mark.crash
+@pytest.mark.parametrize(
+    ("point", "after"),
+    [("history.fine", 1), ("history.fine", 2), ("history.event", 0), ("history.coarse", 0)],
+)
+def test_the_last_seconds_of_a_killed_coordinator_can_be_read(
+    scratch_dir: Path, point: str, after: int
+) -> None:
+    with Program.python(RECORDER, scratch_dir, point, after) as program:
+        program.line()
+        assert program.end()[0] == -signal.SIGKILL
+    before = read(scratch_dir)
+    assert before.left_out == 0
+    assert len(before.fine) == (after + 1 if point == "history.fine" else point == "history.coarse")
+    assert events(scratch_dir) == [("JOINED", "COORDINATOR", program.pid)]
+    with Program.python(RECORDER, scratch_dir) as program:
+        program.line()
+        wait_until(lambda: records(scratch_dir) > len(before.fine))
+        after_it = read(scratch_dir)
+        assert after_it.fine["number"].tolist() == list(range(1, len(after_it.fine) + 1))
+        assert after_it.fine["epoch"][-1] == 1
+        assert events(scratch_dir)[1:] == [
+            ("RECOVERED", "COORDINATOR", 0),
+            ("JOINED", "COORDINATOR", program.pid),
+        ]
