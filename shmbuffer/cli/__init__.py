@@ -21,6 +21,7 @@ VERBS = {
     "inspect": "say what is in a buffer and who uses it",
     "top": "show a buffer while it is used: rates, priorities, who does what",
     "set": "change what keeps writers and samplers in step",
+    "plot": "draw what a buffer was at, and say what looks unhealthy",
     "check": "say whether a buffer is whole",
     "recover": "make a buffer whole after a crash, and say what that took",
     "gc": "remove what killed processes left in the folder for temporary files",
@@ -35,8 +36,8 @@ examples:
 
 {exits.TABLE}
 
-inspect, top and check change nothing. Every verb works while the buffer is used, and on what a dead
-run left behind.
+inspect, top, plot and check change nothing. Every verb works while the buffer is used, and on what
+a dead run left behind.
 """
 
 

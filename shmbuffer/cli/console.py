@@ -140,6 +140,11 @@ def span(seconds: float) -> str:
     return f"{max(0.0, seconds):.0f} s" if seconds >= 10 else f"{max(0.0, seconds):.1f} s"
 
 
+def percent(share: float) -> str:
+    """Returns a share, 0 to 1, for people: ``12 %``."""
+    return f"{100 * share:.3g} %" if share < 0.1 else f"{100 * share:.0f} %"
+
+
 def _show_plain(tables: Sequence[Table]) -> None:
     for number, table in enumerate(tables):
         if number:

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from shmbuffer.cli import console, findings
+from shmbuffer.cli import console, words
 
 Kind = Literal[
     "joined",
@@ -95,7 +95,7 @@ def between(before: Mapping[str, Any], now: Mapping[str, Any]) -> Change:
         if now["state"] == "RECOVERING":
             told.append(("recovering", "somebody has opened it, with nobody alive"))
         else:
-            told.append(("recovered", findings.recovered(now)))
+            told.append(("recovered", words.recovered(now)))
     tell("left", [client for client, how in departed if how == "left"])
     tell("joined", [here[key] for key in here if key not in then])
     return Change(told, departed)

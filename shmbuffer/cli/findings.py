@@ -1,108 +1,334 @@
-"""What `inspect` found, in the words that `inspect` and `top` share."""
+"""What looks unhealthy about a replay buffer, in words: one small function for each such thing.
+
+A finding is a hint, not an error. Each has a threshold with its reason beside it; below it nothing
+is said. Where there is a history, they judge the part of it that is looked at; else what was
+counted since the buffer was made, as far as that tells.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from shmbuffer.cli import console
-
-Found = Mapping[str, Any]
-
-
-def use(found: Found) -> tuple[str, str]:
-    """Returns who uses a buffer, or what has to happen before somebody can; and a colour for it."""
-    clients, state, reason = found["clients"], found["state"], found["needs_recovery"]
-    alive = sum(client["alive"] for client in clients)
-    dead = len(clients) - alive
-    if state == "CLOSING":
-        return "being removed", "yellow"
-    if reason == "copy":
-        return "a copy of another directory; the next to open it recovers it", "yellow"
-    if reason == "reboot":
-        return "the machine was restarted; the next to open it recovers it", "red"
-    if state == "RECOVERING":
-        return "being recovered, or a recovery was killed: the next to open it goes on", "yellow"
-    if reason is not None and dead:
-        return f"all dead ({dead}); the next to open it recovers it", "red"
-    if reason is not None:
-        return "nobody uses it; nothing is half done", "yellow"
-    stopped = sum(client["alive"] and client["state"] == "stopped" for client in clients)
-    waiting = sum(client["turn"] is not None for client in clients)
-    counted = {"alive": alive, "dead": dead, "stopped": stopped, "waiting for a slot": waiting}
-    words = ", ".join(f"{number} {what}" for what, number in counted.items() if number)
-    if state == "NO_SCHEMA":
-        return f"nothing written yet, {words}", "yellow"
-    return words, "red" if dead else "yellow" if stopped or waiting else "green"
+from shmbuffer.cli.timeline import Timeline
+from shmbuffer.memory.census import Census
 
 
-def holds(client: Found, held_s: float = 0.0) -> str | None:
-    """Returns what a client has that others may want; None if it has nothing.
+@dataclass(frozen=True)
+class Look:
+    """What there is to judge.
 
-    Args:
-        client: one of ``clients``.
-        held_s: for how long it has been seen with that.
+    Attributes:
+        found: what `inspect` found.
+        census: the items; None before the first write.
+        timeline: the part of the history that is looked at; None without.
+        absent: why there is no timeline, in words.
+        now_s: when it was looked, in seconds since 1970.
     """
-    since = f" for {console.span(held_s)}" if held_s >= 1 else ""
-    parts = []
-    if client["mutex"]:
-        parts.append(f"the lock{since}")
-    if client["turn"] is not None:
-        turn = client["turn"]
-        parts.append(f"waits {console.span(turn['seconds'])} for a slot, turn {turn['place']:,}")
-    if client["claimed"] is not None:
-        if client["phase"] == "EMPTYING":
-            parts.append(f"is emptying it{since}")
-        else:
-            count, first = client["claimed"]["count"], client["claimed"]["first"]
-            slots = console.counted(count, "slot", "slots")
-            phase = "" if client["phase"] == "PAYLOAD" else f", {client['phase'].lower()}"
-            parts.append(f"{slots}{since}, from ticket {first:,}{phase}")
-    return "; ".join(parts) or None
+
+    found: Mapping[str, Any]
+    census: Census | None
+    timeline: Timeline | None
+    absent: str
+    now_s: float
+
+    def total(self, name: str) -> int:
+        """How much a counter has grown in the part that is looked at, or since the beginning."""
+        if self.timeline is not None and self.timeline.has(name):
+            return self.timeline.total(name)
+        return int(self.found["counters"].get(name, 0))
+
+    @property
+    def seconds(self) -> float | None:
+        """How long the part is; None without a history."""
+        return None if self.timeline is None else self.timeline.end_s - self.timeline.begin_s
+
+    @property
+    def living(self) -> list[Mapping[str, Any]]:
+        """The clients that are alive."""
+        return [client for client in self.found["clients"] if client["alive"]]
+
+    @property
+    def coordinator(self) -> Mapping[str, Any] | None:
+        """The living client that records."""
+        return next((one for one in self.living if one["role"] == "coordinator"), None)
 
 
-def room(found: Found) -> str:
-    """Returns what a buffer takes, on the disk and in memory, and what is left there."""
-    in_memory, free = found["filesystem"]["in_memory"], found["filesystem"]["free_bytes"]
-    taken, nbytes = found["disk_bytes"], found["bytes"]
-    sparse = f" of {console.size(nbytes)}" if taken < 0.95 * nbytes else ""
-    parts = [f"{console.size(taken)}{sparse} {'in memory (tmpfs)' if in_memory else 'on disk'}"]
-    if not in_memory and found["memory_bytes"] is not None:
-        parts.append(f"{console.size(found['memory_bytes'])} of it in memory")
-    if found["unwritten_bytes"]:
-        parts.append(f"{console.size(found['unwritten_bytes'])} not written back")
-    if free is not None:
-        parts.append(f"{console.size(free)} free")
-    return ", ".join(parts)
+@dataclass(frozen=True)
+class Finding:
+    """One thing that looks unhealthy.
+
+    Attributes:
+        name: of the function that found it.
+        says: a sentence, with the reason.
+    """
+
+    name: str
+    says: str
 
 
-def recoveries(found: Found, now_s: float) -> str:
-    """Returns how often a buffer was recovered, and what was found the last time."""
-    last, count = found["recovery"], found["epoch"]
-    if not count:
-        return "none"
-    if last is None:
-        return f"{count:,}; what the last one found was not recorded"
-    times = "1," if count == 1 else f"{count:,}, the last"
-    return f"{times} {console.span(now_s - last['at_s'])} ago: {recovered(found)}"
+MANY_DRAWS = 512
+"""Draws per insert. A DQN draws an item 8 times, a SAC with a batch of 256 for each step 256 times;
+twice that is more than learners are tuned for, and they fit old items closer and closer."""
+
+FEW_DRAWS = 0.5
+"""Draws per insert of a full buffer, below which most items go without having been drawn."""
+
+ENOUGH_ITEMS = 1000
+"""Written or drawn, before a ratio of the two says something."""
+
+LATE_UPDATES = 0.1
+"""Share of priorities that come when their item is overwritten already: as much of what the
+learner has found out is lost. Where a buffer outlives a learner's step a thousandfold there are
+none."""
+
+ENOUGH_UPDATES = 100
+
+QUIET_S = 30.0
+"""Without an insert, or a draw, while whoever should do it is alive: longer than a step of any
+environment or learner that we know of, though not than every evaluation or reset."""
+
+SILENT_S = 60.0
+"""The same of one collector, while others write."""
+
+SOME_DEATHS = 3
+"""Of one process, in the part that is looked at: one may be killed by hand, or for want of memory;
+who dies three times will do so again."""
+
+TOP, TOP_MASS = 0.01, 0.5
+"""Share of the items, and the share of the mass from which these few are most of what is drawn."""
+
+REDRAWN = 0.05
+"""Share of drawn rows that were overwritten while they were copied: the buffer is turned over in
+about the time that a draw takes."""
+
+WAITS_PER_S = 10.0
+"""Writes that had to wait for a slot, a second: somebody keeps one claimed, or is stopped."""
+
+EARLY_EVICTION = 0.5
+"""Of the places for items, where bytes run out although fewer are taken."""
+
+STANDSTILL_S = 10.0
+"""Without a record, while the coordinator that writes one each second is alive."""
 
 
-def recovered(found: Found) -> str:
-    """Returns what the last recovery found."""
-    last = found["recovery"]
-    if last is None:
-        return "what it found was not recorded"
-    parts = [console.counted(last["items"], "item kept", "items kept")]
-    parts += [console.counted(last[key], *says) for key, says in _FOUND.items() if last[key]]
-    return f"{last['reason']}, {', '.join(parts)}, in {last['duration_ms']:.1f} ms"
+def nobody_alive(look: Look) -> str | None:
+    """Processes died in it, and nobody uses it now."""
+    dead = [client for client in look.found["clients"] if not client["alive"]]
+    if look.living or not dead or not look.found["needs_recovery"]:
+        return None
+    who = ", ".join(_name(look, client) for client in dead[:3])
+    more = f" and {len(dead) - 3} more" if len(dead) > 3 else ""
+    when = "" if look.timeline is None else f"; the last record is of {_clock(look.timeline.end_s)}"
+    return f"nobody is alive: {who}{more} died in it{when}"
 
 
-_FOUND = {
-    "rolled_back": ("rolled back",),
-    "rolled_forward": ("rolled forward",),
-    "checksum_failed": ("refused by its checksum", "refused by their checksum"),
-    "words_refused": ("word refused", "words refused"),
-    "priorities_repaired": ("priority repaired", "priorities repaired"),
-    "unverified": ("not verified",),
-    "clients_retired": ("client retired", "clients retired"),
-}
+def coordinator_gone(look: Look) -> str | None:
+    """The coordinator has ended without a word, and others go on."""
+    if look.timeline is None or not look.living or look.coordinator is not None:
+        return None
+    last = look.timeline.recorder
+    if last is None or last.incarnation in look.timeline.ended:
+        return None
+    return (
+        f"the coordinator (pid {last.pid}) has died, the last record is of "
+        f"{_clock(look.timeline.end_s)}: nobody restarts collectors"
+    )
+
+
+def no_insert(look: Look) -> str | None:
+    """Nothing is written, although somebody lives who is there for it, or has done it before."""
+    if look.timeline is None or not _has_one(look, "collector", "inserts"):
+        return None
+    quiet_s = look.timeline.quiet_s("inserts")
+    return f"no insert for {console.span(quiet_s)}" if quiet_s >= QUIET_S else None
+
+
+def no_draw(look: Look) -> str | None:
+    """Nothing is drawn, although somebody lives who is there for it, or has done it before."""
+    if look.timeline is None or not _has_one(look, "learner", "samples"):
+        return None
+    quiet_s = look.timeline.quiet_s("samples")
+    return f"nothing was drawn for {console.span(quiet_s)}" if quiet_s >= QUIET_S else None
+
+
+def silent_collector(look: Look) -> str | None:
+    """One collector writes nothing, and others do."""
+    writers = [client for client in look.living if client["role"] == "collector"]
+    silent = []
+    for client in writers:
+        idle_s = client["idle_s"]
+        idle_s = look.now_s - client["joined_s"] if idle_s is None else idle_s
+        if idle_s >= SILENT_S:
+            silent.append((idle_s, client))
+    if not silent or len(silent) == len(writers):
+        return None  # where nobody writes, `no_insert` says so
+    idle_s, longest = max(silent, key=lambda one: one[0])
+    more = f", and {len(silent) - 1} more are silent" if len(silent) > 1 else ""
+    state = "" if longest["state"] == "running" else f" ({longest['state']})"
+    return (
+        f"{_name(look, longest)}{state} has written nothing for {console.span(idle_s)}{more}, "
+        "while others write"
+    )
+
+
+def dies_again(look: Look) -> str | None:
+    """The same process dies, and dies again."""
+    if look.timeline is None:
+        return None
+    died = [one for one in look.timeline.happenings if one.kind == "DIED"]
+    times = Counter(one.name or f"{one.role}s without a name" for one in died)
+    often = [(name, n) for name, n in times.most_common() if n >= SOME_DEATHS]
+    if not often:
+        return None
+    (name, n), *others = often
+    more = f", and {len(others)} more like it" if others else ""
+    return f"{name} died {n} times in {console.span(look.seconds or 0.0)}{more}"
+
+
+def drawn_too_often(look: Look) -> str | None:
+    """Each item is drawn very often."""
+    inserts, sampled = look.total("inserts"), look.total("sampled")
+    if sampled < ENOUGH_ITEMS or not inserts or sampled / inserts <= MANY_DRAWS:
+        return None
+    return f"drawn {sampled / inserts:,.0f} times per insert"
+
+
+def overwritten_undrawn(look: Look) -> str | None:
+    """Most items go without having been drawn."""
+    counters = look.found["counters"]
+    inserts, sampled = look.total("inserts"), look.total("sampled")
+    if counters["length"] < counters["elements"] or inserts < ENOUGH_ITEMS:
+        return None
+    if sampled >= FEW_DRAWS * inserts:
+        return None
+    ratio = f"drawn {sampled / inserts:.2g} times per insert" if sampled else "nothing is drawn"
+    return f"{ratio}: most items are overwritten before anybody has drawn them"
+
+
+def late_updates(look: Look) -> str | None:
+    """Priorities come too late."""
+    applied, stale = look.total("updates_applied"), look.total("updates_stale")
+    if applied + stale < ENOUGH_UPDATES or stale <= LATE_UPDATES * (applied + stale):
+        return None
+    share = stale / (applied + stale)
+    return f"{console.percent(share)} of updates come too late: their items are overwritten already"
+
+
+def never_updated(look: Look) -> str | None:
+    """There are priorities, and nobody sends any back."""
+    if not look.found["counters"]["prioritized"] or look.total("sampled") < ENOUGH_ITEMS:
+        return None
+    if look.total("updates_applied") + look.total("updates_stale"):
+        return None
+    return "priorities are never updated: what is drawn by them is drawn at random"
+
+
+def few_have_the_mass(look: Look) -> str | None:
+    """Nearly all draws are of a few items."""
+    if look.census is None:
+        return None
+    masses = np.sort(look.census.masses)[::-1]
+    if len(masses) < ENOUGH_ITEMS or not masses.sum() > 0:
+        return None
+    share = float(masses[: round(TOP * len(masses))].sum() / masses.sum())
+    if share <= TOP_MASS:
+        return None
+    return f"{console.percent(share)} of the mass is in {console.percent(TOP)} of the items"
+
+
+def drawn_again(look: Look) -> str | None:
+    """Rows are overwritten while they are copied."""
+    redraws, sampled = look.total("redraws"), look.total("sampled")
+    if sampled < ENOUGH_ITEMS or redraws <= REDRAWN * sampled:
+        return None
+    share = console.percent(redraws / sampled)
+    return f"{share} of rows are overwritten while they are drawn: the buffer is too small"
+
+
+def writers_wait(look: Look) -> str | None:
+    """Writers wait for slots."""
+    if not look.seconds or look.total("waits") <= WAITS_PER_S * look.seconds:
+        return None
+    rate = look.total("waits") / look.seconds
+    return f"{rate:,.0f} writes a second wait for a slot that another one is filling"
+
+
+def evicted_early(look: Look) -> str | None:
+    """Items go because bytes run out, where there is much room for items."""
+    counters = look.found["counters"]
+    fill = counters["length"] / counters["elements"]
+    if look.found["records"] is None or not look.total("evicted") or fill >= EARLY_EVICTION:
+        return None
+    share = console.percent(fill)
+    return f"bytes run out at {share} of the items: max_bytes is small for this capacity"
+
+
+def history_stands_still(look: Look) -> str | None:
+    """The coordinator lives, and records nothing."""
+    coordinator = look.coordinator
+    if look.timeline is None or coordinator is None:
+        return None
+    still_s = look.now_s - look.timeline.end_s
+    if still_s < STANDSTILL_S:
+        return None
+    state = coordinator["state"]
+    return (
+        f"the coordinator (pid {coordinator['pid']}, {state}) has recorded nothing for "
+        f"{console.span(still_s)}"
+    )
+
+
+ALL: tuple[Callable[[Look], str | None], ...] = (
+    nobody_alive,
+    coordinator_gone,
+    no_insert,
+    no_draw,
+    silent_collector,
+    dies_again,
+    late_updates,
+    drawn_too_often,
+    overwritten_undrawn,
+    never_updated,
+    few_have_the_mass,
+    drawn_again,
+    writers_wait,
+    evicted_early,
+    history_stands_still,
+)
+"""The most urgent first."""
+
+
+def judge(look: Look) -> list[Finding]:
+    """Returns what looks unhealthy, the most urgent first."""
+    said = ((one.__name__, one(look)) for one in ALL)
+    return [Finding(name, says) for name, says in said if says is not None]
+
+
+def verdict(look: Look, findings: Sequence[Finding]) -> str:
+    """Returns the headline."""
+    if not findings:
+        written = look.found["counters"]["write_count"]
+        return "looks healthy" if written else "nothing has been written yet"
+    several = "1 thing looks" if len(findings) == 1 else f"{len(findings)} things look"
+    return f"{several} unhealthy"
+
+
+def _has_one(look: Look, role: str, counter: str) -> bool:
+    return any(one["role"] == role or one["counters"][counter] for one in look.living)
+
+
+def _name(look: Look, client: Mapping[str, Any]) -> str:
+    known = look.timeline.known if look.timeline is not None else {}
+    seen = known.get(client["incarnation"])
+    return seen.who if seen is not None else f"{client['role']} {client['pid']}"
+
+
+def _clock(time_s: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(time_s))

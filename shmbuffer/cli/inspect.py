@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from shmbuffer.cli import arguments, console, exits, findings
+from shmbuffer.cli import arguments, console, exits, words
 from shmbuffer.cli.console import Table
 
 if TYPE_CHECKING:
@@ -50,11 +50,11 @@ def _buffer(found: Mapping[str, Any]) -> Table:
         "class": extra.get("buffer"),
         "priorities": _priorities(found),
         "batch size": extra.get("batch_size"),
-        "size": findings.room(found),
+        "size": words.room(found),
         "records": _records(found["records"]),
         "flags": ", ".join(flag.lower().replace("_", " ") for flag in found["flags"]),
         "created": f"{found['created']} by pid {found['owner']['pid']} ({found['owner']['state']})",
-        "recoveries": findings.recoveries(found, time.time()),
+        "recoveries": words.recoveries(found, time.time()),
         "uuid": found["uuid"],
     }
     return console.pairs(found["path"], lines)

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from shmbuffer.cli import console, findings
+from shmbuffer.cli import console, words
 from shmbuffer.cli.console import Styled, Table
 from shmbuffer.cli.pace import Pace, Watch
 from shmbuffer.cli.screen import WIDE
@@ -63,8 +63,8 @@ def title(found: Mapping[str, Any], path: str) -> tuple[Styled, Styled]:
 
 
 def _state_of(found: Mapping[str, Any]) -> Styled:
-    words, colour = findings.use(found)
-    return Styled(f"{found['state']}: {words}", colour)
+    text, colour = words.use(found)
+    return Styled(f"{found['state']}: {text}", colour)
 
 
 def summary(found: Mapping[str, Any], width: int) -> Table:
@@ -81,9 +81,9 @@ def buffer(found: Mapping[str, Any], width: int, *, histogram: bool) -> Table:
     lines: dict[str, object] = {
         "items": f"{gauge} {items / elements:.1%}, {items:,} of {elements:,}; "
         f"{counters['write_count']:,} written",
-        "size": findings.room(found),
+        "size": words.room(found),
         "records": _records(found["records"]),
-        "recoveries": findings.recoveries(found, time.time()),
+        "recoveries": words.recoveries(found, time.time()),
         "after deaths": _mended(counters),
         "priorities": _spread(found.get("priorities")) if histogram else None,
     }
@@ -94,7 +94,7 @@ def last_seen(watch: Watch) -> str:
     """What there was at the last look that found a buffer."""
     assert watch.last is not None  # there was one at the first look, or `top` had ended
     counters = watch.last["counters"]
-    return f"{counters['length']:,} of {counters['elements']:,} items, {findings.room(watch.last)}"
+    return f"{counters['length']:,} of {counters['elements']:,} items, {words.room(watch.last)}"
 
 
 def _records(records: Mapping[str, int] | None) -> str | None:
@@ -225,7 +225,7 @@ _COLUMNS = ("client", " pid", "state", " written/s", " drawn/s", " seen", " memo
 def _client(client: Mapping[str, Any], pace: Pace, watch: Watch) -> list[object]:
     written, drawn = pace.clients.get(client["incarnation"], (None, None))
     idle, memory = client["idle_s"], client["memory_bytes"]
-    held = findings.holds(client, watch.held_s(client))
+    held = words.holds(client, watch.held_s(client))
     state, style = _state(client)
     is_silent = idle is not None and idle >= _SILENT_S
     seen = Styled(None if idle is None else console.span(idle), "yellow" if is_silent else "")

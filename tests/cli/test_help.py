@@ -30,7 +30,9 @@ def test_the_help_lists_all_verbs(capsys: pytest.CaptureFixture[str]) -> None:
         main(["--help"])
     assert ended.value.code == 0
     text = capsys.readouterr().out
-    assert list(VERBS) == ["serve", "inspect", "top", "set", "check", "recover", "gc", "demo"]
+    assert list(VERBS) == [
+        *("serve", "inspect", "top", "set", "plot", "check", "recover", "gc", "demo"),
+    ]
     for verb, summary in VERBS.items():
         assert verb in text
         assert summary.split(",")[0] in " ".join(text.split())

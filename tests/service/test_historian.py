@@ -257,7 +257,6 @@ def test_the_last_seconds_of_a_killed_coordinator_can_be_read(
     scratch_dir: Path, point: str, after: int
 ) -> None:
     with Program.python(RECORDER, scratch_dir, point, after) as program:
-        program.line()
         assert program.end()[0] == -signal.SIGKILL
     before = read(scratch_dir)
     assert before.left_out == 0

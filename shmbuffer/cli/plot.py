@@ -1,0 +1,175 @@
+"""``shmbuffer plot DIR -o report.png``: is my replay healthy? One picture, also after a crash."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from shmbuffer.cli import arguments, console, exits
+from shmbuffer.errors import BufferNotFoundError, ShmBufferError
+
+if TYPE_CHECKING:
+    from shmbuffer.cli.arguments import Subparsers
+    from shmbuffer.cli.findings import Finding, Look
+    from shmbuffer.memory.history import History
+
+SUFFIXES = (".png", ".svg", ".pdf")
+_UNITS_S = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+_LAST_S = 3600.0
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    """Adds the verb to the command line."""
+    parser = arguments.add_verb(
+        subparsers,
+        "plot",
+        "Draws one picture of a buffer: rates, fill, draws per insert, age and priorities over "
+        "time, who came and died, items by collector, and a headline that says what looks "
+        "unhealthy. The time before now, or before a crash, is what a coordinator has recorded in "
+        "the directory. Takes no lock, changes nothing. Needs matplotlib.",
+        "shmbuffer plot run/buffer -o report.png\n"
+        "shmbuffer plot run/buffer -o report.svg --last 10m\n"
+        "shmbuffer plot run/buffer --json",
+    )
+    arguments.add_directory(parser)
+    parser.add_argument(
+        "-o",
+        "--output",
+        type=_picture,
+        metavar="FILE",
+        help="where to draw it: .png, .svg or .pdf (default shmbuffer-report.png; with --json: no "
+        "picture)",
+    )
+    parser.add_argument(
+        "--last",
+        type=_span,
+        default=_LAST_S,
+        metavar="TIME",
+        help="how much of the history, counted back from its end: 90s, 10m, 2h, 7d (default 1h)",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Looks, draws, and says what looks unhealthy.
+
+    Raises:
+        BufferNotFoundError, FormatError, CorruptBufferError, UnsafePathError: of the directory.
+        OSError: the picture cannot be written; or matplotlib is not installed.
+    """
+    from shmbuffer.cli import findings
+
+    look = look_at(args.dir, args.last)
+    found = findings.judge(look)
+    path = args.output
+    if path is None and not args.json:
+        path = Path("shmbuffer-report.png")
+    if path is not None:
+        path = _drawn(look, found, path)
+    if args.json:
+        console.show_json(_json(look, found, path))
+    else:
+        print(findings.verdict(look, found))
+        for one in found:
+            print(f"  {console.clean(one.says)}")
+        if look.timeline is None:
+            print(f"no history: {console.clean(look.absent)}")
+        print(f"picture: {path}")
+    return exits.DONE
+
+
+def look_at(path: str, last_s: float | None) -> Look:
+    """Returns what there is to judge and to draw of a directory, living or dead."""
+    from shmbuffer.cli.findings import Look
+    from shmbuffer.cli.timeline import Timeline
+    from shmbuffer.memory import census
+    from shmbuffer.memory.inspect import inspect
+
+    found = inspect(path)
+    history, absent = _history(path)
+    timeline = None
+    if history is not None and (len(history.fine) or len(history.coarse)):
+        timeline = Timeline(history, last_s)
+    return Look(found, census.take(path), timeline, absent, time.time())
+
+
+def _history(path: str) -> tuple[History | None, str]:
+    """The history, and what to say if there is none."""
+    from shmbuffer.memory import history
+    from shmbuffer.memory.region import Directory
+
+    try:
+        with Directory.open(path) as directory:
+            return history.read(directory), "it has no record yet"
+    except BufferNotFoundError:
+        return None, "nobody has recorded: a Coordinator, or shmbuffer serve, does it"
+    except ShmBufferError as error:
+        return None, str(error)
+
+
+def _drawn(look: Look, found: list[Finding], path: Path) -> Path:
+    from shmbuffer.cli import report
+
+    try:
+        return report.save(look, found, path)
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.split(".")[0] != "matplotlib":
+            raise
+        raise OSError(
+            "the picture is drawn with matplotlib, which is not installed: "
+            "pip install 'shmbuffer[plot]'; --json says in words what looks unhealthy"
+        ) from error
+
+
+def _json(look: Look, found: list[Finding], path: Path | None) -> dict[str, Any]:
+    line = look.timeline
+    names = (
+        "inserts",
+        "samples",
+        "sampled",
+        "updates_applied",
+        "updates_stale",
+        "redraws",
+        "waits",
+    )
+    recorded = None
+    if line is not None:
+        recorded = {
+            "begin_s": line.begin_s,
+            "end_s": line.end_s,
+            "grown": {name: line.total(name) for name in names if line.has(name)},
+            "gaps": line.gaps,
+            "events": [
+                {"time_s": one.time_s, "kind": one.kind, "who": one.who, "pid": one.pid}
+                for one in line.happenings
+            ],
+        }
+    return {
+        "path": look.found["path"],
+        "healthy": not found,
+        "findings": [{"name": one.name, "says": one.says} for one in found],
+        "history": recorded,
+        "absent": None if line is not None else look.absent,
+        "picture": None if path is None else str(path),
+    }
+
+
+def _picture(text: str) -> Path:
+    path = Path(text)
+    if path.suffix.lower() not in SUFFIXES:
+        raise argparse.ArgumentTypeError(f"{text!r} ends in none of {', '.join(SUFFIXES)}")
+    return path
+
+
+def _span(text: str) -> float:
+    found = re.fullmatch(r"([0-9.]+)([a-z]+)", text)
+    if found is None or found[2] not in _UNITS_S:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a span of time, such as 90s, 10m, 2h, 7d"
+        )
+    value = arguments.seconds(found[1]) * _UNITS_S[found[2]]
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is no time")
+    return value

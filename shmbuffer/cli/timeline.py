@@ -1,0 +1,234 @@
+"""What a history says over time: rates, ratios, what happened, and when nobody recorded.
+
+Records are in order, and each has two clocks. The clock since boot measures how long something
+took; the wall clock says when it was. Where somebody has set the wall clock, a recorder's times are
+counted back from its last one, and a recorder's last one lies before the next one's first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shmbuffer.memory import layout
+from shmbuffer.memory.history import RESTARTED, UNKNOWN_EXITCODE, EventKind, History
+from shmbuffer.memory.layout import Role
+
+Floats = NDArray[np.float64]
+
+MOST_POINTS = 400
+"""Of a line in a picture; more would not be seen."""
+
+UNRECORDED_S = 5.0
+"""Between two recorders, from which it counts as a gap."""
+
+
+@dataclass(frozen=True)
+class Happening:
+    """An event, with what it says in words.
+
+    Attributes:
+        time_s: seconds since 1970.
+        kind: JOINED, LEFT, DIED or RECOVERED.
+        role: of the client, in lower case.
+        pid: of the client.
+        incarnation: of the client; 0 where it is not known.
+        name: of a process that a coordinator started, else "".
+        epoch: number of recoveries at that time.
+        exitcode: of one that died; None where nobody knows.
+        restarted: whether one that died was started again.
+        recorder: incarnation of whoever noted it.
+    """
+
+    time_s: float
+    kind: str
+    role: str
+    pid: int
+    incarnation: int
+    name: str
+    epoch: int
+    exitcode: int | None
+    restarted: bool
+    recorder: int
+
+    @property
+    def who(self) -> str:
+        """Its name, or its role with the pid."""
+        return self.name or f"{self.role} {self.pid}"
+
+
+class Timeline:
+    """A part of a history.
+
+    Args:
+        history: as it was read; with at least one record.
+        last_s: seconds before its last record that are wanted; None: all.
+
+    Attributes:
+        times_s: of the records, in seconds since 1970, growing.
+        records: the records, the one before the part included, since rates need it.
+        happenings: events of the part, in order.
+        known: every client that the history has seen coming, by incarnation.
+        ended: those that it has seen going, in the same way.
+    """
+
+    def __init__(self, history: History, last_s: float | None = None) -> None:
+        older = _is_before(history.coarse, history.fine[:1])
+        records = np.concatenate([history.coarse[older], history.fine])
+        if not len(records):
+            raise ValueError("a history without records is no timeline")
+        times_s = _straightened(records)
+        begin_s = -np.inf if last_s is None else times_s[-1] - last_s
+        first = max(0, int(np.searchsorted(times_s, begin_s)) - 1)
+        happenings = list(_happenings(history.events, records, times_s))
+        self.times_s: Floats = times_s[first:]
+        self.records: NDArray[np.void] = records[first:]
+        self.happenings = [one for one in happenings if one.time_s >= begin_s]
+        self.known = {one.incarnation: one for one in happenings if one.kind == "JOINED"}
+        self.ended = {o.incarnation: o for o in happenings if o.kind in ("LEFT", "DIED")}
+        same = self.records["recorder"][1:] == self.records["recorder"][:-1]
+        self._breaks = np.flatnonzero(~same) + 1
+
+    @property
+    def begin_s(self) -> float:
+        """When its first record was written."""
+        return float(self.times_s[0])
+
+    @property
+    def end_s(self) -> float:
+        """When its last record was written."""
+        return float(self.times_s[-1])
+
+    @property
+    def gaps(self) -> list[tuple[float, float]]:
+        """From when to when nobody recorded."""
+        found = [(float(self.times_s[at - 1]), float(self.times_s[at])) for at in self._breaks]
+        return [(begin, end) for begin, end in found if end - begin > UNRECORDED_S]
+
+    @property
+    def recorder(self) -> Happening | None:
+        """Who recorded last."""
+        return self.known.get(int(self.records["recorder"][-1]))
+
+    def recorded_until_s(self, incarnation: int) -> float | None:
+        """When a recorder wrote its last record; None if it wrote none of these."""
+        at = np.flatnonzero(self.records["recorder"] == incarnation)
+        return float(self.times_s[at[-1]]) if len(at) else None
+
+    def has(self, name: str) -> bool:
+        """Whether the field was recorded."""
+        return name in (self.records.dtype.names or ())
+
+    def values(self, name: str) -> Floats:
+        """A field, at each record."""
+        found: Floats = self.records[name].astype(np.float64)
+        return found
+
+    def total(self, name: str) -> int:
+        """How much a counter has grown. What it lost in a power cut does not count."""
+        grown = np.diff(self.records[name].astype(np.int64))
+        return int(grown[grown > 0].sum())
+
+    def lines(self, *names: str) -> tuple[Floats, list[Floats]]:
+        """Counters as lines: times, and what each has grown by since the time before.
+
+        At most some `MOST_POINTS`. NaN at the first record of a recorder: nobody counted before.
+        """
+        at = self._shown()
+        times, grown = self.times_s[at], []
+        for name in names:
+            steps = np.diff(self.records[name][at].astype(np.int64), prepend=0).astype(np.float64)
+            steps[self._is_first(at) | (steps < 0)] = np.nan
+            grown.append(steps)
+        return times, grown
+
+    def rates(self, *names: str) -> tuple[Floats, list[Floats]]:
+        """The same per second, by the clock that nobody sets."""
+        times, grown = self.lines(*names)
+        at = self._shown()
+        boot_s = self.records["boottime_ns"][at].astype(np.float64) / 1e9
+        passed_s = np.diff(boot_s, prepend=0.0)
+        passed_s[self._is_first(at) | (passed_s <= 0)] = np.nan
+        return times, [steps / passed_s for steps in grown]
+
+    def levels(self, name: str) -> tuple[Floats, Floats]:
+        """A field that goes up and down, as a line; NaN where one recorder follows another."""
+        at = self._shown()
+        times, values = self.times_s[at], self.values(name)[at]
+        cuts = np.flatnonzero(np.isin(at, self._breaks))
+        return np.insert(times, cuts, times[cuts]), np.insert(values, cuts, np.nan)
+
+    def quiet_s(self, name: str) -> float:
+        """Seconds at its end in which a counter has not grown."""
+        grown = np.flatnonzero(np.diff(self.records[name].astype(np.int64)) > 0)
+        last = self.times_s[grown[-1] + 1] if len(grown) else self.times_s[0]
+        return float(self.end_s - last)
+
+    def _shown(self) -> NDArray[np.int64]:
+        """Places of the records that a line goes through: evenly in time, and around each gap."""
+        ends = [0, len(self.times_s) - 1, *self._breaks, *(self._breaks - 1)]
+        even = np.linspace(self.times_s[0], self.times_s[-1], MOST_POINTS)
+        found = np.searchsorted(self.times_s, even[1:-1])
+        return np.unique(np.concatenate([np.array(ends, np.int64), found]))
+
+    def _is_first(self, at: NDArray[np.int64]) -> NDArray[np.bool_]:
+        found: NDArray[np.bool_] = np.isin(at, [0, *self._breaks])
+        return found
+
+
+def _is_before(records: NDArray[np.void], first: NDArray[np.void]) -> NDArray[np.bool_]:
+    """Which records were written before another one: incarnations of a directory only grow."""
+    if not len(first):
+        return np.ones(len(records), np.bool_)
+    earlier = records["recorder"] < first["recorder"][0]
+    same = records["recorder"] == first["recorder"][0]
+    found: NDArray[np.bool_] = earlier | same & (records["boottime_ns"] < first["boottime_ns"][0])
+    return found
+
+
+def _sessions(records: NDArray[np.void]) -> list[slice]:
+    """The records of each recorder."""
+    ends = np.flatnonzero(records["recorder"][1:] != records["recorder"][:-1]) + 1
+    bounds = [0, *ends.tolist(), len(records)]
+    return [slice(begin, end) for begin, end in pairwise(bounds)]
+
+
+def _straightened(records: NDArray[np.void]) -> Floats:
+    times_s = records["time_ns"].astype(np.float64) / 1e9
+    boot_s = records["boottime_ns"].astype(np.float64) / 1e9
+    later_s = np.inf
+    for session in reversed(_sessions(records)):
+        counted = times_s[session][-1] - (boot_s[session][-1] - boot_s[session])
+        counted -= max(0.0, counted[-1] - later_s + 1e-3)
+        times_s[session] = counted
+        later_s = counted[0]
+    return times_s
+
+
+def _happenings(
+    events: NDArray[np.void], records: NDArray[np.void], times_s: Floats
+) -> Iterator[Happening]:
+    last = {int(records["recorder"][s][-1]): s.stop - 1 for s in _sessions(records)}
+    for event in events:
+        at = last.get(int(event["recorder"]))
+        time_s = int(event["time_ns"]) / 1e9
+        if at is not None:
+            since_ns = int(event["boottime_ns"]) - int(records["boottime_ns"][at])
+            time_s = float(times_s[at]) + since_ns / 1e9
+        code = int(event["exitcode"])
+        yield Happening(
+            time_s,
+            layout.name_of(EventKind, int(event["kind"])),
+            layout.name_of(Role, int(event["role"])).lower(),
+            int(event["pid"]),
+            int(event["incarnation"]),
+            event["name"].decode(errors="replace"),
+            int(event["epoch"]),
+            None if code == UNKNOWN_EXITCODE else code,
+            bool(event["flags"] & RESTARTED),
+            int(event["recorder"]),
+        )

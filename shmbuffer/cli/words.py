@@ -1,0 +1,108 @@
+"""What `inspect` found, in the words that `inspect` and `top` share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from shmbuffer.cli import console
+
+Found = Mapping[str, Any]
+
+
+def use(found: Found) -> tuple[str, str]:
+    """Returns who uses a buffer, or what has to happen before somebody can; and a colour for it."""
+    clients, state, reason = found["clients"], found["state"], found["needs_recovery"]
+    alive = sum(client["alive"] for client in clients)
+    dead = len(clients) - alive
+    if state == "CLOSING":
+        return "being removed", "yellow"
+    if reason == "copy":
+        return "a copy of another directory; the next to open it recovers it", "yellow"
+    if reason == "reboot":
+        return "the machine was restarted; the next to open it recovers it", "red"
+    if state == "RECOVERING":
+        return "being recovered, or a recovery was killed: the next to open it goes on", "yellow"
+    if reason is not None and dead:
+        return f"all dead ({dead}); the next to open it recovers it", "red"
+    if reason is not None:
+        return "nobody uses it; nothing is half done", "yellow"
+    stopped = sum(client["alive"] and client["state"] == "stopped" for client in clients)
+    waiting = sum(client["turn"] is not None for client in clients)
+    counted = {"alive": alive, "dead": dead, "stopped": stopped, "waiting for a slot": waiting}
+    words = ", ".join(f"{number} {what}" for what, number in counted.items() if number)
+    if state == "NO_SCHEMA":
+        return f"nothing written yet, {words}", "yellow"
+    return words, "red" if dead else "yellow" if stopped or waiting else "green"
+
+
+def holds(client: Found, held_s: float = 0.0) -> str | None:
+    """Returns what a client has that others may want; None if it has nothing.
+
+    Args:
+        client: one of ``clients``.
+        held_s: for how long it has been seen with that.
+    """
+    since = f" for {console.span(held_s)}" if held_s >= 1 else ""
+    parts = []
+    if client["mutex"]:
+        parts.append(f"the lock{since}")
+    if client["turn"] is not None:
+        turn = client["turn"]
+        parts.append(f"waits {console.span(turn['seconds'])} for a slot, turn {turn['place']:,}")
+    if client["claimed"] is not None:
+        if client["phase"] == "EMPTYING":
+            parts.append(f"is emptying it{since}")
+        else:
+            count, first = client["claimed"]["count"], client["claimed"]["first"]
+            slots = console.counted(count, "slot", "slots")
+            phase = "" if client["phase"] == "PAYLOAD" else f", {client['phase'].lower()}"
+            parts.append(f"{slots}{since}, from ticket {first:,}{phase}")
+    return "; ".join(parts) or None
+
+
+def room(found: Found) -> str:
+    """Returns what a buffer takes, on the disk and in memory, and what is left there."""
+    in_memory, free = found["filesystem"]["in_memory"], found["filesystem"]["free_bytes"]
+    taken, nbytes = found["disk_bytes"], found["bytes"]
+    sparse = f" of {console.size(nbytes)}" if taken < 0.95 * nbytes else ""
+    parts = [f"{console.size(taken)}{sparse} {'in memory (tmpfs)' if in_memory else 'on disk'}"]
+    if not in_memory and found["memory_bytes"] is not None:
+        parts.append(f"{console.size(found['memory_bytes'])} of it in memory")
+    if found["unwritten_bytes"]:
+        parts.append(f"{console.size(found['unwritten_bytes'])} not written back")
+    if free is not None:
+        parts.append(f"{console.size(free)} free")
+    return ", ".join(parts)
+
+
+def recoveries(found: Found, now_s: float) -> str:
+    """Returns how often a buffer was recovered, and what was found the last time."""
+    last, count = found["recovery"], found["epoch"]
+    if not count:
+        return "none"
+    if last is None:
+        return f"{count:,}; what the last one found was not recorded"
+    times = "1," if count == 1 else f"{count:,}, the last"
+    return f"{times} {console.span(now_s - last['at_s'])} ago: {recovered(found)}"
+
+
+def recovered(found: Found) -> str:
+    """Returns what the last recovery found."""
+    last = found["recovery"]
+    if last is None:
+        return "what it found was not recorded"
+    parts = [console.counted(last["items"], "item kept", "items kept")]
+    parts += [console.counted(last[key], *says) for key, says in _FOUND.items() if last[key]]
+    return f"{last['reason']}, {', '.join(parts)}, in {last['duration_ms']:.1f} ms"
+
+
+_FOUND = {
+    "rolled_back": ("rolled back",),
+    "rolled_forward": ("rolled forward",),
+    "checksum_failed": ("refused by its checksum", "refused by their checksum"),
+    "words_refused": ("word refused", "words refused"),
+    "priorities_repaired": ("priority repaired", "priorities repaired"),
+    "unverified": ("not verified",),
+    "clients_retired": ("client retired", "clients retired"),
+}

@@ -1,0 +1,117 @@
+"""Which items there are: how old, of whom, with which priority. Of a living buffer or a dead one.
+
+Nothing is locked: of a busy buffer some items are of slightly different moments. Of a large one
+some are looked at, from all over the ring.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from os import PathLike
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shmbuffer.errors import BufferNotFoundError
+from shmbuffer.memory import layout, priorities, slots
+from shmbuffer.memory.files import Files
+from shmbuffer.memory.layout import Role
+from shmbuffer.memory.region import Directory
+from shmbuffer.memory.schema import Schema
+
+LOOKED_SLOTS = 1 << 20
+"""So many slots are looked at, at most; a million takes some tens of milliseconds."""
+
+
+@dataclass(frozen=True)
+class Writer:
+    """Who wrote items, as far as the registry still knows.
+
+    Attributes:
+        incarnation: unique in the directory.
+        pid: its process; None where its place in the registry is another's by now.
+        role: as in the registry; "" where it is not known.
+        living: whether its place is still taken.
+    """
+
+    incarnation: int
+    pid: int | None
+    role: str
+    living: bool
+
+
+@dataclass(frozen=True)
+class Census:
+    """The items that were looked at, one element each.
+
+    Attributes:
+        share: of all slots that were looked at, from 0 to 1.
+        ages: elements written since, by anybody.
+        sources: incarnation of the writer.
+        priorities: as they were given; NaN where somebody was just writing.
+        masses: of the priority tree; empty without one.
+        writers: of `sources`, by incarnation.
+    """
+
+    share: float
+    ages: NDArray[np.int64]
+    sources: NDArray[np.uint64]
+    priorities: NDArray[np.float64]
+    masses: NDArray[np.float64]
+    writers: dict[int, Writer]
+
+
+def take(path: str | PathLike[str]) -> Census | None:
+    """Looks at the items of a directory; None before the first write.
+
+    Raises:
+        BufferNotFoundError, FormatError, CorruptBufferError, UnsafePathError: as they say.
+    """
+    with Directory.open(path) as directory:
+        files = Files(directory)
+        if not files.has_control():
+            raise BufferNotFoundError(
+                f"{directory.path}: there is no buffer here; check the path",
+                path=str(directory.path),
+            )
+        control = files.open_control(writable=False)
+        superblock = control.superblock()
+        if superblock.schema_sha256 == bytes(32):
+            return None
+        where = f"{directory.path}/{layout.SCHEMA}"
+        recorded = directory.read(layout.SCHEMA, limit=layout.SCHEMA_LIMIT)
+        schema = Schema.from_json(recorded, where)
+        data = np.frombuffer(files.map_slots(schema, writable=False), np.uint8)
+        head = int(control.runtime["head"][0])
+        prioritized = bool(control.runtime["prioritized"][0])
+        entries = control.entries.copy()
+    step = -(-schema.capacity // LOOKED_SLOTS)
+    capacity, width, begins = schema.capacity, schema.width, schema.sections
+    words = data[: 8 * capacity].view(np.uint64)[::step].copy()
+    held = slots.committed(words)
+    sources = data[begins["sources"] :][: 8 * capacity].view(np.uint64)[::step][held]
+    raw = data[begins["raw"] :][: 8 * schema.elements].view(np.float64)
+    mass = priorities.masses(data, begins, schema.elements)[: schema.elements]
+    ages = (head - 1 - slots.tickets(words[held])) * width
+
+    def of_held(values: NDArray[np.float64]) -> NDArray[np.float64]:
+        return values.reshape(capacity, width)[::step][held].ravel()
+
+    return Census(
+        len(words) / capacity,
+        np.repeat(np.maximum(ages, 0), width),  # a moment later the head is another one
+        np.repeat(sources, width),
+        of_held(raw),
+        of_held(mass) if prioritized else np.empty(0),
+        {int(one): _writer(int(one), entries) for one in np.unique(sources)},
+    )
+
+
+def _writer(incarnation: int, entries: NDArray[np.void]) -> Writer:
+    at = np.flatnonzero(entries["incarnation"] == incarnation)
+    if not len(at):
+        return Writer(incarnation, None, "", False)
+    entry = entries[at[0]]
+    role = layout.name_of(Role, int(entry["role"])).lower()
+    living = int(entry["state"]) == layout.EntryState.LIVE
+    return Writer(incarnation, int(entry["pid"]), role, living)

@@ -1,0 +1,135 @@
+"""Histories that were never recorded: of a run that went as a test wants it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from shmbuffer.cli.findings import Look
+from shmbuffer.cli.timeline import Timeline
+from shmbuffer.memory import history
+from shmbuffer.memory.census import Census, Writer
+from shmbuffer.memory.history import EventKind, History
+from shmbuffer.memory.layout import COUNTERS, Role
+
+BEGIN_S = 1_700_000_000
+
+
+def records(rows: Iterable[Mapping[str, float]]) -> np.ndarray:  # type: ignore[type-arg]
+    """Records at ``t`` seconds (of the wall clock; since boot ``boot``), by recorder ``by``."""
+    rows = list(rows)
+    names = history.recorded_fields()
+    found = np.zeros(len(rows), history._record_type(names))
+    for number, row in enumerate(rows):
+        more = {name: value for name, value in row.items() if name in names}
+        found[number]["number"] = number + 1
+        found[number]["time_ns"] = round((BEGIN_S + row["t"]) * 1e9)
+        found[number]["boottime_ns"] = round((1000 + row.get("boot", row["t"])) * 1e9)
+        found[number]["recorder"] = row.get("by", 1)
+        for name, value in more.items():
+            found[number][name] = value
+    return found
+
+
+def event(kind: EventKind, t: float, **fields: Any) -> dict[str, Any]:
+    return {"kind": kind, "t": t, **fields}
+
+
+def events(rows: Iterable[Mapping[str, Any]]) -> np.ndarray:  # type: ignore[type-arg]
+    rows = list(rows)
+    found = np.zeros(len(rows), history.EVENT)
+    for number, row in enumerate(rows):
+        one = found[number]
+        one["number"] = number + 1
+        one["time_ns"] = round((BEGIN_S + row["t"]) * 1e9)
+        one["boottime_ns"] = round((1000 + row.get("boot", row["t"])) * 1e9)
+        one["recorder"] = row.get("by", 1)
+        one["kind"] = row["kind"]
+        one["role"] = row.get("role", Role.COLLECTOR)
+        one["exitcode"] = row.get("exitcode", history.UNKNOWN_EXITCODE)
+        for name in ("pid", "incarnation", "epoch", "flags", "name"):
+            one[name] = row.get(name, b"" if name == "name" else 0)
+    return found
+
+
+def history_of(
+    fine: Iterable[Mapping[str, float]],
+    coarse: Iterable[Mapping[str, float]] = (),
+    happened: Iterable[Mapping[str, Any]] = (),
+) -> History:
+    return History(
+        b"u" * 16,
+        0,
+        history.recorded_fields(),
+        records(fine),
+        records(coarse),
+        events(happened),
+        (3600, 10080, 2048),
+        0,
+    )
+
+
+def steady(seconds: int, by: int = 1, begin: int = 0, **rates: float) -> list[dict[str, float]]:
+    """A record a second, of counters that grow evenly."""
+    return [
+        {"t": t, "by": by, **{name: round(rate * t) for name, rate in rates.items()}}
+        for t in range(begin, begin + seconds + 1)
+    ]
+
+
+def client(**changes: Any) -> dict[str, Any]:
+    """One living collector, as `inspect` tells of it."""
+    counted = dict.fromkeys(COUNTERS, 0)
+    return {
+        "entry": 0,
+        "incarnation": 2,
+        "role": "collector",
+        "pid": 42,
+        "alive": True,
+        "state": "running",
+        "phase": "IDLE",
+        "joined_s": float(BEGIN_S),
+        "idle_s": 0.1,
+        "counters": counted,
+        **changes,
+    }
+
+
+def census(
+    masses: Sequence[float] | np.ndarray = (),  # type: ignore[type-arg]
+    sources: Sequence[int] = (),
+    writers: Iterable[Writer] = (),
+) -> Census:
+    mass = np.asarray(masses, np.float64)
+    source = np.asarray(sources if len(sources) else np.full(len(mass), 2), np.uint64)
+    ages = np.arange(len(source))[::-1].copy()
+    by = {writer.incarnation: writer for writer in writers}
+    known = {int(one): by.get(int(one), Writer(int(one), 42, "collector", True)) for one in source}
+    return Census(1.0, ages, source, mass.copy(), mass, known)
+
+
+def look(
+    timeline: Timeline | None = None,
+    *,
+    clients: Sequence[Mapping[str, Any]] | None = None,
+    items: Census | None = None,
+    now_s: float | None = None,
+    **changes: Any,
+) -> Look:
+    """A buffer of 1000 items, full, with a collector that lives; ``changes`` of its counters."""
+    counters = dict.fromkeys((*COUNTERS, "evicted"), 0)
+    more = {"length": 1000, "elements": 1000, "write_count": 5000, "prioritized": 1}
+    found = {
+        "path": "run/buffer",
+        "uuid": "u",
+        "epoch": changes.pop("epoch", 0),
+        "needs_recovery": changes.pop("needs_recovery", None),
+        "records": changes.pop("records", None),
+        "settings": {"alpha": 0.6},
+        "clients": [client()] if clients is None else list(clients),
+        "counters": {**counters, **more, **changes},
+    }
+    end_s = BEGIN_S if timeline is None else timeline.end_s
+    return Look(found, items, timeline, "nobody has recorded", end_s if now_s is None else now_s)

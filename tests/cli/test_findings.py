@@ -1,0 +1,236 @@
+"""What looks unhealthy is said, with the reason; what is just below its threshold is not."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from shmbuffer.cli import findings
+from shmbuffer.cli.findings import judge
+from shmbuffer.cli.timeline import Timeline
+from shmbuffer.memory.history import EventKind
+from shmbuffer.memory.layout import Role
+from tests.cli.histories import BEGIN_S, census, client, event, history_of, look, steady
+
+HEALTHY = {
+    "inserts": 100.0,
+    "samples": 4.0,
+    "sampled": 800.0,
+    "updates_applied": 790.0,
+    "updates_stale": 10.0,
+}
+
+
+def timeline(seconds: int = 120, happened: tuple[object, ...] = (), **rates: float) -> Timeline:
+    grown = steady(seconds, **{**HEALTHY, **rates})
+    return Timeline(history_of(grown, happened=happened))  # type: ignore[arg-type]
+
+
+def stops_at(second: int, *names: str, until: int = 120) -> Timeline:
+    """Counters that do not grow any more."""
+    rows = steady(until, **HEALTHY)
+    for row in rows[second + 1 :]:
+        row.update({name: rows[second][name] for name in names})
+    return Timeline(history_of(rows))
+
+
+def test_a_healthy_buffer_has_none() -> None:
+    learner = client(incarnation=3, role="learner")
+    items = census(np.random.default_rng(0).exponential(size=1000))
+    healthy = look(timeline(), clients=[client(), learner], items=items)
+    assert judge(healthy) == []
+    assert findings.verdict(healthy, []) == "looks healthy"
+
+
+def test_an_empty_one_is_neither_healthy_nor_not() -> None:
+    assert findings.verdict(look(write_count=0), []) == "nothing has been written yet"
+
+
+def test_the_most_urgent_comes_first() -> None:
+    found = judge(look(timeline(updates_stale=800.0, sampled=90000.0)))
+    assert [one.name for one in found] == ["late_updates", "drawn_too_often"]
+    assert findings.verdict(look(), found) == "2 things look unhealthy"
+    assert findings.verdict(look(), found[:1]) == "1 thing looks unhealthy"
+
+
+def test_nobody_alive() -> None:
+    dead = [client(alive=False, pid=pid, incarnation=pid) for pid in range(1, 6)]
+    happened = (event(EventKind.JOINED, 1, incarnation=1, pid=1, name=b"collect-0"),)
+    one = look(timeline(happened=happened), clients=dead, needs_recovery="nobody alive")
+    says = findings.nobody_alive(one)
+    assert says is not None
+    assert re.fullmatch(
+        r"nobody is alive: collect-0, collector 2, collector 3 and 2 more died in it; "
+        r"the last record is of 2023-11-\d\d \d\d:\d\d:20",
+        says,
+    )
+    assert findings.nobody_alive(look(clients=dead, needs_recovery="reboot")) is not None
+    assert findings.nobody_alive(look(clients=[], needs_recovery="nobody alive")) is None
+    assert findings.nobody_alive(look(clients=[client(), *dead])) is None
+
+
+def test_a_coordinator_that_died() -> None:
+    mine = {"role": Role.COORDINATOR, "pid": 9, "incarnation": 1}
+    joined = event(EventKind.JOINED, 0, **mine)
+    says = findings.coordinator_gone(look(timeline(happened=(joined,))))
+    assert says is not None
+    assert "the coordinator (pid 9) has died" in says
+    left = event(EventKind.LEFT, 119, **mine)
+    assert findings.coordinator_gone(look(timeline(happened=(joined, left)))) is None
+    alive = [client(), client(role="coordinator", incarnation=1)]
+    assert findings.coordinator_gone(look(timeline(happened=(joined,)), clients=alive)) is None
+    assert findings.coordinator_gone(look(timeline(happened=(joined,)), clients=[])) is None
+
+
+def test_no_insert() -> None:
+    assert findings.no_insert(look(stops_at(80, "inserts"))) == "no insert for 40 s"
+    assert findings.no_insert(look(stops_at(91, "inserts"))) is None
+    nobody = look(stops_at(10, "inserts"), clients=[client(role="learner")])
+    assert findings.no_insert(nobody) is None
+    own = client(role="client", counters={"inserts": 9, "samples": 0})
+    assert findings.no_insert(look(stops_at(80, "inserts"), clients=[own])) is not None
+    assert findings.no_insert(look()) is None
+
+
+def test_no_draw() -> None:
+    learner = [client(role="learner")]
+    assert findings.no_draw(look(stops_at(75, "samples"), clients=learner)) == (
+        "nothing was drawn for 45 s"
+    )
+    assert findings.no_draw(look(stops_at(91, "samples"), clients=learner)) is None
+    assert findings.no_draw(look(stops_at(10, "samples"))) is None
+
+
+def test_a_silent_collector() -> None:
+    busy = client(idle_s=0.5, incarnation=5)
+    silent = client(idle_s=75.0, pid=4711, state="stopped")
+    assert findings.silent_collector(look(clients=[busy, silent])) == (
+        "collector 4711 (stopped) has written nothing for 75 s, while others write"
+    )
+    never = client(idle_s=None, pid=4712, incarnation=6)
+    named = timeline(happened=(event(EventKind.JOINED, 1, incarnation=6, name=b"collect-3"),))
+    both = look(named, clients=[busy, silent, never], now_s=BEGIN_S + 130.0)
+    assert findings.silent_collector(both) == (
+        "collect-3 has written nothing for 2 min, and 1 more are silent, while others write"
+    )
+    assert findings.silent_collector(look(clients=[busy, client(idle_s=59.0)])) is None
+    assert findings.silent_collector(look(clients=[silent])) is None
+
+
+def test_who_dies_again_and_again() -> None:
+    def died(name: bytes, t: int) -> dict[str, object]:
+        return event(EventKind.DIED, t, name=name, incarnation=t)
+
+    twice = (died(b"collect-0", 1), died(b"collect-0", 5), died(b"collect-1", 7))
+    assert findings.dies_again(look(timeline(happened=twice))) is None
+    thrice = (*twice, died(b"collect-0", 9))
+    assert findings.dies_again(look(timeline(happened=thrice))) == (
+        "collect-0 died 3 times in 2 min"
+    )
+    more = (*thrice, *(died(b"", t) for t in (20, 21, 22, 23)))
+    assert findings.dies_again(look(timeline(happened=more))) == (
+        "collectors without a name died 4 times in 2 min, and 1 more like it"
+    )
+    assert findings.dies_again(look()) is None
+
+
+def test_drawn_too_often() -> None:
+    assert findings.drawn_too_often(look(timeline(sampled=60000.0))) == (
+        "drawn 600 times per insert"
+    )
+    assert findings.drawn_too_often(look(timeline(sampled=51200.0))) is None
+    assert findings.drawn_too_often(look(inserts=10, sampled=10000)) == (
+        "drawn 1,000 times per insert"  # without a history: since it was made
+    )
+    assert findings.drawn_too_often(look(inserts=1, sampled=999)) is None
+
+
+def test_overwritten_before_it_is_drawn() -> None:
+    assert findings.overwritten_undrawn(look(timeline(sampled=20.0))) == (
+        "drawn 0.2 times per insert: most items are overwritten before anybody has drawn them"
+    )
+    nothing = findings.overwritten_undrawn(look(inserts=2000))
+    assert nothing is not None
+    assert nothing.startswith("nothing is drawn")
+    assert findings.overwritten_undrawn(look(timeline(sampled=50.0))) is None
+    assert findings.overwritten_undrawn(look(timeline(sampled=20.0), length=999)) is None
+
+
+def test_late_updates() -> None:
+    late = timeline(updates_applied=88.0, updates_stale=12.0)
+    assert findings.late_updates(look(late)) == (
+        "12 % of updates come too late: their items are overwritten already"
+    )
+    some = timeline(updates_applied=90.0, updates_stale=10.0)
+    assert findings.late_updates(look(some)) is None
+    assert findings.late_updates(look(updates_applied=9, updates_stale=90)) is None
+
+
+def test_never_updated() -> None:
+    none = timeline(updates_applied=0.0, updates_stale=0.0)
+    says = findings.never_updated(look(none))
+    assert says is not None
+    assert says.startswith("priorities are never updated")
+    assert findings.never_updated(look(none, prioritized=0)) is None
+    assert findings.never_updated(look(timeline(updates_stale=0.0))) is None
+    assert findings.never_updated(look(sampled=999)) is None
+
+
+def test_few_items_have_the_mass() -> None:
+    masses = np.ones(1000)
+    masses[:10] = 4 * 990 / 10
+    assert findings.few_have_the_mass(look(items=census(masses))) == (
+        "80 % of the mass is in 1 % of the items"
+    )
+    masses[:10] = 990 / 10
+    assert findings.few_have_the_mass(look(items=census(masses))) is None
+    assert findings.few_have_the_mass(look(items=census([1.0, 0.0]))) is None
+    assert findings.few_have_the_mass(look(items=census(np.zeros(1000)))) is None
+    assert findings.few_have_the_mass(look()) is None
+
+
+def test_rows_that_are_drawn_again() -> None:
+    assert findings.drawn_again(look(timeline(redraws=64.0))) == (
+        "8 % of rows are overwritten while they are drawn: the buffer is too small"
+    )
+    assert findings.drawn_again(look(timeline(redraws=40.0))) is None
+
+
+def test_writers_that_wait() -> None:
+    assert findings.writers_wait(look(timeline(waits=12.0))) == (
+        "12 writes a second wait for a slot that another one is filling"
+    )
+    assert findings.writers_wait(look(timeline(waits=10.0))) is None
+    assert findings.writers_wait(look(waits=10**6)) is None
+
+
+def test_bytes_that_run_out() -> None:
+    records = {"max_bytes": 4096}
+    assert findings.evicted_early(look(records=records, length=310, evicted=5)) == (
+        "bytes run out at 31 % of the items: max_bytes is small for this capacity"
+    )
+    assert findings.evicted_early(look(records=records, length=500, evicted=5)) is None
+    assert findings.evicted_early(look(records=records, length=310)) is None
+    assert findings.evicted_early(look(length=310, evicted=5)) is None
+
+
+def test_a_history_that_stands_still() -> None:
+    alive = [client(role="coordinator", pid=9, state="stopped")]
+    late = look(timeline(), clients=alive, now_s=BEGIN_S + 160.0)
+    assert findings.history_stands_still(late) == (
+        "the coordinator (pid 9, stopped) has recorded nothing for 40 s"
+    )
+    soon = look(timeline(), clients=alive, now_s=BEGIN_S + 129.0)
+    assert findings.history_stands_still(soon) is None
+    assert findings.history_stands_still(look(timeline(), now_s=BEGIN_S + 160.0)) is None
+
+
+@pytest.mark.parametrize("finding", findings.ALL)
+def test_each_has_a_test_and_a_sentence_of_its_own(finding: object) -> None:
+    name = finding.__name__  # type: ignore[attr-defined]
+    assert f"findings.{name}(" in Path(__file__).read_text("utf-8")
+    assert finding.__doc__
+    assert finding(look(write_count=0, length=0)) is None  # type: ignore[operator]
