@@ -43,7 +43,6 @@ from shmbuffer.errors import (
     CorruptBufferError,
     FormatError,
     IncompatibleVersionError,
-    ShmBufferError,
 )
 from shmbuffer.memory import layout, locks
 from shmbuffer.memory.counters import RUNTIME_COUNTERS
@@ -347,9 +346,9 @@ class Recorder:
                 reason = "it records other things than this version does"
             else:
                 return cls(fd, where, history, None)
-        except ShmBufferError as error:
+        except (FormatError, CorruptBufferError) as error:
             reason = str(error)
-        except BaseException:
+        except BaseException:  # what cannot be read right now is no reason to begin anew
             locks.release(fd)
             raise
         try:

@@ -28,6 +28,8 @@ SCENARIOS: dict[str, type[Scenario]] = {
         upkeep.Check,
         upkeep.CheckDead,
         upkeep.Inspect,
+        upkeep.Record,
+        upkeep.RecordFirst,
         joining.Use,
         joining.UseAfterFork,
         joining.Anonymous,

@@ -7,11 +7,14 @@ import shutil
 import signal
 from pathlib import Path
 
-from shmbuffer.memory import Engine, cleanup
+from shmbuffer.memory import Engine, cleanup, history
 from shmbuffer.memory.check import check
 from shmbuffer.memory.cleanup import temporary_directory
+from shmbuffer.memory.files import Files
+from shmbuffer.memory.history import Event, EventKind, Recorder
 from shmbuffer.memory.inspect import inspect
 from shmbuffer.memory.recovery import recover
+from shmbuffer.memory.region import Directory
 from shmbuffer.memory.removal import sweep
 from tests.crash.harness import (
     dies,
@@ -252,3 +255,35 @@ class Inspect(Check):
         found = inspect(self.path)
         assert found["needs_recovery"] is None
         assert found["schema"] is not None
+
+
+class Record(Scenario):
+    """The history of a buffer is gone on with."""
+
+    def prepare(self) -> None:
+        self.engine = self.keep(self.filled())
+        self.act()
+
+    def act(self) -> None:
+        with Directory.open(self.path) as directory:
+            files = Files(directory)
+            with files.lock(AT_ONCE):
+                recorder = Recorder.open(files, self.engine.superblock.uuid)
+        try:
+            recorder.record(self.engine.glance(), self.engine.incarnation)
+            recorder.note(Event(EventKind.JOINED), self.engine.incarnation)
+        finally:
+            recorder.close()
+
+    def again(self) -> None:
+        self.act()
+        with Directory.open(self.path) as directory:
+            assert len(history.read(directory).fine) >= 1
+        self.require_whole(self.engine)
+
+
+class RecordFirst(Record):
+    """The history of a buffer is begun."""
+
+    def prepare(self) -> None:
+        self.engine = self.keep(self.filled())
