@@ -63,14 +63,19 @@ class Historian:
         Raises:
             ShmBufferError: the engine cannot be asked.
         """
-        if self._stopped:
+        present = {(client.entry, client.incarnation): client for client in clients}
+        is_due = time.monotonic() >= self._next_s
+        news = present.keys() != self._clients.keys() or len(deaths) != self._deaths
+        if self._stopped or not (is_due or news):
             return
         now = self._engine.glance()
         try:
             if self._recorder is None and not self._begin(int(now["epoch"]), int(now["reaped"])):
                 return
-            self._note_changes(list(clients), deaths, names, now)
-            if time.monotonic() >= self._next_s:
+            if news:
+                self._note_changes(present, deaths, names, now)
+            if is_due:
+                self._clients, self._reaped = present, int(now["reaped"])
                 self._next_s = time.monotonic() + FINE_S
                 self._record(now)
         except (OSError, ShmBufferError) as error:
@@ -118,12 +123,11 @@ class Historian:
 
     def _note_changes(
         self,
-        clients: Sequence[Client],
+        present: dict[tuple[int, int], Client],
         deaths: Sequence[Death],
         names: Mapping[int, str],
         now: Mapping[str, int | float],
     ) -> None:
-        present = {(client.entry, client.incarnation): client for client in clients}
         for key in present.keys() - self._clients.keys():
             if present[key].incarnation not in self._noted:
                 self._note(EventKind.JOINED, present[key], now, names.get(present[key].pid, ""))
@@ -153,7 +157,7 @@ class Historian:
             self._note(kind, client, now, names.get(client.pid, ""))
         self._reaped = int(now["reaped"])
         self._clients = present
-        self._died &= {client.pid for client in clients}
+        self._died &= {client.pid for client in present.values()}
 
     def _record(self, now: Mapping[str, int | float]) -> None:
         if self._recorder is None:

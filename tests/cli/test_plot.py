@@ -18,6 +18,7 @@ from shmbuffer.cli.findings import Finding, Look
 from shmbuffer.cli.timeline import Timeline
 from shmbuffer.memory import Engine, Settings, history, layout
 from shmbuffer.memory.census import Writer
+from shmbuffer.memory.files import Files
 from shmbuffer.memory.history import EventKind
 from shmbuffer.memory.layout import Role
 from shmbuffer.memory.region import Directory
@@ -311,7 +312,8 @@ def test_a_living_buffer_is_drawn(
 ) -> None:
     picture = tmp_path / f"report.{suffix}"
     before = contents(living).keys()
-    assert main(["plot", str(living), "-o", str(picture)]) == 0
+    with Directory.open(living) as directory, Files(directory).lock(5.0):
+        assert main(["plot", str(living), "-o", str(picture)]) == 0  # which takes no lock
     said = capsys.readouterr().out
     assert said == f"looks healthy\npicture: {picture}\n"
     assert picture.read_bytes().startswith(begins)

@@ -322,16 +322,41 @@ def test_a_damaged_history_is_told_of_and_begun_anew(engine: Engine, name: str) 
     assert check(path_of(engine)).notes == []
 
 
-def test_something_else_in_its_place_is_not_followed(engine: Engine, tmp_path: Path) -> None:
-    victim = tmp_path / "victim"
+def put_a_link(place: Path, victim: Path) -> None:
+    place.symlink_to(victim)
+
+
+def put_another_name(place: Path, victim: Path) -> None:
+    os.link(victim, place)
+
+
+def put_a_pipe(place: Path, victim: Path) -> None:
+    os.mkfifo(place)
+
+
+def put_a_directory(place: Path, victim: Path) -> None:
+    place.mkdir()
+
+
+@pytest.mark.parametrize(
+    "trap",
+    [put_a_link, put_another_name, put_a_pipe, put_a_directory],
+    ids=lambda trap: trap.__name__,
+)
+def test_a_trap_in_its_place_catches_nobody(
+    engine: Engine, fast_path: Path, trap: Callable[[Path, Path], None]
+) -> None:
+    victim = fast_path / "victim"
     victim.write_bytes(b"precious")
-    file_of(engine).symlink_to(victim)
-    with pytest.raises(ShmBufferError, match="symbolic link"):
+    trap(file_of(engine), victim)
+    with pytest.raises(ShmBufferError, match=r"was not opened|hard links"):
         read(engine)
-    with pytest.raises(ShmBufferError, match="symbolic link"):
+    with pytest.raises(ShmBufferError, match=r"was not opened|hard links"):
         recorder_of(engine)
     assert victim.read_bytes() == b"precious"
-    assert check(path_of(engine)).ok
+    report = check(path_of(engine))
+    assert report.ok
+    assert any("there is no history" in note for note in report.notes)
 
 
 def test_of_a_later_version_the_fields_are_read_by_name(
