@@ -234,3 +234,27 @@ def test_each_has_a_test_and_a_sentence_of_its_own(finding: object) -> None:
     assert f"findings.{name}(" in Path(__file__).read_text("utf-8")
     assert finding.__doc__
     assert finding(look(write_count=0, length=0)) is None  # type: ignore[operator]
+
+
+def test_the_document_has_each_with_its_threshold() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "plot.md").read_text("utf-8")
+    said = dict(re.findall(r"^\| `(\w+)` \| (.*) \|$", text, re.MULTILINE))
+    assert list(said) == [finding.__name__ for finding in findings.ALL]
+    thresholds = {
+        "no_insert": [findings.QUIET_S],
+        "no_draw": [findings.QUIET_S],
+        "silent_collector": [findings.SILENT_S],
+        "dies_again": [findings.SOME_DEATHS],
+        "late_updates": [100 * findings.LATE_UPDATES],
+        "drawn_too_often": [findings.MANY_DRAWS],
+        "overwritten_undrawn": [findings.FEW_DRAWS],
+        "never_updated": [findings.ENOUGH_ITEMS],
+        "few_have_the_mass": [100 * findings.TOP, 100 * findings.TOP_MASS],
+        "drawn_again": [100 * findings.REDRAWN],
+        "writers_wait": [findings.WAITS_PER_S],
+        "evicted_early": [100 * findings.EARLY_EVICTION],
+        "history_stands_still": [findings.STANDSTILL_S],
+    }
+    for name, sentence in said.items():
+        numbers = [float(number) for number in re.findall(r"\d+(?:\.\d+)?", sentence)]
+        assert numbers == thresholds.get(name, []), name
