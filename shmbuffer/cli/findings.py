@@ -143,16 +143,16 @@ def coordinator_gone(look: Look) -> str | None:
 
 
 def no_insert(look: Look) -> str | None:
-    """Nothing is written, although somebody lives who is there for it, or has done it before."""
-    if look.timeline is None or not _has_one(look, "collector", "inserts"):
+    """Nothing is written, although somebody lives who has done it before."""
+    if look.timeline is None or not _does_one(look, "inserts"):
         return None
     quiet_s = look.timeline.quiet_s("inserts")
     return f"no insert for {console.span(quiet_s)}" if quiet_s >= QUIET_S else None
 
 
 def no_draw(look: Look) -> str | None:
-    """Nothing is drawn, although somebody lives who is there for it, or has done it before."""
-    if look.timeline is None or not _has_one(look, "learner", "samples"):
+    """Nothing is drawn, although somebody lives who has done it before."""
+    if look.timeline is None or not _does_one(look, "samples"):
         return None
     quiet_s = look.timeline.quiet_s("samples")
     return f"nothing was drawn for {console.span(quiet_s)}" if quiet_s >= QUIET_S else None
@@ -201,12 +201,12 @@ def drawn_too_often(look: Look) -> str | None:
 
 
 def overwritten_undrawn(look: Look) -> str | None:
-    """Most items go without having been drawn."""
+    """Most items go without having been drawn, of a buffer that is there to be drawn from."""
     counters = look.found["counters"]
     inserts, sampled = look.total("inserts"), look.total("sampled")
     if counters["length"] < counters["elements"] or inserts < ENOUGH_ITEMS:
         return None
-    if sampled >= FEW_DRAWS * inserts:
+    if not counters["sampled"] or sampled >= FEW_DRAWS * inserts:
         return None
     ratio = f"drawn {sampled / inserts:.2g} times per insert" if sampled else "nothing is drawn"
     return f"{ratio}: most items are overwritten before anybody has drawn them"
@@ -320,8 +320,12 @@ def verdict(look: Look, findings: Sequence[Finding]) -> str:
     return f"{several} unhealthy"
 
 
-def _has_one(look: Look, role: str, counter: str) -> bool:
-    return any(one["role"] == role or one["counters"][counter] for one in look.living)
+def _does_one(look: Look, counter: str) -> bool:
+    """Whether somebody lives who has counted there, or whose predecessor in the registry has.
+
+    A role proves nothing: where weights lie in a buffer, learners write and collectors read.
+    """
+    return any(client["counters"][counter] for client in look.living)
 
 
 def _name(look: Look, client: Mapping[str, Any]) -> str:

@@ -57,8 +57,8 @@ class Happening:
 
     @property
     def who(self) -> str:
-        """Its name, or its role with the pid."""
-        return self.name or f"{self.role} {self.pid}"
+        """Its name, or its role with the pid; of a recovery who recorded it."""
+        return self.name or (f"{self.role} {self.pid}" if self.pid else self.role)
 
 
 class Timeline:

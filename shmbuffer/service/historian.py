@@ -68,6 +68,8 @@ class Historian:
         news = present.keys() != self._clients.keys() or len(deaths) != self._deaths
         if self._stopped or not (is_due or news):
             return
+        if self._engine.incarnation not in {client.incarnation for client in present.values()}:
+            return  # the registry could not be read: we are in it ourselves
         now = self._engine.glance()
         try:
             if self._recorder is None and not self._begin(int(now["epoch"]), int(now["reaped"])):

@@ -85,23 +85,29 @@ def test_a_coordinator_that_died() -> None:
     assert findings.coordinator_gone(look(timeline(happened=(joined,)), clients=[])) is None
 
 
+WRITER = client(counters={"inserts": 9, "samples": 0})
+LEARNER = client(role="learner", counters={"inserts": 0, "samples": 9})
+
+
 def test_no_insert() -> None:
-    assert findings.no_insert(look(stops_at(80, "inserts"))) == "no insert for 40 s"
-    assert findings.no_insert(look(stops_at(91, "inserts"))) is None
-    nobody = look(stops_at(10, "inserts"), clients=[client(role="learner")])
-    assert findings.no_insert(nobody) is None
-    own = client(role="client", counters={"inserts": 9, "samples": 0})
-    assert findings.no_insert(look(stops_at(80, "inserts"), clients=[own])) is not None
-    assert findings.no_insert(look()) is None
+    def says(until: int, one: dict[str, object]) -> str | None:
+        return findings.no_insert(look(stops_at(until, "inserts"), clients=[one]))
+
+    assert says(80, WRITER) == "no insert for 40 s"
+    assert says(91, WRITER) is None
+    assert says(10, LEARNER) is None
+    assert findings.no_insert(look(clients=[WRITER])) is None
+    assert findings.no_insert(look(stops_at(80, "inserts"), clients=[])) is None
 
 
 def test_no_draw() -> None:
-    learner = [client(role="learner")]
-    assert findings.no_draw(look(stops_at(75, "samples"), clients=learner)) == (
-        "nothing was drawn for 45 s"
-    )
-    assert findings.no_draw(look(stops_at(91, "samples"), clients=learner)) is None
-    assert findings.no_draw(look(stops_at(10, "samples"))) is None
+    def says(until: int, one: dict[str, object]) -> str | None:
+        return findings.no_draw(look(stops_at(until, "samples"), clients=[one]))
+
+    assert says(75, LEARNER) == "nothing was drawn for 45 s"
+    assert says(91, LEARNER) is None
+    assert says(10, WRITER) is None
+    assert findings.no_draw(look(clients=[LEARNER])) is None
 
 
 def test_a_silent_collector() -> None:
@@ -149,14 +155,19 @@ def test_drawn_too_often() -> None:
 
 
 def test_overwritten_before_it_is_drawn() -> None:
-    assert findings.overwritten_undrawn(look(timeline(sampled=20.0))) == (
+    def says(line: Timeline | None = None, **counters: int) -> str | None:
+        return findings.overwritten_undrawn(look(line, **{"sampled": 256, **counters}))
+
+    assert says(timeline(sampled=20.0)) == (
         "drawn 0.2 times per insert: most items are overwritten before anybody has drawn them"
     )
-    nothing = findings.overwritten_undrawn(look(inserts=2000))
+    nothing = says(timeline(sampled=0.0))
     assert nothing is not None
     assert nothing.startswith("nothing is drawn")
-    assert findings.overwritten_undrawn(look(timeline(sampled=50.0))) is None
-    assert findings.overwritten_undrawn(look(timeline(sampled=20.0), length=999)) is None
+    assert says(inserts=2000) is not None
+    assert says(inserts=2000, sampled=0) is None  # it is there for something else
+    assert says(timeline(sampled=50.0)) is None
+    assert says(timeline(sampled=20.0), length=999) is None
 
 
 def test_late_updates() -> None:

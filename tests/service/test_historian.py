@@ -176,6 +176,17 @@ def test_a_recovery_that_nobody_recorded_is_noted_by_the_next(scratch_dir: Path)
     assert recovered["epoch"].tolist() == [2]
 
 
+def test_a_registry_that_could_not_be_read_is_not_one_that_everybody_left(
+    coordinator: Engine, scratch_dir: Path
+) -> None:
+    historian = Historian(coordinator, scratch_dir)
+    historian.look(coordinator.clients(), [], {})
+    before = events(scratch_dir)
+    historian.look([], [], {})
+    assert events(scratch_dir) == before
+    historian.close()
+
+
 def test_it_begins_later_where_the_files_are_in_use(
     coordinator: Engine, scratch_dir: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
