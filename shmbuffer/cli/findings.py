@@ -147,7 +147,7 @@ def no_insert(look: Look) -> str | None:
     if look.timeline is None or not _does_one(look, "inserts"):
         return None
     quiet_s = look.timeline.quiet_s("inserts")
-    return f"no insert for {console.span(quiet_s)}" if quiet_s >= QUIET_S else None
+    return f"no insert for {console.span(quiet_s)}{_held(look)}" if quiet_s >= QUIET_S else None
 
 
 def no_draw(look: Look) -> str | None:
@@ -155,7 +155,9 @@ def no_draw(look: Look) -> str | None:
     if look.timeline is None or not _does_one(look, "samples"):
         return None
     quiet_s = look.timeline.quiet_s("samples")
-    return f"nothing was drawn for {console.span(quiet_s)}" if quiet_s >= QUIET_S else None
+    if quiet_s < QUIET_S:
+        return None
+    return f"nothing was drawn for {console.span(quiet_s)}{_held(look)}"
 
 
 def silent_collector(look: Look) -> str | None:
@@ -193,8 +195,10 @@ def dies_again(look: Look) -> str | None:
 
 
 def drawn_too_often(look: Look) -> str | None:
-    """Each item is drawn very often."""
+    """Each item is drawn very often, and nobody has wished it by a rate limiter."""
     inserts, sampled = look.total("inserts"), look.total("sampled")
+    if look.found["counters"].get("samples_per_insert"):
+        return None
     if sampled < ENOUGH_ITEMS or not inserts or sampled / inserts <= MANY_DRAWS:
         return None
     return f"drawn {sampled / inserts:,.0f} times per insert"
@@ -326,6 +330,13 @@ def _does_one(look: Look, counter: str) -> bool:
     A role proves nothing: where weights lie in a buffer, learners write and collectors read.
     """
     return any(client["counters"][counter] for client in look.living)
+
+
+def _held(look: Look) -> str:
+    """Whom flow control makes wait."""
+    limited = look.found["counters"].get("limited", 0)
+    who = "1 client waits" if limited == 1 else f"{limited} clients wait"
+    return f": {who} for the other side" if limited else ""
 
 
 def _name(look: Look, client: Mapping[str, Any]) -> str:

@@ -219,7 +219,13 @@ def _ratio(axes: Axes, look: Look, line: Timeline) -> None:
     if not np.isfinite(ratios).any():
         _nothing(axes, "nothing was written")
         return
-    axes.plot(_dates(times), ratios, color=DRAWN, marker=".", markersize=2.5)
+    axes.plot(_dates(times), ratios, color=DRAWN, marker=".", markersize=2.5, label="drawn")
+    if line.has("samples_per_insert") and line.values("samples_per_insert").any():
+        times, wished = line.levels("samples_per_insert")
+        wished[wished == 0] = np.nan
+        axes.plot(_dates(times), wished, color=MUTED, linestyle="--", linewidth=1, label="wished")
+        axes.margins(y=0.25)
+        axes.legend(loc="best")
     axes.set_ylim(bottom=0)
 
 

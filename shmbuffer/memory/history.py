@@ -67,7 +67,7 @@ HEADER_BYTES = layout.PAGE
 LIMIT = 64 * 2**20
 """Bytes that a history may have to be read, whatever its header says."""
 
-FLOATS = ("max_priority", "p_sum")
+FLOATS = ("max_priority", "p_sum", "samples_per_insert")
 """Fields that are float64; all others are unsigned integers of 64 bits."""
 
 HEADER = np.dtype(
@@ -173,7 +173,7 @@ class History:
 def recorded_fields() -> dict[str, str]:
     """What this version records, by name, with the type; counters by the names that they have."""
     names = (
-        *("epoch", "head", "write_count", "length"),
+        *("epoch", "head", "write_count", "length", "limited"),
         *layout.COUNTERS,
         *RUNTIME_COUNTERS,
         *(living(role) for role in Role),

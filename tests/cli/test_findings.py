@@ -97,6 +97,8 @@ def test_no_insert() -> None:
     assert says(91, WRITER) is None
     assert says(10, LEARNER) is None
     assert findings.no_insert(look(clients=[WRITER])) is None
+    held = look(stops_at(80, "inserts"), clients=[WRITER], limited=2)
+    assert findings.no_insert(held) == "no insert for 40 s: 2 clients wait for the other side"
     assert findings.no_insert(look(stops_at(80, "inserts"), clients=[])) is None
 
 
@@ -152,6 +154,8 @@ def test_drawn_too_often() -> None:
         "drawn 1,000 times per insert"  # without a history: since it was made
     )
     assert findings.drawn_too_often(look(inserts=1, sampled=999)) is None
+    wished = look(timeline(sampled=60000.0), samples_per_insert=600.0)
+    assert findings.drawn_too_often(wished) is None
 
 
 def test_overwritten_before_it_is_drawn() -> None:
