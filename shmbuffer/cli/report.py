@@ -404,6 +404,7 @@ def _ages(axes: Axes, look: Look) -> None:
             label="chance to be drawn",
         )
     axes.set_xlabel(_oldest(look, int(ages.max())))
+    axes.locator_params(axis="x", nbins=5)
     _thousands(axes.xaxis)
     axes.margins(y=0.25)
     axes.yaxis.set_major_formatter(_percent)
