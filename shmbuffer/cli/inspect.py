@@ -54,6 +54,8 @@ def _buffer(found: Mapping[str, Any]) -> Table:
         "records": _records(found["records"]),
         "flags": ", ".join(flag.lower().replace("_", " ") for flag in found["flags"]),
         "created": f"{found['created']} by pid {found['owner']['pid']} ({found['owner']['state']})",
+        "flow": words.flow(found),
+        "waits": words.waiting(found),
         "recoveries": words.recoveries(found, time.time()),
         "uuid": found["uuid"],
     }

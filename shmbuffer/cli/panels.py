@@ -83,6 +83,8 @@ def buffer(found: Mapping[str, Any], width: int, *, histogram: bool) -> Table:
         f"{counters['write_count']:,} written",
         "size": words.room(found),
         "records": _records(found["records"]),
+        "flow": words.flow(found),
+        "waits": words.waiting(found),
         "recoveries": words.recoveries(found, time.time()),
         "after deaths": _mended(counters),
         "priorities": _spread(found.get("priorities")) if histogram else None,

@@ -76,6 +76,33 @@ def room(found: Found) -> str:
     return ", ".join(parts)
 
 
+def flow(found: Found) -> str | None:
+    """Returns what limits writes and samples, and how the sides stand; None if nothing does."""
+    counters = found["counters"]
+    parts = []
+    if counters["samples_per_insert"]:
+        ratio, ahead = counters["samples_per_insert"], counters["samples_ahead"]
+        side, most = "inserts" if ahead >= 0 else "samples", counters["error_buffer"]
+        parts.append(
+            f"{ratio:g} samples an insert; {side} are {abs(ahead):,.0f} of {most:,.0f} ahead"
+        )
+    if counters["max_times_sampled"]:
+        parts.append(f"queue, {console.counted(counters['queued'], 'item', 'items')} in it")
+    if counters["min_size"] > counters["length"]:
+        parts.append(f"from {counters['min_size']:,} items on")
+    return "; ".join(parts) or None
+
+
+def waiting(found: Found) -> str | None:
+    """Returns who waits for the other side, and for whom; None if nobody does."""
+    waits = sorted(found["waits"], key=lambda one: -one["seconds"])
+    if not waits:
+        return None
+    first = waits[0]
+    more = f" (and {len(waits) - 1} more)" if len(waits) > 1 else ""
+    return f"pid {first['pid']} for {console.span(first['seconds'])}{more}: {first['text']}"
+
+
 def recoveries(found: Found, now_s: float) -> str:
     """Returns how often a buffer was recovered, and what was found the last time."""
     last, count = found["recovery"], found["epoch"]

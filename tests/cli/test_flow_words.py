@@ -1,0 +1,52 @@
+"""What `top` and `inspect` say of flow control."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from shmbuffer.cli import main
+from shmbuffer.memory import Engine, RateLimiter, Settings
+from shmbuffer.memory.inspect import inspect
+from tests.service import items
+
+
+def lines(capsys: pytest.CaptureFixture[str], verb: str, path: Path) -> dict[str, str]:
+    """The pairs of the first table, by name."""
+    assert main([verb, str(path), *(["--once"] if verb == "top" else [])]) == 0
+    words = [line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines()]
+    return {pair[0]: pair[1] for pair in reversed(words) if len(pair) == 2}
+
+
+@pytest.mark.parametrize("verb", ["top", "inspect"])
+def test_it_says_how_the_sides_stand_and_who_waits_for_whom(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], verb: str
+) -> None:
+    path = tmp_path / "rb"
+    with items.create(path, 8) as collector, Engine.open(path, None, role="learner") as learner:
+        collector.set_limiter(RateLimiter(samples_per_insert=2, error_buffer=4, when_alone="wait"))
+        items.write(collector, [1, 2, 3])
+        assert lines(capsys, verb, path)["flow"] == "2 samples an insert; inserts are 4 of 4 ahead"
+        writer = threading.Thread(target=items.write, args=(collector, [4]), daemon=True)
+        writer.start()
+        while not inspect(path)["waits"]:
+            time.sleep(0.001)
+        said = lines(capsys, verb, path)["waits"]
+        assert "insert waits: 2 samples per insert wanted, 0 seen; the only learner, pid" in said
+        assert learner.ring is not None
+        learner.ring.flow.admit(2)
+        writer.join(10)
+        assert not writer.is_alive()
+        assert items.read(collector) == [1, 2, 3, 4]
+        assert "insert waits" not in str(lines(capsys, verb, path))
+
+
+def test_a_queue_says_what_is_in_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "rb"
+    with Engine.open(path, Settings(capacity=8)) as engine:
+        engine.set_limiter(RateLimiter(max_times_sampled=1))
+        items.write(engine, [1, 2, 3])
+        assert lines(capsys, "inspect", path)["flow"] == "queue, 3 items in it"
