@@ -164,10 +164,10 @@ def _room(files: Files, schema: Schema | None) -> dict[str, Any]:
     on_disk, in_memory = 0, Residency(0, 0)
     told = True
     for name in names:
+        stat = files.directory.stat(name)
+        on_disk += stat.st_blocks * 512
         fd = files.directory.open_file(name, writable=False)
         try:
-            stat = os.fstat(fd)
-            on_disk += stat.st_blocks * 512
             found = residency(fd, stat.st_size)
         finally:
             shut(fd)

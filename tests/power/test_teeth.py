@@ -23,7 +23,7 @@ def nothing(*_: Any, **__: Any) -> None:
 
 
 def no_item_is_verified(patch: pytest.MonkeyPatch) -> None:
-    def trust(repair: Any) -> tuple[int, int]:
+    def trust(repair: Any, _progress: object) -> tuple[int, int]:
         tickets = slots.tickets(repair.words[repair.words != 0]).tolist()
         head = repair.control.runtime["head"]
         head[0] = max([int(head[0]), *(ticket + 1 for ticket in tickets)])
