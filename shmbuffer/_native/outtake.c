@@ -3,10 +3,14 @@
  *     count, key ──▶ memory ──▶ draw, copy, validate, weigh ──▶ [leaf, ...], index, tickets, weights
  *
  * A tensor that is made around memory of ours (dlpack.h) takes half as long as one that torch is asked for, and its
- * address need not be asked for either. Its memory is its own, and goes with it. What could not be drawn is answered
- * with a status, and Python does the waiting or says what is wrong, as for any other call. */
+ * address need not be asked for either. Its memory is its own. Of large leaves it is kept when the tensor goes, as much
+ * as two batches have, for the next one: what malloc gives back to the system would be a page fault every 4 KB.
+ *
+ * What could not be drawn is answered with a status, and Python does the waiting or says what is wrong, as for any
+ * other call. */
 #include "module.h"
 
+#include <pthread.h>
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,6 +20,7 @@
 
 #define ROOM_LEAVES 64
 #define CACHE_LINE 64
+#define LARGE (64u << 10) /* bytes of a leaf; smaller ones malloc keeps by itself */
 
 struct out_form {
     struct dl_dtype dtype;
@@ -23,9 +28,23 @@ struct out_form {
     int64_t *shape;
 };
 
+struct out_memory;
+
+/* Memory of tensors that are gone. It outlives the outtake as long as tensors are around that may come back to it. The
+ * child of a fork does without, and makes one of its own: the mutex may be held by a thread that it has not got. */
+struct pool {
+    pthread_mutex_t mutex;
+    uint64_t life; /* of the process */
+    uint64_t users; /* the outtake, and tensors */
+    uint64_t batch; /* bytes of a batch, for as long as its form is the same; 0: nothing is kept any more */
+    uint64_t kept;  /* bytes */
+    struct out_memory *first;
+};
+
 struct outtake_object {
     PyObject_HEAD
     PyObject *ring;
+    struct pool *pool;
     struct out_form *forms; /* one a leaf */
     unsigned n_leaves;
     const struct dl_table *table;
@@ -34,13 +53,84 @@ struct outtake_object {
 /* A tensor's memory: this, its shape, and from the next cache line on its bytes. */
 struct out_memory {
     struct dl_managed managed;
+    struct pool *pool; /* NULL: of a small leaf */
+    struct out_memory *next;
+    uint64_t room;
     int64_t shape[];
 };
 
-static void release_memory(struct dl_managed *managed) { free(managed); }
+static bool lock_pool(struct pool *pool) { return shmb_life() == pool->life && pthread_mutex_lock(&pool->mutex) == 0; }
 
-static struct out_memory *memory_of(struct dl_dtype dtype, int32_t rank, const int64_t *item, uint64_t count, uint64_t bytes) {
-    struct out_memory *memory = malloc(sizeof *memory + (size_t)rank * sizeof *memory->shape + bytes + CACHE_LINE);
+static void drop_kept(struct pool *pool) {
+    for (struct out_memory *memory = pool->first, *next; memory != NULL; memory = next) {
+        next = memory->next;
+        free(memory);
+    }
+    pool->first = NULL;
+    pool->kept = 0;
+}
+
+/* The mutex is held; it is released here. */
+static void leave_pool(struct pool *pool) {
+    bool last = --pool->users == 0;
+    pthread_mutex_unlock(&pool->mutex);
+    if (!last) return;
+    drop_kept(pool);
+    pthread_mutex_destroy(&pool->mutex);
+    free(pool);
+}
+
+static struct out_memory *take_kept(struct pool *pool, uint64_t room) {
+    struct out_memory **at = &pool->first;
+    while (*at != NULL && (*at)->room != room) at = &(*at)->next;
+    struct out_memory *found = *at;
+    if (found == NULL) return NULL;
+    *at = found->next;
+    pool->kept -= room;
+    return found;
+}
+
+static struct out_memory *take_memory(struct pool *pool, uint64_t room) {
+    struct out_memory *memory = NULL;
+    bool pooled = room >= LARGE && lock_pool(pool);
+    if (pooled) memory = take_kept(pool, room);
+    if (memory == NULL) memory = malloc(room);
+    if (memory != NULL) memory->pool = pooled ? pool : NULL, memory->room = room;
+    if (pooled && memory != NULL) pool->users++;
+    if (pooled) pthread_mutex_unlock(&pool->mutex);
+    return memory;
+}
+
+static void give_memory(struct out_memory *memory) {
+    struct pool *pool = memory == NULL ? NULL : memory->pool;
+    if (pool == NULL || !lock_pool(pool)) return free(memory);
+    bool keeps = pool->kept + memory->room <= 2 * pool->batch;
+    if (keeps) {
+        memory->next = pool->first;
+        pool->first = memory;
+        pool->kept += memory->room;
+    }
+    leave_pool(pool);
+    if (!keeps) free(memory);
+}
+
+/* Of another form than the batches before: what is kept does not fit. */
+static void expect_batch(struct pool *pool, uint64_t bytes) {
+    if (!lock_pool(pool)) return;
+    if (pool->batch != bytes) drop_kept(pool);
+    pool->batch = bytes;
+    pthread_mutex_unlock(&pool->mutex);
+}
+
+static void release_memory(struct dl_managed *managed) { give_memory((struct out_memory *)managed); }
+
+static uint64_t room_of(int32_t rank, uint64_t bytes) {
+    return sizeof(struct out_memory) + (size_t)rank * sizeof(int64_t) + bytes + CACHE_LINE;
+}
+
+static struct out_memory *memory_of(struct pool *pool, struct dl_dtype dtype, int32_t rank, const int64_t *item, uint64_t count,
+                                    uint64_t bytes) {
+    struct out_memory *memory = take_memory(pool, room_of(rank, bytes));
     if (memory == NULL) return NULL;
     uintptr_t end = (uintptr_t)&memory->shape[rank];
     memory->shape[0] = (int64_t)count;
@@ -75,15 +165,21 @@ static PyObject *outtake_sample(PyObject *object, PyObject *const *args, Py_ssiz
     struct out_memory *memory[ROOM_LEAVES + 3] = {0};
     unsigned char *out[ROOM_LEAVES];
     unsigned n = self->n_leaves;
+    uint64_t large = 0;
+    for (unsigned i = 0; i < n; i++) {
+        uint64_t room = room_of(self->forms[i].rank, count * ring->leaves[i].element_bytes);
+        large += room >= LARGE ? room : 0;
+    }
+    if (large) expect_batch(self->pool, large);
     bool there = true;
     for (unsigned i = 0; there && i < n; i++) {
         const struct out_form *form = &self->forms[i];
-        memory[i] = memory_of(form->dtype, form->rank, form->shape, count, count * ring->leaves[i].element_bytes);
+        memory[i] = memory_of(self->pool, form->dtype, form->rank, form->shape, count, count * ring->leaves[i].element_bytes);
         if ((there = memory[i] != NULL)) out[i] = memory[i]->managed.tensor.data;
     }
-    there = there && (memory[n] = memory_of(integer, 1, NULL, count, 8 * count)) != NULL &&
-            (memory[n + 1] = memory_of(integer, 1, NULL, count, 8 * count)) != NULL &&
-            (!prioritized || (memory[n + 2] = memory_of(real, 1, NULL, count, 4 * count)) != NULL);
+    there = there && (memory[n] = memory_of(self->pool, integer, 1, NULL, count, 8 * count)) != NULL &&
+            (memory[n + 1] = memory_of(self->pool, integer, 1, NULL, count, 8 * count)) != NULL &&
+            (!prioritized || (memory[n + 2] = memory_of(self->pool, real, 1, NULL, count, 4 * count)) != NULL);
     PyObject *leaves = NULL, *result = NULL;
     int status = SHMB_NO_MEMORY;
     if (there)
@@ -103,7 +199,7 @@ static PyObject *outtake_sample(PyObject *object, PyObject *const *args, Py_ssiz
         result = PyLong_FromLong(-(long)status);
     }
     Py_XDECREF(leaves);
-    for (unsigned i = 0; i < n + 3; i++) free(memory[i]);
+    for (unsigned i = 0; i < n + 3; i++) give_memory(memory[i]);
     return result;
 }
 
@@ -112,6 +208,11 @@ static void outtake_dealloc(PyObject *object) {
     PyTypeObject *type = Py_TYPE(object);
     for (unsigned i = 0; self->forms != NULL && i < self->n_leaves; i++) PyMem_Free(self->forms[i].shape);
     PyMem_Free(self->forms);
+    if (self->pool != NULL && lock_pool(self->pool)) {
+        self->pool->batch = 0;
+        drop_kept(self->pool);
+        leave_pool(self->pool);
+    }
     Py_XDECREF(self->ring);
     freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
     release(object);
@@ -152,9 +253,15 @@ static PyObject *outtake_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
     self->ring = Py_NewRef(ring);
     self->table = table;
     self->forms = PyMem_Calloc((size_t)n + 1, sizeof *self->forms);
-    if (self->forms == NULL) PyErr_NoMemory();
+    self->pool = calloc(1, sizeof *self->pool);
+    bool made = self->forms != NULL && self->pool != NULL;
+    if (!made) PyErr_NoMemory();
     self->n_leaves = self->forms ? n : 0;
-    bool made = self->forms != NULL;
+    if (self->pool != NULL) {
+        pthread_mutex_init(&self->pool->mutex, NULL);
+        self->pool->life = shmb_life();
+        self->pool->users = 1;
+    }
     for (unsigned i = 0; made && i < n; i++)
         made = form_of(self, &self->forms[i], PyTuple_GetItem(examples, (Py_ssize_t)i), of->leaves[i].element_bytes);
     if (!made) Py_CLEAR(self);
