@@ -221,6 +221,7 @@ class Ring:
     incarnation: int
     limits: int
     queued: int
+    waits_for: int
     why: int
     last_writer: int
     bad_at: int

@@ -121,8 +121,9 @@ struct shmb_entry {
     _Atomic uint64_t pending; /* elements that write_count grows by once the open claim is committed, if that is limited */
     _Atomic uint64_t reading; /* 1 + the oldest ticket that is being copied out of a queue; 0: none */
     _Atomic uint32_t waits_for; /* SHMB_FOR_SAMPLES, SHMB_FOR_INSERTS: for what the other side has to do first */
-    uint32_t reserved_word;
-    uint64_t wanted;         /* elements that it waits to write or to draw */
+    uint32_t waits_why;      /* enum shmb_reason, of what it waits for */
+    uint32_t inserts_wanted; /* elements that it waits to write */
+    uint32_t samples_wanted; /* that it waits to draw; of SHMB_FEW, that have to be there */
     uint64_t waits_since_ns; /* CLOCK_MONOTONIC */
     _Atomic uint64_t last_insert_ns; /* CLOCK_MONOTONIC; 0: none since it joined */
     _Atomic uint64_t last_sample_ns;

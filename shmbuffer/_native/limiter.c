@@ -76,7 +76,13 @@ static int wait_for(struct shmb_ring *ring, enum shmb_side side, uint64_t wanted
         if (before == 0) atomic_fetch_add_explicit(&ring->runtime->limited, 1, memory_order_relaxed);
         CP(flow_limited);
     }
-    me->wanted = wanted;
+    uint32_t shown = wanted < UINT32_MAX ? (uint32_t)wanted : UINT32_MAX;
+    if (side == SHMB_FOR_SAMPLES)
+        me->inserts_wanted = shown;
+    else
+        me->samples_wanted = shown;
+    CP(flow_waits);
+    me->waits_why = (uint32_t)why;
     CP(flow_waits);
     shmb_refusal.why = why;
     shmb_refusal.blocker.progress = atomic_load(&ring->runtime->progress);
@@ -88,7 +94,9 @@ void shmb_wait_no_more(struct shmb_ring *ring, struct shmb_entry *entry, uint32_
     if (!(before & sides)) return;
     atomic_store_explicit(&entry->waits_for, before & ~sides, memory_order_release);
     CP(flow_waits);
-    if ((before & ~sides) == 0) atomic_fetch_sub_explicit(&ring->runtime->limited, 1, memory_order_relaxed);
+    uint32_t limited = atomic_load_explicit(&ring->runtime->limited, memory_order_relaxed);
+    if ((before & ~sides) == 0 && limited) /* who waited before there was a ring was not counted */
+        atomic_store_explicit(&ring->runtime->limited, limited - 1, memory_order_relaxed);
     CP(flow_limited);
 }
 
@@ -100,15 +108,19 @@ int shmb_give_up_waiting(struct shmb_ring *ring, struct shmb_call *call, uint32_
     return SHMB_OK;
 }
 
-/* What a dead owner of the mutex left is not trusted. */
+/* What a dead owner of the mutex left is not trusted. An entry without an open claim promises nothing: the reaper, who
+ * settles it, takes off `pending` what stands there. */
 void shmb_count_limited(struct shmb_ring *ring) {
     uint64_t pending = 0;
     uint32_t limited = 0;
     for (uint32_t i = 0; i < SHMB_ENTRIES; i++) {
-        const struct shmb_entry *entry = &ring->entries[i];
+        struct shmb_entry *entry = &ring->entries[i];
         limited += atomic_load_explicit(&entry->waits_for, memory_order_relaxed) != 0;
         if (atomic_load_explicit(&entry->phase, memory_order_relaxed) == SHMB_PAYLOAD)
             pending += atomic_load_explicit(&entry->pending, memory_order_relaxed);
+        else
+            atomic_store_explicit(&entry->pending, 0, memory_order_relaxed);
+        CP(flow_pending);
     }
     atomic_store_explicit(&ring->runtime->pending, pending, memory_order_relaxed);
     CP(flow_promised);
@@ -159,9 +171,12 @@ int shmb_admit_insert(struct shmb_ring *ring, uint64_t rows, uint64_t elements, 
     }
     if (elements && limiter->limits & SHMB_RATIO) {
         uint64_t open = atomic_load_explicit(&runtime->pending, memory_order_relaxed);
-        bool fits = ahead(ring, limiter, open + elements, 0) <= limiter->error_buffer + ROUNDING;
-        if (!fits && !pass) return wait_for(ring, SHMB_FOR_SAMPLES, elements, SHMB_AHEAD);
-        if (!fits) limiter->inserts_base += elements;
+        uint64_t size = atomic_load_explicit(&runtime->length, memory_order_relaxed) * ring->lanes;
+        double excess = ahead(ring, limiter, open + elements, 0) - limiter->error_buffer;
+        bool fits = excess <= ROUNDING;
+        bool needed = size + open < limiter->min_size; /* samples wait for just that: items went with a writer, say */
+        if (!fits && !needed && !pass) return wait_for(ring, SHMB_FOR_SAMPLES, elements, SHMB_AHEAD);
+        if (!fits) limiter->inserts_base += needed ? (uint64_t)ceil(excess / limiter->samples_per_insert) : elements;
         CP(flow_base);
     }
     *counted = elements;
@@ -169,11 +184,14 @@ int shmb_admit_insert(struct shmb_ring *ring, uint64_t rows, uint64_t elements, 
     return SHMB_OK;
 }
 
-/* Before a draw: may it be made? It counts from here on. SHMB_IN_QUEUE: `chosen` by a sampler it may not. */
-int shmb_admit_sample(struct shmb_ring *ring, struct shmb_call *call, uint64_t count, uint64_t min_size, bool chosen) {
+/* Before a draw: may it be made? It counts from here on, as `counted` elements; as none where it passes, or where there is
+ * no ratio. SHMB_IN_QUEUE: `chosen` by a sampler it may not. */
+int shmb_admit_sample(struct shmb_ring *ring, struct shmb_call *call, uint64_t count, uint64_t min_size, bool chosen,
+                      uint64_t *counted) {
     struct shmb_runtime *runtime = ring->runtime;
     bool pass = shmb_let_pass;
     shmb_let_pass = false;
+    *counted = 0;
     int status = shmb_lock(ring, call);
     if (status != SHMB_OK) return status;
     struct shmb_limiter *limiter = limiter_of(runtime);
@@ -184,16 +202,15 @@ int shmb_admit_sample(struct shmb_ring *ring, struct shmb_call *call, uint64_t c
     if (chosen && limiter && limiter->limits & SHMB_QUEUE) {
         status = SHMB_IN_QUEUE;
     } else if (size < min_size) {
-        status = wait_for(ring, SHMB_FOR_INSERTS, count, SHMB_FEW);
+        status = wait_for(ring, SHMB_FOR_INSERTS, min_size, SHMB_FEW);
     } else if (limiter && limiter->limits & SHMB_RATIO) {
         bool fits = ahead(ring, limiter, 0, count) >= -(limiter->error_buffer + ROUNDING);
         if (!fits && !pass) {
             status = wait_for(ring, SHMB_FOR_INSERTS, count, SHMB_BEHIND);
-        } else {
-            if (!fits) limiter->samples_base += count;
-            CP(flow_base);
+        } else if (fits) {
             atomic_fetch_add_explicit(&runtime->drawn, count, memory_order_relaxed);
             CP(flow_drawn);
+            *counted = count;
         }
     }
     if (status == SHMB_OK) {
@@ -206,7 +223,7 @@ int shmb_admit_sample(struct shmb_ring *ring, struct shmb_call *call, uint64_t c
     return status;
 }
 
-/* A draw that was admitted was not made. */
+/* A draw that was admitted was not made: `count` as shmb_admit_sample counted it. */
 int shmb_take_back(struct shmb_ring *ring, struct shmb_call *call, uint64_t count) {
     struct shmb_runtime *runtime = ring->runtime;
     int status = shmb_lock(ring, call);
@@ -245,6 +262,7 @@ int shmb_take(struct shmb_ring *ring, struct shmb_call *call, uint64_t count, in
         }
     }
     if (found < count) {
+        tickets[0] = -1; /* nothing is taken */
         status = wait_for(ring, SHMB_FOR_INSERTS, count, SHMB_SHORT);
     } else if (count) {
         uint64_t reading = atomic_load_explicit(&ring->me->reading, memory_order_relaxed);

@@ -109,8 +109,8 @@ static PyObject *core_layout(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(ig
     ENTRY(state) ENTRY(role) ENTRY(incarnation) ENTRY(pid) ENTRY(start_time) ENTRY(pid_namespace) ENTRY(boot_id)
     ENTRY(joined_ns) ENTRY(phase) ENTRY(kind) ENTRY(first) ENTRY(count) ENTRY(goal) ENTRY(turn) ENTRY(turn_ns) ENTRY(byte_first) ENTRY(inserts)
     ENTRY(aborts) ENTRY(samples) ENTRY(sampled) ENTRY(redraws) ENTRY(age_sum) ENTRY(updates_applied)
-    ENTRY(updates_stale) ENTRY(waits) ENTRY(last_seen_ns) ENTRY(pending) ENTRY(reading) ENTRY(waits_for)
-    ENTRY(wanted) ENTRY(waits_since_ns) ENTRY(last_insert_ns) ENTRY(last_sample_ns)
+    ENTRY(updates_stale) ENTRY(waits) ENTRY(last_seen_ns) ENTRY(pending) ENTRY(reading) ENTRY(waits_for) ENTRY(waits_why)
+    ENTRY(inserts_wanted) ENTRY(samples_wanted) ENTRY(waits_since_ns) ENTRY(last_insert_ns) ENTRY(last_sample_ns)
     failed = failed || put(dict, "page", SHMB_PAGE) || put(dict, "runtime", SHMB_RUNTIME_OFFSET) ||
              put(dict, "registry", SHMB_REGISTRY_OFFSET) || put(dict, "entries", SHMB_ENTRIES) ||
              put(dict, "entry_bytes", SHMB_ENTRY_BYTES) || put(dict, "control_bytes", SHMB_CONTROL_BYTES) ||

@@ -245,7 +245,8 @@ void shmb_settle(struct shmb_ring *ring, struct shmb_entry *entry);
 void shmb_wait_no_more(struct shmb_ring *ring, struct shmb_entry *entry, uint32_t sides);
 void shmb_count_limited(struct shmb_ring *ring);
 void shmb_start_anew(struct shmb_ring *ring, uint64_t write_count, uint64_t elements, uint64_t first_ticket);
-int shmb_admit_sample(struct shmb_ring *ring, struct shmb_call *call, uint64_t count, uint64_t min_size, bool chosen);
+int shmb_admit_sample(struct shmb_ring *ring, struct shmb_call *call, uint64_t count, uint64_t min_size, bool chosen,
+                      uint64_t *counted);
 int shmb_take_back(struct shmb_ring *ring, struct shmb_call *call, uint64_t count);
 int shmb_take(struct shmb_ring *ring, struct shmb_call *call, uint64_t count, int64_t *index, int64_t *tickets);
 int shmb_release(struct shmb_ring *ring, struct shmb_call *call);

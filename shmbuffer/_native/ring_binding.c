@@ -558,17 +558,18 @@ static PyObject *ring_let_pass(PyObject *Py_UNUSED(object), PyObject *whether) {
     Py_RETURN_NONE;
 }
 
-/* admit_sample(count, min_size, chosen, timeout_ns) -> 0: the draw may be made, and counts */
+/* admit_sample(count, min_size, chosen, timeout_ns) -> elements that count as drawn: the draw may be made */
 static PyObject *ring_admit_sample(PyObject *object, PyObject *const *args, Py_ssize_t nargs) {
     struct ring_object *self = (struct ring_object *)object;
-    uint64_t count, min_size;
+    uint64_t count, min_size, counted = 0;
     int64_t timeout;
     int chosen;
     if (expect(nargs, 4, "admit_sample") < 0 || number(args[0], &count) < 0 || number(args[1], &min_size) < 0 ||
         (chosen = PyObject_IsTrue(args[2])) < 0 || signed_number(args[3], &timeout) < 0)
         return NULL;
     struct python_call python = begin(timeout);
-    return end(&python, shmb_admit_sample(&self->ring, &python.call, count, min_size, chosen != 0), 0);
+    int status = shmb_admit_sample(&self->ring, &python.call, count, min_size, chosen != 0, &counted);
+    return end(&python, status, counted);
 }
 
 /* take_back(count, timeout_ns) -> 0: a draw that was admitted was not made */
@@ -962,6 +963,7 @@ GET_U64(state, atomic_load_explicit(&ring->runtime->state, memory_order_acquire)
 GET_U64(prioritized, atomic_load_explicit(&ring->runtime->prioritized, memory_order_acquire))
 GET_U64(limits, shmb_limits(ring->runtime))
 GET_U64(queued, shmb_queued(ring))
+GET_U64(waits_for, atomic_load_explicit(&ring->me->waits_for, memory_order_relaxed))
 GET_U64(last_writer, (uint64_t)ring->gate.last)
 GET_U64(incarnation, ring->incarnation)
 GET_U64(byte_head, atomic_load_explicit(&ring->runtime->byte_head, memory_order_acquire))
@@ -1035,6 +1037,7 @@ static PyGetSetDef properties[] = {
     GET(incarnation, "Ours."),
     GET(limits, "What limits both sides: RATIO, QUEUE, MIN_SIZE."),
     GET(queued, "Elements that a queue has not handed out as often as it may."),
+    GET(waits_for, "The sides that this handle waits for."),
     GET(last_writer, "Thread of this process that wrote last, 0 if none did."),
     GET(why, "What this thread's last call was limited by."),
     GET(bad_at, "Position of the argument that this thread's last call was refused for."),

@@ -12,23 +12,28 @@ What is allowed decides the core, under the mutex; see ``_native/limiter.c``.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from threading import get_native_id
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from shmbuffer._native import _core
 from shmbuffer.errors import RateLimitError, RateLimitTimeout
 from shmbuffer.memory import limiter, patience
 from shmbuffer.memory.layout import Alone, EntryState, Limit, Side, Why
 from shmbuffer.memory.limiter import RateLimiter
 from shmbuffer.memory.patience import LOCK_TIMEOUT_NS
-from shmbuffer.memory.standing import Standing, explain, others, standing
+from shmbuffer.memory.standing import Standing, explain, others, standing, wanted
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from shmbuffer.memory.engine import Engine
     from shmbuffer.memory.ring import Ring
 
 _log = logging.getLogger("shmbuffer.flow")
@@ -36,6 +41,7 @@ _log = logging.getLogger("shmbuffer.flow")
 _SLICE_NS = 5_000_000  # asleep, at most: who dies before waking us costs no more
 _LOOK_S = 0.1  # between two looks for the dead, and for a knot that nobody can undo
 _SAY_S = 30.0  # between two warnings
+_FORGET_S = 30.0  # without a wait, until it is not known any more since when a side is left
 _ALONE_S = 1.0  # that nobody is on a side, before it counts as left: a client that is started anew
 
 
@@ -51,6 +57,7 @@ class Flow:
         self.version = ring._engine.control.limiter_version
         self._samplers: set[int] = set()
         self._left: set[Side] = set()  # sides that nobody is on, as the last wait has found
+        self._alone: dict[Side, tuple[float, float]] = {}  # first and last time that nobody was
 
     @property
     def limits(self) -> int:
@@ -82,14 +89,17 @@ class Flow:
         if me not in self._samplers:
             self._samplers.add(me)
         found: int = self._ring._native.admit_sample(count, 0, True, LOCK_TIMEOUT_NS)
-        return found == 0
+        return found >= 0
 
-    def admit(self, count: int, min_size: int = 0) -> None:
-        """Waits until ``count`` elements may be drawn; they count as drawn then.
+    def admit(self, count: int, min_size: int = 0) -> int:
+        """Waits until ``count`` elements may be drawn.
 
         Args:
             count: elements.
             min_size: how many have to be there, if that is more than the limiter says.
+
+        Returns:
+            How many count as drawn now; 0 where nothing counts them.
 
         Raises:
             RateLimitTimeout: the deadline of `patience.within` has passed.
@@ -101,12 +111,13 @@ class Flow:
         def call() -> int:
             return int(native.admit_sample(count, min_size, False, LOCK_TIMEOUT_NS))
 
-        self._run(call, count, min_size)
+        return self._run(call, count, min_size)
 
-    def take_back(self, count: int) -> None:
-        """``count`` elements that were admitted were not drawn."""
+    def take_back(self, counted: int) -> None:
+        """What was admitted was not drawn; as many elements as `admit` says."""
         native = self._ring._native
-        self._run(lambda: native.take_back(count, LOCK_TIMEOUT_NS), count)
+        if counted:
+            self._run(lambda: native.take_back(counted, LOCK_TIMEOUT_NS), counted)
 
     def take(self, index: NDArray[np.int64], tickets: NDArray[np.int64]) -> None:
         """Takes the oldest elements out of a queue; their slots stay as they are until `release`.
@@ -127,12 +138,12 @@ class Flow:
         native = self._ring._native
         self._run(lambda: native.release(LOCK_TIMEOUT_NS), 0)
 
-    def _run(self, call: Any, count: int, min_size: int = 0) -> None:
-        result = call()
-        if result < 0:
-            self._ring._again(
-                result, call, "sample", waiting=Waiting(self, "sample", count, min_size)
-            )
+    def _run(self, call: Any, count: int, min_size: int = 0) -> int:
+        result = int(call())
+        if result >= 0:
+            return result
+        waiting = Waiting(self, "sample", count, min_size)
+        return self._ring._again(result, call, "sample", waiting=waiting)
 
     def has_thread(self, side: Side) -> bool:
         """Whether another thread of this process is on that side, through this handle."""
@@ -142,6 +153,74 @@ class Flow:
             thread and thread != me and os.path.exists(f"/proc/self/task/{thread}")
             for thread in theirs
         )
+
+
+def first_ring(engine: Engine, min_size: int) -> Ring:
+    """The ring; waited for while nobody has written anything, for a sample of ``min_size`` items.
+
+    Raises:
+        RateLimitTimeout: the deadline of `patience.within` has passed.
+        RateLimitError: nobody is there to write, and ``when_alone`` is "error".
+        BufferClosedError: the handle was closed meanwhile.
+    """
+    ring = engine.ring
+    if ring is not None:
+        return ring
+    limit, said = patience.limit(None), -math.inf
+    began = looked = accompanied = time.monotonic()
+    with _shown(engine, min_size):
+        while ring is None:
+            now, found = time.monotonic(), engine.limiter
+            if now - looked >= _LOOK_S:
+                looked = now
+                engine.reap_dead()
+            there = others(engine.control.entries, Side.INSERTS, besides=engine.entry)
+            accompanied = now if there else accompanied
+            left = now - accompanied >= _ALONE_S
+            text = f"{engine.where}: sample waits: {_why_nothing(engine, min_size)}"
+            if left and found is not None and found.alone == Alone.ERROR:
+                raise RateLimitError(
+                    f"{text}, and when_alone is 'error'; nothing was changed", pids=[]
+                )
+            if limit is not None and now >= limit.deadline:
+                pids = sorted({int(engine.control.entries["pid"][entry]) for entry in there})
+                raise RateLimitTimeout(
+                    f"{text}; after {limit.seconds:g} s nothing was changed", pids=pids
+                )
+            if now - said >= _SAY_S and (left or now - began >= _SAY_S):
+                said = now
+                _log.warning("%s", text)
+            time.sleep(_SLICE_NS / 1e9)  # who writes first wakes nobody: there was no ring
+            ring = engine.ring
+    return ring
+
+
+@contextmanager
+def _shown(engine: Engine, min_size: int) -> Iterator[None]:
+    """Has the registry say that we wait for somebody to write. There is no ring yet to say it."""
+    mine = engine.control.entries[engine.entry : engine.entry + 1]
+    fields = {
+        "waits_since_ns": time.monotonic_ns(),
+        "samples_wanted": min(min_size, 2**32 - 1),
+        "waits_why": Why.FEW,
+        "waits_for": Side.INSERTS,
+    }
+    try:
+        for name, value in fields.items():
+            mine[name] = value
+            _core.reached("flow.shown")
+        yield
+    finally:
+        if not engine.closed:
+            mine["waits_for"] = 0
+            _core.reached("flow.shown")
+
+
+def _why_nothing(engine: Engine, min_size: int) -> str:
+    control, capacity = engine.control, engine.settings.capacity
+    now = standing(control.runtime[0], width=1, capacity=capacity)
+    at = time.monotonic_ns()
+    return explain(now, control.entries, Side.INSERTS, min_size, Why.FEW, at, engine.entry)
 
 
 class Waiting:
@@ -163,9 +242,8 @@ class Waiting:
         self._began = time.monotonic()
         self._looked = -1.0
         self._said = -1.0
-        self._alone_since: float | None = None
         self._knot: tuple[int, ...] | None = None
-        self.side = Side(0)
+        self.side = Side.INSERTS if what == "sample" else Side.SAMPLES
 
     def wait(self, limit: patience.Limit | None) -> None:
         """Once: until something has changed, or a few milliseconds have passed.
@@ -176,7 +254,6 @@ class Waiting:
         """
         native = self._ring._native
         why = Why(native.why)
-        self.side = Side.SAMPLES if why in (Why.AHEAD, Why.FULL) else Side.INSERTS
         now = time.monotonic()
         if now - self._looked >= _LOOK_S:
             self._looked = now
@@ -199,21 +276,24 @@ class Waiting:
 
     def over(self) -> None:
         """The call has gone on, or was given up."""
-        if self.side:
-            self._ring._native.let_pass(False)
-            self._ring._native.give_up_waiting(int(self.side), LOCK_TIMEOUT_NS)
+        native = self._ring._native
+        native.let_pass(False)
+        if native.waits_for & self.side:
+            native.give_up_waiting(int(self.side), LOCK_TIMEOUT_NS)
 
     def _is_left(self, now: float) -> bool:
         """Whether nobody is on the other side, and has not been for a while."""
         entries = self._ring._engine.control.entries
         there = others(entries, self.side, besides=self._ring.entry)
-        if there or self._flow.has_thread(self.side):
-            self._alone_since = None
-            self._flow._left.discard(self.side)
+        flow = self._flow
+        if there or flow.has_thread(self.side):
+            flow._alone.pop(self.side, None)
+            flow._left.discard(self.side)
             return False
-        if self._alone_since is None:
-            self._alone_since = now
-        return self.side in self._flow._left or now - self._alone_since >= _ALONE_S
+        since, last = flow._alone.get(self.side, (now, now))
+        since = since if now - last < _FORGET_S else now  # of calls with short timeouts, too
+        flow._alone.update({self.side: (since, now)})
+        return self.side in flow._left or now - since >= _ALONE_S
 
     def _passes(self, why: Why, now: float) -> bool:
         """What to do while nobody is on the other side."""
@@ -240,11 +320,11 @@ class Waiting:
 
     def _require_possible(self, why: Why) -> None:
         """What could never be, however long the other side goes on."""
-        found, count, ring = self._flow.limiter, self._wanted(), self._ring
+        found, count, ring = self._flow.limiter, self._wanted(why), self._ring
         where = ring._engine.where
-        if why == Why.FEW and max(self._min_size, 1) > ring.elements:
+        if why == Why.FEW and count > ring.elements:
             raise ValueError(
-                f"{where}: min_size is {self._min_size:,}, and the buffer has room for "
+                f"{where}: min_size is {count:,}, and the buffer has room for "
                 f"{ring.elements:,} items"
             )
         if found is None:
@@ -274,52 +354,63 @@ class Waiting:
         """Both sides wait, each for the other: the error buffer is too small for their batches."""
         runtime = self._ring._engine.control.runtime[0]
         entries = self._ring._engine.control.entries
-        live = entries["state"] == EntryState.LIVE
-        busy = live & (
-            (entries["last_insert_ns"] > 0)
-            | (entries["last_sample_ns"] > 0)
-            | (entries["waits_for"] > 0)
-        )
-        sides = entries["waits_for"][busy]
-        both = bool((sides & Side.SAMPLES).any()) and bool((sides & Side.INSERTS).any())
+        stuck = self._knotted(why, entries)
         state = tuple(int(runtime[name]) for name in ("write_count", "drawn", "pending"))
-        if why not in (Why.AHEAD, Why.BEHIND) or not both or not (sides > 0).all():
+        if stuck is None:
             self._knot = None
         elif self._knot != state:
-            self._knot = state  # looked at once more: one of them may just be waking up
+            self._knot = state  # looked at once more: one of them may just be going on
         else:
             found = self._flow.limiter
             ratio = (found.samples_per_insert if found else None) or 0.0
-            writes = entries["wanted"][busy & (entries["waits_for"] & Side.SAMPLES > 0)].max()
-            draws = entries["wanted"][busy & (entries["waits_for"] & Side.INSERTS > 0)].max()
+            writes, draws = stuck
             raise RateLimitError(
-                f"{self._ring._engine.where}: writes of {int(writes):,} items and samples of "
-                f"{int(draws):,} wait for each other: with {ratio:g} samples per insert the error "
-                f"buffer has to be at least {(float(writes) * ratio + float(draws)) / 2:g}; it is "
+                f"{self._ring._engine.where}: writes of {writes:,} items and samples of {draws:,} "
+                f"wait for each other: with {ratio:g} samples per insert the error buffer has to "
+                f"be at least {(writes * ratio + draws) / 2:g}; it is "
                 f"{found.tolerance if found else 0:g}",
                 pids=self._pids(),
             )
 
+    def _knotted(self, why: Why, entries: Any) -> tuple[int, int] | None:
+        """The largest write and the largest sample, where everybody waits and none may go on."""
+        if why not in (Why.AHEAD, Why.BEHIND):
+            return None
+        now = self._flow.standing()
+        busy = (entries["state"] == EntryState.LIVE) & (
+            (entries["last_insert_ns"] > 0)
+            | (entries["last_sample_ns"] > 0)
+            | (entries["waits_for"] > 0)
+        )
+        writes: list[int] = []
+        draws: list[int] = []
+        for entry in busy.nonzero()[0]:
+            sides = [side for side in Side if int(entries["waits_for"][entry]) & side]
+            for side in sides:
+                if now.why(side, wanted(entries[entry], side)) not in (Why.AHEAD, Why.BEHIND):
+                    return None  # woken, or stopped before it could go on
+                (writes if side == Side.SAMPLES else draws).append(wanted(entries[entry], side))
+            if not sides:
+                return None
+        return (max(writes), max(draws)) if writes and draws else None
+
     def _text(self, why: Why) -> str:
         ring = self._ring
-        now = self._flow.standing()
-        if self._min_size > now.min_size:
-            now = Standing(**{**now.__dict__, "min_size": self._min_size})
         text = explain(
-            now,
+            self._flow.standing(),
             ring._engine.control.entries,
             self.side,
-            self._wanted(),
+            self._wanted(why),
             why,
             time.monotonic_ns(),
             ring.entry,
         )
         return f"{self._what} waits: {text}"
 
-    def _wanted(self) -> int:
-        if self._count:
+    def _wanted(self, why: Why) -> int:
+        if self._count and why != Why.FEW:
             return self._count
-        return int(self._ring._engine.control.entries["wanted"][self._ring.entry])
+        return wanted(self._ring._engine.control.entries[self._ring.entry], self.side)
 
     def _pids(self) -> list[int]:
         entries = self._ring._engine.control.entries

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 import numbers
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -79,7 +79,7 @@ class RateLimiter:
                     f"error_buffer has to be at least max(1, samples_per_insert) = "
                     f"{max(1.0, ratio):g}, or neither side could go on; got {buffer!r}"
                 )
-        if self.when_alone is not None and self.when_alone.upper() not in Alone.__members__:
+        if self.when_alone is not None and self.when_alone not in get_args(WhenAlone):
             raise ValueError(f"when_alone is 'pass', 'wait' or 'error', got {self.when_alone!r}")
         if self.max_times_sampled is not None and self.when_alone == "pass":
             raise ValueError(
@@ -125,6 +125,10 @@ class RateLimiter:
         if self.when_alone == "pass" and changes.get("max_times_sampled") is not None:
             changes = {"when_alone": None} | changes
         return replace(self, **changes)
+
+    def says_the_same(self, other: RateLimiter | None) -> bool:
+        """Whether another one limits in just the same way, whatever was left to defaults."""
+        return other is not None and self.to_numbers() == other.to_numbers()
 
     def require_room(self, elements: int, where: str) -> None:
         """Compares with a buffer.

@@ -753,6 +753,7 @@ class Ring:
                     if waiting is None:
                         waiting = Waiting(self.flow, "extend" if what == "write" else what)
                     waiting.wait(patience.limit(None))
+                    limit = patience.limit(timeout)  # of waits for a slot: from here on
                 elif result == -_core.FORKED:
                     self._engine.attach_again()
                 elif result == -_core.NOTHING and self._is_being_filled(limit):

@@ -14,7 +14,7 @@ import numpy as np
 
 from shmbuffer.memory import limiter
 from shmbuffer.memory.identity import process_state
-from shmbuffer.memory.layout import EntryState, Limit, Role, Side, Why
+from shmbuffer.memory.layout import EntryState, Limit, Phase, Role, Side, Why
 
 _LONG_S = 1.0  # a side that did something since then is at it
 
@@ -30,6 +30,7 @@ class Standing:
         error_buffer: how far they may be apart.
         min_size: items that have to be there.
         size: items that are there.
+        filled: items that are there once those that are being written are.
         queued: items that a queue has not handed out as often as it may; None: there is no queue.
         room: items that the ring has room for.
         pending: items that are being written.
@@ -42,6 +43,7 @@ class Standing:
     error_buffer: float
     min_size: int
     size: int
+    filled: int
     queued: int | None
     room: int
     pending: int
@@ -56,7 +58,7 @@ class Standing:
         if side == Side.SAMPLES:
             if self.queued is not None and self.queued + count > self.room:
                 return Why.FULL
-            if self.wanted is not None:
+            if self.wanted is not None and self.filled >= self.min_size:
                 after = self.ahead + (self.pending + count) * self.wanted
                 return Why.AHEAD if after > self.error_buffer else None
             return None
@@ -82,7 +84,9 @@ def standing(runtime: Any, *, width: int, capacity: int) -> Standing:
     head = int(runtime["head"])
     block = limiter.active(runtime)
     if block is None:
-        return Standing(None, None, 0.0, 0.0, 0, size, None, capacity * width, pending, 0)
+        return Standing(
+            None, None, 0.0, 0.0, 0, size, size + pending, None, capacity * width, pending, 0
+        )
     limits = Limit(int(block["limits"]))
     ratio = float(block["samples_per_insert"])
     inserted = _signed(int(runtime["write_count"]) - int(block["inserts_base"]))
@@ -99,6 +103,7 @@ def standing(runtime: Any, *, width: int, capacity: int) -> Standing:
         error_buffer=float(block["error_buffer"]),
         min_size=int(block["min_size"]),
         size=size + (pending if head > capacity else 0),
+        filled=size + pending,
         queued=queued,
         room=capacity * width,
         pending=pending,
@@ -114,13 +119,15 @@ def others(entries: Any, side: Side, *, besides: int | None = None) -> list[int]
         side: SAMPLES: who samples; INSERTS: who inserts.
         besides: an entry that is left out.
     """
-    field, role, waiting = (
-        ("last_sample_ns", Role.LEARNER, Side.INSERTS)
+    field, other, role, waiting = (
+        ("last_sample_ns", "last_insert_ns", Role.LEARNER, Side.INSERTS)
         if side == Side.SAMPLES
-        else ("last_insert_ns", Role.COLLECTOR, Side.SAMPLES)
+        else ("last_insert_ns", "last_sample_ns", Role.COLLECTOR, Side.SAMPLES)
     )
+    # A coordinator calls whatever it spawns a collector: what it has done since says more.
+    to_come = (entries["role"] == role) & (entries[other] == 0)
     there = (entries["state"] == EntryState.LIVE) & (
-        (entries[field] > 0) | (entries["role"] == role) | (entries["waits_for"] & waiting > 0)
+        (entries[field] > 0) | to_come | (entries["waits_for"] & waiting > 0)
     )
     return [int(i) for i in there.nonzero()[0] if i != besides]
 
@@ -134,25 +141,32 @@ def explain(
         now: how the sides stand.
         entries: the registry.
         side: whom it waits for.
-        count: items that it is to write or draw.
+        count: items that it is to write or draw; or, where there are too few, that have to be.
         why: what it is limited by.
         now_ns: monotonic clock.
         besides: its own entry.
     """
+    who = _who(entries, side, now_ns, besides)
     match why:
         case Why.AHEAD | Why.BEHIND:
             seen = "none yet" if now.seen is None else f"{now.seen:.3g} seen"
             what = f"{now.wanted:g} samples per insert wanted, {seen}"
         case Why.FEW:
-            what = f"{now.size:,} items are there, {now.min_size:,} have to be"
+            what = f"{now.size:,} items are there, {count:,} have to be"
         case Why.FULL:
             what = f"the queue is full: {now.queued:,} of {now.room:,} items are not handed out"
-            if now.queued is not None and now.queued + count <= now.room:
+            reader = _first(entries, "reading", entries["reading"] > 0)
+            if (now.queued or 0) + count <= now.room and reader is not None:
                 what = "items that were taken out of the queue are still being read"
+                who = f"{_name(entries, reader)} reads them"
         case Why.SHORT:
             left = (now.queued or 0) * now.max_times_sampled
             what = f"the queue has {left:,} items to hand out, {count:,} are wanted"
-    return f"{what}; {_who(entries, side, now_ns, besides)}"
+            writer = _first(entries, "first", entries["phase"] == Phase.PAYLOAD)
+            if left >= count and writer is not None:
+                what = "the next items of the queue are still being written"
+                who = f"{_name(entries, writer)} writes them"
+    return f"{what}; {who}"
 
 
 def waits(
@@ -161,24 +175,45 @@ def waits(
     """Every client that waits for the other side: ``pid``, ``entry``, ``seconds``, ``text``."""
     now = standing(runtime, width=width, capacity=capacity)
     found = []
-    for entry in (entries["waits_for"] > 0).nonzero()[0]:
+    live = entries["state"] == EntryState.LIVE
+    for entry in (live & (entries["waits_for"] > 0)).nonzero()[0]:
         one = entries[entry]
-        if one["state"] != EntryState.LIVE:
-            continue
-        side = Side.SAMPLES if int(one["waits_for"]) & Side.SAMPLES else Side.INSERTS
-        why = now.why(side, int(one["wanted"]))
-        if why is None:
-            continue  # it may go on, and will in a moment
-        text = explain(now, entries, side, int(one["wanted"]), why, now_ns, int(entry))
-        found.append(
-            {
-                "entry": int(entry),
-                "pid": int(one["pid"]),
-                "seconds": _seconds(now_ns, int(one["waits_since_ns"])),
-                "text": f"{'insert' if side == Side.SAMPLES else 'sample'} waits: {text}",
-            }
-        )
+        for side in Side:
+            why = limited_by(now, one, side)
+            if why is None:
+                continue  # it may go on, and will in a moment
+            text = explain(now, entries, side, wanted(one, side), why, now_ns, int(entry))
+            found.append(
+                {
+                    "entry": int(entry),
+                    "pid": int(one["pid"]),
+                    "seconds": _seconds(now_ns, int(one["waits_since_ns"])),
+                    "text": f"{'extend' if side == Side.SAMPLES else 'sample'} waits: {text}",
+                }
+            )
     return found
+
+
+def wanted(entry: Any, side: Side) -> int:
+    """Items that a client waits to write, or to draw."""
+    return int(entry["inserts_wanted" if side == Side.SAMPLES else "samples_wanted"])
+
+
+def limited_by(now: Standing, entry: Any, side: Side) -> Why | None:
+    """What a client that waits for a side is limited by now; None: it does not, or may go on.
+
+    The ratio is looked at anew; a queue says more under the mutex than its numbers do.
+    """
+    if not int(entry["waits_for"]) & side:
+        return None
+    noted = int(entry["waits_why"])
+    if side == Side.SAMPLES and noted == Why.FULL:
+        return Why.FULL
+    if side == Side.INSERTS and noted == Why.SHORT:
+        return Why.SHORT
+    if side == Side.INSERTS and noted == Why.FEW:
+        return Why.FEW if now.size < wanted(entry, side) else None
+    return now.why(side, wanted(entry, side))
 
 
 def _who(entries: Any, side: Side, now_ns: int, besides: int) -> str:
@@ -189,16 +224,30 @@ def _who(entries: Any, side: Side, now_ns: int, besides: int) -> str:
     )
     there = others(entries, side, besides=besides)
     if not there:
-        return f"there is no other {noun}"
+        itself = int(entries[field][besides])
+        if itself == 0:
+            return f"there is no {noun}"
+        pid, when = int(entries["pid"][besides]), _span(_seconds(now_ns, itself))
+        return f"there is no other {noun}, pid {pid} itself last {did} {when} ago"
     last = max(there, key=lambda entry: int(entries[field][entry]))
     at = int(entries[field][last])
-    pid = int(entries["pid"][last])
-    state = process_state(pid)
-    name = f"pid {pid}" + (f" ({state})" if state != "running" else "")
+    name = _name(entries, last)
     when = f"last {did} {_span(_seconds(now_ns, at))} ago" if at else f"has not {did} yet"
     if len(there) == 1:
         return f"the only {noun}, {name}, {when}"
     return f"of {len(there)} {noun}s the last one, {name}, {when}"
+
+
+def _name(entries: Any, entry: int) -> str:
+    pid = int(entries["pid"][entry])
+    state = process_state(pid)
+    return f"pid {pid}" + (f" ({state})" if state != "running" else "")
+
+
+def _first(entries: Any, field: str, which: Any) -> int | None:
+    """The living entry with the least number in a field."""
+    there = (which & (entries["state"] == EntryState.LIVE)).nonzero()[0]
+    return min(map(int, there), key=lambda entry: int(entries[field][entry]), default=None)
 
 
 def _seconds(now_ns: int, then_ns: int) -> float:

@@ -204,7 +204,7 @@ class Coordinator:
             self._lock = CoordinatorLock.take(self.scratch_dir)
             undo.callback(self._lock.release)
             wishes.agree(self._engine)
-            if rate_limiter is not None and rate_limiter != self._engine.limiter:
+            if rate_limiter is not None and not rate_limiter.says_the_same(self._engine.limiter):
                 self._engine.set_limiter(rate_limiter)
             if example is not None:
                 self.buffer.storage.define(example)

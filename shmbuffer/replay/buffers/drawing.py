@@ -10,7 +10,6 @@ taken by parts.
 
 from __future__ import annotations
 
-import time
 import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -19,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from shmbuffer.errors import RateLimitTimeout
 from shmbuffer.memory import patience
+from shmbuffer.memory.flow import first_ring
 from shmbuffer.replay import pinned
 from shmbuffer.replay.buffers.parts import Parts
 from shmbuffer.replay.buffers.prefetch import Batch, Order
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
     from shmbuffer.replay.storages import Storage
     from shmbuffer.replay.storages.serving import Drawn
 
-_LOOK_S = 0.005  # between two looks whether somebody has written the first item
+_NOT_TAKEN = -1  # for a ticket: nothing came out of the queue
 _ATTEMPTS = 16  # to read what a sampler of somebody else's chose, where other processes write
 
 
@@ -134,11 +133,11 @@ class Drawing(Parts):
             is_queue = flow.is_queue
             if is_queue:
                 self._require_no_choice()
-            flow.admit(count, min_size or 0)
+            counted = flow.admit(count, min_size or 0)
             try:
                 return queued(self._from_queue(ring, count)) if is_queue else draw()
             except BaseException:
-                flow.take_back(count)
+                flow.take_back(counted)
                 raise
 
     def _first_ring(self, min_size: int | None) -> Ring | None:
@@ -148,17 +147,10 @@ class Drawing(Parts):
         ring = storage.ring
         if ring is not None or not (min_size or self._limited):
             return ring
-        limit = patience.limit(None)
-        while (ring := storage.ring) is None:
-            if limit is not None and time.monotonic() >= limit.deadline:
-                raise RateLimitTimeout(
-                    f"{storage.where}: sample waits: nobody has written anything yet; after "
-                    f"{limit.seconds:g} s nothing was changed",
-                    pids=[],
-                )
-            time.sleep(_LOOK_S)
+        least = max(1, min_size or 0, 1 if (found := self.rate_limiter) is None else found.min_size)
+        first_ring(storage.engine, least)
         self._choose_path()
-        return ring
+        return storage.ring
 
     def _require_no_choice(self) -> None:
         """Out of a queue the oldest items come, when they are asked for."""
@@ -172,17 +164,18 @@ class Drawing(Parts):
     def _from_queue(self, ring: Ring, count: int) -> Batch:
         """The oldest items of a queue, taken out of it."""
         index = torch.empty(count, dtype=torch.int64)
-        tickets = torch.empty_like(index)
+        tickets = torch.full_like(index, _NOT_TAKEN)
         lanes = lanes_of(self._storage)
         while True:
-            ring.flow.take(index.numpy(), tickets.numpy())
             try:
+                ring.flow.take(index.numpy(), tickets.numpy())
                 where = unravel(index, lanes) if lanes else index
                 data = self._held(where, {GENERATION: tickets})
                 if data is not None:
                     break  # else the buffer was emptied meanwhile
             finally:
-                ring.flow.release()
+                if tickets[0] != _NOT_TAKEN:  # else it was interrupted, or there was too little
+                    ring.flow.release()
         info: dict[str, Any] = {INDEX: where}
         if self._track_generations or self.shared:
             info[GENERATION] = tickets

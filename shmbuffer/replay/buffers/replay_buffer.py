@@ -180,8 +180,8 @@ class ReplayBuffer(StorageOrder, Drawing, Whole):
             )
         self._join()
         limiter = makers["rate_limiter"]
-        if limiter is not None and limiter != self.rate_limiter:
-            self.rate_limiter = limiter
+        if limiter is not None and not limiter.says_the_same(self.rate_limiter):
+            self.rate_limiter = limiter  # else the ratio would count anew
 
     if not TYPE_CHECKING:
 

@@ -1,0 +1,228 @@
+"""Flow control between processes that die, stop and come back, one step at a time.
+
+What the two sides report that they did is what the ratio is computed from here; no step depends on
+how long anything takes.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from shmbuffer import LazyMemmapStorage, RateLimiter, RateLimitTimeout, TensorDictReplayBuffer
+from shmbuffer.cli import main
+from shmbuffer.memory.inspect import inspect
+from tests.processes.players import Player, until, waits
+
+RATIO, SLACK, MIN_SIZE, CAPACITY = 4, 8, 2, 64
+AGO = r"\d+ (ms|s)"
+
+
+class Stage:
+    """One buffer, and players who come and go."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._players = ExitStack()
+        self.everybody: list[Player] = []
+        self.next_number = 0
+
+    def make(self, limiter: RateLimiter, capacity: int = CAPACITY) -> None:
+        storage = LazyMemmapStorage(capacity, scratch_dir=self.path, shared_init=True)
+        TensorDictReplayBuffer(storage=storage, rate_limiter=limiter).storage.close()
+
+    def player(self) -> Player:
+        self.everybody.append(self._players.enter_context(Player(self.path)))
+        return self.everybody[-1]
+
+    def extend(self, collector: Player, count: int = 1, **kwargs: object) -> None:
+        """Orders it; see `Player.tell`."""
+        collector.tell("extend", self.next_number, count, **kwargs)
+        self.next_number += count
+
+    def extended(self, collector: Player, count: int = 1) -> None:
+        self.extend(collector, count)
+        assert collector.answer().error is None
+
+    def until_limited(self, collector: Player, count: int = 1) -> None:
+        """Writes for as long as there is something to write; the last order is left waiting."""
+        while True:
+            self.extend(collector, count)
+            if not until(lambda: self._comes_back_or_waits(collector)):
+                return
+            assert collector.answer().error is None
+
+    def sampled_until_limited(self, learner: Player, count: int = 4) -> None:
+        while True:
+            learner.tell("sample", count)
+            if not until(lambda: self._comes_back_or_waits(learner)):
+                return
+            assert learner.answer().error is None
+
+    def _comes_back_or_waits(self, player: Player) -> bool | None:
+        if player._pipe.poll():
+            return True
+        return False if any(one.pid == player.pid for one in waits(self.path)) else None
+
+    def close(self) -> None:
+        self._players.close()
+
+
+@pytest.fixture
+def stage(fast_path: Path) -> Iterator[Stage]:
+    stage = Stage(fast_path / "buffer")
+    yield stage
+    stage.close()
+
+
+def limiter(**changes: object) -> RateLimiter:
+    return RateLimiter(RATIO, min_size=MIN_SIZE, error_buffer=SLACK).changed(**changes)
+
+
+def balance(inserted: int, drawn: int) -> int:
+    """As the programs have it: what they wrote and what they drew."""
+    return (inserted - MIN_SIZE) * RATIO - drawn
+
+
+def done(players: list[Player]) -> int:
+    return sum(len(player.did) for player in players)
+
+
+def says(text: str, pattern: str) -> None:
+    assert re.fullmatch(pattern, text), text
+
+
+def test_a_run_keeps_its_ratio_whoever_is_fast_dies_or_comes_back(
+    stage: Stage, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stage.make(limiter(when_alone="wait"))
+    collector, learner = stage.player(), stage.player()
+    collectors, learners = [collector], [learner]
+
+    def within() -> int:
+        ahead = balance(done(collectors), done(learners))
+        assert abs(ahead) <= SLACK
+        assert inspect(stage.path)["counters"]["samples_ahead"] == ahead
+        return ahead
+
+    # Before anything is there, the learner waits, and says so.
+    learner.tell("sample", 4)
+    says(learner.waits(), "sample waits: 0 items are there, 2 have to be; there is no collector")
+    stage.extended(collector, 2)
+    assert learner.answer().error is None
+    assert within() == -4
+
+    # A fast collector, and a learner that does nothing.
+    stage.until_limited(collector)
+    text = (
+        rf"extend waits: 4 samples per insert wanted, 1\.33 seen; the only learner, pid "
+        rf"{learner.pid}, last sampled {AGO} ago"
+    )
+    says(collector.waits(), text)
+    assert within() == 8
+    learner.done("sample", 4)
+    assert collector.answer().error is None
+    assert within() == 8
+    error = collector.refused("extend", 1000, 1, timeout=0.05)
+    assert isinstance(error, RateLimitTimeout)
+    assert error.pids == [learner.pid]
+    says(
+        str(error),
+        rf"{stage.path}: extend waits: 4 samples per insert wanted, 2 seen; the only learner, pid "
+        rf"{learner.pid}, last sampled {AGO} ago; after 0\.05 s nothing was changed",
+    )
+
+    # Swapped: a fast learner, and a collector that does nothing.
+    stage.sampled_until_limited(learner)
+    says(
+        learner.waits(),
+        rf"sample waits: 4 samples per insert wanted, 6 seen; the only collector, pid "
+        rf"{collector.pid}, last inserted {AGO} ago",
+    )
+    assert within() == -8
+    stage.extended(collector)
+    assert learner.answer().error is None
+    assert within() == -8
+    error = learner.refused("sample", 4, timeout=0.05)
+    assert error.pids == [collector.pid]
+    says(
+        str(error),
+        rf"{stage.path}: sample waits: 4 samples per insert wanted, 5\.6 seen; the only collector, "
+        rf"pid {collector.pid}, last inserted {AGO} ago; after 0\.05 s nothing was changed",
+    )
+
+    # The learner is killed while the collector waits for it, and another one takes its place.
+    stage.until_limited(collector)
+    within()
+    learner.kill()
+    until(lambda: "there is no learner" in collector.waits() or None)
+    learner = stage.player()
+    learners.append(learner)
+    assert collector.waits().endswith("there is no learner")  # it has done nothing yet
+    learner.done("sample", 4)
+    assert collector.answer().error is None
+    within()
+
+    # The collector is stopped: it is alive, and the learner says what it is.
+    stage.sampled_until_limited(learner)
+    collector.stop()
+    until(lambda: "stopped" in learner.waits() or None)
+    says(
+        learner.waits(),
+        rf"sample waits: 4 samples per insert wanted, {'[0-9.]+'} seen; the only collector, pid "
+        rf"{collector.pid} \(stopped\), last inserted {AGO} ago",
+    )
+    collector.signal(signal.SIGCONT)
+    stage.extended(collector)
+    assert learner.answer().error is None
+    within()
+
+    # It is killed in the middle of a write: nothing of that counts.
+    stage.sampled_until_limited(learner)
+    ahead = within()
+    stage.next_number += 1
+    collector.tell("extend and pause", stage.next_number, 1, "write.claimed")
+    until(lambda: phases(stage)[collector.pid] == "PAYLOAD" or None)
+    collector.kill()
+    until(lambda: collector.pid not in phases(stage) or None)
+    assert within() == ahead
+    says(
+        until(lambda: ((text := learner.waits()).endswith("no collector") and text) or None),
+        r"sample waits: 4 samples per insert wanted, [0-9.]+ seen; there is no collector",
+    )
+    collector = stage.player()
+    collectors.append(collector)
+    stage.extended(collector)
+    assert learner.answer().error is None
+    within()
+
+    # All are killed. What keeps them in step is what it was, and so is the balance.
+    ahead = within()
+    for player in (collector, learner):
+        player.kill()
+    collector, learner = stage.player(), stage.player()
+    collectors.append(collector)
+    learners.append(learner)
+    assert within() == ahead
+    assert inspect(stage.path)["counters"]["limited"] == 0
+    stage.sampled_until_limited(learner)
+    within()
+
+    # Both sides wait, one after the other, when somebody changes the rate.
+    assert main(["set", str(stage.path), "samples_per_insert=2"]) == 0
+    assert "samples_per_insert" in capsys.readouterr().out
+    assert learner.answer().error is None
+    stage.until_limited(collector)
+    assert main(["set", str(stage.path), "samples_per_insert=off"]) == 0
+    assert collector.answer().error is None
+    assert waits(stage.path) == []
+
+
+def phases(stage: Stage) -> dict[int, str]:
+    """What every client is at, by its process."""
+    return {one["pid"]: one["phase"] for one in inspect(stage.path)["clients"]}
