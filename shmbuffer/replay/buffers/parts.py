@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import torch
 
+from shmbuffer.errors import ShmBufferError
 from shmbuffer.replay.buffers.prefetch import Prefetcher
 from shmbuffer.replay.buffers.record import record
 from shmbuffer.replay.samplers import PrioritizedSampler, RandomSampler, Sampler
@@ -19,7 +20,21 @@ from shmbuffer.replay.transforms import Compose, Transform
 from shmbuffer.replay.writers import RoundRobinWriter, Writer
 
 if TYPE_CHECKING:
-    from shmbuffer.memory import RateLimiter, Ring
+    from shmbuffer.memory import Engine, RateLimiter, Ring
+
+
+def shareable(storage: OnRing) -> Engine:
+    """The engine of a storage, which keeps both sides in step.
+
+    Raises:
+        RuntimeError: the items are objects of this process.
+    """
+    try:
+        return storage.engine
+    except RuntimeError as error:
+        if isinstance(error, ShmBufferError):
+            raise
+        raise RuntimeError(f"there is no flow control here: {error}") from error
 
 
 class Parts:
@@ -206,7 +221,7 @@ class Parts:
                 f"a rate_limiter needs a storage of this package; {type(storage).__name__} is not "
                 "one"
             )
-        storage.engine.set_limiter(limiter)
+        shareable(storage).set_limiter(limiter)
 
     def append_transform(self, transform: Transform, *, invert: bool = False) -> Self:
         """Add a transform at the end.

@@ -1,0 +1,380 @@
+"""A limiter through the buffers' own methods: what counts, what waits, and what each error says."""
+
+from __future__ import annotations
+
+import re
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+from shmbuffer import (
+    BufferClosedError,
+    CompressedListStorage,
+    LazyMemmapStorage,
+    LazyStackStorage,
+    LazyTensorStorage,
+    ListStorage,
+    PrioritizedSampler,
+    RateLimiter,
+    RateLimitError,
+    RateLimitTimeout,
+    ReplayBuffer,
+    SamplerWithoutReplacement,
+    SliceSampler,
+    TensorDictReplayBuffer,
+)
+from shmbuffer.memory import flow
+from tests.replay.conftest import MakeStorage
+
+pytestmark = pytest.mark.filterwarnings("ignore:sample.batch_size")
+
+LIMITER = RateLimiter(2, error_buffer=8, when_alone="wait")
+QUEUE = RateLimiter(max_times_sampled=1)
+
+
+@pytest.fixture(autouse=True)
+def _hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody is given a second to come back."""
+    monkeypatch.setattr(flow, "_ALONE_S", 0.0)
+    monkeypatch.setattr(flow, "_LOOK_S", 0.0)
+
+
+def items(count: int, first: int = 0) -> TensorDict:
+    numbers = torch.arange(first, first + count)
+    return TensorDict({"number": numbers, "obs": numbers[:, None].repeat(1, 3)}, [count])
+
+
+def ahead(rb: ReplayBuffer) -> float:
+    ring = rb._storage.ring
+    assert ring is not None
+    ahead: float = ring.flow.standing().ahead
+    return ahead
+
+
+def buffer(storage: Any = None, limiter: RateLimiter | None = LIMITER, **kwargs: Any) -> Any:
+    kwargs.setdefault("batch_size", 4)
+    storage = LazyTensorStorage(16) if storage is None else storage
+    return TensorDictReplayBuffer(storage=storage, rate_limiter=limiter, **kwargs)
+
+
+def refuses(call: Any, text: str, kind: type[Exception] = RateLimitTimeout) -> None:
+    with pytest.raises(kind) as raised:
+        call()
+    assert re.fullmatch(text, str(raised.value)), str(raised.value)
+
+
+def test_both_sides_are_kept_in_step(make: MakeStorage) -> None:
+    rb = buffer(make(16))
+    rb.extend(items(1))  # min_size, which is free
+    rb.extend(items(4))
+    assert ahead(rb) == 8
+    refuses(
+        lambda: rb.extend(items(1), timeout=0),
+        r".*: extend waits: 2 samples per insert wanted, 0 seen; there is no learner; after 0 s "
+        "nothing was changed",
+    )
+    refuses(
+        lambda: rb.add(items(1)[0], timeout=0),
+        r".*: extend waits: 2 samples per insert wanted, 0 seen; there is no learner; after 0 s "
+        "nothing was changed",
+    )
+    assert len(rb) == 5
+    for _ in range(4):
+        rb.sample()
+    assert ahead(rb) == -8
+    refuses(
+        lambda: rb.sample(timeout=0),
+        r".*: sample waits: 2 samples per insert wanted, 4 seen; there is no other collector, pid "
+        r"\d+ itself last inserted \d+ m?s ago; after 0 s nothing was changed",
+    )
+    assert ahead(rb) == -8
+
+
+def test_every_way_to_sample_counts_what_it_delivers(make: MakeStorage) -> None:
+    rb = buffer(make(16), RateLimiter(8, error_buffer=100), batch_size=4)
+    rb.extend(items(4))
+    begin = ahead(rb)
+    sample = rb.sample()
+    sample, info = rb.sample(2, return_info=True)
+    assert len(sample) == len(info["index"]) == 2
+    assert "index" not in rb.sample(2, include_info=False)
+    for batch in rb:
+        assert len(batch) == 4
+        break
+    assert begin - ahead(rb) == 4 + 2 + 2 + 4
+    filled = rb.sample()
+    assert rb.sample(out=filled) is filled
+    assert begin - ahead(rb) == 20
+
+
+def test_a_sample_that_fails_counts_for_nothing(make: MakeStorage) -> None:
+    def broken(_: Any) -> Any:
+        raise ArithmeticError
+
+    rb = buffer(make(16), transform=broken)
+    rb.extend(items(4))
+    begin = ahead(rb)
+    with pytest.raises(ArithmeticError):
+        rb.sample()
+    assert ahead(rb) == begin
+
+
+def test_what_is_made_ahead_counts_when_it_is_delivered(make: MakeStorage) -> None:
+    rb = buffer(make(16), RateLimiter(8, error_buffer=100), prefetch=2)
+    rb.extend(items(4))
+    begin = ahead(rb)
+    rb.sample()
+    assert begin - ahead(rb) == 4
+    rb.empty()
+    rb.extend(items(4))
+    rb.sample()
+    assert ahead(rb) == begin - 4
+
+
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        lambda: SamplerWithoutReplacement(),
+        lambda: PrioritizedSampler(16, 0.7, 0.5),
+        lambda: SliceSampler(slice_len=2, traj_key="episode", strict_length=False),
+    ],
+)
+def test_every_sampler_can_be_limited(make: MakeStorage, sampler: Any) -> None:
+    rb = buffer(make(16), sampler=sampler())
+    data = items(4)
+    data["episode"] = torch.tensor([0, 0, 1, 1])
+    rb.extend(data)
+    assert ahead(rb) == 6
+    for _ in range(3):
+        assert len(rb.sample()) == 4
+    assert ahead(rb) == -6
+    refuses(lambda: rb.sample(timeout=0), ".*sample waits: 2 samples per insert wanted, 4 seen.*")
+
+
+@pytest.mark.parametrize("kind", [LazyStackStorage, CompressedListStorage])
+def test_records_can_be_limited(kind: Any, tmp_path: Path) -> None:
+    where = {"scratch_dir": tmp_path / "buffer", "shared_init": True}
+    rb = buffer(kind(16, max_bytes=2**20, **where))
+    rb.extend(items(5))
+    refuses(lambda: rb.extend(items(1), timeout=0), ".*extend waits: 2 samples per insert.*")
+    for _ in range(4):
+        rb.sample()
+    refuses(lambda: rb.sample(timeout=0), ".*sample waits: 2 samples per insert wanted, 4 seen.*")
+
+
+def test_lanes_are_counted_as_items() -> None:
+    rb = buffer(LazyTensorStorage(16, ndim=2), RateLimiter(2, error_buffer=8, min_size=4))
+    data = TensorDict({"a": torch.arange(8).view(2, 4)}, [2, 4])
+    rb.extend(data)
+    assert ahead(rb) == 8
+    rb.sample()
+    assert ahead(rb) == 4
+
+
+def test_objects_of_one_process_are_nobody_elses() -> None:
+    why = (
+        "a ListStorage holds objects of this process; use a LazyMemmapStorage with a scratch_dir "
+        "and shared_init=True, or a LazyTensorStorage, for tensors that processes share"
+    )
+    text = f"there is no flow control here: {why}"
+    with pytest.raises(RuntimeError) as raised:
+        ReplayBuffer(storage=ListStorage(16), rate_limiter=LIMITER)
+    assert str(raised.value) == text
+    rb = ReplayBuffer(storage=ListStorage(16), batch_size=4)
+    refuses(
+        lambda: rb.sample(min_size=4, timeout=0),
+        "anonymous memory: sample waits: 0 items are there, 4 have to be; there is no collector; "
+        "after 0 s nothing was changed",
+    )
+    rb.extend(["a", "b", "c", "d", "e"])
+    assert len(rb.sample(min_size=4)) == 4
+    refuses(
+        lambda: rb.sample(min_size=6, timeout=0),
+        ".*: sample waits: 5 items are there, 6 have to be; there is no other collector.*",
+    )
+    assert rb.rate_limiter is None
+
+
+def test_a_loop_in_one_thread_goes_on_whatever_it_does(make: MakeStorage) -> None:
+    rb = buffer(make(16), RateLimiter(2, error_buffer=4))
+    for _ in range(30):
+        rb.extend(items(3))
+    for _ in range(30):
+        rb.sample()
+    for _ in range(10):
+        rb.extend(items(1))
+        rb.sample()
+    assert abs(ahead(rb)) <= 4
+
+
+def test_calls_with_short_timeouts_find_out_that_they_are_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(flow, "_ALONE_S", 0.05)
+    rb = buffer(limiter=RateLimiter(2, error_buffer=4))
+    rb.extend(items(3))
+    refused = 0
+    while True:
+        try:
+            rb.extend(items(1), timeout=0.02)
+            break
+        except RateLimitTimeout:
+            refused += 1
+    assert refused > 1
+
+
+def test_alone_may_be_an_error(make: MakeStorage) -> None:
+    rb = buffer(make(16), RateLimiter(2, error_buffer=4, when_alone="error"))
+    rb.extend(items(3))
+    refuses(
+        lambda: rb.extend(items(1)),
+        ".*: extend waits: 2 samples per insert wanted, 0 seen; there is no learner, and "
+        "when_alone is 'error'; nothing was changed",
+        RateLimitError,
+    )
+
+
+def test_before_the_first_write_too(make: MakeStorage) -> None:
+    rb = buffer(make(16), RateLimiter(2, min_size=3, when_alone="error"))
+    refuses(
+        rb.sample,
+        ".*: sample waits: 0 items are there, 3 have to be; there is no collector, and when_alone "
+        "is 'error'; nothing was changed",
+        RateLimitError,
+    )
+    rb.rate_limiter = RateLimiter(2, min_size=3)
+    refuses(
+        lambda: rb.sample(timeout=0),
+        ".*: sample waits: 0 items are there, 3 have to be; there is no collector; after 0 s "
+        "nothing was changed",
+    )
+
+
+@pytest.mark.parametrize("alone", ["pass", "wait", "error"])
+def test_two_threads_share_a_handle(
+    make: MakeStorage, alone: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(flow, "_ALONE_S", 30.0)
+    rb = buffer(make(16), RateLimiter(2, error_buffer=8, when_alone=alone))
+    failed: list[BaseException] = []
+
+    def collect() -> None:
+        try:
+            for number in range(41):
+                rb.extend(items(1, number))
+        except BaseException as error:
+            failed.append(error)
+
+    collector = threading.Thread(target=collect)
+    collector.start()
+    for _ in range(20):
+        rb.sample(4)
+        assert abs(ahead(rb)) <= 8 + 2  # one insert may be open
+    collector.join()
+    assert not failed
+    assert ahead(rb) == 0
+
+
+def test_min_size_of_a_call(make: MakeStorage) -> None:
+    rb = buffer(make(16), None)
+    rb.extend(items(4))
+    assert len(rb.sample(min_size=4)) == 4
+    refuses(
+        lambda: rb.sample(min_size=5, timeout=0),
+        r".*: sample waits: 4 items are there, 5 have to be; there is no other collector, pid \d+ "
+        r"itself last inserted \d+ m?s ago; after 0 s nothing was changed",
+    )
+    refuses(
+        lambda: rb.sample(min_size=17),
+        ".*: min_size is 17, and the buffer has room for 16 items",
+        ValueError,
+    )
+    refuses(lambda: rb.sample(min_size=-1), "min_size has to be at least 0, got -1", ValueError)
+    refuses(
+        lambda: rb.sample(timeout=-1),
+        "timeout is a number of seconds from 0 on, or None; got -1",
+        ValueError,
+    )
+
+
+def test_what_cannot_be_is_said_at_once(make: MakeStorage) -> None:
+    rb = buffer(make(16), RateLimiter(2, error_buffer=4))
+    rb.extend(items(1))
+    refuses(
+        lambda: rb.extend(items(5)),
+        ".*: to write 5 items at once the error buffer, 4, has to be at least 5",
+        RateLimitError,
+    )
+    refuses(
+        lambda: rb.sample(9),
+        ".*: to draw 9 items at once the error buffer, 4, has to be at least 4.5",
+        RateLimitError,
+    )
+
+
+def test_the_same_limiter_again_leaves_the_balance_alone(tmp_path: Path) -> None:
+    """A program that is started again says the same again."""
+
+    def again() -> Any:
+        storage = LazyMemmapStorage(64, scratch_dir=tmp_path / "buffer", shared_init=True)
+        return buffer(storage, RateLimiter(4, min_size=10))
+
+    first = again()
+    first.extend(items(11))
+    first.sample(3)
+    assert ahead(first) == 1
+    second = again()
+    assert ahead(second) == 1
+    assert second.rate_limiter == RateLimiter(4.0, min_size=10, error_buffer=4.0, when_alone="pass")
+    first.storage.close()
+    second.storage.close()
+    third = again()
+    assert ahead(third) == 1
+    third.storage.close()
+
+
+def test_a_handle_that_is_closed_wakes_who_waits_on_it(tmp_path: Path) -> None:
+    storage = LazyMemmapStorage(16, scratch_dir=tmp_path / "buffer", shared_init=True)
+    rb = buffer(storage)
+    rb.extend(items(5))
+    raised: list[BaseException] = []
+
+    def wait() -> None:
+        try:
+            rb.extend(items(1))
+        except BaseException as error:
+            raised.append(error)
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    control = storage.engine.control
+    while not control.entries["waits_for"].any():
+        pass
+    rb.storage.close()
+    waiting.join(30)
+    assert [type(error) for error in raised] == [BufferClosedError]
+
+
+def test_a_handle_that_is_closed_wakes_who_waits_for_the_first_item(tmp_path: Path) -> None:
+    storage = LazyMemmapStorage(16, scratch_dir=tmp_path / "buffer", shared_init=True)
+    rb = buffer(storage)
+    raised: list[BaseException] = []
+
+    def wait() -> None:
+        try:
+            rb.sample()
+        except BaseException as error:
+            raised.append(error)
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    control = storage.engine.control
+    while not control.entries["waits_for"].any():
+        pass
+    rb.storage.close()
+    waiting.join(30)
+    assert [type(error) for error in raised] == [BufferClosedError]
