@@ -17,7 +17,10 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 CORE = HERE.parents[1] / "shmbuffer" / "_native"
-SOURCES = ("layout", "mutex", "gate", "write", "records", "sample", "limiter", "priorities", "reap", "crc32c")
+SOURCES = (
+    *("layout", "mutex", "gate", "write", "records", "sample", "limiter"),
+    *("priorities", "reap", "crc32c"),
+)
 STRESS = ("stress", "world", "writing", "reading")
 CORNERS = ("corners", "world")
 RELINK = ("relink", "world", "writing", "reading")
