@@ -10,6 +10,7 @@ import logging
 import multiprocessing
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
@@ -195,6 +196,23 @@ def _sample_and_pause(buffer: ReplayBuffer, count: int, point: str) -> list[int]
     return _sample(buffer, count)
 
 
+def _fork_beside_a_waiting_thread(buffer: ReplayBuffer, number: int) -> list[int]:
+    """A thread writes and so does a forked child; both have to wait."""
+    storage = buffer.storage
+    assert isinstance(storage, OnRing)
+    writing = threading.Thread(target=buffer.extend, args=(items(number, 1),))
+    writing.start()
+    mine = storage.engine.control.entries[storage.engine.entry : storage.engine.entry + 1]
+    until(lambda: mine["waits_for"][0] or None)
+    pid = os.fork()
+    if pid == 0:
+        buffer.extend(items(number + 1, 1))
+        os._exit(0 if _standing(buffer) == [0, 0, 0] else 1)
+    assert os.waitpid(pid, 0)[1] == 0
+    writing.join()
+    return [number]
+
+
 def _standing(buffer: ReplayBuffer) -> list[int]:
     """What this handle leaves in the registry while it is in no call."""
     storage = buffer.storage
@@ -222,6 +240,7 @@ _DEEDS: dict[str, Callable[..., list[int]]] = {
     "extend and pause": _extend_and_pause,
     "sample": _sample,
     "sample and pause": _sample_and_pause,
+    "fork beside a waiting thread": _fork_beside_a_waiting_thread,
     "standing": _standing,
     "constants": _constants,
     "close": _close,

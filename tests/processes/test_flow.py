@@ -14,7 +14,13 @@ from pathlib import Path
 
 import pytest
 
-from shmbuffer import LazyMemmapStorage, RateLimiter, RateLimitTimeout, TensorDictReplayBuffer
+from shmbuffer import (
+    LazyMemmapStorage,
+    RateLimiter,
+    RateLimitError,
+    RateLimitTimeout,
+    TensorDictReplayBuffer,
+)
 from shmbuffer.cli import main
 from shmbuffer.memory.inspect import inspect
 from tests.processes.players import Player, until, waits
@@ -226,3 +232,99 @@ def test_a_run_keeps_its_ratio_whoever_is_fast_dies_or_comes_back(
 def phases(stage: Stage) -> dict[int, str]:
     """What every client is at, by its process."""
     return {one["pid"]: one["phase"] for one in inspect(stage.path)["clients"]}
+
+
+@pytest.mark.parametrize("alone", ["pass", "wait", "error"])
+@pytest.mark.parametrize("killed", ["learner", "collector"])
+def test_a_side_that_is_killed_is_waited_for_passed_by_or_an_error(
+    stage: Stage, alone: str, killed: str
+) -> None:
+    stage.make(limiter(when_alone=alone))
+    collector, learner = stage.player(), stage.player()
+    stage.extended(collector, 2)
+    learner.done("sample", 4)
+    waiting, dying = (collector, learner) if killed == "learner" else (learner, collector)
+    waiting.done("constants", _ALONE_S=0.0, _SAY_S=0.2)
+
+    def until_limited() -> None:
+        if killed == "learner":
+            stage.until_limited(collector)
+        else:
+            stage.sampled_until_limited(learner)
+
+    until_limited()
+    seen = waiting.waits().split(";")[0]
+    ahead = balance(len(collector.did), len(learner.did))
+    noun = killed
+    text = f"{stage.path}: {seen}; there is no {noun}"
+    dying.kill()
+    if alone == "wait":
+        until(lambda: waiting.waits() == f"{seen}; there is no {noun}" or None)
+    else:
+        answer = waiting.answer()
+        if alone == "error":
+            assert isinstance(answer.error, RateLimitError)
+            assert str(answer.error) == f"{text}, and when_alone is 'error'; nothing was changed"
+            assert answer.error.pids == []
+        else:
+            assert answer.error is None
+            assert answer.said[-1] == f"{text}; it goes on, uncounted (when_alone='pass')"
+            for _ in range(20):
+                if killed == "learner":
+                    stage.extended(collector)
+                else:
+                    learner.done("sample", 4)
+    assert inspect(stage.path)["counters"]["samples_ahead"] == ahead
+
+    other = stage.player()  # takes the place of the dead one, and the ratio is where it was
+    if killed == "learner":
+        other.done("sample", 4)
+    else:
+        stage.extended(other)
+    if alone == "wait":
+        answer = waiting.answer()
+        assert answer.error is None
+        assert text in {said.split(" (for ")[0] for said in answer.said}
+    until_limited()
+    did = "sampled" if killed == "learner" else "inserted"
+    assert f"the only {killed}, pid {other.pid}, last {did}" in waiting.waits()
+    now = inspect(stage.path)["counters"]["samples_ahead"]
+    assert now == (SLACK if killed == "learner" else -SLACK)
+
+
+@pytest.mark.parametrize("side", ["extend", "sample", "sample, before anything is there"])
+def test_an_interrupt_ends_a_wait_and_nothing_of_it_stays(stage: Stage, side: str) -> None:
+    stage.make(limiter(when_alone="wait"))
+    player = stage.player()
+    if side == "extend":
+        stage.until_limited(player)
+    else:
+        if side == "sample":
+            stage.extended(player, 2)
+        stage.sampled_until_limited(player)
+    player.signal(signal.SIGINT)
+    assert isinstance(player.answer().error, KeyboardInterrupt)
+    assert waits(stage.path) == []
+    assert player.done("standing") == [0, 0, 0]
+    assert inspect(stage.path)["counters"]["limited"] == 0
+
+
+def test_a_fork_beside_a_thread_that_waits_is_another_client(stage: Stage) -> None:
+    stage.make(limiter(when_alone="wait"))
+    collector, learner = stage.player(), stage.player()
+    stage.extended(collector, 2)
+    learner.done("sample", 4)
+    for _ in range(3):
+        stage.extended(collector)
+    collector.tell("fork beside a waiting thread", stage.next_number)
+    until(lambda: len(waits(stage.path)) == 2 or None)
+    (mine,) = (one for one in waits(stage.path) if one.pid == collector.pid)
+    (child,) = (one for one in waits(stage.path) if one.pid != collector.pid)
+    for one in (mine, child):
+        assert f"the only learner, pid {learner.pid}," in one.text
+    learner.done("sample", 4)
+    learner.done("sample", 4)
+    assert collector.answer() == ([stage.next_number], None, [])
+    assert inspect(stage.path)["counters"]["write_count"] == 7
+    assert waits(stage.path) == []
+    assert inspect(stage.path)["counters"]["limited"] == 0
