@@ -143,9 +143,22 @@ static struct place next_of(const struct shmb_ring *ring, const struct shmb_limi
     return next;
 }
 
+/* The same, behind slots that were given back for the dead: nothing comes out of them, so nobody has to wait for it. */
+static struct place first_there(const struct shmb_ring *ring, const struct shmb_limiter *limiter) {
+    struct place next = next_of(ring, limiter);
+    uint64_t end = atomic_load_explicit(&ring->runtime->head, memory_order_relaxed) * ring->lanes;
+    while (next.element < end) {
+        uint64_t ticket = next.element / ring->lanes;
+        uint64_t word = atomic_load_explicit(&ring->words[ticket % ring->capacity], memory_order_relaxed);
+        if (word == SHMB_WORD(ticket, SHMB_COMMITTED) || shmb_claim_covers(ring, word, NULL)) break;
+        next = (struct place){(ticket + 1) * ring->lanes, 0};
+    }
+    return next;
+}
+
 /* The oldest ticket that must not be overwritten: it waits in the queue, or is being copied out of it. */
 static uint64_t needed_from(const struct shmb_ring *ring, const struct shmb_limiter *limiter) {
-    uint64_t needed = next_of(ring, limiter).element / ring->lanes;
+    uint64_t needed = first_there(ring, limiter).element / ring->lanes;
     for (uint32_t i = 0; i < SHMB_ENTRIES; i++) {
         uint64_t reading = atomic_load_explicit(&ring->entries[i].reading, memory_order_relaxed);
         bool live = atomic_load_explicit(&ring->entries[i].state, memory_order_relaxed) == SHMB_LIVE;
@@ -293,7 +306,7 @@ int shmb_release(struct shmb_ring *ring, struct shmb_call *call) {
 uint64_t shmb_queued(const struct shmb_ring *ring) {
     struct shmb_limiter *limiter = limiter_of(ring->runtime);
     if (limiter == NULL || !(limiter->limits & SHMB_QUEUE)) return 0;
-    return atomic_load_explicit(&ring->runtime->head, memory_order_relaxed) * ring->lanes - next_of(ring, limiter).element;
+    return atomic_load_explicit(&ring->runtime->head, memory_order_relaxed) * ring->lanes - first_there(ring, limiter).element;
 }
 
 /* The ratio counts from here on: both sides have done their share, once there are min_size elements. The mutex is held. */

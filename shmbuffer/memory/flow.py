@@ -243,6 +243,7 @@ class Waiting:
         self._looked = -1.0
         self._said = -1.0
         self._knot: tuple[int, ...] | None = None
+        self._full: tuple[int, int] | None = None
         self.side = Side.INSERTS if what == "sample" else Side.SAMPLES
 
     def wait(self, limit: patience.Limit | None) -> None:
@@ -341,6 +342,13 @@ class Waiting:
                 "fewer at once",
                 pids=self._pids(),
             )
+        if why == Why.SHORT and self._is_stuck():
+            raise RateLimitError(
+                f"{where}: {count:,} items cannot come out of this queue of {ring.elements:,}, "
+                "which is full: some of its slots are of writers that died; draw fewer at once, or "
+                "make the queue larger than what is drawn at once and what dies in it",
+                pids=self._pids(),
+            )
         share = count * (found.samples_per_insert or 0.0) if why == Why.AHEAD else count
         if why in (Why.AHEAD, Why.BEHIND) and share > 2 * found.tolerance:
             verb = "write" if why == Why.AHEAD else "draw"
@@ -349,6 +357,16 @@ class Waiting:
                 f"{found.tolerance:g}, has to be at least {share / 2:g}",
                 pids=self._pids(),
             )
+
+    def _is_stuck(self) -> bool:
+        """Whether a queue is full, and still too short for the sample that waits."""
+        runtime, ring = self._ring._engine.control.runtime[0], self._ring
+        if ring._native.queued < ring.elements or int(runtime["pending"]):
+            self._full = None
+            return False
+        state = int(runtime["head"]), self._flow.standing().left
+        before, self._full = self._full, state  # looked at twice: what is taken is gone at once
+        return before == state
 
     def _require_no_knot(self, why: Why) -> None:
         """Both sides wait, each for the other: the error buffer is too small for their batches."""

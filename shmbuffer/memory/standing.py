@@ -32,6 +32,7 @@ class Standing:
         size: items that are there.
         filled: items that are there once those that are being written are.
         queued: items that a queue has not handed out as often as it may; None: there is no queue.
+        left: hand-outs of them that are left.
         room: items that the ring has room for.
         pending: items that are being written.
         max_times_sampled: 0: there is no queue.
@@ -45,6 +46,7 @@ class Standing:
     size: int
     filled: int
     queued: int | None
+    left: int
     room: int
     pending: int
     max_times_sampled: int
@@ -67,8 +69,7 @@ class Standing:
         if self.wanted is not None and self.ahead - count < -self.error_buffer:
             return Why.BEHIND
         if self.queued is not None:
-            handed = self.queued * self.max_times_sampled
-            return Why.SHORT if handed < count else None
+            return Why.SHORT if self.left < count else None
         return None
 
 
@@ -85,17 +86,18 @@ def standing(runtime: Any, *, width: int, capacity: int) -> Standing:
     block = limiter.active(runtime)
     if block is None:
         return Standing(
-            None, None, 0.0, 0.0, 0, size, size + pending, None, capacity * width, pending, 0
+            None, None, 0.0, 0.0, 0, size, size + pending, None, 0, capacity * width, pending, 0
         )
     limits = Limit(int(block["limits"]))
     ratio = float(block["samples_per_insert"])
     inserted = _signed(int(runtime["write_count"]) - int(block["inserts_base"]))
     drawn = _signed(int(runtime["drawn"]) - int(block["samples_base"]))
     times = int(block["max_times_sampled"]) if limits & Limit.QUEUE else 0
-    queued = None
+    queued, left = None, 0
     if times:
-        oldest = max(0, head - capacity) * width
-        queued = head * width - min(max(int(block["queue_next"]) // times, oldest), head * width)
+        end, oldest = head * width, max(0, head - capacity) * width
+        following = min(max(int(block["queue_next"]), oldest * times), end * times)
+        queued, left = end - following // times, end * times - following
     return Standing(
         wanted=ratio if limits & Limit.RATIO else None,
         seen=drawn / inserted if inserted > 0 and limits & Limit.RATIO else None,
@@ -105,6 +107,7 @@ def standing(runtime: Any, *, width: int, capacity: int) -> Standing:
         size=size + (pending if head > capacity else 0),
         filled=size + pending,
         queued=queued,
+        left=left,
         room=capacity * width,
         pending=pending,
         max_times_sampled=times,
@@ -160,12 +163,13 @@ def explain(
                 what = "items that were taken out of the queue are still being read"
                 who = f"{_name(entries, reader)} reads them"
         case Why.SHORT:
-            left = (now.queued or 0) * now.max_times_sampled
-            what = f"the queue has {left:,} items to hand out, {count:,} are wanted"
+            what = f"the queue has {now.left:,} items to hand out, {count:,} are wanted"
             writer = _first(entries, "first", entries["phase"] == Phase.PAYLOAD)
-            if left >= count and writer is not None:
+            if now.left >= count and writer is not None:
                 what = "the next items of the queue are still being written"
                 who = f"{_name(entries, writer)} writes them"
+            elif now.left >= count:
+                what = f"the queue has fewer than {count:,} items to hand out, as writers died"
     return f"{what}; {who}"
 
 

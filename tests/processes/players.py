@@ -21,6 +21,7 @@ import torch
 from tensordict import TensorDict
 
 from shmbuffer import ReplayBuffer, attach
+from shmbuffer._native import _core
 from shmbuffer.errors import RateLimitError
 from shmbuffer.memory import flow
 from shmbuffer.memory.inspect import inspect
@@ -108,6 +109,15 @@ class Player:
             os.waitpid(self.pid, 0)
             self.ended = True
 
+    def died(self) -> None:
+        """Waits until it has killed itself."""
+        assert os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1]) == -signal.SIGKILL
+        self.ended = True
+
+    def stopped(self) -> None:
+        """Waits until it has stopped itself."""
+        os.waitpid(self.pid, os.WUNTRACED)
+
     def __enter__(self) -> Self:
         return self
 
@@ -174,11 +184,15 @@ def _extend(buffer: ReplayBuffer, first: int, count: int, **kwargs: Any) -> list
     return list(range(first, first + count))
 
 
-def _extend_and_pause(buffer: ReplayBuffer, first: int, count: int, point: str) -> list[int]:
-    """Stops itself at a crash point of the write."""
-    from shmbuffer._native import _core
-
+def _extend_and_stop(buffer: ReplayBuffer, first: int, count: int, point: str) -> list[int]:
+    """Stops at a crash point of the write."""
     _core.arm(point, "stop")
+    return _extend(buffer, first, count)
+
+
+def _extend_and_die(buffer: ReplayBuffer, first: int, count: int, point: str) -> list[int]:
+    """Is killed at a crash point of the write."""
+    _core.arm(point, "kill")
     return _extend(buffer, first, count)
 
 
@@ -189,11 +203,19 @@ def _sample(buffer: ReplayBuffer, count: int, **kwargs: Any) -> list[int]:
     return numbers
 
 
-def _sample_and_pause(buffer: ReplayBuffer, count: int, point: str) -> list[int]:
-    from shmbuffer._native import _core
+def _sample_and_stop_while_reading(buffer: ReplayBuffer, count: int) -> list[int]:
+    """What was taken out of a queue is not copied before somebody lets us go on."""
+    read = buffer._held
 
-    _core.arm(point, "stop")
-    return _sample(buffer, count)
+    def stopped(*args: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGSTOP)
+        return read(*args)
+
+    buffer._held = stopped  # type: ignore[method-assign]
+    try:
+        return _sample(buffer, count)
+    finally:
+        del buffer._held
 
 
 def _fork_beside_a_waiting_thread(buffer: ReplayBuffer, number: int) -> list[int]:
@@ -237,9 +259,10 @@ def _close(buffer: ReplayBuffer) -> list[int]:
 
 _DEEDS: dict[str, Callable[..., list[int]]] = {
     "extend": _extend,
-    "extend and pause": _extend_and_pause,
+    "extend and stop": _extend_and_stop,
+    "extend and die": _extend_and_die,
     "sample": _sample,
-    "sample and pause": _sample_and_pause,
+    "sample and stop while reading": _sample_and_stop_while_reading,
     "fork beside a waiting thread": _fork_beside_a_waiting_thread,
     "standing": _standing,
     "constants": _constants,

@@ -192,8 +192,9 @@ def test_a_run_keeps_its_ratio_whoever_is_fast_dies_or_comes_back(
     stage.sampled_until_limited(learner)
     ahead = within()
     stage.next_number += 1
-    collector.tell("extend and pause", stage.next_number, 1, "write.claimed")
-    until(lambda: phases(stage)[collector.pid] == "PAYLOAD" or None)
+    collector.tell("extend and stop", stage.next_number, 1, "write.claimed")
+    collector.stopped()
+    assert phases(stage)[collector.pid] == "PAYLOAD"
     collector.kill()
     until(lambda: collector.pid not in phases(stage) or None)
     assert within() == ahead
