@@ -369,31 +369,42 @@ class Waiting:
         return before == state
 
     def _require_no_knot(self, why: Why) -> None:
-        """Both sides wait, each for the other: the error buffer is too small for their batches."""
+        """Both sides wait, each for the other: what they may differ by is too small for them."""
         runtime = self._ring._engine.control.runtime[0]
         entries = self._ring._engine.control.entries
         stuck = self._knotted(why, entries)
-        state = tuple(int(runtime[name]) for name in ("write_count", "drawn", "pending"))
+        state = tuple(int(runtime[name]) for name in ("write_count", "drawn", "pending", "head"))
+        state += (self._flow.standing().left,)
         if stuck is None:
             self._knot = None
         elif self._knot != state:
             self._knot = state  # looked at once more: one of them may just be going on
         else:
-            found = self._flow.limiter
-            ratio = (found.samples_per_insert if found else None) or 0.0
-            writes, draws = stuck
-            raise RateLimitError(
-                f"{self._ring._engine.where}: writes of {writes:,} items and samples of {draws:,} "
-                f"wait for each other: with {ratio:g} samples per insert the error buffer has to "
-                f"be at least {(writes * ratio + draws) / 2:g}; it is "
-                f"{found.tolerance if found else 0:g}",
-                pids=self._pids(),
-            )
+            raise RateLimitError(self._knot_text(*stuck), pids=self._pids())
 
-    def _knotted(self, why: Why, entries: Any) -> tuple[int, int] | None:
-        """The largest write and the largest sample, where everybody waits and none may go on."""
-        if why not in (Why.AHEAD, Why.BEHIND):
+    def _knot_text(self, writes: int, draws: int, of_queue: bool) -> str:
+        found, ring = self._flow.limiter or RateLimiter(), self._ring
+        text = (
+            f"{ring._engine.where}: writes of {writes:,} items and samples of {draws:,} wait for "
+        )
+        if of_queue:
+            times = found.max_times_sampled or 1
+            least = (draws + times - 2) // times + writes
+            return (
+                f"{text}each other: the queue has to have room for at least {least:,}; it has room "
+                f"for {ring.elements:,}"
+            )
+        ratio = found.samples_per_insert or 0.0
+        return (
+            f"{text}each other: with {ratio:g} samples per insert the error buffer has to be at "
+            f"least {(writes * ratio + draws) / 2:g}; it is {found.tolerance:g}"
+        )
+
+    def _knotted(self, why: Why, entries: Any) -> tuple[int, int, bool] | None:
+        """The largest write and sample, where everybody waits and none may go on; in a queue?"""
+        if why == Why.FEW:
             return None
+        of_queue = False
         now = self._flow.standing()
         busy = (entries["state"] == EntryState.LIVE) & (
             (entries["last_insert_ns"] > 0)
@@ -405,12 +416,14 @@ class Waiting:
         for entry in busy.nonzero()[0]:
             sides = [side for side in Side if int(entries["waits_for"][entry]) & side]
             for side in sides:
-                if now.why(side, wanted(entries[entry], side)) not in (Why.AHEAD, Why.BEHIND):
+                limited = now.why(side, wanted(entries[entry], side))
+                if limited is None or limited == Why.FEW:
                     return None  # woken, or stopped before it could go on
+                of_queue = of_queue or limited in (Why.FULL, Why.SHORT)
                 (writes if side == Side.SAMPLES else draws).append(wanted(entries[entry], side))
             if not sides:
                 return None
-        return (max(writes), max(draws)) if writes and draws else None
+        return (max(writes), max(draws), of_queue) if writes and draws else None
 
     def _text(self, why: Why) -> str:
         ring = self._ring

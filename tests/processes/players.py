@@ -70,6 +70,10 @@ class Player:
         """Gives an order and does not wait for it: `answer` does."""
         self._pipe.send((what, args, kwargs))
 
+    def heard(self) -> bool:
+        """Whether there is an answer."""
+        return self._pipe.poll()
+
     def answer(self) -> Answer:
         assert self._pipe.poll(30), f"{self.pid} does not come back: {waits(self._path)}"
         answer: Answer = self._pipe.recv()

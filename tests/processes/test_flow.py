@@ -71,7 +71,7 @@ class Stage:
             assert learner.answer().error is None
 
     def _comes_back_or_waits(self, player: Player) -> bool | None:
-        if player._pipe.poll():
+        if player.heard():
             return True
         return False if any(one.pid == player.pid for one in waits(self.path)) else None
 
