@@ -1,0 +1,96 @@
+"""``shmbuffer set``: what is said, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from shmbuffer.cli import main
+from shmbuffer.memory import Engine, RateLimiter
+
+
+def test_without_changes_it_says_what_is_set(
+    closed: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["set", str(closed)]) == 0
+    assert capsys.readouterr().out == f"{closed}: nothing limits writes and samples\n"
+    assert main(["set", str(closed), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"path": str(closed), "rate_limiter": None}
+
+
+def test_what_is_named_changes_and_the_rest_stays(
+    closed: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["set", str(closed), "samples_per_insert=4", "min_size=3", "when_alone=wait"]) == 0
+    capsys.readouterr()
+    assert main(["set", str(closed), "samples_per_insert=0.5", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["rate_limiter"] == {
+        "samples_per_insert": 0.5,
+        "min_size": 3,
+        "error_buffer": 4.0,
+        "max_times_sampled": None,
+        "when_alone": "wait",
+    }
+    assert main(["set", str(closed)]) == 0
+    shown = capsys.readouterr().out
+    assert [line.split() for line in shown.splitlines()[1:]] == [
+        ["samples_per_insert", "0.5"],
+        ["min_size", "3"],
+        ["error_buffer", "4"],
+        ["when_alone", "wait"],
+    ]
+
+
+@pytest.mark.parametrize("off", ["off", "none", "OFF"])
+def test_off_takes_it_away(closed: Path, off: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["set", str(closed), "samples_per_insert=4", "min_size=3"]) == 0
+    assert main(["set", str(closed), f"samples_per_insert={off}"]) == 0
+    with Engine.open(closed, None) as engine:
+        assert engine.limiter == RateLimiter(min_size=3, when_alone="pass")
+    assert main(["set", str(closed), f"min_size={off}"]) == 0
+    with Engine.open(closed, None) as engine:
+        assert engine.limiter is None
+    capsys.readouterr()
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ("samples_per_insert", "'samples_per_insert' is not NAME=VALUE with one of"),
+        ("ratio=4", "'ratio=4' is not NAME=VALUE with one of"),
+        ("min_size=1.5", "min_size is a whole number or off, not '1.5'"),
+        ("error_buffer=much", "error_buffer is a number or off, not 'much'"),
+    ],
+)
+def test_what_is_no_change_is_bad_usage(
+    closed: Path, change: str, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["set", str(closed), change])
+    assert ended.value.code == 2
+    assert text in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ("samples_per_insert=-1", "samples_per_insert has to be a number above 0"),
+        ("min_size=9", "min_size is 9, and the buffer has room for 8 items"),
+        ("when_alone=WAIT", "when_alone is 'pass', 'wait' or 'error', got 'WAIT'"),
+        ("max_times_sampled=1", "this buffer has priorities"),
+    ],
+)
+def test_what_cannot_be_changes_nothing(
+    closed: Path, change: str, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["set", str(closed), change]) != 0
+    assert text in capsys.readouterr().err
+    with Engine.open(closed, None) as engine:
+        assert engine.limiter is None
+
+
+def test_it_needs_no_torch(closed: Path, loads_no_torch: Callable[..., None]) -> None:
+    loads_no_torch("set", closed, "samples_per_insert=4")
