@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from shmbuffer.memory import Engine
+from shmbuffer.memory import Engine, RateLimiter
 from shmbuffer.service.coordinator import Coordinator
 from shmbuffer.service.metrics import COUNTERS, GAUGES
 from tests.service import items
@@ -39,6 +39,19 @@ def test_every_number_is_there_and_right(tmp_path: Path) -> None:
         stats = coordinator.stats()
         assert found["p_sum"] == stats["p_sum"]
         assert found["bytes"] == stats["bytes"]
+
+
+def test_who_follows_a_run_sees_how_the_sides_stand(tmp_path: Path) -> None:
+    limiter = RateLimiter(4, min_size=2, error_buffer=20)
+    with Coordinator(
+        tmp_path / "buffer", capacity=8, alpha=None, metrics_port=0, rate_limiter=limiter
+    ) as coordinator:
+        items.write(coordinator._engine, range(5))
+        found = numbers(coordinator.metrics_port)
+        names = ("samples_per_insert", "error_buffer", "min_size", "samples_ahead", "limited")
+        assert [found[name] for name in names] == [4, 20, 2, 12, 0]
+        coordinator.set_rate(RateLimiter(max_times_sampled=1))
+        assert numbers(coordinator.metrics_port)["queued"] == 5
 
 
 def test_a_request_does_not_disturb_the_rates_of_stats(tmp_path: Path) -> None:
