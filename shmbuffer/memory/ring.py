@@ -751,7 +751,9 @@ class Ring:
                     behind = self._wait_for_blocker(what, limit, behind)
                 elif result == -_core.LIMITED:
                     if waiting is None:
-                        waiting = Waiting(self.flow, "extend" if what == "write" else what)
+                        waiting = Waiting(
+                            self.flow, "extend" if what in ("write", "place") else what
+                        )
                     waiting.wait(patience.limit(None))
                     limit = patience.limit(timeout)  # of waits for a slot: from here on
                 elif result == -_core.FORKED:

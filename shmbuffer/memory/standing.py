@@ -169,7 +169,9 @@ def explain(
                 what = "the next items of the queue are still being written"
                 who = f"{_name(entries, writer)} writes them"
             elif now.left >= count:
-                what = f"the queue has fewer than {count:,} items to hand out, as writers died"
+                what = (
+                    f"the queue has fewer than {count:,} items to hand out: some places hold none"
+                )
     return f"{what}; {who}"
 
 

@@ -24,7 +24,9 @@ from shmbuffer import (
     RateLimitTimeout,
     ReplayBuffer,
     SamplerWithoutReplacement,
+    ShmBufferError,
     SliceSampler,
+    TensorDictMaxValueWriter,
     TensorDictReplayBuffer,
 )
 from shmbuffer.memory import flow
@@ -378,3 +380,61 @@ def test_a_handle_that_is_closed_wakes_who_waits_for_the_first_item(tmp_path: Pa
     rb.storage.close()
     waiting.join(30)
     assert [type(error) for error in raised] == [BufferClosedError]
+
+
+def test_a_checkpoint_makes_the_ratio_count_anew(make: MakeStorage, tmp_path: Path) -> None:
+    rb = buffer(make(16))
+    rb.extend(items(5))
+    rb.dumps(tmp_path / "save")
+    rb.sample()
+    rb.loads(tmp_path / "save")
+    assert (len(rb), ahead(rb)) == (5, 0)
+    rb.load_state_dict(rb.state_dict())
+    assert (len(rb), ahead(rb)) == (5, 0)
+
+
+def test_a_queue_takes_no_checkpoint_before_it_is_none(make: MakeStorage, tmp_path: Path) -> None:
+    """What is in it stays, where it is refused."""
+    rb = buffer(make(16), QUEUE)
+    rb.extend(items(5))
+    rb.dumps(tmp_path / "save")
+    assert rb.sample()["number"].tolist() == [0, 1, 2, 3]
+    for name, load in (
+        ("loads", lambda: rb.loads(tmp_path / "save")),
+        ("load_state_dict", lambda: rb.load_state_dict(rb.state_dict())),
+    ):
+        refuses(
+            load,
+            rf"{name}: the buffer is a queue \(max_times_sampled\), which is written at its end "
+            "only; load into one that is none. Nothing was changed",
+            ShmBufferError,
+        )
+    assert len(rb) == 5
+    assert rb.sample(1)["number"].tolist() == [4]
+    rb.rate_limiter = None
+    rb.loads(tmp_path / "save")
+    assert len(rb) == 5
+
+
+@pytest.mark.parametrize(
+    ("options", "asked"),
+    [({"prefetch": 2}, "prefetch"), ({"sampler": SamplerWithoutReplacement()}, "a Sampler.*")],
+)
+def test_a_queue_is_nobodys_choice(options: Any, asked: str) -> None:
+    rb = buffer(None, QUEUE, **options)
+    rb.extend(items(5))
+    refuses(
+        rb.sample,
+        r"the buffer is a queue \(max_times_sampled\), which hands items out first in, first out, "
+        f"when they are asked for; {asked} cannot be had with it",
+        ValueError,
+    )
+
+
+def test_a_writer_that_chooses_places_waits_like_any_other() -> None:
+    rb = buffer(LazyTensorStorage(4), writer=TensorDictMaxValueWriter(rank_key="number"))
+    rb.extend(items(4))
+    refuses(
+        lambda: rb.extend(items(4, 10), timeout=0),
+        ".*: extend waits: 2 samples per insert wanted, 0 seen; there is no learner.*",
+    )

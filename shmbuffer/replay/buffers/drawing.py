@@ -155,7 +155,9 @@ class Drawing(Parts):
     def _require_no_choice(self) -> None:
         """Out of a queue the oldest items come, when they are asked for."""
         if self._prefetcher is not None or type(self._sampler).sample is not RandomSampler.sample:
-            asked = "prefetch" if self._prefetcher else f"a {type(self._sampler).__name__}"
+            asked = (
+                "prefetch" if self._prefetcher is not None else f"a {type(self._sampler).__name__}"
+            )
             raise ValueError(
                 "the buffer is a queue (max_times_sampled), which hands items out first in, first "
                 f"out, when they are asked for; {asked} cannot be had with it"

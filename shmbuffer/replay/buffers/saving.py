@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from tensordict import TensorDict
 
-from shmbuffer.errors import CorruptBufferError
+from shmbuffer.errors import CorruptBufferError, ShmBufferError
 from shmbuffer.memory import LIVING
 from shmbuffer.memory.progress import OnProgress, hearing, is_of_callback
 from shmbuffer.replay.buffers.parts import Parts
@@ -137,9 +137,11 @@ class Saving(Parts):
                 could only be unpickled.
             BufferInUseError: other processes use the buffer; nothing was changed.
             CorruptBufferError: the files are damaged.
+            ShmBufferError: the buffer is a queue (``max_times_sampled``); nothing was changed.
 
         Cost: all bytes once; none where ``path / "storage"`` is the storage's ``scratch_dir``.
         """
+        self._require_no_queue("loads")
         self._drop_prefetched()
         with hearing(on_progress):
             self._loads_one_save(Path(path).absolute())
@@ -214,7 +216,9 @@ class Saving(Parts):
         Raises:
             SchemaMismatchError: the buffer's leaves are others.
             ValueError: it has another capacity.
+            ShmBufferError: the buffer is a queue (``max_times_sampled``); nothing was changed.
         """
+        self._require_no_queue("load_state_dict")
         self._drop_prefetched()
         self._storage.load_state_dict(state_dict["_storage"])
         self._writer.load_state_dict(state_dict["_writer"])
@@ -224,6 +228,15 @@ class Saving(Parts):
         if state_dict["_rng"] is not None:
             state, device = state_dict["_rng"]
             self._seed_with(state, torch.device(device))
+
+    def _require_no_queue(self, what: str) -> None:
+        """Before anything is emptied: a queue is written at its end only."""
+        limiter = self.rate_limiter
+        if limiter is not None and limiter.max_times_sampled is not None:
+            raise ShmBufferError(
+                f"{what}: the buffer is a queue (max_times_sampled), which is written at its end "
+                "only; load into one that is none. Nothing was changed"
+            )
 
     def _loads(self, path: Path) -> None:
         metadata = _metadata(path)
