@@ -169,9 +169,7 @@ def explain(
                 what = "the next items of the queue are still being written"
                 who = f"{_name(entries, writer)} writes them"
             elif now.left >= count:
-                what = (
-                    f"the queue has fewer than {count:,} items to hand out: some places hold none"
-                )
+                what = f"the queue has fewer than {count:,} items: some places hold none"
     return f"{what}; {who}"
 
 
