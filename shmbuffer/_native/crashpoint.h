@@ -118,9 +118,11 @@
     X(flow_waits, "flow.waits")                                                                              \
     X(flow_limited, "flow.limited")                                                                          \
     X(flow_base, "flow.base")                                                                                \
+    X(flow_goal, "flow.goal")                                                                                \
     X(flow_drawn, "flow.drawn")                                                                              \
     X(flow_reading, "flow.reading")                                                                          \
     X(flow_taken, "flow.taken")                                                                              \
+    X(flow_passed, "flow.passed")                                                                            \
     X(flow_stored, "flow.stored")                                                                            \
     X(flow_published, "flow.published")                                                                      \
     X(mutex_cleared, "mutex.cleared")                                                                        \

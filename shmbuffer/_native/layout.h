@@ -79,11 +79,12 @@ struct shmb_runtime {
     _Atomic uint64_t byte_head;        /* position in the byte ring where the next record starts */
     _Atomic uint64_t byte_tail;        /* position of the oldest record whose bytes are in use */
     _Atomic uint64_t evicted;          /* items that went because their bytes were needed */
-    _Atomic uint64_t drawn;            /* elements that were drawn while there was a ratio */
+    _Atomic uint64_t drawn;            /* elements drawn while there was a ratio, and within it */
     _Atomic uint64_t pending;          /* elements of open claims that began while there was a limiter */
     _Atomic uint32_t limiter_version;  /* changes with the limiter; 0: there was never one */
     _Atomic uint32_t limited;          /* entries that wait for the other side */
-    uint64_t reserved[2];
+    uint64_t inserts_goal;             /* inserts_base once the claim that is COMMITTING is finished */
+    uint64_t reserved;
     _Atomic uint64_t lock_waits; /* times that the mutex was not to be had at once, nor soon: it was slept for */
     struct shmb_limiter limiters[2];
 };

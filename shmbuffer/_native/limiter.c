@@ -4,8 +4,8 @@
  *     drawn    = drawn - samples_base
  *     ahead    = inserted * samples_per_insert - drawn    0 where both sides have done their share
  *
- * A claim may begin while `ahead` stays at or below the error buffer with it; a draw while it stays at or above minus
- * the error buffer. So whatever comes when, the ratio is within it. (Reverb's RateLimiter, whose max_diff and min_diff
+ * A claim may begin while `ahead` stays at or below the error buffer with it, or fewer than min_size elements are there;
+ * a draw while it stays at or above minus the error buffer. So whatever comes when, the ratio is within it. (Reverb's RateLimiter, whose max_diff and min_diff
  * are samples_per_insert * min_size plus and minus the buffer: here the first min_size inserts are left out instead.)
  *
  * What is inserted is derived and not counted: a writer that dies takes its claim with it. Everything is decided and
@@ -20,9 +20,11 @@
 _Thread_local bool shmb_let_pass; /* the next claim or draw of this thread goes on whatever the ratio; it counts on no side */
 
 static bool in_order(const struct shmb_limiter *limiter) {
-    return limiter->limits <= (SHMB_RATIO | SHMB_QUEUE) && limiter->when_alone <= SHMB_ALONE_ERROR &&
-           limiter->samples_per_insert >= 0 && isfinite(limiter->samples_per_insert) && limiter->error_buffer >= 0 &&
-           isfinite(limiter->error_buffer) && (!(limiter->limits & SHMB_QUEUE) || limiter->max_times_sampled > 0);
+    double ratio = limiter->samples_per_insert, buffer = limiter->error_buffer;
+    return limiter->limits <= (SHMB_RATIO | SHMB_QUEUE) && limiter->when_alone <= SHMB_ALONE_ERROR && ratio >= 0 &&
+           isfinite(ratio) && buffer >= 0 && isfinite(buffer) &&
+           (!(limiter->limits & SHMB_RATIO) || (ratio > 0 && buffer >= 1 && buffer >= ratio)) &&
+           (!(limiter->limits & SHMB_QUEUE) || (limiter->max_times_sampled > 0 && limiter->when_alone != SHMB_ALONE_PASS));
 }
 
 /* The one that counts; NULL: there is none, or it is damaged. */
@@ -32,10 +34,23 @@ static struct shmb_limiter *limiter_of(struct shmb_runtime *runtime) {
     return version && in_order(limiter) ? limiter : NULL;
 }
 
+/* The same, looked at without the mutex, or one that limits nothing: a block is written over only after the version has
+ * changed. */
+static struct shmb_limiter copy_of_limiter(const struct shmb_runtime *runtime) {
+    struct shmb_limiter copy = {0};
+    uint32_t version = atomic_load_explicit(&runtime->limiter_version, memory_order_acquire), before = 0;
+    while (version != before) {
+        before = version;
+        SHMB_OPTIMISTIC(copy = runtime->limiters[version & 1]);
+        atomic_thread_fence(memory_order_acquire);
+        version = atomic_load_explicit(&runtime->limiter_version, memory_order_relaxed);
+    }
+    return version && in_order(&copy) ? copy : (struct shmb_limiter){0};
+}
+
 uint32_t shmb_limits(struct shmb_runtime *runtime) {
-    struct shmb_limiter *limiter = limiter_of(runtime);
-    if (limiter == NULL) return 0;
-    return limiter->limits | (limiter->min_size ? SHMB_MIN_SIZE : 0);
+    struct shmb_limiter limiter = copy_of_limiter(runtime);
+    return limiter.limits | (limiter.min_size ? SHMB_MIN_SIZE : 0);
 }
 
 static double ahead(const struct shmb_ring *ring, const struct shmb_limiter *limiter, uint64_t inserts, uint64_t samples) {
@@ -108,8 +123,8 @@ int shmb_give_up_waiting(struct shmb_ring *ring, struct shmb_call *call, uint32_
     return SHMB_OK;
 }
 
-/* What a dead owner of the mutex left is not trusted. An entry without an open claim promises nothing: the reaper, who
- * settles it, takes off `pending` what stands there. */
+/* What a dead owner of the mutex left is not trusted, and a claim that a repair has ended is open no more: else whoever
+ * reaps its owner would settle it once again. */
 void shmb_count_limited(struct shmb_ring *ring) {
     uint64_t pending = 0;
     uint32_t limited = 0;
@@ -133,38 +148,54 @@ struct place {
     uint64_t element, times;
 };
 
-/* Elements of a queue are counted from ticket 0 on. Those whose slots were written over are behind it. */
+/* Elements of a queue are counted from ticket 0 on. Tickets two laps old are behind it: a claim that was open when the
+ * ring was emptied is one lap old at most, and emptying begins another one. */
 static struct place next_of(const struct shmb_ring *ring, const struct shmb_limiter *limiter) {
     uint64_t head = atomic_load_explicit(&ring->runtime->head, memory_order_relaxed);
-    uint64_t oldest = head > ring->capacity ? head - ring->capacity : 0;
+    uint64_t oldest = head > 2 * ring->capacity ? head - 2 * ring->capacity : 0;
     struct place next = {limiter->queue_next / limiter->max_times_sampled, limiter->queue_next % limiter->max_times_sampled};
     if (next.element < oldest * ring->lanes) next = (struct place){oldest * ring->lanes, 0};
     if (next.element > head * ring->lanes) next = (struct place){head * ring->lanes, 0};
     return next;
 }
 
-/* The same, behind slots that were given back for the dead: nothing comes out of them, so nobody has to wait for it. */
-static struct place first_there(const struct shmb_ring *ring, const struct shmb_limiter *limiter) {
+/* Nobody has committed it, and nobody will: its writer died or gave up, or it is forgotten or written over. */
+static bool is_gone(const struct shmb_ring *ring, uint64_t ticket) {
+    uint64_t word = atomic_load_explicit(&ring->words[ticket % ring->capacity], memory_order_relaxed);
+    if (SHMB_TICKET(word) != ticket) return true;
+    return SHMB_STATE(word) != SHMB_COMMITTED && !shmb_claim_covers(ring, word, NULL);
+}
+
+/* Past what is gone: were it waited for, a queue full of it would be full for ever. */
+static struct place front_of(const struct shmb_ring *ring, struct shmb_limiter *limiter) {
     struct place next = next_of(ring, limiter);
-    uint64_t end = atomic_load_explicit(&ring->runtime->head, memory_order_relaxed) * ring->lanes;
-    while (next.element < end) {
-        uint64_t ticket = next.element / ring->lanes;
-        uint64_t word = atomic_load_explicit(&ring->words[ticket % ring->capacity], memory_order_relaxed);
-        if (word == SHMB_WORD(ticket, SHMB_COMMITTED) || shmb_claim_covers(ring, word, NULL)) break;
-        next = (struct place){(ticket + 1) * ring->lanes, 0};
+    uint64_t first = next.element, end = atomic_load_explicit(&ring->runtime->head, memory_order_relaxed) * ring->lanes;
+    while (next.element < end && is_gone(ring, next.element / ring->lanes))
+        next = (struct place){(next.element / ring->lanes + 1) * ring->lanes, 0};
+    if (next.element != first) {
+        limiter->queue_next = next.element * limiter->max_times_sampled;
+        CP(flow_passed);
     }
     return next;
 }
 
 /* The oldest ticket that must not be overwritten: it waits in the queue, or is being copied out of it. */
-static uint64_t needed_from(const struct shmb_ring *ring, const struct shmb_limiter *limiter) {
-    uint64_t needed = first_there(ring, limiter).element / ring->lanes;
+static uint64_t needed_from(const struct shmb_ring *ring, struct shmb_limiter *limiter) {
+    uint64_t needed = front_of(ring, limiter).element / ring->lanes;
     for (uint32_t i = 0; i < SHMB_ENTRIES; i++) {
         uint64_t reading = atomic_load_explicit(&ring->entries[i].reading, memory_order_relaxed);
         bool live = atomic_load_explicit(&ring->entries[i].state, memory_order_relaxed) == SHMB_LIVE;
         if (live && reading && reading - 1 < needed) needed = reading - 1;
     }
     return needed;
+}
+
+/* Samples wait until min_size elements are there, so inserts must not wait for samples before, though a batch may take
+ * them too far ahead. One that is too large for the error buffer at any time waits, and is refused. */
+static bool is_short(const struct shmb_ring *ring, const struct shmb_limiter *limiter, uint64_t open, uint64_t elements) {
+    uint64_t there = atomic_load_explicit(&ring->runtime->length, memory_order_relaxed) * ring->lanes;
+    return there + open < limiter->min_size &&
+           (double)elements * limiter->samples_per_insert <= 2 * limiter->error_buffer + ROUNDING;
 }
 
 /* Before a claim that write_count grows by: may it begin? `rows` go to the head of the ring; 0: to named slots, which
@@ -175,27 +206,44 @@ int shmb_admit_insert(struct shmb_ring *ring, uint64_t rows, uint64_t elements, 
     bool pass = shmb_let_pass;
     shmb_let_pass = false;
     *counted = 0;
+    ring->claim_passes = false;
     if (limiter == NULL) return SHMB_OK;
     if (limiter->limits & SHMB_QUEUE) {
         if (rows == 0) return SHMB_IN_QUEUE;
         uint64_t end = atomic_load_explicit(&runtime->head, memory_order_relaxed) + rows;
-        if (rows > ring->capacity || end > needed_from(ring, limiter) + ring->capacity)
+        uint64_t needed = needed_from(ring, limiter);
+        if (rows > ring->capacity || end > needed + ring->capacity || (ring->bytes && shmb_evicts_from(ring, needed)))
             return wait_for(ring, SHMB_FOR_SAMPLES, elements, SHMB_FULL);
     }
     if (elements && limiter->limits & SHMB_RATIO) {
         uint64_t open = atomic_load_explicit(&runtime->pending, memory_order_relaxed);
-        uint64_t size = atomic_load_explicit(&runtime->length, memory_order_relaxed) * ring->lanes;
-        double excess = ahead(ring, limiter, open + elements, 0) - limiter->error_buffer;
-        bool fits = excess <= ROUNDING;
-        bool needed = size + open < limiter->min_size; /* samples wait for just that: items went with a writer, say */
-        if (!fits && !needed && !pass) return wait_for(ring, SHMB_FOR_SAMPLES, elements, SHMB_AHEAD);
-        if (!fits) limiter->inserts_base += needed ? (uint64_t)ceil(excess / limiter->samples_per_insert) : elements;
-        CP(flow_base);
+        double over = ahead(ring, limiter, open + elements, 0) - limiter->error_buffer;
+        if (over > ROUNDING && !pass && !is_short(ring, limiter, open, elements))
+            return wait_for(ring, SHMB_FOR_SAMPLES, elements, SHMB_AHEAD);
+        ring->claim_passes = pass && over > ROUNDING;
     }
     *counted = elements;
     shmb_wait_no_more(ring, ring->me, SHMB_FOR_SAMPLES);
     return SHMB_OK;
 }
+
+/* Elements that are there, or were until somebody began to write over them. An open claim of a ring that was not full, or
+ * that was emptied, writes over none. */
+static uint64_t size_of(const struct shmb_ring *ring, const struct shmb_limiter *limiter) {
+    struct shmb_runtime *runtime = ring->runtime;
+    uint64_t size = atomic_load_explicit(&runtime->length, memory_order_relaxed) * ring->lanes;
+    uint64_t open = atomic_load_explicit(&runtime->pending, memory_order_relaxed);
+    if (limiter == NULL || open == 0) return size;
+    uint64_t tickets = atomic_load_explicit(&runtime->head, memory_order_relaxed) * ring->lanes;
+    int64_t inserted = (int64_t)(atomic_load_explicit(&runtime->write_count, memory_order_relaxed) - limiter->inserts_base);
+    return inserted >= 0 && tickets >= ring->elements + open ? size + open : size;
+}
+
+/* What this thread's last draw was counted as, for the one that is not made. */
+static _Thread_local struct {
+    uint64_t elements;
+    uint32_t version;
+} counted_draw;
 
 /* Before a draw: may it be made? It counts from here on, as `counted` elements; as none where it passes, or where there is
  * no ratio. SHMB_IN_QUEUE: `chosen` by a sampler it may not. */
@@ -208,22 +256,21 @@ int shmb_admit_sample(struct shmb_ring *ring, struct shmb_call *call, uint64_t c
     int status = shmb_lock(ring, call);
     if (status != SHMB_OK) return status;
     struct shmb_limiter *limiter = limiter_of(runtime);
-    uint64_t size = atomic_load_explicit(&runtime->length, memory_order_relaxed) * ring->lanes;
-    if (atomic_load_explicit(&runtime->head, memory_order_relaxed) > ring->capacity) /* what is overwritten now was there */
-        size += atomic_load_explicit(&runtime->pending, memory_order_relaxed);
+    counted_draw.elements = 0;
     if (limiter && limiter->min_size > min_size) min_size = limiter->min_size;
     if (chosen && limiter && limiter->limits & SHMB_QUEUE) {
         status = SHMB_IN_QUEUE;
-    } else if (size < min_size) {
+    } else if (size_of(ring, limiter) < min_size) {
         status = wait_for(ring, SHMB_FOR_INSERTS, min_size, SHMB_FEW);
     } else if (limiter && limiter->limits & SHMB_RATIO) {
         bool fits = ahead(ring, limiter, 0, count) >= -(limiter->error_buffer + ROUNDING);
         if (!fits && !pass) {
             status = wait_for(ring, SHMB_FOR_INSERTS, count, SHMB_BEHIND);
-        } else if (fits) {
-            atomic_fetch_add_explicit(&runtime->drawn, count, memory_order_relaxed);
+        } else {
+            if (fits) atomic_fetch_add_explicit(&runtime->drawn, count, memory_order_relaxed);
             CP(flow_drawn);
-            *counted = count;
+            counted_draw.elements = *counted = fits ? count : 0;
+            counted_draw.version = atomic_load_explicit(&runtime->limiter_version, memory_order_relaxed);
         }
     }
     if (status == SHMB_OK) {
@@ -236,15 +283,20 @@ int shmb_admit_sample(struct shmb_ring *ring, struct shmb_call *call, uint64_t c
     return status;
 }
 
-/* A draw that was admitted was not made: `count` as shmb_admit_sample counted it. */
+/* A draw that was admitted was not made. What did not count, or does not any more, is not taken back. */
 int shmb_take_back(struct shmb_ring *ring, struct shmb_call *call, uint64_t count) {
     struct shmb_runtime *runtime = ring->runtime;
     int status = shmb_lock(ring, call);
     if (status != SHMB_OK) return status;
     struct shmb_limiter *limiter = limiter_of(runtime);
-    if (limiter && limiter->limits & SHMB_RATIO) atomic_fetch_sub_explicit(&runtime->drawn, count, memory_order_relaxed);
+    if (limiter && counted_draw.elements == count &&
+        counted_draw.version == atomic_load_explicit(&runtime->limiter_version, memory_order_relaxed) &&
+        atomic_load_explicit(&runtime->drawn, memory_order_relaxed) - limiter->samples_base >= count)
+        atomic_fetch_sub_explicit(&runtime->drawn, count, memory_order_relaxed);
     CP(flow_drawn);
+    counted_draw.elements = 0;
     shmb_unlock(ring);
+    shmb_wake_waiters(runtime);
     return SHMB_OK;
 }
 
@@ -259,7 +311,7 @@ int shmb_take(struct shmb_ring *ring, struct shmb_call *call, uint64_t count, in
         shmb_unlock(ring);
         return SHMB_NOTHING;
     }
-    struct place next = next_of(ring, limiter);
+    struct place next = front_of(ring, limiter);
     uint64_t end = atomic_load_explicit(&runtime->head, memory_order_relaxed) * ring->lanes, found = 0;
     while (found < count && next.element < end) {
         uint64_t ticket = next.element / ring->lanes, slot = ticket % ring->capacity;
@@ -268,18 +320,20 @@ int shmb_take(struct shmb_ring *ring, struct shmb_call *call, uint64_t count, in
             index[found] = (int64_t)(slot * ring->lanes + next.element % ring->lanes);
             tickets[found++] = (int64_t)ticket;
             if (++next.times == limiter->max_times_sampled) next = (struct place){next.element + 1, 0};
-        } else if (shmb_claim_covers(ring, word, NULL)) {
-            break; /* it comes first, once its writer has committed it */
-        } else {
+        } else if (is_gone(ring, ticket)) {
             next = (struct place){(ticket + 1) * ring->lanes, 0};
+        } else {
+            break; /* it comes first, once its writer has committed it */
         }
     }
     if (found < count) {
         tickets[0] = -1; /* nothing is taken */
         status = wait_for(ring, SHMB_FOR_INSERTS, count, SHMB_SHORT);
-    } else if (count) {
+    } else {
         uint64_t reading = atomic_load_explicit(&ring->me->reading, memory_order_relaxed);
-        if (ring->readers++ == 0 || reading == 0) atomic_store_explicit(&ring->me->reading, 1 + (uint64_t)tickets[0], memory_order_relaxed);
+        ring->readers++;
+        if (count && (ring->readers == 1 || reading == 0))
+            atomic_store_explicit(&ring->me->reading, 1 + (uint64_t)tickets[0], memory_order_relaxed);
         CP(flow_reading);
         limiter->queue_next = next.element * limiter->max_times_sampled + next.times;
         CP(flow_taken);
@@ -304,13 +358,27 @@ int shmb_release(struct shmb_ring *ring, struct shmb_call *call) {
 
 /* Elements that a queue has not handed out as often as it may; those that are being written included. */
 uint64_t shmb_queued(const struct shmb_ring *ring) {
+    struct shmb_limiter limiter = copy_of_limiter(ring->runtime);
+    if (!(limiter.limits & SHMB_QUEUE)) return 0;
+    return atomic_load_explicit(&ring->runtime->head, memory_order_relaxed) * ring->lanes - next_of(ring, &limiter).element;
+}
+
+/* Of a commit: what passes a limiter leaves `ahead` as it is, so its base moves with write_count. The two are stored one
+ * after the other, and by whoever finishes the claim for a dead owner of the mutex. */
+void shmb_note_base(struct shmb_ring *ring) {
+    const struct shmb_limiter *limiter = limiter_of(ring->runtime);
+    if (limiter) ring->runtime->inserts_goal = limiter->inserts_base + (ring->claim_passes ? ring->claim_written : 0);
+    CP(flow_goal);
+}
+
+void shmb_set_base(struct shmb_ring *ring) {
     struct shmb_limiter *limiter = limiter_of(ring->runtime);
-    if (limiter == NULL || !(limiter->limits & SHMB_QUEUE)) return 0;
-    return atomic_load_explicit(&ring->runtime->head, memory_order_relaxed) * ring->lanes - first_there(ring, limiter).element;
+    if (limiter) limiter->inserts_base = ring->runtime->inserts_goal;
+    CP(flow_base);
 }
 
 /* The ratio counts from here on: both sides have done their share, once there are min_size elements. The mutex is held. */
-void shmb_start_anew(struct shmb_ring *ring, uint64_t write_count, uint64_t elements, uint64_t first_ticket) {
+void shmb_start_anew(struct shmb_ring *ring, uint64_t write_count, uint64_t elements) {
     struct shmb_runtime *runtime = ring->runtime;
     struct shmb_limiter *limiter = limiter_of(runtime);
     if (limiter == NULL) return;
@@ -318,8 +386,12 @@ void shmb_start_anew(struct shmb_ring *ring, uint64_t write_count, uint64_t elem
     CP(flow_base);
     limiter->samples_base = atomic_load_explicit(&runtime->drawn, memory_order_relaxed);
     CP(flow_base);
-    limiter->queue_next = first_ticket * ring->lanes * limiter->max_times_sampled;
-    CP(flow_base);
+}
+
+/* Of a ring that was emptied: what is being written stays in the queue. */
+void shmb_pass_the_forgotten(struct shmb_ring *ring) {
+    struct shmb_limiter *limiter = limiter_of(ring->runtime);
+    if (limiter && limiter->limits & SHMB_QUEUE) front_of(ring, limiter);
 }
 
 /* Another setting. What a queue has handed out stays so; the ratio starts anew. */

@@ -77,8 +77,9 @@ void shmb_finish_claim(struct shmb_ring *ring, struct shmb_entry *entry) {
         CP(empty_head);
         runtime->max_priority = -1; /* of items that are forgotten */
         CP(empty_max_priority);
-        shmb_start_anew(ring, atomic_load_explicit(&entry->goal, memory_order_relaxed), 0, end);
+        shmb_start_anew(ring, atomic_load_explicit(&entry->goal, memory_order_relaxed), 0);
         for (uint64_t slot = 0; slot < ring->capacity; slot++) empty_slot(ring, slot);
+        shmb_pass_the_forgotten(ring);
     } else {
         CP(reap_head);
         for (uint64_t ticket = first; ticket < end; ticket++)
@@ -91,6 +92,7 @@ void shmb_finish_claim(struct shmb_ring *ring, struct shmb_entry *entry) {
         CP(empty_count);
     else
         CP(reap_count);
+    if (phase == SHMB_COMMITTING) shmb_set_base(ring);
 }
 
 /* EOWNERDEAD: the last owner of the mutex died holding it. The claim that is in a phase which exists only

@@ -119,6 +119,7 @@ struct shmb_ring {
     /* One claim at a time; everything below belongs to the thread that is inside the gate. */
     struct shmb_gate gate;
     bool claimed;
+    bool claim_passes; /* it does not count, whatever the ratio */
     uint64_t claim_first, claim_count; /* tickets of the rows, in order, for a ring write */
     uint64_t claim_slot;               /* of the first of them */
     uint64_t claim_rows;               /* rows to write: slots, or claim_count */
@@ -244,7 +245,10 @@ void shmb_promise(struct shmb_ring *ring, uint64_t elements);
 void shmb_settle(struct shmb_ring *ring, struct shmb_entry *entry);
 void shmb_wait_no_more(struct shmb_ring *ring, struct shmb_entry *entry, uint32_t sides);
 void shmb_count_limited(struct shmb_ring *ring);
-void shmb_start_anew(struct shmb_ring *ring, uint64_t write_count, uint64_t elements, uint64_t first_ticket);
+void shmb_note_base(struct shmb_ring *ring);
+void shmb_set_base(struct shmb_ring *ring);
+void shmb_start_anew(struct shmb_ring *ring, uint64_t write_count, uint64_t elements);
+void shmb_pass_the_forgotten(struct shmb_ring *ring);
 int shmb_admit_sample(struct shmb_ring *ring, struct shmb_call *call, uint64_t count, uint64_t min_size, bool chosen,
                       uint64_t *counted);
 int shmb_take_back(struct shmb_ring *ring, struct shmb_call *call, uint64_t count);
@@ -257,6 +261,7 @@ int shmb_give_up_waiting(struct shmb_ring *ring, struct shmb_call *call, uint32_
 /* records.c: the byte ring */
 int shmb_batch_in_order(struct shmb_ring *ring, const struct shmb_batch *batch, uint64_t bytes, bool apart);
 bool shmb_bytes_are_being_written(struct shmb_ring *ring);
+bool shmb_evicts_from(const struct shmb_ring *ring, uint64_t ticket);
 void shmb_take_bytes(struct shmb_ring *ring);
 void shmb_fill_records(struct shmb_ring *ring);
 bool shmb_extent_in_order(const struct shmb_ring *ring, struct shmb_extent extent);

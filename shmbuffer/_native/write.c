@@ -551,6 +551,8 @@ int shmb_commit(struct shmb_ring *ring, struct shmb_call *call, bool given) {
     uint64_t goal = atomic_load_explicit(&runtime->write_count, memory_order_relaxed) + ring->claim_written;
     atomic_store_explicit(&me->goal, goal, memory_order_release);
     CP(write_goal);
+    bool limited = is_limited(ring);
+    if (limited) shmb_note_base(ring);
     atomic_store_explicit(&me->phase, SHMB_COMMITTING, memory_order_release);
     CP(write_committing);
     for (uint64_t row = 0; row < ring->claim_rows; row++) {
@@ -574,6 +576,7 @@ int shmb_commit(struct shmb_ring *ring, struct shmb_call *call, bool given) {
     CP(write_commit_parents);
     atomic_store_explicit(&runtime->write_count, goal, memory_order_release);
     CP(write_count);
+    if (limited) shmb_set_base(ring);
     atomic_store_explicit(&me->phase, SHMB_IDLE, memory_order_release);
     CP(write_idle);
     shmb_settle(ring, me);
@@ -692,6 +695,6 @@ int shmb_restore(struct shmb_ring *ring, struct shmb_call *call, uint64_t slot, 
     CP(restore_count);
     runtime->max_priority = max_priority;
     CP(restore_max_priority);
-    shmb_start_anew(ring, write_count, atomic_load_explicit(&runtime->length, memory_order_relaxed) * ring->lanes, 0);
+    shmb_start_anew(ring, write_count, atomic_load_explicit(&runtime->length, memory_order_relaxed) * ring->lanes);
     return end_without_claim(ring, SHMB_OK);
 }

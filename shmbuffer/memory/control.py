@@ -184,9 +184,7 @@ class Control:
     def limit(self, wanted: RateLimiter | None) -> None:
         """Sets a limiter before there is a ring; under init.lock. Afterwards the core does it."""
         version = int(self.runtime["limiter_version"][0]) + 1
-        at = layout.RUNTIME_OFFSET + layout.RUNTIME.fields["limiters"][1]  # type: ignore[index]
-        at += (version & 1) * layout.LIMITER.itemsize
-        block = self._bytes[at : at + layout.LIMITER.itemsize].view(layout.LIMITER)
+        block = self.limiter_block(version)
         numbers = dict(
             zip(NUMBERS, NO_LIMIT if wanted is None else wanted.to_numbers(), strict=True)
         )
@@ -196,6 +194,12 @@ class Control:
             _core.reached("limit.stored")
         self.runtime["limiter_version"] = version
         _core.reached("limit.published")
+
+    def limiter_block(self, version: int) -> np.ndarray[Any, Any]:
+        """The limiter of that version, live: one structured value."""
+        at = layout.RUNTIME_OFFSET + layout.RUNTIME.fields["limiters"][1]  # type: ignore[index]
+        at += (version & 1) * layout.LIMITER.itemsize
+        return self._bytes[at : at + layout.LIMITER.itemsize].view(layout.LIMITER)
 
     def superblock(self) -> Superblock:
         """The valid copy with the higher sequence.

@@ -15,7 +15,7 @@ import logging
 import math
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import get_native_id
 from typing import TYPE_CHECKING, Any
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("shmbuffer.flow")
 
+_NO_QUEUE = 1  # of a call to take
 _SLICE_NS = 5_000_000  # asleep, at most: who dies before waking us costs no more
 _LOOK_S = 0.1  # between two looks for the dead, and for a knot that nobody can undo
 _SAY_S = 30.0  # between two warnings
@@ -105,40 +106,46 @@ class Flow:
             RateLimitTimeout: the deadline of `patience.within` has passed.
             RateLimitError: it can never be, or nobody inserts and ``when_alone`` is "error".
         """
-        native = self._ring._native
+        ring = self._ring  # whose native one is another after a fork
         self._samplers.add(get_native_id())
 
         def call() -> int:
-            return int(native.admit_sample(count, min_size, False, LOCK_TIMEOUT_NS))
+            return int(ring._native.admit_sample(count, min_size, False, LOCK_TIMEOUT_NS))
 
         return self._run(call, count, min_size)
 
     def take_back(self, counted: int) -> None:
         """What was admitted was not drawn; as many elements as `admit` says."""
-        native = self._ring._native
         if counted:
-            self._run(lambda: native.take_back(counted, LOCK_TIMEOUT_NS), counted)
+            self._run(lambda: self._ring._native.take_back(counted, LOCK_TIMEOUT_NS), counted)
 
-    def take(self, index: NDArray[np.int64], tickets: NDArray[np.int64]) -> None:
+    def take(self, index: NDArray[np.int64], tickets: NDArray[np.int64]) -> bool:
         """Takes the oldest elements out of a queue; their slots stay as they are until `release`.
 
         Args:
             index: int64[n], filled with elements.
             tickets: int64[n], filled.
 
+        Returns:
+            False if there is no queue, or none any more: then nothing is to be released.
+
         Raises as `admit`.
         """
-        native, count = self._ring._native, len(index)
+        ring, count = self._ring, len(index)
         self._samplers.add(get_native_id())
         at, whose = index.ctypes.data, tickets.ctypes.data
-        self._run(lambda: native.take(count, at, whose, LOCK_TIMEOUT_NS), count)
+
+        def call() -> int:
+            result = int(ring._native.take(count, at, whose, LOCK_TIMEOUT_NS))
+            return _NO_QUEUE if result == -_core.NOTHING else result
+
+        return self._run(call, count) != _NO_QUEUE
 
     def release(self) -> None:
         """What this thread took is read."""
-        native = self._ring._native
-        self._run(lambda: native.release(LOCK_TIMEOUT_NS), 0)
+        self._run(lambda: self._ring._native.release(LOCK_TIMEOUT_NS), 0)
 
-    def _run(self, call: Any, count: int, min_size: int = 0) -> int:
+    def _run(self, call: Callable[[], int], count: int, min_size: int = 0) -> int:
         result = int(call())
         if result >= 0:
             return result
@@ -389,10 +396,10 @@ class Waiting:
         )
         if of_queue:
             times = found.max_times_sampled or 1
-            least = (draws + times - 2) // times + writes
+            least = max((draws + times - 2) // times, found.min_size - 1) + writes
             return (
-                f"{text}each other: the queue has to have room for at least {least:,}; it has room "
-                f"for {ring.elements:,}"
+                f"{text}each other: the queue has to have room for at least {least:,} items; it "
+                f"has {ring.elements:,}"
             )
         ratio = found.samples_per_insert or 0.0
         return (
@@ -402,11 +409,12 @@ class Waiting:
 
     def _knotted(self, why: Why, entries: Any) -> tuple[int, int, bool] | None:
         """The largest write and sample, where everybody waits and none may go on; in a queue?"""
-        if why == Why.FEW:
-            return None
-        of_queue = False
         now = self._flow.standing()
-        busy = (entries["state"] == EntryState.LIVE) & (
+        of_queue = now.queued is not None
+        live = entries["state"] == EntryState.LIVE
+        if (why == Why.FEW and not of_queue) or now.pending or entries["reading"][live].any():
+            return None  # more comes, or what is written and read now changes what there is
+        busy = live & (
             (entries["last_insert_ns"] > 0)
             | (entries["last_sample_ns"] > 0)
             | (entries["waits_for"] > 0)
@@ -417,9 +425,8 @@ class Waiting:
             sides = [side for side in Side if int(entries["waits_for"][entry]) & side]
             for side in sides:
                 limited = now.why(side, wanted(entries[entry], side))
-                if limited is None or limited == Why.FEW:
+                if limited is None or (limited == Why.FEW and not of_queue):
                     return None  # woken, or stopped before it could go on
-                of_queue = of_queue or limited in (Why.FULL, Why.SHORT)
                 (writes if side == Side.SAMPLES else draws).append(wanted(entries[entry], side))
             if not sides:
                 return None

@@ -231,6 +231,7 @@ RUNTIME = _fields(
     ("pending", "<u8", 216),
     ("limiter_version", "<u4", 224),
     ("limited", "<u4", 228),
+    ("inserts_goal", "<u8", 232),
     ("lock_waits", "<u8", 248),
     ("limiters", "V128", 256),
     itemsize=PAGE,

@@ -4,10 +4,11 @@
     drawn    = elements sampled since then
     ahead    = inserted * samples_per_insert - drawn    0 where both sides have done their share
 
-A write waits where it would take ``ahead`` above ``error_buffer``, a sample where it would take it
-below minus ``error_buffer``: the semantics of Reverb's ``SampleToInsertRatio`` (Cassirer et al.,
-Reverb: A Framework For Experience Replay, 2021, section 3.4), for whole batches. The numbers are in
-the control file (`layout.LIMITER`), so all processes share them and a crash leaves them;
+A write waits where it would take ``ahead`` above ``error_buffer``, unless fewer than ``min_size``
+items are there, for which samples wait; a sample waits where it would take it below minus
+``error_buffer``: the semantics of Reverb's ``SampleToInsertRatio`` (Cassirer et al., Reverb: A
+Framework For Experience Replay, 2021, section 3.4), for whole batches. The numbers are in the
+control file (`layout.LIMITER`), so all processes share them and a crash leaves them;
 ``_native/limiter.c`` decides by them.
 """
 
@@ -181,7 +182,11 @@ def is_in_order(block: Any) -> bool:
         and block["when_alone"] <= Alone.ERROR
         and 0 <= ratio < math.inf
         and 0 <= buffer < math.inf
-        and (not block["limits"] & Limit.QUEUE or block["max_times_sampled"] > 0)
+        and (not block["limits"] & Limit.RATIO or (ratio > 0 and buffer >= max(1.0, ratio)))
+        and (
+            not block["limits"] & Limit.QUEUE
+            or (block["max_times_sampled"] > 0 and block["when_alone"] != Alone.PASS)
+        )
     )
 
 
@@ -190,6 +195,26 @@ def is_damaged(runtime: Any) -> bool:
     version = int(runtime["limiter_version"])
     block = np.frombuffer(runtime["limiters"].tobytes(), layout.LIMITER)[version & 1]
     return bool(version) and not is_in_order(block)
+
+
+def is_far_apart(runtime: Any, elements: int) -> bool:
+    """Whether one side is so far ahead of the other as no limiter lets it come.
+
+    Args:
+        runtime: a runtime page.
+        elements: that the buffer has room for: claims that began without a limiter, and what was
+            found after a reboot, may be that many each.
+    """
+    block = active(runtime)
+    if block is None:
+        return False
+    inserted = signed(int(runtime["write_count"]) - int(block["inserts_base"]))
+    drawn = signed(int(runtime["drawn"]) - int(block["samples_base"]))
+    ratio, buffer = float(block["samples_per_insert"]), float(block["error_buffer"])
+    furthest = 3 * buffer + ratio * (int(block["min_size"]) + 2 * elements)
+    return (
+        inserted < -int(block["min_size"]) or drawn < 0 or abs(inserted * ratio - drawn) > furthest
+    )
 
 
 def read(runtime: Any) -> RateLimiter | None:
@@ -209,6 +234,11 @@ def read(runtime: Any) -> RateLimiter | None:
 
 def _says_something(block: Any) -> bool:
     return bool(block["limits"]) or int(block["min_size"]) > 0
+
+
+def signed(number: int) -> int:
+    """Of a difference of two unsigned counters."""
+    return int(np.int64(np.uint64(number % 2**64)))
 
 
 def _is_number(value: object) -> bool:

@@ -302,7 +302,10 @@ class _Repair:
         _core.reached("recover.max_priority")
 
     def _settle_flow(self) -> None:
-        """Nobody waits, and no claim is open; a limiter that cannot be one is none."""
+        """Nobody waits, and no claim is open; a limiter that cannot be one is none.
+
+        Where its sides are further apart than they can be, they start anew.
+        """
         runtime, entries = self.control.runtime, self.control.entries
         for name in ("pending", "reading", "waits_for"):
             entries[name] = 0
@@ -313,6 +316,14 @@ class _Repair:
         if limiter.is_damaged(runtime[0]):
             runtime["limiter_version"] = 0
         _core.reached("recover.limiter")
+        if limiter.is_far_apart(runtime[0], self.capacity * self.width):
+            block = self.control.limiter_block(int(runtime["limiter_version"][0]))
+            there = np.count_nonzero(slots.committed(self.words)) * self.width
+            free = max(0, int(block["min_size"][0]) - int(there))
+            block["inserts_base"] = int(runtime["write_count"][0]) + free
+            _core.reached("recover.bases")
+            block["samples_base"] = runtime["drawn"]
+        _core.reached("recover.bases")
 
     def _sane_head(self) -> None:
         """A head at the end of all tickets, far beyond every item, would end the buffer.

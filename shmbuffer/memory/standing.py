@@ -10,12 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from shmbuffer.memory import limiter
 from shmbuffer.memory.identity import process_state
 from shmbuffer.memory.layout import EntryState, Limit, Phase, Role, Side, Why
 
+_ROUNDING = 1e-6  # of a sample, as the core has it
 _LONG_S = 1.0  # a side that did something since then is at it
 
 
@@ -62,11 +61,11 @@ class Standing:
                 return Why.FULL
             if self.wanted is not None and self.filled >= self.min_size:
                 after = self.ahead + (self.pending + count) * self.wanted
-                return Why.AHEAD if after > self.error_buffer else None
+                return Why.AHEAD if after > self.error_buffer + _ROUNDING else None
             return None
         if self.size < self.min_size:
             return Why.FEW
-        if self.wanted is not None and self.ahead - count < -self.error_buffer:
+        if self.wanted is not None and self.ahead - count < -self.error_buffer - _ROUNDING:
             return Why.BEHIND
         if self.queued is not None:
             return Why.SHORT if self.left < count else None
@@ -90,12 +89,14 @@ def standing(runtime: Any, *, width: int, capacity: int) -> Standing:
         )
     limits = Limit(int(block["limits"]))
     ratio = float(block["samples_per_insert"])
-    inserted = _signed(int(runtime["write_count"]) - int(block["inserts_base"]))
-    drawn = _signed(int(runtime["drawn"]) - int(block["samples_base"]))
+    inserted = limiter.signed(int(runtime["write_count"]) - int(block["inserts_base"]))
+    drawn = limiter.signed(int(runtime["drawn"]) - int(block["samples_base"]))
+    # What is being written over was there; an open claim of a ring that was not full is of none.
+    overwrites = inserted >= 0 and head * width >= capacity * width + pending
     times = int(block["max_times_sampled"]) if limits & Limit.QUEUE else 0
     queued, left = None, 0
     if times:
-        end, oldest = head * width, max(0, head - capacity) * width
+        end, oldest = head * width, max(0, head - 2 * capacity) * width
         following = min(max(int(block["queue_next"]), oldest * times), end * times)
         queued, left = end - following // times, end * times - following
     return Standing(
@@ -104,7 +105,7 @@ def standing(runtime: Any, *, width: int, capacity: int) -> Standing:
         ahead=inserted * ratio - drawn if limits & Limit.RATIO else 0.0,
         error_buffer=float(block["error_buffer"]),
         min_size=int(block["min_size"]),
-        size=size + (pending if head > capacity else 0),
+        size=size + (pending if overwrites else 0),
         filled=size + pending,
         queued=queued,
         left=left,
@@ -264,8 +265,3 @@ def _span(seconds: float) -> str:
     if seconds < 120:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min"
-
-
-def _signed(number: int) -> int:
-    """Of a difference of two unsigned counters."""
-    return int(np.int64(np.uint64(number % 2**64)))

@@ -85,12 +85,25 @@ def test_the_reader_sees_every_kind_of_store() -> None:
 def test_what_the_reader_takes_for_private_is_private() -> None:
     """A new name here is a variable or a member through which something is stored: is it shared?"""
     assert c.private_targets(sorted((PACKAGE / "_native").glob("*.c"))) == {
-        *("action", "applied", "arena", "armed", "b", "batch", "bool", "branch", "bytes", "c"),
+        *(
+            "action",
+            "applied",
+            "arena",
+            "armed",
+            "at",
+            "b",
+            "batch",
+            "bool",
+            "branch",
+            "bytes",
+            "c",
+        ),
         *(
             "call",
             "const",
             "count",
             "counted",
+            "counted_draw",
             "d",
             "draws",
             "first",
@@ -112,7 +125,17 @@ def test_what_the_reader_takes_for_private_is_private() -> None:
             "n",
             "next",
         ),
-        *("out", "priorities", "python", "random", "records", "redrawn", "release", "result"),
+        *(
+            "out",
+            "pool",
+            "priorities",
+            "python",
+            "random",
+            "records",
+            "redrawn",
+            "release",
+            "result",
+        ),
         *(
             "ring",
             "self",

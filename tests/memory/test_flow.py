@@ -139,7 +139,7 @@ def test_writes_go_on_while_there_are_too_few_items_to_sample(engine: Engine, ri
     with patience.within(0):
         for _ in range(4):  # until the ring comes round to the slot that is missing
             write(ring, range(2))
-    assert (ring.length, ahead(ring)) == (8, 8)
+    assert (ring.length, ahead(ring)) == (8, 22)  # samples have to make up for it
     with pytest.raises(RateLimitTimeout), patience.within(0):
         write(ring, range(1))
 
@@ -148,12 +148,14 @@ def test_a_sample_that_passes_counts_for_nothing_also_if_it_fails(ring: Ring) ->
     write(ring, range(1))
     assert ring.flow.admit(8) == 8
     assert ahead(ring) == -8
+    ring.flow.take_back(8)
+    assert ahead(ring) == 0
+    assert ring.flow.admit(8) == 8
     ring._native.let_pass(True)
     assert ring.flow.admit(8) == 0
     ring.flow.take_back(0)
+    ring.flow.take_back(8)  # of the draw before: this thread's last one was not counted
     assert ahead(ring) == -8
-    ring.flow.take_back(8)
-    assert ahead(ring) == 0
 
 
 def test_both_sides_that_wait_for_each_other_are_told_what_they_need(

@@ -62,12 +62,23 @@ WITHIN = {
     "wait.turn": ("turn.numbered", "turn.dated", "turn.noted"),
 }
 #: Protocols that are not modelled: a byte ring, another alpha, what is loaded or copied.
+#: Waiting for the other side has a model of its own, in flow.py.
 NOT_MODELLED = (
     *("write.evict_leaf", "write.evict", "write.evicted", "write.tail", "write.byte_first"),
     *("write.header", "write.extent", "write.bytes"),
     *("alpha.alpha", "alpha.eps", "alpha.version", "alpha.stored", "alpha.leaves"),
     *("alpha.parents", "restore.head", "restore.count", "restore.max_priority", "copy.moment"),
     *("relink.header", "relink.forgotten", "relink.tail", "relink.head"),
+    *("flow.pending", "flow.promised", "flow.settled", "flow.waits", "flow.limited", "flow.base"),
+    *(
+        "flow.goal",
+        "flow.drawn",
+        "flow.reading",
+        "flow.taken",
+        "flow.passed",
+        "flow.stored",
+        "flow.published",
+    ),
 )
 FATES = frozenset({"killed", "all killed", "stopped"})
 

@@ -74,6 +74,50 @@ void learn_once(struct shmb_ring *ring) {
     place_free(&place);
 }
 
+/* What is taken out of a queue stays in its slots until it is released, as long as the queue is one. */
+static void take_once(struct shmb_ring *ring, struct shmb_call *call, uint64_t count) {
+    struct place place;
+    int64_t index[BATCH], took[BATCH], tickets[BATCH];
+    uint64_t missing = 0;
+    uint32_t version = atomic_load(&ring->runtime->limiter_version);
+    int status = shmb_take(ring, call, count, index, took);
+    if (status == SHMB_LIMITED) expect(shmb_give_up_waiting(ring, call, SHMB_FOR_INSERTS), "give_up_waiting");
+    if (status == SHMB_LIMITED || status == SHMB_NOTHING) return;
+    expect(status, "take");
+    place_make(&place, ring, BATCH, 64 * 1024);
+    status = ring->bytes ? shmb_read_records(ring, call, index, count, &place.arena, tickets)
+                         : shmb_read(ring, call, index, count, place.leaves, tickets, &missing);
+    expect(status, "read of what was taken");
+    check_batch(ring, &place, index, tickets, count, "take");
+    bool stays = version == atomic_load(&ring->runtime->limiter_version) && !world.options.upkeep;
+    for (uint64_t row = 0; stays && row < count; row++) {
+        if (tickets[row] != took[row]) fail("take: ticket %lld was written over", (long long)took[row]);
+        if (row && took[row] < took[row - 1]) fail("take: ticket %lld comes too late", (long long)took[row]);
+    }
+    place_free(&place);
+    expect(shmb_release(ring, call), "release");
+    COUNT(taken, count);
+}
+
+void draw_once(struct shmb_ring *ring) {
+    struct shmb_call call = a_call();
+    uint64_t count = 1 + random_below(4), counted = 0;
+    int status = shmb_admit_sample(ring, &call, count, random_below(4), false, &counted);
+    if (status == SHMB_LIMITED) {
+        COUNT(limited, 1);
+        expect(shmb_give_up_waiting(ring, &call, SHMB_FOR_INSERTS), "give_up_waiting");
+        return;
+    }
+    expect(status, "admit_sample");
+    COUNT(admitted, 1);
+    if (shmb_limits(ring->runtime) & SHMB_QUEUE)
+        take_once(ring, &call, count);
+    else if (random_below(8))
+        learn_once(ring);
+    else
+        expect(shmb_take_back(ring, &call, counted), "take_back");
+}
+
 void read_once(struct shmb_ring *ring) {
     struct shmb_call call = a_call();
     struct place place;
@@ -166,10 +210,44 @@ void reap_the_dead(struct shmb_ring *ring) {
     }
 }
 
+static void restore_once(struct shmb_ring *ring, struct shmb_call *call) {
+    int status = shmb_restore(ring, call, random_below(ring->capacity), random_below(1000), -1);
+    if (status != SHMB_IN_QUEUE || !world.options.limited) expect(status, "restore");
+}
+
+static void limit_once(struct shmb_ring *ring, struct shmb_call *call) {
+    struct shmb_limiter limiter = {.min_size = 1 + random_below(ring->capacity), .when_alone = SHMB_ALONE_WAIT};
+    limiter.limits = (uint32_t)random_below(4);
+    limiter.samples_per_insert = limiter.limits & SHMB_RATIO ? (double)(1 + random_below(8)) / 4 : 0;
+    limiter.error_buffer = limiter.limits & SHMB_RATIO ? 64 : 0;
+    limiter.max_times_sampled = limiter.limits & SHMB_QUEUE ? 1 + random_below(3) : 0;
+    expect(shmb_limit(ring, call, &limiter), "limit");
+    COUNT(limiters, 1);
+}
+
+/* Whatever anybody died in: what is counted in the runtime page is what the registry says. */
+static void check_flow(struct shmb_ring *ring) {
+    uint64_t pending = 0, limited = 0;
+    for (uint32_t entry = 0; entry < SHMB_ENTRIES; entry++) {
+        pending += atomic_load(&ring->entries[entry].pending);
+        limited += atomic_load(&ring->entries[entry].waits_for) != 0;
+    }
+    if (pending != atomic_load(&ring->runtime->pending)) fail("pending is %llu", (unsigned long long)ring->runtime->pending);
+    if (limited != atomic_load(&ring->runtime->limited)) fail("limited is %u", ring->runtime->limited);
+}
+
+void check_flow_once(struct shmb_ring *ring) {
+    struct shmb_call call = a_call();
+    expect(shmb_lock(ring, &call), "lock");
+    check_flow(ring);
+    shmb_unlock(ring);
+}
+
 void look_after_once(struct shmb_ring *ring) {
     struct shmb_call call = a_call();
     reap_the_dead(ring);
     check_whole(ring);
+    check_flow_once(ring);
     if (random_below(4) == 0) {
         expect(shmb_set_alpha(ring, &call, (double)(4 + random_below(8)) / 10, 0.01, false), "set_alpha");
         COUNT(alphas, 1);
@@ -179,6 +257,7 @@ void look_after_once(struct shmb_ring *ring) {
         COUNT(empties, 1);
     }
     if (world.options.upkeep && random_below(4) == 0)
-        expect(shmb_restore(ring, &call, random_below(ring->capacity), random_below(1000), -1), "restore");
+        restore_once(ring, &call);
+    if (world.options.limited && random_below(8) == 0) limit_once(ring, &call);
     expect(shmb_give_up_turn(ring, &call), "give_up_turn");
 }

@@ -24,6 +24,12 @@ SCENARIOS = {
     "records and deaths": ("--capacity", "24", "--records", "4096", "--upkeep", "--mortal"),
     "one handle": ("--shared",),
     "one handle on records": ("--capacity", "16", "--records", "4096", "--shared", "--upkeep"),
+    "limited, and deaths": ("--capacity", "11", "--limited", "--mortal"),
+    "limited lanes, emptied": ("--capacity", "6", "--lanes", "3", "--limited", "--upkeep"),
+    "limited records, and deaths": (
+        *("--capacity", "24", "--records", "4096", "--limited", "--mortal"),
+    ),
+    "one limited handle": ("--capacity", "11", "--limited", "--shared"),
     "written once": ("--capacity", "2048", "--once"),
 }
 MORTAL = tuple(name for name, options in SCENARIOS.items() if "--mortal" in options)

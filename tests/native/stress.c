@@ -22,7 +22,7 @@ static bool goes_on(uint64_t done, uint64_t enough) {
 static void act(struct shmb_ring *ring, uint64_t role) {
     switch (role) {
     case 0: look_after_once(ring); break;
-    case 1: learn_once(ring); break;
+    case 1: (world.options.limited ? draw_once : learn_once)(ring); break;
     case 2: read_once(ring); break;
     case 3: copy_once(ring); break;
     default: write_once(ring);
@@ -88,6 +88,8 @@ static void let_live(const struct options *options) {
 static void audit(struct shmb_ring *ring) {
     reap_the_dead(ring);
     check_whole(ring);
+    check_flow_once(ring);
+    if (atomic_load(&ring->runtime->pending)) fail("a claim is counted that nobody has");
     for (uint64_t slot = 0; slot < ring->capacity; slot++) {
         uint64_t word = atomic_load(&ring->words[slot]);
         bool gone = ring->bytes || world.options.upkeep; /* evicted, or emptied */
@@ -105,7 +107,7 @@ static void parse(int argc, char **argv, struct options *options) {
     static const struct option names[] = {
         {"seed", 1, NULL, 's'},   {"rounds", 1, NULL, 't'},  {"capacity", 1, NULL, 'c'}, {"lanes", 1, NULL, 'l'},
         {"threads", 1, NULL, 'n'}, {"records", 1, NULL, 'r'}, {"mortal", 0, NULL, 'm'},   {"shared", 0, NULL, 'h'},
-        {"once", 0, NULL, 'o'},   {"upkeep", 0, NULL, 'u'},  {NULL, 0, NULL, 0}};
+        {"once", 0, NULL, 'o'},   {"upkeep", 0, NULL, 'u'},  {"limited", 0, NULL, 'i'}, {NULL, 0, NULL, 0}};
     *options = (struct options){.seed = 1, .capacity = 7, .lanes = 1, .threads = 6, .rounds = 400};
     for (int name; (name = getopt_long(argc, argv, "", names, NULL)) != -1;) {
         uint64_t value = optarg ? strtoull(optarg, NULL, 10) : 0;
@@ -120,6 +122,7 @@ static void parse(int argc, char **argv, struct options *options) {
         case 'h': options->shared = true; break;
         case 'o': options->once = true; break;
         case 'u': options->upkeep = true; break;
+        case 'i': options->limited = true; break;
         default: exit(2);
         }
     }

@@ -155,6 +155,9 @@ void handle_open(struct shmb_ring *ring) {
     atomic_store(&mine->incarnation, ring->incarnation);
     atomic_store(&mine->phase, SHMB_IDLE);
     atomic_store(&mine->turn, 0);
+    atomic_store(&mine->pending, 0);
+    atomic_store(&mine->reading, 0);
+    atomic_store(&mine->waits_for, 0);
     atomic_store(&mine->state, SHMB_LIVE);
     pthread_mutex_unlock(&world.init_lock);
     ring->runtime = world.runtime;

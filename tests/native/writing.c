@@ -99,6 +99,16 @@ static uint64_t claim(struct shmb_ring *ring, struct shmb_call *call, enum shmb_
                          : shmb_claim_slots(ring, call, slots, count, kind == SHMB_IN_PLACE,
                                             if_still_there ? tickets : NULL, if_still_there ? kept : NULL, batch, &taken);
         if (status == SHMB_OK) return taken;
+        if (status == SHMB_IN_QUEUE && world.options.limited) return 0;
+        if (status == SHMB_LIMITED && waited < 4) {
+            COUNT(limited, 1);
+            shmb_wait_progress(ring->runtime, shmb_refusal.blocker.progress, 1000 * 1000);
+            continue;
+        }
+        if (status == SHMB_LIMITED) {
+            expect(shmb_give_up_waiting(ring, call, SHMB_FOR_SAMPLES), "give_up_waiting");
+            return 0;
+        }
         if (status != SHMB_BLOCKED) expect(status, "claim");
         wait_for_blocker(ring, waited);
     }

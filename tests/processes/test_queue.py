@@ -183,7 +183,7 @@ def test_batches_that_cannot_meet_are_told_how_large_the_queue_has_to_be(stage: 
     error = first.answer().error
     assert str(error) == (
         f"{stage.path}: writes of 5 items and samples of 8 wait for each other: the queue has to "
-        "have room for at least 12; it has room for 8"
+        "have room for at least 12 items; it has 8"
     )
 
 

@@ -135,7 +135,8 @@ class Drawing(Parts):
                 self._require_no_choice()
             counted = flow.admit(count, min_size or 0)
             try:
-                return queued(self._from_queue(ring, count)) if is_queue else draw()
+                batch = self._from_queue(ring, count) if is_queue else None
+                return draw() if batch is None else queued(batch)
             except BaseException:
                 flow.take_back(counted)
                 raise
@@ -163,20 +164,24 @@ class Drawing(Parts):
                 f"out, when they are asked for; {asked} cannot be had with it"
             )
 
-    def _from_queue(self, ring: Ring, count: int) -> Batch:
-        """The oldest items of a queue, taken out of it."""
+    def _from_queue(self, ring: Ring, count: int) -> Batch | None:
+        """The oldest items of a queue, taken out of it; None if it is none any more."""
         index = torch.empty(count, dtype=torch.int64)
         tickets = torch.full_like(index, _NOT_TAKEN)
         lanes = lanes_of(self._storage)
         while True:
+            taken = False
             try:
-                ring.flow.take(index.numpy(), tickets.numpy())
+                taken = ring.flow.take(index.numpy(), tickets.numpy())
+                if not taken:
+                    return None
                 where = unravel(index, lanes) if lanes else index
                 data = self._held(where, {GENERATION: tickets})
                 if data is not None:
                     break  # else the buffer was emptied meanwhile
             finally:
-                if tickets[0] != _NOT_TAKEN:  # else it was interrupted, or there was too little
+                # An interrupt may come between the two: what was taken says its tickets.
+                if taken or (count and int(tickets[0]) != _NOT_TAKEN):
                     ring.flow.release()
         info: dict[str, Any] = {INDEX: where}
         if self._track_generations or self.shared:

@@ -1,0 +1,560 @@
+"""Flow control: its users are killed at every step of what they do.
+
+A limited write and sample, waiting for the other side, a queue, a change of the limiter, mending
+and recovery. Nobody waits for the dead afterwards, the limiter is the old or the new one as a
+whole, and a queue hands out in order what it had.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from shmbuffer._native import _core
+from shmbuffer.errors import RateLimitTimeout
+from shmbuffer.memory import Engine, RateLimiter, Ring, patience
+from shmbuffer.memory.layout import EntryState, Phase
+from tests.crash.harness import (
+    CAPACITY,
+    called,
+    dies,
+    ended,
+    fork,
+    native_points,
+    number_of,
+    place,
+    python_points,
+    read_all,
+    require_sound,
+    schema,
+    settings,
+    stopped_at,
+    write,
+)
+
+pytestmark = pytest.mark.crash
+
+RATIO = RateLimiter(samples_per_insert=1, min_size=2, error_buffer=6)
+OTHER = RateLimiter(samples_per_insert=2, min_size=3, error_buffer=9, when_alone="error")
+QUEUE = RateLimiter(max_times_sampled=2)
+THRICE = RateLimiter(max_times_sampled=3, min_size=2)
+ONCE = RateLimiter(max_times_sampled=1)
+BOTH = RateLimiter(samples_per_insert=2, error_buffer=20, max_times_sampled=2)
+LONG_NS = 5 * 10**9
+#: Of what is passed often: the registry is looked at entry by entry.
+PASSINGS = (0, 1, 2, 3, 4, 5, 6, 7, 8, 100, 255)
+WRITTEN, DRAWN = 6, 3
+"""Items that are there when the victim comes, and elements that were drawn."""
+
+
+def ring_of(engine: Engine) -> Ring:
+    assert engine.ring is not None
+    return engine.ring
+
+
+def goes(call: Callable[[], object]) -> bool:
+    """Whether it goes on at once."""
+    try:
+        with patience.within(0):
+            call()
+    except RateLimitTimeout:
+        return False
+    return True
+
+
+def take(ring: Ring, count: int, *, release: bool = True) -> list[int]:
+    """Numbers of the next items of a queue."""
+    index, tickets = np.empty(count, np.int64), np.empty(count, np.int64)
+    with patience.within(0):
+        assert ring.flow.take(index, tickets)
+    if ring.records is not None:
+        drawn = ring.records.read(index)
+        found = [number_of(drawn.batch.body(row)) for row in range(count)]
+    else:
+        there = read_all(ring)
+        found = [there[int(slot)] for slot in index]
+    if release:
+        ring.flow.release()
+    return found
+
+
+def take_all(ring: Ring) -> list[int]:
+    found: list[int] = []
+    while goes(lambda: found.extend(take(ring, 1))):
+        pass
+    return found
+
+
+# What the victims do.
+
+
+def writes(engine: Engine) -> None:
+    write(ring_of(engine), [100, 101])
+
+
+def places(engine: Engine) -> None:
+    place(ring_of(engine), [7, 6], [100, 101], in_place=False)
+
+
+def writes_past_the_limit(engine: Engine) -> None:
+    assert not goes(lambda: write(ring_of(engine), range(100, 108)))
+    ring_of(engine)._native.let_pass(True)
+    write(ring_of(engine), range(100, 108))
+
+
+def samples(engine: Engine) -> None:
+    ring_of(engine).flow.admit(4)
+
+
+def samples_past_the_limit(engine: Engine) -> None:
+    waits_to_sample(engine)
+    ring_of(engine)._native.let_pass(True)
+    ring_of(engine).flow.admit(8)
+
+
+def samples_and_takes_it_back(engine: Engine) -> None:
+    ring_of(engine).flow.admit(4)
+    ring_of(engine).flow.take_back(4)
+
+
+def takes(engine: Engine) -> None:
+    take(ring_of(engine), 4)
+
+
+def waits_to_write(engine: Engine) -> None:
+    assert not goes(lambda: write(ring_of(engine), range(100, 108)))
+
+
+def waits_to_sample(engine: Engine) -> None:
+    assert not goes(lambda: ring_of(engine).flow.admit(8))
+
+
+def waits_to_take(engine: Engine) -> None:
+    assert not goes(lambda: take(ring_of(engine), 10))
+
+
+def registers(engine: Engine) -> None:
+    """Waits to write, and does not say that it has given up."""
+    assert ring_of(engine)._native.claim(8, LONG_NS) == -_core.LIMITED
+
+
+def registers_and_writes(engine: Engine) -> None:
+    registers(engine)
+    ring_of(engine).flow.admit(2)
+    writes(engine)
+
+
+def registers_and_leaves(engine: Engine) -> None:
+    registers(engine)
+    engine.close()
+
+
+def aborts(engine: Engine) -> None:
+    ring_of(engine).claim(2)
+    ring_of(engine).abort()
+
+
+def aborts_and_writes(engine: Engine) -> None:
+    """The front of the queue is what was given up."""
+    take_all(ring_of(engine))
+    aborts(engine)
+    writes(engine)
+
+
+def empties(engine: Engine) -> None:
+    ring_of(engine).empty()
+
+
+def restores(engine: Engine) -> None:
+    ring_of(engine).restore(1, 500, None)
+
+
+def sets(limiter: RateLimiter | None) -> Callable[[Engine], None]:
+    return lambda engine: engine.set_limiter(limiter)
+
+
+# The dead that others find.
+
+
+def dies_in(path: Path, work: Callable[[Engine], None]) -> None:
+    """Somebody who is killed when it has done that."""
+
+    def body() -> None:
+        work(Engine.open(path, None))
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    assert ended(fork(body)) == -signal.SIGKILL
+
+
+def claims(engine: Engine) -> None:
+    assert ring_of(engine)._native.claim(2, LONG_NS) >= 0
+
+
+def reads(engine: Engine) -> None:
+    take(ring_of(engine), 4, release=False)
+
+
+#: Records are claimed and filled in one call.
+OF_ROWS = (aborts, aborts_and_writes, registers_and_writes, registers_and_leaves)
+#: Leave both sides where they were.
+NOT_COUNTED = (writes_past_the_limit, samples_past_the_limit, aborts)
+WRITE = ("flow.pending", "flow.promised", "flow.settled")
+COMMIT = ("flow.goal", "flow.base")
+WAIT = ("flow.waits", "flow.limited")
+SET = ("flow.stored", "flow.published")
+
+
+@dataclass(frozen=True)
+class Deed:
+    """What a victim does in a buffer with items 0 to 5.
+
+    Attributes:
+        limiter: of the buffer.
+        work: what it does.
+        points: that it passes.
+        afterwards: the limiter, if it is another one then.
+        batch: slot -> number of what it writes.
+        taken: elements that it takes out of the queue.
+    """
+
+    limiter: RateLimiter | None
+    work: Callable[[Engine], None]
+    points: tuple[str, ...]
+    afterwards: RateLimiter | str | None = "the same"
+    batch: tuple[tuple[int, int], ...] = ()
+    taken: int = 0
+
+
+BATCH = ((6, 100), (7, 101))
+OVER_ALL = tuple(((6 + k) % CAPACITY, 100 + k) for k in range(8))
+DEEDS = {
+    "write": Deed(RATIO, writes, (*COMMIT, *WRITE), batch=BATCH),
+    "write to a queue": Deed(QUEUE, writes, (*COMMIT, *WRITE), batch=BATCH),
+    "write to both": Deed(BOTH, writes, (*COMMIT, *WRITE), batch=BATCH),
+    "placed write": Deed(RATIO, places, (*COMMIT, *WRITE), batch=((7, 100), (6, 101))),
+    "write that passes": Deed(
+        RATIO, writes_past_the_limit, (*COMMIT, *WRITE, *WAIT), batch=OVER_ALL
+    ),
+    "sample": Deed(RATIO, samples, ("flow.drawn",)),
+    "sample of both": Deed(BOTH, samples, ("flow.drawn",)),
+    "sample that passes": Deed(RATIO, samples_past_the_limit, WAIT),
+    "sample taken back": Deed(RATIO, samples_and_takes_it_back, ("flow.drawn",)),
+    "take": Deed(QUEUE, takes, ("flow.reading", "flow.taken"), taken=4),
+    "refused write": Deed(RATIO, waits_to_write, WAIT),
+    "refused write to a queue": Deed(QUEUE, waits_to_write, WAIT),
+    "refused sample": Deed(RATIO, waits_to_sample, WAIT),
+    "refused take": Deed(QUEUE, waits_to_take, WAIT),
+    "write after a wait": Deed(RATIO, registers_and_writes, (*WAIT, *COMMIT, *WRITE), batch=BATCH),
+    "leave in a wait": Deed(RATIO, registers_and_leaves, WAIT),
+    "abort": Deed(RATIO, aborts, WRITE),
+    "abort in a queue": Deed(QUEUE, aborts, WRITE),
+    "write behind a gap": Deed(
+        QUEUE, aborts_and_writes, ("flow.passed",), batch=((0, 100), (1, 101)), taken=99
+    ),
+    "empty": Deed(RATIO, empties, ("flow.base",)),
+    "empty a queue": Deed(QUEUE, empties, ("flow.base", "flow.passed")),
+    "restore": Deed(RATIO, restores, ("flow.base",)),
+    "set a first ratio": Deed(None, sets(RATIO), SET, RATIO),
+    "set another ratio": Deed(RATIO, sets(OTHER), SET, OTHER),
+    "set a queue for a ratio": Deed(RATIO, sets(QUEUE), SET, QUEUE),
+    "set a ratio for a queue": Deed(QUEUE, sets(OTHER), SET, OTHER),
+    "set a queue with more": Deed(QUEUE, sets(THRICE), SET, THRICE),
+    "set a queue with less": Deed(QUEUE, sets(ONCE), SET, ONCE),
+    "set nothing": Deed(BOTH, sets(None), SET, None),
+}
+#: Deed -> what somebody had done before who was killed then; the victim is who mends that.
+DEAD: dict[str, tuple[Deed, Callable[[Path], object]]] = {
+    "reap a claimer": (
+        Deed(RATIO, called, ("flow.pending", "flow.settled")),
+        lambda path: dies_in(path, claims),
+    ),
+    "reap who waited": (
+        Deed(RATIO, called, WAIT),
+        lambda path: dies_in(path, registers),
+    ),
+    "reap a reader": (
+        Deed(QUEUE, called, (), taken=4),
+        lambda path: dies_in(path, reads),
+    ),
+    "repair a claim": (
+        Deed(RATIO, called, ("flow.pending", "flow.promised", "flow.limited")),
+        lambda path: dies(path, "write.mark", writes),
+    ),
+    "repair a wait": (
+        Deed(RATIO, called, ("flow.pending", "flow.promised", *WAIT)),
+        lambda path: dies(path, "flow.waits", registers, after=1),
+    ),
+    "repair an emptying": (
+        Deed(QUEUE, called, ("flow.base", "flow.passed", "flow.promised")),
+        lambda path: dies(path, "empty.emptying", empties),
+    ),
+}
+PAIRS = [(name, point) for name, deed in DEEDS.items() for point in deed.points]
+MENDING = [
+    (name, point) for name, (deed, _) in DEAD.items() for point in (*deed.points, "reap.freed")
+]
+
+
+@contextmanager
+def buffer(path: Path, deed: Deed, kind: str = "rows") -> Iterator[Engine]:
+    """A limited buffer with items."""
+    with Engine.open(path, replace(settings(kind), alpha=None)) as engine:
+        ring = engine.define(schema(kind))
+        engine.set_limiter(deed.limiter)
+        write(ring, range(WRITTEN))
+        ring.flow.admit(DRAWN)
+        if ring.flow.is_queue:
+            assert take(ring, DRAWN) == [0, 0, 1]
+        yield engine
+
+
+def require_consistent(engine: Engine) -> None:
+    """What is counted in the runtime page is what the registry says."""
+    runtime, entries = engine.control.runtime[0], engine.control.entries
+    engine.stats()  # takes the mutex, so that what a dead owner left is mended
+    claimed = entries["phase"] == Phase.PAYLOAD
+    assert int(runtime["pending"]) == int(entries["pending"][claimed].sum())
+    assert not entries["pending"][~claimed].any()
+    assert int(runtime["limited"]) == int(np.count_nonzero(entries["waits_for"]))
+
+
+def require_mended(engine: Engine, deed: Deed) -> None:
+    """All that has to be true after a death, then what a limited buffer is for."""
+    require_consistent(engine)
+    engine.reap_dead()
+    require_consistent(engine)
+    runtime, entries = engine.control.runtime[0], engine.control.entries
+    assert (int(runtime["pending"]), int(runtime["limited"])) == (0, 0)
+    assert not entries["reading"][entries["state"] == EntryState.LIVE].any()
+    require_sound(engine)
+    limiter = engine.limiter
+    either = (deed.limiter, deed.limiter if deed.afterwards == "the same" else deed.afterwards)
+    assert told(limiter) in map(told, either)
+    there, batch = read_all(ring_of(engine)), dict(deed.batch)
+    old = {number: number for number in range(WRITTEN)}
+    ours = {slot: number for slot, number in there.items() if number >= 100}
+    assert ours in ({}, batch)
+    if deed.work is empties or deed is DEAD["repair an emptying"][0]:
+        assert there in ({}, old)
+    elif deed.batch is OVER_ALL:
+        assert ours or there.items() <= old.items()
+    else:
+        assert {slot: number for slot, number in there.items() if number < 100} == old
+    if limiter is None:
+        write(ring_of(engine), range(10))
+    elif limiter.max_times_sampled is not None:
+        require_queue(ring_of(engine), limiter, deed, ours, bool(there))
+    else:
+        if deed.work in NOT_COUNTED:
+            assert ring_of(engine).flow.standing().ahead == 1
+        require_ratio(ring_of(engine), limiter)
+
+
+def told(limiter: RateLimiter | None) -> object:
+    return None if limiter is None else (*limiter.to_numbers(), limiter.alone)
+
+
+def require_queue(
+    ring: Ring, limiter: RateLimiter, deed: Deed, ours: dict[int, int], full: bool
+) -> None:
+    """What is left comes in order, none of it too often; then all of the room can be used."""
+    times = limiter.max_times_sampled
+    assert times is not None
+    handed = np.zeros(200, int)
+    if deed.limiter is not None and deed.limiter.max_times_sampled is not None:
+        handed[[0, 1]] = times, 1  # what is handed out stays so
+    numbers = [*range(WRITTEN if full else 0), *(number for _, number in sorted(ours.items()))]
+    left = [number for number in numbers for _ in range(max(0, times - handed[number]))]
+    with_ratio = limiter.samples_per_insert is not None
+    if with_ratio:
+        ring._engine.set_limiter(replace(limiter, samples_per_insert=None, error_buffer=None))
+    found = take_all(ring)
+    kept = [number for number in left if number < 100]
+    lost = kept[: deed.taken]
+    assert found in (left, left[len(lost) :])
+    for number in range(20, 20 + CAPACITY):
+        assert goes(lambda number=number: write(ring, [number])), "a writer waits for the dead"
+    assert not goes(lambda: write(ring, [19]))
+    again = [number for number in range(20, 20 + CAPACITY) for _ in range(times)]
+    assert take(ring, len(again)) == again
+
+
+def require_ratio(ring: Ring, limiter: RateLimiter) -> None:
+    """Both sides stay within the error buffer, and one of them can always go on."""
+    buffer = limiter.tolerance
+    assert abs(ring.flow.standing().ahead) <= buffer
+    went = {"write": 0, "sample": 0}
+    for step in range(40):
+        first = ("write", "sample") if step % 16 < 8 else ("sample", "write")
+        for what in first:
+            before = ring.flow.standing()
+            share = before.wanted if what == "write" else -1.0
+            assert share is not None
+            fits = abs(before.ahead + share) <= buffer or before.ahead * share < 0
+            fits = fits and (what == "write" or before.size >= limiter.min_size)
+            act = (lambda: write(ring, [30])) if what == "write" else (lambda: ring.flow.admit(1))
+            assert goes(act) == fits, f"{what}: {before}"
+            if fits:
+                went[what] += 1
+                break
+        else:
+            pytest.fail("neither side can go on")
+        assert abs(ring.flow.standing().ahead) <= buffer
+    assert min(went.values()) > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "point", "kind"),
+    [
+        (name, point, kind)
+        for kind in ("rows", "records")
+        for name, point in PAIRS
+        if kind == "rows" or DEEDS[name].work not in OF_ROWS
+    ],
+)
+def test_nobody_waits_for_a_victim_of_flow_control(
+    tmp_path: Path, name: str, point: str, kind: str
+) -> None:
+    deed = DEEDS[name]
+    for passing in PASSINGS:
+        with buffer(tmp_path / str(passing), deed, kind) as survivor:
+            assert survivor.path is not None
+            killed = dies(survivor.path, point, deed.work, after=passing)
+            assert killed or passing, f"{point} was never reached"
+            if not killed:
+                break
+            require_mended(survivor, deed)
+
+
+@pytest.mark.parametrize(("name", "point"), PAIRS)
+def test_recovery_alone_leaves_nobody_waiting(tmp_path: Path, name: str, point: str) -> None:
+    deed = DEEDS[name]
+    for passing in (0, 1, 4):
+        path = tmp_path / str(passing)
+        with buffer(path, deed):
+            pass
+        if not dies(path, point, deed.work, after=passing):
+            assert passing
+            break
+        with Engine.open(path, None) as found:
+            assert found.report is not None
+            require_mended(found, deed)
+
+
+HELD = [(name, point) for name, point in PAIRS if name != "leave in a wait"]
+
+
+@pytest.mark.parametrize(("name", "point"), HELD)
+def test_whoever_waits_for_the_mutex_of_a_limited_victim_gets_it(
+    tmp_path: Path, name: str, point: str
+) -> None:
+    deed, path = DEEDS[name], tmp_path / "buffer"
+    started, start = os.pipe()
+
+    def waits() -> None:
+        with Engine.open(path, None) as waiter:
+            os.write(start, b"x")
+            require_consistent(waiter)
+
+    with buffer(path, deed) as survivor:
+        with stopped_at(path, point, deed.work):
+            waiter = fork(waits)
+            assert os.read(started, 1) == b"x"
+        assert ended(waiter) == 0
+        assert survivor.stats()["repairs"] == 1
+        require_mended(survivor, deed)
+    os.close(started)
+    os.close(start)
+
+
+def mends(path: Path, point: str, after: int) -> bool:
+    """A second victim, which mends what the first one left; whether it was killed at the point."""
+
+    def body() -> None:
+        _core.arm(point, after=after)
+        with Engine.open(path, None) as engine:
+            engine.reap_dead()
+            _core.disarm()
+
+    status = ended(fork(body))
+    assert status in (0, -signal.SIGKILL), f"the second victim ended with {status}"
+    return status == -signal.SIGKILL
+
+
+@pytest.mark.parametrize(("name", "point"), MENDING)
+def test_who_mends_a_limited_buffer_is_followed_by_another(
+    tmp_path: Path, name: str, point: str
+) -> None:
+    deed, dead = DEAD[name]
+    for passing in PASSINGS:
+        with buffer(tmp_path / str(passing), deed) as survivor:
+            assert survivor.path is not None
+            dead(survivor.path)
+            killed = mends(survivor.path, point, passing)
+            assert killed or passing, f"{point} was never reached"
+            if not killed:
+                break
+            require_mended(survivor, deed)
+
+
+@pytest.mark.parametrize("name", DEAD)
+@pytest.mark.parametrize("point", python_points("recover"))
+def test_a_recovery_of_a_limited_buffer_is_repeated(tmp_path: Path, name: str, point: str) -> None:
+    deed, dead = DEAD[name]
+    for passing in range(6):
+        path = tmp_path / str(passing)
+        with buffer(path, deed):
+            pass
+        dead(path)
+        killed = mends(path, point, passing)
+        assert killed or passing or point in NEVER, f"{point} was never reached"
+        if not killed:
+            break
+        with Engine.open(path, None) as found:
+            require_mended(found, deed)
+
+
+#: Where there is no schema, or bytes are not believed.
+NEVER = (
+    *("recover.entries", "recover.dropped", "recover.head", "recover.count"),
+    "recover.misplaced",
+)
+
+
+@pytest.mark.parametrize("before", [None, OTHER])
+@pytest.mark.parametrize("point", python_points("limit"))
+def test_a_limiter_before_the_first_item_is_whole(
+    tmp_path: Path, point: str, before: RateLimiter | None
+) -> None:
+    for passing in range(10):
+        path = tmp_path / str(passing)
+        with Engine.open(path, replace(settings("rows"), alpha=None)) as survivor:
+            if before is not None:
+                survivor.set_limiter(before)
+            if not dies(path, point, sets(RATIO), after=passing):
+                assert passing
+                break
+            done = point == "limit.published"
+            assert told(survivor.limiter) == told(RATIO if done else before)
+            ring = survivor.define(schema())
+            limiter = survivor.limiter
+            assert limiter is None or limiter.min_size > 1
+            if limiter is not None:
+                assert not goes(lambda: ring.flow.admit(1))  # noqa: B023
+                write(ring, range(limiter.min_size))
+                require_ratio(ring, limiter)
+            require_sound(survivor)
+
+
+def test_every_point_of_flow_control_is_died_at() -> None:
+    died_at = {point for _, point in (*PAIRS, *MENDING)}
+    assert died_at >= set(native_points("flow"))
+    assert {"recover.flow", "recover.limiter"} <= set(python_points("recover"))
+    assert python_points("limit") == ["limit.stored", "limit.published"]
