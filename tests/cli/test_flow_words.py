@@ -35,13 +35,13 @@ def test_it_says_how_the_sides_stand_and_who_waits_for_whom(
         while not inspect(path)["waits"]:
             time.sleep(0.001)
         said = lines(capsys, verb, path)["waits"]
-        assert "insert waits: 2 samples per insert wanted, 0 seen; the only learner, pid" in said
+        assert "extend waits: 2 samples per insert wanted, 0 seen; the only learner, pid" in said
         assert learner.ring is not None
         learner.ring.flow.admit(2)
         writer.join(10)
         assert not writer.is_alive()
         assert items.read(collector) == [1, 2, 3, 4]
-        assert "insert waits" not in str(lines(capsys, verb, path))
+        assert "extend waits" not in str(lines(capsys, verb, path))
 
 
 def test_a_queue_says_what_is_in_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
