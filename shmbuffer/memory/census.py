@@ -12,12 +12,10 @@ from os import PathLike
 import numpy as np
 from numpy.typing import NDArray
 
-from shmbuffer.errors import BufferNotFoundError
 from shmbuffer.memory import layout, priorities, slots
 from shmbuffer.memory.files import Files
 from shmbuffer.memory.layout import Role
 from shmbuffer.memory.region import Directory
-from shmbuffer.memory.schema import Schema
 
 LOOKED_SLOTS = 1 << 20
 """So many slots are looked at, at most; a million takes some tens of milliseconds."""
@@ -69,18 +67,11 @@ def take(path: str | PathLike[str]) -> Census | None:
     """
     with Directory.open(path) as directory:
         files = Files(directory)
-        if not files.has_control():
-            raise BufferNotFoundError(
-                f"{directory.path}: there is no buffer here; check the path",
-                path=str(directory.path),
-            )
+        files.require_control()
         control = files.open_control(writable=False)
-        superblock = control.superblock()
-        if superblock.schema_sha256 == bytes(32):
+        schema = files.recorded_schema(control.superblock())
+        if schema is None:
             return None
-        where = f"{directory.path}/{layout.SCHEMA}"
-        recorded = directory.read(layout.SCHEMA, limit=layout.SCHEMA_LIMIT)
-        schema = Schema.from_json(recorded, where)
         data = np.frombuffer(files.map_slots(schema, writable=False), np.uint8)
         head = int(control.runtime["head"][0])
         prioritized = bool(control.runtime["prioritized"][0])

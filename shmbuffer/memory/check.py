@@ -97,11 +97,7 @@ def check(
     """
     with Directory.open(path) as directory:
         files = Files(directory)
-        if not files.has_control():
-            raise BufferNotFoundError(
-                f"{directory.path}: there is no buffer here; check the path",
-                path=str(directory.path),
-            )
+        files.require_control()
         report = CheckReport(str(directory.path))
         report.notes += _of_history(directory)
         try:
@@ -225,7 +221,7 @@ def _compare_dead(report: CheckReport, control: Control, schema: Schema, slots_m
             nodes = priorities.differences(data, where, schema.elements)
             leaves = priorities.wrong_leaves(data, where, items, alpha, eps)
     died_in_it = bool((control.entries["phase"] != Phase.IDLE).any()) or bool(
-        _core.mutex_owner(control.map) or int.from_bytes(runtime["mutex"].tobytes()[:4], "little")
+        control.mutex_owner() or int.from_bytes(runtime["mutex"].tobytes()[:4], "little")
     )
     unfinished = report.notes if died_in_it else report.problems
     _say(unfinished, nodes, leaves, abs(int(runtime["length"]) - committed), 0, 0, 0)

@@ -30,7 +30,6 @@ from shmbuffer.memory.region import not_durable
 
 _LAYOUT = _core.layout()
 NO_FLAGS = Flag(0)
-_FUTEX_TID_MASK = 0x3FFFFFFF
 
 
 @dataclass(frozen=True)
@@ -278,7 +277,7 @@ class Control:
 
         The low 30 bits of the futex word that the kernel itself reads (futex(2)). For display only.
         """
-        return int.from_bytes(self.runtime["mutex"][0].tobytes()[:4], "little") & _FUTEX_TID_MASK
+        return int(_core.mutex_owner(self.map))
 
     def sync(self) -> None:
         """Brings the whole file to the disk; DurabilityError if that fails."""

@@ -586,16 +586,9 @@ class Engine:
         alive = live & {entry for entry, _ in self.registry.alive()}
         slots, leaves = self._parts if self._parts else (None, [])
         return {
-            **counters.totals(
-                runtime,
-                entries,
-                width=ring.width if ring else 1,
-                elements=ring.elements if ring else self.settings.capacity,
-            ),
+            **self._totals(ring, runtime, entries),
             "clients_alive": len(alive),
             "clients_dead": len(live) - len(alive),
-            "p_sum": ring.p_sum if ring else 0.0,
-            "epoch": self.epoch,
             "bytes": layout.CONTROL_BYTES + sum(m.nbytes for m in (slots, *leaves) if m),
             "time_ns": time.monotonic_ns(),
         }
@@ -607,17 +600,16 @@ class Engine:
             `counters.totals`, ``p_sum`` and ``epoch``.
         """
         self._require_open()
-        ring, control = self.ring, self.control
-        return {
-            **counters.totals(
-                control.runtime[0],
-                control.entries,
-                width=ring.width if ring else 1,
-                elements=ring.elements if ring else self.settings.capacity,
-            ),
-            "p_sum": ring.p_sum if ring else 0.0,
-            "epoch": self.epoch,
-        }
+        return self._totals(self.ring, self.control.runtime[0], self.control.entries)
+
+    def _totals(self, ring: Ring | None, runtime: Any, entries: Any) -> dict[str, int | float]:
+        totals = counters.totals(
+            runtime,
+            entries,
+            width=ring.width if ring else 1,
+            elements=ring.elements if ring else self.settings.capacity,
+        )
+        return {**totals, "p_sum": ring.p_sum if ring else 0.0, "epoch": self.epoch}
 
     def clients(self) -> list[Client]:
         """Every client, the dead that nobody has reaped yet included."""

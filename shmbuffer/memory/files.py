@@ -87,6 +87,20 @@ class Files:
         """Whether the directory is a buffer."""
         return self.directory.exists(layout.CONTROL)
 
+    def require_control(self) -> None:
+        """BufferNotFoundError if the directory is none."""
+        if not self.has_control():
+            raise BufferNotFoundError(
+                f"{self.path}: there is no buffer here; check the path", path=str(self.path)
+            )
+
+    def recorded_schema(self, superblock: Superblock) -> Schema | None:
+        """What an item is made of, as the directory says; None before the first write."""
+        if superblock.schema_sha256 == bytes(32):
+            return None
+        data = self.directory.read(layout.SCHEMA, limit=layout.SCHEMA_LIMIT)
+        return Schema.from_json(data, f"{self.path}/{layout.SCHEMA}")
+
     def create_control(self, settings: dict[str, Any], flags: Flag) -> Control:
         """Builds the control file under another name and publishes it."""
         self.directory.unlink(_NEW_CONTROL)

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shmbuffer.errors import BufferNotFoundError
 from shmbuffer.memory import counters, identity, layout, records, slots
 from shmbuffer.memory.control import Control, Superblock
 from shmbuffer.memory.files import Files
@@ -69,16 +68,12 @@ def inspect(
     """
     with Directory.open(path) as directory:
         files = Files(directory)
-        if not files.has_control():
-            raise BufferNotFoundError(
-                f"{directory.path}: there is no buffer here; check the path",
-                path=str(directory.path),
-            )
+        files.require_control()
         control = files.open_control(writable=False)
         superblock = control.superblock()
         settings = Settings.recorded(superblock.settings, directory.path)
         registry = Registry(control, directory)
-        schema = _schema(files, superblock)
+        schema = files.recorded_schema(superblock)
         clients, mutex = [client.to_json() for client in registry.clients()], _mutex(control)
         spread = {"priorities": _spread(files, schema, control)} if priorities else {}
         return {
@@ -119,13 +114,6 @@ def inspect(
             ),
             **spread,
         }
-
-
-def _schema(files: Files, superblock: Superblock) -> Schema | None:
-    if superblock.schema_sha256 == bytes(32):
-        return None
-    where = f"{files.path}/{layout.SCHEMA}"
-    return Schema.from_json(files.directory.read(layout.SCHEMA, limit=layout.SCHEMA_LIMIT), where)
 
 
 def _describe(schema: Schema | None) -> dict[str, Any] | None:

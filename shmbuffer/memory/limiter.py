@@ -169,9 +169,8 @@ def active(runtime: Any) -> Any:
     Args:
         runtime: a runtime page, mapped or copied.
     """
-    version = int(runtime["limiter_version"])
-    block = np.frombuffer(runtime["limiters"].tobytes(), layout.LIMITER)[version & 1]
-    return block if version and is_in_order(block) and _says_something(block) else None
+    block = _current(runtime)
+    return block if block is not None and is_in_order(block) and _says_something(block) else None
 
 
 def is_in_order(block: Any) -> bool:
@@ -192,9 +191,8 @@ def is_in_order(block: Any) -> bool:
 
 def is_damaged(runtime: Any) -> bool:
     """Whether the limiter that should count cannot be one."""
-    version = int(runtime["limiter_version"])
-    block = np.frombuffer(runtime["limiters"].tobytes(), layout.LIMITER)[version & 1]
-    return bool(version) and not is_in_order(block)
+    block = _current(runtime)
+    return block is not None and not is_in_order(block)
 
 
 def is_far_apart(runtime: Any, elements: int) -> bool:
@@ -230,6 +228,14 @@ def read(runtime: Any) -> RateLimiter | None:
         max_times_sampled=int(block["max_times_sampled"]) if limits & Limit.QUEUE else None,
         when_alone=Alone(int(block["when_alone"])).name.lower(),  # type: ignore[arg-type]
     )
+
+
+def _current(runtime: Any) -> Any:
+    """The block that the version names, whatever is in it; None: there was never one."""
+    version = int(runtime["limiter_version"])
+    if not version:
+        return None
+    return np.frombuffer(runtime["limiters"].tobytes(), layout.LIMITER)[version & 1]
 
 
 def _says_something(block: Any) -> bool:

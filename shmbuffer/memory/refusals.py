@@ -87,7 +87,7 @@ def refuse(
             "use the same, or change them with set_alpha"
         )
     if status == _core.LOCK_TIMEOUT:
-        tid = int(_core.mutex_owner(ring._engine.control.map))
+        tid = ring._engine.control.mutex_owner()
         pid, state = process_of(tid), process_state(tid)
         raise LockTimeout(
             f"{where}: {what} waited {timeout_ns / 1e9:g} s for the buffer's mutex, which "

@@ -50,10 +50,6 @@ class Standing:
     pending: int
     max_times_sampled: int
 
-    def to_json(self) -> dict[str, Any]:
-        """As a dict of plain values."""
-        return dict(self.__dict__)
-
     def why(self, side: Side, count: int) -> Why | None:
         """What a call for ``count`` items would be limited by now; None: nothing."""
         if side == Side.SAMPLES:

@@ -26,7 +26,8 @@ import numpy as np
 
 import shmbuffer.memory
 from shmbuffer._native import _core
-from shmbuffer.memory import Engine, Leaf, Ring, Schema, Settings
+from shmbuffer.errors import RateLimitTimeout
+from shmbuffer.memory import Engine, Leaf, Ring, Schema, Settings, patience
 from tests.memory.numbered import number_of, records
 
 CAPACITY = 8
@@ -249,3 +250,13 @@ def arm_and_open(path: Path, point: str, after: int) -> None:
     _core.arm(point, after=after)
     Engine.open(path, None)
     _core.disarm()
+
+
+def goes(call: Callable[[], object]) -> bool:
+    """Whether a limited call goes on at once."""
+    try:
+        with patience.within(0):
+            call()
+    except RateLimitTimeout:
+        return False
+    return True

@@ -18,15 +18,16 @@ import numpy as np
 import pytest
 
 from shmbuffer._native import _core
-from shmbuffer.errors import RateLimitTimeout
 from shmbuffer.memory import Engine, RateLimiter, Ring, patience
 from shmbuffer.memory.layout import EntryState, Phase
+from tests.crash.deeds import ring_of
 from tests.crash.harness import (
     CAPACITY,
     called,
     dies,
     ended,
     fork,
+    goes,
     native_points,
     number_of,
     place,
@@ -52,21 +53,6 @@ LONG_NS = 5 * 10**9
 PASSINGS = (0, 1, 2, 3, 4, 5, 6, 7, 8, 100, 255)
 WRITTEN, DRAWN = 6, 3
 """Items that are there when the victim comes, and elements that were drawn."""
-
-
-def ring_of(engine: Engine) -> Ring:
-    assert engine.ring is not None
-    return engine.ring
-
-
-def goes(call: Callable[[], object]) -> bool:
-    """Whether it goes on at once."""
-    try:
-        with patience.within(0):
-            call()
-    except RateLimitTimeout:
-        return False
-    return True
 
 
 def take(ring: Ring, count: int, *, release: bool = True) -> list[int]:

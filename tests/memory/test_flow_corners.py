@@ -16,11 +16,13 @@ import pytest
 from shmbuffer._native import _core
 from shmbuffer.errors import RateLimitError, RateLimitTimeout
 from shmbuffer.memory import Engine, RateLimiter, Ring, Settings, patience
+from tests.crash.deeds import ring_of
 from tests.crash.harness import (
     CAPACITY,
     dies,
     ended,
     fork,
+    goes,
     number_of,
     read_all,
     schema,
@@ -38,21 +40,6 @@ def engine(tmp_path: Path) -> Iterator[Engine]:
     with Engine.open(tmp_path / "buffer", Settings(capacity=CAPACITY)) as engine:
         engine.define(schema())
         yield engine
-
-
-def ring_of(engine: Engine) -> Ring:
-    assert engine.ring is not None
-    return engine.ring
-
-
-def goes(call: Callable[[], object]) -> bool:
-    """Whether it goes on at once."""
-    try:
-        with patience.within(0):
-            call()
-    except RateLimitTimeout:
-        return False
-    return True
 
 
 def take(ring: Ring, count: int) -> list[int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -339,15 +340,15 @@ def test_the_same_limiter_again_leaves_the_balance_alone(tmp_path: Path) -> None
     third.storage.close()
 
 
-def test_a_handle_that_is_closed_wakes_who_waits_on_it(tmp_path: Path) -> None:
-    storage = LazyMemmapStorage(16, scratch_dir=tmp_path / "buffer", shared_init=True)
-    rb = buffer(storage)
-    rb.extend(items(5))
+def require_that_closing_wakes(
+    storage: LazyMemmapStorage, rb: Any, call: Callable[[], object]
+) -> None:
+    """A thread that waits in the call is told that its handle was closed."""
     raised: list[BaseException] = []
 
     def wait() -> None:
         try:
-            rb.extend(items(1))
+            call()
         except BaseException as error:
             raised.append(error)
 
@@ -359,27 +360,19 @@ def test_a_handle_that_is_closed_wakes_who_waits_on_it(tmp_path: Path) -> None:
     rb.storage.close()
     waiting.join(30)
     assert [type(error) for error in raised] == [BufferClosedError]
+
+
+def test_a_handle_that_is_closed_wakes_who_waits_on_it(tmp_path: Path) -> None:
+    storage = LazyMemmapStorage(16, scratch_dir=tmp_path / "buffer", shared_init=True)
+    rb = buffer(storage)
+    rb.extend(items(5))
+    require_that_closing_wakes(storage, rb, lambda: rb.extend(items(1)))
 
 
 def test_a_handle_that_is_closed_wakes_who_waits_for_the_first_item(tmp_path: Path) -> None:
     storage = LazyMemmapStorage(16, scratch_dir=tmp_path / "buffer", shared_init=True)
     rb = buffer(storage)
-    raised: list[BaseException] = []
-
-    def wait() -> None:
-        try:
-            rb.sample()
-        except BaseException as error:
-            raised.append(error)
-
-    waiting = threading.Thread(target=wait)
-    waiting.start()
-    control = storage.engine.control
-    while not control.entries["waits_for"].any():
-        pass
-    rb.storage.close()
-    waiting.join(30)
-    assert [type(error) for error in raised] == [BufferClosedError]
+    require_that_closing_wakes(storage, rb, rb.sample)
 
 
 def test_a_checkpoint_makes_the_ratio_count_anew(make: MakeStorage, tmp_path: Path) -> None:
