@@ -84,7 +84,7 @@ struct shmb_runtime {
     _Atomic uint32_t limiter_version;  /* changes with the limiter; 0: there was never one */
     _Atomic uint32_t limited;          /* entries that wait for the other side */
     uint64_t inserts_goal;             /* inserts_base once the claim that is COMMITTING is finished */
-    uint64_t reserved;
+    _Atomic uint64_t touched_ns;       /* CLOCK_REALTIME of the last store that no entry dates: restored.py */
     _Atomic uint64_t lock_waits; /* times that the mutex was not to be had at once, nor soon: it was slept for */
     struct shmb_limiter limiters[2];
 };
@@ -118,7 +118,7 @@ struct shmb_entry {
     _Atomic uint64_t updates_applied; /* priorities */
     _Atomic uint64_t updates_stale;
     _Atomic uint64_t waits;        /* times that a write had to wait for a slot */
-    _Atomic uint64_t last_seen_ns; /* CLOCK_MONOTONIC of the last write, sample or update, for display only */
+    _Atomic uint64_t last_seen_ns; /* CLOCK_REALTIME of the last write, sample or update: restored.py */
     _Atomic uint64_t pending; /* elements that write_count grows by once the open claim is committed, if that is limited */
     _Atomic uint64_t reading; /* 1 + the oldest ticket that is being copied out of a queue; 0: none */
     _Atomic uint32_t waits_for; /* SHMB_FOR_SAMPLES, SHMB_FOR_INSERTS: for what the other side has to do first */

@@ -430,6 +430,7 @@ int shmb_limit(struct shmb_ring *ring, struct shmb_call *call, const struct shmb
     CP(flow_stored);
     atomic_store_explicit(&runtime->limiter_version, version, memory_order_release);
     CP(flow_published);
+    shmb_touch(runtime);
     shmb_unlock(ring);
     shmb_wake_waiters(runtime);
     return SHMB_OK;

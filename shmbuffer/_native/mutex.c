@@ -38,6 +38,18 @@ int64_t shmb_now_ns(void) {
     return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
 }
 
+int64_t shmb_wall_ns(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
+}
+
+/* Dates what was stored by a call that is no write, sample or update. */
+void shmb_touch(struct shmb_runtime *runtime) {
+    atomic_store_explicit(&runtime->touched_ns, (uint64_t)shmb_wall_ns(), memory_order_relaxed);
+    CP(count_added);
+}
+
 int shmb_mutex_format(struct shmb_runtime *runtime) {
     pthread_mutexattr_t attributes;
     pthread_mutexattr_init(&attributes);

@@ -324,6 +324,7 @@ int shmb_set_alpha(struct shmb_ring *ring, struct shmb_call *call, double alpha,
     CP(alpha_leaves);
     shmb_tree_parents(&ring->tree);
     CP(alpha_parents);
+    shmb_touch(runtime);
     shmb_unlock(ring);
     return SHMB_OK;
 }

@@ -162,6 +162,8 @@ static inline uint64_t shmb_slot_of(const struct shmb_ring *ring, uint64_t eleme
 uint64_t shmb_life(void); /* of this process; another value after fork */
 void shmb_life_begin(void);
 int64_t shmb_now_ns(void);
+int64_t shmb_wall_ns(void);
+void shmb_touch(struct shmb_runtime *runtime);
 
 /* gate.c: who of this process's threads may claim, fill and commit through a handle */
 void shmb_gate_init(struct shmb_gate *gate);

@@ -52,7 +52,7 @@ static PyObject *end(struct python_call *python, int status, uint64_t result) {
 
 static int seen(struct ring_object *self, int status) {
     if (status == SHMB_OK) {
-        atomic_store_explicit(&self->ring.me->last_seen_ns, (uint64_t)shmb_now_ns(), memory_order_relaxed);
+        atomic_store_explicit(&self->ring.me->last_seen_ns, (uint64_t)shmb_wall_ns(), memory_order_relaxed);
         CP(count_added);
     }
     return status;
@@ -62,7 +62,7 @@ static int seen(struct ring_object *self, int status) {
 static int inserted(struct ring_object *self, int status) {
     struct shmb_entry *me = self->ring.me;
     if (seen(self, status) == SHMB_OK) {
-        atomic_store_explicit(&me->last_insert_ns, atomic_load_explicit(&me->last_seen_ns, memory_order_relaxed), memory_order_relaxed);
+        atomic_store_explicit(&me->last_insert_ns, (uint64_t)shmb_now_ns(), memory_order_relaxed);
         CP(count_added);
     }
     return status;
@@ -71,7 +71,7 @@ static int inserted(struct ring_object *self, int status) {
 static int sampled(struct ring_object *self, int status) {
     struct shmb_entry *me = self->ring.me;
     if (seen(self, status) == SHMB_OK) {
-        atomic_store_explicit(&me->last_sample_ns, atomic_load_explicit(&me->last_seen_ns, memory_order_relaxed), memory_order_relaxed);
+        atomic_store_explicit(&me->last_sample_ns, (uint64_t)shmb_now_ns(), memory_order_relaxed);
         CP(count_added);
     }
     return status;

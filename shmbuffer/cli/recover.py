@@ -21,9 +21,16 @@ def add_parser(subparsers: Subparsers) -> None:
         "or undone, the priorities are rebuilt. Prints what is there, what was dropped. attach() "
         "and Coordinator(on_existing='recover') do the same by themselves. While somebody uses the "
         "buffer, only what dead processes left is cleaned up.",
-        "shmbuffer recover run/buffer\nshmbuffer recover run/buffer --json",
+        "shmbuffer recover run/buffer\nshmbuffer recover run/buffer --json\n"
+        "shmbuffer recover run/buffer --verify",
     )
     arguments.add_directory(parser)
+    parser.add_argument(
+        "--verify",
+        action="store_true",
+        help="compare every item with its checksum, and drop those that do not fit; after a reboot "
+        "and in a copy this is done in any case. Needs a buffer that nobody uses",
+    )
     arguments.add_timeout(parser)
 
 
@@ -32,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
     from shmbuffer.service.recovery import recover
 
     with Bar(wanted=not args.json) as bar:
-        report = recover(args.dir, timeout=args.timeout, on_progress=bar)
+        report = recover(args.dir, verify=args.verify, timeout=args.timeout, on_progress=bar)
     if args.json:
         console.show_json(report.to_json())
     else:

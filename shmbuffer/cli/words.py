@@ -21,6 +21,8 @@ def use(found: Found) -> tuple[str, str]:
         return "a copy of another directory; the next to open it recovers it", "yellow"
     if reason == "reboot":
         return "the machine was restarted; the next to open it recovers it", "red"
+    if reason == "restored":
+        return "changed from outside; the next to open it recovers it", "yellow"
     if state == "RECOVERING":
         return "being recovered, or a recovery was killed: the next to open it goes on", "yellow"
     if reason is not None and dead:

@@ -35,6 +35,7 @@ def raise_barrier(
         superblock = control.superblock()
         control.write(replace(superblock, durable_ticket=ticket, durable_epoch=superblock.epoch))
         _core.reached("flush.superblock")
+        control.touch()
         control.sync()
         _core.reached("flush.synced")
     except DurabilityError:

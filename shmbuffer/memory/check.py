@@ -132,7 +132,7 @@ def _map(
 ) -> tuple[Schema, _core.Ring, _core.Map] | None:
     superblock = control.superblock()
     report.problems += impossible_fields(control, superblock)
-    reason = reason_to_recover(files, superblock, Registry(control, files.directory))
+    reason = reason_to_recover(files, control, Registry(control, files.directory))
     report.alive = reason is None
     if reason is not None and (control.entries["state"] != 0).any():
         report.notes.append(f"{reason}: the next process to open it recovers it")

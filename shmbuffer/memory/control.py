@@ -272,6 +272,11 @@ class Control:
         found = {name: record[name].item() for name in layout.RECOVERY.names if name != "crc32c"}
         return {**found, "reason": found["reason"].decode("ascii", "replace")}
 
+    def touch(self) -> None:
+        """Dates a store into this file; the core dates reads and writes. See `restored`."""
+        self.runtime["touched_ns"] = time.time_ns()
+        _core.reached("control.touched")
+
     def mutex_owner(self) -> int:
         """The thread that holds the mutex at this moment, in its own pid namespace; 0 if none does.
 

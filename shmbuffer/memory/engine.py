@@ -83,6 +83,7 @@ class _Seat:
             if self.native.leave(LOCK_TIMEOUT_NS) < 0:
                 return  # a claim may be open still: the entry stays, and what says that we live
         else:
+            self.control.touch()
             self.control.entries["state"][self.membership.entry] = layout.EntryState.FREE
             _core.reached("leave.freed")
         if self.membership.liveness is not None:
@@ -163,7 +164,9 @@ class Engine:
             path: the scratch directory.
             settings: of a buffer that is created; None: only attach.
             existing: what to do with a buffer that is there. ``"attach"``, ``"recover"``: join it,
-                after recovering it if nobody alive uses it. ``"error"``: refuse. ``"overwrite"``:
+                after recovering it if nobody alive uses it. ``"verify"``: the same, with every item
+                compared with its checksum, and only if nobody alive uses it. ``"error"``: refuse.
+                ``"overwrite"``:
                 remove it first, if nobody alive uses it. ``"adopt"``: as attach; leaf files of a
                 bare tensordict directory are taken over, with no items.
             role: ``client``, ``collector``, ``learner`` or ``coordinator``; for display.
@@ -176,7 +179,7 @@ class Engine:
         Raises:
             BufferNotFoundError: ``settings`` is None and there is no buffer.
             BufferExistsError: with ``existing="error"``.
-            BufferInUseError: with ``existing="overwrite"``.
+            BufferInUseError: with ``existing="overwrite"`` or ``"verify"``.
             AttachTimeout: somebody holds init.lock.
             CorruptBufferError, FormatError, UnsafePathError, UnsafeFilesystemError, ReadOnlyError,
             SpaceError, RegistryFullError: as they say; nothing was changed.
@@ -471,6 +474,7 @@ class Engine:
             settings = {**recorded, **changes}
             settings["extra"] = {**recorded["extra"], **changes.get("extra", {})}
             self.control.write(replace(superblock, settings=asdict(Settings(**settings))))
+            self.control.touch()
         return self.settings
 
     # After a death, after a fork.
@@ -484,6 +488,7 @@ class Engine:
         ring = self.ring
         if ring is not None:
             ring._native.reap(entry, incarnation, LOCK_TIMEOUT_NS)
+            self.control.touch()
             return True
         with self._ground.lock(timeout):  # without slots it has no claim
             if (

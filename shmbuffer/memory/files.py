@@ -35,7 +35,7 @@ from shmbuffer.errors import (
     CorruptBufferError,
     SchemaMismatchError,
 )
-from shmbuffer.memory import layout
+from shmbuffer.memory import layout, restored
 from shmbuffer.memory.control import Control, Superblock, first_superblock
 from shmbuffer.memory.filesystem import free_memory_bytes, shut
 from shmbuffer.memory.layout import Flag
@@ -121,7 +121,10 @@ class Files:
         _core.reached("create.renamed")
         self.directory.sync(layout.PRIVATE)
         self.directory.sync()  # made.json must not go while what it names stays
-        return self.open_control()
+        self.vouch(None)
+        control = self.open_control()
+        control.touch()
+        return control
 
     def open_control(self, *, writable: bool = True) -> Control:
         """Maps the control file.
@@ -148,6 +151,18 @@ class Files:
         finally:
             shut(fd)
         return Control(_control_maps[key], str(self.path))
+
+    def vouch(self, schema: Schema | None) -> None:
+        """Says that the files are what they should be; see `restored`."""
+        restored.vouch(self.directory, [layout.CONTROL, *(schema.mapped_files if schema else ())])
+
+    def is_restored(self, control: Control) -> bool:
+        """Whether somebody else has changed the files since the last store; see `restored`."""
+        try:
+            schema = self.recorded_schema(control.superblock())
+        except (BufferNotFoundError, CorruptBufferError):
+            return True  # it may have been damaged on that way; the one who needs it says so
+        return restored.is_restored(self.directory, control, schema)
 
     def is_a_copy(self, superblock: Superblock) -> bool:
         """Whether the directory was copied: its locks and clients are another one's."""
@@ -206,6 +221,7 @@ class Files:
             self.directory.sync(layout.PRIVATE)
             slots, leaf_maps = self._map(schema)
             self._sync_sizes(slots, *leaf_maps)
+            restored.vouch(self.directory, schema.mapped_files)
             return slots, leaf_maps
         except BaseException:
             self.discard_unfinished()

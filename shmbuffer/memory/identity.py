@@ -6,6 +6,9 @@ A registry entry keeps the four facts of its owner. A pid alone is not enough: i
 somebody else's in another pid namespace, and means nothing after a reboot. Where the facts cannot
 decide, the owner's lock file does (locks.py): the kernel frees it when its last thread has ended.
 
+A boot id that differs says that the machine was restarted, or that the other process is in a
+container that shows its own: the lock decides there, too.
+
 Always true
   1. A wrong "alive" costs a wait or an error; a wrong "dead" would cost items. So what cannot be
      proved is alive.
@@ -90,8 +93,8 @@ def prove_dead(
             described itself.
     """
     me = current()
-    if UNKNOWN_BOOT not in (identity.boot_id, me.boot_id) and identity.boot_id != me.boot_id:
-        return True
+    if is_of_another_boot(identity):
+        return lock_is_free()
     same_namespace = 0 != identity.pid_namespace == me.pid_namespace
     if not same_namespace or not _is_a_pid(identity.pid) or not _proc_is_ours():
         return lock_is_free()
@@ -105,6 +108,11 @@ def prove_dead(
         return True
     # In a zombie the first thread has ended; others may still run, and then they hold the lock.
     return lock_is_free() if state in "ZXx" else is_another_program()
+
+
+def is_of_another_boot(identity: Identity) -> bool:
+    """Whether its boot id is known, and another one: after a reboot, or in another container."""
+    return UNKNOWN_BOOT != identity.boot_id != current().boot_id != UNKNOWN_BOOT
 
 
 def maps(pid: int, inode: int) -> bool:

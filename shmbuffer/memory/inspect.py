@@ -80,7 +80,7 @@ def inspect(
             "path": str(directory.path),
             "uuid": str(uuid.UUID(bytes=superblock.uuid)),
             "state": layout.name_of(BufferState, int(control.runtime["state"][0])),
-            "needs_recovery": reason_to_recover(files, superblock, registry),
+            "needs_recovery": reason_to_recover(files, control, registry),
             "epoch": superblock.epoch,
             "created": datetime.fromtimestamp(superblock.created_ns / 1e9, UTC).isoformat(
                 timespec="seconds"

@@ -20,7 +20,7 @@ from shmbuffer.memory.recovery import RecoveryReport, reason_to_recover, recover
 from shmbuffer.memory.registry import Registry
 from shmbuffer.memory.settings import Settings
 
-Existing = Literal["attach", "error", "recover", "overwrite", "adopt"]
+Existing = Literal["attach", "error", "recover", "verify", "overwrite", "adopt"]
 
 
 def clear_the_way(files: Files, existing: Existing, *, creating: bool) -> RecoveryReport | None:
@@ -36,19 +36,21 @@ def clear_the_way(files: Files, existing: Existing, *, creating: bool) -> Recove
         )
     control = files.open_control()
     registry = Registry(control, files.directory)
-    reason = reason_to_recover(files, control.superblock(), registry)
+    reason = reason_to_recover(files, control, registry)
+    if reason is None and existing in ("overwrite", "verify"):
+        pids = registry.pids()
+        raise BufferInUseError(
+            f"{files.path}: living processes use this buffer (pids "
+            f"{', '.join(map(str, pids))}); end them first",
+            pids=pids,
+        )
     if existing == "overwrite":
-        if reason is None:
-            pids = registry.pids()
-            raise BufferInUseError(
-                f"{files.path}: living processes use this buffer (pids "
-                f"{', '.join(map(str, pids))}); end them first",
-                pids=pids,
-            )
         control.write(replace(control.superblock(), state=BufferState.CLOSING))
         removal.finish(files, keep_lock=True)
         return None
-    return recover_directory(files, control, reason) if reason is not None else None
+    if reason is None:
+        return None
+    return recover_directory(files, control, reason, verify=existing == "verify")
 
 
 def create_or_open(files: Files, settings: Settings | None, *, temporary: bool) -> Control:

@@ -7,8 +7,8 @@ Under init.lock, so that one does it and nobody joins before it is done. Each st
 whoever is killed in it is followed by another, who starts from the first. READY is stored last.
 
 Within one boot the pages of a file are the kernel's: what a dead process stored is there. After a
-reboot, or in a copy of the directory, any page may be older than another, so that every item needs
-a checksum that fits.
+reboot, in a copy of the directory, or where a copy was put back, any page may be older than
+another, so that every item needs a checksum that fits.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from os import PathLike
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +35,9 @@ from shmbuffer.memory.registry import Registry
 from shmbuffer.memory.schema import Schema
 from shmbuffer.memory.settings import Settings
 
+if TYPE_CHECKING:
+    from shmbuffer.memory.opening import Existing
+
 #: A head beyond is believed if there are items near it: nobody writes 10 ** 9 items a second for
 #: 70 years, or so many at once that are not there.
 _MANY_TICKETS = 2**61
@@ -50,7 +53,7 @@ class RecoveryReport:
 
     Attributes:
         path: the directory.
-        reason: ``"nobody alive"``, ``"reboot"`` or ``"copy"``.
+        reason: ``"nobody alive"``, ``"reboot"``, ``"copy"`` or ``"restored"``.
         items: elements that are there now.
         rolled_back: elements of batches that their writers had not finished; their slots are free.
         rolled_forward: elements of batches that were written whole but not all marked as committed.
@@ -98,26 +101,36 @@ class RecoveryReport:
         return "\n".join([title, *(f"  {name:<{width}}  {value}" for name, value in rows[1:])])
 
 
-def reason_to_recover(files: Files, superblock: Superblock, registry: Registry) -> str | None:
+def reason_to_recover(files: Files, control: Control, registry: Registry) -> str | None:
     """Why the directory has to be recovered first; None if somebody alive uses it.
 
-    A boot id that cannot be read, now or by whoever wrote it, proves neither a reboot nor that
-    there was none: the living are asked, and what can be verified is.
+    A lock that is held proves life whatever the boot ids say: containers may have their own. A boot
+    id that cannot be read proves neither a reboot nor that there was none, so what can be verified
+    is.
     """
+    superblock = control.superblock()
     if files.is_a_copy(superblock):
         return "copy"
-    reason, here = "nobody alive", identity.boot_id()
+    if superblock.state != BufferState.RECOVERING and registry.alive():
+        return None  # nobody joins while somebody recovers
+    here, verifiable = identity.boot_id(), bool(superblock.flags & Flag.CHECKSUM)
     if identity.UNKNOWN_BOOT in (superblock.boot_id, here):
-        reason = "reboot" if superblock.flags & Flag.CHECKSUM else reason
-    elif superblock.boot_id != here:
+        return "reboot" if verifiable else "nobody alive"
+    if superblock.boot_id != here:
         return "reboot"
-    if superblock.state == BufferState.RECOVERING:
-        return reason  # as the one who died in it had found, and nobody joins before READY
-    return None if registry.alive() else reason
+    return "restored" if verifiable and files.is_restored(control) else "nobody alive"
 
 
-def recover_directory(files: Files, control: Control, reason: str) -> RecoveryReport:
+def recover_directory(
+    files: Files, control: Control, reason: str, *, verify: bool = False
+) -> RecoveryReport:
     """Recovers; under init.lock, when `reason_to_recover` gave a reason.
+
+    Args:
+        files: the directory.
+        control: its control file.
+        reason: that reason.
+        verify: compare items with their checksums also where the bytes are believed.
 
     Raises:
         CorruptBufferError, FormatError: a file that recovery needs is damaged; nothing was changed.
@@ -151,15 +164,17 @@ def recover_directory(files: Files, control: Control, reason: str) -> RecoveryRe
         schema, slots_map, leaf_maps = built
         native = native_ring(control, schema, slots_map, leaf_maps, entry=0)
         report = _Repair(control, superblock, settings, schema, slots_map, leaf_maps, native).run(
-            report, trusted=reason == "nobody alive"
+            report, verify=verify
         )
         state = BufferState.READY
     _core.reached("recover.tree")
     # Only now: whoever repeats an interrupted recovery has to find the same reason for it.
+    files.vouch(built[0] if built else None)
     control.write(replace(superblock, state=state, **_adopted_identity(files, reason)))
     _core.reached("recover.superblock")
     report = replace(report, duration_ms=(time.perf_counter_ns() - began) / 1e6)
     _note(control, report)  # before READY, so that whoever sees that it is over sees what it found
+    control.touch()
     control.runtime["state"] = state
     _core.reached("recover.ready")
     return report
@@ -245,24 +260,30 @@ class _Repair:
         raw = data[where["raw"] : where["raw"] + 8 * capacity * width]
         self.raw: NDArray[np.float64] = raw.view(np.float64)
 
-    def run(self, report: RecoveryReport, *, trusted: bool) -> RecoveryReport:
-        """All of them. ``trusted``: the bytes are of this boot, so that no checksum is needed."""
+    def run(self, report: RecoveryReport, *, verify: bool) -> RecoveryReport:
+        """All of them. Bytes that the dead have left in this boot are believed, unless ``verify``.
+
+        Those of a directory that seems to have been restored may be theirs after all: its claims
+        are finished too, so that their batches stay whole.
+        """
         runtime = self.control.runtime
+        trusted = report.reason == "nobody alive"
         self._sane_settings()
         self._sane_head()
         before = {name: int(runtime[name][0]) for name in ("rolled_back", "rolled_forward")}
         # As far as is known: a damaged page may say anything, and the words are looked at later.
         held = min(int(runtime["length"][0]), self.capacity) * self.width
         progress = Progress("recover", held, "items")
-        retired = self._reap_everybody(trusted)
+        retired = self._reap_everybody(finishing=trusted or report.reason == "restored")
         _core.reached("recover.reaped")
         refused = self._refuse_impossible_words(trusted)
         leftover = self._abort_writing()
         misplaced = self._refuse_misplaced_records(trusted) if self.schema.record_bytes else 0
         _core.reached("recover.words")
-        if trusted:
+        verify = verify or not trusted
+        if not verify:
             progress.advance(held // 3)
-        failed, unverified = (0, 0) if trusted else self._verify(progress)
+        failed, unverified = self._verify(progress, trusted) if verify else (0, 0)
         if self.schema.record_bytes:  # also in one boot: a damaged stride shows nowhere else
             failed += self._relink()
         _core.reached("recover.verified")
@@ -271,7 +292,7 @@ class _Repair:
         runtime["waiters"] = 0
         _core.reached("recover.waiters")
         self._settle_flow()
-        if trusted:
+        if not verify:
             progress.advance(held // 3)
         self.native.rebuild()
         progress.finish()
@@ -339,7 +360,7 @@ class _Repair:
                 runtime["head"] = max(newest + 1, self.superblock.durable_ticket)
         _core.reached("recover.sane_head")
 
-    def _reap_everybody(self, trusted: bool) -> int:
+    def _reap_everybody(self, *, finishing: bool) -> int:
         """Claims are finished as their owners would have, unless they may be older than the slots.
 
         Then what was claimed is over, and finishing it would lose items: of an emptying all that
@@ -348,7 +369,7 @@ class _Repair:
         entries = self.control.entries
         retired = 0
         bad = (entries["phase"] > Phase.EMPTYING) | (entries["count"] > self.capacity)
-        entries["phase"][bad | (not trusted)] = Phase.IDLE
+        entries["phase"][bad | (not finishing)] = Phase.IDLE
         _core.reached("recover.phases")
         for entry in (entries["state"] != EntryState.FREE).nonzero()[0]:
             entries["state"][entry] = EntryState.LIVE
@@ -419,7 +440,7 @@ class _Repair:
             aborted += int(np.count_nonzero(which))
         return aborted
 
-    def _verify(self, progress: Progress) -> tuple[int, int]:
+    def _verify(self, progress: Progress, trusted: bool) -> tuple[int, int]:
         """Keeps what fits its checksum; without, only what a barrier covered and nobody touched."""
         runtime = self.control.runtime
         head = int(runtime["head"][0])
@@ -429,7 +450,7 @@ class _Repair:
             wrong = wrong_checksums(self.native, self.schema, self.data, progress)
             failed = len(wrong)
             self.words[wrong] = 0
-        elif self.superblock.durable_ticket == head > self._newest_ticket():
+        elif trusted or self.superblock.durable_ticket == head > self._newest_ticket():
             unverified = int(np.count_nonzero(committed))
         else:
             failed = int(np.count_nonzero(committed))
@@ -469,12 +490,19 @@ class _Repair:
 
 
 def recover(
-    path: str | PathLike[str], *, timeout: float = 60.0, on_progress: OnProgress | None = None
+    path: str | PathLike[str],
+    *,
+    verify: bool = False,
+    timeout: float = 60.0,
+    on_progress: OnProgress | None = None,
 ) -> RecoveryReport:
     """Recovers a directory if nobody alive uses it, and says what was found.
 
     Args:
         path: the scratch directory.
+        verify: compare every item with its checksum, and drop those that do not fit. After a
+            reboot, in a copy and in a directory that was restored this is done in any case. Needs a
+            buffer that nobody uses. Cost: all bytes are read once.
         timeout: seconds to wait for another process that is creating or recovering it.
         on_progress: called with a `ProgressReport` while items are looked at. init.lock is held
             then, so it must not open the directory. What it raises comes out of this call, and the
@@ -485,12 +513,17 @@ def recover(
         use"``.
 
     Raises:
+        BufferInUseError: with ``verify``, while living processes use the buffer; ``pids``.
         BufferNotFoundError, CorruptBufferError, FormatError, AttachTimeout: as they say.
     """
     from shmbuffer.memory.engine import Engine
 
     began, before = time.perf_counter_ns(), _mended(path)
-    with hearing(on_progress), Engine.open(path, None, timeout=timeout) as engine:
+    existing: Existing = "verify" if verify else "attach"
+    with (
+        hearing(on_progress),
+        Engine.open(path, None, existing=existing, timeout=timeout) as engine,
+    ):
         if engine.report is not None:
             return engine.report
         engine.reap_dead()

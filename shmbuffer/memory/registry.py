@@ -180,6 +180,7 @@ class Registry:
         _memberships[self._control.where, incarnation] = membership
         mine["state"] = EntryState.LIVE
         _core.reached("join.live")
+        self._control.touch()
         return membership
 
     def free(self, entry: int) -> None:
@@ -189,7 +190,7 @@ class Registry:
 
     def clients(self) -> list[Client]:
         """Every entry in use, the dead included."""
-        entries, now = self._control.entries, time.monotonic_ns()
+        entries, now = self._control.entries, time.time_ns()
         found = []
         for entry, incarnation in self.live():
             one, alive = entries[entry].copy(), not self.is_dead(entry)
@@ -204,7 +205,7 @@ class Registry:
                     state=self._state(entry, alive=alive),
                     phase=layout.name_of(Phase, int(one["phase"])),
                     claimed=_claim(one),
-                    turn=_turn(one, now),
+                    turn=_turn(one, time.monotonic_ns()),
                     joined_s=int(one["joined_ns"]) / 1e9,
                     idle_s=max(0, now - seen) / 1e9 if seen else None,
                     counters={name: int(one[name]) for name in layout.COUNTERS},
@@ -221,8 +222,13 @@ class Registry:
         return state if alive or state == "zombie" else "gone"
 
     def _lock_is_free(self, entry: int) -> bool:
+        who = self.identity(entry)
         if self._directory is None:
-            return _has_ended(self.identity(entry))
+            return _has_ended(who)
+        if identity.is_of_another_boot(who) and not self._directory.exists(
+            LivenessFile.name(entry)
+        ):
+            return True  # its name was not on the disk yet when the power went
         return LivenessFile.is_free(self._directory, entry)
 
     def _is_another_program(self, entry: int, who: Identity) -> bool:

@@ -72,6 +72,7 @@ def owner_is_dead(superblock: Superblock, registry: Registry) -> bool:
         superblock.owner_pid_namespace,
     )
     here = owner.pid_namespace == identity.current().pid_namespace
+    here |= identity.is_of_another_boot(owner)  # nobody there holds a lock, or it is gone for good
     return identity.prove_dead(owner, lambda: here and not registry.alive())
 
 
@@ -173,5 +174,5 @@ def _nobody_needs(files: Files) -> bool:
     return (
         bool(superblock.flags & Flag.TEMPORARY)
         and owner_is_dead(superblock, registry)
-        and reason_to_recover(files, superblock, registry) is not None
+        and reason_to_recover(files, control, registry) is not None
     )

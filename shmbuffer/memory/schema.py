@@ -19,7 +19,7 @@ from urllib.parse import quote
 
 from shmbuffer._native import _core
 from shmbuffer.errors import CorruptBufferError, SchemaMismatchError, SpaceError
-from shmbuffer.memory.layout import PAGE
+from shmbuffer.memory.layout import PAGE, RECORDS, SLOTS
 
 #: torch's dtype names and sizes in bytes. All of them are opaque bytes to the engine.
 ITEMSIZES: Mapping[str, int] = {
@@ -206,6 +206,14 @@ class Schema:
     def map_bytes(self) -> tuple[int, ...]:
         """Size of each file of payload: one a leaf, or that of the records."""
         return (self.record_bytes,) if self.record_bytes else self.leaf_bytes
+
+    @property
+    def mapped_files(self) -> list[str]:
+        """Names of the files that are mapped beside the control file."""
+        if self.record_bytes:
+            return [SLOTS, RECORDS]
+        sizes = zip(self.leaves, self.leaf_bytes, strict=True)
+        return [SLOTS, *(leaf.file for leaf, nbytes in sizes if nbytes)]
 
     @property
     def sections(self) -> dict[str, int]:

@@ -18,6 +18,7 @@ __all__ = ["RecoveryReport", "recover"]
 def recover(
     scratch_dir: str | os.PathLike[str],
     *,
+    verify: bool = False,
     timeout: float = 60.0,
     on_progress: OnProgress | None = None,
 ) -> RecoveryReport:
@@ -30,6 +31,9 @@ def recover(
 
     Args:
         scratch_dir: the directory of the buffer.
+        verify: compare every item with its checksum, and drop those that do not fit. After a
+            reboot, in a copy, and where a copy was put back, this is done in any case. Needs a
+            buffer that nobody uses.
         timeout: seconds to wait for another process that creates or recovers it right now.
         on_progress: called with a `ProgressReport` some times a second; it must not open the
             directory. What it raises comes out of this call; the next to open the directory
@@ -42,9 +46,13 @@ def recover(
         BufferNotFoundError: there is no buffer.
         FormatError, CorruptBufferError, UnsafePathError, ReadOnlyError: it cannot be used; nothing
             was changed.
+        BufferInUseError: with ``verify``, while living processes use the buffer; ``pids``.
         AttachTimeout: another process held it all the time.
 
     Cost: a scan of the slot words and a rebuild of the priority tree, some tens of milliseconds for
-    a million items; every item is read where the machine was restarted in between.
+    a million items; where items are verified all bytes are read once, some seconds for 10 GB that
+    are in memory.
     """
-    return memory_recovery.recover(scratch_dir, timeout=timeout, on_progress=on_progress)
+    return memory_recovery.recover(
+        scratch_dir, verify=verify, timeout=timeout, on_progress=on_progress
+    )

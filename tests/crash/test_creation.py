@@ -254,7 +254,7 @@ def test_every_crash_point_belongs_to_a_protocol_that_is_killed_at_it() -> None:
         *("write", "update", "sample", "alpha", "empty", "reap", "repair", "recover", "leave"),
         *("join", "flush", "abort", "wait", "create", "define", "remove", "open", "superblock"),
         *("restore", "copy", "dictionary", "turn", "wake", "mutex", "tree", "leaves", "relink"),
-        *("count", "file", "folder", "flow", "limit", "history"),
+        *("count", "file", "folder", "flow", "limit", "history", "vouch", "control"),
     }
     prefixes = {name.split(".")[0] for name in _core.crash_points()}
     prefixes |= {name.split(".")[0] for name in python_points(r"\w+")}

@@ -17,12 +17,14 @@ from pathlib import Path
 import numpy as np
 
 from shmbuffer._native import _core
-from shmbuffer.memory import Engine, Ring, Schema, layout
+from shmbuffer.memory import Engine, Ring, Schema, layout, restored
 from shmbuffer.memory.control import Control
+from shmbuffer.memory.region import Directory
 from shmbuffer.memory.slots import committed, tickets
 from tests.crash import harness
 
 EARLIER_BOOT = b"an earlier boot."
+_TOUCHED = layout.RUNTIME_OFFSET + layout.RUNTIME.fields["touched_ns"][1]  # type: ignore[index]
 
 #: Slot to (ticket, bytes of the item).
 Contents = dict[int, tuple[int, bytes]]
@@ -80,6 +82,19 @@ class Specimen:
         """Puts every byte back, in the same files: the buffer knows its control file by inode."""
         for name, content in self.files.items():
             _write(self.path / name, content)
+        if layout.SLOTS in self.files:
+            self._left_by_processes()
+
+    def _left_by_processes(self) -> None:
+        """Dates the files as processes leave them: what was written otherwise is not believed."""
+        with Directory.open(self.path) as directory:
+            restored.vouch(directory, [layout.CONTROL, *self.schema.mapped_files])
+        with edited_control(self.path) as control:
+            control.touch()  # the first store through a map changes the file's times
+            control.touch()
+            data = control.runtime["touched_ns"].tobytes()
+        content = self.files[layout.CONTROL]
+        self.files[layout.CONTROL] = content[:_TOUCHED] + data + content[_TOUCHED + 8 :]
 
     def renew(self) -> None:
         """The same in new files, where something else was put in the place of one."""
@@ -99,6 +114,10 @@ class Specimen:
             with (self.path / change.file).open("r+b") as file:
                 file.seek(change.offset)
                 file.write(change.data)
+        if not any(
+            change.file == layout.CONTROL and change.offset == _TOUCHED for change in changes
+        ):
+            self._left_by_processes()
 
     def _find_truth(self) -> None:
         with Engine.open(self.path, None) as engine:

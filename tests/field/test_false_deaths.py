@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+import uuid
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
@@ -246,3 +247,42 @@ def test_filelock_6_73_a_network_file_system_gets_no_lock_that_does_not_lock(
     with pytest.raises(UnsafeFilesystemError, match=r"lies on NFS, where .* file locks"):
         Engine.open(path, SETTINGS)
     assert not path.exists()
+
+
+WRITES = """
+import os, sys
+from shmbuffer.memory import Engine, identity
+from tests.memory.rows import ring_of, write
+assert identity.boot_id() == b"a container's id", identity.boot_id()
+engine = Engine.open(sys.argv[1], None)
+for number in range(200):
+    write(ring_of(engine), [number], timeout=30.0)
+    with Engine.open(sys.argv[1], None) as another:
+        assert another.report is None, "recovered beside a living process"
+print(engine.epoch, flush=True)
+input()
+"""
+
+
+@needs_root
+@pytest.mark.crash
+def test_systemd_nspawn_two_boot_ids_on_one_machine_are_no_reboot(
+    engine: Engine, ring: Ring, path: Path, tmp_path: Path
+) -> None:
+    """A container that shows a boot id of its own was taken for the dead of another boot."""
+    shown = tmp_path / "boot_id"
+    shown.write_text(str(uuid.UUID(bytes=b"a container's id")) + "\n")
+    bind = f'mount --bind {shown} /proc/sys/kernel/random/boot_id && exec "$@"'
+    container = (*CONTAINER, "--mount", "sh", "-c", bind, "sh")
+    with program(WRITES, path, before=container) as inside:
+        for number in range(200):
+            write(ring, [number], timeout=30.0)
+            with Engine.open(path, None) as another:
+                assert another.report is None, "recovered beside a living process"
+        assert heard(inside) == "0", "the epoch: nobody has recovered"
+        assert [one.alive for one in engine.clients()] == [True, True]
+        inside.kill()
+        inside.wait()
+        while engine.reap_dead() == 0:  # the kernel ends the namespace after its first process
+            pass
+    assert len(engine.clients()) == 1

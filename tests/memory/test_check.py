@@ -313,11 +313,16 @@ def test_a_buffer_that_was_being_written_when_its_writer_died_is_no_damage(path:
 
 
 def test_another_boot_is_a_note(path: Path) -> None:
-    with Engine.open(path, None) as engine:
+    def victim(parent: Parent) -> None:
+        engine = Engine.open(path, None)
         engine.control.write(replace(engine.superblock, boot_id=b"an earlier boot."))
-        report = unchanged(path)
-        assert not report.alive
-        assert report.notes == ["reboot: the next process to open it recovers it"]
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    with child(victim) as process:
+        assert process.end() == -signal.SIGKILL
+    report = unchanged(path)
+    assert not report.alive
+    assert report.notes == ["reboot: the next process to open it recovers it"]
 
 
 def test_the_last_check_is_the_first_of_the_command_line(path: Path) -> None:

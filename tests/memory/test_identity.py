@@ -190,8 +190,10 @@ def test_a_name_made_to_confuse_is_not_a_state() -> None:
         assert prove_dead(replace(odd, start_time=odd.start_time + 1), never_asked)
 
 
-def test_nobody_survives_a_reboot(living: Identity) -> None:
-    assert prove_dead(replace(living, boot_id=b"\1" * 16), never_asked)
+def test_under_another_boot_id_the_lock_decides(living: Identity) -> None:
+    """After a reboot it is free; in a container that shows its own id it may be held."""
+    assert prove_dead(replace(living, boot_id=b"\1" * 16), free)
+    assert not prove_dead(replace(living, boot_id=b"\1" * 16), held)
 
 
 def test_a_boot_that_is_unknown_proves_nothing(
@@ -207,7 +209,6 @@ def test_in_another_pid_namespace_the_lock_decides(living: Identity, namespace: 
     elsewhere = replace(living, pid_namespace=namespace)
     assert not prove_dead(elsewhere, held)
     assert prove_dead(elsewhere, free)
-    assert prove_dead(replace(elsewhere, boot_id=b"\1" * 16), never_asked)
 
 
 def test_two_processes_that_do_not_know_their_namespace_are_not_in_the_same(

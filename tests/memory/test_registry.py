@@ -18,6 +18,7 @@ import pytest
 from shmbuffer.errors import RegistryFullError
 from shmbuffer.memory import Engine, Settings, identity, layout
 from shmbuffer.memory.layout import Phase
+from shmbuffer.memory.locks import LivenessFile
 from tests.memory.rows import (
     Child,
     Maker,
@@ -273,12 +274,25 @@ def test_what_proc_does_not_show_is_not_taken_for_dead(
         assert not engine.registry.is_dead(1)
 
 
-def test_a_client_of_an_earlier_boot_is_dead(make: Maker) -> None:
-    engine = make()
-    make.second(engine)
+def test_a_client_under_another_boot_id_lives_as_long_as_its_lock(make_files: Maker) -> None:
+    engine = make_files()
+    second = make_files.second(engine)
     engine.control.entries["boot_id"][1] = np.void(b"another boot....")
+    assert not engine.registry.is_dead(1)
+    LivenessFile.release(second._seat.membership.liveness)
     assert engine.registry.is_dead(1)
     assert not engine.registry.is_dead(0)
+
+
+def test_a_client_of_an_earlier_boot_whose_lock_file_was_lost_is_dead(make_files: Maker) -> None:
+    """A power cut takes a name that was never synced."""
+    engine = make_files()
+    make_files.second(engine)
+    assert engine.path is not None
+    (engine.path / LivenessFile.name(1)).unlink()
+    assert not engine.registry.is_dead(1), "within one boot that proves nothing"
+    engine.control.entries["boot_id"][1] = np.void(b"another boot....")
+    assert engine.registry.is_dead(1)
 
 
 def test_a_client_with_another_start_time_is_dead(make: Maker) -> None:
