@@ -32,21 +32,17 @@ void shmb_life_begin(void) {
 
 uint64_t shmb_life(void) { return life_page ? atomic_load_explicit(life_page, memory_order_relaxed) : 0; }
 
-int64_t shmb_now_ns(void) {
+int64_t shmb_clock_ns(clockid_t clock) {
     struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
+    clock_gettime(clock, &now);
     return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
 }
 
-int64_t shmb_wall_ns(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_REALTIME, &now);
-    return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
-}
+int64_t shmb_now_ns(void) { return shmb_clock_ns(CLOCK_MONOTONIC); }
 
 /* Dates what was stored by a call that is no write, sample or update. */
 void shmb_touch(struct shmb_runtime *runtime) {
-    atomic_store_explicit(&runtime->touched_ns, (uint64_t)shmb_wall_ns(), memory_order_relaxed);
+    atomic_store_explicit(&runtime->touched_ns, (uint64_t)shmb_clock_ns(CLOCK_REALTIME), memory_order_relaxed);
     CP(count_added);
 }
 

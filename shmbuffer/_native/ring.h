@@ -10,6 +10,7 @@
 
 #include <stdbool.h>
 #include <stddef.h>
+#include <time.h>
 
 #include "crashpoint.h"
 #include "layout.h"
@@ -45,6 +46,7 @@ enum shmb_status {
     SHMB_LIMITED,        /* the other side has to go on first: see shmb_refusal.why */
     SHMB_IN_QUEUE,       /* a queue is written at its end only */
     SHMB_DAMAGED,        /* shared memory says what cannot be; slot shmb_refusal.bad_at, or SHMB_NO_SLOT */
+    SHMB_UNLINKED,       /* the directory was removed: see presence.c */
 };
 
 #define SHMB_NO_SLOT UINT64_MAX
@@ -94,6 +96,14 @@ struct shmb_arena {
     uint64_t *positions; /* scratch: where each is in the byte ring */
 };
 
+/* See presence.c. */
+struct shmb_presence {
+    int folder;       /* descriptor of the directory */
+    const char *name; /* of the control file in it; NULL: there are no files */
+    uint64_t device, inode; /* of that file */
+    _Atomic int64_t looked_ns; /* monotonic; when it was seen last */
+};
+
 struct shmb_ring {
     struct shmb_runtime *runtime;
     int mutex_kind; /* as shmb_mutex_kind says */
@@ -115,6 +125,8 @@ struct shmb_ring {
     uint64_t life; /* of the process that made this handle: see shmb_life */
     _Atomic uint32_t inside; /* threads that hold the mutex or wait for it */
     _Atomic uint32_t left;   /* the entry is given back: nobody may take the mutex through this handle any more */
+
+    struct shmb_presence presence;
 
     /* One claim at a time; everything below belongs to the thread that is inside the gate. */
     struct shmb_gate gate;
@@ -162,7 +174,7 @@ static inline uint64_t shmb_slot_of(const struct shmb_ring *ring, uint64_t eleme
 uint64_t shmb_life(void); /* of this process; another value after fork */
 void shmb_life_begin(void);
 int64_t shmb_now_ns(void);
-int64_t shmb_wall_ns(void);
+int64_t shmb_clock_ns(clockid_t clock);
 void shmb_touch(struct shmb_runtime *runtime);
 
 /* gate.c: who of this process's threads may claim, fill and commit through a handle */
@@ -171,6 +183,9 @@ int shmb_gate_enter(struct shmb_ring *ring, struct shmb_call *call, int64_t time
 void shmb_gate_pause(struct shmb_ring *ring); /* the call ends, the claim stays open */
 int shmb_gate_resume(struct shmb_ring *ring); /* of the thread that paused */
 void shmb_gate_leave(struct shmb_ring *ring);
+
+/* presence.c */
+bool shmb_is_removed(struct shmb_ring *ring, int64_t now_ns);
 
 /* mutex.c */
 int shmb_lock(struct shmb_ring *ring, struct shmb_call *call);

@@ -19,6 +19,7 @@ struct ring_object {
     struct shmb_ring ring;
     uint64_t row_bytes; /* of a slot, all leaves */
     PyObject *control, *slots, *leaves, *records; /* kept alive: the maps */
+    PyObject *file; /* and the name of the control file */
     int ready;
 };
 
@@ -50,32 +51,26 @@ static PyObject *end(struct python_call *python, int status, uint64_t result) {
     return PyLong_FromLongLong(status == SHMB_OK ? (long long)result : -(long long)status);
 }
 
-static int seen(struct ring_object *self, int status) {
-    if (status == SHMB_OK) {
-        atomic_store_explicit(&self->ring.me->last_seen_ns, (uint64_t)shmb_wall_ns(), memory_order_relaxed);
+/* Every write, draw and update ends here, so it is here that a directory which was removed is noticed: the clock is read
+ * anyhow. What the call did is done, in memory that nobody will find; the status of all later calls is the same. */
+static int dated(struct ring_object *self, int status, _Atomic uint64_t *also) {
+    if (status != SHMB_OK) return status;
+    int64_t now = shmb_now_ns();
+    atomic_store_explicit(&self->ring.me->last_seen_ns, (uint64_t)shmb_clock_ns(CLOCK_REALTIME_COARSE), memory_order_relaxed);
+    CP(count_added);
+    if (also) {
+        atomic_store_explicit(also, (uint64_t)now, memory_order_relaxed);
         CP(count_added);
     }
-    return status;
+    return shmb_is_removed(&self->ring, now) ? SHMB_UNLINKED : SHMB_OK;
 }
+
+static int seen(struct ring_object *self, int status) { return dated(self, status, NULL); }
 
 /* What makes a client one of those who insert, or of those who sample. */
-static int inserted(struct ring_object *self, int status) {
-    struct shmb_entry *me = self->ring.me;
-    if (seen(self, status) == SHMB_OK) {
-        atomic_store_explicit(&me->last_insert_ns, (uint64_t)shmb_now_ns(), memory_order_relaxed);
-        CP(count_added);
-    }
-    return status;
-}
+static int inserted(struct ring_object *self, int status) { return dated(self, status, &self->ring.me->last_insert_ns); }
 
-static int sampled(struct ring_object *self, int status) {
-    struct shmb_entry *me = self->ring.me;
-    if (seen(self, status) == SHMB_OK) {
-        atomic_store_explicit(&me->last_sample_ns, (uint64_t)shmb_now_ns(), memory_order_relaxed);
-        CP(count_added);
-    }
-    return status;
-}
+static int sampled(struct ring_object *self, int status) { return dated(self, status, &self->ring.me->last_sample_ns); }
 
 static int number(PyObject *object, uint64_t *out) {
     *out = PyLong_AsUnsignedLongLong(object);
@@ -124,14 +119,23 @@ static int of_records(struct ring_object *self, const char *name) {
     return -1;
 }
 
+/* (descriptor of the directory, name of the control file, its device, its inode) */
+static bool to_look_for(PyObject *file, struct shmb_presence *presence) {
+    unsigned long long device, inode;
+    if (!PyArg_ParseTuple(file, "isKK:Ring", &presence->folder, &presence->name, &device, &inode)) return false;
+    presence->device = device;
+    presence->inode = inode;
+    return true;
+}
+
 static PyObject *ring_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"control", "slots", "leaves", "capacity", "lanes", "entry", "checksum", "salt", "records", NULL};
-    PyObject *control, *slots, *leaves, *records = Py_None;
+    static char *names[] = {"control", "slots", "leaves", "capacity", "lanes", "entry", "checksum", "salt", "records", "file", NULL};
+    PyObject *control, *slots, *leaves, *records = Py_None, *file = Py_None;
     unsigned long long capacity, lanes;
     unsigned int entry, salt;
     int checksum;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O!O!KKIpI|O:Ring", names, shmb_map_type, &control, shmb_map_type,
-                                     &slots, &PyTuple_Type, &leaves, &capacity, &lanes, &entry, &checksum, &salt, &records))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O!O!KKIpI|OO:Ring", names, shmb_map_type, &control, shmb_map_type,
+                                     &slots, &PyTuple_Type, &leaves, &capacity, &lanes, &entry, &checksum, &salt, &records, &file))
         return NULL;
     bool has_records = records != Py_None;
     if (has_records && (!PyObject_TypeCheck(records, shmb_map_type) || !shmb_map_is_twice(records) || lanes != 1 ||
@@ -179,7 +183,12 @@ static PyObject *ring_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) 
     self->slots = Py_NewRef(slots);
     self->leaves = Py_NewRef(leaves);
     self->records = Py_NewRef(records);
+    self->file = Py_NewRef(file);
     self->ready = 1;
+    if (file != Py_None && !to_look_for(file, &ring->presence)) {
+        Py_DECREF(self);
+        return NULL;
+    }
     if (ring->leaves == NULL) {
         Py_DECREF(self);
         return PyErr_NoMemory();
@@ -218,6 +227,7 @@ static void ring_dealloc(PyObject *object) {
     Py_XDECREF(self->slots);
     Py_XDECREF(self->leaves);
     Py_XDECREF(self->records);
+    Py_XDECREF(self->file);
     freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
     release(object);
     Py_DECREF(type);
@@ -550,6 +560,12 @@ static PyObject *ring_wait(PyObject *object, PyObject *timeout_ns) {
     Py_RETURN_NONE;
 }
 
+/* look() -> 0: the directory is there, as far as was seen within the last second */
+static PyObject *ring_look(PyObject *object, PyObject *Py_UNUSED(ignored)) {
+    struct ring_object *self = (struct ring_object *)object;
+    return PyLong_FromLong(shmb_is_removed(&self->ring, shmb_now_ns()) ? -(long)SHMB_UNLINKED : 0);
+}
+
 /* let_pass(whether): the next write or draw of this thread goes on whatever the ratio */
 static PyObject *ring_let_pass(PyObject *Py_UNUSED(object), PyObject *whether) {
     int pass = PyObject_IsTrue(whether);
@@ -809,9 +825,8 @@ static PyObject *ring_sample_records(PyObject *object, PyObject *const *args, Py
     if (PyErr_Occurred()) return NULL;
     struct python_call python = begin(timeout);
     if (arena.room >= RELEASE_FROM_BYTES) may_block(&python.call);
-    int status = shmb_sample(&self->ring, &python.call, count, key, NULL, AT(int64_t, index), AT(int64_t, tickets),
-                             AT(float, weights), beta, prioritized != 0, &redrawn, &arena);
-    sampled(self, status);
+    int status = sampled(self, shmb_sample(&self->ring, &python.call, count, key, NULL, AT(int64_t, index), AT(int64_t, tickets),
+                                           AT(float, weights), beta, prioritized != 0, &redrawn, &arena));
     return end(&python, status, arena.used);
 }
 
@@ -1004,6 +1019,7 @@ static PyMethodDef methods[] = {
     {"give_up_turn", ring_give_up_turn, METH_O, "give_up_turn(timeout_ns): stop waiting."},
     {"wait", ring_wait, METH_O, "wait(timeout_ns): sleep until somebody makes progress."},
     {"snapshot", ring_snapshot, METH_O, "snapshot(timeout_ns): runtime page and registry of one moment."},
+    {"look", ring_look, METH_NOARGS, "look(): whether the directory is there; asked of the system once a second."},
     {"let_pass", ring_let_pass, METH_O, "let_pass(whether): this thread's next write or draw goes on whatever the ratio."},
     FAST(admit_sample, "admit_sample(count, min_size, chosen, timeout_ns): the draw may be made, and counts."),
     FAST(take_back, "take_back(count, timeout_ns): a draw that was admitted was not made."),
@@ -1053,7 +1069,7 @@ static PyGetSetDef properties[] = {
 };
 
 static PyType_Slot slots[] = {
-    {Py_tp_doc, "Ring(control, slots, leaves, capacity, lanes, entry, checksum, salt)"},
+    {Py_tp_doc, "Ring(control, slots, leaves, capacity, lanes, entry, checksum, salt, records=None, file=None)"},
     {Py_tp_new, ring_new},
     {Py_tp_dealloc, ring_dealloc},
     {Py_tp_methods, methods},

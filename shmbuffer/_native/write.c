@@ -615,7 +615,7 @@ int shmb_leave(struct shmb_ring *ring, struct shmb_call *call) {
         if (mine) shmb_wait_no_more(ring, ring->me, SHMB_FOR_SAMPLES | SHMB_FOR_INSERTS);
         CP(leave_claim);
         /* Before the clock is read: the first store into a page that is clean changes the file's times (restored.py). */
-        if (mine) atomic_store_explicit(&ring->me->last_seen_ns, (uint64_t)shmb_wall_ns(), memory_order_relaxed);
+        if (mine) atomic_store_explicit(&ring->me->last_seen_ns, (uint64_t)shmb_clock_ns(CLOCK_REALTIME), memory_order_relaxed);
         CP(leave_claim);
         shmb_touch(ring->runtime);
         shmb_unlock(ring);

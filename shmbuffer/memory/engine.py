@@ -59,7 +59,8 @@ from shmbuffer.memory.opening import Existing, clear_the_way, create_or_open
 from shmbuffer.memory.patience import LOCK_TIMEOUT_NS
 from shmbuffer.memory.prefault import OFF, Populating, Prefault
 from shmbuffer.memory.recovery import RecoveryReport
-from shmbuffer.memory.region import Directory
+from shmbuffer.memory.refusals import unlinked
+from shmbuffer.memory.region import Directory, name_of
 from shmbuffer.memory.registry import Client, Membership, Registry
 from shmbuffer.memory.ring import ClosedRing, Ring
 from shmbuffer.memory.schema import Schema
@@ -278,7 +279,14 @@ class Engine:
     def _native(self, entry: int) -> _core.Ring:
         if self._parts is None or self._schema is None:
             raise RuntimeError(f"{self.where}: there is no schema yet")
-        return native_ring(self.control, self._schema, *self._parts, entry=entry)
+        directory = self._ground.directory
+        return native_ring(
+            self.control,
+            self._schema,
+            *self._parts,
+            entry=entry,
+            folder=None if directory is None else directory.fd,
+        )
 
     def _connect(self) -> None:
         """Makes the ring of our entry, once there are slots."""
@@ -742,11 +750,26 @@ class Engine:
         if self.closed:
             raise BufferClosedError(f"{self.where}: this handle was closed; attach again")
 
+    def require_linked(self) -> None:
+        """Raises BufferUnlinkedError if the directory was removed; one that was moved is there.
+
+        What is removed with `cleanup` is CLOSING, which is another error.
+        """
+        if self._state != BufferState.CLOSING:
+            self._require_control()
+
+    def _require_control(self) -> None:
+        if isinstance(self._ground, Files) and not self._ground.has_control():
+            raise unlinked(self.where)
+
     def _require_there(self) -> None:
+        """The directory is there, and its path leads to it."""
+        self._require_control()
         if isinstance(self._ground, Files) and not self._ground.still_there():
             raise BufferUnlinkedError(
-                f"{self.where}: the directory was removed or replaced while this handle was open; "
-                "close it and create the buffer again"
+                f"{self.where}: the directory was moved while this handle was open; close it, and "
+                f"attach to {name_of(self._ground.directory.fd)}",
+                path=self.where,
             )
 
 

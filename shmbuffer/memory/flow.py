@@ -180,6 +180,7 @@ def first_ring(engine: Engine, min_size: int) -> Ring:
             now, found = time.monotonic(), engine.limiter
             if now - looked >= _LOOK_S:
                 looked = now
+                engine.require_linked()
                 engine.reap_dead()
             there = others(engine.control.entries, Side.INSERTS, besides=engine.entry)
             accompanied = now if there else accompanied

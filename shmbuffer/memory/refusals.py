@@ -11,6 +11,7 @@ from shmbuffer._native import _core
 from shmbuffer.errors import (
     BufferClosedError,
     BufferNeedsRestart,
+    BufferUnlinkedError,
     CorruptBufferError,
     EmptyBufferError,
     LockTimeout,
@@ -98,6 +99,8 @@ def refuse(
         )
     if status == _core.LEFT:
         raise BufferClosedError(f"{where}: this handle was closed; attach again")
+    if status == _core.UNLINKED:
+        raise unlinked(where)
     if status == _core.CLOSING_STATUS:
         raise BufferClosedError(f"{where}: the buffer is being removed; nothing was written")
     if status == _core.NO_TICKETS:
@@ -139,4 +142,14 @@ def refuse(
         raise ShmBufferError(f"{where}: {what}: nothing is claimed; call claim first")
     raise BufferNeedsRestart(
         f"{where}: {what}: the buffer's mutex is beyond repair; close every handle, then recover"
+    )
+
+
+def unlinked(where: str) -> BufferUnlinkedError:
+    """What is raised where the directory is not there any more."""
+    return BufferUnlinkedError(
+        f"{where}: the directory was removed or replaced while this handle was open, so that no "
+        "process finds what is written now; save what this handle holds with dumps() if it is "
+        "worth it, then close the handle and create the buffer again",
+        path=where,
     )

@@ -356,7 +356,7 @@ class Directory:
         try:
             os.fsync(fd)
         except OSError as error:
-            raise not_durable(_name_of(fd), error) from error
+            raise not_durable(name_of(fd), error) from error
 
     def sync(self, name: str = ".") -> None:
         """Bring the names in a directory to the disk: what was made, moved or removed there.
@@ -463,7 +463,8 @@ def not_durable(where: str, error: OSError) -> DurabilityError:
     )
 
 
-def _name_of(fd: int) -> str:
+def name_of(fd: int) -> str:
+    """Where an open file is now, as far as the system says."""
     try:
         return os.readlink(f"/proc/self/fd/{fd}")
     except OSError:

@@ -263,6 +263,7 @@ class Supervisor:
         """Reaps and reports the dead that are not ours, and begins to watch the living."""
         if self._engine.prefault:
             self._asked(lambda: self._engine.ring, None)  # it begins where a schema is seen
+        self._asked(self._engine.require_linked, None)
         clients = self._clients()
         with self._changed:
             names = dict(self._spawned_pids)
@@ -320,7 +321,7 @@ class Supervisor:
             self._buffer_is_gone = isinstance(error, BufferClosedError)
             if str(error) != self._complaint:
                 self._complaint = str(error)
-                log.error("the dead cannot be looked after: %s", error)
+                log.error("the dead cannot be looked after: %s", self._complaint)
             return otherwise
 
     def _report(self, death: Death) -> None:

@@ -106,6 +106,7 @@ def test_what_the_reader_takes_for_private_is_private() -> None:
             "counted_draw",
             "d",
             "draws",
+            "file",
             "first",
             "form",
             "found",
@@ -128,6 +129,7 @@ def test_what_the_reader_takes_for_private_is_private() -> None:
         *(
             "out",
             "pool",
+            "presence",
             "priorities",
             "python",
             "random",

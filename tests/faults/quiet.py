@@ -1,7 +1,7 @@
 """A process that may not ask the system for files any more: seccomp(2), one way, for its life.
 
-What is left: memory, clocks, futexes, its own end. Any other call ends it by SIGSYS, also one that
-does not go through libc.
+What is left: memory, clocks, futexes, its own end, and a look at a name in one directory that is
+open. Any other call ends it by SIGSYS, also one that does not go through libc.
 """
 
 from __future__ import annotations
@@ -13,14 +13,19 @@ import struct
 _PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP, _FILTER = 38, 22, 2
 _KILL_PROCESS, _ALLOW = 0x80000000, 0x7FFF0000
 _LOAD, _EQUAL, _RETURN = 0x20, 0x15, 0x06  # of classic BPF: ld word, jeq constant, ret constant
-_NUMBER_AT, _MACHINE_AT, _FD_OF_MMAP_AT = 0, 4, 48  # in struct seccomp_data
+# In struct seccomp_data.
+_NUMBER_AT, _MACHINE_AT, _FOLDER_AT, _FD_OF_MMAP_AT = 0, 4, 16, 48
 
-#: AUDIT_ARCH of the machine; number of mmap; numbers of what is allowed, in the order below.
+#: AUDIT_ARCH of the machine; numbers of mmap and newfstatat; numbers of what is `ALLOWED`.
 _MACHINES = {
-    "x86_64": (0xC000003E, 9, (202, 12, 11, 28, 25, 10, 13, 14, 15, 228, 39, 186, 24, 60, 231)),
+    "x86_64": (
+        0xC000003E,
+        (9, 262),
+        (202, 12, 11, 28, 25, 10, 13, 14, 15, 228, 39, 186, 24, 60, 231),
+    ),
     "aarch64": (
         0xC00000B7,
-        222,
+        (222, 79),
         (98, 214, 215, 233, 216, 226, 134, 135, 139, 113, 172, 178, 124, 93, 94),
     ),
 }
@@ -35,9 +40,13 @@ def machine_is_known() -> bool:
     return os.uname().machine in _MACHINES
 
 
-def be_quiet() -> None:
-    """From now on this process may call what is `ALLOWED`, and map memory that is no file."""
-    audit, mmap, numbers = _MACHINES[os.uname().machine]
+def be_quiet(folder: int) -> None:
+    """From now on this process may call what is `ALLOWED`, and map memory that is no file.
+
+    Args:
+        folder: descriptor of a directory in which names may be looked at (fstatat), and not opened.
+    """
+    audit, (mmap, look), numbers = _MACHINES[os.uname().machine]
     assert len(numbers) == len(ALLOWED)
     steps = [
         (_LOAD, 0, 0, _MACHINE_AT),
@@ -47,14 +56,15 @@ def be_quiet() -> None:
     ]
     for number in numbers:
         steps += [(_EQUAL, 0, 1, number), (_RETURN, 0, 0, _ALLOW)]
-    steps += [
-        (_EQUAL, 1, 0, mmap),
-        (_RETURN, 0, 0, _KILL_PROCESS),
-        (_LOAD, 0, 0, _FD_OF_MMAP_AT),
-        (_EQUAL, 0, 1, 0xFFFFFFFF),
-        (_RETURN, 0, 0, _ALLOW),
-        (_RETURN, 0, 0, _KILL_PROCESS),
-    ]
+    for number, at, allowed in ((look, _FOLDER_AT, folder), (mmap, _FD_OF_MMAP_AT, 0xFFFFFFFF)):
+        steps += [
+            (_EQUAL, 0, 4, number),
+            (_LOAD, 0, 0, at),
+            (_EQUAL, 0, 1, allowed),
+            (_RETURN, 0, 0, _ALLOW),
+            (_RETURN, 0, 0, _KILL_PROCESS),
+        ]
+    steps += [(_RETURN, 0, 0, _KILL_PROCESS)]
     code = ctypes.create_string_buffer(b"".join(struct.pack("<HBBI", *step) for step in steps))
     program = struct.pack("@HP", len(steps), ctypes.addressof(code))
     libc = ctypes.CDLL(None, use_errno=True)

@@ -1,11 +1,13 @@
 """Writing, drawing and weighing ask the system for nothing that could fail.
 
-The process that does it may not open, map, size, sync or look at any file; see quiet.py.
+The process that does it may not open, map, size, sync or look at any file; see quiet.py. It may ask
+whether the control file is there, once a second; the answer counts only if it is no.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from shmbuffer.errors import BufferUnlinkedError
 from shmbuffer.memory import Engine, Ring
 from tests.crash.harness import (
     ended,
@@ -42,10 +45,16 @@ def quietly(path: Path, kind: str, work: Callable[[Ring], object]) -> int:
         ring = ring_of(path, kind)
         fill(ring)
         sample(ring, 512)
-        be_quiet()
+        be_quiet(folder_of(ring))
         work(ring)
 
     return ended(fork(body))
+
+
+def folder_of(ring: Ring) -> int:
+    directory = ring._engine._ground.directory
+    assert directory is not None
+    return directory.fd
 
 
 def fill(ring: Ring) -> None:
@@ -76,9 +85,30 @@ def test_the_hot_calls_need_no_file_and_no_descriptor(tmp_path: Path, kind: str)
 
 
 @pytest.mark.parametrize(
-    "call", [lambda _: os.stat("/"), lambda _: os.dup(0), lambda ring: ring_of(Path("/"), "rows")]
+    "call",
+    [
+        lambda _: os.stat("/"),
+        lambda _: os.fstat(0),
+        lambda _: os.dup(0),
+        lambda ring: ring_of(Path("/"), "rows"),
+    ],
 )
 def test_whoever_asks_for_a_file_then_is_ended(
     tmp_path: Path, call: Callable[[Ring], object]
 ) -> None:
     assert quietly(tmp_path / "buffer", "rows", call) == -signal.SIGSYS
+
+
+def test_a_removed_directory_is_noticed_with_no_other_call(tmp_path: Path) -> None:
+    def body() -> None:
+        ring = ring_of(tmp_path / "buffer", "rows")
+        fill(ring)
+        shutil.rmtree(tmp_path / "buffer")
+        be_quiet(folder_of(ring))
+        try:
+            while True:
+                sample(ring, 4)
+        except BufferUnlinkedError:
+            os._exit(42)
+
+    assert ended(fork(body)) == 42

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import shutil
 import signal
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from shmbuffer.errors import BufferClosedError, ForkedHandleError
 from shmbuffer.memory.engine import Engine
 from shmbuffer.service.coordinator import Coordinator
 from shmbuffer.service.spawned import HASTY_S, LONGEST_PAUSE_S, Death, Spawned
+from tests.processes.players import until
 from tests.service import items, targets
 from tests.service.conftest import Reports
 from tests.service.programs import Program
@@ -345,3 +347,18 @@ def assert_gone(pids: list[int]) -> None:
     for pid in pids:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
+
+
+def test_a_coordinator_says_once_that_its_directory_was_removed(
+    scratch_dir: Path, reports: Reports, caplog: pytest.LogCaptureFixture
+) -> None:
+    def said() -> list[str]:
+        return [text for text in caplog.messages if "removed or replaced while" in text]
+
+    with Coordinator(scratch_dir, capacity=8) as coordinator:
+        shutil.rmtree(scratch_dir)
+        until(lambda: said() or None)
+        coordinator.spawn(targets.say_what_you_got, 1, reports.out, "")  # who is looked after still
+        assert coordinator.join(30)
+        assert len(said()) == 1
+        assert f"{scratch_dir}: the directory was removed" in said()[0]

@@ -266,6 +266,8 @@ class Drawing(Parts):
     def _held(self, index: Any, found: dict[Any, Any]) -> Any:
         """The items at ``index``; None if one of them is another by now, or gone."""
         storage = self._storage
+        if self._limited_ring is not None:
+            self._limited_ring.require_linked()
         tickets = found.get(GENERATION)
         try:
             if tickets is None:
