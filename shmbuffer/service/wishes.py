@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from shmbuffer.memory import Engine, Settings
+from shmbuffer.replay.recorded import of_storage
 
 PRIORITIZED, PLAIN = "TensorDictPrioritizedReplayBuffer", "TensorDictReplayBuffer"
 PRIORITY_KEY = "td_error"
@@ -132,7 +133,7 @@ class Wishes:
         recorded, ring = engine.settings, engine.ring
         # The exponent may have been changed since it was recorded.
         there = ring if ring is not None and ring.prioritized else recorded
-        kind = recorded.extra.get("storage", {}).get("kind", _ROWS)
+        kind = of_storage(recorded, engine.where).get("kind", _ROWS)
         asked_bytes = None
         if self.max_bytes is not None:  # in whole pages, as it is recorded
             asked_bytes = Settings(capacity=1, record_bytes=self.max_bytes).record_bytes

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from shmbuffer.memory import Engine
+from shmbuffer.replay import recorded
 from shmbuffer.replay.buffers.prioritized import (
     PrioritizedReplayBuffer,
     TensorDictPrioritizedReplayBuffer,
@@ -50,10 +51,11 @@ def from_engine(engine: Engine, **overrides: Any) -> ReplayBuffer:
 
     Raises:
         ValueError: alpha or eps differ from what is there.
+        CorruptBufferError: what is recorded can be of no buffer.
         TypeError: the class takes no such argument.
     """
     settings, ring = engine.settings, engine.ring
-    extra = settings.extra
+    extra = recorded.of_buffer(settings, engine.where)
     prioritized = settings.alpha is not None or (ring is not None and ring.prioritized)
     usual = TensorDictPrioritizedReplayBuffer if prioritized else TensorDictReplayBuffer
     cls = FAMILY.get(extra.get("buffer", ""), usual)
@@ -95,7 +97,7 @@ def _storage_of(engine: Engine, overrides: dict[str, Any]) -> Storage:
     settings = engine.settings
     if not settings.record_bytes:
         return LazyMemmapStorage.from_engine(engine)
-    kind = settings.extra.get("storage", {}).get("kind", "")
+    kind = recorded.of_storage(settings, engine.where).get("kind", "")
     made = RECORDS.get(kind, LazyStackStorage)  # records tell themselves how they are stored
     options = {name: overrides.pop(name) for name in made.storage_options & overrides.keys()}
     return made.from_engine(engine, **options)

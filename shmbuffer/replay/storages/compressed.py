@@ -14,6 +14,7 @@ import torch
 from shmbuffer.replay.batches import collate, stack_lazily
 from shmbuffer.replay.checkpointers.compressed import CompressedListStorageCheckpointer
 from shmbuffer.replay.nodes import is_collection
+from shmbuffer.replay.recorded import of_storage
 from shmbuffer.replay.storages.compressing import Compress, Compressing, Decompress, bytes_of
 from shmbuffer.replay.storages.fetched import Fetched
 from shmbuffer.replay.storages.keeping import Keeping
@@ -187,7 +188,7 @@ class CompressedListStorage(RecordList):
         Raises:
             ValueError: a ``compression_fn``, where items are compressed with zstd.
         """
-        recorded = cls.recorded_in(engine)
+        recorded = of_storage(engine.settings, engine.where)
         if compression_fn is not None and not recorded.get("own_functions", True):
             raise ValueError(
                 f"{engine.where}: its items are compressed with zstd, and nobody else there could "

@@ -9,6 +9,7 @@ import torch
 from tensordict import LazyStackedTensorDict
 
 from shmbuffer.replay.batches import stack_lazily
+from shmbuffer.replay.recorded import of_storage
 from shmbuffer.replay.storages.fetched import Fetched
 from shmbuffer.replay.storages.location import Location
 from shmbuffer.replay.storages.placing import is_int
@@ -136,7 +137,7 @@ class LazyStackStorage(RecordList):
             pad_output: see the class.
         """
         storage = cls.__new__(cls)
-        storage.stack_dim = int(cls.recorded_in(engine).get("stack_dim", 0))
+        storage.stack_dim = of_storage(engine.settings, engine.where).get("stack_dim", 0)
         storage._be_at(engine, device=device, pad_output=pad_output)
         return storage
 

@@ -19,6 +19,7 @@ from shmbuffer.memory import Engine, Settings
 from shmbuffer.memory.cleanup import temporary_directory
 from shmbuffer.memory.prefault import OFF, Prefault
 from shmbuffer.memory.progress import OnProgress, hearing
+from shmbuffer.replay.recorded import of_storage
 
 
 @dataclass(frozen=True)
@@ -138,7 +139,7 @@ class Location:
 
 def check_recorded(recorded: Settings, asked: Settings, where: str) -> None:
     """SchemaMismatchError where a buffer is there that is another one than was asked for."""
-    kinds = _kind_of(recorded), _kind_of(asked)
+    kinds = _kind_of(recorded, where), _kind_of(asked, where)
     if kinds[0] != kinds[1]:
         raise SchemaMismatchError(
             f"{where}: the buffer there is one of {kinds[0]}, and not of {kinds[1]}; attach() "
@@ -163,11 +164,11 @@ def check_recorded(recorded: Settings, asked: Settings, where: str) -> None:
         )
 
 
-def _kind_of(settings: Settings) -> str:
+def _kind_of(settings: Settings, where: str) -> str:
     """What a buffer is made of, in words."""
     if not settings.record_bytes:
         return "rows, as in a LazyMemmapStorage"
-    return f"records, as in a {settings.extra.get('storage', {}).get('kind', 'LazyStackStorage')}"
+    return f"records, as in a {of_storage(settings, where).get('kind', 'LazyStackStorage')}"
 
 
 def _listed(parts: list[str]) -> str:

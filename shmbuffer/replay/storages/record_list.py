@@ -123,12 +123,6 @@ class RecordList(ListStorage):
     def _collate(self, data: Any) -> Any:
         """A batch from what `fetch` gives, without ``pad_output``."""
 
-    @staticmethod
-    def recorded_in(engine: Engine) -> dict[str, Any]:
-        """What the storage that made the buffer has recorded of itself."""
-        found: dict[str, Any] = engine.settings.extra.get("storage", {})
-        return found
-
     @property
     def scratch_dir(self) -> Path | None:
         """The directory; None in one process, or as long as it has no name."""

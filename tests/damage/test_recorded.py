@@ -1,0 +1,118 @@
+"""Recorded settings and schemas that say what no buffer has said, under right checksums."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+from shmbuffer import (
+    CompressedListStorage,
+    LazyMemmapStorage,
+    TensorDictPrioritizedReplayBuffer,
+    TensorDictReplayBuffer,
+    attach,
+)
+from shmbuffer.errors import ShmBufferError
+from shmbuffer.memory import layout
+from tests.damage.specimen import edited_control
+
+#: Of every kind that JSON knows, and some that only just are none.
+STRANGE: list[Any] = [
+    *(None, True, False, -1, 0, 1, 3, 2**31, 2**70, -0.5, 1.5, 1e300),
+    *("", "x", "ReplayBuffer", [], ["a"], ["a", ["b"]], [1], [[]], {}, {"kind": 1}),
+]
+
+
+def made(path: Path, *, records: bool) -> None:
+    """A dead buffer with everything recorded that there is to record."""
+    items = TensorDict({"obs": torch.zeros(8, 3), "td_error": torch.ones(8)}, [8])
+    buffer: TensorDictReplayBuffer
+    if records:
+        storage = CompressedListStorage(
+            8, scratch_dir=path, shared_init=True, max_bytes=2**16, compress=["obs"]
+        )
+        buffer = TensorDictReplayBuffer(storage=storage, batch_size=4)
+    else:
+        buffer = TensorDictPrioritizedReplayBuffer(
+            alpha=0.6,
+            beta=0.4,
+            storage=LazyMemmapStorage(8, scratch_dir=path, shared_init=True),
+            batch_size=4,
+            weight_key="weight",
+        )
+    buffer.extend(items)
+    buffer.storage.close()
+
+
+def places(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Where something stands in a JSON value, itself left out."""
+    pairs = value.items() if isinstance(value, dict) else enumerate(value)
+    for key, below in pairs:
+        yield (*at, key)
+        if isinstance(below, (dict, list)):
+            yield from places(below, (*at, key))
+
+
+def exchanged(value: Any, at: tuple[Any, ...], by: Any) -> Any:
+    changed = copy.deepcopy(value)
+    inner = changed
+    for key in at[:-1]:
+        inner = inner[key]
+    inner[at[-1]] = by
+    return changed
+
+
+def require_refused_or_served(path: Path) -> None:
+    """Whoever attaches gets a sample, or an error that names the directory and what to do."""
+    try:
+        with attach(path) as buffer:
+            assert len(buffer.sample(None if buffer._batch_size else 4)) >= 1
+            return
+    except ShmBufferError as error:
+        said = str(error)
+    assert str(path) in said
+    assert ";" in said, f"{said} does not say what to do"
+
+
+@pytest.fixture(params=[False, True], ids=["rows", "records"])
+def dead(request: pytest.FixtureRequest, fast_path: Path) -> Iterator[Path]:
+    path = fast_path / "buffer"
+    made(path, records=request.param)
+    return path
+
+
+def test_settings_with_another_value_are_refused_or_served(dead: Path) -> None:
+    with edited_control(dead) as control:
+        whole = control.superblock()
+        for at in places(whole.settings):
+            for value in STRANGE:
+                settings = exchanged(whole.settings, at, value)
+                for _ in (0, 1):
+                    control.write(replace(whole, settings=settings))
+                require_refused_or_served(dead)
+
+
+def test_a_schema_with_another_value_is_refused_or_served(dead: Path) -> None:
+    rng = random.Random(5)
+    file = dead / layout.SCHEMA
+    whole = json.loads(file.read_text())
+    with edited_control(dead) as control:
+        superblock = control.superblock()
+        for at in places(whole):
+            for value in rng.sample(STRANGE, 6):
+                data = json.dumps(exchanged(whole, at, value)).encode()
+                file.write_bytes(data)
+                digest = hashlib.sha256(data).digest()
+                for _ in (0, 1):
+                    control.write(replace(superblock, schema_sha256=digest))
+                require_refused_or_served(dead)
