@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -139,7 +140,9 @@ def space_error(
     """The error for something that does not fit, with the two numbers that matter."""
     match why:
         case errno.EFBIG:
-            advice = "but no file may be so large: raise `ulimit -f`, or choose another disk"
+            advice = f"but {_largest_file()}"
+        case errno.ENOMEM if (most := _soft(resource.RLIMIT_AS)) is not None:
+            advice = f"but this process may map {human_size(most)} in all: raise `ulimit -v`"
         case errno.EDQUOT:
             advice = "but your quota is used up: remove something, or choose another disk"
         case errno.ENOSPC if needed <= free:
@@ -154,6 +157,30 @@ def space_error(
         needed_bytes=needed,
         free_bytes=free,
     )
+
+
+def too_large(what: Path | str) -> SpaceError:
+    """The error for a file that may not grow (EFBIG), where nobody knows how far it was to."""
+    return SpaceError(
+        f"{what}: a file there would be too large: {_largest_file()}",
+        path=what,
+        needed_bytes=0,
+        free_bytes=_soft(resource.RLIMIT_FSIZE) or 0,
+    )
+
+
+def _largest_file() -> str:
+    """Why no file may be larger, and what to do about it."""
+    most = _soft(resource.RLIMIT_FSIZE)
+    if most is None:
+        return "the file system takes no file of that size: choose another disk"
+    return f"this process may write files of {human_size(most)} at most: raise `ulimit -f`"
+
+
+def _soft(limit: int) -> int | None:
+    """A limit of this process; None: there is none."""
+    found = resource.getrlimit(limit)[0]
+    return None if found == resource.RLIM_INFINITY else found
 
 
 def human_size(nbytes: int) -> str:

@@ -55,8 +55,9 @@ def require_own_file(found: os.stat_result, where: Path) -> None:
         raise _another_kind(where, "a regular file")
     if found.st_nlink != 1:
         raise UnsafePathError(
-            f"{where}: the file has {found.st_nlink} names (hard links), so somebody else may be"
-            " writing to it; put a copy in its place",
+            f"{where}: the file has {found.st_nlink} names (hard links), as after `cp -al`, so that"
+            " a copy of the directory would change with it; remove the other name, which"
+            f" `find {_mount_of(where)} -xdev -samefile {where}` finds, and copy with `cp -r`",
             path=where,
             links=found.st_nlink,
         )
@@ -94,8 +95,8 @@ def explained(
                 )
             case errno.EROFS | errno.EACCES | errno.EPERM:
                 meaning = ReadOnlyError(
-                    f"{where}: {os.strerror(error.errno).lower()}; choose a directory where you may"
-                    " write, or change its permissions",
+                    f"{where}: {os.strerror(error.errno).lower()}{_whose(where)}; choose a "
+                    "directory where you may write, or change its permissions",
                     path=where,
                 )
             case errno.ELOOP | errno.ENOTDIR | errno.EISDIR | errno.ENXIO:
@@ -120,6 +121,21 @@ def _require_owner(found: os.stat_result, where: Path) -> None:
             path=where,
             uid=found.st_uid,
         )
+
+
+def _mount_of(where: Path) -> Path:
+    """Where the file system begins: a hard link does not leave it."""
+    return next((folder for folder in where.parents if folder.is_mount()), Path("/"))
+
+
+def _whose(where: Path) -> str:
+    """Of what is another user's: that it is."""
+    try:
+        found = os.lstat(where).st_uid
+    except OSError:
+        return ""
+    me = os.geteuid()
+    return "" if found == me else f": it belongs to uid {found}, and this process runs as uid {me}"
 
 
 def _not_found(where: Path) -> BufferNotFoundError:

@@ -9,6 +9,7 @@ If its owner dies, whoever saves next takes the lock, and removes it or finishes
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import shutil
@@ -18,7 +19,7 @@ from pathlib import Path
 
 from shmbuffer._native import _core
 from shmbuffer.errors import BufferInUseError, ShmBufferError
-from shmbuffer.memory.filesystem import shut
+from shmbuffer.memory.filesystem import shut, too_large
 from shmbuffer.memory.progress import is_of_callback
 
 MARK = ".shmbuffer-save"
@@ -143,6 +144,8 @@ def located(where: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno is None or error.filename is not None or is_of_callback(error):
             raise
+        if error.errno == errno.EFBIG:
+            raise too_large(where) from error
         raise OSError(error.errno, error.strerror, str(where)) from error
 
 

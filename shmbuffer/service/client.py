@@ -13,6 +13,7 @@ from shmbuffer.memory import layout
 from shmbuffer.memory.engine import Engine
 from shmbuffer.memory.prefault import Prefault
 from shmbuffer.memory.progress import hearing
+from shmbuffer.memory.trust import explained
 
 if TYPE_CHECKING:
     from shmbuffer.memory.progress import OnProgress
@@ -97,8 +98,9 @@ def attach(
 
 def _opened(path: Path, role: Role, deadline_s: float, prefault: Prefault) -> Engine | None:
     """Returns a handle, or None if there is no buffer now."""
-    if not (path / layout.CONTROL).exists():
-        return None
+    with explained(path):
+        if not (path / layout.CONTROL).exists():
+            return None
     remaining_s = max(0.0, deadline_s - time.monotonic())
     try:
         with hearing(prefault.on_progress):

@@ -8,6 +8,7 @@ from typing import Self
 from shmbuffer.errors import AttachTimeout, BufferInUseError
 from shmbuffer.memory import layout, locks
 from shmbuffer.memory.region import Directory
+from shmbuffer.memory.trust import explained
 
 
 class CoordinatorLock:
@@ -51,7 +52,9 @@ def refuse_second(scratch_dir: Path) -> None:
     Raises:
         BufferInUseError: another coordinator has the lock; ``pids`` names it.
     """
-    if (scratch_dir / layout.COORDINATOR_LOCK).exists():
+    with explained(scratch_dir):
+        is_there = (scratch_dir / layout.COORDINATOR_LOCK).exists()
+    if is_there:
         CoordinatorLock.take(scratch_dir).release()
 
 

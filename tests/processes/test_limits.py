@@ -1,0 +1,118 @@
+"""What the system refuses a process: another user's files, memory and files that are too large.
+
+And a copy by hard links. Each error says what it was, where, and what to do.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import resource
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+from shmbuffer import LazyMemmapStorage, TensorDictReplayBuffer, attach
+from shmbuffer.errors import ReadOnlyError, ShmBufferError, SpaceError, UnsafePathError
+from shmbuffer.service.coordinator import Coordinator
+from tests.crash.harness import ended, fork
+
+NOBODY = 65534
+
+
+def made(path: Path, items: int) -> TensorDictReplayBuffer:
+    storage = LazyMemmapStorage(items, scratch_dir=path, shared_init=True)
+    buffer = TensorDictReplayBuffer(storage=storage)
+    buffer.extend(TensorDict({"obs": torch.zeros(items)}, [items]))
+    return buffer
+
+
+def refused(
+    call: Callable[[], object], kind: type[ShmBufferError], text: str, *, after: Callable[[], None]
+) -> None:
+    """In a process of its own, which gives something up first."""
+
+    def body() -> None:
+        after()
+        with pytest.raises(kind, match=text):
+            call()
+
+    assert ended(fork(body)) == 0
+
+
+def be_nobody() -> None:
+    os.setgid(NOBODY)
+    os.setuid(NOBODY)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may become another user")
+@pytest.mark.parametrize(
+    ("mode", "kind"), [(0o700, ReadOnlyError), (0o755, UnsafePathError)], ids=["private", "seen"]
+)
+@pytest.mark.parametrize("by", [attach, lambda path: Coordinator(path, capacity=8)])
+def test_the_buffer_of_another_user_is_refused_with_both_users(
+    fast_path: Path, mode: int, kind: type[ShmBufferError], by: Callable[[Path], object]
+) -> None:
+    path = fast_path / "buffer"
+    made(path, 8).storage.close()
+    fast_path.chmod(0o755)
+    for folder in (path, path / ".shmbuffer"):
+        folder.chmod(mode)
+    text = rf"{path}: .*belongs to uid 0, .*this process runs as uid {NOBODY}; "
+    refused(lambda: by(path), kind, text, after=be_nobody)
+
+
+def limited(which: int, most: Callable[[], int]) -> Callable[[], None]:
+    return lambda: resource.setrlimit(which, (most(), most()))
+
+
+def mapped_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+
+
+def test_a_limit_on_the_memory_of_a_process_is_named(fast_path: Path) -> None:
+    path = fast_path / "buffer"
+    made(path, 2_000_000).storage.close()
+    refused(
+        lambda: attach(path),
+        SpaceError,
+        r"this process may map .* in all: raise `ulimit -v`",
+        after=limited(resource.RLIMIT_AS, lambda: mapped_bytes() + 2**22),
+    )
+
+
+def test_a_limit_on_the_size_of_files_is_named_by_a_save(fast_path: Path) -> None:
+    buffer = made(fast_path / "buffer", 2_000_000)
+    save = fast_path / "save"
+    refused(
+        lambda: buffer.dumps(save),
+        SpaceError,
+        rf"{save}: .* this process may write files of 1.0 MiB .* at most: raise `ulimit -f`",
+        after=limited(resource.RLIMIT_FSIZE, lambda: 2**20),
+    )
+    assert not save.exists()
+    buffer.dumps(save)
+
+
+def test_a_copy_by_hard_links_is_named_with_what_finds_it(fast_path: Path) -> None:
+    path, linked = fast_path / "buffer", fast_path / "linked"
+    buffer = made(path, 8)
+    shutil.copytree(path, linked, copy_function=os.link)
+    with pytest.raises(UnsafePathError, match=r"2 names .* `cp -al`.* copy with `cp -r`") as caught:
+        attach(path)
+    command = re.search(r"`(find .* -samefile .*?)`", str(caught.value))
+    assert command is not None
+    found = subprocess.run(command[1].split(), capture_output=True, text=True)
+    assert set(found.stdout.split()) == {
+        str(path / ".shmbuffer/control"),
+        str(linked / ".shmbuffer/control"),
+    }
+    buffer.extend(TensorDict({"obs": torch.ones(4)}, [4]))  # who is in goes on
+    shutil.rmtree(linked)
+    with attach(path) as other:
+        assert other[:]["obs"].sum() == 4
