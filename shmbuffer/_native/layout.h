@@ -80,13 +80,14 @@ struct shmb_runtime {
     _Atomic uint64_t byte_tail;        /* position of the oldest record whose bytes are in use */
     _Atomic uint64_t evicted;          /* items that went because their bytes were needed */
     _Atomic uint64_t drawn;            /* elements drawn while there was a ratio, and within it */
-    _Atomic uint64_t pending;          /* elements of open claims that began while there was a limiter */
+    _Atomic uint64_t pending;          /* elements that write_count grows by with the open claims */
     _Atomic uint32_t limiter_version;  /* changes with the limiter; 0: there was never one */
     _Atomic uint32_t limited;          /* entries that wait for the other side */
     uint64_t inserts_goal;             /* inserts_base once the claim that is COMMITTING is finished */
-    _Atomic uint64_t touched_ns;       /* CLOCK_REALTIME of the last store that no entry dates: restored.py */
+    uint64_t queue_since;              /* head when the buffer became a queue */
     _Atomic uint64_t lock_waits; /* times that the mutex was not to be had at once, nor soon: it was slept for */
     struct shmb_limiter limiters[2];
+    _Atomic uint64_t touched_ns; /* CLOCK_REALTIME of the last store that no entry dates: restored.py */
 };
 
 /* One client. Identity is written under init.lock before state = LIVE; the claim by its owner, or by
@@ -119,8 +120,8 @@ struct shmb_entry {
     _Atomic uint64_t updates_stale;
     _Atomic uint64_t waits;        /* times that a write had to wait for a slot */
     _Atomic uint64_t last_seen_ns; /* CLOCK_REALTIME of the last write, sample or update: restored.py */
-    _Atomic uint64_t pending; /* elements that write_count grows by once the open claim is committed, if that is limited */
-    _Atomic uint64_t reading; /* 1 + the oldest ticket that is being copied out of a queue; 0: none */
+    _Atomic uint64_t pending; /* elements that write_count grows by once the open claim is committed */
+    _Atomic uint64_t reading; /* 1 + the first place that is being copied out of a queue; 0: none */
     _Atomic uint32_t waits_for; /* SHMB_FOR_SAMPLES, SHMB_FOR_INSERTS: for what the other side has to do first */
     uint32_t waits_why;      /* enum shmb_reason, of what it waits for */
     uint32_t inserts_wanted; /* elements that it waits to write */

@@ -60,12 +60,16 @@ static double ahead(const struct shmb_ring *ring, const struct shmb_limiter *lim
     return (double)inserted * limiter->samples_per_insert - (double)drawn;
 }
 
-/* The claim is open for so many elements, or, of 0, for none that a limiter counts. */
+static inline void add_pending(struct shmb_runtime *runtime, uint64_t elements) {
+    uint64_t pending = atomic_load_explicit(&runtime->pending, memory_order_relaxed);
+    atomic_store_explicit(&runtime->pending, pending + elements, memory_order_relaxed);
+}
+
+/* A claim is open for so many elements. Also where nothing is limited: it may be still open when that changes. */
 void shmb_promise(struct shmb_ring *ring, uint64_t elements) {
-    struct shmb_runtime *runtime = ring->runtime;
     atomic_store_explicit(&ring->me->pending, elements, memory_order_relaxed);
     CP(flow_pending);
-    atomic_fetch_add_explicit(&runtime->pending, elements, memory_order_relaxed);
+    add_pending(ring->runtime, elements);
     CP(flow_promised);
 }
 
@@ -73,7 +77,7 @@ void shmb_promise(struct shmb_ring *ring, uint64_t elements) {
 void shmb_settle(struct shmb_ring *ring, struct shmb_entry *entry) {
     uint64_t elements = atomic_load_explicit(&entry->pending, memory_order_relaxed);
     if (elements == 0) return;
-    atomic_fetch_sub_explicit(&ring->runtime->pending, elements, memory_order_relaxed);
+    add_pending(ring->runtime, -elements);
     CP(flow_settled);
     atomic_store_explicit(&entry->pending, 0, memory_order_relaxed);
     CP(flow_pending);
@@ -159,10 +163,22 @@ static struct place next_of(const struct shmb_ring *ring, const struct shmb_limi
     return next;
 }
 
+/* Where in the queue an item is: at its ticket. One that was there before the buffer became a queue may be many laps old,
+ * beside a placed write or after a load, and is where its slot comes in the last lap before: in the order in which the
+ * ring would have written over it. */
+uint64_t shmb_place_of(const struct shmb_ring *ring, uint64_t ticket) {
+    uint64_t since = ring->runtime->queue_since;
+    return ticket < since ? since - 1 - (since - 1 - ticket) % ring->capacity : ticket;
+}
+
+static inline uint64_t word_at(const struct shmb_ring *ring, uint64_t place) {
+    return atomic_load_explicit(&ring->words[place % ring->capacity], memory_order_relaxed);
+}
+
 /* Nobody has committed it, and nobody will: its writer died or gave up, or it is forgotten or written over. */
-static bool is_gone(const struct shmb_ring *ring, uint64_t ticket) {
-    uint64_t word = atomic_load_explicit(&ring->words[ticket % ring->capacity], memory_order_relaxed);
-    if (SHMB_TICKET(word) != ticket) return true;
+static bool is_gone(const struct shmb_ring *ring, uint64_t place) {
+    uint64_t word = word_at(ring, place);
+    if (shmb_place_of(ring, SHMB_TICKET(word)) != place) return true;
     return SHMB_STATE(word) != SHMB_COMMITTED && !shmb_claim_covers(ring, word, NULL);
 }
 
@@ -179,7 +195,7 @@ static struct place front_of(const struct shmb_ring *ring, struct shmb_limiter *
     return next;
 }
 
-/* The oldest ticket that must not be overwritten: it waits in the queue, or is being copied out of it. */
+/* The first place that must not be overwritten: it waits in the queue, or is being copied out of it. */
 static uint64_t needed_from(const struct shmb_ring *ring, struct shmb_limiter *limiter) {
     uint64_t needed = front_of(ring, limiter).element / ring->lanes;
     for (uint32_t i = 0; i < SHMB_ENTRIES; i++) {
@@ -200,19 +216,18 @@ static bool is_short(const struct shmb_ring *ring, const struct shmb_limiter *li
 
 /* Before a claim that write_count grows by: may it begin? `rows` go to the head of the ring; 0: to named slots, which
  * have no place in a queue. */
-int shmb_admit_insert(struct shmb_ring *ring, uint64_t rows, uint64_t elements, uint64_t *counted) {
+int shmb_admit_insert(struct shmb_ring *ring, uint64_t rows, uint64_t elements) {
     struct shmb_runtime *runtime = ring->runtime;
     struct shmb_limiter *limiter = limiter_of(runtime);
     bool pass = shmb_let_pass;
     shmb_let_pass = false;
-    *counted = 0;
     ring->claim_passes = false;
     if (limiter == NULL) return SHMB_OK;
     if (limiter->limits & SHMB_QUEUE) {
         if (rows == 0) return SHMB_IN_QUEUE;
         uint64_t end = atomic_load_explicit(&runtime->head, memory_order_relaxed) + rows;
         uint64_t needed = needed_from(ring, limiter);
-        if (rows > ring->capacity || end > needed + ring->capacity || (ring->bytes && shmb_evicts_from(ring, needed)))
+        if (rows > ring->capacity || end > needed + ring->capacity || (ring->bytes && shmb_evicts_from(ring, needed, ring->claim_bytes)))
             return wait_for(ring, SHMB_FOR_SAMPLES, elements, SHMB_FULL);
     }
     if (elements && limiter->limits & SHMB_RATIO) {
@@ -222,7 +237,6 @@ int shmb_admit_insert(struct shmb_ring *ring, uint64_t rows, uint64_t elements, 
             return wait_for(ring, SHMB_FOR_SAMPLES, elements, SHMB_AHEAD);
         ring->claim_passes = pass && over > ROUNDING;
     }
-    *counted = elements;
     shmb_wait_no_more(ring, ring->me, SHMB_FOR_SAMPLES);
     return SHMB_OK;
 }
@@ -312,16 +326,16 @@ int shmb_take(struct shmb_ring *ring, struct shmb_call *call, uint64_t count, in
         return SHMB_NOTHING;
     }
     struct place next = front_of(ring, limiter);
-    uint64_t end = atomic_load_explicit(&runtime->head, memory_order_relaxed) * ring->lanes, found = 0;
+    uint64_t end = atomic_load_explicit(&runtime->head, memory_order_relaxed) * ring->lanes, found = 0, first = 0;
     while (found < count && next.element < end) {
-        uint64_t ticket = next.element / ring->lanes, slot = ticket % ring->capacity;
-        uint64_t word = atomic_load_explicit(&ring->words[slot], memory_order_relaxed);
-        if (word == SHMB_WORD(ticket, SHMB_COMMITTED)) {
-            index[found] = (int64_t)(slot * ring->lanes + next.element % ring->lanes);
-            tickets[found++] = (int64_t)ticket;
+        uint64_t place = next.element / ring->lanes, word = word_at(ring, place);
+        if (is_gone(ring, place)) {
+            next = (struct place){(place + 1) * ring->lanes, 0};
+        } else if (SHMB_STATE(word) == SHMB_COMMITTED) {
+            if (found == 0) first = place;
+            index[found] = (int64_t)(place % ring->capacity * ring->lanes + next.element % ring->lanes);
+            tickets[found++] = (int64_t)SHMB_TICKET(word);
             if (++next.times == limiter->max_times_sampled) next = (struct place){next.element + 1, 0};
-        } else if (is_gone(ring, ticket)) {
-            next = (struct place){(ticket + 1) * ring->lanes, 0};
         } else {
             break; /* it comes first, once its writer has committed it */
         }
@@ -333,7 +347,7 @@ int shmb_take(struct shmb_ring *ring, struct shmb_call *call, uint64_t count, in
         uint64_t reading = atomic_load_explicit(&ring->me->reading, memory_order_relaxed);
         ring->readers++;
         if (count && (ring->readers == 1 || reading == 0))
-            atomic_store_explicit(&ring->me->reading, 1 + (uint64_t)tickets[0], memory_order_relaxed);
+            atomic_store_explicit(&ring->me->reading, 1 + first, memory_order_relaxed);
         CP(flow_reading);
         limiter->queue_next = next.element * limiter->max_times_sampled + next.times;
         CP(flow_taken);
@@ -394,7 +408,7 @@ void shmb_pass_the_forgotten(struct shmb_ring *ring) {
     if (limiter && limiter->limits & SHMB_QUEUE) front_of(ring, limiter);
 }
 
-/* Another setting. What a queue has handed out stays so; the ratio starts anew. */
+/* Another setting. What a queue has handed out stays so, and a new one has every item that is there; the ratio starts anew. */
 int shmb_limit(struct shmb_ring *ring, struct shmb_call *call, const struct shmb_limiter *wanted) {
     struct shmb_runtime *runtime = ring->runtime;
     int status = shmb_lock(ring, call);
@@ -428,6 +442,11 @@ int shmb_limit(struct shmb_ring *ring, struct shmb_call *call, const struct shmb
     CP(flow_stored);
     limiter->limits = wanted->limits;
     CP(flow_stored);
+    if (wanted->limits & SHMB_QUEUE) {
+        if (!(old && old->limits & SHMB_QUEUE)) runtime->queue_since = head;
+        CP(flow_stored);
+        front_of(ring, limiter);
+    }
     atomic_store_explicit(&runtime->limiter_version, version, memory_order_release);
     CP(flow_published);
     shmb_touch(runtime);

@@ -110,13 +110,13 @@ bool shmb_bytes_are_being_written(struct shmb_ring *ring) {
     return false;
 }
 
-/* Whether the claim that shmb_bytes_are_being_written was asked for takes the bytes of an item from that ticket on. */
-bool shmb_evicts_from(const struct shmb_ring *ring, uint64_t ticket) {
+/* Whether a claim of so many bytes takes those of an item from that place of a queue on. */
+bool shmb_evicts_from(const struct shmb_ring *ring, uint64_t place, uint64_t bytes) {
     uint64_t head = atomic_load_explicit(&ring->runtime->byte_head, memory_order_relaxed);
     uint64_t tail = atomic_load_explicit(&ring->runtime->byte_tail, memory_order_relaxed);
-    for (; !has_room(ring, tail, head, ring->claim_bytes); tail = next_record(ring, tail, head)) {
+    for (; !has_room(ring, tail, head, bytes); tail = next_record(ring, tail, head)) {
         const struct shmb_record *record = header_at(ring, tail);
-        if (is_in_slot(ring, record, SHMB_COMMITTED) && record->ticket >= ticket) return true;
+        if (is_in_slot(ring, record, SHMB_COMMITTED) && shmb_place_of(ring, record->ticket) >= place) return true;
     }
     return false;
 }

@@ -257,7 +257,7 @@ uint32_t shmb_row_checksum(const struct shmb_ring *ring, uint64_t slot, uint64_t
 /* limiter.c: flow control. Under the mutex, unless they take a call */
 extern _Thread_local bool shmb_let_pass;
 uint32_t shmb_limits(struct shmb_runtime *runtime); /* what there is: SHMB_RATIO, SHMB_QUEUE, SHMB_MIN_SIZE */
-int shmb_admit_insert(struct shmb_ring *ring, uint64_t rows, uint64_t elements, uint64_t *counted);
+int shmb_admit_insert(struct shmb_ring *ring, uint64_t rows, uint64_t elements);
 void shmb_promise(struct shmb_ring *ring, uint64_t elements);
 void shmb_settle(struct shmb_ring *ring, struct shmb_entry *entry);
 void shmb_wait_no_more(struct shmb_ring *ring, struct shmb_entry *entry, uint32_t sides);
@@ -266,6 +266,7 @@ void shmb_note_base(struct shmb_ring *ring);
 void shmb_set_base(struct shmb_ring *ring);
 void shmb_start_anew(struct shmb_ring *ring, uint64_t write_count, uint64_t elements);
 void shmb_pass_the_forgotten(struct shmb_ring *ring);
+uint64_t shmb_place_of(const struct shmb_ring *ring, uint64_t ticket);
 int shmb_admit_sample(struct shmb_ring *ring, struct shmb_call *call, uint64_t count, uint64_t min_size, bool chosen,
                       uint64_t *counted);
 int shmb_take_back(struct shmb_ring *ring, struct shmb_call *call, uint64_t count);
@@ -278,7 +279,7 @@ int shmb_give_up_waiting(struct shmb_ring *ring, struct shmb_call *call, uint32_
 /* records.c: the byte ring */
 int shmb_batch_in_order(struct shmb_ring *ring, const struct shmb_batch *batch, uint64_t bytes, bool apart);
 bool shmb_bytes_are_being_written(struct shmb_ring *ring);
-bool shmb_evicts_from(const struct shmb_ring *ring, uint64_t ticket);
+bool shmb_evicts_from(const struct shmb_ring *ring, uint64_t place, uint64_t bytes);
 void shmb_take_bytes(struct shmb_ring *ring);
 void shmb_fill_records(struct shmb_ring *ring);
 bool shmb_extent_in_order(const struct shmb_ring *ring, struct shmb_extent extent);

@@ -215,15 +215,15 @@ static int give_claim_back(struct shmb_ring *ring, struct shmb_call *call) {
     return status;
 }
 
-/* W2 to W8. The mutex is held; it is released here. `limited` elements are what a limiter counts of them. */
-static void open_claim(struct shmb_ring *ring, uint64_t first, uint64_t count, uint64_t limited) {
+/* W2 to W8. The mutex is held; it is released here. write_count is to grow by so many elements. */
+static void open_claim(struct shmb_ring *ring, uint64_t first, uint64_t count, uint64_t elements) {
     struct shmb_runtime *runtime = ring->runtime;
     struct shmb_entry *me = ring->me;
     bool prioritized = atomic_load_explicit(&runtime->prioritized, memory_order_relaxed) != 0, unmassed = false;
     ring->claim_first = first;
     ring->claim_slot = first % ring->capacity;
     ring->claim_count = count;
-    if (limited | atomic_load_explicit(&me->pending, memory_order_relaxed)) shmb_promise(ring, limited);
+    if (elements) shmb_promise(ring, elements);
     me->kind = ring->claim_kind;
     CP(write_kind);
     atomic_store_explicit(&me->first, first, memory_order_release);
@@ -305,10 +305,9 @@ int shmb_claim_ring(struct shmb_ring *ring, struct shmb_call *call, uint64_t cou
     blocked = blocked || (batch && shmb_bytes_are_being_written(ring));
     if (blocked) return end_without_claim(ring, SHMB_BLOCKED);
     ring->claim_written = count * ring->lanes;
-    uint64_t limited = 0;
-    if (is_limited(ring) && (status = shmb_admit_insert(ring, count, ring->claim_written, &limited)) != SHMB_OK)
+    if (is_limited(ring) && (status = shmb_admit_insert(ring, count, ring->claim_written)) != SHMB_OK)
         return end_limited(ring, status);
-    open_claim(ring, ticket, rows, limited);
+    open_claim(ring, ticket, rows, ring->claim_written);
     *first = head;
     return SHMB_OK;
 }
@@ -339,11 +338,10 @@ int shmb_claim_slots(struct shmb_ring *ring, struct shmb_call *call, const int64
     if (batch) ring->claim_batch = *batch;
     blocked = blocked || (batch && shmb_bytes_are_being_written(ring));
     if (blocked) return end_without_claim(ring, SHMB_BLOCKED);
-    uint64_t limited = 0;
-    if (is_limited(ring) && (status = shmb_admit_insert(ring, 0, in_place ? 0 : rows * ring->lanes, &limited)) != SHMB_OK)
-        return end_limited(ring, status);
+    uint64_t elements = in_place ? 0 : rows * ring->lanes;
+    if (is_limited(ring) && (status = shmb_admit_insert(ring, 0, elements)) != SHMB_OK) return end_limited(ring, status);
     *taken = rows;
-    open_claim(ring, head, ring->capacity, limited);
+    open_claim(ring, head, ring->capacity, elements);
     ring->claim_written = in_place ? 0 : ring->claim_slots_taken * ring->lanes;
     return SHMB_OK;
 }

@@ -26,7 +26,7 @@ import numpy as np
 
 MAGIC = b"SHMBUF\x00\x01"
 FORMAT_MAJOR = 1
-FORMAT_MINOR = 3  # 1: records; 2: flow control, the last recovery, lock waits; 3: dated stores
+FORMAT_MINOR = 3  # 1: records; 2: flow control, the last recovery, lock waits; 3: dated stores, queue_since
 ENDIAN_TAG = 0x01020304
 
 PAGE = 4096
@@ -232,9 +232,10 @@ RUNTIME = _fields(
     ("limiter_version", "<u4", 224),
     ("limited", "<u4", 228),
     ("inserts_goal", "<u8", 232),
-    ("touched_ns", "<u8", 240),
+    ("queue_since", "<u8", 240),
     ("lock_waits", "<u8", 248),
     ("limiters", "V128", 256),
+    ("touched_ns", "<u8", 384),
     itemsize=PAGE,
 )
 

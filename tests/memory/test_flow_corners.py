@@ -24,6 +24,7 @@ from tests.crash.harness import (
     fork,
     goes,
     number_of,
+    place,
     read_all,
     schema,
     settings,
@@ -131,6 +132,37 @@ def test_what_is_written_while_a_queue_is_emptied_is_handed_out(
     assert take(ring, 4) == [100, 101, 102, 103]
     assert goes(lambda: write(ring, [104]))
     assert take(ring, 1) == [104]
+    for descriptor in (told, tell, hear, say):
+        os.close(descriptor)
+
+
+def test_a_claim_that_is_open_when_a_queue_is_set_comes_out_in_its_turn(engine: Engine) -> None:
+    """Once, also where it was claimed laps before and the buffer is emptied meanwhile."""
+    ring = ring_of(engine)
+    write(ring, range(6))
+    assert engine.path is not None
+    told, tell = os.pipe()
+    hear, say = os.pipe()
+
+    def body() -> None:
+        with Engine.open(engine.path, None) as writer:
+            _core.arm("write.claimed", "pause", notify_fd=tell, wait_fd=hear)
+            write(ring_of(writer), [100, 101, 102])
+
+    pid = fork(body)
+    os.read(told, 1)
+    for number in (21, 22):
+        place(ring, [3], [number], in_place=False)
+    engine.set_limiter(QUEUE)
+    assert take(ring, 5) == [1, 2, 22, 4, 5]  # the claim has taken the place of 0
+    assert not goes(lambda: take(ring, 1))
+    ring.empty()
+    os.write(say, b".")
+    assert ended(pid) == 0
+    assert take(ring, 3) == [100, 101, 102]
+    assert not goes(lambda: take(ring, 1))
+    write(ring, range(200, 208))
+    assert take(ring, 8) == list(range(200, 208))
     for descriptor in (told, tell, hear, say):
         os.close(descriptor)
 
@@ -356,6 +388,45 @@ def test_both_sides_are_told_that_they_wait_for_each_other(
     ended(pid)
     os.close(hear)
     os.close(told)
+
+
+@pytest.mark.parametrize("placed", [False, True])
+def test_a_claim_that_is_open_when_the_first_limiter_is_set_counts(
+    engine: Engine, placed: bool
+) -> None:
+    """It did not, and others wrote past the error buffer by as much."""
+    ring = ring_of(engine)
+    write(ring, [0])
+    assert engine.path is not None
+
+    def writes(writer: Engine) -> None:
+        if placed:
+            place(ring_of(writer), [4, 5, 6], [1, 2, 3], in_place=False)
+        else:
+            write(ring_of(writer), [1, 2, 3])
+
+    with stopped_at(engine.path, "write.claimed", writes):
+        engine.set_limiter(RATIO)
+        assert ring.flow.standing().pending == 3
+        assert not goes(lambda: write(ring, [4, 5]))
+        assert goes(lambda: write(ring, [4]))
+    engine.reap_dead()
+    assert ring.flow.standing().pending == 0
+    assert goes(lambda: write(ring, [5, 6, 7]))
+    assert not goes(lambda: write(ring, [8]))
+
+
+def test_what_changes_items_in_place_counts_for_no_limiter(engine: Engine) -> None:
+    ring = ring_of(engine)
+    write(ring, range(8))
+    assert engine.path is not None
+    with stopped_at(
+        engine.path,
+        "write.claimed",
+        lambda writer: place(ring_of(writer), [4, 5], [1, 2], in_place=True),
+    ):
+        engine.set_limiter(RATIO)
+        assert ring.flow.standing().pending == 0
 
 
 def test_an_abort_gives_back_what_it_was_counted_for(engine: Engine) -> None:

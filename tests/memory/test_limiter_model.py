@@ -246,11 +246,11 @@ def test_batches_of_several_handles_go_on_as_the_model_says(
             model = fresh(model.limiter, 0, model.open)
             overshoot = 0.0
             continue
-        elif what == "set" and not any(model.open):
+        elif what == "set":
             limiter = limiter_of(draw)
             handles[who].set_limiter(limiter)
             model = fresh(limiter, model.size, model.open)
-            overshoot = 0.0
+            overshoot = model.ahead - limiter.tolerance  # of what is open already
             continue
         else:
             continue

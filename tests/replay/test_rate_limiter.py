@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -407,6 +408,96 @@ def test_a_queue_takes_no_checkpoint_before_it_is_none(make: MakeStorage, tmp_pa
     rb.rate_limiter = None
     rb.loads(tmp_path / "save")
     assert len(rb) == 5
+
+
+WRITTEN = (5, 16, 40)
+"""Into 16 places: some of them, all, and around the end."""
+
+
+def filled(rb: Any, count: int) -> None:
+    """One item after the other, so that each has a ticket of its own write."""
+    for number in range(count):
+        rb.extend(items(1, number))
+
+
+def come_out(rb: Any) -> list[int]:
+    """What a queue hands out until it is empty."""
+    numbers: list[int] = []
+    try:
+        while True:
+            numbers += rb.sample(1, timeout=0)["number"].tolist()
+    except RateLimitTimeout:
+        return numbers
+
+
+@pytest.mark.parametrize("way", ["extend", "loads", "loads over others", "load_state_dict"])
+@pytest.mark.parametrize("written", WRITTEN)
+def test_a_queue_that_is_set_on_a_filled_buffer_hands_out_all_of_it_oldest_first(
+    make: MakeStorage, tmp_path: Path, written: int, way: str
+) -> None:
+    """A load uses up a lap of tickets, and the queue began behind what was loaded."""
+    source, rb = buffer(make(16), None), buffer(make(16), None)
+    filled(source, written)
+    source.dumps(tmp_path / "save")
+    if way == "loads over others":
+        rb.extend(items(7, 100))
+    if way == "extend":
+        filled(rb, written)
+    elif way == "load_state_dict":
+        rb.load_state_dict(source.state_dict())
+    else:
+        rb.loads(tmp_path / "save")
+    rb.rate_limiter = QUEUE
+    expected = list(range(written))[-16:]
+    assert come_out(rb) == expected
+    rb.extend(items(16, 200), timeout=0)  # all of it is room again
+    assert come_out(rb) == list(range(200, 216))
+
+
+@pytest.mark.parametrize("kind", [LazyStackStorage, CompressedListStorage])
+@pytest.mark.parametrize("written", WRITTEN)
+def test_a_queue_that_is_set_on_loaded_records_hands_out_all_of_them_oldest_first(
+    kind: Any, written: int, tmp_path: Path
+) -> None:
+    source, rb = (
+        buffer(kind(16, max_bytes=2**16, scratch_dir=tmp_path / name, shared_init=True), None)
+        for name in ("source", "loaded")
+    )
+    filled(source, written)
+    source.dumps(tmp_path / "save")
+    rb.loads(tmp_path / "save")
+    rb.rate_limiter = QUEUE
+    rb.extend(items(max(0, 16 - written), written), timeout=0)  # what is free is room
+    expected = list(range(max(16, written)))[-16:]
+    assert come_out(rb) == expected
+    rb.extend(items(16, 200), timeout=0)
+    assert come_out(rb) == list(range(200, 216))
+
+
+def test_an_item_that_is_replaced_before_a_queue_is_set_keeps_its_turn(make: MakeStorage) -> None:
+    """The others are a lap of tickets behind it for each time that one was."""
+    rb = buffer(make(16), None)
+    filled(rb, 20)
+    for number in (101, 102, 103):
+        rb[7] = items(1, number)[0]
+    rb.rate_limiter = RateLimiter(max_times_sampled=2)
+    assert come_out(rb) == [n for m in range(4, 20) for n in [103 if m == 7 else m] * 2]
+
+
+@pytest.mark.parametrize("written", WRITTEN)
+def test_a_queue_that_is_set_on_a_recovered_buffer_hands_out_all_of_it(
+    tmp_path: Path, written: int
+) -> None:
+    where = {"scratch_dir": tmp_path / "buffer", "shared_init": True}
+    rb = buffer(LazyMemmapStorage(16, **where), None)
+    filled(rb, written)
+    shutil.copytree(tmp_path / "buffer", tmp_path / "copy")
+    rb.storage.close()
+    for name in ("buffer", "copy"):  # after nobody was left, and with every byte distrusted
+        again = buffer(LazyMemmapStorage(16, **where | {"scratch_dir": tmp_path / name}), None)
+        again.rate_limiter = QUEUE
+        assert come_out(again) == list(range(written))[-16:]
+        again.storage.close()
 
 
 @pytest.mark.parametrize(
