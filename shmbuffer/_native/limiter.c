@@ -214,6 +214,13 @@ static bool is_short(const struct shmb_ring *ring, const struct shmb_limiter *li
            (double)elements * limiter->samples_per_insert <= 2 * limiter->error_buffer + ROUNDING;
 }
 
+/* Has a queue no room for so many rows, or for so many bytes of records? */
+static bool is_full(struct shmb_ring *ring, struct shmb_limiter *limiter, uint64_t rows, uint64_t bytes) {
+    uint64_t end = atomic_load_explicit(&ring->runtime->head, memory_order_relaxed) + rows;
+    uint64_t needed = needed_from(ring, limiter);
+    return rows > ring->capacity || end > needed + ring->capacity || (ring->bytes && shmb_evicts_from(ring, needed, bytes));
+}
+
 /* Before a claim that write_count grows by: may it begin? `rows` go to the head of the ring; 0: to named slots, which
  * have no place in a queue. */
 int shmb_admit_insert(struct shmb_ring *ring, uint64_t rows, uint64_t elements) {
@@ -225,10 +232,11 @@ int shmb_admit_insert(struct shmb_ring *ring, uint64_t rows, uint64_t elements) 
     if (limiter == NULL) return SHMB_OK;
     if (limiter->limits & SHMB_QUEUE) {
         if (rows == 0) return SHMB_IN_QUEUE;
-        uint64_t end = atomic_load_explicit(&runtime->head, memory_order_relaxed) + rows;
-        uint64_t needed = needed_from(ring, limiter);
-        if (rows > ring->capacity || end > needed + ring->capacity || (ring->bytes && shmb_evicts_from(ring, needed, ring->claim_bytes)))
+        if (is_full(ring, limiter, rows, ring->claim_bytes)) {
+            if (ring->bytes) atomic_store_explicit(&ring->me->byte_first, ring->claim_bytes, memory_order_relaxed);
+            CP(flow_waits);
             return wait_for(ring, SHMB_FOR_SAMPLES, elements, SHMB_FULL);
+        }
     }
     if (elements && limiter->limits & SHMB_RATIO) {
         uint64_t open = atomic_load_explicit(&runtime->pending, memory_order_relaxed);
@@ -314,8 +322,29 @@ int shmb_take_back(struct shmb_ring *ring, struct shmb_call *call, uint64_t coun
     return SHMB_OK;
 }
 
-/* First in, first out: the oldest elements that were handed out fewer than max_times_sampled times. All or none. Their
- * slots are not written over before shmb_release. */
+/* The oldest `count` elements that were handed out fewer than max_times_sampled times, or as many as there are: they are
+ * put into index and tickets, unless these are NULL, and `next` goes on past them. `first` is the place of the first. */
+static uint64_t oldest(const struct shmb_ring *ring, const struct shmb_limiter *limiter, struct place *next, uint64_t count,
+                       uint64_t *first, int64_t *index, int64_t *tickets) {
+    uint64_t end = atomic_load_explicit(&ring->runtime->head, memory_order_relaxed) * ring->lanes, found = 0;
+    while (found < count && next->element < end) {
+        uint64_t place = next->element / ring->lanes, word = word_at(ring, place);
+        if (is_gone(ring, place)) {
+            *next = (struct place){(place + 1) * ring->lanes, 0};
+        } else if (SHMB_STATE(word) == SHMB_COMMITTED) {
+            if (found == 0) *first = place;
+            if (index) index[found] = (int64_t)(place % ring->capacity * ring->lanes + next->element % ring->lanes);
+            if (tickets) tickets[found] = (int64_t)SHMB_TICKET(word);
+            found++;
+            if (++next->times == limiter->max_times_sampled) *next = (struct place){next->element + 1, 0};
+        } else {
+            break; /* it comes first, once its writer has committed it */
+        }
+    }
+    return found;
+}
+
+/* First in, first out. All or none. Their slots are not written over before shmb_release. */
 int shmb_take(struct shmb_ring *ring, struct shmb_call *call, uint64_t count, int64_t *index, int64_t *tickets) {
     struct shmb_runtime *runtime = ring->runtime;
     int status = shmb_lock(ring, call);
@@ -326,21 +355,8 @@ int shmb_take(struct shmb_ring *ring, struct shmb_call *call, uint64_t count, in
         return SHMB_NOTHING;
     }
     struct place next = front_of(ring, limiter);
-    uint64_t end = atomic_load_explicit(&runtime->head, memory_order_relaxed) * ring->lanes, found = 0, first = 0;
-    while (found < count && next.element < end) {
-        uint64_t place = next.element / ring->lanes, word = word_at(ring, place);
-        if (is_gone(ring, place)) {
-            next = (struct place){(place + 1) * ring->lanes, 0};
-        } else if (SHMB_STATE(word) == SHMB_COMMITTED) {
-            if (found == 0) first = place;
-            index[found] = (int64_t)(place % ring->capacity * ring->lanes + next.element % ring->lanes);
-            tickets[found++] = (int64_t)SHMB_TICKET(word);
-            if (++next.times == limiter->max_times_sampled) next = (struct place){next.element + 1, 0};
-        } else {
-            break; /* it comes first, once its writer has committed it */
-        }
-    }
-    if (found < count) {
+    uint64_t first = 0;
+    if (oldest(ring, limiter, &next, count, &first, index, tickets) < count) {
         tickets[0] = -1; /* nothing is taken */
         status = wait_for(ring, SHMB_FOR_INSERTS, count, SHMB_SHORT);
     } else {
@@ -367,6 +383,26 @@ int shmb_release(struct shmb_ring *ring, struct shmb_call *call) {
     CP(flow_reading);
     shmb_unlock(ring);
     shmb_wake_waiters(ring->runtime);
+    return SHMB_OK;
+}
+
+/* What a queue has the client of an entry wait for, that says in the registry what it wants; 0: it could go on. */
+int shmb_waits_in_queue(struct shmb_ring *ring, struct shmb_call *call, const struct shmb_entry *entry, uint32_t side,
+                        enum shmb_reason *why) {
+    *why = SHMB_SLOT_IS_TAKEN;
+    int status = shmb_lock(ring, call);
+    if (status != SHMB_OK) return status;
+    struct shmb_limiter *limiter = limiter_of(ring->runtime);
+    uint64_t first, bytes = atomic_load_explicit(&entry->byte_first, memory_order_relaxed);
+    bool in_order = !ring->bytes || (bytes <= ring->max_bytes && shmb_span_in_order(ring));
+    if (limiter && limiter->limits & SHMB_QUEUE && in_order) {
+        struct place next = front_of(ring, limiter);
+        if (side == SHMB_FOR_SAMPLES && is_full(ring, limiter, entry->inserts_wanted / ring->lanes, bytes)) *why = SHMB_FULL;
+        if (side == SHMB_FOR_INSERTS &&
+            oldest(ring, limiter, &next, entry->samples_wanted, &first, NULL, NULL) < entry->samples_wanted)
+            *why = SHMB_SHORT;
+    }
+    shmb_unlock(ring);
     return SHMB_OK;
 }
 

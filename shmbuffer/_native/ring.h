@@ -272,6 +272,8 @@ int shmb_admit_sample(struct shmb_ring *ring, struct shmb_call *call, uint64_t c
 int shmb_take_back(struct shmb_ring *ring, struct shmb_call *call, uint64_t count);
 int shmb_take(struct shmb_ring *ring, struct shmb_call *call, uint64_t count, int64_t *index, int64_t *tickets);
 int shmb_release(struct shmb_ring *ring, struct shmb_call *call);
+int shmb_waits_in_queue(struct shmb_ring *ring, struct shmb_call *call, const struct shmb_entry *entry, uint32_t side,
+                        enum shmb_reason *why);
 uint64_t shmb_queued(const struct shmb_ring *ring);
 int shmb_limit(struct shmb_ring *ring, struct shmb_call *call, const struct shmb_limiter *wanted);
 int shmb_give_up_waiting(struct shmb_ring *ring, struct shmb_call *call, uint32_t sides);

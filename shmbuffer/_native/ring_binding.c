@@ -643,6 +643,21 @@ static PyObject *ring_give_up_waiting(PyObject *object, PyObject *const *args, P
     return end(&python, shmb_give_up_waiting(&self->ring, &python.call, (uint32_t)sides), 0);
 }
 
+/* waits_in_queue(entry, side, timeout_ns) -> why the queue makes that client wait; 0: it does not */
+static PyObject *ring_waits_in_queue(PyObject *object, PyObject *const *args, Py_ssize_t nargs) {
+    struct ring_object *self = (struct ring_object *)object;
+    uint64_t entry, side;
+    int64_t timeout;
+    enum shmb_reason why;
+    if (expect(nargs, 3, "waits_in_queue") < 0 || number(args[0], &entry) < 0 || number(args[1], &side) < 0 ||
+        signed_number(args[2], &timeout) < 0)
+        return NULL;
+    if (entry >= SHMB_ENTRIES) return PyErr_Format(PyExc_IndexError, "there is no entry %llu", (unsigned long long)entry);
+    struct python_call python = begin(timeout);
+    int status = shmb_waits_in_queue(&self->ring, &python.call, &self->ring.entries[entry], (uint32_t)side, &why);
+    return end(&python, status, (int64_t)why);
+}
+
 /* snapshot(timeout_ns) -> bytes of the runtime page and the registry, all of one moment; or a status */
 static PyObject *ring_snapshot(PyObject *object, PyObject *timeout_ns) {
     struct ring_object *self = (struct ring_object *)object;
@@ -1026,6 +1041,7 @@ static PyMethodDef methods[] = {
     FAST(take, "take(count, index, tickets, timeout_ns): the oldest of a queue."),
     {"release", ring_release, METH_O, "release(timeout_ns): what was taken is read."},
     FAST(limit, "limit(limits, samples_per_insert, error_buffer, min_size, max_times_sampled, when_alone, timeout_ns)."),
+    FAST(waits_in_queue, "waits_in_queue(entry, side, timeout_ns): why a queue makes a client wait, or 0."),
     FAST(give_up_waiting, "give_up_waiting(sides, timeout_ns): stop waiting for the other side."),
     FAST(write_records, "write_records(data, bytes, starts, sizes, count, priorities, timeout_ns): claim, fill, commit."),
     FAST(place_records, "place_records(slots, data, bytes, starts, sizes, count, priorities, in_place, tickets or 0,\n"

@@ -18,14 +18,15 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import get_native_id
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from shmbuffer._native import _core
 from shmbuffer.errors import RateLimitError, RateLimitTimeout
 from shmbuffer.memory import limiter, patience
-from shmbuffer.memory.layout import Alone, EntryState, Limit, Side, Why
+from shmbuffer.memory.knots import knot
+from shmbuffer.memory.layout import Alone, Limit, Side, Why
 from shmbuffer.memory.limiter import RateLimiter
 from shmbuffer.memory.patience import LOCK_TIMEOUT_NS
 from shmbuffer.memory.standing import Standing, explain, others, standing, wanted
@@ -144,6 +145,12 @@ class Flow:
     def release(self) -> None:
         """What this thread took is read."""
         self._run(lambda: self._ring._native.release(LOCK_TIMEOUT_NS), 0)
+
+    def in_queue(self, entry: int, side: Side) -> Why | None:
+        """What a queue has a client wait for that says in the registry what it wants, or None."""
+        native = self._ring._native
+        found = self._run(lambda: native.waits_in_queue(entry, side, LOCK_TIMEOUT_NS), 0)
+        return Why(found) if found else None
 
     def _run(self, call: Callable[[], int], count: int, min_size: int = 0) -> int:
         result = int(call())
@@ -379,59 +386,16 @@ class Waiting:
     def _require_no_knot(self, why: Why) -> None:
         """Both sides wait, each for the other: what they may differ by is too small for them."""
         runtime = self._ring._engine.control.runtime[0]
-        entries = self._ring._engine.control.entries
-        stuck = self._knotted(why, entries)
+        found = knot(self._flow, why)
         state = tuple(int(runtime[name]) for name in ("write_count", "drawn", "pending", "head"))
         state += (self._flow.standing().left,)
-        if stuck is None:
+        if found is None:
             self._knot = None
         elif self._knot != state:
             self._knot = state  # looked at once more: one of them may just be going on
         else:
-            raise RateLimitError(self._knot_text(*stuck), pids=self._pids())
-
-    def _knot_text(self, writes: int, draws: int, of_queue: bool) -> str:
-        found, ring = self._flow.limiter or RateLimiter(), self._ring
-        text = (
-            f"{ring._engine.where}: writes of {writes:,} items and samples of {draws:,} wait for "
-        )
-        if of_queue:
-            times = found.max_times_sampled or 1
-            least = max((draws + times - 2) // times, found.min_size - 1) + writes
-            return (
-                f"{text}each other: the queue has to have room for at least {least:,} items; it "
-                f"has {ring.elements:,}"
-            )
-        ratio = found.samples_per_insert or 0.0
-        return (
-            f"{text}each other: with {ratio:g} samples per insert the error buffer has to be at "
-            f"least {(writes * ratio + draws) / 2:g}; it is {found.tolerance:g}"
-        )
-
-    def _knotted(self, why: Why, entries: Any) -> tuple[int, int, bool] | None:
-        """The largest write and sample, where everybody waits and none may go on; in a queue?"""
-        now = self._flow.standing()
-        of_queue = now.queued is not None
-        live = entries["state"] == EntryState.LIVE
-        if (why == Why.FEW and not of_queue) or now.pending or entries["reading"][live].any():
-            return None  # more comes, or what is written and read now changes what there is
-        busy = live & (
-            (entries["last_insert_ns"] > 0)
-            | (entries["last_sample_ns"] > 0)
-            | (entries["waits_for"] > 0)
-        )
-        writes: list[int] = []
-        draws: list[int] = []
-        for entry in busy.nonzero()[0]:
-            sides = [side for side in Side if int(entries["waits_for"][entry]) & side]
-            for side in sides:
-                limited = now.why(side, wanted(entries[entry], side))
-                if limited is None or (limited == Why.FEW and not of_queue):
-                    return None  # woken, or stopped before it could go on
-                (writes if side == Side.SAMPLES else draws).append(wanted(entries[entry], side))
-            if not sides:
-                return None
-        return (max(writes), max(draws), of_queue) if writes and draws else None
+            text = f"{self._ring._engine.where}: {found.text(self._flow)}"
+            raise RateLimitError(text, pids=self._pids())
 
     def _text(self, why: Why) -> str:
         ring = self._ring

@@ -159,6 +159,13 @@ def explain(
             if (now.queued or 0) + count <= now.room and reader is not None:
                 what = "items that were taken out of the queue are still being read"
                 who = f"{_name(entries, reader)} reads them"
+            elif (now.queued or 0) + count <= now.room and (
+                size := int(entries["byte_first"][besides])
+            ):
+                what = (
+                    f"the queue is full: {now.queued:,} items are not handed out, and {size:,} "
+                    "bytes more do not fit"
+                )
         case Why.SHORT:
             what = f"the queue has {now.left:,} items to hand out, {count:,} are wanted"
             writer = _first(entries, "first", entries["phase"] == Phase.PAYLOAD)

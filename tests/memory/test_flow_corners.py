@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -169,7 +171,7 @@ def test_a_claim_that_is_open_when_a_queue_is_set_comes_out_in_its_turn(engine: 
 
 def test_a_queue_of_records_evicts_nothing_that_it_has_not_handed_out(tmp_path: Path) -> None:
     """The byte ring was full before its slots were, and the oldest items went unread."""
-    kind, large = "short records", [9, 28, 47, 18, 37, 56, 65, 75]  # 650 bytes and more
+    kind, large = "short records", LARGE
     with Engine.open(tmp_path / "buffer", replace(settings(kind), alpha=None)) as engine:
         ring = engine.define(schema(kind))
         engine.set_limiter(QUEUE)
@@ -427,6 +429,75 @@ def test_what_changes_items_in_place_counts_for_no_limiter(engine: Engine) -> No
     ):
         engine.set_limiter(RATIO)
         assert ring.flow.standing().pending == 0
+
+
+LARGE = [9, 28, 47, 18, 37, 56, 65, 75]
+"""Numbers of records of 650 bytes and more; there is room for five."""
+
+
+@contextmanager
+def full_of_records(path: Path) -> Iterator[Ring]:
+    """A queue whose bytes are full, and a stopped process that waits to write one more."""
+    kind = "short records"
+    with Engine.open(path, replace(settings(kind), alpha=None)) as engine:
+        ring = engine.define(schema(kind))
+        engine.set_limiter(QUEUE)
+        write(ring, LARGE[:5])
+        hear, told = os.pipe()
+        pid = fork(lambda: waits(path, lambda other: write(other, LARGE[5:6]), told))
+        assert os.read(hear, 1) == b"."
+        os.kill(pid, signal.SIGSTOP)
+        os.waitpid(pid, os.WUNTRACED)
+        try:
+            yield ring
+        finally:
+            os.kill(pid, signal.SIGKILL)
+            ended(pid)
+            os.close(hear)
+            os.close(told)
+
+
+def test_both_sides_are_told_that_a_queue_has_too_few_bytes_for_them(tmp_path: Path) -> None:
+    """Both waited for ever: its slots were not full."""
+    with full_of_records(tmp_path / "buffer") as ring:
+        index = np.empty(6, np.int64)
+        with pytest.raises(RateLimitError) as raised, patience.within(20):
+            ring.flow.take(index, index.copy())
+        assert not isinstance(raised.value, RateLimitTimeout)
+        text = str(raised.value)
+        found = re.fullmatch(
+            r".*: writes of 1 items and samples of 6 wait for each other: the queue has 5 items to "
+            r"hand out in ([\d,]+) of its 4,096 bytes, and the next write needs (\d+); give it "
+            r"max_bytes of about ([\d,]+), or write or draw fewer at once",
+            text,
+        )
+        assert found, text
+        used, needed, least = (int(number.replace(",", "")) for number in found.groups())
+        assert used + needed > 4096
+        assert least == used + needed
+        assert take(ring, 5) == LARGE[:5]
+
+
+def test_a_stopped_writer_whose_bytes_are_free_by_now_is_no_knot(tmp_path: Path) -> None:
+    with full_of_records(tmp_path / "buffer") as ring:
+        assert take(ring, 2) == LARGE[:2]
+        index = np.empty(4, np.int64)
+        with pytest.raises(RateLimitTimeout), patience.within(0.35):
+            ring.flow.take(index, index.copy())
+
+
+def test_a_full_queue_of_records_says_that_it_has_no_bytes(tmp_path: Path) -> None:
+    with (
+        full_of_records(tmp_path / "buffer") as ring,
+        pytest.raises(RateLimitTimeout) as raised,
+        patience.within(0),
+    ):
+        write(ring, LARGE[6:7])
+    assert re.fullmatch(
+        r".*: extend waits: the queue is full: 5 items are not handed out, and \d+ bytes more do "
+        r"not fit; there is no learner; after 0 s nothing was changed",
+        str(raised.value),
+    ), str(raised.value)
 
 
 def test_an_abort_gives_back_what_it_was_counted_for(engine: Engine) -> None:

@@ -1,0 +1,111 @@
+"""Knots: both sides of a buffer wait, each for the other, and none of them can ever go on.
+
+    writes wait for samples (the error buffer, the slots or the bytes of a queue)
+    samples wait for writes (the error buffer, too few items)
+                                  ──▶ what they may differ by is too small for their batches
+
+Told from the registry, which says what everybody waits for, and by the core under the mutex where
+a queue is asked: a client that could go on, and has not yet, is no part of a knot.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from shmbuffer.memory.layout import EntryState, Side, Why
+from shmbuffer.memory.limiter import RateLimiter
+from shmbuffer.memory.standing import Standing, wanted
+
+if TYPE_CHECKING:
+    from shmbuffer.memory.flow import Flow
+
+
+@dataclass(frozen=True)
+class Knot:
+    """The largest batches that wait for each other.
+
+    Attributes:
+        writes: items of a write.
+        draws: items of a sample.
+        in_queue: whether a queue is too small for them; else the error buffer is.
+    """
+
+    writes: int
+    draws: int
+    in_queue: bool
+
+    def text(self, flow: Flow) -> str:
+        """What waits for what, and what has to be larger."""
+        ring, found = flow._ring, flow.limiter or RateLimiter()
+        text = f"writes of {self.writes:,} items and samples of {self.draws:,} wait for each other:"
+        if not self.in_queue:
+            ratio = found.samples_per_insert or 0.0
+            return (
+                f"{text} with {ratio:g} samples per insert the error buffer has to be at least "
+                f"{(self.writes * ratio + self.draws) / 2:g}; it is {found.tolerance:g}"
+            )
+        times, now = found.max_times_sampled or 1, flow.standing()
+        short = max((self.draws + times - 2) // times, found.min_size - 1)  # so many are too few
+        if ring.records is not None and (now.queued or 0) + self.writes <= ring.elements:
+            return f"{text} {self._of_bytes(flow, now, short)}"
+        return (
+            f"{text} the queue has to have room for at least {short + self.writes:,} items; it has "
+            f"{ring.elements:,}"
+        )
+
+    def _of_bytes(self, flow: Flow, now: Standing, short: int) -> str:
+        """Records may have any size: those to come are taken to be like those that are there."""
+        ring, control = flow._ring, flow._ring._engine.control
+        runtime, entries = control.runtime[0], control.entries
+        waits = (entries["state"] == EntryState.LIVE) & (entries["waits_for"] & Side.SAMPLES > 0)
+        size = int(entries["byte_first"][waits].max(initial=0))
+        used = int(runtime["byte_head"]) - int(runtime["byte_tail"])
+        each = max(size / self.writes, used / max(1, int(runtime["length"])))
+        least = math.ceil(used + max(0, short - (now.queued or 0)) * each + size)
+        return (
+            f"the queue has {now.left:,} items to hand out in {used:,} of its "
+            f"{ring.schema.record_bytes:,} bytes, and the next write needs {size:,}; give it "
+            f"max_bytes of about {least:,}, or write or draw fewer at once"
+        )
+
+
+def knot(flow: Flow, why: Why) -> Knot | None:
+    """The knot that the clients are in, if everybody waits and none may go on.
+
+    Args:
+        flow: of a client that waits.
+        why: what that one is limited by.
+    """
+    now, entries = flow.standing(), flow._ring._engine.control.entries
+    in_queue = now.queued is not None
+    live = entries["state"] == EntryState.LIVE
+    if (why == Why.FEW and not in_queue) or now.pending or entries["reading"][live].any():
+        return None  # more comes, or what is written and read now changes what there is
+    busy = live & (
+        (entries["last_insert_ns"] > 0)
+        | (entries["last_sample_ns"] > 0)
+        | (entries["waits_for"] > 0)
+    )
+    writes: list[int] = []
+    draws: list[int] = []
+    for entry in busy.nonzero()[0]:
+        sides = [side for side in Side if int(entries["waits_for"][entry]) & side]
+        for side in sides:
+            count = wanted(entries[entry], side)
+            limited = _limited(flow, now, int(entry), side, count)
+            if limited is None or (limited == Why.FEW and not in_queue):
+                return None  # woken, or stopped before it could go on
+            (writes if side == Side.SAMPLES else draws).append(count)
+        if not sides:
+            return None
+    return Knot(max(writes), max(draws), in_queue) if writes and draws else None
+
+
+def _limited(flow: Flow, now: Standing, entry: int, side: Side, count: int) -> Why | None:
+    """What a client is limited by at this moment."""
+    if now.queued is not None and (why := flow.in_queue(entry, side)) is not None:
+        return why
+    numbers = now.why(side, count)
+    return None if numbers in (Why.FULL, Why.SHORT) else numbers
