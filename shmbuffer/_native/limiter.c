@@ -305,14 +305,15 @@ int shmb_admit_sample(struct shmb_ring *ring, struct shmb_call *call, uint64_t c
     return status;
 }
 
-/* A draw that was admitted was not made. What did not count, or does not any more, is not taken back. */
-int shmb_take_back(struct shmb_ring *ring, struct shmb_call *call, uint64_t count) {
+/* A draw that was admitted was not made: this thread's last one, or, with a version of the limiter, one that counted then.
+ * What did not count, or does not any more, is not taken back. */
+int shmb_take_back(struct shmb_ring *ring, struct shmb_call *call, uint64_t count, uint32_t version) {
     struct shmb_runtime *runtime = ring->runtime;
     int status = shmb_lock(ring, call);
     if (status != SHMB_OK) return status;
     struct shmb_limiter *limiter = limiter_of(runtime);
-    if (limiter && counted_draw.elements == count &&
-        counted_draw.version == atomic_load_explicit(&runtime->limiter_version, memory_order_relaxed) &&
+    if (version == 0 && counted_draw.elements == count) version = counted_draw.version;
+    if (limiter && version == atomic_load_explicit(&runtime->limiter_version, memory_order_relaxed) &&
         atomic_load_explicit(&runtime->drawn, memory_order_relaxed) - limiter->samples_base >= count)
         atomic_fetch_sub_explicit(&runtime->drawn, count, memory_order_relaxed);
     CP(flow_drawn);

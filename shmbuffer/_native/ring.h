@@ -269,7 +269,7 @@ void shmb_pass_the_forgotten(struct shmb_ring *ring);
 uint64_t shmb_place_of(const struct shmb_ring *ring, uint64_t ticket);
 int shmb_admit_sample(struct shmb_ring *ring, struct shmb_call *call, uint64_t count, uint64_t min_size, bool chosen,
                       uint64_t *counted);
-int shmb_take_back(struct shmb_ring *ring, struct shmb_call *call, uint64_t count);
+int shmb_take_back(struct shmb_ring *ring, struct shmb_call *call, uint64_t count, uint32_t version);
 int shmb_take(struct shmb_ring *ring, struct shmb_call *call, uint64_t count, int64_t *index, int64_t *tickets);
 int shmb_release(struct shmb_ring *ring, struct shmb_call *call);
 int shmb_waits_in_queue(struct shmb_ring *ring, struct shmb_call *call, const struct shmb_entry *entry, uint32_t side,

@@ -588,14 +588,16 @@ static PyObject *ring_admit_sample(PyObject *object, PyObject *const *args, Py_s
     return end(&python, status, counted);
 }
 
-/* take_back(count, timeout_ns) -> 0: a draw that was admitted was not made */
+/* take_back(count, version, timeout_ns) -> 0: a draw that was admitted was not made */
 static PyObject *ring_take_back(PyObject *object, PyObject *const *args, Py_ssize_t nargs) {
     struct ring_object *self = (struct ring_object *)object;
-    uint64_t count;
+    uint64_t count, version;
     int64_t timeout;
-    if (expect(nargs, 2, "take_back") < 0 || number(args[0], &count) < 0 || signed_number(args[1], &timeout) < 0) return NULL;
+    if (expect(nargs, 3, "take_back") < 0 || number(args[0], &count) < 0 || number(args[1], &version) < 0 ||
+        signed_number(args[2], &timeout) < 0)
+        return NULL;
     struct python_call python = begin(timeout);
-    return end(&python, shmb_take_back(&self->ring, &python.call, count), 0);
+    return end(&python, shmb_take_back(&self->ring, &python.call, count, (uint32_t)version), 0);
 }
 
 /* take(count, index, tickets, timeout_ns) -> 0: the oldest of a queue; then read them, and release */
@@ -1037,7 +1039,7 @@ static PyMethodDef methods[] = {
     {"look", ring_look, METH_NOARGS, "look(): whether the directory is there; asked of the system once a second."},
     {"let_pass", ring_let_pass, METH_O, "let_pass(whether): this thread's next write or draw goes on whatever the ratio."},
     FAST(admit_sample, "admit_sample(count, min_size, chosen, timeout_ns): the draw may be made, and counts."),
-    FAST(take_back, "take_back(count, timeout_ns): a draw that was admitted was not made."),
+    FAST(take_back, "take_back(count, version, timeout_ns): a draw that was admitted was not made."),
     FAST(take, "take(count, index, tickets, timeout_ns): the oldest of a queue."),
     {"release", ring_release, METH_O, "release(timeout_ns): what was taken is read."},
     FAST(limit, "limit(limits, samples_per_insert, error_buffer, min_size, max_times_sampled, when_alone, timeout_ns)."),

@@ -115,10 +115,16 @@ class Flow:
 
         return self._run(call, count, min_size)
 
-    def take_back(self, counted: int) -> None:
-        """What was admitted was not drawn; as many elements as `admit` says."""
+    def take_back(self, counted: int, version: int = 0) -> None:
+        """What was admitted was not drawn.
+
+        Args:
+            counted: as many elements as `admit` says.
+            version: of the limiter then; 0: it was this thread's last draw, which the core knows.
+        """
         if counted:
-            self._run(lambda: self._ring._native.take_back(counted, LOCK_TIMEOUT_NS), counted)
+            native = self._ring._native
+            self._run(lambda: native.take_back(counted, version, LOCK_TIMEOUT_NS), counted)
 
     def take(self, index: NDArray[np.int64], tickets: NDArray[np.int64]) -> bool:
         """Takes the oldest elements out of a queue; their slots stay as they are until `release`.

@@ -148,6 +148,7 @@ def test_what_the_reader_takes_for_private_is_private() -> None:
             "tree",
             "version",
             "whose",
+            "why",
             "x",
         ),
     }

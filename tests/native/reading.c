@@ -115,7 +115,7 @@ void draw_once(struct shmb_ring *ring) {
     else if (random_below(8))
         learn_once(ring);
     else
-        expect(shmb_take_back(ring, &call, counted), "take_back");
+        expect(shmb_take_back(ring, &call, counted, 0), "take_back");
 }
 
 void read_once(struct shmb_ring *ring) {

@@ -25,6 +25,7 @@ from shmbuffer import (
     RateLimitError,
     RateLimitTimeout,
     ReplayBuffer,
+    ReplayBufferEnsemble,
     SamplerWithoutReplacement,
     ShmBufferError,
     SliceSampler,
@@ -522,3 +523,102 @@ def test_a_writer_that_chooses_places_waits_like_any_other() -> None:
         lambda: rb.extend(items(4, 10), timeout=0),
         ".*: extend waits: 2 samples per insert wanted, 0 seen; there is no learner.*",
     )
+
+
+# Ensembles: each row by the limiter of its own buffer.
+
+
+def ensemble(*limiters: RateLimiter | None, **kwargs: Any) -> ReplayBufferEnsemble:
+    kwargs.setdefault("sample_from_all", True)
+    buffers = [buffer(LazyTensorStorage(16), limiter) for limiter in limiters]
+    return ReplayBufferEnsemble(*buffers, batch_size=4 * len(buffers), **kwargs)
+
+
+def numbers(sample: Any) -> list[list[int]]:
+    found: list[list[int]] = sample["number"].tolist()
+    return found
+
+
+@pytest.mark.parametrize("prefetch", [None, 2])
+def test_samples_of_an_ensemble_count_and_wait_for_each_buffer(prefetch: int | None) -> None:
+    """They neither counted nor waited."""
+    rb = ensemble(LIMITER, None, prefetch=prefetch)
+    rb[0].extend(items(5))
+    rb[1].extend(items(5))
+    for left in (4, 0, -4, -8):
+        assert len(rb.sample()) == 2
+        assert ahead(rb[0]) == left
+    refuses(
+        lambda: rb.sample(timeout=0), ".*: sample waits: 2 samples per insert wanted, 4 seen; .*"
+    )
+    assert ahead(rb[0]) == -8
+    rb[0].extend(items(4))
+    assert len(rb.sample(timeout=0)) == 2
+
+
+def test_a_sample_of_an_ensemble_that_fails_counts_for_nothing_in_any_buffer() -> None:
+    rb = ensemble(LIMITER, LIMITER, LIMITER)
+    for member in (rb[0], rb[1], rb[2]):
+        member.extend(items(5))
+    for _ in range(4):
+        rb[2].sample()
+    refuses(lambda: rb.sample(timeout=0), ".*sample waits: 2 samples per insert wanted, 4 seen.*")
+    assert [ahead(rb[at]) for at in range(3)] == [8, 8, -8]
+
+    def broken(_: Any) -> Any:
+        raise ArithmeticError
+
+    rb[2].extend(items(4))
+    rb.append_transform(broken)
+    with pytest.raises(ArithmeticError):
+        rb.sample()
+    assert [ahead(rb[at]) for at in range(3)] == [8, 8, 0]
+
+
+def test_an_ensemble_waits_for_the_first_items_of_a_limited_buffer() -> None:
+    rb = ensemble(RateLimiter(min_size=3, when_alone="wait"), None)
+    rb[1].extend(items(4))
+    refuses(lambda: rb.sample(timeout=0), ".*sample waits: 0 items are there, 3 have to be.*")
+    rb[0].extend(items(3))
+    assert len(rb.sample(timeout=0)) == 2
+
+
+def test_a_row_of_a_queue_is_its_oldest_items_once() -> None:
+    """They were drawn at random, again and again."""
+    rb = ensemble(QUEUE, QUEUE)
+    rb[0].extend(items(8))
+    rb[1].extend(items(4, 100))
+    assert numbers(rb.sample()) == [[0, 1, 2, 3], [100, 101, 102, 103]]
+    refuses(lambda: rb.sample(timeout=0), ".*the queue has 0 items to hand out, 4 are wanted.*")
+    rb[1].extend(items(4, 104))  # what the other one gave meanwhile was kept
+    assert numbers(rb.sample()) == [[4, 5, 6, 7], [104, 105, 106, 107]]
+    rb[0].rate_limiter = None
+    rb[1].extend(items(4, 108))
+    assert numbers(rb.sample(timeout=0))[1] == [108, 109, 110, 111]
+
+
+def test_a_learner_of_an_ensemble_and_a_collector_for_each_buffer_keep_in_step() -> None:
+    rb = ensemble(LIMITER, RateLimiter(1, error_buffer=6, when_alone="wait"))
+    failed: list[BaseException] = []
+
+    def collect(at: int, count: int) -> None:
+        try:
+            for number in range(count):
+                rb[at].extend(items(1, number))
+        except BaseException as error:
+            failed.append(error)
+
+    collectors = [
+        threading.Thread(target=collect, args=(0, 41)),
+        threading.Thread(target=collect, args=(1, 81)),
+    ]
+    for collector in collectors:
+        collector.start()
+    for _ in range(20):
+        rb.sample()
+        assert abs(ahead(rb[0])) <= 8 + 2  # one insert may be open
+        assert abs(ahead(rb[1])) <= 6 + 1
+    for collector in collectors:
+        collector.join()
+    assert not failed
+    assert [ahead(rb[0]), ahead(rb[1])] == [0, 0]

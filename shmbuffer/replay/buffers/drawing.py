@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -39,6 +39,21 @@ if TYPE_CHECKING:
 
 _NOT_TAKEN = -1  # for a ticket: nothing came out of the queue
 _ATTEMPTS = 16  # to read what a sampler of somebody else's chose, where other processes write
+
+
+class Turn(NamedTuple):
+    """A sample that may be made, and counts."""
+
+    ring: Ring
+    is_queue: bool
+    version: int
+    """Of the limiter that was asked."""
+    counted: int
+    """Elements; 0 where nothing counts them."""
+
+    def give_back(self) -> None:
+        """It was not made."""
+        self.ring.flow.take_back(self.counted, self.version)
 
 
 class Drawing(Parts):
@@ -126,20 +141,26 @@ class Drawing(Parts):
                 f"{type(storage).__name__} is not one"
             )
         with patience.within(timeout):
-            ring = self._first_ring(min_size)
-            if ring is None:
+            turn = self._turn(count, min_size)
+            if turn is None:
                 return draw()
-            flow = ring.flow
-            is_queue = flow.is_queue
-            if is_queue:
-                self._require_no_choice()
-            counted = flow.admit(count, min_size or 0)
             try:
-                batch = self._from_queue(ring, count) if is_queue else None
-                return draw() if batch is None else queued(batch)
+                batch = self._taken(turn.ring, count) if turn.is_queue else None
+                return draw() if batch is None else queued(self._finished(*batch))
             except BaseException:
-                flow.take_back(counted)
+                turn.give_back()
                 raise
+
+    def _turn(self, count: int, min_size: int | None = None) -> Turn | None:
+        """Waits until so many items may be drawn, which count as drawn then; None: no limits."""
+        storage = self._storage
+        ring = self._first_ring(min_size) if isinstance(storage, OnRing) else None
+        if ring is None:
+            return None
+        is_queue, version = ring.flow.is_queue, int(ring.flow.version[0])
+        if is_queue:
+            self._require_no_choice()
+        return Turn(ring, is_queue, version, ring.flow.admit(count, min_size or 0))
 
     def _first_ring(self, min_size: int | None) -> Ring | None:
         """The ring; waited for, where there has to be something in it and nobody has written."""
@@ -164,8 +185,8 @@ class Drawing(Parts):
                 f"out, when they are asked for; {asked} cannot be had with it"
             )
 
-    def _from_queue(self, ring: Ring, count: int) -> Batch | None:
-        """The oldest items of a queue, taken out of it; None if it is none any more."""
+    def _taken(self, ring: Ring, count: int) -> Batch | None:
+        """The oldest items of a queue, as the storage has them; None if it is none any more."""
         index = torch.empty(count, dtype=torch.int64)
         tickets = torch.full_like(index, _NOT_TAKEN)
         lanes = lanes_of(self._storage)
@@ -186,7 +207,7 @@ class Drawing(Parts):
         info: dict[str, Any] = {INDEX: where}
         if self._track_generations or self.shared:
             info[GENERATION] = tickets
-        return self._finished(data, info)
+        return data, info
 
     def _next(self, count: int) -> Batch:
         """The next batch, made now or ahead."""

@@ -18,12 +18,13 @@ from typing import Any
 import torch
 from tensordict import TensorDictBase
 
+from shmbuffer.memory import patience
 from shmbuffer.replay.buffers.access import _is_key
 from shmbuffer.replay.buffers.prefetch import Batch
 from shmbuffer.replay.buffers.replay_buffer import ReplayBuffer
-from shmbuffer.replay.buffers.routing import RoutedWrites
 from shmbuffer.replay.buffers.stacking import stack_batches, stack_infos, with_infos
 from shmbuffer.replay.buffers.tensordict import TensorDictReplayBuffer, reduce
+from shmbuffer.replay.buffers.turns import Row, Turns
 from shmbuffer.replay.eager import eager
 from shmbuffer.replay.keys import GENERATION, INDEX
 from shmbuffer.replay.members import is_everything, members
@@ -40,7 +41,7 @@ from shmbuffer.replay.writers import WriterEnsemble
 Collate = Callable[[Any], Any]
 
 
-class ReplayBufferEnsemble(RoutedWrites):
+class ReplayBufferEnsemble(Turns):
     """Several buffers, sampled as one.
 
     A sample is ``[rows, batch_size / rows]``, each row from one buffer; `SamplerEnsemble` says how
@@ -119,6 +120,7 @@ class ReplayBufferEnsemble(RoutedWrites):
         if routing_key is not None and routing_dim is not None:
             raise ValueError("routing_key and routing_dim exclude each other; give one of them")
         self._routing_key, self._routing_dim = routing_key, routing_dim
+        self._kept = {}
         parts = (storages, samplers, writers)
         count = len(rbs) if rbs else len(storages or ())
         if collate_fns is not None and len(collate_fns) != count:
@@ -188,7 +190,9 @@ class ReplayBufferEnsemble(RoutedWrites):
     ) -> Any:
         """Draw a batch.
 
-        What limits samples of one of the buffers (`RateLimiter`) does not limit these.
+        What limits samples of a buffer (`RateLimiter`) limits the rows that are of it: each waits,
+        and counts, as a sample of that buffer does. Out of a queue come its oldest items. Batches
+        are made ahead (``prefetch``) only where no buffer is limited.
 
         Args:
             batch_size: how many items in all; None is the constructor's.
@@ -196,7 +200,7 @@ class ReplayBufferEnsemble(RoutedWrites):
                 the samplers of the buffers know.
             include_info: False leaves index and weights out of a sample of TensorDicts.
             min_size: not there; ask the buffers.
-            timeout: not there either.
+            timeout: seconds to wait for a `RateLimiter`, in all; None: as long as it takes.
 
         Returns:
             ``[rows, batch_size / rows, ...]``.
@@ -206,16 +210,19 @@ class ReplayBufferEnsemble(RoutedWrites):
                 ValueError); a transform has changed the batch size, so that index and weights do
                 not fit.
             EmptyBufferError: nothing to draw from in a buffer that was chosen.
-            NotImplementedError: ``min_size`` or ``timeout``.
+            RateLimitTimeout, RateLimitError: items have to be written first into a buffer that was
+                chosen; the sample counts for nothing.
+            NotImplementedError: ``min_size``.
 
         Cost: a draw and a read for each row; rows are copied once more to be stacked.
         """
-        if min_size is not None or timeout is not None:
+        if min_size is not None:
             raise NotImplementedError(
-                "a sample of an ensemble waits for nobody: call sample(min_size=..., timeout=...) "
-                "of its buffers, ensemble[i]"
+                "a sample of an ensemble has no min_size: wait for the items of each buffer, "
+                "ensemble[i].sample(min_size=...), or give the buffers a RateLimiter(min_size=...)"
             )
-        data, info = self._next(self._count(batch_size))
+        with patience.within(timeout):
+            data, info = self._next(self._count(batch_size))
         if include_info is not False and isinstance(data, TensorDictBase):
             data, info = with_infos(data, info)  # type: ignore[arg-type] # a TensorDict here
         return (data, info) if return_info else data
@@ -327,11 +334,18 @@ class ReplayBufferEnsemble(RoutedWrites):
 
     def _gathered(self, index: Any, found: Any) -> Batch:
         """See `ReplayBuffer._gathered`; each buffer reads and validates its rows."""
-        buffer_ids, batches, infos = [], [], []
+        rows: list[Row] = []
         for row, known in zip(index.unbind(0), found.unbind(0), strict=True):
             at = int(row.get(BUFFER_IDS))
             rb = self._rbs[at]
-            data, info = rb._chosen(local(row, rb._storage), dict(known.items(True, True)))
+            rows.append((at, *rb._chosen(local(row, rb._storage), dict(known.items(True, True)))))
+        return self._joined(rows)
+
+    def _joined(self, rows: list[Row]) -> Batch:
+        """A sample of these rows."""
+        buffer_ids, batches, infos = [], [], []
+        for at, data, info in rows:
+            rb = self._rbs[at]
             if self._weight_key is not None:
                 weights = [info.pop(key) for key in rb._weight_keys if key in info]
                 info.update(dict.fromkeys(self._weight_keys, weights[0]) if weights else {})

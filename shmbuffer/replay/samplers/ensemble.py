@@ -134,6 +134,17 @@ class SamplerEnsemble(Sampler):
                 ValueError), or there is no buffer that can be chosen.
             EmptyBufferError: nothing to draw from in a buffer that was chosen.
         """
+        chosen = self.shares(storage, batch_size)
+        inner, share = storage._storages, batch_size // len(chosen)
+        drawn = [self._draw(at, inner[at], share) for at in chosen]
+        return stack_index(chosen, [index for index, _ in drawn]), stack_rows([i for _, i in drawn])
+
+    def shares(self, storage: Any, batch_size: int) -> list[int]:
+        """Which buffers the rows of a batch come from; see `sample` for what it takes and raises.
+
+        Returns:
+            The number of a buffer for each row, ``batch_size / len`` items each.
+        """
         inner = getattr(storage, "_storages", None)
         if inner is None:
             raise TypeError(
@@ -145,9 +156,7 @@ class SamplerEnsemble(Sampler):
                 f"a batch of {batch_size} cannot be divided among {rows} buffers "
                 "(num_buffer_sampled); make batch_size a multiple of it"
             )
-        chosen = self._choose(inner)
-        drawn = [self._draw(at, inner[at], batch_size // rows) for at in chosen]
-        return stack_index(chosen, [index for index, _ in drawn]), stack_rows([i for _, i in drawn])
+        return self._choose(inner)
 
     def _choose(self, storages: list[Any]) -> list[int]:
         """The buffer of each row."""
