@@ -1,6 +1,8 @@
 """Types of the C core's extension module."""
 
-from typing import Any
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Self
 
 BLOCKED: int
 FORKED: int
@@ -27,13 +29,28 @@ UNLINKED: int
 BAD_PRIORITY: int
 BAD_INDEX: int
 
+class Descriptor:
+    def __init__(self, *, inherited: bool = ...) -> None: ...
+    @property
+    def fd(self) -> int: ...
+    def fileno(self) -> int: ...
+    def take(self, open: Callable[..., int], /, *args: Any, **kwargs: Any) -> int: ...
+    def close(self) -> None: ...
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+        /,
+    ) -> None: ...
+
 class Map:
     def __init__(
         self,
         fd: int,
         nbytes: int,
         writable: bool = ...,
-        keep: bool = ...,
         offset: int = ...,
         twice: bool = ...,
         aligned: bool = ...,
@@ -252,6 +269,7 @@ def reached(name: str, /) -> None: ...
 def crash_points() -> list[str]: ...
 def layout() -> dict[str, int]: ...
 def sections(capacity: int, lanes: int, records: bool = ..., /) -> dict[str, int]: ...
+def close_in_child() -> None: ...
 def begin_life() -> int: ...
 
 class Intake:

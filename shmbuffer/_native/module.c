@@ -154,6 +154,11 @@ static PyObject *core_begin_life(PyObject *Py_UNUSED(module), PyObject *Py_UNUSE
     return PyLong_FromUnsignedLongLong(shmb_life());
 }
 
+static PyObject *core_close_in_child(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(ignored)) {
+    shmb_descriptors_of_parent();
+    Py_RETURN_NONE;
+}
+
 /* move_pieces(from, sizes, to, count): addresses of int64[count] each */
 static PyObject *core_move_pieces(PyObject *Py_UNUSED(module), PyObject *args) {
     unsigned long long from, sizes, to, count;
@@ -209,6 +214,7 @@ static PyMethodDef methods[] = {
     {"crash_points", core_crash_points, METH_NOARGS, "crash_points(): names of the points compiled into the C core."},
     {"layout", core_layout, METH_NOARGS, "layout(): offsets in the control file as the C core sees them."},
     {"sections", core_sections, METH_VARARGS, "sections(capacity, lanes, records=False): offsets in the slots file."},
+    {"close_in_child", core_close_in_child, METH_NOARGS, "close_in_child(): close every Descriptor that is not inherited."},
     {"begin_life", core_begin_life, METH_NOARGS, "begin_life(): number of this process, another one after fork."},
     {NULL, NULL, 0, NULL},
 };
@@ -225,7 +231,9 @@ PyMODINIT_FUNC PyInit__core(void) {
     shmb_ring_type = (PyTypeObject *)PyType_FromSpec(&shmb_ring_spec);
     PyObject *intake_type = PyType_FromSpec(&shmb_intake_spec);
     PyObject *outtake_type = PyType_FromSpec(&shmb_outtake_spec);
+    PyObject *descriptor_type = PyType_FromSpec(&shmb_descriptor_spec);
     if (shmb_map_type == NULL || shmb_ring_type == NULL || intake_type == NULL || outtake_type == NULL ||
+        descriptor_type == NULL || PyModule_AddObjectRef(module, "Descriptor", descriptor_type) < 0 ||
         PyModule_AddObjectRef(module, "Map", (PyObject *)shmb_map_type) < 0 ||
         PyModule_AddObjectRef(module, "Ring", (PyObject *)shmb_ring_type) < 0 ||
         PyModule_AddObjectRef(module, "Intake", intake_type) < 0 ||
@@ -239,5 +247,6 @@ PyMODINIT_FUNC PyInit__core(void) {
     STATUS(UNLINKED)
     Py_XDECREF(intake_type);
     Py_XDECREF(outtake_type);
+    Py_XDECREF(descriptor_type);
     return module;
 }

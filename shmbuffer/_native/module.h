@@ -12,12 +12,15 @@
 
 struct shmb_ring;
 
-extern PyType_Spec shmb_map_spec, shmb_ring_spec, shmb_intake_spec, shmb_outtake_spec;
+extern PyType_Spec shmb_map_spec, shmb_ring_spec, shmb_intake_spec, shmb_outtake_spec, shmb_descriptor_spec;
 extern PyTypeObject *shmb_map_type, *shmb_ring_type;
 
 void *shmb_map_address(PyObject *map);
 Py_ssize_t shmb_map_bytes(PyObject *map);
 int shmb_map_is_twice(PyObject *map);
+
+/* In the child of a fork: closes the locks of its parent. */
+void shmb_descriptors_of_parent(void);
 
 struct shmb_ring *shmb_binding_ring(PyObject *ring);
 /* Claim, fill, commit. Of SHMB_INTERRUPTED the exception is set. */

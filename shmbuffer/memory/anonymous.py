@@ -11,17 +11,16 @@ import errno
 import fcntl
 import os
 import time
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from shmbuffer._native import _core
 from shmbuffer.errors import AttachTimeout, SpaceError
-from shmbuffer.memory import filesystem, layout, locks
+from shmbuffer.memory import filesystem, layout
 from shmbuffer.memory.control import Control, first_superblock
-from shmbuffer.memory.filesystem import shut
 from shmbuffer.memory.layout import Flag
+from shmbuffer.memory.locks import Lock
 from shmbuffer.memory.schema import Schema
 from shmbuffer.memory.trust import explained
 
@@ -32,25 +31,26 @@ class Anonymous:
     """The ground of a buffer without a name.
 
     Args:
-        fd: the memfd; owned by this object from now on.
+        file: the memfd; owned by this object from now on.
     """
 
     directory = None
     path = None
     in_memory = True
 
-    def __init__(self, fd: int) -> None:
-        self.fd = fd
+    def __init__(self, file: _core.Descriptor) -> None:
+        self.file = file
         self._dictionary: bytes | None = None
 
     @classmethod
     def create(cls, settings: dict[str, Any], flags: Flag) -> tuple[Anonymous, Control]:
         """A new memfd with a formatted control file."""
+        ground = cls(_core.Descriptor())
         with _explained(layout.CONTROL_BYTES):
-            ground = cls(os.memfd_create("shmbuffer", os.MFD_CLOEXEC))
-            os.ftruncate(ground.fd, layout.CONTROL_BYTES)
+            fd = ground.file.take(os.memfd_create, "shmbuffer", os.MFD_CLOEXEC)
+            os.ftruncate(fd, layout.CONTROL_BYTES)
             _core.reached("file.sized")
-            found = os.fstat(ground.fd)
+            found = os.fstat(fd)
         control = ground.open_control()
         control.format(first_superblock(settings, flags, (found.st_dev, found.st_ino)))
         return ground, control
@@ -58,47 +58,24 @@ class Anonymous:
     def open_control(self) -> Control:
         """Maps the control file."""
         with _explained(layout.CONTROL_BYTES):
-            return Control(_core.Map(self.fd, layout.CONTROL_BYTES), WHERE)
+            return Control(_core.Map(self.file.fd, layout.CONTROL_BYTES), WHERE)
 
-    @contextmanager
-    def lock(self, timeout: float) -> Iterator[None]:
+    def lock(self, timeout: float) -> _Joining:
         """Excludes other joiners: a kernel lock on a descriptor of our own."""
-        me = os.getpid()
-        with _explained():
-            own = locks.not_inherited(
-                lambda: os.open(f"/proc/self/fd/{self.fd}", os.O_RDWR | os.O_CLOEXEC)
-            )
-        try:
-            deadline = time.monotonic() + timeout
-            while True:
-                try:
-                    with _explained():
-                        fcntl.flock(own, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except BlockingIOError:
-                    if time.monotonic() >= deadline:
-                        raise AttachTimeout(
-                            f"{WHERE}: another process is creating this buffer for {timeout:g} s",
-                            timeout=timeout,
-                        ) from None
-                    time.sleep(0.002)
-            yield
-        finally:
-            if os.getpid() == me:  # else it is the number of another descriptor by now
-                locks.release(own)
+        return _Joining(self.file.fd, timeout)
 
     def build(self, schema: Schema, *, reserve: bool, adopt: bool) -> tuple[Any, list[Any]]:
         """Extends the memfd by schema, slots and leaves, and maps them."""
         data = schema.to_json()
         size, places = _places(schema, len(data))
         try:
-            os.ftruncate(self.fd, size)
+            os.ftruncate(self.file.fd, size)
             _core.reached("file.sized")
             if reserve:
-                os.posix_fallocate(self.fd, 0, size)
+                os.posix_fallocate(self.file.fd, 0, size)
                 _core.reached("file.sized")
             content = len(data).to_bytes(8, "little") + data
-            if os.pwrite(self.fd, content, layout.CONTROL_BYTES) != len(content):
+            if os.pwrite(self.file.fd, content, layout.CONTROL_BYTES) != len(content):
                 raise OSError(errno.EIO, "the schema was written in part")
             _core.reached("file.written")
             return self._map(schema, places)
@@ -113,8 +90,8 @@ class Anonymous:
     def load(self, superblock: Any) -> tuple[Schema, Any, list[Any]]:
         """Reads the schema that another process built, and maps the rest."""
         with _explained():
-            size = int.from_bytes(os.pread(self.fd, 8, layout.CONTROL_BYTES), "little")
-            data = os.pread(self.fd, size, layout.CONTROL_BYTES + 8)
+            size = int.from_bytes(os.pread(self.file.fd, 8, layout.CONTROL_BYTES), "little")
+            data = os.pread(self.file.fd, size, layout.CONTROL_BYTES + 8)
         schema = Schema.from_json(data, WHERE)
         slots, leaves = self._map(schema, _places(schema, size)[1])
         return schema, slots, leaves
@@ -133,21 +110,47 @@ class Anonymous:
 
     def _map(self, schema: Schema, places: list[int]) -> tuple[Any, list[Any]]:
         with _explained(schema.sections["bytes"] + sum(schema.map_bytes)):
-            slots = _core.Map(self.fd, schema.sections["bytes"], offset=places[0])
+            slots = _core.Map(self.file.fd, schema.sections["bytes"], offset=places[0])
             leaves = [
-                _core.Map(self.fd, nbytes, offset=at, twice=bool(schema.record_bytes))
+                _core.Map(self.file.fd, nbytes, offset=at, twice=bool(schema.record_bytes))
                 for nbytes, at in zip(schema.map_bytes, places[1:], strict=True)
             ]
         return slots, leaves
 
     def close(self) -> None:
         """Closes the descriptor; the maps stay until nothing refers to them."""
-        fd, self.fd = self.fd, -1
-        if fd >= 0:
-            shut(fd)
+        self.file.close()
 
-    def __del__(self) -> None:
-        self.close()
+
+class _Joining(Lock):
+    """The lock on a memfd, as a context manager."""
+
+    def __init__(self, fd: int, timeout: float) -> None:
+        super().__init__()
+        self._name = f"/proc/self/fd/{fd}"
+        self._timeout = timeout
+
+    def __enter__(self) -> Self:
+        deadline = time.monotonic() + self._timeout
+        try:
+            with _explained():
+                self.take(os.open, self._name, os.O_RDWR | os.O_CLOEXEC)
+            while True:
+                try:
+                    with _explained():
+                        fcntl.flock(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    return self
+                except BlockingIOError:
+                    if time.monotonic() >= deadline:
+                        raise AttachTimeout(
+                            f"{WHERE}: another process is creating this buffer for"
+                            f" {self._timeout:g} s",
+                            timeout=self._timeout,
+                        ) from None
+                    time.sleep(0.002)
+        except BaseException:
+            self.close()
+            raise
 
 
 def _explained(needed: int = 0) -> AbstractContextManager[None]:

@@ -53,7 +53,6 @@ from shmbuffer.memory.control import Control, Superblock
 from shmbuffer.memory.files import Files, require_same_schema
 from shmbuffer.memory.layout import BufferState, Flag, Phase, Role
 from shmbuffer.memory.limiter import RateLimiter
-from shmbuffer.memory.locks import LivenessFile
 from shmbuffer.memory.native import native_ring
 from shmbuffer.memory.opening import Existing, clear_the_way, create_or_open
 from shmbuffer.memory.patience import LOCK_TIMEOUT_NS
@@ -82,13 +81,14 @@ class _Seat:
             return
         if self.native is not None:
             if self.native.leave(LOCK_TIMEOUT_NS) < 0:
-                return  # a claim may be open still: the entry stays, and what says that we live
+                _staying.append(self.membership)  # a claim may be open still, so we live on
+                return
         else:
             self.control.touch()
             self.control.entries["state"][self.membership.entry] = layout.EntryState.FREE
             _core.reached("leave.freed")
         if self.membership.liveness is not None:
-            LivenessFile.release(self.membership.liveness)
+            self.membership.liveness.close()
 
 
 class Engine:
@@ -744,7 +744,7 @@ class Engine:
         from multiprocessing import context, reduction
 
         context.assert_spawning(self)
-        return _adopt_memory, (reduction.DupFd(self._ground.fd), self._role.name.lower())
+        return _adopt_memory, (reduction.DupFd(self._ground.file.fd), self._role.name.lower())
 
     def _require_open(self) -> None:
         if self.closed:
@@ -775,6 +775,9 @@ class Engine:
 
 _open_engines: weakref.WeakSet[Engine] = weakref.WeakSet()
 
+#: Of handles that could not leave: their entries stay, and so does what says that we live.
+_staying: list[Membership] = []
+
 #: Held to make a handle's ring: an entry has one claim, so that two rings must not share it.
 _connecting = threading.RLock()
 
@@ -798,7 +801,8 @@ def _attach(path: str, role: str) -> Engine:
 
 
 def _adopt_memory(duplicate: Any, role: str) -> Engine:
-    ground = Anonymous(duplicate.detach())
+    ground = Anonymous(_core.Descriptor())
+    ground.file.take(duplicate.detach)
     with ground.lock(60.0):
         return Engine(ground, ground.open_control(), Role[role.upper()])
 

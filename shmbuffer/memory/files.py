@@ -37,7 +37,7 @@ from shmbuffer.errors import (
 )
 from shmbuffer.memory import layout, restored
 from shmbuffer.memory.control import Control, Superblock, first_superblock
-from shmbuffer.memory.filesystem import free_memory_bytes, shut
+from shmbuffer.memory.filesystem import free_memory_bytes
 from shmbuffer.memory.layout import Flag
 from shmbuffer.memory.locks import InitLock
 from shmbuffer.memory.region import Directory, not_durable
@@ -53,10 +53,6 @@ _OF_THE_SCHEMA = (layout.SLOTS, _NEW_SLOTS, layout.SCHEMA, layout.RECORDS, layou
 # Bytes of a slot in a leaf: huge pages are worth making (some milliseconds each) where a page is
 # shared by many rows, so that each row that is drawn would be looked for in another one.
 _SMALL_ROW = 1024
-
-# The page with the mutex is never unmapped while the process lives (see _native/mutex.c), so one
-# map a directory serves every handle that this process opens on it.
-_control_maps: dict[tuple[int, int], Any] = {}
 
 
 class Files:
@@ -104,19 +100,16 @@ class Files:
     def create_control(self, settings: dict[str, Any], flags: Flag) -> Control:
         """Builds the control file under another name and publishes it."""
         self.directory.unlink(_NEW_CONTROL)
-        fd = self.directory.create(_NEW_CONTROL, layout.CONTROL_BYTES)
-        try:
+        with self.directory.create(_NEW_CONTROL, layout.CONTROL_BYTES) as file:
             _core.reached("create.control_allocated")
             with explained(
                 self.path / _NEW_CONTROL, needed=layout.CONTROL_BYTES, free=free_memory_bytes
             ):
-                found = os.fstat(fd)
-                control = Control(_core.Map(fd, layout.CONTROL_BYTES), str(self.path))
+                found = os.fstat(file.fd)
+                control = Control(_core.Map(file.fd, layout.CONTROL_BYTES), str(self.path))
             control.format(first_superblock(settings, flags, (found.st_dev, found.st_ino)))
             _core.reached("create.formatted")
-            self.directory.sync_file(fd)
-        finally:
-            shut(fd)
+            self.directory.sync_file(file.fd)
         self.directory.rename(_NEW_CONTROL, layout.CONTROL)
         _core.reached("create.renamed")
         self.directory.sync(layout.PRIVATE)
@@ -135,22 +128,16 @@ class Files:
         Raises:
             CorruptBufferError, UnsafePathError: it is not a whole plain file of ours.
         """
-        if not writable:
-            return Control(
-                self._map_file(layout.CONTROL, layout.CONTROL_BYTES, writable=False), str(self.path)
-            )
-        fd = self.directory.open_file(layout.CONTROL, nbytes=layout.CONTROL_BYTES)
-        try:
-            with explained(
+        with (
+            self.directory.open_file(
+                layout.CONTROL, nbytes=layout.CONTROL_BYTES, writable=writable
+            ) as file,
+            explained(
                 self.path / layout.CONTROL, needed=layout.CONTROL_BYTES, free=free_memory_bytes
-            ):
-                found = os.fstat(fd)
-                key = (found.st_dev, found.st_ino)
-                if key not in _control_maps:
-                    _control_maps[key] = _core.Map(fd, layout.CONTROL_BYTES, keep=True)
-        finally:
-            shut(fd)
-        return Control(_control_maps[key], str(self.path))
+            ),
+        ):
+            mapped = _core.Map(file.fd, layout.CONTROL_BYTES, writable)
+        return Control(mapped, str(self.path))
 
     def vouch(self, schema: Schema | None) -> None:
         """Says that the files are what they should be; see `restored`."""
@@ -203,15 +190,15 @@ class Files:
         _core.reached("define.listed")
         try:
             for name in made:
-                shut(self.directory.create(name, leaves[name], reserve=reserve))
+                self.directory.create(name, leaves[name], reserve=reserve).close()
                 _core.reached("define.leaf")
             for name in new_meta:
                 self.directory.write_atomic(name, meta[name])
                 _core.reached("define.meta")
             if schema.record_bytes:
-                shut(self.directory.create(layout.RECORDS, schema.record_bytes, reserve=reserve))
+                self.directory.create(layout.RECORDS, schema.record_bytes, reserve=reserve).close()
                 _core.reached("define.records")
-            shut(self.directory.create(_NEW_SLOTS, slots_bytes))
+            self.directory.create(_NEW_SLOTS, slots_bytes).close()
             _core.reached("define.slots_allocated")
             self.directory.write_atomic(layout.SCHEMA, schema.to_json())
             _core.reached("define.schema")
@@ -427,7 +414,7 @@ class Files:
         aligned: bool = False,
     ) -> Any:
         try:
-            fd = self.directory.open_file(name, nbytes=nbytes, writable=writable)
+            file = self.directory.open_file(name, nbytes=nbytes, writable=writable)
         except FileNotFoundError as error:
             raise CorruptBufferError(
                 f"{self.path}/{name}: missing; restore it from a copy of the directory",
@@ -435,11 +422,8 @@ class Files:
                 expected=nbytes,
                 found=None,
             ) from error
-        try:
-            with explained(self.path / name, needed=nbytes, free=free_memory_bytes):
-                return _core.Map(fd, nbytes, writable, twice=twice, aligned=aligned)
-        finally:
-            shut(fd)
+        with file, explained(self.path / name, needed=nbytes, free=free_memory_bytes):
+            return _core.Map(file.fd, nbytes, writable, twice=twice, aligned=aligned)
 
     def _read_required(self, name: str, limit: int) -> bytes:
         try:

@@ -44,11 +44,11 @@ from shmbuffer.errors import (
     FormatError,
     IncompatibleVersionError,
 )
-from shmbuffer.memory import layout, locks
+from shmbuffer.memory import layout
 from shmbuffer.memory.counters import RUNTIME_COUNTERS
 from shmbuffer.memory.files import NEW_HISTORY, Files
-from shmbuffer.memory.filesystem import shut
 from shmbuffer.memory.layout import Role
+from shmbuffer.memory.locks import Lock
 from shmbuffer.memory.region import Directory
 from shmbuffer.memory.trust import explained
 
@@ -297,10 +297,12 @@ class Recorder:
         reason: why it was begun anew, if there was something that could not be gone on with.
     """
 
-    def __init__(self, fd: int, where: Path, history: History | None, reason: str | None) -> None:
+    def __init__(
+        self, file: Lock, where: Path, history: History | None, reason: str | None
+    ) -> None:
         self.history = history
         self.reason = reason
-        self._fd: int | None = fd
+        self._file = file
         self._where = where
         self._fields = recorded_fields()
         self._packed = struct.Struct("<4Q" + "".join(_CODES[k] for k in self._fields.values()))
@@ -335,7 +337,7 @@ class Recorder:
         """
         directory, where = files.directory, files.path / layout.HISTORY
         try:
-            fd = _locked(directory)
+            file = _locked(directory)
         except BufferNotFoundError:
             return cls(_made(directory, uuid), where, None, None)
         try:
@@ -345,16 +347,14 @@ class Recorder:
             elif (history.fields, history.rooms) != (recorded_fields(), (FINE, COARSE, EVENTS)):
                 reason = "it records other things than this version does"
             else:
-                return cls(fd, where, history, None)
+                return cls(file, where, history, None)
         except (FormatError, CorruptBufferError) as error:
             reason = str(error)
         except BaseException:  # what cannot be read right now is no reason to begin anew
-            locks.release(fd)
+            file.close()
             raise
-        try:
+        with file:
             return cls(_made(directory, uuid), where, None, reason)
-        finally:
-            locks.release(fd)
 
     def record(self, values: Mapping[str, int | float], recorder: int) -> None:
         """Writes a record of this moment, and, once a minute, another one that is kept for longer.
@@ -400,18 +400,16 @@ class Recorder:
 
     def close(self) -> None:
         """Lets the next recorder in. Idempotent."""
-        fd, self._fd = self._fd, None
-        if fd is not None:
-            locks.release(fd)
+        self._file.close()
 
     def _put(self, place: _Place, packed: struct.Struct, *values: Any) -> None:
-        if self._fd is None:
+        if self._file.fd < 0:
             raise ValueError(f"{self._where}: this recorder was closed")
         number = place.number + 1
         body = packed.pack(number, *values)
         data = body + int(_core.crc32c(body)).to_bytes(8, "little")
         at = place.begin + (number - 1) % place.room * place.size
-        _write(self._fd, data, at, self._where)
+        _write(self._file.fd, data, at, self._where)
         place.number = number  # only now: what was not written whole is written over
 
 
@@ -437,8 +435,8 @@ def _boottime_ns() -> int:
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME)  # goes on while the machine is suspended
 
 
-def _locked(directory: Directory) -> int:
-    return locks.hold(
+def _locked(directory: Directory) -> Lock:
+    return Lock().hold(
         directory,
         layout.HISTORY,
         timeout=0,
@@ -447,16 +445,13 @@ def _locked(directory: Directory) -> int:
     )
 
 
-def _made(directory: Directory, uuid: bytes) -> int:
+def _made(directory: Directory, uuid: bytes) -> Lock:
     """Makes a new history, in the place of one that is there, and locks it."""
     fields = recorded_fields()
     directory.unlink(NEW_HISTORY)
-    fd = directory.create(NEW_HISTORY, file_bytes(fields))
-    try:
-        _write(fd, _header(uuid, fields), 0, directory.path / NEW_HISTORY)
+    with directory.create(NEW_HISTORY, file_bytes(fields)) as file:
+        _write(file.fd, _header(uuid, fields), 0, directory.path / NEW_HISTORY)
         _core.reached("history.header")
-    finally:
-        shut(fd)
     directory.rename(NEW_HISTORY, layout.HISTORY)
     _core.reached("history.renamed")
     return _locked(directory)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from shmbuffer.memory import counters, identity, layout, records, slots
 from shmbuffer.memory.control import Control, Superblock
 from shmbuffer.memory.files import Files
-from shmbuffer.memory.filesystem import UNLIMITED, shut
+from shmbuffer.memory.filesystem import UNLIMITED
 from shmbuffer.memory.layout import BufferState, Flag
 from shmbuffer.memory.recovery import reason_to_recover
 from shmbuffer.memory.region import Directory
@@ -154,11 +154,8 @@ def _room(files: Files, schema: Schema | None) -> dict[str, Any]:
     for name in names:
         stat = files.directory.stat(name)
         on_disk += stat.st_blocks * 512
-        fd = files.directory.open_file(name, writable=False)
-        try:
-            found = residency(fd, stat.st_size)
-        finally:
-            shut(fd)
+        with files.directory.open_file(name, writable=False) as file:
+            found = residency(file.fd, stat.st_size)
         told, in_memory = told and found is not None, in_memory + (found or Residency(0, 0))
     free = files.directory.free_bytes()
     return {

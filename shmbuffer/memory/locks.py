@@ -13,8 +13,11 @@ Always true
   1. A lock counts only if the name still leads to the inode that was locked: a lock on a file that
      was removed keeps nobody out.
   2. No forked child keeps a lock: with a copy of the descriptor it would make its parent immortal.
-     So it closes what `_held` lists, and no fork gets in between opening and listing (`_gate`).
+     So it closes them (`_core.close_in_child`), and no fork gets in while one is opened (`_gate`).
   3. Releasing unlocks before it closes, which also reaches a copy that a fork in C has made.
+  4. A descriptor belongs to its `Lock` before it is locked. Ctrl-C comes between any two bytecodes,
+     and wherever it does, the lock is free: what took it lets go as the exception passes, and what
+     was interrupted in letting go is let go of when nothing refers to the `Lock` any more.
 If a process dies here: the kernel unlocks; the files stay, empty, for the next one.
 """
 
@@ -25,10 +28,10 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
+from typing import Any, Self
 
+from shmbuffer._native import _core
 from shmbuffer.errors import (
     AttachTimeout,
     BufferNotFoundError,
@@ -36,7 +39,6 @@ from shmbuffer.errors import (
     UnsafeFilesystemError,
 )
 from shmbuffer.memory import layout
-from shmbuffer.memory.filesystem import shut
 from shmbuffer.memory.identity import process_state
 from shmbuffer.memory.region import Directory
 from shmbuffer.memory.trust import explained
@@ -49,55 +51,67 @@ TESTER_PATIENCE_S = 1.0
 _LOCKS = Path("/proc/locks")
 
 _gate = threading.RLock()  # reentrant: a signal handler may fork while its thread is inside
-_held: set[int] = set()
 
 
-def hold(
-    directory: Directory, name: str, *, timeout: float, purpose: str, make: bool = True
-) -> int:
-    """Lock a file and return the descriptor that holds the lock.
+class Lock(_core.Descriptor):
+    """A file that is locked, from `hold` to `close`; in one thread.
 
-    Polls every 5 ms, because a wait in the kernel has no deadline; a timeout of 0 asks once.
-
-    Args:
-        directory: where `name` begins.
-        name: the lock file.
-        timeout: seconds.
-        purpose: what the holder does with it, for the message.
-        make: the file, if it is not there; else that is a BufferNotFoundError.
-
-    Raises:
-        AttachTimeout: somebody else holds it. Attributes: `path`, `pids`, `timeout_s`.
-        UnsafeFilesystemError: the file system has no file locks.
-        BufferUnlinkedError, ReadOnlyError, UnsafePathError: as for `Directory.create`.
+    Before and after it is nothing. As a context manager it only closes.
     """
-    deadline = time.monotonic() + timeout
-    while True:
-        fd = not_inherited(lambda: directory.open_lock(name) if make else directory.open_file(name))
+
+    def __init__(self) -> None:
+        super().__init__(inherited=False)
+
+    def take(self, open: Callable[..., int], /, *args: Any, **kwargs: Any) -> int:
+        """As of any descriptor; no fork gets in between the opening and the owning."""
+        with _gate:
+            return super().take(open, *args, **kwargs)
+
+    def hold(
+        self,
+        directory: Directory,
+        name: str,
+        *,
+        timeout: float,
+        purpose: str,
+        make: bool = True,
+    ) -> Self:
+        """Lock a file.
+
+        Polls every 5 ms, because a wait in the kernel has no deadline; a timeout of 0 asks once.
+
+        Args:
+            directory: where `name` begins.
+            name: the lock file.
+            timeout: seconds.
+            purpose: what the holder does with it, for the message.
+            make: the file, if it is not there; else that is a BufferNotFoundError.
+
+        Returns:
+            This object.
+
+        Raises:
+            AttachTimeout: somebody else holds it. Attributes: `path`, `pids`, `timeout_s`.
+            UnsafeFilesystemError: the file system has no file locks.
+            BufferUnlinkedError, ReadOnlyError, UnsafePathError: as for `Directory.create`.
+        """
+        deadline = time.monotonic() + timeout
+        where = directory.path / name
         try:
-            locked = _lock(fd, directory.path / name)
-            if locked and _is_named(directory, name, fd):
-                return fd
-            remaining = deadline - time.monotonic()
-            if remaining <= 0 and not locked:
-                raise _timeout(directory.path / name, fd, timeout, purpose)
-            release(fd)
+            while True:
+                (directory.open_lock if make else directory.open_file)(name, into=self)
+                locked = _lock(self.fd, where)
+                if locked and _is_named(directory, name, self.fd):
+                    return self
+                remaining = deadline - time.monotonic()
+                if remaining <= 0 and not locked:
+                    raise _timeout(where, self.fd, timeout, purpose)
+                self.close()
+                if not locked:
+                    time.sleep(min(POLL_S, remaining))
         except BaseException:
-            release(fd)
+            self.close()
             raise
-        if not locked:
-            time.sleep(min(POLL_S, remaining))
-
-
-def release(fd: int) -> None:
-    """Give up what `hold` returned, once. A forked child has no lock of its parent's to release."""
-    with _gate:
-        if fd not in _held:
-            return
-        _held.remove(fd)
-        with suppress(OSError):
-            fcntl.flock(fd, fcntl.LOCK_UN)
-        shut(fd)
 
 
 def is_free(directory: Directory, name: str) -> bool:
@@ -105,19 +119,17 @@ def is_free(directory: Directory, name: str) -> bool:
 
     A file that is not there proves nothing, so it is not free: its holder may be alive.
     """
-    try:
-        fd = not_inherited(lambda: directory.open_file(name, writable=False))
-    except FileNotFoundError:
-        return False
-    try:
+    with Lock() as lock:
+        try:
+            directory.open_file(name, writable=False, into=lock)
+        except FileNotFoundError:
+            return False
         with explained(directory.path / name):
             try:
-                fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                fcntl.flock(lock.fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except (BlockingIOError, PermissionError):
                 return False
-    finally:
-        release(fd)
-    return True
+        return True
 
 
 def holders(fd: int) -> list[int]:
@@ -140,11 +152,11 @@ def holders(fd: int) -> list[int]:
     return sorted(pids)
 
 
-class InitLock:
+class InitLock(Lock):
     """The lock for creation, attach, recovery and cleanup, as a context manager.
 
-    Processes exclude each other, and so do threads. It is not reentrant: a thread that enters twice
-    waits for itself until the timeout.
+    Processes exclude each other, and so do threads, each with an object of its own. A thread that
+    takes it twice waits for itself until the timeout.
 
     Args:
         directory: of the buffer.
@@ -154,15 +166,14 @@ class InitLock:
     """
 
     def __init__(self, directory: Directory, timeout: float, *, creating: bool = True) -> None:
+        super().__init__()
         self.directory = directory
         self.timeout = timeout
         self.creating = creating
-        self._fd: int | None = None
-        self._pid = 0
 
-    def __enter__(self) -> InitLock:
+    def __enter__(self) -> Self:
         try:
-            fd = self._hold(make=self.creating)
+            return self._hold(make=self.creating)
         except BufferNotFoundError as error:
             # Whoever removes a buffer removes this file after the control file.
             if not self.directory.exists(layout.CONTROL):
@@ -171,29 +182,16 @@ class InitLock:
                     "the buffer again",
                     path=self.directory.path,
                 ) from error
-            fd = self._hold(make=True)
-        self._fd, self._pid = fd, os.getpid()
-        return self
+        return self._hold(make=True)
 
-    def _hold(self, *, make: bool) -> int:
-        return hold(
+    def _hold(self, *, make: bool) -> Self:
+        return self.hold(
             self.directory,
             INIT_LOCK,
             timeout=self.timeout,
             purpose="creates, attaches, recovers or removes this buffer",
             make=make,
         )
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        fd, self._fd = self._fd, None
-        # In a child that was forked inside the block the number may be another lock's by now.
-        if fd is not None and self._pid == os.getpid():
-            release(fd)
 
 
 class LivenessFile:
@@ -205,13 +203,13 @@ class LivenessFile:
         return f".shmbuffer/procs/{entry:03d}.lock"
 
     @staticmethod
-    def hold(directory: Directory, entry: int) -> int:
-        """Say that the client of this entry lives, until `release` or its death.
+    def hold(directory: Directory, entry: int) -> Lock:
+        """Say that the client of this entry lives, until the lock is closed, or its death.
 
         Raises:
             AttachTimeout: another process says so, and not only for a moment.
         """
-        return hold(
+        return Lock().hold(
             directory,
             LivenessFile.name(entry),
             timeout=TESTER_PATIENCE_S,
@@ -222,19 +220,6 @@ class LivenessFile:
     def is_free(directory: Directory, entry: int) -> bool:
         """Whether the client of this entry is dead, as far as its lock tells."""
         return is_free(directory, LivenessFile.name(entry))
-
-    @staticmethod
-    def release(fd: int) -> None:
-        """Give up what `hold` returned; see `release`."""
-        release(fd)
-
-
-def not_inherited(opened: Callable[[], int]) -> int:
-    """A descriptor to lock that no forked child keeps; `release` unlocks and closes it."""
-    with _gate:
-        fd = opened()
-        _held.add(fd)
-        return fd
 
 
 def _lock(fd: int, where: Path) -> bool:
@@ -282,9 +267,7 @@ def _timeout(where: Path, fd: int, timeout: float, purpose: str) -> AttachTimeou
 
 def _close_in_child() -> None:
     global _gate
-    for fd in _held:
-        shut(fd)
-    _held.clear()
+    _core.close_in_child()
     _gate = threading.RLock()
 
 

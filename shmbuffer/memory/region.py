@@ -41,7 +41,6 @@ from shmbuffer.errors import (
     UnsafePathError,
 )
 from shmbuffer.memory import filesystem, walk
-from shmbuffer.memory.filesystem import shut
 from shmbuffer.memory.trust import explained, require_own_directory, require_own_file
 
 _CHUNK_BYTES = 2**20
@@ -53,19 +52,17 @@ class Directory:
 
     Attributes:
         path: where it was opened, absolute; links above it are allowed, and not resolved.
-        fd: its descriptor; -1 after `close`.
+        file: what owns its descriptor.
         identity: device and inode.
         created: whether `open` made it. Directories above it that were made too do not count.
     """
 
-    fd = -1
-
-    def __init__(self, path: Path, fd: int, *, created: bool) -> None:
+    def __init__(self, path: Path, file: _core.Descriptor, *, created: bool) -> None:
         self.path = path
         self.created = created
-        found = os.fstat(fd)
+        found = os.fstat(file.fd)
         self.identity = (found.st_dev, found.st_ino)
-        self.fd = fd  # last: from here on it is closed with this object
+        self.file = file
 
     @classmethod
     def open(
@@ -93,25 +90,34 @@ class Directory:
         if not os.fspath(path):
             raise ValueError(f"the path of a directory cannot be empty, as {path!r} is")
         where = Path(path).absolute()
+        file = _core.Descriptor()
         with explained(where, wanted="a directory"):
             created = create and walk.make_with_parents(where, mode)
-            fd = os.open(where, walk.FOLDER)
+            fd = file.take(os.open, where, walk.FOLDER)
         try:
             with explained(where):
                 require_own_directory(os.fstat(fd), where)
                 if not allow_unsafe_fs:
                     filesystem.require_safe(fd, where)
-                return cls(where, fd, created=created)
+                return cls(where, file, created=created)
         except BaseException:
-            shut(fd)
+            file.close()
             if created:
                 with suppress(OSError):
                     where.rmdir()
                     _core.reached("folder.removed")
             raise
 
-    def create(self, name: str, nbytes: int, *, reserve: bool = True, mode: int = 0o600) -> int:
-        """Make a file of zeros and return its descriptor; directories on the way are made too.
+    def create(
+        self,
+        name: str,
+        nbytes: int,
+        *,
+        reserve: bool = True,
+        mode: int = 0o600,
+        into: _core.Descriptor | None = None,
+    ) -> _core.Descriptor:
+        """Make a file of zeros and return what owns it; directories on the way are made too.
 
         Args:
             name: the file; nothing may be there.
@@ -119,6 +125,7 @@ class Directory:
             reserve: take the room now: on tmpfs the cost of writing it, on a disk next to none.
                 Otherwise the file is sparse, and a full disk is a SIGBUS for some later writer.
             mode: permissions of the file.
+            into: what shall own it; None: a new one.
 
         Raises:
             BufferExistsError: something is there.
@@ -126,34 +133,45 @@ class Directory:
             BufferUnlinkedError: this directory was removed.
             ReadOnlyError, UnsafePathError: as for `open`.
         """
-        where = self.path / name
+        where, file = self.path / name, into or _core.Descriptor()
         if nbytes < 0:
             raise ValueError(f"{where}: a file cannot have {nbytes} bytes")
         with (
             self._within(name, make=True) as (folder, last),
             explained(where, needed=nbytes, free=self.free_bytes),
         ):
-            fd = os.open(last, _FILE | os.O_CREAT | os.O_EXCL | os.O_RDWR, mode, dir_fd=folder)
-            _core.reached("file.made")
             try:
+                fd = file.take(
+                    os.open, last, _FILE | os.O_CREAT | os.O_EXCL | os.O_RDWR, mode, dir_fd=folder
+                )
+                _core.reached("file.made")
                 os.fchmod(fd, mode)
                 _core.reached("file.mode")
                 filesystem.allocate(fd, nbytes, reserve=reserve, free=self.free_bytes())
             except BaseException:
-                shut(fd)
-                with suppress(OSError):
-                    os.unlink(last, dir_fd=folder)
-                    _core.reached("file.unlinked")
+                if file.fd >= 0:  # else what is there is not ours
+                    file.close()
+                    with suppress(OSError):
+                        os.unlink(last, dir_fd=folder)
+                        _core.reached("file.unlinked")
                 raise
-        return fd
+        return file
 
-    def open_file(self, name: str, *, nbytes: int | None = None, writable: bool = True) -> int:
-        """Open a file that has to be there, and return its descriptor.
+    def open_file(
+        self,
+        name: str,
+        *,
+        nbytes: int | None = None,
+        writable: bool = True,
+        into: _core.Descriptor | None = None,
+    ) -> _core.Descriptor:
+        """Open a file that has to be there, and return what owns it.
 
         Args:
             name: the file.
             nbytes: the size that it must have.
             writable: open it for reading and writing, not only for reading.
+            into: what shall own it; None: a new one.
 
         Raises:
             BufferNotFoundError: it is not there; also a FileNotFoundError.
@@ -161,31 +179,30 @@ class Directory:
             UnsafePathError: not a regular file, another user's, or one with a second name.
             ReadOnlyError: it may not be opened like this.
         """
-        where = self.path / name
+        where, file = self.path / name, into or _core.Descriptor()
         flags = _FILE | (os.O_RDWR if writable else os.O_RDONLY)
         with self._within(name) as (folder, last), explained(where):
-            while True:
-                fd = os.open(last, flags, dir_fd=folder)
-                try:
-                    found = os.fstat(fd)
+            try:
+                while True:
+                    found = os.fstat(file.take(os.open, last, flags, dir_fd=folder))
                     if found.st_nlink > 0:
                         require_own_file(found, where)
                         if nbytes is not None and found.st_size != nbytes:
                             raise _wrong_size(where, str(nbytes), nbytes, found.st_size)
-                        return fd
-                except BaseException:
-                    shut(fd)
-                    raise
-                shut(fd)  # replaced or removed since: look again
+                        return file
+                    file.close()  # replaced or removed since: look again
+            except BaseException:
+                file.close()
+                raise
 
-    def open_lock(self, name: str) -> int:
+    def open_lock(self, name: str, *, into: _core.Descriptor | None = None) -> _core.Descriptor:
         """Open a lock file, and make it if it is not there; what it contains is of no interest."""
         while True:
             try:
-                return self.open_file(name)
+                return self.open_file(name, into=into)
             except FileNotFoundError:
                 with suppress(FileExistsError):
-                    return self.create(name, 0)
+                    return self.create(name, 0, into=into)
 
     def read(self, name: str, *, limit: int) -> bytes:
         """Return the content of a file that has `limit` bytes at most.
@@ -194,18 +211,14 @@ class Directory:
             CorruptBufferError: it has more.
             BufferNotFoundError, UnsafePathError, ReadOnlyError: as for `open_file`.
         """
-        fd = self.open_file(name, writable=False)
-        try:
-            with explained(self.path / name):
-                data = bytearray()
-                while len(data) <= limit and (more := os.read(fd, min(limit + 1, _CHUNK_BYTES))):
-                    data += more
-                if len(data) > limit:
-                    size = os.fstat(fd).st_size
-                    raise _wrong_size(self.path / name, f"at most {limit}", limit, size)
+        with self.open_file(name, writable=False) as file, explained(self.path / name):
+            fd, data = file.fd, bytearray()
+            while len(data) <= limit and (more := os.read(fd, min(limit + 1, _CHUNK_BYTES))):
+                data += more
+            if len(data) > limit:
+                size = os.fstat(fd).st_size
+                raise _wrong_size(self.path / name, f"at most {limit}", limit, size)
             return bytes(data)
-        finally:
-            shut(fd)
 
     def write_atomic(self, name: str, data: bytes, *, mode: int = 0o600) -> None:
         """Replace a file as a whole; after a crash or a power cut it is the old one or the new one.
@@ -218,22 +231,19 @@ class Directory:
         """
         walk.parts(name, self.path)  # "a/" is no name, though "a/.5f02.tmp" is one
         temporary = f"{name}.{secrets.token_hex(8)}.tmp"
-        fd = self.create(temporary, 0, mode=mode)
-        try:
+        with self.create(temporary, 0, mode=mode) as file:
             try:
                 with explained(self.path / name, needed=len(data), free=self.free_bytes):
                     rest = memoryview(data)
                     while rest:
-                        rest = rest[os.write(fd, rest) :]
+                        rest = rest[os.write(file.fd, rest) :]
                         _core.reached("file.written")
-                self.sync_file(fd)
-            finally:
-                shut(fd)
-            self.rename(temporary, name)
-        except BaseException:
-            with suppress(OSError):
-                self.unlink(temporary)
-            raise
+                self.sync_file(file.fd)
+                self.rename(temporary, name)
+            except BaseException:
+                with suppress(OSError):
+                    self.unlink(temporary)
+                raise
         self.sync(name.rpartition("/")[0] or ".")
 
     def leftovers(self, name: str) -> list[str]:
@@ -384,12 +394,7 @@ class Directory:
 
     def close(self) -> None:
         """Let go of the directory; the files that were opened in it stay open. Idempotent."""
-        fd, self.fd = self.fd, -1
-        if fd >= 0:
-            shut(fd)
-
-    def __del__(self) -> None:
-        self.close()
+        self.file.close()
 
     def __enter__(self) -> Directory:
         return self
@@ -403,12 +408,12 @@ class Directory:
         self.close()
 
     def __repr__(self) -> str:
-        return f"Directory({str(self.path)!r}{', closed' if self.fd < 0 else ''})"
+        return f"Directory({str(self.path)!r}{', closed' if self.file.fd < 0 else ''})"
 
     def _root(self) -> int:
-        if self.fd < 0:
+        if self.file.fd < 0:
             raise BufferClosedError(f"{self.path}: was closed; open it again", path=self.path)
-        return self.fd
+        return self.file.fd
 
     def _has_a_name(self) -> bool:
         """Whether nobody has removed it."""
@@ -432,15 +437,13 @@ class Directory:
     def _folder(self, name: str) -> Iterator[int]:
         """A descriptor of a directory with an offset of its own, which `listdir` moves."""
         folders = [] if name == "." else walk.parts(name, self.path)
-        with (
-            walk.walk(self._root(), self.path, folders) as folder,
-            explained(self.path / name, wanted="a directory"),
-        ):
-            fd = os.open(".", walk.FOLDER, dir_fd=folder)
-        try:
+        with _core.Descriptor() as opened:
+            with (
+                walk.walk(self._root(), self.path, folders) as folder,
+                explained(self.path / name, wanted="a directory"),
+            ):
+                fd = opened.take(os.open, ".", walk.FOLDER, dir_fd=folder)
             yield fd
-        finally:
-            shut(fd)
 
 
 def _wrong_size(where: Path, expected: str, limit: int, found: int) -> CorruptBufferError:

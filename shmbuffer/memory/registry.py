@@ -36,7 +36,7 @@ from shmbuffer.memory import identity, layout
 from shmbuffer.memory.control import Control
 from shmbuffer.memory.identity import Identity, prove_dead
 from shmbuffer.memory.layout import EntryState, Phase, Role
-from shmbuffer.memory.locks import LivenessFile
+from shmbuffer.memory.locks import LivenessFile, Lock
 from shmbuffer.memory.region import Directory
 
 
@@ -143,11 +143,18 @@ class Registry:
         """
         entry, liveness = self._free_entry()
         _core.reached("join.liveness")
+        try:
+            return self._enter(entry, liveness, role)
+        except BaseException:
+            self.free(entry)
+            if liveness is not None:
+                liveness.close()
+            raise
+
+    def _enter(self, entry: int, liveness: Lock | None, role: Role) -> Membership:
         me = identity.current()
         incarnation = int(self._control.runtime["next_incarnation"][0]) + 1
         if incarnation >= layout.INCARNATIONS:
-            if liveness is not None:
-                LivenessFile.release(liveness)
             raise BufferNeedsRestart(
                 f"{self._control.where}: {incarnation} clients are said to have been here, which "
                 "something else has written over the shared memory; close every handle, then "
@@ -246,7 +253,7 @@ class Registry:
         except (OSError, ShmBufferError):
             return False
 
-    def _free_entry(self) -> tuple[int, int | None]:
+    def _free_entry(self) -> tuple[int, Lock | None]:
         """A free entry, with its liveness file.
 
         One who freed it may hold that still: he was stopped between the two, or taken for dead.
@@ -273,12 +280,12 @@ class Membership:
     """Our own entry.
 
     Attributes:
-        liveness: descriptor of the liveness file; None in anonymous memory.
+        liveness: what holds the liveness file; None in anonymous memory.
     """
 
     entry: int
     incarnation: int
-    liveness: int | None
+    liveness: Lock | None
 
 
 # Those of this process, since it runs this program; by buffer and incarnation.

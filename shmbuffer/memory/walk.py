@@ -16,7 +16,6 @@ from pathlib import Path
 
 from shmbuffer._native import _core
 from shmbuffer.errors import UnsafePathError
-from shmbuffer.memory.filesystem import shut
 from shmbuffer.memory.trust import explained, require_own_directory
 
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -45,22 +44,16 @@ def walk(root: int, where: Path, folders: list[str], *, make: bool = False) -> I
         folders: the names on the way down.
         make: make what is missing, 0700.
     """
-    fd = root
-    try:
+    with _core.Descriptor() as reached:
+        fd = root
         for folder in folders:
             where /= folder
             with explained(where, wanted="a directory"):
                 if make:
                     _make(folder, 0o700, dir_fd=fd)
-                below = os.open(folder, FOLDER, dir_fd=fd)
-                if fd != root:
-                    shut(fd)
-                fd = below
+                fd = reached.take(os.open, folder, FOLDER, dir_fd=fd)
                 require_own_directory(os.fstat(fd), where)
         yield fd
-    finally:
-        if fd != root:
-            shut(fd)
 
 
 def make_with_parents(where: Path, mode: int) -> bool:
@@ -88,20 +81,15 @@ def _make(name: str | Path, mode: int, *, dir_fd: int | None = None) -> bool:
         return False
     _core.reached("folder.made")
     # The umask may have taken our own right to open it, which fchmod would need; O_PATH does not.
-    fd = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=dir_fd)
-    try:
+    flags = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+    with _core.Descriptor() as made:
+        fd = made.take(os.open, name, flags, dir_fd=dir_fd)
         if stat.S_IMODE(os.fstat(fd).st_mode) != mode:
             os.chmod(f"/proc/self/fd/{fd}", mode)
             _core.reached("folder.mode")
-    finally:
-        shut(fd)
     return True
 
 
 def _sync_if_possible(folder: Path) -> None:
-    with suppress(OSError):
-        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(fd)
-        finally:
-            shut(fd)
+    with suppress(OSError), _core.Descriptor() as opened:
+        os.fsync(opened.take(os.open, folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Self
 
 from shmbuffer.errors import AttachTimeout, BufferInUseError
-from shmbuffer.memory import layout, locks
+from shmbuffer.memory import layout
+from shmbuffer.memory.locks import Lock
 from shmbuffer.memory.region import Directory
 from shmbuffer.memory.trust import explained
 
@@ -17,8 +18,8 @@ class CoordinatorLock:
     The file stays when the lock is released: a new file would be another lock.
     """
 
-    def __init__(self, fd: int) -> None:
-        self._fd: int | None = fd
+    def __init__(self, lock: Lock) -> None:
+        self._lock = lock
 
     @classmethod
     def take(cls, scratch_dir: Path) -> Self:
@@ -32,7 +33,7 @@ class CoordinatorLock:
         with Directory.open(scratch_dir) as directory:
             try:
                 return cls(
-                    locks.hold(
+                    Lock().hold(
                         directory, layout.COORDINATOR_LOCK, timeout=0, purpose="is its coordinator"
                     )
                 )
@@ -41,9 +42,7 @@ class CoordinatorLock:
 
     def release(self) -> None:
         """Lets the next coordinator in. Idempotent."""
-        fd, self._fd = self._fd, None
-        if fd is not None:
-            locks.release(fd)
+        self._lock.close()
 
 
 def refuse_second(scratch_dir: Path) -> None:

@@ -118,6 +118,7 @@ def test_what_the_reader_takes_for_private_is_private() -> None:
             "given",
             "leaves",
             "life_page",
+            "locks",
             "map",
             "me",
             "memory",

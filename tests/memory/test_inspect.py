@@ -250,13 +250,9 @@ def test_the_last_recovery_says_what_it_found(path: Path) -> None:
 def test_a_recovery_by_a_version_that_keeps_no_record_is_not_told(path: Path) -> None:
     recover(path)
     assert inspect(path)["recovery"] is not None
-    with Directory.open(path) as directory:
-        fd = directory.open_file(layout.CONTROL)
-    try:
-        control = Control(_core.Map(fd, layout.CONTROL_BYTES), str(path))
+    with Directory.open(path) as directory, directory.open_file(layout.CONTROL) as file:
+        control = Control(_core.Map(file.fd, layout.CONTROL_BYTES), str(path))
         control.write(replace(control.superblock(), epoch=control.superblock().epoch + 1))
-    finally:
-        os.close(fd)
     assert (inspect(path)["epoch"], inspect(path)["recovery"]) == (2, None)
 
 

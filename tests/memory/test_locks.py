@@ -43,7 +43,7 @@ print("released", flush=True)
 IS_ALIVE = (
     HOLDER
     + """
-LivenessFile.hold(directory, 7)
+held = LivenessFile.hold(directory, 7)
 print("holds", flush=True)
 input()
 """
@@ -160,9 +160,8 @@ def test_a_waiter_gets_the_lock_when_its_holder_is_killed(directory: Directory) 
 
 def _held_by(directory: Directory) -> list[int]:
     while True:
-        fd = directory.open_lock(INIT_LOCK)
-        pids = holders(fd)
-        os.close(fd)
+        with directory.open_lock(INIT_LOCK) as file:
+            pids = holders(file.fd)
         if pids:
             return pids
 
@@ -190,15 +189,14 @@ for _ in range(25):
     assert directory.read("counter", limit=9) == b"75"
 
 
-def test_threads_exclude_each_other_even_with_one_object(directory: Directory) -> None:
-    lock = InitLock(directory, 60)
+def test_threads_exclude_each_other(directory: Directory) -> None:
     inside = 0
     most = 0
 
     def work() -> None:
         nonlocal inside, most
         for _ in range(10):
-            with lock:
+            with InitLock(directory, 60):
                 inside += 1
                 most = max(most, inside)
                 os.sched_yield()
@@ -246,7 +244,7 @@ def test_a_file_that_was_exchanged_before_it_was_locked_is_not_the_lock(
         if not tries:
             directory.unlink(INIT_LOCK)
             if how == "replaced":
-                os.close(directory.create(INIT_LOCK, 0))
+                directory.create(INIT_LOCK, 0).close()
             elif how != "unlinked":
                 directory.rmdir(".shmbuffer")
         tries.append(os.fstat(fd).st_ino)
@@ -316,8 +314,7 @@ def test_a_forked_child_does_not_keep_the_lock_of_its_killed_parent(directory: D
         HOLDER
         + """
 import os, signal
-InitLock(directory, 0).__enter__()
-LivenessFile.hold(directory, 7)
+held = InitLock(directory, 0).__enter__(), LivenessFile.hold(directory, 7)
 if os.fork() == 0:
     print(os.getpid(), flush=True)
 signal.pause()
@@ -338,15 +335,16 @@ signal.pause()
 
 def test_a_child_that_is_forked_inside_does_not_release_the_lock(directory: Directory) -> None:
     with InitLock(directory, 0) as lock:
+        number = lock.fd
 
         def leave() -> None:
             assert open_locks() == 0
             own = [LivenessFile.hold(directory, entry) for entry in range(4)]
-            assert lock._fd in own  # one of them has the number that the lock had
+            assert number in [each.fd for each in own]
             lock.__exit__(None, None, None)
             assert not any(LivenessFile.is_free(directory, entry) for entry in range(4))
-            for fd in own:
-                LivenessFile.release(fd)
+            for each in own:
+                each.close()
             with pytest.raises(AttachTimeout):
                 InitLock(directory, 0).__enter__()
 
@@ -356,17 +354,17 @@ def test_a_child_that_is_forked_inside_does_not_release_the_lock(directory: Dire
 
 
 def test_a_forked_child_takes_locks_of_its_own(directory: Directory) -> None:
-    fd = LivenessFile.hold(directory, 7)
+    held = LivenessFile.hold(directory, 7)
 
     def child() -> None:
         assert not LivenessFile.is_free(directory, 7)
         own = LivenessFile.hold(directory, 8)
         with InitLock(directory, 0):
             pass
-        LivenessFile.release(own)
+        own.close()
 
     assert in_fork(child) == 0
-    LivenessFile.release(fd)
+    held.close()
 
 
 def test_no_fork_gets_in_between_the_opening_of_a_lock_and_its_listing(
@@ -379,7 +377,7 @@ def test_no_fork_gets_in_between_the_opening_of_a_lock_and_its_listing(
             with InitLock(directory, 60):
                 LivenessFile.is_free(directory, 7)
 
-    os.close(directory.open_lock(LivenessFile.name(7)))
+    directory.open_lock(LivenessFile.name(7)).close()
     thread = threading.Thread(target=lock)
     thread.start()
     try:
@@ -409,10 +407,11 @@ def test_a_client_holds_its_file_while_it_lives(directory: Directory) -> None:
 
 
 def test_a_client_gives_its_file_back(directory: Directory) -> None:
-    fd = LivenessFile.hold(directory, 255)
-    assert not os.get_inheritable(fd)
+    held = LivenessFile.hold(directory, 255)
+    assert not os.get_inheritable(held.fd)
     assert not LivenessFile.is_free(directory, 255)
-    LivenessFile.release(fd)
+    held.close()
+    held.close()
     assert LivenessFile.is_free(directory, 255)
     assert directory.listdir(".shmbuffer/procs") == ["255.lock"]
     assert open_locks() == 0
@@ -420,9 +419,9 @@ def test_a_client_gives_its_file_back(directory: Directory) -> None:
 
 def test_a_release_reaches_copies_of_the_descriptor(directory: Directory) -> None:
     """As they are after a fork in C, which runs no hook of Python."""
-    fd = LivenessFile.hold(directory, 7)
-    copy = os.dup(fd)
-    LivenessFile.release(fd)
+    held = LivenessFile.hold(directory, 7)
+    copy = os.dup(held.fd)
+    held.close()
     assert LivenessFile.is_free(directory, 7)
     os.close(copy)
 
@@ -432,11 +431,11 @@ def test_a_file_that_is_not_there_proves_nobody_dead(directory: Directory) -> No
 
 
 def test_many_can_ask_at_once(directory: Directory) -> None:
-    LivenessFile.release(LivenessFile.hold(directory, 7))
+    LivenessFile.hold(directory, 7).close()
     asking = directory.open_file(LivenessFile.name(7))
     fcntl.flock(asking, fcntl.LOCK_SH)
     assert LivenessFile.is_free(directory, 7)
-    os.close(asking)
+    asking.close()
 
 
 def test_a_client_waits_for_somebody_who_asks(
@@ -445,8 +444,8 @@ def test_a_client_waits_for_somebody_who_asks(
     asking = directory.open_lock(LivenessFile.name(7))
     fcntl.flock(asking, fcntl.LOCK_SH)
     monkeypatch.setattr(locks.time, "sleep", lambda seconds: fcntl.flock(asking, fcntl.LOCK_UN))
-    LivenessFile.release(LivenessFile.hold(directory, 7))
-    os.close(asking)
+    LivenessFile.hold(directory, 7).close()
+    asking.close()
 
 
 def test_an_entry_has_one_client(directory: Directory, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -475,21 +474,19 @@ def test_a_liveness_file_is_a_regular_file(
 
 
 def test_only_holders_of_this_file_are_named(directory: Directory) -> None:
-    with InitLock(directory, 0):
-        fd = directory.open_lock("other.lock")
-        assert holders(fd) == []
-        fcntl.lockf(fd, fcntl.LOCK_EX)  # of another kind
-        assert holders(fd) == []
-        fcntl.flock(fd, fcntl.LOCK_EX)
-        assert holders(fd) == [os.getpid()]
-        os.close(fd)
+    with InitLock(directory, 0), directory.open_lock("other.lock") as other:
+        assert holders(other.fd) == []
+        fcntl.lockf(other, fcntl.LOCK_EX)  # of another kind
+        assert holders(other.fd) == []
+        fcntl.flock(other, fcntl.LOCK_EX)
+        assert holders(other.fd) == [os.getpid()]
 
 
 def test_those_who_wait_in_the_kernel_are_not_holders(
     directory: Directory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fd = directory.open_lock("a.lock")
-    found = os.fstat(fd)
+    file = directory.open_lock("a.lock")
+    found = os.fstat(file.fd)
     name = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
     (tmp_path / "locks").write_text(
         f"1: FLOCK  ADVISORY  WRITE 11 {name} 0 EOF\n"
@@ -498,5 +495,5 @@ def test_those_who_wait_in_the_kernel_are_not_holders(
         f"3: FLOCK  ADVISORY  READ 14 {name}1 0 EOF\n"
     )
     monkeypatch.setattr(locks, "_LOCKS", tmp_path / "locks")
-    assert holders(fd) == [11]
-    os.close(fd)
+    assert holders(file.fd) == [11]
+    file.close()

@@ -64,14 +64,10 @@ def made(path: Path, settings: Settings = SETTINGS) -> None:
 
 def reboot(path: Path) -> None:
     """Everything that the kernel knew is gone, and what is on the disk is there."""
-    with Directory.open(path) as directory:
-        fd = directory.open_file(layout.CONTROL)
-    try:
-        control = Control(_core.Map(fd, layout.CONTROL_BYTES), str(path))
+    with Directory.open(path) as directory, directory.open_file(layout.CONTROL) as file:
+        control = Control(_core.Map(file.fd, layout.CONTROL_BYTES), str(path))
         control.write(replace(control.superblock(), boot_id=b"an earlier boot."))
         control.entries["boot_id"] = np.void(b"an earlier boot.")
-    finally:
-        os.close(fd)
 
 
 def dies(path: Path, work: Callable[[Engine], object], point: str | None = None) -> None:

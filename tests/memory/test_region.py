@@ -21,6 +21,7 @@ from pathlib import Path
 
 import pytest
 
+from shmbuffer._native import _core
 from shmbuffer.errors import (
     BufferClosedError,
     BufferExistsError,
@@ -32,7 +33,7 @@ from shmbuffer.errors import (
     SpaceError,
     UnsafePathError,
 )
-from shmbuffer.memory import filesystem
+from shmbuffer.memory import filesystem, locks
 from shmbuffer.memory.region import Directory
 from tests.memory.programs import as_nobody, in_fork, needs_root, program
 
@@ -239,7 +240,7 @@ def test_permissions_do_not_depend_on_the_umask(public: Path) -> None:
             os.umask(umask)
             path = public / f"umask{umask}"
             with Directory.open(path, create=True) as directory:
-                os.close(directory.create("next/obs.memmap", 1))
+                directory.create("next/obs.memmap", 1).close()
                 directory.write_atomic("meta.json", b"{}")
             assert mode(path) == mode(path / "next") == 0o700
             assert mode(path / "next/obs.memmap") == mode(path / "meta.json") == 0o600
@@ -250,7 +251,7 @@ def test_permissions_do_not_depend_on_the_umask(public: Path) -> None:
 def test_a_closed_directory_says_so(directory: Directory) -> None:
     directory.close()
     directory.close()
-    assert directory.fd == -1
+    assert directory.file.fd == -1
     for use in (
         lambda: directory.create("file", 1),
         lambda: directory.listdir(),
@@ -324,21 +325,19 @@ def test_a_subdirectory_of_another_user_is_refused(directory: Directory) -> None
 def test_a_new_file_is_private_and_full_of_zeros(
     directory: Directory, name: str, nbytes: int
 ) -> None:
-    fd = directory.create(name, nbytes)
     path = directory.path / name
-    assert not os.get_inheritable(fd)
-    assert os.pread(fd, nbytes + 1, 0) == bytes(nbytes)
-    assert mode(path) == 0o600
-    assert path.parent == directory.path or mode(path.parent) == 0o700
-    assert os.pwrite(fd, b"x", 0) == 1
-    os.close(fd)
+    with directory.create(name, nbytes) as file:
+        assert not os.get_inheritable(file.fd)
+        assert os.pread(file.fd, nbytes + 1, 0) == bytes(nbytes)
+        assert mode(path) == 0o600
+        assert path.parent == directory.path or mode(path.parent) == 0o700
+        assert os.pwrite(file.fd, b"x", 0) == 1
 
 
 def test_room_is_reserved_unless_that_is_declined(directory: Directory) -> None:
     for reserve, blocks in ((True, 2048), (False, 0)):
-        fd = directory.create(f"reserve={reserve}", 2**20, reserve=reserve)
-        found = os.fstat(fd)
-        os.close(fd)
+        with directory.create(f"reserve={reserve}", 2**20, reserve=reserve) as file:
+            found = os.fstat(file.fd)
         assert found.st_size == 2**20
         assert found.st_blocks >= blocks
         assert reserve or found.st_blocks == 0
@@ -386,12 +385,12 @@ def test_a_full_tmpfs_is_an_error_and_gives_back_what_was_taken(tmp_path: Path) 
         """
         import os, subprocess, sys
         from shmbuffer.errors import SpaceError
-        from shmbuffer.memory import filesystem
+        from shmbuffer.memory import filesystem, locks
         from shmbuffer.memory.region import Directory
         subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1M", "none", sys.argv[1]], check=True)
         os.chmod(sys.argv[1], 0o700)
         with Directory.open(sys.argv[1]) as directory:
-            os.close(directory.create("first", 600_000))
+            directory.create("first", 600_000).close()
             free = directory.free_bytes()
             # Once by our own look at the room, once by the answer of the kernel.
             for room in (filesystem.free_bytes, lambda fd: filesystem.UNLIMITED):
@@ -403,7 +402,7 @@ def test_a_full_tmpfs_is_an_error_and_gives_back_what_was_taken(tmp_path: Path) 
                 filesystem.free_bytes = saved
                 assert directory.listdir() == ["first"]
                 assert directory.free_bytes() == free
-            os.close(directory.create("sparse", 600_000, reserve=False))
+            directory.create("sparse", 600_000, reserve=False).close()
         """,
         tmp_path,
         before=("unshare", "--mount"),
@@ -486,22 +485,22 @@ def test_nothing_is_made_in_a_directory_that_was_removed(directory: Directory) -
 
 
 def test_a_file_of_the_right_size_is_opened(directory: Directory) -> None:
-    os.close(directory.create("next/obs.memmap", 10))
-    fd = directory.open_file("next/obs.memmap", nbytes=10)
-    assert not os.get_inheritable(fd)
-    assert os.pwrite(fd, b"x", 9) == 1
-    os.close(fd)
-    fd = directory.open_file("next/obs.memmap", writable=False)
-    with pytest.raises(OSError, match="Bad file descriptor"):
-        os.pwrite(fd, b"x", 0)
-    os.close(fd)
+    directory.create("next/obs.memmap", 10).close()
+    with directory.open_file("next/obs.memmap", nbytes=10) as file:
+        assert not os.get_inheritable(file.fd)
+        assert os.pwrite(file.fd, b"x", 9) == 1
+    with (
+        directory.open_file("next/obs.memmap", writable=False) as file,
+        pytest.raises(OSError, match="Bad file descriptor"),
+    ):
+        os.pwrite(file.fd, b"x", 0)
 
 
 @pytest.mark.parametrize("found", [0, 1, 8191, 8193, 4096, 2**20])
 def test_a_file_of_another_size_is_refused_and_never_extended(
     directory: Directory, found: int
 ) -> None:
-    os.close(directory.create("obs.memmap", 8192))
+    directory.create("obs.memmap", 8192).close()
     os.truncate(directory.path / "obs.memmap", found)
     before = descriptors()
     with pytest.raises(
@@ -559,7 +558,7 @@ def test_only_a_regular_file_is_opened(
 
 
 def test_a_file_with_a_second_name_is_refused(directory: Directory, tmp_path: Path) -> None:
-    os.close(directory.create("obs.memmap", 1))
+    directory.create("obs.memmap", 1).close()
     os.link(directory.path / "obs.memmap", tmp_path / "second")
     with pytest.raises(UnsafePathError, match=r"obs\.memmap: the file has 2 names \(hard links\)"):
         directory.open_file("obs.memmap")
@@ -567,7 +566,7 @@ def test_a_file_with_a_second_name_is_refused(directory: Directory, tmp_path: Pa
 
 @needs_root
 def test_the_file_of_another_user_is_refused(directory: Directory) -> None:
-    os.close(directory.create("obs.memmap", 1))
+    directory.create("obs.memmap", 1).close()
     os.chown(directory.path / "obs.memmap", NOBODY, NOBODY)
     with pytest.raises(UnsafePathError, match=r"obs\.memmap: belongs to uid 65534, but"):
         directory.open_file("obs.memmap")
@@ -580,8 +579,8 @@ def test_a_file_without_permissions_is_an_error_that_says_so(public: Path) -> No
     def attempt() -> None:
         as_nobody()
         with Directory.open(public) as directory:
-            os.close(directory.create("file", 1, mode=0o400))
-            os.close(directory.open_file("file", writable=False))
+            directory.create("file", 1, mode=0o400).close()
+            directory.open_file("file", writable=False).close()
             with pytest.raises(ReadOnlyError, match="file: permission denied; choose a directory"):
                 directory.open_file("file")
 
@@ -589,22 +588,19 @@ def test_a_file_without_permissions_is_an_error_that_says_so(public: Path) -> No
 
 
 def test_a_file_that_was_unlinked_stays_usable(directory: Directory) -> None:
-    fd = directory.create("file", 4096)
-    with mmap.mmap(fd, 4096) as shared:
+    with directory.create("file", 4096) as file, mmap.mmap(file.fd, 4096) as shared:
         assert directory.unlink("file")
         shared[:4] = b"data"
-        assert os.pread(fd, 4, 0) == b"data"
-    os.close(fd)
+        assert os.pread(file.fd, 4, 0) == b"data"
 
 
 def test_a_lock_file_is_made_once_and_its_content_is_kept(directory: Directory) -> None:
-    first = directory.open_lock(".shmbuffer/init.lock")
-    os.write(first, b"whatever")
-    second = directory.open_lock(".shmbuffer/init.lock")
-    assert os.path.sameopenfile(first, second)
-    assert os.read(second, 100) == b"whatever"
-    os.close(first)
-    os.close(second)
+    name = ".shmbuffer/init.lock"
+    with directory.open_lock(name) as first:
+        os.write(first.fd, b"whatever")
+        with directory.open_lock(name) as second:
+            assert os.path.sameopenfile(first.fd, second.fd)
+            assert os.read(second.fd, 100) == b"whatever"
 
 
 # Small files as a whole.
@@ -719,22 +715,37 @@ def test_a_system_that_fails_says_where_and_no_descriptor_stays(
     assert directory.read("a/meta.json", limit=9) == b"{}"
 
 
-def test_an_error_of_close_is_not_heard_and_no_number_is_closed_twice(
-    directory: Directory, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It is free whatever the system says, and may be another thread's file by then."""
-    real, before = os.close, descriptors()
+def test_a_descriptor_is_closed_once_and_with_its_owner(directory: Directory) -> None:
+    """The number may be another file's by then."""
+    before = descriptors()
+    file = directory.create("file", 1)
+    number = file.fd
+    file.close()
+    other = os.open(directory.path, os.O_RDONLY)
+    assert other == number
+    file.close()
+    del file
+    assert stat.S_ISDIR(os.fstat(other).st_mode)
+    os.close(other)
+    directory.open_file("file")
+    directory.open_lock("file")
+    assert descriptors() == before
 
-    def closes(fd: int) -> None:
-        real(fd)  # raises where there is nothing to close
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "close", closes)
-        directory.write_atomic("a/b/meta.json", b"{}")
-        assert directory.read("a/b/meta.json", limit=9) == b"{}"
-        assert directory.listdir("a/b") == ["meta.json"]
-        assert directory.unlink("a/b/meta.json")
+def test_a_descriptor_lets_go_of_what_it_had_and_a_lock_does_not(directory: Directory) -> None:
+    before = descriptors()
+    with _core.Descriptor() as file, locks.Lock() as lock:
+        for _ in range(2):
+            assert directory.open_lock("file", into=file).fd == file.fileno()
+            assert descriptors() == before + 1
+        directory.open_lock("file", into=lock)
+        with pytest.raises(ValueError, match="take: it holds a lock, release that first"):
+            lock.take(os.open, directory.path, os.O_RDONLY)
+        with pytest.raises(TypeError):
+            file.take(str)
+        with pytest.raises(TypeError, match="what opens the file is missing"):
+            file.take()  # type: ignore[call-arg]
+        assert descriptors() == before + 2
     assert descriptors() == before
 
 
@@ -752,7 +763,7 @@ def test_a_directory_that_cannot_be_looked_at_was_not_removed(
 
 
 def test_names_are_listed_and_looked_at(directory: Directory) -> None:
-    os.close(directory.create("b/c", 5))
+    directory.create("b/c", 5).close()
     (directory.path / "a").symlink_to("nowhere")
     assert directory.listdir() == ["a", "b"]
     assert directory.listdir("b") == ["c"]
@@ -773,7 +784,7 @@ def test_names_are_listed_and_looked_at(directory: Directory) -> None:
 def test_a_directory_is_listed_by_several_threads_at_once(directory: Directory) -> None:
     names = [f"{number:03}" for number in range(300)]
     for name in names:
-        os.close(directory.create(name, 0))
+        directory.create(name, 0).close()
     found: list[bool] = []
 
     def look() -> None:
@@ -789,8 +800,8 @@ def test_a_directory_is_listed_by_several_threads_at_once(directory: Directory) 
 
 
 def test_a_file_is_moved_and_directories_are_made_for_it(directory: Directory) -> None:
-    os.close(directory.create("new/obs", 3))
-    os.close(directory.create("next/obs", 2))
+    directory.create("new/obs", 3).close()
+    directory.create("next/obs", 2).close()
     directory.rename("new/obs", "next/obs")
     assert directory.stat("next/obs").st_size == 3
     directory.rename("next/obs", "a/b/obs")
@@ -800,7 +811,7 @@ def test_a_file_is_moved_and_directories_are_made_for_it(directory: Directory) -
 
 
 def test_a_file_is_removed_once(directory: Directory) -> None:
-    os.close(directory.create("next/obs", 0))
+    directory.create("next/obs", 0).close()
     assert directory.unlink("next/obs")
     assert not directory.unlink("next/obs")
     assert not directory.unlink("nowhere/obs")
@@ -820,13 +831,13 @@ def test_a_link_is_removed_and_not_what_it_leads_to(directory: Directory, tmp_pa
 
 
 def test_a_directory_is_removed_only_if_it_is_empty(directory: Directory) -> None:
-    os.close(directory.create("next/obs", 0))
+    directory.create("next/obs", 0).close()
     assert not directory.rmdir("next")
     assert not directory.rmdir(".")
     directory.unlink("next/obs")
     assert directory.rmdir("next")
     assert not directory.rmdir("next")
-    os.close(directory.create("file", 0))
+    directory.create("file", 0).close()
     with pytest.raises(UnsafePathError, match="file: a directory was expected, and this is a reg"):
         directory.rmdir("file")
     directory.unlink("file")
@@ -861,27 +872,26 @@ def test_a_directory_knows_whether_its_path_still_leads_to_it(directory: Directo
 def test_a_sync_that_fails_is_never_taken_for_a_success(
     directory: Directory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fd = directory.create("obs.memmap", 1)
-    directory.sync_file(fd)
+    file = directory.create("obs.memmap", 1)
+    directory.sync_file(file.fd)
     directory.sync()
     monkeypatch.setattr(os, "fsync", failing(errno.EIO))
     with pytest.raises(
         DurabilityError,
         match=r"obs\.memmap: could not be brought to the disk \(Input/output error\);",
     ) as info:
-        directory.sync_file(fd)
+        directory.sync_file(file.fd)
     assert info.value.errno == errno.EIO
     with pytest.raises(DurabilityError, match="buffer: could not be brought to the disk"):
         directory.sync()
     monkeypatch.setattr(os, "fsync", failing(errno.EINVAL))
     directory.sync()  # not all file systems sync directories
-    os.close(fd)
 
 
 def test_nothing_is_left_open(directory: Directory) -> None:
     before = descriptors()
     for _ in range(3):
-        os.close(directory.create("a/b/c", 1))
+        directory.create("a/b/c", 1).close()
         directory.write_atomic("a/b/d", b"")
         directory.read("a/b/d", limit=1)
         directory.listdir("a/b")

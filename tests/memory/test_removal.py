@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 from collections.abc import Callable
 from dataclasses import replace
@@ -70,10 +69,8 @@ def test_an_owner_in_another_container_may_live_though_nobody_uses_its_buffer(
     found = abandoned("temporary")
     uid, _, pid, start_time, rest = found.name.removeprefix("shmbuffer-").split("-")
     path = found.rename(found.with_name(f"shmbuffer-{uid}-1-{pid}-{start_time}-{rest}"))
-    with Directory.open(path) as directory:
-        fd = directory.open_file(layout.CONTROL)
-    control = Control(_core.Map(fd, layout.CONTROL_BYTES), str(path))
-    os.close(fd)
+    with Directory.open(path) as directory, directory.open_file(layout.CONTROL) as file:
+        control = Control(_core.Map(file.fd, layout.CONTROL_BYTES), str(path))
     control.write(replace(control.superblock(), owner_pid_namespace=1))
     assert swept(path) == []
     with Engine.open(path, None) as engine:

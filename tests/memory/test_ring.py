@@ -1020,7 +1020,7 @@ def test_a_signal_handler_cannot_write_while_its_thread_is_writing(make: Maker) 
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
     if (liveness := engine._seat.membership.liveness) is not None:
-        LivenessFile.release(liveness)  # it could not leave: its entry stays with its process
+        liveness.close()  # it could not leave: its entry stays with its process
     assert len(messages) == 1
     assert "a signal handler came while this thread was writing through the same" in messages[0]
 
@@ -1213,7 +1213,7 @@ def test_a_handle_that_could_not_leave_goes_on_saying_that_it_lives(
     finish.set()
     thread.join()
     assert contents(ring_of(engine)) == {0: 5}
-    LivenessFile.release(liveness)
+    liveness.close()
 
 
 # Forks.

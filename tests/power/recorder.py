@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import Any
 
 from shmbuffer._native import _core
-from shmbuffer.memory.files import _control_maps
 from tests.crash.harness import ended, fork
 from tests.power.disk import PAGE, Disk, File, Name, differing
 
@@ -124,7 +123,6 @@ class Reporter:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        _control_maps.clear()  # maps that were made before are not watched
         for name in ("rename", "replace", "mkdir", "rmdir", "ftruncate", "posix_fallocate"):
             setattr(os, name, self.told(getattr(os, name), name))
         for name in ("open", "write", "pwrite"):

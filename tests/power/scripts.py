@@ -6,7 +6,6 @@ what has returned, and what a flush covered.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -195,4 +194,4 @@ def _forget(client: Client) -> None:
     client.engine._finalizer.detach()
     client.engine.closed = True
     assert membership.liveness is not None
-    os.close(membership.liveness)
+    membership.liveness.close()

@@ -50,7 +50,7 @@ CORE_CALLS = {"reap", "rebuild", "relink", "leave", "format_mutex"}
 CORE = {"_core", "native", "_native"}
 #: Arrays and dicts of the process's own, by the name of the variable.
 PRIVATE = {
-    *("page", "numbers", "settings", "_control_maps", "_memberships", "least", "data", "kept"),
+    *("page", "numbers", "settings", "_memberships", "least", "data", "kept"),
     *("sources", "raw", "extents", "what", "folders", "wrong", "self.intakes"),
 }
 
@@ -189,7 +189,9 @@ class _Reader:
             on_class = CLASSES.get(on, on)
         if f"{on_class}.{name}" in self.known:
             return [Call(f"{on_class}.{name}")]
-        creates = on == "os" and name == "open" and "O_CREAT" in text
+        creates = "O_CREAT" in text and (
+            (on == "os" and name == "open") or (name == "take" and "(os.open, " in text)
+        )
         if creates or (on == "os" and name in OS_CALLS) or (on, name) in OTHER_CALLS:
             return [Store(text, where)]
         if (name in PATH_CALLS and on != "os") or name in FILLING:
