@@ -1,8 +1,7 @@
 """What a process holds of the system at one moment, to be compared before and after a test.
 
-Each thing is a line of text; what was held twice counts twice. Held by the interpreter itself, or
-for as long as it lives, are not counted: what multiprocessing starts once, and the control page
-of a buffer, which is never unmapped while the process lives (see `shmbuffer/memory/files.py`).
+Each thing is a line of text; what was held twice counts twice. Not counted is what the interpreter
+keeps for as long as it lives, as what multiprocessing starts once.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ _SHARED_MAP = re.compile(rb"s [0-9a-f]+ [0-9a-f]+:[0-9a-f]+ [1-9][0-9]* +(.*)\n"
 # Memory that multiprocessing hands out in pieces, to a barrier for instance, and keeps; files of
 # installed packages, such as fonts.
 _KEPT_FILES = re.compile(rf"^{IN_MEMORY}/pym-|/site-packages/")
-_KEPT_MAPS = re.compile(r"/\.shmbuffer/control[^/]*$|/gconv-modules\.cache$")
+_KEPT_MAPS = re.compile(r"/gconv-modules\.cache$")
 # Directories that multiprocessing and torch make once a process.
 _KEPT_NAMES = ("pymp-", "torchinductor_")
 

@@ -1,5 +1,6 @@
 /* Map: a shared mapping of a file, as an object with the buffer protocol. It is unmapped when nothing
- * refers to it any more, or never (`keep`): the page with the mutex must not go while the process lives. */
+ * refers to it any more. Every call of the core refers to its maps, so none is unmapped below a thread; mutex.c says
+ * why that is enough for the page with the mutex. */
 #include "module.h"
 
 #include <errno.h>
@@ -22,7 +23,7 @@ struct map {
     PyObject_HEAD
     void *address;
     Py_ssize_t bytes;
-    int keep, writable, twice;
+    int writable, twice;
 };
 
 /* The same bytes twice in a row: what begins at the end of a ring goes on at its start. */
@@ -57,12 +58,12 @@ static void *map_aligned(size_t bytes, int protection, int fd, off_t offset) {
 }
 
 static PyObject *map_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"fd", "nbytes", "writable", "keep", "offset", "twice", "aligned", NULL};
-    int fd, writable = 1, keep = 0, twice = 0, aligned = 0;
+    static char *names[] = {"fd", "nbytes", "writable", "offset", "twice", "aligned", NULL};
+    int fd, writable = 1, twice = 0, aligned = 0;
     Py_ssize_t bytes;
     long long offset = 0;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "in|ppLpp:Map", names, &fd, &bytes, &writable, &keep, &offset,
-                                     &twice, &aligned))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "in|pLpp:Map", names, &fd, &bytes, &writable, &offset, &twice,
+                                     &aligned))
         return NULL;
     if (bytes < 0 || offset < 0) return PyErr_Format(PyExc_ValueError, "Map: nbytes is %zd, offset %lld", bytes, offset);
     void *address = NULL;
@@ -86,7 +87,6 @@ static PyObject *map_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
     }
     map->address = address;
     map->bytes = bytes;
-    map->keep = keep;
     map->writable = writable;
     map->twice = twice;
     return (PyObject *)map;
@@ -95,7 +95,7 @@ static PyObject *map_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
 static void map_dealloc(PyObject *self) {
     struct map *map = (struct map *)self;
     PyTypeObject *type = Py_TYPE(self);
-    if (map->address && !map->keep) munmap(map->address, (size_t)map->bytes << map->twice);
+    if (map->address) munmap(map->address, (size_t)map->bytes << map->twice);
     freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
     release(self);
     Py_DECREF(type);
@@ -176,7 +176,7 @@ static PyGetSetDef properties[] = {
 };
 
 static PyType_Slot slots[] = {
-    {Py_tp_doc, "Map(fd, nbytes, writable=True, keep=False, offset=0, twice=False): a shared mapping of a file, or two of\n"
+    {Py_tp_doc, "Map(fd, nbytes, writable=True, offset=0, twice=False): a shared mapping of a file, or two of\n"
                 "the same bytes in a row."},
     {Py_tp_new, map_new},
     {Py_tp_dealloc, map_dealloc},

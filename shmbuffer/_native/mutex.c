@@ -1,7 +1,12 @@
 #define _GNU_SOURCE /* pthread_mutex_clocklock, MADV_WIPEONFORK */
 /* The one mutex: robust (the kernel marks it when its owner dies), process-shared, type NORMAL (ERRORCHECK
- * compares thread ids across pid namespaces and reports deadlocks that are none). It is never destroyed and
- * its page is never unmapped while the process lives: the kernel walks the list of held mutexes at exit. */
+ * compares thread ids across pid namespaces and reports deadlocks that are none). It is never destroyed.
+ *
+ * When a thread ends, the kernel walks the list of the mutexes that it holds, by their addresses in this process, and
+ * looks at the one that it was about to take or to give back (`list_op_pending`, set and cleared within the calls of
+ * glibc). So the page may be unmapped whenever no thread of the process is between shmb_lock and the end of
+ * shmb_unlock: both lie within one call of the binding, which refers to the map. In the child of a fork the list is
+ * empty. */
 #include <errno.h>
 #include <limits.h>
 #include <linux/futex.h>

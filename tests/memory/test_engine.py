@@ -50,6 +50,7 @@ from shmbuffer.memory.layout import BufferState
 from shmbuffer.memory.locks import InitLock
 from shmbuffer.memory.recovery import recover
 from shmbuffer.memory.region import Directory
+from tests import holdings
 from tests.memory.programs import finished, heard, needs_root, program, tell
 from tests.memory.rows import (
     LEAVES,
@@ -162,6 +163,20 @@ def test_items_stay_when_everybody_leaves(path: Path) -> None:
             assert engine.report is not None
             assert engine.report.reason == "nobody alive"
             write(ring_of(engine), [9])
+
+
+def test_buffers_that_were_made_and_removed_leave_no_map(path: Path) -> None:
+    """Not of the page with the mutex either: a process may make as many as it likes."""
+    before = holdings.mapped()
+    for _ in range(3):
+        for engine in (Engine.open(path, Settings(8)), Engine.anonymous(Settings(8))):
+            with engine:
+                write(engine.define(schema(8)), range(12))
+                if engine.path is not None:
+                    assert len(holdings.gained(before, holdings.mapped)) >= 3
+                    assert engine.cleanup()
+    del engine
+    assert not holdings.gained(before, holdings.mapped)
 
 
 def test_there_has_to_be_a_buffer_to_attach_to(path: Path) -> None:
