@@ -534,6 +534,8 @@ class Engine:
         self._finalizer.detach()
         self._ownership = None
         self.prefault, self._populating = OFF, None  # its thread is the parent's
+        if self._role is Role.COORDINATOR:
+            self._role = Role.CLIENT  # it looks after nobody, and its end is not the coordinator's
         self._take_seat()
 
     # Flow control.

@@ -9,8 +9,10 @@ coordinator that is killed leaves it running.
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -173,6 +175,32 @@ class Spawned:
         return f"<Spawned {self.name} pid={self.pid} {state}>"
 
 
+class Process(SpawnProcess):
+    """A spawned process that ends as soon as everything that was left to do in it is done.
+
+    After the target come multiprocessing's own duties, the wait for threads that are no daemons,
+    then what was registered with ``atexit``: a buffer that is still attached leaves. What Python
+    would do next, taking itself apart, is left out: with torch that takes seconds of processor
+    time, in which the process looks as if it ignored the signal that it has obeyed.
+    """
+
+    def _bootstrap(self, parent_sentinel: int | None = None) -> NoReturn:
+        try:
+            code: int = super()._bootstrap(parent_sentinel)  # type: ignore[misc]
+        except SystemExit as asked:  # a signal came in the wait for threads
+            code = asked.code if isinstance(asked.code, int) else 1
+        _obey_no_more()
+        atexit._run_exitfuncs()
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(AttributeError, ValueError, OSError):  # none, closed, or nobody reads it
+                stream.flush()
+        os._exit(code)
+
+
+ENDING = (signal.SIGTERM, signal.SIGINT)
+"""Signals that a target unwinds on."""
+
+
 def first_steps(
     target: Callable[..., object], scratch_dir: Path, index: int, args: tuple[Any, ...]
 ) -> None:
@@ -184,10 +212,30 @@ def first_steps(
     from shmbuffer.service import client
 
     client.role_of_this_process = "collector"
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in ENDING:
         signal.signal(number, _unwind)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # see `hold_ctrl_c_back`
     target(scratch_dir, index, *args)
 
 
+def hold_ctrl_c_back() -> None:
+    """In a thread: lets no SIGINT in, so that what it starts waits with it for `first_steps`.
+
+    Until then an import would break off with a traceback; SIGTERM ends it at once.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+
+
 def _unwind(number: int, _frame: FrameType | None) -> NoReturn:
+    _obey_no_more()
     raise SystemExit(128 + number)
+
+
+def _obey_no_more() -> None:
+    """Once is enough: a second signal would break the unwinding off.
+
+    It is not SIG_IGN, which programs that are started from here would inherit, and of which Python
+    complains where a signal has just come.
+    """
+    for number in ENDING:
+        signal.signal(number, lambda *_: None)

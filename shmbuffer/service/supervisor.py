@@ -18,7 +18,6 @@ Always true
 from __future__ import annotations
 
 import logging
-import multiprocessing
 import os
 import threading
 import time
@@ -33,7 +32,14 @@ from shmbuffer.errors import BufferClosedError, ShmBufferError
 from shmbuffer.memory import cleanup
 from shmbuffer.service.held_back import HeldBack
 from shmbuffer.service.historian import Historian
-from shmbuffer.service.spawned import ASKED_TO_END, Death, Spawned, first_steps
+from shmbuffer.service.spawned import (
+    ASKED_TO_END,
+    Death,
+    Process,
+    Spawned,
+    first_steps,
+    hold_ctrl_c_back,
+)
 
 if TYPE_CHECKING:
     from shmbuffer.memory.engine import Engine
@@ -102,12 +108,11 @@ class Supervisor:
         self, target: Callable[..., object], n: int, args: tuple[Any, ...], *, restart: bool
     ) -> list[Spawned]:
         """Starts ``n`` processes; see ``Coordinator.spawn``."""
-        context = multiprocessing.get_context("spawn")
         label = getattr(target, "__name__", type(target).__name__)
 
         def starter(index: int, name: str) -> Callable[[], SpawnProcess]:
             def start() -> SpawnProcess:
-                process = context.Process(
+                process = Process(
                     target=first_steps, args=(target, self._scratch_dir, index, args), name=name
                 )
                 process.start()
@@ -177,6 +182,7 @@ class Supervisor:
     # ---- the watcher's thread ----
 
     def _watch(self) -> None:
+        hold_ctrl_c_back()
         try:
             while True:
                 self._start_due()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
 import subprocess
@@ -69,4 +70,23 @@ def have_a_child(scratch_dir: Path, index: int, out: Connection) -> None:
     )
     out.send(("child", index, child.pid))
     while True:
+        signal.pause()
+
+
+class Straggler:
+    """Something that Python collects when it takes itself apart."""
+
+    def __del__(self) -> None:
+        print("collected", file=sys.stderr, flush=True)
+
+
+def end_late(scratch_dir: Path, index: int, out: Connection) -> None:
+    """Register two things for the end, one of them a signal in the middle of it; stay attached."""
+    atexit.register(out.send, ("at the end", index, os.getpid()))
+    atexit.register(os.kill, os.getpid(), signal.SIGTERM)
+    sys.modules[__name__].straggler = Straggler()  # type: ignore[attr-defined]
+    engine = Engine.open(scratch_dir, None, role=client.role_of_this_process)
+    print("one line,", end=" ")
+    out.send(("attached", index, os.getpid()))
+    while not engine.closed:
         signal.pause()

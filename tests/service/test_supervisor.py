@@ -6,6 +6,7 @@ import os
 import pickle
 import shutil
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -93,6 +94,42 @@ def test_ctrl_c_ends_a_collector_for_good(scratch_dir: Path, reports: Reports) -
         assert coordinator.join(30)
         assert one.exitcode == 128 + signal.SIGINT
         assert reports.next()[0] == "unwound"
+
+
+CTRL_C = """
+import multiprocessing, os, signal, sys
+from shmbuffer.service.coordinator import Coordinator
+from tests.service import targets
+inbox, out = multiprocessing.get_context("spawn").Pipe(duplex=False)
+with Coordinator(sys.argv[1], capacity=64) as coordinator:
+    spawned = coordinator.spawn(targets.end_late, 2, out, restart=True)
+    for _ in spawned:
+        inbox.recv()
+    try:
+        print(*[one.pid for one in spawned], flush=True)
+        signal.pause()
+    except KeyboardInterrupt:
+        pass
+print(*[inbox.recv()[0] for _ in spawned])
+print([one.exitcode for one in spawned], coordinator.deaths)
+"""
+
+
+def test_ctrl_c_ends_everybody_quietly_and_what_is_registered_for_the_end_runs(
+    scratch_dir: Path,
+) -> None:
+    command = (sys.executable, "-c", CTRL_C, str(scratch_dir))
+    with Program(*command, PYTHONUNBUFFERED="") as program:
+        for pid in [int(pid) for pid in program.line().split()]:
+            os.kill(pid, signal.SIGINT)
+        program.signal(signal.SIGINT)
+        code, out, err = program.end()
+    assert (code, err) == (0, "")  # Python was not taken apart, and nobody was killed
+    assert out.count("one line, ") == 2
+    assert out.replace("one line, ", "") == "at the end at the end\n[130, 130] []\n"
+    with Engine.open(scratch_dir, None) as engine:
+        assert engine.report is not None
+        assert engine.report.clients_retired == 0  # they have left
 
 
 def test_a_collector_that_keeps_dying_young_is_started_ever_less_often(
@@ -325,6 +362,18 @@ def test_a_fork_of_the_coordinator_looks_after_nobody(scratch_dir: Path, reports
         assert one.is_alive()
         assert not reports.inbox.poll(0)
         assert not coordinator.closed
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
+def test_the_end_of_a_fork_that_attached_is_not_the_coordinators(scratch_dir: Path) -> None:
+    with Coordinator(scratch_dir, capacity=8) as coordinator:
+        child = os.fork()
+        if child == 0:
+            coordinator._engine.attach_again()
+            os._exit(0)
+        os.waitpid(child, 0)
+        assert coordinator.wait_for_deaths(1, 30)
+        assert [str(death) for death in coordinator.deaths] == [f"client (pid {child}) died"]
 
 
 @pytest.mark.parametrize(
