@@ -89,4 +89,4 @@ def end_late(scratch_dir: Path, index: int, out: Connection) -> None:
     print("one line,", end=" ")
     out.send(("attached", index, os.getpid()))
     while not engine.closed:
-        signal.pause()
+        time.sleep(0.01)

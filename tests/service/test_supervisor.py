@@ -97,7 +97,7 @@ def test_ctrl_c_ends_a_collector_for_good(scratch_dir: Path, reports: Reports) -
 
 
 CTRL_C = """
-import multiprocessing, os, signal, sys
+import multiprocessing, os, signal, sys, time
 from shmbuffer.service.coordinator import Coordinator
 from tests.service import targets
 inbox, out = multiprocessing.get_context("spawn").Pipe(duplex=False)
@@ -107,7 +107,8 @@ with Coordinator(sys.argv[1], capacity=64) as coordinator:
         inbox.recv()
     try:
         print(*[one.pid for one in spawned], flush=True)
-        signal.pause()
+        while True:
+            time.sleep(0.01)
     except KeyboardInterrupt:
         pass
 print(*[inbox.recv()[0] for _ in spawned])
