@@ -8,6 +8,7 @@
         records, dictionary      of records: the byte ring; what they are compressed with
         history                  what it was at, where a coordinator looks after it
         init.lock, coordinator.lock, procs/NNN.lock
+        spawned/<16 hex>         who a coordinator started (service/roster.py)
 
 Always true
   1. ``control`` appears under its name when it is complete; a directory with it is a buffer.
@@ -305,11 +306,11 @@ class Files:
         _core.reached("remove.leaves")
         for name in (*_OF_THE_SCHEMA, _NEW_CONTROL, layout.HISTORY, NEW_HISTORY):
             self._unlink(name)
-        procs = f"{layout.PRIVATE}/procs"
-        if self.directory.exists(procs):
-            for name in self.directory.listdir(procs):
-                self.directory.unlink(f"{procs}/{name}")
-            self.directory.rmdir(procs)
+        for folder in (f"{layout.PRIVATE}/procs", layout.SPAWNED):
+            if self.directory.exists(folder):
+                for name in self.directory.listdir(folder):
+                    self.directory.unlink(f"{folder}/{name}")
+                self.directory.rmdir(folder)
         self.directory.unlink(layout.COORDINATOR_LOCK)
         self.directory.unlink(layout.CONTROL)
         _core.reached("remove.control")

@@ -115,6 +115,29 @@ def is_of_another_boot(identity: Identity) -> bool:
     return UNKNOWN_BOOT != identity.boot_id != current().boot_id != UNKNOWN_BOOT
 
 
+def opened(who: Identity) -> int | None:
+    """A descriptor (pidfd) of a process that runs; a signal through it meets no other one.
+
+    Returns:
+        None where it has ended, and where it cannot be proved that this is the process: in another
+        pid namespace, or with a fact that is not known.
+    """
+    me = current()
+    known = UNKNOWN_BOOT != who.boot_id == me.boot_id and 0 not in (who.start_time, me.start_time)
+    here = 0 != who.pid_namespace == me.pid_namespace and _is_a_pid(who.pid) and _proc_is_ours()
+    if not (known and here):
+        return None
+    try:
+        pidfd = os.pidfd_open(who.pid)
+    except OSError:
+        return None
+    seen = _state_and_start(who.pid)  # now that the descriptor cannot become another process's
+    if seen is not None and seen[1] == who.start_time:
+        return pidfd
+    os.close(pidfd)
+    return None
+
+
 def maps(pid: int, inode: int) -> bool:
     """Whether a process of our own pid namespace maps a file; True where /proc does not tell."""
     try:

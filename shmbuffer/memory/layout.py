@@ -322,4 +322,5 @@ RECORDS = f"{PRIVATE}/records"
 DICTIONARY = f"{PRIVATE}/dictionary"
 HISTORY = f"{PRIVATE}/history"
 COORDINATOR_LOCK = f"{PRIVATE}/coordinator.lock"
+SPAWNED = f"{PRIVATE}/spawned"
 SCHEMA_LIMIT = 16 * 1024 * 1024

@@ -102,6 +102,11 @@ class Registry:
             pid_namespace=int(found["pid_namespace"]),
         )
 
+    def role(self, entry: int) -> Role:
+        """What the entry says that it is there for; of damage, a client."""
+        found = int(self._control.entries["role"][entry])
+        return next((role for role in Role if role == found), Role.CLIENT)
+
     def live(self) -> list[tuple[int, int]]:
         """(entry, incarnation) of every entry in use, whether its owner is alive or not."""
         entries = self._control.entries

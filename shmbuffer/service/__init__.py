@@ -4,6 +4,8 @@
     wishes.py        what it was asked for, beside what the directory says
     supervisor.py    starts, watches, reaps and restarts collectors
     spawned.py       one process that was started, seen from both ends
+    roster.py        who was spawned, under which name, and whether it lives
+    stopping.py      how processes are ended that are not our children
     lock.py          one coordinator a directory
     client.py        attach(), from any process
     recovery.py      what is left of a dead run

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import EllipsisType, TracebackType
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, TypeVarTuple
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, TypeVarTuple, get_args
 
 from shmbuffer.errors import BufferClosedError, ForkedHandleError
 from shmbuffer.memory import Engine, RateLimiter, cleanup, removal
@@ -27,7 +27,7 @@ from shmbuffer.service.lock import CoordinatorLock, refuse_second
 from shmbuffer.service.metrics import MetricsServer
 from shmbuffer.service.spawned import Death, Spawned
 from shmbuffer.service.stats import Meter, Number
-from shmbuffer.service.supervisor import Supervisor
+from shmbuffer.service.supervisor import Orphans, Supervisor
 from shmbuffer.service.wishes import (
     ALPHA,
     BETA,
@@ -315,6 +315,8 @@ class Coordinator:
         n: int = 1,
         *args: *_Ts,
         restart: bool = False,
+        orphans: Orphans = "stop",
+        name: str | None = None,
     ) -> list[Spawned]:
         """Starts ``n`` processes that run ``target(scratch_dir, index, *args)``, and watches them.
 
@@ -322,7 +324,13 @@ class Coordinator:
         a function of a module, and a script that spawns needs its ``if __name__ == "__main__":``.
         The index counts from 0 in every call. A target attaches by path; it is then a "collector"
         in the registry. It gets SIGTERM when the coordinator closes, which unwinds it as SystemExit
-        does; if the coordinator is killed, it just goes on.
+        does; if the coordinator is killed, it just goes on, until the next coordinator spawns the
+        same name (``orphans``), or ``shmbuffer stop``.
+
+        When the target has ended, what it registered with ``atexit`` runs, threads that are not
+        daemons are waited for, and a buffer that is still attached leaves. Then the process is gone
+        at once (``os._exit``): Python's last collection of objects, and what C libraries have
+        registered for the end, are left out.
 
         A process that dies is reported (``deaths``, and a warning of the logger
         "shmbuffer.service"), and what it had claimed is free again within milliseconds.
@@ -333,22 +341,35 @@ class Coordinator:
             *args: passed on, after the directory and the index.
             restart: whether one that dies is started again, with the same index. One that returns,
                 or ends on Ctrl-C, is done. After the second death in a row at an age below 5 s
-                there is a growing pause.
+                there is a growing pause, and so there is after the second time that it fails in
+                the same place. Then it prints one line with the count, not the traceback again.
+            orphans: what to do with processes that an earlier coordinator of the directory, which
+                was killed, has spawned under the same name, and that run on: "stop" ends all of
+                them first (SIGTERM, SIGKILL after ``grace_s``), with a warning of the logger
+                "shmbuffer.service"; "adopt" keeps one for each index below ``n``, ends the others,
+                and starts what is missing; "leave" lets them run beside the new ones. What this
+                coordinator has spawned itself, and clients that nobody spawned, are never touched.
+            name: of these processes, in ``deaths`` and for ``orphans``; the target's module and
+                qualified name unless given. Give one where two scripts share a directory.
 
         Returns:
             The processes, in the order of their indices.
 
         Raises:
             BufferClosedError: the coordinator is closed.
-            ValueError: ``n`` is negative.
+            BufferInUseError: an orphan cannot be ended from here: it is in another container;
+                ``pids``.
+            ValueError: ``n`` is negative; there is no such ``orphans``.
             OSError: the system has no room for another process.
 
         Cost: some milliseconds each; the imports of the target happen in its process.
         """
         if n < 0:
             raise ValueError(f"n is a number of processes, not {n}")
+        if orphans not in get_args(Orphans):
+            raise ValueError(f"orphans is 'stop', 'adopt' or 'leave', not {orphans!r}")
         self._check_open()
-        return self._supervisor.spawn(target, n, args, restart=restart)
+        return self._supervisor.spawn(target, n, args, restart=restart, orphans=orphans, name=name)
 
     @property
     def rate_limiter(self) -> RateLimiter | None:

@@ -3,17 +3,22 @@
      running ──returns, or is stopped, or Ctrl-C──▶ ended
         └──any other end: a signal, an exception──▶ a death is noted ──restart──▶ running
 
-It is a plain ``spawn`` process of multiprocessing, not a daemon and not tied to its parent: a
-coordinator that is killed leaves it running.
+It is a ``spawn`` process of multiprocessing, not a daemon and not tied to its parent: a coordinator
+that is killed leaves it running. The roster (roster.py) says who it is, so that the next one finds
+it, and stops it or adopts it.
 """
 
 from __future__ import annotations
 
 import atexit
+import hashlib
+import multiprocessing
 import os
 import signal
 import sys
+import threading
 import time
+import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -22,6 +27,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
+from shmbuffer.service import roster
+
 HASTY_S = 5.0
 """One that dies younger than this, twice in a row, is started again only after a pause."""
 
@@ -29,6 +36,9 @@ LONGEST_PAUSE_S = 30.0
 
 ASKED_TO_END = (0, -signal.SIGINT, 128 + signal.SIGINT)
 """Exit codes of a process that is not started again: it returned, or a person pressed Ctrl-C."""
+
+ON_SIGTERM = (-signal.SIGTERM, 128 + signal.SIGTERM)
+"""Exit codes of one that has obeyed it; while `shmbuffer stop` runs that is no death."""
 
 
 @dataclass(frozen=True)
@@ -88,17 +98,25 @@ class Spawned:
         restart: whether it is started again when it dies.
         restarts: how often that was tried.
         failure: why the last start failed; None if it did not.
+        file: of the process in the roster.
+        failed: where it failed the last time; "" if no exception ended it. For the next start.
+        times: how often in a row it has failed there.
     """
 
     def __init__(
-        self, start: Callable[[], SpawnProcess], *, name: str, index: int, restart: bool
+        self, start: Callable[[Spawned], SpawnProcess], *, name: str, index: int, restart: bool
     ) -> None:
         self._start = start
         self._process: SpawnProcess | None = None
         self._pidfd: int | None = None
         self._exitcode: int | None = None
+        self._begun = False
         self._running = False
         self._young_deaths = 0
+        self._closing = threading.Lock()  # the descriptor's number may be another one's after that
+        self.file = ""
+        self.failed = ""
+        self.times = 0
         self.name = name
         self.index = index
         self.pid = 0
@@ -108,10 +126,10 @@ class Spawned:
 
     def begin(self) -> None:
         """Starts the process, or its successor; sets ``failure`` if not. For the supervisor."""
-        again = self._process is not None
-        self.restarts += again
+        self.restarts += self._begun
+        self._begun = True
         try:
-            self._process = self._start()
+            self._process = self._start(self)
         except Exception as error:
             self.failure = error
             return
@@ -122,6 +140,12 @@ class Spawned:
         with suppress(OSError):
             self._pidfd = os.pidfd_open(self.pid)
 
+    def adopt(self, pid: int, pidfd: int, file: str) -> None:
+        """Takes over a process that runs already, instead of `begin`. For the supervisor."""
+        self.pid, self._pidfd, self.file = pid, pidfd, file
+        self._started_s = time.monotonic()
+        self._begun = self._running = True
+
     @property
     def sentinel(self) -> int:
         """A descriptor that becomes readable when the process ends."""
@@ -129,7 +153,10 @@ class Spawned:
 
     @property
     def exitcode(self) -> int | None:
-        """None while it runs, then as ``multiprocessing`` gives it: negative for a signal."""
+        """None while it runs, then as ``multiprocessing`` gives it: negative for a signal.
+
+        None also of one that was adopted, and then killed.
+        """
         return self._exitcode
 
     def is_alive(self) -> bool:
@@ -138,31 +165,54 @@ class Spawned:
 
     def kill(self) -> None:
         """Sends SIGKILL; it is started again if it is one of those."""
-        self._started().kill()
+        self._send(signal.SIGKILL)
 
     def terminate(self) -> None:
         """Sends SIGTERM, on which it unwinds; it is started again if it is one of those."""
-        self._started().terminate()
+        self._send(signal.SIGTERM)
 
-    def collect(self) -> int:
-        """Takes the exit code of a process that has ended. For the supervisor."""
-        process = self._started()
-        process.join()
-        while (code := process.exitcode) is None:
-            time.sleep(0)  # another thread of ours is just reading the status for multiprocessing
-        if self._pidfd is not None:
-            os.close(self._pidfd)
-            self._pidfd = None
+    def collect(self, scratch_dir: Path) -> int | None:
+        """Takes the exit code of a process that has ended; None if nobody knows.
+
+        For the supervisor.
+        """
+        words = roster.last_words(scratch_dir, self.file)
+        code = None if words is None else words.exitcode
+        if self._process is not None:
+            self._process.join()
+            while (code := self._process.exitcode) is None:
+                time.sleep(0)  # another thread of ours is reading the status for multiprocessing
+            self._process = None
+        failed = "" if words is None else words.failed
+        self.times = self.times + 1 if failed and failed == self.failed else 1 if failed else 0
+        self.failed = failed
+        with self._closing:
+            if self._pidfd is not None:
+                os.close(self._pidfd)
+                self._pidfd = None
+        roster.forget(scratch_dir, self.file)
         self._exitcode, self._running = code, False
         return code
+
+    def _send(self, number: int) -> None:
+        with self._closing:
+            if self._pidfd is not None:
+                with suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(self._pidfd, number)
+                return
+        if self._process is not None:
+            self._process.kill() if number == signal.SIGKILL else self._process.terminate()
 
     def _started(self) -> SpawnProcess:
         assert self._process is not None
         return self._process
 
     def pause_s(self) -> float:
-        """Returns how long to wait before the next start: nothing, unless it keeps dying young."""
-        if time.monotonic() - self._started_s >= HASTY_S:
+        """Returns how long to wait before the next start.
+
+        Nothing, unless it keeps dying young, or keeps failing in the same place.
+        """
+        if time.monotonic() - self._started_s >= HASTY_S and self.times < 2:
             self._young_deaths = 0
             return 0.0
         self._young_deaths += 1
@@ -173,6 +223,27 @@ class Spawned:
     def __repr__(self) -> str:
         state = "running" if self.is_alive() else f"exit code {self.exitcode}"
         return f"<Spawned {self.name} pid={self.pid} {state}>"
+
+
+@dataclass(frozen=True)
+class Start:
+    """What a process is told at its start.
+
+    Attributes:
+        scratch_dir: of the buffer.
+        file: of the process in the roster.
+        name: that it is spawned under.
+        index: among those of its ``spawn``.
+        failed: where the one before it failed; "" if it did not.
+        times: how often that has happened in a row.
+    """
+
+    scratch_dir: Path
+    file: str
+    name: str
+    index: int
+    failed: str
+    times: int
 
 
 class Process(SpawnProcess):
@@ -194,28 +265,52 @@ class Process(SpawnProcess):
         for stream in (sys.stdout, sys.stderr):
             with suppress(AttributeError, ValueError, OSError):  # none, closed, or nobody reads it
                 stream.flush()
+        if _start is not None:
+            roster.check_out(_start.scratch_dir, _start.file, roster.LastWords(code, _failed))
         os._exit(code)
 
+
+_start: Start | None = None  # of this process, if it is one that was spawned
+_failed = ""
 
 ENDING = (signal.SIGTERM, signal.SIGINT)
 """Signals that a target unwinds on."""
 
 
-def first_steps(
-    target: Callable[..., object], scratch_dir: Path, index: int, args: tuple[Any, ...]
-) -> None:
+def first_steps(target: Callable[..., object], start: Start, args: tuple[Any, ...]) -> None:
     """What a spawned process runs: the target, so that SIGTERM and Ctrl-C unwind it.
 
     A signal becomes a SystemExit, so ``with`` blocks close their handles and nothing is left to be
-    reaped.
+    reaped. The target does not run where its coordinator has been killed meanwhile, and the next
+    one, or `shmbuffer stop`, was here before.
     """
+    global _start, _failed
     from shmbuffer.service import client
 
     client.role_of_this_process = "collector"
     for number in ENDING:
         signal.signal(number, _unwind)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # see `hold_ctrl_c_back`
-    target(scratch_dir, index, *args)
+    if not roster.check_in(start.scratch_dir, start.file, start.name, start.index):
+        raise SystemExit(128 + signal.SIGTERM)
+    _start = start
+    try:
+        target(start.scratch_dir, start.index, *args)
+    except Exception as error:
+        _failed = _place_of(error)
+        name, times = multiprocessing.current_process().name, start.times + 1
+        if _failed != start.failed:
+            raise  # multiprocessing prints it
+        what = " ".join("".join(traceback.format_exception_only(error)).split())
+        print(f"Process {name}: the same again, {times} times in a row: {what}", file=sys.stderr)
+        raise SystemExit(1) from None
+
+
+def _place_of(error: BaseException) -> str:
+    """Says which exception it is and where it was raised, whatever its message is."""
+    frames = traceback.extract_tb(error.__traceback__)
+    place = [type(error).__qualname__, *(f"{frame.filename}:{frame.lineno}" for frame in frames)]
+    return hashlib.sha256("\n".join(place).encode()).hexdigest()[:16]
 
 
 def hold_ctrl_c_back() -> None:

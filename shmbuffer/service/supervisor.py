@@ -2,8 +2,8 @@
 
 Deaths are seen through descriptors of the processes (pidfd), not by asking around: a dead
 collector's slots are free within milliseconds. The same watch is kept over every other client of
-the directory, such as the collectors of a coordinator that was killed; those are reported and
-reaped, but not started again.
+the directory; those are reported and reaped, but not started again. What an earlier coordinator
+has spawned under a name is ended before that name is spawned again, or adopted.
 
 Always true
   1. A spawned process depends on nothing here: if this process is killed, it goes on.
@@ -17,6 +17,7 @@ Always true
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import threading
@@ -26,26 +27,31 @@ from contextlib import suppress
 from multiprocessing import connection
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from shmbuffer.errors import BufferClosedError, ShmBufferError
-from shmbuffer.memory import cleanup
+from shmbuffer.errors import BufferClosedError, BufferInUseError, ShmBufferError
+from shmbuffer.memory import cleanup, identity
+from shmbuffer.service import roster
 from shmbuffer.service.held_back import HeldBack
 from shmbuffer.service.historian import Historian
 from shmbuffer.service.spawned import (
     ASKED_TO_END,
+    ON_SIGTERM,
     Death,
     Process,
     Spawned,
+    Start,
     first_steps,
     hold_ctrl_c_back,
 )
+from shmbuffer.service.stopping import end, is_being_stopped, why_left
 
 if TYPE_CHECKING:
     from shmbuffer.memory.engine import Engine
     from shmbuffer.memory.registry import Client
 
 _Answer = TypeVar("_Answer")
+Orphans = Literal["stop", "adopt", "leave"]
 _Key = tuple[int, int]  # of a client: entry, incarnation
 
 log = logging.getLogger("shmbuffer.service")
@@ -105,33 +111,50 @@ class Supervisor:
         return 0.0 if self._held_back is None else self._held_back.seconds
 
     def spawn(
-        self, target: Callable[..., object], n: int, args: tuple[Any, ...], *, restart: bool
+        self,
+        target: Callable[..., object],
+        n: int,
+        args: tuple[Any, ...],
+        *,
+        restart: bool,
+        orphans: Orphans = "stop",
+        name: str | None = None,
     ) -> list[Spawned]:
         """Starts ``n`` processes; see ``Coordinator.spawn``."""
-        label = getattr(target, "__name__", type(target).__name__)
+        label, full_name = (name, name) if name else _names_of(target)
 
-        def starter(index: int, name: str) -> Callable[[], SpawnProcess]:
-            def start() -> SpawnProcess:
+        def start(spawned: Spawned) -> SpawnProcess:
+            spawned.file = file = roster.plan(self._scratch_dir)
+            told = (full_name, spawned.index, spawned.failed, spawned.times)
+            try:
                 process = Process(
-                    target=first_steps, args=(target, self._scratch_dir, index, args), name=name
+                    target=first_steps,
+                    args=(target, Start(self._scratch_dir, file, *told), args),
+                    name=spawned.name,
                 )
                 process.start()
-                return process
+            except BaseException:
+                roster.forget(self._scratch_dir, file)
+                raise
+            return process
 
-            return start
-
-        names = [f"{label}-{index}" for index in range(n)]
         new = [
-            Spawned(starter(index, name), name=name, index=index, restart=restart)
-            for index, name in enumerate(names)
+            Spawned(start, name=f"{label}-{index}", index=index, restart=restart)
+            for index in range(n)
         ]
+        adopted = {} if orphans == "leave" else self._see_to_orphans(full_name, n, orphans)
         with self._changed:
             if self._stopping:
+                for _, pidfd in adopted.values():
+                    os.close(pidfd)
                 raise BufferClosedError(f"{self._scratch_dir}: this coordinator is closed")
             if self._at_sigterm is None:
                 self._at_sigterm = cleanup.own(self._scratch_dir, self.stop)
+            for index, (entry, pidfd) in adopted.items():
+                new[index].adopt(entry.identity.pid, pidfd, entry.file)
+                self._spawned_pids[new[index].pid] = new[index].name
             self._spawned += new
-            self._due += [(0.0, spawned) for spawned in new]
+            self._due += [(0.0, spawned) for spawned in new if not spawned.is_alive()]
             self._wake()
             self._wait_for(lambda: self._stopping or not any(map(self._is_due, new)), None)
             failures = [spawned for spawned in new if spawned.failure is not None]
@@ -140,6 +163,47 @@ class Supervisor:
             assert spawned.failure is not None
             raise spawned.failure
         return new
+
+    def _see_to_orphans(
+        self, name: str, n: int, orphans: Orphans
+    ) -> dict[int, tuple[roster.Entry, int]]:
+        """Ends what an earlier coordinator has spawned under a name; what is adopted is returned.
+
+        By index, with a descriptor of the process.
+        """
+        with self._changed:  # the watcher may be about to start one again
+            ours = {spawned.file for spawned in self._spawned}
+            found = [one for one in roster.living(self._scratch_dir, ours) if one.name == name]
+        adopted: dict[int, tuple[roster.Entry, int]] = {}
+        for one in found if orphans == "adopt" else ():
+            if one.index < n and one.index not in adopted:
+                pidfd = identity.opened(one.identity)
+                if pidfd is not None:
+                    adopted[one.index] = one, pidfd
+        kept = [entry.identity for entry, _ in adopted.values()]
+        how = end([one.identity for one in found if one.identity not in kept], self._grace_s)
+        left = {who: why_left(who) for who, result in how.items() if result == "left"}
+        for one in found:
+            if one.identity in how.keys() - left:
+                roster.forget(self._scratch_dir, one.file)
+        if left:
+            for _, pidfd in adopted.values():
+                os.close(pidfd)
+            pids = [who.pid for who in left]
+            raise BufferInUseError(
+                f"{self._scratch_dir}: an earlier coordinator spawned {name!r} (pids "
+                f"{', '.join(map(str, pids))}), which runs and cannot be ended from here: "
+                f"{next(iter(left.values()))}; end it, or pass orphans='leave'",
+                path=self._scratch_dir,
+                pids=pids,
+            )
+        for result, what in (("ended", "ended"), ("killed", "deaf to SIGTERM, so killed")):
+            if ended := [str(who.pid) for who, as_found in how.items() if as_found == result]:
+                log.warning(
+                    "%s: an earlier coordinator's %s were still running: %s (pids %s)",
+                    *(self._scratch_dir, name, what, ", ".join(ended)),
+                )
+        return adopted
 
     def join(self, timeout: float | None = None) -> bool:
         """Waits until nothing spawned runs or is to be started again; returns whether it is so."""
@@ -226,11 +290,12 @@ class Supervisor:
     def _note_end(self, spawned: Spawned) -> None:
         """One of ours has ended: reap it, say so, and make a note if it is to come back."""
         roles = {client.pid: client.role for client in self._clients()}
-        pid, code = spawned.pid, spawned.collect()
+        pid, code = spawned.pid, spawned.collect(self._scratch_dir)
         self._reap()
+        told_to_end = is_being_stopped(self._scratch_dir)
         with self._changed:
-            if code != 0 and not self._stopping:
-                again = spawned.restart and code not in ASKED_TO_END
+            if code != 0 and not self._stopping and not (told_to_end and code in ON_SIGTERM):
+                again = spawned.restart and code not in ASKED_TO_END and not told_to_end
                 if again:
                     self._due.append((time.monotonic() + spawned.pause_s(), spawned))
                 self._report(
@@ -253,6 +318,14 @@ class Supervisor:
             now = time.monotonic()
             ripe = [spawned for when, spawned in self._due if when <= now]
             self._due = [(when, spawned) for when, spawned in self._due if when > now]
+            if ripe and is_being_stopped(self._scratch_dir):
+                for spawned in ripe:
+                    spawned.failure = BufferClosedError(
+                        f"{self._scratch_dir}: `shmbuffer stop` ends everybody here; start again "
+                        "when it is done"
+                    )
+                self._changed.notify_all()
+                return
             for spawned in ripe:
                 spawned.begin()
                 if spawned.failure is None:
@@ -337,3 +410,13 @@ class Supervisor:
 
 def _key(client: Client) -> _Key:
     return client.entry, client.incarnation
+
+
+def _names_of(target: Callable[..., object]) -> tuple[str, str]:
+    """A short name, to be shown, and the full one."""
+    while isinstance(target, functools.partial):
+        target = target.func
+    kind = type(target)
+    short = getattr(target, "__name__", kind.__name__)
+    full = getattr(target, "__qualname__", kind.__qualname__)
+    return short, f"{getattr(target, '__module__', kind.__module__)}.{full}"

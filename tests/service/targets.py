@@ -90,3 +90,42 @@ def end_late(scratch_dir: Path, index: int, out: Connection) -> None:
     out.send(("attached", index, os.getpid()))
     while not engine.closed:
         time.sleep(0.01)
+
+
+def sleep(scratch_dir: Path, index: int, out: Connection) -> None:
+    """Never attach."""
+    out.send(("asleep", index, os.getpid()))
+    while True:
+        time.sleep(0.01)
+
+
+def wait(scratch_dir: Path, index: int) -> None:
+    while True:
+        time.sleep(0.01)
+
+
+class Late:
+    """An argument that takes a child long to load: until a file is there."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _load_late, (self.path,)
+
+
+def _load_late(path: Path) -> Late:
+    path.with_suffix(".begun").write_text(str(os.getpid()))
+    while not path.exists():
+        time.sleep(0.01)
+    return Late(path)
+
+
+def leave_a_mark(scratch_dir: Path, index: int, late: Late) -> None:
+    late.path.with_suffix(".ran").touch()
+
+
+def fail_here_or_there(scratch_dir: Path, index: int, there: Path) -> None:
+    if there.exists():
+        raise KeyError("there")
+    raise ValueError(f"in process {os.getpid()}")

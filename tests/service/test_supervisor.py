@@ -212,7 +212,7 @@ def test_a_watch_that_fails_keeps_nobody_waiting(
         assert isinstance(cause, IndexError)
         monkeypatch.undo()
     assert reports.next() == ("unwound", 0, one.pid)
-    one.collect()
+    one.collect(scratch_dir)
     # pytest keeps these until after the end: a record names the process, frames hold it.
     caplog.clear()
     cause.with_traceback(None)
