@@ -24,6 +24,7 @@ VERBS = {
     "plot": "draw what a buffer was at, and say what looks unhealthy",
     "check": "say whether a buffer is whole",
     "recover": "make a buffer whole after a crash, and say what that took",
+    "stop": "end every process that uses a buffer",
     "gc": "remove what killed processes left in the folder for temporary files",
     "demo": "train on CartPole, kill everything, recover, go on until it is solved",
 }
