@@ -18,6 +18,7 @@ import numpy as np
 from shmbuffer.cli import console
 from shmbuffer.cli.timeline import Timeline
 from shmbuffer.memory.census import Census
+from shmbuffer.memory.history import BY_RECOVERY
 
 
 @dataclass(frozen=True)
@@ -184,7 +185,12 @@ def dies_again(look: Look) -> str | None:
     """The same process dies, and dies again."""
     if look.timeline is None:
         return None
-    died = [one for one in look.timeline.happenings if one.kind == "DIED"]
+    # Those whom a recovery found died together: that says nothing of any one of them.
+    died = [
+        one
+        for one in look.timeline.happenings
+        if one.kind == "DIED" and one.recorder != BY_RECOVERY
+    ]
     times = Counter(one.name or f"{one.role}s without a name" for one in died)
     often = [(name, n) for name, n in times.most_common() if n >= SOME_DEATHS]
     if not often:

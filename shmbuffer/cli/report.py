@@ -24,6 +24,7 @@ from shmbuffer.cli import console
 from shmbuffer.cli.findings import Finding, Look, verdict
 from shmbuffer.cli.timeline import Happening, Timeline
 from shmbuffer.memory.census import Writer
+from shmbuffer.memory.history import BY_RECOVERY
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -256,11 +257,14 @@ def _stays(line: Timeline, look: Look) -> list[tuple[str, float, float, bool]]:
     for incarnation, first in line.known.items():
         last = line.ended.get(incarnation)
         end_s, died = line.end_s, incarnation in here - alive
+        until_s = line.recorded_until_s(line.seen_by[incarnation])
+        until_s = line.begin_s - 1.0 if until_s is None else until_s
         if last is not None:
             end_s, died = last.time_s, last.kind == "DIED"
+            if last.recorder == BY_RECOVERY:  # it was found dead, some time later
+                end_s = min(end_s, until_s)
         elif incarnation not in here:  # while nobody recorded; a coordinator would have said so
-            until_s = line.recorded_until_s(first.recorder)
-            end_s = line.begin_s - 1.0 if until_s is None else until_s
+            end_s = until_s
             died = first.role == "coordinator"
         if end_s >= line.begin_s:
             begin_s = max(line.begin_s, first.time_s)

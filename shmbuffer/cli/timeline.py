@@ -41,7 +41,7 @@ class Happening:
         epoch: number of recoveries at that time.
         exitcode: of one that died; None where nobody knows.
         restarted: whether one that died was started again.
-        recorder: incarnation of whoever noted it.
+        recorder: incarnation of whoever noted it; 0 (`BY_RECOVERY`) of one that was found dead.
     """
 
     time_s: float
@@ -72,7 +72,8 @@ class Timeline:
         times_s: of the records, in seconds since 1970, growing.
         records: the records, the one before the part included, since rates need it.
         happenings: events of the part, in order.
-        known: every client that the history has seen coming, by incarnation.
+        known: every client that the history has seen coming, by incarnation; for the first time.
+        seen_by: the incarnation of the recorder that saw it last, in the same way.
         ended: those that it has seen going, in the same way.
     """
 
@@ -88,7 +89,9 @@ class Timeline:
         self.times_s: Floats = times_s[first:]
         self.records: NDArray[np.void] = records[first:]
         self.happenings = [one for one in happenings if one.time_s >= begin_s]
-        self.known = {one.incarnation: one for one in happenings if one.kind == "JOINED"}
+        joined = [one for one in happenings if one.kind == "JOINED"]
+        self.known = {one.incarnation: one for one in reversed(joined)}
+        self.seen_by = {one.incarnation: one.recorder for one in joined}
         self.ended = {o.incarnation: o for o in happenings if o.kind in ("LEFT", "DIED")}
         same = self.records["recorder"][1:] == self.records["recorder"][:-1]
         self._breaks = np.flatnonzero(~same) + 1

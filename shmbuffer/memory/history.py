@@ -25,11 +25,12 @@ from __future__ import annotations
 
 import errno
 import json
+import logging
 import os
 import struct
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from pathlib import Path
 from typing import Any, Self
@@ -39,10 +40,12 @@ from numpy.typing import NDArray
 
 from shmbuffer._native import _core
 from shmbuffer.errors import (
+    AttachTimeout,
     BufferNotFoundError,
     CorruptBufferError,
     FormatError,
     IncompatibleVersionError,
+    ShmBufferError,
 )
 from shmbuffer.memory import layout
 from shmbuffer.memory.counters import RUNTIME_COUNTERS
@@ -51,6 +54,8 @@ from shmbuffer.memory.layout import Role
 from shmbuffer.memory.locks import Lock
 from shmbuffer.memory.region import Directory
 from shmbuffer.memory.trust import explained
+
+_log = logging.getLogger(__name__)
 
 MAGIC = b"SHMHIS\x00\x01"
 VERSION = 1
@@ -109,10 +114,11 @@ _PACKED_EVENT = struct.Struct("<4QIIQQQiI48s")
 
 UNKNOWN_EXITCODE = 2**31 - 1
 RESTARTED = 1  # flag of DIED: it was started again
+BY_RECOVERY = 0  # in place of a recorder's incarnation: nobody recorded when it went
 
 
 class EventKind(IntEnum):
-    """What happened."""
+    """What happened. JOINED also of those who are there when a recorder begins."""
 
     JOINED = 1
     LEFT = 2
@@ -168,6 +174,20 @@ class History:
     events: NDArray[np.void]
     rooms: tuple[int, int, int]
     left_out: int
+
+    def open_ends(self) -> dict[int, Event]:
+        """Those who were seen coming and not going, by incarnation, as it was first noted."""
+        found: dict[int, Event] = {}
+        for one in self.events:
+            incarnation = int(one["incarnation"])
+            if one["kind"] == EventKind.JOINED:
+                role = next((role for role in Role if role == one["role"]), Role.CLIENT)
+                name = one["name"].decode(errors="replace")
+                event = Event(EventKind.JOINED, role, int(one["pid"]), incarnation, name=name)
+                found.setdefault(incarnation, event)
+            elif one["kind"] in (EventKind.LEFT, EventKind.DIED):
+                found.pop(incarnation, None)
+        return found
 
 
 def recorded_fields() -> dict[str, str]:
@@ -341,20 +361,14 @@ class Recorder:
         except BufferNotFoundError:
             return cls(_made(directory, uuid), where, None, None)
         try:
-            history = read(directory)
-            if history.uuid != uuid:
-                reason = "it is the history of another buffer, from which this one was copied"
-            elif (history.fields, history.rooms) != (recorded_fields(), (FINE, COARSE, EVENTS)):
-                reason = "it records other things than this version does"
-            else:
-                return cls(file, where, history, None)
-        except (FormatError, CorruptBufferError) as error:
-            reason = str(error)
+            found = _to_go_on_with(directory, uuid)
         except BaseException:  # what cannot be read right now is no reason to begin anew
             file.close()
             raise
+        if isinstance(found, History):
+            return cls(file, where, found, None)
         with file:
-            return cls(_made(directory, uuid), where, None, reason)
+            return cls(_made(directory, uuid), where, None, found)
 
     def record(self, values: Mapping[str, int | float], recorder: int) -> None:
         """Writes a record of this moment, and, once a minute, another one that is kept for longer.
@@ -411,6 +425,47 @@ class Recorder:
         at = place.begin + (number - 1) % place.room * place.size
         _write(self._file.fd, data, at, self._where)
         place.number = number  # only now: what was not written whole is written over
+
+
+def note_deaths(files: Files, uuid: bytes, died: Sequence[Event]) -> None:
+    """Notes those whom a recovery has found dead, where there is a history; under init.lock.
+
+    Those whose end is in there already are left out. What keeps it from being written is logged:
+    the recovery goes on.
+    """
+    try:
+        file = _locked(files.directory)
+    except BufferNotFoundError:
+        return
+    except (AttachTimeout, OSError, ShmBufferError) as error:
+        _log.warning("%s: the dead are not in the history: %s", files.path, error)
+        return
+    with file:
+        try:
+            found = _to_go_on_with(files.directory, uuid)
+            if isinstance(found, History):
+                recorder = Recorder(file, files.path / layout.HISTORY, found, None)
+                open_ends = found.open_ends()
+                ended = set(found.events["incarnation"].tolist()) - open_ends.keys()
+                for event in died:
+                    if event.incarnation not in ended:
+                        seen = open_ends.get(event.incarnation, event)
+                        recorder.note(replace(event, name=seen.name), BY_RECOVERY)
+        except (OSError, ShmBufferError) as error:
+            _log.warning("%s: the dead are not in the history: %s", files.path, error)
+
+
+def _to_go_on_with(directory: Directory, uuid: bytes) -> History | str:
+    """The history that is there, or why a new one has to be begun."""
+    try:
+        history = read(directory)
+    except (FormatError, CorruptBufferError) as error:
+        return str(error)
+    if history.uuid != uuid:
+        return "it is the history of another buffer, from which this one was copied"
+    if (history.fields, history.rooms) != (recorded_fields(), (FINE, COARSE, EVENTS)):
+        return "it records other things than this version does"
+    return history
 
 
 @dataclass

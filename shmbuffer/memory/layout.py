@@ -26,7 +26,9 @@ import numpy as np
 
 MAGIC = b"SHMBUF\x00\x01"
 FORMAT_MAJOR = 1
-FORMAT_MINOR = 3  # 1: records; 2: flow control, the last recovery, lock waits; 3: dated stores, queue_since
+FORMAT_MINOR = (
+    3  # 1: records; 2: flow control, the last recovery, lock waits; 3: dated stores, queue_since
+)
 ENDIAN_TAG = 0x01020304
 
 PAGE = 4096

@@ -27,7 +27,8 @@ from shmbuffer._native import _core
 from shmbuffer.memory import identity, layout, limiter, records, slots
 from shmbuffer.memory.control import Control, Superblock
 from shmbuffer.memory.files import Files
-from shmbuffer.memory.layout import BufferState, EntryState, Flag, Phase, SlotState
+from shmbuffer.memory.history import Event, EventKind, note_deaths
+from shmbuffer.memory.layout import BufferState, EntryState, Flag, Phase, Role, SlotState
 from shmbuffer.memory.native import native_ring
 from shmbuffer.memory.progress import OnProgress, Progress, hearing
 from shmbuffer.memory.region import Directory
@@ -150,6 +151,8 @@ def recover_directory(
     )
     control.runtime["state"] = BufferState.RECOVERING
     _core.reached("recover.state")
+    if reason != "copy":  # whose clients live, and are another buffer's
+        note_deaths(files, superblock.uuid, _died(control, superblock.epoch))
     _core.format_mutex(control.map)
     _core.reached("recover.mutex")
     report = RecoveryReport(str(files.path), reason, epoch=superblock.epoch)
@@ -178,6 +181,22 @@ def recover_directory(
     control.runtime["state"] = state
     _core.reached("recover.ready")
     return report
+
+
+def _died(control: Control, epoch: int) -> list[Event]:
+    """Those in the registry, of which nobody is alive."""
+    dead = control.entries[control.entries["state"] == EntryState.LIVE]
+    roles = {int(role): role for role in Role}
+    return [
+        Event(
+            EventKind.DIED,
+            roles.get(int(one["role"]), Role.CLIENT),
+            int(one["pid"]),
+            int(one["incarnation"]),
+            epoch,
+        )
+        for one in dead
+    ]
 
 
 def _note(control: Control, report: RecoveryReport) -> None:

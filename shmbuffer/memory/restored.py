@@ -32,7 +32,6 @@ from typing import TYPE_CHECKING
 from shmbuffer._native import _core
 from shmbuffer.errors import BufferNotFoundError
 from shmbuffer.memory import layout
-from shmbuffer.memory.filesystem import shut
 from shmbuffer.memory.region import Directory
 from shmbuffer.memory.trust import explained
 
@@ -69,24 +68,20 @@ def is_restored(directory: Directory, control: Control, schema: Schema | None) -
 def vouch(directory: Directory, names: list[str]) -> None:
     """Says of these files that they are what they should be; under init.lock."""
     for name in names:
-        fd = directory.open_file(name)
-        try:
+        with directory.open_file(name) as file:
             with explained(directory.path / name):
-                os.utime(fd)
+                os.utime(file.fd)
                 _core.reached("vouch.times")
             if name == layout.CONTROL:
                 with suppress(OSError):  # no such hint here, so that it cannot be told later
-                    fcntl.fcntl(fd, _SET_HINT, _HINT)
+                    fcntl.fcntl(file.fd, _SET_HINT, _HINT)
                     _core.reached("vouch.hint")
-        finally:
-            shut(fd)
 
 
 def _hint(directory: Directory) -> bytes:
-    fd = directory.open_file(layout.CONTROL, writable=False)
-    try:
-        return fcntl.fcntl(fd, _GET_HINT, bytes(8))
-    except OSError:
-        return b""
-    finally:
-        shut(fd)
+    """The write hint of the control file; empty where there are none."""
+    with directory.open_file(layout.CONTROL, writable=False) as file:
+        try:
+            return fcntl.fcntl(file.fd, _GET_HINT, bytes(8))
+        except OSError:
+            return b""

@@ -13,12 +13,21 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shmbuffer.errors import AttachTimeout, BufferClosedError, ShmBufferError
 from shmbuffer.memory.files import Files
-from shmbuffer.memory.history import FINE_S, Event, EventKind, Recorder, living
+from shmbuffer.memory.history import (
+    BY_RECOVERY,
+    FINE_S,
+    Event,
+    EventKind,
+    History,
+    Recorder,
+    living,
+)
 from shmbuffer.memory.layout import Role
 from shmbuffer.memory.region import Directory
 from shmbuffer.service.spawned import Death
@@ -33,6 +42,9 @@ log = logging.getLogger("shmbuffer.service")
 class Historian:
     """Records what a buffer is at, and who comes and goes.
 
+    Those who are there when it begins are noted as if they came: whatever becomes of them, it was
+    this recorder that saw them last.
+
     Args:
         engine: the coordinator's handle.
         scratch_dir: of the buffer.
@@ -45,7 +57,6 @@ class Historian:
         self._stopped = False
         self._next_s = 0.0  # when the next record is due
         self._clients: dict[tuple[int, int], Client] = {}  # as of the last look
-        self._noted: set[int] = set()  # incarnations that an earlier recorder saw coming
         self._deaths = 0  # how many of the supervisor's are noted
         self._died: set[int] = set()  # pids of the noted ones that are in the registry still
         self._reaped = 0  # the counter, at the last look
@@ -72,7 +83,7 @@ class Historian:
             return  # the registry could not be read: we are in it ourselves
         now = self._engine.glance()
         try:
-            if self._recorder is None and not self._begin(int(now["epoch"]), int(now["reaped"])):
+            if self._recorder is None and not self._begin(present, now):
                 return
             if news:
                 self._note_changes(present, deaths, names, now)
@@ -100,7 +111,9 @@ class Historian:
         self._stopped = True
         self._recorder.close()
 
-    def _begin(self, epoch: int, reaped: int) -> bool:
+    def _begin(
+        self, present: Mapping[tuple[int, int], Client], now: Mapping[str, int | float]
+    ) -> bool:
         """Opens the history; False while somebody else is at the files of the buffer."""
         with Directory.open(self._scratch_dir) as directory:
             files = Files(directory)
@@ -112,16 +125,29 @@ class Historian:
                 return False
         if recorder.reason is not None:
             log.warning("%s: a new history is begun: %s", self._scratch_dir, recorder.reason)
-        self._reaped = reaped
+        self._reaped, epoch = int(now["reaped"]), int(now["epoch"])
         before = recorder.history
         if before is not None:
-            joined = before.events["kind"] == EventKind.JOINED
-            self._noted = set(before.events["incarnation"][joined].tolist())
+            self._note_gone(recorder, before, {client.incarnation for client in present.values()})
         last = before.fine["epoch"][-1] if before is not None and len(before.fine) else epoch
         if self._engine.report is not None or last != epoch:
             event = Event(EventKind.RECOVERED, Role.COORDINATOR, epoch=epoch)
             recorder.note(event, self._engine.incarnation)
         return True
+
+    def _note_gone(self, recorder: Recorder, before: History, present: set[int]) -> None:
+        """Notes those who went while nobody recorded: by their number they died, or left."""
+        ends = before.open_ends()
+        gone = [event for incarnation, event in ends.items() if incarnation not in present]
+        if not gone or not len(before.fine):
+            return
+        last = before.fine[-1]
+        later = before.events["time_ns"] >= last["time_ns"]
+        noted = later & (before.events["recorder"] == BY_RECOVERY)
+        reaped = self._reaped - int(last["reaped"]) - int(noted.sum())
+        kind = EventKind.DIED if reaped >= len(gone) else EventKind.LEFT
+        for event in gone:
+            recorder.note(replace(event, kind=kind, epoch=int(last["epoch"])), BY_RECOVERY)
 
     def _note_changes(
         self,
@@ -131,8 +157,7 @@ class Historian:
         now: Mapping[str, int | float],
     ) -> None:
         for key in present.keys() - self._clients.keys():
-            if present[key].incarnation not in self._noted:
-                self._note(EventKind.JOINED, present[key], now, names.get(present[key].pid, ""))
+            self._note(EventKind.JOINED, present[key], now, names.get(present[key].pid, ""))
         known = {client.pid: client for client in (*self._clients.values(), *present.values())}
         for death in deaths[self._deaths :]:
             client = known.get(death.pid)

@@ -34,14 +34,17 @@ from typing import Any
 
 from shmbuffer._native import _core
 from shmbuffer.errors import AttachTimeout, BufferNotFoundError, BufferUnlinkedError
-from shmbuffer.memory import identity, layout, locks
-from shmbuffer.memory.filesystem import shut
+from shmbuffer.memory import identity, layout
 from shmbuffer.memory.identity import Identity
+from shmbuffer.memory.locks import TESTER_PATIENCE_S, Lock
 from shmbuffer.memory.region import Directory
 
 _NAME = re.compile(r"[0-9a-f]{16}")
 _LIMIT = 64 * 2**10
 _PURPOSE = "was spawned by a coordinator"
+
+_alive = Lock()
+"""Says for the life of this process, if it was spawned, that it lives."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +81,7 @@ def plan(scratch_dir: Path) -> str:
     """Makes the file of a process that is to be started, and returns its name."""
     with Directory.open(scratch_dir) as directory:
         file = f"{layout.SPAWNED}/{secrets.token_hex(8)}"
-        shut(directory.create(file, 0))
+        directory.create(file, 0).close()
         _core.reached("spawned.planned")
         return file
 
@@ -102,9 +105,7 @@ def check_in(scratch_dir: Path, file: str, name: str, index: int) -> bool:
         with Directory.open(scratch_dir) as directory:
             _append(directory, file, found)
             _core.reached("spawned.written")
-            locks.hold(
-                directory, file, timeout=locks.TESTER_PATIENCE_S, purpose=_PURPOSE, make=False
-            )
+            _alive.hold(directory, file, timeout=TESTER_PATIENCE_S, purpose=_PURPOSE, make=False)
             _core.reached("spawned.locked")
     except (BufferNotFoundError, BufferUnlinkedError):
         return False
@@ -157,7 +158,7 @@ def living(scratch_dir: Path, besides: Collection[str] = ()) -> list[Entry]:
 def _look(directory: Directory, file: str, patience_s: float = 0.0) -> Entry | None:
     """Who lives there; if nobody does the file goes, under its lock."""
     try:
-        fd = locks.hold(directory, file, timeout=patience_s, purpose=_PURPOSE, make=False)
+        lock = Lock().hold(directory, file, timeout=patience_s, purpose=_PURPOSE, make=False)
     except BufferNotFoundError:
         return None
     except AttachTimeout as error:
@@ -169,12 +170,10 @@ def _look(directory: Directory, file: str, patience_s: float = 0.0) -> Entry | N
             if patience_s:
                 raise error from None
             # Another one is looking, too: a child does not lock before it has written.
-            return _look(directory, file, locks.TESTER_PATIENCE_S)
-    try:
+            return _look(directory, file, TESTER_PATIENCE_S)
+    with lock:
         directory.unlink(file)
         _core.reached("spawned.removed")
-    finally:
-        locks.release(fd)
     return None
 
 
@@ -197,9 +196,6 @@ def _lines(directory: Directory, file: str) -> list[dict[str, Any]]:
 
 
 def _append(directory: Directory, file: str, line: dict[str, Any]) -> None:
-    fd = directory.open_file(file)
-    try:
-        os.lseek(fd, 0, os.SEEK_END)
-        os.write(fd, json.dumps(line).encode() + b"\n")
-    finally:
-        shut(fd)
+    with directory.open_file(file) as held:
+        os.lseek(held.fd, 0, os.SEEK_END)
+        os.write(held.fd, json.dumps(line).encode() + b"\n")

@@ -21,10 +21,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from shmbuffer.errors import BufferNotFoundError
-from shmbuffer.memory import identity, layout, locks
+from shmbuffer.memory import identity, layout
 from shmbuffer.memory.files import Files
 from shmbuffer.memory.identity import Identity
 from shmbuffer.memory.layout import Role
+from shmbuffer.memory.locks import Lock, is_free
 from shmbuffer.memory.region import Directory
 from shmbuffer.memory.registry import Registry
 from shmbuffer.service import roster
@@ -118,10 +119,9 @@ def stop(scratch_dir: str | os.PathLike[str], *, grace_s: float = 5.0) -> list[S
         files.require_control()
         control = files.open_control(writable=False)
         control.superblock()  # of a foreign file not even the lock is touched
-        stopping = locks.hold(
+        undo.enter_context(Lock()).hold(
             directory, layout.CONTROL, timeout=0, purpose="stops its clients", make=False
         )
-        undo.callback(locks.release, stopping)
         registry = Registry(control, directory)
         done: dict[Identity, Stopped] = {}
         for last in ORDER:
@@ -142,7 +142,7 @@ def is_being_stopped(scratch_dir: Path) -> bool:
     try:
         with Directory.open(scratch_dir) as directory:
             there = directory.exists(layout.CONTROL)
-            return there and not locks.is_free(directory, layout.CONTROL)
+            return there and not is_free(directory, layout.CONTROL)
     except BufferNotFoundError:
         return False
 

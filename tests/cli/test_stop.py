@@ -14,8 +14,9 @@ import pytest
 
 from shmbuffer.cli import exits, main
 from shmbuffer.errors import BufferClosedError
-from shmbuffer.memory import identity, layout, locks
+from shmbuffer.memory import identity, layout
 from shmbuffer.memory.engine import Engine
+from shmbuffer.memory.locks import Lock
 from shmbuffer.memory.region import Directory
 from shmbuffer.memory.registry import Registry
 from shmbuffer.service.coordinator import Coordinator
@@ -149,7 +150,7 @@ def test_as_long_as_somebody_stops_a_directory_nobody_starts_or_stops_there(
     with Coordinator(tmp_path / "b", capacity=8) as coordinator:
         (one,) = coordinator.spawn(targets.wait, 1, restart=True)
         with Directory.open(tmp_path / "b") as directory:
-            held = locks.hold(directory, layout.CONTROL, timeout=0, purpose="stops", make=False)
+            held = Lock().hold(directory, layout.CONTROL, timeout=0, purpose="stops", make=False)
             assert main(["stop", str(tmp_path / "b")]) == exits.REFUSED
             assert f"pid {os.getpid()}" in capsys.readouterr().err
             with pytest.raises(BufferClosedError, match="ends everybody here"):
@@ -158,6 +159,6 @@ def test_as_long_as_somebody_stops_a_directory_nobody_starts_or_stops_there(
             assert coordinator.join(30)
             (death,) = coordinator.deaths
             assert (death.exitcode, death.restarted) == (-signal.SIGKILL, False)
-            locks.release(held)
+            held.close()
         (two,) = coordinator.spawn(targets.wait, 1)
         assert two.is_alive()

@@ -279,7 +279,7 @@ def test_a_client_under_another_boot_id_lives_as_long_as_its_lock(make_files: Ma
     second = make_files.second(engine)
     engine.control.entries["boot_id"][1] = np.void(b"another boot....")
     assert not engine.registry.is_dead(1)
-    LivenessFile.release(second._seat.membership.liveness)
+    second._seat.membership.liveness.close()
     assert engine.registry.is_dead(1)
     assert not engine.registry.is_dead(0)
 

@@ -104,6 +104,11 @@ def wait(scratch_dir: Path, index: int) -> None:
         time.sleep(0.01)
 
 
+def stay_attached(scratch_dir: Path, index: int) -> None:
+    with Engine.open(scratch_dir, None, role=client.role_of_this_process):
+        wait(scratch_dir, index)
+
+
 class Late:
     """An argument that takes a child long to load: until a file is there."""
 

@@ -11,10 +11,14 @@ from pathlib import Path
 
 import pytest
 
+from shmbuffer.cli.findings import Look
+from shmbuffer.cli.report import _stays
+from shmbuffer.cli.timeline import Timeline
 from shmbuffer.errors import BufferNotFoundError
 from shmbuffer.memory import Engine, Settings, history, layout
 from shmbuffer.memory.files import Files
 from shmbuffer.memory.history import EventKind, History
+from shmbuffer.memory.inspect import inspect
 from shmbuffer.memory.layout import Role
 from shmbuffer.memory.region import Directory
 from shmbuffer.service.coordinator import Coordinator
@@ -35,6 +39,20 @@ coordinator = Coordinator(sys.argv[1], capacity=64, on_existing="recover")
 print("ready", flush=True)
 signal.pause()
 """
+
+
+SPAWNER = """
+import signal, sys
+from shmbuffer.service.coordinator import Coordinator
+from tests.service import targets
+coordinator = Coordinator(sys.argv[1], capacity=64)
+print(*[one.pid for one in coordinator.spawn(targets.stay_attached, 2)], flush=True)
+signal.pause()
+"""
+
+
+def look_at(path: Path) -> Look:
+    return Look(inspect(path), None, None, "", time.time())
 
 
 def read(path: Path) -> History:
@@ -153,16 +171,91 @@ def test_a_client_that_leaves_in_good_order_has_left(
     assert read(scratch_dir).events["name"].tolist() == [b"me", b"me", b"", b""]
 
 
-def test_who_was_noted_by_the_recorder_before_is_not_noted_again(
+def test_who_is_there_when_a_recorder_begins_is_noted_by_it(
     coordinator: Engine, scratch_dir: Path
 ) -> None:
-    with Engine.open(scratch_dir, None):
+    with Engine.open(scratch_dir, None) as other:
         for _ in range(3):
             historian = Historian(coordinator, scratch_dir)
             historian.look(coordinator.clients(), [], {})
             historian.close()
-    joined = [kind for kind, _, _ in events(scratch_dir) if kind == "JOINED"]
-    assert len(joined) == 2
+        line = Timeline(read(scratch_dir))
+        joined = [one for one in line.happenings if one.kind == "JOINED"]
+        assert len(joined) == 6
+        first = next(one for one in joined if one.incarnation == other.incarnation)
+        assert line.known[other.incarnation] == first
+
+
+def test_those_whom_a_recovery_finds_dead_are_noted_once_by_name(
+    scratch_dir: Path, reports: Reports
+) -> None:
+    with Program.python(SPAWNER, scratch_dir) as program:
+        pids = list(map(int, program.line().split()))
+        wait_until(
+            lambda: (
+                {pid for kind, _, pid in events(scratch_dir) if kind == "JOINED"}
+                >= {*pids, program.pid}
+            )
+        )
+        wait_until(lambda: records(scratch_dir) >= 1)
+        program.kill()
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: inspect(scratch_dir)["needs_recovery"] is not None)
+    for _ in range(2):
+        Engine.open(scratch_dir, None).close()  # it need not be a coordinator
+    found = read(scratch_dir)
+    died = found.events[found.events["kind"] == EventKind.DIED]
+    assert set(died["pid"].tolist()) == {*pids, program.pid}
+    assert len(died) == 3
+    assert sorted(died["name"].tolist()) == [b"", b"stay_attached-0", b"stay_attached-1"]
+    assert died["recorder"].tolist() == [history.BY_RECOVERY] * 3
+
+    stays = _stays(Timeline(found), look_at(scratch_dir))
+    assert sorted((who, has_died) for who, _, _, has_died in stays) == [
+        ("coordinator", True),
+        ("stay_attached-0", True),
+        ("stay_attached-1", True),
+    ]
+    until_s = Timeline(found).end_s
+    assert all(end_s <= until_s for _, _, end_s, _ in stays)  # not up to the recovery
+
+
+@pytest.mark.parametrize("orderly", [True, False])
+def test_those_who_went_while_nobody_recorded_are_noted_by_the_next(
+    coordinator: Engine, scratch_dir: Path, orderly: bool
+) -> None:
+    items.write(coordinator, [1])
+    historian = Historian(coordinator, scratch_dir)
+    with Program.python(CLIENT, scratch_dir) as program:
+        program.line()
+        historian.look(coordinator.clients(), [], {program.pid: "its name"})
+        historian.close()
+        program.signal(signal.SIGINT if orderly else signal.SIGKILL)
+        program.end()
+    Engine.open(scratch_dir, None).close()  # whoever joins reaps
+    historian = Historian(coordinator, scratch_dir)
+    historian.look(coordinator.clients(), [], {})
+    historian.close()
+    found = read(scratch_dir).events
+    (one,) = found[found["recorder"] == history.BY_RECOVERY]
+    assert (one["pid"], one["name"]) == (program.pid, b"its name")
+    assert one["kind"] == (EventKind.LEFT if orderly else EventKind.DIED)
+
+
+@pytest.mark.parametrize("damage", [b"", b"damaged"])
+def test_a_recovery_leaves_a_history_alone_that_it_cannot_go_on_with(
+    scratch_dir: Path, damage: bytes
+) -> None:
+    with Program.python(RECORDER, scratch_dir) as program:
+        program.line()
+        wait_until(lambda: records(scratch_dir) >= 1)
+        program.kill()
+    path = scratch_dir / layout.HISTORY
+    path.write_bytes(damage)
+    with Engine.open(scratch_dir, None) as engine:
+        assert engine.report is not None
+    assert path.read_bytes() == damage
 
 
 def test_a_recovery_that_nobody_recorded_is_noted_by_the_next(scratch_dir: Path) -> None:
@@ -269,7 +362,7 @@ def test_the_last_seconds_of_a_killed_coordinator_can_be_read(
 ) -> None:
     with Program.python(RECORDER, scratch_dir, point, after) as program:
         assert program.end()[0] == -signal.SIGKILL
-    before = read(scratch_dir)
+    victim, before = program.pid, read(scratch_dir)
     assert before.left_out == 0
     assert len(before.fine) == (after + 1 if point == "history.fine" else point == "history.coarse")
     assert events(scratch_dir) == [("JOINED", "COORDINATOR", program.pid)]
@@ -280,6 +373,7 @@ def test_the_last_seconds_of_a_killed_coordinator_can_be_read(
         assert after_it.fine["number"].tolist() == list(range(1, len(after_it.fine) + 1))
         assert after_it.fine["epoch"][-1] == 1
         assert events(scratch_dir)[1:] == [
+            ("DIED", "COORDINATOR", victim),
             ("RECOVERED", "COORDINATOR", 0),
             ("JOINED", "COORDINATOR", program.pid),
         ]
