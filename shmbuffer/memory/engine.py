@@ -285,7 +285,7 @@ class Engine:
             self._schema,
             *self._parts,
             entry=entry,
-            folder=None if directory is None else directory.fd,
+            folder=None if directory is None else directory.file.fd,
         )
 
     def _connect(self) -> None:
@@ -770,7 +770,7 @@ class Engine:
         if isinstance(self._ground, Files) and not self._ground.still_there():
             raise BufferUnlinkedError(
                 f"{self.where}: the directory was moved while this handle was open; close it, and "
-                f"attach to {name_of(self._ground.directory.fd)}",
+                f"attach to {name_of(self._ground.directory.file.fd)}",
                 path=self.where,
             )
 
