@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from shmbuffer.memory import Engine, Settings
-from shmbuffer.replay.recorded import of_storage
+from shmbuffer.memory.recorded import of_storage
 
 PRIORITIZED, PLAIN = "TensorDictPrioritizedReplayBuffer", "TensorDictReplayBuffer"
 PRIORITY_KEY = "td_error"

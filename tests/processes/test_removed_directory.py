@@ -218,3 +218,15 @@ def test_who_reads_what_the_library_has_removed_may_read_on(path: Path) -> None:
             shutil.rmtree(later)
             until_refused(lambda: (sample(ring, 4), write(ring_of(timer), [1])))
         sample(ring, 4)
+
+
+def test_a_look_that_fails_proves_nothing(path: Path) -> None:
+    later = path.with_name("later")
+    with Engine.open(path, None) as engine, Engine.open(later, Settings(capacity=8)) as timer:
+        write(timer.define(schema()), [1])
+        ring = ring_of(engine)
+        engine._ground.close()  # there is nothing to look from
+        shutil.rmtree(later)
+        until_refused(lambda: (write(ring, [8]), write(ring_of(timer), [1])))
+        write(ring, [9])
+        sample(ring, 4)

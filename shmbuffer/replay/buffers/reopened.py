@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from shmbuffer.memory import Engine
-from shmbuffer.replay import recorded
+from shmbuffer.memory import Engine, recorded
 from shmbuffer.replay.buffers.prioritized import (
     PrioritizedReplayBuffer,
     TensorDictPrioritizedReplayBuffer,

@@ -9,6 +9,7 @@ import torch
 
 from shmbuffer.errors import EmptyBufferError
 from shmbuffer.memory import LIVING, Moment, Weighed, weigh, weigh_moment
+from shmbuffer.memory.recorded import REDUCTIONS
 from shmbuffer.replay.keys import WEIGHT_KEYS
 from shmbuffer.replay.samplers.priority.keeper import PriorityKeeper
 from shmbuffer.replay.samplers.priority.raw import from_zero
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from shmbuffer.memory import Ring
     from shmbuffer.replay.checkpoints import Loaded
 
-REDUCTIONS = ("max", "min", "mean", "median", "sum")
 DTYPES = (torch.float32, torch.float64)
 # How far a weight that was computed again in float64 may be from the core's in float32: beyond that
 # the priorities have changed since the draw.

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from shmbuffer.memory.recorded import of_storage
 from shmbuffer.replay.batches import collate, stack_lazily
 from shmbuffer.replay.checkpointers.compressed import CompressedListStorageCheckpointer
 from shmbuffer.replay.nodes import is_collection
-from shmbuffer.replay.recorded import of_storage
 from shmbuffer.replay.storages.compressing import Compress, Compressing, Decompress, bytes_of
 from shmbuffer.replay.storages.fetched import Fetched
 from shmbuffer.replay.storages.keeping import Keeping

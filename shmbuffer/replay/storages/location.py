@@ -19,7 +19,7 @@ from shmbuffer.memory import Engine, Settings
 from shmbuffer.memory.cleanup import temporary_directory
 from shmbuffer.memory.prefault import OFF, Prefault
 from shmbuffer.memory.progress import OnProgress, hearing
-from shmbuffer.replay.recorded import of_storage
+from shmbuffer.memory.recorded import of_storage
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from shmbuffer.replay.writers.ranks import REDUCTIONS, Key, Rank, rank_of, ranks_of
+from shmbuffer.memory.recorded import REDUCTIONS
+from shmbuffer.replay.writers.ranks import Key, Rank, rank_of, ranks_of
 from shmbuffer.replay.writers.saved import read_ranks, write_ranks
 from shmbuffer.replay.writers.writer import Writer
 

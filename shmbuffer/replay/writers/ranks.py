@@ -9,8 +9,6 @@ from tensordict import LazyStackedTensorDict
 
 from shmbuffer.replay.nodes import is_collection
 
-REDUCTIONS = ("max", "min", "mean", "median", "sum")
-
 Rank = int | float
 Key = str | tuple[str, ...]
 

@@ -10,8 +10,10 @@ from collections.abc import Callable
 from typing import Any
 
 from shmbuffer.errors import CorruptBufferError
-from shmbuffer.memory import Settings
-from shmbuffer.replay.writers.ranks import REDUCTIONS
+from shmbuffer.memory.settings import Settings
+
+REDUCTIONS = ("max", "min", "mean", "median", "sum")
+"""How the priority of an item with several becomes one."""
 
 _MOST_ITEMS = 2**28  # of a batch: no learner draws as many, and their indices alone take 2 GiB
 _MOST_DIMS = 64
