@@ -76,17 +76,19 @@ class _Seat:
     pid: int
 
     def leave(self) -> None:
-        """Frees the entry. In the child of a fork nothing: the entry is its parent's."""
+        """Frees the entry. Idempotent. In the child of a fork nothing: it is its parent's."""
         if os.getpid() != self.pid:
             return
         if self.native is not None:
-            if self.native.leave(LOCK_TIMEOUT_NS) < 0:
+            if self.native.leave(LOCK_TIMEOUT_NS) not in (0, -_core.LEFT):
                 _staying.append(self.membership)  # a claim may be open still, so we live on
                 return
         else:
-            self.control.touch()
-            self.control.entries["state"][self.membership.entry] = layout.EntryState.FREE
-            _core.reached("leave.freed")
+            entry = self.control.entries[self.membership.entry]
+            if entry["incarnation"] == self.membership.incarnation:
+                self.control.touch()
+                self.control.entries["state"][self.membership.entry] = layout.EntryState.FREE
+                _core.reached("leave.freed")
         if self.membership.liveness is not None:
             self.membership.liveness.close()
 
@@ -683,17 +685,16 @@ class Engine:
     def close(self) -> None:
         """Leaves: calls in flight end first, then every use raises BufferClosedError. Idempotent.
 
-        Views keep what they look at mapped.
+        Views keep what they look at mapped. Interrupted, it is finished by the next call.
         """
-        if self.closed:
-            return
         self.closed = True
         _open_engines.discard(self)
         if self._populating is not None:
             self._populating.stop()
         if self._ring is not None:
             self._ring.use(ClosedRing(self.where))
-        self._finalizer()
+        self._seat.leave()
+        self._finalizer.detach()
         self._ground.close()
 
     def cleanup(self, *, timeout: float = removal.TIMEOUT_S) -> bool:

@@ -173,19 +173,24 @@ class InitLock(Lock):
 
     def __enter__(self) -> Self:
         try:
-            return self._hold(make=self.creating)
-        except BufferNotFoundError as error:
-            # Whoever removes a buffer removes this file after the control file.
-            if not self.directory.exists(layout.CONTROL):
-                raise BufferUnlinkedError(
-                    f"{self.directory.path}: the buffer was removed; close this handle, and create "
-                    "the buffer again",
-                    path=self.directory.path,
-                ) from error
-        return self._hold(make=True)
+            try:
+                self._hold(make=self.creating)
+            except BufferNotFoundError as error:
+                # Whoever removes a buffer removes this file after the control file.
+                if not self.directory.exists(layout.CONTROL):
+                    raise BufferUnlinkedError(
+                        f"{self.directory.path}: the buffer was removed; close this handle, and "
+                        "create the buffer again",
+                        path=self.directory.path,
+                    ) from error
+                self._hold(make=True)
+            return self
+        except BaseException:
+            self.close()
+            raise
 
-    def _hold(self, *, make: bool) -> Self:
-        return self.hold(
+    def _hold(self, *, make: bool) -> None:
+        self.hold(
             self.directory,
             INIT_LOCK,
             timeout=self.timeout,

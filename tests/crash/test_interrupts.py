@@ -1,0 +1,152 @@
+"""Ctrl-C wherever CPython looks for signals: no lock and no file stays, and all can be repeated.
+
+`interrupts.py` says where that is. Here each deed is interrupted at some of these places; all of
+them take minutes: ``interrupts.walk(deed)``.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+
+import pytest
+
+from shmbuffer.memory import Engine, Settings
+from shmbuffer.memory.recovery import recover
+from shmbuffer.service.lock import CoordinatorLock
+from tests.crash.interrupts import Deed, walk
+from tests.memory.rows import contents, ring_of, schema, write
+
+Begun = tuple[Callable[[], object], Callable[[], object]]
+SETTINGS = Settings(8, alpha=0.5)
+
+
+class Deeds:
+    """Each begins with what it needs; done is one call, and the other has to work afterwards."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.numbers = itertools.count()
+
+    @contextmanager
+    def made(self) -> Iterator[Engine]:
+        """A buffer with items, which is removed at the end."""
+        with Engine.open(self.folder / str(next(self.numbers)), SETTINGS) as engine:
+            write(engine.define(schema(8)), range(5))
+            yield engine
+            engine.cleanup()
+
+    @contextmanager
+    def attach(self) -> Iterator[Begun]:
+        with self.made() as engine:
+            assert engine.path is not None
+            path = engine.path
+
+            def works() -> None:
+                with Engine.open(path, None, timeout=0) as other:
+                    assert len(contents(ring_of(other))) == 5
+
+            yield lambda: Engine.open(path, None, timeout=0), works
+
+    @contextmanager
+    def create(self) -> Iterator[Begun]:
+        path = self.folder / str(next(self.numbers))
+
+        def works() -> None:
+            with Engine.open(path, SETTINGS, timeout=0) as engine:
+                write(engine.define(schema(8)), range(5))
+                engine.cleanup()
+
+        yield lambda: Engine.open(path, SETTINGS, timeout=0), works
+
+    @contextmanager
+    def define(self) -> Iterator[Begun]:
+        with Engine.open(self.folder / str(next(self.numbers)), SETTINGS) as engine:
+
+            def works() -> None:
+                engine.define(schema(8), timeout=0)
+                engine.cleanup()
+                engine.close()
+
+            yield lambda: engine.define(schema(8), timeout=0), works
+
+    @contextmanager
+    def flush(self) -> Iterator[Begun]:
+        with self.made() as engine:
+            yield lambda: engine.flush(timeout=0), lambda: engine.flush(timeout=0)
+
+    @contextmanager
+    def recover(self) -> Iterator[Begun]:
+        with Engine.open(self.folder / str(next(self.numbers)), SETTINGS) as engine:
+            write(engine.define(schema(8)), range(5))
+            path = engine.path
+        assert path is not None
+
+        def works() -> None:
+            with Engine.open(path, None, timeout=0) as other:
+                assert len(contents(ring_of(other))) == 5
+                other.cleanup()
+
+        yield lambda: recover(path, timeout=0), works
+
+    @contextmanager
+    def close(self) -> Iterator[Begun]:
+        with self.made() as engine:
+            assert engine.path is not None
+            other = Engine.open(engine.path, None)
+
+            def works() -> None:
+                other.close()
+                engine.reap_dead()
+                assert len(engine.clients()) == 1
+
+            yield other.close, works
+
+    @contextmanager
+    def remove(self) -> Iterator[Begun]:
+        path = self.folder / str(next(self.numbers))
+        with Engine.open(path, SETTINGS) as engine:
+            write(engine.define(schema(8)), range(5))
+
+            def works() -> None:
+                engine.cleanup()
+                with Engine.open(path, SETTINGS, existing="error", timeout=0) as other:
+                    other.cleanup()
+
+            yield engine.cleanup, works
+
+    @contextmanager
+    def anonymous(self) -> Iterator[Begun]:
+        def act() -> None:
+            with Engine.anonymous(SETTINGS) as engine:
+                write(engine.define(schema(8)), range(5))
+
+        yield act, act
+
+    @contextmanager
+    def coordinator(self) -> Iterator[Begun]:
+        with self.made() as engine:
+            path = engine.path
+            assert path is not None
+
+            def act() -> None:
+                CoordinatorLock.take(path).release()
+
+            yield act, act
+
+
+NAMES = [name for name in vars(Deeds) if not name.startswith("_") and name != "made"]
+
+
+def deed(name: str, folder: Path) -> Deed:
+    """A deed by its name."""
+    begin: Callable[[], AbstractContextManager[Begun]] = getattr(Deeds(folder), name)
+    return Deed(name, begin)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_interrupt_anywhere_leaves_no_lock_and_no_file(name: str, fast_path: Path) -> None:
+    stride = 1 if name == "close" else 16
+    assert walk(deed(name, fast_path), stride=stride, all_of="locks.py") > 15
