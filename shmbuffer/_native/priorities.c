@@ -289,12 +289,14 @@ static bool masses_stay_finite(const struct shmb_ring *ring, double alpha, doubl
     return pow(greatest + eps, alpha) <= shmb_largest_mass(ring);
 }
 
-/* Changes alpha (or switches the tree on, with bind). The new value is stored first: whoever repairs after a
+/* Changes alpha (or switches the tree on, with bind); NaN: it stays what it is. The new value is stored first: whoever repairs after a
  * death in here recomputes every leaf from the raw priorities with it. */
 int shmb_set_alpha(struct shmb_ring *ring, struct shmb_call *call, double alpha, double eps, bool bind) {
     struct shmb_runtime *runtime = ring->runtime;
     int status = shmb_lock(ring, call);
     if (status != SHMB_OK) return status;
+    if (isnan(alpha)) alpha = runtime->alpha; /* now, with the mutex: another process may have changed it */
+    if (isnan(eps)) eps = runtime->eps;
     bool on = atomic_load_explicit(&runtime->prioritized, memory_order_relaxed) != 0;
     if (on && runtime->alpha == alpha && runtime->eps == eps) {
         shmb_unlock(ring);

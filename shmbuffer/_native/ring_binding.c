@@ -4,6 +4,7 @@
  * is given up for copies that are worth it, and by whoever has to wait. */
 #include "module.h"
 
+#include <math.h>
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -469,14 +470,21 @@ static PyObject *ring_empty(PyObject *object, PyObject *const *args, Py_ssize_t 
     return end(&python, status, 0);
 }
 
-/* set_alpha(alpha, eps, bind, timeout_ns) -> 0 */
+/* The number; NaN of None. */
+static double number_or_none(PyObject *given) {
+    if (given == Py_None) return NAN;
+    double found = PyFloat_AsDouble(given);
+    return isnan(found) ? INFINITY : found; /* which is refused as well */
+}
+
+/* set_alpha(alpha or None, eps or None, bind, timeout_ns) -> 0 */
 static PyObject *ring_set_alpha(PyObject *object, PyObject *const *args, Py_ssize_t nargs) {
     struct ring_object *self = (struct ring_object *)object;
     int bind;
     int64_t timeout;
     if (expect(nargs, 4, "set_alpha") < 0 || (bind = PyObject_IsTrue(args[2])) < 0 || signed_number(args[3], &timeout) < 0)
         return NULL;
-    double alpha = PyFloat_AsDouble(args[0]), eps = PyFloat_AsDouble(args[1]);
+    double alpha = number_or_none(args[0]), eps = number_or_none(args[1]);
     if (PyErr_Occurred()) return NULL;
     struct python_call python = begin(timeout);
     int status = shmb_set_alpha(&self->ring, &python.call, alpha, eps, bind != 0);
@@ -1028,7 +1036,7 @@ static PyMethodDef methods[] = {
     FAST(update, "update(index, tickets, priorities, count, timeout_ns): raw priorities."),
     FAST(update_singles, "update_singles(index, tickets, priorities, count, timeout_ns): the same, of float32."),
     FAST(empty, "empty(keep_write_count, timeout_ns): forget every item."),
-    FAST(set_alpha, "set_alpha(alpha, eps, bind, timeout_ns): change the exponent, or switch the tree on."),
+    FAST(set_alpha, "set_alpha(alpha or None, eps or None, bind, timeout_ns): change them, or switch the tree on; None: as it is."),
     FAST(reap, "reap(entry, incarnation, timeout_ns): finish the claim of a client proven dead, free its entry."),
     FAST(forfeit, "forfeit(entry, turn, timeout_ns): send a turn that is not used to the end of the queue."),
     {"leave", ring_leave, METH_O, "leave(timeout_ns): free our entry."},

@@ -602,14 +602,15 @@ class Ring:
             f"bind_priorities({alpha}, {eps})",
         )
 
-    def set_alpha(self, alpha: float, eps: float | None = None) -> None:
+    def set_alpha(self, alpha: float | None, eps: float | None = None) -> None:
         """Changes the exponent exactly: masses are recomputed from raw priorities. O(capacity).
+
+        None: that one stays as it is, whoever changes it meanwhile.
 
         Raises:
             ValueError: negative, no number, or too large for the priorities that are there;
                 nothing was changed.
         """
-        eps = self.eps if eps is None else eps
         self._run(
             lambda: self._native.set_alpha(alpha, eps, False, LOCK_TIMEOUT_NS),
             f"set_alpha({alpha}, {eps})",

@@ -611,6 +611,33 @@ def test_another_alpha_reaches_a_call_that_waits_for_the_mutex(make: Maker, call
     assert ring.mass()[2] == 16.0
 
 
+@pytest.mark.parametrize("change", [(2.0, None), (None, 3.0)], ids=["alpha", "eps"])
+def test_whoever_changes_alpha_keeps_the_eps_of_another_and_the_other_way_round(
+    make: Maker, change: tuple[float | None, float | None]
+) -> None:
+    """What stays is what it is when the mutex was got, not when it was asked for."""
+    engine = make(8, alpha=1.0, eps=0.0)
+    ring = ring_of(engine)
+    write(ring, range(8), np.ones(8))
+
+    def work(parent: Parent) -> None:
+        engine.attach_again()
+        parent.pause_at("count.added")  # it has found the mutex taken
+        ring.set_alpha(*change)
+
+    with mutex_held(engine) as holder, child(work) as waiter:
+        waiter.reached()
+        engine.control.runtime["alpha"] = 3.0  # as set_alpha does it under the mutex
+        engine.control.runtime["eps"] = 1.0
+        holder.go()
+        assert holder.end() == 0
+        waiter.go()
+        assert waiter.end() == 0
+    alpha, eps = (3.0 if change[0] is None else 2.0), (1.0 if change[1] is None else 3.0)
+    assert (ring.alpha, ring.eps) == (alpha, eps)
+    assert ring.mass().tolist() == [(1 + eps) ** alpha] * 8
+
+
 @pytest.mark.parametrize(("alpha", "applied"), [(2.0, 1200), (150.0, 128)])
 def test_another_alpha_between_the_pieces_of_an_update_reaches_the_rest(
     make: Maker, alpha: float, applied: int
@@ -662,7 +689,7 @@ def test_an_alpha_that_makes_the_sum_infinite_is_refused(make: Maker) -> None:
     engine = make(alpha=0.5, eps=0.0)
     ring = ring_of(engine)
     write(ring, range(8), np.array([1e200, 1, 2, 3, 4, 5, 6, 7]))
-    with pytest.raises(ValueError, match=r"set_alpha\(2\.0, 0\.0\): .* finite; nothing was chang"):
+    with pytest.raises(ValueError, match=r"set_alpha\(2\.0, None\): .* finite; nothing was chang"):
         ring.set_alpha(2.0)
     assert ring.alpha == 0.5
     require_tree(engine)

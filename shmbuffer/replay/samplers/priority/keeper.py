@@ -67,7 +67,7 @@ class PriorityKeeper(Sampler):
 
     @alpha.setter
     def alpha(self, value: float) -> None:
-        self._set(from_zero("alpha", value), self.eps)
+        self._set(from_zero("alpha", value), None)
 
     @property
     def eps(self) -> float:
@@ -77,7 +77,7 @@ class PriorityKeeper(Sampler):
 
     @eps.setter
     def eps(self, value: float) -> None:
-        self._set(self.alpha, from_zero("eps", value))
+        self._set(None, from_zero("eps", value))
 
     @property
     def default_priority(self) -> float:
@@ -91,10 +91,12 @@ class PriorityKeeper(Sampler):
         """Where the priorities are; None before there is anything to keep them for."""
         return self._ring if self._table is None else self._table.ring
 
-    def _set(self, alpha: float, eps: float) -> None:
+    def _set(self, alpha: float | None, eps: float | None) -> None:
+        """Set one of them or both; None: that one stays."""
         if self.ring is not None:
             self.ring.set_alpha(alpha, eps)
-        self._alpha, self._eps = alpha, eps
+        self._alpha = self._alpha if alpha is None else alpha
+        self._eps = self._eps if eps is None else eps
 
     # -- a storage -----------------------------------------------------------------------------
 
