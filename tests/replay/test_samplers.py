@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import pickle
+import signal
+import threading
 from typing import Any
 
 import numpy as np
@@ -72,6 +75,36 @@ def test_torch_manual_seed_decides_the_draws(make: Any) -> None:
         assert torch.equal(rb.sample(), first[0])
         assert torch.equal(rb.sample(), first[1])
         assert not torch.equal(*first)
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["default generator", "own generator"])
+def test_a_child_that_is_forked_while_a_thread_draws_can_draw(own: bool) -> None:
+    """Torch's generator has a mutex, and the parent's thread holds it: a child would hang in it."""
+    sampler, end, drawing = RandomSampler(), threading.Event(), threading.Event()
+    if own:
+        sampler._rng = torch.Generator()
+
+    def draw() -> None:
+        while not end.is_set():
+            drawing.set()
+            sampler.sample(range(100), 5_000_000)  # some ten milliseconds, most of them without GIL
+
+    thread = threading.Thread(target=draw)
+    thread.start()
+    try:
+        for _ in range(5):
+            drawing.clear()
+            assert drawing.wait(60)
+            pid = os.fork()
+            if pid == 0:
+                signal.signal(signal.SIGALRM, signal.SIG_DFL)
+                signal.alarm(20)  # ends the process, wherever it hangs
+                sampler.sample(range(100), 5)
+                os._exit(0)
+            assert os.waitpid(pid, 0)[1] == 0, "the child hung"
+    finally:
+        end.set()
+        thread.join()
 
 
 def test_a_generator_decides_the_draws_and_leaves_torchs_own_alone(make: Any) -> None:

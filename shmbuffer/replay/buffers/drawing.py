@@ -28,7 +28,7 @@ from shmbuffer.replay.eager import FRAMES
 from shmbuffer.replay.keys import GENERATION, INDEX, WEIGHT_KEYS
 from shmbuffer.replay.leaves import reads_into
 from shmbuffer.replay.samplers import RandomSampler
-from shmbuffer.replay.samplers.sampler import draw_key, lanes_of
+from shmbuffer.replay.samplers.sampler import between_forks, draw_key, lanes_of
 from shmbuffer.replay.storages.indexing import unravel
 from shmbuffer.replay.storages.on_ring import OnRing
 
@@ -238,7 +238,7 @@ class Drawing(Parts):
         assert self._batch_size is not None
         with self._choosing():
             position = sampler._position()
-            state = None if generator is None else generator.get_state()
+            state = None if generator is None else between_forks(generator.get_state)
             index, found = sampler.sample(self._storage, self._batch_size)
             ran_out = sampler.ran_out
 
@@ -246,7 +246,7 @@ class Drawing(Parts):
             with self._choosing():
                 sampler._rewind(position)
                 if generator is not None and state is not None:
-                    generator.set_state(state)
+                    between_forks(generator.set_state, state)
 
         return Order(partial(self._gathered, index, found), ran_out, undo)
 

@@ -39,6 +39,7 @@ from shmbuffer.replay.checkpoints import (
     write_json,
 )
 from shmbuffer.replay.publication import finish, is_being_published, publish
+from shmbuffer.replay.samplers.sampler import between_forks
 from shmbuffer.replay.work_directory import located
 
 _METADATA = "buffer_metadata.json"
@@ -104,7 +105,9 @@ class Saving(Parts):
             for name, one in self._seeded().items():
                 rng = one._generator
                 if rng is not None and (one is self or rng is not self._generator):
-                    state = TensorDict({"rng_state": rng.get_state()}, device=rng.device)
+                    state = TensorDict(
+                        {"rng_state": between_forks(rng.get_state)}, device=rng.device
+                    )
                     state.memmap(directory / name)
             write_states(directory / _TRANSFORM, self._transform)
             write_json(
@@ -207,7 +210,7 @@ class Saving(Parts):
             "_writer": self._writer.state_dict(),
             "_transforms": self._transform.state_dict(),
             "_batch_size": self._batch_size,
-            "_rng": None if rng is None else (rng.get_state(), str(rng.device)),
+            "_rng": None if rng is None else (between_forks(rng.get_state), str(rng.device)),
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -271,7 +274,7 @@ class Saving(Parts):
         if self._generator is None or self._generator.device.type != device.type:
             self.generator = torch.Generator(device)
         assert self._generator is not None
-        self._generator.set_state(state)
+        between_forks(self._generator.set_state, state)
 
 
 def _metadata(path: Path) -> dict[str, Any]:

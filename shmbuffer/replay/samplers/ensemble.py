@@ -25,7 +25,7 @@ from shmbuffer.replay.checkpoints import (
 from shmbuffer.replay.members import is_everything, members
 from shmbuffer.replay.samplers.routes import known_tickets, routes
 from shmbuffer.replay.samplers.rows import stack_index, stack_rows
-from shmbuffer.replay.samplers.sampler import PriorityUpdate, Sampler
+from shmbuffer.replay.samplers.sampler import PriorityUpdate, Sampler, between_forks
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -165,7 +165,7 @@ class SamplerEnsemble(Sampler):
             return list(range(count))
         p = self._p
         if p is None:
-            drawn = torch.randint(len(storages), (count,), generator=self._rng)
+            drawn = between_forks(torch.randint, len(storages), (count,), generator=self._rng)
             return drawn.tolist()
         if isinstance(p, str):
             p = torch.tensor([float(len(storage)) for storage in storages])
@@ -175,7 +175,7 @@ class SamplerEnsemble(Sampler):
                 if p is self._p
                 else "there is no buffer to choose: all of them are empty"
             )
-        return torch.multinomial(p, count, True, generator=self._rng).tolist()
+        return between_forks(torch.multinomial, p, count, True, generator=self._rng).tolist()
 
     def _draw(self, at: int, storage: Any, count: int) -> tuple[torch.Tensor, dict[Any, Any]]:
         """One row; where a pass of its sampler ends before it is full, the next pass fills it."""

@@ -10,7 +10,7 @@ import torch
 
 from shmbuffer.replay.keys import WEIGHT_KEYS
 from shmbuffer.replay.samplers.prioritized import PrioritizedSampler
-from shmbuffer.replay.samplers.sampler import lanes_of
+from shmbuffer.replay.samplers.sampler import between_forks, lanes_of
 from shmbuffer.replay.samplers.slices import SliceSampler
 from shmbuffer.replay.samplers.slicing.cutting import Cuts, Side, places
 from shmbuffer.replay.storages.indexing import ravel
@@ -196,7 +196,7 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
                 f"priorities of all {len(rows)} items with room for it are 0, and eps is 0; draw "
                 "shorter slices, or use eps > 0"
             )
-        numbers = torch.rand(count, dtype=torch.float64, generator=self._rng).numpy()
+        numbers = between_forks(torch.rand, count, dtype=torch.float64, generator=self._rng).numpy()
         at = np.searchsorted(before, numbers * before[-1], side="right")
         at = np.minimum(at, np.flatnonzero(mass)[-1])  # rounding may lead beyond the last one
         least = ring.p_min

@@ -8,7 +8,13 @@ import torch
 
 from shmbuffer.errors import EmptyBufferError
 from shmbuffer.replay.keys import GENERATION
-from shmbuffer.replay.samplers.sampler import NOTHING_THERE, Sampler, draw_key, lanes_of
+from shmbuffer.replay.samplers.sampler import (
+    NOTHING_THERE,
+    Sampler,
+    between_forks,
+    draw_key,
+    lanes_of,
+)
 from shmbuffer.replay.samplers.without_replacement import SamplerWithoutReplacement
 from shmbuffer.replay.storages.indexing import unravel
 
@@ -61,7 +67,7 @@ class RandomSampler(Sampler):
         length = len(storage)
         if not length:
             raise EmptyBufferError(NOTHING_THERE)
-        index = torch.randint(length, (batch_size,), generator=self._rng)
+        index = between_forks(torch.randint, length, (batch_size,), generator=self._rng)
         lanes = lanes_of(storage)
         return unravel(index, lanes) if lanes else index, {}
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import threading
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
@@ -122,7 +124,20 @@ def lanes_of(storage: Any) -> tuple[int, ...]:
     return lanes
 
 
+_T = TypeVar("_T")
+
 _scratch = threading.local()
+_gate = threading.RLock()  # reentrant: a signal handler may fork while its thread draws
+
+
+def between_forks(call: Callable[..., _T], *arguments: Any, **options: Any) -> _T:
+    """What a call answers that uses a generator of torch, with no fork of this process meanwhile.
+
+    A generator has a mutex. A child that is forked while another thread draws inherits it locked,
+    and its first draw would wait for ever.
+    """
+    with _gate:
+        return call(*arguments, **options)
 
 
 def draw_key(generator: torch.Generator | None) -> int:
@@ -138,5 +153,18 @@ def draw_key(generator: torch.Generator | None) -> int:
         key = torch.empty((), dtype=torch.int64)
         number = key.numpy()
         _scratch.key = key, number
-    key.random_(generator=generator)
+    with _gate:
+        key.random_(generator=generator)
     return int(number.item())
+
+
+def _open_gate_in_child() -> None:
+    global _gate
+    _gate = threading.RLock()
+
+
+os.register_at_fork(
+    before=lambda: _gate.acquire(),
+    after_in_parent=lambda: _gate.release(),
+    after_in_child=_open_gate_in_child,
+)

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from shmbuffer.replay.keys import GENERATION, WEIGHT_KEYS
-from shmbuffer.replay.samplers.sampler import Sampler, lanes_of
+from shmbuffer.replay.samplers.sampler import Sampler, between_forks, lanes_of
 from shmbuffer.replay.samplers.slicing.boundaries import DONE, Boundaries
 from shmbuffer.replay.samplers.slicing.cutting import Cuts, Side, Span, places, rows_of
 from shmbuffer.replay.samplers.slicing.marks import Marks
@@ -317,7 +317,9 @@ class SliceSampler(Sampler, metaclass=_WithOrWithout):
 
     def _numbers(self, count: int) -> NDArray[np.int64]:
         """Random numbers below `_NUMBERS`."""
-        numbers: NDArray[np.int64] = torch.randint(_NUMBERS, (count,), generator=self._rng).numpy()
+        numbers: NDArray[np.int64] = between_forks(
+            torch.randint, _NUMBERS, (count,), generator=self._rng
+        ).numpy()
         return numbers
 
     def _again(self, storage: Any, index: Any) -> tuple[Any, dict[Any, Any]]:

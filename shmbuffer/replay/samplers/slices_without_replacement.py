@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from shmbuffer.memory import slots
+from shmbuffer.replay.samplers.sampler import between_forks
 from shmbuffer.replay.samplers.slices import SliceSampler
 from shmbuffer.replay.samplers.slicing.cutting import Cuts
 from shmbuffer.replay.samplers.without_replacement import SamplerWithoutReplacement
@@ -171,7 +172,9 @@ class SliceSamplerWithoutReplacement(SliceSampler, SamplerWithoutReplacement):
             )
         if not self.shuffle:
             return allowed
-        order: NDArray[np.int64] = torch.randperm(len(allowed), generator=self._rng).numpy()
+        order: NDArray[np.int64] = between_forks(
+            torch.randperm, len(allowed), generator=self._rng
+        ).numpy()
         return allowed[order]
 
     def _pass_of(
@@ -194,7 +197,9 @@ class SliceSamplerWithoutReplacement(SliceSampler, SamplerWithoutReplacement):
 
         def choose(table: Trajectories) -> Cuts:
             allowed = self._allowed(table, steps)
-            chosen = torch.randperm(len(allowed), generator=self._rng)[:count].numpy()
+            chosen = between_forks(torch.randperm, len(allowed), generator=self._rng)[
+                :count
+            ].numpy()
             return Cuts(allowed[chosen], self._begins(table, allowed[chosen], steps))
 
         return self._draw(storage, steps, choose)

@@ -17,7 +17,7 @@ from shmbuffer.replay.samplers.passes import (
     places_of,
     wait_for,
 )
-from shmbuffer.replay.samplers.sampler import Sampler, lanes_of
+from shmbuffer.replay.samplers.sampler import Sampler, between_forks, lanes_of
 from shmbuffer.replay.samplers.saved import moved_pass, read_pass, write_pass
 from shmbuffer.replay.storages.indexing import ravel
 
@@ -141,7 +141,7 @@ class SamplerWithoutReplacement(Sampler):
                 "items first, draw fewer, or use drop_last=False"
             )
         if self.shuffle:
-            places = places[torch.randperm(len(places), generator=self._rng).numpy()]
+            places = places[between_forks(torch.randperm, len(places), generator=self._rng).numpy()]
         return Pass(places, 0, len(places), False)
 
     def _again(self, storage: Any, index: Any) -> tuple[Any, dict[str, Any]]:
