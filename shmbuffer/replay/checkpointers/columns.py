@@ -14,13 +14,17 @@ from typing import Any
 
 import torch
 
+from shmbuffer._native import _core
 from shmbuffer.replay.checkpointers.memmap import pytree_names
 from shmbuffer.replay.checkpointers.nontensors import tensors_only
 from shmbuffer.replay.leaves import Leaves
 from shmbuffer.replay.nodes import TensorDictNode
 
+#: What owns a column's file, by the number of its leaf.
+Opened = dict[int, _core.Descriptor]
 
-def make_files(leaves: Leaves, slots: int, path: Path) -> tuple[list[Any], dict[int, int]]:
+
+def make_files(leaves: Leaves, slots: int, path: Path) -> tuple[list[Any], Opened]:
     """Make the files of a whole storage, sparse, with tensordict's own ``meta.json``.
 
     Args:
@@ -29,9 +33,8 @@ def make_files(leaves: Leaves, slots: int, path: Path) -> tuple[list[Any], dict[
         path: a directory that is there.
 
     Returns:
-        A map ``[slots, *lanes, *shape]`` of each leaf's file, or `Objects` of that shape; and
-        descriptors of the files that have bytes, by the number of the leaf, for the caller to
-        close.
+        A map ``[slots, *lanes, *shape]`` of each leaf's file, or `Objects` of that shape; and what
+        owns the files that have bytes, by the number of the leaf.
     """
     lead = (slots, *leaves.lanes)
     tensors = [at for at in range(len(leaves.leaves)) if at not in leaves.objects]
@@ -59,7 +62,9 @@ def make_files(leaves: Leaves, slots: int, path: Path) -> tuple[list[Any], dict[
                 files[at] = path / f"{name}.memmap"
                 _make_sparse(files[at], blank[at])
         files = {at: file for at, file in files.items() if blank[at].numel()}
-    descriptors = {at: os.open(file, os.O_RDWR | os.O_CLOEXEC) for at, file in files.items()}
+    descriptors = {at: _core.Descriptor() for at in files}
+    for at, file in files.items():
+        descriptors[at].take(os.open, file, os.O_RDWR | os.O_CLOEXEC)
     return _columns(leaves, lead, descriptors), descriptors
 
 
@@ -85,27 +90,28 @@ def _named_errors(path: Path) -> Iterator[None]:
         raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from error
 
 
-def scratch_columns(leaves: Leaves, slots: int, path: Path) -> tuple[list[Any], dict[int, int]]:
+def scratch_columns(leaves: Leaves, slots: int, path: Path) -> tuple[list[Any], Opened]:
     """What `make_files` gives, of files without a name: gone when nobody uses them any more."""
     lead = (slots, *leaves.lanes)
-    descriptors: dict[int, int] = {}
+    descriptors: Opened = {}
     for at, (leaf, dtype) in enumerate(zip(leaves.leaves, leaves.dtypes, strict=True)):
         nbytes = math.prod((*lead, *leaf.shape)) * dtype.itemsize
         if nbytes and at not in leaves.objects:
             name = path / f".shmbuffer-column-{secrets.token_hex(6)}"
             flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-            descriptors[at] = os.open(name, flags, 0o600)
+            descriptors[at] = _core.Descriptor()
+            fd = descriptors[at].take(os.open, name, flags, 0o600)
             os.unlink(name)
-            os.truncate(descriptors[at], nbytes)
+            os.truncate(fd, nbytes)
     return _columns(leaves, lead, descriptors), descriptors
 
 
-def _columns(leaves: Leaves, lead: tuple[int, ...], descriptors: dict[int, int]) -> list[Any]:
+def _columns(leaves: Leaves, lead: tuple[int, ...], descriptors: Opened) -> list[Any]:
     """A map of each file; what has none is empty, or objects."""
     columns: list[Any] = []
     for at, (leaf, dtype) in enumerate(zip(leaves.leaves, leaves.dtypes, strict=True)):
         if at in descriptors:
-            content = mmap.mmap(descriptors[at], 0)
+            content = mmap.mmap(descriptors[at].fd, 0)
             columns.append(torch.frombuffer(content, dtype=dtype).view(*lead, *leaf.shape))
         else:
             columns.append(leaves.column(at, lead, torch.device("cpu")))

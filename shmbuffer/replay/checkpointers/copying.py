@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from shmbuffer.memory import Engine, Moment, filesystem
+from shmbuffer.replay.checkpointers.columns import Opened
 from shmbuffer.replay.checkpointers.record import Record
 from shmbuffer.replay.leaves import Leaves
 
@@ -31,7 +32,7 @@ class Copy(NamedTuple):
     """One ``[slots, *lanes, *shape]`` for each leaf: a tensor, or `Objects`."""
 
 
-def copy_into(rows: Rows, columns: list[Any], descriptors: dict[int, int], folder: Path) -> Copy:
+def copy_into(rows: Rows, columns: list[Any], descriptors: Opened, folder: Path) -> Copy:
     """Copy all items into maps of files, whose room is taken first.
 
     A store to a map for which there is no room ends the process; want of room is an error here.
@@ -39,7 +40,7 @@ def copy_into(rows: Rows, columns: list[Any], descriptors: dict[int, int], folde
     Args:
         rows: what to copy.
         columns: where to, one for each leaf.
-        descriptors: of the file of each column that has one, by its number; they are closed.
+        descriptors: owners of the file of each column that has one, by its number; they are closed.
         folder: where the files are, for messages.
 
     Raises:
@@ -56,15 +57,15 @@ def copy_into(rows: Rows, columns: list[Any], descriptors: dict[int, int], folde
         }
         for at, descriptor in descriptors.items():
             try:
-                os.posix_fallocate(descriptor, 0, needed[at])
+                os.posix_fallocate(descriptor.fd, 0, needed[at])
             except OSError as error:
-                free = filesystem.free_bytes(descriptor)
+                free = filesystem.free_bytes(descriptor.fd)
                 raise filesystem.space_error(
                     str(folder), sum(needed.values()), free, why=error.errno or 0
                 ) from error
     finally:
         for descriptor in descriptors.values():
-            os.close(descriptor)
+            descriptor.close()
     moment = rows.copy_out(columns)
     return Copy(moment, Record.of_moment(moment, rows.leaves), columns)
 

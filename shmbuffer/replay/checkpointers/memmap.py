@@ -22,6 +22,7 @@ from urllib.parse import quote
 
 import torch
 
+from shmbuffer._native import _core
 from shmbuffer.errors import CorruptBufferError, SchemaMismatchError
 from shmbuffer.replay.checkpoints import read_json
 from shmbuffer.replay.keys import OWN_KEYS
@@ -185,8 +186,8 @@ def mapped(file: Path, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tens
         raise CorruptBufferError(f"{file}: cannot hold a tensor of shape {list(shape)}")
     if not nbytes:
         return torch.empty(shape, dtype=dtype)
-    fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
-    try:
+    with _core.Descriptor() as opened:
+        fd = opened.take(os.open, file, os.O_RDONLY | os.O_CLOEXEC)
         found = os.fstat(fd).st_size
         if found < nbytes:
             raise CorruptBufferError(
@@ -198,8 +199,6 @@ def mapped(file: Path, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tens
             )
         flags, protection = mmap.MAP_PRIVATE | _NORESERVE, mmap.PROT_READ | mmap.PROT_WRITE
         content = mmap.mmap(fd, nbytes, flags=flags, prot=protection)
-    finally:
-        os.close(fd)
     return torch.frombuffer(content, dtype=dtype).view(shape)
 
 

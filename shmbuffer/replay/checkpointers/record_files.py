@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from shmbuffer._native import _core
 from shmbuffer.errors import CorruptBufferError
 from shmbuffer.replay.checkpointers.record_image import RecordImage, copied
 
@@ -41,11 +42,9 @@ def write_records(folder: Path, records: Records, dictionary: bytes | None) -> M
         SpaceError: bytes needed and free.
     """
     target = folder / _DATA
-    descriptor = os.open(target, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
-    try:
-        moment, table = copied(records, descriptor, str(target))
-    finally:
-        os.close(descriptor)
+    flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+    with _core.Descriptor() as file:
+        moment, table = copied(records, file.take(os.open, target, flags, 0o644), str(target))
     np.save(folder / _TABLE, table, allow_pickle=False)
     if dictionary is not None:
         (folder / _DICTIONARY).write_bytes(dictionary)

@@ -64,13 +64,10 @@ class RecordImage:
     @classmethod
     def in_memory(cls, records: Records, dictionary: bytes | None) -> tuple[RecordImage, Moment]:
         """What a ring holds now, and the moment that it is of."""
-        descriptor = os.memfd_create("shmbuffer-records", os.MFD_CLOEXEC)
-        try:
-            moment, table = copied(records, descriptor, "memory")
-            size = os.fstat(descriptor).st_size
-            data = np.fromfile(f"/proc/self/fd/{descriptor}", np.uint8, size)
-        finally:
-            os.close(descriptor)
+        with _core.Descriptor() as memory:
+            fd = memory.take(os.memfd_create, "shmbuffer-records", os.MFD_CLOEXEC)
+            moment, table = copied(records, fd, "memory")
+            data = np.fromfile(f"/proc/self/fd/{fd}", np.uint8, os.fstat(fd).st_size)
         slots, positions, sizes = (np.ascontiguousarray(column) for column in table.T)
         return cls(data, slots, positions, sizes, dictionary), moment
 

@@ -264,7 +264,7 @@ def _write_pytree(data: Any, folder: Path, leaves: Leaves) -> tuple[dict[str, An
     values, (count,) = found.values(data)
     columns, descriptors = make_files(found, count, folder)
     for descriptor in descriptors.values():
-        os.close(descriptor)
+        descriptor.close()
     for column, value in zip(columns, values, strict=True):
         column.copy_(value)
     return pytree_metadata(found, count), found.node.to_json()

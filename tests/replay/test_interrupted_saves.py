@@ -1,0 +1,48 @@
+"""Ctrl-C in a save or a load, wherever CPython looks for signals: see `tests/crash/interrupts.py`."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+from shmbuffer import LazyMemmapStorage, TensorDictReplayBuffer
+from tests.crash.interrupts import Deed, walk
+
+
+@pytest.mark.parametrize("call", ["loads"])
+def test_an_interrupt_anywhere_in_it_leaves_no_lock_and_no_file(call: str, fast_path: Path) -> None:
+    numbers = itertools.count()
+
+    @contextmanager
+    def begin() -> Iterator[tuple[Callable[[], object], Callable[[], object]]]:
+        path = fast_path / str(next(numbers))
+        storage = LazyMemmapStorage(8, scratch_dir=path / "buffer", shared_init=True)
+        rb = TensorDictReplayBuffer(storage=storage, batch_size=4)
+        rb.extend(TensorDict({"obs": torch.arange(5.0)}, [5]))
+        rb.dumps(path / "save")
+
+        def act() -> None:
+            getattr(rb, call)(path / "save")
+
+        def works() -> None:
+            act()
+            rb.loads(path / "save")
+            assert rb[:]["obs"].tolist() == [0, 1, 2, 3, 4]
+            storage.engine.cleanup()
+            rb.close()
+
+        yield act, works
+
+    with begin() as (act, works):  # what is made once, such as caches of torch
+        act()
+        works()
+    del act, works
+    gc.collect()
+    assert walk(Deed(call, begin), stride=12, all_of="locks.py") > 15
