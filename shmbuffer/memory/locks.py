@@ -15,9 +15,9 @@ Always true
   2. No forked child keeps a lock: with a copy of the descriptor it would make its parent immortal.
      So it closes them (`_core.close_in_child`), and no fork gets in while one is opened (`_gate`).
   3. Releasing unlocks before it closes, which also reaches a copy that a fork in C has made.
-  4. A descriptor belongs to its `Lock` before it is locked. Ctrl-C comes between any two bytecodes,
-     and wherever it does, the lock is free: what took it lets go as the exception passes, and what
-     was interrupted in letting go is let go of when nothing refers to the `Lock` any more.
+  4. A descriptor belongs to its `Lock` before it is locked, and leaving the block is one call of
+     the core. So Ctrl-C leaves no lock, whichever two bytecodes it comes between: what takes one
+     lets go as the exception passes, and what is forgotten is closed with its `Lock`.
 If a process dies here: the kernel unlocks; the files stay, empty, for the next one.
 """
 
