@@ -175,20 +175,6 @@ class History:
     rooms: tuple[int, int, int]
     left_out: int
 
-    def open_ends(self) -> dict[int, Event]:
-        """Those who were seen coming and not going, by incarnation, as it was first noted."""
-        found: dict[int, Event] = {}
-        for one in self.events:
-            incarnation = int(one["incarnation"])
-            if one["kind"] == EventKind.JOINED:
-                role = next((role for role in Role if role == one["role"]), Role.CLIENT)
-                name = one["name"].decode(errors="replace")
-                event = Event(EventKind.JOINED, role, int(one["pid"]), incarnation, name=name)
-                found.setdefault(incarnation, event)
-            elif one["kind"] in (EventKind.LEFT, EventKind.DIED):
-                found.pop(incarnation, None)
-        return found
-
 
 def recorded_fields() -> dict[str, str]:
     """What this version records, by name, with the type; counters by the names that they have."""
@@ -238,19 +224,7 @@ def parse(data: bytes, where: Path) -> History:
         FormatError: not a history, or one of another version.
         CorruptBufferError: a header that is damaged, or another size than it says.
     """
-    if data[: len(MAGIC)] != MAGIC:
-        raise FormatError(f"{where}: not a history of shmbuffer; the next recorder starts it anew")
-    if len(data) < HEADER_BYTES:
-        raise _damaged(where, f"has {len(data)} bytes, too few for a header")
-    page = np.frombuffer(data, HEADER, 1)[0]
-    if page["version"] != VERSION or page["endian"] != layout.ENDIAN_TAG:
-        raise IncompatibleVersionError(
-            f"{where}: a history of format version {page['version']}, this is version {VERSION}; "
-            "read it with the version that wrote it, the next recorder starts it anew"
-        )
-    if _core.crc32c(data[: HEADER_BYTES - 4]) != page["crc32c"]:
-        raise _damaged(where, "has a header that does not fit its checksum")
-    fields = _fields_of(page["fields"].tobytes()[: int(page["fields_bytes"])])
+    page, fields = _parsed_header(data, where)
     rooms = [int(page[name]) for name in ("fine", "coarse", "events")]
     sizes = [int(page["record_bytes"])] * 2 + [int(page["event_bytes"])]
     expected = HEADER_BYTES + sum(room * size for room, size in zip(rooms, sizes, strict=True))
@@ -269,6 +243,39 @@ def parse(data: bytes, where: Path) -> History:
         (rooms[0], rooms[1], rooms[2]),
         fine[1] + coarse[1] + events[1],
     )
+
+
+def _parsed_header(data: bytes, where: Path) -> tuple[np.void, dict[str, str]]:
+    if data[: len(MAGIC)] != MAGIC:
+        raise FormatError(f"{where}: not a history of shmbuffer; the next recorder starts it anew")
+    if len(data) < HEADER_BYTES:
+        raise _damaged(where, f"has {len(data)} bytes, too few for a header")
+    page = np.frombuffer(data, HEADER, 1)[0]
+    if page["version"] != VERSION or page["endian"] != layout.ENDIAN_TAG:
+        raise IncompatibleVersionError(
+            f"{where}: a history of format version {page['version']}, this is version {VERSION}; "
+            "read it with the version that wrote it, the next recorder starts it anew"
+        )
+    if _core.crc32c(data[: HEADER_BYTES - 4]) != page["crc32c"]:
+        raise _damaged(where, "has a header that does not fit its checksum")
+    fields = _fields_of(page["fields"].tobytes()[: int(page["fields_bytes"])])
+    return page, fields
+
+
+def open_ends(events: NDArray[np.void]) -> dict[int, Event]:
+    """Those who were seen coming and not going, by incarnation, as it was first noted."""
+    found: dict[int, Event] = {}
+    roles = {int(role): role for role in Role}
+    columns = (events[name].tolist() for name in ("kind", "role", "pid", "incarnation", "name"))
+    for kind, role, pid, incarnation, name in zip(*columns, strict=True):
+        if kind == EventKind.JOINED:
+            known, text = roles.get(role, Role.CLIENT), name.decode(errors="replace")
+            found.setdefault(
+                incarnation, Event(EventKind.JOINED, known, pid, incarnation, name=text)
+            )
+        elif kind in (EventKind.LEFT, EventKind.DIED):
+            found.pop(incarnation, None)
+    return found
 
 
 def _offsets(rooms: list[int], sizes: list[int]) -> list[int]:
@@ -412,6 +419,19 @@ class Recorder:
         )
         _core.reached("history.event")
 
+    def note_deaths(self, died: Sequence[Event]) -> None:
+        """Notes those of these whose end is not noted yet; see the function."""
+        place = self._events
+        data = os.pread(self._file.fd, place.size * place.room, place.begin)
+        events = _whole(np.frombuffer(data, EVENT))[0]
+        place.number = int(events["number"].max(initial=0))
+        ends = open_ends(events)
+        ended = set(events["incarnation"].tolist()) - ends.keys()
+        for event in died:
+            if event.incarnation not in ended:
+                seen = ends.get(event.incarnation, event)
+                self.note(replace(event, name=seen.name), BY_RECOVERY)
+
     def close(self) -> None:
         """Lets the next recorder in. Idempotent."""
         self._file.close()
@@ -440,19 +460,18 @@ def note_deaths(files: Files, uuid: bytes, died: Sequence[Event]) -> None:
     except (AttachTimeout, OSError, ShmBufferError) as error:
         _log.warning("%s: the dead are not in the history: %s", files.path, error)
         return
-    with file:
-        try:
-            found = _to_go_on_with(files.directory, uuid)
-            if isinstance(found, History):
-                recorder = Recorder(file, files.path / layout.HISTORY, found, None)
-                open_ends = found.open_ends()
-                ended = set(found.events["incarnation"].tolist()) - open_ends.keys()
-                for event in died:
-                    if event.incarnation not in ended:
-                        seen = open_ends.get(event.incarnation, event)
-                        recorder.note(replace(event, name=seen.name), BY_RECOVERY)
-        except (OSError, ShmBufferError) as error:
-            _log.warning("%s: the dead are not in the history: %s", files.path, error)
+    try:
+        # Of its own: the other rings are large, and somebody waits for the recovery.
+        page, fields = _parsed_header(os.pread(file.fd, HEADER_BYTES, 0), files.path)
+        rooms = tuple(int(page[name]) for name in ("fine", "coarse", "events"))
+        ours = page["uuid"].tobytes() == uuid
+        if ours and (fields, rooms) == (recorded_fields(), (FINE, COARSE, EVENTS)):
+            recorder = Recorder(file, files.path / layout.HISTORY, None, None)
+            recorder.note_deaths(died)
+    except (OSError, ShmBufferError) as error:
+        _log.warning("%s: the dead are not in the history: %s", files.path, error)
+    finally:
+        file.close()
 
 
 def _to_go_on_with(directory: Directory, uuid: bytes) -> History | str:

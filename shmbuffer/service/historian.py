@@ -27,6 +27,7 @@ from shmbuffer.memory.history import (
     History,
     Recorder,
     living,
+    open_ends,
 )
 from shmbuffer.memory.layout import Role
 from shmbuffer.memory.region import Directory
@@ -137,7 +138,7 @@ class Historian:
 
     def _note_gone(self, recorder: Recorder, before: History, present: set[int]) -> None:
         """Notes those who went while nobody recorded: by their number they died, or left."""
-        ends = before.open_ends()
+        ends = open_ends(before.events)
         gone = [event for incarnation, event in ends.items() if incarnation not in present]
         if not gone or not len(before.fine):
             return

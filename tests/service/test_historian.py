@@ -197,7 +197,8 @@ def test_those_whom_a_recovery_finds_dead_are_noted_once_by_name(
                 >= {*pids, program.pid}
             )
         )
-        wait_until(lambda: records(scratch_dir) >= 1)
+        so_far = records(scratch_dir)
+        wait_until(lambda: records(scratch_dir) > so_far)
         program.kill()
         for pid in pids:
             os.kill(pid, signal.SIGKILL)

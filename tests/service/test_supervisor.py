@@ -112,7 +112,7 @@ with Coordinator(sys.argv[1], capacity=64) as coordinator:
     except KeyboardInterrupt:
         pass
 print(*[inbox.recv()[0] for _ in spawned])
-print([one.exitcode for one in spawned], coordinator.deaths)
+print({one.exitcode for one in spawned} <= {130, 143}, coordinator.deaths)
 """
 
 
@@ -127,7 +127,7 @@ def test_ctrl_c_ends_everybody_quietly_and_what_is_registered_for_the_end_runs(
         code, out, err = program.end()
     assert (code, err) == (0, "")  # Python was not taken apart, and nobody was killed
     assert out.count("one line, ") == 2
-    assert out.replace("one line, ", "") == "at the end at the end\n[130, 130] []\n"
+    assert out.replace("one line, ", "") == "at the end at the end\nTrue []\n"
     with Engine.open(scratch_dir, None) as engine:
         assert engine.report is not None
         assert engine.report.clients_retired == 0  # they have left
