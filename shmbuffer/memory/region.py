@@ -72,6 +72,7 @@ class Directory:
         create: bool = False,
         mode: int = 0o700,
         allow_unsafe_fs: bool = False,
+        anybodys: bool = False,
     ) -> Directory:
         """Open a directory for a buffer to live in.
 
@@ -80,6 +81,8 @@ class Directory:
             create: make it, and what is missing above it, if it is not there.
             mode: permissions of the directory if it is made.
             allow_unsafe_fs: accept network and cluster file systems.
+            anybodys: accept another user's, and one that cannot be listed: only what is opened
+                below it has to be ours. It is on any file system.
 
         Raises:
             BufferNotFoundError: it is not there, and `create` is false.
@@ -93,11 +96,12 @@ class Directory:
         file = _core.Descriptor()
         with explained(where, wanted="a directory"):
             created = create and walk.make_with_parents(where, mode)
-            fd = file.take(os.open, where, walk.FOLDER)
+            fd = file.take(os.open, where, walk.FOLDER | (os.O_PATH if anybodys else 0))
         try:
             with explained(where):
-                require_own_directory(os.fstat(fd), where)
-                if not allow_unsafe_fs:
+                if not anybodys:
+                    require_own_directory(os.fstat(fd), where)
+                if not (allow_unsafe_fs or anybodys):
                     filesystem.require_safe(fd, where)
                 return cls(where, file, created=created)
         except BaseException:
@@ -107,6 +111,27 @@ class Directory:
                     where.rmdir()
                     _core.reached("folder.removed")
             raise
+
+    def make(self, name: str, *, mode: int = 0o700) -> bool:
+        """Make a directory with exactly this mode, and return whether it was not there yet.
+
+        Raises:
+            ReadOnlyError, SpaceError, UnsafePathError, BufferUnlinkedError: as for `create`.
+        """
+        with self._within(name, make=True) as (folder, last), explained(self.path / name):
+            return walk.make_folder(last, mode, dir_fd=folder)
+
+    def folder(self, name: str) -> Directory:
+        """Open a directory below this one; it has to be ours.
+
+        Raises:
+            BufferNotFoundError: it is not there.
+            UnsafePathError: a link, not a directory, another user's, or writable by everybody.
+        """
+        file = _core.Descriptor()
+        with self._folder(name) as found, explained(self.path / name):
+            file.take(os.dup, found)
+            return Directory(self.path / name, file, created=False)
 
     def create(
         self,
@@ -277,8 +302,13 @@ class Directory:
         with self._folder(name) as folder, explained(self.path / name, wanted="a directory"):
             return sorted(os.listdir(folder))
 
-    def rename(self, old: str, new: str) -> None:
+    def rename(self, old: str, new: str, *, into: Directory | None = None) -> None:
         """Move a file, over another one if there is one; directories on the way to `new` are made.
+
+        Args:
+            old: what it is called here.
+            new: what it is going to be called.
+            into: the directory where it is called so, if that is another one.
 
         Raises:
             BufferNotFoundError: there is no `old`.
@@ -286,7 +316,7 @@ class Directory:
         """
         with (
             self._within(old) as (source, old_last),
-            self._within(new, make=True) as (target, new_last),
+            (into or self)._within(new, make=True) as (target, new_last),
             explained(self.path / old),
         ):
             os.rename(old_last, new_last, src_dir_fd=source, dst_dir_fd=target)

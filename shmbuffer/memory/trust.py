@@ -22,6 +22,7 @@ from shmbuffer.errors import (
     UnsafePathError,
 )
 from shmbuffer.memory.filesystem import space_error
+from shmbuffer.memory.progress import is_of_callback
 
 _KINDS = {
     stat.S_IFLNK: "a symbolic link",
@@ -85,6 +86,8 @@ def explained(
     except ShmBufferError:
         raise
     except OSError as error:
+        if is_of_callback(error):
+            raise
         meaning: ShmBufferError
         match error.errno:
             case errno.ENOENT:

@@ -50,7 +50,7 @@ def walk(root: int, where: Path, folders: list[str], *, make: bool = False) -> I
             where /= folder
             with explained(where, wanted="a directory"):
                 if make:
-                    _make(folder, 0o700, dir_fd=fd)
+                    make_folder(folder, 0o700, dir_fd=fd)
                 fd = reached.take(os.open, folder, FOLDER, dir_fd=fd)
                 require_own_directory(os.fstat(fd), where)
         yield fd
@@ -66,14 +66,14 @@ def make_with_parents(where: Path, mode: int) -> bool:
     if missing:
         where.parent.mkdir(parents=True, exist_ok=True)
         _core.reached("folder.parents")
-    created = _make(where, mode)
+    created = make_folder(where, mode)
     if created:
         for folder in (where, *missing):
             _sync_if_possible(folder.parent)
     return created
 
 
-def _make(name: str | Path, mode: int, *, dir_fd: int | None = None) -> bool:
+def make_folder(name: str | Path, mode: int, *, dir_fd: int | None = None) -> bool:
     """Make a directory with exactly this mode; false if something is there already."""
     try:
         os.mkdir(name, mode, dir_fd=dir_fd)

@@ -14,6 +14,10 @@ If the process dies here: before the rename, or before "complete" is written, th
 as it was. After it the new one counts: `finish`, which every load and every save begins with, moves
 what has not been moved yet. What is left of dead saves is removed by the next one, and nothing that
 is not in a work directory of ours.
+
+What is made, moved and removed lies below directories that are held open, and no link on the way is
+followed: a save may come from anywhere, and others may write beside it. The directory of a save has
+to belong to the process that changes it; reading one needs no more than the right to.
 """
 
 from __future__ import annotations
@@ -21,28 +25,35 @@ from __future__ import annotations
 import ctypes
 import errno
 import json
-import mmap
 import os
 import secrets
 import stat
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from shmbuffer._native import _core
-from shmbuffer.errors import ReadOnlyError
-from shmbuffer.memory.filesystem import shut
-from shmbuffer.memory.layout import PAGE
-from shmbuffer.memory.progress import Progress
-from shmbuffer.replay.work_directory import COMPLETE, MARK, Work, in_use, is_there, located, sweep
+from shmbuffer.errors import (
+    BufferExistsError,
+    BufferNotFoundError,
+    BufferUnlinkedError,
+    CorruptBufferError,
+    ReadOnlyError,
+    ShmBufferError,
+    UnsafePathError,
+)
+from shmbuffer.memory.region import Directory
+from shmbuffer.memory.trust import explained
+from shmbuffer.replay.file_tree import READ, files_below, make_durably, sync_tree, walk
+from shmbuffer.replay.work_directory import COMPLETE, MARK, NEW, Work, in_use, sweep, sweep_one
 
 MANIFEST = "shmbuffer.files.json"
 """The list of the files of a save, in its directory."""
 
 _EXCHANGE = 2  # RENAME_EXCHANGE of linux/fs.h
-_AT_FDCWD = -100
+_LIST_BYTES = 2**26  # of a list of files, at most
 _WAIT_S = 60.0  # for another process that is moving the files of its save right now
 
 
@@ -76,6 +87,7 @@ def publish(
     Raises:
         NotADirectoryError, FileExistsError: something else is at ``path``, or at the place of a
             file; nothing was changed.
+        UnsafePathError: what is at ``path`` belongs to another user, or everybody can write there.
         BufferInUseError: another process is saving there right now.
         OSError: no room, or no permission; what was there is as it was.
 
@@ -84,94 +96,166 @@ def publish(
     path = Path(os.path.realpath(path))
     if path.exists() and not path.is_dir():
         raise NotADirectoryError(f"{path} is not a directory; a checkpoint is one")
-    _make_durably(path.parent)
-    _core.reached("save.parents")
+    make_durably(path.parent)
     finish(path)
-    sweep(path)
-    made = False
-    if within or (merge and path.exists() and any(path.iterdir())) or not _is_replaceable(path):
-        made = not path.exists()
-        _make_durably(path)
-        _core.reached("save.folder")
-        work = Work(path / MARK)
-    else:
-        work = Work(path.parent / f".{path.name}.{secrets.token_hex(6)}{MARK}")
-    try:
-        work.new.mkdir()
-        _step("made")
-        yield work.new
-        _step("written")
-        files = set(_files(work.new))
+    with Directory.open(path.parent, anybodys=True) as above, ExitStack() as held:
+        sweep(above, path.name)
+        target = _opened(above, path.name, held)
+        if target is not None:
+            sweep_one(target, MARK)
+        within = within or (target is not None and not _gives_way(target, merge=merge))
+        made = within and target is None
+        if made:
+            make_durably(path)
+            target = above.folder(path.name)
+            held.enter_context(target)
+        work = Work(target, MARK) if within and target is not None else _beside(above, path.name)
+        if not work.mine:
+            work.close()
+            raise in_use(path, work.pid)
+        try:
+            work.make_new()
+            _step("made")
+            with work.named():
+                yield work.way
+            _step("written")
+            _publish(work, above, path.name, target, held, merge=merge, stale=stale)
+        finally:
+            work.leave()
+            if made:
+                with suppress(OSError, ShmBufferError):
+                    above.rmdir(path.name)  # unless there is a save in it now
+
+
+@contextmanager
+def publish_file(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """Write a file that appears at ``path`` when the block ends without an error.
+
+    Yields:
+        A path on the same file system that nothing is at, to write to.
+    """
+    above, name = os.path.split(os.path.abspath(path))
+    with Directory.open(os.path.realpath(above), anybodys=True) as folder:
+        sweep(folder, name)
+        work = _beside(folder, name)
+        try:
+            work.make_new()
+            with work.named():
+                yield work.way / name
+            with work.directory.folder(NEW) as new:
+                sync_tree(new)
+            work.directory.rename(f"{NEW}/{name}", name, into=folder)
+            folder.sync()
+        finally:
+            work.leave()
+
+
+def _publish(
+    work: Work,
+    above: Directory,
+    name: str,
+    target: Directory | None,
+    held: ExitStack,
+    *,
+    merge: bool,
+    stale: tuple[str, ...],
+) -> None:
+    """Sync what was written, and put it into its place; what it opens stays open with ``held``."""
+    with work.directory.folder(NEW) as new:
+        files = set(files_below(new))
         if not files:
             return
-        kept = list_of(path)
+        kept = set() if target is None else list_of(target)
         outdated = set() if merge else {name for name in kept | set(stale) if name not in files}
-        _write_manifest(work.new, files | (kept - outdated))
-        _sync_tree(work.new)
+        _write_manifest(work, files | (kept - outdated))
+        sync_tree(new)
+        work.directory.sync()
         _step("synced")
-        if work.path.parent == path or not _replace(work.new, path):
-            if work.path.parent != path:  # no exchange here, or something was put there since
-                os.rename(work.path, path / MARK)
-                _core.reached("save.within")
-                work.path = path / MARK
-            _require_places(files, path)  # before it counts
-            _complete(work, sorted(outdated))
+        if work.above is not above or not _replace(work, name):
+            if work.above is above:  # no exchange here, or something was put there since
+                target = held.enter_context(above.folder(name))
+                work.move_to(target)
+            assert target is not None
+            _require_places(new, target)  # before it counts
+            work.directory.write_atomic(COMPLETE, json.dumps({"remove": sorted(outdated)}).encode())
+            _core.reached("save.counts")
+            target.sync()  # without it what was moved could outlive what has to be moved yet
             _step("complete")
-            _roll_forward(work, path)
+            _roll_forward(work, target)
         _step("published")
-    finally:
-        work.leave()
-        if made:
-            with suppress(OSError):  # there is a save in it now
-                path.rmdir()
-                _core.reached("save.undone")
 
 
 def finish(path: str | os.PathLike[str]) -> None:
     """Complete what a process left that died after its save was complete, and before it was seen.
 
     Raises:
-        ReadOnlyError: that cannot be done here.
+        ReadOnlyError: that cannot be done here, or not by this user.
+        CorruptBufferError, UnsafePathError: what it left was changed by others; nothing is done.
         BufferInUseError: another process has been at it for a minute.
     """
     path = Path(os.path.realpath(path))
-    directory = path / MARK
     deadline = time.monotonic() + _WAIT_S
-    while is_there(directory / COMPLETE):
-        try:
-            work = Work(directory, make=False)
-        except FileNotFoundError:
-            return
-        except OSError as error:
-            raise ReadOnlyError(
-                f"{path}: a save was interrupted when it was complete but for moving its files "
-                f"here, and this process may not do that ({error.strerror}); load it once where "
-                "the directory can be written",
-                path=str(path),
-            ) from error
-        if work.mine:
+    while is_being_published(path):
+        pid, owner = "", path.stat().st_uid
+        if owner == os.geteuid():
             try:
-                _roll_forward(work, path)
-            finally:
-                work.leave()
-            return
-        work.leave()
+                with Directory.open(path, allow_unsafe_fs=True) as target:
+                    work = Work(target, MARK, make=False)
+                    mine, pid = work.mine, work.pid
+                    try:
+                        if mine and work.directory.exists(COMPLETE):
+                            _roll_forward(work, target)
+                    finally:
+                        work.leave()
+                if mine:
+                    return
+            except (BufferNotFoundError, BufferUnlinkedError):
+                continue  # another process has finished it
+            except ReadOnlyError as error:
+                raise _unfinished(path, str(error)) from error
         if time.monotonic() > deadline:
-            raise in_use(path, work.pid)
+            if owner != os.geteuid():
+                raise _unfinished(path, f"it belongs to uid {owner}")
+            raise in_use(path, pid)
         time.sleep(0.01)
 
 
+def _unfinished(path: Path, why: str) -> ReadOnlyError:
+    return ReadOnlyError(
+        f"{path}: a save was interrupted when it was complete but for moving its files here, and "
+        f"this process may not do that ({why}); load it once as its owner, and where the directory "
+        "can be written",
+        path=str(path),
+    )
+
+
 def is_being_published(path: Path) -> bool:
-    """Whether some files at ``path`` may be of another save than the others, right now."""
-    return (path / MARK / COMPLETE).exists()
+    """Whether some files at ``path`` may be of another save than the others, right now.
 
-
-def list_of(path: Path) -> set[str]:
-    """The files of the save at ``path`` that its list names; none where there is no list."""
+    A work directory counts if it belongs to the owner of the save: others may be able to put one
+    there. Another user's cannot be looked into, and may hold a complete save.
+    """
     try:
-        found = json.loads((path / MANIFEST).read_bytes())
+        work = os.lstat(path / MARK)
+        if not stat.S_ISDIR(work.st_mode) or work.st_uid != path.stat().st_uid:
+            return False
+        with suppress(PermissionError):
+            os.lstat(path / MARK / COMPLETE)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
+
+
+def list_of(target: Directory) -> set[str]:
+    """The files of the save in a directory that its list names; none where there is no list."""
+    try:
+        fd = os.open(MANIFEST, READ, dir_fd=target.file.fd)
+        with open(fd, "rb") as file:
+            if not stat.S_ISREG(os.fstat(fd).st_mode):
+                return set()
+            found = json.loads(file.read(_LIST_BYTES))
         return {name for name in found["files"] if _is_below(name)}
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return set()
 
 
@@ -186,189 +270,172 @@ def _is_below(name: Any) -> bool:
     )
 
 
-def _walk(root: Path, *, topdown: bool = True) -> Iterator[tuple[str, list[str], list[str]]]:
-    """`os.walk`, which passes over a directory that it cannot list: its files would be missed."""
-
-    def refuse(error: OSError) -> None:
-        raise error
-
-    return os.walk(root, topdown=topdown, onerror=refuse)
-
-
-def _files(root: Path) -> list[str]:
-    """Every file below ``root``, relative. A link, and whatever else there is, counts as a file."""
-    found = []
-    for folder, folders, names in _walk(root):
-        links = [name for name in folders if os.path.islink(os.path.join(folder, name))]
-        for name in [*names, *links]:
-            found.append(os.path.relpath(os.path.join(folder, name), root))
-    return sorted(found)
-
-
-def _is_replaceable(path: Path) -> bool:
-    """Whether another directory may take the place of this one with all that is in it."""
-    if not path.exists():
-        return True
-    if os.path.ismount(path) or not os.access(path.parent, os.W_OK | os.X_OK):
-        return False
-    mine = list_of(path) | {MANIFEST}
-    folders = {str(parent) for name in mine for parent in Path(name).parents}
-    for folder, names, files in _walk(path):
-        at = os.path.relpath(folder, path)
-        if at not in folders or not mine.issuperset(
-            os.path.normpath(os.path.join(at, name)) for name in files
-        ):
-            return False
-        if any(os.path.islink(os.path.join(folder, name)) for name in [*names, *files]):
-            return False
-    return True
-
-
-def _replace(new: Path, path: Path) -> bool:
-    """Put ``new`` in the place of ``path``. False if that cannot be done in one step."""
-    if path.exists():
-        os.chmod(new, stat.S_IMODE(path.stat().st_mode))
-        _core.reached("save.mode")
+def _opened(above: Directory, name: str, held: ExitStack) -> Directory | None:
+    """The directory of that name, for as long as `held` is; None if there is none."""
     try:
-        os.rename(new, path)  # an empty directory gives way too
-    except OSError as error:
-        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-            raise
-        if not _is_replaceable(path) or not _exchange(new, path):
+        return held.enter_context(above.folder(name))
+    except BufferNotFoundError:
+        return None
+
+
+def _beside(above: Directory, name: str) -> Work:
+    """A work directory for ``name`` beside it."""
+    while True:
+        work = Work(above, f".{name}.{secrets.token_hex(6)}{MARK}")
+        if work.mine:
+            return work
+        work.close()  # another process is sweeping it, which saw it before it was locked
+
+
+def _gives_way(target: Directory, *, merge: bool) -> bool:
+    """Whether another directory may take the place of this one by an exchange of names."""
+    if merge and target.listdir():
+        return False
+    above = target.path.parent
+    if os.path.ismount(target.path) or not os.access(above, os.W_OK | os.X_OK):
+        return False
+    return _is_replaceable(target)
+
+
+def _is_replaceable(target: Directory) -> bool:
+    """Whether nothing is in it but the files of a save."""
+    mine = list_of(target) | {MANIFEST}
+    below = {str(parent) for name in mine for parent in Path(name).parents}
+    for folder in walk(target):
+        if folder.at not in below or not mine.issuperset(map(folder.below, folder.files)):
             return False
-    _step("replaced")
-    sync(path.parent)
+        if any(stat.S_ISLNK(folder.stat(name).st_mode) for name in folder.files):
+            return False
     return True
 
 
-def _exchange(one: Path, other: Path) -> bool:
+def _replace(work: Work, name: str) -> bool:
+    """Put what is new in the place of ``name`` beside it. False if one step cannot do that."""
+    above = work.above
+    with ExitStack() as held:
+        target = _opened(above, name, held)
+        if target is not None:
+            with explained(work.path / NEW):
+                mode = stat.S_IMODE(os.fstat(target.file.fd).st_mode)
+                os.chmod(NEW, mode, dir_fd=work.directory.file.fd)
+                _core.reached("save.mode")
+        try:
+            work.directory.rename(NEW, name, into=above)  # an empty directory gives way too
+        except OSError as error:
+            if not isinstance(error, BufferExistsError) and error.errno != errno.ENOTEMPTY:
+                raise
+            if target is None or not _exchanged(work, target, name):
+                return False
+    _step("replaced")
+    above.sync()
+    return True
+
+
+def _exchanged(work: Work, target: Directory, name: str) -> bool:
+    """Exchange what is new with the earlier save. False if that is not to be had."""
+    names = work.directory.file.fd, NEW, work.above.file.fd, name
+    if not _is_replaceable(target) or not _exchange(*names):
+        return False
+    _core.reached("save.exchanged")
+    # What is here now is going to be removed: is it what was looked at, and has nothing come in?
+    work.mine = is_same = False
+    try:
+        with work.directory.folder(NEW) as old:
+            work.mine = is_same = old.identity == target.identity and _is_replaceable(old)
+    finally:
+        if not is_same:
+            work.mine = _exchange(*names)
+            _core.reached("save.returned")
+    return is_same
+
+
+def _exchange(folder: int, name: str, other_folder: int, other: str) -> bool:
     """Let two directories change names in one step. False where that is not to be had."""
     rename: Callable[..., int] | None = getattr(
         ctypes.CDLL(None, use_errno=True), "renameat2", None
     )
     if rename is None:
         return False
-    if not rename(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _EXCHANGE):
+    if not rename(folder, os.fsencode(name), other_folder, os.fsencode(other), _EXCHANGE):
         return True
     number = ctypes.get_errno()
     if number in (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP):
         return False
-    raise OSError(number, os.strerror(number), str(other))
+    where = os.readlink(f"/proc/self/fd/{other_folder}")
+    raise OSError(number, os.strerror(number), os.path.join(where, other))
 
 
-def _make_durably(path: Path) -> None:
-    """Make a directory with all above it, so that a power cut does not take it with what is in it.
-
-    A directory above that cannot be synced, because it may not be read, is somebody else's.
-    """
-    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
-    path.mkdir(parents=True, exist_ok=True)
-    for folder in missing:
-        with suppress(PermissionError):
-            sync(folder.parent)
-
-
-def _write_manifest(new: Path, files: set[str]) -> None:
+def _write_manifest(work: Work, files: set[str]) -> None:
     text = json.dumps({"format": 1, "files": sorted(files - {MANIFEST})}, indent=1)
-    (new / MANIFEST).write_text(text)
-    _core.reached("save.listed")
+    with work.named():
+        (work.way / MANIFEST).write_text(text)
+        _core.reached("save.listed")
 
 
-def _require_places(files: set[str], path: Path) -> None:
-    """FileExistsError where one of the files cannot have its place in ``path``."""
-    for name in sorted(files):
-        if (path / name).is_dir():
+def _require_places(new: Directory, target: Directory) -> None:
+    """FileExistsError where something of ``new`` cannot have its place in ``target``."""
+    for folder in walk(new):
+        for name in (*folder.folders, *folder.files):
+            place = folder.below(name)
+            try:
+                there = stat.S_ISDIR(target.stat(place).st_mode)
+            except BufferNotFoundError:
+                continue
+            if there == (name in folder.folders):
+                continue
+            what, wanted = "a file or a link", "a directory"
+            if there:
+                what, wanted = "a directory", "a file"
             raise FileExistsError(
-                f"{path / name} is a directory, and a file of that name is to be saved there; "
+                f"{target.path / place} is {what}, and {wanted} of that name is to be saved there; "
                 "save to another directory. Nothing was changed"
             )
-        for folder in Path(name).parents:
-            if (path / folder).is_symlink() or (
-                (path / folder).exists() and not (path / folder).is_dir()
-            ):
-                raise FileExistsError(
-                    f"{path / folder} is a file or a link, and a directory of that name is to be "
-                    "saved there; save to another directory. Nothing was changed"
-                )
 
 
-def _complete(work: Work, remove: list[str]) -> None:
-    """Say that everything is there, and what is to go: from now on the new save counts."""
-    draft = work.path / f"{COMPLETE}.new"
-    draft.write_text(json.dumps({"remove": remove}))
-    _core.reached("save.drafted")
-    sync(draft)
-    os.rename(draft, work.path / COMPLETE)
-    _core.reached("save.counts")
-    sync(work.path)
-    sync(work.path.parent)  # without it what was moved could outlive what has to be moved yet
-
-
-def _roll_forward(work: Work, path: Path) -> None:
-    """Move the files of a complete save to their places. Can be repeated from any point."""
-    plan: dict[str, Any] = json.loads((work.path / COMPLETE).read_bytes())
-    folders = {path}
-    files = _files(work.new)
-    _require_places(set(files), path)
-    for name in files:
-        target = path / name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        _core.reached("save.place")
-        os.replace(work.new / name, target)
-        folders |= {target.parent, target.parent.parent} if target.parent != path else {path}
-        _step("moved")
-    for name in filter(_is_below, plan["remove"]):
-        target = path / name
-        target.unlink(missing_ok=True)
-        _core.reached("save.unlinked")
-        with suppress(OSError):  # other things are in there
-            if target.parent != path:
-                target.parent.rmdir()
-        _step("removed")
-    for folder in folders:
-        with suppress(FileNotFoundError):
-            sync(folder)
-    (work.path / COMPLETE).unlink()
-    sync(work.path)  # else it could come back after a power cut, without what it needs
-    _step("moved all")
-
-
-def _sync_tree(root: Path) -> None:
-    total = sum((root / name).lstat().st_size for name in _files(root))
-    with Progress("sync", total) as progress:
-        for folder, _, names in _walk(root, topdown=False):
-            for name in names:
-                _sync_file(Path(folder, name), progress)
-            sync(Path(folder))
-        sync(root.parent)
-
-
-def _sync_file(file: Path, progress: Progress) -> None:
-    """`sync`; of a large file piece by piece where somebody wants to know how far it is."""
-    size = file.lstat().st_size
-    pieces = list(progress.cut(-(-size // PAGE), PAGE))
-    if len(pieces) > 1:
-        with (
-            open(file, "rb") as opened,
-            mmap.mmap(opened.fileno(), size, prot=mmap.PROT_READ) as content,
-        ):
-            for first, count in pieces:
-                nbytes = min(count * PAGE, size - first * PAGE)
-                content.flush(first * PAGE, nbytes)  # msync(2): an fsync of these bytes
-                progress.advance(nbytes)
-    else:
-        progress.advance(size)
-    sync(file)  # the rest of it, its size for one
-
-
-def sync(path: Path) -> None:
-    """Have a file, or the names in a directory, survive a power cut."""
-    fd = os.open(path, os.O_RDONLY)
+def _plan(work: Work) -> list[str]:
+    """What is to be removed once the files of a complete save are in their places."""
     try:
-        with located(path):
-            os.fsync(fd)
-    except OSError as error:
-        if error.errno != errno.EINVAL:  # a file system that does not sync directories
-            raise
-    finally:
-        shut(fd)
+        names = json.loads(work.directory.read(COMPLETE, limit=_LIST_BYTES))["remove"]
+        if not isinstance(names, list):
+            raise TypeError(f"a list was expected, and {names!r:.40} found")
+        if not work.directory.exists(NEW):
+            raise ValueError(f"{NEW} is missing")
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        where = work.path / COMPLETE
+        raise CorruptBufferError(
+            f"{where}: does not say how a save that was interrupted is to be finished ({error!r}); "
+            f"remove {work.path}, then load or save again: what was not moved out of it is lost",
+            path=str(where),
+        ) from error
+    return [name for name in names if _is_below(name)]
+
+
+def _roll_forward(work: Work, target: Directory) -> None:
+    """Move the files of a complete save to their places. Can be repeated from any point."""
+    remove = _plan(work)
+    with work.directory.folder(NEW) as new:
+        _require_places(new, target)
+        changed = {"."}
+        for folder in walk(new):
+            changed.add(folder.at)
+            for name in folder.folders:
+                target.make(folder.below(name), mode=stat.S_IMODE(folder.stat(name).st_mode))
+                _core.reached("save.place")
+        for name in files_below(new):
+            new.rename(name, name, into=target)
+            _step("moved")
+    for name in remove:
+        above = os.path.dirname(name) or "."
+        changed.add(above)
+        with suppress(UnsafePathError):  # what lies behind a link is not of this save
+            target.unlink(name)
+        with suppress(OSError, ShmBufferError):  # other things are in there
+            if above != ".":
+                target.rmdir(above)
+        _step("removed")
+    for each in changed:
+        with suppress(FileNotFoundError, UnsafePathError):
+            target.sync(each)
+    work.directory.unlink(COMPLETE)
+    work.directory.sync()  # else it could come back after a power cut, without what it needs
+    _step("moved all")

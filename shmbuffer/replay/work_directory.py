@@ -1,10 +1,16 @@
 """The directory that a save is written into before it is published; see `publication`.
 
-    owner           locked for as long as who saves is alive; holds the pid
+    owner           locked for as long as the process that saves is alive; holds its pid
     checkpoint/     what is going to be published
     complete.json   the save counts from now on, and has to be moved to its place
 
-If its owner dies, whoever saves next takes the lock, and removes it or finishes it.
+If its owner dies, the next process that saves takes the lock, and removes it or finishes it.
+
+Always true
+  1. A work directory is reached through a descriptor, and so is all that is in it: no link is
+     followed, also where others can exchange names beside it.
+  2. It is 0700 and belongs to this user; another user's is ignored.
+  3. `owner` is a regular file of this user with one name. Nothing is truncated.
 """
 
 from __future__ import annotations
@@ -12,15 +18,27 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from shmbuffer._native import _core
-from shmbuffer.errors import BufferInUseError, ShmBufferError
-from shmbuffer.memory.filesystem import shut, too_large
+from shmbuffer.errors import (
+    BufferInUseError,
+    BufferNotFoundError,
+    BufferUnlinkedError,
+    ReadOnlyError,
+    ShmBufferError,
+    UnsafePathError,
+)
+from shmbuffer.memory.filesystem import too_large
+from shmbuffer.memory.locks import Lock
 from shmbuffer.memory.progress import is_of_callback
+from shmbuffer.memory.region import Directory
+from shmbuffer.memory.trust import explained
 
 MARK = ".shmbuffer-save"
 """The name of a work directory, or its end."""
@@ -28,110 +46,180 @@ MARK = ".shmbuffer-save"
 COMPLETE = "complete.json"
 """The file that says so."""
 
+NEW = "checkpoint"
+"""What is going to be published."""
+
 _OWNER = "owner"
-_NEW = "checkpoint"
+_PID_BYTES = 20
 
 
 class Work:
-    """A work directory, locked by its owner for as long as he lives.
+    """A work directory, held open, and locked by its owner for as long as that lives.
+
+    Args:
+        above: the directory that it lies in; it stays open for as long as this is used.
+        name: of the work directory there.
+        make: make it if it is not there.
 
     Attributes:
-        path: the directory.
-        mine: whether this is its owner; False where another one lives.
+        directory: the work directory.
+        mine: whether this is its owner; False where another process is.
         pid: of the owner, as far as is known.
+
+    Raises:
+        BufferNotFoundError: it is not there, and `make` is false.
+        UnsafePathError: it, or its `owner`, is a link or another user's, or something else.
     """
 
-    def __init__(self, path: Path, *, make: bool = True) -> None:
-        self.path = path
-        self.mine = False
-        while True:
-            if make:
-                with suppress(FileExistsError):
-                    path.mkdir()
-                    _core.reached("save.work")
+    directory: Directory
+
+    def __init__(self, above: Directory, name: str, *, make: bool = True) -> None:
+        self.above, self.name = above, name
+        self.mine, self.pid, self._file = False, "", Lock()
+        while not self._opens(make):
+            self.close()  # another process swept it meanwhile
+
+    def _opens(self, make: bool) -> bool:
+        """Open it, and lock it if no other process has. False if it was swept meanwhile."""
+        made = False
+        try:
+            made = make and self.above.make(self.name)
+            _core.reached("save.work")
             try:
-                self._fd = os.open(path / _OWNER, os.O_RDWR | (os.O_CREAT if make else 0), 0o644)
+                self.directory = self.above.folder(self.name)
+                self.directory.open_lock(_OWNER, into=self._file)
                 _core.reached("save.owner")
-            except FileNotFoundError:
-                if make:  # swept between the two calls
-                    continue
+            except (BufferNotFoundError, BufferUnlinkedError):
+                if make:
+                    return False
                 raise
-            try:
-                with located(path / _OWNER):
-                    if self._is_anothers():
-                        if make:
-                            raise in_use(path.parent, self.pid)
-                        return
-                    if os.fstat(self._fd).st_nlink:
-                        self._sign()
-                        return
-            except BaseException:
-                shut(self._fd)
-                raise
-            shut(self._fd)  # swept while we took it
+            free = self.directory.free_bytes
+            with explained(self.path / _OWNER, needed=_PID_BYTES, free=free):
+                if self._is_anothers():
+                    return True
+                if os.fstat(self._file.fd).st_nlink == 0:
+                    return False
+                self.mine = True
+                self._sign()
+            return True
+        except BaseException:
+            self.leave()
+            with suppress(OSError, ShmBufferError):
+                if made:  # but not locked: nobody else has written to it
+                    self.above.unlink(f"{self.name}/{_OWNER}")
+                if make:
+                    self.above.rmdir(self.name)  # only if it is empty
+            raise
 
     def _is_anothers(self) -> bool:
-        """Lock it; whether another one has."""
+        """Lock it; whether another process has."""
         try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(self._file.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            self.pid = os.pread(self._fd, 32, 0).decode(errors="replace")
+            self.pid = os.pread(self._file.fd, _PID_BYTES, 0).decode(errors="replace").strip()
             return True
         return False
 
     def _sign(self) -> None:
         self.pid = str(os.getpid())
-        os.truncate(self._fd, 0)
-        _core.reached("save.nobody")
-        os.pwrite(self._fd, self.pid.encode(), 0)
+        os.pwrite(self._file.fd, self.pid.ljust(_PID_BYTES).encode(), 0)
         _core.reached("save.owned")
-        self.mine = True
 
     @property
-    def new(self) -> Path:
-        """What is going to be published."""
-        return self.path / _NEW
+    def path(self) -> Path:
+        """Where it is, for messages."""
+        return self.above.path / self.name
+
+    @property
+    def way(self) -> Path:
+        """What is going to be published: a path for this process that names cannot divert."""
+        return Path(f"/proc/self/fd/{self.directory.file.fd}/{NEW}")
+
+    def make_new(self) -> None:
+        """Make the directory that is going to be published, empty."""
+        with explained(self.path / NEW):
+            os.mkdir(NEW, 0o775, dir_fd=self.directory.file.fd)  # less what umask takes
+            _core.reached("save.new")
+
+    def move_to(self, above: Directory) -> None:
+        """Have it lie within the directory that it is for.
+
+        Raises:
+            UnsafePathError: another one was put in its place.
+        """
+        self.above.rename(self.name, MARK, into=above)
+        _core.reached("save.within")
+        self.above, self.name = above, MARK
+        found = above.stat(MARK)
+        if (found.st_dev, found.st_ino) != self.directory.identity:
+            self.mine = False
+            raise UnsafePathError(
+                f"{self.path}: another process has put this in the place of a work directory; "
+                "remove it, and save again",
+                path=self.path,
+            )
+
+    @contextmanager
+    def named(self) -> Iterator[None]:
+        """Have errors of the body say where, and not by the way that leads there."""
+
+        def named(text: Any) -> Any:
+            if not isinstance(text, str | Path):
+                return text
+            return type(text)(str(text).replace(str(self.way), str(self.path / NEW)))
+
+        try:
+            yield
+        except ShmBufferError as error:
+            error.message = named(error.message)
+            error.parts = {name: named(part) for name, part in error.parts.items()}
+            vars(error).update(error.parts)
+            raise
+        except OSError as error:
+            for name in ("strerror", "filename", "filename2"):
+                if (text := getattr(error, name)) is not None:
+                    setattr(error, name, named(text))
+            raise
 
     def leave(self) -> None:
         """Remove it, unless it holds a complete save that has not been moved to its place.
 
-        The lock goes last, so that what somebody leaves who dies here is swept later.
+        The lock goes last, so that what a process leaves that dies here is swept later.
         """
-        with suppress(OSError):
-            if self.mine and not is_there(self.path / COMPLETE):
-                shutil.rmtree(self.new, ignore_errors=True)
+        with suppress(OSError, ShmBufferError):
+            if self.mine and not self.directory.exists(COMPLETE):
+                shutil.rmtree(NEW, ignore_errors=True, dir_fd=self.directory.file.fd)
                 _core.reached("save.emptied")
-                if not is_there(self.new):  # else whoever saves next tries again
-                    (self.path / _OWNER).unlink()
-                    _core.reached("save.unowned")
-                    self.path.rmdir()
-                    _core.reached("save.gone")
-        shut(self._fd)
+                if not self.directory.exists(NEW):  # else the next process that saves tries again
+                    for name in (*self.directory.leftovers(COMPLETE), _OWNER):
+                        self.directory.unlink(name)
+                    self.above.rmdir(self.name)
+        self.close()
+
+    def close(self) -> None:
+        """Let go of it."""
+        self.mine = False
+        self._file.close()
+        if hasattr(self, "directory"):
+            self.directory.close()
 
 
-def sweep(path: Path) -> None:
-    """Remove work directories for ``path`` whose owners are dead."""
-    beside = path.parent.glob(f".{_escaped(path.name)}.*{MARK}")
-    for directory in [*beside, path / MARK]:
-        with suppress(OSError):  # not there; or not ours to remove
-            if not is_there(directory / _OWNER):
-                directory.rmdir()  # died before it was locked: nothing is in it
-                _core.reached("save.swept")
-                continue
-            Work(directory, make=False).leave()
+def sweep(above: Directory, name: str) -> None:
+    """Remove work directories of this user beside ``name`` whose owners are dead."""
+    pattern = re.compile(re.escape(f".{name}.") + ".*" + re.escape(MARK), re.DOTALL)
+    with suppress(ReadOnlyError):  # of a directory that may not be listed
+        for each in above.listdir():
+            if pattern.fullmatch(each):
+                sweep_one(above, each)
 
 
-def _escaped(name: str) -> str:
-    return "".join(f"[{each}]" if each in "*?[" else each for each in name)
-
-
-def is_there(path: Path) -> bool:
-    """Whether something has this name; unlike `Path.exists`, an error is not a no."""
-    try:
-        path.lstat()
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    return True
+def sweep_one(above: Directory, name: str) -> None:
+    """Remove a work directory of this user whose owner is dead."""
+    with suppress(OSError, ShmBufferError):  # not there; or not ours to remove
+        if above.exists(f"{name}/{_OWNER}"):
+            Work(above, name, make=False).leave()
+        else:
+            above.rmdir(name)  # died before it was locked: nothing is in it
 
 
 @contextmanager

@@ -18,6 +18,7 @@ CORE = c.read(sorted((PACKAGE / "_native").glob("*.c")))
 FLOOR = python.read(
     [
         *sorted((PACKAGE / "memory").glob("*.py")),
+        PACKAGE / "replay/file_tree.py",
         PACKAGE / "replay/publication.py",
         PACKAGE / "replay/work_directory.py",
     ]
@@ -58,7 +59,7 @@ def test_a_crash_point_that_is_removed_is_missed(functions: Mapping[str, Step]) 
         assert unnoticed == MILESTONES
     else:
         assert {"superblock.half", "superblock.stored", "join.identity", "file.made"} <= missed
-        assert len(missed) >= 55
+        assert len(missed) >= 54
 
 
 def test_the_reader_sees_every_kind_of_store() -> None:
@@ -174,7 +175,7 @@ def test_the_reader_of_python_sees_every_kind_of_store() -> None:
         "self.native.rebuild()",
     ):
         assert one in stored, one
-    assert len(reading.stores) >= 83
+    assert len(reading.stores) >= 80
 
 
 C_SNIPPETS = {

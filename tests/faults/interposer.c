@@ -146,7 +146,11 @@ static bool at_fails(enum kind kind, int folder, const char *name) {
     inside = true;
     int before = errno;
     bool found = true;
-    if (name[0] == '/') {
+    int number, end = 0;
+    if (sscanf(name, "/proc/self/fd/%d%n", &number, &end) == 1 && name[end] == '/') {
+        found = path_of(number, path, 4096);
+        if (found) snprintf(path + strlen(path), sizeof path - strlen(path), "%s", name + end);
+    } else if (name[0] == '/') {
         snprintf(path, sizeof path, "%s", name);
     } else {
         found = path_of(folder, path, 4096);

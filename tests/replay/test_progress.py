@@ -319,6 +319,17 @@ def test_what_it_raises_comes_out_as_it_is(kind: type[OSError], tmp_path: Path) 
         assert str(ended.value) == "[Errno 32] of the terminal"
 
 
+def test_what_it_raises_while_files_are_synced_comes_out_as_it_is(tmp_path: Path) -> None:
+    def fail(report: ProgressReport) -> None:
+        if report.what == "sync":
+            raise PermissionError(13, "of the terminal")
+
+    rb = filled(ReplayBuffer(storage=LazyMemmapStorage(32)))
+    with pytest.raises(PermissionError) as ended:
+        rb.dumps(tmp_path / "save", on_progress=fail)
+    assert str(ended.value) == "[Errno 13] of the terminal"
+
+
 def test_it_is_not_tried_again_where_another_save_has_come_meanwhile(tmp_path: Path) -> None:
     rb = filled(ReplayBuffer(storage=LazyMemmapStorage(32)))
     rb.dumps(tmp_path / "save")

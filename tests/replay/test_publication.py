@@ -258,6 +258,7 @@ def test_a_save_that_cannot_be_finished_here_says_so() -> None:
 
         def load() -> None:
             as_nobody()
+            publication._WAIT_S = 0.0
             with pytest.raises(ReadOnlyError, match="a save was interrupted when it was complete"):
                 finish(path)
 
@@ -297,21 +298,36 @@ def test_what_a_save_could_not_remove_of_itself_is_removed_by_the_next(
     assert os.listdir(tmp_path) == ["run"]
 
 
-@pytest.mark.parametrize("call", ["flock", "fstat", "truncate", "pwrite"])
-def test_a_work_directory_that_cannot_be_taken_says_where_and_leaves_nothing_open(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+@pytest.mark.parametrize("within", [False, True])
+@pytest.mark.parametrize(
+    ("call", "error"),
+    [("open", errno.ENOSPC), ("flock", errno.ENOLCK), ("pwrite", errno.ENOSPC)],
+)
+def test_a_work_directory_that_cannot_be_taken_says_where_and_nothing_of_it_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, error: int, within: bool
 ) -> None:
-    def broken(*_: object) -> None:
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
+    """Also where there is no room for the few bytes of its owner."""
+    module = fcntl if call == "flock" else os
+    real = getattr(module, call)
 
+    def broken(*arguments: Any, **options: Any) -> Any:
+        if call == "open" and arguments[0] != "owner":
+            return real(*arguments, **options)
+        raise OSError(error, os.strerror(error))
+
+    path = tmp_path / "run"
+    save(path, {"a": "1"}, within=within)
     before = len(os.listdir("/proc/self/fd"))
     with monkeypatch.context() as patch:
-        patch.setattr(fcntl if call == "flock" else os, call, broken)
-        with pytest.raises(OSError, match=r"Input/output error: '/.*owner'"):
-            save(tmp_path / "run", {"a": "1"})
+        patch.setattr(module, call, broken)
+        with pytest.raises(OSError, match=r"/.*owner") as raised:
+            save(path, {"a": "2"}, within=within)
+        del raised
         assert len(os.listdir("/proc/self/fd")) == before
-    save(tmp_path / "run", {"a": "1"})
     assert os.listdir(tmp_path) == ["run"]
+    assert tree(path) == {"a": "1"}
+    save(path, {"a": "2"}, within=within)
+    assert tree(path) == {"a": "2"}
 
 
 def test_a_work_directory_that_cannot_be_looked_at_is_left_to_the_next(
@@ -323,13 +339,12 @@ def test_a_work_directory_that_cannot_be_looked_at_is_left_to_the_next(
     (path / "theirs").write_text("2")
     with monkeypatch.context() as patch:
 
-        def unseen(self: Path, **_: Any) -> None:
-            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(self))
+        def unseen(path: Any, **_: Any) -> None:
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), path)
 
         def stale(directory: Path) -> None:
             (directory / "a").write_text("2")
-            patch.setattr(Path, "lstat", unseen)
-            patch.setattr(Path, "exists", lambda self: False)
+            patch.setattr(os, "stat", unseen)
             raise OSError("the disk is full")
 
         with pytest.raises(OSError, match="the disk is full"), publish(path) as directory:
@@ -344,7 +359,7 @@ def unlistable(name: str) -> Callable[..., Any]:
     real = os.scandir
 
     def scandir(folder: Any) -> Any:
-        if str(folder).endswith(f"/{name}"):
+        if os.readlink(f"/proc/self/fd/{folder}").endswith(f"/{name}"):
             raise OSError(errno.ENFILE, os.strerror(errno.ENFILE), folder)
         return real(folder)
 
@@ -362,7 +377,8 @@ def test_a_directory_that_cannot_be_listed_is_not_taken_for_empty(
         patch.setattr(os, "scandir", unlistable("checkpoint/b"))
         with pytest.raises(OSError, match="Too many open files in system"):
             save(path, {"a": "2", "b/c": "2"}, within=within)
-    assert tree(path) == {"a": "1", "b/c": "1"}
+    left = {name: text for name, text in tree(path).items() if not name.startswith(".")}
+    assert left == {"a": "1", "b/c": "1"}
     save(path, {"a": "2", "b/c": "2"}, within=within)
     assert tree(path) == {"a": "2", "b/c": "2"}
     assert os.listdir(tmp_path) == ["run"]
@@ -434,11 +450,15 @@ def test_the_exchange_is_the_kernels(tmp_path: Path) -> None:
     one.mkdir()
     other.mkdir()
     (one / "a").write_text("1")
-    if not publication._exchange(one, other):
-        pytest.skip("this file system cannot exchange two directories")
-    assert os.listdir(other) == ["a"]
-    with pytest.raises(FileNotFoundError):
-        publication._exchange(one, tmp_path / "missing")
+    folder = os.open(tmp_path, os.O_RDONLY)
+    try:
+        if not publication._exchange(folder, "one", folder, "other"):
+            pytest.skip("this file system cannot exchange two directories")
+        assert os.listdir(other) == ["a"]
+        with pytest.raises(FileNotFoundError, match=f"{tmp_path}/missing"):
+            publication._exchange(folder, "one", folder, "missing")
+    finally:
+        os.close(folder)
 
 
 def test_a_kernel_without_the_call_is_no_error(

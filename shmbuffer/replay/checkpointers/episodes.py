@@ -17,7 +17,7 @@ from tensordict import NonTensorData, PersistentTensorDict, is_non_tensor
 from shmbuffer.replay.checkpointers.record import Record
 from shmbuffer.replay.checkpointers.tensor import TensorStorageCheckpointer
 from shmbuffer.replay.nodes import fields
-from shmbuffer.replay.publication import sync
+from shmbuffer.replay.publication import publish_file
 from shmbuffer.replay.ted import (
     Flat2TED,
     H5Combine,
@@ -148,14 +148,8 @@ class H5StorageCheckpointer(NestedStorageCheckpointer):
             self._write_file(data, self._file(path), length)
             return
         # Not in a directory that is published as a whole: here the file alone is the checkpoint.
-        beside = path.with_name(f".{path.name}.{os.getpid()}.shmbuffer-save")
-        try:
+        with publish_file(path) as beside:
             self._write_file(data, beside, length)
-            sync(beside)
-            os.replace(beside, path)
-            sync(path.parent)
-        finally:
-            beside.unlink(missing_ok=True)
 
     def _write_file(self, data: Any, where: Path, length: int) -> None:
         constants: dict[tuple[str, ...], Any] = {LENGTH: NonTensorData(length)}

@@ -24,6 +24,9 @@ CLASSES = {
     "_control": "Control",
     "registry": "Registry",
     "work": "Work",
+    "above": "Directory",
+    "target": "Directory",
+    "new": "Directory",
     "LivenessFile": "LivenessFile",
     "cls": "Directory",
 }

@@ -1,0 +1,123 @@
+"""The files of a save: a tree below a directory that is held open.
+
+Nothing here follows a link, also where others exchange names at the same time.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from shmbuffer._native import _core
+from shmbuffer.memory.layout import PAGE
+from shmbuffer.memory.progress import Progress
+from shmbuffer.memory.region import Directory
+from shmbuffer.memory.trust import explained
+
+READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+"""How a file of a save is opened: a FIFO would be waited for."""
+
+
+class Folder(NamedTuple):
+    """A directory of the tree, for as long as `walk` is there."""
+
+    where: Path
+    """For messages."""
+    at: str
+    """Its name below the root; "." is the root."""
+    folders: list[str]
+    files: list[str]
+    """What is not a directory: a link, too."""
+    fd: int
+
+    def below(self, name: str) -> str:
+        """The name below the root of something in here."""
+        return os.path.normpath(os.path.join(self.at, name))
+
+    def stat(self, name: str) -> os.stat_result:
+        """Look at something in here, without following it."""
+        with explained(self.where / name):
+            return os.stat(name, dir_fd=self.fd, follow_symlinks=False)
+
+
+def walk(root: Directory, *, topdown: bool = True) -> Iterator[Folder]:
+    """`os.fwalk` below ``root``.
+
+    A directory that cannot be listed is an error: its files would be missed.
+    """
+
+    def refuse(error: OSError) -> None:
+        raise error
+
+    with explained(root.path):
+        for at, folders, names, fd in os.fwalk(
+            ".", topdown, refuse, follow_symlinks=False, dir_fd=root.file.fd
+        ):
+            found = Folder(root.path / at, os.path.normpath(at), folders, names, fd)
+            links = [name for name in folders if not stat.S_ISDIR(found.stat(name).st_mode)]
+            real = [name for name in folders if name not in links]
+            yield found._replace(folders=real, files=[*names, *links])
+
+
+def files_below(root: Directory) -> list[str]:
+    """Every file below ``root``, relative."""
+    return sorted(folder.below(name) for folder in walk(root) for name in folder.files)
+
+
+def make_durably(path: Path) -> None:
+    """Make a directory with all above it, so that a power cut does not take it with what is in it.
+
+    A directory above that cannot be synced, because it may not be read, is somebody else's.
+    """
+    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+    if missing:
+        path.mkdir(mode=0o775, parents=True, exist_ok=True)  # less what umask takes
+        _core.reached("save.parents")
+    for folder in missing:
+        with suppress(PermissionError), Directory.open(folder.parent, anybodys=True) as above:
+            above.sync()
+
+
+def sync_tree(new: Directory) -> None:
+    """Sync everything below; nobody but owner and group may write to it from then on."""
+    total = sum(folder.stat(name).st_size for folder in walk(new) for name in folder.files)
+    with Progress("sync", total) as progress:
+        for folder in walk(new, topdown=False):
+            for name in folder.files:
+                if stat.S_ISREG(folder.stat(name).st_mode):
+                    with explained(folder.where / name):
+                        _sync_file(name, folder.fd, progress)
+            with explained(folder.where):
+                _close_to_others(folder.fd)
+            new.sync(folder.at)
+
+
+def _close_to_others(fd: int) -> None:
+    """Take the right to write from those that are neither owner nor of the group."""
+    mode = stat.S_IMODE(os.fstat(fd).st_mode)
+    if mode & stat.S_IWOTH:
+        os.fchmod(fd, mode & ~stat.S_IWOTH)
+        _core.reached("save.closed")
+
+
+def _sync_file(name: str, folder: int, progress: Progress) -> None:
+    """Sync a file; a large one piece by piece where somebody wants to know how far it is."""
+    with _core.Descriptor() as file:
+        fd = file.take(os.open, name, READ, dir_fd=folder)
+        _close_to_others(fd)
+        size = os.fstat(fd).st_size
+        pieces = list(progress.cut(-(-size // PAGE), PAGE))
+        if len(pieces) > 1:
+            with mmap.mmap(fd, size, prot=mmap.PROT_READ) as content:
+                for first, count in pieces:
+                    nbytes = min(count * PAGE, size - first * PAGE)
+                    content.flush(first * PAGE, nbytes)  # msync(2): an fsync of these bytes
+                    progress.advance(nbytes)
+        else:
+            progress.advance(size)
+        Directory.sync_file(fd)  # the rest of it, its size for one

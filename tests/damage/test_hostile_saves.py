@@ -1,0 +1,339 @@
+"""A save that somebody prepared, and what others put beside one.
+
+Nothing outside of the save is read as ours, emptied, moved, written over or removed, and no path is
+blocked for good.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import stat
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from shmbuffer.errors import CorruptBufferError, ShmBufferError, UnsafePathError
+from shmbuffer.replay import publication
+from shmbuffer.replay.publication import MANIFEST, finish, publish, publish_file
+from tests.memory.programs import as_nobody, in_fork, needs_root
+from tests.replay.test_publication import save, tree
+
+WORK = ".shmbuffer-save"
+
+
+@pytest.fixture
+def away(tmp_path: Path) -> Iterator[Path]:
+    """A directory outside, with what nobody may touch; it is looked at in the end."""
+    away = tmp_path / "away"
+    (away / "below").mkdir(parents=True)
+    (away / "precious").write_text("mine")
+    (away / "below" / "precious").write_text("mine too")
+    yield away
+    assert tree(away) == {"precious": "mine", "below/precious": "mine too"}
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A save."""
+    path = tmp_path / "runs" / "run"
+    save(path, {"a": "1", "b/c": "2"})
+    return path
+
+
+def work_directory(where: Path, *, plan: object = None) -> Path:
+    """What a dead process leaves, as somebody else would make it."""
+    (where / "checkpoint").mkdir(parents=True)
+    (where / "owner").write_text("1")
+    if plan is not None:
+        (where / "complete.json").write_text(json.dumps(plan))
+    return where
+
+
+def to_a_file(owner: Path, away: Path) -> None:
+    owner.symlink_to(away / "precious")
+
+
+def by_a_hard_link(owner: Path, away: Path) -> None:
+    os.link(away / "precious", owner)
+
+
+def a_fifo(owner: Path, away: Path) -> None:
+    os.mkfifo(owner)
+
+
+def a_directory(owner: Path, away: Path) -> None:
+    owner.mkdir()
+
+
+@pytest.mark.parametrize("trap", [to_a_file, by_a_hard_link, a_fifo, a_directory])
+def test_what_lies_in_the_place_of_an_owner_is_not_opened(
+    path: Path, away: Path, trap: Callable[[Path, Path], None]
+) -> None:
+    beside = work_directory(path.parent / ".run.0a1b.shmbuffer-save")
+    (beside / "owner").unlink()
+    trap(beside / "owner", away)
+    save(path, {"a": "3"})
+    assert tree(path) == {"a": "3"}
+    assert beside.exists()
+
+    within = work_directory(path / WORK, plan={"remove": []})
+    (within / "owner").unlink()
+    trap(within / "owner", away)
+    for call in (lambda: finish(path), lambda: save(path, {"a": "4"})):
+        with pytest.raises(UnsafePathError, match=r"shmbuffer-save/owner: .* (put|move)"):
+            call()
+    shutil.rmtree(within)  # as the message says, or more
+    save(path, {"a": "4"})
+    assert tree(path) == {"a": "4"}
+
+
+def test_a_work_directory_that_is_a_link_is_no_work_directory(path: Path, away: Path) -> None:
+    work_directory(away.parent / "theirs", plan={"remove": ["precious"]})
+    (path / WORK).symlink_to(away.parent / "theirs")
+    (path.parent / ".run.0a1b.shmbuffer-save").symlink_to(away.parent / "theirs")
+    finish(path)
+    with pytest.raises(UnsafePathError, match=r"shmbuffer-save: .*symbolic link.* move it away"):
+        save(path, {"a": "3"})
+    (path / WORK).unlink()
+    save(path, {"a": "3"})
+    assert tree(path) == {"a": "3"}
+    assert set(tree(away.parent / "theirs")) == {"owner", "complete.json"}
+
+
+@pytest.mark.parametrize("way", ["lnk/precious", "lnk/below/precious", "b/lnk/precious"])
+def test_a_plan_removes_nothing_behind_a_link(path: Path, away: Path, way: str) -> None:
+    link = path / way.partition("/precious")[0].removesuffix("/below")
+    for call in (lambda: finish(path), lambda: save(path, {"a": "3"})):
+        if not link.is_symlink():
+            link.symlink_to(away)
+        work_directory(path / WORK, plan={"remove": [way, "b/c"]})
+        call()
+        assert not (path / WORK).exists()
+        assert not (path / "b" / "c").exists()
+
+
+def test_files_are_not_taken_from_behind_a_link(path: Path, away: Path) -> None:
+    work = work_directory(path / WORK, plan={"remove": []})
+    (work / "checkpoint").rmdir()
+    (work / "checkpoint").symlink_to(away)
+    for call in (lambda: finish(path), lambda: save(path, {"a": "3"})):
+        with pytest.raises(UnsafePathError, match=r"checkpoint: .*symbolic link.* move it away"):
+            call()
+    (work / "checkpoint").unlink()
+    with pytest.raises(CorruptBufferError, match=r"checkpoint is missing.*remove"):
+        finish(path)
+    shutil.rmtree(work)
+    save(path, {"a": "3"})
+    assert tree(path) == {"a": "3"}
+
+
+def test_a_folder_that_is_a_link_within_what_is_moved_is_moved_as_a_link(
+    path: Path, away: Path
+) -> None:
+    work = work_directory(path / WORK, plan={"remove": []})
+    (work / "checkpoint" / "d").symlink_to(away)
+    finish(path)
+    assert os.readlink(path / "d") == str(away)
+
+
+def test_a_list_of_files_removes_nothing_behind_a_link(path: Path, away: Path) -> None:
+    (path / "lnk").symlink_to(away)
+    (path / MANIFEST).write_text(json.dumps({"format": 1, "files": ["a", "lnk/precious"]}))
+    save(path, {"d": "3"})
+    assert {name for name in tree(path) if not name.startswith("lnk")} == {"b/c", "d"}
+
+
+def test_a_list_that_is_a_fifo_or_a_link_is_no_list(path: Path, away: Path) -> None:
+    (path / MANIFEST).unlink()
+    os.mkfifo(path / MANIFEST)
+    save(path, {"a": "3"})
+    (path / MANIFEST).unlink()
+    (away.parent / "list").write_text(json.dumps({"files": ["a", "b/c"]}))
+    (path / MANIFEST).symlink_to(away.parent / "list")
+    save(path, {"a": "4"})
+    assert tree(path) == {"a": "4", "b/c": "2"}
+
+
+@pytest.mark.parametrize("text", ["[]", "3", "{", '{"remove": 3}', "{}", "[" * 100_000, ""])
+def test_a_plan_that_makes_no_sense_is_a_clear_error_and_blocks_nothing_for_good(
+    path: Path, text: str
+) -> None:
+    work = work_directory(path / WORK)
+    (work / "complete.json").write_text(text)
+    for call in (lambda: finish(path), lambda: save(path, {"a": "3"})):
+        with pytest.raises(CorruptBufferError, match=f"complete.json: .*remove {work}, then"):
+            call()
+        assert {"a": "1", "b/c": "2"}.items() <= tree(path).items()
+    shutil.rmtree(work)
+    finish(path)
+    save(path, {"a": "3"})
+    assert tree(path) == {"a": "3"}
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
+def test_nobody_else_can_look_into_a_work_directory_or_write_to_a_save(
+    tmp_path: Path, umask: int
+) -> None:
+    path, before = tmp_path / "run", os.umask(umask)
+    try:
+        for within in (False, True):
+            with publish(path, within=within) as directory:
+                (directory / "b").mkdir()
+                (directory / "b" / "c").write_text("1")
+                above = path if within else tmp_path
+                (work,) = (each for each in above.iterdir() if each.name.endswith(WORK))
+                assert stat.S_IMODE(work.stat().st_mode) == 0o700
+                assert stat.S_IMODE((work / "owner").stat().st_mode) == 0o600
+            for each in (path, *path.rglob("*")):
+                full = 0o777 if each.is_dir() else 0o666
+                assert stat.S_IMODE(each.stat().st_mode) == full & ~umask & ~stat.S_IWOTH, each
+    finally:
+        os.umask(before)
+
+
+def exchange_names(work: Path, away: Path) -> None:
+    """As somebody can who may write to the directory beside: the work directory is theirs now."""
+    work.rename(work.with_name("gone"))
+    (work / "checkpoint").mkdir(parents=True)
+    (work / "checkpoint" / "a").symlink_to(away / "precious")
+    (work / "checkpoint" / "below").symlink_to(away / "below")
+    (work / "owner").symlink_to(away / "precious")
+
+
+def test_what_is_written_goes_to_the_work_directory_whatever_is_put_in_its_place(
+    path: Path, away: Path
+) -> None:
+    with publish(path) as directory:
+        (work,) = path.parent.glob(f".run.*{WORK}")
+        exchange_names(work, away)
+        (directory / "a").write_text("3")
+        (directory / "below").mkdir()
+        (directory / "below" / "precious").write_text("4")
+    assert tree(path) == {"a": "3", "below/precious": "4"}
+
+
+def test_what_is_moved_into_its_place_is_looked_at_again(
+    path: Path, away: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the look at the earlier save and the exchange another directory takes its name."""
+    theirs = path.parent / "theirs"
+    (theirs / "d").mkdir(parents=True)
+    (theirs / "d" / "precious").write_text("mine")
+    exchange = publication._exchange
+    left = [True]
+
+    def late(*names: object) -> bool:
+        if left and left.pop():
+            path.rename(path.with_name("earlier"))
+            theirs.rename(path)
+        return exchange(*names)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(publication, "_exchange", late)
+    save(path, {"a": "3"})
+    assert tree(path) == {"a": "3", "d/precious": "mine"}
+    assert tree(path.with_name("earlier")) == {"a": "1", "b/c": "2"}
+
+
+def test_a_work_directory_that_is_exchanged_on_its_way_into_the_save_is_not_taken(
+    path: Path, away: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def late(*_: object) -> bool:
+        (work,) = path.parent.glob(f".run.*{WORK}")
+        exchange_names(work, away)
+        return False
+
+    monkeypatch.setattr(publication, "_exchange", late)
+    with pytest.raises(UnsafePathError, match=r"shmbuffer-save: another process .*remove it"):
+        save(path, {"a": "3"})
+    shutil.rmtree(path / WORK)
+    assert tree(path) == {"a": "1", "b/c": "2"}
+
+
+def test_a_link_beside_a_single_file_is_not_written_through(tmp_path: Path, away: Path) -> None:
+    target = tmp_path / "run.h5"
+    (tmp_path / f".run.h5.{os.getpid()}.shmbuffer-save").symlink_to(away / "precious")
+    with publish_file(target) as file:
+        file.write_text("1")
+    assert target.read_text() == "1"
+    target.unlink()
+    target.symlink_to(away / "precious")
+    with publish_file(target) as file:
+        file.write_text("2")
+    assert target.read_text() == "2"
+    with suppress(OSError), publish_file(target) as file:
+        file.write_text("3")
+        raise OSError
+    assert target.read_text() == "2"
+    assert [each for each in os.listdir(tmp_path) if each.endswith(WORK)] == [
+        f".run.h5.{os.getpid()}.shmbuffer-save"
+    ]
+
+
+@pytest.fixture
+def public() -> Iterator[Path]:
+    """A directory that everybody can look into; pytest's own are closed to others."""
+    made = Path(tempfile.mkdtemp())
+    made.chmod(0o777)
+    yield made
+    shutil.rmtree(made)
+
+
+@needs_root
+def test_what_others_put_beside_a_save_is_ignored_and_left_as_it_is(public: Path) -> None:
+    path, mine = public / "run", public / "precious"
+    mine.write_text("mine")
+
+    def plant() -> None:
+        as_nobody()
+        os.umask(0)
+        for owner in ("a link", "a file"):
+            work = work_directory(public / f".run.{owner}.shmbuffer-save")
+            (work / "checkpoint" / "theirs").write_text("theirs")
+            if owner == "a link":
+                (work / "owner").unlink()
+                (work / "owner").symlink_to(mine)
+
+    assert in_fork(plant) == 0
+    before = tree(public)
+    save(path, {"a": "1"})
+    save(path, {"a": "2"})
+    assert tree(public) == before | {"run/a": "2"}
+
+
+@needs_root
+def test_a_save_of_somebody_else_is_not_changed_and_can_be_read(public: Path) -> None:
+    path = public / "run"
+
+    def theirs() -> None:
+        as_nobody()
+        save(path, {"a": "1"})
+        (path / "lnk").symlink_to("/")
+
+    assert in_fork(theirs) == 0
+    finish(path)
+    with pytest.raises(UnsafePathError, match=r"run: belongs to uid .*directory of your own"):
+        save(path, {"a": "2"})
+    assert (path / "a").read_text() == "1"
+    assert os.listdir(public) == ["run"]
+
+
+@needs_root
+def test_the_work_directory_of_somebody_else_says_nothing_of_our_save(public: Path) -> None:
+    path = public / "run"
+    save(path, {"a": "1"})
+    path.chmod(0o777)
+
+    def plant() -> None:
+        as_nobody()
+        work_directory(path / WORK, plan={"remove": ["a"]})
+
+    assert in_fork(plant) == 0
+    finish(path)
+    assert (path / "a").read_text() == "1"
+    with pytest.raises(ShmBufferError, match=r"everybody can write there .*chmod o-w"):
+        save(path, {"a": "2"})
