@@ -16,13 +16,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 
 from shmbuffer.errors import BufferExistsError, CorruptBufferError
 from shmbuffer.memory import Moment
 from shmbuffer.memory.layout import CONTROL
 from shmbuffer.memory.progress import OnProgress, hearing
 from shmbuffer.replay.publication import finish, publish
-from shmbuffer.replay.values import read_values, write_values
+from shmbuffer.replay.values import read_values, reading, write_values
 
 OURS = "shmbuffer"
 """Our key in TorchRL's JSON files."""
@@ -247,8 +248,9 @@ def read_state(directory: Path) -> dict[str, Any] | None:
     """What `write_state` wrote; None if it did not."""
     if not (directory / f"{_STATE}.jsonl").exists():
         return None
-    (state,) = read_values(directory, _STATE, allow_pickle=False)
-    return dict(state)
+    with reading(directory / f"{_STATE}.jsonl"):
+        (state,) = read_values(directory, _STATE, allow_pickle=False)
+        return dict(state)
 
 
 def read_json(file: Path) -> dict[str, Any]:
@@ -282,6 +284,21 @@ def _read_json(file: Path, kind: type) -> Any:
             path=str(file),
         )
     return found
+
+
+def load_plainly(file: Path) -> Any:
+    """What torch.save wrote.
+
+    Raises:
+        ValueError: it could only be unpickled, or is damaged: torch does not tell the two apart.
+    """
+    try:
+        return torch.load(file, weights_only=True)
+    except Exception as error:
+        raise ValueError(
+            f"{file}: cannot be loaded without running code from it ({type(error).__name__}); the "
+            "state of transforms may hold tensors, text, numbers and containers of them"
+        ) from error
 
 
 def write_json(file: Path, content: dict[str, Any]) -> None:

@@ -108,6 +108,8 @@ def _from_json(spec: dict[str, Any]) -> Node:
         return ObjectNode(tuple(int(size) for size in spec["shape"]))
     items = {labels.from_json(key): _from_json(child) for key, child in spec.get("items", ())}
     batch = tuple(int(size) for size in spec.get("batch", ()))
+    if kind in ("tensordict", "tensorclass") and not all(isinstance(key, str) for key in items):
+        raise ValueError(f"a key of {list(items)!r:.60} is no text")
     if kind == "tensordict":
         return TensorDictNode(items, batch)
     if kind == "tensorclass":

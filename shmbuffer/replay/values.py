@@ -17,24 +17,53 @@ import json
 import os
 import pickle
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from tokenize import TokenError
 from typing import Any, BinaryIO
 
 import torch
 
-from shmbuffer.errors import CorruptBufferError
+from shmbuffer.errors import CorruptBufferError, ShmBufferError
 from shmbuffer.replay.leaves import dtype_name, torch_dtype
 from shmbuffer.replay.packing import Packed, pack, unpack
 
 _ALIGN = 8
 _PLAIN = (bool, int, float, str, type(None))  # JSON has them
 _CPU = torch.device("cpu")
-# What a damaged file leads to.
-_DAMAGES = (ValueError, KeyError, IndexError, TypeError, StopIteration, RecursionError)
+# What values that make no sense lead to, where they are read. Numpy parses the head of a file as
+# Python, and torch says in a RuntimeError what it cannot make of them.
+_DAMAGES = (
+    *(ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RuntimeError),
+    *(EOFError, StopIteration, MemoryError, SyntaxError, TokenError, FileNotFoundError),
+)
 
 
 class RefusedError(ValueError):
     """The files are whole, and a value is not given back for another reason."""
+
+
+@contextmanager
+def reading(file: Path) -> Iterator[None]:
+    """Have values that make no sense be an error that names the file that they are read from.
+
+    Raises:
+        CorruptBufferError: the body failed to read them, or a file that belongs to them is missing.
+        FormatError, SchemaMismatchError: it did not know their format.
+    """
+    try:
+        yield
+    except RefusedError:
+        raise
+    except ShmBufferError as error:
+        if str(file.parent) in error.message:
+            raise
+        raise type(error)(f"{file}: {error.message}", **error.parts) from error
+    except _DAMAGES as error:
+        raise CorruptBufferError(
+            f"{file}: cannot be read ({error!r:.200}); take another copy of the checkpoint",
+            path=str(file),
+        ) from error
 
 
 def write_values(
@@ -54,7 +83,9 @@ def write_values(
 def read_values(directory: Path, name: str, *, allow_pickle: bool) -> Iterator[Any]:
     """The values that `write_values` wrote; tensors are on the CPU. See `read_packed`."""
     for packed in read_packed(directory, name, allow_pickle=allow_pickle):
-        yield unpack_plainly(packed)
+        with reading(directory / f"{name}.jsonl"):
+            value = unpack_plainly(packed)
+        yield value
 
 
 def pack_plainly(value: Any) -> Packed:
@@ -125,10 +156,14 @@ def read_packed(directory: Path, name: str, *, allow_pickle: bool) -> Iterator[P
     where = directory / f"{name}.jsonl"
     with open(where, encoding="utf-8") as lines, open(directory / f"{name}.data", "rb") as data:
         forms: list[Any] = []
-        try:
+        with reading(where):
             if json.loads(next(lines)) != {"format": 1}:
                 raise ValueError("its first line names another format")
-            for line in lines:
+        while True:
+            with reading(where):
+                line = next(lines, None)
+                if line is None:
+                    return
                 found = json.loads(line)
                 if isinstance(found, dict):
                     forms.append(found["form"])
@@ -136,14 +171,8 @@ def read_packed(directory: Path, name: str, *, allow_pickle: bool) -> Iterator[P
                 number, values, sizes = found
                 chunks = [_chunk(data, size) for size in sizes]
                 given = [_value(value, data, allow_pickle, where) for value in values]
-                yield Packed(forms[number], given, chunks)
-        except RefusedError:
-            raise
-        except _DAMAGES as error:
-            raise CorruptBufferError(
-                f"{where}: cannot be read ({error!r}); take another copy of the checkpoint",
-                path=str(where),
-            ) from error
+                packed = Packed(forms[number], given, chunks)
+            yield packed
 
 
 def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:

@@ -40,6 +40,7 @@ from shmbuffer.replay.checkpoints import (
 )
 from shmbuffer.replay.publication import finish, is_being_published, publish
 from shmbuffer.replay.samplers.sampler import between_forks
+from shmbuffer.replay.values import reading
 from shmbuffer.replay.work_directory import located
 
 _METADATA = "buffer_metadata.json"
@@ -249,21 +250,21 @@ class Saving(Parts):
         sampler = read_part(self._sampler, path / "sampler")  # before anything is changed
         writer = read_part(self._writer, path / "writer")
         storage = read_part(self._storage, path / "storage")
+        states = {name: state for name in self._seeded() if (state := _generator(path / name))}
         loaded = apply_part(self._storage, storage, _written(path / "writer"))
         self._sampler._empty()
         apply_part(self._sampler, sampler, loaded)
         apply_part(self._writer, writer, loaded)
         for name, one in self._seeded().items():
-            if (path / name / "meta.json").exists():
+            if name in states:
                 if one is not self and one._generator is self._generator:
                     one.generator = None  # it had one of its own
-                state = read_folder(path / name).tensor(("rng_state",)).clone()
-                device = str(read_json(path / name / "meta.json")["device"])
-                one._seed_with(state, torch.device(device))
+                one._seed_with(*states[name])
         if transforms is not None:
-            self._transform.load_state_dict(transforms)
+            with reading(path / _TRANSFORM):
+                self._transform.load_state_dict(transforms)
         if metadata["batch_size"] is not None:
-            self._batch_size = int(metadata["batch_size"])
+            self._batch_size = metadata["batch_size"]
 
     def _seeded(self) -> dict[str, Saving]:
         """Who has a generator that is saved, by the name of its directory."""
@@ -280,16 +281,28 @@ class Saving(Parts):
 def _metadata(path: Path) -> dict[str, Any]:
     try:
         found = read_json(path / _METADATA)
-        return {"batch_size": found["batch_size"]}
     except FileNotFoundError as error:
         raise FileNotFoundError(
             f"{path / _METADATA}: not there, so no buffer was saved in this directory"
         ) from error
-    except KeyError as error:
-        raise CorruptBufferError(
-            f"{path / _METADATA}: names no batch size; take another copy of the checkpoint",
-            path=str(path / _METADATA),
-        ) from error
+    with reading(path / _METADATA):
+        size = found["batch_size"]
+        if size is not None and not (type(size) is int and 0 < size < 2**63):
+            raise ValueError(f"{size!r:.40} is no batch size")
+        return {"batch_size": size}
+
+
+def _generator(path: Path) -> tuple[torch.Tensor, torch.device] | None:
+    """The state of a generator, and its device; None if none was saved."""
+    file = path / "meta.json"
+    if not file.exists():
+        return None
+    with reading(file):
+        device = torch.device(str(read_json(file)["device"]))
+        state = read_folder(path).tensor(("rng_state",)).clone()
+        if device.type == "cpu":
+            torch.Generator().set_state(state)  # is it one?
+    return state, device
 
 
 def _written(path: Path) -> Any:

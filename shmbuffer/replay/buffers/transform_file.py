@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from shmbuffer.errors import CorruptBufferError
+from shmbuffer.replay.checkpoints import load_plainly
 
 if TYPE_CHECKING:
     from shmbuffer.replay.transforms import Compose
@@ -47,13 +48,7 @@ def read_states(file: Path, chain: Compose) -> dict[str, Any] | None:
     """
     if not file.exists():
         return None
-    try:
-        content = torch.load(file, weights_only=True)
-    except Exception as error:
-        raise ValueError(
-            f"{file}: cannot be loaded without running code from it ({type(error).__name__}); the "
-            "state of transforms may hold tensors, text, numbers and containers of them"
-        ) from error
+    content = load_plainly(file)
     if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
         raise CorruptBufferError(
             f"{file}: is not the state of transforms; take another copy of the checkpoint",

@@ -9,7 +9,15 @@ from typing import Any
 import torch
 
 from shmbuffer.replay.checkpointers.checkpointer import StorageCheckpointerBase
-from shmbuffer.replay.checkpoints import apply_part, dump_part, read_json, read_part, write_json
+from shmbuffer.replay.checkpoints import (
+    apply_part,
+    dump_part,
+    load_plainly,
+    read_json,
+    read_part,
+    write_json,
+)
+from shmbuffer.replay.values import reading
 
 _METADATA = "metadata.json"
 
@@ -61,7 +69,9 @@ class StorageEnsembleCheckpointer(StorageCheckpointerBase):
         """See `StorageCheckpointerBase.loads_beside`."""
         members = storage._storages
         file = path / _METADATA
-        empty = set(read_json(file)["empty_members"]) if file.exists() else set()
+        with reading(file):
+            found = read_json(file)["empty_members"] if file.exists() else []
+            empty = {int(member) for member in found}
         saved = {int(each.name) for each in path.iterdir() if each.name.isdigit()} | empty
         if saved != set(range(len(members))):
             raise ValueError(
@@ -70,6 +80,11 @@ class StorageEnsembleCheckpointer(StorageCheckpointerBase):
             )
         if written is None or len(written) != len(members):
             written = [None] * len(members)
+        states = {
+            at: load_plainly(path / f"{at}_transform.pt")
+            for at, transform in enumerate(storage._transforms or ())
+            if hasattr(transform, "load_state_dict") and (path / f"{at}_transform.pt").exists()
+        }
         loaded: list[Any] = []
         for at, (member, beside) in enumerate(zip(members, written, strict=True)):
             if at in empty:
@@ -78,10 +93,9 @@ class StorageEnsembleCheckpointer(StorageCheckpointerBase):
                 loaded.append(None)
             else:
                 loaded.append(apply_part(member, read_part(member, path / str(at)), beside))
-        for at, transform in enumerate(storage._transforms or ()):
-            file = path / f"{at}_transform.pt"
-            if file.exists() and hasattr(transform, "load_state_dict"):
-                transform.load_state_dict(torch.load(file, weights_only=True))
+        for at, state in states.items():
+            with reading(path / f"{at}_transform.pt"):
+                storage._transforms[at].load_state_dict(state)
         return loaded
 
 

@@ -27,7 +27,7 @@ from shmbuffer.replay.checkpointers.record_image import RecordImage
 from shmbuffer.replay.checkpointers.restoring import as_loaded, require_alone
 from shmbuffer.replay.checkpointers.tensor import lies_in
 from shmbuffer.replay.checkpoints import Loaded
-from shmbuffer.replay.values import pack_plainly, read_packed, unpack_plainly, write_packed
+from shmbuffer.replay.values import pack_plainly, read_packed, reading, unpack_plainly, write_packed
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -157,7 +157,8 @@ class ListStorageCheckpointer(StorageCheckpointerBase):
         kept = []
         with Progress("load", int(record.present.sum()), "items") as progress:
             for packed in read_packed(path, _ITEMS, allow_pickle=self.allow_pickle):
-                kept.append(self._unpacked(storage, packed))
+                with reading(path / f"{_ITEMS}.jsonl"):
+                    kept.append(self._unpacked(storage, packed))
                 progress.advance(1)
         return self._put(storage, record, self._hooked_in(storage, record, kept, path), places)
 

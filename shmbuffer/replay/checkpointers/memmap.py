@@ -11,7 +11,6 @@ unpickles what is in there and copies nothing into place: here a tensor is a map
 
 from __future__ import annotations
 
-import json
 import math
 import mmap
 import os
@@ -28,6 +27,7 @@ from shmbuffer.replay.checkpoints import read_json
 from shmbuffer.replay.keys import OWN_KEYS
 from shmbuffer.replay.leaves import Leaves, torch_dtype
 from shmbuffer.replay.nodes import LEAF, Node, ObjectNode, TensorClassNode, TensorDictNode
+from shmbuffer.replay.values import reading
 
 SINGLE = "_-single-tensor-_"
 """TorchRL's name for the tensor of a storage that holds nothing else."""
@@ -81,23 +81,24 @@ class Folder:
         """The tensor at a nested key, as a map of its file.
 
         Raises:
-            KeyError: there is none.
-            CorruptBufferError: its file is too short.
+            CorruptBufferError: there is none, or its file is too short.
         """
-        if len(path) > 1:
-            return self.folders[path[0]].tensor(path[1:])
-        dtype, shape, file = self.tensors[path[0]]
-        return mapped(file, dtype, shape)
+        with reading(self.path / "meta.json"):
+            if len(path) > 1:
+                return self.folders[path[0]].tensor(path[1:])
+            dtype, shape, file = self.tensors[path[0]]
+            return mapped(file, dtype, shape)
 
     def value(self, path: tuple[str, ...]) -> Any:
         """What is at a nested key and no tensor.
 
         Raises:
-            KeyError: there is nothing.
+            CorruptBufferError: there is nothing.
         """
-        if len(path) > 1:
-            return self.folders[path[0]].value(path[1:])
-        return self.values[path[0]]
+        with reading(self.path / "meta.json"):
+            if len(path) > 1:
+                return self.folders[path[0]].value(path[1:])
+            return self.values[path[0]]
 
     def names(self) -> list[tuple[str, ...]]:
         """Nested keys of all tensors."""
@@ -123,7 +124,7 @@ def read_folder(path: Path) -> Folder:
         folder = read_folder(path / "_tensordict")
         folder.path, folder.cls = path, _class_name(kind)
         return folder
-    try:
+    with reading(path / "meta.json"):
         folder = Folder(path, tuple(int(size) for size in meta.get("shape", ())))
         for key, entry in meta.items():
             if isinstance(entry, dict) and "type" in entry:
@@ -134,11 +135,6 @@ def read_folder(path: Path) -> Folder:
                 dtype = torch_dtype(str(entry["dtype"]).removeprefix("torch."))
                 shape = tuple(int(size) for size in entry["shape"])
                 folder.tensors[key] = dtype, shape, _file_of(path, key)
-    except (ValueError, TypeError, KeyError) as error:
-        raise CorruptBufferError(
-            f"{path / 'meta.json'}: cannot be read ({error}); take another copy of the checkpoint",
-            path=str(path / "meta.json"),
-        ) from error
     return folder
 
 
@@ -240,19 +236,12 @@ def pytree_column(path: Path, name: str, metadata: dict[str, Any]) -> torch.Tens
     """The tensor of that name in TorchRL's layout.
 
     Raises:
-        KeyError: there is none.
-        CorruptBufferError: what is said of it makes no sense, or its file is too short.
+        KeyError, TypeError, ValueError: there is none, or what is said of it makes no sense.
+        CorruptBufferError: its file is too short.
     """
     entry = metadata[name.replace("/", ".")]
-    try:
-        dtype = torch_dtype(str(entry["dtype"]).removeprefix("torch."))
-        shape = tuple(int(size) for size in entry["shape"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise CorruptBufferError(
-            f"{path}: {json.dumps(entry)[:80]} says nothing of the tensor {name!r}; take another "
-            "copy of the checkpoint",
-            path=str(path),
-        ) from error
+    dtype = torch_dtype(str(entry["dtype"]).removeprefix("torch."))
+    shape = tuple(int(size) for size in entry["shape"])
     return mapped(path / f"{name}.memmap", dtype, shape)
 
 

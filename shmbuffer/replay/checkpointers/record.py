@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shmbuffer.errors import CorruptBufferError, IncompatibleVersionError, SchemaMismatchError
+from shmbuffer.errors import IncompatibleVersionError, SchemaMismatchError
 from shmbuffer.memory import slots
 from shmbuffer.replay.checkpoints import OURS, read_json, write_json
+from shmbuffer.replay.values import reading
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -34,8 +35,6 @@ TENSORS, LIST = "tensors", "a list of objects"
 
 _ITEMS = "shmbuffer.items.npy"
 _LOOK = 4096  # slots that are looked at together
-# What a damaged file leads to.
-_DAMAGES = (ValueError, KeyError, TypeError, EOFError, MemoryError)
 
 
 @dataclass
@@ -150,16 +149,17 @@ class Record:
         ours = found.get(OURS)
         if ours is None:
             return None
-        try:
+        with reading(folder / METADATA):
             if ours["format"] != 1:
                 raise IncompatibleVersionError(
                     f"{folder}: was saved in format {ours['format']!r} by another version of "
                     "shmbuffer, and this one knows format 1; load it with that one"
                 )
             slots, lanes = int(ours["slots"]), tuple(int(size) for size in ours["lanes"])
-            tickets, sources = slots_of(np.load(folder / _ITEMS, allow_pickle=False), slots)
+            with reading(folder / _ITEMS):
+                tickets, sources = slots_of(np.load(folder / _ITEMS, allow_pickle=False), slots)
             cursor, count = int(ours["cursor"]), int(ours["write_count"])
-            if not 0 <= cursor < slots or count < 0:
+            if not 0 <= cursor < slots or not 0 <= count < 2**62:
                 raise ValueError(f"cursor {cursor}, write count {count} of {slots} slots")
             structure = ours["structure"]
             if ours["kind"] != kind:
@@ -167,12 +167,6 @@ class Record:
                     f"{folder}: a storage of {ours['kind']} was saved there, and this one holds "
                     f"{kind}; load it into a storage of its own kind"
                 )
-        except (*_DAMAGES, FileNotFoundError) as error:
-            raise CorruptBufferError(
-                f"{folder}: what shmbuffer wrote there cannot be read ({error}); take another copy "
-                "of the checkpoint",
-                path=str(folder),
-            ) from error
         return cls(slots, lanes, tickets >= 0, cursor, count, structure, tickets, sources)
 
 

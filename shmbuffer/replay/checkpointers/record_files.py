@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shmbuffer._native import _core
-from shmbuffer.errors import CorruptBufferError
 from shmbuffer.replay.checkpointers.record_image import RecordImage, copied
+from shmbuffer.replay.values import reading
 
 if TYPE_CHECKING:
     from shmbuffer.memory import Moment, Records
@@ -63,20 +63,15 @@ def read_records(folder: Path) -> RecordImage:
         CorruptBufferError: the files are damaged.
     """
     where = folder / _DATA
-    try:
+    with reading(folder / _TABLE):
         table = np.load(folder / _TABLE, allow_pickle=False)
         if table.dtype != np.int64 or table.ndim != 2 or table.shape[1] != 3:
             raise ValueError(f"the items are {table.dtype}{list(table.shape)}, not int64[n, 3]")
         if len(table) and (table[0, 0] < 0 or (np.diff(table[:, 0]) < 1).any()):
             raise ValueError("the slots of the items are not in order")
+    with reading(where):
         size = where.stat().st_size
         data = np.memmap(where, np.uint8, "r") if size else np.empty(0, np.uint8)
-    except (ValueError, EOFError, FileNotFoundError) as error:
-        raise CorruptBufferError(
-            f"{folder}: the records that were saved there cannot be read ({error}); take another "
-            "copy of the checkpoint",
-            path=str(folder),
-        ) from error
     file = folder / _DICTIONARY
     dictionary = file.read_bytes() if file.exists() else None
     slots, positions, sizes = (np.ascontiguousarray(column) for column in table.T)

@@ -25,11 +25,12 @@ from shmbuffer.replay.checkpointers.nontensors import (
     read_objects,
     shapes_of_objects,
 )
-from shmbuffer.replay.checkpointers.record import Record, read_metadata
+from shmbuffer.replay.checkpointers.record import METADATA, Record, read_metadata
 from shmbuffer.replay.leaves import Leaves, dtype_name
 from shmbuffer.replay.nodes import LEAF, Node
 from shmbuffer.replay.nodes import Path as Key
 from shmbuffer.replay.objects import OBJECT, Objects
+from shmbuffer.replay.values import reading
 
 
 @dataclass
@@ -154,7 +155,10 @@ def saved_in(path: Path, *, ndim: int, allow_pickle: bool) -> Saved:
             )
         node = folder.node(1 + len(record.lanes))
     else:
-        node = structure.from_json(record.structure)
+        with reading(path / METADATA):
+            node = structure.from_json(record.structure)
+            if not next(node.paths(), None) and node is not LEAF:
+                raise ValueError("there is nothing in the form of an item")
     return Saved(str(path), record, node, *_of_folder(path, folder, record, node, allow_pickle))
 
 
@@ -172,9 +176,21 @@ def _of_folder(
     there = {*folder.names(), *objects}
 
     def column(key: Key) -> Any:
-        return objects[key] if key in objects else folder.tensor(key)
+        return objects[key] if key in objects else _whole(folder.tensor(key), record, key, path)
 
     return [key for key in node.paths() if key in there], column
+
+
+def _whole(column: torch.Tensor, record: Record, key: Key, path: Path) -> torch.Tensor:
+    """CorruptBufferError where a tensor has another number of items than the storage."""
+    lead = (record.slots, *record.lanes)
+    if tuple(column.shape[: len(lead)]) != lead:
+        raise CorruptBufferError(
+            f"{path}: the tensor {'.'.join(key)!r} is {list(column.shape)}, and the storage that "
+            f"it belongs to {list(lead)}; take another copy of the checkpoint",
+            path=str(path),
+        )
+    return column
 
 
 def _first_slots(shape: tuple[int, ...], found: dict[str, Any], path: Path) -> Record:
@@ -192,17 +208,19 @@ def _first_slots(shape: tuple[int, ...], found: dict[str, Any], path: Path) -> R
 
 
 def _saved_pytree(path: Path, found: dict[str, Any], record: Record | None, ndim: int) -> Saved:
-    metadata: dict[str, Any] = found["metadata"]
     node: Node | None = None
-    if record is not None and record.structure is not None:
-        node = structure.from_json(record.structure)
-        names = {key: pytree_name(key) for key in node.paths()}
-    elif list(metadata) == [SINGLE]:
-        node, names = LEAF, {(): SINGLE}
-    else:  # a key with a dot in it looks like nested ones: the storage has to know the form
-        names = {tuple(name.split(".")): name.replace(".", "/") for name in metadata}
-    tensors = {key: pytree_column(path, name, metadata) for key, name in names.items()}
-    if record is None:
+    with reading(path / METADATA):
+        metadata: dict[str, Any] = found["metadata"]
+        if record is not None and record.structure is not None:
+            node = structure.from_json(record.structure)
+            names = {key: pytree_name(key) for key in node.paths()}
+        elif list(metadata) == [SINGLE]:
+            node, names = LEAF, {(): SINGLE}
+        else:  # a key with a dot in it looks like nested ones: the storage has to know the form
+            names = {tuple(name.split(".")): name.replace(".", "/") for name in metadata}
+        tensors = {key: pytree_column(path, name, metadata) for key, name in names.items()}
         first = next(iter(tensors.values()))
+    if record is None:
         record = _first_slots(tuple(first.shape[:ndim]), found, path)
+    tensors = {key: _whole(column, record, key, path) for key, column in tensors.items()}
     return Saved(str(path), record, node, list(tensors), tensors.__getitem__)

@@ -20,9 +20,10 @@ import numpy as np
 import torch
 from tensordict import TensorDict
 
-from shmbuffer.errors import CorruptBufferError
 from shmbuffer.replay.checkpointers.memmap import mapped, read_folder
 from shmbuffer.replay.checkpoints import OURS, Loaded, read_json, write_json
+from shmbuffer.replay.samplers.priority.raw import from_zero
+from shmbuffer.replay.values import reading
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -32,7 +33,9 @@ if TYPE_CHECKING:
 _METADATA = "sampler_metadata.json"
 _RAW = "shmbuffer.priorities.memmap"
 _TREES = ("sumtree.memmap", "mintree.memmap")
+_ELEMENTS = ("_sample_list", "_heads")  # of a pass: numbers of elements
 _LEAST_ALPHA = 0.1  # below it a rounded mass says too little of its priority
+_GREATEST = 1e299  # of a priority, and of a mass
 _SCHEMA_VERSION = 1  # TorchRL's: _max_priority is raw
 
 
@@ -99,8 +102,8 @@ def read_priorities(directory: Path) -> dict[str, Any]:
         CorruptBufferError: it makes no sense.
     """
     found = _read(directory, _METADATA)
-    try:
-        alpha, eps = float(found["_alpha"]), float(found["_eps"])
+    with reading(directory / _METADATA):
+        alpha, eps = from_zero("_alpha", found["_alpha"]), from_zero("_eps", found["_eps"])
         ours = found.get(OURS)
         largest: Any
         if ours is None:
@@ -114,19 +117,25 @@ def read_priorities(directory: Path) -> dict[str, Any]:
                 raw = _raw_of_masses(directory, int(found["_max_capacity"]), alpha, eps)
             elif elements is not None:
                 raw = mapped(directory / _RAW, torch.float64, (int(elements),)).clone()
+        _require_weights(raw, largest, alpha, eps)
         return {
             "_alpha": alpha,
-            "_beta": float(found["_beta"]),
+            "_beta": from_zero("_beta", found["_beta"]),
             "_eps": eps,
             "_max_priority": None if largest is None else float(largest),
             "_priorities": raw,
         }
-    except (KeyError, TypeError, ValueError, IndexError) as error:
-        raise CorruptBufferError(
-            f"{directory / _METADATA}: is not that of a prioritized sampler ({error!r}); take "
-            "another copy of the checkpoint",
-            path=str(directory / _METADATA),
-        ) from error
+
+
+def _require_weights(raw: torch.Tensor | None, largest: Any, alpha: float, eps: float) -> None:
+    """ValueError where these priorities have no masses whose sum is a number."""
+    held = np.empty(0) if raw is None else raw.numpy()[~np.isnan(raw.numpy())]
+    known = np.append(held, 0.0 if largest is None else float(largest))
+    greatest = float(known.max())
+    if not 0 <= known.min() <= greatest <= _GREATEST:
+        raise ValueError("there are priorities that are negative or infinite")
+    if (greatest + eps) ** alpha * max(1, len(held)) > _GREATEST:
+        raise ValueError(f"priorities up to {greatest} ** {alpha} have no sum")
 
 
 def _raw_of_masses(directory: Path, capacity: int, alpha: float, eps: float) -> torch.Tensor:
@@ -173,20 +182,24 @@ def read_pass(directory: Path) -> dict[str, Any]:
         FileNotFoundError: there is none.
     """
     _read(directory, "meta.json")
-    folder = read_folder(directory)
-    state: dict[str, Any] = dict(folder.values)
-    for key in folder.tensors:
-        state[key] = folder.tensor((key,)).clone()
+    with reading(directory / "meta.json"):
+        folder = read_folder(directory)
+        state: dict[str, Any] = dict(folder.values)
+        for key in folder.tensors:
+            state[key] = folder.tensor((key,)).clone()
+        int(state["len_storage"]), bool(state["drop_last"]), bool(state["_ran_out"])
+        for key in _ELEMENTS:
+            if (numbers := state.get(key)) is not None and torch.as_tensor(numbers).ndim != 1:
+                raise ValueError(f"{key} has {torch.as_tensor(numbers).ndim} dimensions")
     return state
 
 
 def moved_pass(state: dict[str, Any], loaded: Loaded | None) -> dict[str, Any]:
     """The state of a pass over items that are elsewhere now."""
-    indices = ("_sample_list", "_heads")
     if loaded is None:
         return state
     return {
-        key: loaded.places(value) if key in indices and value is not None else value
+        key: loaded.places(value) if key in _ELEMENTS and value is not None else value
         for key, value in state.items()
     }
 

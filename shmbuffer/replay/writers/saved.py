@@ -121,7 +121,7 @@ def read_ranks(directory: Path) -> tuple[dict[str, Any], Any, str | None]:
         key = found["rank_key"]
         key = tuple(key) if isinstance(key, list) else key
         if OURS in found:
-            return read_state(directory) or {}, key, str(found[OURS]["reduction"])
+            return _ranks(read_state(directory) or {}), key, str(found[OURS]["reduction"])
         dtype = torch_dtype(str(found["dtype"]).removeprefix("torch."))
         top = mapped(directory / _RANKS, dtype, tuple(found["shape"])).tolist()
         state = {
@@ -132,6 +132,14 @@ def read_ranks(directory: Path) -> tuple[dict[str, Any], Any, str | None]:
     except (KeyError, TypeError, ValueError) as error:
         raise _damaged(directory, error) from error
     return state, key, None
+
+
+def _ranks(state: dict[str, Any]) -> dict[str, Any]:
+    """The state of a top-k writer, whose numbers are numbers."""
+    top = [(rank, int(index)) for rank, index in state["_current_top_values"]]
+    sorted(top)  # they have to be comparable
+    cursor, count = int(state["_cursor"]), int(state["_write_count"])
+    return {"_current_top_values": top, "_cursor": cursor, "_write_count": count}
 
 
 def _metadata(directory: Path) -> dict[str, Any]:
