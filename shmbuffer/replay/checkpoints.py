@@ -58,7 +58,8 @@ class Checkpoints:
     """A part of a buffer that can be saved and loaded alone.
 
     A part of your own is saved by its ``state_dict``, as far as that holds tensors, text, numbers
-    and containers of them; or by its own ``dumps`` and ``loads``, which are given a directory.
+    and containers of them; or by its own ``dumps`` and ``loads``, which are given a directory (to
+    save, by a path for this process, until the call ends).
     """
 
     def dumps(self, path: str | os.PathLike[str], *, on_progress: OnProgress | None = None) -> None:

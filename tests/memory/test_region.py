@@ -900,3 +900,54 @@ def test_nothing_is_left_open(directory: Directory) -> None:
         directory.unlink("a/b/d")
         directory.rmdir("a/b")
     assert descriptors() == before
+
+
+# -- directories below -----------------------------------------------------------------------------
+
+
+def test_a_directory_below_is_made_with_its_mode_whatever_the_umask(tmp_path: Path) -> None:
+    before = os.umask(0o777)
+    try:
+        with Directory.open(tmp_path) as directory:
+            assert directory.make("a")
+            assert not directory.make("a", mode=0o755)
+            with directory.folder("a") as below:
+                assert (below.path, below.created) == (tmp_path / "a", False)
+                assert stat.S_IMODE(os.fstat(below.fd).st_mode) == 0o700
+    finally:
+        os.umask(before)
+
+
+def test_a_link_below_is_no_directory(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    with (
+        Directory.open(tmp_path) as directory,
+        pytest.raises(UnsafePathError, match=r"link: .*symbolic link"),
+    ):
+        directory.folder("link")
+
+
+def test_a_file_is_moved_into_another_directory(tmp_path: Path) -> None:
+    (tmp_path / "one").mkdir()
+    (tmp_path / "other").mkdir()
+    (tmp_path / "one" / "a").write_text("1")
+    with Directory.open(tmp_path / "one") as one, Directory.open(tmp_path / "other") as other:
+        one.rename("a", "b/c", into=other)
+    assert (tmp_path / "other" / "b" / "c").read_text() == "1"
+
+
+@needs_root
+def test_in_anybodys_directory_only_what_is_ours_is_opened(tmp_path: Path) -> None:
+    (tmp_path / "ours").mkdir()
+    (tmp_path / "theirs").mkdir()
+    os.chown(tmp_path, 65534, 65534)
+    os.chown(tmp_path / "theirs", 65534, 65534)
+    tmp_path.chmod(0o777)
+    with pytest.raises(UnsafePathError, match="belongs to uid 65534"):
+        Directory.open(tmp_path)
+    with Directory.open(tmp_path, anybodys=True) as directory:
+        assert directory.listdir() == ["ours", "theirs"]
+        directory.folder("ours").close()
+        with pytest.raises(UnsafePathError, match="theirs: belongs to uid 65534"):
+            directory.folder("theirs")

@@ -27,10 +27,10 @@ class StorageCheckpointerBase:
         """Have ``hook(data, path=path)`` change what is saved.
 
         Args:
-            hook: called with the data of the storage and the directory that they go to; returns
-                what is to be saved. If it has attributes ``shift`` and ``is_full``, they are set
-                before the call: the slot after the last one that was written, and whether the ring
-                has gone round.
+            hook: called with the data of the storage and the directory that they go to (a path
+                for this process, until the call ends); returns what is to be saved. If it has
+                attributes ``shift`` and ``is_full``, they are set before the call: the slot after
+                the last one that was written, and whether the ring has gone round.
         """
         self._save_hooks.append(hook)
 
