@@ -2,8 +2,9 @@
 
     python -m tests.torture.full_kills --seconds 60 --seed 1
 
-Collectors and learners come through `attach`, and there is a coordinator. A case is a round for
-each storage: rows, compressed records, ragged records. The rules and the kills are those of
+Collectors and learners come through `attach`, and there are a coordinator, one that forks while its
+other thread samples, and one that is interrupted, in saves and loads too. A case is a round for
+each storage: rows, compressed records, ragged records. The rules, and what happens, are those of
 tests/torture/kills.py.
 """
 
@@ -19,15 +20,18 @@ from shmbuffer import attach
 from tests.torture import items
 from tests.torture.arena import Arena
 from tests.torture.command import Figures, Say, added, main
-from tests.torture.full_roles import ITEM_BYTES, STORAGES, batch_of, made, read, roles
+from tests.torture.copies import Copies
+from tests.torture.full_roles import CAPACITY, ITEM_BYTES, STORAGES, batch_of, made, read, roles
+from tests.torture.full_visitor import FullVisitor
 from tests.torture.history import History, Log
 from tests.torture.image import Image
-from tests.torture.kills import audited, counted, fight, require_drawn_from, rounds, settle
+from tests.torture.kills import containers_of, counted, fight, require_drawn_from, rounds, settle
+from tests.torture.mixed import visit
 from tests.torture.rules import violations
 
 #: Of each round.
 KILLS = 34
-CHAIRS = ["writer", "writer", "writer", "learner", "learner", "coordinator"]
+CHAIRS = ["writer", "writer", "learner", "coordinator", "forker", "visitor"]
 
 
 def case(folder: Path, seed: int) -> Figures:
@@ -42,28 +46,35 @@ def round_of_kills(folder: Path, seed: int, storage: str, *, kills: int = KILLS)
     """One directory, about so many kills; what was checked."""
     folder.mkdir()
     path = folder / "buffer"
-    with Arena(folder / "logs", roles(path, storage), CHAIRS, seed) as arena:
+    rng = np.random.default_rng(seed)
+    apart = containers_of(folder, CHAIRS, rng)
+    playing = {
+        **roles(path, storage),
+        "visitor": lambda who: visit(who, FullVisitor(who, path, storage)),
+    }
+    with Arena(folder / "logs", playing, CHAIRS, seed, containers=apart) as arena:
         who = items.who_of(len(CHAIRS) + 1, 1)
         with made(path, storage) as buffer, Log(arena.logs, len(CHAIRS) + 1, who) as first:
             first.invoked(0, 1)
             buffer.extend(batch_of(items.keys_of(first.who, 0, 1), storage))
             first.written(0, 1, 0)
+        copies = Copies(path, arena.logs, CAPACITY)
 
         def look() -> Figures:
-            return audit(path, arena.logs, storage)
+            return audit(path, arena.logs, storage, copies, boots=1 + bool(apart))
 
-        rng = np.random.default_rng(seed)
-        return fight(arena, rng, kills, lambda: audited(look), lambda: attach(path))
+        return fight(arena, rng, kills, copies, look, lambda: attach(path))
 
 
-def audit(path: Path, logs: Path, storage: str) -> Figures:
+def audit(path: Path, logs: Path, storage: str, copies: Copies, *, boots: int) -> Figures:
     """By the buffer, by what is on disk, and one against the other."""
     with attach(path) as buffer:
         engine = buffer.storage.engine
         settle(engine)
+        copies.recovered(engine.ring.head, engine.ring.write_count)
         there = read(buffer, storage)
         image, history = Image(path), History.read(logs)
-        broken = violations(history, image, contents=there, item_bytes=ITEM_BYTES)
+        broken = violations(history, image, contents=there, item_bytes=ITEM_BYTES, boots=boots)
         assert not broken, "\n".join(["rules are broken", *broken])
         report = engine.check()
         assert report.ok, str(report)

@@ -24,6 +24,7 @@ from shmbuffer import (
 from shmbuffer.errors import EmptyBufferError, LockTimeout, RingOverrunError
 from tests.torture import items
 from tests.torture.arena import Actor, Role
+from tests.torture.mixed import fork_beside
 
 CAPACITY = 512
 BATCH = 16
@@ -68,6 +69,7 @@ def roles(path: Path, storage: str) -> dict[str, Role]:
         "writer": attached(collect, "collector"),
         "learner": attached(learn, "learner"),
         "coordinator": lambda actor: coordinate(actor, path),
+        "forker": attached(fork_on, "client"),
     }
 
 
@@ -109,51 +111,72 @@ def _ragged_key(item: Any) -> int:
 
 
 def collect(actor: Actor, buffer: Any, storage: str) -> None:
-    first, ring = 0, buffer.storage.ring
+    first = 0
     while actor.goes_on():
-        count = int(actor.rng.integers(1, BATCH + 1))
-        batch = batch_of(items.keys_of(actor.who, first, count), storage)
-        actor.log.invoked(first, count)
-        before = ring.head
-        try:
-            index = buffer.extend(batch)
-        except (RingOverrunError, LockTimeout):
-            actor.log.refused(first, count)
-        else:
-            slot = int(index[0])
-            ticket = before + (slot - before) % CAPACITY
-            if ring.head - before < CAPACITY:  # else it may be of a later lap: no outcome
-                actor.log.written(first, count, ticket)
-        first += count
-        look(actor, ring)
+        first = collect_once(actor, buffer, storage, first)
+        look(actor, buffer)
+
+
+def collect_once(actor: Actor, buffer: Any, storage: str, first: int) -> int:
+    """Writes a batch; the sequence number that follows it."""
+    count = int(actor.rng.integers(1, BATCH + 1))
+    batch = batch_of(items.keys_of(actor.who, first, count), storage)
+    ring = buffer.storage.ring
+    actor.log.invoked(first, count)
+    before = ring.head
+    try:
+        index = buffer.extend(batch)
+    except (RingOverrunError, LockTimeout):
+        actor.log.refused(first, count)
+    else:
+        slot = int(index[0])
+        ticket = before + (slot - before) % CAPACITY
+        if ring.head - before < CAPACITY:  # else it may be of a later lap: no outcome
+            actor.log.written(first, count, ticket)
+    return first + count
 
 
 def learn(actor: Actor, buffer: Any, storage: str) -> None:
-    first, ring = 0, buffer.storage.ring
+    first = 0
     while actor.goes_on():
-        began = time.monotonic_ns()
-        try:
-            batch = buffer.sample()
-        except EmptyBufferError:
-            continue
-        keys = keys_of(batch, storage)
-        index, tickets = batch["index"].numpy(), batch["index_generation"].numpy()
-        actor.log.sampled(began, keys, tickets)
-        _, where = np.unique(tickets, return_index=True)
-        given = items.keys_of(actor.who, first, len(where))
-        raw = items.priority(given)
-        row = actor.log.updating(given, tickets[where], raw)
-        if actor.rng.random() < 0.5:
-            applied = _update_by_tensordict(buffer, index[where], tickets[where], raw)
-        else:
-            applied = buffer.update_priority(
-                torch.from_numpy(index[where]),
-                torch.from_numpy(raw),
-                generation=torch.from_numpy(tickets[where]),
-            ).applied
-        actor.log.updated(row, len(where), applied)
-        first += len(where)
-        look(actor, ring)
+        first = learn_once(actor, buffer, storage, first)
+        look(actor, buffer)
+
+
+def learn_once(actor: Actor, buffer: Any, storage: str, first: int) -> int:
+    """Samples, and gives priorities back; the number of the next update."""
+    began = time.monotonic_ns()
+    try:
+        batch = buffer.sample()
+    except EmptyBufferError:
+        return first
+    keys = keys_of(batch, storage)
+    index, tickets = batch["index"].numpy(), batch["index_generation"].numpy()
+    actor.log.sampled(began, keys, tickets)
+    _, where = np.unique(tickets, return_index=True)
+    given = items.keys_of(actor.who, first, len(where))
+    raw = items.priority(given)
+    row = actor.log.updating(given, tickets[where], raw)
+    if actor.rng.random() < 0.5:
+        applied = _update_by_tensordict(buffer, index[where], tickets[where], raw)
+    else:
+        applied = buffer.update_priority(
+            torch.from_numpy(index[where]),
+            torch.from_numpy(raw),
+            generation=torch.from_numpy(tickets[where]),
+        ).applied
+    actor.log.updated(row, len(where), applied)
+    return first + len(where)
+
+
+def fork_on(actor: Actor, buffer: Any, storage: str) -> None:
+    def work(who: Actor, number: int) -> int:
+        once = collect_once if who.rng.random() < 0.5 else learn_once
+        following = once(who, buffer, storage, number)
+        look(who, buffer)
+        return following
+
+    fork_beside(actor, work, buffer.close)
 
 
 def _update_by_tensordict(
@@ -175,9 +198,10 @@ def coordinate(actor: Actor, path: Path) -> None:
                 coordinator.flush()
 
 
-def look(actor: Actor, ring: Any) -> None:
+def look(actor: Actor, buffer: Any) -> None:
     began = time.monotonic_ns()
-    actor.log.seen(began, ring.head, ring.write_count)
+    engine, ring = buffer.storage.engine, buffer.storage.ring
+    actor.log.seen(began, ring.head, ring.write_count, engine.epoch, engine.incarnation)
 
 
 def read(buffer: Any, storage: str) -> dict[int, int]:

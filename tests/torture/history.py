@@ -47,15 +47,29 @@ class Kind(IntEnum):
     UPDATED = 4
     """An update has returned: ``first`` row of the chair's updates, ``count``, ``a`` applied."""
     SEEN = 5
-    """The ring was looked at between ``began`` and ``ended``: ``a`` head, ``b`` write_count."""
+    """The ring was looked at between ``began`` and ``ended``: ``a`` head, ``b`` write_count;
+    through the handle ``count`` (its incarnation), in epoch ``first`` (-1: nobody asked)."""
     DIED = 6
     """Told by whoever killed: ``who`` did nothing any more from ``ended`` on."""
+    INTERRUPTED = 7
+    """KeyboardInterrupt came out of a call, and left ``a`` locks that belong to no handle."""
+    FORKED = 8
+    """A forked child begins to use the handle that it came with."""
+    COPIED = 9
+    """The directory was copied: ``first`` number of the copy, ``a``: no ticket from it on that was
+    acknowledged before had been touched when the copy had ended."""
+    RESTORED = 10
+    """A copy was put back, from ``began`` on: ``first`` its number; as recovered: ``a`` head,
+    ``b`` write_count."""
+
+
+MARKS = (Kind.INTERRUPTED, Kind.FORKED, Kind.COPIED, Kind.RESTORED)
 
 
 class Log:
     """One process's account; closed with a ``with`` block, or with the process."""
 
-    def __init__(self, folder: Path, chair: int, who: int) -> None:
+    def __init__(self, folder: Path, chair: int | str, who: int) -> None:
         self.who = who
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
         self._updates, self._samples, self._calls = (
@@ -89,8 +103,23 @@ class Log:
         self._event[0] = (Kind.DIED, who, 0, time.monotonic_ns(), 0, 0, 0, 0)
         _append(self._calls, self._event)
 
-    def seen(self, began: int, head: int, write_count: int) -> None:
-        self._write(Kind.SEEN, began, 0, 0, head, write_count)
+    def seen(
+        self, began: int, head: int, write_count: int, epoch: int = -1, incarnation: int = 0
+    ) -> None:
+        self._write(Kind.SEEN, began, epoch, incarnation, head, write_count)
+
+    def interrupted(self, locks: int) -> None:
+        self._write(Kind.INTERRUPTED, time.monotonic_ns(), 0, 0, locks, 0)
+
+    def forked(self) -> None:
+        self._write(Kind.FORKED, time.monotonic_ns(), 0, 0, 0, 0)
+
+    def copied(self, number: int, began: int, ended: int, oldest: int) -> None:
+        self._event[0] = (Kind.COPIED, self.who, began, ended, number, 0, oldest, 0)
+        _append(self._calls, self._event)
+
+    def restored(self, number: int, began: int, head: int, write_count: int) -> None:
+        self._write(Kind.RESTORED, began, number, 0, head, write_count)
 
     def sampled(self, began: int, keys: Keys, tickets: NDArray[np.int64]) -> None:
         rows = np.zeros(len(keys), SAMPLE)
@@ -135,6 +164,7 @@ class History:
         updates: UPDATE rows with their outcome: ``ended`` (NEVER: none), and how many rows the
             ``call`` had, and how many of them were ``applied``.
         seen: EVENT rows of that kind.
+        marks: EVENT rows of `MARKS`.
         forgotten_written, forgotten_open: items of batches that were left out by `forget`.
     """
 
@@ -149,6 +179,7 @@ class History:
         samples: Any,
         updates: Any,
         seen: Any,
+        marks: Any,
         forgotten: tuple[int, int] = (0, 0),
     ) -> None:
         self.forgotten_written, self.forgotten_open = forgotten
@@ -156,11 +187,12 @@ class History:
         self.samples = samples
         self.updates = updates
         self.seen = seen
+        self.marks = marks
 
     @classmethod
     def read(cls, folder: Path) -> History:
         """All logs of a folder."""
-        batches, samples, updates, seen, died = [], [], [], [], []
+        batches, samples, updates, seen, died, marks = [], [], [], [], [], []
         for path in sorted(folder.glob("*.calls")):
             calls = _load(path, EVENT)
             batches.append(_batches(calls))
@@ -168,6 +200,7 @@ class History:
             updates.append(_outcomes(_load(path.with_suffix(".updates"), UPDATE), calls))
             seen.append(calls[calls["kind"] == Kind.SEEN])
             died.append(calls[calls["kind"] == Kind.DIED])
+            marks.append(calls[np.isin(calls["kind"], MARKS)])
         deaths = {int(one["who"]): int(one["ended"]) for one in _joined(died, EVENT)}
         known = _joined(batches, cls.BATCH)
         for open_one in (known["ended"] == NEVER).nonzero()[0]:
@@ -176,6 +209,7 @@ class History:
             _joined(samples, SAMPLE),
             _joined(updates, cls.OUTCOME),
             _joined(seen, EVENT),
+            _joined(marks, EVENT),
         )
         carried = folder / _CARRIED
         if not carried.exists():
@@ -186,6 +220,7 @@ class History:
                 samples_and_more[0],
                 np.concatenate([before["updates"], samples_and_more[1]]),
                 np.concatenate([before["seen"], samples_and_more[2]]),
+                samples_and_more[3],
                 (int(before["forgotten"][0]), int(before["forgotten"][1])),
             )
 
@@ -242,8 +277,9 @@ def _batches(calls: Any) -> NDArray[Any]:
     written, refused = (same & (after["kind"] == kind) for kind in (Kind.WRITTEN, Kind.REFUSED))
     found["ticket"][written] = after["a"][written]
     found["ticket"][refused] = WAS_REFUSED
-    returned = written | refused
-    found["ended"][returned] = after["began"][returned]
+    # Who was interrupted, and went on, had an end to it too.
+    over = written | refused | ((after["who"] == invoked["who"]) & (following > begun))
+    found["ended"][over] = after["began"][over]
     return found
 
 

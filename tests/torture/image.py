@@ -20,6 +20,8 @@ from numpy.typing import NDArray
 PAGE = 4096
 EMPTY, WRITING, COMMITTED, ABORTED = range(4)
 READY = 1
+#: In the control file.
+HEAD_AT = 2 * PAGE + 64
 #: So many bytes are summed here, one by one, at a look: more takes too long.
 SUMMED_BYTES = 16384
 
@@ -111,7 +113,7 @@ class Image:
         assert (schema["capacity"], len(schema["leaves"])) == (self.capacity, leaves)
         self.record_bytes: int = schema.get("record_bytes", 0)
         at = 2 * PAGE
-        self.head, self.write_count, self.length = struct.unpack_from("<QQQ", control, at + 64)
+        self.head, self.write_count, self.length = struct.unpack_from("<QQQ", control, HEAD_AT)
         (runtime_state, self.prioritized) = struct.unpack_from("<II", control, at + 88)
         assert runtime_state == self.state
         self.max_priority, self.alpha, self.eps = struct.unpack_from("<ddd", control, at + 96)

@@ -1,6 +1,6 @@
 """What an item says in each of its bytes: who wrote it, and as which of his items.
 
-    who   chair << 14 | life     chair: a place among the processes; life: how often it was filled
+    who   chair << 13 | life     chair: a place among the processes; life: how often it was filled
     key   who << 32 | sequence   of an item; below 2^50
     word  key * ODD + leaf * LEAF + position * STEP    (mod 2^64) word by word, in every leaf
 
@@ -24,7 +24,9 @@ ODD = np.uint64(0x9E3779B97F4A7C15)
 INVERSE = np.uint64(pow(int(ODD), -1, 2**64))
 LEAF = np.uint64(0xC2B2AE3D27D4EB4F)
 STEP = np.uint64(0x165667B19E3779F9)
-LIVES = 1 << 14
+LIVES = 1 << 13
+#: Chairs are 1 to 10; what their forked children and their threads do has numbers above.
+CHILDREN, THREADS = 10, 20
 
 #: Of a record: what its own body begins with (see `records_of`).
 _LENGTH = struct.Struct("<Q")

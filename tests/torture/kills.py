@@ -2,10 +2,13 @@
 
     python -m tests.torture.kills --seconds 60 --seed 1
 
-A round is one directory: a ring, writers, learners and a coordinator, drawn from the seed. Some are
-killed, stopped or told to end at random moments and replaced; now and then everybody stands still,
-or all are killed and the directory is recovered (and the recovery killed), and a fresh process
-reads what is there, with the engine and without it, and compares it with the logs of all.
+A round is one directory: a ring, writers, learners and a coordinator, drawn from the seed; one that
+forks beside a working thread, and one that is interrupted (SIGINT) in every call. Some of them are
+in containers: namespaces of their own, with another boot id. They are killed, stopped or told to
+end at random moments and replaced; copies are made beside them. Now and then everybody stands
+still, or all are killed, a copy is put back, and the directory is recovered (and the recovery
+killed), and a fresh process reads what is there, with the engine and without it, and compares it
+with the logs of all.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ import signal
 import sys
 import tempfile
 import time
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 
@@ -26,25 +30,37 @@ from numpy.typing import NDArray
 from shmbuffer.memory import Engine
 from tests.torture.arena import Arena, Chair, forked
 from tests.torture.command import Figures, Say, added, main, repeatable, seeds
-from tests.torture.history import NO_OUTCOME, History
+from tests.torture.containers import are_possible
+from tests.torture.copies import Copies
+from tests.torture.history import NO_OUTCOME, History, Kind
 from tests.torture.image import Image
+from tests.torture.mixed import visit
 from tests.torture.plan import Plan
 from tests.torture.roles import read, roles, sample
 from tests.torture.rules import violations
+from tests.torture.visitor import CoreVisitor
 
 #: Of a round.
 KILLS = 250
 #: Between two events: up to this long, evenly in the logarithm.
 LONGEST_S = 0.02
 EVENTS = {
-    "writer": 60,
-    "learner": 15,
-    "coordinator": 10,
-    "all": 10,
+    "writer": 28,
+    "learner": 8,
+    "coordinator": 6,
+    "forker": 10,
+    "visitor": 10,
+    "interrupt": 60,
+    "copy": 12,
+    "all": 9,
     "stop": 3,
     "term": 2,
     "look": 4,
 }
+#: Of a round's processes so many are in containers, from and to.
+CONTAINED = (0.2, 0.6)
+#: How many copies are put back, one after the other, when all are dead; with these chances.
+PUT_BACK = (0.2, 0.15, 0.25, 0.2, 0.2)
 
 
 def pause_of(rng: np.random.Generator, longest: float = LONGEST_S) -> float:
@@ -59,51 +75,87 @@ def round_of_kills(folder: Path, seed: int, *, kills: int = KILLS) -> Figures:
     path = folder / "buffer"
     with Engine.open(path, plan.settings) as engine:
         engine.define(plan.schema)
-    chairs = ["writer"] * plan.writers + ["learner"] * plan.learners + ["coordinator"]
-    with Arena(folder / "logs", roles(path, plan), chairs, seed) as arena:
+    chairs = ["writer"] * plan.writers + ["learner"] * plan.learners
+    chairs += ["coordinator", "forker", "forker", "visitor"]
+    apart = containers_of(folder, chairs, rng)
+    playing = {**roles(path, plan), "visitor": lambda who: visit(who, CoreVisitor(who, path, plan))}
+    with Arena(folder / "logs", playing, chairs, seed, containers=apart) as arena:
+        copies = Copies(path, arena.logs, plan.capacity)
 
         def look() -> Figures:
             with Engine.open(path, None) as engine:
                 settle(engine)
-                return audit(engine, path, arena.logs, plan, seed)
+                assert engine.ring is not None
+                copies.recovered(engine.ring.head, engine.ring.write_count)
+                return audit(engine, path, arena.logs, plan, seed, boots=1 + bool(apart))
 
-        return fight(arena, rng, kills, lambda: audited(look), lambda: Engine.open(path, None))
+        return fight(arena, rng, kills, copies, look, lambda: Engine.open(path, None))
+
+
+def containers_of(folder: Path, chairs: list[str], rng: np.random.Generator) -> dict[int, Path]:
+    """Which chairs are in containers, by number, and the file with the boot id that they see."""
+    boot_id = folder / "boot_id"
+    boot_id.write_text(f"{uuid.UUID(bytes=rng.bytes(16))}\n")
+    drawn = np.flatnonzero(rng.random(len(chairs)) < rng.uniform(*CONTAINED)) + 1
+    return dict.fromkeys(drawn.tolist(), boot_id) if are_possible(boot_id) else {}
 
 
 def fight(
     arena: Arena,
     rng: np.random.Generator,
     kills: int,
+    copies: Copies,
     audit: Callable[[], Figures],
     recover: Callable[[], object],
 ) -> Figures:
     """Kills until there were so many, and audits; at the end once more, with nobody left."""
     figures: Figures = {"rounds": 1, "kills": 0, "audits": 0}
     names, weights = list(EVENTS), np.array(list(EVENTS.values()), float)
+    if not any(chair.container for chair in arena.chairs):
+        figures["rounds_without_containers"] = 1
+
+    def kill(victims: list[Chair], number: int = signal.SIGKILL, *, whole: bool = True) -> None:
+        contained = sum(chair.container is not None for chair in victims)
+        died = arena.kill(victims, number, whole=whole)
+        added(figures, {"kills": died} if number == signal.SIGKILL else {"terminated": 1})
+        added(figures, {"namespaces_killed": contained if number == signal.SIGKILL else 0})
+
+    def check(more: Figures) -> None:
+        added(figures, {"audits": 1, **more, **_latest(audited(audit), figures)})
+        copies.noted()
+
     arena.fill()
     while True:
         time.sleep(pause_of(rng))
         event = str(rng.choice(names, p=weights / weights.sum()))
         over = figures["kills"] >= kills
         if over or event == "all":
-            figures["kills"] += arena.kill(arena.chairs)
+            kill(arena.chairs)
+            arena.end_orphans()
             figures["kills"] += _recoveries_killed(recover, rng)
-            added(figures, {"audits": 1, "recoveries": 1, **_latest(audit(), figures)})
+            check({"recoveries": 1})
+            for _ in range(int(rng.choice(len(PUT_BACK), p=PUT_BACK))):
+                if copies.put_back(rng):
+                    figures["kills"] += _recoveries_killed(recover, rng)
+                    check({"recoveries": 1, "restores": 1})
             if over:
                 return figures
         elif event == "look":
             arena.still()
-            added(figures, {"audits": 1, **_latest(audit(), figures)})
+            check({})
             arena.go()
+        elif event == "copy":
+            added(figures, {"copies": int(copies.make())})
         else:
-            victim = _victim(arena, rng, event)
-            if event == "stop":
+            victim = _victim(arena, rng, "visitor" if event == "interrupt" else event)
+            if event == "interrupt":
+                arena.interrupt(victim)
+            elif event == "stop":
                 arena.stop(victim, pause_of(rng))
             elif event == "term":
-                added(figures, {"terminated": 1})
-                arena.kill([victim], signal.SIGTERM)
+                kill([victim], signal.SIGTERM)
             else:
-                figures["kills"] += arena.kill([victim])
+                kill([victim], whole=bool(rng.random() < 0.5))
         arena.fill()
 
 
@@ -152,12 +204,14 @@ def settle(engine: Engine) -> None:
     engine.reap_dead()
 
 
-def audit(engine: Engine, path: Path, logs: Path, plan: Plan, seed: int) -> Figures:
+def audit(
+    engine: Engine, path: Path, logs: Path, plan: Plan, seed: int, *, boots: int = 1
+) -> Figures:
     """By the documented format, by the engine, and one against the other."""
     ring = engine.ring
     assert ring is not None
     image, history = Image(path), History.read(logs)
-    broken = violations(history, image, mean_words=plan.mean_words)
+    broken = violations(history, image, mean_words=plan.mean_words, boots=boots)
     assert not broken, "\n".join(["rules are broken", *broken])
     report = engine.check()
     assert report.ok, str(report)
@@ -192,6 +246,8 @@ def counted(history: History, there: int) -> Figures:
         "logged_open_writes": int(np.count_nonzero(history.batches["ticket"] == NO_OUTCOME)),
         "logged_samples": len(history.samples),
         "logged_updates": len(history.updates),
+        "logged_forks": int(np.count_nonzero(history.marks["kind"] == Kind.FORKED)),
+        "logged_interrupts": int(np.count_nonzero(history.marks["kind"] == Kind.INTERRUPTED)),
     }
 
 

@@ -46,7 +46,7 @@ class Plan:
             item_bytes,
             int(rng.integers(1, batch + 1)),
             room if records else 0,
-            int(rng.integers(2, 6)),
+            int(rng.integers(1, 5)),
             int(rng.integers(1, 3)),
             float(rng.choice((0.0, 0.5, 0.6, 1.0))),
         )

@@ -13,6 +13,7 @@ from shmbuffer.errors import EmptyBufferError, LockTimeout, RingOverrunError
 from shmbuffer.memory import Engine, RecordBatch, Ring
 from tests.torture import items
 from tests.torture.arena import Actor, Role
+from tests.torture.mixed import fork_beside
 from tests.torture.plan import Plan
 
 ROWS = 16
@@ -33,49 +34,60 @@ def roles(path: Path, plan: Plan) -> dict[str, Role]:
         "writer": joined(write_on, "collector"),
         "learner": joined(learn_on, "learner"),
         "coordinator": joined(coordinate, "coordinator"),
+        "forker": joined(fork_on, "client"),
     }
 
 
 def write_on(actor: Actor, engine: Engine, ring: Ring, plan: Plan) -> None:
     first = 0
     while actor.goes_on():
-        count = int(actor.rng.integers(1, plan.batch + 1))
-        actor.log.invoked(first, count)
-        try:
-            ticket = write(ring, items.keys_of(actor.who, first, count), plan)
-        except (RingOverrunError, LockTimeout):
-            actor.log.refused(first, count)
-        else:
-            actor.log.written(first, count, ticket)
-        first += count
-        look(actor, ring)
+        first = write_once(actor, ring, plan, first)
+        look(actor, engine, ring)
+
+
+def write_once(actor: Actor, ring: Ring, plan: Plan, first: int) -> int:
+    """Writes a batch; the sequence number that follows it."""
+    count = int(actor.rng.integers(1, plan.batch + 1))
+    actor.log.invoked(first, count)
+    try:
+        ticket = write(ring, items.keys_of(actor.who, first, count), plan)
+    except (RingOverrunError, LockTimeout):
+        actor.log.refused(first, count)
+    else:
+        actor.log.written(first, count, ticket)
+    return first + count
 
 
 def learn_on(actor: Actor, engine: Engine, ring: Ring, plan: Plan) -> None:
     first = 0
     while actor.goes_on():
-        began = time.monotonic_ns()
-        try:
-            keys, index, tickets, _ = sample(ring, plan, actor.rng)
-        except EmptyBufferError:
-            continue
-        actor.log.sampled(began, keys, tickets)
-        _, where = np.unique(tickets, return_index=True)
-        given = items.keys_of(actor.who, first, len(where))
-        raw = items.priority(given)
-        row = actor.log.updating(given, tickets[where], raw)
-        applied, _ = ring.update(index[where], raw, tickets[where])
-        actor.log.updated(row, len(where), applied)
-        first += len(where)
-        look(actor, ring)
+        first = learn_once(actor, ring, plan, first)
+        look(actor, engine, ring)
         if actor.rng.random() < 0.05:
             read(ring, plan)
+
+
+def learn_once(actor: Actor, ring: Ring, plan: Plan, first: int) -> int:
+    """Samples, and gives priorities back; the number of the next update."""
+    began = time.monotonic_ns()
+    try:
+        keys, index, tickets, _ = sample(ring, plan, actor.rng)
+    except EmptyBufferError:
+        return first
+    actor.log.sampled(began, keys, tickets)
+    _, where = np.unique(tickets, return_index=True)
+    given = items.keys_of(actor.who, first, len(where))
+    raw = items.priority(given)
+    row = actor.log.updating(given, tickets[where], raw)
+    applied, _ = ring.update(index[where], raw, tickets[where])
+    actor.log.updated(row, len(where), applied)
+    return first + len(where)
 
 
 def coordinate(actor: Actor, engine: Engine, ring: Ring, plan: Plan) -> None:
     while actor.goes_on():
         engine.reap_dead()
-        look(actor, ring)
+        look(actor, engine, ring)
         engine.stats()
         if actor.rng.random() < 0.1:
             engine.flush()
@@ -84,9 +96,21 @@ def coordinate(actor: Actor, engine: Engine, ring: Ring, plan: Plan) -> None:
             assert report.ok, str(report)
 
 
-def look(actor: Actor, ring: Ring) -> None:
+def fork_on(actor: Actor, engine: Engine, ring: Ring, plan: Plan) -> None:
+    def work(who: Actor, number: int) -> int:
+        once = write_once if who.rng.random() < 0.5 else learn_once
+        following = once(who, ring, plan, number)
+        look(who, engine, ring)
+        return following
+
+    fork_beside(actor, work, engine.close)
+
+
+def look(actor: Actor, engine: Engine, ring: Ring) -> None:
+    """Notes what is there; now and then the epoch too, which takes longer."""
     began = time.monotonic_ns()
-    actor.log.seen(began, ring.head, ring.write_count)
+    epoch = engine.epoch if actor.rng.random() < 0.2 else -1
+    actor.log.seen(began, ring.head, ring.write_count, epoch, engine.incarnation)
 
 
 def write(ring: Ring, keys: items.Keys, plan: Plan) -> int:

@@ -5,9 +5,17 @@
     H3  no acknowledged item is lost        H8  every ticket is accounted for
     H4  no item is there twice              H9  an update is seen, and by its item only
     H5  a batch is whole or absent          H12 weights are those of the priorities
+    H13 nobody alive is taken for dead      H14 an interrupt leaves no lock behind
+    H15 of a copy that was put back there is what stood still while it was made, nothing later
 
 H10 (nobody hangs) is the business of whoever runs the processes, H11 (draws follow priorities) of
 tests/torture/test_draws.py. Nobody writes while `violations` looks.
+
+A copy that is put back begins a new era (lineage.py). What is torn (H1), invented (H2), there twice
+or under another ticket (H4) and inexact (H7) is wrong in all of them. Counters (H6, H8), items that
+were overwritten, whole batches (H5) and updates (H9) are compared within the last era; of the items
+before it, H15 says which have to be there. Where a process of another boot id recovers, it cannot
+tell a kill from a power cut: of a batch that was not acknowledged single items may then be there.
 """
 
 from __future__ import annotations
@@ -19,8 +27,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tests.torture import items
-from tests.torture.history import NEVER, NO_OUTCOME, WAS_REFUSED, History
+from tests.torture.history import NEVER, NO_OUTCOME, WAS_REFUSED, History, Kind
 from tests.torture.image import ABORTED, COMMITTED, EMPTY, READY, WRITING, Image
+from tests.torture.lineage import lineage
 from tests.torture.updates import broken_priorities
 
 Numbers = NDArray[np.int64]
@@ -33,6 +42,7 @@ def violations(
     mean_words: int = 0,
     contents: dict[int, int] | None = None,
     item_bytes: int = 0,
+    boots: int = 1,
 ) -> list[str]:
     """Every rule that is broken, as a sentence that begins with its name.
 
@@ -42,8 +52,9 @@ def violations(
         mean_words: of records, as `items.records_of` makes them.
         contents: slot -> key, where somebody else has read the items and found them whole.
         item_bytes: and no record of theirs takes more.
+        boots: how many boot ids the processes saw.
     """
-    rules = Rules(history, image, mean_words)
+    rules = Rules(history, image, mean_words, boots)
     if contents is not None:
         rules.bytes_of = lambda keys: len(keys) * item_bytes
         rules.slots = np.array(sorted(contents), np.int64)
@@ -55,12 +66,15 @@ def violations(
 class Rules:
     """The rules that `violations` asks for, one generator each."""
 
-    def __init__(self, history: History, image: Image, mean_words: int) -> None:
+    def __init__(self, history: History, image: Image, mean_words: int, boots: int = 1) -> None:
         self.history = history
         self.image = image
         self.mean_words = mean_words
         self.bytes_of: Callable[[items.Keys], int] = partial(items.record_bytes, mean=mean_words)
+        self.boots = boots
         self.batches = history.batches.copy()
+        self.acknowledged = history.batches["ticket"] >= 0
+        self.lineage = lineage(history.batches, history.marks)
         self.slots = image.committed
         self.tickets = image.tickets[self.slots]
 
@@ -80,7 +94,16 @@ class Rules:
         yield from self.falling()
         yield from self.inexact()
         yield from self.unaccounted()
-        yield from broken_priorities(self.history.updates, image=self.image, keys=self.keys)
+        yield from self.taken_for_dead()
+        yield from self.locked()
+        batch, _ = self._batch_of(self.keys)
+        yield from broken_priorities(
+            self.history.updates,
+            self.image,
+            self.keys,
+            since=self.lineage.since,
+            uncertain=self.lineage.perhaps[batch],
+        )
 
     @cached_property
     def keys(self) -> items.Keys:
@@ -110,8 +133,12 @@ class Rules:
         return batch, offset
 
     def invented(self) -> Iterator[str]:
-        for what, keys in (("there is", self.keys), ("sampled was", self.history.samples["key"])):
+        samples = self.history.samples[self.history.samples["began"] >= self.lineage.since]
+        for what, keys in (("there is", self.keys), ("sampled was", samples["key"])):
             batch, _ = self._batch_of(keys)
+            undone = (batch >= 0) & self.lineage.undone[batch]
+            for key in keys[undone][:5]:
+                yield f"H15: {what} item {key:#x}, written after the copy that was put back"
             for key in keys[batch < 0][:5]:
                 yield f"H2: {what} item {key:#x}, which nobody wrote"
             refused = (batch >= 0) & (self.batches["ticket"][batch] == WAS_REFUSED)
@@ -152,8 +179,13 @@ class Rules:
 
     @cached_property
     def written(self) -> NDArray[np.bool_]:
-        """Batches that were committed, by their writers' account or by evidence."""
-        return self.batches["ticket"] >= 0
+        """Batches that have to be there, or were overwritten.
+
+        They were committed, by their writers' account or by evidence.
+        """
+        proven = self.acknowledged if self.boots > 1 else self.batches["ticket"] >= 0
+        written: NDArray[np.bool_] = proven & self.lineage.ours | self.lineage.kept
+        return written
 
     @cached_property
     def known(self) -> NDArray[np.void]:
@@ -178,8 +210,11 @@ class Rules:
             missing &= ~self._evicted(known, batch, offset, missing, words)
         for i in missing.nonzero()[0][:5]:
             one = known[batch[i]]
-            acknowledged = self.history.batches["ticket"][self._batch_of(one["key"][None])[0]][0]
-            rule = "H3: acknowledged" if acknowledged >= 0 else "H5: of a batch that is there,"
+            number = self._batch_of(one["key"][None])[0][0]
+            rule = (
+                "H3: acknowledged" if self.acknowledged[number] else "H5: of a batch that is there,"
+            )
+            rule = "H15: untouched" if self.lineage.kept[number] else rule
             word = int(words[i])
             yield (
                 f"{rule} item {one['key'] + np.uint64(offset[i]):#x} of ticket {tickets[i]} is "
@@ -203,7 +238,8 @@ class Rules:
             return gone
         newest = int(gone.nonzero()[0][-1])
         later = known[batch[newest] :]
-        lapsed = self.batches[~self.written & (self.batches["ended"] >= later["began"][0])]
+        lapsed = ~self.written & self.lineage.ours & (self.batches["ended"] >= later["began"][0])
+        lapsed = self.batches[lapsed | self.lineage.perhaps]
         needed = 0
         for key, count in np.concatenate([later, lapsed])[["key", "count"]]:
             keys = key + np.arange(count, dtype=np.uint64)
@@ -215,7 +251,7 @@ class Rules:
     def stale_samples(self) -> Iterator[str]:
         """An item that was overwritten before a sample began is not in it."""
         acknowledged = self.known[self.known["ended"] != NEVER]
-        samples = self.history.samples
+        samples = self.history.samples[self.history.samples["began"] >= self.lineage.since]
         if not len(acknowledged) or not len(samples):
             return
         over = samples["ticket"] + self.image.capacity
@@ -226,7 +262,7 @@ class Rules:
             yield f"H2: item {sample['key']:#x} was sampled after it was overwritten"
 
     def falling(self) -> Iterator[str]:
-        seen = self.history.seen
+        seen = self.history.seen[self.history.seen["began"] >= self.lineage.since]
         by_end = np.argsort(seen["ended"], kind="stable")
         before = np.searchsorted(seen["ended"][by_end], seen["began"], "left") - 1
         for name, field, now in (
@@ -260,17 +296,44 @@ class Rules:
                 yield f"H8: the ticket of slot {slot} is not below the head"
         if image.length != len(self.slots):
             yield f"H8: length is {image.length}, and {len(self.slots)} items are there"
-        written = int(self.batches["count"][self.written].sum()) + self.history.forgotten_written
-        open_ones = int(self.batches["count"][~self.written].sum()) + self.history.forgotten_open
-        for name, value in (("head", image.head), ("write_count", image.write_count)):
-            if not written <= value <= written + open_ones:
+        ours, counts = self.lineage.ours, self.batches["count"]
+        written = int(counts[self.written & ours].sum()) + self.history.forgotten_written
+        open_ones = int(counts[~self.written & ours].sum()) + self.history.forgotten_open
+        for name, value, before in (
+            ("head", image.head, self.lineage.head),
+            ("write_count", image.write_count, self.lineage.write_count),
+        ):
+            if not written <= value - before <= written + open_ones:
                 yield (
-                    f"H8: {name} is {value}; {written} items were written, and "
+                    f"H8: {name} is {value}, from {before}; {written} items were written, and "
                     f"{open_ones} more may have been"
                 )
         aborts = image.rolled_back + sum(entry.aborts for entry in image.entries)
-        if image.write_count + aborts > image.head:
+        if not self.lineage.since and image.write_count + aborts > image.head:
             yield f"H8: {image.write_count} written + {aborts} aborted > {image.head} tickets"
         for slot in (image.states == ABORTED).nonzero()[0]:
             if image.mass[slot]:
                 yield f"H8: slot {slot} is aborted and has a mass"
+
+    def taken_for_dead(self) -> Iterator[str]:
+        """A recovery shows in the epoch: while a handle is in use it is one and the same."""
+        seen = self.history.seen[self.history.seen["first"] >= 0]
+        if not len(seen):
+            return
+        handle, epoch = seen[["who", "count"]], seen["first"]
+        _, whose = np.unique(handle, return_inverse=True)
+        last = np.full(whose.max() + 1, -1)
+        first = np.full(len(last), 2**62)
+        np.maximum.at(last, whose, epoch)
+        np.minimum.at(first, whose, epoch)
+        for one in (last > first).nonzero()[0][:5]:
+            who = handle["who"][whose == one][0]
+            yield (
+                f"H13: the directory was recovered while {who:#x} used it: it saw the epochs "
+                f"{first[one]} and {last[one]}"
+            )
+
+    def locked(self) -> Iterator[str]:
+        marks = self.history.marks
+        for one in marks[(marks["kind"] == Kind.INTERRUPTED) & (marks["a"] > 0)][:5]:
+            yield f"H14: an interrupt of {one['who']:#x} left {one['a']} locks behind"

@@ -43,7 +43,7 @@ def test_everybody_stands_still_and_goes_on(tmp_path: Path) -> None:
 
 
 def test_who_is_told_to_end_ends_one_way_or_the_other(tmp_path: Path) -> None:
-    with Arena(tmp_path / "logs", {"worker": works}, ["worker"] * 4, 1) as arena:
+    with Arena(tmp_path / "logs", {"worker": works}, ["worker"] * 4, 2) as arena:
         arena.fill()
         arena.still()
         arena.go()

@@ -14,9 +14,10 @@ import pytest
 
 from shmbuffer.memory import Engine
 from tests.torture import items
-from tests.torture.history import NEVER, NO_OUTCOME, WAS_REFUSED, History, Log
+from tests.torture.history import EVENT, NEVER, NO_OUTCOME, WAS_REFUSED, History, Kind, Log
 from tests.torture.image import ABORTED, COMMITTED, EMPTY, Image
 from tests.torture.kills import scratch
+from tests.torture.lineage import lineage
 from tests.torture.plan import Plan
 from tests.torture.roles import sample, write
 from tests.torture.rules import Rules, violations
@@ -43,7 +44,7 @@ def played(folder: Path, plan: Plan) -> Path:
             ticket = write(ring, items.keys_of(WRITER, first, BATCH), plan)
             writer.written(first, BATCH, ticket)
             began = time.monotonic_ns()
-            writer.seen(began, ring.head, ring.write_count)
+            writer.seen(began, ring.head, ring.write_count, engine.epoch, engine.incarnation)
             began = time.monotonic_ns()
             keys, index, tickets, _ = sample(ring, plan, rng, 4)
             learner.sampled(began, keys, tickets)
@@ -244,6 +245,43 @@ def update_not_applied(history: History, image: Image) -> None:
     history.updates["applied"][:] = 0
 
 
+def recovered_under_a_living_process(history: History, image: Image) -> None:
+    history.seen["first"][-1] += 1
+
+
+def lock_left_by_an_interrupt(history: History, image: Image) -> None:
+    mark(history, Kind.INTERRUPTED, a=1)
+
+
+def written_after_the_copy(history: History, image: Image) -> None:
+    """The copy was made before ticket 30 was written, and it is there."""
+    moment = int(history.batches["began"][history.batches["ticket"] == 30][0])
+    mark(history, Kind.COPIED, began=moment - 2, ended=moment - 1)
+    mark(history, Kind.RESTORED, began=NEVER - 1, ended=NEVER - 1)
+
+
+def lost_in_a_copy(history: History, image: Image) -> None:
+    """The copy was made when all was written, and ticket 30 is missing."""
+    set_state(image, 30, EMPTY)
+    put_back(history, image)
+
+
+def put_back(history: History, image: Image) -> None:
+    """As if a copy of all that is there had been put back, and nothing written since."""
+    mark(history, Kind.COPIED, began=NEVER - 3, ended=NEVER - 2, a=image.head - image.capacity)
+    at, head, count = NEVER - 1, image.head, image.write_count
+    mark(history, Kind.RESTORED, began=at, ended=at, a=head, b=count)
+
+
+def mark(history: History, kind: Kind, **fields: int) -> None:
+    """One more."""
+    row = np.zeros(1, EVENT)
+    row["kind"] = kind
+    for name, value in fields.items():
+        row[name] = value
+    history.marks = np.concatenate([history.marks, row])
+
+
 MUTATIONS: dict[Callable[[History, Image], None], str] = {
     torn: "H1: the items in slots",
     torn_by_another_item: "H1: the items in slots",
@@ -276,6 +314,10 @@ MUTATIONS: dict[Callable[[History, Image], None], str] = {
     update_undone: "has its first priority, and was updated",
     older_update: "has an older priority than the last one",
     update_not_applied: "H9: an update named",
+    recovered_under_a_living_process: "H13: the directory was recovered while .* epochs 0 and 1",
+    lock_left_by_an_interrupt: "H14: an interrupt of 0x0 left 1 locks behind",
+    written_after_the_copy: "H15: there is item .* written after the copy",
+    lost_in_a_copy: "H15: untouched item .* of ticket 30 is missing: its slot says EMPTY",
 }
 
 
@@ -296,6 +338,35 @@ def test_an_open_batch_that_left_nothing_is_absent(rows: Path) -> None:
     image.write_count -= BATCH
     image.rolled_back += BATCH
     assert not [rule for rule in violations(history, image) if rule[:2] in ("H3", "H5", "H8")]
+
+
+def test_what_was_put_back_may_lack_what_changed_while_it_was_copied(rows: Path) -> None:
+    history, image = look(rows)
+    put_back(history, image)
+    assert broken(history, image) == ""
+    copied = history.marks["kind"] == Kind.COPIED
+    moment = int(history.batches["began"][history.batches["ticket"] == 30][0])
+    history.marks["began"][copied] = moment  # before it was acknowledged
+    set_state(image, 30, EMPTY)
+    assert not [rule for rule in violations(history, image) if rule.startswith(("H3", "H15"))]
+
+
+def test_of_two_copies_the_way_to_the_present_counts() -> None:
+    batches, marks = np.zeros(5, History.BATCH), np.zeros(4, EVENT)
+    #         before the 1st copy; after it; in the 2nd era, before the 2nd copy; beside it; after
+    batches["began"] = [10, 30, 50, 60, 80]
+    batches["ended"] = [11, 31, 51, 64, 81]
+    batches["ticket"] = [0, 1, 1, 2, 3]
+    marks["kind"] = [Kind.COPIED, Kind.RESTORED, Kind.COPIED, Kind.RESTORED]
+    marks["first"] = [1, 1, 2, 2]
+    marks["began"], marks["ended"] = [20, 40, 62, 90], [21, 41, 63, 91]
+    found = lineage(batches, marks)
+    assert found.kept.tolist() == [True, False, True, False, False]
+    assert found.perhaps.tolist() == [False, False, False, True, False]
+    assert found.undone.tolist() == [False, True, False, False, True]
+    assert (found.since, found.ours.any()) == (90, False)
+    marks["a"][2] = 1  # ticket 0 was needed while the second copy was made
+    assert lineage(batches, marks).perhaps.tolist() == [True, False, False, True, False]
 
 
 def test_a_torn_record_is_noticed(records: Path) -> None:

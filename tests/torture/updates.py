@@ -13,16 +13,25 @@ from tests.torture.history import NEVER
 from tests.torture.image import Image
 
 
-def broken_priorities(updates: NDArray[Any], image: Image, keys: items.Keys) -> Iterator[str]:
+def broken_priorities(
+    updates: NDArray[Any],
+    image: Image,
+    keys: items.Keys,
+    *,
+    since: int,
+    uncertain: NDArray[np.bool_],
+) -> Iterator[str]:
     """What is wrong with the priorities of the items that are there.
 
     Args:
         updates: `History.updates`.
         image: what is there.
         keys: of its committed slots.
+        since: when a copy was last put back; what was acknowledged before need not be seen.
+        uncertain: of these items no priority is known: they were copied while they changed.
     """
     updates = updates[np.argsort(updates["key"], kind="stable")]
-    returned = updates[updates["ended"] != NEVER]
+    returned = updates[(updates["ended"] != NEVER) & (updates["began"] >= since)]
     slots, tickets = image.committed, image.tickets[image.committed]
     latest = _latest(returned, tickets)
     raw = image.raw[slots]
@@ -31,6 +40,8 @@ def broken_priorities(updates: NDArray[Any], image: Image, keys: items.Keys) -> 
     at = np.searchsorted(updates["key"], np.maximum(given, 0).astype(np.uint64))
     at = np.minimum(at, max(len(updates) - 1, 0))
     for i, (slot, ticket) in enumerate(zip(slots.tolist(), tickets.tolist(), strict=True)):
+        if uncertain[i]:
+            continue
         if own[i]:
             if ticket in latest:
                 yield f"H9: the item in slot {slot} has its first priority, and was updated"
