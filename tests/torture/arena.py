@@ -37,6 +37,8 @@ from tests.torture.items import CHILDREN, LIVES, THREADS, who_of
 PATIENCE_S = 60.0
 LOOK_S = 0.5
 STACKS_S = 10.0
+#: One who tells where it is writes on within this time.
+STACK_S = 0.1
 #: Between two looks of one who stands whether he may go on.
 STANDING_S = 0.001
 
@@ -281,14 +283,17 @@ class Arena:
         return ended
 
     def _stacks_of_all(self) -> str:
+        """One group after the other: what two write at once cannot be read."""
+        path, deadline = self.logs / "stacks", time.monotonic() + STACKS_S
         for group in [chair.pid for chair in self.chairs] + [pid for pid, _ in self._orphans]:
+            before = size = path.stat().st_size
             os.killpg(group, signal.SIGUSR2)
-        deadline, stacks = time.monotonic() + STACKS_S, ""
-        while stacks.count("most recent call first") < len(self.chairs):
-            if time.monotonic() > deadline:
-                break  # one that is stopped tells nothing
-            stacks = (self.logs / "stacks").read_text()
-        return stacks
+            while time.monotonic() < deadline:  # one that is stopped tells nothing
+                time.sleep(STACK_S)
+                if before < size == path.stat().st_size:
+                    break
+                size = path.stat().st_size
+        return path.read_text()
 
     # Dying.
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-_open = False
+_open = _came = False
 
 
 def expect() -> None:
@@ -26,9 +26,9 @@ def expect() -> None:
 
 
 def _interrupt(number: int, frame: object) -> None:
-    global _open
+    global _open, _came
     if _open:
-        _open = False
+        _open, _came = False, True
         raise KeyboardInterrupt
 
 
@@ -40,7 +40,8 @@ def _unraisable(what: Any) -> None:
 
 def finishes(work: Callable[[], None]) -> bool:
     """Whether the work came to its end, and not an interrupt before it."""
-    global _open
+    global _open, _came
+    _came = False
     try:
         try:
             _open = True
@@ -48,6 +49,10 @@ def finishes(work: Callable[[], None]) -> bool:
         finally:
             _open = False
     except KeyboardInterrupt:
+        return False
+    except TypeError:  # numpy's fromfile takes an interrupt for "this is no path"
+        if not _came:
+            raise
         return False
     return True
 

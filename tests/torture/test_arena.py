@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 from pathlib import Path
@@ -9,10 +10,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from shmbuffer.memory import identity
 from tests.torture import arena as arena_module
+from tests.torture import interrupts
 from tests.torture.arena import Actor, Arena
-from tests.torture.history import History
+from tests.torture.containers import are_possible
+from tests.torture.history import History, Kind
+from tests.torture.items import CHILDREN, LIVES
 from tests.torture.kills import audited
+from tests.torture.mixed import fork_beside
 
 pytestmark = pytest.mark.crash
 
@@ -116,3 +122,110 @@ def test_the_same_seed_draws_the_same(tmp_path: Path) -> None:
             drawn.append(History.read(arena.logs).seen["a"])
     shorter = min(map(len, drawn))
     assert np.array_equal(drawn[0][:shorter], drawn[1][:shorter])
+
+
+def works_as(actor: Actor, number: int) -> int:
+    actor.log.invoked(number, 1)
+    return number + 1
+
+
+def forks(actor: Actor) -> None:
+    fork_beside(actor, works_as, lambda: None)
+
+
+def test_forked_children_and_second_threads_stand_still_too(tmp_path: Path) -> None:
+    with Arena(tmp_path / "logs", {"forker": forks}, ["forker"] * 2, 1) as arena:
+        arena.fill()
+        children = 0
+        while children < 4:
+            arena.still()
+            history = History.read(arena.logs)
+            assert len(History.read(arena.logs).batches) == len(history.batches)
+            children = int(np.count_nonzero(history.marks["kind"] == Kind.FORKED))
+            arena.go()
+
+
+def test_a_forked_child_outlives_its_parent_and_ends_by_itself(tmp_path: Path) -> None:
+    hear, tell = os.pipe()
+
+    def leaves_one(actor: Actor) -> None:
+        def waits(child: Actor) -> None:
+            child.log.forked()
+            os.write(tell, b".")
+            while child.goes_on():
+                pass
+
+        actor.child(waits)
+        while actor.goes_on():
+            pass
+
+    with Arena(tmp_path / "logs", {"parent": leaves_one}, ["parent"], 1) as arena:
+        arena.fill()
+        assert os.read(hear, 1) == b"."
+        arena.kill(arena.chairs, whole=False)
+        arena.fill()
+        assert os.read(hear, 1) == b"."
+        arena.still()
+        forked = History.read(arena.logs).marks["who"]
+        assert len(np.unique(forked)) == len(forked) == 2
+        assert (forked // LIVES == CHILDREN + 1).all()
+    for descriptor in (hear, tell):
+        os.close(descriptor)
+
+
+def test_an_interrupt_reaches_the_work_and_nothing_else(tmp_path: Path) -> None:
+    hear, tell = os.pipe()
+
+    def is_interrupted(actor: Actor) -> None:
+        os.kill(os.getpid(), signal.SIGINT)  # between two calls: nothing happens
+
+        def pauses() -> None:
+            os.write(tell, b".")
+            signal.pause()
+
+        assert not interrupts.finishes(pauses)
+        actor.log.interrupted(0)
+        assert interrupts.finishes(lambda: None)
+        while actor.goes_on():
+            pass
+
+    with Arena(tmp_path / "logs", {"visitor": is_interrupted}, ["visitor"], 1) as arena:
+        arena.fill()
+        assert os.read(hear, 1) == b"."
+        arena.interrupt(arena.chairs[0])
+        arena.still()
+        assert len(History.read(arena.logs).marks) == 1
+    for descriptor in (hear, tell):
+        os.close(descriptor)
+
+
+def test_a_lock_that_stayed_is_seen(tmp_path: Path) -> None:
+    with (tmp_path / "lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert interrupts.held_locks() == [str(tmp_path / "lock")]
+    assert interrupts.held_locks() == []
+
+
+def test_a_container_sees_another_boot_and_dies_as_a_whole(tmp_path: Path) -> None:
+    boot_id = tmp_path / "boot_id"
+    boot_id.write_text("01234567-89ab-cdef-0123-456789abcdef\n")
+    if not are_possible(boot_id):
+        pytest.skip("namespaces need root")
+
+    def tells(actor: Actor) -> None:
+        actor.child(lambda child: signal.pause())
+        actor.log.seen(0, os.getpid(), identity.boot_id()[0])
+        while actor.goes_on():
+            pass
+
+    containers = {1: boot_id}
+    with Arena(tmp_path / "logs", {"one": tells}, ["one"] * 2, 1, containers=containers) as arena:
+        arena.fill()
+        arena.still()
+        seen = History.read(arena.logs).seen
+        inside = seen[seen["who"] == arena.chairs[0].who][0]
+        outside = seen[seen["who"] == arena.chairs[1].who][0]
+        assert (inside["a"], inside["b"]) == (1, 0x01)
+        assert (outside["a"], outside["b"]) == (arena.chairs[1].pid, identity.boot_id()[0])
+        assert arena.kill(arena.chairs[:1], whole=False) == 1
+        arena.end_orphans()

@@ -18,3 +18,7 @@ def test_no_rule_is_broken_whichever_process_of_a_user_is_killed() -> None:
     assert figures["items_checked"] > 0
     assert figures["logged_samples"] > 0
     assert figures["logged_updates"] > 0
+    assert figures["logged_forks"] > 0
+    assert figures["logged_interrupts"] > 0
+    assert figures["restores"] > 0
+    assert figures["namespaces_killed"] > 0 or "rounds_without_containers" in figures

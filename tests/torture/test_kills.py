@@ -1,6 +1,6 @@
 """Processes of the C core are killed at random, and nothing that they acknowledged is lost.
 
-Twenty rounds of 250 kills and more: 5,000 together.
+Eight rounds of 250 kills and more: 2,000 together, among forks, interrupts, restores, containers.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from tests.torture.programs import figures_of
 pytestmark = [pytest.mark.crash, pytest.mark.slow, pytest.mark.timeout(600)]
 
 
-@pytest.mark.parametrize("seed", range(1, 21))
+@pytest.mark.parametrize("seed", range(1, 9))
 def test_no_rule_is_broken_whoever_is_killed(seed: int) -> None:
     figures = figures_of("tests.torture.kills", seed)
     assert figures["kills"] >= 250
@@ -21,3 +21,8 @@ def test_no_rule_is_broken_whoever_is_killed(seed: int) -> None:
     assert figures["items_checked"] > 0
     assert figures["logged_samples"] > 0
     assert figures["logged_updates"] > 0
+    assert figures["logged_forks"] > 0
+    assert figures["logged_interrupts"] > 0
+    assert figures["copies"] > 0
+    assert figures["restores"] > 0
+    assert figures["namespaces_killed"] > 0 or "rounds_without_containers" in figures
