@@ -42,6 +42,9 @@ STACK_S = 0.1
 #: Between two looks of one who stands whether he may go on.
 STANDING_S = 0.001
 
+#: What may come before there is a handler; the first of a pid namespace would not see it.
+STARTING = {signal.SIGINT, signal.SIGTERM}
+
 
 @dataclass(frozen=True)
 class Actor:
@@ -164,7 +167,7 @@ class Arena:
 
     def _start(self, chair: Chair) -> int:
         body = partial(self._act, chair)
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # until `interrupts.expect`
+        signal.pthread_sigmask(signal.SIG_BLOCK, STARTING)  # until `_act` has its handlers
         try:
             if chair.container is not None:
                 own_proc = bool((self.seed + chair.who) & 1)
@@ -174,7 +177,7 @@ class Arena:
                 os.setpgid(pid, pid)
             return pid
         finally:
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, STARTING)
 
     def _act(self, chair: Chair) -> None:
         if chair.container is None:
@@ -184,6 +187,7 @@ class Arena:
         rng = np.random.default_rng([self.seed, chair.who])
         if rng.random() < 0.5 or chair.container is not None:  # which the first of all pids needs
             signal.signal(signal.SIGTERM, self._leave)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STARTING)
         log = Log(self.logs, chair.number, chair.who)
         beside, child = partial(self._beside, chair), partial(self._child, chair)
         try:

@@ -20,7 +20,6 @@ _open = _came = False
 def expect() -> None:
     """From now on SIGINT interrupts what `finishes` calls, and nothing else."""
     signal.signal(signal.SIGINT, _interrupt)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     gc.freeze()  # so that a collection, after each interrupt, is short
     sys.unraisablehook = _unraisable
 

@@ -51,7 +51,7 @@ EVENTS = {
     "forker": 10,
     "visitor": 10,
     "interrupt": 60,
-    "copy": 12,
+    "copy": 16,
     "all": 9,
     "stop": 3,
     "term": 2,
@@ -60,7 +60,7 @@ EVENTS = {
 #: Of a round's processes so many are in containers, from and to.
 CONTAINED = (0.2, 0.6)
 #: How many copies are put back, one after the other, when all are dead; with these chances.
-PUT_BACK = (0.2, 0.15, 0.25, 0.2, 0.2)
+PUT_BACK = (0.1, 0.15, 0.25, 0.25, 0.25)
 
 
 def pause_of(rng: np.random.Generator, longest: float = LONGEST_S) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import time
@@ -14,10 +13,9 @@ import pytest
 
 from shmbuffer.memory import Engine
 from tests.torture import items
-from tests.torture.history import EVENT, NEVER, NO_OUTCOME, WAS_REFUSED, History, Kind, Log
+from tests.torture.history import EVENT, NEVER, WAS_REFUSED, History, Kind, Log
 from tests.torture.image import ABORTED, COMMITTED, EMPTY, Image
 from tests.torture.kills import scratch
-from tests.torture.lineage import lineage
 from tests.torture.plan import Plan
 from tests.torture.roles import sample, write
 from tests.torture.rules import Rules, violations
@@ -351,24 +349,6 @@ def test_what_was_put_back_may_lack_what_changed_while_it_was_copied(rows: Path)
     assert not [rule for rule in violations(history, image) if rule.startswith(("H3", "H15"))]
 
 
-def test_of_two_copies_the_way_to_the_present_counts() -> None:
-    batches, marks = np.zeros(5, History.BATCH), np.zeros(4, EVENT)
-    #         before the 1st copy; after it; in the 2nd era, before the 2nd copy; beside it; after
-    batches["began"] = [10, 30, 50, 60, 80]
-    batches["ended"] = [11, 31, 51, 64, 81]
-    batches["ticket"] = [0, 1, 1, 2, 3]
-    marks["kind"] = [Kind.COPIED, Kind.RESTORED, Kind.COPIED, Kind.RESTORED]
-    marks["first"] = [1, 1, 2, 2]
-    marks["began"], marks["ended"] = [20, 40, 62, 90], [21, 41, 63, 91]
-    found = lineage(batches, marks)
-    assert found.kept.tolist() == [True, False, True, False, False]
-    assert found.perhaps.tolist() == [False, False, False, True, False]
-    assert found.undone.tolist() == [False, True, False, False, True]
-    assert (found.since, found.ours.any()) == (90, False)
-    marks["a"][2] = 1  # ticket 0 was needed while the second copy was made
-    assert lineage(batches, marks).perhaps.tolist() == [True, False, False, True, False]
-
-
 def test_a_torn_record_is_noticed(records: Path) -> None:
     history, image = look(records)
     position = int(image.extents[image.head % 16 - 1][0]) % image.record_bytes
@@ -389,49 +369,6 @@ def test_of_records_the_oldest_may_go_where_their_bytes_were_needed(records: Pat
     assert not list(rules.moved())
     image.record_bytes = 2**20  # then there was no need to
     assert f"of ticket {oldest - 1} is missing" in "\n".join(rules.lost())
-
-
-def test_the_outcome_of_a_call_is_that_of_its_own_process(tmp_path: Path) -> None:
-    for who in (WRITER, LATER):
-        with Log(tmp_path, 1, who) as log:
-            log.invoked(0, 2)
-            if who == LATER:
-                log.written(0, 2, 77)
-    with Log(tmp_path, 0, 0) as log:
-        log.died(WRITER)
-    first, second = History.read(tmp_path).batches
-    assert (first["key"] >> 32, first["ticket"]) == (WRITER, NO_OUTCOME)
-    assert first["ended"] != NEVER
-    assert (second["key"] >> 32, second["ticket"]) == (LATER, 77)
-
-
-def test_a_log_that_is_cut_is_not_read(tmp_path: Path) -> None:
-    with Log(tmp_path, 1, WRITER) as log:
-        log.invoked(0, 1)
-    path = tmp_path / "1.calls"
-    path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(AssertionError, match="the log itself is torn"):
-        History.read(tmp_path)
-
-
-def test_whoever_dies_in_opening_his_logs_has_said_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real, opened = os.open, list[int]()
-
-    def dies(path: Path, flags: int, mode: int) -> int:
-        if len(opened) == 2:
-            raise KeyboardInterrupt
-        opened.append(real(path, flags, mode))
-        return opened[-1]
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "open", dies)
-        with pytest.raises(KeyboardInterrupt):
-            Log(tmp_path, 0, 1)
-    for descriptor in opened:
-        os.close(descriptor)
-    assert len(History.read(tmp_path).batches) == 0
 
 
 def test_priorities_carry_their_keys() -> None:
