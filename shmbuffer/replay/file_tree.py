@@ -5,13 +5,14 @@ Nothing here follows a link, also where others exchange names at the same time.
 
 from __future__ import annotations
 
+import json
 import mmap
 import os
 import stat
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from shmbuffer._native import _core
 from shmbuffer.memory.layout import PAGE
@@ -19,8 +20,13 @@ from shmbuffer.memory.progress import Progress
 from shmbuffer.memory.region import Directory
 from shmbuffer.memory.trust import explained
 
-READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-"""How a file of a save is opened: a FIFO would be waited for."""
+MANIFEST = "shmbuffer.files.json"
+"""The list of the files of a save, in its directory."""
+
+LIST_BYTES = 2**26
+"""Size of a list of files, at most."""
+
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a FIFO would be waited for
 
 
 class Folder(NamedTuple):
@@ -69,6 +75,42 @@ def files_below(root: Directory) -> list[str]:
     return sorted(folder.below(name) for folder in walk(root) for name in folder.files)
 
 
+def list_of(target: Directory) -> set[str]:
+    """The files of the save in a directory that its list names; none where there is no list."""
+    try:
+        fd = os.open(MANIFEST, _READ, dir_fd=target.file.fd)
+        with open(fd, "rb") as file:
+            if not stat.S_ISREG(os.fstat(fd).st_mode):
+                return set()
+            found = json.loads(file.read(LIST_BYTES))
+        return {name for name in found["files"] if is_below(name)}
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return set()
+
+
+def is_below(name: Any) -> bool:
+    """Whether this is a relative name that leads nowhere else: it was read from a file."""
+    return (
+        isinstance(name, str)
+        and name not in ("", ".")
+        and name == os.path.normpath(name)
+        and not name.startswith(("/", "../"))
+        and name != ".."
+    )
+
+
+def is_replaceable(target: Directory) -> bool:
+    """Whether nothing is in it but the files of a save."""
+    mine = list_of(target) | {MANIFEST}
+    below = {str(parent) for name in mine for parent in Path(name).parents}
+    for folder in walk(target):
+        if folder.at not in below or not mine.issuperset(map(folder.below, folder.files)):
+            return False
+        if any(stat.S_ISLNK(folder.stat(name).st_mode) for name in folder.files):
+            return False
+    return True
+
+
 def make_durably(path: Path) -> None:
     """Make a directory with all above it, so that a power cut does not take it with what is in it.
 
@@ -108,7 +150,7 @@ def _close_to_others(fd: int) -> None:
 def _sync_file(name: str, folder: int, progress: Progress) -> None:
     """Sync a file; a large one piece by piece where somebody wants to know how far it is."""
     with _core.Descriptor() as file:
-        fd = file.take(os.open, name, READ, dir_fd=folder)
+        fd = file.take(os.open, name, _READ, dir_fd=folder)
         _close_to_others(fd)
         size = os.fstat(fd).st_size
         pieces = list(progress.cut(-(-size // PAGE), PAGE))

@@ -32,7 +32,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 from shmbuffer._native import _core
 from shmbuffer.errors import (
@@ -46,14 +45,20 @@ from shmbuffer.errors import (
 )
 from shmbuffer.memory.region import Directory
 from shmbuffer.memory.trust import explained
-from shmbuffer.replay.file_tree import READ, files_below, make_durably, sync_tree, walk
+from shmbuffer.replay.file_tree import (
+    LIST_BYTES,
+    MANIFEST,
+    files_below,
+    is_below,
+    is_replaceable,
+    list_of,
+    make_durably,
+    sync_tree,
+    walk,
+)
 from shmbuffer.replay.work_directory import COMPLETE, MARK, NEW, Work, in_use, sweep, sweep_one
 
-MANIFEST = "shmbuffer.files.json"
-"""The list of the files of a save, in its directory."""
-
 _EXCHANGE = 2  # RENAME_EXCHANGE of linux/fs.h
-_LIST_BYTES = 2**26  # of a list of files, at most
 _WAIT_S = 60.0  # for another process that is moving the files of its save right now
 
 
@@ -246,30 +251,6 @@ def is_being_published(path: Path) -> bool:
     return True
 
 
-def list_of(target: Directory) -> set[str]:
-    """The files of the save in a directory that its list names; none where there is no list."""
-    try:
-        fd = os.open(MANIFEST, READ, dir_fd=target.file.fd)
-        with open(fd, "rb") as file:
-            if not stat.S_ISREG(os.fstat(fd).st_mode):
-                return set()
-            found = json.loads(file.read(_LIST_BYTES))
-        return {name for name in found["files"] if _is_below(name)}
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return set()
-
-
-def _is_below(name: Any) -> bool:
-    """Whether this is a relative name that leads nowhere else: it was read from a file."""
-    return (
-        isinstance(name, str)
-        and name not in ("", ".")
-        and name == os.path.normpath(name)
-        and not name.startswith(("/", "../"))
-        and name != ".."
-    )
-
-
 def _opened(above: Directory, name: str, held: ExitStack) -> Directory | None:
     """The directory of that name, for as long as `held` is; None if there is none."""
     try:
@@ -294,19 +275,7 @@ def _gives_way(target: Directory, *, merge: bool) -> bool:
     above = target.path.parent
     if os.path.ismount(target.path) or not os.access(above, os.W_OK | os.X_OK):
         return False
-    return _is_replaceable(target)
-
-
-def _is_replaceable(target: Directory) -> bool:
-    """Whether nothing is in it but the files of a save."""
-    mine = list_of(target) | {MANIFEST}
-    below = {str(parent) for name in mine for parent in Path(name).parents}
-    for folder in walk(target):
-        if folder.at not in below or not mine.issuperset(map(folder.below, folder.files)):
-            return False
-        if any(stat.S_ISLNK(folder.stat(name).st_mode) for name in folder.files):
-            return False
-    return True
+    return is_replaceable(target)
 
 
 def _replace(work: Work, name: str) -> bool:
@@ -334,14 +303,14 @@ def _replace(work: Work, name: str) -> bool:
 def _exchanged(work: Work, target: Directory, name: str) -> bool:
     """Exchange what is new with the earlier save. False if that is not to be had."""
     names = work.directory.file.fd, NEW, work.above.file.fd, name
-    if not _is_replaceable(target) or not _exchange(*names):
+    if not is_replaceable(target) or not _exchange(*names):
         return False
     _core.reached("save.exchanged")
     # What is here now is going to be removed: is it what was looked at, and has nothing come in?
     work.mine = is_same = False
     try:
         with work.directory.folder(NEW) as old:
-            work.mine = is_same = old.identity == target.identity and _is_replaceable(old)
+            work.mine = is_same = old.identity == target.identity and is_replaceable(old)
     finally:
         if not is_same:
             work.mine = _exchange(*names)
@@ -395,7 +364,7 @@ def _require_places(new: Directory, target: Directory) -> None:
 def _plan(work: Work) -> list[str]:
     """What is to be removed once the files of a complete save are in their places."""
     try:
-        names = json.loads(work.directory.read(COMPLETE, limit=_LIST_BYTES))["remove"]
+        names = json.loads(work.directory.read(COMPLETE, limit=LIST_BYTES))["remove"]
         if not isinstance(names, list):
             raise TypeError(f"a list was expected, and {names!r:.40} found")
         if not work.directory.exists(NEW):
@@ -407,7 +376,7 @@ def _plan(work: Work) -> list[str]:
             f"remove {work.path}, then load or save again: what was not moved out of it is lost",
             path=str(where),
         ) from error
-    return [name for name in names if _is_below(name)]
+    return [name for name in names if is_below(name)]
 
 
 def _roll_forward(work: Work, target: Directory) -> None:

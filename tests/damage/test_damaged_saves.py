@@ -31,7 +31,7 @@ from shmbuffer import (
     TensorDictReplayBuffer,
 )
 from shmbuffer.errors import ShmBufferError
-from shmbuffer.replay.publication import MANIFEST
+from shmbuffer.replay.file_tree import MANIFEST
 
 SEED = 1
 CASES = 40

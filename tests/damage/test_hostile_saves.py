@@ -19,7 +19,8 @@ import pytest
 
 from shmbuffer.errors import CorruptBufferError, ShmBufferError, UnsafePathError
 from shmbuffer.replay import publication
-from shmbuffer.replay.publication import MANIFEST, finish, publish, publish_file
+from shmbuffer.replay.file_tree import MANIFEST
+from shmbuffer.replay.publication import finish, publish, publish_file
 from tests.memory.programs import as_nobody, in_fork, needs_root
 from tests.replay.test_publication import save, tree
 

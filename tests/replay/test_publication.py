@@ -18,7 +18,8 @@ import pytest
 
 from shmbuffer.errors import BufferInUseError, ReadOnlyError
 from shmbuffer.replay import publication
-from shmbuffer.replay.publication import MANIFEST, finish, publish
+from shmbuffer.replay.file_tree import MANIFEST
+from shmbuffer.replay.publication import finish, publish
 from tests.memory.programs import as_nobody, in_fork, needs_root
 
 

@@ -43,7 +43,7 @@ def tree(path: Path) -> dict[str, str]:
     return {
         str(file.relative_to(path)): file.read_text()
         for file in path.rglob("*")
-        if file.is_file() and file.name != publication.MANIFEST
+        if file.is_file() and file.name != file_tree.MANIFEST
     }
 
 
