@@ -128,6 +128,7 @@
     X(mutex_cleared, "mutex.cleared")                                                                        \
     X(mutex_made, "mutex.made")                                                                              \
     X(mutex_locked, "mutex.locked")                                                                          \
+    X(mutex_waiting, "mutex.waiting")                                                                        \
     X(mutex_unlocked, "mutex.unlocked")                                                                      \
     X(tree_sum, "tree.sum")                                                                                  \
     X(tree_least, "tree.least")                                                                              \

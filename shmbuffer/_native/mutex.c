@@ -1,4 +1,4 @@
-#define _GNU_SOURCE /* pthread_mutex_clocklock, MADV_WIPEONFORK */
+#define _GNU_SOURCE /* MADV_WIPEONFORK */
 /* The one mutex: robust (the kernel marks it when its owner dies), process-shared, type NORMAL (ERRORCHECK
  * compares thread ids across pid namespaces and reports deadlocks that are none). It is never destroyed.
  *
@@ -19,7 +19,8 @@
 #include "ring.h"
 
 #define SPINS 200                    /* tries before sleeping: longer than most locked sections last */
-#define SLICE_NS (50 * 1000 * 1000L) /* between two looks at signals and the deadline */
+#define SLICE_NS (10 * 1000 * 1000L) /* of sleep, without a wake-up */
+#define LOOK_NS (50 * 1000 * 1000L)  /* between two looks at signals and the deadline */
 
 /* A page that the kernel wipes in the child of a fork, so that a handle notices even where no hook ran. */
 static _Atomic uint64_t *life_page;
@@ -91,31 +92,59 @@ static void pause_a_little(void) {
 #endif
 }
 
+/* The word of the mutex as the kernel and glibc have it (futex(2)): thread id, FUTEX_OWNER_DIED, FUTEX_WAITERS. */
+static _Atomic uint32_t *word_of(struct shmb_runtime *runtime) { return (_Atomic uint32_t *)runtime->mutex_bytes; }
+
+static bool looks_free(struct shmb_runtime *runtime) {
+    return (atomic_load_explicit(word_of(runtime), memory_order_relaxed) & FUTEX_TID_MASK) == 0;
+}
+
+/* Only where it looks free: as long as pthread is at it, the kernel takes it for one that this thread may hold. If the
+ * thread dies then, it is given up for it where the number in the word is its own, and in another pid namespace that is
+ * the number of a thread that lives. So nobody waits inside of pthread, where the next two functions do it instead. */
+static int try_once(struct shmb_runtime *runtime) {
+    return looks_free(runtime) ? pthread_mutex_trylock(&runtime->mutex) : EBUSY;
+}
+
+/* Sleeps until the owner unlocks or dies; at most a slice, as the wake-up goes to one waiter, who may die of it. */
+static void sleep_for(struct shmb_runtime *runtime) {
+    _Atomic uint32_t *word = word_of(runtime);
+    uint32_t seen = atomic_load_explicit(word, memory_order_relaxed);
+    if ((seen & FUTEX_TID_MASK) == 0) return;
+    if (!(seen & FUTEX_WAITERS) && !atomic_compare_exchange_strong(word, &seen, seen | FUTEX_WAITERS)) return;
+    CP(mutex_waiting);
+    struct timespec slice = {0, SLICE_NS};
+    syscall(SYS_futex, word, FUTEX_WAIT, seen | FUTEX_WAITERS, &slice, NULL, 0);
+}
+
 static int lock(struct shmb_ring *ring, struct shmb_call *call) {
-    pthread_mutex_t *mutex = &ring->runtime->mutex;
-    if (__builtin_expect(kind_of(ring->runtime) != ring->mutex_kind, 0)) return SHMB_UNRECOVERABLE;
-    int error = pthread_mutex_trylock(mutex);
+    struct shmb_runtime *runtime = ring->runtime;
+    if (__builtin_expect(kind_of(runtime) != ring->mutex_kind, 0)) return SHMB_UNRECOVERABLE;
+    int error = try_once(runtime);
     for (int i = 0; error == EBUSY && i < SPINS; i++) {
         pause_a_little();
-        error = pthread_mutex_trylock(mutex);
+        error = try_once(runtime);
     }
     if (error == EBUSY) {
-        int64_t deadline = shmb_now_ns() + call->timeout_ns;
-        atomic_fetch_add_explicit(&ring->runtime->lock_waits, 1, memory_order_relaxed);
+        int64_t deadline = shmb_now_ns() + call->timeout_ns, look = shmb_now_ns() + LOOK_NS;
+        atomic_fetch_add_explicit(&runtime->lock_waits, 1, memory_order_relaxed);
         CP(count_added);
         call->may_block(call);
-        for (;;) {
-            int64_t until = shmb_now_ns() + SLICE_NS;
-            struct timespec slice = {until / 1000000000, until % 1000000000};
-            error = pthread_mutex_clocklock(mutex, CLOCK_MONOTONIC, &slice);
-            if (error != ETIMEDOUT) break;
-            if (call->interrupted(call)) return SHMB_INTERRUPTED;
-            if (shmb_now_ns() >= deadline) return SHMB_LOCK_TIMEOUT;
+        while ((error = try_once(runtime)) == EBUSY) {
+            sleep_for(runtime);
+            int64_t now = shmb_now_ns();
+            if (now >= look && call->interrupted(call)) return SHMB_INTERRUPTED;
+            if (now >= look) look = now + LOOK_NS;
+            if (now >= deadline) return SHMB_LOCK_TIMEOUT;
+        }
+        if (error == 0 || error == EOWNERDEAD) { /* others may sleep: whoever unlocks wakes one of them */
+            atomic_fetch_or(word_of(runtime), FUTEX_WAITERS);
+            CP(mutex_waiting);
         }
     }
     if (__builtin_expect(error == EOWNERDEAD, 0)) {
         shmb_repair(ring);
-        error = pthread_mutex_consistent(mutex);
+        error = pthread_mutex_consistent(&runtime->mutex);
         CP(repair_consistent);
     }
     return error == 0 ? SHMB_OK : SHMB_UNRECOVERABLE;

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from shmbuffer.errors import (
@@ -40,6 +41,7 @@ from tests.memory.rows import (
 )
 
 A_LONG_TIME_NS = 10**18
+FUTEX_WAITERS = 0x80000000
 YEAR_S = 365 * 24 * 3600
 
 
@@ -286,3 +288,47 @@ def test_systemd_nspawn_two_boot_ids_on_one_machine_are_no_reboot(
         while engine.reap_dead() == 0:  # the kernel ends the namespace after its first process
             pass
     assert len(engine.clients()) == 1
+
+
+LOCKS = """
+import sys
+from shmbuffer._native import _core
+from shmbuffer.memory import Engine
+from tests.memory.rows import ring_of, write
+engine = Engine.open(sys.argv[1], None)
+ring = ring_of(engine)
+if sys.argv[2] == "holds":
+    _core.arm("mutex.locked", "pause", notify_fd=1, wait_fd=0)
+else:
+    print("w", end="", flush=True)
+write(ring, [99], timeout=60.0)
+"""
+
+
+@needs_root
+@pytest.mark.crash
+def test_glibc_robust_list_a_waiter_that_dies_gives_nobody_else_s_lock_up(
+    engine: Engine, ring: Ring, path: Path
+) -> None:
+    """The kernel compares numbers of threads, and each container has a thread 1."""
+    write(ring, range(4))
+    word = np.frombuffer(engine.control.runtime["mutex"], np.uint32)
+    with program(LOCKS, path, "holds", before=CONTAINER) as holder:
+        assert holder.stdout is not None
+        assert holder.stdin is not None
+        holder.stdout.read(1)
+        assert word[0] == 1, "held by thread 1 of its container"
+        with program(LOCKS, path, "waits", before=CONTAINER) as waiter:
+            assert waiter.stdout is not None
+            waiter.stdout.read(1)
+            while not word[0] & FUTEX_WAITERS:
+                pass
+            waiter.kill()
+            waiter.wait()
+            while len(engine.registry.alive()) > 2:  # the kernel ends the namespace after it
+                pass
+        assert word[0] == 1 | FUTEX_WAITERS, "nobody has died that held it"
+        tell(holder)
+        assert holder.wait(30) == 0
+    write(ring, [5], timeout=30.0)
+    assert engine.stats()["repairs"] == 0
