@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+pytest.importorskip("matplotlib")  # the plots are drawn with it
+
 from benchmarks import __main__ as benchmarks
 from benchmarks import contention, peer, plots, report, scaling, table, watched
 from benchmarks.__main__ import BENCHMARKS, ON_REQUEST, main, plan

@@ -158,7 +158,7 @@ def routed(
         shape = [1] * data.batch_dims
         shape[dim] = count
         numbers = torch.arange(count).reshape(shape).expand(data.batch_size)
-        return data.reshape(-1), numbers.reshape(-1)
+        return _flat(data), numbers.reshape(-1)
     numbers = data.get(key, None)
     if numbers is None:
         raise KeyError(
@@ -167,7 +167,7 @@ def routed(
         )
     if numbers.dtype is torch.bool or numbers.is_floating_point() or numbers.is_complex():
         raise TypeError(f"buffers are numbered by integers, got {numbers.dtype} in {key!r}")
-    items = data.reshape(-1)
+    items = _flat(data)
     numbers = numbers.detach().cpu().long().reshape(-1)
     if len(numbers) != len(items):
         raise ValueError(f"{key!r} has {len(numbers)} numbers of buffers for {len(items)} items")
@@ -175,3 +175,8 @@ def routed(
     if len(wrong):
         raise ValueError(f"{key!r} names buffer {int(wrong[0])}; this ensemble has {count}")
     return items, numbers
+
+
+def _flat(data: TensorDictBase) -> TensorDictBase:
+    """In one dimension. tensordict 0.12 cannot tell the size of one without items by itself."""
+    return data.reshape(data.batch_size.numel())

@@ -41,7 +41,8 @@ BATCH = {"frames": 8, "sequences": 5}
 @cache
 def pool(kind: str, writer: int) -> list[TensorDict]:
     """What a writer writes, without its numbers. One of them plays a real game, if it is there."""
-    if kind == "frames" and writer == 0 and importlib.util.find_spec("ale_py") is not None:
+    games = all(importlib.util.find_spec(name) for name in ("gymnasium", "ale_py"))
+    if kind == "frames" and writer == 0 and games:
         return played()
     if kind == "frames":
         return list(transitions(POOL, seed=writer).unbind(0))

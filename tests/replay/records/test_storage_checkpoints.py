@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tensordict import TensorDict
+from tensordict import NonTensorData, TensorDict
+from tensordict._reductions import _make_td
 
 from shmbuffer import (
     BufferInUseError,
@@ -63,7 +64,9 @@ def through_files(rb: Any, other: Any, path: Path) -> None:
 
 def through_a_state(rb: Any, other: Any, path: Path) -> None:
     torch.save(rb.state_dict(), path / "state")
-    other.load_state_dict(torch.load(path / "state", weights_only=True))
+    known = [_make_td, TensorDict, NonTensorData]  # tensordict 0.12 does not tell torch of them
+    with torch.serialization.safe_globals(known):
+        other.load_state_dict(torch.load(path / "state", weights_only=True))
 
 
 WAYS = pytest.mark.parametrize("way", [through_files, through_a_state], ids=["files", "state"])
