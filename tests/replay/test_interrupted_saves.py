@@ -1,4 +1,4 @@
-"""Ctrl-C in a save or a load, wherever CPython looks for signals: `tests/crash/interrupts.py`."""
+"""Ctrl-C in a save or a load, wherever CPython looks for signals: see tests/crash/interrupts.py."""
 
 from __future__ import annotations
 
