@@ -78,11 +78,12 @@ def files_below(root: Directory) -> list[str]:
 def list_of(target: Directory) -> set[str]:
     """The files of the save in a directory that its list names; none where there is no list."""
     try:
-        fd = os.open(MANIFEST, _READ, dir_fd=target.file.fd)
-        with open(fd, "rb") as file:
+        with _core.Descriptor() as owned:
+            fd = owned.take(os.open, MANIFEST, _READ, dir_fd=target.file.fd)
             if not stat.S_ISREG(os.fstat(fd).st_mode):
                 return set()
-            found = json.loads(file.read(LIST_BYTES))
+            with open(fd, "rb", closefd=False) as file:
+                found = json.loads(file.read(LIST_BYTES))
         return {name for name in found["files"] if is_below(name)}
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return set()
