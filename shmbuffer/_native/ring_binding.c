@@ -56,8 +56,8 @@ static PyObject *end(struct python_call *python, int status, uint64_t result) {
  * anyhow. What the call did is done, in memory that nobody will find; the status of all later calls is the same. */
 static int dated(struct ring_object *self, int status, _Atomic uint64_t *also) {
     if (status != SHMB_OK) return status;
-    int64_t now = shmb_now_ns();
-    atomic_store_explicit(&self->ring.me->last_seen_ns, (uint64_t)shmb_clock_ns(CLOCK_REALTIME_COARSE), memory_order_relaxed);
+    int64_t now = shmb_clock_ns(CLOCK_MONOTONIC_COARSE); /* a few ms are nothing here; the file system's clock is exact */
+    atomic_store_explicit(&self->ring.me->last_seen_ns, (uint64_t)shmb_clock_ns(CLOCK_REALTIME), memory_order_relaxed);
     CP(count_added);
     if (also) {
         atomic_store_explicit(also, (uint64_t)now, memory_order_relaxed);

@@ -18,7 +18,7 @@ CORPUS = Path(__file__).parent / "fuzz" / "corpus.hex"
 _FUZZ = Path(__file__).parent / "fuzz"
 _NATIVE = Path(shmbuffer.__file__).parent / "_native"
 #: Those that need Python.
-_BINDINGS = {"intake.c", "map.c", "module.c", "outtake.c", "ring_binding.c"}
+_BINDINGS = {"descriptor.c", "intake.c", "map.c", "module.c", "outtake.c", "ring_binding.c"}
 _SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 
 

@@ -54,7 +54,7 @@ def quietly(path: Path, kind: str, work: Callable[[Ring], object]) -> int:
 def folder_of(ring: Ring) -> int:
     directory = ring._engine._ground.directory
     assert directory is not None
-    return directory.fd
+    return directory.file.fd
 
 
 def fill(ring: Ring) -> None:

@@ -913,7 +913,7 @@ def test_a_directory_below_is_made_with_its_mode_whatever_the_umask(tmp_path: Pa
             assert not directory.make("a", mode=0o755)
             with directory.folder("a") as below:
                 assert (below.path, below.created) == (tmp_path / "a", False)
-                assert stat.S_IMODE(os.fstat(below.fd).st_mode) == 0o700
+                assert stat.S_IMODE(os.fstat(below.file.fd).st_mode) == 0o700
     finally:
         os.umask(before)
 

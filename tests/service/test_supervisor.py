@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from shmbuffer.errors import BufferClosedError, ForkedHandleError
+from shmbuffer.errors import BufferClosedError, BufferNotFoundError, ForkedHandleError
 from shmbuffer.memory.engine import Engine
 from shmbuffer.service.coordinator import Coordinator
 from shmbuffer.service.spawned import HASTY_S, LONGEST_PAUSE_S, Death, Spawned
@@ -406,9 +406,13 @@ def test_a_coordinator_says_once_that_its_directory_was_removed(
         return [text for text in caplog.messages if "removed or replaced while" in text]
 
     with Coordinator(scratch_dir, capacity=8) as coordinator:
+        (one,) = coordinator.spawn(targets.wait, 1)
         shutil.rmtree(scratch_dir)
         until(lambda: said() or None)
-        coordinator.spawn(targets.say_what_you_got, 1, reports.out, "")  # who is looked after still
+        one.kill()
         assert coordinator.join(30)
+        assert [death.pid for death in coordinator.deaths] == [one.pid], "looked after still"
+        with pytest.raises(BufferNotFoundError):
+            coordinator.spawn(targets.wait, 1)
         assert len(said()) == 1
         assert f"{scratch_dir}: the directory was removed" in said()[0]
