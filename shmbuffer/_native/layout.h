@@ -84,7 +84,7 @@ struct shmb_runtime {
     _Atomic uint32_t limiter_version;  /* changes with the limiter; 0: there was never one */
     _Atomic uint32_t limited;          /* entries that wait for the other side */
     uint64_t inserts_goal;             /* inserts_base once the claim that is COMMITTING is finished */
-    uint64_t queue_since;              /* head when the buffer became a queue */
+    _Atomic uint64_t queue_since;      /* head when the buffer became a queue */
     _Atomic uint64_t lock_waits; /* times that the mutex was not to be had at once, nor soon: it was slept for */
     struct shmb_limiter limiters[2];
     _Atomic uint64_t touched_ns; /* CLOCK_REALTIME of the last store that no entry dates: restored.py */

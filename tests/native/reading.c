@@ -92,7 +92,8 @@ static void take_once(struct shmb_ring *ring, struct shmb_call *call, uint64_t c
     bool stays = version == atomic_load(&ring->runtime->limiter_version) && !world.options.upkeep;
     for (uint64_t row = 0; stays && row < count; row++) {
         if (tickets[row] != took[row]) fail("take: ticket %lld was written over", (long long)took[row]);
-        if (row && took[row] < took[row - 1]) fail("take: ticket %lld comes too late", (long long)took[row]);
+        if (row && shmb_place_of(ring, (uint64_t)took[row]) < shmb_place_of(ring, (uint64_t)took[row - 1]))
+            fail("take: ticket %lld comes too late", (long long)took[row]);
     }
     place_free(&place);
     expect(shmb_release(ring, call), "release");
