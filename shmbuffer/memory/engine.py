@@ -169,9 +169,8 @@ class Engine:
             existing: what to do with a buffer that is there. ``"attach"``, ``"recover"``: join it,
                 after recovering it if nobody alive uses it. ``"verify"``: the same, with every item
                 compared with its checksum, and only if nobody alive uses it. ``"error"``: refuse.
-                ``"overwrite"``:
-                remove it first, if nobody alive uses it. ``"adopt"``: as attach; leaf files of a
-                bare tensordict directory are taken over, with no items.
+                ``"overwrite"``: remove it first, if nobody alive uses it. ``"adopt"``: as attach;
+                leaf files of a bare tensordict directory are taken over, with no items.
             role: ``client``, ``collector``, ``learner`` or ``coordinator``; for display.
             timeout: seconds to wait for another process that creates or recovers it.
             temporary: the directory is ours: removed at the end of this process.
