@@ -58,6 +58,7 @@ struct shmb_runtime {
     union {
         pthread_mutex_t mutex; /* robust, process-shared, NORMAL; never destroyed, never unmapped */
         unsigned char mutex_bytes[64];
+        _Atomic uint32_t mutex_word; /* of the kernel and glibc: thread id, FUTEX_OWNER_DIED, FUTEX_WAITERS (futex(2)) */
     };
     _Atomic uint64_t head;        /* next ticket */
     _Atomic uint64_t write_count; /* elements written so far */

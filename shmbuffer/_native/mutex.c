@@ -81,7 +81,7 @@ int shmb_mutex_kind(void) {
 /* The thread that holds the mutex now, 0 if none does: the low 30 bits of the futex word that the kernel
  * itself reads (futex(2), robust futexes). For messages only. */
 uint32_t shmb_mutex_owner(const struct shmb_runtime *runtime) {
-    return *(const volatile uint32_t *)runtime->mutex_bytes & FUTEX_TID_MASK;
+    return atomic_load_explicit(&runtime->mutex_word, memory_order_relaxed) & FUTEX_TID_MASK;
 }
 
 static void pause_a_little(void) {
@@ -92,11 +92,8 @@ static void pause_a_little(void) {
 #endif
 }
 
-/* The word of the mutex as the kernel and glibc have it (futex(2)): thread id, FUTEX_OWNER_DIED, FUTEX_WAITERS. */
-static _Atomic uint32_t *word_of(struct shmb_runtime *runtime) { return (_Atomic uint32_t *)runtime->mutex_bytes; }
-
 static bool looks_free(struct shmb_runtime *runtime) {
-    return (atomic_load_explicit(word_of(runtime), memory_order_relaxed) & FUTEX_TID_MASK) == 0;
+    return (atomic_load_explicit(&runtime->mutex_word, memory_order_relaxed) & FUTEX_TID_MASK) == 0;
 }
 
 /* Only where it looks free: as long as pthread is at it, the kernel takes it for one that this thread may hold. If the
@@ -108,13 +105,15 @@ static int try_once(struct shmb_runtime *runtime) {
 
 /* Sleeps until the owner unlocks or dies; at most a slice, as the wake-up goes to one waiter, who may die of it. */
 static void sleep_for(struct shmb_runtime *runtime) {
-    _Atomic uint32_t *word = word_of(runtime);
-    uint32_t seen = atomic_load_explicit(word, memory_order_relaxed);
+    uint32_t seen = atomic_load_explicit(&runtime->mutex_word, memory_order_relaxed);
     if ((seen & FUTEX_TID_MASK) == 0) return;
-    if (!(seen & FUTEX_WAITERS) && !atomic_compare_exchange_strong(word, &seen, seen | FUTEX_WAITERS)) return;
-    CP(mutex_waiting);
+    if (!(seen & FUTEX_WAITERS)) {
+        bool marked = atomic_compare_exchange_strong(&runtime->mutex_word, &seen, seen | FUTEX_WAITERS);
+        CP(mutex_waiting);
+        if (!marked) return;
+    }
     struct timespec slice = {0, SLICE_NS};
-    syscall(SYS_futex, word, FUTEX_WAIT, seen | FUTEX_WAITERS, &slice, NULL, 0);
+    syscall(SYS_futex, &runtime->mutex_word, FUTEX_WAIT, seen | FUTEX_WAITERS, &slice, NULL, 0);
 }
 
 static int lock(struct shmb_ring *ring, struct shmb_call *call) {
@@ -138,7 +137,7 @@ static int lock(struct shmb_ring *ring, struct shmb_call *call) {
             if (now >= deadline) return SHMB_LOCK_TIMEOUT;
         }
         if (error == 0 || error == EOWNERDEAD) { /* others may sleep: whoever unlocks wakes one of them */
-            atomic_fetch_or(word_of(runtime), FUTEX_WAITERS);
+            atomic_fetch_or(&runtime->mutex_word, FUTEX_WAITERS);
             CP(mutex_waiting);
         }
     }

@@ -54,24 +54,31 @@ static PyObject *end(struct python_call *python, int status, uint64_t result) {
 
 /* Every write, draw and update ends here, so it is here that a directory which was removed is noticed: the clock is read
  * anyhow. What the call did is done, in memory that nobody will find; the status of all later calls is the same. */
-static int dated(struct ring_object *self, int status, _Atomic uint64_t *also) {
+static int seen(struct ring_object *self, int status) {
     if (status != SHMB_OK) return status;
-    int64_t now = shmb_clock_ns(CLOCK_MONOTONIC_COARSE); /* a few ms are nothing here; the file system's clock is exact */
     atomic_store_explicit(&self->ring.me->last_seen_ns, (uint64_t)shmb_clock_ns(CLOCK_REALTIME), memory_order_relaxed);
     CP(count_added);
-    if (also) {
-        atomic_store_explicit(also, (uint64_t)now, memory_order_relaxed);
-        CP(count_added);
-    }
-    return shmb_is_removed(&self->ring, now) ? SHMB_UNLINKED : SHMB_OK;
+    return shmb_is_removed(&self->ring, shmb_clock_ns(CLOCK_MONOTONIC_COARSE)) ? SHMB_UNLINKED : SHMB_OK;
 }
 
-static int seen(struct ring_object *self, int status) { return dated(self, status, NULL); }
+/* What makes a client one of those who insert, or of those who sample. A few milliseconds are nothing here. */
+static int inserted(struct ring_object *self, int status) {
+    struct shmb_entry *me = self->ring.me;
+    if ((status = seen(self, status)) == SHMB_OK) {
+        atomic_store_explicit(&me->last_insert_ns, (uint64_t)shmb_clock_ns(CLOCK_MONOTONIC_COARSE), memory_order_relaxed);
+        CP(count_added);
+    }
+    return status;
+}
 
-/* What makes a client one of those who insert, or of those who sample. */
-static int inserted(struct ring_object *self, int status) { return dated(self, status, &self->ring.me->last_insert_ns); }
-
-static int sampled(struct ring_object *self, int status) { return dated(self, status, &self->ring.me->last_sample_ns); }
+static int sampled(struct ring_object *self, int status) {
+    struct shmb_entry *me = self->ring.me;
+    if ((status = seen(self, status)) == SHMB_OK) {
+        atomic_store_explicit(&me->last_sample_ns, (uint64_t)shmb_clock_ns(CLOCK_MONOTONIC_COARSE), memory_order_relaxed);
+        CP(count_added);
+    }
+    return status;
+}
 
 static int number(PyObject *object, uint64_t *out) {
     *out = PyLong_AsUnsignedLongLong(object);

@@ -601,7 +601,8 @@ int shmb_abort(struct shmb_ring *ring, struct shmb_call *call) {
     return status;
 }
 
-/* The handle is done: waits for a write that another thread is in, gives back what is open, frees the entry. */
+/* The handle is done: waits for a write that another thread is in, gives back what is open, frees the entry. LOCK_TIMEOUT
+ * where a thread of ours may take the mutex still: then the entry stays, and is reaped with the process. */
 int shmb_leave(struct shmb_ring *ring, struct shmb_call *call) {
     int status = shmb_gate_enter(ring, call, call->timeout_ns);
     if (status != SHMB_OK) return status;
@@ -618,7 +619,10 @@ int shmb_leave(struct shmb_ring *ring, struct shmb_call *call) {
         shmb_touch(ring->runtime);
         shmb_unlock(ring);
         shmb_wake_waiters(ring->runtime);
-        if (!shmb_lock_no_more(ring, call)) mine = false; /* the entry stays, and is reaped with the process */
+        if (!shmb_lock_no_more(ring, call)) {
+            mine = false;
+            status = SHMB_LOCK_TIMEOUT;
+        }
         if (mine) atomic_store_explicit(&ring->me->state, SHMB_FREE, memory_order_release);
         CP(leave_freed);
     }

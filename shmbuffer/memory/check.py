@@ -152,6 +152,9 @@ def impossible_fields(control: Control, superblock: Superblock) -> list[str]:
     state = int(control.runtime["state"][0])
     if state not in list(BufferState):
         found.append(f"the state of the buffer is {state}, which is none")
+    head, since = (int(control.runtime[name][0]) for name in ("head", "queue_since"))
+    if since > head:
+        found.append(f"the queue begins at ticket {since}, and {head} is the next")
     entries = control.entries
     used, claims = entries["state"] != EntryState.FREE, entries["phase"] != Phase.IDLE
     for name, limit, where in (

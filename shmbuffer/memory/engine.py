@@ -74,15 +74,22 @@ class _Seat:
     control: Control
     native: _core.Ring | None
     pid: int
+    stays: bool = False
 
-    def leave(self) -> None:
-        """Frees the entry. Idempotent. In the child of a fork nothing: it is its parent's."""
+    def leave(self) -> bool:
+        """Frees the entry, and returns whether that could be done. Idempotent.
+
+        In the child of a fork nothing: it is its parent's.
+        """
         if os.getpid() != self.pid:
-            return
+            return True
+        if self.stays:
+            return False
         if self.native is not None:
             if self.native.leave(LOCK_TIMEOUT_NS) not in (0, -_core.LEFT):
-                _staying.append(self.membership)  # a claim may be open still, so we live on
-                return
+                self.stays = True  # a claim may be open, or the mutex asked for: so we live on
+                _staying.append(self)
+                return False
         else:
             entry = self.control.entries[self.membership.entry]
             if entry["incarnation"] == self.membership.incarnation:
@@ -91,6 +98,7 @@ class _Seat:
                 _core.reached("leave.freed")
         if self.membership.liveness is not None:
             self.membership.liveness.close()
+        return True
 
 
 class Engine:
@@ -692,9 +700,12 @@ class Engine:
             self._populating.stop()
         if self._ring is not None:
             self._ring.use(ClosedRing(self.where))
-        self._seat.leave()
+        left = self._seat.leave()
         self._finalizer.detach()
-        self._ground.close()
+        if left:
+            self._ground.close()
+        else:
+            _staying.append(self._ground)  # a call in flight looks for the directory
 
     def cleanup(self, *, timeout: float = removal.TIMEOUT_S) -> bool:
         """Removes the files that we made, by list; then the directory, if it is ours and empty.
@@ -757,8 +768,13 @@ class Engine:
 
         What is removed with `cleanup` is CLOSING, which is another error.
         """
-        if self._state != BufferState.CLOSING:
+        if self._state == BufferState.CLOSING:
+            return
+        try:
             self._require_control()
+        except OSError:
+            self._require_open()  # another thread closes the handle
+            raise
 
     def _require_control(self) -> None:
         if isinstance(self._ground, Files) and not self._ground.has_control():
@@ -778,7 +794,7 @@ class Engine:
 _open_engines: weakref.WeakSet[Engine] = weakref.WeakSet()
 
 #: Of handles that could not leave: their entries stay, and so does what says that we live.
-_staying: list[Membership] = []
+_staying: list[object] = []
 
 #: Held to make a handle's ring: an entry has one claim, so that two rings must not share it.
 _connecting = threading.RLock()

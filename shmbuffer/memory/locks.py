@@ -65,7 +65,8 @@ class Lock(_core.Descriptor):
     def take(self, open: Callable[..., int], /, *args: Any, **kwargs: Any) -> int:
         """As of any descriptor; no fork gets in between the opening and the owning."""
         with _gate:
-            return super().take(open, *args, **kwargs)
+            super().take(open, *args, **kwargs)
+        return self.fd
 
     def hold(
         self,
@@ -271,13 +272,11 @@ def _timeout(where: Path, fd: int, timeout: float, purpose: str) -> AttachTimeou
 
 
 def _close_in_child() -> None:
-    global _gate
     _core.close_in_child()
-    _gate = threading.RLock()
+    _gate.release()
 
 
+# Methods of C, where they can be: Ctrl-C comes in at the start of a function.
 os.register_at_fork(
-    before=lambda: _gate.acquire(),
-    after_in_parent=lambda: _gate.release(),
-    after_in_child=_close_in_child,
+    before=_gate.acquire, after_in_parent=_gate.release, after_in_child=_close_in_child
 )

@@ -60,8 +60,9 @@ def _is_bool(value: Any) -> bool:
 
 
 def _is_key(value: Any) -> bool:
-    """A key of a TensorDict; a nested one is a list, as JSON has no tuples."""
-    return _is_text(value) or (type(value) is list and value != [] and all(map(_is_text, value)))
+    """A key of a TensorDict; a nested one that was recorded is a list, as JSON has no tuples."""
+    nested = type(value) in (list, tuple) and len(value) > 0
+    return _is_text(value) or (nested and all(map(_is_text, value)))
 
 
 def _is_from(least: int, most: int) -> Callable[[Any], bool]:

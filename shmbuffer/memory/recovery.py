@@ -177,6 +177,8 @@ def recover_directory(
     _core.reached("recover.superblock")
     report = replace(report, duration_ms=(time.perf_counter_ns() - began) / 1e6)
     _note(control, report)  # before READY, so that whoever sees that it is over sees what it found
+    control.entries["last_seen_ns"] = 0  # of those who are gone; a clock may have been ahead
+    _core.reached("recover.seen")
     control.touch()
     control.runtime["state"] = state
     _core.reached("recover.ready")
@@ -353,6 +355,8 @@ class _Repair:
         for name in ("pending", "limited"):
             runtime[name] = 0
             _core.reached("recover.flow")
+        runtime["queue_since"] = min(int(runtime["queue_since"][0]), int(runtime["head"][0]))
+        _core.reached("recover.flow")
         if limiter.is_damaged(runtime[0]):
             runtime["limiter_version"] = 0
         _core.reached("recover.limiter")

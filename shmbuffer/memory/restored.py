@@ -6,7 +6,8 @@ is rolled back are older, and of no single moment. Three facts of the kernel tel
 brings along:
 
     ctime > last store      the control file was written later than its own content says that
-                            anybody stored into it. Nobody can set a ctime.
+                            anybody stored into it, or another one a second later. Nobody can set
+                            a ctime.
     ctime != mtime          a store and a write set both; utimensat, chmod, link and rename one
     write hint is gone      it lives as long as the inode does in memory (fcntl(2), F_SET_RW_HINT),
                             so it is lost with an unmount, which a rollback needs
@@ -18,7 +19,8 @@ Always true
   2. `vouch` comes after the bytes were made or verified: a recovery that dies before it is followed
      by one that finds the same.
 Not found: a copy that is put back in the tick of the kernel's clock (1 to 10 ms) in which the last
-store into it was made, or after the wall clock was set back.
+store into it was made, or after the wall clock was set back; a leaf alone within a second; a
+rollback of a file system that needs no unmount (ZFS).
 """
 
 from __future__ import annotations
@@ -40,6 +42,9 @@ if TYPE_CHECKING:
     from shmbuffer.memory.schema import Schema
 
 _GET_HINT, _SET_HINT = 1035, 1036  # F_GET_RW_HINT, F_SET_RW_HINT of linux/fcntl.h
+_FILLING_NS = (
+    1_000_000_000  # a batch is dated once it is copied: its leaves may be newer until then
+)
 _HINT = (1).to_bytes(8, "little")  # RWH_WRITE_LIFE_NONE: asks for nothing, and is not the default
 
 
@@ -60,6 +65,7 @@ def is_restored(directory: Directory, control: Control, schema: Schema | None) -
         return True  # what is missing is said by those who need it
     return (
         not found[0].st_ctime_ns <= last <= time.time_ns()
+        or any(one.st_ctime_ns > last + _FILLING_NS for one in found)
         or any(one.st_ctime_ns != one.st_mtime_ns for one in found)
         or hint != _HINT
     )

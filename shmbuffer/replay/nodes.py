@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any, ClassVar
 
@@ -247,6 +248,21 @@ def as_tensor(value: Any) -> torch.Tensor:
     if isinstance(value, np.generic):
         return torch.from_numpy(np.array(value))
     return torch.as_tensor(value)
+
+
+@contextmanager
+def unlocked(data: Any) -> Iterator[None]:
+    """Has a TensorDict take entries for the length of a block.
+
+    ``with data.unlock_()`` has a RuntimeError in place of what is raised in it, Ctrl-C included.
+    """
+    locked = data.is_locked
+    data.unlock_()
+    try:
+        yield
+    finally:
+        if locked:
+            data.lock_()
 
 
 def is_collection(data: Any) -> bool:

@@ -13,7 +13,7 @@ import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from shmbuffer.replay.nodes import is_collection
+from shmbuffer.replay.nodes import is_collection, unlocked
 
 Transform = Callable[[Any], Any]
 
@@ -127,4 +127,4 @@ def _identity(data: Any) -> Any:
 
 def _unlocked(data: Any) -> contextlib.AbstractContextManager[Any]:
     """Transforms add entries; a locked TensorDict lets them for the time of the call."""
-    return data.unlock_() if is_collection(data) and data.is_locked else contextlib.nullcontext()
+    return unlocked(data) if is_collection(data) else contextlib.nullcontext()

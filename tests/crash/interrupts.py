@@ -25,6 +25,7 @@ import contextlib
 import dis
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +33,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 import shmbuffer
+from shmbuffer.memory import locks
 from tests import holdings
 
 _TRACED = (f"{Path(shmbuffer.__file__).parent}/", contextlib.__file__)
@@ -153,6 +155,22 @@ def interrupt(deed: Deed, number: int) -> None:
     del act, works
     gained = holdings.gained(before) + holdings.gained(mapped, holdings.mapped)
     assert not gained, (place, gained)
+    assert _is_open(locks._gate), f"{place}: no other thread can take a lock any more"
+
+
+def _is_open(gate: Any) -> bool:
+    """Whether another thread can enter; for this one it is reentrant."""
+    entered: list[bool] = []
+
+    def enter() -> None:
+        if gate.acquire(timeout=10):
+            gate.release()
+            entered.append(True)
+
+    thread = threading.Thread(target=enter)
+    thread.start()
+    thread.join()
+    return bool(entered)
 
 
 @contextlib.contextmanager

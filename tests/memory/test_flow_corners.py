@@ -578,3 +578,19 @@ def test_a_limiter_that_cannot_have_been_set_is_none(
     for _ in range(4):
         assert goes(lambda: write(ring_of(engine), range(8)))
     assert goes(lambda: ring_of(engine).flow.admit(40))
+
+
+def test_a_queue_that_begins_behind_the_head_is_named_and_mended(tmp_path: Path) -> None:
+    """What is in it would never come out."""
+    queue = RateLimiter(max_times_sampled=1)
+    with Engine.open(tmp_path / "buffer", Settings(CAPACITY)) as engine:
+        ring = engine.define(schema("rows"))
+        write(ring, range(5))
+        engine.set_limiter(queue)
+        engine.control.runtime["queue_since"] = 2**40
+        assert engine.check().problems[0] == (
+            f"the queue begins at ticket {2**40}, and 5 is the next"
+        )
+    with Engine.open(tmp_path / "buffer", None) as engine:
+        assert engine.check().ok
+        assert take(ring_of(engine), 5) == list(range(5))

@@ -254,3 +254,21 @@ def test_a_snapshot_that_is_rolled_back_is_verified(on_disk: Path) -> None:
         assert (again.st_dev, again.st_ino) == (found.st_dev, found.st_ino)
         report = json.loads(elsewhere(RECOVERED, at / "buffer"))
         assert (report["reason"], report["items"]) == ("restored", 8)
+
+
+def test_one_leaf_that_is_put_back_without_its_times_is_found_a_second_later(path: Path) -> None:
+    backup = killed(path)
+    with Engine.open(path, None) as engine:
+        engine.control.touch()
+    until = time.time() + 1.1
+    while time.time() < until:
+        pass
+    shutil.copyfile(backup / "next/obs.memmap", path / "next/obs.memmap")
+    assert recover(path).checksum_failed == 8
+
+
+def test_a_clock_that_was_ahead_has_items_verified_once(path: Path) -> None:
+    with Engine.open(path, SETTINGS) as engine:
+        write(ring_of(engine) if engine.ring else engine.define(schema(8)), range(8))
+        engine.control.entries["last_seen_ns"][7] = time.time_ns() + 10**14
+    assert [recover(path).reason for _ in range(2)] == ["restored", "nobody alive"]

@@ -57,7 +57,7 @@ WITHIN = {
     "repair.parents": ("tree.sum", "tree.least"),
     "repair.consistent": ("repair.idle", "count.added"),
     "recover.mutex": ("mutex.cleared", "mutex.made"),
-    "write.locked": ("mutex.locked",),
+    "write.locked": ("mutex.locked", "mutex.waiting"),
     "write.done": ("mutex.unlocked", "wake.progress"),
     "wait.turn": ("turn.numbered", "turn.dated", "turn.noted"),
 }

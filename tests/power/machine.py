@@ -156,6 +156,10 @@ class _Mapped:
     def stat(self, name: str) -> os.stat_result:
         return self._stat
 
+    def open_file(self, name: str, **_: Any) -> Any:
+        """None: whoever records a history does so in a recovery that has directories."""
+        raise BufferNotFoundError(f"{name}: is not mapped")
+
     def vouch(self, schema: Any) -> None:
         """Nothing: in the next image it is another boot."""
 

@@ -9,7 +9,7 @@ from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 
 from shmbuffer.replay.batches import stack
 from shmbuffer.replay.keys import INDEX
-from shmbuffer.replay.nodes import is_collection
+from shmbuffer.replay.nodes import is_collection, unlocked
 from shmbuffer.replay.samplers.rows import BUFFER_IDS, stack_index, stack_rows
 
 
@@ -104,7 +104,7 @@ def _merged(data: Any, info: Any, lead: tuple[int, ...]) -> tuple[Any, Any]:
             about.set(key, value)
     dims = len(lead)
     item = tuple(data.batch_size[dims:])
-    with data.unlock_():
+    with unlocked(data):
         data.pop(INDEX, None)  # of whatever the items were before
         for key, value in about.items(True, True):
             tail = value.shape[dims:]

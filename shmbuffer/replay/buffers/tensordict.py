@@ -17,7 +17,7 @@ from shmbuffer.replay.buffers.refilled import Beside, Refills
 from shmbuffer.replay.buffers.replay_buffer import ReplayBuffer
 from shmbuffer.replay.eager import eager
 from shmbuffer.replay.keys import GENERATION, INDEX, OWN_KEYS
-from shmbuffer.replay.nodes import is_collection, nest
+from shmbuffer.replay.nodes import is_collection, nest, unlocked
 from shmbuffer.replay.records.deferred import amended
 from shmbuffer.replay.samplers import PrioritizedSampler, PriorityUpdate
 from shmbuffer.replay.samplers.priority.raw import as_raw, check_raw
@@ -442,13 +442,13 @@ class TensorDictReplayBuffer(ReplayBuffer):
         try:
             if isinstance(data, LazyStackedTensorDict):
                 if not amended(data, partial(_set_by_item, info=info)):
-                    with data.unlock_():
+                    with unlocked(data):
                         _set_by_item(data.tensordicts, info)
                 return data
             if -1 in data.batch_size:  # nested: of each item there is one index and one weight
                 data.batch_size = data.batch_size[: list(data.batch_size).index(-1)]
                 dims = data.batch_dims
-            with data.unlock_():
+            with unlocked(data):
                 for key, value in info.items():
                     entry = torch.stack(value, -1) if isinstance(value, tuple) else value
                     if not isinstance(entry, torch.Tensor):

@@ -158,13 +158,7 @@ def draw_key(generator: torch.Generator | None) -> int:
     return int(number.item())
 
 
-def _open_gate_in_child() -> None:
-    global _gate
-    _gate = threading.RLock()
-
-
+# Methods of C: Ctrl-C comes in at the start of a function.
 os.register_at_fork(
-    before=lambda: _gate.acquire(),
-    after_in_parent=lambda: _gate.release(),
-    after_in_child=_open_gate_in_child,
+    before=_gate.acquire, after_in_parent=_gate.release, after_in_child=_gate.release
 )
