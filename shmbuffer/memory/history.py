@@ -458,7 +458,7 @@ def note_deaths(files: Files, uuid: bytes, died: Sequence[Event]) -> None:
     except BufferNotFoundError:
         return
     except (AttachTimeout, OSError, ShmBufferError) as error:
-        _log.warning("%s: the dead are not in the history: %s", files.path, error)
+        _log.warning("%s: the dead are not in the history: %s", files.path, str(error))
         return
     try:
         # Of its own: the other rings are large, and somebody waits for the recovery.
@@ -466,10 +466,12 @@ def note_deaths(files: Files, uuid: bytes, died: Sequence[Event]) -> None:
         rooms = tuple(int(page[name]) for name in ("fine", "coarse", "events"))
         ours = page["uuid"].tobytes() == uuid
         if ours and (fields, rooms) == (recorded_fields(), (FINE, COARSE, EVENTS)):
-            recorder = Recorder(file, files.path / layout.HISTORY, None, None)
-            recorder.note_deaths(died)
+            where, size = files.path / layout.HISTORY, os.fstat(file.fd).st_size
+            if size != (expected := file_bytes(fields)):
+                raise _damaged(where, f"has {size:,} bytes, and its header speaks of {expected:,}")
+            Recorder(file, where, None, None).note_deaths(died)
     except (OSError, ShmBufferError) as error:
-        _log.warning("%s: the dead are not in the history: %s", files.path, error)
+        _log.warning("%s: the dead are not in the history: %s", files.path, str(error))
     finally:
         file.close()
 

@@ -29,6 +29,7 @@ from shmbuffer.memory.files import Files
 from shmbuffer.memory.history import Event, EventKind, History, Recorder
 from shmbuffer.memory.inspect import inspect
 from shmbuffer.memory.layout import Role
+from shmbuffer.memory.recovery import recover
 from shmbuffer.memory.region import Directory
 from tests.crash.harness import dies, python_points, succeeds
 from tests.memory.rows import schema, write
@@ -320,6 +321,20 @@ def test_a_damaged_history_is_told_of_and_begun_anew(engine: Engine, name: str) 
     recorder.close()
     assert read(engine).fine["length"].tolist() == [9]
     assert check(path_of(engine)).notes == []
+
+
+def test_a_history_that_was_cut_short_does_not_keep_a_recovery_from_its_end(
+    engine: Engine, caplog: pytest.LogCaptureFixture
+) -> None:
+    filled(engine, 1)
+    path, history_file = path_of(engine), file_of(engine)
+    engine.close()
+    assert dies(path, "history.fine", lambda victim: filled(victim, 1), 0)
+    size = history_file.stat().st_size - 100
+    os.truncate(history_file, size)
+    assert recover(path).clients_retired == 1
+    assert f"{history_file}: has {size:,} bytes, and its header speaks of" in caplog.text
+    assert history_file.stat().st_size == size, "nothing is written behind the cut"
 
 
 def put_a_link(place: Path, victim: Path) -> None:
