@@ -25,7 +25,7 @@ from shmbuffer.memory import identity, layout
 from shmbuffer.memory.files import Files
 from shmbuffer.memory.identity import Identity
 from shmbuffer.memory.layout import Role
-from shmbuffer.memory.locks import Lock, is_free
+from shmbuffer.memory.locks import TESTER_PATIENCE_S, Lock, is_free
 from shmbuffer.memory.region import Directory
 from shmbuffer.memory.registry import Registry
 from shmbuffer.service import roster
@@ -120,7 +120,11 @@ def stop(scratch_dir: str | os.PathLike[str], *, grace_s: float = 5.0) -> list[S
         control = files.open_control(writable=False)
         control.superblock()  # of a foreign file not even the lock is touched
         undo.enter_context(Lock()).hold(
-            directory, layout.CONTROL, timeout=0, purpose="stops its clients", make=False
+            directory,
+            layout.CONTROL,
+            timeout=TESTER_PATIENCE_S,  # `is_being_stopped` tests it
+            purpose="stops its clients",
+            make=False,
         )
         registry = Registry(control, directory)
         done: dict[Identity, Stopped] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
@@ -162,3 +163,16 @@ def test_as_long_as_somebody_stops_a_directory_nobody_starts_or_stops_there(
             held.close()
         (two,) = coordinator.spawn(targets.wait, 1)
         assert two.is_alive()
+
+
+def test_one_who_only_looks_whether_a_directory_is_being_stopped_refuses_no_stop(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Coordinator(tmp_path / "b", capacity=8).close()
+    path = tmp_path / "b" / layout.CONTROL
+    with path.open() as looked:
+        fcntl.flock(looked, fcntl.LOCK_SH)
+        monkeypatch.setattr(
+            "shmbuffer.memory.locks.time.sleep", lambda _: fcntl.flock(looked, fcntl.LOCK_UN)
+        )
+        assert stop(capsys, tmp_path / "b") == (exits.DONE, [])
