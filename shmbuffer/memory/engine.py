@@ -324,7 +324,7 @@ class Engine:
             if os.getpid() != self._seat.pid:
                 self.attach_again()
             else:
-                self._require_there()
+                self.require_there()
                 with _connecting:
                     if self._ring is None:
                         self._map()
@@ -389,7 +389,7 @@ class Engine:
                 _core.reached("define.locked")
                 if os.getpid() != self._seat.pid:
                     self._join_in_child()
-                self._require_there()
+                self.require_there()
                 if self._state == BufferState.NO_SCHEMA:
                     self._build(schema)
             ring = self.ring
@@ -476,7 +476,7 @@ class Engine:
         """
         self._require_open()
         with self._ground.lock(timeout):
-            self._require_there()
+            self.require_there()
             return self._ground.publish_dictionary(data)
 
     def update_settings(self, *, timeout: float = 60.0, **changes: Any) -> Settings:
@@ -528,7 +528,7 @@ class Engine:
         """
         self._require_open()
         try:
-            self._require_there()
+            self.require_there()
         except BufferUnlinkedError as error:
             raise ForkedHandleError(
                 f"{self.where}: this handle came through fork and its directory is gone; "
@@ -674,7 +674,7 @@ class Engine:
         if os.getpid() != self._seat.pid:
             self.attach_again(timeout=timeout)
         with self._ground.lock(timeout):
-            self._require_there()
+            self.require_there()
             if self._not_durable is not None:
                 raise DurabilityError(self._not_durable)
             runtime, entries = counters.of_snapshot(ring.snapshot())
@@ -780,8 +780,8 @@ class Engine:
         if isinstance(self._ground, Files) and not self._ground.has_control():
             raise unlinked(self.where)
 
-    def _require_there(self) -> None:
-        """The directory is there, and its path leads to it."""
+    def require_there(self) -> None:
+        """Raises BufferUnlinkedError unless the directory is there, and its path leads to it."""
         self._require_control()
         if isinstance(self._ground, Files) and not self._ground.still_there():
             raise BufferUnlinkedError(

@@ -357,6 +357,7 @@ class Coordinator:
 
         Raises:
             BufferClosedError: the coordinator is closed.
+            BufferUnlinkedError: the directory was removed, moved or replaced.
             BufferInUseError: an orphan cannot be ended from here: it is in another container;
                 ``pids``.
             ValueError: ``n`` is negative; there is no such ``orphans``.

@@ -121,9 +121,11 @@ class Supervisor:
         name: str | None = None,
     ) -> list[Spawned]:
         """Starts ``n`` processes; see ``Coordinator.spawn``."""
+        self._engine.require_there()  # else the roster is another buffer's, whose processes live
         label, full_name = (name, name) if name else _names_of(target)
 
         def start(spawned: Spawned) -> SpawnProcess:
+            self._engine.require_there()
             spawned.file = file = roster.plan(self._scratch_dir)
             told = (full_name, spawned.index, spawned.failed, spawned.times)
             try:
@@ -331,7 +333,8 @@ class Supervisor:
                 if spawned.failure is None:
                     self._spawned_pids[spawned.pid] = spawned.name
                 elif spawned.restarts:  # a first start that fails is the caller's to know
-                    log.error("%s could not be started again: %s", spawned.name, spawned.failure)
+                    why = str(spawned.failure)  # a handler that keeps the error keeps its maps
+                    log.error("%s could not be started again: %s", spawned.name, why)
                     self._due.append((now + 1.0 + spawned.pause_s(), spawned))
             if ripe:
                 self._changed.notify_all()

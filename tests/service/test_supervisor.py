@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from shmbuffer.errors import BufferClosedError, BufferNotFoundError, ForkedHandleError
+from shmbuffer.errors import BufferClosedError, BufferUnlinkedError, ForkedHandleError
+from shmbuffer.memory import layout
 from shmbuffer.memory.engine import Engine
 from shmbuffer.service.coordinator import Coordinator
 from shmbuffer.service.spawned import HASTY_S, LONGEST_PAUSE_S, Death, Spawned
@@ -412,7 +413,34 @@ def test_a_coordinator_says_once_that_its_directory_was_removed(
         one.kill()
         assert coordinator.join(30)
         assert [death.pid for death in coordinator.deaths] == [one.pid], "looked after still"
-        with pytest.raises(BufferNotFoundError):
+        with pytest.raises(BufferUnlinkedError):
             coordinator.spawn(targets.wait, 1)
         assert len(said()) == 1
         assert f"{scratch_dir}: the directory was removed" in said()[0]
+
+
+def another_buffer(scratch_dir: Path, how: str) -> Coordinator:
+    if how == "removed":
+        shutil.rmtree(scratch_dir)
+    else:
+        scratch_dir.rename(scratch_dir.with_name("moved"))
+    return Coordinator(scratch_dir, capacity=8)
+
+
+@pytest.mark.parametrize("how", ["removed", "moved"])
+def test_a_coordinator_whose_directory_was_replaced_leaves_the_processes_of_the_new_one(
+    scratch_dir: Path, reports: Reports, how: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Coordinator(scratch_dir, capacity=8) as old:
+        (mine,) = old.spawn(targets.stay, 1, reports.out, restart=True)
+        reports.next()
+        with another_buffer(scratch_dir, how) as new:
+            (one,) = new.spawn(targets.stay, 1, reports.out, name="collect")
+            reports.next()
+            with pytest.raises(BufferUnlinkedError):
+                old.spawn(targets.stay, 1, reports.out, name="collect")
+            assert one.is_alive()
+            mine.kill()
+            until(lambda: "stay-0 could not be started again" in caplog.text or None)
+            assert [client.role for client in new.clients()] == ["coordinator", "collector"]
+            assert len(list((scratch_dir / layout.SPAWNED).iterdir())) == 1
