@@ -175,7 +175,9 @@ class Supervisor:
         """
         with self._changed:  # the watcher may be about to start one again
             ours = {spawned.file for spawned in self._spawned}
-            found = [one for one in roster.living(self._scratch_dir, ours) if one.name == name]
+            living = roster.living(self._scratch_dir, ours)
+        me = identity.current()  # spawned itself, where a collector has become the coordinator
+        found = [one for one in living if one.name == name and one.identity != me]
         adopted: dict[int, tuple[roster.Entry, int]] = {}
         for one in found if orphans == "adopt" else ():
             if one.index < n and one.index not in adopted:

@@ -8,11 +8,14 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+from shmbuffer.errors import BufferInUseError
 from shmbuffer.memory.engine import Engine
 from shmbuffer.service import client
+from shmbuffer.service.coordinator import Coordinator
 from tests.service import items
 
 
@@ -134,3 +137,16 @@ def fail_here_or_there(scratch_dir: Path, index: int, there: Path) -> None:
     if there.exists():
         raise KeyError("there")
     raise ValueError(f"in process {os.getpid()}")
+
+
+def take_over(scratch_dir: Path, index: int, out: Connection) -> None:
+    """Become the coordinator when there is none, and end the others of this name; leave a mark."""
+    out.send(("waits", index, os.getpid()))
+    coordinator = None
+    while coordinator is None:
+        time.sleep(0.01)
+        with suppress(BufferInUseError):
+            coordinator = Coordinator(scratch_dir, on_existing="recover")
+    with coordinator:
+        coordinator.spawn(take_over, 0, out)
+        scratch_dir.with_suffix(".taken").touch()

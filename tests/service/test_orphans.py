@@ -175,6 +175,12 @@ def test_an_adopted_one_that_ends_as_it_should_is_done(scratch_dir: Path, report
         assert (one.exitcode, one.restarts) == (128 + signal.SIGINT, 0)
 
 
+def test_an_orphan_that_becomes_the_coordinator_does_not_end_itself(scratch_dir: Path) -> None:
+    with orphans(scratch_dir, "take_over", 2) as pids:
+        wait_until(lambda: all(map(gone, pids)))
+        assert scratch_dir.with_suffix(".taken").exists()
+
+
 def test_closing_ends_what_was_adopted(scratch_dir: Path, reports: Reports) -> None:
     with orphans(scratch_dir, "write", 1) as old:
         with Coordinator(scratch_dir, on_existing="recover") as coordinator:
