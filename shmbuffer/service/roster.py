@@ -123,8 +123,11 @@ def check_out(scratch_dir: Path, file: str, words: LastWords) -> None:
 
 
 def last_words(scratch_dir: Path, file: str) -> LastWords | None:
-    """What a process that has ended wrote; None if it was killed before."""
-    with suppress(BufferNotFoundError), Directory.open(scratch_dir) as directory:
+    """What a process that has ended wrote; None if it was killed before, or it is damaged."""
+    with (
+        suppress(BufferNotFoundError, ValueError, RecursionError),
+        Directory.open(scratch_dir) as directory,
+    ):
         found = _lines(directory, file)
         if len(found) == 2 and isinstance(code := found[1].get("exitcode"), int):
             return LastWords(code, str(found[1].get("failed", "")))

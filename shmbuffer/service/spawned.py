@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import atexit
 import hashlib
+import logging
 import multiprocessing
 import os
 import signal
@@ -27,7 +28,10 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
+from shmbuffer.errors import ShmBufferError
 from shmbuffer.service import roster
+
+log = logging.getLogger("shmbuffer.service")
 
 HASTY_S = 5.0
 """One that dies younger than this, twice in a row, is started again only after a pause."""
@@ -171,12 +175,11 @@ class Spawned:
         """Sends SIGTERM, on which it unwinds; it is started again if it is one of those."""
         self._send(signal.SIGTERM)
 
-    def collect(self, scratch_dir: Path) -> int | None:
+    def collect(self, words: roster.LastWords | None) -> int | None:
         """Takes the exit code of a process that has ended; None if nobody knows.
 
-        For the supervisor.
+        For the supervisor, which knows its last words.
         """
-        words = roster.last_words(scratch_dir, self.file)
         code = None if words is None else words.exitcode
         if self._process is not None:
             self._process.join()
@@ -190,7 +193,6 @@ class Spawned:
             if self._pidfd is not None:
                 os.close(self._pidfd)
                 self._pidfd = None
-        roster.forget(scratch_dir, self.file)
         self._exitcode, self._running = code, False
         return code
 
@@ -265,9 +267,13 @@ class Process(SpawnProcess):
         for stream in (sys.stdout, sys.stderr):
             with suppress(AttributeError, ValueError, OSError):  # none, closed, or nobody reads it
                 stream.flush()
-        if _start is not None:
-            roster.check_out(_start.scratch_dir, _start.file, roster.LastWords(code, _failed))
-        os._exit(code)
+        try:
+            if _start is not None:
+                roster.check_out(_start.scratch_dir, _start.file, roster.LastWords(code, _failed))
+        except (OSError, ShmBufferError) as error:
+            log.error("%s: how it ended could not be written down: %s", self.name, error)
+        finally:
+            os._exit(code)
 
 
 _start: Start | None = None  # of this process, if it is one that was spawned

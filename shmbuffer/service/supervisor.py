@@ -294,9 +294,12 @@ class Supervisor:
     def _note_end(self, spawned: Spawned) -> None:
         """One of ours has ended: reap it, say so, and make a note if it is to come back."""
         roles = {client.pid: client.role for client in self._clients()}
-        pid, code = spawned.pid, spawned.collect(self._scratch_dir)
+        pid, where = spawned.pid, (self._scratch_dir, spawned.file)
+        words = self._asked(lambda: roster.last_words(*where), None)
+        self._asked(lambda: roster.forget(*where), None)
+        code = spawned.collect(words)
         self._reap()
-        told_to_end = is_being_stopped(self._scratch_dir)
+        told_to_end = self._is_being_stopped()
         with self._changed:
             if code != 0 and not self._stopping and not (told_to_end and code in ON_SIGTERM):
                 again = spawned.restart and code not in ASKED_TO_END and not told_to_end
@@ -322,7 +325,7 @@ class Supervisor:
             now = time.monotonic()
             ripe = [spawned for when, spawned in self._due if when <= now]
             self._due = [(when, spawned) for when, spawned in self._due if when > now]
-            if ripe and is_being_stopped(self._scratch_dir):
+            if ripe and self._is_being_stopped():
                 for spawned in ripe:
                     spawned.failure = BufferClosedError(
                         f"{self._scratch_dir}: `shmbuffer stop` ends everybody here; start again "
@@ -395,13 +398,16 @@ class Supervisor:
     def _reap(self) -> int:
         return self._asked(self._engine.reap_dead, 0)
 
+    def _is_being_stopped(self) -> bool:
+        return self._asked(lambda: is_being_stopped(self._scratch_dir), False)
+
     def _asked(self, question: Callable[[], _Answer], otherwise: _Answer) -> _Answer:
-        """Asks the engine; if it cannot answer we still have our processes to look after."""
+        """Asks the engine or the files; without an answer we still look after our processes."""
         if self._buffer_is_gone:
             return otherwise
         try:
             return question()
-        except ShmBufferError as error:
+        except (OSError, ShmBufferError) as error:
             self._buffer_is_gone = isinstance(error, BufferClosedError)
             if str(error) != self._complaint:
                 self._complaint = str(error)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import pickle
+import resource
 import shutil
 import signal
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pytest
@@ -196,6 +199,61 @@ def test_closing_kills_a_stopped_collector(scratch_dir: Path, reports: Reports) 
     assert one.exitcode == -signal.SIGKILL
 
 
+@contextmanager
+def open_to_all(scratch_dir: Path) -> Iterator[None]:
+    scratch_dir.chmod(0o777)
+    yield
+    scratch_dir.chmod(0o700)
+
+
+@contextmanager
+def behind_a_link(scratch_dir: Path) -> Iterator[None]:
+    moved = scratch_dir.rename(scratch_dir.with_name("moved"))
+    scratch_dir.symlink_to(moved)
+    yield
+    scratch_dir.unlink()
+    moved.rename(scratch_dir)
+
+
+@contextmanager
+def without_a_free_descriptor(scratch_dir: Path) -> Iterator[None]:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with open(os.devnull) as first_free:
+        limit = first_free.fileno()
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+@contextmanager
+def with_a_damaged_roster(scratch_dir: Path) -> Iterator[None]:
+    for file in (scratch_dir / layout.SPAWNED).iterdir():
+        file.write_text("{\n")
+    yield
+
+
+@pytest.mark.parametrize(
+    "trouble", [open_to_all, behind_a_link, without_a_free_descriptor, with_a_damaged_roster]
+)
+def test_the_watch_goes_on_where_a_directory_cannot_be_read_for_a_while(
+    scratch_dir: Path,
+    reports: Reports,
+    trouble: Callable[[Path], AbstractContextManager[None]],
+) -> None:
+    with Coordinator(scratch_dir, capacity=8) as coordinator:
+        (one,) = coordinator.spawn(targets.stay, 1, reports.out)
+        reports.next()
+        with trouble(scratch_dir):
+            one.terminate()
+            assert coordinator.join(30)
+        assert one.exitcode == 128 + signal.SIGTERM
+        (two,) = coordinator.spawn(targets.claim_and_die, 1)
+        assert coordinator.join(30)
+        assert two.exitcode == -signal.SIGKILL
+
+
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_watch_that_fails_keeps_nobody_waiting(
     scratch_dir: Path,
@@ -213,7 +271,7 @@ def test_a_watch_that_fails_keeps_nobody_waiting(
         assert isinstance(cause, IndexError)
         monkeypatch.undo()
     assert reports.next() == ("unwound", 0, one.pid)
-    one.collect(scratch_dir)
+    one.collect(None)
     # pytest keeps these until after the end: a record names the process, frames hold it.
     caplog.clear()
     cause.with_traceback(None)
