@@ -328,9 +328,10 @@ class Coordinator:
         same name (``orphans``), or ``shmbuffer stop``.
 
         When the target has ended, what it registered with ``atexit`` runs, threads that are not
-        daemons are waited for, and a buffer that is still attached leaves. Then the process is gone
-        at once (``os._exit``): Python's last collection of objects, and what C libraries have
-        registered for the end, are left out.
+        daemons are waited for, a buffer that is still attached leaves, and the standard streams are
+        flushed. Then the process is gone at once (``os._exit``): Python's last collection of
+        objects, and what C libraries have registered for the end, are left out. Close the files
+        that you write: what a global, or a cycle, holds open is not flushed.
 
         A process that dies is reported (``deaths``, and a warning of the logger
         "shmbuffer.service"), and what it had claimed is free again within milliseconds.

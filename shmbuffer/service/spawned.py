@@ -11,6 +11,7 @@ it, and stops it or adopts it.
 from __future__ import annotations
 
 import atexit
+import ctypes
 import hashlib
 import logging
 import multiprocessing
@@ -252,9 +253,11 @@ class Process(SpawnProcess):
     """A spawned process that ends as soon as everything that was left to do in it is done.
 
     After the target come multiprocessing's own duties, the wait for threads that are no daemons,
-    then what was registered with ``atexit``: a buffer that is still attached leaves. What Python
-    would do next, taking itself apart, is left out: with torch that takes seconds of processor
-    time, in which the process looks as if it ignored the signal that it has obeyed.
+    then what was registered with ``atexit``: a buffer that is still attached leaves. The target and
+    its arguments go, and with them the files that they alone hold open; the streams of Python and
+    of C are written out. What Python would do next, taking itself apart, is left out: with torch
+    that takes seconds of processor time, in which the process looks as if it ignored the signal
+    that it has obeyed.
     """
 
     def _bootstrap(self, parent_sentinel: int | None = None) -> NoReturn:
@@ -264,9 +267,11 @@ class Process(SpawnProcess):
             code = asked.code if isinstance(asked.code, int) else 1
         _obey_no_more()
         atexit._run_exitfuncs()
+        self._target = self._args = self._kwargs = None
         for stream in (sys.stdout, sys.stderr):
             with suppress(AttributeError, ValueError, OSError):  # none, closed, or nobody reads it
                 stream.flush()
+        ctypes.CDLL(None).fflush(None)
         try:
             if _start is not None:
                 roster.check_out(_start.scratch_dir, _start.file, roster.LastWords(code, _failed))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import ctypes
 import os
 import signal
 import subprocess
@@ -81,6 +82,19 @@ class Straggler:
 
     def __del__(self) -> None:
         print("collected", file=sys.stderr, flush=True)
+
+
+class Writer:
+    """Leaves something in each buffer that a process has, and a file of its own open."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __call__(self, scratch_dir: Path, index: int) -> None:
+        self.file = self.path.open("w")
+        self.file.write("a row\n")
+        ctypes.CDLL(None).printf(b"a line of C\n")
+        print("a line of Python")
 
 
 def end_late(scratch_dir: Path, index: int, out: Connection) -> None:

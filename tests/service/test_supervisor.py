@@ -137,6 +137,20 @@ def test_ctrl_c_ends_everybody_quietly_and_what_is_registered_for_the_end_runs(
         assert engine.report.clients_retired == 0  # they have left
 
 
+def test_what_a_target_has_left_in_buffers_is_written(
+    scratch_dir: Path,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)  # Python would do that to C as well
+    with Coordinator(scratch_dir, capacity=8) as coordinator:
+        coordinator.spawn(targets.Writer(tmp_path / "rows"), 1)
+        assert coordinator.join(30)
+    assert sorted(capfd.readouterr().out.splitlines()) == ["a line of C", "a line of Python"]
+    assert (tmp_path / "rows").read_text() == "a row\n"
+
+
 def test_a_collector_that_keeps_dying_young_is_started_ever_less_often(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
