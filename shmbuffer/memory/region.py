@@ -13,7 +13,8 @@ Always true
      the size asked for. A file of another size is refused and never extended: what was cut off
      would come back as zeros, or as SIGBUS where the disk is full.
   2. A new file has its room before anybody can map it, or it does not exist.
-  3. New files are 0600 and new directories 0700, whatever the umask.
+  3. New files are 0600 and new directories 0700, whatever the umask; a directory is setgid where
+     the one above it is.
   4. Only names that the caller gives are removed; nothing is removed recursively.
 If a process dies here: `create` may leave a file that is too short, so what has to be complete is
 built under a temporary name and renamed; `write_atomic` leaves the old file or the new one, and

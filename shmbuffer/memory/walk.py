@@ -74,7 +74,10 @@ def make_with_parents(where: Path, mode: int) -> bool:
 
 
 def make_folder(name: str | Path, mode: int, *, dir_fd: int | None = None) -> bool:
-    """Make a directory with exactly this mode; false if something is there already."""
+    """Make a directory with exactly this mode; false if something is there already.
+
+    Whether it is setgid is not ours to say: it has that from the directory above, with the group.
+    """
     try:
         os.mkdir(name, mode, dir_fd=dir_fd)
     except FileExistsError:
@@ -84,8 +87,9 @@ def make_folder(name: str | Path, mode: int, *, dir_fd: int | None = None) -> bo
     flags = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
     with _core.Descriptor() as made:
         fd = made.take(os.open, name, flags, dir_fd=dir_fd)
-        if stat.S_IMODE(os.fstat(fd).st_mode) != mode:
-            os.chmod(f"/proc/self/fd/{fd}", mode)
+        found = os.fstat(fd).st_mode
+        if found & 0o777 != mode & 0o777:
+            os.chmod(f"/proc/self/fd/{fd}", (mode & 0o777) | (found & stat.S_ISGID))
             _core.reached("folder.mode")
     return True
 

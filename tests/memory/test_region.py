@@ -918,6 +918,23 @@ def test_a_directory_below_is_made_with_its_mode_whatever_the_umask(tmp_path: Pa
         os.umask(before)
 
 
+@pytest.mark.parametrize("umask", [0o022, 0o777])
+def test_a_directory_below_a_setgid_one_is_setgid_and_has_its_group(
+    tmp_path: Path, umask: int
+) -> None:
+    tmp_path.chmod(0o2775)
+    before = os.umask(umask)
+    try:
+        with Directory.open(tmp_path) as directory:
+            for permissions in (0o700, 0o755):
+                assert directory.make(f"{permissions:o}", mode=permissions)
+                found = (tmp_path / f"{permissions:o}").stat()
+                assert stat.S_IMODE(found.st_mode) == stat.S_ISGID | permissions
+                assert found.st_gid == tmp_path.stat().st_gid
+    finally:
+        os.umask(before)
+
+
 def test_a_link_below_is_no_directory(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to("real")

@@ -8,6 +8,7 @@ import fcntl
 import json
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -91,6 +92,23 @@ def test_an_empty_directory_is_filled(tmp_path: Path) -> None:
     save(path, {"a": "1", "b/c": "2"})
     assert tree(path) == {"a": "1", "b/c": "2"}
     assert path.stat().st_mode & 0o777 == 0o750
+
+
+@needs_root
+@pytest.mark.parametrize("within", [False, True])
+def test_a_save_has_the_group_of_the_setgid_directory_that_it_is_in(
+    tmp_path: Path, within: bool
+) -> None:
+    os.chown(tmp_path, -1, 4242)
+    tmp_path.chmod(0o2775)
+    path = tmp_path / "run"
+    for text in "12":  # the second takes the place of the first
+        save(path, {"a/b": text}, within=within)
+        assert tree(path) == {"a/b": text}
+        for each in (path, path / "a", path / "a" / "b"):
+            found = each.stat()
+            assert found.st_gid == 4242, each
+            assert bool(found.st_mode & stat.S_ISGID) == each.is_dir(), each
 
 
 def test_files_of_an_earlier_save_are_replaced_and_what_has_no_successor_goes(
