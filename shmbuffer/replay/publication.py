@@ -238,17 +238,15 @@ def is_being_published(path: Path) -> bool:
     """Whether some files at ``path`` may be of another save than the others, right now.
 
     A work directory counts if it belongs to the owner of the save: others may be able to put one
-    there. Another user's cannot be looked into, and may hold a complete save.
+    there. As long as another user's cannot be looked into, nothing has been moved out of it.
     """
-    try:
+    with suppress(FileNotFoundError, NotADirectoryError):
         work = os.lstat(path / MARK)
-        if not stat.S_ISDIR(work.st_mode) or work.st_uid != path.stat().st_uid:
-            return False
-        with suppress(PermissionError):
-            os.lstat(path / MARK / COMPLETE)
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    return True
+        if stat.S_ISDIR(work.st_mode) and work.st_uid == path.stat().st_uid:
+            with suppress(PermissionError):
+                os.lstat(path / MARK / COMPLETE)
+                return True
+    return False
 
 
 def _opened(above: Directory, name: str, held: ExitStack) -> Directory | None:
@@ -384,6 +382,7 @@ def _roll_forward(work: Work, target: Directory) -> None:
     remove = _plan(work)
     with work.directory.folder(NEW) as new:
         _require_places(new, target)
+        work.show(new)
         changed = {"."}
         for folder in walk(new):
             changed.add(folder.at)

@@ -9,7 +9,9 @@ If its owner dies, the next process that saves takes the lock, and removes it or
 Always true
   1. A work directory is reached through a descriptor, and so is all that is in it: no link is
      followed, also where others can exchange names beside it.
-  2. It is 0700 and belongs to this user; another user's is ignored.
+  2. It belongs to this user; another user's is ignored. It is 0700 until it is complete, and 0711
+     before anything is moved out of it: others see that it is complete, and nothing of what is in
+     it. What they cannot look into has not changed the earlier save.
   3. `owner` is a regular file of this user with one name. Nothing is truncated.
 """
 
@@ -20,6 +22,7 @@ import fcntl
 import os
 import re
 import shutil
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -140,6 +143,15 @@ class Work:
         with explained(self.path / NEW):
             os.mkdir(NEW, 0o775, dir_fd=self.directory.file.fd)  # less what umask takes
             _core.reached("save.new")
+
+    def show(self, new: Directory) -> None:
+        """Let others see whether it is complete, on the disk too, and nothing of ``new`` in it."""
+        for folder, mode in ((new, 0o700), (self.directory, 0o711)):
+            with explained(folder.path):
+                if stat.S_IMODE(os.fstat(folder.file.fd).st_mode) != mode:
+                    os.fchmod(folder.file.fd, mode)
+                    _core.reached("save.shown")
+        self.directory.sync()
 
     def move_to(self, above: Directory) -> None:
         """Have it lie within the directory that it is for.

@@ -8,6 +8,7 @@ import fcntl
 import json
 import os
 import shutil
+import signal
 import stat
 import tempfile
 from collections.abc import Callable, Iterator
@@ -17,10 +18,12 @@ from typing import Any
 
 import pytest
 
+from shmbuffer._native import _core
 from shmbuffer.errors import BufferInUseError, ReadOnlyError
 from shmbuffer.replay import publication
 from shmbuffer.replay.file_tree import MANIFEST
 from shmbuffer.replay.publication import finish, publish
+from shmbuffer.replay.work_directory import MARK
 from tests.memory.programs import as_nobody, in_fork, needs_root
 
 
@@ -285,6 +288,55 @@ def test_a_save_that_cannot_be_finished_here_says_so() -> None:
         assert tree(path)["a"] == "1"
         finish(path)
         assert tree(path) == {"a": "3"}
+    finally:
+        shutil.rmtree(public)
+
+
+@needs_root
+@pytest.mark.parametrize(
+    ("point", "passing", "is_seen"),
+    [
+        ("save.written", 0, False),
+        ("save.complete", 0, False),
+        ("save.shown", 0, False),
+        ("save.shown", 1, True),
+        ("save.moved", 0, True),
+    ],
+)
+def test_other_users_load_the_earlier_save_until_files_of_the_next_are_moved(
+    point: str, passing: int, is_seen: bool
+) -> None:
+    """The owner is killed there."""
+    public = Path(tempfile.mkdtemp())  # pytest's own directories are closed to others
+    public.chmod(0o755)
+    path = public / "run"
+
+    def killed() -> None:
+        _core.arm(point, after=passing)
+        save(path, {"a": "2", "b/c": "2"}, merge=True)
+
+    def load() -> None:
+        as_nobody()
+        publication._WAIT_S = 0.0
+        if is_seen:
+            with pytest.raises(ReadOnlyError, match="load it once as its owner"):
+                finish(path)
+        else:
+            finish(path)
+            assert (path / "a").read_text() == "1"
+        with pytest.raises(PermissionError):
+            os.listdir(path / MARK)
+        with pytest.raises(PermissionError):
+            os.lstat(path / MARK / "checkpoint" / "a")
+
+    try:
+        save(path, {"a": "1"})
+        assert in_fork(killed) == -signal.SIGKILL
+        assert in_fork(load) == 0
+        finish(path)
+        assert tree(path)["a"] == ("1" if point == "save.written" else "2")
+        if point != "save.written":
+            assert not (path / MARK).exists()
     finally:
         shutil.rmtree(public)
 

@@ -77,7 +77,7 @@ RARE = {
 }
 REPLACED = {"save.replaced", "save.mode", "save.exchanged"}
 MOVED = {
-    *("save.counts", "save.complete", "save.place", "save.moved", "save.removed"),
+    *("save.counts", "save.complete", "save.shown", "save.place", "save.moved", "save.removed"),
     *("save.moved all", "file.written"),
 }
 NOT_PASSED = {
