@@ -150,7 +150,8 @@ def publish_file(path: str | os.PathLike[str]) -> Iterator[Path]:
             with work.directory.folder(NEW) as new:
                 sync_tree(new)
             work.directory.rename(f"{NEW}/{name}", name, into=folder)
-            folder.sync()
+            with suppress(PermissionError):  # as in `make_durably`
+                folder.sync()
         finally:
             work.leave()
 
@@ -294,7 +295,8 @@ def _replace(work: Work, name: str) -> bool:
             if target is None or not _exchanged(work, target, name):
                 return False
     _step("replaced")
-    above.sync()
+    with suppress(PermissionError):  # as in `make_durably`
+        above.sync()
     return True
 
 

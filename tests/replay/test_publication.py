@@ -22,7 +22,7 @@ from shmbuffer._native import _core
 from shmbuffer.errors import BufferInUseError, ReadOnlyError
 from shmbuffer.replay import publication
 from shmbuffer.replay.file_tree import MANIFEST
-from shmbuffer.replay.publication import finish, publish
+from shmbuffer.replay.publication import finish, publish, publish_file
 from shmbuffer.replay.work_directory import MARK
 from tests.memory.programs import as_nobody, in_fork, needs_root
 
@@ -288,6 +288,25 @@ def test_a_save_that_cannot_be_finished_here_says_so() -> None:
         assert tree(path)["a"] == "1"
         finish(path)
         assert tree(path) == {"a": "3"}
+    finally:
+        shutil.rmtree(public)
+
+
+@needs_root
+def test_a_save_in_a_directory_that_may_not_be_listed_is_no_error() -> None:
+    public = Path(tempfile.mkdtemp())
+    public.chmod(0o1733)
+
+    def saves() -> None:
+        as_nobody()
+        for text in "12":
+            save(public / "run", {"a": text})
+            with publish_file(public / "one") as file:
+                file.write_text(text)
+
+    try:
+        assert in_fork(saves) == 0
+        assert tree(public) == {"run/a": "2", "one": "2"}
     finally:
         shutil.rmtree(public)
 
