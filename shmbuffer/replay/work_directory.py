@@ -110,6 +110,7 @@ class Work:
             with suppress(OSError, ShmBufferError):
                 if made:  # but not locked: nobody else has written to it
                     self.above.unlink(f"{self.name}/{_OWNER}")
+            with suppress(OSError, ShmBufferError):
                 if make:
                     self.above.rmdir(self.name)  # only if it is empty
             raise

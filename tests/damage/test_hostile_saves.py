@@ -197,6 +197,27 @@ def test_nobody_else_can_look_into_a_work_directory_or_write_to_a_save(
         os.umask(before)
 
 
+@pytest.mark.parametrize("within", [False, True])
+def test_nothing_is_left_where_every_directory_is_open_to_everybody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, within: bool
+) -> None:
+    """As file systems without permissions show them; the save is refused."""
+    path, mkdir, chmod = tmp_path / "run", os.mkdir, os.chmod
+    save(path, {"a": "1"})
+
+    def open_to_everybody(name: str, mode: int = 0o777, *, dir_fd: int | None = None) -> None:
+        mkdir(name, mode, dir_fd=dir_fd)
+        chmod(name, 0o777, dir_fd=dir_fd)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "mkdir", open_to_everybody)
+        patch.setattr(os, "chmod", lambda *_, **__: None)
+        with pytest.raises(UnsafePathError, match=f"{WORK}: everybody can write there"):
+            save(path, {"a": "2"}, within=within)
+    assert os.listdir(tmp_path) == ["run"]
+    assert sorted(os.listdir(path)) == ["a", MANIFEST]
+
+
 def exchange_names(work: Path, away: Path) -> None:
     """As somebody can who may write to the directory beside: the work directory is theirs now."""
     work.rename(work.with_name("gone"))
