@@ -285,7 +285,7 @@ def _replace(work: Work, name: str) -> bool:
         if target is not None:
             with explained(work.path / NEW):
                 mode = stat.S_IMODE(os.fstat(target.file.fd).st_mode)
-                os.chmod(NEW, mode, dir_fd=work.directory.file.fd)
+                os.chmod(NEW, mode & ~stat.S_IWOTH, dir_fd=work.directory.file.fd)
                 _core.reached("save.mode")
         try:
             work.directory.rename(NEW, name, into=above)  # an empty directory gives way too

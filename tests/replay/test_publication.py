@@ -97,6 +97,17 @@ def test_an_empty_directory_is_filled(tmp_path: Path) -> None:
     assert path.stat().st_mode & 0o777 == 0o750
 
 
+def test_a_save_that_replaces_a_directory_keeps_its_permissions_but_for_others_to_write(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "run"
+    path.mkdir()
+    for text in "12":  # in place of an empty directory, and of a save
+        path.chmod(0o1777)
+        save(path, {"a": text})
+        assert stat.S_IMODE(path.stat().st_mode) == 0o1775
+
+
 @needs_root
 @pytest.mark.parametrize("within", [False, True])
 def test_a_save_has_the_group_of_the_setgid_directory_that_it_is_in(
