@@ -101,11 +101,13 @@ def is_below(name: Any) -> bool:
 
 
 def is_replaceable(target: Directory) -> bool:
-    """Whether nothing is in it but the files of a save."""
+    """Whether nothing is in it but the files of a save, on one file system."""
     mine = list_of(target) | {MANIFEST}
     below = {str(parent) for name in mine for parent in Path(name).parents}
     for folder in walk(target):
         if folder.at not in below or not mine.issuperset(map(folder.below, folder.files)):
+            return False
+        if os.fstat(folder.fd).st_dev != target.identity[0]:
             return False
         if any(stat.S_ISLNK(folder.stat(name).st_mode) for name in folder.files):
             return False

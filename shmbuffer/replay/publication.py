@@ -347,9 +347,16 @@ def _require_places(new: Directory, target: Directory) -> None:
         for name in (*folder.folders, *folder.files):
             place = folder.below(name)
             try:
-                there = stat.S_ISDIR(target.stat(place).st_mode)
+                found = target.stat(place)
             except BufferNotFoundError:
                 continue
+            there = stat.S_ISDIR(found.st_mode)
+            if there and found.st_dev != target.identity[0]:
+                raise FileExistsError(
+                    f"{target.path / place} is on another file system than {target.path}, and "
+                    "files cannot be renamed from one to the other; unmount it, or save to "
+                    "another directory. Nothing was changed"
+                )
             if there == (name in folder.folders):
                 continue
             what, wanted = "a file or a link", "a directory"

@@ -24,7 +24,7 @@ from shmbuffer.replay import publication
 from shmbuffer.replay.file_tree import MANIFEST
 from shmbuffer.replay.publication import finish, publish, publish_file
 from shmbuffer.replay.work_directory import MARK
-from tests.memory.programs import as_nobody, in_fork, needs_root
+from tests.memory.programs import as_nobody, finished, in_fork, needs_root, program
 
 
 def save(path: Path, files: dict[str, str], **options: Any) -> None:
@@ -224,6 +224,48 @@ def test_something_else_in_the_place_of_a_file_is_refused_before_anything_change
         save(path, {"a": "2", "b/c": "3"})
     assert tree(path)["a"] == "1"
     assert os.listdir(away) == []
+
+
+@needs_root
+@pytest.mark.parametrize("before", ["files of somebody else", "a save"])
+def test_a_mount_point_in_the_place_of_a_directory_is_refused_before_anything_changes(
+    tmp_path: Path, before: str
+) -> None:
+    """By a real mount, in a mount namespace that ends with the program."""
+    path = tmp_path / "run"
+    save(path, {"a": "1", "b/c": "1"})
+    if before != "a save":
+        (path / "notes").write_text("mine")
+    with program(
+        """
+        import subprocess, sys
+        from pathlib import Path
+        from shmbuffer.replay.publication import finish
+        from tests.replay.test_publication import save
+        path = Path(sys.argv[1])
+        subprocess.run(["mount", "-t", "tmpfs", "-o", "mode=755", "none", path / "b"], check=True)
+        try:
+            save(path, {"a": "2", "b/c": "2"})
+        except FileExistsError as error:
+            print(error)
+        finish(path)
+        print((path / "a").read_text(), (path / "b").is_mount())
+        """,
+        path,
+        before=("unshare", "--mount"),
+    ) as process:
+        status, output, errors = finished(process)
+    if "unshare failed" in errors:
+        pytest.skip(errors)
+    assert status == 0, errors
+    assert f"{path}/b is on another file system" in output
+    assert output.endswith(
+        "unmount it, or save to another directory. Nothing was changed\n1 True\n"
+    )
+    assert os.listdir(tmp_path) == ["run"]
+    assert not (path / MARK).exists()
+    save(path, {"a": "2", "b/c": "2"})
+    assert {"a": "2", "b/c": "2"}.items() <= tree(path).items()
 
 
 def test_a_path_through_a_link_is_followed(tmp_path: Path) -> None:
