@@ -607,7 +607,11 @@ int shmb_leave(struct shmb_ring *ring, struct shmb_call *call) {
     int status = shmb_gate_enter(ring, call, call->timeout_ns);
     if (status != SHMB_OK) return status;
     status = shmb_lock(ring, call);
-    if (status == SHMB_OK) {
+    if (status == SHMB_LEFT && ours(ring)) { /* it could not be freed the last time */
+        status = shmb_lock_no_more(ring, call) ? SHMB_OK : SHMB_LOCK_TIMEOUT;
+        if (status == SHMB_OK) atomic_store_explicit(&ring->me->state, SHMB_FREE, memory_order_release);
+        CP(leave_freed);
+    } else if (status == SHMB_OK) {
         bool mine = ours(ring);
         if (ring->claimed) abort_claim(ring);
         if (mine) give_back_turn(ring);

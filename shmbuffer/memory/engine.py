@@ -74,28 +74,25 @@ class _Seat:
     control: Control
     native: _core.Ring | None
     pid: int
-    stays: bool = False
 
     def leave(self) -> bool:
-        """Frees the entry, and returns whether that could be done. Idempotent.
+        """Frees the entry, and returns whether that could be done; else it can be asked again.
 
         In the child of a fork nothing: it is its parent's.
         """
         if os.getpid() != self.pid:
             return True
-        if self.stays:
-            return False
         if self.native is not None:
             if self.native.leave(LOCK_TIMEOUT_NS) not in (0, -_core.LEFT):
-                self.stays = True  # a claim may be open, or the mutex asked for: so we live on
-                _staying.append(self)
-                return False
+                _staying.update({id(self): self.membership})
+                return False  # a claim may be open, or the mutex asked for: so we live on
         else:
             entry = self.control.entries[self.membership.entry]
             if entry["incarnation"] == self.membership.incarnation:
                 self.control.touch()
                 self.control.entries["state"][self.membership.entry] = layout.EntryState.FREE
                 _core.reached("leave.freed")
+        _staying.pop(id(self), None)
         if self.membership.liveness is not None:
             self.membership.liveness.close()
         return True
@@ -703,9 +700,10 @@ class Engine:
         left = self._seat.leave()
         self._finalizer.detach()
         if left:
+            _staying.pop(id(self), None)
             self._ground.close()
         else:
-            _staying.append(self._ground)  # a call in flight looks for the directory
+            _staying.update({id(self): self._ground})  # a call in flight looks for the directory
 
     def cleanup(self, *, timeout: float = removal.TIMEOUT_S) -> bool:
         """Removes the files that we made, by list; then the directory, if it is ours and empty.
@@ -794,7 +792,7 @@ class Engine:
 _open_engines: weakref.WeakSet[Engine] = weakref.WeakSet()
 
 #: Of handles that could not leave: their entries stay, and so does what says that we live.
-_staying: list[object] = []
+_staying: dict[int, object] = {}
 
 #: Held to make a handle's ring: an entry has one claim, so that two rings must not share it.
 _connecting = threading.RLock()

@@ -1213,7 +1213,9 @@ def test_a_handle_that_could_not_leave_goes_on_saying_that_it_lives(
     finish.set()
     thread.join()
     assert contents(ring_of(engine)) == {0: 5}
-    liveness.close()
+    second.close()
+    assert engine.registry.live() == [(0, 1)]
+    assert LivenessFile.is_free(directory, 1)
 
 
 # Forks.

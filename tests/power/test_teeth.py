@@ -23,7 +23,7 @@ def nothing(*_: Any, **__: Any) -> None:
 
 
 def no_item_is_verified(patch: pytest.MonkeyPatch) -> None:
-    def trust(repair: Any, _progress: object) -> tuple[int, int]:
+    def trust(repair: Any, *_: object) -> tuple[int, int]:
         tickets = slots.tickets(repair.words[repair.words != 0]).tolist()
         head = repair.control.runtime["head"]
         head[0] = max([int(head[0]), *(ticket + 1 for ticket in tickets)])
@@ -78,7 +78,9 @@ def sizes_are_not_synced(patch: pytest.MonkeyPatch) -> None:
 
 def claims_of_an_older_page_are_finished(patch: pytest.MonkeyPatch) -> None:
     right = recovery._Repair._reap_everybody
-    patch.setattr(recovery._Repair, "_reap_everybody", lambda repair, trusted: right(repair, True))
+    patch.setattr(
+        recovery._Repair, "_reap_everybody", lambda repair, **_: right(repair, finishing=True)
+    )
 
 
 def names_are_not_synced_in_time(patch: pytest.MonkeyPatch) -> None:
