@@ -24,6 +24,8 @@ from shmbuffer.errors import (
 from shmbuffer.memory.filesystem import space_error
 from shmbuffer.memory.progress import is_of_callback
 
+_SHARED = stat.S_ISVTX | stat.S_IWOTH
+_LINKS = 40  # as many as the kernel follows
 _KINDS = {
     stat.S_IFLNK: "a symbolic link",
     stat.S_IFREG: "a regular file",
@@ -63,6 +65,34 @@ def require_own_file(found: os.stat_result, where: Path) -> None:
             links=found.st_nlink,
         )
     _require_owner(found, where)
+
+
+def followed(path: str | os.PathLike[str]) -> Path:
+    """Where a path leads; UnsafePathError if its last part is a link that another user put there.
+
+    Of links in a sticky directory that everybody can write to, those of this user, of root and of
+    the owner of the directory are followed, as by the kernel where fs.protected_symlinks is set.
+    What is returned is not to be followed again: a link may have appeared there.
+    """
+    where = Path(path).absolute()
+    for _ in range(_LINKS):
+        where = Path(os.path.normpath(os.path.join(os.path.realpath(where.parent), where.name)))
+        try:
+            found, folder = os.lstat(where), os.stat(where.parent)
+        except OSError:  # not there, or not to be seen
+            break
+        if not stat.S_ISLNK(found.st_mode):
+            break
+        trusted = (os.geteuid(), 0, folder.st_uid)
+        if folder.st_mode & _SHARED == _SHARED and found.st_uid not in trusted:
+            raise UnsafePathError(
+                f"{where}: a link of uid {found.st_uid} in a directory where everybody can write;"
+                " it was not followed: give the path that it leads to, or choose another",
+                path=where,
+                uid=found.st_uid,
+            )
+        where = where.parent / os.readlink(where)
+    return where
 
 
 @contextmanager

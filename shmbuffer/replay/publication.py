@@ -44,7 +44,7 @@ from shmbuffer.errors import (
     UnsafePathError,
 )
 from shmbuffer.memory.region import Directory
-from shmbuffer.memory.trust import explained
+from shmbuffer.memory.trust import explained, followed
 from shmbuffer.replay.file_tree import (
     LIST_BYTES,
     MANIFEST,
@@ -92,13 +92,14 @@ def publish(
     Raises:
         NotADirectoryError, FileExistsError: something else is at ``path``, or at the place of a
             file; nothing was changed.
-        UnsafePathError: what is at ``path`` belongs to another user, or everybody can write there.
+        UnsafePathError: what is at ``path`` belongs to another user, or everybody can write there;
+            or it is a link that another user put where everybody can write.
         BufferInUseError: another process is saving there right now.
         OSError: no room, or no permission; what was there is as it was.
 
     Cost: a sync of every file.
     """
-    path = Path(os.path.realpath(path))
+    path = followed(path)
     if path.exists() and not path.is_dir():
         raise NotADirectoryError(f"{path} is not a directory; a checkpoint is one")
     make_durably(path.parent)
@@ -199,7 +200,7 @@ def finish(path: str | os.PathLike[str]) -> None:
         CorruptBufferError, UnsafePathError: what it left was changed by others; nothing is done.
         BufferInUseError: another process has been at it for a minute.
     """
-    path = Path(os.path.realpath(path))
+    path = followed(path)
     deadline = time.monotonic() + _WAIT_S
     while is_being_published(path):
         pid, owner = "", path.stat().st_uid

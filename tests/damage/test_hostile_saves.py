@@ -359,3 +359,26 @@ def test_the_work_directory_of_somebody_else_says_nothing_of_our_save(public: Pa
     assert (path / "a").read_text() == "1"
     with pytest.raises(ShmBufferError, match=r"everybody can write there .*chmod o-w"):
         save(path, {"a": "2"})
+
+
+@needs_root
+@pytest.mark.parametrize("by_a_link_of_ours", [False, True])
+def test_a_link_of_somebody_else_in_a_directory_for_all_is_not_followed(
+    public: Path, away: Path, by_a_link_of_ours: bool
+) -> None:
+    public.chmod(0o1777)
+    path = way = public / "run"
+
+    def plant() -> None:
+        as_nobody()
+        path.symlink_to(away)
+
+    assert in_fork(plant) == 0
+    if by_a_link_of_ours:
+        way = public / "ours"
+        way.symlink_to("./../" + public.name + "/run/")
+    for call in (lambda: finish(way), lambda: save(way, {"precious": "2"})):
+        with pytest.raises(UnsafePathError, match=r"run: a link of uid 65534 .*not followed"):
+            call()
+    os.chown(public, 65534, -1)  # what is in their own directory is theirs to say
+    finish(way)

@@ -275,6 +275,10 @@ def test_a_path_through_a_link_is_followed(tmp_path: Path) -> None:
     save(tmp_path / "link", {"a": "2"})
     assert (tmp_path / "link").is_symlink()
     assert tree(tmp_path / "real") == {"a": "2"}
+    (tmp_path / "chain").symlink_to("./link/../link/")
+    save(tmp_path / "chain", {"a": "3"})
+    save(tmp_path / "chain" / "..", {"b": "4"})
+    assert tree(tmp_path) == {"real/a": "3", "b": "4"}
 
 
 @pytest.mark.parametrize("name", ["../outside", "/tmp/outside", "x/../../outside", "..", ""])
