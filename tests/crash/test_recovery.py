@@ -33,7 +33,7 @@ pytestmark = pytest.mark.crash
 #: Where bytes of another boot are not believed; where there is no schema.
 UNTRUSTED = ("recover.dropped", "recover.head", "recover.count")
 #: Where they have been verified, and are of this boot.
-ADOPTED = ("recover.superblock", "recover.noted", "recover.ready")
+ADOPTED = ("recover.seen", "recover.superblock", "recover.noted", "recover.ready")
 REAPING = ("reap.leaf", "reap.word", "reap.freed")
 RECOVERY = [
     *(
