@@ -276,11 +276,13 @@ int shmb_update(struct shmb_ring *ring, struct shmb_call *call, const int64_t *i
     return status;
 }
 
-/* Whether every mass stays finite with another alpha and eps: those of the priorities that are there, and of the
- * default. A mass grows with its priority. Somebody may be filling in priorities meanwhile: his commit looks again. */
+#define ORDINARY_PRIORITY 1e3 /* as in memory/settings.py */
+
+/* Whether every mass stays finite with another alpha and eps: those of the priorities that are there, of the default
+ * and of ordinary ones. A mass grows with its priority. Somebody may be filling in priorities meanwhile: his commit looks again. */
 static bool masses_stay_finite(const struct shmb_ring *ring, double alpha, double eps) {
     if (!(alpha >= 0 && alpha < INFINITY && eps >= 0 && eps < INFINITY)) return false;
-    double greatest = shmb_default_priority(ring->runtime);
+    double greatest = fmax(ORDINARY_PRIORITY, shmb_default_priority(ring->runtime));
     for (uint64_t e = 0; e < ring->elements; e++) {
         double raw;
         __atomic_load(&ring->raw[e], &raw, __ATOMIC_RELAXED);

@@ -7,13 +7,12 @@
 
 Always true while nobody holds the mutex
   1. A parent is the sum of its children, recomputed from all 16 in one fixed order, never adjusted
-     by a
-     difference: there is no drift, and what is written is equal bit for bit to what a check
-         recomputes.
+     by a difference: there is no drift, and what is written is equal bit for bit to what a check
+     recomputes.
   2. ``min`` is the smallest positive value below a node, 0 if there is none.
   3. A mass is positive only if the slot's word is COMMITTED.
-If a process dies in the middle: leaves are recomputed from words and raw priorities, parents from
-    leaves.
+If a process dies in the middle: leaves are recomputed from words and raw priorities, parents
+from leaves.
 
 Proportional prioritization is Schaul et al., "Prioritized Experience Replay", ICLR 2016, section
 3.3. This file is the tree as Python reads it, for `check`; the C core has the calls that change it.
@@ -53,6 +52,18 @@ def mass_of(raw: Floats, alpha: float, eps: float) -> Floats:
     """(raw + eps) ** alpha: equation (1) of the paper before normalisation."""
     mass: Floats = np.power(raw + eps, alpha)
     return mass
+
+
+def largest_mass(elements: int) -> float:
+    """Of one element, and its largest priority: their sum stays finite with every one full."""
+    return 1e300 / elements
+
+
+def are_priorities(raw: Floats, alpha: float, eps: float, elements: int) -> NDArray[np.bool_]:
+    """Which of them a ring keeps: neither they nor their masses are negative, NaN or too large."""
+    most = largest_mass(elements)
+    with np.errstate(over="ignore", invalid="ignore"):
+        return (raw >= 0) & (raw <= most) & (mass_of(raw, alpha, eps) <= most)
 
 
 def levels(slots: NDArray[np.uint8], sections: dict[str, int]) -> list[tuple[Floats, Floats]]:

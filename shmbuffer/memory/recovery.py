@@ -30,11 +30,12 @@ from shmbuffer.memory.files import Files
 from shmbuffer.memory.history import Event, EventKind, note_deaths
 from shmbuffer.memory.layout import BufferState, EntryState, Flag, Phase, Role, SlotState
 from shmbuffer.memory.native import native_ring
+from shmbuffer.memory.priorities import are_priorities
 from shmbuffer.memory.progress import OnProgress, Progress, hearing
 from shmbuffer.memory.region import Directory
 from shmbuffer.memory.registry import Registry
 from shmbuffer.memory.schema import Schema
-from shmbuffer.memory.settings import Settings
+from shmbuffer.memory.settings import Settings, exponent_fits
 
 if TYPE_CHECKING:
     from shmbuffer.memory.opening import Existing
@@ -331,15 +332,14 @@ class _Repair:
         )
 
     def _sane_settings(self) -> None:
-        """Alpha and eps of the runtime page, if they are numbers; else those of the settings."""
+        """Alpha and eps of the runtime page if a buffer can have them, else of the settings."""
         runtime, settings = self.control.runtime, self.settings
-        alpha = 1.0 if settings.alpha is None else settings.alpha
-        for name, fallback in (("alpha", alpha), ("eps", settings.eps)):
-            value = float(runtime[name][0])
-            if not (np.isfinite(value) and value >= 0):
+        if not exponent_fits(*self._exponent(), len(self.raw)):
+            alpha = 1.0 if settings.alpha is None else settings.alpha
+            for name, fallback in (("alpha", alpha), ("eps", settings.eps)):
                 runtime[name] = fallback
-            _core.reached("recover.settings")
-        if not np.isfinite(runtime["max_priority"][0]):
+                _core.reached("recover.settings")
+        if not self._fits(runtime["max_priority"])[0]:
             runtime["max_priority"] = -1.0
         _core.reached("recover.max_priority")
 
@@ -491,13 +491,20 @@ class _Repair:
         used = self.words[self.words != 0]
         return int(slots.tickets(used).max()) if len(used) else -1
 
+    def _exponent(self) -> tuple[float, float]:
+        runtime = self.control.runtime
+        return float(runtime["alpha"][0]), float(runtime["eps"][0])
+
+    def _fits(self, raw: NDArray[np.float64]) -> NDArray[np.bool_]:
+        return are_priorities(raw, *self._exponent(), len(self.raw))
+
     def _sane_priorities(self) -> int:
-        limit, refused = 1e300 / len(self.raw), 0
+        refused = 0
         prioritized = bool(self.control.runtime["prioritized"][0])
         for piece in self._pieces():
             where = slice(piece.start * self.width, piece.stop * self.width)
             raw = self.raw[where]
-            wrong = ~((raw >= 0) & (raw <= limit))  # NaN, too
+            wrong = ~self._fits(raw)  # NaN, too
             wrong &= np.repeat(slots.committed(self.words[piece]), self.width)
             if not prioritized:  # then it means that none was given
                 wrong &= ~np.isnan(raw)

@@ -19,6 +19,7 @@ from shmbuffer.errors import (
     ShmBufferError,
 )
 from shmbuffer.memory.identity import process_of, process_state
+from shmbuffer.memory.priorities import largest_mass
 
 if TYPE_CHECKING:
     from shmbuffer.memory.ring import Ring
@@ -50,7 +51,7 @@ def refuse(
         value = f" {priorities[at]}" if isinstance(priorities, np.ndarray) else ""
         raise ValueError(
             f"{where}: priority{value} at position {at} is not a number from 0 to "
-            f"{1e300 / ring.elements:.0e} (also after ** alpha); nothing was changed"
+            f"{largest_mass(ring.elements):.0e} (also after ** alpha); nothing was changed"
         )
     if status == _core.BAD_INDEX:
         at = ring._native.bad_at

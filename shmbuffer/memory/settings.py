@@ -8,7 +8,11 @@ from typing import Any
 
 from shmbuffer.errors import CorruptBufferError
 from shmbuffer.memory.layout import PAGE, Flag
+from shmbuffer.memory.priorities import largest_mass
 from shmbuffer.memory.schema import MAX_ELEMENTS, MAX_RECORD_BYTES
+
+ORDINARY_PRIORITY = 1e3
+"""With every alpha a learner can give priorities up to here."""
 
 
 @dataclass(frozen=True)
@@ -90,14 +94,21 @@ _KINDS: dict[str, tuple[type, ...]] = {
 }
 
 
-def _require_exponent(alpha: float, eps: float, elements: int) -> None:
-    """Raises ValueError unless a buffer full of the default priority has a finite mass."""
+def exponent_fits(alpha: float, eps: float, elements: int) -> bool:
+    """Whether both are numbers from 0 that leave the mass of an ordinary priority finite."""
     try:
-        fits = alpha >= 0 and eps >= 0 and (1.0 + eps) ** alpha * elements <= 1e300
+        return (
+            0 <= alpha < math.inf
+            and 0 <= eps < math.inf
+            and (ORDINARY_PRIORITY + eps) ** alpha <= largest_mass(elements)
+        )
     except OverflowError:
-        fits = False
-    if not (fits and math.isfinite(alpha) and math.isfinite(eps)):
+        return False
+
+
+def _require_exponent(alpha: float, eps: float, elements: int) -> None:
+    if not exponent_fits(alpha, eps, elements):
         raise ValueError(
             f"alpha is {alpha}, eps is {eps}; they have to be numbers from 0, and "
-            "(1 + eps) ** alpha finite"
+            f"({ORDINARY_PRIORITY:g} + eps) ** alpha finite"
         )

@@ -272,6 +272,39 @@ def test_a_mutex_of_another_kind_is_not_taken(opened: Engine, bit: int) -> None:
         kind ^= np.uint32(1 << bit)
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("alpha", 1.7e308), ("alpha", -1.0), ("eps", -1.0), ("max_priority", 1e300)],
+)
+def test_a_number_that_no_buffer_can_have_is_the_recorded_one_after_recovery(
+    specimen: Specimen, name: str, value: float
+) -> None:
+    specimen.damage(cell(runtime_cells(), f"runtime.{name}").becomes(_bits(value)))
+    with Engine.open(specimen.path, None) as engine:
+        harness.write(ring_of(engine), [2])
+        runtime = engine.control.runtime
+        assert (runtime["alpha"], runtime["eps"]) == (engine.settings.alpha, engine.settings.eps)
+        assert runtime["max_priority"] <= 1e6
+
+
+def test_a_priority_whose_mass_is_infinite_is_the_default_after_recovery(
+    specimen: Specimen,
+) -> None:
+    slot = next(iter(specimen.truth))
+    specimen.damage(
+        cell(runtime_cells(), "runtime.alpha").becomes(_bits(2.0)),
+        cell(slots_cells(specimen), f"raw[{slot}]").becomes(_bits(1e200)),
+    )
+    with Engine.open(specimen.path, None) as engine:
+        assert engine.report is not None
+        assert engine.report.priorities_repaired == 1
+        assert np.isfinite(_mass_of(engine)).all()
+
+
+def _bits(value: float) -> int:
+    return int(np.float64(value).view(np.uint64))
+
+
 def test_a_priority_is_not_blamed_for_an_alpha_that_is_none(opened: Engine) -> None:
     opened.control.runtime["alpha"] = np.nan
     with pytest.raises(CorruptBufferError, match="alpha is nan"):

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
+from shmbuffer.memory.priorities import are_priorities, largest_mass
 
 if TYPE_CHECKING:
+    import numpy as np
     from numpy.typing import NDArray
 
     from shmbuffer.memory import Ring
@@ -14,13 +15,11 @@ if TYPE_CHECKING:
 
 def require_masses(ring: Ring, priorities: NDArray[np.float64]) -> None:
     """ValueError where one of them is no priority, as the ring itself says it at commit."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        mass = (priorities + ring.eps) ** ring.alpha
-    limit = 1e300 / ring.elements
-    fits = (priorities >= 0) & (priorities <= limit) & (mass <= limit)
+    fits = are_priorities(priorities, ring.alpha, ring.eps, ring.elements)
     if not fits.all():
         at = int(fits.argmin())
         raise ValueError(
-            f"priority {priorities[at]} at position {at} is not a number from 0 to {limit:.0e} "
+            f"priority {priorities[at]} at position {at} is not a number from 0 to "
+            f"{largest_mass(ring.elements):.0e} "
             "(also after ** alpha); nothing was changed"
         )
