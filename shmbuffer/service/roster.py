@@ -169,7 +169,7 @@ def _look(directory: Directory, file: str, patience_s: float = 0.0) -> Entry | N
             return _entry(directory, file)
         except BufferNotFoundError:
             return None
-        except (LookupError, TypeError, ValueError):
+        except (LookupError, TypeError, ValueError, RecursionError):
             if patience_s:
                 raise error from None
             # Another one is looking, too: a child does not lock before it has written.

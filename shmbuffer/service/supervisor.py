@@ -339,6 +339,9 @@ class Supervisor:
                     self._spawned_pids[spawned.pid] = spawned.name
                 elif spawned.restarts:  # a first start that fails is the caller's to know
                     why = str(spawned.failure)  # a handler that keeps the error keeps its maps
+                    if isinstance(spawned.failure, BufferClosedError):
+                        log.error("%s is not started again: %s", spawned.name, why)
+                        continue
                     log.error("%s could not be started again: %s", spawned.name, why)
                     self._due.append((now + 1.0 + spawned.pause_s(), spawned))
             if ripe:
@@ -353,6 +356,9 @@ class Supervisor:
         self._asked(self._engine.require_linked, None)
         clients = self._clients()
         with self._changed:
+            known = {client.pid for client in clients} | {one.pid for one in self._spawned}
+            for pid in self._spawned_pids.keys() - known if clients else ():
+                del self._spawned_pids[pid]
             names = dict(self._spawned_pids)
         ours = {*names, self._pid}
         living = {_key(client): client.pid for client in clients if client.alive}
@@ -385,7 +391,8 @@ class Supervisor:
                 self._settled.add(key)  # in another pid namespace, or just gone
         if self._held_back is not None:
             alive = {client.pid for client in clients if client.alive}
-            self._held_back.look(ours & alive | {living[key] for key in self._others})
+            pids = ours & alive | {living[key] for key in self._others}
+            self._asked(functools.partial(self._held_back.look, pids), None)
         self._asked(lambda: self._historian.look(clients, self.deaths, names), None)
 
     def _settle(self, key: _Key) -> None:

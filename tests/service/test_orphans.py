@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from shmbuffer.errors import BufferInUseError
+from shmbuffer.errors import AttachTimeout, BufferInUseError
 from shmbuffer.memory import identity, layout
 from shmbuffer.memory.engine import Engine
 from shmbuffer.service import roster
@@ -240,6 +240,22 @@ def test_a_process_that_is_not_proven_to_be_the_orphan_is_not_hit(
                     coordinator.spawn(targets.stay, 1, reports.out, name="mine")
                 assert caught.value.parts["pids"] == [other.pid]
         assert other.process.poll() is None
+
+
+@pytest.mark.parametrize("text", ["", "no JSON", '{"pid": "x"}', "[" * 30_000, "[]"])
+def test_a_held_entry_that_says_nothing_of_use_is_a_timeout(
+    scratch_dir: Path, reports: Reports, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(roster, "TESTER_PATIENCE_S", 0.1)
+    with Coordinator(scratch_dir, capacity=8) as coordinator:
+        path = scratch_dir / roster.plan(scratch_dir)
+        path.write_text(text + "\n")
+        with path.open() as held:
+            fcntl.flock(held, fcntl.LOCK_EX)
+            with pytest.raises(AttachTimeout, match=path.name):
+                coordinator.spawn(targets.stay, 1, reports.out)
+        coordinator.spawn(targets.stay, 1, reports.out)
+        assert not path.exists()
 
 
 def test_a_wrong_word_for_orphans_is_refused(scratch_dir: Path, reports: Reports) -> None:

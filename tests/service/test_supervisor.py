@@ -513,6 +513,7 @@ def test_a_coordinator_whose_directory_was_replaced_leaves_the_processes_of_the_
                 old.spawn(targets.stay, 1, reports.out, name="collect")
             assert one.is_alive()
             mine.kill()
-            until(lambda: "stay-0 could not be started again" in caplog.text or None)
+            assert old.join(30)
+            assert "stay-0 is not started again" in caplog.text
             assert [client.role for client in new.clients()] == ["coordinator", "collector"]
             assert len(list((scratch_dir / layout.SPAWNED).iterdir())) == 1
