@@ -16,6 +16,7 @@ from tensordict import TensorDict
 from shmbuffer import (
     BufferClosedError,
     CompressedListStorage,
+    EmptyBufferError,
     LazyMemmapStorage,
     LazyStackStorage,
     LazyTensorStorage,
@@ -595,6 +596,41 @@ def test_a_row_of_a_queue_is_its_oldest_items_once() -> None:
     rb[0].rate_limiter = None
     rb[1].extend(items(4, 108))
     assert numbers(rb.sample(timeout=0))[1] == [108, 109, 110, 111]
+
+
+def test_what_a_failed_sample_took_out_of_a_queue_comes_with_the_next_in_order() -> None:
+    """It was lost to a transform that raised, and stranded by another batch size."""
+    rb = ensemble(QUEUE, QUEUE)
+
+    def broken(_: Any) -> Any:
+        raise ArithmeticError
+
+    rb[0].extend(items(12))
+    rb[1].extend(items(12, 100))
+    rb[1].append_transform(broken)
+    for _ in range(2):
+        with pytest.raises(ArithmeticError):
+            rb.sample()
+    rb[1]._transform = rb[1]._transform[:0]
+    with pytest.raises(
+        RuntimeError, match=r"taken 4 items out of the queue of buffer 0.* and 2 are wanted"
+    ):
+        rb.sample(4)
+    for first in (0, 4, 8):
+        assert numbers(rb.sample()) == [
+            [*range(first, first + 4)],
+            [*range(100 + first, 104 + first)],
+        ]
+
+
+def test_a_queue_gives_nothing_while_another_buffer_has_nothing_to_draw() -> None:
+    rb = ensemble(QUEUE, None)
+    rb[0].extend(items(8))
+    with pytest.raises(EmptyBufferError):
+        rb.sample()
+    rb[1].extend(items(4, 100))
+    assert numbers(rb.sample(4))[0] == [0, 1]
+    assert numbers(rb.sample())[0] == [2, 3, 4, 5]
 
 
 def test_a_learner_of_an_ensemble_and_a_collector_for_each_buffer_keep_in_step() -> None:
