@@ -334,11 +334,12 @@ class _Repair:
     def _sane_settings(self) -> None:
         """Alpha and eps of the runtime page if a buffer can have them, else of the settings."""
         runtime, settings = self.control.runtime, self.settings
-        if not exponent_fits(*self._exponent(), len(self.raw)):
-            alpha = 1.0 if settings.alpha is None else settings.alpha
-            for name, fallback in (("alpha", alpha), ("eps", settings.eps)):
-                runtime[name] = fallback
-                _core.reached("recover.settings")
+        alpha, eps = self._exponent()
+        if not exponent_fits(alpha, eps, len(self.raw)):
+            alpha, eps = (1.0 if settings.alpha is None else settings.alpha), settings.eps
+        for name, value in (("alpha", alpha), ("eps", eps)):
+            runtime[name] = value
+            _core.reached("recover.settings")
         if not self._fits(runtime["max_priority"])[0]:
             runtime["max_priority"] = -1.0
         _core.reached("recover.max_priority")

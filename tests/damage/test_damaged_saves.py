@@ -180,9 +180,17 @@ def refused(kind: str, save: Path) -> Exception | None:
     except Exception as error:
         return error
     finally:
-        if hasattr(rb, "close"):
-            rb.close()
+        end(rb)
     return None
+
+
+def end(rb: Any) -> None:
+    """Without waiting for the end of the process, at which a temporary directory goes."""
+    if hasattr(rb, "close"):
+        rb.close()
+    for storage in getattr(rb._storage, "_storages", [rb._storage]):
+        if hasattr(storage, "cleanup"):
+            storage.cleanup()
 
 
 def judged(kind: str, save: Path, name: str, damage: Damage) -> None:
@@ -206,8 +214,7 @@ def saved(tmp_path: Path) -> Callable[[str], Path]:
     def save(kind: str) -> Path:
         rb = KINDS[kind](True)
         rb.dumps(tmp_path / "saves" / kind)
-        if hasattr(rb, "close"):
-            rb.close()
+        end(rb)
         return tmp_path / "saves" / kind
 
     return save
