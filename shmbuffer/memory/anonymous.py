@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import mmap
 import os
 import time
 from contextlib import AbstractContextManager
@@ -69,7 +70,10 @@ class Anonymous:
         data = schema.to_json()
         size, places = _places(schema, len(data))
         try:
-            os.ftruncate(self.file.fd, size)
+            if (
+                os.fstat(self.file.fd).st_size < size
+            ):  # else views of a former form would be cut off
+                os.ftruncate(self.file.fd, size)
             _core.reached("file.sized")
             if reserve:
                 os.posix_fallocate(self.file.fd, 0, size)
@@ -106,7 +110,11 @@ class Anonymous:
         return self._dictionary
 
     def discard_unfinished(self) -> None:
-        """Nothing: a definition that was not finished is built anew over itself."""
+        """Gives the memory behind the control file back; what is built there begins with zeros."""
+        size = os.fstat(self.file.fd).st_size - layout.CONTROL_BYTES
+        if size > 0:
+            with mmap.mmap(self.file.fd, size, offset=layout.CONTROL_BYTES) as content:
+                content.madvise(mmap.MADV_REMOVE)
 
     def _map(self, schema: Schema, places: list[int]) -> tuple[Any, list[Any]]:
         with _explained(schema.sections["bytes"] + sum(schema.map_bytes)):

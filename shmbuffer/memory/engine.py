@@ -4,7 +4,8 @@
     Engine.open(path, settings)      a directory: created, attached to or recovered, as is right
 
     nothing ──create──▶ NO_SCHEMA ──define (the first write)──▶ READY ──remove──▶ CLOSING
-                                        READY ──all died──▶ RECOVERING ──▶ READY
+                            ▲                                   │  ▲
+                            └──── undefine (empty, alone) ──────┘  └──▶ RECOVERING (all died)
 
 Creation has two steps. The control file comes first, so that clients may join before anything is
 known of the items; the first write brings the schema, and whoever comes first builds the files
@@ -396,6 +397,36 @@ class Engine:
         self._populate(wait=True)
         return ring
 
+    def undefine(self, *, timeout: float = 60.0) -> bool:
+        """Forgets what an item is made of: the next write says so, of whichever process.
+
+        Returns:
+            False, and nothing was changed, if there are items, or anybody else has the buffer.
+
+        Raises:
+            AttachTimeout, DurabilityError: as in `define`.
+        """
+        self._require_open()
+        ring = self.ring
+        with self._ground.lock(timeout):
+            alone = self.registry.alive() == [(self.entry, self.incarnation)]
+            if ring is None or ring.length or not alone:
+                return False
+            nothing = {name: getattr(Superblock(), name) for name in _OF_THE_SCHEMA}
+            unknown = replace(self.superblock, state=BufferState.NO_SCHEMA, **nothing)
+            self.control.write(self.control.write(unknown))
+            self.control.sync()
+            _core.reached("undefine.superblock")
+            self.control.runtime["state"] = BufferState.NO_SCHEMA
+            _core.reached("undefine.state")
+            if self._populating is not None:
+                self._populating.stop()
+            ring.use(ClosedRing(self.where))
+            self._seat.native, self._ring, self._schema, self._parts = None, None, None, None
+            self._populating = None
+            self._ground.discard_unfinished()
+        return True
+
     def _build(self, schema: Schema) -> None:
         settings, superblock = self.settings, self.superblock
         if self.prefault and not self._has_its_pages:
@@ -406,7 +437,10 @@ class Engine:
             schema, reserve=bool(superblock.flags & Flag.RESERVE), adopt=self._adopting
         )
         runtime = self.control.runtime
-        if settings.alpha is not None:
+        # Behind an emptying the head is at the beginning of a lap, which may be longer now.
+        runtime["head"] += -int(runtime["head"][0]) % schema.capacity
+        _core.reached("define.head")
+        if settings.alpha is not None and not runtime["prioritized"][0]:
             given = (("alpha", settings.alpha), ("eps", settings.eps), ("prioritized", 1))
             for name, value in given:
                 runtime[name] = value
@@ -788,6 +822,9 @@ class Engine:
                 path=self.where,
             )
 
+
+#: Fields of the superblock that say what is built.
+_OF_THE_SCHEMA = ("capacity", "lanes", "leaves", "schema_sha256", "slots_bytes", "salt")
 
 _open_engines: weakref.WeakSet[Engine] = weakref.WeakSet()
 

@@ -117,6 +117,31 @@ def test_a_waiting_process_takes_over_from_a_dead_creator(
         os.close(fd)
 
 
+@pytest.mark.parametrize("kind", ["rows", "records"])
+@pytest.mark.parametrize("point", [*python_points("undefine"), "superblock.half", "remove.file"])
+def test_what_is_half_undefined_is_empty_for_the_next_process(
+    tmp_path: Path, kind: str, point: str
+) -> None:
+    def undefines(engine: Engine) -> None:
+        write(engine.define(schema(kind)), range(3))
+        assert engine.ring is not None
+        engine.ring.empty()
+        assert engine.undefine()
+
+    path, after = tmp_path / "buffer", 0
+    Engine.open(path, settings(kind)).close()
+    while dies(path, point, undefines, after):
+        with Engine.open(path, settings(kind)) as engine:
+            assert engine.report is not None
+            ring = engine.define(schema(kind))
+            assert read_all(ring) == {}
+            write(ring, range(5))
+            require_sound(engine)
+            ring.empty()
+        after += 1
+    assert after > 0 or (kind, point) == ("records", "remove.file")
+
+
 @pytest.mark.parametrize(("kind", "point"), cases(python_points("remove")))
 def test_a_removal_that_dies_can_be_repeated(tmp_path: Path, kind: str, point: str) -> None:
     path = tmp_path / "buffer"
@@ -252,8 +277,19 @@ def test_a_removal_that_dies_after_any_file_can_be_repeated(
 def test_every_crash_point_belongs_to_a_protocol_that_is_killed_at_it() -> None:
     tested = {
         *("write", "update", "sample", "alpha", "empty", "reap", "repair", "recover", "leave"),
-        *("join", "flush", "abort", "wait", "create", "define", "remove", "open", "superblock"),
-        *("restore", "copy", "dictionary", "turn", "wake", "mutex", "tree", "leaves", "relink"),
+        *("join", "flush", "abort", "wait", "create", "define", "undefine", "remove", "open"),
+        *(
+            "superblock",
+            "restore",
+            "copy",
+            "dictionary",
+            "turn",
+            "wake",
+            "mutex",
+            "tree",
+            "leaves",
+            "relink",
+        ),
         *("count", "file", "folder", "flow", "limit", "history", "vouch", "control"),
     }
     prefixes = {name.split(".")[0] for name in _core.crash_points()}

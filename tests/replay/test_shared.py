@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import pickle
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from shmbuffer import (
     PrioritizedReplayBuffer,
     PrioritizedSampler,
     PriorityUpdate,
+    RateLimiter,
     ReplayBuffer,
     Sampler,
     SchemaMismatchError,
@@ -229,6 +231,51 @@ def test_a_buffer_can_be_passed_to_a_process(context: Any, directory: Any, kind:
     rb.extend(step(0, 2))
     assert answer(context, programs.write, rb, 10) == ([2, 3], 4)
     assert rb[:]["a"].tolist() == [0, 1, 10, 11]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [LazyTensorStorage, LazyMemmapStorage, partial(LazyMemmapStorage, shared_init=True)],
+    ids=["tensors", "memmap", "shared_init"],
+)
+def test_an_emptied_buffer_takes_its_form_from_the_next_write_of_any_process(make: Any) -> None:
+    """TorchRL's collectors write an invented item, empty the buffer, and hand it to workers."""
+    context = multiprocessing.get_context("spawn")
+    rb = learner(make(10))
+    for _ in range(2):
+        rb.extend(step(0, 3).set("_reset", torch.zeros(3, 1, dtype=torch.bool)))
+        assert len(rb.sample()) == 50
+        rb.empty()
+    assert answer(context, programs.write, rb, 10) == ([0, 1], 2)
+    assert set(rb.sample().keys()) >= {"a", "b", "index"}
+    assert rb[:]["a"].tolist() == [10, 11]
+    rb.empty()
+    rb.extend(torch.zeros(2))
+    assert rb[:].tolist() == [0, 0]
+
+
+def test_an_emptied_buffer_keeps_its_form_where_somebody_else_has_it(directory: Any) -> None:
+    one, other = learner(directory()), learner(directory())
+    one.extend(step(0, 3))
+    one.empty()
+    with pytest.raises(SchemaMismatchError, match=r"'b\.c'"):
+        one.extend(TensorDict({"a": torch.arange(2)}, [2]))
+    other.close()
+    one.extend(TensorDict({"a": torch.arange(2)}, [2]))
+    assert one[:]["a"].tolist() == [0, 1]
+
+
+def test_priorities_alpha_and_limits_outlive_another_form() -> None:
+    rb = learner(LazyTensorStorage(6), rate_limiter=RateLimiter(min_size=2))
+    rb.extend(step(0, 6))
+    rb.sampler.alpha = 0.3
+    rb.empty()
+    rb.extend(torch.zeros(4, 2))
+    assert rb.sampler.alpha == 0.3
+    assert rb.rate_limiter is not None
+    assert rb.rate_limiter.min_size == 2
+    rb.update_priority(torch.arange(4), torch.tensor([0.0, 0.0, 5.0, 0.0]))
+    assert set(rb.sample(return_info=True)[1]["index"].tolist()) == {2}
 
 
 @pytest.mark.slow

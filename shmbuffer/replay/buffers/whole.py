@@ -12,7 +12,11 @@ class Whole(Saving):
     """What is done to all items at once, or to the handle."""
 
     def empty(self, empty_write_count: bool = True) -> None:
-        """Forget every item; the cursor goes to 0. The leaves stay known.
+        """Forget every item; the cursor goes to 0.
+
+        The next write may bring items of another form (keys, dtypes, shapes) if no other handle has
+        the buffer: it defines them anew, here or in the process that the buffer is pickled to
+        meanwhile. Where another process has it, the form stays.
 
         Args:
             empty_write_count: set the write count to 0 too.

@@ -98,7 +98,8 @@ class LazyTensorStorage(TensorStorage):
     def _define(self, data: Any, single: bool) -> Rows:
         device = self.device if self.device is not None else _device_of(data)
         leaves = self._described(data, single)
-        if self._on_cpu(device) and (self._location.shared_init or leaves.node.private() is None):
+        for_all = self._location.shared_init or self._handed_over
+        if self._on_cpu(device) and (for_all or leaves.node.private() is None):
             self.device = device
             return super()._define(data, single)
         self.device = device

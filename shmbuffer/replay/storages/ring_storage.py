@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from shmbuffer.errors import EmptyBufferError, SpaceError
+from shmbuffer.errors import EmptyBufferError, SchemaMismatchError, SpaceError
 from shmbuffer.memory import Engine, Settings
 from shmbuffer.replay.batches import stack
 from shmbuffer.replay.checkpointers.tensor import TensorStorageCheckpointer
@@ -80,6 +80,8 @@ class RingStorage(OnRing):
         self._engine: Engine | None = None
         self._pid = os.getpid()
         self._rows: Rows | None = None
+        self._emptied = False
+        self._handed_over = False  # before a write: no process may keep a column for itself
         self._location = Location() if location is None else location
 
     # -- engine and ring -----------------------------------------------------------------------
@@ -219,7 +221,12 @@ class RingStorage(OnRing):
         rows = self._rows or self.rows
         if rows is None:
             rows = self._define(data, single)
-        first, count = rows.write(data, single, priorities)
+        try:
+            first, count = rows.write(data, single, priorities)
+        except SchemaMismatchError:
+            if not self._forget_form():
+                raise
+            return self.append(data, single, priorities)
         if self._watchers and count:
             self.notify(self.written(first, count))
         return first, count
@@ -253,7 +260,13 @@ class RingStorage(OnRing):
         if not self.shared and rows.leaves.new_keys(data):
             wider = widened(rows, self._described(data, single))
             rows = rows if wider is None else self._settle(wider)
-        place(rows, slots, as_batch(rows.leaves, data) if single else data, in_place=in_place)
+        try:
+            place(rows, slots, as_batch(rows.leaves, data) if single else data, in_place=in_place)
+        except SchemaMismatchError:
+            if not self._forget_form():
+                raise
+            self.put(cursor, data, in_place=in_place)
+            return
         if self._watchers and not in_place:
             width = rows.ring.lanes
             elements = torch.from_numpy((slots[:, None] * width + np.arange(width)).ravel())
@@ -413,6 +426,23 @@ class RingStorage(OnRing):
         elif rows is not None:
             rows.ring.empty()
 
+    def forget(self, *, keep_write_count: bool) -> None:
+        """Forget every item. The next write may be of another form, see `_forget_form`."""
+        super().forget(keep_write_count=keep_write_count)
+        self._emptied = True
+
+    def _forget_form(self) -> bool:
+        """Whether the next write says what an item is, though there were items before.
+
+        That is so where this handle has emptied the buffer, nobody has written since, and nobody
+        else has the buffer.
+        """
+        if not self._emptied or self._rows is None or not self.engine.undefine():
+            return False
+        self._rows, self._emptied = None, False
+        self._tell_readers()
+        return True
+
     def _settings(self) -> Settings:
         return Settings(capacity=self._max_size, ndim=self.ndim)
 
@@ -460,8 +490,9 @@ class RingStorage(OnRing):
                 "process can see; use a LazyMemmapStorage, or a LazyTensorStorage with all keys "
                 "in its first write, all of them tensors"
             )
-        if self._engine is None or not (self._engine.shared or self.initialized):
+        if self._engine is None:
             raise RuntimeError(f"{self._not_yet()}, and would be another buffer there")
+        self._handed_over |= self._forget_form()
         return {**super().__getstate__(), "_rows": None}
 
     def _not_yet(self) -> str:
