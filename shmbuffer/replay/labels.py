@@ -12,30 +12,22 @@ from collections.abc import Iterable
 from typing import Any
 
 
-def ordered(keys: Iterable[Any]) -> list[Any]:
-    """The keys in the order of their texts, so that two processes name the same leaves alike."""
-    return sorted(keys, key=lambda key: (str(key), type(key).__name__))
-
-
 def names_of(keys: Iterable[Any]) -> list[str]:
     """A text for each key, in order, no two alike.
 
     It is the key written out. Where a text is one of the keys too (1 beside "1"), the other key's
-    type is added.
+    type is added. The order of the keys does not matter.
     """
     keys = list(keys)
     taken = {str.__str__(key) for key in keys if isinstance(key, str)}
-    names = []
-    for key in keys:
-        if isinstance(key, str):
-            names.append(str.__str__(key))
-            continue
-        name = str(key)
-        while name in taken:
+    names: dict[Any, str] = {}
+    for key in sorted(keys, key=lambda key: (str(key), type(key).__name__)):
+        name = str.__str__(key) if isinstance(key, str) else str(key)
+        while name in taken and not isinstance(key, str):
             name += f" ({type(key).__name__})"
         taken.add(name)
-        names.append(name)
-    return names
+        names[key] = name
+    return [names[key] for key in keys]
 
 
 def to_json(key: Any) -> Any:

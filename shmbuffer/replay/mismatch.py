@@ -10,7 +10,7 @@ from tensordict import is_non_tensor
 from shmbuffer.errors import SchemaMismatchError
 from shmbuffer.memory import Leaf
 from shmbuffer.replay.keys import OWN_KEYS
-from shmbuffer.replay.labels import names_of, ordered
+from shmbuffer.replay.labels import names_of
 from shmbuffer.replay.nodes import Path, fields, is_collection, nest
 
 
@@ -106,8 +106,7 @@ def leaves_of(data: Any, nested: bool = True, prefix: Path = ()) -> dict[Path, A
         data = fields(data)
     if isinstance(data, Mapping) and not is_collection(data):
         data = nest(data) if nested else data
-        keys = ordered(data)
-        entries = [(name, data[key]) for name, key in zip(names_of(keys), keys, strict=True)]
+        entries = list(zip(names_of(data), data.values(), strict=True))
     elif isinstance(data, (tuple, list)):
         entries = [(str(at), value) for at, value in enumerate(data)]
     else:

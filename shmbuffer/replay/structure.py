@@ -1,8 +1,8 @@
 """The form of the data, as a tree over its leaves.
 
 A tree is made once, from the first batch that anybody writes, and travels as JSON in the buffer's
-schema, so that every process gives back the form in which the data came. Names within a node are
-sorted: two processes that race to write first describe the same data in the same words.
+schema, so that every process gives back the form in which the data came, with its entries in the
+order of that batch.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def describe(data: Any, dims: int, *, mapping: str, root: bool = True) -> Node:
         batch = tuple(data.batch_size[dims:])
         items = {
             str(key): describe(value, dims, mapping=mapping, root=False)
-            for key, value in sorted(fields(data).items())
+            for key, value in fields(data).items()
             if not (root and key in OWN_KEYS)
         }
         if is_tensorclass(data):
@@ -69,7 +69,7 @@ def describe(data: Any, dims: int, *, mapping: str, root: bool = True) -> Node:
                     )
         entries: dict[Any, Node] = {
             key: describe(data[key], dims, mapping=mapping, root=False)
-            for key in labels.ordered(data)
+            for key in data
             if not (root and key in OWN_KEYS)
         }
         return TensorDictNode(entries) if mapping == "tensordict" else DictNode(entries)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections import namedtuple
 from typing import Any
 
@@ -10,7 +11,12 @@ import pytest
 import torch
 from tensordict import NonTensorData, TensorDict, tensorclass
 
-from shmbuffer import ReplayBuffer, SchemaMismatchError
+from shmbuffer import (
+    LazyMemmapStorage,
+    ReplayBuffer,
+    SchemaMismatchError,
+    TensorDictReplayBuffer,
+)
 from shmbuffer.replay import structure
 
 Point = namedtuple("Point", ["x", "y"])
@@ -90,13 +96,26 @@ def test_a_tensorclass_that_is_not_known_here_comes_back_as_a_tensordict(make: A
     assert isinstance(built, TensorDict)
 
 
-def test_the_schema_describes_the_same_data_in_the_same_words_whatever_their_order() -> None:
-    one = {"a": torch.zeros(3), "b": torch.zeros(3)}
-    other = {"b": torch.zeros(3), "a": torch.zeros(3)}
-    assert (
-        structure.describe(one, 1, mapping="dict").to_json()
-        == structure.describe(other, 1, mapping="dict").to_json()
-    )
+@pytest.mark.parametrize("make", [dict, TensorDict, TensorDictReplayBuffer])
+@pytest.mark.parametrize("shared", [False, True])
+def test_entries_stay_in_the_order_of_the_first_write(make: Any, shared: bool) -> None:
+    """Every handle has them in that order, also one whose own writes have another one."""
+    cls, kind = (make, dict) if make is TensorDictReplayBuffer else (ReplayBuffer, make)
+    with cls(storage=LazyMemmapStorage(8, shared_init=shared), batch_size=2) as rb:
+        rb.extend(_of(kind, "z", "a", "m"))
+        handles = [rb, pickle.loads(pickle.dumps(rb))] if shared else [rb]
+        for one in handles:
+            one.extend(_of(kind, "m", "z", "a"))
+            for found in (one.sample(), one[0], one[:], one[:]["a"]):
+                assert [key for key, _ in found.items() if key in "zam"] == ["z", "a", "m"]
+        for one in handles[1:]:
+            one.close()
+
+
+def _of(kind: Any, *names: str) -> Any:
+    inner = {name: torch.zeros(2) for name in names}
+    data = {name: dict(inner) if name == "a" else torch.zeros(2) for name in names}
+    return data if kind is dict else TensorDict(data, [2])
 
 
 @pytest.mark.parametrize(
