@@ -232,7 +232,9 @@ class TensorStorageCheckpointer(StorageCheckpointerBase):
         node = leaves.node
         if record.structure is not None:  # it knows of classes, which hooks give as TensorDicts
             remembered = structure.from_json(record.structure)
-            node = remembered if [*remembered.paths()] == [*node.paths()] else node
+            by_key = dict(zip(node.paths(), columns, strict=True))
+            if {*remembered.paths()} == by_key.keys():
+                node, columns = remembered, [by_key[key] for key in remembered.paths()]
         return Saved.of_columns(str(path), record, node, columns)
 
 
