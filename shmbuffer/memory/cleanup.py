@@ -70,7 +70,7 @@ class Ownership:
         self._remover = 0
 
     def remove(self) -> bool:
-        """Remove the directory, and return whether this call did it.
+        """Remove the directory, and return whether this call did it; False if it was gone.
 
         If that fails the error is raised, and it is tried again when the process ends.
         """
@@ -81,12 +81,12 @@ class Ownership:
                 return False
             self._state, self._remover = "removing", threading.get_ident()
             try:
-                self._remove()
+                done = self._remove()
             except BaseException:
                 self._state = "owned"
                 raise
             self._end()
-            return True
+            return done is not False
         finally:
             self._busy.release()
             _deliver_deferred()
@@ -126,9 +126,9 @@ def own(directory_path: str | os.PathLike[str], remove: Callable[[], object]) ->
 
     Args:
         directory_path: the directory.
-        remove: removes it, idempotently. It is kept until then, with all that it refers to. It may
-            be called in a signal handler, between any two steps of the main thread, so it must not
-            wait for what that thread may hold.
+        remove: removes it, idempotently; False says that it was gone. It is kept until then, with
+            all that it refers to. It may be called in a signal handler, between any two steps of
+            the main thread, so it must not wait for what that thread may hold.
     """
     ownership = Ownership(Path(directory_path), remove)
     _owned.append(ownership)

@@ -389,14 +389,10 @@ def address_of(array: np.ndarray[Any, Any]) -> int:
 
 def without_own_keys(data: Any, keys: frozenset[str] = OWN_KEYS) -> Any:
     """``data`` without the root entries that a sample adds; a plain dict where there were any."""
-    if is_collection(data):
-        entries = fields(data)
-    elif isinstance(data, dict):
-        entries = data
-    else:
+    collection = is_collection(data)
+    if not (collection or isinstance(data, dict)) or keys.isdisjoint(data.keys()):
         return data
-    if keys.isdisjoint(entries):
-        return data
+    entries = fields(data) if collection else data
     return {key: value for key, value in entries.items() if key not in keys}
 
 

@@ -17,7 +17,13 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from tensordict import TensorDict, TensorDictBase, is_tensorclass
+from tensordict import (
+    LazyStackedTensorDict,
+    TensorDict,
+    TensorDictBase,
+    is_tensorclass,
+    lazy_stack,
+)
 
 from shmbuffer.replay import labels
 from shmbuffer.replay.objects import non_tensor
@@ -237,6 +243,41 @@ class TensorClassNode(TensorDictNode):
     def to_json(self) -> dict[str, Any]:
         """See `Node.to_json`."""
         return {**super().to_json(), "class": self.name}
+
+
+class LazyStackNode(BranchNode):
+    """A lazy stack of TensorDicts that differ in keys or shapes, within an item.
+
+    Args:
+        items: what is stacked, by position.
+        dim: of the item's batch size along which they are stacked.
+        batch_dims: of an item.
+    """
+
+    kind = "lazy_stack"
+
+    def __init__(self, items: dict[Any, Node], dim: int, batch_dims: int) -> None:
+        super().__init__(items)
+        self.dim = dim
+        self.batch_dims = batch_dims
+
+    def collect(self, data: Any, out: list[Any]) -> None:
+        """See `Node.collect`."""
+        if not isinstance(data, LazyStackedTensorDict) or len(data.tensordicts) != self.size:
+            raise FormDiffersError
+        if data.stack_dim != data.batch_dims - self.batch_dims + self.dim:
+            raise FormDiffersError
+        for part, (_, child) in zip(data.tensordicts, self.pairs, strict=True):
+            child.collect(part, out)
+
+    def build(self, leaves: Iterator[Any], lead: tuple[int, ...], device: torch.device) -> Any:
+        """See `Node.build`."""
+        parts = [*self.children(leaves, lead, device).values()]
+        return lazy_stack(parts, len(lead) + self.dim)
+
+    def to_json(self) -> dict[str, Any]:
+        """See `Node.to_json`."""
+        return {**super().to_json(), "dim": self.dim, "batch_dims": self.batch_dims}
 
 
 def as_tensor(value: Any) -> torch.Tensor:

@@ -12,13 +12,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from tensordict import NonTensorData, is_non_tensor, is_tensorclass
+from tensordict import LazyStackedTensorDict, NonTensorData, is_non_tensor, is_tensorclass
 
 from shmbuffer.errors import FormatError
 from shmbuffer.replay import labels
 from shmbuffer.replay.keys import OWN_KEYS
 from shmbuffer.replay.nodes import (
     LEAF,
+    LazyStackNode,
     Node,
     ObjectNode,
     Path,
@@ -48,6 +49,12 @@ def describe(data: Any, dims: int, *, mapping: str, root: bool = True) -> Node:
         if root:
             raise TypeError(not_a_tensor(data))
         return ObjectNode(tuple(data.batch_size[dims:]))
+    if isinstance(data, LazyStackedTensorDict) and data.stack_dim >= dims and _differ(data):
+        stacked: dict[Any, Node] = {
+            at: describe(part, dims, mapping=mapping, root=root)
+            for at, part in enumerate(data.tensordicts)
+        }
+        return LazyStackNode(stacked, data.stack_dim - dims, data.batch_dims - dims)
     if is_collection(data):
         batch = tuple(data.batch_size[dims:])
         items = {
@@ -85,6 +92,15 @@ def describe(data: Any, dims: int, *, mapping: str, root: bool = True) -> Node:
     raise TypeError(not_a_tensor(data))
 
 
+def _differ(stack: LazyStackedTensorDict) -> bool:
+    """Whether what is stacked cannot be one TensorDict."""
+    first, *others = (
+        {key: getattr(value, "shape", None) for key, value in part.items(True, True)}
+        for part in stack.tensordicts
+    )
+    return any(form != first for form in others)
+
+
 def from_json(spec: dict[str, Any]) -> Node:
     """The tree that `Node.to_json` wrote.
 
@@ -114,6 +130,8 @@ def _from_json(spec: dict[str, Any]) -> Node:
         return TensorDictNode(items, batch)
     if kind == "tensorclass":
         return TensorClassNode(items, batch, str(spec["class"]))
+    if kind == "lazy_stack":
+        return LazyStackNode(items, int(spec["dim"]), int(spec["batch_dims"]))
     if kind == "dict":
         return DictNode(items)
     if kind in ("tuple", "list", "namedtuple"):

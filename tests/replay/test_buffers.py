@@ -602,6 +602,22 @@ def test_what_is_no_part_is_refused() -> None:
         ReplayBuffer(storage=3)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"max_size=4\): the tensors have 5 places"):
         TensorStorage(torch.zeros(5), max_size=4)
+    with pytest.raises(ValueError, match=r"TensorStorage\(None\): the tensors to write into"):
+        TensorStorage(None)
+
+
+@pytest.mark.parametrize("ndim", [1, 2])
+def test_a_tensor_storage_without_entries_gets_those_of_the_first_write(ndim: int) -> None:
+    given = TensorDict({}, [10, 3][:ndim])
+    rb = TensorDictReplayBuffer(storage=TensorStorage(given, ndim=ndim), batch_size=6)
+    assert len(rb) == 10 * 3 ** (ndim - 1)
+    number = torch.arange(4 * 3 ** (ndim - 1)).view([3, 4][2 - ndim :])  # time is the last
+    rb.extend(TensorDict({"a": number, "b": {"c": number[..., None]}}, number.shape))
+    assert given["a"][:4].tolist() == number.movedim(-1, 0).tolist()
+    assert given["b", "c"][4:].count_nonzero() == 0
+    assert {"a", "b", "index"} <= set(rb.sample().keys())
+    with pytest.raises(SchemaMismatchError, match="'a' is missing"):
+        rb.extend(TensorDict({"d": number}, number.shape))
 
 
 def test_a_sample_that_is_put_back_into_a_list_leaves_its_own_keys_behind() -> None:

@@ -109,7 +109,8 @@ def test_every_slice_is_one_of_the_definition_and_each_of_them_is_drawn(
     )
     for _ in range(4 + 3 * seed):
         rb.extend(history.steps(history.chunk(4)))
-    legal = slices(history.trajectories(14), 3, strict=strict, right=right)
+    # As TorchRL has it: where a slice may be cut off, a trajectory may be short.
+    legal = slices(history.trajectories(14), 3, strict=strict and not right, right=right)
     assert set(drawn(rb, 8)) == legal
 
 

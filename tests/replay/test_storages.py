@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -421,6 +422,16 @@ def test_cleanup_removes_our_files_and_no_others(tmp_path: Path) -> None:
     storage.set(range(2), items(2))
     assert storage.cleanup() is True
     assert [entry.name for entry in path.iterdir()] == ["notes.txt"]
+    assert storage.cleanup() is False
+    storage.close()
+
+
+@pytest.mark.parametrize("owned", [True, False])
+def test_cleanup_of_what_somebody_else_has_removed_says_so(tmp_path: Path, owned: bool) -> None:
+    """It said that it had removed it."""
+    storage = LazyMemmapStorage(10, scratch_dir=tmp_path / "mine", auto_cleanup=owned)
+    storage.set(range(2), items(2))
+    shutil.rmtree(tmp_path / "mine")
     assert storage.cleanup() is False
     storage.close()
 

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import pickle
 from collections import namedtuple
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from tensordict import NonTensorData, TensorDict, tensorclass
+from tensordict import NonTensorData, TensorDict, TensorDictBase, lazy_stack, tensorclass
 
 from shmbuffer import (
     LazyMemmapStorage,
+    LazyTensorStorage,
+    PriorityUpdate,
     ReplayBuffer,
     SchemaMismatchError,
+    TensorDictPrioritizedReplayBuffer,
     TensorDictReplayBuffer,
 )
 from shmbuffer.replay import structure
@@ -110,6 +114,59 @@ def test_entries_stay_in_the_order_of_the_first_write(make: Any, shared: bool) -
                 assert [key for key, _ in found.items() if key in "zam"] == ["z", "a", "m"]
         for one in handles[1:]:
             one.close()
+
+
+def uneven(n: int, width: int = 3) -> TensorDictBase:
+    """``[n, 2]``: two TensorDicts side by side, one of them wider."""
+    parts = [
+        TensorDict({"a": torch.rand(n, 4, 8), "b": torch.arange(n)}, [n]),
+        TensorDict({"a": torch.rand(n, width, 8), "b": torch.arange(n)}, [n]),
+    ]
+    return lazy_stack(parts, 1)
+
+
+def same(one: TensorDictBase, other: TensorDictBase) -> bool:
+    pairs = zip(one.unbind(1), other.unbind(1), strict=True)
+    return all((mine == theirs).all() for mine, theirs in pairs)
+
+
+def test_a_stack_of_uneven_tensordicts_within_an_item_comes_back(make: Any, tmp_path: Path) -> None:
+    """As of agents whose observations differ."""
+    rb = TensorDictPrioritizedReplayBuffer(alpha=0.7, beta=0.5, storage=make(6), batch_size=4)
+    data = uneven(5)
+    rb.extend(data)
+    assert same(rb[:], data)
+    rb.add(uneven(1)[0])
+    assert rb[5].batch_size == (2,)
+    sample = rb.sample()
+    number = sample["index"][:, 0]
+    assert [one.shape[1:] for one in (part["a"] for part in sample.unbind(1))] == [(4, 8), (3, 8)]
+    assert same(sample.select("a", "b"), rb[number])
+    sample["td_error"] = torch.ones(4, 2)
+    assert rb.update_tensordict_priority(sample) == PriorityUpdate(4, 0)
+    for other in (uneven(5, width=2), uneven(5).unbind(1)[0]):
+        with pytest.raises(SchemaMismatchError):
+            rb.extend(other)
+    rb.dumps(tmp_path / "saved")
+    loaded = TensorDictReplayBuffer(storage=LazyTensorStorage(6))
+    loaded.loads(tmp_path / "saved")
+    assert same(loaded[:], rb[:])
+
+
+@tensorclass
+class Told:
+    obs: torch.Tensor
+    text: str
+
+
+@pytest.mark.parametrize("cls", [LazyTensorStorage, LazyMemmapStorage])
+def test_text_in_a_tensorclass_comes_back_where_one_process_has_it(cls: Any) -> None:
+    rb = rb_of(cls)
+    rb.extend(Told(obs=torch.zeros(4), text="hello", batch_size=[4]))
+    assert isinstance(rb.sample(), Told)
+    assert rb[0].text == "hello"
+    with pytest.raises(RuntimeError, match="text and other objects"):
+        pickle.dumps(rb)
 
 
 def _of(kind: Any, *names: str) -> Any:

@@ -440,7 +440,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
             return data
         dims = data.batch_dims
         try:
-            if isinstance(data, LazyStackedTensorDict):
+            if isinstance(data, LazyStackedTensorDict) and data.stack_dim == 0:
                 if not amended(data, partial(_set_by_item, info=info)):
                     with unlocked(data):
                         _set_by_item(data.tensordicts, info)

@@ -44,7 +44,8 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
             `PrioritizedSampler`.
         num_slices, slice_len, end_key, end_keys, traj_key, ends, trajectories, cache_values,
             truncated_key, init_key, strict_length, compile: see `SliceSampler`.
-        span: see `SliceSampler`. The left side is left out, with a warning: a slice begins at an
+        span: see `SliceSampler`; with it short trajectories are drawn in spite of
+            ``strict_length``. The left side is left out, with a warning: a slice begins at an
             item.
 
     Raises:
@@ -206,7 +207,11 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
     def _room(self, lengths: NDArray[np.int64], steps: int) -> NDArray[np.int64]:
         """How many steps of trajectories of these lengths a slice can begin with."""
         room = places(lengths, steps, self.span)[1]
-        return np.where(lengths < steps, 0, room) if self.strict_length else room
+        return np.where(lengths < self._shortest(steps), 0, room)
+
+    def _shortest(self, steps: int) -> int:
+        """As TorchRL has it: slices that may be cut off may also be of a trajectory that short."""
+        return 1 if self.span.right else super()._shortest(steps)
 
     def _wanted(self, table: Trajectories, steps: int) -> NDArray[np.bool_]:
         """Bool ``[trajectories]``: not those whose priorities are all zero. O(items).

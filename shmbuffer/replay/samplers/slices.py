@@ -299,7 +299,7 @@ class SliceSampler(Sampler, metaclass=_WithOrWithout):
         Raises:
             RuntimeError: there is none.
         """
-        allowed = table.long(steps if self.strict_length else 1)
+        allowed = table.long(self._shortest(steps))
         if not len(allowed):
             raise RuntimeError(
                 f"no trajectory has sufficient length for a slice of {steps} steps: the longest of "
@@ -307,6 +307,10 @@ class SliceSampler(Sampler, metaclass=_WithOrWithout):
                 "strict_length=False"
             )
         return allowed
+
+    def _shortest(self, steps: int) -> int:
+        """How many steps a trajectory needs to be drawn from."""
+        return steps if self.strict_length else 1
 
     def _begins(
         self, table: Trajectories, chosen: NDArray[np.int64], steps: int

@@ -163,9 +163,12 @@ class LazyMemmapStorage(LazyTensorStorage):
         return data if self._on_cpu(self.device) else to_device(data, self.device)
 
     def _define(self, data: Any, single: bool) -> Rows:
-        return RingStorage._define(
-            self, data, single
-        )  # the bytes are on the CPU, whatever ``device`` is
+        if not self._location.is_directory:
+            return super()._define(data, single)
+        return RingStorage._define(self, data, single)
+
+    def _where_it_lies(self, data: Any) -> torch.device:
+        return torch.device("cpu")  # whatever ``device`` is
 
     def open_there(self) -> None:
         """Open what ``scratch_dir`` has, whatever ``existsok`` says: for a load in place."""

@@ -96,15 +96,18 @@ class LazyTensorStorage(TensorStorage):
         self._open_at_once()
 
     def _define(self, data: Any, single: bool) -> Rows:
-        device = self.device if self.device is not None else _device_of(data)
+        device = self._where_it_lies(data)
+        if self.device is None:
+            self.device = device
         leaves = self._described(data, single)
         for_all = self._location.shared_init or self._handed_over
         if self._on_cpu(device) and (for_all or leaves.node.private() is None):
-            self.device = device
             return super()._define(data, single)
-        self.device = device
         slots = -(-self._max_size // max(1, math.prod(leaves.lanes)))
         return self._hold(leaves, slots, leaves.columns(slots, device))
+
+    def _where_it_lies(self, data: Any) -> torch.device:
+        return _device_of(data) if self.device is None else self.device
 
     @staticmethod
     def _on_cpu(device: torch.device | None) -> bool:

@@ -102,7 +102,7 @@ def widened(rows: Rows, wider: Leaves) -> Rows | None:
         leaf.path: (leaf, column)
         for leaf, column in zip(rows.leaves.leaves, rows.views(), strict=True)
     }
-    if not set(have) <= {leaf.path for leaf in wider.leaves}:
+    if not set(have) <= {leaf.path for leaf in wider.leaves} or wider.lanes != rows.leaves.lanes:
         return None
     columns = []
     for at, leaf in enumerate(wider.leaves):

@@ -224,7 +224,7 @@ class RingStorage(OnRing):
         try:
             first, count = rows.write(data, single, priorities)
         except SchemaMismatchError:
-            if not self._forget_form():
+            if not self._takes_another_form(data, single):
                 raise
             return self.append(data, single, priorities)
         if self._watchers and count:
@@ -263,7 +263,7 @@ class RingStorage(OnRing):
         try:
             place(rows, slots, as_batch(rows.leaves, data) if single else data, in_place=in_place)
         except SchemaMismatchError:
-            if not self._forget_form():
+            if not self._takes_another_form(data, single):
                 raise
             self.put(cursor, data, in_place=in_place)
             return
@@ -430,6 +430,10 @@ class RingStorage(OnRing):
         """Forget every item. The next write may be of another form, see `_forget_form`."""
         super().forget(keep_write_count=keep_write_count)
         self._emptied = True
+
+    def _takes_another_form(self, data: Any, single: bool) -> bool:
+        """Whether data that did not fit are to be tried again."""
+        return self._forget_form()
 
     def _forget_form(self) -> bool:
         """Whether the next write says what an item is, though there were items before.

@@ -9,7 +9,9 @@ import torch
 
 from shmbuffer.memory import Engine, Schema, Settings
 from shmbuffer.replay.leaves import Leaves
+from shmbuffer.replay.nodes import TensorDictNode, fields, is_collection
 from shmbuffer.replay.storages.held_rows import HeldRows
+from shmbuffer.replay.storages.placing import widened
 from shmbuffer.replay.storages.ring_storage import RingStorage
 from shmbuffer.replay.storages.rows import Rows
 
@@ -19,7 +21,8 @@ class TensorStorage(RingStorage):
 
     Args:
         storage: a TensorDict, tensorclass, tensor or PyTree ``[slots, *lanes, ...]``. It is used,
-            not copied: a write changes it, and a change of it is seen by the next sample.
+            not copied: a write changes it, and a change of it is seen by the next sample. A
+            TensorDict without entries gets those of the first write, zero elsewhere.
         max_size: has to be what ``storage`` has, if it is given.
         device: where samples are; ``storage`` is used on the device where it is.
         ndim: how many of its leading dimensions belong to the storage.
@@ -27,7 +30,8 @@ class TensorStorage(RingStorage):
 
     Raises:
         TypeError: something in there is not a tensor.
-        ValueError: another ``max_size``; sizes of the leading dimensions differ between leaves.
+        ValueError: None; another ``max_size``; sizes of the leading dimensions differ between
+            leaves.
 
     It cannot be passed to another process (RuntimeError): the tensors are this process's own.
 
@@ -45,6 +49,8 @@ class TensorStorage(RingStorage):
     Source: ``torchrl.data.TensorStorage``.
     """
 
+    _given: Any = None  # by the caller: it gets the columns that are added later
+
     def __init__(
         self,
         storage: Any,
@@ -54,11 +60,20 @@ class TensorStorage(RingStorage):
         ndim: int = 1,
         compilable: bool = False,
     ) -> None:
-        leaves = Leaves.of_data(
-            storage, ndim=ndim, single=False, mapping="dict", where="this buffer"
-        )
-        columns, lead = leaves.values(storage)
-        slots = lead[0]
+        if storage is None:
+            raise ValueError(
+                "TensorStorage(None): the tensors to write into are needed; LazyTensorStorage and "
+                "LazyMemmapStorage make their own"
+            )
+        columns: list[Any] = []
+        if is_collection(storage) and not fields(storage):
+            slots, *lanes = storage.batch_size[:ndim]
+            leaves = Leaves(TensorDictNode({}), (), tuple(lanes))
+        else:
+            leaves = Leaves.of_data(
+                storage, ndim=ndim, single=False, mapping="dict", where="this buffer"
+            )
+            columns, (slots, *_) = leaves.values(storage)
         if max_size is not None and max_size != slots:
             raise ValueError(
                 f"TensorStorage(max_size={max_size}): the tensors have {slots} places; leave "
@@ -70,11 +85,27 @@ class TensorStorage(RingStorage):
             Settings(capacity=capacity, ndim=ndim, checksum=False, reserve=False)
         )
         self._hold(leaves, slots, columns)
+        self._given = storage
         rows = self._need_rows()
         # In place: what was there before us was not written through a buffer, and write_count says
         # so.
         rows.ring.claim_slots(np.arange(slots, dtype=np.int64), in_place=True)
         rows.ring.commit()
+
+    def _takes_another_form(self, data: Any, single: bool) -> bool:
+        rows = self._rows
+        if rows is None or rows.leaves.leaves:
+            return super()._takes_another_form(data, single)
+        wider = widened(rows, self._described(data, single))
+        if wider is not None:
+            self._settle(wider)
+        return wider is not None
+
+    def _settle(self, rows: Rows) -> Rows:
+        if isinstance(rows, HeldRows) and is_collection(self._given):
+            lead = (rows.ring.capacity, *rows.leaves.lanes)
+            self._given.update(rows.leaves.build(rows.columns, lead))
+        return super()._settle(rows)
 
     def to_device(self, data: Any) -> Any:
         """``data`` on the storage's device."""
