@@ -36,21 +36,22 @@ from numpy.typing import NDArray
 from shmbuffer.memory.layout import SlotState
 
 STATE_BITS = 2
+_SHIFT, _STATE, _COMMITTED = np.uint64(STATE_BITS), np.uint64(3), np.uint64(SlotState.COMMITTED)
 
 
 def states(words: NDArray[np.uint64]) -> NDArray[np.uint8]:
     """State of each word, as numbers of `SlotState`."""
-    return (words & np.uint64(3)).astype(np.uint8)
+    return (words & _STATE).astype(np.uint8)
 
 
 def tickets(words: NDArray[np.uint64]) -> NDArray[np.int64]:
     """Ticket of each word; meaningless for EMPTY ones."""
-    return (words >> np.uint64(STATE_BITS)).astype(np.int64)
+    return (words >> _SHIFT).view(np.int64)
 
 
 def committed(words: NDArray[np.uint64]) -> NDArray[np.bool_]:
     """Which slots hold an item."""
-    found: NDArray[np.bool_] = states(words) == SlotState.COMMITTED
+    found: NDArray[np.bool_] = (words & _STATE) == _COMMITTED
     return found
 
 

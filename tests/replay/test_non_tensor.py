@@ -317,12 +317,11 @@ def test_threads_never_see_the_text_of_another_item() -> None:
 # -- elsewhere -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("where", ["anonymous", "directory", "shared tensors"])
+@pytest.mark.parametrize("where", ["directory", "shared tensors"])
 def test_what_other_processes_could_open_refuses_text_and_names_what_does_not(
     where: str, tmp_path: Path
 ) -> None:
     storage: Any = {
-        "anonymous": lambda: LazyMemmapStorage(4),
         "directory": lambda: LazyMemmapStorage(4, scratch_dir=tmp_path / "b", shared_init=True),
         "shared tensors": lambda: LazyTensorStorage(4, shared_init=True),
     }[where]()

@@ -311,14 +311,24 @@ def vanishing(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     """Item 1 begins to be written over between the choice of what to read and the copy."""
     claimed: list[Any] = []
 
-    def select_and_claim(index: Any, ring: Any, *args: Any) -> Any:
-        selection = indexing.select(index, ring, *args)
+    def claim(ring: Any) -> None:
         if not claimed:
             ring.claim_slots(np.array([1]), in_place=True)
             claimed.append(ring)
+
+    def select_and_claim(index: Any, ring: Any, *args: Any) -> Any:
+        selection = indexing.select(index, ring, *args)
+        claim(ring)
         return selection
 
+    def look_and_claim(rows: Any, index: Any) -> bool:
+        if found := is_drawn(rows, index):
+            claim(rows.ring)
+        return found
+
+    is_drawn = reading._is_drawn
     monkeypatch.setattr(reading, "select", select_and_claim)
+    monkeypatch.setattr(reading, "_is_drawn", look_and_claim)
     yield claimed
     for ring in claimed:
         ring.abort()

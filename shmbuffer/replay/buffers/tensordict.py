@@ -439,8 +439,14 @@ class TensorDictReplayBuffer(ReplayBuffer):
         if not isinstance(data, TensorDictBase):
             return data
         dims = data.batch_dims
+        if type(data) is TensorDict and _lie_beside(data, info):
+            for key, value in info.items():
+                data._set_str(key, value, validated=True, inplace=False, non_blocking=False)
+            return data
         try:
-            if isinstance(data, LazyStackedTensorDict) and data.stack_dim == 0:
+            if isinstance(data, LazyStackedTensorDict) and not isinstance(
+                self._storage, RingStorage
+            ):
                 if not amended(data, partial(_set_by_item, info=info)):
                     with unlocked(data):
                         _set_by_item(data.tensordicts, info)
@@ -489,6 +495,18 @@ def reduce(priority: Any, count: int, how: str) -> NDArray[np.float64]:
     if how == "median":  # of an even number the lower one, as torch.median has it
         return np.ascontiguousarray(np.sort(several, axis=1)[:, (several.shape[1] - 1) // 2])
     return np.ascontiguousarray(getattr(np, how)(several, axis=1))
+
+
+def _lie_beside(data: TensorDict, info: dict[Any, Any]) -> bool:
+    """Whether index and weights are entries of a sample as they are."""
+    size, device = data._batch_size, data._device
+    return not data._is_locked and all(
+        type(value) is torch.Tensor
+        and type(key) is str
+        and value.shape == size
+        and device in (None, value.device)
+        for key, value in info.items()
+    )
 
 
 def _set_by_item(items: Sequence[Any], info: dict[Any, Any]) -> None:

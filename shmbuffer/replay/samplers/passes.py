@@ -85,6 +85,15 @@ def held_next(ring: Ring | None, now: Pass, count: int) -> Drawn | None:
     return Drawn(elements, slots.tickets(words), at, filling)
 
 
+def is_over(ring: Ring | None, now: Pass, count: int) -> bool:
+    """Whether fewer than ``count`` items are left of a pass."""
+    assert now.order is not None
+    if len(now.order) - now.at < count:
+        return True
+    ahead = held_next(ring, now, count)
+    return ahead is not None and len(ahead.elements) < count
+
+
 def wait_for(ring: Ring | None, elements: NDArray[np.int64]) -> bool:
     """Wait while others fill one of these places, up to 5 s. Whether all of them are done."""
     deadline = time.monotonic() + WRITE_TIMEOUT_S

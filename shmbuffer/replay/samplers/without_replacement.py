@@ -14,6 +14,7 @@ from shmbuffer.replay.samplers.passes import (
     Pass,
     described,
     held_next,
+    is_over,
     places_of,
     wait_for,
 )
@@ -110,8 +111,7 @@ class SamplerWithoutReplacement(Sampler):
                 "fewer"
             )
         now = now._replace(at=drawn.at, ran_out=False)
-        ahead = held_next(ring, now, max(whole, 1))
-        ended = ahead is not None and len(ahead.elements) < max(whole, 1)
+        ended = is_over(ring, now, max(whole, 1))
         self._pass = Pass(None, 0, now.places, True) if ended else now
         self._told = self._loaded = False
         if self._storage is None or self._storage() is not storage:

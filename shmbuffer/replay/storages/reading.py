@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from shmbuffer.replay.storages.indexing import Selection, select
+from shmbuffer.replay.storages.native_rows import NativeRows
 from shmbuffer.replay.storages.rows import Rows
 
 _ATTEMPTS = 16  # at reading what other processes keep writing over
@@ -25,6 +26,10 @@ def fetch(rows: Rows, index: Any, *, dim_extend: int = 0, as_views: bool) -> Any
         IndexError: a slot that holds no item. A slice leaves such slots out.
     """
     leaves = rows.leaves
+    if not dim_extend and _is_drawn(rows, index):
+        tensors, _, missing = rows.read(index)
+        if not missing:
+            return leaves.build(tensors, (len(index),))
     for _ in range(_ATTEMPTS):
         selection = select(index, rows.ring, leaves.lanes, dim_extend)
         if as_views and selection.view is not None:
@@ -34,6 +39,22 @@ def fetch(rows: Rows, index: Any, *, dim_extend: int = 0, as_views: bool) -> Any
             return leaves.build(*copies)
     raise IndexError(
         f"what {index!r} names was written over each of the {_ATTEMPTS} times that it was read"
+    )
+
+
+def _is_drawn(rows: Rows, index: Any) -> bool:
+    """Whether the index may go to the core as it is: what a sampler chose, as a rule."""
+    return (
+        type(index) is torch.Tensor
+        and index.dtype is torch.int64
+        and index.dim() == 1
+        and index.is_cpu
+        and index.is_contiguous()
+        and type(rows) is NativeRows
+        and not rows.leaves.lanes
+        and len(index) > 0
+        and int(index.min()) >= 0
+        and int(index.max()) < rows.ring.capacity
     )
 
 

@@ -441,8 +441,15 @@ class RingStorage(OnRing):
         That is so where this handle has emptied the buffer, nobody has written since, and nobody
         else has the buffer.
         """
-        if not self._emptied or self._rows is None or not self.engine.undefine():
+        if not self._emptied or self._rows is None:
             return False
+        ring = self._rows.ring
+        exponents = ring.alpha, ring.eps
+        if not self.engine.undefine():
+            return False
+        owner = None if self._table_owner is None else self._table_owner()
+        if owner is not None:
+            owner.lose_ring(*exponents)
         self._rows, self._emptied = None, False
         self._tell_readers()
         return True

@@ -167,6 +167,11 @@ class PriorityKeeper(Sampler):
         storage.detach(self)
         self._storage = self._ring = self._table = self._greatest = None
 
+    def lose_ring(self, alpha: float, eps: float) -> None:
+        """The storage has forgotten its form: another ring comes, with the same alpha and eps."""
+        self._alpha, self._eps = alpha, eps
+        self._ring = self._greatest = None
+
     def _keep_table(self, storage: Any) -> PriorityTable:
         """A table of our own, with what is there already."""
         table = self._table
