@@ -17,7 +17,10 @@ BLOCKS = {page: blocks_of(page) for page in pages()}
 RUNNING = [page for page, blocks in BLOCKS.items() if any(b.language in RUNS for b in blocks)]
 
 # What may stand in a page without being run, and why.
-NOT_RUN = {("docs/first-hour.md", "installs what is tested here")}
+NOT_RUN = {
+    ("docs/first-hour.md", "installs what is tested here"),
+    ("docs/torchrl.md", "needs TorchRL, and scripts/compat runs it"),
+}
 
 Run = Callable[[str], str]
 

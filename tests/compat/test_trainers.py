@@ -1,0 +1,83 @@
+"""TorchRL's trainers train on our buffers, and on the classes that TorchRL looks for."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import shmbuffer
+import tests.compat.family  # noqa: F401 - skips this module where TorchRL is not installed
+
+pytestmark = pytest.mark.timeout(240)
+
+
+@cache
+def trained(*arguments: str) -> dict[str, Any]:
+    """What the script says at its end."""
+    command = [sys.executable, "-W", "ignore", "-m", "tests.compat.train", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+@pytest.mark.parametrize("kind", ["plain", "prioritized"])
+@pytest.mark.parametrize("algorithm", ["DQN", "SAC"])
+def test_a_trainer_trains(algorithm: str, kind: str) -> None:
+    ours = trained(algorithm, "shmbuffer", kind)
+    other = trained(algorithm, "torchrl", kind)
+    assert ours["moved"]
+    assert ours["finite"]
+    assert ours["len"] == other["len"] == 600
+    assert {*ours["keys"]} == {*other["keys"]} - {"index"}
+
+
+REGISTERED = """\
+import torchrl.data.replay_buffers as torchrl_buffers
+
+for name in ("Sampler", "SamplerWithoutReplacement", "PrioritizedSampler"):
+    getattr(torchrl_buffers, name).register(getattr(shmbuffer, name))
+"""
+USED = """
+import torch
+from torchrl.data.replay_buffers.scheduler import LinearScheduler
+from torchrl.trainers import ReplayBufferTrainer
+
+sampler = shmbuffer.PrioritizedSampler(10, alpha=0.7, beta=0.4)
+scheduler = LinearScheduler(sampler, "beta", final_value=1.0, num_steps=2)
+scheduler.step()
+assert 0.4 < sampler.beta < 1.0
+rb = shmbuffer.ReplayBuffer(storage=shmbuffer.LazyTensorStorage(10), sampler=sampler)
+try:
+    ReplayBufferTrainer(rb)
+except ValueError as error:
+    assert "Prioritized sampler not supported" in str(error)
+else:
+    raise AssertionError("its priorities would never be updated, and nobody would say so")
+assert isinstance(shmbuffer.SamplerWithoutReplacement(), torchrl_buffers.SamplerWithoutReplacement)
+"""
+
+
+def test_torchrl_knows_our_samplers_after_the_lines_of_the_documentation() -> None:
+    root = Path(shmbuffer.__file__).parents[1]
+    assert REGISTERED in (root / "docs" / "torchrl.md").read_text()
+    script = "import shmbuffer\n" + REGISTERED + USED
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", script], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_dataset_for_trl_takes_torchrls_own_class_alone() -> None:
+    """docs/torchrl.md says what to write in its place."""
+    from torchrl.modules.llm.trl_interop import TorchRLBufferDataset
+
+    rb = shmbuffer.ReplayBuffer(storage=shmbuffer.LazyTensorStorage(10))
+    with pytest.raises(TypeError, match="must be a torchrl ReplayBuffer"):
+        TorchRLBufferDataset(rb, batch_size=2)
