@@ -160,7 +160,10 @@ class LoadInPlace(Load):
     def prepare(self) -> None:
         super().prepare()
         self.other.close()
-        storage = LazyMemmapStorage(CAPACITY, scratch_dir=self.folder / "buffer")
+        path = self.folder / "buffer"
+        storage: Any = LazyMemmapStorage(CAPACITY, scratch_dir=path)
+        if self.kind == "records":
+            storage = LazyStackStorage(CAPACITY, max_bytes=2**16, scratch_dir=path)
         self.other = TensorDictPrioritizedReplayBuffer(
             storage=storage, alpha=0.7, beta=0.4, batch_size=4
         )
