@@ -535,9 +535,9 @@ class Engine:
             return False
         ring = self.ring
         if ring is not None:
-            ring._native.reap(entry, incarnation, LOCK_TIMEOUT_NS)
+            freed: int = ring._native.reap(entry, incarnation, LOCK_TIMEOUT_NS)
             self.control.touch()
-            return True
+            return freed >= 0
         with self._ground.lock(timeout):  # without slots it has no claim
             if (
                 self._state == BufferState.NO_SCHEMA

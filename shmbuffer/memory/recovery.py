@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shmbuffer._native import _core
+from shmbuffer.errors import LockTimeout
 from shmbuffer.memory import identity, layout, limiter, records, slots
 from shmbuffer.memory.control import Control, Superblock
 from shmbuffer.memory.files import Files
@@ -399,7 +400,13 @@ class _Repair:
             entries["state"][entry] = EntryState.LIVE
             _core.reached("recover.live")
             incarnation = int(entries["incarnation"][entry])
-            retired += self.native.reap(int(entry), incarnation, 0)
+            freed = self.native.reap(int(entry), incarnation, 0)
+            if freed < 0:
+                raise LockTimeout(
+                    f"{self.control.where}: somebody holds the mutex that this recovery has just "
+                    "made, so that another process has the shared memory open; end it, then recover"
+                )
+            retired += freed
         entries["phase"] = Phase.IDLE
         _core.reached("recover.idle")
         entries["turn"] = 0
