@@ -31,7 +31,9 @@ def clear_the_way(files: Files, existing: Existing, *, creating: bool) -> Recove
         return None
     if existing == "error":
         raise BufferExistsError(
-            f"{files.path}: there is a buffer already; attach to it, recover it, or remove it",
+            f"{files.path}: there is a buffer already; attach() to it, or go on with it "
+            "(on_existing='recover' of a Coordinator, existsok=True of a storage), or have a "
+            "Coordinator replace it (on_existing='overwrite')",
             path=str(files.path),
         )
     control = files.open_control()

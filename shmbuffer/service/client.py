@@ -24,6 +24,14 @@ Role = Literal["client", "collector", "learner", "coordinator"]
 role_of_this_process: Role = "client"
 """What ``attach`` calls this process unless told; "collector" in what a coordinator spawned."""
 
+OF_COORDINATOR = frozenset(
+    (
+        *("auto_cleanup", "capacity", "checksum", "example", "grace_s", "max_bytes"),
+        *("metrics_port", "ndim", "on_existing", "reserve", "storage"),
+    )
+)
+"""Arguments of a `Coordinator` that have no meaning in ``attach``."""
+
 LOOK_S = 0.01
 """How often a waiting ``attach`` looks whether the buffer is there by now."""
 
@@ -59,8 +67,10 @@ def attach(
         on_progress: called with a `ProgressReport` some times a second: while the directory is
             recovered, and while pages are made, in the thread that does it. What it raises comes
             out of this call, if it waits for that work.
-        **options: what cannot be recorded, or is to differ in this process: ``transform``,
-            ``collate_fn``, ``prefetch``, ``generator``, ``batch_size``, ``beta``, ...; of a buffer
+        **options: what cannot be recorded, or is to differ in this process: ``sampler`` (of any
+            kind, also of a prioritized buffer; a prioritized one with its alpha and eps),
+            ``transform``, ``collate_fn``, ``prefetch``, ``generator``, ``batch_size``, ``beta``,
+            and other arguments of the buffer's class; of a buffer
             of records also ``device``, ``pad_output``, and the ``compression_fn`` and
             ``decompression_fn`` that it was made with.
 
@@ -72,12 +82,18 @@ def attach(
         FormatError, CorruptBufferError, UnsafePathError, ReadOnlyError: it cannot be used.
         RegistryFullError: 256 living handles use it.
         ValueError: ``timeout`` is not a number of seconds; there is no such ``role`` or
-            ``prefault``.
+            ``prefault``; a ``sampler`` has another alpha or eps.
+        TypeError: an argument that only the `Coordinator` takes, or none at all.
 
     Cost: about a millisecond, after the import of torch; recovery comes on top where it is needed.
     """
     if math.isnan(timeout) or timeout < 0:
         raise ValueError(f"timeout is a number of seconds, not {timeout!r}")
+    if decided := sorted(options.keys() & OF_COORDINATOR):
+        raise TypeError(
+            f"attach() takes no {decided[0]!r}: it is decided where the buffer is made, "
+            f"Coordinator(..., {decided[0]}=...)"
+        )
     path, role = Path(scratch_dir), role or role_of_this_process
     if role not in get_args(Role):
         raise ValueError(f"role is one of {', '.join(get_args(Role))}, not {role!r}")

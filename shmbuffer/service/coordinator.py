@@ -11,10 +11,12 @@ ownership of a temporary one.
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
+from dataclasses import asdict
 from pathlib import Path
 from types import EllipsisType, TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, TypeVarTuple, get_args
@@ -48,6 +50,8 @@ if TYPE_CHECKING:
     from shmbuffer.replay.buffers import ReplayBuffer
 
 _Ts = TypeVarTuple("_Ts")
+
+log = logging.getLogger("shmbuffer.service")
 
 OnExisting = Literal["error", "recover", "overwrite"]
 
@@ -101,11 +105,13 @@ class Coordinator:
             recovered, and while pages are made, in the thread that does it. What it raises comes
             out of this call, if it waits for that work.
         rate_limiter: what keeps writers and samplers in step, or makes a queue of the buffer; it is
-            in the directory, for all processes. None leaves what is set there.
+            in the directory, for all processes. None leaves what is set there, and the logger
+            "shmbuffer.service" says so.
         **options: further arguments of the buffer, as TorchRL's. ``weight_key``, ``reduction`` and
-            ``dim_extend`` are recorded for everybody; ``transform``, ``collate_fn``,
-            ``pin_memory``, ``prefetch`` and ``generator`` are for ``buffer`` in this process. Of a
-            storage of records: ``stack_dim``, ``compression_level``, ``compress``,
+            ``dim_extend`` are recorded for everybody; ``sampler`` (in place of the one that the
+            buffer makes), ``transform``, ``collate_fn``, ``pin_memory``, ``prefetch`` and
+            ``generator`` are for ``buffer`` in this process: other processes give theirs to
+            ``attach``. Of a storage of records: ``stack_dim``, ``compression_level``, ``compress``,
             ``dictionary_bytes`` and ``share_frames`` are recorded; ``device``, ``pad_output``,
             ``compression_fn`` and ``decompression_fn`` are for this process.
 
@@ -173,7 +179,11 @@ class Coordinator:
             of_storage={name: options.pop(name) for name in OF_STORAGES & options.keys()},
         )
         if unknown := sorted(options.keys() - LOCAL - LOCAL_OF_STORAGES):
-            raise TypeError(f"Coordinator() takes no argument {unknown[0]!r}")
+            raise TypeError(
+                f"Coordinator() takes no argument {unknown[0]!r}; of what concerns one process "
+                f"alone it takes {', '.join(sorted(LOCAL))}, for its own buffer, and other "
+                "arguments of the buffer's class go to attach()"
+            )
         wished = Prefault(prefault, on_progress)
         self._pid = os.getpid()
         self._closing = threading.Lock()
@@ -204,7 +214,10 @@ class Coordinator:
             self._lock = CoordinatorLock.take(self.scratch_dir)
             undo.callback(self._lock.release)
             wishes.agree(self._engine)
-            if rate_limiter is not None and not rate_limiter.says_the_same(self._engine.limiter):
+            kept = self._engine.limiter
+            if rate_limiter is None and kept is not None:
+                _say_what_limits(self.scratch_dir, kept)
+            elif rate_limiter is not None and not rate_limiter.says_the_same(kept):
                 self._engine.set_limiter(rate_limiter)
             if example is not None:
                 self.buffer.storage.define(example)
@@ -511,6 +524,16 @@ class Coordinator:
             )
         if self._closed:
             raise BufferClosedError(f"{self.scratch_dir}: this coordinator is closed")
+
+
+def _say_what_limits(path: Path, kept: RateLimiter) -> None:
+    values = [f"{name}={value!r}" for name, value in asdict(kept).items() if value is not None]
+    log.warning(
+        "%s: goes on with the rate limiter that was set earlier, RateLimiter(%s); give "
+        "rate_limiter= or call set_rate(...) to change it, set_rate(None) to lift it",
+        path,
+        ", ".join(values),
+    )
 
 
 def _remove_if_empty(path: Path) -> None:

@@ -6,8 +6,8 @@
                                        weight_key, reduction, dim_extend,
                                        of records: stack_dim, compression_level, compress,
                                        dictionary_bytes, share_frames
-    of one process, never recorded     transform, collate_fn, pin_memory, prefetch, generator,
-                                       prefault,
+    of one process, never recorded     sampler, transform, collate_fn, pin_memory, prefetch,
+                                       generator, prefault,
                                        of records: device, pad_output, compression_fn,
                                        decompression_fn
 
@@ -28,7 +28,7 @@ PRIORITIZED, PLAIN = "TensorDictPrioritizedReplayBuffer", "TensorDictReplayBuffe
 PRIORITY_KEY = "td_error"
 
 RECORDED = frozenset({"weight_key", "reduction", "dim_extend"})
-LOCAL = frozenset({"transform", "collate_fn", "pin_memory", "prefetch", "generator"})
+LOCAL = frozenset({"sampler", "transform", "collate_fn", "pin_memory", "prefetch", "generator"})
 
 STORAGES: Mapping[str, frozenset[str]] = {
     "LazyMemmapStorage": frozenset(),

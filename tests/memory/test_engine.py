@@ -197,7 +197,7 @@ def test_a_buffer_that_is_there_may_be_an_error(path: Path) -> None:
     before = files_of(path)
     with pytest.raises(
         BufferExistsError,
-        match=rf"^{path}: there is a buffer already; attach to it, recover it, or remove it$",
+        match=rf"^{path}: there is a buffer already; attach\(\) .*on_existing='overwrite'\)$",
     ):
         Engine.open(path, SETTINGS, existing="error")
     assert files_of(path) == before

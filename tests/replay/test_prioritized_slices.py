@@ -61,6 +61,20 @@ def give(rb: Any, numbers: dict[int, float], other: float = 0.0) -> None:
 # -- where slices begin ----------------------------------------------------------------------------
 
 
+def test_fragments_are_drawn_by_the_priority_of_their_first_step() -> None:
+    rb = buffer(
+        LazyTensorStorage(8), 40000, slice_len=2, traj_key="id", step_key="at", fragmented=True
+    )
+    data = {"number": torch.arange(6), "id": torch.tensor([4, 2, 4, 2, 4, 4])}
+    rb.extend(TensorDict({**data, "at": torch.tensor([0, 7, 2, 6, 1, 4])}, [6]))
+    assert (rb.sampler.step_key, rb.sampler.fragmented) == ("at", True)
+    give(rb, {0: 1, 4: 3, 3: 4, 1: 9, 2: 9, 5: 9})
+    found = drawn(rb)
+    assert found.keys() == {(0, 4), (4, 2), (3, 1)}
+    shares = [found[pair] / 20000 for pair in ((0, 4), (4, 2), (3, 1))]
+    assert np.allclose(shares, [1 / 8, 3 / 8, 4 / 8], atol=0.02)
+
+
 @pytest.mark.parametrize("far", [False, True])
 def test_a_slice_begins_at_an_item_in_proportion_to_its_mass(far: bool) -> None:
     """``far``: nearly all mass lies where no slice can begin, so that hardly a draw can be kept."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from tensordict import TensorDict
@@ -15,6 +17,7 @@ from shmbuffer.replay.buffers import (
     TensorDictPrioritizedReplayBuffer,
     TensorDictReplayBuffer,
 )
+from shmbuffer.replay.samplers import PrioritizedSliceSampler, SliceSampler
 from shmbuffer.service import client
 from shmbuffer.service.client import attach
 from shmbuffer.service.coordinator import Coordinator
@@ -98,6 +101,46 @@ def test_arguments_that_are_not_recorded_are_the_callers(scratch_dir: Path) -> N
         assert sample.batch_size == (3,)
         assert (sample["twice"] == sample["obs"] * 2).all()
         close(buffer)
+
+
+@pytest.mark.parametrize("written", [False, True])
+def test_a_buffer_with_priorities_takes_any_sampler(scratch_dir: Path, written: bool) -> None:
+    """``written``: whether there is a ring when they attach."""
+    with Coordinator(scratch_dir, capacity=8, batch_size=40) as coordinator:
+        done = torch.zeros(4, 1, dtype=torch.bool)
+        data = TensorDict({"obs": torch.arange(4), ("next", "done"): done}, [4])
+        if written:
+            coordinator.buffer.extend(data)
+        by_priority = PrioritizedSliceSampler(8, 0.6, 0.4, slice_len=2)
+        with (
+            attach(scratch_dir, sampler=by_priority) as learner,
+            attach(scratch_dir, sampler=lambda: SliceSampler(slice_len=2)) as other,
+        ):
+            if not written:
+                coordinator.buffer.extend(data)
+            coordinator.buffer.update_priority(torch.arange(4), torch.tensor([0.0, 1e9, 0.0, 0.0]))
+            assert learner.sampler is by_priority
+            sample = learner.sample()
+            assert sample["obs"].view(-1, 2).tolist() == [[1, 2]] * 20
+            sample["td_error"] = (sample["obs"] == 1) * 3.0
+            assert learner.update_tensordict_priority(sample).applied == 40
+            assert coordinator.buffer.storage.ring.priorities(np.arange(3)).tolist() == [0, 3, 0]
+            assert len(other.sample()["obs"].view(-1, 2).unique(dim=0)) == 3
+        with pytest.raises(ValueError, match=r"alpha=0\.6"):
+            attach(scratch_dir, sampler=PrioritizedSliceSampler(8, 0.7, 0.4, slice_len=2))
+        assert [client.pid for client in coordinator.clients()] == [os.getpid()]
+
+
+def test_before_the_first_write_a_sampler_with_another_alpha_is_refused_too(
+    scratch_dir: Path,
+) -> None:
+    with Coordinator(scratch_dir, capacity=8), pytest.raises(ValueError, match=r"alpha=0\.6.*0\.7"):
+        attach(scratch_dir, sampler=PrioritizedSliceSampler(8, 0.7, 0.4, slice_len=2))
+
+
+def test_what_only_a_coordinator_decides_is_refused_with_its_name(scratch_dir: Path) -> None:
+    with pytest.raises(TypeError, match=r"no 'capacity'.*Coordinator\(\.\.\., capacity=\.\.\.\)"):
+        attach(scratch_dir, capacity=8)
 
 
 def test_a_wrong_argument_leaves_no_client_behind(scratch_dir: Path) -> None:

@@ -27,6 +27,7 @@ from shmbuffer.memory import layout
 from shmbuffer.memory.engine import Engine
 from shmbuffer.memory.progress import ProgressReport
 from shmbuffer.replay.buffers import TensorDictPrioritizedReplayBuffer
+from shmbuffer.replay.samplers import PrioritizedSampler, SliceSampler
 from shmbuffer.service.client import attach
 from shmbuffer.service.coordinator import Coordinator
 from tests.service import items, targets
@@ -42,6 +43,12 @@ with Coordinator(sys.argv[1] or None, capacity=8) as coordinator:
     print(coordinator.scratch_dir, flush=True)
     signal.pause()
 """
+
+
+def steps(count: int) -> TensorDict:
+    """Steps of one trajectory that is still open."""
+    done = torch.zeros(count, 1, dtype=torch.bool)
+    return TensorDict({"step": torch.arange(count), ("next", "done"): done}, [count])
 
 
 def test_a_new_directory_is_made_and_stays(scratch_dir: Path) -> None:
@@ -77,6 +84,8 @@ def test_a_buffer_that_is_there_is_an_error_unless_told_otherwise(scratch_dir: P
     with pytest.raises(BufferExistsError) as caught:
         Coordinator(scratch_dir, capacity=8)
     assert str(scratch_dir) in str(caught.value)
+    for way in ("attach()", "on_existing='recover'", "existsok=True", "on_existing='overwrite'"):
+        assert way in str(caught.value)
 
 
 def test_recover_finds_what_is_there(scratch_dir: Path) -> None:
@@ -339,9 +348,21 @@ def test_functions_that_compress_are_of_this_process(scratch_dir: Path) -> None:
 
 
 def test_an_unknown_argument_is_refused_at_once(scratch_dir: Path) -> None:
-    with pytest.raises(TypeError, match="no argument 'alhpa'"):
+    with pytest.raises(TypeError, match=r"no argument 'alhpa'.* sampler, .* go to attach\(\)"):
         Coordinator(scratch_dir, capacity=8, alhpa=0.6)
     assert not scratch_dir.exists()
+
+
+def test_a_sampler_of_its_own_is_for_the_buffer_of_the_coordinator(scratch_dir: Path) -> None:
+    sampler = SliceSampler(slice_len=2)
+    with Coordinator(scratch_dir, capacity=8, sampler=sampler, batch_size=4) as coordinator:
+        buffer = coordinator.buffer
+        buffer.extend(steps(4))
+        assert buffer.sampler is sampler
+        assert buffer.sample()["step"].view(2, 2).diff().tolist() == [[1], [1]]
+        with attach(scratch_dir) as other:
+            assert type(other) is type(buffer) is TensorDictPrioritizedReplayBuffer
+            assert type(other.sampler) is PrioritizedSampler
 
 
 def test_stats_are_one_flat_dict_of_numbers(scratch_dir: Path) -> None:

@@ -35,6 +35,29 @@ def test_the_next_coordinator_leaves_the_balance_as_it_is(scratch_dir: Path) -> 
             assert limiter.says_the_same(coordinator.rate_limiter)
 
 
+def test_a_limiter_of_an_earlier_run_is_reported_at_the_start(
+    scratch_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    Coordinator(scratch_dir, capacity=16, rate_limiter=LIMITER).close()
+    Coordinator(scratch_dir, on_existing="recover", rate_limiter=LIMITER).close()
+    assert caplog.messages == []
+    Coordinator(scratch_dir, on_existing="recover").close()
+    (said,) = caplog.messages
+    assert said.startswith(f"{scratch_dir}: goes on with the rate limiter that was set earlier")
+    for part in (
+        "samples_per_insert=4.0, ",
+        "when_alone='wait'",
+        "rate_limiter=",
+        "set_rate(None)",
+    ):
+        assert part in said
+    with Coordinator(scratch_dir, on_existing="recover") as coordinator:
+        coordinator.set_rate(None)
+    caplog.clear()
+    Coordinator(scratch_dir, on_existing="recover").close()
+    assert caplog.messages == []
+
+
 def test_a_new_rate_lets_everybody_go_on_at_once(scratch_dir: Path) -> None:
     with (
         Coordinator(scratch_dir, capacity=64, alpha=None, rate_limiter=LIMITER) as coordinator,

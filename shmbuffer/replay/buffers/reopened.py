@@ -9,7 +9,7 @@ from shmbuffer.replay.buffers.prioritized import (
     PrioritizedReplayBuffer,
     TensorDictPrioritizedReplayBuffer,
 )
-from shmbuffer.replay.buffers.replay_buffer import ReplayBuffer
+from shmbuffer.replay.buffers.replay_buffer import ReplayBuffer, made
 from shmbuffer.replay.buffers.tensordict import TensorDictReplayBuffer
 from shmbuffer.replay.samplers import PrioritizedSampler
 from shmbuffer.replay.storages import (
@@ -39,7 +39,8 @@ def from_engine(engine: Engine, **overrides: Any) -> ReplayBuffer:
     Args:
         engine: the handle; the buffer owns it from now on.
         **overrides: arguments of the buffer's class, in place of recorded ones or beside them:
-            ``transform``, ``collate_fn``, ``batch_size``, ``beta``, ``generator``, ...; and, of a
+            ``transform``, ``collate_fn``, ``batch_size``, ``beta``, ``generator``, ...; a
+            ``sampler`` (or what makes one), also of the classes that make their own; and, of a
             buffer of records, what its storage cannot record: ``device``, ``pad_output``,
             ``compression_fn``, ``decompression_fn``.
 
@@ -49,7 +50,7 @@ def from_engine(engine: Engine, **overrides: Any) -> ReplayBuffer:
         `TensorDictReplayBuffer`.
 
     Raises:
-        ValueError: alpha or eps differ from what is there.
+        ValueError: alpha or eps differ from what is there, also those of a prioritized ``sampler``.
         CorruptBufferError: what is recorded can be of no buffer.
         TypeError: the class takes no such argument.
     """
@@ -77,8 +78,10 @@ def from_engine(engine: Engine, **overrides: Any) -> ReplayBuffer:
         "beta": _DEFAULT_BETA if extra.get("beta") is None else extra["beta"],
         "eps": settings.eps if ring is None or not ring.prioritized else ring.eps,
     }
+    instead = None  # of the sampler that the class makes itself
     if issubclass(cls, PRIORITIZED):
         arguments.update(priorities)
+        instead = overrides.pop("sampler", None)
     elif prioritized and "sampler" not in overrides:
         priorities.update({name: overrides.pop(name) for name in priorities if name in overrides})
         arguments["sampler"] = PrioritizedSampler(
@@ -88,7 +91,24 @@ def from_engine(engine: Engine, **overrides: Any) -> ReplayBuffer:
             max_priority_within_buffer=bool(extra.get("max_priority_within_buffer")),
         )
     storage = _storage_of(engine, overrides)
-    return cls(storage=storage, **{**arguments, **overrides})
+    buffer = cls(storage=storage, **{**arguments, **overrides})
+    if instead is not None:
+        sampler = made(instead)
+        if isinstance(sampler, PrioritizedSampler) and ring is None:  # else it is compared there
+            _require_same(sampler, priorities, engine.where)
+        buffer.set_sampler(sampler)
+    return buffer
+
+
+def _require_same(sampler: PrioritizedSampler, priorities: dict[str, Any], where: str) -> None:
+    """ValueError where a sampler has another alpha or eps than its directory."""
+    for name in ("alpha", "eps"):
+        given, kept = getattr(sampler, name), priorities[name]
+        if given != kept:
+            raise ValueError(
+                f"{where}: priorities are kept with {name}={kept!r}, and the sampler has "
+                f"{name}={given!r}; give it the same"
+            )
 
 
 def _storage_of(engine: Engine, overrides: dict[str, Any]) -> Storage:
@@ -97,6 +117,6 @@ def _storage_of(engine: Engine, overrides: dict[str, Any]) -> Storage:
     if not settings.record_bytes:
         return LazyMemmapStorage.from_engine(engine)
     kind = recorded.of_storage(settings, engine.where).get("kind", "")
-    made = RECORDS.get(kind, LazyStackStorage)  # records tell themselves how they are stored
-    options = {name: overrides.pop(name) for name in made.storage_options & overrides.keys()}
-    return made.from_engine(engine, **options)
+    records = RECORDS.get(kind, LazyStackStorage)  # records tell themselves how they are stored
+    options = {name: overrides.pop(name) for name in records.storage_options & overrides.keys()}
+    return records.from_engine(engine, **options)

@@ -160,10 +160,9 @@ class ReplayBuffer(StorageOrder, Drawing, Whole):
         makers, self._makers = self._makers, None
         assert makers is not None
         storage, sampler, writer = (makers[name] for name in ("storage", "sampler", "writer"))
-        made: Storage = ListStorage(DEFAULT_CAPACITY) if storage is None else _made(storage)
-        self._storage = made
-        self._sampler = RandomSampler() if sampler is None else _made(sampler)
-        self._writer = self.default_writer() if writer is None else _made(writer)
+        self._storage = ListStorage(DEFAULT_CAPACITY) if storage is None else made(storage)
+        self._sampler = RandomSampler() if sampler is None else made(sampler)
+        self._writer = self.default_writer() if writer is None else made(writer)
         transform = makers["transform"]
         self._transform = compose(transform() if makers["is_factory"] else transform)
         if makers["checkpointer"] is not None:
@@ -461,7 +460,7 @@ class ReplayBuffer(StorageOrder, Drawing, Whole):
         return index  # type: ignore[no-any-return]
 
 
-def _made(part: Any) -> Any:
+def made(part: Any) -> Any:
     """A part, or what makes one."""
     if isinstance(part, (Storage, Sampler, Writer)):
         return part

@@ -42,8 +42,9 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
     Args:
         max_capacity, alpha, beta, eps, dtype, reduction, max_priority_within_buffer: see
             `PrioritizedSampler`.
-        num_slices, slice_len, end_key, end_keys, traj_key, ends, trajectories, cache_values,
-            truncated_key, init_key, strict_length, compile: see `SliceSampler`.
+        num_slices, slice_len, end_key, end_keys, traj_key, step_key, fragmented, ends,
+            trajectories, cache_values, truncated_key, init_key, strict_length, compile: see
+            `SliceSampler`.
         span: see `SliceSampler`; with it short trajectories are drawn in spite of
             ``strict_length``. The left side is left out, with a warning: a slice begins at an
             item.
@@ -88,6 +89,8 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
         end_key: Key | None = None,
         end_keys: Sequence[Key] | None = None,
         traj_key: Key | None = None,
+        step_key: Key | None = "step_count",
+        fragmented: bool = False,
         ends: torch.Tensor | None = None,
         trajectories: torch.Tensor | None = None,
         cache_values: bool = False,
@@ -105,6 +108,8 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
             end_key=end_key,
             end_keys=end_keys,
             traj_key=traj_key,
+            step_key=step_key,
+            fragmented=fragmented,
             ends=ends,
             trajectories=trajectories,
             cache_values=cache_values,

@@ -130,6 +130,8 @@ class SliceSampler(Sampler, metaclass=_WithOrWithout):
     Source: ``torchrl.data.SliceSampler``.
     """
 
+    step_key: Key | None = "step_count"
+    fragmented: bool = False
     _without_replacement: ClassVar[Any] = None  # what ``replacement=False`` makes
 
     def __init__(
