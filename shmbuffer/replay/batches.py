@@ -3,23 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, NoReturn
+from contextlib import suppress
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import torch
 from tensordict import TensorDict, lazy_stack
 
 from shmbuffer.errors import EmptyBufferError
-from shmbuffer.replay.nodes import as_tensor, is_collection
+from shmbuffer.replay.keys import OWN_KEYS
+from shmbuffer.replay.mismatch import leaves_of, not_a_tensor
+from shmbuffer.replay.nodes import (
+    NO_TENSOR,
+    Numbers,
+    as_tensor,
+    is_collection,
+    is_number,
+    is_plain,
+    nest,
+)
 from shmbuffer.replay.records.deferred import deferred
-from shmbuffer.replay.structure import not_a_tensor
 
-_NUMBERS = (torch.Tensor, np.ndarray, np.generic, bool, int, float, complex)
 _DIFFERS = (RuntimeError, KeyError, TypeError, ValueError)  # torch.stack of unlike TensorDicts
 
 
-def stack(items: list[Any]) -> Any:
+def stack(items: list[Any], mapping: str = "dict", *, tensors: bool = False) -> Any:
     """Items of one form as a batch of that form: every leaf gets a dimension in front.
+
+    Args:
+        items: see there.
+        mapping: what a plain dict in them is, see `structure.describe`.
+        tensors: plain numbers become tensors, too, and no `Numbers`.
 
     Raises:
         ValueError: there are none.
@@ -28,7 +42,7 @@ def stack(items: list[Any]) -> Any:
     """
     if not items:
         raise ValueError("an empty list has no form; write nothing, or a batch of size 0")
-    return _joined(items, "the item", strict=True)
+    return _joined(items, "the item", _How(True, mapping == "tensordict", tensors))
 
 
 def collate(items: list[Any]) -> Any:
@@ -40,7 +54,7 @@ def collate(items: list[Any]) -> Any:
     Raises:
         RuntimeError: tensors that differ in shape, dicts in keys, tuples in length.
     """
-    return _joined(items, "the item", strict=False) if items else items
+    return _joined(items, "the item", _How(False, False, True)) if items else items
 
 
 def stack_lazily(items: list[Any], dim: int = 0, *, fresh: bool = False) -> Any:
@@ -111,31 +125,106 @@ def is_batch(data: Any) -> bool:
     return isinstance(data, (torch.Tensor, np.ndarray)) or is_collection(data)
 
 
+def as_tensordict(data: Mapping[Any, Any], dims: int) -> TensorDict:
+    """The TensorDict with these entries, nested or with tuple keys, but for those of a sample.
+
+    Args:
+        data: tensors, arrays, numbers, lists of them, text and other objects.
+        dims: how many leading dimensions are its batch size; 0: it is one item.
+
+    Raises:
+        ValueError: they differ between entries, or are not there.
+    """
+    entries = _as_entries(nest({key: data[key] for key in data if key not in OWN_KEYS}))
+    if not dims:
+        return TensorDict(entries, [])
+    tensors = {path: one for path, one in leaves_of(entries).items() if is_number(one)}
+    lead = None
+    for path, one in tensors.items():
+        lead = one.shape[:dims] if lead is None else lead
+        if len(one.shape) < dims or one.shape[:dims] != lead:
+            raise ValueError(
+                f"leaf {'.'.join(path)!r} has shape {list(one.shape)}, but the batch is "
+                f"{list(lead)} in leaf {'.'.join(next(iter(tensors)))!r}; every leaf begins with "
+                "the batch, and a list of dicts is a list of items"
+            )
+    if lead is None:
+        raise ValueError(
+            f"the entries {list(map(str, data))} are no tensors or arrays, so that nothing says "
+            "how many items they are; give a list of dicts, one for each item"
+        )
+    return TensorDict(entries, lead)
+
+
+def _as_entries(data: Mapping[Any, Any]) -> dict[Any, Any]:
+    """Every array and list of numbers in there as a tensor; the rest as it is."""
+    entries: dict[Any, Any] = {}
+    for key, value in data.items():
+        if isinstance(value, Mapping) and not is_collection(value):
+            entries[key] = _as_entries(nest(value))
+            continue
+        entries[key] = value
+        if isinstance(value, (list, tuple)) or (is_number(value) and not is_collection(value)):
+            with suppress(*NO_TENSOR):  # text, for instance, which a TensorDict takes as it is
+                entries[key] = as_tensor(value)
+    return entries
+
+
 def unbound(data: Any) -> list[Any]:
     """The items of an iterable; of a tensor, array or TensorDict along its first dimension.
 
+    So are the entries of a dict taken apart, a list by its parts: an item is a dict.
+
     Raises:
-        TypeError: a PyTree (dict, tuple) or text, which has no items of its own.
+        TypeError: a tuple, text or number, which has no items of its own; also in a dict.
+        ValueError: entries of a dict differ in length.
         RuntimeError: no dimension to take apart.
     """
     if isinstance(data, list):
         return list(data)
+    if isinstance(data, Mapping) and not is_collection(data):
+        columns = {}
+        for key, value in data.items():
+            try:
+                columns[key] = unbound(value)
+            except (TypeError, RuntimeError) as error:
+                raise type(error)(f"entry {key!r} of the batch: {error}") from error
+        counts = {key: len(column) for key, column in columns.items()}
+        if len(set(counts.values())) > 1:
+            raise ValueError(
+                f"the entries of a batch have one row for each item, but these differ: {counts}; a "
+                "list of dicts is a list of items"
+            )
+        rows = zip(*columns.values(), strict=True)
+        return [dict(zip(columns, row, strict=True)) for row in rows]
     if is_batch(data):
         if not data.shape:
             raise RuntimeError(
                 f"a {type(data).__name__} without a batch dimension is one item: use add()"
             )
         return list(data) if isinstance(data, np.ndarray) else list(data.unbind(0))
-    if isinstance(data, (Mapping, tuple, str, bytes)) or not isinstance(data, Iterable):
+    if isinstance(data, (tuple, str, bytes)) or not isinstance(data, Iterable):
         raise TypeError(
             "a list of items is what a list storage can be extended with, also a generator, a "
-            f"tensor or a TensorDict; got {type(data).__name__}. A PyTree (dict or tuple) of "
+            f"tensor, a TensorDict or a dict of them; got {type(data).__name__}. A tuple of "
             "batches is for tensor storages; give list(data) if its parts are the items"
         )
     return list(data)
 
 
-def _joined(items: list[Any], where: str, *, strict: bool) -> Any:
+class _How(NamedTuple):
+    """How items are joined."""
+
+    strict: bool
+    """What differs is an error."""
+    arrays: bool
+    """Lists and tuples in them are arrays, and no PyTrees."""
+    tensors: bool
+    """Plain numbers become a tensor, and no `Numbers`."""
+
+
+def _joined(items: list[Any], where: str, how: _How) -> Any:
+    strict = how.strict
     first, kinds = items[0], [_kind(item) for item in items]
     for at, kind in enumerate(kinds):
         if kind is not kinds[0]:
@@ -147,29 +236,45 @@ def _joined(items: list[Any], where: str, *, strict: bool) -> Any:
             if item.keys() != first.keys():
                 _refuse(where, at, items, strict)
         return {
-            key: _joined([item[key] for item in items], f"entry {key!r} of {where}", strict=strict)
+            key: _leaf(values, place, how)
+            if how.arrays and _kind(values[0]) is tuple
+            else _joined(values, place, how)
             for key in first
+            for values, place in [([item[key] for item in items], f"entry {key!r} of {where}")]
         }
     if kinds[0] is tuple:
         for at, item in enumerate(items):
             if type(item) is not type(first) or len(item) != len(first):
                 _refuse(where, at, items, strict)
         parts = [
-            _joined(list(values), f"part {at} of {where}", strict=strict)
+            _joined(list(values), f"part {at} of {where}", how)
             for at, values in enumerate(zip(*items, strict=True))
         ]
         return type(first)(*parts) if hasattr(first, "_fields") else type(first)(parts)
     if kinds[0] is not torch.Tensor:
         return _collections(items, strict=strict)
     for item in items:
-        if not isinstance(item, _NUMBERS):
+        if not is_number(item):
             if strict:
                 raise TypeError(not_a_tensor(item))
             return items
-    tensors = [as_tensor(item) for item in items]
+    return _leaf(items, where, how)
+
+
+def _leaf(items: list[Any], where: str, how: _How) -> Any:
+    if not how.tensors and is_plain(items):
+        return Numbers(items)
+    tensors = []
+    for item in items:
+        try:
+            tensors.append(as_tensor(item))
+        except NO_TENSOR as error:
+            if not how.strict:
+                raise
+            raise TypeError(not_a_tensor(item, error)) from error
     for at, tensor in enumerate(tensors):
         if tensor.shape != tensors[0].shape:
-            _refuse(where, at, tensors, strict)
+            _refuse(where, at, tensors, how.strict)
     return torch.stack(tensors)
 
 

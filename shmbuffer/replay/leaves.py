@@ -17,14 +17,22 @@ from typing import Any
 
 import numpy as np
 import torch
-from tensordict import TensorDictBase, is_non_tensor
+from tensordict import is_non_tensor
 
 from shmbuffer.errors import FormatError, SchemaMismatchError
 from shmbuffer.memory import Leaf, Schema
 from shmbuffer.replay import structure
 from shmbuffer.replay.keys import OWN_KEYS
-from shmbuffer.replay.mismatch import leaves_of, refuse_form, refuse_leaf, refuse_number
+from shmbuffer.replay.mismatch import (
+    leaves_of,
+    not_a_tensor,
+    refuse_form,
+    refuse_leaf,
+    refuse_list,
+    refuse_number,
+)
 from shmbuffer.replay.nodes import (
+    NO_TENSOR,
     FormDiffersError,
     Node,
     Path,
@@ -32,6 +40,8 @@ from shmbuffer.replay.nodes import (
     as_tensor,
     fields,
     is_collection,
+    is_number,
+    tensor_like,
 )
 from shmbuffer.replay.objects import OBJECT, Objects, objects_in
 
@@ -130,6 +140,7 @@ class Leaves:
         lead = forms[0][1][:dims]
         for path, (_, shape) in zip(paths, forms, strict=True):
             if len(shape) < dims or shape[:dims] != lead:
+                refuse_list(node, path)
                 raise ValueError(
                     f"leaf {'.'.join(path)!r} has shape {list(shape)}, but the storage's "
                     f"{dims} leading dimensions are {list(lead)} in leaf {'.'.join(paths[0])!r}; "
@@ -190,7 +201,7 @@ class Leaves:
         """
         values = self._collect(data)
         first = values[0]
-        count = _SINGLE if single else _length(first)
+        count = _SINGLE if single else _length(values)
         wanted, flagged = self._wanted.get(count) or self._want(count)
         low, high = self.own_memory
         addresses = []
@@ -272,7 +283,7 @@ class Leaves:
         """
         values = self._collect(data)
         if lead is None:
-            lead = torch.Size((_length(values[0]),))
+            lead = torch.Size((_length(values),))
         for at, leaf in enumerate(self.leaves):
             shape = torch.Size((*lead, *self.lanes, *leaf.shape))
             if at in self.objects:
@@ -332,11 +343,13 @@ class Leaves:
         SchemaMismatchError where it cannot be.
         """
         value = values[at]
-        if isinstance(value, TensorDictBase) or not isinstance(
-            value, (torch.Tensor, np.ndarray, np.generic, bool, int, float, complex)
-        ):
+        if is_collection(value) or not (is_number(value) or isinstance(value, (list, tuple))):
             refuse_leaf(self.where, self.leaves[at], shape, type(value).__name__)
-        tensor = as_tensor(value)
+        try:
+            tensor = tensor_like(value, self.dtypes[at])
+        except NO_TENSOR as error:
+            found = f"{type(value).__name__} ({error})"
+            refuse_leaf(self.where, self.leaves[at], shape, found)
         if tensor.dtype is not self.dtypes[at] or tensor.shape != shape:
             in_batch = len(shape) > len(self.lanes) + len(self.leaves[at].shape)
             if (
@@ -400,7 +413,10 @@ def _form(value: Any) -> tuple[str, torch.Size]:
     """Name of the dtype, and shape, of a leaf of a first batch."""
     if is_non_tensor(value):
         return OBJECT, value.batch_size
-    tensor = as_tensor(value)
+    try:
+        tensor = as_tensor(value)
+    except NO_TENSOR as error:
+        raise TypeError(not_a_tensor(value, error)) from error
     return dtype_name(tensor.dtype), tensor.shape
 
 
@@ -434,8 +450,9 @@ def _numpy_dtype(dtype: torch.dtype) -> np.dtype[Any] | None:
         return None
 
 
-def _length(value: Any) -> int:
+def _length(values: list[Any]) -> int:
+    first = values[0]
     try:
-        return int(value.shape[0])
-    except (AttributeError, IndexError):
-        return 0  # no batch: the shape check finds the words
+        return int(first.shape[0])
+    except (AttributeError, IndexError):  # else no batch: the shape check finds the words
+        return len(first) if isinstance(first, (list, tuple)) else 0

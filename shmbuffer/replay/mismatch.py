@@ -5,13 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
-from tensordict import is_non_tensor
+from tensordict import NonTensorData, is_non_tensor
 
 from shmbuffer.errors import SchemaMismatchError
 from shmbuffer.memory import Leaf
 from shmbuffer.replay.keys import OWN_KEYS
 from shmbuffer.replay.labels import names_of
-from shmbuffer.replay.nodes import Path, fields, is_collection, nest
+from shmbuffer.replay.nodes import (
+    BranchNode,
+    Node,
+    Numbers,
+    Path,
+    fields,
+    is_collection,
+    nest,
+)
 
 
 def refuse_form(
@@ -28,6 +36,10 @@ def refuse_form(
     """
     known = {leaf.path for leaf in leaves}
     nested = kind in ("tensordict", "tensorclass")
+    if nested and isinstance(data, (tuple, list)):
+        raise SchemaMismatchError(
+            f"{where}: {no_names(data)}", leaf="", expected=kind, found=type(data).__name__
+        )
     found = {path for path in leaves_of(data, nested) if path[0] not in optional or path in known}
     parts = {"expected": _names(known), "found": _names(found)}
     if missing := sorted(known - found):
@@ -94,12 +106,54 @@ def refuse_number(where: str, leaf: Leaf, count: int, found: int) -> NoReturn:
     )
 
 
+def refuse_list(node: Node, path: Path) -> None:
+    """Raise ValueError where a leaf that does not fit the batch is a part of a list or tuple.
+
+    Args:
+        node: of the batch.
+        path: where the leaf is.
+    """
+    for depth, name in enumerate(path):
+        if not isinstance(node, BranchNode):
+            return
+        if depth and node.kind in ("list", "tuple"):
+            entry = ".".join(path[:depth])
+            raise ValueError(
+                f"entry {entry!r} is a {node.kind}, and its {node.size} parts are leaves of their "
+                f"own, as of any PyTree; for one leaf write np.asarray(...) of it, of which each "
+                "item has a row"
+            )
+        node = node.items[dict(zip(node.names, node.items, strict=True))[name]]
+
+
+def no_names(data: Any) -> str:
+    """The words for a tuple or list as an item of a TensorDict buffer."""
+    kind = "tuple" if isinstance(data, tuple) else "list"
+    return (
+        f"a {kind} was to be written, and the entries of a TensorDict have names; "
+        "write a dict, {'obs': ..., 'reward': ...}, or use a ReplayBuffer or "
+        "PrioritizedReplayBuffer, which keep a tuple as it is"
+    )
+
+
+def not_a_tensor(data: Any, why: Exception | None = None) -> str:
+    """The words for data that a tensor storage cannot hold, and why it is none."""
+    what = repr(data.data if isinstance(data, NonTensorData) else data)
+    reason = "" if why is None else f" ({why})"
+    return (
+        f"{what[:60]} in the data is not a tensor{reason}; tensor storages hold tensors, arrays "
+        "and numbers, and a LazyTensorStorage also text and objects that are entries of a "
+        "TensorDict. Leave it out, encode it as a tensor, or use a ListStorage"
+    )
+
+
 def leaves_of(data: Any, nested: bool = True, prefix: Path = ()) -> dict[Path, Any]:
     """The leaves of any data by their place, without the entries that a sample adds.
 
     Args:
         data: a batch.
-        nested: a tuple as a key of a dict is a nested key; else it is a key of a PyTree.
+        nested: as in a TensorDict, a tuple as a key of a dict is a nested key, and a list is an
+            array; else both are of a PyTree.
         prefix: where the data are.
     """
     if is_collection(data) and not is_non_tensor(data):
@@ -107,7 +161,7 @@ def leaves_of(data: Any, nested: bool = True, prefix: Path = ()) -> dict[Path, A
     if isinstance(data, Mapping) and not is_collection(data):
         data = nest(data) if nested else data
         entries = list(zip(names_of(data), data.values(), strict=True))
-    elif isinstance(data, (tuple, list)):
+    elif isinstance(data, (tuple, list)) and not (nested or isinstance(data, Numbers)):
         entries = [(str(at), value) for at, value in enumerate(data)]
     else:
         return {prefix or ("data",): data}

@@ -10,23 +10,24 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-import torch
-from tensordict import LazyStackedTensorDict, NonTensorData, is_non_tensor, is_tensorclass
+from tensordict import LazyStackedTensorDict, is_non_tensor, is_tensorclass
 
 from shmbuffer.errors import FormatError
 from shmbuffer.replay import labels
 from shmbuffer.replay.keys import OWN_KEYS
+from shmbuffer.replay.mismatch import no_names, not_a_tensor
 from shmbuffer.replay.nodes import (
     LEAF,
     LazyStackNode,
     Node,
+    Numbers,
     ObjectNode,
     Path,
     TensorClassNode,
     TensorDictNode,
     fields,
     is_collection,
+    is_number,
     nest,
     register,
 )
@@ -39,7 +40,8 @@ def describe(data: Any, dims: int, *, mapping: str, root: bool = True) -> Node:
     Args:
         data: the batch.
         dims: how many leading dimensions belong to the storage; they are no part of an element.
-        mapping: what a plain dict is, ``"dict"`` (a PyTree) or ``"tensordict"``.
+        mapping: what a plain dict is, ``"dict"`` (a PyTree) or ``"tensordict"``. In the latter
+            lists and tuples are arrays, as TensorDict takes them.
         root: leave out the keys that a sample adds.
 
     Raises:
@@ -80,6 +82,12 @@ def describe(data: Any, dims: int, *, mapping: str, root: bool = True) -> Node:
             if not (root and key in OWN_KEYS)
         }
         return TensorDictNode(entries) if mapping == "tensordict" else DictNode(entries)
+    if isinstance(data, Numbers):
+        return LEAF
+    if isinstance(data, (tuple, list)) and mapping == "tensordict":
+        if root:
+            raise TypeError(no_names(data))
+        return LEAF
     if isinstance(data, (tuple, list)):
         parts = {
             at: describe(value, dims, mapping=mapping, root=False) for at, value in enumerate(data)
@@ -87,7 +95,7 @@ def describe(data: Any, dims: int, *, mapping: str, root: bool = True) -> Node:
         if hasattr(data, "_fields"):
             return SequenceNode(parts, "namedtuple", register(type(data)))
         return SequenceNode(parts, "tuple" if isinstance(data, tuple) else "list")
-    if isinstance(data, (torch.Tensor, np.ndarray, np.generic, bool, int, float, complex)):
+    if is_number(data):
         return LEAF
     raise TypeError(not_a_tensor(data))
 
@@ -157,13 +165,3 @@ def from_paths(paths: list[Path]) -> Node:
         )
 
     return node(items)
-
-
-def not_a_tensor(data: Any) -> str:
-    """The words for data that a tensor storage cannot hold."""
-    what = repr(data.data if isinstance(data, NonTensorData) else data)
-    return (
-        f"{what[:60]} in the data is not a tensor; tensor storages hold tensors, arrays and "
-        "numbers, and a LazyTensorStorage also text and objects that are entries of a TensorDict. "
-        "Leave it out, encode it as a tensor, or use a ListStorage"
-    )

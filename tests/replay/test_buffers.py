@@ -5,16 +5,20 @@ from __future__ import annotations
 import pickle
 import warnings
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from tensordict import TensorDict
+from tensordict import TensorDict, TensorDictBase
 from torch import nn
 
 from shmbuffer import (
     Compose,
+    CompressedListStorage,
     LazyMemmapStorage,
+    LazyStackStorage,
     LazyTensorStorage,
     ListStorage,
     PrioritizedReplayBuffer,
@@ -325,6 +329,179 @@ def test_a_dict_of_arrays_is_the_tensordict_with_these_entries(make: Any) -> Non
     assert rb[:]["a"].tolist() == [0, 1, 0, 1, 0, 1, 7]
 
 
+@pytest.mark.parametrize(
+    ("first", "then", "dtype"),
+    [
+        (1.0, np.float64(2.5), torch.float32),
+        (np.float64(1.0), 0.1, torch.float64),
+        (np.float32(1.0), np.int64(2), torch.float32),
+        (0.5, 3, torch.float32),
+        (np.int64(1), np.uint8(3), torch.int64),
+        (np.int32(1), 7, torch.int32),
+        (1j, 2.0, torch.complex64),
+    ],
+    ids=repr,
+)
+def test_a_plain_number_takes_the_dtype_of_the_leaf(
+    make: Any, first: Any, then: Any, dtype: torch.dtype
+) -> None:
+    for kind in (TensorDictReplayBuffer, ReplayBuffer):
+        rb = kind(storage=make(8))
+        rb.add({"r": first})
+        rb.add({"r": then})
+        rb.extend([{"r": first}, {"r": then}])
+        rb[0] = {"r": then}
+        expected = torch.tensor([then, then, first, then], dtype=dtype)
+        assert rb[:]["r"].dtype is dtype
+        assert torch.equal(rb[:]["r"], expected)
+
+
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [
+        (1, 2.5),
+        (np.uint8(1), 300),
+        (np.uint8(1), -1),
+        (True, 1),
+        (np.float32(1.0), np.float64(1e300)),
+        (1.0, np.array(1.0)),
+        (1.0, torch.tensor(1.0).double()),
+        (1.0, "1.0"),
+    ],
+    ids=repr,
+)
+def test_a_number_that_the_leaf_cannot_hold_and_arrays_of_another_dtype_are_refused(
+    make: Any, first: Any, then: Any
+) -> None:
+    rb = TensorDictReplayBuffer(storage=make(8))
+    rb.add({"r": first})
+    with pytest.raises(SchemaMismatchError, match=r"leaf 'r' is .*, this write has"):
+        rb.add({"r": then})
+    assert len(rb) == 1
+
+
+def test_lists_of_numbers_are_arrays_as_in_a_tensordict(make: Any) -> None:
+    rb = TensorDictPrioritizedReplayBuffer(alpha=0.7, beta=0.9, storage=make(8), batch_size=2)
+    rb.extend({"rew": [1.0, 2.0], "obs": [np.zeros(3), np.ones(3)], "td_error": [3.0, 4.0]})
+    rb.extend({"rew": [np.float64(3.0), 4], "obs": torch.ones(2, 3).double(), "td_error": [1, 2]})
+    rb.add({"rew": 5.0, "obs": (0.5, 0.5, 1), "td_error": 5})
+    rb.extend([{"rew": 6.0, "obs": [1, 2, 3], "td_error": 6}] * 3)  # as many as each has parts
+    assert rb[:]["rew"].tolist() == [1, 2, 3, 4, 5, 6, 6, 6]
+    assert rb[5:8]["obs"].tolist() == [[1, 2, 3]] * 3
+    assert rb.sampler.state_dict()["_priorities"][:6].tolist() == [3, 4, 1, 2, 5, 6]
+    with pytest.raises(SchemaMismatchError, match=r"'rew' is float32\[2\], this write has list \("):
+        rb.extend({"rew": ["a", "b"], "obs": torch.ones(2, 3).double(), "td_error": [1.0, 2.0]})
+    with pytest.raises(SchemaMismatchError, match=r"2 of leaf 'rew', and 1 of others|1 of leaf"):
+        rb.extend({"rew": [1.0, 2.0], "obs": [[1, 2, 3]], "td_error": [1.0]})
+
+
+def test_a_list_in_a_pytree_is_a_node_and_the_error_says_so(make: Any) -> None:
+    rb = ReplayBuffer(storage=make(8))
+    with pytest.raises(ValueError, match=r"entry 'x.rew' is a list, .* write np.asarray\(...\)"):
+        rb.extend({"obs": np.zeros((2, 3)), "x": {"rew": [1.0, 2.0]}})
+    with pytest.raises(ValueError, match=r"leaf 'data' has shape \[\]"):
+        rb.extend(3)
+    assert rb.storage.ring is None
+
+
+class Protocol:
+    """An array of another library, such as JAX's: known by its protocol alone."""
+
+    def __init__(self, values: torch.Tensor) -> None:
+        self.values = values
+        self.shape, self.dtype = tuple(values.shape), str(values.dtype)
+
+
+class OfNumpy(Protocol):
+    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+        return self.values.numpy()
+
+
+class OfDlpack(Protocol):
+    def __dlpack__(self, **options: Any) -> Any:
+        return self.values.__dlpack__(**options)
+
+    def __dlpack_device__(self) -> Any:
+        return self.values.__dlpack_device__()
+
+
+@pytest.mark.parametrize("kind", [OfNumpy, OfDlpack])
+def test_arrays_of_other_libraries_are_arrays(make: Any, kind: type[Protocol]) -> None:
+    rb = TensorDictPrioritizedReplayBuffer(alpha=0.7, beta=0.9, storage=make(8), batch_size=2)
+    batch = {"obs": kind(torch.arange(6.0).view(2, 3)), "td_error": kind(torch.tensor([3.0, 4.0]))}
+    rb.extend(batch)
+    index = rb.extend(batch)
+    rb.add({"obs": kind(torch.ones(3)), "td_error": kind(torch.tensor(5.0))})
+    assert rb[2:]["obs"].tolist() == [[0, 1, 2], [3, 4, 5], [1, 1, 1]]
+    assert rb.sampler.state_dict()["_priorities"][:5].tolist() == [3, 4, 3, 4, 5]
+    rb.update_priority(index, OfNumpy(torch.tensor([7.0, 8.0])))
+    assert rb.sampler.state_dict()["_priorities"][2:4].tolist() == [7, 8]
+    with pytest.raises(SchemaMismatchError, match=r"float32\[2, 3\], this write has float64"):
+        rb.extend({**batch, "obs": kind(torch.zeros(2, 3).double())})
+    of_lists = ReplayBuffer(storage=make(8))
+    of_lists.extend([{"obs": kind(torch.ones(3))}] * 2)
+    assert of_lists[:]["obs"].tolist() == [[1, 1, 1]] * 2
+
+
+@pytest.mark.parametrize("storage", [LazyTensorStorage, ListStorage])
+def test_a_tuple_has_no_names_for_a_tensordict_buffer(storage: Any) -> None:
+    rb = TensorDictReplayBuffer(storage=storage(8), batch_size=2)
+    pair = (torch.zeros(2, 3), torch.ones(2))
+    for _ in range(2):
+        for write, data in ((rb.add, pair), (rb.extend, pair), (rb.extend, [pair, pair])):
+            with pytest.raises(
+                (TypeError, SchemaMismatchError),
+                match=r"a tuple was .* write a dict, .* ReplayBuffer",
+            ):
+                write(data)  # type: ignore[operator]
+        assert len(rb) < 2
+        rb.add({"obs": torch.zeros(3)})
+    assert ReplayBuffer(storage=LazyTensorStorage(8)).extend(pair).tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("kind", [ReplayBuffer, TensorDictReplayBuffer])
+@pytest.mark.parametrize("storage", [LazyTensorStorage, ListStorage])
+def test_nothing_is_no_item(kind: type[ReplayBuffer], storage: Any) -> None:
+    rb = kind(storage=storage(8))
+    for call in ("add", "extend"):
+        with pytest.raises(TypeError, match=rf"{kind.__name__}\.{call}\(None\): there is nothing"):
+            getattr(rb, call)(None)
+
+
+@pytest.mark.parametrize("transforms", [[], [lambda data: data]])
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("storage", [CompressedListStorage, LazyStackStorage, ListStorage])
+def test_lists_take_dicts_as_rows_do(
+    tmp_path: Path, storage: Any, shared: bool, transforms: list[Any]
+) -> None:
+    """In the form of TensorDicts, so that samples say their index."""
+    options: dict[str, Any] = {}
+    if shared and storage is not ListStorage:
+        options = {"scratch_dir": tmp_path, "shared_init": True, "max_bytes": 2**20}
+    rb = TensorDictPrioritizedReplayBuffer(
+        alpha=0.7, beta=0.9, storage=storage(8, **options), batch_size=20, transform=transforms
+    )
+    obs = np.arange(6, dtype=np.float32).reshape(2, 3)
+    rb.extend({"obs": obs, ("next", "rew"): [1.0, 2.0], "td_error": np.array([3.0, 4.0])})
+    rb.add({"obs": obs[0], "next": {"rew": 3.0}, "td_error": 5.0})
+    rb.extend([{"obs": obs[1], ("next", "rew"): np.float32(4.0), "td_error": 6.0}])
+    assert rb.sampler.state_dict()["_priorities"][:4].tolist() == [3, 4, 5, 6]
+    sample = rb.sample()
+    assert isinstance(sample, TensorDictBase)
+    assert {"index", "_weight", "priority_weight"} <= set(sample.keys())
+    assert torch.equal(sample["next", "rew"], sample["index"] + 1.0)
+    sample["td_error"] = torch.full((20,), 9.0)
+    assert rb.update_tensordict_priority(sample).applied == 20
+    with pytest.raises(
+        ValueError, match=r"leaf 'rew' has shape \[\], but the batch is \[2\] in leaf"
+    ):
+        rb.extend({"obs": obs, "rew": 1.0})
+    with pytest.raises(ValueError, match="nothing says how many items they are"):
+        rb.extend({"text": ["a", "b"]})
+    assert len(rb) == 4
+    rb.storage.close()
+
+
 def test_the_data_are_not_changed_by_writing_them(make: Any) -> None:
     rb = TensorDictPrioritizedReplayBuffer(alpha=0.7, beta=0.9, storage=make(8), batch_size=2)
     data, item = items(3), items(1)[0]
@@ -377,7 +554,14 @@ def test_a_nested_priority_key(make: Any) -> None:
 def test_updating_without_priorities_gives_the_default_one(make: Any) -> None:
     rb = TensorDictPrioritizedReplayBuffer(alpha=0.7, beta=0.9, storage=make(8), batch_size=30)
     rb.update_priority(rb.extend(items(3)), torch.tensor([5.0, 1.0, 1.0]))
-    rb.update_tensordict_priority(rb.sample())
+    sample = rb.sample()
+    sample["td-error"] = torch.rand(30)
+    with pytest.warns(
+        UserWarning, match=r"no entry 'td_error', .* it has \['a', 'td-error'\]"
+    ) as said:
+        rb.update_tensordict_priority(sample)
+    rb.update_tensordict_priority(sample)  # once is enough: another warning is an error here
+    assert [one.filename for one in said] == [__file__]
     assert rb.sampler.state_dict()["_priorities"][:3].tolist() == [5.0] * 3
 
 

@@ -123,7 +123,7 @@ def test_an_item_is_put_at_an_int_whatever_it_is() -> None:
         (-4, "x", IndexError, "-4 is out of range for 3 items"),
         (range(3), ["x", "y"], ValueError, "2 items cannot be written to 3 places"),
         ([0.5], ["x"], IndexError, "names no places"),
-        (range(2), {"a": 1, "b": 2}, TypeError, "got dict"),
+        (range(2), {"a": 1, "b": 2}, TypeError, "entry 'a' of the batch: .* got int"),
         (range(2), "xy", TypeError, "got str"),
     ],
     ids=str,
@@ -198,7 +198,7 @@ def test_a_list_of_one_batch_is_one_item() -> None:
 @pytest.mark.parametrize(
     ("batch", "error"),
     [
-        ({"a": torch.zeros(3)}, TypeError),
+        ({"a": torch.zeros(3), "b": 5}, TypeError),
         ((torch.zeros(3), torch.ones(3)), TypeError),
         (Point(torch.zeros(3), torch.ones(3)), TypeError),
         ("text", TypeError),
@@ -216,6 +216,19 @@ def test_what_has_no_items_of_its_own_does_not_extend_the_list(
     with pytest.raises(error, match=r"list\(data\)|one item: use add"):
         rb.extend(batch)
     assert len(rb) == rb.write_count == 0
+
+
+def test_a_dict_of_batches_is_taken_apart_into_dicts() -> None:
+    rb = ReplayBuffer(storage=ListStorage(10), batch_size=20)
+    batch = {"a": torch.arange(3), "b": {"c": np.ones((3, 2))}, "text": ["x", "y", "z"]}
+    assert rb.extend(batch).tolist() == [0, 1, 2]
+    assert rb[1]["a"] == 1
+    assert rb[1]["b"]["c"].shape == (2,)
+    assert rb[1]["text"] == "y"
+    assert sorted(set(rb.sample()["text"])) == ["x", "y", "z"]
+    with pytest.raises(ValueError, match=r"these differ: \{'a': 3, 'b': 2\}; a list of dicts"):
+        rb.extend({"a": torch.arange(3), "b": torch.arange(2)})
+    assert len(rb) == 3
 
 
 def test_an_empty_batch_writes_nothing() -> None:

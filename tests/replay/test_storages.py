@@ -321,7 +321,7 @@ def test_the_default_buffer_stacks_what_its_list_holds() -> None:
     assert rb.sample().batch_size == torch.Size([4])
     assert rb[:]["a"].tolist() == [0, 1, 2, 3]
     with pytest.raises(TypeError, match="list of items"):
-        rb.extend({"a": torch.zeros(3)})
+        rb.extend((torch.zeros(3),))
 
 
 def test_a_list_storage_brings_its_items_back() -> None:

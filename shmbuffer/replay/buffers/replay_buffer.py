@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 import numpy as np
 import torch
@@ -244,7 +244,8 @@ class ReplayBuffer(StorageOrder, Drawing, Whole):
 
         Raises:
             SchemaMismatchError: a leaf is missing, unknown, or of another dtype or shape; nothing
-                was changed.
+                was changed. A plain number takes the dtype of its leaf, if that can hold it.
+            TypeError: None.
             RingOverrunError: the ring came round to a slot that a living writer is filling.
             RateLimitTimeout, RateLimitError: samples have to be drawn first; nothing was changed.
 
@@ -258,6 +259,8 @@ class ReplayBuffer(StorageOrder, Drawing, Whole):
             index = direct.add(data)
             if index is not None:
                 return index
+        if data is None:
+            self._refuse_none("add")
         data = self._inverted(data) if len(self._transform) else data
         return self._nothing() if data is None else self._write(data, True, None)
 
@@ -281,6 +284,7 @@ class ReplayBuffer(StorageOrder, Drawing, Whole):
         Raises:
             SchemaMismatchError: a leaf is missing, unknown, or of another dtype or shape; nothing
                 was changed.
+            TypeError: None; an empty list writes nothing.
             RingOverrunError, RateLimitTimeout, RateLimitError: as `add`.
 
         Cost: one native call; 0.6 µs a leaf more where something has to be converted.
@@ -298,6 +302,8 @@ class ReplayBuffer(StorageOrder, Drawing, Whole):
             written = direct.extend(data)
             if written is not None:
                 return written
+        if data is None:
+            self._refuse_none("extend")
         data = self._batch_of(data)
         index = self._nothing() if data is None else self._write(data, False, None)
         assert isinstance(index, torch.Tensor)
@@ -416,7 +422,9 @@ class ReplayBuffer(StorageOrder, Drawing, Whole):
         if type(data) is list and isinstance(self._storage, RingStorage):
             if not data:
                 return None
-            data = stack(data)
+            # Transforms, and writers of somebody else's, are given tensors.
+            seen = not self._native_write or bool(len(self._transform) or self.dim_extend)
+            data = stack(data, self._mapping, tensors=seen)
         if len(self._transform):
             data = self._transform.inv(data)
         if self.dim_extend and data is not None:
@@ -430,6 +438,13 @@ class ReplayBuffer(StorageOrder, Drawing, Whole):
         with item.unsqueeze(-1) as batch:
             found = self._transform.inv(batch)
             return None if found is None else found.squeeze(-1)
+
+    def _refuse_none(self, call: str) -> NoReturn:
+        raise TypeError(
+            f"{type(self).__name__}.{call}(None): there is nothing to write; give it "
+            f"{'an item' if call == 'add' else 'a batch (an empty list writes nothing)'}, or leave "
+            "the call out"
+        )
 
     def _nothing(self) -> torch.Tensor:
         """What a write of nothing returns."""

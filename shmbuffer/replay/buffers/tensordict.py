@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import warnings
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -12,12 +13,14 @@ from numpy.typing import NDArray
 from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 
 from shmbuffer.memory import patience
+from shmbuffer.replay.batches import as_tensordict
 from shmbuffer.replay.buffers.prefetch import Batch
 from shmbuffer.replay.buffers.refilled import Beside, Refills
 from shmbuffer.replay.buffers.replay_buffer import ReplayBuffer
-from shmbuffer.replay.eager import eager
+from shmbuffer.replay.eager import FRAMES, eager
 from shmbuffer.replay.keys import GENERATION, INDEX, OWN_KEYS
-from shmbuffer.replay.nodes import is_collection, nest, unlocked
+from shmbuffer.replay.mismatch import no_names
+from shmbuffer.replay.nodes import as_tensor, is_collection, nest, unlocked
 from shmbuffer.replay.records.deferred import amended
 from shmbuffer.replay.samplers import PrioritizedSampler, PriorityUpdate
 from shmbuffer.replay.samplers.priority.raw import as_raw, check_raw
@@ -38,7 +41,9 @@ class TensorDictReplayBuffer(ReplayBuffer):
     """A `ReplayBuffer` for TensorDicts: samples say their index, data bring their priority.
 
     Data may also come as a dict of tensors or numpy arrays (nested, or with tuple keys), which is
-    the fastest way in; it is the same as the TensorDict with these entries.
+    the fastest way in; it is the same as the TensorDict with these entries. Numbers, lists of them
+    and arrays of other libraries (JAX) are converted. A plain number takes the dtype of its leaf if
+    that can hold it; what else differs in dtype is refused.
 
     A sample has, beside the data:
 
@@ -71,6 +76,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
     default_writer = TensorDictRoundRobinWriter
     _flat_rows: Rows | None = None  # where one native call makes a sample
     _mapping = "tensordict"
+    _said_what_is_missing = False  # priorities, of a sample that came back without
 
     def __init__(self, *, priority_key: str | tuple[str, ...] = "td_error", **kwargs: Any) -> None:
         self._priority_key = priority_key
@@ -107,6 +113,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
 
         Raises:
             ValueError: the priority is NaN, infinite or negative; nothing was changed.
+            TypeError: None, or a tuple or list, whose parts have no names.
             SchemaMismatchError, RingOverrunError, RateLimitTimeout, RateLimitError: see
                 `ReplayBuffer.add`.
         """
@@ -118,6 +125,9 @@ class TensorDictReplayBuffer(ReplayBuffer):
             index = direct.add(data)
             if index is not None:
                 return index
+        if data is None:
+            self._refuse_none("add")
+        data = self._named(data, True)
         data = self._inverted(data) if len(self._transform) else data
         if data is None:
             return self._nothing()
@@ -145,6 +155,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
 
         Raises:
             ValueError: a priority is NaN, infinite or negative; nothing was changed.
+            TypeError: None, or a tuple, whose parts have no names.
             SchemaMismatchError, RingOverrunError, RateLimitTimeout, RateLimitError: see
                 `ReplayBuffer.extend`.
 
@@ -163,7 +174,9 @@ class TensorDictReplayBuffer(ReplayBuffer):
             written = direct.extend(tensordicts)
             if written is not None:
                 return written
-        data = tensordicts
+        if tensordicts is None:
+            self._refuse_none("extend")
+        data = self._named(tensordicts, False)
         if type(data) is list or len(self._transform) or self.dim_extend:
             data = self._batch_of(data)
         if data is None:
@@ -276,7 +289,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
 
         Where the sample has ``"index_generation"``, items that were written over since are left
         alone and counted. Without an entry ``priority_key`` the items get the default priority, as
-        in TorchRL.
+        in TorchRL, and a warning says so once.
 
         Args:
             data: a sample, or part of one: entries ``"index"`` and ``priority_key``. Several
@@ -295,6 +308,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
         sampler = self._sampler
         if not isinstance(sampler, PrioritizedSampler):
             return PriorityUpdate(0, 0)
+        given = data
         if isinstance(data, LazyStackedTensorDict) and not isinstance(self._storage, RingStorage):
             data = self._by_item(data)
         entries = data._tensordict if type(data) is TensorDict else data
@@ -317,12 +331,26 @@ class TensorDictReplayBuffer(ReplayBuffer):
             generation = _one_each(generation)
         raw: Any = priority
         if priority is None:
+            self._say_what_is_missing(given)
             raw = sampler.default_priority
         elif not (isinstance(priority, torch.Tensor) and priority.numel() == count):
             raw = reduce(priority, count, sampler.reduction)
         return sampler.update_priority(index, raw, storage=storage, generation=generation)
 
     # -- inside --------------------------------------------------------------------------------
+
+    def _say_what_is_missing(self, data: TensorDictBase) -> None:
+        """Warn of a sample without priorities, the first time."""
+        if self._said_what_is_missing:
+            return
+        self._said_what_is_missing = True
+        there = sorted(str(key) for key in data.keys(True) if key not in OWN_KEYS)
+        warnings.warn(
+            f"update_tensordict_priority: this sample has no entry {self._priority_key!r}, so its "
+            f"items get the default priority; it has {there}. Set sample[{self._priority_key!r}] "
+            "to the new priorities, or name their entry with the buffer's priority_key",
+            stacklevel=3 + FRAMES,  # over update_tensordict_priority()
+        )
 
     def _refill(self, out: TensorDict, count: int, rows: Rows) -> dict[str, Any]:
         """Draw into ``out``. What is in it beside the items."""
@@ -348,6 +376,19 @@ class TensorDictReplayBuffer(ReplayBuffer):
         into.changed()
         info = {INDEX: index, **dict.fromkeys(beside.weight_keys, shown)}
         return info if tickets is None else {**info, GENERATION: into.tickets}
+
+    def _named(self, data: Any, single: bool) -> Any:
+        """The data, as those see them who take no dict apart: as TensorDicts."""
+        rows = isinstance(self._storage, RingStorage)
+        if rows and not len(self._transform):
+            return data
+        if isinstance(data, list) and not single:
+            return data if rows else [self._named(item, True) for item in data]
+        if isinstance(data, tuple) and not rows:
+            raise TypeError(no_names(data))
+        if is_collection(data) or not isinstance(data, Mapping):
+            return data
+        return as_tensordict(data, self._storage.ndim - single)
 
     def _join(self) -> None:
         storage = self._storage
@@ -403,8 +444,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
             return None
         storage = self._storage
         dims = storage.ndim - 1 if single else storage.ndim
-        if not isinstance(priority, torch.Tensor):
-            priority = torch.as_tensor(priority)
+        priority = as_tensor(priority)
         count = priority.shape[:dims].numel()
         raw = reduce(priority, count, self._sampler.reduction)
         if self._rows() is None or not self._ring_priorities:

@@ -31,7 +31,7 @@ class Keeping:
         """What is kept of each item of a batch.
 
         Raises:
-            TypeError: a PyTree, which has no items of its own.
+            TypeError, ValueError: see `unbound`.
         """
         return [self.keep(item) for item in unbound(data)]
 

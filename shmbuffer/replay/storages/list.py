@@ -137,7 +137,8 @@ class ListStorage(OnRing):
 
         Args:
             data: one item where ``single``; else a list or other iterable of items, a tensor, array
-                or TensorDict that is taken apart along its first dimension.
+                or TensorDict that is taken apart along its first dimension, or a dict of these,
+                whose items are dicts.
             single: see there.
             priorities: raw, float64, one for each item; None gives the largest that the buffer has
                 seen.
@@ -146,8 +147,9 @@ class ListStorage(OnRing):
             The slot of the first, and how many.
 
         Raises:
-            TypeError: a PyTree, which has no items of its own; nothing was changed.
-            ValueError: a priority is none; nothing was changed.
+            TypeError: a tuple or number, which has no items of its own; nothing was changed.
+            ValueError: a priority is none, or entries of a dict differ in length; nothing was
+                changed.
         """
         is_first = self._shelf.ring is None
         first, count = self._shelf.append(data, single, priorities)
@@ -187,8 +189,8 @@ class ListStorage(OnRing):
 
         Raises:
             RuntimeError: a place behind the first free one, or beyond the capacity.
-            ValueError: another number of items than places.
-            TypeError: a dict, which has no items of its own.
+            ValueError: another number of items than places; or as `append`.
+            TypeError: as `append`.
 
         Nothing is changed then.
         """

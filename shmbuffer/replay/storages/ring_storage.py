@@ -253,7 +253,7 @@ class RingStorage(OnRing):
         single = is_int(cursor)
         rows = self.rows
         if type(data) is list and not single and (rows is None or rows.leaves.node.kind != "list"):
-            data = stack(data)
+            data = stack(data, self.mapping)
         if rows is None:
             rows = self._define(data, single)
         slots = slots_of(cursor, rows.ring)

@@ -571,7 +571,7 @@ def test_what_cannot_be_stored_is_refused_by_its_place(encoder: Encoder) -> None
         assert "a record holds tensors" in str(caught.value)
 
 
-@pytest.mark.parametrize("tree", [{"a": torch.zeros(3)}, (torch.zeros(3),), "text"], ids=str)
+@pytest.mark.parametrize("tree", [{"a": 1}, (torch.zeros(3),), "text"], ids=str)
 def test_a_pytree_is_no_batch(tree: Any, encoder: Encoder) -> None:
     with pytest.raises(TypeError, match="a list of items is what a list storage can be extended"):
         encoder.encode(tree)

@@ -197,11 +197,11 @@ def test_a_dictionary_travels_with_the_records(way: Any, make: Make, tmp_path: P
     assert other.storage.open_engine.dictionary() not in (None, rb.storage.open_engine.dictionary())
     for buffer in (plain, private, other):
         way(rb, buffer, tmp_path)
-        assert [buffer[at] for at in (0, 333, 799)] == [
-            lines(at, at + 1)[0] for at in (0, 333, 799)
+        assert [buffer[at]["t"] for at in (0, 333, 799)] == [
+            lines(at, at + 1)[0]["t"] for at in (0, 333, 799)
         ]
         buffer.extend(lines(900, 901))
-        assert buffer[800] == lines(900, 901)[0]
+        assert buffer[800]["t"] == lines(900, 901)[0]["t"]
 
 
 def test_functions_of_ones_own_are_needed_to_load_into_a_list(make: Make, tmp_path: Path) -> None:
