@@ -568,7 +568,10 @@ def test_without_a_priority_items_get_the_default_one() -> None:
     rbs = prioritized(0, 100)
     rb = ReplayBufferEnsemble(*rbs, sample_from_all=True, batch_size=200)
     rbs[0].update_priority(torch.arange(SIZE), torch.arange(SIZE) + 1.0)
-    assert rb.update_tensordict_priority(rb.sample()) == (200, 0)
+    with pytest.warns(UserWarning, match=r"no entry 'td_error', .* it has \['x'\]") as said:
+        assert rb.update_tensordict_priority(rb.sample()) == (200, 0)
+    assert [one.filename for one in said] == [__file__]
+    assert rb.update_tensordict_priority(rb.sample()) == (200, 0)  # once is enough
     assert mass(rbs[0])[-1] == mass(rbs[0])[-2] == SIZE
     rb.mark_update(rb.sample()["index"])
     assert mass(rbs[1]) == [1.0] * SIZE

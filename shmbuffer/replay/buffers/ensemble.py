@@ -23,7 +23,11 @@ from shmbuffer.replay.buffers.access import _is_key
 from shmbuffer.replay.buffers.prefetch import Batch
 from shmbuffer.replay.buffers.replay_buffer import ReplayBuffer
 from shmbuffer.replay.buffers.stacking import stack_batches, stack_infos, with_infos
-from shmbuffer.replay.buffers.tensordict import TensorDictReplayBuffer, reduce
+from shmbuffer.replay.buffers.tensordict import (
+    TensorDictReplayBuffer,
+    reduce,
+    say_what_is_missing,
+)
 from shmbuffer.replay.buffers.turns import Row, Turns
 from shmbuffer.replay.eager import eager
 from shmbuffer.replay.keys import GENERATION, INDEX
@@ -97,6 +101,7 @@ class ReplayBufferEnsemble(Turns):
     """
 
     family = "ReplayBufferEnsemble"
+    _said_what_is_missing = False  # as in a TensorDictReplayBuffer
 
     def __init__(
         self,
@@ -258,7 +263,11 @@ class ReplayBufferEnsemble(Turns):
             if not isinstance(member._sampler, PrioritizedSampler):
                 continue
             sampler, tickets = member._sampler, known_tickets(part.entries[GENERATION])
-            priority = part.entries[_priority_key(member)]
+            key = _priority_key(member)
+            priority = part.entries[key]
+            if priority is None and not self._said_what_is_missing:
+                self._said_what_is_missing = True
+                say_what_is_missing(key, data)
             raw = (
                 sampler.default_priority
                 if priority is None

@@ -331,26 +331,15 @@ class TensorDictReplayBuffer(ReplayBuffer):
             generation = _one_each(generation)
         raw: Any = priority
         if priority is None:
-            self._say_what_is_missing(given)
+            if not self._said_what_is_missing:
+                self._said_what_is_missing = True
+                say_what_is_missing(key, given)
             raw = sampler.default_priority
         elif not (isinstance(priority, torch.Tensor) and priority.numel() == count):
             raw = reduce(priority, count, sampler.reduction)
         return sampler.update_priority(index, raw, storage=storage, generation=generation)
 
     # -- inside --------------------------------------------------------------------------------
-
-    def _say_what_is_missing(self, data: TensorDictBase) -> None:
-        """Warn of a sample without priorities, the first time."""
-        if self._said_what_is_missing:
-            return
-        self._said_what_is_missing = True
-        there = sorted(str(key) for key in data.keys(True) if key not in OWN_KEYS)
-        warnings.warn(
-            f"update_tensordict_priority: this sample has no entry {self._priority_key!r}, so its "
-            f"items get the default priority; it has {there}. Set sample[{self._priority_key!r}] "
-            "to the new priorities, or name their entry with the buffer's priority_key",
-            stacklevel=3 + FRAMES,  # over update_tensordict_priority()
-        )
 
     def _refill(self, out: TensorDict, count: int, rows: Rows) -> dict[str, Any]:
         """Draw into ``out``. What is in it beside the items."""
@@ -511,6 +500,18 @@ class TensorDictReplayBuffer(ReplayBuffer):
                 "from sample(return_info=True, include_info=False)"
             ) from error
         return data
+
+
+def say_what_is_missing(key: str | tuple[str, ...], data: TensorDictBase) -> None:
+    """Warn the caller of ``update_tensordict_priority`` of a sample without priorities."""
+    names = ((one,) if isinstance(one, str) else one for one in data.keys(True))
+    there = sorted(".".join(name) for name in names if name[0] not in OWN_KEYS)
+    warnings.warn(
+        f"update_tensordict_priority: this sample has no entry {key!r}, so its items get the "
+        f"default priority; it has {there}. Set sample[{key!r}] to the new priorities, or name "
+        "their entry with the buffer's priority_key",
+        stacklevel=3 + FRAMES,
+    )
 
 
 def reduce(priority: Any, count: int, how: str) -> NDArray[np.float64]:
