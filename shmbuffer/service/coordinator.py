@@ -375,6 +375,9 @@ class Coordinator:
             BufferInUseError: an orphan cannot be ended from here: it is in another container;
                 ``pids``.
             ValueError: ``n`` is negative; there is no such ``orphans``.
+            TypeError: the target or an argument cannot be pickled.
+            RuntimeError: a spawned process cannot import the main module of this program, or would
+                run the program again: it has no ``if __name__ == "__main__":``.
             OSError: the system has no room for another process.
 
         Cost: some milliseconds each; the imports of the target happen in its process.

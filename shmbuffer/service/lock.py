@@ -10,6 +10,7 @@ from shmbuffer.memory import layout
 from shmbuffer.memory.locks import Lock
 from shmbuffer.memory.region import Directory
 from shmbuffer.memory.trust import explained
+from shmbuffer.service.main_module import refuse_while_imported
 
 
 class CoordinatorLock:
@@ -49,8 +50,11 @@ def refuse_second(scratch_dir: Path) -> None:
     """Says early that a directory has a coordinator, before it is recovered or removed for nothing.
 
     Raises:
+        RuntimeError: this is a spawned process, and a module makes the coordinator as it is
+            imported.
         BufferInUseError: another coordinator has the lock; ``pids`` names it.
     """
+    refuse_while_imported(scratch_dir)
     with explained(scratch_dir):
         is_there = (scratch_dir / layout.COORDINATOR_LOCK).exists()
     if is_there:

@@ -34,6 +34,7 @@ from shmbuffer.memory import cleanup, identity
 from shmbuffer.service import roster
 from shmbuffer.service.held_back import HeldBack
 from shmbuffer.service.historian import Historian
+from shmbuffer.service.main_module import UNPICKLABLE, cannot_be_pickled, require_importable
 from shmbuffer.service.spawned import (
     ASKED_TO_END,
     ON_SIGTERM,
@@ -122,6 +123,8 @@ class Supervisor:
     ) -> list[Spawned]:
         """Starts ``n`` processes; see ``Coordinator.spawn``."""
         self._engine.require_there()  # else the roster is another buffer's, whose processes live
+        if n:
+            require_importable(self._scratch_dir, target, args)
         label, full_name = (name, name) if name else _names_of(target)
 
         def start(spawned: Spawned) -> SpawnProcess:
@@ -135,8 +138,10 @@ class Supervisor:
                     name=spawned.name,
                 )
                 process.start()
-            except BaseException:
+            except BaseException as error:
                 roster.forget(self._scratch_dir, file)
+                if isinstance(error, UNPICKLABLE):
+                    raise cannot_be_pickled(self._scratch_dir, target, error) from None
                 raise
             return process
 

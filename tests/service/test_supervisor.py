@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import pickle
 import resource
 import shutil
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -293,8 +293,14 @@ def test_a_watch_that_fails_keeps_nobody_waiting(
 
 def test_a_target_that_cannot_be_pickled_is_the_callers_error(scratch_dir: Path) -> None:
     with Coordinator(scratch_dir, capacity=8) as coordinator:
-        with pytest.raises((pickle.PicklingError, AttributeError), match="lambda"):
-            coordinator.spawn(lambda scratch_dir, index: None, 2)
+        for target, args, what in (
+            (lambda scratch_dir, index: None, (), "lambda"),
+            (targets.stay, (threading.Lock(),), "cannot pickle '_thread.lock' object"),
+        ):
+            with pytest.raises(TypeError, match=what) as refused:
+                coordinator.spawn(target, 2, *args)
+            assert str(refused.value).startswith(f"{scratch_dir}: the target ")
+            assert "a function that a module defines" in str(refused.value)
         assert coordinator.processes == []
         assert coordinator.join(0)
 

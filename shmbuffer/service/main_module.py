@@ -1,0 +1,125 @@
+"""What spawned processes need of a program: its main module to import, with the target in it.
+
+    parent:  spawn ──▶ require_importable ──▶ the target and its arguments are pickled ──▶ start
+    child:   import the main module, as __mp_main__ ──▶ unpickle ──▶ the target
+                └── makes a coordinator itself: `refuse_while_imported`
+
+multiprocessing finds out about most of this in the child, and says it in its own words.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import os
+import pickle
+import sys
+from collections.abc import Sequence
+from multiprocessing import process, spawn
+from pathlib import Path
+from types import FrameType
+
+UNPICKLABLE = (pickle.PicklingError, AttributeError, TypeError)
+"""What a pickler raises for an object that it does not take."""
+
+GUARD = 'if __name__ == "__main__":'
+_OTHER_GUARD = "current_process"  # its name; parent_process() does not know it yet
+
+
+def refuse_while_imported(scratch_dir: object) -> None:
+    """Ends a spawned process in which a module makes a coordinator while it is imported.
+
+    Raises:
+        RuntimeError: it does.
+    """
+    if getattr(process.current_process(), "_inheriting", False):
+        raise RuntimeError(
+            f"{scratch_dir}: the spawned process {process.current_process().name} imports the main "
+            "module of its program and that of its target, and one of them makes a Coordinator as "
+            "it is imported; put what runs the program, with the Coordinator and spawn, under "
+            f"`{GUARD}`"
+        )
+
+
+def require_importable(scratch_dir: object, target: object, args: Sequence[object]) -> None:
+    """Says what is wrong with a program that spawns, before a process is started.
+
+    Raises:
+        RuntimeError: the main module is imported by a spawned process right now; it has no file; it
+            would spawn whenever it is imported; or the target, or an argument, is of a main module
+            that is not imported.
+    """
+    refuse_while_imported(scratch_dir)
+    imported = spawn.get_preparation_data("")
+    name, path = imported.get("init_main_from_name"), imported.get("init_main_from_path")
+    if path is not None and not os.path.isfile(path):
+        raise RuntimeError(
+            f"{scratch_dir}: the program was read from {os.path.basename(path)}, and a spawned "
+            "process imports it from its file, which is not there; nothing was started: write the "
+            "program to a file and run that"
+        )
+    if path is None and (name is None or name.split(".")[-1] == "__main__"):
+        for found in filter(None, map(_defined_in_main, (target, *args))):
+            raise RuntimeError(
+                f"{scratch_dir}: {found} is defined in __main__, which no spawned process can "
+                "import: a notebook, a prompt, -c, or the __main__ of a package; nothing was "
+                "started: write it to a module (in a notebook: %%writefile collect.py) and import "
+                "it from there"
+            )
+    elif (line := _line_without_guard()) is not None:
+        file = sys.modules["__main__"].__file__
+        raise RuntimeError(
+            f"{scratch_dir}: {file}, line {line}, spawns processes without asking for __name__; "
+            "each of them imports that file, and would do the same; nothing was started: put what "
+            f"runs the program, with the Coordinator and spawn, under `{GUARD}`"
+        )
+
+
+def cannot_be_pickled(scratch_dir: object, target: object, error: Exception) -> TypeError:
+    """Returns the error for a target, or arguments, that a pickler has refused."""
+    name = getattr(target, "__qualname__", None) or type(target).__qualname__
+    return TypeError(
+        f"{scratch_dir}: the target {name} and its arguments are pickled for a spawned process, "
+        f"and that failed: {error}; nothing was started: pass a function that a module defines at "
+        "its top level, no lambda and no function within a function, and arguments that can be "
+        "pickled"
+    )
+
+
+def _defined_in_main(thing: object) -> str | None:
+    """The name of what a pickle would look for in the main module, if it is to be found there."""
+    while isinstance(thing, functools.partial):
+        thing = thing.func
+    thing = getattr(thing, "__self__", thing)  # of a method
+    named = thing if hasattr(thing, "__qualname__") else type(thing)
+    return named.__qualname__ if named.__module__ == "__main__" else None
+
+
+def _line_without_guard() -> int | None:
+    """The line of the main module that runs now, if every import of that module runs it as well.
+
+    A program that asks for its name, or for its process, anywhere is trusted to do so in the right
+    place; where it does not, the child finds out.
+    """
+    main = sys.modules["__main__"]
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and frame.f_globals is not main.__dict__:
+        frame = frame.f_back
+    while frame is not None and frame.f_code.co_name != "<module>":
+        frame = frame.f_back
+    file = getattr(main, "__file__", None)
+    if frame is None or file is None or frame.f_code.co_filename != file:
+        return None
+    try:
+        tree = ast.parse(Path(file).read_bytes())
+    except (OSError, SyntaxError):
+        return None  # it is not the source of what runs
+    return None if any(map(_asks, ast.walk(tree))) else frame.f_lineno
+
+
+def _asks(node: ast.AST) -> bool:
+    if isinstance(node, ast.Compare):
+        parts = (node.left, *node.comparators)
+        return any(isinstance(part, ast.Name) and part.id == "__name__" for part in parts)
+    named = getattr(node, "attr", None) or getattr(node, "id", None) or getattr(node, "name", None)
+    return named == _OTHER_GUARD

@@ -1,0 +1,144 @@
+"""A program that spawns from where no process can follow is told so, in our words."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.service.programs import environment
+
+SPAWNS = """
+import sys
+from shmbuffer.service.coordinator import Coordinator
+from tests.service import targets
+
+def collect(scratch_dir, index):
+    pass
+
+coordinator = Coordinator("buffer", capacity=8, on_existing="overwrite")
+coordinator.spawn({target}, 2{more})
+coordinator.join()
+print("joined", coordinator.deaths)
+"""
+UNGUARDED = SPAWNS.format(target="collect", more="")
+SOUND = """
+import multiprocessing
+from shmbuffer.service.coordinator import Coordinator
+
+def collect(scratch_dir, index):
+    print("collected", flush=True)
+
+def main():
+    with Coordinator("buffer", capacity=8) as coordinator:
+        coordinator.spawn(collect)
+        coordinator.join()
+
+{start}
+"""
+
+
+def ends(cwd: Path, *command: str, stdin: str = "") -> tuple[int, str, str]:
+    """Run Python to its end in a directory."""
+    done = subprocess.run(
+        [sys.executable, *command],
+        check=False,
+        input=stdin,
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        env=environment(),
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_without_a_guard_nothing_is_started(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(UNGUARDED)
+    code, out, err = ends(tmp_path, "train.py")
+    assert (code, out) == (1, "")
+    assert err.endswith(
+        f"RuntimeError: {tmp_path}/buffer: {tmp_path}/train.py, line 10, spawns processes without "
+        "asking for __name__; each of them imports that file, and would do the same; nothing was "
+        "started: put what runs the program, with the Coordinator and spawn, under "
+        '`if __name__ == "__main__":`\n'
+    )
+    assert "Process" not in err
+
+
+def test_where_only_the_child_can_know_of_a_missing_guard_it_ends_there(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(f"if __name__ != 'here': print('begun')\n{UNGUARDED}")
+    code, out, err = ends(tmp_path, "train.py")
+    # Two children, which make no coordinator and start nobody.
+    assert (code, out.count("begun"), out.count("joined")) == (0, 3, 1), out
+    assert err.count("RuntimeError: ") == 2
+    for index in range(2):
+        assert (
+            f"RuntimeError: buffer: the spawned process collect-{index} imports the main module of "
+            "its program and that of its target, and one of them makes a Coordinator as it is "
+            "imported; put what runs the program, with the Coordinator and spawn, under "
+            '`if __name__ == "__main__":`\n'
+        ) in err
+        assert f"collect-{index} " in err
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        'if __name__ == "__main__":\n    main()',
+        '__name__ == "__main__" and main()',
+        'if multiprocessing.current_process().name == "MainProcess":\n    main()',
+    ],
+)
+def test_any_way_to_ask_is_a_guard(tmp_path: Path, start: str) -> None:
+    (tmp_path / "train.py").write_text(SOUND.format(start=start))
+    assert ends(tmp_path, "train.py") == (0, "collected\n", "")
+
+
+def test_a_module_without_a_guard_may_spawn_what_is_not_in_the_main_module(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SOUND.format(start=""))
+    (tmp_path / "start.py").write_text('import train\nif __name__ == "__main__":\n    train.main()')
+    assert ends(tmp_path, "start.py") == (0, "collected\n", "")
+    assert ends(tmp_path, "-c", "import train, shutil; shutil.rmtree('buffer'); train.main()") == (
+        0,
+        "collected\n",
+        "",
+    )
+
+
+@pytest.mark.parametrize("command", [(), ("-",)])
+def test_a_program_from_standard_input_is_told_to_become_a_file(
+    tmp_path: Path, command: tuple[str, ...]
+) -> None:
+    source = SPAWNS.format(target="targets.fail", more="")
+    code, out, err = ends(tmp_path, *command, stdin=source)
+    assert (code, out) == (1, "")
+    assert err.endswith(
+        f"RuntimeError: {tmp_path}/buffer: the program was read from <stdin>, and a spawned "
+        "process imports it from its file, which is not there; nothing was started: write the "
+        "program to a file and run that\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("target", "more", "named"),
+    [
+        ("collect", "", "collect"),
+        ("__import__('functools').partial(collect)", "", "collect"),
+        ("type('Collect', (), {'run': lambda self, path, index: None})().run", "", "Collect"),
+        ("targets.stay", ", collect", "collect"),
+    ],
+)
+def test_what_a_notebook_or_a_prompt_defines_is_told_to_become_a_module(
+    tmp_path: Path, target: str, more: str, named: str
+) -> None:
+    """-c has a main module without a file, as the kernel of a notebook and the prompt have."""
+    code, out, err = ends(tmp_path, "-c", SPAWNS.format(target=target, more=more))
+    assert (code, out) == (1, "")
+    assert err.endswith(
+        f"RuntimeError: {tmp_path}/buffer: {named} is defined in __main__, which no spawned "
+        "process can import: a notebook, a prompt, -c, or the __main__ of a package; nothing was "
+        "started: write it to a module (in a notebook: %%writefile collect.py) and import it from "
+        "there\n"
+    )
