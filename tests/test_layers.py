@@ -29,6 +29,7 @@ FLOORS = {
     "memory": 1,
     "_native": 0,
     "errors": 0,
+    "extras": 0,
 }
 
 

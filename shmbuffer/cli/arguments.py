@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from shmbuffer.cli import VERBS, exits
@@ -66,3 +67,31 @@ def seconds(text: str) -> float:
     if not 0.0 <= value < float("inf"):
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds")
     return value
+
+
+def whole(text: str) -> int:
+    """Parses a whole number: 1000000, 1_000_000 or 1e6.
+
+    Raises:
+        argparse.ArgumentTypeError: it is none.
+    """
+    with suppress(ValueError):
+        return int(text)
+    with suppress(ValueError):
+        if (value := float(text)).is_integer():
+            return int(value)
+    raise argparse.ArgumentTypeError(
+        f"{text!r} is not a whole number; 1000000, 1_000_000 and 1e6 are"
+    )
+
+
+def number(text: str) -> float:
+    """Parses a number.
+
+    Raises:
+        argparse.ArgumentTypeError: it is none.
+    """
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None

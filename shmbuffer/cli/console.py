@@ -1,8 +1,12 @@
-"""Tables for people: with rich where it is installed and somebody watches, plain otherwise."""
+"""Tables for people: with rich where it is installed and somebody watches, plain otherwise.
+
+FORCE_COLOR, which is not empty, stands for somebody who watches; NO_COLOR takes that back.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -46,8 +50,8 @@ def show(*tables: Table) -> None:
 
 
 def has_rich() -> bool:
-    """Whether somebody watches, and rich is there to draw with."""
-    if not sys.stdout.isatty():
+    """Whether somebody watches or wants colours, and rich is there to draw with."""
+    if not (sys.stdout.isatty() or _wants_colours()):
         return False
     try:
         import rich.box
@@ -56,6 +60,11 @@ def has_rich() -> bool:
             raise
         return False
     return bool(rich.box)
+
+
+def _wants_colours() -> bool:
+    """Whether colours are asked for where nobody watches; rich reads the same two variables."""
+    return bool(os.environ.get("FORCE_COLOR")) and not os.environ.get("NO_COLOR")
 
 
 def bars(values: Sequence[float | None], width: int = 40) -> str:

@@ -19,6 +19,7 @@ from shmbuffer.cli import arguments, console, exits, learning_curve
 from shmbuffer.cli.learning_curve import Curve
 from shmbuffer.cli.progress import Progress
 from shmbuffer.errors import BufferExistsError
+from shmbuffer.extras import missing
 
 if TYPE_CHECKING:
     from shmbuffer.cli.arguments import Subparsers
@@ -44,7 +45,7 @@ def add_parser(subparsers: Subparsers) -> None:
         "with SIGKILL, and later all of them at once. Then the directory is recovered, every item "
         "in it is examined, and training goes on from there until 20 greedy episodes have a mean "
         "return of 475. Takes about a minute on two cores. Needs gymnasium; rich and matplotlib "
-        "make it prettier: pip install 'shmbuffer[cli,demo]'.",
+        "make it prettier: they come with the extras cli and demo.",
         "shmbuffer demo\n"
         "shmbuffer demo --seed 1 --collectors 4 --scratch-dir run\n"
         "shmbuffer demo --json | tail -n 1",
@@ -85,8 +86,7 @@ def add_parser(subparsers: Subparsers) -> None:
 def run(args: argparse.Namespace) -> int:
     """Runs the demo; exit 0 if it was solved and no item was lost or torn."""
     if importlib.util.find_spec("gymnasium") is None:
-        print("shmbuffer: the demo needs gymnasium: pip install 'shmbuffer[demo]'", file=sys.stderr)
-        return exits.REFUSED
+        raise missing("the demo needs gymnasium", "demo", name="gymnasium")
     from shmbuffer.examples.trial import Plan
 
     plan = Plan(max_s=60.0 * args.max_minutes)
@@ -264,14 +264,14 @@ def _terminate(_number: int, _frame: FrameType | None) -> NoReturn:
 
 
 def _count(text: str) -> int:
-    value = int(text)
+    value = arguments.whole(text)
     if value < 0:
         raise argparse.ArgumentTypeError(f"{text} is less than 0")
     return value
 
 
 def _at_least_one(text: str) -> int:
-    value = int(text)
+    value = arguments.whole(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"{text} is less than 1")
     return value

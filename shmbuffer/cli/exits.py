@@ -7,6 +7,7 @@ import sys
 
 from shmbuffer import errors
 from shmbuffer.cli.console import clean
+from shmbuffer.extras import MissingExtra
 
 DONE, DAMAGED, USAGE, NO_BUFFER, REFUSED = 0, 1, 2, 3, 4
 BUG, INTERRUPTED, READER_GONE = 70, 130, 141
@@ -17,7 +18,8 @@ exit codes:
     1  the buffer is damaged
     2  wrong usage
     3  there is no buffer, or nothing that this version can read
-    4  refused: in use, exists already, no space, no permission, or a wait in vain
+    4  refused: in use, exists already, no space, no permission, no answer in time,
+       or a package is missing
    70  a bug of shmbuffer's
   130  interrupted with Ctrl-C"""
 
@@ -29,6 +31,7 @@ _CODES: list[tuple[type[BaseException], int]] = [
     (errors.UnsafePathError, NO_BUFFER),
     (errors.ShmBufferError, REFUSED),
     (OSError, REFUSED),
+    (MissingExtra, REFUSED),
     (ValueError, USAGE),
 ]
 

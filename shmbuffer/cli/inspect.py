@@ -22,9 +22,12 @@ def add_parser(subparsers: Subparsers) -> None:
         "Says what a buffer holds, how it was made, what was done with it, and who uses it. Takes "
         "no lock and no place in the registry, so it answers also where a process is stuck; the "
         "numbers of a busy buffer may be of slightly different moments. Changes nothing.",
-        "shmbuffer inspect run/buffer\nshmbuffer inspect run/buffer --json",
+        "shmbuffer inspect run/buffer\n"
+        "shmbuffer inspect run/buffer --all\n"
+        "shmbuffer inspect run/buffer --json",
     )
     arguments.add_directory(parser)
+    parser.add_argument("--all", action="store_true", help="show the counters that are 0, too")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -35,7 +38,9 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         console.show_json(found)
     else:
-        console.show(_buffer(found), _leaves(found), _counters(found), _clients(found))
+        console.show(
+            _buffer(found), _leaves(found), _counters(found, zeros=args.all), _clients(found)
+        )
     return exits.DONE
 
 
@@ -110,7 +115,7 @@ def _leaves(found: Mapping[str, Any]) -> Table:
     return Table("leaves", ("name", "dtype", "shape", "on disk"), rows)
 
 
-def _counters(found: Mapping[str, Any]) -> Table:
+def _counters(found: Mapping[str, Any], *, zeros: bool) -> Table:
     counters = found["counters"]
     sampled = counters["sampled"]
     shown = {
@@ -119,7 +124,12 @@ def _counters(found: Mapping[str, Any]) -> Table:
         if name not in _SHOWN_ELSEWHERE
     }
     age = counters["age_sum"] / sampled if sampled else None
-    return console.pairs("counters", shown | {"mean age of a sampled item, in writes": age})
+    shown["mean age of a sampled item, in writes"] = age
+    if not zeros:
+        there = {name: value for name, value in shown.items() if value}
+        others = "all others" if there else "all"
+        shown = there | ({others: "0; --all shows them"} if len(there) < len(shown) else {})
+    return console.pairs("counters", shown)
 
 
 _SHOWN_ELSEWHERE = {

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from shmbuffer.cli import arguments, console, exits
 from shmbuffer.errors import BufferNotFoundError, ShmBufferError
+from shmbuffer.extras import missing
 
 if TYPE_CHECKING:
     from shmbuffer.cli.arguments import Subparsers
@@ -57,7 +58,8 @@ def run(args: argparse.Namespace) -> int:
 
     Raises:
         BufferNotFoundError, FormatError, CorruptBufferError, UnsafePathError: of the directory.
-        OSError: the picture cannot be written; or matplotlib is not installed.
+        OSError: the picture cannot be written.
+        MissingExtra: matplotlib is not installed.
     """
     from shmbuffer.cli import findings
 
@@ -117,9 +119,10 @@ def _drawn(look: Look, found: list[Finding], path: Path) -> Path:
     except ModuleNotFoundError as error:
         if error.name is None or error.name.split(".")[0] != "matplotlib":
             raise
-        raise OSError(
-            "the picture is drawn with matplotlib, which is not installed: "
-            "pip install 'shmbuffer[plot]'; --json says in words what looks unhealthy"
+        raise missing(
+            "--json says in words what looks unhealthy; the picture needs matplotlib",
+            "plot",
+            name=error.name,
         ) from error
 
 

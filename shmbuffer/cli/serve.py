@@ -5,13 +5,18 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import shlex
 import signal
 import threading
+from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from shmbuffer.cli import arguments, console, exits
 from shmbuffer.cli.progress import Bar
+from shmbuffer.errors import BufferExistsError, BufferNotFoundError
+from shmbuffer.memory import layout
+from shmbuffer.memory.inspect import inspect
 from shmbuffer.memory.prefault import MODES
 
 if TYPE_CHECKING:
@@ -29,7 +34,8 @@ def add_parser(subparsers: Subparsers) -> None:
         subparsers,
         "serve",
         "Makes or recovers a buffer and looks after it until SIGTERM or Ctrl-C: dead clients are "
-        "reaped at once and reported on stderr. Prints one line when it is ready. Collectors and "
+        "reaped at once and reported on stderr. Prints one line when it is ready, and one at the "
+        "end: what is left, and how to go on. Collectors and "
         "learners open the buffer with attach(DIR); they go on if this process is killed, and the "
         "next serve --on-existing recover takes over.",
         "shmbuffer serve run/buffer --capacity 1000000 --batch-size 256\n"
@@ -38,7 +44,7 @@ def add_parser(subparsers: Subparsers) -> None:
     arguments.add_directory(parser)
     parser.add_argument(
         "--capacity",
-        type=int,
+        type=arguments.whole,
         metavar="N",
         help="how many items there is room for; needed unless a buffer is recovered",
     )
@@ -57,14 +63,14 @@ def add_parser(subparsers: Subparsers) -> None:
     )
     parser.add_argument(
         "--beta",
-        type=float,
+        type=arguments.number,
         default=argparse.SUPPRESS,
         metavar="B",
         help="exponent of the importance weights (default 0.4)",
     )
     parser.add_argument(
         "--eps",
-        type=float,
+        type=arguments.number,
         default=argparse.SUPPRESS,
         metavar="E",
         help="added to every priority (default 1e-8)",
@@ -75,11 +81,14 @@ def add_parser(subparsers: Subparsers) -> None:
         help="where priorities lie in a tensordict (default td_error)",
     )
     parser.add_argument(
-        "--batch-size", type=int, metavar="N", help="what sample() draws (default: none)"
+        "--batch-size",
+        type=arguments.whole,
+        metavar="N",
+        help="what sample() draws (default: none)",
     )
     parser.add_argument(
         "--ndim",
-        type=int,
+        type=arguments.whole,
         metavar="N",
         help="leading dimensions of the storage (default 1)",
     )
@@ -91,13 +100,13 @@ def add_parser(subparsers: Subparsers) -> None:
     )
     parser.add_argument(
         "--max-bytes",
-        type=int,
+        type=arguments.whole,
         metavar="BYTES",
         help="room for items of any shapes; needed where such a buffer is created",
     )
     parser.add_argument(
         "--metrics-port",
-        type=int,
+        type=arguments.whole,
         metavar="PORT",
         help="serve http://127.0.0.1:PORT/metrics for Prometheus; 0 takes a free port",
     )
@@ -132,21 +141,62 @@ def run(args: argparse.Namespace) -> int:
     """Serves until SIGTERM or SIGINT; both are a good end."""
     from shmbuffer.service.coordinator import Coordinator
 
+    if args.on_existing == "error":
+        _require_room(args.dir)
     logging.basicConfig(format="%(message)s")
     before = {number: signal.signal(number, _stop) for number in (signal.SIGTERM, signal.SIGINT)}
+    served: Path | None = None
     try:
         with (
             Bar(wanted=not args.json) as bar,
             Coordinator(args.dir, on_progress=bar, **_options(args)) as coordinator,
         ):
+            served = coordinator.scratch_dir
             _announce(coordinator, as_json=args.json)
             threading.Event().wait()
     except _Stop:
-        pass
+        if served is not None:
+            _say_what_is_left(served, as_json=args.json)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
     return exits.DONE
+
+
+def _require_room(path: str) -> None:
+    """Says what to do with a buffer that is there, in the words of this verb.
+
+    Raises:
+        BufferExistsError: one is there.
+    """
+    if os.path.exists(os.path.join(path, layout.CONTROL)):
+        raise BufferExistsError(
+            f"{path}: there is a buffer already; to go on with it: {_again(path)} "
+            "(overwrite in place of recover begins with an empty one)",
+            path=path,
+        )
+
+
+def _again(path: str | os.PathLike[str]) -> str:
+    """Returns the command that goes on with a buffer."""
+    return f"shmbuffer serve {shlex.quote(os.fspath(path))} --on-existing recover"
+
+
+def _say_what_is_left(path: Path, *, as_json: bool) -> None:
+    """Tells, at the end, how many items there are, who still uses them, and how to go on."""
+    try:
+        found = inspect(path)
+    except BufferNotFoundError:
+        items, users, left = 0, [], "the buffer was removed"
+    else:
+        items = found["counters"]["length"]
+        users = [client["pid"] for client in found["clients"] if client["alive"]]
+        use = f", in use by pid {', '.join(map(str, users))}" if users else ""
+        left = f"{console.counted(items, 'item', 'items')} left{use}; to go on: {_again(path)}"
+    if as_json:
+        console.show_json({"event": "ended", "path": str(path), "items": items, "pids": users})
+    else:
+        print(f"ended: {console.clean(path)}: {left}", flush=True)
 
 
 def _options(args: argparse.Namespace) -> dict[str, Any]:
@@ -182,7 +232,12 @@ def _announce(coordinator: Coordinator, *, as_json: bool) -> None:
 
 
 def _alpha(text: str) -> float | None:
-    return None if text.lower() == "none" else float(text)
+    if text.lower() == "none":
+        return None
+    try:
+        return arguments.number(text)
+    except argparse.ArgumentTypeError:
+        raise argparse.ArgumentTypeError(f"{text!r} is neither a number nor 'none'") from None
 
 
 def _stop(_number: int, _frame: FrameType | None) -> None:

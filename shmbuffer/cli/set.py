@@ -74,8 +74,9 @@ def _change(text: str) -> tuple[str, Any]:
         return name, 1 if name == "min_size" else None
     if name == "when_alone":
         return name, value
+    parse = arguments.whole if name in _WHOLE else arguments.number
     try:
-        return name, int(value) if name in _WHOLE else float(value)
-    except ValueError:
+        return name, parse(value)
+    except argparse.ArgumentTypeError:
         kind = "a whole number" if name in _WHOLE else "a number"
         raise argparse.ArgumentTypeError(f"{name} is {kind} or off, not {value!r}") from None

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from shmbuffer.cli import arguments, console, exits, panels
+from shmbuffer.cli import arguments, console, exits, panels, terminal
 from shmbuffer.cli.console import Table
 from shmbuffer.cli.pace import Pace, Watch
 from shmbuffer.cli.screen import Screen
@@ -27,9 +28,10 @@ def add_parser(subparsers: Subparsers) -> None:
     parser = arguments.add_verb(
         subparsers,
         "top",
-        "Shows a buffer while it is used, until Ctrl-C: how full it is, items written and drawn a "
-        "second, the age of what is drawn, priorities, a line for each process (its rates, what it "
-        "holds, when it was last seen), and who came, died and was recovered meanwhile. Reads the "
+        "Shows a buffer while it is used, until q or Ctrl-C: how full it is, items written and "
+        "drawn a second, the age of what is drawn, priorities, a line for each process (its rates, "
+        "what it holds, when it was last seen), and who came, died and was recovered meanwhile. "
+        "Reads the "
         "mapped counters alone: it takes no lock and no place in the registry, slows nobody, and "
         "goes on through crashes, recoveries and removal. Of a dead directory it shows what its "
         "processes were at.",
@@ -62,11 +64,12 @@ def run(args: argparse.Namespace) -> int:
         time.sleep(_SOON_S)
         found = _look(args.dir)
         _print(found, watch.see(found), watch, as_json=args.json)
-    elif args.json or not console.has_rich():
+    elif args.json or not (sys.stdout.isatty() and console.has_rich()):
         for found, pace in _looks(args, watch):
             _print(found, pace, watch, as_json=args.json)
     else:
-        _live(args, found, watch)
+        with terminal.undone_on_a_signal(), terminal.keys() as pause:
+            _live(args, found, watch, pause)
     return exits.DONE
 
 
@@ -76,10 +79,11 @@ def _look(path: str) -> dict[str, Any]:
     return inspect(path, priorities=True, live_bytes=False)
 
 
-def _looks(args: argparse.Namespace, watch: Watch) -> Iterator[tuple[dict[str, Any], Pace]]:
-    """What there is, at each look, for ever; what could not be seen has the key ``error``."""
-    while True:
-        time.sleep(args.interval)
+def _looks(
+    args: argparse.Namespace, watch: Watch, pause: Callable[[float], bool] = terminal.sleep
+) -> Iterator[tuple[dict[str, Any], Pace]]:
+    """What there is, at each look, until a pause says so; what could not be seen has ``error``."""
+    while not pause(args.interval):
         try:
             found = _look(args.dir)
         except BufferNotFoundError:
@@ -94,7 +98,9 @@ def _looks(args: argparse.Namespace, watch: Watch) -> Iterator[tuple[dict[str, A
             yield found, watch.see(found)
 
 
-def _live(args: argparse.Namespace, found: dict[str, Any], watch: Watch) -> None:
+def _live(
+    args: argparse.Namespace, found: dict[str, Any], watch: Watch, pause: Callable[[float], bool]
+) -> None:
     from rich.live import Live
 
     with Live(screen=True, auto_refresh=False) as live:
@@ -104,7 +110,7 @@ def _live(args: argparse.Namespace, found: dict[str, Any], watch: Watch) -> None
             live.update(Screen(panels.title(found, args.dir), tables), refresh=True)
 
         show(found, Pace.nothing())
-        for found, pace in _looks(args, watch):
+        for found, pace in _looks(args, watch, pause):
             show(found, pace)
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from typing import Any
 
+from shmbuffer.extras import missing
+
 _lock = threading.RLock()
 _leases = 0
 _started_here = False
@@ -14,14 +16,12 @@ def require_ray() -> Any:
     """The module ``ray``.
 
     Raises:
-        ImportError: it is not installed.
+        MissingExtra: it is not installed.
     """
     try:
         import ray
     except ImportError as error:
-        raise ImportError(
-            'RayReplayBuffer needs Ray, which is not installed: pip install "shmbuffer[ray]"'
-        ) from error
+        raise missing("RayReplayBuffer needs Ray", "ray", name="ray") from error
     return ray
 
 

@@ -227,11 +227,10 @@ class Engine:
         directory = Directory.open(path, create=settings is not None)
         files = Files(directory)
         try:
-            if settings is None and not files.has_control():
-                raise BufferNotFoundError(
-                    f"{directory.path}: there is no buffer here; check the path, or create one "
-                    "with Coordinator or LazyMemmapStorage(scratch_dir=..., shared_init=True)",
-                    path=str(directory.path),
+            if settings is None:
+                files.require_control(
+                    "check the path, or create one with Coordinator or "
+                    "LazyMemmapStorage(scratch_dir=..., shared_init=True)"
                 )
             with suppress(BufferNotFoundError):
                 files.open_control().superblock()  # of a foreign file not even the lock is touched

@@ -26,6 +26,7 @@ from __future__ import annotations
 import json
 import os
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,8 @@ _OF_THE_SCHEMA = (layout.SLOTS, _NEW_SLOTS, layout.SCHEMA, layout.RECORDS, layou
 # Bytes of a slot in a leaf: huge pages are worth making (some milliseconds each) where a page is
 # shared by many rows, so that each row that is drawn would be looked for in another one.
 _SMALL_ROW = 1024
+
+_NEIGHBOURS = 1000
 
 
 class Files:
@@ -84,11 +87,14 @@ class Files:
         """Whether the directory is a buffer."""
         return self.directory.exists(layout.CONTROL)
 
-    def require_control(self) -> None:
-        """BufferNotFoundError if the directory is none."""
+    def require_control(self, otherwise: str = "check the path") -> None:
+        """BufferNotFoundError if the directory is none; it names one that is a directory away."""
         if not self.has_control():
+            near = _buffers_beside(self.path)
+            others = f" and {len(near) - 3} more" if len(near) > 3 else ""
+            todo = f"did you mean {', '.join(near[:3])}{others}?" if near else otherwise
             raise BufferNotFoundError(
-                f"{self.path}: there is no buffer here; check the path", path=str(self.path)
+                f"{self.path}: there is no buffer here; {todo}", path=str(self.path)
             )
 
     def recorded_schema(self, superblock: Superblock) -> Schema | None:
@@ -442,6 +448,15 @@ def _is_made_by_us(name: object) -> bool:
         return False
     first, last = name.split("/")[0], name.rpartition("/")[2]
     return first != layout.PRIVATE and (last == "meta.json" or last.endswith(".memmap"))
+
+
+def _buffers_beside(where: Path) -> list[str]:
+    """The buffers above and below a directory; of a crowded one not every neighbour is asked."""
+    near = [where.parent]
+    with suppress(OSError), os.scandir(where) as entries:
+        first = islice(entries, _NEIGHBOURS)
+        near += sorted(Path(one) for one in first if one.is_dir(follow_symlinks=False))
+    return [str(one) for one in near if os.path.isfile(one / layout.CONTROL)]
 
 
 def require_same_schema(mine: Schema, other: Schema, where: object) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from shmbuffer.extras import missing
 from shmbuffer.service.stats import Number, describe
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ class MetricsServer:
         address: to listen at; nothing is encrypted or asked for, so it is this machine alone.
 
     Raises:
-        ModuleNotFoundError: prometheus-client is not installed; the message says how to do it.
+        MissingExtra: prometheus-client is not installed.
         OSError: the port is in use, or not for this user.
     """
 
@@ -91,10 +92,8 @@ class MetricsServer:
         try:
             from prometheus_client import CollectorRegistry, start_http_server
         except ModuleNotFoundError as error:
-            raise ModuleNotFoundError(
-                "metrics are served with prometheus-client, which is not installed: "
-                "pip install 'shmbuffer[metrics]'",
-                name=error.name,
+            raise missing(
+                "metrics are served with prometheus-client", "metrics", name=error.name
             ) from error
         registry = CollectorRegistry()
         registry.register(_Numbers(engine, more, directory))

@@ -19,6 +19,7 @@ from shmbuffer.cli import demo, exits, learning_curve, main
 from shmbuffer.cli.learning_curve import Curve
 from shmbuffer.examples.evidence import Evidence
 from shmbuffer.examples.trial import Kill, Outcome, Status, Trial
+from shmbuffer.extras import command
 from tests.service.programs import Program
 
 OUTCOME = Outcome(
@@ -174,7 +175,7 @@ def test_without_gymnasium_it_says_what_to_install(
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert main(["demo"]) == exits.REFUSED
     assert capsys.readouterr().err == (
-        "shmbuffer: the demo needs gymnasium: pip install 'shmbuffer[demo]'\n"
+        f"shmbuffer: the demo needs gymnasium, which is not installed: {command('demo')}\n"
     )
 
 

@@ -117,3 +117,58 @@ def test_the_last_recovery_and_the_room_are_told(
         text,
     )
     assert re.search(r"size +[\d.]+ KiB (on disk|in memory).*, [\d.]+ \w+ free\n", text)
+
+
+def test_counters_that_are_0_are_shown_with_all_only(
+    closed: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["inspect", str(closed)]) == 0
+    text = capsys.readouterr().out
+    assert re.search(r"\n  inserts +3\n", text)
+    assert re.search(r"\n  all others +0; --all shows them\n", text)
+    assert "evicted" not in text
+    assert main(["inspect", str(closed), "--all"]) == 0
+    text = capsys.readouterr().out
+    assert re.search(r"\n  evicted +0\n", text)
+    assert "all others" not in text
+
+
+@pytest.mark.parametrize("verb", ["inspect", "check", "recover", "stop", "set", "top"])
+def test_a_buffer_one_directory_away_is_named(
+    closed: Path, capsys: pytest.CaptureFixture[str], verb: str
+) -> None:
+    for path in (closed.parent, closed / ".shmbuffer", closed / "next"):
+        assert main([verb, str(path)]) == 3
+        said = f"shmbuffer: {path}: there is no buffer here; did you mean {closed}?\n"
+        assert capsys.readouterr().err == said
+
+
+def test_of_many_buffers_nearby_three_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in "abcde":
+        items.create(tmp_path / name, 8).close()
+    (tmp_path / "empty").mkdir()
+    assert main(["inspect", str(tmp_path)]) == 3
+    near = ", ".join(str(tmp_path / name) for name in "abc")
+    assert capsys.readouterr().err.endswith(f"did you mean {near} and 2 more?\n")
+
+
+@pytest.mark.parametrize(
+    ("wishes", "coloured"),
+    [
+        ({}, False),
+        ({"FORCE_COLOR": "1"}, True),
+        ({"FORCE_COLOR": ""}, False),
+        ({"FORCE_COLOR": "1", "NO_COLOR": "1"}, False),
+    ],
+)
+def test_colours_go_into_a_pipe_where_they_are_asked_for(
+    closed: Path, monkeypatch: pytest.MonkeyPatch, wishes: dict[str, str], coloured: bool
+) -> None:
+    pytest.importorskip("rich")
+    for name in ("FORCE_COLOR", "NO_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+    code, out, err = run("inspect", closed, **wishes)
+    assert (code, err) == (0, "")
+    assert ("\x1b[" in out) == coloured

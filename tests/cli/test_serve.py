@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from pathlib import Path
 
 import pytest
 
-from shmbuffer.cli import exits
+from shmbuffer.cli import exits, main
+from shmbuffer.extras import command
 from shmbuffer.memory.engine import Engine
 from shmbuffer.memory.locks import InitLock
 from shmbuffer.memory.region import Directory
@@ -41,7 +43,12 @@ def test_it_says_when_it_is_ready_and_ends_well_on_a_signal(path: Path, number: 
             items.write(engine, [1, 2, 3])
             assert [client.role for client in engine.clients()] == ["coordinator", "collector"]
         program.signal(number)
-        assert program.end() == (exits.DONE, "", "")
+        assert program.end() == (
+            exits.DONE,
+            f"ended: {path}: 3 items left; "
+            f"to go on: shmbuffer serve {path} --on-existing recover\n",
+            "",
+        )
     with Engine.open(path, None) as engine:
         assert items.read(engine) == [1, 2, 3]
         assert engine.report is not None
@@ -59,7 +66,15 @@ def test_json_says_so_in_an_object(path: Path) -> None:
             "recovered": None,
             "metrics_port": None,
         }
-        program.signal(signal.SIGTERM)
+        with Engine.open(path, None) as engine:
+            items.write(engine, [1])
+            program.signal(signal.SIGTERM)
+            assert program.json() == {
+                "event": "ended",
+                "path": str(path),
+                "items": 1,
+                "pids": [os.getpid()],
+            }
         assert program.end() == (exits.DONE, "", "")
 
 
@@ -90,9 +105,14 @@ def test_alpha_none_is_a_buffer_without_priorities(path: Path) -> None:
 
 
 def test_what_is_there_is_refused_recovered_or_overwritten(closed: Path) -> None:
-    code, out, err = run("serve", closed, "--capacity=8")
-    assert (code, out) == (exits.REFUSED, "")
-    assert err.startswith(f"shmbuffer: {closed}: there is a buffer already")
+    for capacity in ([], ["--capacity=8"]):
+        assert run("serve", closed, *capacity) == (
+            exits.REFUSED,
+            "",
+            f"shmbuffer: {closed}: there is a buffer already; to go on with it: shmbuffer serve "
+            f"{closed} --on-existing recover (overwrite in place of recover begins with an empty "
+            "one)\n",
+        )
     with Program.shmbuffer("serve", closed, "--on-existing=recover", "--json") as program:
         assert program.json()["recovered"]["items"] == 3
         program.signal(signal.SIGTERM)
@@ -154,11 +174,40 @@ def test_wrong_usage_is_a_sentence(path: Path, options: list[str], said: str) ->
     assert not path.exists()
 
 
-@pytest.mark.parametrize("option", ["--alpha=much", "--on-existing=keep", "--capacity=many"])
-def test_options_are_checked(path: Path, option: str) -> None:
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        ("--alpha=much", "'much' is neither a number nor 'none'"),
+        ("--beta=much", "'much' is not a number"),
+        ("--on-existing=keep", "invalid choice: 'keep'"),
+        ("--capacity=many", "'many' is not a whole number; 1000000, 1_000_000 and 1e6 are"),
+        ("--capacity=1.5", "'1.5' is not a whole number; 1000000, 1_000_000 and 1e6 are"),
+        ("--capacity=1e999", "'1e999' is not a whole number; 1000000, 1_000_000 and 1e6 are"),
+    ],
+)
+def test_options_are_checked(path: Path, option: str, said: str) -> None:
     code, _, err = run("serve", path, option)
     assert code == exits.USAGE
-    assert option.split("=")[1] in err
+    assert f"argument {option.split('=')[0]}: {said}" in err
+
+
+def test_a_whole_number_may_be_written_with_an_exponent(path: Path) -> None:
+    with Program.shmbuffer("serve", path, "--capacity=1e3", "--batch-size=1_0") as program:
+        program.line()
+        with Engine.open(path, None) as engine:
+            assert engine.settings.capacity == 1000
+            assert engine.settings.extra["batch_size"] == 10
+
+
+def test_without_prometheus_client_it_says_what_to_install(
+    path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    assert main(["serve", str(path), "--capacity=8", "--metrics-port=0"]) == exits.REFUSED
+    assert capsys.readouterr().err == (
+        "shmbuffer: metrics are served with prometheus-client, which is not installed: "
+        f"{command('metrics')}\n"
+    )
 
 
 def test_a_signal_ends_it_while_it_still_waits_for_the_directory(closed: Path) -> None:
@@ -179,7 +228,7 @@ def test_auto_cleanup_removes_the_buffer_in_the_end(path: Path) -> None:
         program.line()
         assert path.exists()
         program.signal(signal.SIGTERM)
-        assert program.end()[0] == exits.DONE
+        assert program.end() == (exits.DONE, f"ended: {path}: the buffer was removed\n", "")
     assert not path.exists()
 
 
@@ -201,4 +250,5 @@ def test_prefault_has_the_pages_of_a_recovered_buffer_there_when_it_is_ready(pat
     ) as program:
         assert program.line().startswith(f"ready: {path}, 3 of 8 items")
         program.signal(signal.SIGTERM)
-        assert program.end() == (exits.DONE, "", "")  # too small for a bar
+        code, _, err = program.end()
+        assert (code, err) == (exits.DONE, "")  # too small for a bar

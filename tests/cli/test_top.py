@@ -12,6 +12,7 @@ import re
 import signal
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -32,6 +33,8 @@ from tests.service import items
 from tests.service.programs import Program, environment
 
 PATIENCE_S = 60.0
+LEFT = b"\x1b[?1049l"  # back from the screen that fills a terminal
+ECHO = 3  # where tcgetattr has it
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 BUSY = """
@@ -126,6 +129,70 @@ def test_the_live_view_follows_a_kill_a_recovery_and_the_removal(tmp_path: Path)
                 items.write(engine, [1])
                 shows(r"12\.5%, 1 of 8; 1 written")
                 shows(r"new buffer +another one is in its place")
+
+
+def test_q_ends_it_and_the_terminal_is_as_it_was(closed: Path) -> None:
+    pytest.importorskip("rich")
+    with in_a_terminal("top", closed, "--interval", 3600) as (process, terminal):
+        before = termios.tcgetattr(terminal)
+        assert not drawn(terminal)[ECHO] & termios.ECHO
+        os.write(terminal, b"xyz")  # keys without a meaning
+        os.write(terminal, b"q")
+        assert LEFT in rest(terminal)
+        assert process.wait() == 0
+        assert termios.tcgetattr(terminal) == before
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_a_signal_ends_it_when_the_terminal_is_as_it_was(closed: Path, number: int) -> None:
+    pytest.importorskip("rich")
+    with in_a_terminal("top", closed, "--interval", 3600) as (process, terminal):
+        before = termios.tcgetattr(terminal)
+        drawn(terminal)
+        process.send_signal(number)
+        assert LEFT in rest(terminal)
+        assert process.wait() == (130 if number == signal.SIGINT else -number)
+        assert termios.tcgetattr(terminal) == before
+
+
+def test_where_standard_input_is_no_terminal_no_key_ends_it(closed: Path) -> None:
+    pytest.importorskip("rich")
+    with in_a_terminal("top", closed, "--interval", 0.01, stdin=subprocess.PIPE) as (
+        process,
+        terminal,
+    ):
+        before = termios.tcgetattr(terminal)
+        assert process.stdin is not None
+        with process.stdin as pipe:
+            pipe.write(b"q")
+        assert drawn(terminal) == before
+        drawn(terminal)
+        process.send_signal(signal.SIGINT)
+        assert LEFT in rest(terminal)
+        assert process.wait() == 130
+
+
+BACKGROUND = 'set -m; "$@" & echo "pid $!"; wait $!; echo "status $?"'
+
+
+def test_in_the_background_it_leaves_the_keyboard_to_others(closed: Path) -> None:
+    """A program that reads the terminal from there, or changes how it is set, is stopped."""
+    pytest.importorskip("rich")
+    top = (sys.executable, "-m", "shmbuffer", "top", str(closed), "--interval", "0.01")
+    shell = ("setsid", "--ctty", "bash", "-c", BACKGROUND, "bash", *top)
+    with in_a_terminal(command=shell) as (process, terminal):
+        before = termios.tcgetattr(terminal)
+        seen = b""
+        while (told := re.search(rb"pid (\d+)", seen)) is None:
+            seen += os.read(terminal, 65536)
+        os.write(terminal, b"q\n")
+        for _ in range(3):
+            assert drawn(terminal) == before
+        os.kill(int(told[1]), signal.SIGTERM)
+        seen = rest(terminal)
+        assert LEFT in seen
+        assert b"status 143" in seen  # had it been stopped, wait would have said so before
+        process.wait()
 
 
 def test_without_a_terminal_looks_follow_each_other(closed: Path) -> None:
@@ -339,39 +406,58 @@ def lines(found: dict[str, Any], pace: Pace, watch: Watch, width: int, height: i
 
 
 @contextlib.contextmanager
-def screen(*argv: object) -> Iterator[Callable[[str], None]]:
-    """Runs a verb in a terminal; what it gives waits until the pattern is on the screen."""
+def in_a_terminal(
+    *argv: object, stdin: int | None = None, command: tuple[str, ...] = ()
+) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+    """Runs a verb, or a command, in a terminal; with our end of it."""
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
-        [sys.executable, "-m", "shmbuffer", *map(str, argv)],
-        stdin=theirs,
+        command or (sys.executable, "-m", "shmbuffer", *map(str, argv)),
+        stdin=theirs if stdin is None else stdin,
         stdout=theirs,
         stderr=theirs,
         env=environment(TERM="xterm-256color", LINES="60", COLUMNS="100"),
     )
     os.close(theirs)
-    seen = ""
-
-    def shows(pattern: str) -> None:
-        nonlocal seen
-        end, seen = time.monotonic() + PATIENCE_S, ""
-        while not re.search(pattern, seen, re.DOTALL):
-            assert time.monotonic() < end, f"{pattern} was not shown, but: {seen[-3000:]}"
-            seen += ESCAPES.sub("", os.read(ours, 65536).decode(errors="replace"))
-
     try:
-        yield shows
-        process.send_signal(signal.SIGINT)
-        drain(ours)
-        assert process.wait() == 130
+        yield process, ours
     finally:
         process.kill()
         process.wait()
         os.close(ours)
 
 
-def drain(fd: int) -> None:
+@contextlib.contextmanager
+def screen(*argv: object) -> Iterator[Callable[[str], None]]:
+    """Runs a verb in a terminal; what it gives waits until the pattern is on the screen."""
+    with in_a_terminal(*argv) as (process, ours):
+        seen = ""
+
+        def shows(pattern: str) -> None:
+            nonlocal seen
+            end, seen = time.monotonic() + PATIENCE_S, ""
+            while not re.search(pattern, seen, re.DOTALL):
+                assert time.monotonic() < end, f"{pattern} was not shown, but: {seen[-3000:]}"
+                seen += ESCAPES.sub("", os.read(ours, 65536).decode(errors="replace"))
+
+        yield shows
+        process.send_signal(signal.SIGINT)
+        rest(ours)
+        assert process.wait() == 130
+
+
+def drawn(terminal: int) -> list[Any]:
+    """Waits for the first picture; returns how the keyboard is set then."""
+    seen = b""
+    while b"items" not in seen:
+        seen += os.read(terminal, 65536)
+    return termios.tcgetattr(terminal)
+
+
+def rest(terminal: int) -> bytes:
     """Reads until the other end is closed, which Linux tells of a terminal by EIO."""
+    seen = b""
     with contextlib.suppress(OSError):
-        while os.read(fd, 65536):
-            pass
+        while more := os.read(terminal, 65536):
+            seen += more
+    return seen

@@ -42,6 +42,7 @@ from shmbuffer import (  # noqa: E402 - Ray is an extra
 from shmbuffer.distributed.handle import LIFECYCLE  # noqa: E402
 from shmbuffer.distributed.ray import RayClient  # noqa: E402
 from shmbuffer.distributed.runtime import Lease  # noqa: E402
+from shmbuffer.extras import command  # noqa: E402
 from tests import holdings  # noqa: E402
 from tests.conftest import (  # noqa: E402
     _command_of,
@@ -701,5 +702,5 @@ def test_without_ray_it_says_what_to_install() -> None:
         [sys.executable, "-c", PROGRAM], check=True, capture_output=True, text=True
     )
     assert done.stdout.strip() == (
-        'RayReplayBuffer needs Ray, which is not installed: pip install "shmbuffer[ray]"'
+        f"RayReplayBuffer needs Ray, which is not installed: {command('ray')}"
     )

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import urllib.request
 from pathlib import Path
 
 import pytest
 
+from shmbuffer.extras import MissingExtra, command
 from shmbuffer.memory import Engine, RateLimiter
 from shmbuffer.service.coordinator import Coordinator
 from shmbuffer.service.metrics import COUNTERS, GAUGES
@@ -89,7 +91,7 @@ def test_without_prometheus_client_it_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
-    with pytest.raises(ModuleNotFoundError, match=r"pip install 'shmbuffer\[metrics\]'"):
+    with pytest.raises(MissingExtra, match=re.escape(f"not installed: {command('metrics')}")):
         Coordinator(tmp_path / "buffer", capacity=8, metrics_port=0)
     assert not (tmp_path / "buffer").exists()
 

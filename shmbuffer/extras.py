@@ -1,0 +1,44 @@
+"""The optional packages: what to say where one is missing."""
+
+from __future__ import annotations
+
+import json
+from importlib import metadata
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+PACKAGE = "shmbuffer"
+
+
+class MissingExtra(ModuleNotFoundError):  # noqa: N818 - it is what is missing
+    """An optional package is not installed; the message has the command that installs it."""
+
+
+def missing(needs: str, extra: str, *, name: str | None) -> MissingExtra:
+    """Returns the error for a package that is missing.
+
+    Args:
+        needs: what needs it: "the demo needs gymnasium".
+        extra: of pyproject.toml, which brings it.
+        name: that it is imported by.
+    """
+    return MissingExtra(f"{needs}, which is not installed: {command(extra)}", name=name)
+
+
+def command(extra: str) -> str:
+    """Returns the command that installs an extra, for how this package itself was installed.
+
+    One that came from a clone is installed from there again. Any other is there already, so pip
+    asks an index for what the extra brings and for nothing else.
+    """
+    wanted = f"[{extra}]"
+    try:
+        recorded = metadata.distribution(PACKAGE).read_text("direct_url.json")
+    except metadata.PackageNotFoundError:  # imported from a clone that is not installed
+        return f'pip install ".{wanted}"'
+    origin = json.loads(recorded) if recorded else {}
+    clone = Path(unquote(urlsplit(origin.get("url", "")).path))
+    if "dir_info" not in origin or not (clone / "pyproject.toml").is_file():
+        return f'pip install "{PACKAGE}{wanted}"'
+    editable = "-e " if origin["dir_info"].get("editable") else ""
+    return f'pip install {editable}".{wanted}" (in {clone})'
