@@ -504,7 +504,7 @@ class RingStorage(OnRing):
         if self._engine is None:
             raise RuntimeError(f"{self._not_yet()}, and would be another buffer there")
         self._handed_over |= self._forget_form()
-        return {**super().__getstate__(), "_rows": None}
+        return {**super().__getstate__(), "_rows": None, "_emptied": False}
 
     def _not_yet(self) -> str:
         return (
