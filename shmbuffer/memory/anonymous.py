@@ -12,6 +12,7 @@ import fcntl
 import mmap
 import os
 import time
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Self
@@ -110,11 +111,19 @@ class Anonymous:
         return self._dictionary
 
     def discard_unfinished(self) -> None:
-        """Gives the memory behind the control file back; what is built there begins with zeros."""
-        size = os.fstat(self.file.fd).st_size - layout.CONTROL_BYTES
-        if size > 0:
-            with mmap.mmap(self.file.fd, size, offset=layout.CONTROL_BYTES) as content:
+        """Nothing: a definition that was not finished is built anew over itself."""
+
+    def discarding(self) -> Callable[[], None]:
+        """What gives the memory behind the control file back, which begins with zeros then."""
+        with _explained():
+            size = os.fstat(self.file.fd).st_size - layout.CONTROL_BYTES
+            content = mmap.mmap(self.file.fd, size, offset=layout.CONTROL_BYTES)
+
+        def discard() -> None:
+            with content:
                 content.madvise(mmap.MADV_REMOVE)
+
+        return discard
 
     def _map(self, schema: Schema, places: list[int]) -> tuple[Any, list[Any]]:
         with _explained(schema.sections["bytes"] + sum(schema.map_bytes)):

@@ -411,10 +411,16 @@ class Engine:
             alone = self.registry.alive() == [(self.entry, self.incarnation)]
             if ring is None or ring.length or not alone:
                 return False
+            discard = self._ground.discarding()  # what can fail, first
             nothing = {name: getattr(Superblock(), name) for name in _OF_THE_SCHEMA}
-            unknown = replace(self.superblock, state=BufferState.NO_SCHEMA, **nothing)
-            self.control.write(self.control.write(unknown))
-            self.control.sync()
+            known = self.superblock
+            unknown = replace(known, state=BufferState.NO_SCHEMA, **nothing)
+            try:
+                self.control.write(self.control.write(unknown))
+                self.control.sync()
+            except DurabilityError:
+                self.control.withdraw(known)
+                raise
             _core.reached("undefine.superblock")
             self.control.runtime["state"] = BufferState.NO_SCHEMA
             _core.reached("undefine.state")
@@ -423,7 +429,7 @@ class Engine:
             ring.use(ClosedRing(self.where))
             self._seat.native, self._ring, self._schema, self._parts = None, None, None, None
             self._populating = None
-            self._ground.discard_unfinished()
+            discard()
         return True
 
     def _build(self, schema: Schema) -> None:

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
@@ -296,6 +297,10 @@ class Files:
         for name in _OF_THE_SCHEMA:
             self._unlink(name)
         self._remove_made()
+
+    def discarding(self) -> Callable[[], None]:
+        """What removes a definition that is withdrawn."""
+        return self.discard_unfinished
 
     def remove(self, *, created_directory: bool, keep_lock: bool = False) -> bool:
         """Removes every file that we made, then the directories that are empty; under init.lock.

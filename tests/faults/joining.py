@@ -56,6 +56,24 @@ class Define(Scenario):
         require_sound(self.other)
 
 
+class Undefine(Scenario):
+    """An emptied buffer forgets what its items are made of; the next write says it."""
+
+    possible = (NOTHING,)
+
+    def prepare(self) -> None:
+        self.engine = self.keep(self.filled())
+        self.ring(self.engine).empty()
+
+    def act(self) -> None:
+        assert self.engine.undefine()
+        assert self.engine.schema is None
+
+    def again(self) -> None:
+        assert self.engine.undefine() or self.engine.schema is None
+        self.require_whole(self.engine)
+
+
 class DefineAndDie(Define):
     """The same; whoever tries again is killed when the first files are there."""
 

@@ -10,6 +10,7 @@ SCENARIOS: dict[str, type[Scenario]] = {
     for scenario in (
         joining.Create,
         joining.Define,
+        joining.Undefine,
         joining.DefineAndDie,
         joining.Adopt,
         joining.Attach,
