@@ -31,7 +31,8 @@ _REPEATED = (errno.EINTR, errno.EAGAIN, SHORT)
 _ASKING = ("open", "fstat", "flock")
 
 
-#: What torch maps by itself while a save's files are made: if it cannot, its descriptors stay open.
+#: What torch maps by itself while a save's files are made. If it cannot map one, its descriptor
+#: stays open; if it cannot close that, the map stays.
 _WITH_TORCH = re.compile(r"/save/.*/storage/.*\.memmap$")
 
 
@@ -77,7 +78,7 @@ def sweep(name: str, kind: str, *, count: int, seed: int, on: str = "", only: st
         (fault, stays)
         for at, call in enumerate(first.calls)
         if re.search(on, f"{call.kind} {call.path}")
-        if not (call.kind == "mmap" and _WITH_TORCH.search(call.path))
+        if not (call.kind in ("mmap", "close") and _WITH_TORCH.search(call.path))
         for fault in faults_at(at, call)
         for stays in (True, False)
         if re.fullmatch(only, text_of(fault, stays))
