@@ -126,7 +126,6 @@ def is_of_no_consequence(fault: Fault, call: Call, make: type[Scenario]) -> bool
         or call.kind in ("close", "unlock")  # both are done whatever the system says
         or call.path.startswith("/proc/")  # a fact that is not known proves nothing
         or (call.kind in _ASKING and "/.shmbuffer/procs/" in call.path)  # nor a lock: it is alive
-        or call.path.endswith("/history")  # where a recovery notes the dead: that is logged
         or call.path.endswith("/tmp")  # where the janitor looks for what was abandoned
         or (make.unheard is not None and make.unheard in call.path)
         or re.fullmatch(r".*/shmbuffer-faulted-\w{8}", call.path) is not None  # it is the user's

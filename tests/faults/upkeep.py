@@ -210,6 +210,11 @@ class TakeOver(Sweep):
         self.engine = self.keep(Engine.open(self.path, None, timeout=AT_ONCE))
         self.engine.take_ownership(timeout=AT_ONCE)  # not from one whose death cannot be proved
 
+    def is_done(self) -> bool:
+        """What keeps a recovery from noting the dead in the history is logged, and it goes on."""
+        require_items(self.engine, ITEMS)
+        return self.engine.superblock.owner_pid == os.getpid()
+
     def again(self) -> None:
         self.kept.close()
         self.act()
