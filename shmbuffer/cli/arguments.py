@@ -58,7 +58,7 @@ def seconds(text: str) -> float:
     """Parses a number of seconds.
 
     Raises:
-        argparse.ArgumentTypeError: it is none.
+        argparse.ArgumentTypeError: it is not one.
     """
     try:
         value = float(text)
@@ -73,7 +73,7 @@ def whole(text: str) -> int:
     """Parses a whole number: 1000000, 1_000_000 or 1e6.
 
     Raises:
-        argparse.ArgumentTypeError: it is none.
+        argparse.ArgumentTypeError: it is not one.
     """
     with suppress(ValueError):
         return int(text)
@@ -89,7 +89,7 @@ def number(text: str) -> float:
     """Parses a number.
 
     Raises:
-        argparse.ArgumentTypeError: it is none.
+        argparse.ArgumentTypeError: it is not one.
     """
     try:
         return float(text)

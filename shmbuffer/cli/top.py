@@ -82,7 +82,7 @@ def _look(path: str) -> dict[str, Any]:
 def _looks(
     args: argparse.Namespace, watch: Watch, pause: Callable[[float], bool] = terminal.sleep
 ) -> Iterator[tuple[dict[str, Any], Pace]]:
-    """What there is, at each look, until a pause says so; what could not be seen has ``error``."""
+    """Each look at the buffer, until a pause says so; what could not be seen has ``error``."""
     while not pause(args.interval):
         try:
             found = _look(args.dir)

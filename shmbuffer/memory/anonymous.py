@@ -71,9 +71,8 @@ class Anonymous:
         data = schema.to_json()
         size, places = _places(schema, len(data))
         try:
-            if (
-                os.fstat(self.file.fd).st_size < size
-            ):  # else views of a former form would be cut off
+            # Never shorter: views of what was defined before would be cut off.
+            if os.fstat(self.file.fd).st_size < size:
                 os.ftruncate(self.file.fd, size)
             _core.reached("file.sized")
             if reserve:

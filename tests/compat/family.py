@@ -5,7 +5,11 @@ Importing this module skips the module that imports it where TorchRL is not inst
 
 from __future__ import annotations
 
+import functools
+import json
 import os
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -114,3 +118,13 @@ def same(mine: Any, theirs_: Any) -> bool:
             return False
         return isinstance(mine, type(theirs_))
     return bool(mine == theirs_)
+
+
+@functools.cache
+def said_by(script: str, *arguments: str) -> dict[str, Any]:
+    """What a script of this folder prints at its end, which it comes to."""
+    command = [sys.executable, "-W", "ignore", "-m", f"tests.compat.{script}", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found

@@ -2,36 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
-from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import shmbuffer
-import tests.compat.family  # noqa: F401 - skips this module where TorchRL is not installed
+from tests.compat.family import said_by
 
 pytestmark = pytest.mark.timeout(240)
-
-
-@cache
-def trained(*arguments: str) -> dict[str, Any]:
-    """What the script says at its end."""
-    command = [sys.executable, "-W", "ignore", "-m", "tests.compat.train", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
-    assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
 
 
 @pytest.mark.parametrize("kind", ["plain", "prioritized"])
 @pytest.mark.parametrize("algorithm", ["DQN", "SAC"])
 def test_a_trainer_trains(algorithm: str, kind: str) -> None:
-    ours = trained(algorithm, "shmbuffer", kind)
-    other = trained(algorithm, "torchrl", kind)
+    ours = said_by("train", algorithm, "shmbuffer", kind)
+    other = said_by("train", algorithm, "torchrl", kind)
     assert ours["moved"]
     assert ours["finite"]
     assert ours["len"] == other["len"] == 600
