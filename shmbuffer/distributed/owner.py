@@ -24,7 +24,7 @@ from shmbuffer.distributed.nearby import MARK, READ, SAMPLE, WRITE, Offer
 from shmbuffer.errors import ShmBufferError
 from shmbuffer.memory import Engine
 from shmbuffer.replay.buffers import ReplayBuffer
-from shmbuffer.replay.nodes import is_collection
+from shmbuffer.replay.form.nodes import is_collection
 from shmbuffer.replay.samplers import Sampler
 from shmbuffer.replay.storages import Storage
 from shmbuffer.replay.storages.indexing import extent

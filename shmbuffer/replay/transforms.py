@@ -13,7 +13,7 @@ import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from shmbuffer.replay.nodes import is_collection, unlocked
+from shmbuffer.replay.form.nodes import is_collection, unlocked
 
 Transform = Callable[[Any], Any]
 

@@ -25,8 +25,8 @@ from typing import Any, BinaryIO
 import torch
 
 from shmbuffer.errors import CorruptBufferError, ShmBufferError
-from shmbuffer.replay.leaves import dtype_name, torch_dtype
-from shmbuffer.replay.packing import Packed, pack, unpack
+from shmbuffer.replay.form.leaves import dtype_name, torch_dtype
+from shmbuffer.replay.form.packing import Packed, pack, unpack
 
 _ALIGN = 8
 _PLAIN = (bool, int, float, str, type(None))  # JSON has them

@@ -28,7 +28,7 @@ from shmbuffer import (
     TensorDictReplayBuffer,
 )
 from shmbuffer.errors import CorruptBufferError, FormatError
-from shmbuffer.replay.packing import Packed
+from shmbuffer.replay.form.packing import Packed
 
 Point = namedtuple("Point", ["x", "y"])
 

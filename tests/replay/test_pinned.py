@@ -24,8 +24,9 @@ from shmbuffer import (
     TensorDictPrioritizedReplayBuffer,
     TensorDictReplayBuffer,
 )
-from shmbuffer.replay import leaves, pinned
-from shmbuffer.replay.leaves import reads_into
+from shmbuffer.replay import pinned
+from shmbuffer.replay.form import leaves
+from shmbuffer.replay.form.leaves import reads_into
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch.cuda is not available")
 

@@ -22,7 +22,7 @@ from shmbuffer import (
     SchemaMismatchError,
     TensorDictReplayBuffer,
 )
-from shmbuffer.replay import labels, structure
+from shmbuffer.replay.form import labels, structure
 
 Point = namedtuple("Point", ["x", "y"])
 Pair = namedtuple("Pair", ["left", "right"])

@@ -21,7 +21,7 @@ from shmbuffer import (
     TensorDictPrioritizedReplayBuffer,
     TensorDictReplayBuffer,
 )
-from shmbuffer.replay import structure
+from shmbuffer.replay.form import structure
 
 Point = namedtuple("Point", ["x", "y"])
 

@@ -16,8 +16,8 @@ import torch
 from tensordict import TensorDict
 from torch.autograd.graph import increment_version
 
-from shmbuffer.replay.leaves import Leaves
-from shmbuffer.replay.nodes import LEAF, TensorDictNode
+from shmbuffer.replay.form.leaves import Leaves
+from shmbuffer.replay.form.nodes import LEAF, TensorDictNode
 
 _KEPT = 16  # samples that are known at a time
 

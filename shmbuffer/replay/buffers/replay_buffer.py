@@ -11,15 +11,15 @@ from numpy.typing import NDArray
 
 from shmbuffer.memory import patience
 from shmbuffer.replay import pinned
-from shmbuffer.replay.batches import stack
 from shmbuffer.replay.buffers.access import StorageOrder, swap_dims
 from shmbuffer.replay.buffers.arguments import refuse
 from shmbuffer.replay.buffers.drawing import Drawing
 from shmbuffer.replay.buffers.prefetch import Prefetcher
 from shmbuffer.replay.buffers.whole import Whole
 from shmbuffer.replay.eager import eager
+from shmbuffer.replay.form.batches import stack
+from shmbuffer.replay.form.nodes import is_collection
 from shmbuffer.replay.keys import WEIGHT_KEYS
-from shmbuffer.replay.nodes import is_collection
 from shmbuffer.replay.samplers import RandomSampler, Sampler
 from shmbuffer.replay.storages import ListStorage, Storage
 from shmbuffer.replay.storages.on_ring import OnRing

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 
-from shmbuffer.replay.batches import stack
+from shmbuffer.replay.form.batches import stack
+from shmbuffer.replay.form.nodes import is_collection, unlocked
 from shmbuffer.replay.keys import INDEX
-from shmbuffer.replay.nodes import is_collection, unlocked
 from shmbuffer.replay.samplers.rows import BUFFER_IDS, stack_index, stack_rows
 
 

@@ -13,14 +13,14 @@ from numpy.typing import NDArray
 from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 
 from shmbuffer.memory import patience
-from shmbuffer.replay.batches import as_tensordict
 from shmbuffer.replay.buffers.prefetch import Batch
 from shmbuffer.replay.buffers.refilled import Beside, Refills
 from shmbuffer.replay.buffers.replay_buffer import ReplayBuffer
 from shmbuffer.replay.eager import FRAMES, eager
+from shmbuffer.replay.form.batches import as_tensordict
+from shmbuffer.replay.form.mismatch import no_names
+from shmbuffer.replay.form.nodes import as_tensor, is_collection, nest, unlocked
 from shmbuffer.replay.keys import GENERATION, INDEX, OWN_KEYS
-from shmbuffer.replay.mismatch import no_names
-from shmbuffer.replay.nodes import as_tensor, is_collection, nest, unlocked
 from shmbuffer.replay.records.deferred import amended
 from shmbuffer.replay.samplers import PrioritizedSampler, PriorityUpdate
 from shmbuffer.replay.samplers.priority.raw import as_raw, check_raw

@@ -17,8 +17,8 @@ import torch
 from shmbuffer._native import _core
 from shmbuffer.replay.checkpointers.memmap import pytree_names
 from shmbuffer.replay.checkpointers.nontensors import tensors_only
-from shmbuffer.replay.leaves import Leaves
-from shmbuffer.replay.nodes import TensorDictNode
+from shmbuffer.replay.form.leaves import Leaves
+from shmbuffer.replay.form.nodes import TensorDictNode
 
 #: What owns a column's file, by the number of its leaf.
 Opened = dict[int, _core.Descriptor]

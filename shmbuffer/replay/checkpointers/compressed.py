@@ -15,10 +15,10 @@ from shmbuffer.errors import CorruptBufferError
 from shmbuffer.replay.checkpointers.list import ListStorageCheckpointer
 from shmbuffer.replay.checkpointers.memmap import read_folder
 from shmbuffer.replay.checkpoints import Loaded, read_json_list
-from shmbuffer.replay.leaves import torch_dtype
+from shmbuffer.replay.form.leaves import torch_dtype
 
 if TYPE_CHECKING:
-    from shmbuffer.replay.packing import Packed
+    from shmbuffer.replay.form.packing import Packed
 
 _METADATA = "metadata.json"
 _DATA = "compressed_data"

@@ -12,7 +12,7 @@ import torch
 from shmbuffer.memory import Engine, Moment, filesystem
 from shmbuffer.replay.checkpointers.columns import Opened
 from shmbuffer.replay.checkpointers.record import Record
-from shmbuffer.replay.leaves import Leaves
+from shmbuffer.replay.form.leaves import Leaves
 
 if TYPE_CHECKING:
     from shmbuffer.memory import Ring

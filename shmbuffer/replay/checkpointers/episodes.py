@@ -16,7 +16,7 @@ from tensordict import NonTensorData, PersistentTensorDict, is_non_tensor
 
 from shmbuffer.replay.checkpointers.record import Record
 from shmbuffer.replay.checkpointers.tensor import TensorStorageCheckpointer
-from shmbuffer.replay.nodes import fields
+from shmbuffer.replay.form.nodes import fields
 from shmbuffer.replay.publication import publish_file
 from shmbuffer.replay.ted import (
     Flat2TED,

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shmbuffer.memory import Moment, Ring
-    from shmbuffer.replay.packing import Packed
+    from shmbuffer.replay.form.packing import Packed
 
 _ITEMS = "shmbuffer.list"
 

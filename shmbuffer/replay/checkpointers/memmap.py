@@ -24,9 +24,9 @@ import torch
 from shmbuffer._native import _core
 from shmbuffer.errors import CorruptBufferError, SchemaMismatchError
 from shmbuffer.replay.checkpoints import read_json
+from shmbuffer.replay.form.leaves import Leaves, torch_dtype
+from shmbuffer.replay.form.nodes import LEAF, Node, ObjectNode, TensorClassNode, TensorDictNode
 from shmbuffer.replay.keys import OWN_KEYS
-from shmbuffer.replay.leaves import Leaves, torch_dtype
-from shmbuffer.replay.nodes import LEAF, Node, ObjectNode, TensorClassNode, TensorDictNode
 from shmbuffer.replay.values import reading
 
 SINGLE = "_-single-tensor-_"

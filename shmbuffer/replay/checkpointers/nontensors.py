@@ -16,15 +16,15 @@ from urllib.parse import quote
 import numpy as np
 
 from shmbuffer.errors import CorruptBufferError
-from shmbuffer.replay.nodes import BranchNode, Node, ObjectNode, TensorDictNode
-from shmbuffer.replay.nodes import Path as Key
-from shmbuffer.replay.objects import Objects
+from shmbuffer.replay.form.nodes import BranchNode, Node, ObjectNode, TensorDictNode
+from shmbuffer.replay.form.nodes import Path as Key
+from shmbuffer.replay.form.objects import Objects
 from shmbuffer.replay.values import RefusedError, read_values, write_values
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from shmbuffer.replay.leaves import Leaves
+    from shmbuffer.replay.form.leaves import Leaves
 
 _NAME = "shmbuffer.objects"
 _KIND = "<class 'tensordict.tensorclass.NonTensorStack'>"

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shmbuffer.memory import Moment, Ring
-    from shmbuffer.replay.leaves import Leaves
+    from shmbuffer.replay.form.leaves import Leaves
 
 METADATA = "storage_metadata.json"
 TENSORS, LIST = "tensors", "a list of objects"

@@ -10,7 +10,7 @@ import torch
 from shmbuffer.errors import BufferInUseError, SchemaMismatchError
 from shmbuffer.replay.checkpointers.saved import Saved
 from shmbuffer.replay.checkpoints import Loaded
-from shmbuffer.replay.nodes import TensorDictNode
+from shmbuffer.replay.form.nodes import TensorDictNode
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

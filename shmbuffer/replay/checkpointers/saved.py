@@ -12,7 +12,6 @@ import torch
 
 from shmbuffer.errors import CorruptBufferError, SchemaMismatchError
 from shmbuffer.memory import Leaf
-from shmbuffer.replay import structure
 from shmbuffer.replay.checkpointers.memmap import (
     SINGLE,
     Folder,
@@ -26,10 +25,11 @@ from shmbuffer.replay.checkpointers.nontensors import (
     shapes_of_objects,
 )
 from shmbuffer.replay.checkpointers.record import METADATA, Record, read_metadata
-from shmbuffer.replay.leaves import Leaves, dtype_name
-from shmbuffer.replay.nodes import LEAF, Node
-from shmbuffer.replay.nodes import Path as Key
-from shmbuffer.replay.objects import OBJECT, Objects
+from shmbuffer.replay.form import structure
+from shmbuffer.replay.form.leaves import Leaves, dtype_name
+from shmbuffer.replay.form.nodes import LEAF, Node
+from shmbuffer.replay.form.nodes import Path as Key
+from shmbuffer.replay.form.objects import OBJECT, Objects
 from shmbuffer.replay.values import reading
 
 

@@ -12,7 +12,6 @@ from tensordict import TensorDict
 
 from shmbuffer.memory import Engine
 from shmbuffer.memory.layout import CONTROL
-from shmbuffer.replay import structure
 from shmbuffer.replay.checkpointers.checkpointer import StorageCheckpointerBase
 from shmbuffer.replay.checkpointers.columns import make_files, scratch_columns
 from shmbuffer.replay.checkpointers.copying import copy_into, copy_of_buffer
@@ -22,8 +21,9 @@ from shmbuffer.replay.checkpointers.record import Record, read_metadata, write_b
 from shmbuffer.replay.checkpointers.restoring import adopt, restore
 from shmbuffer.replay.checkpointers.saved import Saved, saved_in
 from shmbuffer.replay.checkpoints import Loaded
-from shmbuffer.replay.leaves import Leaves
-from shmbuffer.replay.nodes import TensorDictNode, is_collection
+from shmbuffer.replay.form import structure
+from shmbuffer.replay.form.leaves import Leaves
+from shmbuffer.replay.form.nodes import TensorDictNode, is_collection
 
 if TYPE_CHECKING:
     from shmbuffer.memory import Moment

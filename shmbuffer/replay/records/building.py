@@ -1,6 +1,6 @@
 """Items from their leaves: all items of one form at once, one column of leaves after the other.
 
-A tree is in the grammar of `shmbuffer.replay.packing`, as `bodies.Form` has it. It is walked once
+A tree is in the grammar of `packing`, as `bodies.Form` has it. It is walked once
 for all items, so that what an item costs is making its containers.
 """
 
@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDict
 
 from shmbuffer.errors import CorruptBufferError
-from shmbuffer.replay import labels
-from shmbuffer.replay.batches import collate
-from shmbuffer.replay.nodes import class_of
+from shmbuffer.replay.form import labels
+from shmbuffer.replay.form.batches import collate
+from shmbuffer.replay.form.nodes import class_of
 from shmbuffer.replay.records.layers import Layer
 
 _new_tensordict = TensorDict._new_unsafe

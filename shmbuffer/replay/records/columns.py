@@ -24,7 +24,7 @@ from tensordict import (
 )
 
 from shmbuffer.memory.bodies import Chunk
-from shmbuffer.replay.nodes import register
+from shmbuffer.replay.form.nodes import register
 from shmbuffer.replay.records.forms import (
     DTYPES,
     Described,

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from shmbuffer._native import _core
 from shmbuffer.memory.bodies import Codec, assemble
 from shmbuffer.memory.records import RecordBatch
-from shmbuffer.replay.batches import unbound
-from shmbuffer.replay.nodes import is_collection
-from shmbuffer.replay.packing import numbers_of
+from shmbuffer.replay.form.batches import unbound
+from shmbuffer.replay.form.nodes import is_collection
+from shmbuffer.replay.form.packing import numbers_of
 from shmbuffer.replay.records.columns import Columns, joined, of_batch, of_described, of_items
 from shmbuffer.replay.records.compression import Buffer, Zstd
 from shmbuffer.replay.records.forms import Described, Kind, describe

@@ -19,7 +19,7 @@ The key is a prefix code: read from its start, each token says how many more bel
     "list" | "tuple", count                              then each part
     "namedtuple", class, count                           then each part
 
-The tree of a kind is in the grammar of `shmbuffer.replay.packing`, as `bodies.Form` has it. The
+The tree of a kind is in the grammar of `packing`, as `bodies.Form` has it. The
 device of a TensorDict is ``"cpu"`` if it has any: records lie in shared memory.
 """
 
@@ -47,9 +47,9 @@ from tensordict import (
 
 from shmbuffer.memory.bodies import Chunk, itemsize_of
 from shmbuffer.memory.schema import ITEMSIZES
-from shmbuffer.replay import labels
-from shmbuffer.replay.leaves import dtype_name
-from shmbuffer.replay.nodes import register
+from shmbuffer.replay.form import labels
+from shmbuffer.replay.form.leaves import dtype_name
+from shmbuffer.replay.form.nodes import register
 
 Path = tuple[Any, ...]
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from tensordict import TensorDict, is_non_tensor
 
 from shmbuffer.memory.bodies import MAX_RAW_BYTES
-from shmbuffer.replay.objects import Objects, non_tensor, objects_in
+from shmbuffer.replay.form.objects import Objects, non_tensor, objects_in
 from shmbuffer.replay.records.joining import Joining, Later, known
 from shmbuffer.replay.records.layers import (
     Key,

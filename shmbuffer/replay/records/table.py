@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from shmbuffer.memory.bodies import Chunk, Codec, Located
 from shmbuffer.memory.records import RecordBatch
-from shmbuffer.replay.leaves import address_of, dtype_name, torch_dtype
+from shmbuffer.replay.form.leaves import address_of, dtype_name, torch_dtype
 
 Own = Callable[[torch.Tensor, dict[str, Any]], Any]
 """The user's ``decompression_fn``: called with a chunk and what is to come out of it."""

@@ -12,9 +12,9 @@ import numpy as np
 import torch
 
 from shmbuffer.memory.recorded import of_storage
-from shmbuffer.replay.batches import collate, stack_lazily
 from shmbuffer.replay.checkpointers.compressed import CompressedListStorageCheckpointer
-from shmbuffer.replay.nodes import is_collection
+from shmbuffer.replay.form.batches import collate, stack_lazily
+from shmbuffer.replay.form.nodes import is_collection
 from shmbuffer.replay.storages.compressing import Compress, Compressing, Decompress, bytes_of
 from shmbuffer.replay.storages.fetched import Fetched
 from shmbuffer.replay.storages.keeping import Keeping
@@ -28,7 +28,7 @@ from shmbuffer.replay.storages.recording import Recording
 if TYPE_CHECKING:
     from shmbuffer.memory import Engine
     from shmbuffer.memory.progress import OnProgress
-    from shmbuffer.replay.packing import Packed
+    from shmbuffer.replay.form.packing import Packed
 
 
 class CompressedListStorage(RecordList):

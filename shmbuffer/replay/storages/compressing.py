@@ -11,7 +11,7 @@ import torch
 import zstandard
 
 from shmbuffer.errors import CorruptBufferError
-from shmbuffer.replay.packing import Packed, pack, unpack
+from shmbuffer.replay.form.packing import Packed, pack, unpack
 from shmbuffer.replay.storages.keeping import Keeping
 
 _KEPT_FORMS = 1024  # that items to come may share

@@ -18,13 +18,13 @@ import torch
 from tensordict import TensorDict
 
 from shmbuffer.memory.patience import LOCK_TIMEOUT_NS
-from shmbuffer.replay.nodes import LEAF, BranchNode, Node, TensorDictNode
-from shmbuffer.replay.pytrees import DictNode
+from shmbuffer.replay.form.nodes import LEAF, BranchNode, Node, TensorDictNode
+from shmbuffer.replay.form.pytrees import DictNode
 from shmbuffer.replay.storages.native_rows import NativeRows
 
 if TYPE_CHECKING:
     from shmbuffer.memory import Ring
-    from shmbuffer.replay.leaves import Leaves
+    from shmbuffer.replay.form.leaves import Leaves
     from shmbuffer.replay.storages.rows import Rows
     from shmbuffer.replay.storages.storage import Storage
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from tensordict import is_non_tensor
 
-from shmbuffer.replay.nodes import Path, is_collection
+from shmbuffer.replay.form.nodes import Path, is_collection
 
 _ALIKE = (bool, int, float, complex, str, bytes, type(None))  # one for all items
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from shmbuffer.replay.batches import stack_lazily
+from shmbuffer.replay.form.batches import stack_lazily
 
 if TYPE_CHECKING:
     from shmbuffer.memory import RecordBatch

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shmbuffer.memory import Moment, Ring
-    from shmbuffer.replay.leaves import Leaves
+    from shmbuffer.replay.form.leaves import Leaves
 
 _COMMITTED = 2
 # Of drawing again what changed while it was copied; only threads of this process can change it.

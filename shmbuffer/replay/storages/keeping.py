@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from shmbuffer.replay.batches import unbound
-from shmbuffer.replay.nodes import is_collection
+from shmbuffer.replay.form.batches import unbound
+from shmbuffer.replay.form.nodes import is_collection
 from shmbuffer.replay.storages.tensor import to_device
 
 

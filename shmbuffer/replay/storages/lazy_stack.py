@@ -9,7 +9,7 @@ import torch
 from tensordict import LazyStackedTensorDict
 
 from shmbuffer.memory.recorded import of_storage
-from shmbuffer.replay.batches import stack_lazily
+from shmbuffer.replay.form.batches import stack_lazily
 from shmbuffer.replay.storages.fetched import Fetched
 from shmbuffer.replay.storages.location import Location
 from shmbuffer.replay.storages.placing import is_int

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from shmbuffer.replay.batches import collate
 from shmbuffer.replay.checkpointers.list import ListStorageCheckpointer
 from shmbuffer.replay.checkpointers.record_image import RecordImage
 from shmbuffer.replay.checkpoints import has_its_own
 from shmbuffer.replay.eager import eager
+from shmbuffer.replay.form.batches import collate
 from shmbuffer.replay.storages.editing import changes_of, edited
 from shmbuffer.replay.storages.fetched import Fetched
 from shmbuffer.replay.storages.indexing import extent, is_one, meant
@@ -234,7 +234,7 @@ class ListStorage(OnRing):
         return self._shelf.draw(count, key, beta)
 
     def collate(self, items: Any) -> Any:
-        """A batch from what `get` gives for several; see `shmbuffer.replay.batches.collate`."""
+        """A batch from what `get` gives for several; see `batches.collate`."""
         return collate(self.uncollated(items))
 
     def uncollated(self, data: Any) -> Any:

@@ -11,7 +11,7 @@ from tensordict import MemoryMappedTensor
 from torch import empty_like
 
 from shmbuffer.memory.patience import LOCK_TIMEOUT_NS
-from shmbuffer.replay.leaves import address_of, reads_elsewhere, template
+from shmbuffer.replay.form.leaves import address_of, reads_elsewhere, template
 from shmbuffer.replay.storages.rows import Drawn, Rows
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shmbuffer.memory import Moment, Ring
-    from shmbuffer.replay.leaves import Leaves
+    from shmbuffer.replay.form.leaves import Leaves
 
 
 class NativeRows(Rows):

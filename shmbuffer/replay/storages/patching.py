@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from shmbuffer.replay.mismatch import leaves_of, refuse_form, refuse_leaf
-from shmbuffer.replay.nodes import Path, TensorDictNode, as_tensor, is_collection
-from shmbuffer.replay.objects import as_objects
+from shmbuffer.replay.form.mismatch import leaves_of, refuse_form, refuse_leaf
+from shmbuffer.replay.form.nodes import Path, TensorDictNode, as_tensor, is_collection
+from shmbuffer.replay.form.objects import as_objects
 
 if TYPE_CHECKING:
     import numpy as np

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from shmbuffer.replay.leaves import Leaves
+from shmbuffer.replay.form.leaves import Leaves
 from shmbuffer.replay.storages.held_rows import HeldRows
 from shmbuffer.replay.storages.indexing import extent, holds
 from shmbuffer.replay.storages.rows import Rows

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from shmbuffer.replay.batches import is_batch, unbound
+from shmbuffer.replay.form.batches import is_batch, unbound
 from shmbuffer.replay.records.decoder import Decoder
 from shmbuffer.replay.records.encoder import Encoder
 from shmbuffer.replay.storages.buffer_zstd import BufferZstd

@@ -13,8 +13,8 @@ import torch
 
 from shmbuffer.memory import RecordBatch
 from shmbuffer.memory.records import HEADER_BYTES
-from shmbuffer.replay.batches import is_batch, unbound
-from shmbuffer.replay.packing import Packed
+from shmbuffer.replay.form.batches import is_batch, unbound
+from shmbuffer.replay.form.packing import Packed
 from shmbuffer.replay.storages.compressing import Compressing
 from shmbuffer.replay.storages.fetched import Fetched
 from shmbuffer.replay.storages.keeping import Keeping

@@ -20,12 +20,12 @@ import torch
 
 from shmbuffer.errors import EmptyBufferError, SchemaMismatchError, SpaceError
 from shmbuffer.memory import Engine, Settings
-from shmbuffer.replay.batches import stack
 from shmbuffer.replay.checkpointers.tensor import TensorStorageCheckpointer
 from shmbuffer.replay.eager import eager
+from shmbuffer.replay.form.batches import stack
+from shmbuffer.replay.form.leaves import Leaves
+from shmbuffer.replay.form.nodes import is_collection
 from shmbuffer.replay.keys import OWN_KEYS
-from shmbuffer.replay.leaves import Leaves
-from shmbuffer.replay.nodes import is_collection
 from shmbuffer.replay.storages.held_rows import HeldRows
 from shmbuffer.replay.storages.indexing import extent, meant, ravel, select, unravel
 from shmbuffer.replay.storages.location import Location, unmade

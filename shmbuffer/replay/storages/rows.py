@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shmbuffer.memory import Moment, Ring
-    from shmbuffer.replay.leaves import Leaves
+    from shmbuffer.replay.form.leaves import Leaves
 
 # What is replaced in one claim, and gathered in memory before: slots, and about so many bytes.
 _PIECE = 4096

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from shmbuffer.replay import structure
-from shmbuffer.replay.objects import Objects
+from shmbuffer.replay.form import structure
+from shmbuffer.replay.form.objects import Objects
 from shmbuffer.replay.storages.reading import everything
 from shmbuffer.replay.storages.rows import Rows
 

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 
 from shmbuffer.memory import Engine, Schema, Settings
-from shmbuffer.replay.leaves import Leaves
-from shmbuffer.replay.nodes import TensorDictNode, fields, is_collection
+from shmbuffer.replay.form.leaves import Leaves
+from shmbuffer.replay.form.nodes import TensorDictNode, fields, is_collection
 from shmbuffer.replay.storages.held_rows import HeldRows
 from shmbuffer.replay.storages.placing import widened
 from shmbuffer.replay.storages.ring_storage import RingStorage

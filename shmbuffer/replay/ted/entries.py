@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDict, is_non_tensor
 
-from shmbuffer.replay.nodes import fields, is_collection
+from shmbuffer.replay.form.nodes import fields, is_collection
 
 Path = tuple[str, ...]
 

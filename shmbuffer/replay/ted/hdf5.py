@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from tensordict import MemoryMappedTensor, NonTensorData, PersistentTensorDict, TensorDict
 
-from shmbuffer.replay.nodes import fields
+from shmbuffer.replay.form.nodes import fields
 from shmbuffer.replay.ted.entries import ROOT, Path, assemble, dotted, entries, path_of
 from shmbuffer.replay.ted.episodes import rows_of
 from shmbuffer.replay.ted.flat import TED2Flat

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from tensordict import LazyStackedTensorDict
 
-from shmbuffer.replay.nodes import is_collection
+from shmbuffer.replay.form.nodes import is_collection
 
 Rank = int | float
 Key = str | tuple[str, ...]

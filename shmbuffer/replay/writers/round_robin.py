@@ -8,7 +8,7 @@ import torch
 
 from shmbuffer.memory import Moment
 from shmbuffer.replay.eager import eager
-from shmbuffer.replay.nodes import is_collection
+from shmbuffer.replay.form.nodes import is_collection
 from shmbuffer.replay.writers.saved import Cursor, read_cursor, write_cursor
 from shmbuffer.replay.writers.writer import Writer
 

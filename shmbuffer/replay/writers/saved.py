@@ -19,7 +19,7 @@ import torch
 from shmbuffer.errors import CorruptBufferError
 from shmbuffer.replay.checkpointers.memmap import mapped
 from shmbuffer.replay.checkpoints import OURS, read_json, read_state, write_json, write_state
-from shmbuffer.replay.leaves import torch_dtype
+from shmbuffer.replay.form.leaves import torch_dtype
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

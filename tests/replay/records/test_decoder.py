@@ -25,7 +25,7 @@ from shmbuffer.errors import CorruptBufferError
 from shmbuffer.memory import bodies
 from shmbuffer.memory.bodies import Chunk, Codec
 from shmbuffer.memory.records import RecordBatch
-from shmbuffer.replay.batches import collate
+from shmbuffer.replay.form.batches import collate
 from shmbuffer.replay.records.compression import Zstd
 from shmbuffer.replay.records.decoder import Decoder
 from shmbuffer.replay.records.encoder import Encoder

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shmbuffer.memory import Ring
-    from shmbuffer.replay.nodes import Path
+    from shmbuffer.replay.form.nodes import Path
     from shmbuffer.replay.storages.record_shelf import RecordShelf
 
 _ATTEMPTS = 16  # to read objects that other threads write over

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from shmbuffer.replay.nodes import LEAF, Path, is_collection
+from shmbuffer.replay.form.nodes import LEAF, Path, is_collection
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

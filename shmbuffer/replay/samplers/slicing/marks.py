@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from shmbuffer.replay.nodes import Path
+    from shmbuffer.replay.form.nodes import Path
     from shmbuffer.replay.samplers.slicing.cutting import Rows
     from shmbuffer.replay.samplers.slicing.entries import Entries
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shmbuffer.memory import Ring
-    from shmbuffer.replay.nodes import Path
+    from shmbuffer.replay.form.nodes import Path
     from shmbuffer.replay.storages.record_shelf import RecordShelf
 
 _PIECE_BYTES = 2**24  # of records that are read at once

@@ -26,8 +26,8 @@ from tensordict import (
 )
 from torch.utils.dlpack import from_dlpack
 
-from shmbuffer.replay import labels
-from shmbuffer.replay.objects import non_tensor
+from shmbuffer.replay.form import labels
+from shmbuffer.replay.form.objects import non_tensor
 
 Path = tuple[str, ...]
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from shmbuffer.replay.nodes import (
+from shmbuffer.replay.form.nodes import (
     BranchNode,
     FormDiffersError,
     Node,

@@ -13,10 +13,9 @@ from typing import Any
 from tensordict import LazyStackedTensorDict, is_non_tensor, is_tensorclass
 
 from shmbuffer.errors import FormatError
-from shmbuffer.replay import labels
-from shmbuffer.replay.keys import OWN_KEYS
-from shmbuffer.replay.mismatch import no_names, not_a_tensor
-from shmbuffer.replay.nodes import (
+from shmbuffer.replay.form import labels
+from shmbuffer.replay.form.mismatch import no_names, not_a_tensor
+from shmbuffer.replay.form.nodes import (
     LEAF,
     LazyStackNode,
     Node,
@@ -31,7 +30,8 @@ from shmbuffer.replay.nodes import (
     nest,
     register,
 )
-from shmbuffer.replay.pytrees import DictNode, SequenceNode
+from shmbuffer.replay.form.pytrees import DictNode, SequenceNode
+from shmbuffer.replay.keys import OWN_KEYS
 
 
 def describe(data: Any, dims: int, *, mapping: str, root: bool = True) -> Node:

@@ -39,9 +39,9 @@ from tensordict import (
 )
 
 from shmbuffer.errors import FormatError
-from shmbuffer.replay import labels
-from shmbuffer.replay.leaves import dtype_name, torch_dtype
-from shmbuffer.replay.nodes import as_tensor, class_of, register
+from shmbuffer.replay.form import labels
+from shmbuffer.replay.form.leaves import dtype_name, torch_dtype
+from shmbuffer.replay.form.nodes import as_tensor, class_of, register
 
 Form = list[Any]
 Compress = Callable[[torch.Tensor], Any]  # a uint8 tensor: looked at, since users write these

@@ -11,9 +11,8 @@ import torch
 from tensordict import TensorDict, lazy_stack
 
 from shmbuffer.errors import EmptyBufferError
-from shmbuffer.replay.keys import OWN_KEYS
-from shmbuffer.replay.mismatch import leaves_of, not_a_tensor
-from shmbuffer.replay.nodes import (
+from shmbuffer.replay.form.mismatch import leaves_of, not_a_tensor
+from shmbuffer.replay.form.nodes import (
     NO_TENSOR,
     Numbers,
     as_tensor,
@@ -22,6 +21,7 @@ from shmbuffer.replay.nodes import (
     is_plain,
     nest,
 )
+from shmbuffer.replay.keys import OWN_KEYS
 from shmbuffer.replay.records.deferred import deferred
 
 _DIFFERS = (RuntimeError, KeyError, TypeError, ValueError)  # torch.stack of unlike TensorDicts

@@ -21,9 +21,8 @@ from tensordict import is_non_tensor
 
 from shmbuffer.errors import FormatError, SchemaMismatchError
 from shmbuffer.memory import Leaf, Schema
-from shmbuffer.replay import structure
-from shmbuffer.replay.keys import OWN_KEYS
-from shmbuffer.replay.mismatch import (
+from shmbuffer.replay.form import structure
+from shmbuffer.replay.form.mismatch import (
     leaves_of,
     not_a_tensor,
     refuse_form,
@@ -31,7 +30,7 @@ from shmbuffer.replay.mismatch import (
     refuse_list,
     refuse_number,
 )
-from shmbuffer.replay.nodes import (
+from shmbuffer.replay.form.nodes import (
     NO_TENSOR,
     FormDiffersError,
     Node,
@@ -43,7 +42,8 @@ from shmbuffer.replay.nodes import (
     is_number,
     tensor_like,
 )
-from shmbuffer.replay.objects import OBJECT, Objects, objects_in
+from shmbuffer.replay.form.objects import OBJECT, Objects, objects_in
+from shmbuffer.replay.keys import OWN_KEYS
 
 _Wanted = tuple[int, torch.Size, torch.dtype, np.dtype[Any] | None]  # position, shape, dtypes
 _SINGLE = -1  # key of the shapes of one item without a batch dimension

@@ -9,9 +9,8 @@ from tensordict import NonTensorData, is_non_tensor
 
 from shmbuffer.errors import SchemaMismatchError
 from shmbuffer.memory import Leaf
-from shmbuffer.replay.keys import OWN_KEYS
-from shmbuffer.replay.labels import names_of
-from shmbuffer.replay.nodes import (
+from shmbuffer.replay.form.labels import names_of
+from shmbuffer.replay.form.nodes import (
     BranchNode,
     Node,
     Numbers,
@@ -20,6 +19,7 @@ from shmbuffer.replay.nodes import (
     is_collection,
     nest,
 )
+from shmbuffer.replay.keys import OWN_KEYS
 
 
 def refuse_form(
