@@ -1,0 +1,210 @@
+"""Saves of an earlier build, kept: what every later one has to load.
+
+    python -m tests.replay.golden_saves
+
+adds to ``golden_saves.tar.xz`` those that are not in it yet. What is there stays as it is.
+"""
+
+from __future__ import annotations
+
+import lzma
+import sys
+import tarfile
+import tempfile
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import NonTensorStack, TensorDict
+
+from shmbuffer import (
+    CompressedListStorage,
+    FlatStorageCheckpointer,
+    LazyStackStorage,
+    LazyTensorStorage,
+    ListStorage,
+    ListStorageCheckpointer,
+    PrioritizedReplayBuffer,
+    ReplayBuffer,
+    ReplayBufferEnsemble,
+    SliceSamplerWithoutReplacement,
+    TensorDictMaxValueWriter,
+    TensorDictReplayBuffer,
+)
+
+ARCHIVE = Path(__file__).with_name("golden_saves.tar.xz")
+
+
+def steps(first: int, count: int) -> TensorDict:
+    """Steps of episodes of three."""
+    n = torch.arange(first, first + count)
+    obs = n[:, None].float() * torch.tensor([1.0, 0.5])
+    done = n[:, None] % 3 == 2
+    after = {"obs": obs + torch.tensor([1.0, 0.5]), "done": done, "reward": n[:, None] / 2}
+    return TensorDict({"obs": obs, "action": n, "traj": n // 3, "next": after}, [count])
+
+
+def _rows(filled: bool) -> Any:
+    """A ring of rows and text that has gone round, with priorities, and lanes of one."""
+    generator = torch.Generator().manual_seed(3)
+    rb = PrioritizedReplayBuffer(
+        alpha=0.5, beta=0.25, storage=LazyTensorStorage(8), batch_size=4, generator=generator
+    )
+    for first in range(0, 12 * filled, 6):
+        data = steps(first, 6)
+        data["text", "a / b"] = NonTensorStack(*[f"step {first + at} é" for at in range(6)])
+        rb.extend(data)
+    if filled:
+        rb.update_priority(torch.arange(8), torch.arange(8) + 0.5)
+    return rb
+
+
+def _lanes(filled: bool) -> Any:
+    rb = ReplayBuffer(storage=LazyTensorStorage(8, ndim=2), batch_size=4)
+    if filled:
+        n = torch.arange(6).reshape(3, 2)
+        rb.extend(TensorDict({"a": n, "b": n[..., None].half()}, [3, 2]))
+    return rb
+
+
+def _pytree(filled: bool) -> Any:
+    rb = ReplayBuffer(storage=LazyTensorStorage(5), batch_size=4)
+    if filled:
+        rb.extend((torch.arange(4), {"k": torch.ones(4, 2), "m": [torch.arange(4.0)]}))
+    return rb
+
+
+def _episodes(filled: bool) -> Any:
+    storage = LazyTensorStorage(7)
+    rb = ReplayBuffer(storage=storage, batch_size=4, checkpointer=FlatStorageCheckpointer())
+    if filled:
+        rb.extend(steps(0, 6))
+        rb.extend(steps(6, 3))
+    return rb
+
+
+def _objects(filled: bool) -> Any:
+    """A list, gone round, of what a record does not hold, and of what only pickle does."""
+    checkpointer = ListStorageCheckpointer(allow_pickle=True)
+    rb = ReplayBuffer(storage=ListStorage(6), checkpointer=checkpointer, batch_size=2)
+    items = [
+        {"a": torch.arange(3), 3: "x", (1, "y"): 2, None: [], "z": 1 - 2j},
+        (torch.Size([1, 2]), torch.float16, torch.device("cpu"), -(10**30), float("inf")),
+        TensorDict({"a": torch.rand(2, generator=torch.Generator().manual_seed(1))}, [2]),
+        [np.arange(6, dtype=np.int16).reshape(2, 3).T, np.float64(2.5), np.array(["a", "bcd"])],
+        {1, 2, 3},
+        b"\0bytes",
+        "text \ud800 with half a pair",
+        torch.tensor([1.5, -2.0]).to(torch.float8_e4m3fn),
+    ]
+    if filled:
+        rb.extend(items)
+    return rb
+
+
+def _compressed(filled: bool) -> Any:
+    rb = ReplayBuffer(storage=CompressedListStorage(6), batch_size=2)
+    if filled:
+        rb.extend([steps(at, 4) for at in range(3)])
+        rb.extend([{"k": np.ones((50, 50)), "v": [torch.arange(1000)], "z": 2j}])
+    return rb
+
+
+def _own_codec(filled: bool) -> Any:
+    def compress(tensor: torch.Tensor) -> torch.Tensor:
+        content = bytearray(zlib.compress(tensor.numpy().tobytes()))
+        return torch.frombuffer(content, dtype=torch.uint8)
+
+    def decompress(chunk: torch.Tensor, metadata: dict[str, Any]) -> torch.Tensor:
+        content = bytearray(zlib.decompress(chunk.numpy().tobytes()))
+        return torch.frombuffer(content, dtype=metadata["dtype"]).reshape(metadata["shape"])
+
+    storage = CompressedListStorage(4, compression_fn=compress, decompression_fn=decompress)
+    rb = ReplayBuffer(storage=storage, batch_size=2)
+    if filled:
+        rb.extend([{"a": torch.arange(100)}, {"a": torch.ones(3, 4)}])
+    return rb
+
+
+def _records(filled: bool) -> Any:
+    storage = LazyStackStorage(8, max_bytes=2**14, shared_init=True)
+    rb = TensorDictReplayBuffer(storage=storage, batch_size=2)
+    for at in range(11 * filled):
+        rb.add(TensorDict({"x": torch.arange(float(at + 1)), "s": f"text {at}"}))
+    return rb
+
+
+def _dictionary(filled: bool) -> Any:
+    storage = CompressedListStorage(
+        500, max_bytes=2**18, shared_init=True, dictionary_bytes=1000, compression_level=3
+    )
+    rb = TensorDictReplayBuffer(storage=storage, batch_size=2)
+    if filled:
+        rb.extend([{"k": torch.arange(at % 7 + 60), "s": f"text {at} " * 9} for at in range(400)])
+    return rb
+
+
+def _slices(filled: bool) -> Any:
+    sampler = SliceSamplerWithoutReplacement(slice_len=3, traj_key="traj")
+    rb = TensorDictReplayBuffer(storage=LazyTensorStorage(12), sampler=sampler, batch_size=6)
+    if filled:
+        torch.manual_seed(5)
+        rb.extend(steps(0, 12))
+        rb.sample()
+    return rb
+
+
+def _ensemble(filled: bool) -> Any:
+    writer = TensorDictMaxValueWriter(rank_key="action")
+    members = (
+        TensorDictReplayBuffer(storage=LazyTensorStorage(8), batch_size=4),
+        TensorDictReplayBuffer(storage=LazyTensorStorage(4), batch_size=4, writer=writer),
+    )
+    for member in members * filled:
+        member.extend(steps(0, 6))
+    return ReplayBufferEnsemble(*members, batch_size=4, generator=torch.Generator())
+
+
+MAKE: dict[str, Callable[[bool], Any]] = {
+    "rows": _rows,
+    "lanes": _lanes,
+    "pytree": _pytree,
+    "episodes": _episodes,
+    "objects": _objects,
+    "compressed": _compressed,
+    "own codec": _own_codec,
+    "records": _records,
+    "dictionary": _dictionary,
+    "slices": _slices,
+    "ensemble": _ensemble,
+}
+"""An empty buffer, and one with what was saved, of every kind."""
+
+
+def unpack(folder: Path) -> None:
+    """What the archive holds."""
+    if ARCHIVE.exists():
+        with tarfile.open(ARCHIVE) as archive:
+            archive.extractall(folder, filter="data")
+
+
+def main() -> None:
+    """Save what is missing in the archive."""
+    with tempfile.TemporaryDirectory() as folder:
+        unpack(Path(folder))
+        for name, make in MAKE.items():
+            if not Path(folder, name).exists():
+                make(True).dumps(Path(folder, name))
+        with (
+            lzma.open(ARCHIVE, "wb", preset=9) as packed,
+            tarfile.open(fileobj=packed, mode="w") as archive,
+        ):
+            for name in MAKE:
+                archive.add(Path(folder, name), name)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
