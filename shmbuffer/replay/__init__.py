@@ -6,7 +6,6 @@ TorchRL's family of buffers on the engine. Knows no file format and no process.
 from shmbuffer.replay.buffers import (
     PrioritizedReplayBuffer,
     ReplayBuffer,
-    ReplayBufferEnsemble,
     TensorDictPrioritizedReplayBuffer,
     TensorDictReplayBuffer,
 )
@@ -17,8 +16,14 @@ from shmbuffer.replay.checkpointers import (
     ListStorageCheckpointer,
     NestedStorageCheckpointer,
     StorageCheckpointerBase,
-    StorageEnsembleCheckpointer,
     TensorStorageCheckpointer,
+)
+from shmbuffer.replay.ensembles import (
+    ReplayBufferEnsemble,
+    SamplerEnsemble,
+    StorageEnsemble,
+    StorageEnsembleCheckpointer,
+    WriterEnsemble,
 )
 from shmbuffer.replay.records.ragged import densify, pad
 from shmbuffer.replay.samplers import (
@@ -27,7 +32,6 @@ from shmbuffer.replay.samplers import (
     PriorityUpdate,
     RandomSampler,
     Sampler,
-    SamplerEnsemble,
     SamplerWithoutReplacement,
     SliceSampler,
     SliceSamplerWithoutReplacement,
@@ -46,7 +50,6 @@ from shmbuffer.replay.storages import (
     LazyTensorStorage,
     ListStorage,
     Storage,
-    StorageEnsemble,
     TensorStorage,
 )
 from shmbuffer.replay.ted import Flat2TED, H5Combine, H5Split, Nested2TED, TED2Flat, TED2Nested
@@ -57,7 +60,6 @@ from shmbuffer.replay.writers import (
     TensorDictMaxValueWriter,
     TensorDictRoundRobinWriter,
     Writer,
-    WriterEnsemble,
 )
 
 __all__ = [

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -200,38 +199,6 @@ def apply_part(part: Any, saved: Any, loaded: Any = None) -> Any:
         A storage: the `Loaded` for the other parts, or None.
     """
     return part.loads(saved) if has_its_own(part, "loads") else part._apply(saved, loaded)
-
-
-def dump_members(parts: Sequence[Any], directory: Path, moments: Any) -> list[Any]:
-    """Save the members of an ensemble, each into a directory that is called by its number.
-
-    Args:
-        parts: the members.
-        directory: of the ensemble.
-        moments: one for each member, or None for all.
-
-    Returns:
-        What `dump_part` gave for each.
-    """
-    directory.mkdir(parents=True, exist_ok=True)
-    given = [None] * len(parts) if moments is None else moments
-    return [
-        dump_part(part, directory / str(at), moment)
-        for at, (part, moment) in enumerate(zip(parts, given, strict=True))
-    ]
-
-
-def read_members(parts: Sequence[Any], directory: Path) -> list[Any]:
-    """What was saved of each member of an ensemble, for `apply_members`."""
-    return [read_part(part, directory / str(at)) for at, part in enumerate(parts)]
-
-
-def apply_members(parts: Sequence[Any], saved: list[Any], loaded: Any) -> list[Any]:
-    """Load the members of an ensemble; the counterpart of `dump_members`."""
-    given = [None] * len(parts) if loaded is None else loaded
-    return [
-        apply_part(part, one, beside) for part, one, beside in zip(parts, saved, given, strict=True)
-    ]
 
 
 def has_its_own(part: Any, name: str) -> bool:

@@ -188,7 +188,7 @@ def end(rb: Any) -> None:
     """Without waiting for the end of the process, at which a temporary directory goes."""
     if hasattr(rb, "close"):
         rb.close()
-    for storage in getattr(rb._storage, "_storages", [rb._storage]):
+    for storage in getattr(rb._storage, "_members", [rb._storage]):
         if hasattr(storage, "cleanup"):
             storage.cleanup()
 

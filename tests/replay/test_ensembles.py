@@ -692,7 +692,7 @@ def test_an_int_gives_the_buffer_itself() -> None:
     for index in (1, -2, np.int64(1), torch.tensor(1)):
         assert rb[index] is rbs[1]
     assert len(rb) == 3
-    assert [one is other for one, other in zip(rb[:]._rbs, rbs, strict=True)] == [True] * 3
+    assert [one is other for one, other in zip(rb[:]._members, rbs, strict=True)] == [True] * 3
 
 
 @pytest.mark.parametrize(
@@ -739,7 +739,7 @@ def test_several_buffers_are_an_ensemble_of_them(index: Any) -> None:
     rb = ReplayBufferEnsemble(*rbs, p=[0.5, 0.25, 0.25], batch_size=8, transform=transform)
     part = rb[index]
     assert isinstance(part, ReplayBufferEnsemble)
-    assert [one is other for one, other in zip(part._rbs, rbs[1:], strict=True)] == [True] * 2
+    assert [one is other for one, other in zip(part._members, rbs[1:], strict=True)] == [True] * 2
     assert part.sampler.p.tolist() == [0.5, 0.5]  # type: ignore[attr-defined]
     assert part.sample().shape == (2, 4)
     assert (part.sample() <= -100).all()
@@ -938,7 +938,7 @@ def test_parts_of_different_numbers_are_refused() -> None:
     with pytest.raises(TypeError, match="writes into a StorageEnsemble, got LazyTensorStorage"):
         writers.register_storage(storages[0])
     with pytest.raises(TypeError, match="transforms are one for each storage, got 1 for 2"):
-        StorageEnsemble(*storages._storages, transforms=[None])
+        StorageEnsemble(*storages._members, transforms=[None])
     with pytest.raises(ValueError, match="at least one storage"):
         StorageEnsemble()
 

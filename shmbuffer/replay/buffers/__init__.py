@@ -1,6 +1,5 @@
 """The buffers of the family."""
 
-from shmbuffer.replay.buffers.ensemble import ReplayBufferEnsemble
 from shmbuffer.replay.buffers.prioritized import (
     PrioritizedReplayBuffer,
     TensorDictPrioritizedReplayBuffer,
@@ -12,7 +11,6 @@ from shmbuffer.replay.buffers.tensordict import TensorDictReplayBuffer
 __all__ = [
     "PrioritizedReplayBuffer",
     "ReplayBuffer",
-    "ReplayBufferEnsemble",
     "TensorDictPrioritizedReplayBuffer",
     "TensorDictReplayBuffer",
     "from_engine",

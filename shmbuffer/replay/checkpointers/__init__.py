@@ -2,7 +2,6 @@
 
 from shmbuffer.replay.checkpointers.checkpointer import StorageCheckpointerBase
 from shmbuffer.replay.checkpointers.compressed import CompressedListStorageCheckpointer
-from shmbuffer.replay.checkpointers.ensemble import StorageEnsembleCheckpointer
 from shmbuffer.replay.checkpointers.episodes import (
     FlatStorageCheckpointer,
     H5StorageCheckpointer,
@@ -18,6 +17,5 @@ __all__ = [
     "ListStorageCheckpointer",
     "NestedStorageCheckpointer",
     "StorageCheckpointerBase",
-    "StorageEnsembleCheckpointer",
     "TensorStorageCheckpointer",
 ]

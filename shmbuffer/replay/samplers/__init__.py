@@ -1,6 +1,5 @@
 """Who draws: one sampler a file."""
 
-from shmbuffer.replay.samplers.ensemble import SamplerEnsemble
 from shmbuffer.replay.samplers.prioritized import PrioritizedSampler
 from shmbuffer.replay.samplers.prioritized_slices import PrioritizedSliceSampler
 from shmbuffer.replay.samplers.random import RandomSampler
@@ -15,7 +14,6 @@ __all__ = [
     "PriorityUpdate",
     "RandomSampler",
     "Sampler",
-    "SamplerEnsemble",
     "SamplerWithoutReplacement",
     "SliceSampler",
     "SliceSamplerWithoutReplacement",

@@ -1,7 +1,6 @@
 """Where the items are: one storage a file."""
 
 from shmbuffer.replay.storages.compressed import CompressedListStorage
-from shmbuffer.replay.storages.ensemble import StorageEnsemble
 from shmbuffer.replay.storages.lazy_memmap import LazyMemmapStorage
 from shmbuffer.replay.storages.lazy_stack import LazyStackStorage
 from shmbuffer.replay.storages.lazy_tensor import LazyTensorStorage
@@ -16,6 +15,5 @@ __all__ = [
     "LazyTensorStorage",
     "ListStorage",
     "Storage",
-    "StorageEnsemble",
     "TensorStorage",
 ]

@@ -1,6 +1,5 @@
 """Who decides where the next item goes: one writer a file."""
 
-from shmbuffer.replay.writers.ensemble import WriterEnsemble
 from shmbuffer.replay.writers.immutable import ImmutableDatasetWriter
 from shmbuffer.replay.writers.max_value import TensorDictMaxValueWriter
 from shmbuffer.replay.writers.round_robin import RoundRobinWriter, TensorDictRoundRobinWriter
@@ -12,5 +11,4 @@ __all__ = [
     "TensorDictMaxValueWriter",
     "TensorDictRoundRobinWriter",
     "Writer",
-    "WriterEnsemble",
 ]

@@ -10,25 +10,18 @@ The choice and the draws use the generator of the buffer, one after the other, r
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import torch
 
 from shmbuffer.errors import EmptyBufferError
-from shmbuffer.replay.checkpoints import (
-    apply_members,
-    dump_members,
-    read_members,
-    read_state,
-    write_state,
-)
-from shmbuffer.replay.members import is_everything, members
-from shmbuffer.replay.samplers.routes import known_tickets, routes
-from shmbuffer.replay.samplers.rows import stack_index, stack_rows
-from shmbuffer.replay.samplers.sampler import PriorityUpdate, Sampler, between_forks
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from shmbuffer.replay.checkpoints import read_state, write_state
+from shmbuffer.replay.ensembles.members import Ensemble
+from shmbuffer.replay.ensembles.rows import known_tickets, routes, stack_index, stack_rows
+from shmbuffer.replay.ensembles.storage import StorageEnsemble
+from shmbuffer.replay.samplers import PriorityUpdate, Sampler
+from shmbuffer.replay.samplers.sampler import between_forks
 
 SAMPLEABLE = "sampleable"
 
@@ -39,7 +32,7 @@ class IndivisibleBatchError(ValueError, RuntimeError):
     """A batch that cannot be divided among the buffers that are to be sampled."""
 
 
-class SamplerEnsemble(Sampler):
+class SamplerEnsemble(Ensemble, Sampler):
     """The samplers of the buffers of a `ReplayBufferEnsemble`, and how buffers are chosen.
 
     Args:
@@ -60,6 +53,8 @@ class SamplerEnsemble(Sampler):
     Source: ``torchrl.data.SamplerEnsemble``.
     """
 
+    _what = "sampler"
+
     def __init__(
         self,
         *samplers: Sampler,
@@ -67,7 +62,7 @@ class SamplerEnsemble(Sampler):
         sample_from_all: bool = False,
         num_buffer_sampled: int | None = None,
     ) -> None:
-        self._samplers = list(samplers)
+        self._members = list(samplers)
         self.sample_from_all = bool(sample_from_all)
         self.p = p
         self.num_buffer_sampled = num_buffer_sampled
@@ -91,9 +86,9 @@ class SamplerEnsemble(Sampler):
             return
         weights = torch.as_tensor(value).detach().cpu()
         weights = weights if weights.is_floating_point() else weights.float()
-        if weights.shape != (len(self._samplers),):
+        if weights.shape != (len(self._members),):
             raise ValueError(
-                f"p has one number for each of the {len(self._samplers)} buffers, got a tensor of "
+                f"p has one number for each of the {len(self._members)} buffers, got a tensor of "
                 f"shape {list(weights.shape)}"
             )
         if not bool(((weights >= 0) & weights.isfinite()).all()):
@@ -105,7 +100,7 @@ class SamplerEnsemble(Sampler):
     def num_buffer_sampled(self) -> int:
         """How many shares a batch is made of."""
         if self._given_number is None or self.sample_from_all:
-            return len(self._samplers)
+            return len(self._members)
         return self._given_number
 
     @num_buffer_sampled.setter
@@ -135,8 +130,8 @@ class SamplerEnsemble(Sampler):
             EmptyBufferError: nothing to draw from in a buffer that was chosen.
         """
         chosen = self.shares(storage, batch_size)
-        inner, share = storage._storages, batch_size // len(chosen)
-        drawn = [self._draw(at, inner[at], share) for at in chosen]
+        share = batch_size // len(chosen)
+        drawn = [self._draw(at, storage._members[at], share) for at in chosen]
         return stack_index(chosen, [index for index, _ in drawn]), stack_rows([i for _, i in drawn])
 
     def shares(self, storage: Any, batch_size: int) -> list[int]:
@@ -145,8 +140,7 @@ class SamplerEnsemble(Sampler):
         Returns:
             The number of a buffer for each row, ``batch_size / len`` items each.
         """
-        inner = getattr(storage, "_storages", None)
-        if inner is None:
+        if not isinstance(storage, StorageEnsemble):
             raise TypeError(
                 f"a SamplerEnsemble draws from a StorageEnsemble, got {type(storage).__name__}"
             )
@@ -156,9 +150,9 @@ class SamplerEnsemble(Sampler):
                 f"a batch of {batch_size} cannot be divided among {rows} buffers "
                 "(num_buffer_sampled); make batch_size a multiple of it"
             )
-        return self._choose(inner)
+        return self._choose(storage._members)
 
-    def _choose(self, storages: list[Any]) -> list[int]:
+    def _choose(self, storages: Sequence[Any]) -> list[int]:
         """The buffer of each row."""
         count = self.num_buffer_sampled
         if self.sample_from_all:
@@ -184,7 +178,7 @@ class SamplerEnsemble(Sampler):
                 f"buffer {at} of the ensemble is empty: write into ensemble[{at}] before sampling, "
                 "or keep it from being chosen with p"
             )
-        sampler = self._samplers[at]
+        sampler = self._members[at]
         indices, infos, missing = [], [], count
         while True:
             index, info = sampler.sample(storage, missing)
@@ -200,10 +194,10 @@ class SamplerEnsemble(Sampler):
         return torch.cat(indices), {key: torch.cat([i[key] for i in infos]) for key in infos[0]}
 
     def _position(self) -> list[Any]:
-        return [sampler._position() for sampler in self._samplers]
+        return [sampler._position() for sampler in self._members]
 
     def _rewind(self, position: list[Any]) -> None:
-        for sampler, part in zip(self._samplers, position, strict=True):
+        for sampler, part in zip(self._members, position, strict=True):
             sampler._rewind(part)
 
     # -- priorities ----------------------------------------------------------------------------
@@ -231,7 +225,7 @@ class SamplerEnsemble(Sampler):
         for part in routes(index, storage, {"priority": priority, "generation": generation}):
             tickets = known_tickets(part.entries["generation"])
             known = {} if tickets is None else {"generation": tickets}
-            update = self._samplers[part.at].update_priority(
+            update = self._members[part.at].update_priority(
                 part.where, part.entries["priority"], storage=part.storage, **known
             )
             if update is not None:  # somebody else's sampler may say nothing
@@ -241,58 +235,42 @@ class SamplerEnsemble(Sampler):
     def mark_update(self, index: Any, *, storage: Any = None) -> None:
         """The items at ``index`` get the default priority of their buffers."""
         for part in routes(index, storage, {}):
-            self._samplers[part.at].mark_update(part.where, storage=part.storage)
+            self._members[part.at].mark_update(part.where, storage=part.storage)
 
     # -- the rest ------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
         """Each sampler's state, under its number, and ``p``."""
-        states = {str(at): sampler.state_dict() for at, sampler in enumerate(self._samplers)}
-        return {**states, "_p": self._p}
+        return {**super().state_dict(), "_p": self._p}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """What `state_dict` gave."""
-        for at, sampler in enumerate(self._samplers):
-            sampler.load_state_dict(state_dict[str(at)])
+        super().load_state_dict(state_dict)
         self._p = state_dict.get("_p", self._p)
 
     def _dump(self, directory: Path, moment: Any) -> None:
-        dump_members(self._samplers, directory, moment)
+        super()._dump(directory, moment)
         write_state(directory, {"_p": self._p}, "the probabilities")
 
     def _read(self, directory: Path) -> Any:
-        return read_members(self._samplers, directory), read_state(directory)
+        return super()._read(directory), read_state(directory)
 
     def _apply(self, saved: Any, loaded: Any) -> None:
         of_members, state = saved
-        apply_members(self._samplers, of_members, loaded)
+        super()._apply(of_members, loaded)
         self._p = (state or {}).get("_p", self._p)
 
     def _empty(self) -> None:
-        for sampler in self._samplers:
+        for sampler in self._members:
             sampler._empty()
 
-    def __getitem__(self, index: Any) -> Sampler:
-        if isinstance(index, tuple):
-            if len(index) != 1:
-                raise IndexError(f"a sampler has no items, so {index!r} names nothing in there")
-            index = index[0]
-        if is_everything(index):
-            return self
-        found = members(index, len(self._samplers), "sampler")
-        if isinstance(found, int):
-            return self._samplers[found]
-        p = self._p
-        return SamplerEnsemble(
-            *(self._samplers[at] for at in found),
-            p=p[found] if isinstance(p, torch.Tensor) else p,
-            sample_from_all=self.sample_from_all,
-            num_buffer_sampled=self._given_number,
-        )
+    def _some(self, found: list[int]) -> SamplerEnsemble:
+        return SamplerEnsemble(*(self._members[at] for at in found), **self.choice(found))
 
-    def __len__(self) -> int:
-        """How many samplers there are."""
-        return len(self._samplers)
-
-    def __repr__(self) -> str:
-        return f"SamplerEnsemble({', '.join(map(repr, self._samplers))})"
+    def choice(self, found: list[int]) -> dict[str, Any]:
+        """How buffers are chosen, as the constructor takes it, for some of them."""
+        return {
+            "p": self._p[found] if isinstance(self._p, torch.Tensor) else self._p,
+            "sample_from_all": self.sample_from_all,
+            "num_buffer_sampled": self._given_number,
+        }

@@ -13,39 +13,38 @@ other processes is never torn here either.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from tensordict import TensorDictBase
 
 from shmbuffer.memory import patience
+from shmbuffer.replay.buffers import ReplayBuffer
 from shmbuffer.replay.buffers.access import _is_key
 from shmbuffer.replay.buffers.prefetch import Batch
-from shmbuffer.replay.buffers.replay_buffer import ReplayBuffer
-from shmbuffer.replay.buffers.stacking import stack_batches, stack_infos, with_infos
-from shmbuffer.replay.buffers.tensordict import (
-    TensorDictReplayBuffer,
-    reduce,
-    say_what_is_missing,
-)
-from shmbuffer.replay.buffers.turns import Row, Turns
 from shmbuffer.replay.eager import eager
+from shmbuffer.replay.ensembles.buffers import Buffers
+from shmbuffer.replay.ensembles.members import Ensemble, named
+from shmbuffer.replay.ensembles.rows import (
+    BUFFER_IDS,
+    stack_batches,
+    stack_infos,
+    with_infos,
+)
+from shmbuffer.replay.ensembles.sampler import SamplerEnsemble, Weights
+from shmbuffer.replay.ensembles.storage import StorageEnsemble, local
+from shmbuffer.replay.ensembles.turns import Row, Turns
+from shmbuffer.replay.ensembles.writer import WriterEnsemble
 from shmbuffer.replay.keys import GENERATION, INDEX
-from shmbuffer.replay.members import is_everything, members
-from shmbuffer.replay.samplers import PrioritizedSampler, PriorityUpdate, SamplerEnsemble
-from shmbuffer.replay.samplers.ensemble import Weights
-from shmbuffer.replay.samplers.routes import known_tickets, routes
-from shmbuffer.replay.samplers.rows import BUFFER_IDS
-from shmbuffer.replay.storages import StorageEnsemble
-from shmbuffer.replay.storages.ensemble import local
+from shmbuffer.replay.samplers import PrioritizedSampler
 from shmbuffer.replay.storages.indexing import is_one
 from shmbuffer.replay.transforms import Transform
-from shmbuffer.replay.writers import WriterEnsemble
 
 Collate = Callable[[Any], Any]
 
 
-class ReplayBufferEnsemble(Turns):
+class ReplayBufferEnsemble(Buffers):
     """Several buffers, sampled as one.
 
     A sample is ``[rows, batch_size / rows]``, each row from one buffer; `SamplerEnsemble` says how
@@ -101,7 +100,6 @@ class ReplayBufferEnsemble(Turns):
     """
 
     family = "ReplayBufferEnsemble"
-    _said_what_is_missing = False  # as in a TensorDictReplayBuffer
 
     def __init__(
         self,
@@ -125,7 +123,6 @@ class ReplayBufferEnsemble(Turns):
         if routing_key is not None and routing_dim is not None:
             raise ValueError("routing_key and routing_dim exclude each other; give one of them")
         self._routing_key, self._routing_dim = routing_key, routing_dim
-        self._kept = {}
         parts = (storages, samplers, writers)
         count = len(rbs) if rbs else len(storages or ())
         if collate_fns is not None and len(collate_fns) != count:
@@ -154,7 +151,7 @@ class ReplayBufferEnsemble(Turns):
                 num_buffer_sampled=num_buffer_sampled,
             )
             writers = WriterEnsemble(*(rb._writer for rb in rbs))
-            self._rbs = rbs
+            self._members = rbs
         elif storages is None or samplers is None or writers is None:
             raise TypeError(
                 "an ensemble is made of buffers, or of storages=, samplers= and writers=, all three"
@@ -165,7 +162,8 @@ class ReplayBufferEnsemble(Turns):
             if num_buffer_sampled is not None:
                 samplers.num_buffer_sampled = num_buffer_sampled
             share = None if batch_size is None else batch_size // samplers.num_buffer_sampled
-            self._rbs = _made_of(storages, samplers, writers, collate_fns, share)
+            self._members = _made_of(storages, samplers, writers, collate_fns, share)
+        self._turns = Turns(self._members)
         super().__init__(
             storage=storages,
             sampler=samplers,
@@ -178,7 +176,7 @@ class ReplayBufferEnsemble(Turns):
             **kwargs,
         )
         if shared:
-            for rb in self._rbs:
+            for rb in self._members:
                 rb.share()
 
     # -- sampling ------------------------------------------------------------------------------
@@ -232,53 +230,6 @@ class ReplayBufferEnsemble(Turns):
             data, info = with_infos(data, info)  # type: ignore[arg-type] # a TensorDict here
         return (data, info) if return_info else data
 
-    @eager
-    def update_tensordict_priority(self, data: TensorDictBase) -> PriorityUpdate:
-        """Set the priorities of a sample, each in the buffer that its item is from.
-
-        Args:
-            data: a sample, or part of one: entries ``"index"`` and the ``priority_key`` of the
-                buffers. See `TensorDictReplayBuffer.update_tensordict_priority`.
-
-        Returns:
-            How many were applied and how many were stale, in all buffers together. Buffers without
-            priorities count none.
-
-        Raises:
-            KeyError: no entry ``"index"``.
-            ValueError: NaN, infinite or negative; what belongs to other buffers may have been
-                changed.
-        """
-        index = data.get(INDEX, None)
-        if index is None:
-            raise KeyError(
-                f"update_tensordict_priority needs the entry {INDEX!r} that a sample has; "
-                f"this TensorDict has {sorted(map(str, data.keys()))}"
-            )
-        keys = {GENERATION, *map(_priority_key, self._rbs)}
-        entries = {key: data.get(key, None) for key in keys}
-        applied = stale = 0
-        for part in routes(index, self._storage, entries, several=True):
-            member = self._rbs[part.at]
-            if not isinstance(member._sampler, PrioritizedSampler):
-                continue
-            sampler, tickets = member._sampler, known_tickets(part.entries[GENERATION])
-            key = _priority_key(member)
-            priority = part.entries[key]
-            if priority is None and not self._said_what_is_missing:
-                self._said_what_is_missing = True
-                say_what_is_missing(key, data)
-            raw = (
-                sampler.default_priority
-                if priority is None
-                else reduce(priority, len(part.where), sampler.reduction)
-            )
-            update = sampler.update_priority(
-                part.where, raw, storage=part.storage, generation=tickets
-            )
-            applied, stale = applied + update.applied, stale + update.stale
-        return PriorityUpdate(applied, stale)
-
     # -- the buffers ---------------------------------------------------------------------------
 
     def __getitem__(self, index: Any) -> Any:
@@ -297,33 +248,26 @@ class ReplayBufferEnsemble(Turns):
         """
         if isinstance(index, str) or _is_key(index):
             return self[:, :][index]
-        if isinstance(index, tuple):
-            if len(index) == 1:
-                return self[index[0]]
-            items = index[1] if len(index) == 2 else index[1:]
-            found = members(index[0], len(self._rbs), "buffer")
-            if isinstance(found, int):
-                return self._items(found, items)
-            data = self._collate([self._items(at, items) for at in found])
-            return self._transform(data) if len(self._transform) else data
-        if is_everything(index):
-            return self
-        found = members(index, len(self._rbs), "buffer")
+        if not isinstance(index, tuple) or len(index) == 1:
+            return Ensemble.__getitem__(self, index)
+        items = index[1] if len(index) == 2 else index[1:]
+        found = named(index[0], len(self), "buffer")
         if isinstance(found, int):
-            return self._rbs[found]
-        sampler = self._sampler
+            return self._items(found, items)
+        data = self._collate([self._items(at, items) for at in found])
+        return self._transform(data) if len(self._transform) else data
+
+    def _some(self, found: list[int]) -> ReplayBufferEnsemble:
         return ReplayBufferEnsemble(
-            *(self._rbs[at] for at in found),
+            *(self._members[at] for at in found),
             transform=self._transform,
             batch_size=self._batch_size,
             collate_fn=self._collate_fn,
             collate_fns=[self._collate_fns[at] for at in found],
-            p=sampler.p[found] if isinstance(sampler.p, torch.Tensor) else sampler.p,
-            sample_from_all=sampler.sample_from_all,
-            num_buffer_sampled=sampler._given_number,
             routing_key=self._routing_key,
             generator=self._generator,
             shared=self._shared,
+            **self._sampler.choice(found),
         )
 
     def read_all_in_order(self, end: int | None = None) -> Any:
@@ -332,29 +276,44 @@ class ReplayBufferEnsemble(Turns):
 
     def iter_in_order(self, chunk: int) -> Iterator[Any]:
         """Items in storage order, one buffer after the other; see `ReplayBuffer.iter_in_order`."""
-        for rb in self._rbs:
+        for rb in self._members:
             yield from rb.iter_in_order(chunk)
-
-    def __len__(self) -> int:
-        """How many buffers there are."""
-        return len(self._rbs)
 
     # -- inside --------------------------------------------------------------------------------
 
+    def _next(self, count: int) -> Batch:
+        """The next batch; where one of the buffers is limited it is not made ahead."""
+        if not self._turns.are_needed():
+            return super()._next(count)
+        self._drop_prefetched()
+        chosen = self._sampler.shares(self._storage, count)
+        share = count // len(chosen)
+        return self._turns.sample(chosen, share, partial(self._drawn, share), self._joined)
+
+    def _drawn(self, share: int, at: int) -> Row:
+        """A row as the sampler of its buffer chooses it."""
+        index, known = self._sampler._draw(at, self._members[at]._storage, share)
+        return self._row(at, index, dict(known))
+
+    def _row(self, at: int, index: Any, known: dict[Any, Any]) -> Row:
+        """A row that its buffer reads and validates."""
+        rb = self._members[at]
+        return at, *rb._chosen(local(index, rb._storage), known)
+
     def _gathered(self, index: Any, found: Any) -> Batch:
-        """See `ReplayBuffer._gathered`; each buffer reads and validates its rows."""
-        rows: list[Row] = []
-        for row, known in zip(index.unbind(0), found.unbind(0), strict=True):
-            at = int(row.get(BUFFER_IDS))
-            rb = self._rbs[at]
-            rows.append((at, *rb._chosen(local(row, rb._storage), dict(known.items(True, True)))))
-        return self._joined(rows)
+        """See `ReplayBuffer._gathered`."""
+        return self._joined(
+            [
+                self._row(int(row.get(BUFFER_IDS)), row.get(INDEX), dict(known.items(True, True)))
+                for row, known in zip(index.unbind(0), found.unbind(0), strict=True)
+            ]
+        )
 
     def _joined(self, rows: list[Row]) -> Batch:
         """A sample of these rows."""
         buffer_ids, batches, infos = [], [], []
         for at, data, info in rows:
-            rb = self._rbs[at]
+            rb = self._members[at]
             if self._weight_key is not None:
                 weights = [info.pop(key) for key in rb._weight_keys if key in info]
                 info.update(dict.fromkeys(self._weight_keys, weights[0]) if weights else {})
@@ -369,7 +328,7 @@ class ReplayBufferEnsemble(Turns):
         Weights of 1, they are drawn uniformly; tickets of -1, nobody else writes there.
         """
         found: dict[str, float] = {}
-        for rb in self._rbs:
+        for rb in self._members:
             if isinstance(rb._sampler, PrioritizedSampler):
                 keys = rb._weight_keys if self._weight_key is None else self._weight_keys
                 found.update(dict.fromkeys(keys, 1.0))
@@ -379,13 +338,13 @@ class ReplayBufferEnsemble(Turns):
 
     def _finished_row(self, at: int, data: Any) -> Any:
         """What one buffer has read, through its ``collate_fn`` and its transforms."""
-        rb, collate = self._rbs[at], self._collate_fns[at]
+        rb, collate = self._members[at], self._collate_fns[at]
         data = rb._collate(data) if collate is None else collate(rb._storage.uncollated(data))
         return rb._transform(data) if len(rb._transform) else data
 
     def _items(self, at: int, index: Any) -> Any:
         """Items of one buffer, as a sample of it would have them."""
-        rb = self._rbs[at]
+        rb = self._members[at]
         if self._collate_fns[at] is None or is_one(index):
             return rb[index]
         return self._finished_row(at, rb._fetch(index))
@@ -410,7 +369,7 @@ def _made_of(
         )
     made = []
     for at, (storage, sampler, writer) in enumerate(
-        zip(storages._storages, samplers._samplers, writers._writers, strict=True)
+        zip(storages._members, samplers._members, writers._members, strict=True)
     ):
         mapping = getattr(storage, "mapping", None)
         made.append(
@@ -425,9 +384,5 @@ def _made_of(
             )
         )
         if mapping is not None:
-            storage.mapping = mapping  # type: ignore[attr-defined] # as its first buffer reads data
+            storage.mapping = mapping  # as its first buffer reads data
     return tuple(made)
-
-
-def _priority_key(rb: ReplayBuffer) -> str | tuple[str, ...]:
-    return rb.priority_key if isinstance(rb, TensorDictReplayBuffer) else "td_error"

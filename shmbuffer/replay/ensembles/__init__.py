@@ -1,0 +1,20 @@
+"""Several buffers as one: `ReplayBufferEnsemble`, and its storages, samplers and writers.
+
+buffers    ──▶ what is done to all of them; writes, each item into one
+ensemble   ──▶ samples: rows, each from one buffer (turns, where buffers are limited)
+storage, sampler, writer   TorchRL's three parts: views of the members' (members)
+rows       ──▶ what belongs to which buffer
+"""
+
+from shmbuffer.replay.ensembles.ensemble import ReplayBufferEnsemble
+from shmbuffer.replay.ensembles.sampler import SamplerEnsemble
+from shmbuffer.replay.ensembles.storage import StorageEnsemble, StorageEnsembleCheckpointer
+from shmbuffer.replay.ensembles.writer import WriterEnsemble
+
+__all__ = [
+    "ReplayBufferEnsemble",
+    "SamplerEnsemble",
+    "StorageEnsemble",
+    "StorageEnsembleCheckpointer",
+    "WriterEnsemble",
+]

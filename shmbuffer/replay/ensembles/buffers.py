@@ -1,0 +1,350 @@
+"""Several buffers: what is done to all of them, and what is written into one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NoReturn, Self
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+
+from shmbuffer.memory import patience
+from shmbuffer.replay.buffers import ReplayBuffer, TensorDictReplayBuffer
+from shmbuffer.replay.buffers.access import ConditionalUpdateResult
+from shmbuffer.replay.buffers.saving import Saving
+from shmbuffer.replay.buffers.tensordict import reduce, say_what_is_missing
+from shmbuffer.replay.eager import eager
+from shmbuffer.replay.ensembles.members import Ensemble, PartsOf
+from shmbuffer.replay.ensembles.rows import BUFFER_IDS, known_tickets, routed, routes
+from shmbuffer.replay.ensembles.sampler import SamplerEnsemble
+from shmbuffer.replay.ensembles.storage import StorageEnsemble
+from shmbuffer.replay.ensembles.turns import Turns
+from shmbuffer.replay.ensembles.writer import WriterEnsemble, refusal
+from shmbuffer.replay.keys import GENERATION, INDEX
+from shmbuffer.replay.samplers import PrioritizedSampler, PriorityUpdate, Sampler
+from shmbuffer.replay.storages import Storage
+from shmbuffer.replay.writers import Writer
+
+
+class Buffers(ReplayBuffer, Ensemble):
+    """Buffers, and three ensembles that always have the parts that these buffers have now."""
+
+    _what = "buffer"
+    _members: tuple[ReplayBuffer, ...]
+    _storage: StorageEnsemble
+    _sampler: SamplerEnsemble
+    _writer: WriterEnsemble
+    _routing_key: str | tuple[str, ...] | None
+    _routing_dim: int | None
+    _turns: Turns
+    _said_what_is_missing = False  # as in a TensorDictReplayBuffer
+
+    __len__ = Ensemble.__len__
+
+    def _join(self) -> None:
+        for name in ("_storage", "_sampler", "_writer"):
+            getattr(self, name)._members = PartsOf(self._members, name)
+        super()._join()
+
+    def set_storage(
+        self, storage: Storage, collate_fn: Callable[[Any], Any] | None = None
+    ) -> Storage:
+        """Use other storages from now on; the ensemble of those before is returned.
+
+        Args:
+            storage: a `StorageEnsemble`.
+            collate_fn: of the ensemble, the new one; None is the default one.
+
+        Raises:
+            TypeError: it is no `StorageEnsemble`.
+            ValueError: it has another number of members.
+        """
+        before = self._exchange("storage", storage, StorageEnsemble)
+        self._collate_fn = collate_fn
+        return before  # type: ignore[no-any-return]
+
+    def set_sampler(self, sampler: Sampler) -> Sampler:
+        """Use other samplers from now on; the ensemble of those before is returned.
+
+        Args:
+            sampler: a `SamplerEnsemble`; its ``p`` and numbers hold from now on.
+
+        Raises:
+            TypeError: it is no `SamplerEnsemble`.
+            ValueError: it has another number of members; or see `ReplayBuffer.set_sampler`.
+        """
+        return self._exchange("sampler", sampler, SamplerEnsemble)  # type: ignore[no-any-return]
+
+    def set_writer(self, writer: Writer) -> Writer:
+        """Use other writers from now on; the ensemble of those before is returned.
+
+        Args:
+            writer: a `WriterEnsemble`.
+
+        Raises:
+            TypeError: it is no `WriterEnsemble`.
+            ValueError: it has another number of members.
+        """
+        return self._exchange("writer", writer, WriterEnsemble)  # type: ignore[no-any-return]
+
+    def _exchange(self, name: str, new: Any, cls: type[Ensemble]) -> Any:
+        if not isinstance(new, cls):
+            raise TypeError(f"the {name} of an ensemble is a {cls.__name__}, got {new!r}")
+        if len(new) != len(self._members):
+            raise ValueError(f"{len(new)} {name}s cannot serve {len(self._members)} buffers")
+        self._drop_prefetched()
+        before = getattr(self, f"_{name}")
+        parts = list(before._members)
+        for rb, one in zip(self._members, list(new._members), strict=True):
+            getattr(rb, f"set_{name}")(one)
+        before._members = parts
+        setattr(self, f"_{name}", new)
+        self._join()
+        return before
+
+    # -- writes --------------------------------------------------------------------------------
+
+    @eager
+    def add(self, data: Any, timeout: float | None = None) -> Any:
+        """Write one item into the buffer that its entry ``routing_key`` names.
+
+        Args:
+            data: the item.
+            timeout: see `extend`.
+
+        Returns and raises as `extend`.
+        """
+        if self._routing_key is None:
+            raise RuntimeError(refusal("an item was given to the ensemble"))
+        if not isinstance(data, TensorDictBase) or data.batch_dims:
+            raise ValueError("add() takes one item, a TensorDict with batch size []; use extend()")
+        return self.extend(data.unsqueeze(0), timeout=timeout)[0]
+
+    @eager
+    def extend(
+        self, data: Any, *, update_priority: bool | None = None, timeout: float | None = None
+    ) -> Any:
+        """Write each item of a batch into the buffer that ``routing_key`` or ``routing_dim`` names.
+
+        Args:
+            data: a TensorDict ``[...]``; it is flattened.
+            update_priority: see `TensorDictReplayBuffer.extend`.
+            timeout: seconds to wait for others, in all; see `ReplayBuffer.add`.
+
+        Returns:
+            A TensorDict ``[n]``, in the order of the flat data: ``"buffer_ids"``, and ``"index"``
+            in that buffer.
+
+        Raises:
+            RuntimeError: the ensemble has neither of the two; write into ``ensemble[i]``.
+            TypeError, ValueError: the data do not name buffers; nothing was changed.
+            SchemaMismatchError, ...: see `ReplayBuffer.extend`; other buffers may have been written
+                already.
+        """
+        if self._routing_key is None and self._routing_dim is None:
+            raise RuntimeError(refusal("a batch was given to the ensemble"))
+        if len(self._transform):
+            data = self._transform.inv(data)
+        items, ids = routed(data, len(self._members), self._routing_key, self._routing_dim)
+        known = {} if update_priority is None else {"update_priority": update_priority}
+        written: list[tuple[torch.Tensor, torch.Tensor]] = []
+        with patience.within(timeout):
+            for at in range(len(self._members)):
+                rows = torch.nonzero(ids == at).flatten()
+                if len(rows):
+                    written.append((rows, self._members[at].extend(items[rows], **known)))
+        index = torch.zeros(
+            (len(ids), *(written[0][1].shape[1:] if written else ())), dtype=torch.int64
+        )
+        for rows, where in written:
+            index[rows] = where
+        return TensorDict({BUFFER_IDS: ids, INDEX: index}, [len(ids)])
+
+    def __setitem__(self, index: Any, value: Any) -> NoReturn:
+        """RuntimeError: change ``ensemble[i][index]``."""
+        raise RuntimeError(
+            f"the ensemble was told to change {index!r}, and not in which of its buffers: "
+            "ensemble[i][index] = data"
+        )
+
+    def set_at_(self, key: str | tuple[str, ...], value: Any, index: Any) -> NoReturn:
+        """RuntimeError: change ``ensemble[i]``."""
+        raise RuntimeError(
+            f"the ensemble was told to change {key!r}, and not in which of its buffers: "
+            "ensemble[i].set_at_(key, value, index)"
+        )
+
+    @eager
+    def update_if_present(self, *, index: Any, generation: Any, patch: Any) -> Any:
+        """Change entries of the items of a sample that have not been written over since.
+
+        Args:
+            index: ``sample["index"]``.
+            generation: ``sample["index_generation"]``.
+            patch: TensorDict or dict of the entries that are to change, with the shape of the
+                sample in front.
+
+        Returns:
+            `ConditionalUpdateResult` for the sample, flat.
+
+        Raises:
+            RuntimeError: a buffer keeps no generations; see `ReplayBuffer.update_if_present`. Other
+                buffers may have been changed already.
+        """
+        patch = patch if isinstance(patch, TensorDictBase) else TensorDict(patch)
+        entries = dict(patch.items(True, True))
+        updated = []
+        for part in routes(index, self._storage, {**entries, GENERATION: generation}):
+            tickets = part.entries.pop(GENERATION)
+            result = self._members[part.at].update_if_present(
+                index=part.where, generation=tickets, patch=TensorDict(part.entries)
+            )
+            updated.append((part.rows, result.updated))
+        flat = torch.zeros(sum(len(rows) for rows, _ in updated), dtype=torch.bool)
+        for rows, which in updated:
+            flat[rows] = which
+        return ConditionalUpdateResult(flat)
+
+    @eager
+    def update_tensordict_priority(self, data: TensorDictBase) -> PriorityUpdate:
+        """Set the priorities of a sample, each in the buffer that its item is from.
+
+        Args:
+            data: a sample, or part of one: entries ``"index"`` and the ``priority_key`` of the
+                buffers. See `TensorDictReplayBuffer.update_tensordict_priority`.
+
+        Returns:
+            How many were applied and how many were stale, in all buffers together. Buffers without
+            priorities count none.
+
+        Raises:
+            KeyError: no entry ``"index"``.
+            ValueError: NaN, infinite or negative; what belongs to other buffers may have been
+                changed.
+        """
+        index = data.get(INDEX, None)
+        if index is None:
+            raise KeyError(
+                f"update_tensordict_priority needs the entry {INDEX!r} that a sample has; "
+                f"this TensorDict has {sorted(map(str, data.keys()))}"
+            )
+        keys = {GENERATION, *map(_priority_key, self._members)}
+        entries = {key: data.get(key, None) for key in keys}
+        applied = stale = 0
+        for part in routes(index, self._storage, entries, several=True):
+            member = self._members[part.at]
+            if not isinstance(member._sampler, PrioritizedSampler):
+                continue
+            sampler, tickets = member._sampler, known_tickets(part.entries[GENERATION])
+            key = _priority_key(member)
+            priority = part.entries[key]
+            if priority is None and not self._said_what_is_missing:
+                self._said_what_is_missing = True
+                say_what_is_missing(key, data)
+            raw = (
+                sampler.default_priority
+                if priority is None
+                else reduce(priority, len(part.where), sampler.reduction)
+            )
+            update = sampler.update_priority(
+                part.where, raw, storage=part.storage, generation=tickets
+            )
+            applied, stale = applied + update.applied, stale + update.stale
+        return PriorityUpdate(applied, stale)
+
+    # -- all at once ---------------------------------------------------------------------------
+
+    @property
+    def generator(self) -> torch.Generator | None:
+        """Of the choice of buffers, and, where it is set, of the draws in all of them."""
+        return self._generator
+
+    @generator.setter
+    def generator(self, generator: torch.Generator | None) -> None:
+        self._generator = self._sampler._rng = generator
+        if generator is not None:
+            for rb in self._members:
+                rb.generator = generator
+
+    def share(self, shared: bool = True) -> Self:
+        """`ReplayBuffer.share` for each buffer."""
+        for rb in self._members:
+            rb.share(shared)
+        return super().share(shared)
+
+    def empty(self, empty_write_count: bool = True) -> None:
+        """Forget the items of every buffer; see `ReplayBuffer.empty`.
+
+        Raises:
+            RuntimeError: the writer of one is an `ImmutableDatasetWriter`; nothing was changed.
+        """
+        self._drop_prefetched()
+        self._writer.require_no_data_set()
+        for rb in self._members:
+            rb.empty(empty_write_count)
+        self._turns.forget()
+
+    def stats(self) -> dict[str, Any]:
+        """TorchRL's keys, of all buffers together, and ``num_buffers``."""
+        each = [rb.stats() for rb in self._members]
+        size, capacity = (sum(one[name] for one in each) for name in ("size", "capacity"))
+        return {
+            "size": size,
+            "capacity": capacity,
+            "utilization": size / capacity,
+            "write_count": sum(one["write_count"] for one in each),
+            "prefetch_queue_size": 0 if self._prefetcher is None else len(self._prefetcher),
+            "initialized": self.initialized,
+            "num_buffers": len(each),
+        }
+
+    def flush(self) -> None:
+        """`ReplayBuffer.flush` for each buffer."""
+        for rb in self._members:
+            rb.flush()
+
+    def close(self) -> None:
+        """Leave every buffer. Idempotent."""
+        if self._prefetcher is not None:
+            self._prefetcher.close()
+        for rb in self._members:
+            rb.close()
+
+    def _seeded(self) -> dict[str, Saving]:
+        members = {f"rng_state_{at}": rb for at, rb in enumerate(self._members)}
+        return {**super()._seeded(), **members}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything of every buffer, in memory; see `ReplayBuffer.state_dict`."""
+        own = [
+            {
+                "_transforms": rb._transform.state_dict(),
+                "_rng": None
+                if rb._generator in (None, self._generator)
+                else rb._generator.get_state(),
+            }
+            for rb in self._members
+        ]
+        return {**super().state_dict(), "_buffers": own}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """What `state_dict` gave, in place of what is there.
+
+        Raises:
+            ValueError: it is of another number of buffers; nothing was changed. Or see
+                `ReplayBuffer.load_state_dict`.
+        """
+        for rb in self._members:
+            rb._drop_prefetched()
+        super().load_state_dict(state_dict)
+        for rb, own in zip(self._members, state_dict["_buffers"], strict=True):
+            rb._transform.load_state_dict(own["_transforms"])
+            if own["_rng"] is not None:
+                mine = rb._generator
+                if mine is None or mine is self._generator:
+                    mine = rb.generator = torch.Generator()
+                mine.set_state(own["_rng"])
+
+
+def _priority_key(rb: ReplayBuffer) -> str | tuple[str, ...]:
+    return rb.priority_key if isinstance(rb, TensorDictReplayBuffer) else "td_error"

@@ -1,0 +1,134 @@
+"""The members of an ensemble: in a list, or those that its buffers have now."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+
+from shmbuffer.replay.checkpoints import apply_part, dump_part, read_part
+
+
+class Ensemble:
+    """Several storages, samplers or writers as one, indexed by the numbers of their buffers.
+
+    Each is saved for itself, in a directory or under a key that is its number.
+    """
+
+    _what: ClassVar[str]
+    """What a member is, for messages."""
+    _members: Sequence[Any]
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, tuple):
+            if len(index) != 1:
+                raise IndexError(
+                    f"a {self._what} has no items, so {index!r} names nothing in there"
+                )
+            index = index[0]
+        if is_everything(index):
+            return self
+        found = named(index, len(self._members), self._what)
+        return self._members[found] if isinstance(found, int) else self._some(found)
+
+    def _some(self, found: list[int]) -> Any:
+        """An ensemble of these members."""
+        raise NotImplementedError
+
+    def __len__(self) -> int:
+        """How many members there are."""
+        return len(self._members)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(map(repr, self._members))})"
+
+    def state_dict(self) -> dict[str, Any]:
+        """Each member's state, under its number."""
+        return {str(at): member.state_dict() for at, member in enumerate(self._members)}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """What `state_dict` gave."""
+        for at, member in enumerate(self._members):
+            member.load_state_dict(state_dict[str(at)])
+
+    def _dump(self, directory: Path, moment: Any) -> Any:
+        directory.mkdir(parents=True, exist_ok=True)
+        for at, member in enumerate(self._members):
+            dump_part(member, directory / str(at), None if moment is None else moment[at])
+
+    def _read(self, directory: Path) -> Any:
+        return [read_part(member, directory / str(at)) for at, member in enumerate(self._members)]
+
+    def _apply(self, saved: Any, loaded: Any) -> Any:
+        for at, (member, one) in enumerate(zip(self._members, saved, strict=True)):
+            apply_part(member, one, None if loaded is None else loaded[at])
+
+
+class PartsOf(Sequence[Any]):
+    """The storage, sampler or writer of each buffer, which may be exchanged at any time.
+
+    Args:
+        buffers: of the ensemble.
+        name: ``"_storage"``, ``"_sampler"`` or ``"_writer"``.
+    """
+
+    def __init__(self, buffers: Sequence[Any], name: str) -> None:
+        self._buffers, self._name = buffers, name
+
+    def __getitem__(self, at: Any) -> Any:
+        return getattr(self._buffers[at], self._name)
+
+    def __len__(self) -> int:
+        return len(self._buffers)
+
+    def __reduce__(self) -> Any:
+        return list, (list(self),)  # alone, the parts leave the buffers behind
+
+
+def named(index: Any, count: int, what: str) -> int | list[int]:
+    """The member at an int, the members of anything else.
+
+    Args:
+        index: int, slice, Ellipsis, or a list, range, array or tensor of ints (or of booleans, one
+            for each member).
+        count: how many there are.
+        what: of the ensemble, for messages.
+
+    Raises:
+        IndexError: there is no such member, or it is no index.
+        TypeError: floating-point numbers.
+        RuntimeError: more than one dimension.
+    """
+    if index is Ellipsis:
+        return list(range(count))
+    if isinstance(index, slice):
+        return list(range(count))[index]
+    if isinstance(index, torch.Tensor):
+        index = index.detach().cpu().numpy()
+    if not isinstance(index, (int, np.integer, list, range, np.ndarray)):
+        raise IndexError(
+            f"{index!r} names no {what}: an int, a slice, Ellipsis, or a list, range, array or "
+            "tensor of ints does"
+        )
+    numbers = np.asarray(index)
+    if numbers.ndim > 1:
+        raise RuntimeError(
+            f"the {what}s of an ensemble lie in one row, so an index has one dimension; this one "
+            f"has {numbers.ndim}"
+        )
+    if numbers.dtype == np.bool_ and numbers.shape == (count,):
+        numbers = np.nonzero(numbers)[0]
+    if not np.issubdtype(numbers.dtype, np.integer) and numbers.size:
+        raise TypeError(f"{what}s are named by integers, got {numbers.dtype} in {index!r}")
+    beyond = numbers[(numbers < -count) | (numbers >= count)]
+    if beyond.size:
+        raise IndexError(f"there is no {what} {int(beyond.flat[0])}; this ensemble has {count}")
+    return (numbers.astype(np.int64) % count).tolist()  # type: ignore[no-any-return]
+
+
+def is_everything(index: Any) -> bool:
+    """Whether an index names all members in their order."""
+    return index is Ellipsis or (isinstance(index, slice) and index == slice(None))

@@ -1,0 +1,106 @@
+"""What limits the buffers of an ensemble limits its samples, each row by its own buffer's limiter.
+
+    which buffers ──▶ every row waits until it may be drawn, and counts
+                  ──▶ rows are drawn ──▶ those of queues are taken ──▶ the sample
+
+A sample is made as a whole or counts for nothing. What was taken out of a queue for a sample that
+then fails is kept for the next one of this handle.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from shmbuffer.replay.buffers.prefetch import Batch
+
+if TYPE_CHECKING:
+    from shmbuffer.memory import Ring
+    from shmbuffer.replay.buffers import ReplayBuffer
+    from shmbuffer.replay.buffers.drawing import Turn
+
+Row = tuple[int, Any, dict[Any, Any]]
+"""The number of a buffer, items of it, and what is known about them."""
+
+
+class _Taken(NamedTuple):
+    """So many items of a queue, which nobody else gets any more."""
+
+    share: int
+    batch: Batch
+
+
+class Turns:
+    """Samples of several buffers, each in its turn."""
+
+    def __init__(self, buffers: Sequence[ReplayBuffer]) -> None:
+        self._buffers = buffers
+        #: Rows by process and buffer, the oldest first.
+        self._kept: dict[tuple[int, int], deque[_Taken]] = {}
+
+    def are_needed(self) -> bool:
+        """Whether one of the buffers is limited."""
+        return any(rb._limiter_version[0] and rb._limited for rb in self._buffers)
+
+    def sample(
+        self,
+        chosen: list[int],
+        share: int,
+        draw: Callable[[int], Row],
+        join: Callable[[list[Row]], Batch],
+    ) -> Batch:
+        """A sample, once all of its rows may be drawn.
+
+        Args:
+            chosen: the buffer of each row.
+            share: items of a row.
+            draw: makes a row as the sampler of its buffer chooses it.
+            join: makes the sample of the rows.
+        """
+        turns, taken = list[Turn | None](), list[tuple[int, Batch]]()
+        try:
+            for at in chosen:
+                turns.append(self._buffers[at]._turn(share))
+            queues = {row: turn.ring for row, turn in enumerate(turns) if turn and turn.is_queue}
+            found = dict[int, Row]()
+            # Rows of queues come last: nobody can put them back.
+            for row in sorted(range(len(chosen)), key=queues.__contains__):
+                at = chosen[row]
+                batch = self._out_of_queue(at, queues[row], share) if row in queues else None
+                if batch is not None:
+                    taken.append((at, batch))
+                found[row] = draw(at) if batch is None else (at, *batch)
+            return join([found[row] for row in range(len(chosen))])
+        except BaseException:
+            for at, batch in reversed(taken):
+                kept = self._kept.setdefault((os.getpid(), at), deque())
+                kept.appendleft(_Taken(share, batch))
+            for turn in turns:
+                if turn is not None:
+                    turn.give_back()
+            raise
+
+    def _out_of_queue(self, at: int, ring: Ring, share: int) -> Batch | None:
+        """A row, of what was kept if there is some; None if it is no queue any more."""
+        kept = self._kept.get((os.getpid(), at), deque())
+        try:
+            first = kept.popleft()  # threads may share it
+        except IndexError:
+            return self._buffers[at]._taken(ring, share)
+        if first.share == share:
+            return first.batch
+        kept.appendleft(first)
+        raise RuntimeError(
+            f"a sample that failed has taken {first.share} items out of the queue of buffer {at}, "
+            f"which are kept for the next sample, and {share} are wanted of it; sample with the "
+            "earlier batch size first"
+        )
+
+    def forget(self) -> None:
+        """The buffers were emptied."""
+        self._kept.clear()
+
+    def __reduce__(self) -> Any:
+        return Turns, (self._buffers,)
