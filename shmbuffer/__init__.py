@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from shmbuffer.replay import *  # noqa: F403
     from shmbuffer.service.client import attach as attach
     from shmbuffer.service.coordinator import Coordinator as Coordinator
-    from shmbuffer.service.loggers import log_stats as log_stats
     from shmbuffer.service.recovery import RecoveryReport as RecoveryReport
     from shmbuffer.service.recovery import recover as recover
+    from shmbuffer.watch.loggers import log_stats as log_stats
 
 _HOMES = {
     "shmbuffer.errors": (
@@ -112,7 +112,7 @@ _HOMES = {
     "shmbuffer.memory.limiter": ("RateLimiter",),
     "shmbuffer.service.client": ("attach",),
     "shmbuffer.service.coordinator": ("Coordinator",),
-    "shmbuffer.service.loggers": ("log_stats",),
+    "shmbuffer.watch.loggers": ("log_stats",),
     "shmbuffer.service.recovery": (
         "RecoveryReport",
         "recover",

@@ -19,13 +19,14 @@ PACKAGE = Path(__file__).parents[1] / "shmbuffer"
 # The first name below the package says which floor. The examples are written as a user would: they
 # come in by the front door, and the command line runs them.
 FLOORS = {
-    "__main__": 6,
-    "cli": 6,
-    "examples": 5,
-    "": 4,
-    "service": 3,
-    "distributed": 3,
-    "replay": 2,
+    "__main__": 7,
+    "cli": 7,
+    "examples": 6,
+    "": 5,
+    "service": 4,
+    "distributed": 4,
+    "replay": 3,
+    "watch": 2,
     "memory": 1,
     "_native": 0,
     "errors": 0,
@@ -154,7 +155,7 @@ def test_no_modules_import_each_other_in_a_ring() -> None:
 
 @pytest.mark.parametrize("foreign", ["torch", "tensordict"])
 def test_the_lower_floors_know_nothing_of(foreign: str) -> None:
-    below = FLOORS["memory"]
+    below = FLOORS["watch"]
     assert (
         breaches(lambda each: is_from(foreign, each.name) and floor(each.importer) <= below) == ""
     )

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from shmbuffer import Coordinator
-from shmbuffer.service.metrics import COUNTERS, GAUGES
+from shmbuffer.watch.metrics import COUNTERS, GAUGES
 
 pytest.importorskip("prometheus_client")
 

@@ -20,6 +20,7 @@ from shmbuffer.cli.learning_curve import Curve
 from shmbuffer.cli.progress import Progress
 from shmbuffer.errors import BufferExistsError
 from shmbuffer.extras import missing
+from shmbuffer.watch import tables, units
 
 if TYPE_CHECKING:
     from shmbuffer.cli.arguments import Subparsers
@@ -147,7 +148,7 @@ class _Watcher:
         mean_return = status.mean_return
         self._progress.numbers(
             {
-                "time": console.span(status.seconds),
+                "time": units.span(status.seconds),
                 "step": f"{status.step:,}",
                 "return": "-" if mean_return is None else f"{mean_return:.1f}",
                 "items/s": f"{stats.get('inserts_per_s', 0.0):,.0f}",
@@ -161,20 +162,20 @@ class _Watcher:
 # ---- afterwards ----
 
 
-def _tables(outcome: Outcome) -> Iterator[console.Table]:
+def _tables(outcome: Outcome) -> Iterator[tables.Table]:
     written, sampled, batches, updated = _counters(outcome)
     mean_return = outcome.mean_return
-    yield console.pairs(
+    yield tables.pairs(
         "solved" if outcome.solved else "not solved",
         {
             "mean return": None if mean_return is None else f"{mean_return:.1f}",
-            "time": console.span(outcome.seconds),
+            "time": units.span(outcome.seconds),
             "items written": written,
             "items sampled": f"{sampled:,} in {batches:,} batches",
             "priorities updated": updated,
         },
     )
-    yield console.Table(
+    yield tables.Table(
         "killed with SIGKILL",
         ("step", "what", "processes", "by"),
         [
@@ -182,7 +183,7 @@ def _tables(outcome: Outcome) -> Iterator[console.Table]:
             for kill in outcome.kills
         ],
     )
-    yield console.Table(
+    yield tables.Table(
         "recovered",
         ("buffer", "items", "rolled back", "rolled forward", "priorities repaired", "ms"),
         [
@@ -197,7 +198,7 @@ def _tables(outcome: Outcome) -> Iterator[console.Table]:
             for report in outcome.reports
         ],
     )
-    yield console.pairs("what the items say", _evidence(outcome))
+    yield tables.pairs("what the items say", _evidence(outcome))
 
 
 def _json(args: argparse.Namespace, outcome: Outcome) -> dict[str, Any]:

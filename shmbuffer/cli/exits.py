@@ -6,8 +6,8 @@ import json
 import sys
 
 from shmbuffer import errors
-from shmbuffer.cli.console import clean
 from shmbuffer.extras import MissingExtra
+from shmbuffer.watch.tables import clean
 
 DONE, DAMAGED, USAGE, NO_BUFFER, REFUSED = 0, 1, 2, 3, 4
 BUG, INTERRUPTED, READER_GONE = 70, 130, 141

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shmbuffer.cli import arguments, console, exits
-from shmbuffer.cli.console import Table
+from shmbuffer.watch import tables, units
+from shmbuffer.watch.tables import Table
 
 if TYPE_CHECKING:
     from shmbuffer.cli.arguments import Subparsers
@@ -58,8 +59,8 @@ def run(args: argparse.Namespace) -> int:
 def _print(shown: dict[Path, int], left: list[Path], *, dry_run: bool) -> None:
     done = "would be removed" if dry_run else "removed"
     if not shown and not left:
-        print(console.clean(f"{tempfile.gettempdir()}: nothing was left there"))
-    rows = [(path, console.size(nbytes)) for path, nbytes in shown.items()]
+        print(tables.clean(f"{tempfile.gettempdir()}: nothing was left there"))
+    rows = [(path, units.size(nbytes)) for path, nbytes in shown.items()]
     console.show(
         Table(done, ("directory", "on disk"), rows),
         Table("could not be removed (the log says why)", ("directory",), [(it,) for it in left]),

@@ -7,8 +7,9 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from shmbuffer.cli import arguments, console, exits, words
-from shmbuffer.cli.console import Table
+from shmbuffer.cli import arguments, console, exits
+from shmbuffer.watch import tables, units, words
+from shmbuffer.watch.tables import Table
 
 if TYPE_CHECKING:
     from shmbuffer.cli.arguments import Subparsers
@@ -64,7 +65,7 @@ def _buffer(found: Mapping[str, Any]) -> Table:
         "recoveries": words.recoveries(found, time.time()),
         "uuid": found["uuid"],
     }
-    return console.pairs(found["path"], lines)
+    return tables.pairs(found["path"], lines)
 
 
 def _records(records: Mapping[str, int] | None) -> str | None:
@@ -72,11 +73,11 @@ def _records(records: Mapping[str, int] | None) -> str | None:
     if records is None:
         return None
     parts = [
-        f"{console.size(records['live_bytes'])} in items",
-        f"{console.size(records['used_bytes'])} in use of {console.size(records['max_bytes'])}",
+        f"{units.size(records['live_bytes'])} in items",
+        f"{units.size(records['used_bytes'])} in use of {units.size(records['max_bytes'])}",
     ]
     if records["dictionary_bytes"]:
-        parts.append(f"dictionary of {console.size(records['dictionary_bytes'])}")
+        parts.append(f"dictionary of {units.size(records['dictionary_bytes'])}")
     return ", ".join(parts)
 
 
@@ -109,7 +110,7 @@ def _leaves(found: Mapping[str, Any]) -> Table:
     schema = found["schema"]
     leaves = {} if schema is None else schema["leaves"]
     rows = [
-        (name, leaf["dtype"], str(leaf["shape"]), console.size(leaf["bytes"]))
+        (name, leaf["dtype"], str(leaf["shape"]), units.size(leaf["bytes"]))
         for name, leaf in leaves.items()
     ]
     return Table("leaves", ("name", "dtype", "shape", "on disk"), rows)
@@ -129,7 +130,7 @@ def _counters(found: Mapping[str, Any], *, zeros: bool) -> Table:
         there = {name: value for name, value in shown.items() if value}
         others = "all others" if there else "all"
         shown = there | ({others: "0; --all shows them"} if len(there) < len(shown) else {})
-    return console.pairs("counters", shown)
+    return tables.pairs("counters", shown)
 
 
 _SHOWN_ELSEWHERE = {
@@ -152,8 +153,8 @@ def _clients(found: Mapping[str, Any]) -> Table:
             str(client["pid"]),
             client["state"] if client["alive"] else "dead",
             client["phase"].lower(),
-            console.span(now - client["joined_s"]),
-            None if client["idle_s"] is None else console.span(client["idle_s"]),
+            units.span(now - client["joined_s"]),
+            None if client["idle_s"] is None else units.span(client["idle_s"]),
             client["counters"]["inserts"],
             client["counters"]["sampled"],
             client["counters"]["updates_applied"],

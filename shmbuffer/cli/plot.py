@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import argparse
 import re
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shmbuffer.cli import arguments, console, exits
-from shmbuffer.errors import BufferNotFoundError, ShmBufferError
 from shmbuffer.extras import missing
+from shmbuffer.watch import tables
 
 if TYPE_CHECKING:
     from shmbuffer.cli.arguments import Subparsers
-    from shmbuffer.cli.findings import Finding, Look
-    from shmbuffer.memory.history import History
+    from shmbuffer.watch.findings import Finding
+    from shmbuffer.watch.look import Look
 
 SUFFIXES = (".png", ".svg", ".pdf")
 _UNITS_S = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
@@ -61,7 +60,8 @@ def run(args: argparse.Namespace) -> int:
         OSError: the picture cannot be written.
         MissingExtra: matplotlib is not installed.
     """
-    from shmbuffer.cli import findings
+    from shmbuffer.watch import findings
+    from shmbuffer.watch.look import look_at
 
     look = look_at(args.dir, args.last)
     found = findings.judge(look)
@@ -75,44 +75,15 @@ def run(args: argparse.Namespace) -> int:
     else:
         print(findings.verdict(look, found))
         for one in found:
-            print(f"  {console.clean(one.says)}")
+            print(f"  {tables.clean(one.says)}")
         if look.timeline is None:
-            print(f"no history: {console.clean(look.absent)}")
+            print(f"no history: {tables.clean(look.absent)}")
         print(f"picture: {path}")
     return exits.DONE
 
 
-def look_at(path: str, last_s: float | None) -> Look:
-    """Returns what there is to judge and to draw of a directory, living or dead."""
-    from shmbuffer.cli.findings import Look
-    from shmbuffer.cli.timeline import Timeline
-    from shmbuffer.memory import census
-    from shmbuffer.memory.inspect import inspect
-
-    found = inspect(path)
-    history, absent = _history(path)
-    timeline = None
-    if history is not None and (len(history.fine) or len(history.coarse)):
-        timeline = Timeline(history, last_s)
-    return Look(found, census.take(path), timeline, absent, time.time())
-
-
-def _history(path: str) -> tuple[History | None, str]:
-    """The history, and what to say if there is none."""
-    from shmbuffer.memory import history
-    from shmbuffer.memory.region import Directory
-
-    try:
-        with Directory.open(path) as directory:
-            return history.read(directory), "it has no record yet"
-    except BufferNotFoundError:
-        return None, "nobody has recorded: a Coordinator, or shmbuffer serve, does it"
-    except ShmBufferError as error:
-        return None, str(error)
-
-
 def _drawn(look: Look, found: list[Finding], path: Path) -> Path:
-    from shmbuffer.cli import report
+    from shmbuffer.watch import report
 
     try:
         return report.save(look, found, path)

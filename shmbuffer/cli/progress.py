@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from shmbuffer.cli import console
+from shmbuffer.watch import tables, units
 
 if TYPE_CHECKING:
     import rich.progress
@@ -35,9 +35,9 @@ class Progress:
     def event(self, text: str) -> None:
         """Shows something that happened, to stay."""
         if self._live is None:
-            print(console.clean(text), flush=True)
+            print(tables.clean(text), flush=True)
         else:
-            self._live.console.print(console.clean(text), markup=False, highlight=False)
+            self._live.console.print(tables.clean(text), markup=False, highlight=False)
 
     def numbers(self, values: Mapping[str, str]) -> None:
         """Shows how it is going, in place of what was shown before."""
@@ -127,7 +127,7 @@ class Bar:
 
 
 def _amount(count: int, report: ProgressReport) -> str:
-    return console.size(count) if report.unit == "bytes" else f"{count:,} {report.unit}"
+    return units.size(count) if report.unit == "bytes" else f"{count:,} {report.unit}"
 
 
 def _bars() -> rich.progress.Progress | None:

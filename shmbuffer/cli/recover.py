@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from shmbuffer.cli import arguments, console, exits
 from shmbuffer.cli.progress import Bar
+from shmbuffer.watch import tables
 
 if TYPE_CHECKING:
     from shmbuffer.cli.arguments import Subparsers
@@ -43,5 +44,5 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         console.show_json(report.to_json())
     else:
-        print(console.clean(report))
+        print(tables.clean(report))
     return exits.DAMAGED if report.checksum_failed else exits.DONE

@@ -18,6 +18,7 @@ from shmbuffer.errors import BufferExistsError, BufferNotFoundError
 from shmbuffer.memory import layout
 from shmbuffer.memory.inspect import inspect
 from shmbuffer.memory.prefault import MODES
+from shmbuffer.watch import tables, units
 
 if TYPE_CHECKING:
     from shmbuffer.cli.arguments import Subparsers
@@ -192,11 +193,11 @@ def _say_what_is_left(path: Path, *, as_json: bool) -> None:
         items = found["counters"]["length"]
         users = [client["pid"] for client in found["clients"] if client["alive"]]
         use = f", in use by pid {', '.join(map(str, users))}" if users else ""
-        left = f"{console.counted(items, 'item', 'items')} left{use}; to go on: {_again(path)}"
+        left = f"{units.counted(items, 'item', 'items')} left{use}; to go on: {_again(path)}"
     if as_json:
         console.show_json({"event": "ended", "path": str(path), "items": items, "pids": users})
     else:
-        print(f"ended: {console.clean(path)}: {left}", flush=True)
+        print(f"ended: {tables.clean(path)}: {left}", flush=True)
 
 
 def _options(args: argparse.Namespace) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from shmbuffer.cli import arguments, console, exits
 from shmbuffer.memory.limiter import RateLimiter
+from shmbuffer.watch import tables
 
 if TYPE_CHECKING:
     from shmbuffer.cli.arguments import Subparsers
@@ -55,9 +56,9 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         console.show_json({"path": args.dir, "rate_limiter": shown})
     elif shown is None:
-        print(console.clean(f"{args.dir}: nothing limits writes and samples"))
+        print(tables.clean(f"{args.dir}: nothing limits writes and samples"))
     else:
-        console.show(console.pairs(args.dir, {k: v for k, v in shown.items() if v is not None}))
+        console.show(tables.pairs(args.dir, {k: v for k, v in shown.items() if v is not None}))
     return exits.DONE
 
 

@@ -6,7 +6,8 @@ import argparse
 from typing import TYPE_CHECKING
 
 from shmbuffer.cli import arguments, console, exits
-from shmbuffer.cli.console import Table
+from shmbuffer.watch import tables
+from shmbuffer.watch.tables import Table
 
 if TYPE_CHECKING:
     from shmbuffer.cli.arguments import Subparsers
@@ -46,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         console.show_json({"path": args.dir, "stopped": [one.to_json() for one in stopped]})
     elif not stopped:
-        print(console.clean(f"{args.dir}: nobody uses it"))
+        print(tables.clean(f"{args.dir}: nobody uses it"))
     else:
         said = {"killed": "killed: deaf to SIGTERM", "ended": "ended"}
         rows = [

@@ -9,7 +9,6 @@
     lock.py          one coordinator a directory
     client.py        attach(), from any process
     recovery.py      what is left of a dead run
-    stats.py         counters and rates
 
 Nothing is imported here, so that what needs no torch starts without it.
 """

@@ -26,9 +26,7 @@ from shmbuffer.memory import Engine, RateLimiter, cleanup, removal
 from shmbuffer.memory.prefault import Prefault
 from shmbuffer.memory.progress import hearing
 from shmbuffer.service.lock import CoordinatorLock, refuse_second
-from shmbuffer.service.metrics import MetricsServer
-from shmbuffer.service.spawned import Death, Spawned
-from shmbuffer.service.stats import Meter, Number
+from shmbuffer.service.spawned import Spawned
 from shmbuffer.service.supervisor import Orphans, Supervisor
 from shmbuffer.service.wishes import (
     ALPHA,
@@ -40,6 +38,9 @@ from shmbuffer.service.wishes import (
     RECORDED,
     Wishes,
 )
+from shmbuffer.watch.historian import Death
+from shmbuffer.watch.metrics import MetricsServer
+from shmbuffer.watch.stats import Meter, Number
 
 if TYPE_CHECKING:
     from tensordict import TensorDictBase
@@ -297,7 +298,7 @@ class Coordinator:
         return self._closed
 
     def stats(self) -> dict[str, Number]:
-        """Returns one consistent flat dict of numbers; service/stats.py has the table of its keys.
+        """Returns one consistent flat dict of numbers; watch/stats.py has the table of its keys.
 
         Rates are those since the call before. Added to it: ``processes`` (spawned and running),
         ``deaths`` and ``restarts`` since this coordinator began, and ``held_back_s``, the seconds

@@ -23,7 +23,7 @@ import time
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from types import FrameType
@@ -44,53 +44,6 @@ ASKED_TO_END = (0, -signal.SIGINT, 128 + signal.SIGINT)
 
 ON_SIGTERM = (-signal.SIGTERM, 128 + signal.SIGTERM)
 """Exit codes of one that has obeyed it; while `shmbuffer stop` runs that is no death."""
-
-
-@dataclass(frozen=True)
-class Death:
-    """One client that ended without leaving.
-
-    Attributes:
-        pid: of the dead process.
-        role: what it was in the registry; "collector" for a spawned one that was not in there.
-        name: ``target-index`` of a spawned process, else "".
-        index: of a spawned process among those of its ``spawn``, else None.
-        exitcode: as ``multiprocessing`` gives it (negative: the signal); None where it is not ours
-            to know.
-        restarted: whether it is started again.
-        time_s: when it was noticed, in seconds since 1970.
-    """
-
-    pid: int
-    role: str
-    name: str
-    index: int | None
-    exitcode: int | None
-    restarted: bool
-    time_s: float = field(default_factory=time.time)
-
-    @property
-    def cause(self) -> str:
-        """What ended it, as far as this process can know."""
-        if self.exitcode is None:
-            return "died"
-        if self.exitcode < 0:
-            return f"was killed by {_signal_name(-self.exitcode)}"
-        if self.exitcode > 128:
-            return f"ended on {_signal_name(self.exitcode - 128)}"
-        return f"ended with exit code {self.exitcode}"
-
-    def __str__(self) -> str:
-        who = self.name or self.role
-        after = "; it is started again" if self.restarted else ""
-        return f"{who} (pid {self.pid}) {self.cause}{after}"
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 class Spawned:

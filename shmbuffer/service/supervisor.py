@@ -32,13 +32,10 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from shmbuffer.errors import BufferClosedError, BufferInUseError, ShmBufferError
 from shmbuffer.memory import cleanup, identity
 from shmbuffer.service import roster
-from shmbuffer.service.held_back import HeldBack
-from shmbuffer.service.historian import Historian
 from shmbuffer.service.main_module import UNPICKLABLE, cannot_be_pickled, require_importable
 from shmbuffer.service.spawned import (
     ASKED_TO_END,
     ON_SIGTERM,
-    Death,
     Process,
     Spawned,
     Start,
@@ -46,6 +43,8 @@ from shmbuffer.service.spawned import (
     hold_ctrl_c_back,
 )
 from shmbuffer.service.stopping import end, is_being_stopped, why_left
+from shmbuffer.watch.held_back import HeldBack
+from shmbuffer.watch.historian import Death, Historian
 
 if TYPE_CHECKING:
     from shmbuffer.memory.engine import Engine

@@ -78,7 +78,7 @@ def test_rich_is_used_on_a_terminal_and_not_needed(
     if installed:
         pytest.importorskip("rich")
     else:
-        monkeypatch.setitem(sys.modules, "rich.box", None)
+        monkeypatch.setitem(sys.modules, "rich", None)
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     assert main(["inspect", str(closed)]) == 0
     text = capsys.readouterr().out

@@ -13,9 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shmbuffer.cli import findings, main, plot
-from shmbuffer.cli.findings import Finding, Look
-from shmbuffer.cli.timeline import Timeline
+from shmbuffer.cli import main, plot
 from shmbuffer.extras import command
 from shmbuffer.memory import Engine, Settings, history, layout
 from shmbuffer.memory.census import Writer
@@ -24,12 +22,16 @@ from shmbuffer.memory.history import EventKind
 from shmbuffer.memory.layout import Role
 from shmbuffer.memory.region import Directory
 from shmbuffer.service.coordinator import Coordinator
+from shmbuffer.watch import findings
+from shmbuffer.watch.findings import Finding
+from shmbuffer.watch.look import Look, look_at
+from shmbuffer.watch.timeline import Timeline
 from tests.cli.contents import contents
-from tests.cli.histories import census, client, event, history_of, look, steady
 from tests.crash import harness
 from tests.memory import rows
 from tests.service import items
 from tests.service.programs import Program
+from tests.watch.histories import census, client, event, history_of, look, steady
 
 pytest.importorskip("matplotlib")
 
@@ -80,7 +82,7 @@ def wait_for_records(path: Path, count: int) -> None:
 
 
 def drawn(one: Look, found: list[Finding] | None = None) -> Any:
-    from shmbuffer.cli import report
+    from shmbuffer.watch import report
 
     figure = report.draw(one, findings.judge(one) if found is None else found)
     assert {axes.get_label() for axes in figure.axes} == PANELS
@@ -332,7 +334,7 @@ def test_a_living_buffer_is_drawn(
     assert said == f"looks healthy\npicture: {picture}\n"
     assert picture.read_bytes().startswith(begins)
     assert contents(living).keys() == before
-    one = plot.look_at(str(living), None)
+    one = look_at(str(living), None)
     assert one.timeline is not None
     assert one.total("inserts") == 10 or one.total("inserts") == 50
     assert one.total("sampled") == 16
@@ -361,7 +363,7 @@ def test_a_dead_run_is_drawn_up_to_its_death_and_stays_as_it_is(
     assert picture.stat().st_size > 10_000
     crosses = [
         line
-        for line in panel(drawn(plot.look_at(str(path), None)), "clients").get_lines()
+        for line in panel(drawn(look_at(str(path), None)), "clients").get_lines()
         if line.get_marker() == "X"
     ]
     assert len(crosses) == 2

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import io
 import json
@@ -22,11 +21,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shmbuffer.cli import main, panels, top
-from shmbuffer.cli.pace import Pace, Watch
-from shmbuffer.cli.screen import Screen
+from shmbuffer.cli import main
 from shmbuffer.memory import Engine, Settings, layout
 from shmbuffer.memory.inspect import inspect
+from shmbuffer.watch import live, panels
+from shmbuffer.watch.pace import Pace, Watch
+from shmbuffer.watch.screen import Screen
 from tests.cli.contents import contents
 from tests.memory import rows
 from tests.service import items
@@ -227,11 +227,10 @@ def test_a_buffer_that_is_gone_says_whether_its_directory_is(
     monkeypatch.setattr(time, "sleep", lambda seconds: None)
     with items.create(path, 8) as engine:
         items.write(engine, [1, 2])
-        args = arguments(path)
         watch.see(inspect(path))
         engine.cleanup()
     path.mkdir(exist_ok=True)
-    looks = top._looks(args, watch)
+    looks = live.looks(str(path), watch, 0.01)
     found, pace = next(looks)
     assert found["error"] == "there is no buffer here any more; the directory is still there"
     assert [event.kind for event in pace.events] == ["removed"]
@@ -251,7 +250,7 @@ def test_what_is_damaged_while_it_is_watched_is_told(
     monkeypatch.setattr(time, "sleep", lambda seconds: None)
     watch.see(inspect(closed))
     (closed / ".shmbuffer" / "schema.json").write_text("{}")
-    found, pace = next(top._looks(arguments(closed), watch))
+    found, pace = next(live.looks(str(closed), watch, 0.01))
     assert "schema cannot be read" in found["error"]
     assert [event.kind for event in pace.events] == ["gone"]
 
@@ -365,10 +364,6 @@ def test_on_a_line_each_bar_of_the_priorities_doubles(
     found = look(closed) | {"priorities": shares}
     watch.see(found)
     assert f"priorities  {shown}" in "\n".join(lines(found, Pace.nothing(), watch, 100, 24))
-
-
-def arguments(path: Path) -> Any:
-    return argparse.Namespace(dir=str(path), interval=0.0)
 
 
 def client(number: int, **change: Any) -> dict[str, Any]:

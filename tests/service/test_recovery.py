@@ -76,7 +76,7 @@ def test_it_needs_no_torch(dead_run: Path) -> None:
     source = (
         "import sys\n"
         "from shmbuffer.service.recovery import recover\n"
-        "import shmbuffer.service.stats\n"
+        "import shmbuffer.watch.stats\n"
         "recover(sys.argv[1])\n"
         "print(*{'torch', 'tensordict'} & sys.modules.keys())"
     )

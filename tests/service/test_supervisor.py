@@ -18,7 +18,8 @@ from shmbuffer.errors import BufferClosedError, BufferUnlinkedError, ForkedHandl
 from shmbuffer.memory import layout
 from shmbuffer.memory.engine import Engine
 from shmbuffer.service.coordinator import Coordinator
-from shmbuffer.service.spawned import HASTY_S, LONGEST_PAUSE_S, Death, Spawned
+from shmbuffer.service.spawned import HASTY_S, LONGEST_PAUSE_S, Spawned
+from shmbuffer.watch.historian import Death
 from tests.processes.players import until
 from tests.service import items, targets
 from tests.service.conftest import Reports

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from shmbuffer.cli.events import Event
-from shmbuffer.cli.pace import RATED, Watch
+from shmbuffer.watch.events import Event
+from shmbuffer.watch.pace import RATED, Watch
 
 
 def look(

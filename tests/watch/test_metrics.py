@@ -12,7 +12,7 @@ import pytest
 from shmbuffer.extras import MissingExtra, command
 from shmbuffer.memory import Engine, RateLimiter
 from shmbuffer.service.coordinator import Coordinator
-from shmbuffer.service.metrics import COUNTERS, GAUGES
+from shmbuffer.watch.metrics import COUNTERS, GAUGES
 from tests.service import items
 from tests.service.programs import Program
 

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from shmbuffer.memory import throttling
-from shmbuffer.service import held_back, supervisor
+from shmbuffer.service import supervisor
 from shmbuffer.service.coordinator import Coordinator
-from shmbuffer.service.held_back import SOME, HeldBack
 from shmbuffer.service.supervisor import SCAN_S
+from shmbuffer.watch import held_back
+from shmbuffer.watch.held_back import SOME, HeldBack
 
 
 @pytest.fixture

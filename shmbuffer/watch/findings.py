@@ -15,50 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from shmbuffer.cli import console
-from shmbuffer.cli.timeline import Timeline
-from shmbuffer.memory.census import Census
 from shmbuffer.memory.history import BY_RECOVERY
-
-
-@dataclass(frozen=True)
-class Look:
-    """What there is to judge.
-
-    Attributes:
-        found: what `inspect` found.
-        census: the items; None before the first write.
-        timeline: the part of the history that is looked at; None without.
-        absent: why there is no timeline, in words.
-        now_s: when it was looked, in seconds since 1970.
-    """
-
-    found: Mapping[str, Any]
-    census: Census | None
-    timeline: Timeline | None
-    absent: str
-    now_s: float
-
-    def total(self, name: str) -> int:
-        """How much a counter has grown in the part that is looked at, or since the beginning."""
-        if self.timeline is not None and self.timeline.has(name):
-            return self.timeline.total(name)
-        return int(self.found["counters"].get(name, 0))
-
-    @property
-    def seconds(self) -> float | None:
-        """How long the part is; None without a history."""
-        return None if self.timeline is None else self.timeline.end_s - self.timeline.begin_s
-
-    @property
-    def living(self) -> list[Mapping[str, Any]]:
-        """The clients that are alive."""
-        return [client for client in self.found["clients"] if client["alive"]]
-
-    @property
-    def coordinator(self) -> Mapping[str, Any] | None:
-        """The living client that records."""
-        return next((one for one in self.living if one["role"] == "coordinator"), None)
+from shmbuffer.watch import units
+from shmbuffer.watch.look import Look
 
 
 @dataclass(frozen=True)
@@ -148,7 +107,7 @@ def no_insert(look: Look) -> str | None:
     if look.timeline is None or not _does_one(look, "inserts"):
         return None
     quiet_s = look.timeline.quiet_s("inserts")
-    return f"no insert for {console.span(quiet_s)}{_held(look)}" if quiet_s >= QUIET_S else None
+    return f"no insert for {units.span(quiet_s)}{_held(look)}" if quiet_s >= QUIET_S else None
 
 
 def no_draw(look: Look) -> str | None:
@@ -158,7 +117,7 @@ def no_draw(look: Look) -> str | None:
     quiet_s = look.timeline.quiet_s("samples")
     if quiet_s < QUIET_S:
         return None
-    return f"nothing was drawn for {console.span(quiet_s)}{_held(look)}"
+    return f"nothing was drawn for {units.span(quiet_s)}{_held(look)}"
 
 
 def silent_collector(look: Look) -> str | None:
@@ -176,7 +135,7 @@ def silent_collector(look: Look) -> str | None:
     more = f", and {len(silent) - 1} more are silent" if len(silent) > 1 else ""
     state = "" if longest["state"] == "running" else f" ({longest['state']})"
     return (
-        f"{_name(look, longest)}{state} has written nothing for {console.span(idle_s)}{more}, "
+        f"{_name(look, longest)}{state} has written nothing for {units.span(idle_s)}{more}, "
         "while others write"
     )
 
@@ -197,7 +156,7 @@ def dies_again(look: Look) -> str | None:
         return None
     (name, n), *others = often
     more = f", and {len(others)} more like it" if others else ""
-    return f"{name} died {n} times in {console.span(look.seconds or 0.0)}{more}"
+    return f"{name} died {n} times in {units.span(look.seconds or 0.0)}{more}"
 
 
 def drawn_too_often(look: Look) -> str | None:
@@ -228,7 +187,7 @@ def late_updates(look: Look) -> str | None:
     if applied + stale < ENOUGH_UPDATES or stale <= LATE_UPDATES * (applied + stale):
         return None
     share = stale / (applied + stale)
-    return f"{console.percent(share)} of updates come too late: their items are overwritten already"
+    return f"{units.percent(share)} of updates come too late: their items are overwritten already"
 
 
 def never_updated(look: Look) -> str | None:
@@ -250,7 +209,7 @@ def few_have_the_mass(look: Look) -> str | None:
     share = float(masses[: round(TOP * len(masses))].sum() / masses.sum())
     if share <= TOP_MASS:
         return None
-    return f"{console.percent(share)} of the mass is in {console.percent(TOP)} of the items"
+    return f"{units.percent(share)} of the mass is in {units.percent(TOP)} of the items"
 
 
 def drawn_again(look: Look) -> str | None:
@@ -258,7 +217,7 @@ def drawn_again(look: Look) -> str | None:
     redraws, sampled = look.total("redraws"), look.total("sampled")
     if sampled < ENOUGH_ITEMS or redraws <= REDRAWN * sampled:
         return None
-    share = console.percent(redraws / sampled)
+    share = units.percent(redraws / sampled)
     return f"{share} of rows are overwritten while they are drawn: the buffer is too small"
 
 
@@ -276,7 +235,7 @@ def evicted_early(look: Look) -> str | None:
     fill = counters["length"] / counters["elements"]
     if look.found["records"] is None or not look.total("evicted") or fill >= EARLY_EVICTION:
         return None
-    share = console.percent(fill)
+    share = units.percent(fill)
     return f"bytes run out at {share} of the items: max_bytes is small for this capacity"
 
 
@@ -291,7 +250,7 @@ def history_stands_still(look: Look) -> str | None:
     state = coordinator["state"]
     return (
         f"the coordinator (pid {coordinator['pid']}, {state}) has recorded nothing for "
-        f"{console.span(still_s)}"
+        f"{units.span(still_s)}"
     )
 
 

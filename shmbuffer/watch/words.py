@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from shmbuffer.cli import console
+from shmbuffer.watch import units
 
 Found = Mapping[str, Any]
 
@@ -45,19 +45,19 @@ def holds(client: Found, held_s: float = 0.0) -> str | None:
         client: one of ``clients``.
         held_s: for how long it has been seen with that.
     """
-    since = f" for {console.span(held_s)}" if held_s >= 1 else ""
+    since = f" for {units.span(held_s)}" if held_s >= 1 else ""
     parts = []
     if client["mutex"]:
         parts.append(f"the lock{since}")
     if client["turn"] is not None:
         turn = client["turn"]
-        parts.append(f"waits {console.span(turn['seconds'])} for a slot, turn {turn['place']:,}")
+        parts.append(f"waits {units.span(turn['seconds'])} for a slot, turn {turn['place']:,}")
     if client["claimed"] is not None:
         if client["phase"] == "EMPTYING":
             parts.append(f"is emptying it{since}")
         else:
             count, first = client["claimed"]["count"], client["claimed"]["first"]
-            slots = console.counted(count, "slot", "slots")
+            slots = units.counted(count, "slot", "slots")
             phase = "" if client["phase"] == "PAYLOAD" else f", {client['phase'].lower()}"
             parts.append(f"{slots}{since}, from ticket {first:,}{phase}")
     return "; ".join(parts) or None
@@ -67,14 +67,14 @@ def room(found: Found) -> str:
     """Returns what a buffer takes, on the disk and in memory, and what is left there."""
     in_memory, free = found["filesystem"]["in_memory"], found["filesystem"]["free_bytes"]
     taken, nbytes = found["disk_bytes"], found["bytes"]
-    sparse = f" of {console.size(nbytes)}" if taken < 0.95 * nbytes else ""
-    parts = [f"{console.size(taken)}{sparse} {'in memory (tmpfs)' if in_memory else 'on disk'}"]
+    sparse = f" of {units.size(nbytes)}" if taken < 0.95 * nbytes else ""
+    parts = [f"{units.size(taken)}{sparse} {'in memory (tmpfs)' if in_memory else 'on disk'}"]
     if not in_memory and found["memory_bytes"] is not None:
-        parts.append(f"{console.size(found['memory_bytes'])} of it in memory")
+        parts.append(f"{units.size(found['memory_bytes'])} of it in memory")
     if found["unwritten_bytes"]:
-        parts.append(f"{console.size(found['unwritten_bytes'])} not written back")
+        parts.append(f"{units.size(found['unwritten_bytes'])} not written back")
     if free is not None:
-        parts.append(f"{console.size(free)} free")
+        parts.append(f"{units.size(free)} free")
     return ", ".join(parts)
 
 
@@ -89,7 +89,7 @@ def flow(found: Found) -> str | None:
             f"{ratio:g} samples an insert; {side} are {abs(ahead):,.0f} of {most:,.0f} ahead"
         )
     if counters["max_times_sampled"]:
-        parts.append(f"queue, {console.counted(counters['queued'], 'item', 'items')} in it")
+        parts.append(f"queue, {units.counted(counters['queued'], 'item', 'items')} in it")
     if counters["min_size"] > counters["length"]:
         parts.append(f"from {counters['min_size']:,} items on")
     return "; ".join(parts) or None
@@ -102,7 +102,7 @@ def waiting(found: Found) -> str | None:
         return None
     first = waits[0]
     more = f" (and {len(waits) - 1} more)" if len(waits) > 1 else ""
-    return f"pid {first['pid']} for {console.span(first['seconds'])}{more}: {first['text']}"
+    return f"pid {first['pid']} for {units.span(first['seconds'])}{more}: {first['text']}"
 
 
 def recoveries(found: Found, now_s: float) -> str:
@@ -113,7 +113,7 @@ def recoveries(found: Found, now_s: float) -> str:
     if last is None:
         return f"{count:,}; what the last one found was not recorded"
     times = "1," if count == 1 else f"{count:,}, the last"
-    return f"{times} {console.span(now_s - last['at_s'])} ago: {recovered(found)}"
+    return f"{times} {units.span(now_s - last['at_s'])} ago: {recovered(found)}"
 
 
 def recovered(found: Found) -> str:
@@ -121,8 +121,8 @@ def recovered(found: Found) -> str:
     last = found["recovery"]
     if last is None:
         return "what it found was not recorded"
-    parts = [console.counted(last["items"], "item kept", "items kept")]
-    parts += [console.counted(last[key], *says) for key, says in _FOUND.items() if last[key]]
+    parts = [units.counted(last["items"], "item kept", "items kept")]
+    parts += [units.counted(last[key], *says) for key, says in _FOUND.items() if last[key]]
     return f"{last['reason']}, {', '.join(parts)}, in {last['duration_ms']:.1f} ms"
 
 

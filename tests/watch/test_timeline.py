@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from shmbuffer.cli.timeline import MOST_POINTS, Timeline
 from shmbuffer.memory.history import RESTARTED, EventKind
 from shmbuffer.memory.layout import Role
-from tests.cli.histories import BEGIN_S, event, history_of, steady
+from shmbuffer.watch.timeline import MOST_POINTS, Timeline
+from tests.watch.histories import BEGIN_S, event, history_of, steady
 
 
 def since(times: object) -> list[float]:

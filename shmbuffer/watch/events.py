@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from shmbuffer.cli import console, words
+from shmbuffer.watch import units, words
 
 Kind = Literal[
     "joined",
@@ -89,7 +89,7 @@ def between(before: Mapping[str, Any], now: Mapping[str, Any]) -> Change:
     tell("gone", [client for client, how in departed if how == "gone"])
     tell("reaped", [client for client, how in departed if how == "reaped"])
     if slots := _grown("rolled_back", before, now):
-        text = console.counted(slots, "slot", "slots")
+        text = units.counted(slots, "slot", "slots")
         told.append(("rolled back", f"{text} that the dead had claimed"))
     if now["epoch"] > before["epoch"] or (before["state"] == "RECOVERING" != now["state"]):
         if now["state"] == "RECOVERING":

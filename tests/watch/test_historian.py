@@ -11,9 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from shmbuffer.cli.findings import Look
-from shmbuffer.cli.report import _stays
-from shmbuffer.cli.timeline import Timeline
 from shmbuffer.errors import BufferNotFoundError
 from shmbuffer.memory import Engine, Settings, history, layout
 from shmbuffer.memory.files import Files
@@ -22,7 +19,10 @@ from shmbuffer.memory.inspect import inspect
 from shmbuffer.memory.layout import Role
 from shmbuffer.memory.region import Directory
 from shmbuffer.service.coordinator import Coordinator
-from shmbuffer.service.historian import Historian
+from shmbuffer.watch.historian import Historian
+from shmbuffer.watch.look import Look
+from shmbuffer.watch.report import _stays
+from shmbuffer.watch.timeline import Timeline
 from tests.service import items, targets
 from tests.service.conftest import Reports
 from tests.service.programs import Program

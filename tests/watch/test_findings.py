@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shmbuffer.cli import findings
-from shmbuffer.cli.findings import judge
-from shmbuffer.cli.timeline import Timeline
 from shmbuffer.memory.history import EventKind
 from shmbuffer.memory.layout import Role
-from tests.cli.histories import BEGIN_S, census, client, event, history_of, look, steady
+from shmbuffer.watch import findings
+from shmbuffer.watch.findings import judge
+from shmbuffer.watch.timeline import Timeline
+from tests.watch.histories import BEGIN_S, census, client, event, history_of, look, steady
 
 HEALTHY = {
     "inserts": 100.0,

@@ -8,14 +8,15 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from shmbuffer.cli import console, words
-from shmbuffer.cli.console import Styled, Table
-from shmbuffer.cli.pace import Pace, Watch
-from shmbuffer.cli.screen import WIDE
+from shmbuffer.watch import tables, units, words
+from shmbuffer.watch.pace import Pace, Watch
+from shmbuffer.watch.screen import WIDE
+from shmbuffer.watch.tables import Styled, Table
 
 NARROW = 100
 """Columns below which the memory of a client is left out."""
 
+_PLAIN_WIDTH = 100  # where there is no terminal
 _MOST_ROWS = 10  # of the histogram, where it is a table
 _MOST_BARS = 32  # and where it is a line
 _HARDLY = 0.01  # of all items
@@ -41,7 +42,7 @@ def parts(found: Mapping[str, Any], pace: Pace, watch: Watch, width: int) -> dic
         nothing = Table("", (), [])
         return {
             **shown,
-            "buffer": console.pairs(
+            "buffer": tables.pairs(
                 "", {"now": Styled(found["error"], "red"), "last seen": last_seen(watch)}
             ),
             "priorities": nothing,
@@ -53,6 +54,20 @@ def parts(found: Mapping[str, Any], pace: Pace, watch: Watch, width: int) -> dic
         "priorities": priorities(found),
         "clients": clients(found, pace, watch, width),
     }
+
+
+def plain(found: Mapping[str, Any], pace: Pace, watch: Watch) -> list[Table]:
+    """The same one after the other, where nothing is redrawn."""
+    if "error" in found:
+        return [tables.pairs(found["path"], {"buffer": found["error"]}), events(watch)]
+    return [
+        summary(found, _PLAIN_WIDTH),
+        rates(watch.history, 40),
+        quiet(watch.history),
+        clients(found, pace, watch, _PLAIN_WIDTH),
+        priorities(found),
+        events(watch),
+    ]
 
 
 def title(found: Mapping[str, Any], path: str) -> tuple[Styled, Styled]:
@@ -77,7 +92,7 @@ def buffer(found: Mapping[str, Any], width: int, *, histogram: bool) -> Table:
     """What there is; with the priorities on a line, where they have no table of their own."""
     counters = found["counters"]
     items, elements = counters["length"], counters["elements"]
-    gauge = console.gauge(items / elements, min(30, width // 4))
+    gauge = units.gauge(items / elements, min(30, width // 4))
     lines: dict[str, object] = {
         "items": f"{gauge} {items / elements:.1%}, {items:,} of {elements:,}; "
         f"{counters['write_count']:,} written",
@@ -89,7 +104,7 @@ def buffer(found: Mapping[str, Any], width: int, *, histogram: bool) -> Table:
         "after deaths": _mended(counters),
         "priorities": _spread(found.get("priorities")) if histogram else None,
     }
-    return console.pairs("", {k: v for k, v in lines.items() if v})
+    return tables.pairs("", {k: v for k, v in lines.items() if v})
 
 
 def last_seen(watch: Watch) -> str:
@@ -103,7 +118,7 @@ def _records(records: Mapping[str, int] | None) -> str | None:
     if records is None:
         return None
     used, most = records["used_bytes"], records["max_bytes"]
-    return f"{console.size(used)} of {console.size(most)} in use ({used / most:.1%})"
+    return f"{units.size(used)} of {units.size(most)} in use ({used / most:.1%})"
 
 
 def _mended(counters: Mapping[str, Any]) -> str:
@@ -114,7 +129,7 @@ def _mended(counters: Mapping[str, Any]) -> str:
         "repairs": ("repair of the lock", "repairs of the lock"),
     }
     return ", ".join(
-        console.counted(counters[key], *names) for key, names in done.items() if counters[key]
+        units.counted(counters[key], *names) for key, names in done.items() if counters[key]
     )
 
 
@@ -123,7 +138,7 @@ def rates(history: Sequence[Pace], width: int) -> Table:
     rows: list[Sequence[object]] = []
     if not history:
         return Table("rates", ("", " now"), rows)
-    spanned = console.span(sum(one.seconds for one in list(history)[-width:]))
+    spanned = units.span(sum(one.seconds for one in list(history)[-width:]))
     columns = ("", " now", f"the last {spanned}", " most")
     for name, key, style in _SHOWN:
         if key in _ALWAYS or _happens(history, key):
@@ -145,7 +160,7 @@ def quiet(history: Sequence[Pace]) -> Table:
         for name, key, _ in _SHOWN
         if key not in _ALWAYS and not _happens(history, key)
     ]
-    return console.pairs("", {"never": Styled(", ".join(names), "dim")} if names else {})
+    return tables.pairs("", {"never": Styled(", ".join(names), "dim")} if names else {})
 
 
 def _happens(history: Sequence[Pace], key: str) -> bool:
@@ -155,8 +170,8 @@ def _happens(history: Sequence[Pace], key: str) -> bool:
 def _rate(name: object, values: Sequence[float | None], width: int) -> Sequence[object]:
     shown = values[-width:]
     most = max((value for value in shown if value is not None), default=None)
-    bars = Styled(console.bars(shown, width), _BARS)
-    return name, console.rate(shown[-1]), bars, console.rate(most)
+    bars = Styled(units.bars(shown, width), _BARS)
+    return name, units.rate(shown[-1]), bars, units.rate(most)
 
 
 _SHOWN = (
@@ -188,7 +203,7 @@ def _spread(histogram: Mapping[str, float] | None) -> str | None:
     while len(shares) > _MOST_BARS or (len(shares) > 1 and shares[0] + shares[1] < _HARDLY):
         shares[:2] = [shares[0] + shares[1]]
     first = 2.0 ** (high + 1 - len(shares))
-    return f"up to {first:.4g} {console.bars(shares)} up to {2.0**high:.4g}, each bar doubles"
+    return f"up to {first:.4g} {units.bars(shares)} up to {2.0**high:.4g}, each bar doubles"
 
 
 def priorities(found: Mapping[str, Any]) -> Table:
@@ -230,15 +245,15 @@ def _client(client: Mapping[str, Any], pace: Pace, watch: Watch) -> list[object]
     held = words.holds(client, watch.held_s(client))
     state, style = _state(client)
     is_silent = idle is not None and idle >= _SILENT_S
-    seen = Styled(None if idle is None else console.span(idle), "yellow" if is_silent else "")
+    seen = Styled(None if idle is None else units.span(idle), "yellow" if is_silent else "")
     cells = (
         client["role"],
         str(client["pid"]),
         state,
-        console.rate(written),
-        console.rate(drawn),
+        units.rate(written),
+        units.rate(drawn),
         seen,
-        None if memory is None else console.size(memory),
+        None if memory is None else units.size(memory),
         held or "",
     )
     return [cell if cell is seen and not style else Styled(cell, style) for cell in cells]

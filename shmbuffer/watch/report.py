@@ -20,11 +20,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shmbuffer.cli import console
-from shmbuffer.cli.findings import Finding, Look, verdict
-from shmbuffer.cli.timeline import Happening, Timeline
 from shmbuffer.memory.census import Writer
 from shmbuffer.memory.history import BY_RECOVERY
+from shmbuffer.watch import tables, units
+from shmbuffer.watch.findings import Finding, verdict
+from shmbuffer.watch.look import Look
+from shmbuffer.watch.timeline import Happening, Timeline
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -116,14 +117,14 @@ def draw(look: Look, findings: Sequence[Finding]) -> Figure:
 
 
 def _reasons(findings: Sequence[Finding]) -> list[str]:
-    shown = [f"•  {console.clean(one.says)}" for one in findings[:MOST_FINDINGS]]
+    shown = [f"•  {tables.clean(one.says)}" for one in findings[:MOST_FINDINGS]]
     rest = len(findings) - len(shown)
     return [*shown, *([f"•  and {rest} more, see --json"] if rest else [])]
 
 
 def _head(figure: Figure, look: Look, lines: Sequence[str], color: str) -> None:
     height = 10.0
-    path = console.clean(look.found["path"])
+    path = tables.clean(look.found["path"])
     path = path if len(path) <= 90 else f"…{path[-89:]}"
     figure.text(0.012, 1 - 0.12 / height, path, size=15, weight="bold", va="top")
     figure.text(0.988, 1 - 0.17 / height, _when(look), size=9, color=MUTED, va="top", ha="right")
@@ -144,7 +145,7 @@ def _when(look: Look) -> str:
     line = look.timeline
     if line is None:
         return f"looked at {_clock(look.now_s)}"
-    span = console.span(line.end_s - line.begin_s)
+    span = units.span(line.end_s - line.begin_s)
     return f"{_clock(line.begin_s)} to {_clock(line.end_s)} ({span})"
 
 
@@ -202,7 +203,7 @@ def _rates(axes: Axes, look: Look, line: Timeline) -> None:
 def _items(axes: Axes, look: Look, line: Timeline) -> None:
     counters = look.found["counters"]
     fill = counters["length"] / counters["elements"]
-    axes.set_title(f"items: {console.percent(fill)} of {counters['elements']:,}")
+    axes.set_title(f"items: {units.percent(fill)} of {counters['elements']:,}")
     times, lengths = line.levels("length")
     axes.fill_between(_dates(times), lengths, color=WRITTEN, alpha=0.18, linewidth=0)
     axes.plot(_dates(times), lengths, color=WRITTEN)
@@ -275,7 +276,7 @@ def _stays(line: Timeline, look: Look) -> list[tuple[str, float, float, bool]]:
 
 
 def _row(one: Happening) -> str:
-    return "coordinator" if one.role == "coordinator" else console.clean(one.who)
+    return "coordinator" if one.role == "coordinator" else tables.clean(one.who)
 
 
 def _age(axes: Axes, look: Look, line: Timeline) -> None:
@@ -378,7 +379,7 @@ def _distribution(axes: Axes, look: Look) -> None:
         )
     _log(axes, axes.xaxis)
     axes.margins(y=0.2)
-    axes.set_xlabel("priority as given" + (f"; {console.percent(zero)} are 0" if zero else ""))
+    axes.set_xlabel("priority as given" + (f"; {units.percent(zero)} are 0" if zero else ""))
     axes.yaxis.set_major_formatter(_percent)
     axes.legend(loc="best")
 
@@ -422,7 +423,7 @@ def _oldest(look: Look, age: int) -> str:
         return ""
     written = line.records["inserts"].astype(np.int64)
     at = int(np.searchsorted(written, written[-1] - age))
-    span = console.span(line.end_s - float(line.times_s[at]))
+    span = units.span(line.end_s - float(line.times_s[at]))
     return f"the oldest was written {'more than ' if at == 0 else ''}{span} ago"
 
 
@@ -462,7 +463,7 @@ def _collectors(axes: Axes, look: Look) -> None:
 def _name(look: Look, writer: Writer) -> str:
     known = look.timeline.known.get(writer.incarnation) if look.timeline is not None else None
     if known is not None:
-        name = console.clean(known.name)
+        name = tables.clean(known.name)
         return f"{name} ({known.pid})" if name else f"{known.role} {known.pid}"
     if writer.pid is not None:
         return f"{writer.role} {writer.pid}"
@@ -482,7 +483,7 @@ def _nothing(axes: Axes, why: str) -> None:
     axes.set_yticks([])
     grid = axes.get_subplotspec()
     columns = 1 if grid is None else len(grid.colspan)
-    lines = textwrap.fill(console.clean(why), 34 * columns)
+    lines = textwrap.fill(tables.clean(why), 34 * columns)
     where = axes.transAxes
     text = axes.text(0.5, 0.5, lines, transform=where, ha="center", va="center", color=MUTED)
     text.set_in_layout(False)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shmbuffer.extras import missing
-from shmbuffer.service.stats import Number, describe
+from shmbuffer.watch.stats import Number, describe
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric

@@ -10,10 +10,11 @@ it says so once and stops; the buffer goes on without a history.
 from __future__ import annotations
 
 import logging
+import signal
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,13 +32,59 @@ from shmbuffer.memory.history import (
 )
 from shmbuffer.memory.layout import Role
 from shmbuffer.memory.region import Directory
-from shmbuffer.service.spawned import Death
 
 if TYPE_CHECKING:
     from shmbuffer.memory.engine import Engine
     from shmbuffer.memory.registry import Client
 
 log = logging.getLogger("shmbuffer.service")
+
+
+@dataclass(frozen=True)
+class Death:
+    """One client that ended without leaving.
+
+    Attributes:
+        pid: of the dead process.
+        role: what it was in the registry; "collector" for a spawned one that was not in there.
+        name: ``target-index`` of a spawned process, else "".
+        index: of a spawned process among those of its ``spawn``, else None.
+        exitcode: as ``multiprocessing`` gives it (negative: the signal); None where it is not ours
+            to know.
+        restarted: whether it is started again.
+        time_s: when it was noticed, in seconds since 1970.
+    """
+
+    pid: int
+    role: str
+    name: str
+    index: int | None
+    exitcode: int | None
+    restarted: bool
+    time_s: float = field(default_factory=time.time)
+
+    @property
+    def cause(self) -> str:
+        """What ended it, as far as this process can know."""
+        if self.exitcode is None:
+            return "died"
+        if self.exitcode < 0:
+            return f"was killed by {_signal_name(-self.exitcode)}"
+        if self.exitcode > 128:
+            return f"ended on {_signal_name(self.exitcode - 128)}"
+        return f"ended with exit code {self.exitcode}"
+
+    def __str__(self) -> str:
+        who = self.name or self.role
+        after = "; it is started again" if self.restarted else ""
+        return f"{who} (pid {self.pid}) {self.cause}{after}"
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 class Historian:

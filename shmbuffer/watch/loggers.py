@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from shmbuffer.service.stats import Number
+from shmbuffer.watch.stats import Number
 
 
 def log_stats(

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from shmbuffer.cli import events
-from shmbuffer.cli.events import Event, Kind
+from shmbuffer.watch import events
+from shmbuffer.watch.events import Event, Kind
 
 #: What is counted per second, under the counters' names.
 RATED = (

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from shmbuffer.cli.findings import Look
-from shmbuffer.cli.timeline import Timeline
 from shmbuffer.memory import history
 from shmbuffer.memory.census import Census, Writer
 from shmbuffer.memory.history import EventKind, History
 from shmbuffer.memory.layout import COUNTERS, Role
+from shmbuffer.watch.look import Look
+from shmbuffer.watch.timeline import Timeline
 
 BEGIN_S = 1_700_000_000
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
 
-from shmbuffer.service.stats import Meter
+from shmbuffer.watch.stats import Meter
 
 if TYPE_CHECKING:
     from shmbuffer import memory

@@ -1,0 +1,66 @@
+"""Numbers for people: sizes, spans of time, shares, rates, and bars of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+_BARS = "▁▂▃▄▅▆▇█"
+
+
+def size(count: int) -> str:
+    """Returns a number of bytes: ``1.5 GiB``."""
+    value, unit = float(count), "B"
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if value < 1024 or unit == "TiB":
+            break
+        value /= 1024
+    return f"{count} B" if unit == "B" else f"{value:.1f} {unit}"
+
+
+def counted(count: int, one: str, more: str | None = None) -> str:
+    """Returns a number with what it counts."""
+    return f"{count:,} {one if count == 1 or more is None else more}"
+
+
+def span(seconds: float) -> str:
+    """Returns a span of time: ``12 min``."""
+    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{max(0.0, seconds):.0f} s" if seconds >= 10 else f"{max(0.0, seconds):.1f} s"
+
+
+def percent(share: float) -> str:
+    """Returns a share, 0 to 1: ``12 %``."""
+    return f"{100 * share:.3g} %" if share < 0.1 else f"{100 * share:.0f} %"
+
+
+def rate(value: float | None) -> str:
+    """Returns a number of something per second, in four digits or so."""
+    if value is None:
+        return "-"
+    if value >= 1e6:
+        return f"{value / 1e6:,.2f} M"
+    return f"{value:,.0f}" if value >= 10 or value == 0 else f"{value:.1f}"
+
+
+def bars(values: Sequence[float | None], width: int = 40) -> str:
+    """Returns the last values as a line of bars, the greatest of them as high as a line is.
+
+    What is None is a gap.
+    """
+    shown = list(values)[-width:]
+    greatest = max((value for value in shown if value is not None), default=0.0)
+
+    def bar(value: float | None) -> str:
+        if value is None:
+            return " "
+        return _BARS[round(value / greatest * (len(_BARS) - 1))] if greatest > 0 else _BARS[0]
+
+    return "".join(map(bar, shown))
+
+
+def gauge(share: float, width: int) -> str:
+    """Returns a bar that is full at 1."""
+    full = round(min(1.0, max(0.0, share)) * width)
+    return "█" * full + "░" * (width - full)
