@@ -21,8 +21,7 @@ from shmbuffer.memory import slots
 from shmbuffer.memory.layout import SlotState
 from shmbuffer.memory.patience import WRITE_TIMEOUT_S
 from shmbuffer.replay.keys import GENERATION
-from shmbuffer.replay.samplers.sampler import NOTHING_THERE, lanes_of
-from shmbuffer.replay.storages.indexing import unravel
+from shmbuffer.replay.samplers.sampler import NOTHING_THERE, draw_from, in_storage
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -35,16 +34,22 @@ _FILLING_S = 0.0002  # between two looks at a place that is being written
 class Pass(NamedTuple):
     """Where a sampler stands; small, and never changed once it is made."""
 
-    order: NDArray[np.int64] | None
-    """Elements in the order of the pass; None: the next draw begins one."""
-    at: int
+    order: NDArray[np.int64] | None = None
+    """Elements in the order of the pass; None: the next draw begins one. Of slices the first items
+    of their trajectories."""
+    at: int = 0
     """How many of them are behind us."""
-    places: int
+    whole: int = 0
     """How many there were when the pass began."""
-    ran_out: bool
+    items: int = 0
+    """How many the storage had."""
+    ran_out: bool = False
+    tickets: NDArray[np.int64] | None = None
+    """Of the elements; None: not compared."""
 
-
-NO_PASS = Pass(None, 0, 0, False)
+    def left(self) -> NDArray[np.int64] | None:
+        """The elements that have not been drawn yet; None between two passes."""
+        return None if self.order is None else self.order[self.at :]
 
 
 class Drawn(NamedTuple):
@@ -106,19 +111,28 @@ def wait_for(ring: Ring | None, elements: NDArray[np.int64]) -> bool:
     return True
 
 
+def wait_for_items(storage: Any, ring: Ring | None, otherwise: str) -> None:
+    """Returns once there are items: others may be writing over all of them right now.
+
+    Raises:
+        EmptyBufferError: there are none; ``otherwise`` says so where there is no ring.
+    """
+    if ring is None:
+        if not len(storage):
+            raise EmptyBufferError(otherwise)
+    elif not ring.length:
+        draw_from(ring, 1, 0, None)
+
+
 def places_of(storage: Any, ring: Ring | None) -> NDArray[np.int64]:
     """Elements that hold an item or are about to, in storage order. O(capacity).
 
     Raises:
         EmptyBufferError: there is none.
     """
+    wait_for_items(storage, ring, NOTHING_THERE)
     if ring is None:
-        if not len(storage):
-            raise EmptyBufferError(NOTHING_THERE)
         return np.arange(len(storage), dtype=np.int64)
-    if not ring.length:  # waits while others fill all of it; raises where it is empty
-        unused = np.empty(2, np.int64)
-        ring.draw(1, 0, unused[:1].ctypes.data, unused[1:].ctypes.data, prioritized=False)
     states = slots.states(ring.words)
     found = np.nonzero((states == SlotState.COMMITTED) | (states == SlotState.WRITING))[0]
     if ring.width == 1:
@@ -131,6 +145,5 @@ def described(
     storage: Any, elements: NDArray[np.int64], tickets: NDArray[np.int64] | None
 ) -> tuple[Any, dict[str, Any]]:
     """What a sampler returns for elements that it has chosen."""
-    index, lanes = torch.from_numpy(np.array(elements)), lanes_of(storage)
     info = {} if tickets is None or not storage.shared else {GENERATION: torch.from_numpy(tickets)}
-    return unravel(index, lanes) if lanes else index, info
+    return in_storage(storage, torch.from_numpy(np.array(elements))), info

@@ -10,16 +10,17 @@ import torch
 from shmbuffer.errors import EmptyBufferError
 from shmbuffer.memory import LIVING, Moment, Weighed, weigh, weigh_moment
 from shmbuffer.memory.recorded import REDUCTIONS
-from shmbuffer.replay.keys import WEIGHT_KEYS
+from shmbuffer.replay.keys import GENERATION, WEIGHT_KEYS
 from shmbuffer.replay.samplers.priority.keeper import PriorityKeeper
 from shmbuffer.replay.samplers.priority.raw import from_zero
-from shmbuffer.replay.samplers.random import draw_from
-from shmbuffer.replay.samplers.sampler import NOTHING_THERE, draw_key, lanes_of
+from shmbuffer.replay.samplers.priority.table import raw_of
+from shmbuffer.replay.samplers.sampler import NOTHING_THERE, draw_from, draw_key, in_storage
 from shmbuffer.replay.samplers.saved import moved, read_priorities, write_priorities
-from shmbuffer.replay.storages.indexing import unravel
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from numpy.typing import NDArray
 
     from shmbuffer.memory import Ring
     from shmbuffer.replay.checkpoints import Loaded
@@ -164,13 +165,11 @@ class PrioritizedSampler(PriorityKeeper):
             raise EmptyBufferError(NOTHING_THERE)
         if ring is None or not self.bind(storage):
             ring = self._keep_table(storage).ring
-        generation = self._table is None and storage.shared
-        key = draw_key(self._rng)
-        elements, info = draw_from(ring, (), batch_size, key, self._beta, generation)
-        weights = self._weights(ring, elements, info.pop("weight"))
-        lanes = lanes_of(storage)
-        index = unravel(elements, lanes) if lanes else elements
-        return index, {**dict.fromkeys(WEIGHT_KEYS, weights), **info}
+        elements, tickets, found = draw_from(ring, batch_size, draw_key(self._rng), self._beta)
+        info = dict.fromkeys(WEIGHT_KEYS, self._weights(ring, elements, found))
+        if self._table is None and storage.shared:
+            info[GENERATION] = tickets
+        return in_storage(storage, elements), info
 
     def _weights(self, ring: Ring, elements: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """The core's weights, float32, in our dtype.
@@ -189,8 +188,20 @@ class PrioritizedSampler(PriorityKeeper):
     # -- state ---------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """What `PriorityKeeper.state_dict` gives, and ``_beta``."""
-        return {**super().state_dict(), "_beta": self._beta}
+        """alpha, eps, beta, and every raw priority.
+
+        Returns:
+            ``_alpha``, ``_eps``, ``_beta``; ``_max_priority``, the largest ever given or None;
+            ``_priorities``, float64 ``[elements]``, NaN where there is no item, or None.
+        """
+        ring = self.ring
+        return {
+            "_alpha": self.alpha,
+            "_eps": self.eps,
+            "_max_priority": None if ring is None else ring.max_priority,
+            "_priorities": None if ring is None else torch.from_numpy(raw_of(ring)),
+            "_beta": self._beta,
+        }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """What `state_dict` gave; the items have to be there already.
@@ -200,8 +211,47 @@ class PrioritizedSampler(PriorityKeeper):
                 changed.
         """
         beta = from_zero("_beta", state_dict["_beta"])
-        super().load_state_dict(state_dict)
+        raw, largest = state_dict["_priorities"], state_dict["_max_priority"]
+        if raw is not None:
+            if self.ring is None:
+                self._keep_table(None)
+            raw = self._fitted(torch.as_tensor(raw).to("cpu", torch.float64, copy=True).numpy())
+        alpha = from_zero("_alpha", state_dict["_alpha"])
+        self._set(alpha, from_zero("_eps", state_dict["_eps"]))
+        if raw is not None:
+            self._load(raw, None if largest is None else float(largest))
         self._beta = beta
+
+    def _load(self, raw: NDArray[np.float64], largest: float | None) -> None:
+        """Have these, and the largest that was ever given, in place of what is there."""
+        if self._greatest is not None:
+            self._greatest.forget()
+        if self._table is not None:
+            self._table.load(raw, largest)
+            return
+        ring = self._ring
+        assert ring is not None
+        present = ring.committed()
+        present = present[~np.isnan(raw[present])]
+        if largest is not None and len(present):  # that of an item that is gone: seen, then not
+            ring.update(present[:1], np.array([largest]))
+        ring.update(present, raw[present])
+        if ring.is_alone:
+            ring.restore(ring.head % ring.capacity, ring.write_count, largest)
+
+    def _fitted(self, raw: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Priorities of a state as ``[elements]``; a ring that grows may have another size."""
+        if self._ring is None:
+            return raw
+        storage, elements = self._known, self._ring.elements
+        grows = storage is not None and storage.max_size > elements
+        if len(raw) != elements and not (grows and np.isnan(raw[elements:]).all()):
+            raise ValueError(
+                f"the state has priorities of {len(raw)} elements, this storage has {elements}"
+            )
+        fitted = np.full(elements, np.nan)
+        fitted[: len(raw)] = raw[:elements]
+        return fitted
 
     def _dump(self, directory: Path, moment: Any) -> None:
         ring, ours = self.ring, self._ring is not None  # the storage's, that is

@@ -12,11 +12,11 @@ from shmbuffer.replay.samplers.sampler import (
     NOTHING_THERE,
     Sampler,
     between_forks,
+    draw_from,
     draw_key,
-    lanes_of,
+    in_storage,
 )
 from shmbuffer.replay.samplers.without_replacement import SamplerWithoutReplacement
-from shmbuffer.replay.storages.indexing import unravel
 
 
 class RandomSampler(Sampler):
@@ -61,15 +61,14 @@ class RandomSampler(Sampler):
         """
         ring = getattr(storage, "ring", None)
         if ring is not None and (batch_size or ring.length):
-            return draw_from(
-                ring, storage.lanes, batch_size, draw_key(self._rng), None, storage.shared
-            )
+            elements, tickets, _ = draw_from(ring, batch_size, draw_key(self._rng), None)
+            info = {GENERATION: tickets} if storage.shared else {}
+            return in_storage(storage, elements), info
         length = len(storage)
         if not length:
             raise EmptyBufferError(NOTHING_THERE)
         index = between_forks(torch.randint, length, (batch_size,), generator=self._rng)
-        lanes = lanes_of(storage)
-        return unravel(index, lanes) if lanes else index, {}
+        return in_storage(storage, index), {}
 
 
 def _made(replacement: bool = True, **options: Any) -> Sampler:
@@ -81,40 +80,3 @@ def _made(replacement: bool = True, **options: Any) -> Sampler:
             "replacement=False"
         )
     return object.__new__(RandomSampler)
-
-
-def draw_from(
-    ring: Any, lanes: tuple[int, ...], count: int, key: int, beta: float | None, generation: bool
-) -> tuple[Any, dict[str, Any]]:
-    """Indices of a draw that somebody else gathers.
-
-    Args:
-        ring: where to draw from.
-        lanes: the storage's dimensions after the first.
-        count: how many.
-        key: of the draw.
-        beta: exponent of the weights; None draws uniformly.
-        generation: whether tickets are wanted.
-
-    Returns:
-        int64 ``[count]``, or a tuple of coordinates where there are lanes; ``"weight"`` and
-        ``"index_generation"``.
-    """
-    index = torch.empty(count, dtype=torch.int64)
-    tickets = torch.empty_like(index)
-    weights = torch.empty(count if beta is not None else 0, dtype=torch.float32)
-    ring.draw(
-        count,
-        key,
-        index.data_ptr(),
-        tickets.data_ptr(),
-        weights.data_ptr() if beta is not None else 0,
-        beta=beta or 0.0,
-        prioritized=beta is not None,
-    )
-    info: dict[str, Any] = {}
-    if beta is not None:
-        info["weight"] = weights
-    if generation:
-        info[GENERATION] = tickets
-    return unravel(index, lanes) if lanes else index, info

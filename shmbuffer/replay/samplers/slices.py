@@ -9,11 +9,10 @@ import numpy as np
 import torch
 
 from shmbuffer.replay.keys import GENERATION, WEIGHT_KEYS
-from shmbuffer.replay.samplers.sampler import Sampler, between_forks, lanes_of
+from shmbuffer.replay.samplers.sampler import Sampler, between_forks, in_storage
 from shmbuffer.replay.samplers.slicing.boundaries import DONE, Boundaries
 from shmbuffer.replay.samplers.slicing.cutting import Cuts, Side, Span, places, rows_of
 from shmbuffer.replay.samplers.slicing.marks import Marks
-from shmbuffer.replay.storages.indexing import unravel
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -274,8 +273,7 @@ class SliceSampler(Sampler, metaclass=_WithOrWithout):
         if cuts.weights is not None:
             weights = cuts.weights.repeat_interleave(torch.from_numpy(found.lengths))
             info = {**dict.fromkeys(WEIGHT_KEYS, weights), **info}
-        index, lanes = torch.from_numpy(elements), lanes_of(storage)
-        return unravel(index, lanes) if lanes else index, info
+        return in_storage(storage, torch.from_numpy(elements)), info
 
     def _sizes(self, batch_size: int) -> tuple[int, int]:
         """Slices of a batch, and steps of a slice."""

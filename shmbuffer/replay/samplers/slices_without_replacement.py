@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from shmbuffer.memory import slots
+from shmbuffer.replay.samplers.passes import Pass
 from shmbuffer.replay.samplers.sampler import between_forks
 from shmbuffer.replay.samplers.slices import SliceSampler
 from shmbuffer.replay.samplers.slicing.cutting import Cuts
@@ -21,23 +22,6 @@ if TYPE_CHECKING:
     from shmbuffer.memory import Ring
     from shmbuffer.replay.samplers.slicing.entries import Key
     from shmbuffer.replay.samplers.slicing.trajectories import Trajectories
-
-
-class _Pass(NamedTuple):
-    """The trajectories that are left of a pass; never changed once it is made."""
-
-    heads: NDArray[np.int64] | None
-    """First item of each, in the order of the pass; None: the next draw begins one."""
-    tickets: NDArray[np.int64] | None
-    """Of these items; None: not compared."""
-    items: int
-    """How many there were in the storage."""
-    whole: int
-    """Trajectories that there were when it began."""
-    ran_out: bool
-
-
-_NONE = _Pass(None, None, 0, 0, False)
 
 
 class SliceSamplerWithoutReplacement(SliceSampler, SamplerWithoutReplacement):
@@ -114,7 +98,6 @@ class SliceSamplerWithoutReplacement(SliceSampler, SamplerWithoutReplacement):
             use_gpu=use_gpu,
         )
         SamplerWithoutReplacement.__init__(self, drop_last, shuffle)
-        self._now = _NONE
 
     # -- drawing -------------------------------------------------------------------------------
 
@@ -135,12 +118,21 @@ class SliceSamplerWithoutReplacement(SliceSampler, SamplerWithoutReplacement):
         allowed = self._allowed(table, steps)
         least = count if self.drop_last else min(count, 1)
         ring: Ring | None = getattr(storage, "ring", None)
-        left = self._left(ring, table, allowed)
-        whole = self._now.whole
+        left, whole = self._left(ring, table, allowed), self._pass.whole
         if left is None or len(left) < least:
-            left, whole = self._begin_pass(allowed, count), len(allowed)
+            if self.drop_last and len(allowed) < count:
+                raise ValueError(
+                    f"a batch has {count} slices, and {len(allowed)} trajectories are long enough; "
+                    "drop_last=True leaves out short batches: draw fewer slices, write more, or "
+                    "use drop_last=False"
+                )
+            left, whole = self._in_order(allowed), len(allowed)
         chosen, left = left[:count], left[count:]
-        self._now = self._pass_of(ring, table, left, whole, max(least, 1))
+        if len(left) < max(least, 1):
+            self._pass = Pass(whole=whole, ran_out=True)
+        else:
+            heads = table.elements_of(table.starts[left])
+            self._pass = Pass(heads, 0, whole, table.rows, tickets=_tickets(ring, heads))
         self._told = False
         return Cuts(chosen, self._begins(table, chosen, steps))
 
@@ -148,47 +140,20 @@ class SliceSamplerWithoutReplacement(SliceSampler, SamplerWithoutReplacement):
         self, ring: Ring | None, table: Trajectories, allowed: NDArray[np.int64]
     ) -> NDArray[np.int64] | None:
         """What is left of the pass, as trajectories of ``table``; None: it is over."""
-        now = self._now
-        if now.heads is None or self._told:
+        now = self._pass
+        if now.order is None or self._told:
             return None
         if now.tickets is None and now.items != table.rows:
             return None
         heads = table.elements_of(table.starts[allowed])
         order = np.argsort(heads)
-        at = np.minimum(np.searchsorted(heads, now.heads, sorter=order), len(heads) - 1)
+        at = np.minimum(np.searchsorted(heads, now.order, sorter=order), len(heads) - 1)
         found = order[at]
-        same = heads[found] == now.heads
+        same = heads[found] == now.order
         if now.tickets is not None and ring is not None:
-            same &= _tickets(ring, now.heads) == now.tickets
+            same &= _tickets(ring, now.order) == now.tickets
         left: NDArray[np.int64] = allowed[found[same]]
         return left
-
-    def _begin_pass(self, allowed: NDArray[np.int64], count: int) -> NDArray[np.int64]:
-        if self.drop_last and len(allowed) < count:
-            raise ValueError(
-                f"a batch has {count} slices, and {len(allowed)} trajectories are long enough; "
-                "drop_last=True leaves out short batches: draw fewer slices, write more, or "
-                "use drop_last=False"
-            )
-        if not self.shuffle:
-            return allowed
-        order: NDArray[np.int64] = between_forks(
-            torch.randperm, len(allowed), generator=self._rng
-        ).numpy()
-        return allowed[order]
-
-    def _pass_of(
-        self,
-        ring: Ring | None,
-        table: Trajectories,
-        left: NDArray[np.int64],
-        whole: int,
-        least: int,
-    ) -> _Pass:
-        if len(left) < least:
-            return _Pass(None, None, 0, whole, True)
-        heads = table.elements_of(table.starts[left])
-        return _Pass(heads, _tickets(ring, heads), table.rows, whole, False)
 
     def _again(self, storage: Any, index: Any) -> tuple[Any, dict[Any, Any]]:
         """As many slices, of any trajectories but each at most once; the pass stays as it is."""
@@ -204,30 +169,6 @@ class SliceSamplerWithoutReplacement(SliceSampler, SamplerWithoutReplacement):
 
         return self._draw(storage, steps, choose)
 
-    @property
-    def ran_out(self) -> bool:
-        """Whether the draw before was the last one of a pass."""
-        return self._now.ran_out
-
-    @ran_out.setter
-    def ran_out(self, value: bool) -> None:
-        self._now = self._now._replace(ran_out=bool(value))
-
-    @property
-    def len_storage(self) -> int:
-        """How many items there were at the last draw of the pass."""
-        return self._now.items
-
-    def _empty(self) -> None:
-        super()._empty()
-        self._now = _NONE
-
-    def _position(self) -> Any:
-        return self._now, self._told
-
-    def _rewind(self, position: Any) -> None:
-        self._now, self._told = position
-
     # -- state ---------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
@@ -239,14 +180,14 @@ class SliceSamplerWithoutReplacement(SliceSampler, SamplerWithoutReplacement):
             the storage; ``drop_last``; ``_ran_out``. ``_sample_list`` is None: TorchRL, whose
             trajectories have other numbers, begins a new pass.
         """
-        heads, _, items, whole, ran_out = self._now
+        state = super().state_dict()
         return {
-            "len_storage": items,
+            "len_storage": state["len_storage"],
             "_sample_list": None,
-            "_heads": None if heads is None else torch.from_numpy(heads.copy()),
-            "_trajectories": whole,
-            "drop_last": self.drop_last,
-            "_ran_out": ran_out,
+            "_heads": state["_sample_list"],
+            "_trajectories": self._pass.whole,
+            "drop_last": state["drop_last"],
+            "_ran_out": state["_ran_out"],
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -254,21 +195,14 @@ class SliceSamplerWithoutReplacement(SliceSampler, SamplerWithoutReplacement):
 
         A storage with another number of items than the pass had begins a new one.
         """
-        heads = state_dict.get("_heads")
-        self.drop_last = bool(state_dict["drop_last"])
-        self._now = _Pass(
-            None if heads is None else torch.as_tensor(heads, dtype=torch.int64).numpy().copy(),
-            None,  # what was loaded into the storage has other tickets
-            int(state_dict["len_storage"]),
-            int(state_dict.get("_trajectories", 0)),
-            bool(state_dict["_ran_out"]),
-        )
-        self._told = False
+        # Without tickets: what was loaded into the storage has others.
+        super().load_state_dict({**state_dict, "_sample_list": state_dict.get("_heads")})
+        self._pass = self._pass._replace(whole=int(state_dict.get("_trajectories", 0)))
 
     def __repr__(self) -> str:
-        heads, _, _, whole, ran_out = self._now
-        left = (0 if ran_out else whole) if heads is None else len(heads)
-        return f"{SliceSampler.__repr__(self)[:-1]}, {whole - left} of {whole} drawn)"
+        left, whole = self._pass.left(), self._pass.whole
+        count = (0 if self._pass.ran_out else whole) if left is None else len(left)
+        return f"{SliceSampler.__repr__(self)[:-1]}, {whole - count} of {whole} drawn)"
 
 
 def _tickets(ring: Ring | None, elements: NDArray[np.int64]) -> NDArray[np.int64] | None:

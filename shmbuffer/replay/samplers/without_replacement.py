@@ -10,7 +10,6 @@ import torch
 from shmbuffer.errors import EmptyBufferError
 from shmbuffer.memory import slots
 from shmbuffer.replay.samplers.passes import (
-    NO_PASS,
     Pass,
     described,
     held_next,
@@ -24,6 +23,9 @@ from shmbuffer.replay.storages.indexing import ravel
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    import numpy as np
+    from numpy.typing import NDArray
 
     from shmbuffer.memory import Ring
     from shmbuffer.replay.checkpoints import Loaded
@@ -75,7 +77,7 @@ class SamplerWithoutReplacement(Sampler):
     def __init__(self, drop_last: bool = False, shuffle: bool = True) -> None:
         self.drop_last = bool(drop_last)
         self.shuffle = bool(shuffle)
-        self._pass = NO_PASS
+        self._pass = Pass()
         self._storage: weakref.ref[Any] | None = None  # what the pass is of
         self._told = False  # our buffer has written since the last draw
         self._loaded = False  # the pass came from a state: it is compared with the storage once
@@ -112,7 +114,7 @@ class SamplerWithoutReplacement(Sampler):
             )
         now = now._replace(at=drawn.at, ran_out=False)
         ended = is_over(ring, now, max(whole, 1))
-        self._pass = Pass(None, 0, now.places, True) if ended else now
+        self._pass = Pass(whole=now.whole, items=now.items, ran_out=True) if ended else now
         self._told = self._loaded = False
         if self._storage is None or self._storage() is not storage:
             self._storage = weakref.ref(storage)
@@ -125,11 +127,11 @@ class SamplerWithoutReplacement(Sampler):
             return True
         length = len(storage)
         if ring is None:
-            return length != now.places
+            return length != now.items
         if self._loaded:
-            return length != now.places or bool((now.order >= ring.elements).any())
+            return length != now.items or bool((now.order >= ring.elements).any())
         # Fewer is no sign: a place that is being written over holds no item for the moment.
-        return length > now.places and (self._told or not storage.shared)
+        return length > now.items and (self._told or not storage.shared)
 
     def _new_pass(self, storage: Any, ring: Ring | None, batch_size: int) -> Pass:
         """All that is there, in the order of a new pass. O(capacity)."""
@@ -140,9 +142,13 @@ class SamplerWithoutReplacement(Sampler):
                 f"({len(places)} items), and drop_last=True leaves out short batches: write more "
                 "items first, draw fewer, or use drop_last=False"
             )
+        return Pass(self._in_order(places), 0, len(places), len(places))
+
+    def _in_order(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
+        """What a pass goes through, in the order of this one."""
         if self.shuffle:
             places = places[between_forks(torch.randperm, len(places), generator=self._rng).numpy()]
-        return Pass(places, 0, len(places), False)
+        return places
 
     def _again(self, storage: Any, index: Any) -> tuple[Any, dict[str, Any]]:
         """The places of a draw with what they hold now: they were written over before being read.
@@ -180,7 +186,7 @@ class SamplerWithoutReplacement(Sampler):
         self._told = True
 
     def _empty(self) -> None:
-        self._pass, self._told = NO_PASS, False
+        self._pass, self._told = Pass(), False
 
     def _position(self) -> Any:
         return self._pass, self._told, self._loaded
@@ -197,12 +203,12 @@ class SamplerWithoutReplacement(Sampler):
             ``len_storage``, items of the pass; ``_sample_list``, int64, the elements that are left
             in their order, or None between two passes; ``drop_last``; ``_ran_out``.
         """
-        order, at, places, ran_out = self._pass
+        left = self._pass.left()
         return {
-            "len_storage": places,
-            "_sample_list": None if order is None else torch.from_numpy(order[at:].copy()),
+            "len_storage": self._pass.items,
+            "_sample_list": None if left is None else torch.from_numpy(left.copy()),
             "drop_last": self.drop_last,
-            "_ran_out": ran_out,
+            "_ran_out": self._pass.ran_out,
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -215,7 +221,8 @@ class SamplerWithoutReplacement(Sampler):
         if left is not None:
             order = torch.as_tensor(left).to("cpu", torch.int64, copy=True).numpy()
         self.drop_last = bool(state_dict["drop_last"])
-        self._pass = Pass(order, 0, int(state_dict["len_storage"]), bool(state_dict["_ran_out"]))
+        items = int(state_dict["len_storage"])
+        self._pass = Pass(order, 0, items, items, bool(state_dict["_ran_out"]))
         self._storage, self._told, self._loaded = None, False, True
 
     def _dump(self, directory: Path, moment: Any) -> None:
@@ -229,13 +236,13 @@ class SamplerWithoutReplacement(Sampler):
 
     @property
     def len_storage(self) -> int:
-        """How many items there were when the pass began."""
-        return self._pass.places
+        """How many items there were when the pass began; of slices, at its last draw."""
+        return self._pass.items
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_storage": None, "_loaded": True}
 
     def __repr__(self) -> str:
-        order, at, places, ran_out = self._pass
-        left = 1 - ran_out if order is None else (len(order) - at) / max(1, places)
+        order = self._pass.left()
+        left = 1 - self._pass.ran_out if order is None else len(order) / max(1, self._pass.whole)
         return f"{type(self).__name__}({100 * (1 - left): 4.4f}% sampled)"

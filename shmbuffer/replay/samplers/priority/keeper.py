@@ -11,7 +11,7 @@ import torch
 from shmbuffer.memory import slots
 from shmbuffer.replay.samplers.priority.greatest import Greatest
 from shmbuffer.replay.samplers.priority.raw import as_raw, check_raw, from_zero
-from shmbuffer.replay.samplers.priority.table import PriorityTable
+from shmbuffer.replay.samplers.priority.table import PriorityTable, raw_of
 from shmbuffer.replay.samplers.sampler import PriorityUpdate, Sampler, lanes_of
 from shmbuffer.replay.storages.indexing import ravel
 
@@ -91,6 +91,11 @@ class PriorityKeeper(Sampler):
         """Where the priorities are; None before there is anything to keep them for."""
         return self._ring if self._table is None else self._table.ring
 
+    @property
+    def _known(self) -> Any:
+        """The storage that the indices are of, if there is one."""
+        return None if self._storage is None else self._storage()
+
     def _set(self, alpha: float | None, eps: float | None) -> None:
         """Set one of them or both; None: that one stays."""
         if self.ring is not None:
@@ -120,7 +125,7 @@ class PriorityKeeper(Sampler):
             return False
         if ring is self._ring:
             return True
-        if self._table is not None and self._storage is not None and self._storage() is storage:
+        if self._table is not None and self._known is storage:
             return False
         owner = None if storage._table_owner is None else storage._table_owner()
         if not storage.shared and owner is not None and owner is not self:
@@ -175,20 +180,20 @@ class PriorityKeeper(Sampler):
     def _keep_table(self, storage: Any) -> PriorityTable:
         """A table of our own, with what is there already."""
         table = self._table
-        known = self._storage() if storage is None and self._storage is not None else storage
+        known = self._known if storage is None else storage
         ring = getattr(known, "ring", None)  # of a list without a limit: as large as it is by now
         size = getattr(known, "max_size", 0) if ring is None else ring.elements
         capacity = max(self._max_capacity, size)
         if table is None or table.ring.elements < capacity:
             before, table = table, PriorityTable(capacity, self._alpha, self._eps)
             if before is not None:
-                table.take_over(before)
+                table.load(raw_of(before.ring), before.ring.max_priority)
             self._table = table
             self._meet(table.ring)
         if storage is None:
             return table
         ring = getattr(storage, "ring", None)
-        if self._storage is None or self._storage() is not storage:
+        if self._known is not storage:
             self._storage = weakref.ref(storage)
             if ring is not None:
                 table.add(ring.committed())
@@ -282,11 +287,9 @@ class PriorityKeeper(Sampler):
             and type(priority) is torch.Tensor
             and ring.width == 1
             and self._greatest is None
-        ):
-            return None
-        count = index.numel()
-        if not (
-            count == priority.numel() > 1  # of one number a flag may say that it is the negative
+            and (count := index.numel())
+            == priority.numel()
+            > 1  # of one number a flag may say that it is the negative
             and index.dtype is torch.int64
             and priority.dtype in _REALS
             and not priority.requires_grad
@@ -345,8 +348,7 @@ class PriorityKeeper(Sampler):
         table = self._keep_table(None)
         if len(elements) and not 0 <= elements.min() <= elements.max() < table.ring.elements:
             raise IndexError(f"index out of range for {table.ring.elements} elements")
-        storage = None if self._storage is None else self._storage()
-        ring = getattr(storage, "ring", None)
+        ring = getattr(self._known, "ring", None)
         if ring is None:
             return PriorityUpdate(table.update(elements, raw), 0)
         words = ring.words[elements // ring.width]  # items of the storage: the table follows them
@@ -359,82 +361,11 @@ class PriorityKeeper(Sampler):
     def _lanes(self) -> tuple[int, ...]:
         if self._ring is not None and self._ring.width == 1:
             return ()
-        storage = None if self._storage is None else self._storage()
-        return () if storage is None else lanes_of(storage)
-
-    # -- state ---------------------------------------------------------------------------------
-
-    def state_dict(self) -> dict[str, Any]:
-        """alpha, eps, and every raw priority.
-
-        Returns:
-            ``_alpha``, ``_eps``; ``_max_priority``, the largest ever given or None;
-            ``_priorities``, float64 ``[elements]``, NaN where there is no item, or None.
-        """
-        ring = self.ring
-        raw = None
-        if ring is not None:
-            raw = np.full(ring.elements, np.nan)
-            present = ring.committed()
-            raw[present] = ring.priorities(present)
-        return {
-            "_alpha": self.alpha,
-            "_eps": self.eps,
-            "_max_priority": None if ring is None else ring.max_priority,
-            "_priorities": None if raw is None else torch.from_numpy(raw),
-        }
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """What `state_dict` gave; the items have to be there already.
-
-        Raises:
-            ValueError: the priorities are those of a storage of another capacity; nothing was
-                changed.
-        """
-        priorities, ring = state_dict["_priorities"], self.ring
-        raw = None
-        if priorities is not None:
-            raw = torch.as_tensor(priorities).to("cpu", torch.float64, copy=True).numpy()
-        if raw is not None and ring is None:
-            ring = self._keep_table(None).ring
-        if raw is not None and self._ring is not None:
-            raw = self._fitted(raw)
-        alpha = from_zero("_alpha", state_dict["_alpha"])
-        self._set(alpha, from_zero("_eps", state_dict["_eps"]))
-        if raw is None or ring is None:
-            return
-        largest = state_dict["_max_priority"]
-        largest = None if largest is None else float(largest)
-        if self._greatest is not None:
-            self._greatest.forget()
-        if self._table is not None:
-            self._table.load(raw, largest)
-            return
-        present = ring.committed()
-        present = present[~np.isnan(raw[present])]
-        if largest is not None and len(present):  # that of an item that is gone: seen, then not
-            ring.update(present[:1], np.array([largest]))
-        ring.update(present, raw[present])
-        if ring.is_alone:
-            ring.restore(ring.head % ring.capacity, ring.write_count, largest)
-
-    def _fitted(self, raw: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Raw priorities of a state as ``[elements]``; a ring that grows may have another size."""
-        assert self._ring is not None
-        storage = None if self._storage is None else self._storage()
-        elements = self._ring.elements
-        grows = storage is not None and storage.max_size > elements
-        if len(raw) != elements and not (grows and np.isnan(raw[elements:]).all()):
-            raise ValueError(
-                f"the state has priorities of {len(raw)} elements, this storage has {elements}"
-            )
-        fitted = np.full(elements, np.nan)
-        fitted[: len(raw)] = raw[:elements]
-        return fitted
+        return () if self._known is None else lanes_of(self._known)
 
     def _empty(self) -> None:
         if self._table is not None:
-            self._table.empty()
+            self._table.ring.empty()
 
     def __getstate__(self) -> dict[str, Any]:
         if self._table is not None:

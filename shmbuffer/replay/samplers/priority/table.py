@@ -63,14 +63,6 @@ class PriorityTable:
         if len(kept) < count:
             self.add(np.arange(count))
 
-    def take_over(self, other: PriorityTable) -> None:
-        """Have what a smaller table has, alpha and eps too."""
-        ring = other.ring
-        self.ring.set_alpha(ring.alpha, ring.eps)
-        kept = ring.committed()
-        self.update(kept, ring.priorities(kept))
-        self.ring.restore(0, 0, ring.max_priority)
-
     def load(self, priorities: NDArray[np.float64], largest: float | None) -> None:
         """Have these and no others.
 
@@ -84,6 +76,10 @@ class PriorityTable:
         self.update(known, priorities[known])
         self.ring.restore(0, 0, largest)
 
-    def empty(self) -> None:
-        """Forget all, also the largest priority that was given."""
-        self.ring.empty()
+
+def raw_of(ring: Ring) -> NDArray[np.float64]:
+    """Raw priorities of all elements of a ring, NaN where there is no item."""
+    raw = np.full(ring.elements, np.nan)
+    present = ring.committed()
+    raw[present] = ring.priorities(present)
+    return raw

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from shmbuffer.errors import EmptyBufferError
+from shmbuffer.replay.samplers.passes import wait_for_items
 from shmbuffer.replay.samplers.sampler import lanes_of
 from shmbuffer.replay.samplers.slicing.entries import (
     Entries,
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from shmbuffer.replay.storages.record_shelf import RecordShelf
 
 _ATTEMPTS = 16  # to read objects that other threads write over
+_EMPTY = "the storage is empty: write something before sampling"
 DONE: Path = ("next", "done")
 #: Where ids of trajectories are looked for; the first one is what TorchRL's collectors write.
 USUAL_IDS: tuple[Path, ...] = (("collector", "traj_ids"), ("episode",))
@@ -131,7 +133,7 @@ class Boundaries:
         """
         ring: Ring | None = getattr(storage, "ring", None)
         rows = getattr(storage, "rows", None)
-        _wait_for_items(storage, ring)
+        wait_for_items(storage, ring, _EMPTY)
         # Read before anything else: what is written from here on makes another moment.
         moment = None if ring is None else (ring.head, ring.write_count, ring.length)
         seen = self._seen
@@ -175,7 +177,7 @@ class Boundaries:
             by_age = not self._static and self._step is None
             grid, pieces, head = look(ring, by_age=by_age)
         if not pieces.counts.any():
-            raise nothing()
+            raise EmptyBufferError(_EMPTY)
         slots = int((pieces.first + pieces.counts).max()) if not grid.start else grid.capacity
         shelf: RecordShelf | None = getattr(storage, "record_shelf", None)
         if rows is not None:
@@ -264,25 +266,6 @@ class Boundaries:
             f"{_names(wanted or USUAL_IDS)} nor a flag under {_names(self._ends or (DONE,))}; name "
             "an entry of theirs with traj_key or end_key"
         )
-
-
-def nothing() -> EmptyBufferError:
-    """What is raised where there are no items."""
-    return EmptyBufferError("the storage is empty: write something before sampling")
-
-
-def _wait_for_items(storage: Any, ring: Ring | None) -> None:
-    """Returns once there are items: others may be writing over all of them right now.
-
-    Raises:
-        EmptyBufferError: there are none.
-    """
-    if ring is None:
-        if not len(storage):
-            raise nothing()
-    elif not ring.length:
-        unused = np.empty(2, np.int64)
-        ring.draw(1, 0, unused[:1].ctypes.data, unused[1:].ctypes.data, prioritized=False)
 
 
 def _given(name: str, given: torch.Tensor, slots: int, grid: Grid | None) -> NDArray[Any]:
