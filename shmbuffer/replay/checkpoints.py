@@ -9,25 +9,16 @@ for part of it.
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-import torch
-
-from shmbuffer.errors import BufferExistsError, CorruptBufferError
+from shmbuffer.errors import BufferExistsError
 from shmbuffer.memory import Moment
 from shmbuffer.memory.layout import CONTROL
 from shmbuffer.memory.progress import OnProgress, hearing
 from shmbuffer.replay.publication import finish, publish
-from shmbuffer.replay.values import read_values, reading, write_values
-
-OURS = "shmbuffer"
-"""Our key in TorchRL's JSON files."""
-
-_STATE = "shmbuffer.state"
+from shmbuffer.replay.values import read_state, write_state
 
 
 class Loaded(NamedTuple):
@@ -53,7 +44,28 @@ class Loaded(NamedTuple):
         return (elements - self.shift * self.width) % (self.slots * self.width)
 
 
-class Checkpoints:
+class Saves:
+    """TorchRL's other names for ``dumps`` and ``loads``.
+
+    A class of the user's own may have overridden those two, with TorchRL's arguments.
+    """
+
+    def dump(self, path: str | os.PathLike[str], *, on_progress: OnProgress | None = None) -> None:
+        """The same as `dumps`."""
+        with hearing(on_progress):
+            self.dumps(path)  # type: ignore[attr-defined] # of whoever is saved
+
+    def save(self, path: str | os.PathLike[str], *, on_progress: OnProgress | None = None) -> None:
+        """The same as `dumps`."""
+        self.dump(path, on_progress=on_progress)
+
+    def load(self, path: str | os.PathLike[str], *, on_progress: OnProgress | None = None) -> None:
+        """The same as `loads`."""
+        with hearing(on_progress):
+            self.loads(path)  # type: ignore[attr-defined] # of whoever is loaded
+
+
+class Checkpoints(Saves):
     """A part of a buffer that can be saved and loaded alone.
 
     A part of your own is saved by its ``state_dict``, as far as that holds tensors, text, numbers
@@ -104,23 +116,6 @@ class Checkpoints:
         finish(path)
         with hearing(on_progress):
             self._apply(self._read(Path(path)), None)
-
-    # A part of the user's own may have overridden `dumps` and `loads`, with TorchRL's arguments.
-
-    def dump(self, path: str | os.PathLike[str], *, on_progress: OnProgress | None = None) -> None:
-        """The same as `dumps`."""
-        with hearing(on_progress):
-            self.dumps(path)
-
-    def save(self, path: str | os.PathLike[str], *, on_progress: OnProgress | None = None) -> None:
-        """The same as `dumps`."""
-        with hearing(on_progress):
-            self.dumps(path)
-
-    def load(self, path: str | os.PathLike[str], *, on_progress: OnProgress | None = None) -> None:
-        """The same as `loads`."""
-        with hearing(on_progress):
-            self.loads(path)
 
     def _dump(self, directory: Path, moment: Any) -> Any:
         """Write plain files into ``directory``, which may be made by this.
@@ -205,79 +200,6 @@ def has_its_own(part: Any, name: str) -> bool:
     """Whether a class of the user's has the method."""
     module: str = getattr(type(part), name).__module__
     return module.split(".")[0] != __name__.split(".")[0]
-
-
-def write_state(directory: Path, state: dict[str, Any], what: str) -> None:
-    """Write the state of a part, for which TorchRL has no files; ``what`` it is, for messages."""
-    write_values(directory, _STATE, [state], allow_pickle=False, what=what)
-
-
-def read_state(directory: Path) -> dict[str, Any] | None:
-    """What `write_state` wrote; None if it did not."""
-    if not (directory / f"{_STATE}.jsonl").exists():
-        return None
-    with reading(directory / f"{_STATE}.jsonl"):
-        (state,) = read_values(directory, _STATE, allow_pickle=False)
-        return dict(state)
-
-
-def read_json(file: Path) -> dict[str, Any]:
-    """A JSON file that is an object.
-
-    Raises:
-        FileNotFoundError: it is not there.
-        CorruptBufferError: it is something else.
-    """
-    found: dict[str, Any] = _read_json(file, dict)
-    return found
-
-
-def read_json_list(file: Path) -> list[Any]:
-    """A JSON file that is a list. Raises as `read_json`."""
-    found: list[Any] = _read_json(file, list)
-    return found
-
-
-def _read_json(file: Path, kind: type) -> Any:
-    try:
-        found = json.loads(file.read_bytes())
-    except (ValueError, RecursionError) as error:
-        raise CorruptBufferError(
-            f"{file}: is not JSON ({error}); take another copy of the checkpoint", path=str(file)
-        ) from error
-    if not isinstance(found, kind):
-        raise CorruptBufferError(
-            f"{file}: holds {found!r:.40}, not a {kind.__name__}; take another copy of the "
-            "checkpoint",
-            path=str(file),
-        )
-    return found
-
-
-def load_plainly(file: Path) -> Any:
-    """What torch.save wrote.
-
-    Raises:
-        ValueError: it could only be unpickled, or is damaged: torch does not tell the two apart.
-    """
-    try:
-        return torch.load(file, weights_only=True)
-    except Exception as error:
-        raise ValueError(
-            f"{file}: cannot be loaded without running code from it ({type(error).__name__}); the "
-            "state of transforms may hold tensors, text, numbers and containers of them"
-        ) from error
-
-
-def write_json(file: Path, content: dict[str, Any]) -> None:
-    """Write a JSON file; numpy's numbers are numbers."""
-    file.write_text(json.dumps(content, default=_plain))
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, (np.integer, np.floating)):
-        return value.item()
-    raise TypeError(f"{value!r} of type {type(value).__name__} cannot be written as JSON")
 
 
 def require_no_buffer(path: Path) -> None:

@@ -1,8 +1,8 @@
-"""Python values as two files, without pickle: lines of JSON, and the bytes of tensors.
+"""What a save has in files of our own: JSON, and Python values, without pickle.
 
     <name>.jsonl   {"format": 1}                                first line
                    {"form": <form>}                             the next form, numbered from 0
-                   [<form's number>, [<value>], [<nbytes>]]     one value: see `packing`
+                   [<form's number>, [<value>], [<nbytes>]]     one value: see `form.packing`
     <name>.data    the chunks, one after the other, each from a multiple of 8
 
 What a value is made of (tensors with dtype and shape, containers of any depth) is its form, which
@@ -16,20 +16,32 @@ from __future__ import annotations
 import json
 import os
 import pickle
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tokenize import TokenError
 from typing import Any, BinaryIO
 
+import numpy as np
 import torch
 
 from shmbuffer.errors import CorruptBufferError, ShmBufferError
 from shmbuffer.replay.form.leaves import dtype_name, torch_dtype
 from shmbuffer.replay.form.packing import Packed, pack, unpack
 
+OURS = "shmbuffer"
+"""Our key in TorchRL's JSON files."""
+
+_STATE = "shmbuffer.state"
 _ALIGN = 8
 _PLAIN = (bool, int, float, str, type(None))  # JSON has them
+# Values that JSON has no words for: what they are called in a file, and there and back.
+_WORDS: dict[str, tuple[type, Callable[[Any], Any], Callable[[Any], Any]]] = {
+    "complex": (complex, lambda value: [value.real, value.imag], lambda parts: complex(*parts)),
+    "size": (torch.Size, list, torch.Size),
+    "dtype": (torch.dtype, dtype_name, torch_dtype),
+    "device": (torch.device, str, torch.device),
+}
 _CPU = torch.device("cpu")
 # What values that make no sense lead to, where they are read. Numpy parses the head of a file as
 # Python, and torch says in a RuntimeError what it cannot make of them.
@@ -60,32 +72,70 @@ def reading(file: Path) -> Iterator[None]:
             raise
         raise type(error)(f"{file}: {error.message}", **error.parts) from error
     except _DAMAGES as error:
-        raise CorruptBufferError(
-            f"{file}: cannot be read ({error!r:.200}); take another copy of the checkpoint",
-            path=str(file),
-        ) from error
+        raise damaged(file, f"cannot be read ({error!r:.200})") from error
 
 
-def write_values(
-    directory: Path,
-    name: str,
-    values: Iterable[Any],
-    *,
-    allow_pickle: bool,
-    what: str,
-    remedy: str | None = None,
-) -> None:
-    """Write values, one after the other; see `write_packed`."""
-    packed = map(pack_plainly, values)
-    write_packed(directory, name, packed, allow_pickle=allow_pickle, what=what, remedy=remedy)
+def damaged(file: Path | str, why: str, **parts: Any) -> CorruptBufferError:
+    """The error for a file of a save, or a directory of it, that is not what it should be."""
+    return CorruptBufferError(
+        f"{file}: {why}; take another copy of the checkpoint", path=str(file), **parts
+    )
 
 
-def read_values(directory: Path, name: str, *, allow_pickle: bool) -> Iterator[Any]:
-    """The values that `write_values` wrote; tensors are on the CPU. See `read_packed`."""
-    for packed in read_packed(directory, name, allow_pickle=allow_pickle):
-        with reading(directory / f"{name}.jsonl"):
-            value = unpack_plainly(packed)
-        yield value
+# -- JSON ------------------------------------------------------------------------------------------
+
+
+def read_json(file: Path, kind: type = dict, *, missing: str | None = None) -> Any:
+    """A JSON file.
+
+    Args:
+        file: where it is.
+        kind: what is in it, ``dict`` or ``list``.
+        missing: what follows where it is not there, for the message.
+
+    Raises:
+        FileNotFoundError: it is not there.
+        CorruptBufferError: it is something else.
+    """
+    try:
+        found = json.loads(file.read_bytes())
+    except FileNotFoundError as error:
+        if missing is None:
+            raise
+        raise FileNotFoundError(f"{file}: not there, so {missing}") from error
+    except (ValueError, RecursionError) as error:
+        raise damaged(file, f"is not JSON ({error})") from error
+    if not isinstance(found, kind):
+        raise damaged(file, f"holds {found!r:.40}, not a {kind.__name__}")
+    return found
+
+
+def write_json(file: Path, content: dict[str, Any]) -> None:
+    """Write a JSON file; numpy's numbers are numbers."""
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, (np.integer, np.floating)):
+            return value.item()
+        raise TypeError(f"{value!r} of type {type(value).__name__} cannot be written as JSON")
+
+    file.write_text(json.dumps(content, default=plain))
+
+
+# -- values ----------------------------------------------------------------------------------------
+
+
+def write_state(directory: Path, state: dict[str, Any], what: str) -> None:
+    """Write the state of a part, for which TorchRL has no files; ``what`` it is, for messages."""
+    write_values(directory, _STATE, [state], allow_pickle=False, what=what)
+
+
+def read_state(directory: Path) -> dict[str, Any] | None:
+    """What `write_state` wrote; None if it did not."""
+    if not (directory / f"{_STATE}.jsonl").exists():
+        return None
+    with reading(directory / f"{_STATE}.jsonl"):
+        (state,) = read_values(directory, _STATE, allow_pickle=False)
+        return dict(state)
 
 
 def pack_plainly(value: Any) -> Packed:
@@ -98,27 +148,29 @@ def unpack_plainly(packed: Packed) -> Any:
     return unpack(packed, lambda chunk, _: chunk)
 
 
-def write_packed(
+def write_values(
     directory: Path,
     name: str,
-    items: Iterable[Packed],
+    values: Iterable[Any],
     *,
     allow_pickle: bool,
     what: str,
     remedy: str | None = None,
+    packing: Callable[[Any], Packed] = pack_plainly,
 ) -> None:
-    """Write packed items, one after the other.
+    """Write values, one after the other.
 
     Args:
         directory: where to; it is there.
         name: of the two files, without an ending.
-        items: any number of them.
+        values: any number of them.
         allow_pickle: whether an object that has no other form is pickled.
-        what: an item is called in messages; its number is added.
+        what: a value is called in messages; its number is added.
         remedy: what to do so that pickle is allowed, for the message; None: it never is.
+        packing: how a value is packed.
 
     Raises:
-        TypeError: an item holds an object that could only be pickled.
+        TypeError: a value holds an object that could only be pickled.
     """
     forms: dict[str, int] = {}
     with (
@@ -126,26 +178,32 @@ def write_packed(
         open(directory / f"{name}.data", "wb") as data,
     ):
         lines.write('{"format": 1}\n')
-        for number, item in enumerate(items):
-            form = json.dumps(item.form)
+        for number, packed in enumerate(map(packing, values)):
+            form = json.dumps(packed.form)
             if form not in forms:
                 forms[form] = len(forms)
                 lines.write(f'{{"form": {form}}}\n')
-            for chunk in item.chunks:
+            for chunk in packed.chunks:
                 _write(data, chunk.numpy().data)
-            values = [
+            words = [
                 value
                 if type(value) in _PLAIN
                 else _in_words(value)
                 or _pickled(value, data, f"{what} {number}", remedy, allow_pickle)
-                for value in item.values
+                for value in packed.values
             ]
-            sizes = [chunk.numel() for chunk in item.chunks]
-            lines.write(json.dumps([forms[form], values, sizes]) + "\n")
+            sizes = [chunk.numel() for chunk in packed.chunks]
+            lines.write(json.dumps([forms[form], words, sizes]) + "\n")
 
 
-def read_packed(directory: Path, name: str, *, allow_pickle: bool) -> Iterator[Packed]:
-    """The items that `write_packed` wrote.
+def read_values(
+    directory: Path,
+    name: str,
+    *,
+    allow_pickle: bool,
+    unpacking: Callable[[Packed], Any] = unpack_plainly,
+) -> Iterator[Any]:
+    """The values that `write_values` wrote; tensors are on the CPU.
 
     Raises:
         FileNotFoundError: there are none.
@@ -168,11 +226,11 @@ def read_packed(directory: Path, name: str, *, allow_pickle: bool) -> Iterator[P
                 if isinstance(found, dict):
                     forms.append(found["form"])
                     continue
-                number, values, sizes = found
+                number, words, sizes = found
                 chunks = [_chunk(data, size) for size in sizes]
-                given = [_value(value, data, allow_pickle, where) for value in values]
-                packed = Packed(forms[number], given, chunks)
-            yield packed
+                given = [_value(word, data, allow_pickle, where) for word in words]
+                value = unpacking(Packed(forms[number], given, chunks))
+            yield value
 
 
 def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
@@ -203,15 +261,9 @@ def _take(data: BinaryIO, nbytes: int) -> bytearray:
 
 def _in_words(value: Any) -> dict[str, Any] | None:
     """A value that JSON does not have, in words; None if there are none for it."""
-    if type(value) is complex:
-        return {"complex": [value.real, value.imag]}
-    if isinstance(value, torch.Size):
-        return {"size": list(value)}
-    if isinstance(value, torch.dtype):
-        return {"dtype": dtype_name(value)}
-    if isinstance(value, torch.device):
-        return {"device": str(value)}
-    return None
+    return next(
+        ({word: to(value)} for word, (kind, to, _) in _WORDS.items() if type(value) is kind), None
+    )
 
 
 def _pickled(
@@ -232,21 +284,12 @@ def _value(value: Any, data: BinaryIO, allow_pickle: bool, where: Path) -> Any:
     if not isinstance(value, dict):
         return value
     ((word, content),) = value.items()
-    match word:
-        case "complex":
-            return complex(*content)
-        case "size":
-            return torch.Size(content)
-        case "dtype":
-            return torch_dtype(content)
-        case "device":
-            return torch.device(content)
-        case "pickled":
-            if not allow_pickle:
-                raise RefusedError(
-                    f"{where}: holds pickled objects, and loading them runs code from the file; if "
-                    "you trust it, set storage.checkpointer to one made with allow_pickle=True, as "
-                    "the one that saved it was"
-                )
-            return pickle.loads(_take(data, content))
-    raise ValueError(f"a value {word!r} that this version does not know")
+    if word != "pickled":
+        return _WORDS[word][2](content)
+    if not allow_pickle:
+        raise RefusedError(
+            f"{where}: holds pickled objects, and loading them runs code from the file; if you "
+            "trust it, set storage.checkpointer to one made with allow_pickle=True, as the one "
+            "that saved it was"
+        )
+    return pickle.loads(_take(data, content))

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tensordict import NonTensorStack, TensorDict, tensorclass
+from tensordict import NonTensorStack, TensorDict, lazy_stack, tensorclass
 
 from shmbuffer import (
     LazyMemmapStorage,
@@ -44,6 +44,7 @@ from shmbuffer.errors import (
     IncompatibleVersionError,
     SpaceError,
 )
+from shmbuffer.replay.compat.folders import read_folder
 from shmbuffer.replay.storages import rows
 from tests.memory.programs import heard, program
 from tests.replay.conftest import MakeStorage
@@ -1264,3 +1265,45 @@ def test_a_load_gathers_no_more_than_some_megabytes_at_once(
     other.loads(tmp_path)
     assert at_once == [3] * 6 + [2]
     assert numbers(other[:]) == list(range(20))
+
+
+@tensorclass
+class Pair:
+    left: torch.Tensor
+    right: torch.Tensor
+
+
+def test_a_tensorclass_leaves_no_files_but_those_of_tensordict(tmp_path: Path) -> None:
+    pair = Pair(left=torch.arange(4), right=torch.ones(4, 0), batch_size=[4])
+    rb = ReplayBuffer(storage=LazyTensorStorage(6))
+    rb.extend(TensorDict({"pair": pair}, [4]))
+    rb.dumps(tmp_path)
+    files = {
+        str(file.relative_to(tmp_path / "storage/pair")) for file in tmp_path.rglob("pair/**/*")
+    }
+    inner = {f"_tensordict/{name}" for name in ("left.memmap", "right.memmap", "meta.json")}
+    assert files == {"meta.json", "_tensordict", *inner}
+    known = TensorDict.load_memmap(tmp_path / "storage")
+    assert type(known["pair"]) is Pair
+    assert known["pair"].left[:4].tolist() == [0, 1, 2, 3]
+
+
+def test_items_with_a_lazy_stack_in_them_come_back(tmp_path: Path) -> None:
+    parts = [TensorDict(a=torch.arange(4 * n).view(4, n), batch_size=[4]) for n in (2, 3)]
+    data = TensorDict({"stack": lazy_stack(parts, 1), "b": torch.zeros(4)}, [4])
+    rb = ReplayBuffer(storage=LazyTensorStorage(6))
+    rb.extend(data)
+    rb.dumps(tmp_path)
+    other = ReplayBuffer(storage=LazyTensorStorage(6))
+    other.loads(tmp_path)
+    found = other[:]["stack"]
+    assert found.stack_dim == 1
+    assert [part["a"].tolist() for part in found.tensordicts] == [
+        part["a"].tolist() for part in parts
+    ]
+    theirs = TensorDict.load_memmap(tmp_path / "storage")["stack"]
+    assert [tuple(part["a"].shape) for part in theirs.tensordicts] == [(6, 2), (6, 3)]
+    for file in (tmp_path / "storage").glob("*shmbuffer*"):
+        file.unlink()  # as another program would have saved it
+    whole = dict(read_folder(tmp_path / "storage").node.to_json()["items"])
+    assert whole == dict(rb.storage.rows.leaves.node.to_json()["items"])

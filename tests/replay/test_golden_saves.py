@@ -20,7 +20,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def state(rb: Any) -> Any:
     """What it holds, without what a process or a place in memory has part in."""
-    storages = getattr(rb.storage, "_storages", [rb.storage])
+    storages = getattr(rb.storage, "_members", [rb.storage])
     rings = [storage.ring for storage in storages]
     slots = [sorted({*(ring.committed() // ring.width).tolist()}) for ring in rings]
     items = [[one.get(at) for at in held] for one, held in zip(storages, slots, strict=True)]

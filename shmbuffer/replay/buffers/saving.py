@@ -21,29 +21,33 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tensordict import TensorDict
 
 from shmbuffer.errors import CorruptBufferError, ShmBufferError
 from shmbuffer.memory import LIVING
 from shmbuffer.memory.progress import OnProgress, hearing, is_of_callback
 from shmbuffer.replay.buffers.parts import Parts
-from shmbuffer.replay.buffers.transform_file import read_states, write_states
-from shmbuffer.replay.checkpointers.memmap import read_folder
 from shmbuffer.replay.checkpoints import (
-    OURS,
+    Saves,
     apply_part,
     dump_part,
-    read_json,
     read_part,
     require_no_buffer,
-    write_json,
 )
+from shmbuffer.replay.compat.buffers import (
+    METADATA,
+    read_batch_size,
+    read_generator,
+    read_states,
+    write_generator,
+    write_metadata,
+    write_states,
+)
+from shmbuffer.replay.compat.writers import read_counts
 from shmbuffer.replay.publication import finish, is_being_published, publish
 from shmbuffer.replay.samplers.sampler import between_forks
 from shmbuffer.replay.values import reading
 from shmbuffer.replay.work_directory import located
 
-_METADATA = "buffer_metadata.json"
 _PREFETCHED = "prefetch.pkl"  # TorchRL's batches that were made ahead
 _TRANSFORM = "transform.t"
 _RNG = "rng_state"
@@ -54,7 +58,7 @@ _ATTEMPTS = 5  # at loading what another process saves anew at the same time
 _log = logging.getLogger(__name__)
 
 
-class Saving(Parts):
+class Saving(Saves, Parts):
     """``dumps`` and ``loads``, ``state_dict`` and ``load_state_dict``."""
 
     def dumps(self, path: str | os.PathLike[str], *, on_progress: OnProgress | None = None) -> None:
@@ -106,19 +110,10 @@ class Saving(Parts):
             for name, one in self._seeded().items():
                 rng = one._generator
                 if rng is not None and (one is self or rng is not self._generator):
-                    state = TensorDict(
-                        {"rng_state": between_forks(rng.get_state)}, device=rng.device
-                    )
-                    state.memmap(directory / name)
+                    state = between_forks(rng.get_state)
+                    write_generator(directory / name, state, rng.device)
             write_states(directory / _TRANSFORM, self._transform)
-            write_json(
-                directory / _METADATA,
-                {
-                    "batch_size": self._batch_size,
-                    "consume_after_n_samples": None,
-                    OURS: {"format": 1},
-                },
-            )
+            write_metadata(directory, self._batch_size)
 
     def loads(self, path: str | os.PathLike[str], *, on_progress: OnProgress | None = None) -> None:
         """Put what `dumps` saved, here or in TorchRL, in place of what is there.
@@ -168,21 +163,6 @@ class Saving(Parts):
             f"{path}: was saved anew each of the {_ATTEMPTS} times that it was read; load it when "
             "the other process is done"
         )
-
-    def dump(self, path: str | os.PathLike[str], *, on_progress: OnProgress | None = None) -> None:
-        """The same as `dumps`."""
-        with hearing(on_progress):
-            self.dumps(path)
-
-    def save(self, path: str | os.PathLike[str], *, on_progress: OnProgress | None = None) -> None:
-        """The same as `dumps`."""
-        with hearing(on_progress):
-            self.dumps(path)
-
-    def load(self, path: str | os.PathLike[str], *, on_progress: OnProgress | None = None) -> None:
-        """The same as `loads`."""
-        with hearing(on_progress):
-            self.loads(path)
 
     def register_save_hook(self, hook: Callable[..., Any]) -> None:
         """Have ``hook(data, path=path)`` change what is saved of the storage.
@@ -243,15 +223,15 @@ class Saving(Parts):
             )
 
     def _loads(self, path: Path) -> None:
-        metadata = _metadata(path)
+        batch_size = read_batch_size(path)
         if (path / _PREFETCHED).exists():
             _log.info("%s: ignored: it is pickled, and nothing is unpickled", path / _PREFETCHED)
         transforms = read_states(path / _TRANSFORM, self._transform)
         sampler = read_part(self._sampler, path / "sampler")  # before anything is changed
         writer = read_part(self._writer, path / "writer")
         storage = read_part(self._storage, path / "storage")
-        states = {name: state for name in self._seeded() if (state := _generator(path / name))}
-        loaded = apply_part(self._storage, storage, _written(path / "writer"))
+        states = {name: state for name in self._seeded() if (state := read_generator(path / name))}
+        loaded = apply_part(self._storage, storage, read_counts(path / "writer"))
         self._sampler._empty()
         apply_part(self._sampler, sampler, loaded)
         apply_part(self._writer, writer, loaded)
@@ -263,8 +243,8 @@ class Saving(Parts):
         if transforms is not None:
             with reading(path / _TRANSFORM):
                 self._transform.load_state_dict(transforms)
-        if metadata["batch_size"] is not None:
-            self._batch_size = metadata["batch_size"]
+        if batch_size is not None:
+            self._batch_size = batch_size
 
     def _seeded(self) -> dict[str, Saving]:
         """Who has a generator that is saved, by the name of its directory."""
@@ -278,52 +258,6 @@ class Saving(Parts):
         between_forks(self._generator.set_state, state)
 
 
-def _metadata(path: Path) -> dict[str, Any]:
-    try:
-        found = read_json(path / _METADATA)
-    except FileNotFoundError as error:
-        raise FileNotFoundError(
-            f"{path / _METADATA}: not there, so no buffer was saved in this directory"
-        ) from error
-    with reading(path / _METADATA):
-        size = found["batch_size"]
-        if size is not None and not (type(size) is int and 0 < size < 2**63):
-            raise ValueError(f"{size!r:.40} is no batch size")
-        return {"batch_size": size}
-
-
-def _generator(path: Path) -> tuple[torch.Tensor, torch.device] | None:
-    """The state of a generator, and its device; None if none was saved."""
-    file = path / "meta.json"
-    if not file.exists():
-        return None
-    with reading(file):
-        device = torch.device(str(read_json(file)["device"]))
-        state = read_folder(path).tensor(("rng_state",)).clone()
-        if device.type == "cpu":
-            torch.Generator().set_state(state)  # is it one?
-    return state, device
-
-
-def _written(path: Path) -> Any:
-    """Cursor and count of writes that a writer of TorchRL's has saved; None if there is none.
-
-    Of an ensemble: a list of them.
-    """
-    file = path / "metadata.json"
-    if (path / "0").is_dir():
-        numbers = sorted(int(each.name) for each in path.iterdir() if each.name.isdigit())
-        return [_written(path / str(number)) for number in numbers]
-    if not file.exists():
-        return None
-    found = read_json(file)
-    try:
-        count = found.get("write_count")
-        return int(found["cursor"]), None if count is None else int(count)
-    except (KeyError, TypeError, ValueError):
-        return None  # a writer of the user's
-
-
 def _is_still(path: Path, save: tuple[int, int, int] | None) -> bool:
     return _identity(path) == save and not is_being_published(path)
 
@@ -331,7 +265,7 @@ def _is_still(path: Path, save: tuple[int, int, int] | None) -> bool:
 def _identity(path: Path) -> tuple[int, int, int] | None:
     """Which save it is: every one has a file of its own."""
     try:
-        found = os.stat(path / _METADATA)
+        found = os.stat(path / METADATA)
     except OSError:
         return None
     return found.st_dev, found.st_ino, found.st_mtime_ns

@@ -1,13 +1,15 @@
 """How a storage is saved and loaded: one checkpointer a file."""
 
 from shmbuffer.replay.checkpointers.checkpointer import StorageCheckpointerBase
-from shmbuffer.replay.checkpointers.compressed import CompressedListStorageCheckpointer
 from shmbuffer.replay.checkpointers.episodes import (
     FlatStorageCheckpointer,
     H5StorageCheckpointer,
     NestedStorageCheckpointer,
 )
-from shmbuffer.replay.checkpointers.list import ListStorageCheckpointer
+from shmbuffer.replay.checkpointers.list import (
+    CompressedListStorageCheckpointer,
+    ListStorageCheckpointer,
+)
 from shmbuffer.replay.checkpointers.tensor import TensorStorageCheckpointer
 
 __all__ = [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 Hook = Callable[..., Any]
@@ -67,6 +68,15 @@ class StorageCheckpointerBase:
         """
         return self.loads(storage, path)
 
+    def _require_same_data(self, storage: Any, same: bool) -> None:
+        """RuntimeError unless what is saved are the storage's own files as they are."""
+        if not same:
+            raise RuntimeError(
+                f"{storage.scratch_dir}: is where the storage itself has its files, and "
+                f"{type(self).__name__} with its hooks would write something else over them; save "
+                "to another directory"
+            )
+
     def _apply_save_hooks(self, data: Any, path: Any, *, shift: int, is_full: bool) -> Any:
         """``data`` after all save hooks. ``path`` is what they are given as ``path=``."""
         for hook in self._save_hooks:
@@ -83,3 +93,9 @@ class StorageCheckpointerBase:
         for hook in self._load_hooks:
             data = hook(data, out=out)
         return data
+
+
+def lies_in(storage: Any, path: Path) -> bool:
+    """Whether ``path`` is the directory that the storage itself has its files in."""
+    scratch = getattr(storage, "scratch_dir", None)
+    return scratch is not None and os.path.realpath(scratch) == os.path.realpath(path)

@@ -1,118 +1,130 @@
-"""Columns for a copy of a storage: maps of files at full capacity, sparse, that tensordict made."""
+"""Copies of a ring's items, all of one moment, in files that nobody sees yet.
+
+A column is a map of a file at full capacity, sparse: ``[slots, *lanes, *shape]`` of one leaf.
+"""
 
 from __future__ import annotations
 
 import math
 import mmap
 import os
-import re
 import secrets
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import torch
 
 from shmbuffer._native import _core
-from shmbuffer.replay.checkpointers.memmap import pytree_names
-from shmbuffer.replay.checkpointers.nontensors import tensors_only
+from shmbuffer.memory import Moment, filesystem
+from shmbuffer.replay.checkpointers.record import Record
+from shmbuffer.replay.compat.folders import pytree_names, write_folder
 from shmbuffer.replay.form.leaves import Leaves
 from shmbuffer.replay.form.nodes import TensorDictNode
+
+if TYPE_CHECKING:
+    from shmbuffer.replay.storages.rows import Rows
+
+# Of a ring that is not full: slots beyond its last item that get their room before the copy, for
+# what others write meanwhile.
+_MARGIN = 4096
+_MAKE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 
 #: What owns a column's file, by the number of its leaf.
 Opened = dict[int, _core.Descriptor]
 
 
-def make_files(leaves: Leaves, slots: int, path: Path) -> tuple[list[Any], Opened]:
-    """Make the files of a whole storage, sparse, with tensordict's own ``meta.json``.
+class Copy(NamedTuple):
+    """What a storage held at one moment."""
+
+    moment: Moment
+    record: Record
+    columns: list[Any]
+    """One ``[slots, *lanes, *shape]`` for each leaf: a tensor, or `Objects`."""
+
+
+def copied(rows: Rows, folder: Path, *, named: bool) -> Copy:
+    """Copy all items into files.
+
+    Args:
+        rows: what to copy.
+        folder: where the files are; it is there.
+        named: in TorchRL's layout; else they are gone when nobody uses them any more.
+
+    Raises:
+        SpaceError: bytes needed and free.
+    """
+    ring = rows.ring
+    columns, descriptors = make_columns(rows.leaves, ring.capacity, folder, named=named)
+    try:
+        used = np.flatnonzero(ring.words != 0)  # a copy: numpy looks twice, and words change
+        extent = int(used[-1]) + 1 if len(used) else 0
+        extent = min(ring.capacity, extent + max(_MARGIN, extent // 8))
+        needed = {
+            at: columns[at].numel() // ring.capacity * extent * columns[at].itemsize
+            for at in descriptors
+        }
+        for at, descriptor in descriptors.items():
+            try:
+                os.posix_fallocate(descriptor.fd, 0, needed[at])
+            except OSError as error:  # a store for which there is no room would end the process
+                free = filesystem.free_bytes(descriptor.fd)
+                raise filesystem.space_error(
+                    str(folder), sum(needed.values()), free, why=error.errno or 0
+                ) from error
+    finally:
+        for descriptor in descriptors.values():
+            descriptor.close()
+    moment = rows.copy_out(columns)
+    return Copy(moment, Record.of_moment(moment, rows.leaves), columns)
+
+
+def make_columns(
+    leaves: Leaves, slots: int, path: Path, *, named: bool = True
+) -> tuple[list[Any], Opened]:
+    """Make the files of a whole storage, sparse.
 
     Args:
         leaves: of the storage.
         slots: its capacity.
         path: a directory that is there.
+        named: see `copied`.
 
     Returns:
         A map ``[slots, *lanes, *shape]`` of each leaf's file, or `Objects` of that shape; and what
-        owns the files that have bytes, by the number of the leaf.
+        owns the files that have bytes.
     """
     lead = (slots, *leaves.lanes)
-    tensors = [at for at in range(len(leaves.leaves)) if at not in leaves.objects]
-    blank = {
-        at: torch.empty((), dtype=leaves.dtypes[at]).expand((*lead, *leaves.leaves[at].shape))
-        for at in tensors
-    }
-    files: dict[int, Path] = {}
-    if isinstance(leaves.node, TensorDictNode):
-        made: list[Any] = []
-        node = tensors_only(leaves.node)
-        data = node.build(iter(blank.values()), lead, torch.device("cpu"))
-        for at in tensors:  # torch finds them as large as they have to be
-            _make_sparse(path / leaves.leaves[at].file, blank[at])
-        with _named_errors(path):
-            node.collect(data.memmap_like(path), made)
-        files = {
-            at: Path(column.filename)
-            for at, column in zip(tensors, made, strict=True)
-            if column.numel()
-        }
-    else:
-        for at, name in enumerate(pytree_names(leaves)):
-            if at in blank:
-                files[at] = path / f"{name}.memmap"
-                _make_sparse(files[at], blank[at])
-        files = {at: file for at, file in files.items() if blank[at].numel()}
-    descriptors = {at: _core.Descriptor() for at in files}
-    for at, file in files.items():
-        descriptors[at].take(os.open, file, os.O_RDWR | os.O_CLOEXEC)
-    return _columns(leaves, lead, descriptors), descriptors
-
-
-def _make_sparse(file: Path, column: torch.Tensor) -> None:
-    """Make the file of a column."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with open(file, "xb") as made:
-        made.truncate(column.numel() * column.itemsize)
-
-
-@contextmanager
-def _named_errors(path: Path) -> Iterator[None]:
-    """Have what the system refused torch be an error of the system.
-
-    Torch says it in a RuntimeError that ends with the number: "... Too many open files (24)".
-    """
-    try:
-        yield
-    except RuntimeError as error:
-        number = re.search(r"\((\d+)\)\s*$", str(error).split("\n", 1)[0])
-        if number is None:
-            raise
-        raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from error
-
-
-def scratch_columns(leaves: Leaves, slots: int, path: Path) -> tuple[list[Any], Opened]:
-    """What `make_files` gives, of files without a name: gone when nobody uses them any more."""
-    lead = (slots, *leaves.lanes)
+    files = _files(leaves, lead, path) if named else []
+    columns: list[Any] = []
     descriptors: Opened = {}
     for at, (leaf, dtype) in enumerate(zip(leaves.leaves, leaves.dtypes, strict=True)):
-        nbytes = math.prod((*lead, *leaf.shape)) * dtype.itemsize
-        if nbytes and at not in leaves.objects:
-            name = path / f".shmbuffer-column-{secrets.token_hex(6)}"
-            flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-            descriptors[at] = _core.Descriptor()
-            fd = descriptors[at].take(os.open, name, flags, 0o600)
-            os.unlink(name)
-            os.truncate(fd, nbytes)
-    return _columns(leaves, lead, descriptors), descriptors
-
-
-def _columns(leaves: Leaves, lead: tuple[int, ...], descriptors: Opened) -> list[Any]:
-    """A map of each file; what has none is empty, or objects."""
-    columns: list[Any] = []
-    for at, (leaf, dtype) in enumerate(zip(leaves.leaves, leaves.dtypes, strict=True)):
-        if at in descriptors:
-            content = mmap.mmap(descriptors[at].fd, 0)
-            columns.append(torch.frombuffer(content, dtype=dtype).view(*lead, *leaf.shape))
-        else:
+        if at in leaves.objects:
             columns.append(leaves.column(at, lead, torch.device("cpu")))
-    return columns
+            continue
+        file = files[at] if named else path / f".shmbuffer-column-{secrets.token_hex(6)}"
+        descriptor = _core.Descriptor()
+        fd = descriptor.take(os.open, file, _MAKE, 0o666 if named else 0o600)
+        if not named:
+            os.unlink(file)
+        shape = (*lead, *leaf.shape)
+        if nbytes := math.prod(shape) * dtype.itemsize:
+            descriptors[at] = descriptor
+            os.truncate(fd, nbytes)
+            columns.append(torch.frombuffer(mmap.mmap(fd, 0), dtype=dtype).view(shape))
+        else:
+            descriptor.close()
+            columns.append(torch.empty(shape, dtype=dtype))
+    return columns, descriptors
+
+
+def _files(leaves: Leaves, lead: tuple[int, ...], path: Path) -> list[Path]:
+    """The file of each leaf in TorchRL's layout, whose directories are made."""
+    if isinstance(leaves.node, TensorDictNode):
+        shapes = (leaf.shape for leaf in leaves.leaves)
+        forms = zip(leaves.dtypes, shapes, strict=True)
+        return write_folder(path, leaves.node, forms, lead)
+    files = [path / f"{name}.memmap" for name in pytree_names(leaves)]
+    for file in files:
+        file.parent.mkdir(parents=True, exist_ok=True)
+    return files

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
-from shmbuffer.errors import CorruptBufferError, SchemaMismatchError
+from shmbuffer.errors import SchemaMismatchError
 from shmbuffer.memory import Engine
 from shmbuffer.memory.layout import CONTROL
 from shmbuffer.memory.progress import Progress
-from shmbuffer.replay.checkpointers.checkpointer import StorageCheckpointerBase
+from shmbuffer.replay.checkpointers.checkpointer import StorageCheckpointerBase, lies_in
 from shmbuffer.replay.checkpointers.record import (
     LIST,
     METADATA,
@@ -22,26 +21,32 @@ from shmbuffer.replay.checkpointers.record import (
     read_metadata,
     write_beside,
 )
-from shmbuffer.replay.checkpointers.record_files import has_records, read_records, write_records
-from shmbuffer.replay.checkpointers.record_image import RecordImage
-from shmbuffer.replay.checkpointers.restoring import as_loaded, require_alone
-from shmbuffer.replay.checkpointers.tensor import lies_in
+from shmbuffer.replay.checkpointers.record_image import RecordImage, write_records
+from shmbuffer.replay.checkpointers.restoring import require_alone, restored
 from shmbuffer.replay.checkpoints import Loaded
-from shmbuffer.replay.values import pack_plainly, read_packed, reading, unpack_plainly, write_packed
+from shmbuffer.replay.compat import compressed
+from shmbuffer.replay.form.packing import Packed
+from shmbuffer.replay.values import (
+    damaged,
+    pack_plainly,
+    read_values,
+    unpack_plainly,
+    write_values,
+)
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from shmbuffer.memory import Moment, Ring
-    from shmbuffer.replay.form.packing import Packed
 
 _ITEMS = "shmbuffer.list"
+
+Packing = Callable[[Any], Packed]
+Unpacking = Callable[[Packed], Any]
 
 
 class ListStorageCheckpointer(StorageCheckpointerBase):
     """Items of a list storage, as two files of our own; see `values`.
 
-    Of a list in a directory, which has records: the records as they are; see `record_files`. Each
+    Of a list in a directory, which has records: the records as they are; see `RecordImage`. Each
     is loaded by the other.
 
     Tensors, TensorDicts, tensorclasses and lazy stacks of them, arrays, text, numbers, None, bytes,
@@ -85,24 +90,15 @@ class ListStorageCheckpointer(StorageCheckpointerBase):
         ring = _ring_of(storage)
         if ring.records is not None and not self._save_hooks:
             moment = write_records(path, ring.records, storage.engine.dictionary())
-            _record_of(moment, moment.sources).write(path, kind=LIST)
-            return moment
-        items, _, moment = storage.copy_out()
-        if self._save_hooks:
-            items = self._hooked(storage, items, path, moment)
-        write_packed(
-            path,
-            _ITEMS,
-            self._all_packed(storage, items),
-            allow_pickle=self.allow_pickle,
-            what="item",
-            remedy=f"set storage.checkpointer = {type(self).__name__}(allow_pickle=True)",
-        )
-        sources = moment.sources
-        if ring.records is None:  # one process is all that writes into a list
-            sources = np.where(moment.tickets >= 0, 1, -1)
-        _record_of(moment, sources).write(path, kind=LIST)
-        return moment  # type: ignore[no-any-return] # of any list storage
+        else:
+            items, _, moment = storage.copy_out()
+            if self._save_hooks:
+                items = self._hooked(storage, items, path, moment)
+            self._write(storage, items, path)
+            if ring.records is None:  # one process is all that writes into a list
+                moment = moment._replace(sources=np.where(moment.tickets >= 0, 1, -1))
+        Record.of_moment(moment).write(path, kind=LIST)
+        return moment
 
     def dumps_in_place(self, storage: Any, folder: Path) -> None:
         """Write what is to be known beside the storage's own files, which stay as they are.
@@ -117,12 +113,7 @@ class ListStorageCheckpointer(StorageCheckpointerBase):
             RuntimeError: there are save hooks, which would change the live data; or nothing was
                 written to the storage yet.
         """
-        if self._save_hooks:
-            raise RuntimeError(
-                f"{storage.scratch_dir}: is where the storage itself has its files, and "
-                f"{type(self).__name__} with its hooks would write something else over them; save "
-                "to another directory"
-            )
+        self._require_same_data(storage, not self._save_hooks)
         ring = _ring_of(storage)
         storage.engine.flush()
         write_beside(folder, ring)
@@ -146,21 +137,8 @@ class ListStorageCheckpointer(StorageCheckpointerBase):
             return self._loads_buffer(storage, path)
         record = Record.read(path, read_metadata(path), kind=LIST)
         if record is None:
-            raise CorruptBufferError(
-                f"{path / METADATA}: is not of a list storage; take another copy of the checkpoint",
-                path=str(path / METADATA),
-            )
-        if has_records(path):
-            return self._loads_image(storage, record, read_records(path), path)
-        require_alone(storage)
-        places = self._places(storage, record, path)
-        kept = []
-        with Progress("load", int(record.present.sum()), "items") as progress:
-            for packed in read_packed(path, _ITEMS, allow_pickle=self.allow_pickle):
-                with reading(path / f"{_ITEMS}.jsonl"):
-                    kept.append(self._unpacked(storage, packed))
-                progress.advance(1)
-        return self._put(storage, record, self._hooked_in(storage, record, kept, path), places)
+            raise damaged(path / METADATA, "is not of a list storage")
+        return self._put(storage, record, path, RecordImage.in_files(path))
 
     def _loads_buffer(self, storage: Any, path: Path) -> Loaded:
         """What a buffer holds that has its files there: the storage's own, or another one."""
@@ -175,98 +153,135 @@ class ListStorageCheckpointer(StorageCheckpointerBase):
                     "holds items; load it into a LazyMemmapStorage"
                 )
             image, moment = RecordImage.in_memory(ring.records, engine.dictionary())
-        record = _record_of(moment, moment.sources)
-        return self._loads_image(storage, record, image, path)._replace(moment=moment)
-
-    def _loads_image(self, storage: Any, record: Record, image: RecordImage, path: Path) -> Loaded:
-        """Records in place of what the storage has: as they are, unless hooks want to see them."""
-        require_alone(storage)
-        _require_number(len(image), record, path)
-        places = self._places(storage, record, path)
-        if self._load_hooks or storage.record_shelf is None:
-            codec = storage.codec_for(image.dictionary)
-            kept = [storage.keeping.keep(item) for part in image.items(codec) for item in part]
-            return self._put(storage, record, self._hooked_in(storage, record, kept, path), places)
-        slots, cursor, _ = places
-        storage.notify_emptied()
-        storage.load_image(image, slots, cursor=cursor, write_count=record.written)
-        return self._loaded(storage, record, places)
+        return self._put(storage, Record.of_moment(moment), path, image)._replace(moment=moment)
 
     def _put(
-        self, storage: Any, record: Record, kept: list[Any], places: tuple[Any, int, int]
+        self,
+        storage: Any,
+        record: Record,
+        path: Path,
+        image: RecordImage | None,
+        kept: list[Any] | None = None,
     ) -> Loaded:
-        """Items in place of what the storage has."""
-        slots, cursor, _ = places
+        """Items in place of what the storage has: records as they are, unless hooks look at them.
+
+        Args:
+            storage: where to.
+            record: where they were.
+            path: where they are, if there is no ``image`` of them, and they are not ``kept``.
+            image: see there.
+            kept: as the storage keeps them.
+        """
+        require_alone(storage)
+        places = record.places(storage.max_size, str(path), "places")
+        of = {"cursor": places.cursor, "write_count": record.written}
+        if storage.record_shelf is None:
+            record.sources = None  # one process is all that writes into it
+        if image is not None and storage.record_shelf is not None and not self._load_hooks:
+            _require_number(len(image), record, path)
+            storage.notify_emptied()
+            storage.load_image(image, places.slots, **of)
+            return restored(storage, record, places)
+        if kept is None:
+            kept = self._read(storage, record, path, image)
+            _require_number(len(kept), record, path)
+            kept = self._hooked_in(storage, kept)
         storage.notify_emptied()
-        storage.copy_in(kept, slots, cursor=cursor, write_count=record.written)
-        return self._loaded(storage, record, places)
+        storage.copy_in(kept, places.slots, **of)
+        return restored(storage, record, places)
 
-    @staticmethod
-    def _loaded(storage: Any, record: Record, places: tuple[Any, int, int]) -> Loaded:
-        """Say who wrote the items, and let samplers know of them."""
-        slots, cursor, shift = places
-        if storage.record_shelf is not None and record.sources is not None:
-            storage.ring.sources[slots] = as_loaded(record.sources[record.present])
-        if len(slots):
-            storage.notify(torch.from_numpy(slots))
-        return Loaded(cursor, record.slots, 1, shift)
+    def _write(self, storage: Any, items: list[Any], path: Path) -> None:
+        """Write what the storage keeps of its items."""
+        pack, _ = self._packing(storage)
 
-    def _hooked_in(self, storage: Any, record: Record, kept: list[Any], path: Path) -> list[Any]:
-        """What the storage is to keep of the items that were saved, after the load hooks."""
-        _require_number(len(kept), record, path)
-        if self._load_hooks:
-            keeping = storage.keeping
-            given = self._apply_load_hooks([keeping.give(one) for one in kept], None)
-            kept = [keeping.keep(item) for item in given]
-            if len(kept) != int(record.present.sum()):
-                raise ValueError(_other_number("load", len(kept), int(record.present.sum())))
+        def packed(item: Any) -> Packed:
+            progress.advance(1)
+            return pack(item)
+
+        with Progress("copy", len(items), "items") as progress:
+            write_values(
+                path,
+                _ITEMS,
+                items,
+                allow_pickle=self.allow_pickle,
+                what="item",
+                remedy=f"set storage.checkpointer = {type(self).__name__}(allow_pickle=True)",
+                packing=packed,
+            )
+
+    def _read(
+        self, storage: Any, record: Record, path: Path, image: RecordImage | None
+    ) -> list[Any]:
+        """What the storage is to keep of the items that were written."""
+        if image is not None:
+            codec = storage.codec_for(image.dictionary)
+            return [storage.keeping.keep(item) for part in image.items(codec) for item in part]
+        kept = []
+        _, unpack = self._packing(storage)
+        with Progress("load", int(record.present.sum()), "items") as progress:
+            for item in read_values(path, _ITEMS, allow_pickle=self.allow_pickle, unpacking=unpack):
+                kept.append(item)
+                progress.advance(1)
         return kept
 
-    def _all_packed(self, storage: Any, items: list[Any]) -> Iterator[Packed]:
-        with Progress("copy", len(items), "items") as progress:
-            for item in items:
-                yield self._packed(storage, item)
-                progress.advance(1)
-
-    def _packed(self, storage: Any, kept: Any) -> Packed:
-        """An item of the storage, as it is written."""
-        return pack_plainly(kept)
-
-    def _unpacked(self, storage: Any, packed: Packed) -> Any:
-        """What the storage keeps of an item that was written."""
-        return storage.keeping.keep(unpack_plainly(packed))
+    def _packing(self, storage: Any) -> tuple[Packing, Unpacking]:
+        """What the storage keeps of an item as it is written, and the other way."""
+        return pack_plainly, lambda packed: storage.keeping.keep(unpack_plainly(packed))
 
     def _hooked(self, storage: Any, items: list[Any], path: Path, moment: Moment) -> list[Any]:
-        """Items after the save hooks, which are given what `get` gives."""
-        capacity = len(moment.tickets)
-        shift = moment.head % capacity
-        is_full = bool((moment.tickets[shift:] >= 0).any())
+        """What is to be written of the items, after the save hooks."""
+        keeping = storage.keeping
+        record = Record.of_moment(moment)
         given = self._apply_save_hooks(
-            [storage.keeping.give(item) for item in items],
-            path,
-            shift=shift or (capacity if is_full else 0),
-            is_full=is_full,
+            [keeping.give(one) for one in items], path, shift=record.shift, is_full=record.is_full
         )
-        kept = [storage.keeping.keep(item) for item in given]
-        if len(kept) != len(items):
-            raise ValueError(_other_number("save", len(kept), len(items)))
+        kept = [keeping.keep(item) for item in given]
+        _require_as_many("save", len(kept), len(items))
         return kept
 
-    @staticmethod
-    def _places(storage: Any, record: Record, path: Path) -> tuple[NDArray[np.int64], int, int]:
-        """Slots of the items in their order, the next slot, and the shift."""
-        slots = np.nonzero(record.present)[0]
-        cursor, shift = int(record.cursor or 0), 0
-        if record.is_full and record.slots != storage.max_size:
-            shift = cursor
-            slots = (slots - shift) % record.slots
-            cursor = int(slots.max()) + 1
-        if len(slots) and int(slots.max()) >= storage.max_size:
-            raise ValueError(
-                f"{path}: has items in {int(slots.max()) + 1} places, and the storage has room for "
-                f"{storage.max_size}; load it into a larger one. Nothing was changed"
-            )
-        return slots, cursor % storage.max_size, shift
+    def _hooked_in(self, storage: Any, kept: list[Any]) -> list[Any]:
+        """What the storage is to keep of the items that were read, after the load hooks."""
+        if not self._load_hooks:
+            return kept
+        keeping = storage.keeping
+        given = self._apply_load_hooks([keeping.give(one) for one in kept], None)
+        found = [keeping.keep(item) for item in given]
+        _require_as_many("load", len(found), len(kept))
+        return found
+
+
+class CompressedListStorageCheckpointer(ListStorageCheckpointer):
+    """Items of a `CompressedListStorage`: compressed bytes are saved and loaded as they are.
+
+    What TorchRL has saved is loaded too: decompressed with the storage's own ``decompression_fn``,
+    or with zlib or zstd where it has none, whichever TorchRL has used, and compressed anew. What is
+    saved here cannot be loaded there, where the codec depends on the version of Python.
+
+    Args:
+        allow_pickle: see `ListStorageCheckpointer`.
+
+    Source: ``torchrl.data.CompressedListStorageCheckpointer``.
+    """
+
+    def loads(self, storage: Any, path: str | os.PathLike[str]) -> Loaded:
+        """See `ListStorageCheckpointer.loads`."""
+        return self.loads_beside(storage, Path(path), None)
+
+    def loads_beside(
+        self, storage: Any, path: Path, written: tuple[int, int | None] | None
+    ) -> Loaded:
+        """See `StorageCheckpointerBase.loads_beside`."""
+        if not compressed.is_of_torchrl(path):
+            return super().loads(storage, path)
+        items = compressed.read_items(path, storage.compressing)
+        present = np.array([item is not None for item in items], np.bool_)
+        cursor, count = (len(items), None) if written is None else written
+        record = Record(len(items), (), present, cursor, count)
+        kept = [storage.keeping.keep(item[0]) for item in items if item is not None]
+        return self._put(storage, record, path, None, kept)
+
+    def _packing(self, storage: Any) -> tuple[Packing, Unpacking]:
+        return storage.packed, storage.unpacked
 
 
 def _ring_of(storage: Any) -> Ring:
@@ -278,33 +293,17 @@ def _ring_of(storage: Any) -> Ring:
     return ring
 
 
-def _record_of(moment: Moment, sources: NDArray[np.int64]) -> Record:
-    capacity = len(moment.tickets)
-    return Record(
-        capacity,
-        (),
-        moment.tickets >= 0,
-        moment.head % capacity,
-        moment.write_count,
-        None,
-        moment.tickets,
-        sources,
-    )
-
-
 def _require_number(found: int, record: Record, path: Path) -> None:
     """CorruptBufferError where there are more or fewer items than there should be."""
     expected = int(record.present.sum())
     if found != expected:
-        raise CorruptBufferError(
-            f"{path}: has {found} items, {expected} belong there; take another copy of the "
-            "checkpoint",
-            path=str(path),
+        raise damaged(path, f"has {found} items, {expected} belong there")
+
+
+def _require_as_many(kind: str, found: int, expected: int) -> None:
+    """ValueError where hooks made more or fewer items."""
+    if found != expected:
+        raise ValueError(
+            f"{kind} hooks made {found} items of {expected}; in a list every item has its place, "
+            "so there are as many after them as before"
         )
-
-
-def _other_number(kind: str, found: int, expected: int) -> str:
-    return (
-        f"{kind} hooks made {found} items of {expected}; in a list every item has its place, so "
-        "there are as many after them as before"
-    )

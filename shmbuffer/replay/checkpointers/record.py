@@ -14,14 +14,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from shmbuffer.errors import IncompatibleVersionError, SchemaMismatchError
 from shmbuffer.memory import slots
-from shmbuffer.replay.checkpoints import OURS, read_json, write_json
-from shmbuffer.replay.values import reading
+from shmbuffer.replay.values import OURS, read_json, reading, write_json
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -35,6 +34,17 @@ TENSORS, LIST = "tensors", "a list of objects"
 
 _ITEMS = "shmbuffer.items.npy"
 _LOOK = 4096  # slots that are looked at together
+
+
+class Places(NamedTuple):
+    """Where the items of a storage go in another one."""
+
+    slots: NDArray[np.int64]
+    """int64 ``[n]``, in the order of the slots that they had."""
+    cursor: int
+    """Slot of the next item."""
+    shift: int
+    """Slots by which they were moved down, around the end of the saved ring."""
 
 
 @dataclass
@@ -62,16 +72,16 @@ class Record:
     sources: NDArray[np.int64] | None = None
 
     @classmethod
-    def of_moment(cls, moment: Moment, leaves: Leaves) -> Record:
-        """What there is to remember of a moment."""
+    def of_moment(cls, moment: Moment, leaves: Leaves | None = None) -> Record:
+        """What there is to remember of a moment; of a list, which has no leaves, too."""
         slots = len(moment.tickets)
         return cls(
             slots,
-            leaves.lanes,
+            () if leaves is None else leaves.lanes,
             moment.tickets >= 0,
             moment.head % slots,
             moment.write_count,
-            leaves.node.to_json(),
+            None if leaves is None else leaves.node.to_json(),
             moment.tickets,
             moment.sources,
         )
@@ -103,6 +113,29 @@ class Record:
     def shift(self) -> int:
         """The slot after the last one that was written, counted from 1 where that is slot 0."""
         return self.cursor or (self.slots if self.is_full else 0)
+
+    def places(self, capacity: int, where: str, what: str = "slots") -> Places:
+        """Where the items go in a storage of ``capacity`` slots.
+
+        They keep their slots. Where the capacity is another one and the ring had gone round, they
+        are put in the order of their age, from slot 0 on.
+
+        Raises:
+            ValueError: more than there is room for. ``what`` slots are called in the message.
+        """
+        slots, shift = np.nonzero(self.present)[0], 0
+        cursor = self.extent % self.slots if self.cursor is None else self.cursor
+        if capacity != self.slots and self.is_full:
+            shift = cursor
+            slots = (slots - shift) % self.slots
+            cursor = int(slots.max()) + 1
+        extent = int(slots.max()) + 1 if len(slots) else 0
+        if extent > capacity:
+            raise ValueError(
+                f"{where}: has items in {extent} {what}, and the storage has room for {capacity}; "
+                "load it into a larger one. Nothing was changed"
+            )
+        return Places(slots, cursor % capacity, shift)
 
     def write(
         self,
@@ -232,9 +265,6 @@ def read_metadata(folder: Path) -> dict[str, Any]:
     Raises:
         FileNotFoundError: no tensor storage was saved there.
     """
-    try:
-        return read_json(folder / METADATA)
-    except FileNotFoundError as error:
-        raise FileNotFoundError(
-            f"{folder / METADATA}: not there, so no tensor storage was saved in this directory"
-        ) from error
+    missing = "no tensor storage was saved in this directory"
+    found: dict[str, Any] = read_json(folder / METADATA, missing=missing)
+    return found

@@ -1,10 +1,15 @@
-"""The records of a buffer at one moment, as they lay in their ring: in memory, or in a file.
+"""The records of a buffer at one moment, as they lay in their ring: in memory, or in files.
 
     ring ──copied as it is──▶ data   [record][record][what is no item any more][record]...
                               slots, positions, sizes: where each item was, and where its record is
 
 A record may reach over those behind it, which were written with it: they stay together on the way
-back into a ring, so that what they share is there once, as before.
+back into a ring, so that what they share is there once, as before. The files, which are written
+while others go on writing, and are never in memory as a whole:
+
+    shmbuffer.records.data          the byte ring of one moment, as it lay there
+    shmbuffer.records.npy           int64 [n, 3]: slot, position and bytes of each item, by slot
+    shmbuffer.records.dictionary    of zstd; only where the buffer has one
 """
 
 from __future__ import annotations
@@ -12,15 +17,16 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 
 from shmbuffer._native import _core
-from shmbuffer.errors import CorruptBufferError
 from shmbuffer.memory import RecordBatch
 from shmbuffer.memory.records import HEADER_BYTES
+from shmbuffer.replay.values import damaged, reading
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -28,6 +34,9 @@ if TYPE_CHECKING:
     from shmbuffer.memory import Moment, Records
     from shmbuffer.replay.storages.record_codec import RecordCodec
 
+_DATA = "shmbuffer.records.data"
+_TABLE = "shmbuffer.records.npy"
+_DICTIONARY = "shmbuffer.records.dictionary"
 _PIECE_BYTES = 2**24  # that are read, or written to a ring, at once
 
 
@@ -62,14 +71,49 @@ class RecordImage:
     where: str = "these records"
 
     @classmethod
+    def of_table(
+        cls,
+        data: NDArray[np.uint8],
+        table: NDArray[np.int64],
+        dictionary: bytes | None,
+        where: str = "these records",
+    ) -> RecordImage:
+        """From slot, position and bytes of each item, int64[n, 3]."""
+        slots, positions, sizes = (np.ascontiguousarray(column) for column in table.T)
+        return cls(data, slots, positions, sizes, dictionary, where)
+
+    @classmethod
     def in_memory(cls, records: Records, dictionary: bytes | None) -> tuple[RecordImage, Moment]:
         """What a ring holds now, and the moment that it is of."""
         with _core.Descriptor() as memory:
             fd = memory.take(os.memfd_create, "shmbuffer-records", os.MFD_CLOEXEC)
-            moment, table = copied(records, fd, "memory")
+            moment, table = _copied(records, fd, "memory")
             data = np.fromfile(f"/proc/self/fd/{fd}", np.uint8, os.fstat(fd).st_size)
-        slots, positions, sizes = (np.ascontiguousarray(column) for column in table.T)
-        return cls(data, slots, positions, sizes, dictionary), moment
+        return cls.of_table(data, table, dictionary), moment
+
+    @classmethod
+    def in_files(cls, folder: Path) -> RecordImage | None:
+        """What `write_records` wrote; its bytes are a map of the file. None if it was not there.
+
+        Raises:
+            CorruptBufferError: the files are damaged.
+        """
+        where = folder / _DATA
+        if not (folder / _TABLE).exists():
+            return None
+        with reading(folder / _TABLE):
+            table = np.load(folder / _TABLE, allow_pickle=False)
+            if table.dtype != np.int64 or table.ndim != 2 or table.shape[1] != 3:
+                found = f"{table.dtype}{list(table.shape)}"
+                raise ValueError(f"the items are {found}, not int64[n, 3]")
+            if len(table) and (table[0, 0] < 0 or (np.diff(table[:, 0]) < 1).any()):
+                raise ValueError("the slots of the items are not in order")
+        with reading(where):
+            size = where.stat().st_size
+            data = np.memmap(where, np.uint8, "r") if size else np.empty(0, np.uint8)
+        file = folder / _DICTIONARY
+        dictionary = file.read_bytes() if file.exists() else None
+        return cls.of_table(data, table, dictionary, str(where))
 
     @classmethod
     def of_state(cls, state: dict[str, Any], slots: NDArray[np.int64]) -> RecordImage:
@@ -102,10 +146,10 @@ class RecordImage:
         wrong |= (ends > len(self.data)) | (ends < self.positions)
         if wrong.any():
             at = int(wrong.argmax())
-            raise CorruptBufferError(
-                f"{self.where}: record {at} is said to have {self.sizes[at]} bytes at "
-                f"{self.positions[at]} of {len(self.data)}; take another copy of the checkpoint",
-                path=self.where,
+            raise damaged(
+                self.where,
+                f"record {at} is said to have {self.sizes[at]} bytes at {self.positions[at]} of "
+                f"{len(self.data)}",
             )
 
     def __len__(self) -> int:
@@ -171,7 +215,31 @@ class RecordImage:
         return RecordBatch(data, positions - first, sizes)
 
 
-def copied(records: Records, descriptor: int, where: str) -> tuple[Moment, NDArray[np.int64]]:
+def write_records(folder: Path, records: Records, dictionary: bytes | None) -> Moment:
+    """Write what a ring holds.
+
+    Args:
+        folder: it is there.
+        records: the ring.
+        dictionary: of zstd, as the buffer has it.
+
+    Returns:
+        The moment that was written.
+
+    Raises:
+        SpaceError: bytes needed and free.
+    """
+    target = folder / _DATA
+    flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+    with _core.Descriptor() as file:
+        moment, table = _copied(records, file.take(os.open, target, flags, 0o644), str(target))
+    np.save(folder / _TABLE, table, allow_pickle=False)
+    if dictionary is not None:
+        (folder / _DICTIONARY).write_bytes(dictionary)
+    return moment
+
+
+def _copied(records: Records, descriptor: int, where: str) -> tuple[Moment, NDArray[np.int64]]:
     """Copies a ring's records to a file, all of one moment.
 
     Returns:

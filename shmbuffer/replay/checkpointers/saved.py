@@ -1,8 +1,7 @@
-"""A storage as it lies in files: looked at, not yet read."""
+"""A tensor storage as it lies in files, or in another buffer: looked at, not yet read."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,75 +9,124 @@ from typing import Any
 import numpy as np
 import torch
 
-from shmbuffer.errors import CorruptBufferError, SchemaMismatchError
-from shmbuffer.memory import Leaf
-from shmbuffer.replay.checkpointers.memmap import (
+from shmbuffer.errors import SchemaMismatchError
+from shmbuffer.memory import Engine, Leaf, Moment, Ring
+from shmbuffer.replay.checkpointers.objects import read_objects
+from shmbuffer.replay.checkpointers.record import METADATA, Record, read_metadata
+from shmbuffer.replay.compat.folders import (
     SINGLE,
-    Folder,
+    objects_of,
     pytree_column,
     pytree_name,
     read_folder,
-)
-from shmbuffer.replay.checkpointers.nontensors import (
-    objects_of_list,
-    read_objects,
     shapes_of_objects,
 )
-from shmbuffer.replay.checkpointers.record import METADATA, Record, read_metadata
 from shmbuffer.replay.form import structure
 from shmbuffer.replay.form.leaves import Leaves, dtype_name
 from shmbuffer.replay.form.nodes import LEAF, Node
 from shmbuffer.replay.form.nodes import Path as Key
 from shmbuffer.replay.form.objects import OBJECT, Objects
-from shmbuffer.replay.values import reading
+from shmbuffer.replay.values import damaged, reading
 
 
 @dataclass
 class Saved:
-    """A storage as it lies in files.
+    """A storage as it lies somewhere.
 
     Attributes:
         where: in messages.
         record: which item is in which slot.
         node: the form of the data; None where the files do not tell.
-        keys: of all leaves; those that no buffer stores are left out.
-        column: ``[n, *lanes, *shape]`` at a key, a tensor or `Objects`; n is the capacity, or as
-            much as hooks have left.
+        by_key: of each leaf its column ``[n, *lanes, *shape]``, a tensor or `Objects`; n is the
+            capacity, or as much as hooks have left. What no buffer stores is left out.
     """
 
     where: str
     record: Record
     node: Node | None
-    keys: list[Key]
-    column: Callable[[Key], Any]
+    by_key: dict[Key, Any]
 
     @classmethod
     def of_columns(cls, where: str, record: Record, node: Node, columns: list[Any]) -> Saved:
         """Of columns that are there, in the order of the node's leaves."""
-        by_key = dict(zip(node.paths(), columns, strict=True))
-        return cls(where, record, node, list(by_key), by_key.__getitem__)
+        return cls(where, record, node, dict(zip(node.paths(), columns, strict=True)))
+
+    @classmethod
+    def of_buffer(cls, engine: Engine, path: Path) -> tuple[Saved, Moment]:
+        """What the buffer in a directory holds, and the moment that it is of.
+
+        Nothing is copied while nobody else has it open; else it is, into memory.
+
+        Args:
+            engine: open on the directory, for as long as the columns are used.
+            path: the directory, for messages.
+
+        Raises:
+            RuntimeError: nothing was written to it yet.
+        """
+        ring = engine.ring
+        if ring is None:
+            raise RuntimeError(f"{path}: is a buffer that nothing was written to")
+        leaves = Leaves.of_schema(ring.schema, str(path))
+        columns: list[Any] = []
+        for at, (leaf, dtype) in enumerate(zip(leaves.leaves, leaves.dtypes, strict=True)):
+            shape = (ring.capacity, *leaves.lanes, *leaf.shape)
+            columns.append(
+                torch.frombuffer(ring.leaf(at), dtype=dtype).view(shape)
+                if leaf.nbytes
+                else torch.empty(shape, dtype=dtype)
+            )
+        if ring.is_alone:
+            moment = _looked_at(ring)
+        else:
+            columns = [torch.empty_like(column) for column in columns]
+            moment = ring.copy_out([column.data_ptr() for column in columns])
+        record = Record.of_moment(moment, leaves)
+        return cls.of_columns(str(path), record, leaves.node, columns), moment
+
+    @classmethod
+    def in_files(cls, path: Path, *, ndim: int, allow_pickle: bool) -> Saved:
+        """Look at what is in a directory.
+
+        Args:
+            path: of the storage.
+            ndim: leading dimensions of the data that belong to the storage that it is for: TorchRL
+                does not say how many it had.
+            allow_pickle: unpickle what was pickled, which runs code from the file.
+
+        Raises:
+            FileNotFoundError: no tensor storage was saved there.
+            CorruptBufferError: the files are damaged.
+            ValueError: something in there could only be unpickled.
+        """
+        found = read_metadata(path)
+        record = Record.read(path, found)
+        node: Node | None = None
+        if record is not None and record.structure is not None:
+            with reading(path / METADATA):
+                node = structure.from_json(record.structure)
+                if not next(node.paths(), None) and node is not LEAF:
+                    raise ValueError("there is nothing in the form of an item")
+        of = _of_pytree if found.get("is_pytree") else _of_folder
+        return of(path, found, record, node, ndim, allow_pickle)
 
     def example(self) -> Any:
         """A batch of one item of this form, without content.
 
         Raises:
             RuntimeError: the files do not tell the form.
+            CorruptBufferError: a leaf of it is missing.
         """
         if self.node is None:
             raise RuntimeError(
                 f"{self.where}: holds a PyTree that TorchRL saved, without its form: write an item "
                 "first, or call storage.define(example), and load then"
             )
-        blank = []
         for key in self.node.paths():
-            column = self.column(key)
-            shape = (1, *column.shape[1:])
-            blank.append(
-                Objects.of((), shape)
-                if isinstance(column, Objects)
-                else torch.zeros(shape, dtype=column.dtype)
-            )
-        return self.node.build(iter(blank), (1, *self.record.lanes), torch.device("cpu"))
+            if key not in self.by_key:
+                raise damaged(self.where, f"the leaf {'.'.join(key)!r} is missing")
+        blank = (_blank(self.by_key[key]) for key in self.node.paths())
+        return self.node.build(blank, (1, *self.record.lanes), torch.device("cpu"))
 
     def columns(self, leaves: Leaves) -> list[Any]:
         """One column for each leaf of a storage.
@@ -87,7 +135,7 @@ class Saved:
             SchemaMismatchError: a leaf is missing, unknown, or of another dtype or shape.
         """
         wanted = list(leaves.node.paths())
-        for key in self.keys:
+        for key in self.by_key:
             if key not in wanted and key[0] not in leaves.optional:
                 raise SchemaMismatchError(
                     f"{leaves.where}: the checkpoint in {self.where} has leaf {'.'.join(key)!r}, "
@@ -105,13 +153,13 @@ class Saved:
         ]
 
     def _column_of(self, key: Key, leaf: Leaf, leaves: Leaves) -> Any:
-        if key not in self.keys:
+        column = self.by_key.get(key)
+        if column is None:
             raise SchemaMismatchError(
                 f"{leaves.where}: leaf {leaf.name!r} ({leaf}) is missing in the checkpoint in "
                 f"{self.where}; load it into a new buffer",
                 leaf=leaf.name,
             )
-        column = self.column(key)
         dtype = OBJECT if isinstance(column, Objects) else dtype_name(column.dtype)
         if (dtype, tuple(column.shape[1:])) != (leaf.dtype, (*leaves.lanes, *leaf.shape)):
             saved = f"{dtype}{list(column.shape[1 + len(leaves.lanes) :])}"
@@ -125,70 +173,95 @@ class Saved:
         return column
 
 
-def saved_in(path: Path, *, ndim: int, allow_pickle: bool) -> Saved:
-    """Look at what is in a directory.
+def _looked_at(ring: Ring) -> Moment:
+    """Counters and slots of a ring that nobody else has open."""
+    tickets = ring.tickets()
+    raw = np.where(np.repeat(tickets < 0, ring.width), np.nan, ring.priorities())
+    sources = np.where(tickets < 0, -1, ring.sources.astype(np.int64))
+    return Moment(tickets, sources, raw, ring.head, ring.write_count, ring.max_priority)
 
-    Args:
-        path: of the storage.
-        ndim: leading dimensions of the data that belong to the storage that it is for: TorchRL does
-            not say how many it had.
-        allow_pickle: unpickle what was pickled, which runs code from the file.
 
-    Raises:
-        FileNotFoundError: no tensor storage was saved there.
-        CorruptBufferError: the files are damaged.
-        ValueError: something in there could only be unpickled.
-    """
-    found = read_metadata(path)
-    record = Record.read(path, found)
-    if found.get("is_pytree"):
-        return _saved_pytree(path, found, record, ndim)
-    folder = read_folder(path)
-    if record is None:
-        record = _first_slots(folder.shape[:ndim], found, path)
-    if record.structure is None:
-        if folder.pickled():
-            raise ValueError(
-                f"{path}: entries {folder.pickled()} are no tensors and were pickled, and loading "
-                "them would run code from the files; nothing was unpickled. Save them as text, "
-                "numbers, or lists of them"
-            )
-        node = folder.node(1 + len(record.lanes))
-    else:
-        with reading(path / METADATA):
-            node = structure.from_json(record.structure)
-            if not next(node.paths(), None) and node is not LEAF:
-                raise ValueError("there is nothing in the form of an item")
-    return Saved(str(path), record, node, *_of_folder(path, folder, record, node, allow_pickle))
+def _blank(column: Any) -> Any:
+    """One item of a column, without content."""
+    shape = (1, *column.shape[1:])
+    if isinstance(column, Objects):
+        return Objects.of((), shape)
+    return torch.zeros(shape, dtype=column.dtype)
 
 
 def _of_folder(
-    path: Path, folder: Folder, record: Record, node: Node, allow_pickle: bool
-) -> tuple[list[Key], Callable[[Key], Any]]:
-    """What leaves there are, and how to get at each."""
-    shapes = shapes_of_objects(node)
-    if record.structure is None:
-        shape = (record.slots, *record.lanes)
-        objects = {key: objects_of_list(folder.value(key), shape) for key in shapes}
+    path: Path,
+    found: dict[str, Any],
+    record: Record | None,
+    node: Node | None,
+    ndim: int,
+    allow_pickle: bool,
+) -> Saved:
+    """Of tensordict's files."""
+    folder = read_folder(path, ndim)
+    record = record or _first_slots(folder.shape[:ndim], found, path)
+    lead = (record.slots, *record.lanes)
+    if node is None:
+        if folder.refused:
+            raise ValueError(
+                f"{path}: entries {folder.refused} are no tensors and were pickled, and loading "
+                "them would run code from the files; nothing was unpickled. Save them as text, "
+                "numbers, or lists of them"
+            )
+        node = folder.node
+        with reading(path / "meta.json"):
+            keys = shapes_of_objects(node)
+            objects = {key: objects_of(folder.values[key], lead) for key in keys}
     else:
-        lead = record.present, record.lanes
-        objects = read_objects(path, shapes, *lead, allow_pickle=allow_pickle)
-    there = {*folder.names(), *objects}
+        shapes = shapes_of_objects(node)
+        objects = read_objects(
+            path, shapes, record.present, record.lanes, allow_pickle=allow_pickle
+        )
+    there = {*folder.tensors, *objects}
+    return Saved(
+        str(path),
+        record,
+        node,
+        {
+            key: objects[key] if key in objects else _whole(folder.tensor(key), record, key, path)
+            for key in node.paths()
+            if key in there
+        },
+    )
 
-    def column(key: Key) -> Any:
-        return objects[key] if key in objects else _whole(folder.tensor(key), record, key, path)
 
-    return [key for key in node.paths() if key in there], column
+def _of_pytree(
+    path: Path,
+    found: dict[str, Any],
+    record: Record | None,
+    node: Node | None,
+    ndim: int,
+    allow_pickle: bool,
+) -> Saved:
+    """Of TorchRL's files of a PyTree, in which there is no pickle."""
+    with reading(path / METADATA):
+        metadata: dict[str, Any] = found["metadata"]
+        if node is None and list(metadata) == [SINGLE]:
+            node = LEAF
+        if node is not None:
+            names = {key: pytree_name(key) for key in node.paths()}
+        else:  # a key with a dot in it looks like nested ones: the storage has to know the form
+            names = {tuple(name.split(".")): name.replace(".", "/") for name in metadata}
+        tensors = {key: pytree_column(path, name, metadata) for key, name in names.items()}
+        first = next(iter(tensors.values()))
+    record = record or _first_slots(tuple(first.shape[:ndim]), found, path)
+    columns = {key: _whole(column, record, key, path) for key, column in tensors.items()}
+    return Saved(str(path), record, node, columns)
 
 
 def _whole(column: torch.Tensor, record: Record, key: Key, path: Path) -> torch.Tensor:
     """CorruptBufferError where a tensor has another number of items than the storage."""
     lead = (record.slots, *record.lanes)
     if tuple(column.shape[: len(lead)]) != lead:
-        raise CorruptBufferError(
-            f"{path}: the tensor {'.'.join(key)!r} is {list(column.shape)}, and the storage that "
-            f"it belongs to {list(lead)}; take another copy of the checkpoint",
-            path=str(path),
+        raise damaged(
+            path,
+            f"the tensor {'.'.join(key)!r} is {list(column.shape)}, and the storage that it "
+            f"belongs to {list(lead)}",
         )
     return column
 
@@ -200,27 +273,6 @@ def _first_slots(shape: tuple[int, ...], found: dict[str, Any], path: Path) -> R
         width = int(np.prod(lanes, dtype=np.int64))
         return Record(slots, tuple(lanes), np.arange(slots) < -(-int(found["len"]) // width))
     except (KeyError, TypeError, ValueError) as error:
-        raise CorruptBufferError(
-            f"{path}: a storage of shape {list(shape)} makes no sense ({error!r}); take another "
-            "copy of the checkpoint",
-            path=str(path),
+        raise damaged(
+            path, f"a storage of shape {list(shape)} makes no sense ({error!r})"
         ) from error
-
-
-def _saved_pytree(path: Path, found: dict[str, Any], record: Record | None, ndim: int) -> Saved:
-    node: Node | None = None
-    with reading(path / METADATA):
-        metadata: dict[str, Any] = found["metadata"]
-        if record is not None and record.structure is not None:
-            node = structure.from_json(record.structure)
-            names = {key: pytree_name(key) for key in node.paths()}
-        elif list(metadata) == [SINGLE]:
-            node, names = LEAF, {(): SINGLE}
-        else:  # a key with a dot in it looks like nested ones: the storage has to know the form
-            names = {tuple(name.split(".")): name.replace(".", "/") for name in metadata}
-        tensors = {key: pytree_column(path, name, metadata) for key, name in names.items()}
-        first = next(iter(tensors.values()))
-    if record is None:
-        record = _first_slots(tuple(first.shape[:ndim]), found, path)
-    tensors = {key: _whole(column, record, key, path) for key, column in tensors.items()}
-    return Saved(str(path), record, node, list(tensors), tensors.__getitem__)

@@ -12,15 +12,14 @@ from tensordict import TensorDict
 
 from shmbuffer.memory import Engine
 from shmbuffer.memory.layout import CONTROL
-from shmbuffer.replay.checkpointers.checkpointer import StorageCheckpointerBase
-from shmbuffer.replay.checkpointers.columns import make_files, scratch_columns
-from shmbuffer.replay.checkpointers.copying import copy_into, copy_of_buffer
-from shmbuffer.replay.checkpointers.memmap import pytree_metadata, require_no_pickle
-from shmbuffer.replay.checkpointers.nontensors import write_objects
+from shmbuffer.replay.checkpointers.checkpointer import StorageCheckpointerBase, lies_in
+from shmbuffer.replay.checkpointers.columns import copied, make_columns
+from shmbuffer.replay.checkpointers.objects import write_objects
 from shmbuffer.replay.checkpointers.record import Record, read_metadata, write_beside
-from shmbuffer.replay.checkpointers.restoring import adopt, restore
-from shmbuffer.replay.checkpointers.saved import Saved, saved_in
+from shmbuffer.replay.checkpointers.restoring import restore
+from shmbuffer.replay.checkpointers.saved import Saved
 from shmbuffer.replay.checkpoints import Loaded
+from shmbuffer.replay.compat.folders import pytree_metadata, require_no_pickle
 from shmbuffer.replay.form import structure
 from shmbuffer.replay.form.leaves import Leaves
 from shmbuffer.replay.form.nodes import TensorDictNode, is_collection
@@ -75,8 +74,7 @@ class TensorStorageCheckpointer(StorageCheckpointerBase):
         folder = self._folder(path)
         if self._save_hooks or folder is None:
             return self._dumps_through_hooks(rows, path, folder)
-        columns, descriptors = make_files(rows.leaves, rows.ring.capacity, folder)
-        copy = copy_into(rows, columns, descriptors, folder)
+        copy = copied(rows, folder, named=True)
         write_objects(
             folder,
             rows.leaves,
@@ -101,12 +99,8 @@ class TensorStorageCheckpointer(StorageCheckpointerBase):
             RuntimeError: there are save hooks, which would change the live data; or nothing was
                 written to the storage yet.
         """
-        if self._save_hooks or type(self)._write is not TensorStorageCheckpointer._write:
-            raise RuntimeError(
-                f"{storage.scratch_dir}: is where the storage itself has its files, and "
-                f"{type(self).__name__} with its hooks would write something else over them; save "
-                "to another directory"
-            )
+        same = type(self)._write is TensorStorageCheckpointer._write
+        self._require_same_data(storage, same and not self._save_hooks)
         rows = _rows_of(storage)
         storage.engine.flush()
         metadata = _metadata_of(rows.leaves, rows.ring.capacity)
@@ -139,22 +133,19 @@ class TensorStorageCheckpointer(StorageCheckpointerBase):
                 return Loaded(in_place=True)
         elif is_buffer:
             with Engine.open(path, None) as engine:
-                leaves, copy = copy_of_buffer(engine, path)
-                saved = Saved.of_columns(str(path), copy.record, leaves.node, copy.columns)
-                return restore(storage, saved)._replace(moment=copy.moment)
+                saved, moment = Saved.of_buffer(engine, path)
+                return restore(storage, saved)._replace(moment=moment)
         saved = (
             self._through_hooks(storage, path)
             if self._load_hooks
-            else saved_in(path, ndim=storage.ndim, allow_pickle=self.allow_pickle)
+            else Saved.in_files(path, ndim=storage.ndim, allow_pickle=self.allow_pickle)
         )
         record = saved.record
         if record.tickets is None and written is not None:
             record.cursor = written[0] % record.slots
             if written[1] is not None:
                 record.write_count = written[1] * record.width
-        if in_place and storage.rows is None:
-            return adopt(storage, saved)
-        return restore(storage, saved)
+        return restore(storage, saved, there=in_place and storage.rows is None)
 
     # -- for another format --------------------------------------------------------------------
 
@@ -191,11 +182,11 @@ class TensorStorageCheckpointer(StorageCheckpointerBase):
     # -- hooks ---------------------------------------------------------------------------------
 
     def _dumps_through_hooks(self, rows: Rows, path: Path, folder: Path | None) -> Moment:
-        leaves, capacity = rows.leaves, rows.ring.capacity
+        leaves = rows.leaves
         scratch = path.parent if folder is None else folder
-        columns, descriptors = scratch_columns(leaves, capacity, scratch)
-        moment, record, columns = copy_into(rows, columns, descriptors, scratch)
-        data = leaves.node.build(iter(columns), (capacity, *leaves.lanes), torch.device("cpu"))
+        moment, record, columns = copied(rows, scratch, named=False)
+        lead = (record.slots, *record.lanes)
+        data = leaves.node.build(iter(columns), lead, torch.device("cpu"))
         data = self._apply_save_hooks(data, path, shift=record.shift, is_full=record.is_full)
         metadata: dict[str, Any] | None = None
         if is_collection(data):
@@ -214,12 +205,9 @@ class TensorStorageCheckpointer(StorageCheckpointerBase):
         rows = storage.rows
         out = None
         if rows is not None:
-            lead = (rows.ring.capacity, *rows.leaves.lanes)
-            blank = [
-                rows.leaves.column(at, lead, torch.device("cpu"))
-                for at in range(len(rows.leaves.leaves))
-            ]
-            out = rows.leaves.node.build(iter(blank), lead, torch.device("cpu"))
+            capacity, device = rows.ring.capacity, torch.device("cpu")
+            blank = iter(rows.leaves.columns(capacity, device))
+            out = rows.leaves.node.build(blank, (capacity, *rows.leaves.lanes), device)
         data = self._apply_load_hooks(data, out)
         leaves = Leaves.of_data(
             data, ndim=storage.ndim, single=False, mapping=storage.mapping, where=str(path)
@@ -236,12 +224,6 @@ class TensorStorageCheckpointer(StorageCheckpointerBase):
             if {*remembered.paths()} == by_key.keys():
                 node, columns = remembered, [by_key[key] for key in remembered.paths()]
         return Saved.of_columns(str(path), record, node, columns)
-
-
-def lies_in(storage: Any, path: Path) -> bool:
-    """Whether ``path`` is the directory that the storage itself has its files in."""
-    scratch = getattr(storage, "scratch_dir", None)
-    return scratch is not None and os.path.realpath(scratch) == os.path.realpath(path)
 
 
 def _rows_of(storage: Any) -> Rows:
@@ -264,7 +246,7 @@ def _write_pytree(data: Any, folder: Path, leaves: Leaves) -> tuple[dict[str, An
     ndim = 1 + len(leaves.lanes)
     found = Leaves.of_data(data, ndim=ndim, single=False, mapping="dict", where=str(folder))
     values, (count,) = found.values(data)
-    columns, descriptors = make_files(found, count, folder)
+    columns, descriptors = make_columns(found, count, folder)
     for descriptor in descriptors.values():
         descriptor.close()
     for column, value in zip(columns, values, strict=True):

@@ -16,12 +16,12 @@ from typing import Any
 import torch
 
 from shmbuffer.errors import EmptyBufferError
-from shmbuffer.replay.checkpoints import read_state, write_state
 from shmbuffer.replay.ensembles.members import Ensemble
 from shmbuffer.replay.ensembles.rows import known_tickets, routes, stack_index, stack_rows
 from shmbuffer.replay.ensembles.storage import StorageEnsemble
 from shmbuffer.replay.samplers import PriorityUpdate, Sampler
 from shmbuffer.replay.samplers.sampler import between_forks
+from shmbuffer.replay.values import read_state, write_state
 
 SAMPLEABLE = "sampleable"
 

@@ -10,17 +10,11 @@ from typing import Any, NoReturn
 import torch
 
 from shmbuffer.replay.checkpointers.checkpointer import StorageCheckpointerBase
-from shmbuffer.replay.checkpoints import (
-    apply_part,
-    dump_part,
-    load_plainly,
-    read_json,
-    read_part,
-    write_json,
-)
+from shmbuffer.replay.checkpoints import apply_part, dump_part, read_part
+from shmbuffer.replay.compat.buffers import load_plainly
 from shmbuffer.replay.ensembles.members import Ensemble
 from shmbuffer.replay.storages import Storage
-from shmbuffer.replay.values import reading
+from shmbuffer.replay.values import read_json, reading, write_json
 
 _METADATA = "metadata.json"
 

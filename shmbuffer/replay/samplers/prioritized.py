@@ -10,12 +10,12 @@ import torch
 from shmbuffer.errors import EmptyBufferError
 from shmbuffer.memory import LIVING, Moment, Weighed, weigh, weigh_moment
 from shmbuffer.memory.recorded import REDUCTIONS
+from shmbuffer.replay.compat.samplers import moved, read_priorities, write_priorities
 from shmbuffer.replay.keys import GENERATION, WEIGHT_KEYS
 from shmbuffer.replay.samplers.priority.keeper import PriorityKeeper
 from shmbuffer.replay.samplers.priority.raw import from_zero
 from shmbuffer.replay.samplers.priority.table import raw_of
 from shmbuffer.replay.samplers.sampler import NOTHING_THERE, draw_from, draw_key, in_storage
-from shmbuffer.replay.samplers.saved import moved, read_priorities, write_priorities
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -9,6 +9,7 @@ import torch
 
 from shmbuffer.errors import EmptyBufferError
 from shmbuffer.memory import slots
+from shmbuffer.replay.compat.samplers import moved_pass, read_pass, write_pass
 from shmbuffer.replay.samplers.passes import (
     Pass,
     described,
@@ -18,7 +19,6 @@ from shmbuffer.replay.samplers.passes import (
     wait_for,
 )
 from shmbuffer.replay.samplers.sampler import Sampler, between_forks, lanes_of
-from shmbuffer.replay.samplers.saved import moved_pass, read_pass, write_pass
 from shmbuffer.replay.storages.indexing import ravel
 
 if TYPE_CHECKING:

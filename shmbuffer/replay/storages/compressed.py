@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from shmbuffer.memory.recorded import of_storage
-from shmbuffer.replay.checkpointers.compressed import CompressedListStorageCheckpointer
+from shmbuffer.replay.checkpointers.list import CompressedListStorageCheckpointer
 from shmbuffer.replay.form.batches import collate, stack_lazily
 from shmbuffer.replay.form.nodes import is_collection
 from shmbuffer.replay.storages.compressing import Compress, Compressing, Decompress, bytes_of

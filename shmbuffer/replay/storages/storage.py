@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from shmbuffer.memory.progress import OnProgress, hearing
-from shmbuffer.replay.checkpointers.checkpointer import StorageCheckpointerBase
-from shmbuffer.replay.checkpointers.tensor import lies_in
+from shmbuffer.replay.checkpointers.checkpointer import StorageCheckpointerBase, lies_in
 from shmbuffer.replay.storages.serving import Serving
 
 

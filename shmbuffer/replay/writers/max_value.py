@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from shmbuffer.memory.recorded import REDUCTIONS
+from shmbuffer.replay.compat.writers import read_ranks, write_ranks
 from shmbuffer.replay.writers.ranks import Key, Rank, rank_of, ranks_of
-from shmbuffer.replay.writers.saved import read_ranks, write_ranks
 from shmbuffer.replay.writers.writer import Writer
 
 if TYPE_CHECKING:

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from shmbuffer.memory import Moment
+from shmbuffer.replay.compat.writers import Cursor, read_cursor, write_cursor
 from shmbuffer.replay.eager import eager
 from shmbuffer.replay.form.nodes import is_collection
-from shmbuffer.replay.writers.saved import Cursor, read_cursor, write_cursor
 from shmbuffer.replay.writers.writer import Writer
 
 if TYPE_CHECKING:

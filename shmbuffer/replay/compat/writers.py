@@ -16,16 +16,24 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 
-from shmbuffer.errors import CorruptBufferError
-from shmbuffer.replay.checkpointers.memmap import mapped
-from shmbuffer.replay.checkpoints import OURS, read_json, read_state, write_json, write_state
-from shmbuffer.replay.form.leaves import torch_dtype
+from shmbuffer.replay.compat.folders import described, mapped
+from shmbuffer.replay.values import (
+    OURS,
+    read_json,
+    read_state,
+    reading,
+    write_json,
+    write_state,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _METADATA = "metadata.json"
 _GENERATION = "generation.memmap"
+_MISSING = (
+    "no writer of this kind was saved; load it into a buffer with the writer that it was saved with"
+)
 _RANKS = "current_top_values.memmap"
 
 
@@ -73,13 +81,29 @@ def read_cursor(directory: Path) -> Cursor:
         FileNotFoundError: there is nothing.
         CorruptBufferError: it makes no sense.
     """
-    found = _metadata(directory)
-    try:
+    found = read_json(directory / _METADATA, missing=_MISSING)
+    with reading(directory / _METADATA):
         ours = found.get(OURS)
         count = found.get("write_count") if ours is None else ours["write_count"]
         return Cursor(int(found["cursor"]), None if count is None else int(count), bool(ours))
-    except (KeyError, TypeError, ValueError) as error:
-        raise _damaged(directory, error) from error
+
+
+def read_counts(directory: Path) -> Any:
+    """Slot of the next item, and count of writes or None, as any writer of TorchRL's has them.
+
+    Of an ensemble: a list of them. None where there is no such writer.
+    """
+    if (directory / "0").is_dir():
+        numbers = sorted(int(each.name) for each in directory.iterdir() if each.name.isdigit())
+        return [read_counts(directory / str(number)) for number in numbers]
+    if not (directory / _METADATA).exists():
+        return None
+    found = read_json(directory / _METADATA)
+    try:
+        count = found.get("write_count")
+        return int(found["cursor"]), None if count is None else int(count)
+    except (KeyError, TypeError, ValueError):
+        return None  # a writer of the user's
 
 
 def write_ranks(directory: Path, state: dict[str, Any], key: Any, reduction: str) -> None:
@@ -116,22 +140,19 @@ def read_ranks(directory: Path) -> tuple[dict[str, Any], Any, str | None]:
         FileNotFoundError: there is none.
         CorruptBufferError: it makes no sense.
     """
-    found = _metadata(directory)
-    try:
+    found = read_json(directory / _METADATA, missing=_MISSING)
+    with reading(directory / _METADATA):
         key = found["rank_key"]
         key = tuple(key) if isinstance(key, list) else key
         if OURS in found:
             return _ranks(read_state(directory) or {}), key, str(found[OURS]["reduction"])
-        dtype = torch_dtype(str(found["dtype"]).removeprefix("torch."))
-        top = mapped(directory / _RANKS, dtype, tuple(found["shape"])).tolist()
+        top = mapped(directory / _RANKS, *described(found)).tolist()
         state = {
-            "_current_top_values": [(rank, int(index)) for rank, index in top],
-            "_cursor": int(found["cursor"]),
-            "_write_count": int(found.get("write_count") or len(top)),
+            "_current_top_values": top,
+            "_cursor": found["cursor"],
+            "_write_count": found.get("write_count") or len(top),
         }
-    except (KeyError, TypeError, ValueError) as error:
-        raise _damaged(directory, error) from error
-    return state, key, None
+        return _ranks(state), key, None
 
 
 def _ranks(state: dict[str, Any]) -> dict[str, Any]:
@@ -140,21 +161,3 @@ def _ranks(state: dict[str, Any]) -> dict[str, Any]:
     sorted(top)  # they have to be comparable
     cursor, count = int(state["_cursor"]), int(state["_write_count"])
     return {"_current_top_values": top, "_cursor": cursor, "_write_count": count}
-
-
-def _metadata(directory: Path) -> dict[str, Any]:
-    try:
-        return read_json(directory / _METADATA)
-    except FileNotFoundError as error:
-        raise FileNotFoundError(
-            f"{directory / _METADATA}: not there, so no writer of this kind was saved; load it "
-            "into a buffer with the writer that it was saved with"
-        ) from error
-
-
-def _damaged(directory: Path, error: Exception) -> CorruptBufferError:
-    return CorruptBufferError(
-        f"{directory / _METADATA}: is not that of this kind of writer ({error!r}); take another "
-        "copy of the checkpoint",
-        path=str(directory / _METADATA),
-    )

@@ -20,14 +20,12 @@ import numpy as np
 import torch
 from tensordict import TensorDict
 
-from shmbuffer.replay.checkpointers.memmap import mapped, read_folder
-from shmbuffer.replay.checkpoints import OURS, Loaded, read_json, write_json
+from shmbuffer.replay.checkpoints import Loaded
+from shmbuffer.replay.compat.folders import mapped, read_folder
 from shmbuffer.replay.samplers.priority.raw import from_zero
-from shmbuffer.replay.values import reading
+from shmbuffer.replay.values import OURS, read_json, reading, write_json
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from shmbuffer.memory import Weighed
 
 _METADATA = "sampler_metadata.json"
@@ -36,6 +34,10 @@ _TREES = ("sumtree.memmap", "mintree.memmap")
 _ELEMENTS = ("_sample_list", "_heads")  # of a pass: numbers of elements
 _LEAST_ALPHA = 0.1  # below it a rounded mass says too little of its priority
 _GREATEST = 1e299  # of a priority, and of a mass
+_MISSING = (
+    "no sampler of this kind was saved; load it into a buffer with the sampler that it was saved "
+    "with, and call set_sampler() then"
+)
 _SCHEMA_VERSION = 1  # TorchRL's: _max_priority is raw
 
 
@@ -101,22 +103,16 @@ def read_priorities(directory: Path) -> dict[str, Any]:
         FileNotFoundError: there is none.
         CorruptBufferError: it makes no sense.
     """
-    found = _read(directory, _METADATA)
+    found = read_json(directory / _METADATA, missing=_MISSING)
     with reading(directory / _METADATA):
         alpha, eps = from_zero("_alpha", found["_alpha"]), from_zero("_eps", found["_eps"])
         ours = found.get(OURS)
-        largest: Any
-        if ours is None:
-            largest = found["_max_priority"][0]
+        largest = found["_max_priority"][0] if ours is None else ours["max_priority"]
+        raw = None
+        if ours is None or ours.get("from_masses"):
             raw = _raw_of_masses(directory, int(found["_max_capacity"]), alpha, eps)
-        else:
-            largest = ours["max_priority"]
-            elements = ours["elements"]
-            raw = None
-            if ours.get("from_masses"):
-                raw = _raw_of_masses(directory, int(found["_max_capacity"]), alpha, eps)
-            elif elements is not None:
-                raw = mapped(directory / _RAW, torch.float64, (int(elements),)).clone()
+        elif (elements := ours["elements"]) is not None:
+            raw = mapped(directory / _RAW, torch.float64, (int(elements),)).clone()
         _require_weights(raw, largest, alpha, eps)
         return {
             "_alpha": alpha,
@@ -160,13 +156,12 @@ def moved(raw: torch.Tensor, loaded: Loaded, elements: int) -> torch.Tensor:
     """
     if not loaded.shift and len(raw) == elements:
         return raw
-    values: NDArray[np.float64] = np.asarray(raw, dtype=np.float64)
-    held = np.nonzero(~np.isnan(values))[0]
+    held = torch.nonzero(~raw.isnan())[:, 0]
     places = loaded.places(held)
     fits = places < elements
-    result = np.full(elements, np.nan)
-    result[places[fits]] = values[held[fits]]
-    return torch.from_numpy(result)
+    result = torch.full((elements,), torch.nan, dtype=torch.float64)
+    result[places[fits]] = raw[held[fits]]
+    return result
 
 
 def write_pass(directory: Path, state: dict[str, Any]) -> None:
@@ -181,12 +176,11 @@ def read_pass(directory: Path) -> dict[str, Any]:
     Raises:
         FileNotFoundError: there is none.
     """
-    _read(directory, "meta.json")
+    read_json(directory / "meta.json", missing=_MISSING)
     with reading(directory / "meta.json"):
         folder = read_folder(directory)
-        state: dict[str, Any] = dict(folder.values)
-        for key in folder.tensors:
-            state[key] = folder.tensor((key,)).clone()
+        state = {key[0]: value for key, value in folder.values.items()}
+        state |= {key[0]: folder.tensor(key).clone() for key in folder.tensors}
         int(state["len_storage"]), bool(state["drop_last"]), bool(state["_ran_out"])
         for key in _ELEMENTS:
             if (numbers := state.get(key)) is not None and torch.as_tensor(numbers).ndim != 1:
@@ -202,13 +196,3 @@ def moved_pass(state: dict[str, Any], loaded: Loaded | None) -> dict[str, Any]:
         key: loaded.places(value) if key in _ELEMENTS and value is not None else value
         for key, value in state.items()
     }
-
-
-def _read(directory: Path, name: str) -> dict[str, Any]:
-    try:
-        return read_json(directory / name)
-    except FileNotFoundError as error:
-        raise FileNotFoundError(
-            f"{directory / name}: not there, so no sampler of this kind was saved; load it into a "
-            "buffer with the sampler that it was saved with, and call set_sampler() then"
-        ) from error

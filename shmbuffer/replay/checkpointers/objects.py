@@ -1,0 +1,101 @@
+"""Text and other objects of a tensor storage, in files: exact, and without pickle.
+
+shmbuffer.objects.*   of each item its objects, as `values` has them
+<key>/meta.json       the same for TorchRL, where JSON can hold it; see `compat.folders`
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from shmbuffer.replay.compat import folders
+from shmbuffer.replay.form.nodes import Path as Key
+from shmbuffer.replay.form.nodes import TensorDictNode
+from shmbuffer.replay.form.objects import Objects
+from shmbuffer.replay.values import RefusedError, damaged, read_values, write_values
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from shmbuffer.replay.form.leaves import Leaves
+
+_NAME = "shmbuffer.objects"
+
+
+def write_objects(
+    folder: Path,
+    leaves: Leaves,
+    columns: list[Any],
+    present: NDArray[np.bool_],
+    *,
+    allow_pickle: bool,
+    remedy: str,
+) -> None:
+    """Write what is no tensor of every item.
+
+    Args:
+        folder: of the storage, with tensordict's files of the tensors in it.
+        leaves: of the storage.
+        columns: of all leaves; objects are `Objects` ``[slots, *lanes, *shape]``.
+        present: bool ``[slots]``: where an item is.
+        allow_pickle: pickle what cannot be saved otherwise.
+        remedy: what to write for that, in the message.
+
+    Raises:
+        TypeError: an object could only be pickled.
+    """
+    if not leaves.objects:
+        return
+    mine = {leaves.leaves[at].path: columns[at] for at in sorted(leaves.objects)}
+
+    def items() -> Iterator[list[list[Any]]]:
+        for slot in np.nonzero(present)[0].tolist():
+            yield [column[slot].tolist() for column in mine.values()]
+
+    write_values(folder, _NAME, items(), allow_pickle=allow_pickle, what="item", remedy=remedy)
+    if isinstance(leaves.node, TensorDictNode):
+        for path, column in mine.items():
+            folders.write_objects(folder, path, column, present)
+
+
+def read_objects(
+    folder: Path,
+    shapes: dict[Key, tuple[int, ...]],
+    present: NDArray[np.bool_],
+    lanes: tuple[int, ...],
+    *,
+    allow_pickle: bool,
+) -> dict[Key, Objects]:
+    """What `write_objects` wrote; None where there is no item.
+
+    Args:
+        folder: of the storage.
+        shapes: of the objects of one element, by key, in the order of the leaves.
+        present: bool ``[slots]``: where an item is.
+        lanes: sizes of the storage's dimensions after the first.
+        allow_pickle: unpickle what was pickled, which runs code from the file.
+
+    Raises:
+        RefusedError: something was pickled, and ``allow_pickle`` is False. A ValueError.
+        CorruptBufferError: the file is damaged.
+    """
+    if not shapes:
+        return {}
+    columns = {key: Objects.of((), (len(present), *lanes, *shape)) for key, shape in shapes.items()}
+    slots = np.nonzero(present)[0].tolist()
+    items = read_values(folder, _NAME, allow_pickle=allow_pickle)
+    try:
+        for slot, found in zip(slots, items, strict=True):
+            for column, values in zip(columns.values(), found, strict=True):
+                place = column[slot]
+                place.copy_(Objects.of(values, place.shape))
+    except RefusedError:
+        raise
+    except (TypeError, ValueError) as error:
+        why = f"does not have the objects of {len(slots)} items ({error})"
+        raise damaged(folder / f"{_NAME}.jsonl", why) from error
+    return columns

@@ -1,0 +1,99 @@
+"""Items of a ``CompressedListStorage`` as TorchRL saves them: read only.
+
+    metadata.json           of each item what it was: type, and shape, dtype and device of tensors
+    data_indices.json       of each place the number of its item, or null
+    compressed_data/<n>/    tensordict's files of the compressed bytes of item n
+
+They cannot be written for it: what it compresses with depends on the version of Python.
+"""
+
+from __future__ import annotations
+
+import zlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from tensordict import TensorDict
+
+from shmbuffer.replay.compat.folders import read_folder
+from shmbuffer.replay.form.leaves import torch_dtype
+from shmbuffer.replay.values import damaged, read_json
+
+if TYPE_CHECKING:
+    from shmbuffer.replay.storages.compressing import Compressing
+
+_METADATA = "metadata.json"
+_ZLIB = 0x78  # the first byte of what TorchRL compresses below Python 3.14
+
+
+def is_of_torchrl(path: Path) -> bool:
+    """Whether TorchRL saved a ``CompressedListStorage`` there."""
+    return (path / _METADATA).exists()
+
+
+def read_items(path: Path, compressing: Compressing) -> list[tuple[Any] | None]:
+    """Each item, decompressed, in a tuple; None for a place without one.
+
+    Args:
+        path: of the storage.
+        compressing: what it was compressed with; zstd stands for zlib too.
+
+    Raises:
+        CorruptBufferError: it is something else, or damaged.
+    """
+    try:
+        entries = read_json(path / _METADATA, list)
+        numbers = read_json(path / "data_indices.json", list)
+        where = path / "compressed_data"
+        return [
+            None if number is None else (_item(where / str(int(number)), entry, compressing),)
+            for number, entry in zip(numbers, entries, strict=True)
+        ]
+    except (ValueError, KeyError, TypeError, zlib.error) as error:
+        why = f"is not what TorchRL saves of a CompressedListStorage ({error!r})"
+        raise damaged(path, why) from error
+
+
+def _item(path: Path, entry: dict[str, Any], compressing: Compressing) -> Any:
+    folder = read_folder(path)
+    if entry["type"] == "tensor":
+        return _tensor(folder.tensor(("data",)), entry, compressing)
+    if entry["type"] != "tensordict":
+        return _plain(entry["value"])
+    fields = {
+        key: _tensor(folder.tensor((key,)), field, compressing)
+        if field["type"] == "tensor"
+        else _plain(field["value"])
+        for key, field in entry["fields"].items()
+    }
+    return TensorDict(fields, batch_size=_plain(entry.get("batch_size", [])))
+
+
+def _tensor(chunk: torch.Tensor, entry: dict[str, Any], compressing: Compressing) -> torch.Tensor:
+    about = {key: _plain(entry[key]) for key in ("shape", "dtype", "device")}
+    if compressing.decompresses_zstd and int(chunk[0]) == _ZLIB:
+        content = bytearray(zlib.decompress(chunk.numpy().tobytes()))
+        found = torch.frombuffer(content, dtype=about["dtype"])
+    else:
+        found = compressing.expand(chunk.clone(), about)
+    if found.dtype is not about["dtype"]:
+        found = found.reshape(-1).view(about["dtype"])
+    return found.reshape(about["shape"]).to(about["device"])
+
+
+def _plain(value: Any) -> Any:
+    """A value from TorchRL's JSON."""
+    if not isinstance(value, dict) or "__type__" not in value:
+        return value
+    content = value["value"]
+    match value["__type__"]:
+        case "torch.Size":
+            return torch.Size(content)
+        case "torch.dtype":
+            return torch_dtype(str(content).removeprefix("torch."))
+        case "torch.device":
+            return torch.device(str(content))
+        case "torch.Tensor":
+            return torch.tensor(content)
+    return content

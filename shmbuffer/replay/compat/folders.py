@@ -1,0 +1,356 @@
+"""Tensordict's memory-mapped files: made by tensordict, read here.
+
+    <directory>/meta.json       a TensorDict: shape, device, and for each key what it is
+    <directory>/<key>.memmap    a tensor, C order, no header; the key is percent-encoded
+    <directory>/<key>/          a nested TensorDict, tensorclass, or something that is no tensor
+
+A PyTree has no ``meta.json``: its tensors are at ``<key>/<position>/....memmap``, and TorchRL's
+``storage_metadata.json`` says what they are. Reading does not go through tensordict, because that
+unpickles what is in there and copies nothing into place: here a tensor is a map of its file.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import mmap
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+import numpy as np
+import torch
+
+from shmbuffer._native import _core
+from shmbuffer.errors import SchemaMismatchError
+from shmbuffer.replay.form.leaves import Leaves, torch_dtype
+from shmbuffer.replay.form.nodes import (
+    LEAF,
+    BranchNode,
+    LazyStackNode,
+    Node,
+    ObjectNode,
+    TensorClassNode,
+    TensorDictNode,
+)
+from shmbuffer.replay.form.nodes import Path as Key
+from shmbuffer.replay.form.objects import Objects
+from shmbuffer.replay.keys import OWN_KEYS
+from shmbuffer.replay.values import damaged, read_json, reading
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+Lead = tuple[int, ...]
+"""Sizes of the dimensions of a storage."""
+
+SINGLE = "_-single-tensor-_"
+"""TorchRL's name for the tensor of a storage that holds nothing else."""
+
+_TENSORDICT, _LAZY_STACK = (
+    {
+        "_type": f"<class 'tensordict.{module}.{name}'>",
+        "_format_version": 1,
+        "_class": f"tensordict:{name}",
+    }
+    for module, name in (("_td", "TensorDict"), ("_lazy", "LazyStackedTensorDict"))
+)
+_STACK = "<class 'tensordict.tensorclass.NonTensorStack'>"
+# Where tensordict puts what it pickles.
+_PICKLES = ("other.pickle", "pickle.pkl")
+_NORESERVE = 0x4000  # MAP_NORESERVE of Linux: nothing is ever written to these private maps
+
+
+@dataclass
+class Folder:
+    """What a directory of tensordict holds, with all that is nested in it.
+
+    Attributes:
+        path: of the directory.
+        shape: batch size.
+        node: the tree of what is in there; without what a sample adds to the data.
+        tensors: dtype and shape of each tensor, and its file, by nested key.
+        values: what is no tensor, by nested key: a value, or lists with one for each item.
+        refused: dotted keys of what could only be unpickled.
+    """
+
+    path: Path
+    shape: tuple[int, ...] = ()
+    node: Node = LEAF
+    tensors: dict[Key, tuple[torch.dtype, tuple[int, ...], Path]] = field(default_factory=dict)
+    values: dict[Key, Any] = field(default_factory=dict)
+    refused: list[str] = field(default_factory=list)
+
+    def tensor(self, key: Key) -> torch.Tensor:
+        """The tensor at a nested key, as a map of its file.
+
+        Raises:
+            CorruptBufferError: there is none, or its file is too short.
+        """
+        with reading(self.path / "meta.json"):
+            dtype, shape, file = self.tensors[key]
+            return mapped(file, dtype, shape)
+
+
+def read_folder(path: Path, dims: int = 1) -> Folder:
+    """Look at a directory that tensordict has written.
+
+    Args:
+        path: of the directory.
+        dims: leading dimensions that belong to the storage, and not to an element.
+
+    Raises:
+        FileNotFoundError: there is no ``meta.json``.
+        CorruptBufferError: it is none, or something in it cannot be read.
+    """
+    folder = Folder(path)
+    folder.node = _node_of(folder, path, (), dims)
+    return folder
+
+
+def _node_of(folder: Folder, path: Path, at: Key, dims: int) -> Node:
+    """The tree of the directory that is nested at a key, whose content is added to ``folder``."""
+    meta = read_json(path / "meta.json")
+    if (path / "_tensordict" / "meta.json").exists():
+        node = _node_of(folder, path / "_tensordict", at, dims)
+        assert isinstance(node, TensorDictNode)
+        return TensorClassNode(node.items, node.batch, _class_name(str(meta.get("_type", ""))))
+    items: dict[str, Node] = {}
+    with reading(path / "meta.json"):
+        shape = tuple(int(size) for size in meta.get("shape", ()))
+        for key, entry in sorted(meta.items()):
+            if not isinstance(entry, dict):
+                continue
+            if "type" in entry:
+                _add_nested(folder, items, path, (*at, key), dims)
+            elif "dtype" in entry:
+                if entry.get("is_nested"):
+                    raise ValueError(f"{key!r} is a nested tensor, which no storage holds")
+                items[key] = LEAF
+                folder.tensors[*at, key] = (*described(entry), _file_of(path, key))
+    if not at:
+        folder.shape = shape
+    kept = {key: node for key, node in items.items() if at or key not in OWN_KEYS}
+    return TensorDictNode(kept, shape[dims:])
+
+
+def _add_nested(folder: Folder, items: dict[str, Node], path: Path, at: Key, dims: int) -> None:
+    key = at[-1]
+    inner = path / quote(key, safe="")
+    if not inner.exists() and _is_plain(key):
+        inner = path / key  # as older versions of tensordict wrote it
+    meta = read_json(inner / "meta.json")
+    kind = str(meta.get("_type", ""))
+    if "NonTensor" in kind or meta.get("_is_non_tensor"):
+        if any((inner / name).exists() for name in _PICKLES) or "data" not in meta:
+            folder.refused.append(".".join(at))
+        else:
+            folder.values[at] = meta["data"]
+            items[key] = ObjectNode()
+    elif "LazyStacked" in kind:
+        count = sum(each.name.isdigit() for each in inner.iterdir())
+        parts = {n: _node_of(folder, inner / str(n), (*at, str(n)), dims) for n in range(count)}
+        dim, batch = int(meta["stack_dim"]) - dims, parts[0]
+        assert isinstance(batch, TensorDictNode)
+        items[key] = LazyStackNode(parts, dim, len(batch.batch) + 1)
+    else:
+        items[key] = _node_of(folder, inner, at, dims)
+
+
+def described(entry: dict[str, Any]) -> tuple[torch.dtype, tuple[int, ...]]:
+    """What JSON says of a tensor."""
+    dtype = torch_dtype(str(entry["dtype"]).removeprefix("torch."))
+    return dtype, tuple(int(size) for size in entry["shape"])
+
+
+def _file_of(path: Path, key: str) -> Path:
+    file = path / f"{quote(key, safe='')}.memmap"
+    return path / f"{key}.memmap" if _is_plain(key) and not file.exists() else file
+
+
+def _is_plain(key: str) -> bool:
+    return "/" not in key and "\0" not in key and key not in (".", "..")
+
+
+def _class_name(kind: str) -> str:
+    """``module:qualname`` of ``<class 'module.qualname'>``; a class has no dots in its name."""
+    module, _, name = kind.removeprefix("<class '").removesuffix("'>").rpartition(".")
+    return f"{module}:{name}"
+
+
+def mapped(file: Path, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+    """The tensor in a file, read when it is looked at.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        CorruptBufferError: it is too short.
+    """
+    nbytes = math.prod(shape) * dtype.itemsize
+    if any(size < 0 for size in shape):
+        raise damaged(file, f"cannot hold a tensor of shape {list(shape)}")
+    if not nbytes:
+        return torch.empty(shape, dtype=dtype)
+    with _core.Descriptor() as opened:
+        fd = opened.take(os.open, file, os.O_RDONLY | os.O_CLOEXEC)
+        found = os.fstat(fd).st_size
+        if found < nbytes:
+            why = f"has {found} bytes, {nbytes} belong there, so it was cut short"
+            raise damaged(file, why, expected=nbytes, found=found)
+        flags, protection = mmap.MAP_PRIVATE | _NORESERVE, mmap.PROT_READ | mmap.PROT_WRITE
+        content = mmap.mmap(fd, nbytes, flags=flags, prot=protection)
+    return torch.frombuffer(content, dtype=dtype).view(shape)
+
+
+def pytree_names(leaves: Leaves) -> list[str]:
+    """The names of a PyTree's tensors in TorchRL's layout, in the order of the leaves.
+
+    Raises:
+        SchemaMismatchError: a key cannot be the name of a file.
+    """
+    for path in leaves.node.paths():
+        for key in path:
+            if not _is_plain(key) or not key:
+                raise SchemaMismatchError(
+                    f"{leaves.where}: the key {key!r} cannot be the name of a file in a "
+                    "checkpoint; rename it"
+                )
+    return [pytree_name(path) for path in leaves.node.paths()]
+
+
+def pytree_name(path: tuple[str, ...]) -> str:
+    """The name of one of them."""
+    return "/".join(path) or SINGLE
+
+
+def pytree_metadata(leaves: Leaves, slots: int) -> dict[str, Any]:
+    """What TorchRL's ``storage_metadata.json`` says of a PyTree's tensors."""
+    return {
+        name.replace("/", "."): {
+            "dtype": str(dtype),
+            "shape": [slots, *leaves.lanes, *leaf.shape],
+        }
+        for name, leaf, dtype in zip(
+            pytree_names(leaves), leaves.leaves, leaves.dtypes, strict=True
+        )
+    }
+
+
+def pytree_column(path: Path, name: str, metadata: dict[str, Any]) -> torch.Tensor:
+    """The tensor of that name in TorchRL's layout.
+
+    Raises:
+        KeyError, TypeError, ValueError: there is none, or what is said of it makes no sense.
+        CorruptBufferError: its file is too short.
+    """
+    return mapped(path / f"{name}.memmap", *described(metadata[name.replace("/", ".")]))
+
+
+def require_no_pickle(path: Path) -> None:
+    """ValueError where something in a directory of tensordict's could only be unpickled."""
+    for file in sorted(path.rglob("*")):
+        if file.name in _PICKLES:
+            key = ".".join(file.relative_to(path).parts[:-1])
+            raise ValueError(
+                f"{file}: entry {key!r} is no tensor and was pickled, and loading it would run "
+                "code from the file; nothing was unpickled. Store tensors, text, numbers, or lists "
+                "of them"
+            )
+
+
+def write_folder(
+    path: Path, node: Node, forms: Iterator[tuple[torch.dtype, tuple[int, ...]]], lead: Lead
+) -> list[Path]:
+    """Write ``meta.json`` of a TensorDict, and of all that is nested in it.
+
+    Args:
+        path: of the directory; it is made.
+        node: a TensorDict's. What is no tensor is left out; see `write_objects`.
+        forms: dtype and shape of one element of each leaf, in order.
+        lead: sizes of the storage's dimensions.
+
+    Returns:
+        The file of each leaf, in order; none of them is made. Of objects it is the directory.
+    """
+    path.mkdir(exist_ok=True)
+    files: list[Path] = []
+    if isinstance(node, TensorClassNode) and not shapes_of_objects(node):
+        name = node.name.replace(":", ".")
+        (path / "meta.json").write_text(json.dumps({"_type": f"<class '{name}'>"}))
+        inner = TensorDictNode(node.items, node.batch)
+        return write_folder(path / "_tensordict", inner, forms, lead)
+    meta: dict[str, Any] = {}
+    for key, child in node.pairs if isinstance(node, BranchNode) else ():
+        if isinstance(child, BranchNode):
+            meta[key] = {"type": type(child).__name__.removesuffix("Node")}
+            files += write_folder(path / quote(str(key), safe=""), child, forms, lead)
+            continue
+        dtype, shape = next(forms)
+        files.append(path)
+        if child is LEAF:
+            files[-1] = path / f"{quote(key, safe='')}.memmap"
+            size = [*lead, *shape]
+            meta[key] = {"device": "cpu", "shape": size, "dtype": str(dtype), "is_nested": False}
+    if isinstance(node, TensorDictNode):
+        meta |= {"shape": [*lead, *node.batch], "device": "cpu", **_TENSORDICT}
+    elif isinstance(node, LazyStackNode):
+        meta = {**_LAZY_STACK, "stack_dim": len(lead) + node.dim, "stack_dim_name": None}
+    (path / "meta.json").write_text(json.dumps(meta))
+    return files
+
+
+def shapes_of_objects(node: Node) -> dict[Key, tuple[int, ...]]:
+    """Where there are objects, and the shape of one element's, in the order of the leaves."""
+    if isinstance(node, ObjectNode):
+        return {(): node.shape}
+    if not isinstance(node, BranchNode):
+        return {}
+    return {
+        (name, *rest): shape
+        for name, child in zip(node.names, node.items.values(), strict=True)
+        for rest, shape in shapes_of_objects(child).items()
+    }
+
+
+def write_objects(folder: Path, at: Key, column: Objects, present: NDArray[np.bool_]) -> None:
+    """Add an entry that is no tensor to tensordict's files, if JSON can hold it.
+
+    Args:
+        folder: the root of the files.
+        at: the entry's nested key.
+        column: ``[slots, *lanes, *shape]``.
+        present: bool ``[slots]``: where an item is. Empty places get some item's.
+    """
+    held = np.nonzero(present)[0]
+    if not len(held):
+        return
+    whole = column.clone()
+    whole.array[~present] = column.array[held[0]]
+    try:
+        data = json.dumps(whole.array.tolist())
+    except (TypeError, ValueError):
+        return
+    *above, key = (quote(part, safe="") for part in at)
+    folder = folder.joinpath(*above)
+    (folder / key).mkdir()
+    (folder / key / "meta.json").write_text(
+        f'{{"_type": "{_STACK}", "stack_dim": 0, "device": null, "data": {data}}}'
+    )
+    meta = json.loads((folder / "meta.json").read_bytes())
+    (folder / "meta.json").write_text(json.dumps({at[-1]: {"type": "NonTensorStack"}, **meta}))
+
+
+def objects_of(data: Any, shape: tuple[int, ...]) -> Objects:
+    """Tensordict's nested lists as objects ``shape``.
+
+    Raises:
+        ValueError: they are not as many.
+    """
+    level = [data]
+    for size in shape:
+        if any(not isinstance(part, list) or len(part) != size for part in level):
+            raise ValueError(f"a list of objects is not {list(shape)}")
+        level = [one for part in level for one in part]
+    return Objects.of(level, shape)
