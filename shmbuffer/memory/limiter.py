@@ -231,11 +231,14 @@ def read(runtime: Any) -> RateLimiter | None:
 
 
 def _current(runtime: Any) -> Any:
-    """The block that the version names, whatever is in it; None: there was never one."""
-    version = int(runtime["limiter_version"])
-    if not version:
-        return None
-    return np.frombuffer(runtime["limiters"].tobytes(), layout.LIMITER)[version & 1]
+    """A copy of the block that the version names, whatever is in it; None: there was never one."""
+    version = int(runtime["limiter_version"])  # SYNC limiter-set, acquire
+    while version:
+        blocks = np.frombuffer(runtime["limiters"].tobytes(), layout.LIMITER)
+        before, version = version, int(runtime["limiter_version"])  # SYNC limiter-reuse, acquire
+        if version == before:
+            return blocks[version & 1]
+    return None
 
 
 def _says_something(block: Any) -> bool:

@@ -7,10 +7,12 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from shmbuffer.memory import Engine, RateLimiter, Settings
-from shmbuffer.memory.layout import Alone, Limit
+from shmbuffer.memory.layout import LIMITER, Alone, Limit
+from shmbuffer.memory.limiter import read
 from tests.memory.rows import Maker, schema
 
 NO_NUMBER = "samples_per_insert has to be a number above 0, got "
@@ -127,6 +129,33 @@ def test_it_is_read_back_by_everybody_also_after_all_have_left(
         if not defined:
             again.define(schema())
             assert again.limiter == limiter
+
+
+class Overtaken:
+    """A runtime page that is set twice while it is copied: the copy is of two settings."""
+
+    def __init__(self, engine: Engine, *settings: RateLimiter) -> None:
+        self.engine = engine
+        self.settings = list(settings)
+
+    def __getitem__(self, name: str) -> Any:
+        if name != "limiters" or not self.settings:
+            return self.engine.control.runtime[0][name]
+        torn = self.limiters().copy()
+        while self.settings:
+            self.engine.set_limiter(self.settings.pop(0))
+        torn["error_buffer"] = self.limiters()["error_buffer"]
+        return torn
+
+    def limiters(self) -> Any:
+        return np.frombuffer(self.engine.control.runtime[0]["limiters"].tobytes(), LIMITER)
+
+
+def test_a_copy_of_two_settings_is_not_taken_for_one(make: Maker) -> None:
+    engine = make(8)
+    engine.set_limiter(RateLimiter(2, error_buffer=20))
+    last = RateLimiter(4, error_buffer=40, when_alone="error")
+    assert read(Overtaken(engine, RateLimiter(3), last)) == last
 
 
 def test_it_has_to_fit_the_buffer(make: Maker) -> None:
