@@ -14,8 +14,6 @@
 
 #include "ring.h"
 
-_Thread_local struct shmb_refusal shmb_refusal;
-
 #define SLICE_NS (50 * 1000 * 1000L) /* between two looks at signals, the deadline, and the thread inside */
 
 static pid_t this_thread(void) {

@@ -78,7 +78,7 @@ static int64_t product(const int64_t *shape, int rank) {
     return count;
 }
 
-static bool in_order(const struct dl_tensor *tensor) {
+static bool lies_in_order(const struct dl_tensor *tensor) {
     if (tensor->strides == NULL) return true;
     int64_t stride = 1;
     for (int i = tensor->rank - 1; i >= 0; i--) {
@@ -92,7 +92,7 @@ static bool in_order(const struct dl_tensor *tensor) {
  * imaginary parts of complex numbers has; it is contiguous only where it holds one number. */
 static bool look_at_tensor(const struct intake_object *self, PyObject *leaf, struct dl_tensor *tensor) {
     if (self->table->look(leaf, tensor) != 0) return PyErr_Clear(), false;
-    if (tensor->device != DL_CPU || !in_order(tensor)) return false;
+    if (tensor->device != DL_CPU || !lies_in_order(tensor)) return false;
     if (tensor->dtype.code != DL_FLOAT || product(tensor->shape, tensor->rank) != 1) return true;
     PyObject *negative = PyObject_CallMethodObjArgs(leaf, self->is_negative, NULL);
     bool plain = negative == Py_False;

@@ -4,7 +4,7 @@
 
 static uint64_t on_a_cache_line(uint64_t offset) { return (offset + 63u) & ~(uint64_t)63u; }
 
-static uint64_t padded(uint64_t nodes) { return (nodes + SHMB_FANOUT - 1) / SHMB_FANOUT * SHMB_FANOUT; }
+static uint64_t whole_nodes(uint64_t nodes) { return (nodes + SHMB_FANOUT - 1) / SHMB_FANOUT * SHMB_FANOUT; }
 
 void shmb_sections_of(uint64_t capacity, uint64_t lanes, bool records, struct shmb_sections *out) {
     uint64_t leaves = capacity * lanes, at = 0;
@@ -18,15 +18,15 @@ void shmb_sections_of(uint64_t capacity, uint64_t lanes, bool records, struct sh
     out->raw = at;
     at = on_a_cache_line(at + 8 * leaves);
     out->mass = at;
-    at = on_a_cache_line(at + 8 * padded(leaves));
+    at = on_a_cache_line(at + 8 * whole_nodes(leaves));
     out->nodes[0] = leaves;
     do {
         unsigned level = ++out->depth;
         out->nodes[level] = (out->nodes[level - 1] + SHMB_FANOUT - 1) / SHMB_FANOUT;
         out->sum[level] = at;
-        at = on_a_cache_line(at + 8 * padded(out->nodes[level]));
+        at = on_a_cache_line(at + 8 * whole_nodes(out->nodes[level]));
         out->min[level] = at;
-        at = on_a_cache_line(at + 8 * padded(out->nodes[level]));
+        at = on_a_cache_line(at + 8 * whole_nodes(out->nodes[level]));
     } while (out->nodes[out->depth] > 1);
     out->extents = at;
     if (records) at = on_a_cache_line(at + sizeof(struct shmb_extent) * capacity);

@@ -1,4 +1,3 @@
-#define _GNU_SOURCE /* MADV_WIPEONFORK */
 /* The one mutex: robust (the kernel marks it when its owner dies), process-shared, type NORMAL (ERRORCHECK
  * compares thread ids across pid namespaces and reports deadlocks that are none). It is never destroyed.
  *
@@ -21,36 +20,6 @@
 #define SPINS 200                    /* tries before sleeping: longer than most locked sections last */
 #define SLICE_NS (10 * 1000 * 1000L) /* of sleep, without a wake-up */
 #define LOOK_NS (50 * 1000 * 1000L)  /* between two looks at signals and the deadline */
-
-/* A page that the kernel wipes in the child of a fork, so that a handle notices even where no hook ran. */
-static _Atomic uint64_t *life_page;
-
-void shmb_life_begin(void) {
-    if (life_page == NULL) {
-        void *page = mmap(NULL, SHMB_PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-        if (page == MAP_FAILED) return;
-        madvise(page, SHMB_PAGE, MADV_WIPEONFORK);
-        life_page = page;
-    }
-    if (atomic_load(life_page) == 0)
-        atomic_store(life_page, ((uint64_t)shmb_now_ns() << 22) | ((uint64_t)getpid() & 0x3FFFFF));
-}
-
-uint64_t shmb_life(void) { return life_page ? atomic_load_explicit(life_page, memory_order_relaxed) : 0; }
-
-int64_t shmb_clock_ns(clockid_t clock) {
-    struct timespec now;
-    clock_gettime(clock, &now);
-    return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
-}
-
-int64_t shmb_now_ns(void) { return shmb_clock_ns(CLOCK_MONOTONIC); }
-
-/* Dates what was stored by a call that is no write, sample or update. */
-void shmb_touch(struct shmb_runtime *runtime) {
-    atomic_store_explicit(&runtime->touched_ns, (uint64_t)shmb_clock_ns(CLOCK_REALTIME), memory_order_relaxed);
-    CP(count_added);
-}
 
 int shmb_mutex_format(struct shmb_runtime *runtime) {
     pthread_mutexattr_t attributes;
@@ -116,9 +85,9 @@ static void sleep_for(struct shmb_runtime *runtime) {
     syscall(SYS_futex, &runtime->mutex_word, FUTEX_WAIT, seen | FUTEX_WAITERS, &slice, NULL, 0);
 }
 
-static int lock(struct shmb_ring *ring, struct shmb_call *call) {
-    struct shmb_runtime *runtime = ring->runtime;
-    if (__builtin_expect(kind_of(runtime) != ring->mutex_kind, 0)) return SHMB_UNRECOVERABLE;
+/* SHMB_OWNER_DIED: it is ours, and what it guards may be half changed. `kind` is what shmb_mutex_kind says. */
+int shmb_mutex_take(struct shmb_runtime *runtime, int kind, struct shmb_call *call) {
+    if (__builtin_expect(kind_of(runtime) != kind, 0)) return SHMB_UNRECOVERABLE;
     int error = try_once(runtime);
     for (int i = 0; error == EBUSY && i < SPINS; i++) {
         pause_a_little();
@@ -141,58 +110,13 @@ static int lock(struct shmb_ring *ring, struct shmb_call *call) {
             CP(mutex_waiting);
         }
     }
-    if (__builtin_expect(error == EOWNERDEAD, 0)) {
-        shmb_repair(ring);
-        error = pthread_mutex_consistent(&runtime->mutex);
-        CP(repair_consistent);
-    }
+    if (__builtin_expect(error == EOWNERDEAD, 0)) return SHMB_OWNER_DIED;
     return error == 0 ? SHMB_OK : SHMB_UNRECOVERABLE;
 }
 
-/* Whoever takes the mutex has an entry in the registry, from before he locks until after he has unlocked: else
- * a process that finds nobody alive would make a new mutex under his hands. See shmb_leave. */
-int shmb_lock(struct shmb_ring *ring, struct shmb_call *call) {
-    if (__builtin_expect(shmb_life() != ring->life, 0)) return SHMB_FORKED;
-    atomic_fetch_add(&ring->inside, 1);
-    int status = atomic_load(&ring->left) ? SHMB_LEFT : lock(ring, call);
-    CP(mutex_locked);
-    if (status != SHMB_OK) atomic_fetch_sub(&ring->inside, 1);
-    return status;
-}
-
-void shmb_unlock(struct shmb_ring *ring) {
-    pthread_mutex_unlock(&ring->runtime->mutex);
-    CP(mutex_unlocked);
-    atomic_fetch_sub(&ring->inside, 1);
-}
-
-/* From here on nobody takes the mutex through this handle; returns whether those who did have let go. One of
- * them may be the caller's own thread, waiting below a signal handler, so it is not waited for without end. */
-bool shmb_lock_no_more(struct shmb_ring *ring, struct shmb_call *call) {
-    int64_t deadline = shmb_now_ns() + call->timeout_ns;
-    atomic_store(&ring->left, 1);
-    while (atomic_load(&ring->inside) > 0) {
-        struct timespec a_little = {0, 100 * 1000};
-        if (shmb_now_ns() >= deadline) return false;
-        call->may_block(call);
-        nanosleep(&a_little, NULL);
-    }
-    return true;
-}
-
-/* Called after unlocking, by whoever changed something that a waiter waits for. A process that dies before
- * this call leaves waiters asleep until their slice of a few milliseconds ends, no longer. */
-void shmb_wake_waiters(struct shmb_runtime *runtime) {
-    if (atomic_load_explicit(&runtime->waiters, memory_order_relaxed) == 0 &&
-        atomic_load_explicit(&runtime->limited, memory_order_relaxed) == 0)
-        return;
-    atomic_fetch_add(&runtime->progress, 1);
-    CP(wake_progress);
-    syscall(SYS_futex, &runtime->progress, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
-}
-
-/* Sleeps until somebody makes progress, at most `timeout_ns`. */
-int shmb_wait_progress(struct shmb_runtime *runtime, uint32_t seen, int64_t timeout_ns) {
-    struct timespec timeout = {timeout_ns / 1000000000, timeout_ns % 1000000000};
-    return (int)syscall(SYS_futex, &runtime->progress, FUTEX_WAIT, seen, &timeout, NULL, 0);
+/* Of one whose owner died: what it guards is whole again. Else it is lost to all when it is given back. */
+int shmb_mutex_mended(struct shmb_runtime *runtime) {
+    int error = pthread_mutex_consistent(&runtime->mutex);
+    CP(repair_consistent);
+    return error == 0 ? SHMB_OK : SHMB_UNRECOVERABLE;
 }

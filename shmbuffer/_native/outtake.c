@@ -220,7 +220,7 @@ static void outtake_dealloc(PyObject *object) {
 }
 
 /* From an example of one item, which is of the class that makes tensors. */
-static bool form_of(struct outtake_object *self, struct out_form *form, PyObject *example, uint64_t element_bytes) {
+static bool out_form_of(struct outtake_object *self, struct out_form *form, PyObject *example, uint64_t element_bytes) {
     struct dl_tensor tensor;
     if (self->table->look(example, &tensor) != 0) return false;
     uint64_t bytes = (uint64_t)tensor.dtype.bits / 8 * tensor.dtype.lanes;
@@ -263,7 +263,7 @@ static PyObject *outtake_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
         self->pool->users = 1;
     }
     for (unsigned i = 0; made && i < n; i++)
-        made = form_of(self, &self->forms[i], PyTuple_GetItem(examples, (Py_ssize_t)i), of->leaves[i].element_bytes);
+        made = out_form_of(self, &self->forms[i], PyTuple_GetItem(examples, (Py_ssize_t)i), of->leaves[i].element_bytes);
     if (!made) Py_CLEAR(self);
     return (PyObject *)self;
 }

@@ -164,8 +164,7 @@ void shmb_take_bytes(struct shmb_ring *ring) {
     uint64_t head = atomic_load_explicit(&runtime->byte_head, memory_order_relaxed), rows = ring->claim_rows, begin = 0;
     atomic_store_explicit(&runtime->byte_tail, moved_tail(ring, head, ring->claim_bytes), memory_order_release);
     CP(write_tail);
-    /* SYNC slot-claim: words that say EMPTY or WRITING before a byte of their records changes. Other end: still_holds. */
-    atomic_thread_fence(memory_order_release);
+    atomic_thread_fence(SYNC_SLOT_CLAIM_RELEASE); /* words say EMPTY or WRITING before a byte of their records changes */
     atomic_store_explicit(&ring->me->byte_first, head, memory_order_relaxed);
     CP(write_byte_first);
     if (ring->claim_kind != SHMB_RING_WRITE)
@@ -223,58 +222,6 @@ uint64_t shmb_oldest_ticket(const struct shmb_ring *ring) {
     uint64_t head = atomic_load_explicit(&ring->runtime->byte_head, memory_order_relaxed);
     uint64_t tail = atomic_load_explicit(&ring->runtime->byte_tail, memory_order_relaxed);
     return tail < head && shmb_span_in_order(ring) ? header_at(ring, tail)->ticket : 0;
-}
-
-static int refused_as_damaged(struct shmb_ring *ring) {
-    shmb_refusal.bad_at = SHMB_NO_SLOT;
-    shmb_unlock(ring);
-    return SHMB_DAMAGED;
-}
-
-/* span: tail; the position up to which nobody writes any more; head. */
-int shmb_span(struct shmb_ring *ring, struct shmb_call *call, uint64_t span[3]) {
-    int status = shmb_lock(ring, call);
-    if (status != SHMB_OK) return status;
-    if (!shmb_span_in_order(ring)) return refused_as_damaged(ring);
-    span[0] = atomic_load_explicit(&ring->runtime->byte_tail, memory_order_relaxed);
-    span[1] = span[2] = atomic_load_explicit(&ring->runtime->byte_head, memory_order_relaxed);
-    for (uint32_t i = 0; i < SHMB_ENTRIES; i++) {
-        const struct shmb_entry *entry = &ring->entries[i];
-        if (atomic_load_explicit(&entry->phase, memory_order_relaxed) != SHMB_PAYLOAD) continue;
-        uint64_t first = atomic_load_explicit(&entry->byte_first, memory_order_relaxed);
-        if (first < span[1]) span[1] = first;
-    }
-    if (span[1] < span[0]) span[1] = span[0]; /* of a dead writer whose reaper died, too: the tail has passed its bytes */
-    shmb_unlock(ring);
-    return SHMB_OK;
-}
-
-/* Everything of one moment but the bytes below `from`, which were copied before. SHMB_NO_ROOM: there are more bytes
- * from there on than `room`. */
-int shmb_records_moment(struct shmb_ring *ring, struct shmb_call *call, uint64_t from, unsigned char *out, uint64_t room,
-                        int64_t *tickets, struct shmb_extent *extents, uint64_t *sources, double *raw,
-                        struct shmb_moment *moment) {
-    int status = shmb_lock(ring, call);
-    if (status != SHMB_OK) return status;
-    if (!shmb_span_in_order(ring)) return refused_as_damaged(ring);
-    moment->byte_tail = atomic_load_explicit(&ring->runtime->byte_tail, memory_order_relaxed);
-    moment->byte_head = atomic_load_explicit(&ring->runtime->byte_head, memory_order_relaxed);
-    if (from < moment->byte_tail) from = moment->byte_tail;
-    uint64_t needed = moment->byte_head - from;
-    if (needed > room) {
-        shmb_refusal.needed = needed;
-        shmb_unlock(ring);
-        return SHMB_NO_ROOM;
-    }
-    SHMB_OPTIMISTIC(memcpy(out, shmb_record_at(ring, from), needed)); /* some are being written: no ticket names them */
-    for (uint64_t slot = 0; slot < ring->capacity; slot++) {
-        uint64_t word = atomic_load_explicit(&ring->words[slot], memory_order_acquire);
-        tickets[slot] = SHMB_STATE(word) == SHMB_COMMITTED ? (int64_t)SHMB_TICKET(word) : -1;
-    }
-    memcpy(extents, ring->extents, ring->capacity * sizeof *extents);
-    shmb_note_moment(ring, sources, raw, moment);
-    shmb_unlock(ring);
-    return SHMB_OK;
 }
 
 static void forget(struct shmb_ring *ring, uint64_t slot) {

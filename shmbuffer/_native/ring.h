@@ -14,6 +14,8 @@
 
 #include "crashpoint.h"
 #include "layout.h"
+#include "sync.h"
+#include "tree.h"
 
 /* Around a copy of bytes that a writer may be changing meanwhile: kept where `still_holds`, or a ticket, says that
  * nobody was. In terms of C it is a data race; a build for ThreadSanitizer is told here what not to look at. */
@@ -47,6 +49,7 @@ enum shmb_status {
     SHMB_IN_QUEUE,       /* a queue is written at its end only */
     SHMB_DAMAGED,        /* shared memory says what cannot be; slot shmb_refusal.bad_at, or SHMB_NO_SLOT */
     SHMB_UNLINKED,       /* the directory was removed: see presence.c */
+    SHMB_OWNER_DIED,     /* the mutex is ours, and its last owner died with it: section.c repairs, and nobody else is told */
 };
 
 #define SHMB_NO_SLOT UINT64_MAX
@@ -68,13 +71,6 @@ struct shmb_gate {
 };
 
 #define SHMB_FOR_EVER INT64_MAX
-
-struct shmb_tree {
-    unsigned depth;
-    uint64_t nodes[SHMB_MAX_DEPTH];
-    double *mass; /* level 0 */
-    double *sum[SHMB_MAX_DEPTH], *min[SHMB_MAX_DEPTH];
-};
 
 struct shmb_leaf {
     unsigned char *base;
@@ -171,11 +167,50 @@ static inline uint64_t shmb_slot_of(const struct shmb_ring *ring, uint64_t eleme
     return ring->lanes == 1 ? element : element / ring->lanes;
 }
 
+/* Row k of the open claim: its slot and its ticket. A placed write has the tickets of one lap, in which each
+ * slot occurs once; a ring write has consecutive ones, not more than there are slots. */
+static inline uint64_t shmb_slot_of_row(const struct shmb_ring *ring, uint64_t row) {
+    if (ring->claim_kind != SHMB_RING_WRITE) return (uint64_t)ring->claim_slots[row];
+    uint64_t slot = ring->claim_slot + row;
+    return slot < ring->capacity ? slot : slot - ring->capacity;
+}
+
+static inline uint64_t shmb_ticket_in_lap(uint64_t head, uint64_t slot, uint64_t capacity) {
+    return head + (slot + capacity - head % capacity) % capacity;
+}
+
+static inline uint64_t shmb_ticket_of_row(const struct shmb_ring *ring, uint64_t row) {
+    return ring->claim_kind == SHMB_RING_WRITE
+               ? ring->claim_first + row
+               : shmb_ticket_in_lap(ring->claim_first, (uint64_t)ring->claim_slots[row], ring->capacity);
+}
+
+/* Whether the registry entry is ours still. */
+static inline bool shmb_is_ours(const struct shmb_ring *ring) {
+    return atomic_load_explicit(&ring->me->incarnation, memory_order_relaxed) == ring->incarnation &&
+           atomic_load_explicit(&ring->me->state, memory_order_relaxed) == SHMB_LIVE;
+}
+
+static inline bool shmb_is_limited(const struct shmb_ring *ring) {
+    return __builtin_expect(atomic_load_explicit(&ring->runtime->limiter_version, memory_order_relaxed) != 0, 0);
+}
+
+/* The second look: with the same word, a copy that was made before it is kept. */
+static inline bool shmb_still_holds(const struct shmb_ring *ring, uint64_t slot, uint64_t word) {
+    return atomic_load_explicit(&ring->words[slot], memory_order_relaxed) == word;
+}
+
+/* The files from here on: each calls those above it only (tests/native/test_house.py). */
+
+/* process.c */
 uint64_t shmb_life(void); /* of this process; another value after fork */
 void shmb_life_begin(void);
 int64_t shmb_now_ns(void);
 int64_t shmb_clock_ns(clockid_t clock);
 void shmb_touch(struct shmb_runtime *runtime);
+
+/* presence.c */
+bool shmb_is_removed(struct shmb_ring *ring, int64_t now_ns);
 
 /* gate.c: who of this process's threads may claim, fill and commit through a handle */
 void shmb_gate_init(struct shmb_gate *gate);
@@ -184,80 +219,28 @@ void shmb_gate_pause(struct shmb_ring *ring); /* the call ends, the claim stays 
 int shmb_gate_resume(struct shmb_ring *ring); /* of the thread that paused */
 void shmb_gate_leave(struct shmb_ring *ring);
 
-/* presence.c */
-bool shmb_is_removed(struct shmb_ring *ring, int64_t now_ns);
-
 /* mutex.c */
-int shmb_lock(struct shmb_ring *ring, struct shmb_call *call);
-void shmb_unlock(struct shmb_ring *ring);
-bool shmb_lock_no_more(struct shmb_ring *ring, struct shmb_call *call);
 int shmb_mutex_format(struct shmb_runtime *runtime);
 int shmb_mutex_kind(void); /* of one that was just formatted */
 uint32_t shmb_mutex_owner(const struct shmb_runtime *runtime);
-void shmb_wake_waiters(struct shmb_runtime *runtime);
-int shmb_wait_progress(struct shmb_runtime *runtime, uint32_t seen, int64_t timeout_ns);
+int shmb_mutex_take(struct shmb_runtime *runtime, int kind, struct shmb_call *call);
+int shmb_mutex_mended(struct shmb_runtime *runtime);
 
-/* What a check finds; all zero if the ring is whole. */
-struct shmb_check {
-    uint64_t wrong_nodes;  /* not what their children say */
-    uint64_t wrong_leaves; /* mass without an item, or not the mass of the raw priority */
-    uint64_t wrong_length; /* |length - number of COMMITTED slots| */
-    uint64_t wrong_words;  /* ticket not of this slot, or from the future */
-    uint64_t wrong_extents; /* a record that is not between tail and head of the byte ring */
-    uint64_t orphans;      /* WRITING, and no claim covers it */
-};
+/* slots.c */
+bool shmb_claim_covers(const struct shmb_ring *ring, uint64_t word, uint32_t *entry);
+uint64_t shmb_place_of(const struct shmb_ring *ring, uint64_t ticket);
 
-/* The counters of one moment. */
-struct shmb_moment {
-    uint64_t byte_tail, byte_head;
-    uint64_t head, write_count;
-    double max_priority;
-};
-
-/* priorities.c: the tree. All under the mutex. */
-void shmb_tree_map(struct shmb_tree *tree, const struct shmb_sections *sections, unsigned char *slots);
+/* masses.c: under the mutex, unless a priority is only looked at */
 double shmb_mass(const struct shmb_runtime *runtime, double raw);
 double shmb_largest_mass(const struct shmb_ring *ring);
 double shmb_default_priority(const struct shmb_runtime *runtime);
-void shmb_tree_range(struct shmb_tree *tree, uint64_t first, uint64_t count); /* parents of leaves [first, first+count) */
-void shmb_tree_touched(struct shmb_tree *tree, uint64_t *elements, uint64_t count); /* consumes its argument */
-void shmb_tree_parents(struct shmb_tree *tree);                                     /* all of them */
-void shmb_ring_leaves(struct shmb_ring *ring); /* every leaf from words and raw priorities, and `length` */
-static inline double shmb_tree_total(const struct shmb_tree *tree) { return tree->sum[tree->depth][0]; }
-static inline double shmb_tree_min(const struct shmb_tree *tree) { return tree->min[tree->depth][0]; }
-int shmb_update(struct shmb_ring *ring, struct shmb_call *call, const int64_t *index, const int64_t *tickets,
-                const double *priorities, uint64_t count, uint64_t *applied);
 int shmb_priorities_in_order(struct shmb_ring *ring, const double *priorities, uint64_t count);
-int shmb_indices_in_order(struct shmb_ring *ring, const int64_t *index, uint64_t count, uint64_t bound);
-int shmb_check(struct shmb_ring *ring, struct shmb_call *call, struct shmb_check *found);
-int shmb_set_alpha(struct shmb_ring *ring, struct shmb_call *call, double alpha, double eps, bool bind);
+void shmb_ring_leaves(struct shmb_ring *ring); /* every leaf from words and raw priorities, and `length` */
 
-/* write.c: claim, fill, commit, abort */
-int shmb_claim_ring(struct shmb_ring *ring, struct shmb_call *call, uint64_t count, const struct shmb_batch *batch,
-                    uint64_t *first);
-int shmb_claim_slots(struct shmb_ring *ring, struct shmb_call *call, const int64_t *slots, uint64_t count,
-                     bool in_place, const int64_t *tickets, unsigned char *kept, const struct shmb_batch *batch,
-                     uint64_t *taken);
-void shmb_fill(struct shmb_ring *ring, const unsigned char *const *sources, uint64_t skip_rows);
-void shmb_fill_priorities(struct shmb_ring *ring, const double *priorities, uint64_t skip_rows);
-int shmb_commit(struct shmb_ring *ring, struct shmb_call *call, bool given);
-int shmb_abort(struct shmb_ring *ring, struct shmb_call *call);
-int shmb_leave(struct shmb_ring *ring, struct shmb_call *call);
-int shmb_give_up_turn(struct shmb_ring *ring, struct shmb_call *call);
-int shmb_forfeit_turn(struct shmb_ring *ring, struct shmb_call *call, uint32_t entry, uint64_t turn);
-int shmb_empty(struct shmb_ring *ring, struct shmb_call *call, bool keep_write_count);
-int shmb_restore(struct shmb_ring *ring, struct shmb_call *call, uint64_t slot, uint64_t write_count,
-                 double max_priority);
-bool shmb_is_being_written(struct shmb_ring *ring, uint64_t slot);
-bool shmb_claim_covers(const struct shmb_ring *ring, uint64_t word, uint32_t *entry);
-uint64_t shmb_slot_of_row(const struct shmb_ring *ring, uint64_t row);
-uint64_t shmb_ticket_of_row(const struct shmb_ring *ring, uint64_t row);
-uint32_t shmb_row_checksum(const struct shmb_ring *ring, uint64_t slot, uint64_t ticket);
-
-/* limiter.c: flow control. Under the mutex, unless they take a call */
-extern _Thread_local bool shmb_let_pass;
+/* limiter.c: under the mutex, but for the copy and what is asked of it */
+struct shmb_limiter *shmb_limiter_of(struct shmb_runtime *runtime);
+struct shmb_limiter shmb_copy_of_limiter(const struct shmb_runtime *runtime);
 uint32_t shmb_limits(struct shmb_runtime *runtime); /* what there is: SHMB_RATIO, SHMB_QUEUE, SHMB_MIN_SIZE */
-int shmb_admit_insert(struct shmb_ring *ring, uint64_t rows, uint64_t elements);
 void shmb_promise(struct shmb_ring *ring, uint64_t elements);
 void shmb_settle(struct shmb_ring *ring, struct shmb_entry *entry);
 void shmb_wait_no_more(struct shmb_ring *ring, struct shmb_entry *entry, uint32_t sides);
@@ -265,18 +248,37 @@ void shmb_count_limited(struct shmb_ring *ring);
 void shmb_note_base(struct shmb_ring *ring);
 void shmb_set_base(struct shmb_ring *ring);
 void shmb_start_anew(struct shmb_ring *ring, uint64_t write_count, uint64_t elements);
-void shmb_pass_the_forgotten(struct shmb_ring *ring);
-uint64_t shmb_place_of(const struct shmb_ring *ring, uint64_t ticket);
-int shmb_admit_sample(struct shmb_ring *ring, struct shmb_call *call, uint64_t count, uint64_t min_size, bool chosen,
-                      uint64_t *counted);
-int shmb_take_back(struct shmb_ring *ring, struct shmb_call *call, uint64_t count, uint32_t version);
-int shmb_take(struct shmb_ring *ring, struct shmb_call *call, uint64_t count, int64_t *index, int64_t *tickets);
-int shmb_release(struct shmb_ring *ring, struct shmb_call *call);
-int shmb_waits_in_queue(struct shmb_ring *ring, struct shmb_call *call, const struct shmb_entry *entry, uint32_t side,
-                        enum shmb_reason *why);
+
+/* The element that a queue hands out next, and how often it has done so. */
+struct shmb_place {
+    uint64_t element, times;
+};
+
+/* queue.c */
+struct shmb_place shmb_queue_next(const struct shmb_ring *ring, const struct shmb_limiter *limiter);
+struct shmb_place shmb_queue_front(const struct shmb_ring *ring, struct shmb_limiter *limiter);
+uint64_t shmb_queue_oldest(const struct shmb_ring *ring, const struct shmb_limiter *limiter, struct shmb_place *next,
+                           uint64_t count, uint64_t *first, int64_t *index, int64_t *tickets);
 uint64_t shmb_queued(const struct shmb_ring *ring);
-int shmb_limit(struct shmb_ring *ring, struct shmb_call *call, const struct shmb_limiter *wanted);
-int shmb_give_up_waiting(struct shmb_ring *ring, struct shmb_call *call, uint32_t sides);
+void shmb_pass_the_forgotten(struct shmb_ring *ring);
+
+/* repair.c: claims of the dead. Under the mutex */
+void shmb_finish_claim(struct shmb_ring *ring, struct shmb_entry *entry);
+void shmb_repair(struct shmb_ring *ring);
+
+/* section.c */
+int shmb_lock(struct shmb_ring *ring, struct shmb_call *call);
+void shmb_unlock(struct shmb_ring *ring);
+bool shmb_lock_no_more(struct shmb_ring *ring, struct shmb_call *call);
+
+/* turns.c: under the mutex, unless they take a call or sleep */
+void shmb_give_back_turn(struct shmb_ring *ring);
+bool shmb_waits_behind_a_turn(struct shmb_ring *ring);
+bool shmb_is_being_written(struct shmb_ring *ring, uint64_t slot);
+int shmb_give_up_turn(struct shmb_ring *ring, struct shmb_call *call);
+int shmb_forfeit_turn(struct shmb_ring *ring, struct shmb_call *call, uint32_t entry, uint64_t turn);
+void shmb_wake_waiters(struct shmb_runtime *runtime);
+int shmb_wait_progress(struct shmb_runtime *runtime, uint32_t seen, int64_t timeout_ns);
 
 /* records.c: the byte ring */
 int shmb_batch_in_order(struct shmb_ring *ring, const struct shmb_batch *batch, uint64_t bytes, bool apart);
@@ -291,16 +293,65 @@ static inline unsigned char *shmb_record_at(const struct shmb_ring *ring, uint64
 }
 bool shmb_span_in_order(const struct shmb_ring *ring);
 uint64_t shmb_oldest_ticket(const struct shmb_ring *ring);
-int shmb_span(struct shmb_ring *ring, struct shmb_call *call, uint64_t span[3]);
-int shmb_records_moment(struct shmb_ring *ring, struct shmb_call *call, uint64_t from, unsigned char *out, uint64_t room,
-                        int64_t *tickets, struct shmb_extent *extents, uint64_t *sources, double *raw,
-                        struct shmb_moment *moment);
 uint64_t shmb_relink(struct shmb_ring *ring, const int64_t *slots, uint64_t count);
 
-/* reap.c: claims of the dead */
-void shmb_finish_claim(struct shmb_ring *ring, struct shmb_entry *entry);
-void shmb_repair(struct shmb_ring *ring);
+/* flow.c: flow control */
+extern _Thread_local bool shmb_let_pass;
+int shmb_admit_insert(struct shmb_ring *ring, uint64_t rows, uint64_t elements); /* under the mutex */
+int shmb_admit_sample(struct shmb_ring *ring, struct shmb_call *call, uint64_t count, uint64_t min_size, bool chosen,
+                      uint64_t *counted);
+int shmb_take_back(struct shmb_ring *ring, struct shmb_call *call, uint64_t count, uint32_t version);
+int shmb_take(struct shmb_ring *ring, struct shmb_call *call, uint64_t count, int64_t *index, int64_t *tickets);
+int shmb_release(struct shmb_ring *ring, struct shmb_call *call);
+int shmb_waits_in_queue(struct shmb_ring *ring, struct shmb_call *call, const struct shmb_entry *entry, uint32_t side,
+                        enum shmb_reason *why);
+int shmb_limit(struct shmb_ring *ring, struct shmb_call *call, const struct shmb_limiter *wanted);
+int shmb_give_up_waiting(struct shmb_ring *ring, struct shmb_call *call, uint32_t sides);
+
+/* fill.c */
+void shmb_fill(struct shmb_ring *ring, const unsigned char *const *sources, uint64_t skip_rows);
+void shmb_fill_priorities(struct shmb_ring *ring, const double *priorities, uint64_t skip_rows);
+void shmb_fill_checksums(struct shmb_ring *ring);
+uint32_t shmb_row_checksum(const struct shmb_ring *ring, uint64_t slot, uint64_t ticket);
+
+/* commit.c */
+void shmb_claim_parents(struct shmb_ring *ring); /* under the mutex, as is the next */
+void shmb_abort_claim(struct shmb_ring *ring);
+int shmb_commit(struct shmb_ring *ring, struct shmb_call *call, bool given);
+int shmb_abort(struct shmb_ring *ring, struct shmb_call *call);
+
+/* claim.c */
+int shmb_claim_ring(struct shmb_ring *ring, struct shmb_call *call, uint64_t count, const struct shmb_batch *batch,
+                    uint64_t *first);
+int shmb_claim_slots(struct shmb_ring *ring, struct shmb_call *call, const int64_t *slots, uint64_t count,
+                     bool in_place, const int64_t *tickets, unsigned char *kept, const struct shmb_batch *batch,
+                     uint64_t *taken);
+int shmb_empty(struct shmb_ring *ring, struct shmb_call *call, bool keep_write_count);
+int shmb_restore(struct shmb_ring *ring, struct shmb_call *call, uint64_t slot, uint64_t write_count,
+                 double max_priority);
+
+/* reap.c */
+int shmb_leave(struct shmb_ring *ring, struct shmb_call *call);
 int shmb_reap(struct shmb_ring *ring, struct shmb_call *call, uint32_t entry, uint64_t incarnation, bool *freed);
+
+/* priorities.c */
+int shmb_indices_in_order(struct shmb_ring *ring, const int64_t *index, uint64_t count, uint64_t bound);
+int shmb_update(struct shmb_ring *ring, struct shmb_call *call, const int64_t *index, const int64_t *tickets,
+                const double *priorities, uint64_t count, uint64_t *applied);
+int shmb_set_alpha(struct shmb_ring *ring, struct shmb_call *call, double alpha, double eps, bool bind);
+
+/* What a check finds; all zero if the ring is whole. */
+struct shmb_check {
+    uint64_t wrong_nodes;  /* not what their children say */
+    uint64_t wrong_leaves; /* mass without an item, or not the mass of the raw priority */
+    uint64_t wrong_length; /* |length - number of COMMITTED slots| */
+    uint64_t wrong_words;  /* ticket not of this slot, or from the future */
+    uint64_t wrong_extents; /* a record that is not between tail and head of the byte ring */
+    uint64_t orphans;      /* WRITING, and no claim covers it */
+};
+
+/* check.c */
+int shmb_check(struct shmb_ring *ring, struct shmb_call *call, struct shmb_check *found);
 
 /* sample.c: draw, copy, validate */
 int shmb_sample(struct shmb_ring *ring, struct shmb_call *call, uint64_t count, uint64_t key,
@@ -310,10 +361,22 @@ int shmb_read(struct shmb_ring *ring, struct shmb_call *call, const int64_t *ind
               unsigned char *const *out, int64_t *tickets, uint64_t *missing);
 int shmb_read_records(struct shmb_ring *ring, struct shmb_call *call, const int64_t *index, uint64_t count,
                       struct shmb_arena *arena, int64_t *tickets);
+
+/* The counters of one moment. */
+struct shmb_moment {
+    uint64_t byte_tail, byte_head;
+    uint64_t head, write_count;
+    double max_priority;
+};
+
+/* snapshot.c */
 uint64_t shmb_copy_slots(struct shmb_ring *ring, uint64_t first, uint64_t count, unsigned char *const *out,
                          int64_t *tickets);
-void shmb_note_moment(const struct shmb_ring *ring, uint64_t *sources, double *raw, struct shmb_moment *moment);
 int shmb_copy_moment(struct shmb_ring *ring, struct shmb_call *call, unsigned char *const *out, int64_t *tickets,
                      uint64_t *sources, double *raw, struct shmb_moment *moment);
+int shmb_span(struct shmb_ring *ring, struct shmb_call *call, uint64_t span[3]);
+int shmb_records_moment(struct shmb_ring *ring, struct shmb_call *call, uint64_t from, unsigned char *out, uint64_t room,
+                        int64_t *tickets, struct shmb_extent *extents, uint64_t *sources, double *raw,
+                        struct shmb_moment *moment);
 
 #endif

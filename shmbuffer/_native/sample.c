@@ -33,11 +33,6 @@ static uint64_t below(struct random *random, uint64_t bound) {
     return (uint64_t)(((unsigned __int128)random_at(random->key, random->next++) * bound) >> 64);
 }
 
-/* SYNC slot-claim, SYNC slot-commit: the copy was made before this second look at the word. */
-static inline bool still_holds(const struct shmb_ring *ring, uint64_t slot, uint64_t word) {
-    return atomic_load_explicit(&ring->words[slot], memory_order_relaxed) == word;
-}
-
 static void copy_row(const struct shmb_ring *ring, uint64_t element, unsigned char *const *out, uint64_t row) {
     for (unsigned leaf = 0; leaf < ring->n_leaves; leaf++) {
         uint64_t bytes = ring->leaves[leaf].element_bytes;
@@ -330,9 +325,9 @@ int shmb_sample(struct shmb_ring *ring, struct shmb_call *call, uint64_t count, 
                 bool there;
                 SHMB_OPTIMISTIC(there = is_the_record(in_ring(ring, arena, row), arena, row, (uint64_t)tickets[row]));
                 if (there) continue;
-                atomic_thread_fence(memory_order_acquire);
+                atomic_thread_fence(SYNC_SLOT_CLAIM_ACQUIRE);
                 uint64_t slot = shmb_slot_of(ring, (uint64_t)index[row]);
-                if (still_holds(ring, slot, draws[row].word)) shmb_refusal.bad_at = slot, status = SHMB_DAMAGED;
+                if (shmb_still_holds(ring, slot, draws[row].word)) shmb_refusal.bad_at = slot, status = SHMB_DAMAGED;
             }
             goto out;
         }
@@ -343,10 +338,10 @@ int shmb_sample(struct shmb_ring *ring, struct shmb_call *call, uint64_t count, 
             CP(sample_copy);
         }
         if (out) SHMB_OPTIMISTIC(copy_rows(ring, index, rows, left, out));
-        atomic_thread_fence(memory_order_acquire);
+        atomic_thread_fence(SYNC_SLOT_CLAIM_ACQUIRE);
         uint64_t changed = 0;
         for (uint64_t i = 0; i < left; i++)
-            if (!still_holds(ring, shmb_slot_of(ring, (uint64_t)index[rows[i]]), draws[rows[i]].word)) rows[changed++] = rows[i];
+            if (!shmb_still_holds(ring, shmb_slot_of(ring, (uint64_t)index[rows[i]]), draws[rows[i]].word)) rows[changed++] = rows[i];
         CP(sample_validate);
         *redrawn += changed;
         left = changed;
@@ -383,11 +378,11 @@ int shmb_read(struct shmb_ring *ring, struct shmb_call *call, const int64_t *ind
             bool with_the_lock = round >= ROUNDS;
             int status = with_the_lock ? shmb_lock(ring, call) : SHMB_OK;
             if (status != SHMB_OK) return status;
-            uint64_t word = atomic_load_explicit(&ring->words[slot], memory_order_acquire);
+            uint64_t word = atomic_load_explicit(&ring->words[slot], SYNC_SLOT_COMMIT_ACQUIRE);
             bool committed = SHMB_STATE(word) == SHMB_COMMITTED;
             if (committed) SHMB_OPTIMISTIC(copy_row(ring, element, out, i));
-            atomic_thread_fence(memory_order_acquire);
-            bool kept = committed && still_holds(ring, slot, word);
+            atomic_thread_fence(SYNC_SLOT_CLAIM_ACQUIRE);
+            bool kept = committed && shmb_still_holds(ring, slot, word);
             if (with_the_lock) shmb_unlock(ring);
             if (kept) tickets[i] = (int64_t)SHMB_TICKET(word);
             if (kept || !committed) break;
@@ -408,7 +403,7 @@ int shmb_read_records(struct shmb_ring *ring, struct shmb_call *call, const int6
             bool with_the_lock = round >= ROUNDS;
             int status = with_the_lock ? shmb_lock(ring, call) : SHMB_OK;
             if (status != SHMB_OK) return status;
-            uint64_t word = atomic_load_explicit(&ring->words[slot], memory_order_acquire);
+            uint64_t word = atomic_load_explicit(&ring->words[slot], SYNC_SLOT_COMMIT_ACQUIRE);
             bool committed = SHMB_STATE(word) == SHMB_COMMITTED;
             arena->used = before;
             arena->starts[i] = (int64_t)before;
@@ -418,8 +413,8 @@ int shmb_read_records(struct shmb_ring *ring, struct shmb_call *call, const int6
             bool there = false;
             if (committed) SHMB_OPTIMISTIC(there = is_the_record(in_ring(ring, arena, i), arena, i, SHMB_TICKET(word)));
             if (there && arena->used <= arena->room) SHMB_OPTIMISTIC(copy_record(ring, arena, i));
-            atomic_thread_fence(memory_order_acquire);
-            bool kept = committed && still_holds(ring, slot, word);
+            atomic_thread_fence(SYNC_SLOT_CLAIM_ACQUIRE);
+            bool kept = committed && shmb_still_holds(ring, slot, word);
             if (with_the_lock) shmb_unlock(ring);
             if (kept && !there) {
                 shmb_refusal.bad_at = slot;
@@ -433,56 +428,4 @@ int shmb_read_records(struct shmb_ring *ring, struct shmb_call *call, const int6
     }
     shmb_refusal.needed = arena->used;
     return arena->used > arena->room ? SHMB_NO_ROOM : SHMB_OK;
-}
-
-static void copy_slot(const struct shmb_ring *ring, uint64_t slot, unsigned char *const *out) {
-    for (unsigned leaf = 0; leaf < ring->n_leaves; leaf++) {
-        uint64_t bytes = ring->leaves[leaf].element_bytes * ring->lanes;
-        if (bytes) memcpy(out[leaf] + slot * bytes, ring->leaves[leaf].base + slot * bytes, bytes);
-    }
-}
-
-static int64_t ticket_of(uint64_t word) { return SHMB_STATE(word) == SHMB_COMMITTED ? (int64_t)SHMB_TICKET(word) : -1; }
-
-/* A copy of the whole ring is made in rounds, as a running machine is moved to another one: each copies the slots
- * that have changed since the last one, with no lock held; the last one (below) copies what is left under it.
- * tickets[slot] is what `out` holds there, -1 for nothing. Returns how many slots had changed. */
-uint64_t shmb_copy_slots(struct shmb_ring *ring, uint64_t first, uint64_t count, unsigned char *const *out,
-                         int64_t *tickets) {
-    uint64_t changed = 0;
-    for (uint64_t slot = first; slot < first + count; slot++) {
-        uint64_t word = atomic_load_explicit(&ring->words[slot], memory_order_acquire);
-        int64_t now = ticket_of(word);
-        if (now == tickets[slot]) continue;
-        changed++;
-        if (now >= 0) SHMB_OPTIMISTIC(copy_slot(ring, slot, out));
-        atomic_thread_fence(memory_order_acquire);
-        tickets[slot] = now >= 0 && still_holds(ring, slot, word) ? now : -1;
-    }
-    return changed;
-}
-
-/* What belongs to the items of a moment; while the mutex is held. Of slots that are being written it is worth nothing. */
-void shmb_note_moment(const struct shmb_ring *ring, uint64_t *sources, double *raw, struct shmb_moment *moment) {
-    memcpy(sources, ring->sources, ring->capacity * sizeof *sources);
-    SHMB_OPTIMISTIC(memcpy(raw, ring->raw, ring->elements * sizeof *raw));
-    moment->head = atomic_load_explicit(&ring->runtime->head, memory_order_relaxed);
-    moment->write_count = atomic_load_explicit(&ring->runtime->write_count, memory_order_relaxed);
-    moment->max_priority = ring->runtime->max_priority;
-    CP(copy_moment);
-}
-
-/* The last round. Nobody can claim a slot meanwhile, so what is committed now stays as it is. */
-int shmb_copy_moment(struct shmb_ring *ring, struct shmb_call *call, unsigned char *const *out, int64_t *tickets,
-                     uint64_t *sources, double *raw, struct shmb_moment *moment) {
-    int status = shmb_lock(ring, call);
-    if (status != SHMB_OK) return status;
-    for (uint64_t slot = 0; slot < ring->capacity; slot++) {
-        int64_t now = ticket_of(atomic_load_explicit(&ring->words[slot], memory_order_acquire));
-        if (now >= 0 && now != tickets[slot]) copy_slot(ring, slot, out);
-        tickets[slot] = now;
-    }
-    shmb_note_moment(ring, sources, raw, moment);
-    shmb_unlock(ring);
-    return SHMB_OK;
 }

@@ -188,10 +188,10 @@ class Control:
             zip(NUMBERS, NO_LIMIT if wanted is None else wanted.to_numbers(), strict=True)
         )
         beside = {"inserts_base": numbers["min_size"], "samples_base": 0, "queue_next": 0}
-        for name, value in (numbers | beside).items():
+        for name, value in (numbers | beside).items():  # SYNC limiter-reuse, release
             block[name] = value
             _core.reached("limit.stored")
-        self.runtime["limiter_version"] = version
+        self.runtime["limiter_version"] = version  # SYNC limiter-set, release
         _core.reached("limit.published")
 
     def limiter_block(self, version: int) -> np.ndarray[Any, Any]:

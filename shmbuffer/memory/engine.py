@@ -305,7 +305,7 @@ class Engine:
 
     @property
     def _state(self) -> BufferState:
-        found = int(self.control.runtime["state"][0])
+        found = int(self.control.runtime["state"][0])  # SYNC define, acquire
         try:
             return BufferState(found)
         except ValueError:
@@ -473,7 +473,7 @@ class Engine:
             ) from error
         _core.reached("define.superblock")
         self._schema, self._parts = schema, (slots, leaves)
-        runtime["state"] = BufferState.READY
+        runtime["state"] = BufferState.READY  # SYNC define, release
         _core.reached("define.ready")
 
     @property

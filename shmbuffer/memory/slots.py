@@ -1,7 +1,12 @@
 """The life of a slot: who may touch it, and when.
 
-     EMPTY ──claim──▶ WRITING ──commit──▶ COMMITTED ──claimed again by the ring──▶ WRITING
+     EMPTY ──claim──▶ WRITING ──commit──▶ COMMITTED ──claimed again──▶ WRITING
                          └──abort, or its writer died──▶ ABORTED ──claimed again──▶ WRITING
+
+     COMMITTED ──emptied──▶ EMPTY             `empty`: `repair.c`; ABORTED too, WRITING never
+     COMMITTED ──evicted──▶ EMPTY             its bytes are needed: `records.c`, records only
+     any ──damaged, or out of place──▶ EMPTY  recovery, while nobody is alive: `recovery.py`,
+                                              and for records `shmb_relink` in `records.c`
 
 One 64-bit word a slot, little-endian:
      bits 0-1   state    EMPTY 0, WRITING 1, COMMITTED 2, ABORTED 3
@@ -24,8 +29,8 @@ If the writer dies: before its phase is COMMITTING the batch is aborted, from th
 committed; never a part of it. The raw priorities are written with the payload, so a batch that is
 rolled forward keeps them.
 
-The protocol itself is in the C core (``_native/write.c``, ``reap.c``, ``sample.c``), its model in
-``tests/model``. Here is what Python needs to read the words.
+The protocol itself is in the C core (``_native/claim.c``, ``fill.c``, ``commit.c``, ``repair.c``,
+``sample.c``), its model in ``tests/model``. Here is what Python needs to read the words.
 """
 
 from __future__ import annotations

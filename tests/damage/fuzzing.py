@@ -13,12 +13,11 @@ import subprocess
 from pathlib import Path
 
 import shmbuffer
+from tests.native.program import SOURCES
 
 CORPUS = Path(__file__).parent / "fuzz" / "corpus.hex"
 _FUZZ = Path(__file__).parent / "fuzz"
 _NATIVE = Path(shmbuffer.__file__).parent / "_native"
-#: Those that need Python.
-_BINDINGS = {"descriptor.c", "intake.c", "map.c", "module.c", "outtake.c", "ring_binding.c"}
 _SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 
 
@@ -34,7 +33,7 @@ def built(folder: Path) -> Path:
     program = folder / "fuzzer"
     if program.exists():
         return program
-    sources = [path for path in sorted(_NATIVE.glob("*.c")) if path.name not in _BINDINGS]
+    sources = [_NATIVE / f"{name}.c" for name in (*SOURCES, "crashpoint")]
     common = ["gcc", "-std=gnu11", "-O1", "-g", f"-I{_NATIVE}"]
     for source in [*sources, _FUZZ / "target.c"]:
         out = folder / f"{source.stem}.o"

@@ -94,7 +94,7 @@ def a_mutant(
     return Mutant.read(path)
 
 
-FIRST_INCLUDE = ("shmbuffer/_native/reap.c", "#include <math.h>")
+FIRST_INCLUDE = ("shmbuffer/_native/masses.c", "#include <math.h>")
 
 
 @pytest.mark.slow
@@ -127,7 +127,7 @@ def test_a_mutant_of_other_sources_is_refused(
 ) -> None:
     """Also where nobody could say which place is meant."""
     other = a_mutant(tmp_path, FIRST_INCLUDE[0], line, "")
-    with pytest.raises(DoesNotApplyError, match=rf"patch is of other .*reap\.c .* {times} times"):
+    with pytest.raises(DoesNotApplyError, match=rf"patch is of other .*masses\.c .* {times} times"):
         kill(other, objects)
 
 
@@ -142,7 +142,7 @@ def test_a_mutant_changes_its_lines_and_no_others(tmp_path: Path) -> None:
 def test_a_header_says_everything(tmp_path: Path, missing: str) -> None:
     whole = a_mutant(tmp_path, *FIRST_INCLUDE, "#include <errno.h>")
     assert (whole.broken, whole.rule, whole.fails_with) == ("Made up.", "none.", "")
-    assert whole.files == ("shmbuffer/_native/reap.c",)
+    assert whole.files == ("shmbuffer/_native/masses.c",)
     assert whole.touches_the_core
     lines = whole.path.read_text("utf-8").split("\n")
     whole.path.write_text("\n".join(line for line in lines if not line.startswith(missing)))

@@ -49,7 +49,7 @@ FAULTS = {
         rf"{RACE}|FAILED",
         (
             (
-                "write",
+                "slots",
                 "if (__builtin_expect(SHMB_STATE(word) != SHMB_WRITING, 1)) return false;",
                 "if (SHMB_STATE(word) <= SHMB_ABORTED) return false;",
             ),
@@ -61,8 +61,8 @@ FAULTS = {
         RACE,
         (
             (
-                "write",
-                "atomic_store_explicit(&ring->words[slot], committed, memory_order_release);",
+                "commit",
+                "atomic_store_explicit(&ring->words[slot], committed, SYNC_SLOT_COMMIT_RELEASE);",
                 "atomic_store_explicit(&ring->words[slot], committed, memory_order_relaxed);",
             ),
         ),
@@ -74,8 +74,8 @@ FAULTS = {
         (
             (
                 "sample",
-                "memory_order_relaxed) == word;",
-                "memory_order_relaxed) == word || ring != NULL;",
+                "if (!shmb_still_holds(ring, shmb_slot_of(ring, (uint64_t)index[rows[i]])",
+                "if (false && !shmb_still_holds(ring, shmb_slot_of(ring, (uint64_t)index[rows[i]])",
             ),
         ),
     ),
@@ -85,7 +85,7 @@ FAULTS = {
         "FAILED: .* is not what was written",
         (
             (
-                "reap",
+                "repair",
                 "(phase == SHMB_COMMITTING ? roll_forward : roll_back)",
                 "(phase >= SHMB_PAYLOAD ? roll_forward : roll_back)",
             ),
@@ -96,9 +96,9 @@ FAULTS = {
         "rows and deaths",
         "FAILED: .*check: ",
         (
-            ("reap", "    shmb_ring_leaves(ring);\n", ""),
+            ("repair", "    shmb_ring_leaves(ring);\n", ""),
             (
-                "reap",
+                "repair",
                 "    if (atomic_load_explicit(&runtime->prioritized, memory_order_relaxed)) "
                 "shmb_tree_parents(&ring->tree);\n    CP(repair_parents);",
                 "",

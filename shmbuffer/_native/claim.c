@@ -1,0 +1,244 @@
+/* The beginning of a claim: which slots it takes, and what has to be there first. Steps are named as in memory/slots.py. */
+#include <math.h>
+#include <stdlib.h>
+
+#include "ring.h"
+
+static bool make_room(struct shmb_ring *ring, uint64_t rows) {
+    if (rows <= ring->scratch_rows) return true;
+    uint64_t elements = rows * ring->lanes;
+    int64_t *slots = realloc(ring->claim_slots, rows * sizeof *slots);
+    if (slots) ring->claim_slots = slots;
+    double *masses = realloc(ring->masses, elements * sizeof *masses);
+    if (masses) ring->masses = masses;
+    uint64_t *touched = realloc(ring->touched, elements * sizeof *touched);
+    if (touched) ring->touched = touched;
+    int64_t *from = ring->bytes ? realloc(ring->claim_from, rows * sizeof *from) : ring->claim_from;
+    if (from) ring->claim_from = from;
+    if (!slots || !masses || !touched || (ring->bytes && !from)) return false;
+    ring->scratch_rows = rows;
+    return true;
+}
+
+static inline bool is_marked(const struct shmb_ring *ring, uint64_t slot) {
+    return SHMB_STATE(atomic_load_explicit(&ring->words[slot], memory_order_relaxed)) == SHMB_WRITING;
+}
+
+/* A claim that is still there was never committed, or its commit was reported as failed: its items are absent. */
+static int begin_claim(struct shmb_ring *ring, struct shmb_call *call, uint64_t rows) {
+    int status = shmb_gate_enter(ring, call, SHMB_FOR_EVER);
+    if (status != SHMB_OK) return status;
+    status = ring->claimed || make_room(ring, rows) ? shmb_lock(ring, call) : SHMB_NO_MEMORY;
+    if (status != SHMB_OK) goto refused;
+    CP(write_locked);
+    if (ring->claimed) {
+        shmb_abort_claim(ring);
+        if (!make_room(ring, rows)) {
+            status = SHMB_NO_MEMORY;
+            shmb_unlock(ring);
+            goto refused;
+        }
+    }
+    status = !shmb_is_ours(ring)                                                      ? SHMB_FENCED
+             : atomic_load(&ring->runtime->state) == (uint32_t)SHMB_CLOSING ? SHMB_CLOSING_STATUS
+                                                                              : SHMB_OK;
+    if (status == SHMB_OK) return SHMB_OK;
+    shmb_unlock(ring);
+refused:
+    shmb_gate_leave(ring);
+    return status;
+}
+
+static bool has_tickets(uint64_t head, uint64_t count) {
+    return head <= SHMB_LAST_TICKET && count <= SHMB_LAST_TICKET - head;
+}
+
+static int end_without_claim(struct shmb_ring *ring, int status) {
+    shmb_unlock(ring);
+    shmb_gate_leave(ring);
+    return status;
+}
+
+static int end_as_damaged(struct shmb_ring *ring) {
+    shmb_refusal.bad_at = SHMB_NO_SLOT;
+    return end_without_claim(ring, SHMB_DAMAGED);
+}
+
+/* W2 to W8. The mutex is held; it is released here. write_count is to grow by so many elements. */
+static void open_claim(struct shmb_ring *ring, uint64_t first, uint64_t count, uint64_t elements) {
+    struct shmb_runtime *runtime = ring->runtime;
+    struct shmb_entry *me = ring->me;
+    bool prioritized = atomic_load_explicit(&runtime->prioritized, memory_order_relaxed) != 0, unmassed = false;
+    ring->claim_first = first;
+    ring->claim_slot = first % ring->capacity;
+    ring->claim_count = count;
+    if (elements) shmb_promise(ring, elements);
+    me->kind = ring->claim_kind;
+    CP(write_kind);
+    atomic_store_explicit(&me->first, first, memory_order_release);
+    CP(write_first);
+    atomic_store_explicit(&me->count, count, memory_order_release);
+    CP(write_noted);
+    atomic_store_explicit(&me->phase, SHMB_MARKING, memory_order_release);
+    CP(write_marking);
+    atomic_store_explicit(&runtime->head, first + count, memory_order_release);
+    CP(write_head);
+    shmb_give_back_turn(ring);
+    ring->claim_slots_taken = 0;
+    ring->claim_checked = false;
+    uint64_t gone = 0;
+    for (uint64_t row = 0; row < ring->claim_rows; row++) {
+        uint64_t slot = shmb_slot_of_row(ring, row), writing = SHMB_WORD(shmb_ticket_of_row(ring, row), SHMB_WRITING);
+        uint64_t old = atomic_load_explicit(&ring->words[slot], memory_order_relaxed);
+        bool committed = SHMB_STATE(old) == SHMB_COMMITTED;
+        if (old == writing) continue; /* named twice: the last row wins */
+        ring->claim_slots_taken++;
+        atomic_store_explicit(&ring->words[slot], writing, memory_order_release);
+        CP(write_mark);
+        bool stays = ring->claim_kind == SHMB_IN_PLACE && committed; /* the item: its source and its priority too */
+        gone += committed;
+        if (!stays) ring->sources[slot] = ring->incarnation;
+        CP(write_source);
+        for (uint64_t e = slot * ring->lanes, end = e + ring->lanes; e < end; e++) {
+            if (!stays) ring->raw[e] = NAN; /* the default, unless given */
+            CP(write_raw);
+            if (prioritized && ring->tree.mass[e] != 0) {
+                ring->tree.mass[e] = 0;
+                unmassed = true;
+                CP(write_unmassed);
+            }
+        }
+    }
+    atomic_fetch_sub_explicit(&runtime->length, gone, memory_order_relaxed); /* a repair counts anew */
+    CP(write_length);
+    if (ring->bytes) shmb_take_bytes(ring);
+    if (unmassed) shmb_claim_parents(ring);
+    CP(write_claim_parents);
+    atomic_store_explicit(&me->phase, SHMB_PAYLOAD, memory_order_release);
+    CP(write_payload);
+    shmb_unlock(ring);
+    atomic_thread_fence(SYNC_SLOT_CLAIM_RELEASE); /* the words say WRITING before a byte of payload changes */
+    ring->claimed = true;
+    CP(write_claimed);
+}
+
+/* Nobody has to wait behind who waits for the other side. */
+static int end_limited(struct shmb_ring *ring, int status) {
+    shmb_give_back_turn(ring);
+    return end_without_claim(ring, status);
+}
+
+int shmb_claim_ring(struct shmb_ring *ring, struct shmb_call *call, uint64_t count, const struct shmb_batch *batch,
+                    uint64_t *first) {
+    uint64_t rows = count < ring->capacity ? count : ring->capacity;
+    int status = begin_claim(ring, call, rows);
+    if (status != SHMB_OK) return status;
+    uint64_t head = atomic_load_explicit(&ring->runtime->head, memory_order_relaxed);
+    uint64_t ticket = head + (count - rows); /* of more items than slots only the last stay */
+    if (!has_tickets(head, count)) return end_without_claim(ring, SHMB_NO_TICKETS);
+    if (batch && !shmb_span_in_order(ring)) return end_as_damaged(ring);
+    bool blocked = shmb_waits_behind_a_turn(ring);
+    for (uint64_t row = 0, slot = ticket % ring->capacity; !blocked && row < rows; row++) {
+        blocked = is_marked(ring, slot) && shmb_is_being_written(ring, slot);
+        slot = slot + 1 < ring->capacity ? slot + 1 : 0;
+    }
+    ring->claim_kind = SHMB_RING_WRITE;
+    ring->claim_rows = rows;
+    ring->claim_skipped = count - rows;
+    if (batch) ring->claim_batch = *batch;
+    blocked = blocked || (batch && shmb_bytes_are_being_written(ring));
+    if (blocked) return end_without_claim(ring, SHMB_BLOCKED);
+    ring->claim_written = count * ring->lanes;
+    if (shmb_is_limited(ring) && (status = shmb_admit_insert(ring, count, ring->claim_written)) != SHMB_OK)
+        return end_limited(ring, status);
+    open_claim(ring, ticket, rows, ring->claim_written);
+    *first = head;
+    return SHMB_OK;
+}
+
+/* With `tickets` only slots that still hold the item of that ticket are taken: kept[i] says which, `taken` how many
+ * rows. None of them: no claim is open afterwards, and the gate is another thread's to enter. */
+int shmb_claim_slots(struct shmb_ring *ring, struct shmb_call *call, const int64_t *slots, uint64_t count,
+                     bool in_place, const int64_t *tickets, unsigned char *kept, const struct shmb_batch *batch,
+                     uint64_t *taken) {
+    *taken = 0;
+    int status = begin_claim(ring, call, count);
+    if (status != SHMB_OK) return status;
+    uint64_t head = atomic_load_explicit(&ring->runtime->head, memory_order_relaxed), rows = 0;
+    if (!has_tickets(head, ring->capacity)) return end_without_claim(ring, SHMB_NO_TICKETS);
+    if (batch && !shmb_span_in_order(ring)) return end_as_damaged(ring);
+    for (uint64_t i = 0; i < count; i++) {
+        uint64_t word = atomic_load_explicit(&ring->words[slots[i]], memory_order_relaxed);
+        bool take = tickets == NULL || word == SHMB_WORD((uint64_t)tickets[i], SHMB_COMMITTED);
+        if (tickets) kept[i] = take;
+        if (take && batch) ring->claim_from[rows] = (int64_t)i;
+        if (take) ring->claim_slots[rows++] = slots[i];
+    }
+    ring->claim_rows = rows;
+    if (rows == 0 && tickets) return end_without_claim(ring, SHMB_OK);
+    bool blocked = shmb_waits_behind_a_turn(ring);
+    for (uint64_t row = 0; !blocked && row < rows; row++) {
+        uint64_t slot = (uint64_t)ring->claim_slots[row];
+        blocked = is_marked(ring, slot) && shmb_is_being_written(ring, slot);
+    }
+    ring->claim_kind = in_place ? SHMB_IN_PLACE : SHMB_PLACED;
+    if (batch) ring->claim_batch = *batch;
+    blocked = blocked || (batch && shmb_bytes_are_being_written(ring));
+    if (blocked) return end_without_claim(ring, SHMB_BLOCKED);
+    uint64_t elements = in_place ? 0 : rows * ring->lanes;
+    if (shmb_is_limited(ring) && (status = shmb_admit_insert(ring, 0, elements)) != SHMB_OK) return end_limited(ring, status);
+    *taken = rows;
+    open_claim(ring, head, ring->capacity, elements);
+    ring->claim_written = in_place ? 0 : ring->claim_slots_taken * ring->lanes;
+    return SHMB_OK;
+}
+
+int shmb_empty(struct shmb_ring *ring, struct shmb_call *call, bool keep_write_count) {
+    struct shmb_runtime *runtime = ring->runtime;
+    struct shmb_entry *me = ring->me;
+    int status = begin_claim(ring, call, 0);
+    if (status != SHMB_OK) return status;
+    CP(empty_locked);
+    uint64_t head = atomic_load_explicit(&runtime->head, memory_order_relaxed);
+    uint64_t count = (ring->capacity - head % ring->capacity) % ring->capacity;
+    if (!has_tickets(head, count)) return end_without_claim(ring, SHMB_NO_TICKETS);
+    atomic_store_explicit(&me->first, head, memory_order_release);
+    CP(empty_first);
+    atomic_store_explicit(&me->count, count, memory_order_release);
+    CP(empty_span);
+    atomic_store_explicit(&me->goal, keep_write_count ? atomic_load(&runtime->write_count) : 0, memory_order_release);
+    CP(empty_noted);
+    atomic_store_explicit(&me->phase, SHMB_EMPTYING, memory_order_release);
+    CP(empty_emptying);
+    shmb_finish_claim(ring, me);
+    if (atomic_load_explicit(&runtime->prioritized, memory_order_relaxed)) shmb_tree_parents(&ring->tree);
+    CP(empty_parents);
+    atomic_store_explicit(&me->phase, SHMB_IDLE, memory_order_release);
+    CP(empty_idle);
+    shmb_unlock(ring);
+    CP(empty_unlocked);
+    shmb_wake_waiters(runtime);
+    shmb_gate_leave(ring);
+    return SHMB_OK;
+}
+
+/* Where the next item goes, what was counted, and the largest priority seen: of a buffer that is loaded. Tickets
+ * only grow, so the head moves on to the next one of that slot. Each store is right by itself. */
+int shmb_restore(struct shmb_ring *ring, struct shmb_call *call, uint64_t slot, uint64_t write_count,
+                 double max_priority) {
+    struct shmb_runtime *runtime = ring->runtime;
+    int status = begin_claim(ring, call, 0);
+    if (status != SHMB_OK) return status;
+    uint64_t head = atomic_load_explicit(&runtime->head, memory_order_relaxed);
+    uint64_t ticket = shmb_ticket_in_lap(head, slot, ring->capacity);
+    if (!has_tickets(head, ticket - head)) return end_without_claim(ring, SHMB_NO_TICKETS);
+    if (shmb_limits(runtime) & SHMB_QUEUE) return end_without_claim(ring, SHMB_IN_QUEUE);
+    atomic_store_explicit(&runtime->head, ticket, memory_order_release);
+    CP(restore_head);
+    atomic_store_explicit(&runtime->write_count, write_count, memory_order_release);
+    CP(restore_count);
+    runtime->max_priority = max_priority;
+    CP(restore_max_priority);
+    shmb_start_anew(ring, write_count, atomic_load_explicit(&runtime->length, memory_order_relaxed) * ring->lanes);
+    return end_without_claim(ring, SHMB_OK);
+}

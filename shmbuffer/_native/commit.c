@@ -1,0 +1,167 @@
+/* The end of a claim: its items are committed, or its slots are given back. Steps are named as in memory/slots.py. */
+#include "ring.h"
+
+/* Parents of the claim's elements: consecutive for a ring write (in two pieces around the end), else listed. */
+void shmb_claim_parents(struct shmb_ring *ring) {
+    uint64_t lanes = ring->lanes;
+    if (ring->claim_kind == SHMB_RING_WRITE) {
+        uint64_t slot = ring->claim_slot, left = ring->capacity - slot;
+        uint64_t before = ring->claim_rows < left ? ring->claim_rows : left;
+        shmb_tree_range(&ring->tree, slot * lanes, before * lanes);
+        if (before < ring->claim_rows) shmb_tree_range(&ring->tree, 0, (ring->claim_rows - before) * lanes);
+        return;
+    }
+    uint64_t n = 0;
+    for (uint64_t row = 0; row < ring->claim_rows; row++)
+        for (uint64_t lane = 0; lane < lanes; lane++) ring->touched[n++] = (uint64_t)ring->claim_slots[row] * lanes + lane;
+    shmb_tree_touched(&ring->tree, ring->touched, n);
+}
+
+void shmb_abort_claim(struct shmb_ring *ring) {
+    struct shmb_entry *me = ring->me;
+    ring->claimed = false;
+    if (!shmb_is_ours(ring) || atomic_load_explicit(&me->phase, memory_order_relaxed) != SHMB_PAYLOAD) return;
+    for (uint64_t row = 0; row < ring->claim_rows; row++) {
+        atomic_store_explicit(&ring->words[shmb_slot_of_row(ring, row)], SHMB_WORD(shmb_ticket_of_row(ring, row), SHMB_ABORTED),
+                              memory_order_release);
+        CP(abort_word);
+    }
+    atomic_store_explicit(&me->phase, SHMB_IDLE, memory_order_release);
+    CP(abort_idle);
+    shmb_settle(ring, me);
+    atomic_fetch_add_explicit(&me->aborts, ring->claim_slots_taken * ring->lanes, memory_order_relaxed);
+    CP(count_added);
+}
+
+/* After a signal handler raised nobody may ever come back to this claim, so it is given back whatever comes. */
+static bool never(struct shmb_call *call) { return false; }
+
+static int give_claim_back(struct shmb_ring *ring, struct shmb_call *call) {
+    bool (*interrupted)(struct shmb_call *) = call->interrupted;
+    call->interrupted = never;
+    int status = shmb_lock(ring, call);
+    if (status == SHMB_OK) {
+        shmb_abort_claim(ring);
+        shmb_unlock(ring);
+        shmb_wake_waiters(ring->runtime);
+    }
+    call->interrupted = interrupted;
+    return status;
+}
+
+static void end_claim(struct shmb_ring *ring) {
+    ring->claimed = false;
+    shmb_gate_leave(ring);
+}
+
+/* Masses are powers, 20 to 50 ns each: computed before locking where priorities differ. */
+static double masses_of_given(struct shmb_ring *ring) {
+    double greatest = -1;
+    for (uint64_t row = 0, n = 0; row < ring->claim_rows; row++)
+        for (uint64_t e = shmb_slot_of_row(ring, row) * ring->lanes, end = e + ring->lanes; e < end; e++, n++) {
+            double raw = ring->raw[e];
+            ring->masses[n] = raw >= 0 ? shmb_mass(ring->runtime, raw) : 0;
+            greatest = raw > greatest ? raw : greatest;
+        }
+    return greatest;
+}
+
+/* They were when the priorities were given; but alpha may have changed since. */
+static bool masses_in_order(const struct shmb_ring *ring) {
+    for (uint64_t n = 0; n < ring->claim_rows * ring->lanes; n++)
+        if (!(ring->masses[n] <= shmb_largest_mass(ring))) {
+            shmb_refusal.bad_at = n + (ring->claim_kind == SHMB_RING_WRITE ? ring->claim_skipped * ring->lanes : 0);
+            return false;
+        }
+    return true;
+}
+
+int shmb_commit(struct shmb_ring *ring, struct shmb_call *call, bool given) {
+    struct shmb_runtime *runtime = ring->runtime;
+    struct shmb_entry *me = ring->me;
+    shmb_fill_checksums(ring);
+    bool mixed = given || ring->claim_kind == SHMB_IN_PLACE;
+    uint64_t version = atomic_load(&runtime->alpha_version);
+    double greatest = mixed ? masses_of_given(ring) : -1;
+    bool in_order = !mixed || masses_in_order(ring);
+    int status = shmb_lock(ring, call);
+    if (status != SHMB_OK) { /* if it stays even so, the next one of this handle, or a reaper, rolls it back */
+        if (status == SHMB_INTERRUPTED) give_claim_back(ring, call);
+        shmb_gate_leave(ring);
+        return status;
+    }
+    CP(write_relocked);
+    if (!shmb_is_ours(ring) || atomic_load_explicit(&me->phase, memory_order_relaxed) != SHMB_PAYLOAD) {
+        shmb_unlock(ring);
+        end_claim(ring);
+        return SHMB_FENCED;
+    }
+    if (mixed && version != atomic_load_explicit(&runtime->alpha_version, memory_order_relaxed)) {
+        masses_of_given(ring);
+        in_order = masses_in_order(ring);
+    }
+    if (!in_order) {
+        shmb_abort_claim(ring);
+        shmb_unlock(ring);
+        shmb_wake_waiters(runtime);
+        shmb_gate_leave(ring);
+        return SHMB_BAD_PRIORITY;
+    }
+    bool prioritized = atomic_load_explicit(&runtime->prioritized, memory_order_relaxed) != 0;
+    if (given && greatest > runtime->max_priority) runtime->max_priority = greatest;
+    CP(write_max_priority);
+    double fallback = shmb_default_priority(runtime);
+    double fallback_mass = prioritized && !given ? shmb_mass(runtime, fallback) : 0; /* a power; of given ones none needs it */
+    uint64_t goal = atomic_load_explicit(&runtime->write_count, memory_order_relaxed) + ring->claim_written;
+    atomic_store_explicit(&me->goal, goal, memory_order_release);
+    CP(write_goal);
+    bool limited = shmb_is_limited(ring);
+    if (limited) shmb_note_base(ring);
+    atomic_store_explicit(&me->phase, SHMB_COMMITTING, memory_order_release);
+    CP(write_committing);
+    for (uint64_t row = 0; row < ring->claim_rows; row++) {
+        uint64_t slot = shmb_slot_of_row(ring, row), committed = SHMB_WORD(shmb_ticket_of_row(ring, row), SHMB_COMMITTED);
+        if (atomic_load_explicit(&ring->words[slot], memory_order_relaxed) == committed) continue; /* named twice */
+        for (uint64_t lane = 0; prioritized && lane < ring->lanes; lane++) {
+            uint64_t e = slot * ring->lanes + lane;
+            bool has_own = mixed && ring->raw[e] >= 0;
+            if (!has_own) ring->raw[e] = fallback;
+            CP(write_default);
+            ring->tree.mass[e] = has_own ? ring->masses[row * ring->lanes + lane] : fallback_mass;
+            CP(write_leaf);
+        }
+        atomic_store_explicit(&ring->words[slot], committed, SYNC_SLOT_COMMIT_RELEASE); /* the payload is there before */
+        CP(write_commit);
+    }
+    atomic_fetch_add_explicit(&runtime->length, ring->claim_slots_taken, memory_order_relaxed);
+    CP(write_lengthened);
+    if (prioritized) shmb_claim_parents(ring);
+    CP(write_commit_parents);
+    atomic_store_explicit(&runtime->write_count, goal, memory_order_release);
+    CP(write_count);
+    if (limited) shmb_set_base(ring);
+    atomic_store_explicit(&me->phase, SHMB_IDLE, memory_order_release);
+    CP(write_idle);
+    shmb_settle(ring, me);
+    atomic_fetch_add_explicit(&me->inserts, ring->claim_slots_taken * ring->lanes, memory_order_relaxed);
+    CP(count_added);
+    shmb_unlock(ring);
+    CP(write_done);
+    shmb_wake_waiters(runtime);
+    end_claim(ring);
+    return SHMB_OK;
+}
+
+int shmb_abort(struct shmb_ring *ring, struct shmb_call *call) {
+    int status = shmb_lock(ring, call);
+    if (status == SHMB_OK) {
+        CP(abort_locked);
+        shmb_abort_claim(ring);
+        shmb_unlock(ring);
+        shmb_wake_waiters(ring->runtime);
+    } else if (status == SHMB_INTERRUPTED) {
+        give_claim_back(ring, call);
+    }
+    shmb_gate_leave(ring);
+    return status;
+}

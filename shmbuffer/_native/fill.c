@@ -1,0 +1,142 @@
+/* W9: the payload of a claim, its priorities and its checksums. No lock is held; the slots are the writer's. */
+#include <string.h>
+
+#include "crc32c.h"
+#include "ring.h"
+
+#define SIDE_BY_SIDE 32 /* rows whose checksums are computed at the same time */
+
+/* Over salt, ticket and bytes of each row. */
+static void begin_checksums(const struct shmb_ring *ring, const uint64_t *tickets, uint64_t rows, uint32_t *crc) {
+    const unsigned char *at[SIDE_BY_SIDE];
+    for (uint64_t row = 0; row < rows; row++) {
+        crc[row] = ring->salt;
+        at[row] = (const unsigned char *)&tickets[row];
+    }
+    shmb_crc32c_rows(crc, at, rows, sizeof *tickets);
+}
+
+static void add_to_checksums(const struct shmb_ring *ring, unsigned leaf, const uint64_t *slots, uint64_t rows, uint32_t *crc) {
+    const unsigned char *at[SIDE_BY_SIDE];
+    uint64_t bytes = ring->leaves[leaf].element_bytes * ring->lanes;
+    for (uint64_t row = 0; row < rows; row++) at[row] = ring->leaves[leaf].base + slots[row] * bytes;
+    shmb_crc32c_rows(crc, at, rows, bytes);
+}
+
+static void checksums_of(const struct shmb_ring *ring, const uint64_t *slots, const uint64_t *tickets, uint64_t rows,
+                         uint32_t *crc) {
+    begin_checksums(ring, tickets, rows, crc);
+    for (unsigned leaf = 0; leaf < ring->n_leaves; leaf++) add_to_checksums(ring, leaf, slots, rows, crc);
+}
+
+uint32_t shmb_row_checksum(const struct shmb_ring *ring, uint64_t slot, uint64_t ticket) {
+    uint32_t crc;
+    checksums_of(ring, &slot, &ticket, 1, &crc);
+    if (ring->bytes) {
+        struct shmb_extent extent = ring->extents[slot];
+        if (!shmb_extent_in_order(ring, extent)) return ~ring->checksums[slot];
+        crc = shmb_crc32c(crc, shmb_record_at(ring, extent.position), extent.bytes);
+    }
+    return crc;
+}
+
+/* Long rows of a leaf that no cache holds: what is written there has gone to memory before it is read. */
+#define LONG_ROW 1024
+#define LARGE_LEAF (64u << 20)
+
+static bool is_moved_past_the_cache(const struct shmb_ring *ring, unsigned leaf) {
+    uint64_t bytes = ring->leaves[leaf].element_bytes * ring->lanes;
+    return bytes >= LONG_ROW && bytes % SHMB_MOVED_LINE == 0 && bytes * ring->capacity >= LARGE_LEAF;
+}
+
+/* W9 of a ring write with such leaves: the checksums come with the bytes. */
+static void fill_and_check(struct shmb_ring *ring, const unsigned char *const *sources, uint64_t skip_rows) {
+    uint64_t slots[4], tickets[4], rows;
+    uint32_t crc[4];
+    for (uint64_t first = 0; first < ring->claim_rows; first += rows) {
+        uint64_t slot = shmb_slot_of_row(ring, first), left = ring->capacity - slot;
+        rows = ring->claim_rows - first < 4 ? ring->claim_rows - first : 4;
+        rows = rows < left ? rows : left;
+        for (uint64_t row = 0; row < rows; row++) {
+            slots[row] = slot + row;
+            tickets[row] = shmb_ticket_of_row(ring, first + row);
+        }
+        begin_checksums(ring, tickets, rows, crc);
+        for (unsigned leaf = 0; leaf < ring->n_leaves; leaf++) {
+            uint64_t bytes = ring->leaves[leaf].element_bytes * ring->lanes;
+            const unsigned char *from = sources[leaf] + (skip_rows + first) * bytes;
+            unsigned char *to = ring->leaves[leaf].base + slot * bytes;
+            if (bytes == 0) continue;
+            if (rows == 4 && is_moved_past_the_cache(ring, leaf)) {
+                shmb_crc32c_move(to, from, bytes, crc);
+                CP(write_copy);
+            } else {
+                memcpy(to, from, rows * bytes);
+                CP(write_copy);
+                add_to_checksums(ring, leaf, slots, rows, crc);
+            }
+        }
+        for (uint64_t row = 0; row < rows; row++) {
+            ring->checksums[slots[row]] = crc[row];
+            CP(write_checksum);
+        }
+    }
+    ring->claim_checked = true;
+}
+
+/* W9: no lock is held; the slots are ours. `sources` has one address a leaf, of its first row; of a batch
+ * larger than the ring the first `skip_rows` are left out. */
+void shmb_fill(struct shmb_ring *ring, const unsigned char *const *sources, uint64_t skip_rows) {
+    if (ring->claim_rows == 0) return;
+    for (unsigned leaf = 0; ring->checksum && ring->claim_kind == SHMB_RING_WRITE && leaf < ring->n_leaves; leaf++)
+        if (is_moved_past_the_cache(ring, leaf)) return fill_and_check(ring, sources, skip_rows);
+    uint64_t slot = shmb_slot_of_row(ring, 0), left = ring->capacity - slot;
+    uint64_t before = ring->claim_rows < left ? ring->claim_rows : left;
+    for (unsigned leaf = 0; leaf < ring->n_leaves; leaf++) {
+        uint64_t bytes = ring->leaves[leaf].element_bytes * ring->lanes;
+        unsigned char *base = ring->leaves[leaf].base;
+        const unsigned char *from = sources[leaf] + skip_rows * bytes;
+        if (bytes == 0) continue;
+        if (ring->claim_kind == SHMB_RING_WRITE) {
+            memcpy(base + slot * bytes, from, before * bytes);
+            CP(write_copy);
+            if (before == ring->claim_rows) continue;
+            memcpy(base, from + before * bytes, (ring->claim_rows - before) * bytes);
+            CP(write_copy);
+        } else {
+            for (uint64_t row = 0; row < ring->claim_rows; row++) {
+                memcpy(base + (uint64_t)ring->claim_slots[row] * bytes, from + row * bytes, bytes);
+                CP(write_copy);
+            }
+        }
+    }
+}
+
+void shmb_fill_priorities(struct shmb_ring *ring, const double *priorities, uint64_t skip_rows) {
+    const double *from = priorities + skip_rows * ring->lanes;
+    for (uint64_t row = 0; row < ring->claim_rows; row++)
+        for (uint64_t e = shmb_slot_of_row(ring, row) * ring->lanes, end = e + ring->lanes; e < end; e++, from++) {
+            __atomic_store(&ring->raw[e], from, __ATOMIC_RELAXED); /* other end: masses_stay_finite */
+            CP(write_priority);
+        }
+}
+
+void shmb_fill_checksums(struct shmb_ring *ring) {
+    uint64_t slots[SIDE_BY_SIDE], tickets[SIDE_BY_SIDE], most = ring->bytes ? 1 : SIDE_BY_SIDE;
+    uint32_t crc[SIDE_BY_SIDE];
+    for (uint64_t first = 0, rows; ring->checksum && !ring->claim_checked && first < ring->claim_rows; first += rows) {
+        rows = ring->claim_rows - first < most ? ring->claim_rows - first : most;
+        for (uint64_t row = 0; row < rows; row++) {
+            slots[row] = shmb_slot_of_row(ring, first + row);
+            tickets[row] = shmb_ticket_of_row(ring, first + row);
+        }
+        if (ring->bytes)
+            crc[0] = shmb_row_checksum(ring, slots[0], tickets[0]);
+        else
+            checksums_of(ring, slots, tickets, rows, crc);
+        for (uint64_t row = 0; row < rows; row++) {
+            ring->checksums[slots[row]] = crc[row];
+            CP(write_checksum);
+        }
+    }
+}

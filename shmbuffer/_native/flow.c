@@ -1,0 +1,287 @@
+/* Flow control: may a claim or a draw begin, or has the other side to go on first? Everything is decided and stored under
+ * the mutex; a setting is built in the block that does not count, and published by one store. */
+#include <math.h>
+
+#include "ring.h"
+
+#define ROUNDING 1e-6 /* of a sample: products of a ratio such as 0.1 are not exact */
+
+_Thread_local bool shmb_let_pass; /* the next claim or draw of this thread goes on whatever the ratio; it counts on no side */
+
+static double ahead(const struct shmb_ring *ring, const struct shmb_limiter *limiter, uint64_t inserts, uint64_t samples) {
+    struct shmb_runtime *runtime = ring->runtime;
+    int64_t inserted = (int64_t)(atomic_load_explicit(&runtime->write_count, memory_order_relaxed) + inserts - limiter->inserts_base);
+    int64_t drawn = (int64_t)(atomic_load_explicit(&runtime->drawn, memory_order_relaxed) + samples - limiter->samples_base);
+    return (double)inserted * limiter->samples_per_insert - (double)drawn;
+}
+
+/* Under the mutex, so that whoever changes what is waited for sees it afterwards. */
+static int wait_for(struct shmb_ring *ring, enum shmb_side side, uint64_t wanted, enum shmb_reason why) {
+    struct shmb_entry *me = ring->me;
+    uint32_t before = atomic_load_explicit(&me->waits_for, memory_order_relaxed);
+    if (!(before & side)) {
+        me->waits_since_ns = (uint64_t)shmb_now_ns();
+        CP(flow_waits);
+        atomic_store_explicit(&me->waits_for, before | side, memory_order_release);
+        CP(flow_waits);
+        if (before == 0) atomic_fetch_add_explicit(&ring->runtime->limited, 1, memory_order_relaxed);
+        CP(flow_limited);
+    }
+    uint32_t shown = wanted < UINT32_MAX ? (uint32_t)wanted : UINT32_MAX;
+    if (side == SHMB_FOR_SAMPLES)
+        me->inserts_wanted = shown;
+    else
+        me->samples_wanted = shown;
+    CP(flow_waits);
+    me->waits_why = (uint32_t)why;
+    CP(flow_waits);
+    shmb_refusal.why = why;
+    shmb_refusal.blocker.progress = atomic_load(&ring->runtime->progress);
+    return SHMB_LIMITED;
+}
+
+int shmb_give_up_waiting(struct shmb_ring *ring, struct shmb_call *call, uint32_t sides) {
+    int status = shmb_lock(ring, call);
+    if (status != SHMB_OK) return status;
+    shmb_wait_no_more(ring, ring->me, sides);
+    shmb_unlock(ring);
+    return SHMB_OK;
+}
+
+/* The first place that must not be overwritten: it waits in the queue, or is being copied out of it. */
+static uint64_t needed_from(const struct shmb_ring *ring, struct shmb_limiter *limiter) {
+    uint64_t needed = shmb_queue_front(ring, limiter).element / ring->lanes;
+    for (uint32_t i = 0; i < SHMB_ENTRIES; i++) {
+        uint64_t reading = atomic_load_explicit(&ring->entries[i].reading, memory_order_relaxed);
+        bool live = atomic_load_explicit(&ring->entries[i].state, memory_order_relaxed) == SHMB_LIVE;
+        if (live && reading && reading - 1 < needed) needed = reading - 1;
+    }
+    return needed;
+}
+
+/* Samples wait until min_size elements are there, so inserts must not wait for samples before, though a batch may take
+ * them too far ahead. One that is too large for the error buffer at any time waits, and is refused. */
+static bool is_short(const struct shmb_ring *ring, const struct shmb_limiter *limiter, uint64_t open, uint64_t elements) {
+    uint64_t there = atomic_load_explicit(&ring->runtime->length, memory_order_relaxed) * ring->lanes;
+    return there + open < limiter->min_size &&
+           (double)elements * limiter->samples_per_insert <= 2 * limiter->error_buffer + ROUNDING;
+}
+
+/* Has a queue no room for so many rows, or for so many bytes of records? */
+static bool is_full(struct shmb_ring *ring, struct shmb_limiter *limiter, uint64_t rows, uint64_t bytes) {
+    uint64_t end = atomic_load_explicit(&ring->runtime->head, memory_order_relaxed) + rows;
+    uint64_t needed = needed_from(ring, limiter);
+    return rows > ring->capacity || end > needed + ring->capacity || (ring->bytes && shmb_evicts_from(ring, needed, bytes));
+}
+
+/* Before a claim that write_count grows by: may it begin? `rows` go to the head of the ring; 0: to named slots, which
+ * have no place in a queue. */
+int shmb_admit_insert(struct shmb_ring *ring, uint64_t rows, uint64_t elements) {
+    struct shmb_runtime *runtime = ring->runtime;
+    struct shmb_limiter *limiter = shmb_limiter_of(runtime);
+    bool pass = shmb_let_pass;
+    shmb_let_pass = false;
+    ring->claim_passes = false;
+    if (limiter == NULL) return SHMB_OK;
+    if (limiter->limits & SHMB_QUEUE) {
+        if (rows == 0) return SHMB_IN_QUEUE;
+        if (is_full(ring, limiter, rows, ring->claim_bytes)) {
+            if (ring->bytes) atomic_store_explicit(&ring->me->byte_first, ring->claim_bytes, memory_order_relaxed);
+            CP(flow_waits);
+            return wait_for(ring, SHMB_FOR_SAMPLES, elements, SHMB_FULL);
+        }
+    }
+    if (elements && limiter->limits & SHMB_RATIO) {
+        uint64_t open = atomic_load_explicit(&runtime->pending, memory_order_relaxed);
+        double over = ahead(ring, limiter, open + elements, 0) - limiter->error_buffer;
+        if (over > ROUNDING && !pass && !is_short(ring, limiter, open, elements))
+            return wait_for(ring, SHMB_FOR_SAMPLES, elements, SHMB_AHEAD);
+        ring->claim_passes = pass && over > ROUNDING;
+    }
+    shmb_wait_no_more(ring, ring->me, SHMB_FOR_SAMPLES);
+    return SHMB_OK;
+}
+
+/* Elements that are there, or were until somebody began to write over them. An open claim of a ring that was not full, or
+ * that was emptied, writes over none. */
+static uint64_t size_of(const struct shmb_ring *ring, const struct shmb_limiter *limiter) {
+    struct shmb_runtime *runtime = ring->runtime;
+    uint64_t size = atomic_load_explicit(&runtime->length, memory_order_relaxed) * ring->lanes;
+    uint64_t open = atomic_load_explicit(&runtime->pending, memory_order_relaxed);
+    if (limiter == NULL || open == 0) return size;
+    uint64_t tickets = atomic_load_explicit(&runtime->head, memory_order_relaxed) * ring->lanes;
+    int64_t inserted = (int64_t)(atomic_load_explicit(&runtime->write_count, memory_order_relaxed) - limiter->inserts_base);
+    return inserted >= 0 && tickets >= ring->elements + open ? size + open : size;
+}
+
+/* What this thread's last draw was counted as, for the one that is not made. */
+static _Thread_local struct {
+    uint64_t elements;
+    uint32_t version;
+} counted_draw;
+
+/* Before a draw: may it be made? It counts from here on, as `counted` elements; as none where it passes, or where there is
+ * no ratio. SHMB_IN_QUEUE: `chosen` by a sampler it may not. */
+int shmb_admit_sample(struct shmb_ring *ring, struct shmb_call *call, uint64_t count, uint64_t min_size, bool chosen,
+                      uint64_t *counted) {
+    struct shmb_runtime *runtime = ring->runtime;
+    bool pass = shmb_let_pass;
+    shmb_let_pass = false;
+    *counted = 0;
+    int status = shmb_lock(ring, call);
+    if (status != SHMB_OK) return status;
+    struct shmb_limiter *limiter = shmb_limiter_of(runtime);
+    counted_draw.elements = 0;
+    if (limiter && limiter->min_size > min_size) min_size = limiter->min_size;
+    if (chosen && limiter && limiter->limits & SHMB_QUEUE) {
+        status = SHMB_IN_QUEUE;
+    } else if (size_of(ring, limiter) < min_size) {
+        status = wait_for(ring, SHMB_FOR_INSERTS, min_size, SHMB_FEW);
+    } else if (limiter && limiter->limits & SHMB_RATIO) {
+        bool fits = ahead(ring, limiter, 0, count) >= -(limiter->error_buffer + ROUNDING);
+        if (!fits && !pass) {
+            status = wait_for(ring, SHMB_FOR_INSERTS, count, SHMB_BEHIND);
+        } else {
+            if (fits) atomic_fetch_add_explicit(&runtime->drawn, count, memory_order_relaxed);
+            CP(flow_drawn);
+            counted_draw.elements = *counted = fits ? count : 0;
+            counted_draw.version = atomic_load_explicit(&runtime->limiter_version, memory_order_relaxed);
+        }
+    }
+    if (status == SHMB_OK) {
+        shmb_wait_no_more(ring, ring->me, SHMB_FOR_INSERTS);
+        atomic_store_explicit(&ring->me->last_sample_ns, (uint64_t)shmb_now_ns(), memory_order_relaxed);
+        CP(count_added);
+    }
+    shmb_unlock(ring);
+    if (status == SHMB_OK) shmb_wake_waiters(runtime);
+    return status;
+}
+
+/* A draw that was admitted was not made: this thread's last one, or, with a version of the limiter, one that counted then.
+ * What did not count, or does not any more, is not taken back. */
+int shmb_take_back(struct shmb_ring *ring, struct shmb_call *call, uint64_t count, uint32_t version) {
+    struct shmb_runtime *runtime = ring->runtime;
+    int status = shmb_lock(ring, call);
+    if (status != SHMB_OK) return status;
+    struct shmb_limiter *limiter = shmb_limiter_of(runtime);
+    if (version == 0 && counted_draw.elements == count) version = counted_draw.version;
+    if (limiter && version == atomic_load_explicit(&runtime->limiter_version, memory_order_relaxed) &&
+        atomic_load_explicit(&runtime->drawn, memory_order_relaxed) - limiter->samples_base >= count)
+        atomic_fetch_sub_explicit(&runtime->drawn, count, memory_order_relaxed);
+    CP(flow_drawn);
+    counted_draw.elements = 0;
+    shmb_unlock(ring);
+    shmb_wake_waiters(runtime);
+    return SHMB_OK;
+}
+
+/* First in, first out. All or none. Their slots are not written over before shmb_release. */
+int shmb_take(struct shmb_ring *ring, struct shmb_call *call, uint64_t count, int64_t *index, int64_t *tickets) {
+    struct shmb_runtime *runtime = ring->runtime;
+    int status = shmb_lock(ring, call);
+    if (status != SHMB_OK) return status;
+    struct shmb_limiter *limiter = shmb_limiter_of(runtime);
+    if (limiter == NULL || !(limiter->limits & SHMB_QUEUE)) {
+        shmb_unlock(ring);
+        return SHMB_NOTHING;
+    }
+    struct shmb_place next = shmb_queue_front(ring, limiter);
+    uint64_t first = 0;
+    if (shmb_queue_oldest(ring, limiter, &next, count, &first, index, tickets) < count) {
+        tickets[0] = -1; /* nothing is taken */
+        status = wait_for(ring, SHMB_FOR_INSERTS, count, SHMB_SHORT);
+    } else {
+        uint64_t reading = atomic_load_explicit(&ring->me->reading, memory_order_relaxed);
+        ring->readers++;
+        if (count && (ring->readers == 1 || reading == 0))
+            atomic_store_explicit(&ring->me->reading, 1 + first, memory_order_relaxed);
+        CP(flow_reading);
+        limiter->queue_next = next.element * limiter->max_times_sampled + next.times;
+        CP(flow_taken);
+        shmb_wait_no_more(ring, ring->me, SHMB_FOR_INSERTS);
+        atomic_store_explicit(&ring->me->last_sample_ns, (uint64_t)shmb_now_ns(), memory_order_relaxed);
+        CP(count_added);
+    }
+    shmb_unlock(ring);
+    return status;
+}
+
+/* What this handle's threads took is copied: once for each shmb_take. */
+int shmb_release(struct shmb_ring *ring, struct shmb_call *call) {
+    int status = shmb_lock(ring, call);
+    if (status != SHMB_OK) return status;
+    if (ring->readers && --ring->readers == 0) atomic_store_explicit(&ring->me->reading, 0, memory_order_relaxed);
+    CP(flow_reading);
+    shmb_unlock(ring);
+    shmb_wake_waiters(ring->runtime);
+    return SHMB_OK;
+}
+
+/* What a queue has the client of an entry wait for, that says in the registry what it wants; 0: it could go on. */
+int shmb_waits_in_queue(struct shmb_ring *ring, struct shmb_call *call, const struct shmb_entry *entry, uint32_t side,
+                        enum shmb_reason *why) {
+    *why = SHMB_SLOT_IS_TAKEN;
+    int status = shmb_lock(ring, call);
+    if (status != SHMB_OK) return status;
+    struct shmb_limiter *limiter = shmb_limiter_of(ring->runtime);
+    uint64_t first, bytes = atomic_load_explicit(&entry->byte_first, memory_order_relaxed);
+    bool in_order = !ring->bytes || (bytes <= ring->max_bytes && shmb_span_in_order(ring));
+    if (limiter && limiter->limits & SHMB_QUEUE && in_order) {
+        struct shmb_place next = shmb_queue_front(ring, limiter);
+        if (side == SHMB_FOR_SAMPLES && is_full(ring, limiter, entry->inserts_wanted / ring->lanes, bytes)) *why = SHMB_FULL;
+        if (side == SHMB_FOR_INSERTS &&
+            shmb_queue_oldest(ring, limiter, &next, entry->samples_wanted, &first, NULL, NULL) < entry->samples_wanted)
+            *why = SHMB_SHORT;
+    }
+    shmb_unlock(ring);
+    return SHMB_OK;
+}
+
+/* Another setting. What a queue has handed out stays so, and a new one has every item that is there; the ratio starts anew. */
+int shmb_limit(struct shmb_ring *ring, struct shmb_call *call, const struct shmb_limiter *wanted) {
+    struct shmb_runtime *runtime = ring->runtime;
+    int status = shmb_lock(ring, call);
+    if (status != SHMB_OK) return status;
+    uint32_t version = atomic_load_explicit(&runtime->limiter_version, memory_order_relaxed) + 1;
+    const struct shmb_limiter *old = shmb_limiter_of(runtime);
+    struct shmb_limiter *limiter = &runtime->limiters[version & 1];
+    uint64_t head = atomic_load_explicit(&runtime->head, memory_order_relaxed);
+    uint64_t length = atomic_load_explicit(&runtime->length, memory_order_relaxed) * ring->lanes;
+    uint64_t times = wanted->max_times_sampled;
+    struct shmb_place next = {head > ring->capacity ? (head - ring->capacity) * ring->lanes : 0, 0};
+    if (old && old->limits & SHMB_QUEUE) next = shmb_queue_next(ring, old);
+    if (next.times && next.times >= times) next = (struct shmb_place){next.element + 1, 0};
+    if (version == 0) version = 2; /* 0 is none */
+    atomic_thread_fence(SYNC_LIMITER_REUSE_RELEASE); /* the version names the other block before this one is written over */
+    limiter->samples_per_insert = wanted->samples_per_insert;
+    CP(flow_stored);
+    limiter->error_buffer = wanted->error_buffer;
+    CP(flow_stored);
+    limiter->min_size = wanted->min_size;
+    CP(flow_stored);
+    limiter->inserts_base = atomic_load_explicit(&runtime->write_count, memory_order_relaxed) +
+                            (wanted->min_size > length ? wanted->min_size - length : 0);
+    CP(flow_stored);
+    limiter->samples_base = atomic_load_explicit(&runtime->drawn, memory_order_relaxed);
+    CP(flow_stored);
+    limiter->max_times_sampled = times;
+    CP(flow_stored);
+    limiter->queue_next = next.element * times + next.times;
+    CP(flow_stored);
+    limiter->when_alone = wanted->when_alone;
+    CP(flow_stored);
+    limiter->limits = wanted->limits;
+    CP(flow_stored);
+    if (wanted->limits & SHMB_QUEUE) {
+        if (!(old && old->limits & SHMB_QUEUE)) runtime->queue_since = head;
+        CP(flow_stored);
+        shmb_queue_front(ring, limiter);
+    }
+    atomic_store_explicit(&runtime->limiter_version, version, SYNC_LIMITER_SET_RELEASE);
+    CP(flow_published);
+    shmb_touch(runtime);
+    shmb_unlock(ring);
+    shmb_wake_waiters(runtime);
+    return SHMB_OK;
+}

@@ -1,0 +1,60 @@
+/* From priorities to masses, the leaves of the tree: (raw + eps) ** alpha. Nothing here takes the mutex. */
+#include <math.h>
+
+#include "ring.h"
+
+/* Schaul et al. 2016, algorithm 1: the largest so far, and the first item had 1. */
+double shmb_default_priority(const struct shmb_runtime *runtime) {
+    return runtime->max_priority > 1.0 ? runtime->max_priority : 1.0;
+}
+
+double shmb_mass(const struct shmb_runtime *runtime, double raw) { return pow(raw + runtime->eps, runtime->alpha); }
+
+/* The sum of a buffer full of the largest mass is finite. */
+double shmb_largest_mass(const struct shmb_ring *ring) { return 1e300 / (double)ring->elements; }
+
+/* Every priority is a number, not negative, and the sum of a buffer full of it is finite. A mass grows with its
+ * priority, so the power of the greatest one is enough. */
+int shmb_priorities_in_order(struct shmb_ring *ring, const double *priorities, uint64_t count) {
+    double limit = shmb_largest_mass(ring), greatest = 0;
+    uint64_t at = 0;
+    for (uint64_t i = 0; i < count; i++) {
+        if (!(priorities[i] >= 0 && priorities[i] <= limit)) {
+            shmb_refusal.bad_at = i;
+            return SHMB_BAD_PRIORITY;
+        }
+        if (priorities[i] > greatest) greatest = priorities[i], at = i;
+    }
+    shmb_refusal.bad_at = at;
+    return shmb_mass(ring->runtime, greatest) <= limit ? SHMB_OK : SHMB_BAD_PRIORITY;
+}
+
+void shmb_ring_leaves(struct shmb_ring *ring) {
+    struct shmb_runtime *runtime = ring->runtime;
+    shmb_tree_clear_padding(&ring->tree);
+    bool prioritized = atomic_load_explicit(&runtime->prioritized, memory_order_relaxed) != 0;
+    uint64_t length = 0;
+    double last_raw = -1, last_mass = 0;
+    for (uint64_t slot = 0; slot < ring->capacity; slot++) {
+        bool committed = SHMB_STATE(atomic_load_explicit(&ring->words[slot], memory_order_relaxed)) == SHMB_COMMITTED;
+        length += committed;
+        if (!prioritized) continue;
+        for (uint64_t e = slot * ring->lanes, end = e + ring->lanes; e < end; e++) {
+            if (!committed) {
+                ring->tree.mass[e] = 0;
+                CP(leaves_mass);
+                continue;
+            }
+            double raw = ring->raw[e];
+            if (!(raw >= 0 && raw < INFINITY)) {
+                ring->raw[e] = raw = shmb_default_priority(runtime);
+                CP(leaves_raw);
+            }
+            if (raw != last_raw) last_mass = shmb_mass(runtime, last_raw = raw);
+            ring->tree.mass[e] = last_mass;
+            CP(leaves_mass);
+        }
+    }
+    atomic_store_explicit(&runtime->length, length, memory_order_relaxed);
+    CP(leaves_length);
+}

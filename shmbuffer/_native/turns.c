@@ -1,0 +1,110 @@
+/* Writers that wait for a slot: whom each of them waits for, whose turn comes first, and the futex on which they sleep. */
+#include <limits.h>
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "ring.h"
+
+void shmb_give_back_turn(struct shmb_ring *ring) {
+    if (atomic_load_explicit(&ring->me->turn, memory_order_relaxed) == 0) return;
+    atomic_store_explicit(&ring->me->turn, 0, memory_order_release);
+    CP(turn_returned);
+    atomic_fetch_sub(&ring->runtime->waiters, 1);
+    CP(turn_returned);
+}
+
+static void take_turn(struct shmb_ring *ring) {
+    if (atomic_load_explicit(&ring->me->turn, memory_order_relaxed) != 0) return;
+    uint64_t turn = atomic_fetch_add(&ring->runtime->next_turn, 1) + 1;
+    CP(turn_numbered);
+    atomic_store_explicit(&ring->me->turn_ns, (uint64_t)shmb_now_ns(), memory_order_relaxed);
+    CP(turn_dated);
+    atomic_store_explicit(&ring->me->turn, turn, memory_order_release);
+    CP(turn_noted);
+    atomic_fetch_add(&ring->runtime->waiters, 1);
+    CP(wait_turn);
+}
+
+static void note_blocker(struct shmb_ring *ring, uint32_t entry, bool by_turn) {
+    shmb_refusal.blocker.entry = entry;
+    shmb_refusal.blocker.incarnation = atomic_load_explicit(&ring->entries[entry].incarnation, memory_order_relaxed);
+    shmb_refusal.blocker.turn = atomic_load_explicit(&ring->entries[entry].turn, memory_order_relaxed);
+    shmb_refusal.blocker.progress = atomic_load(&ring->runtime->progress);
+    shmb_refusal.blocker.by_turn = by_turn;
+    shmb_refusal.why = SHMB_SLOT_IS_TAKEN;
+    if (by_turn) take_turn(ring);
+}
+
+/* W1: somebody with an earlier turn goes first, once he has waited for a while. Before that whoever comes may
+ * pass: were turns strict, each write would cost a wake-up as soon as all writers queue, and they would queue for
+ * ever. */
+#define TURN_COUNTS_FROM_NS 1000000
+
+bool shmb_waits_behind_a_turn(struct shmb_ring *ring) {
+    uint64_t mine = atomic_load_explicit(&ring->me->turn, memory_order_relaxed);
+    uint64_t earliest = mine ? mine : UINT64_MAX;
+    uint32_t entry = SHMB_ENTRIES;
+    if (atomic_load_explicit(&ring->runtime->waiters, memory_order_relaxed) <= (mine ? 1u : 0u)) return false;
+    for (uint32_t i = 0; i < SHMB_ENTRIES; i++) {
+        uint64_t turn = atomic_load_explicit(&ring->entries[i].turn, memory_order_relaxed);
+        if (turn && turn < earliest) earliest = turn, entry = i;
+    }
+    if (entry == SHMB_ENTRIES) return false;
+    uint64_t since = atomic_load_explicit(&ring->entries[entry].turn_ns, memory_order_relaxed);
+    if ((uint64_t)shmb_now_ns() - since < TURN_COUNTS_FROM_NS) return false;
+    note_blocker(ring, entry, true);
+    return true;
+}
+
+bool shmb_is_being_written(struct shmb_ring *ring, uint64_t slot) {
+    uint64_t word = atomic_load_explicit(&ring->words[slot], memory_order_relaxed);
+    uint32_t whose = 0;
+    if (__builtin_expect(!shmb_claim_covers(ring, word, &whose), 1)) return false;
+    note_blocker(ring, whose, false);
+    take_turn(ring);
+    return true;
+}
+
+int shmb_give_up_turn(struct shmb_ring *ring, struct shmb_call *call) {
+    int status = shmb_lock(ring, call);
+    if (status != SHMB_OK) return status;
+    if (shmb_is_ours(ring)) shmb_give_back_turn(ring);
+    shmb_unlock(ring);
+    shmb_wake_waiters(ring->runtime);
+    return SHMB_OK;
+}
+
+/* Sends somebody who does not use his turn to the end of the queue. */
+int shmb_forfeit_turn(struct shmb_ring *ring, struct shmb_call *call, uint32_t entry, uint64_t turn) {
+    int status = shmb_lock(ring, call);
+    if (status != SHMB_OK) return status;
+    if (turn && atomic_load_explicit(&ring->entries[entry].turn, memory_order_relaxed) == turn) {
+        uint64_t later = atomic_fetch_add(&ring->runtime->next_turn, 1) + 1;
+        CP(turn_numbered);
+        atomic_store_explicit(&ring->entries[entry].turn_ns, (uint64_t)shmb_now_ns(), memory_order_relaxed);
+        CP(turn_dated);
+        atomic_store_explicit(&ring->entries[entry].turn, later, memory_order_release);
+        CP(wait_forfeit);
+    }
+    shmb_unlock(ring);
+    return SHMB_OK;
+}
+
+/* Called after unlocking, by whoever changed something that a waiter waits for. A process that dies before
+ * this call leaves waiters asleep until their slice of a few milliseconds ends, no longer. */
+void shmb_wake_waiters(struct shmb_runtime *runtime) {
+    if (atomic_load_explicit(&runtime->waiters, memory_order_relaxed) == 0 &&
+        atomic_load_explicit(&runtime->limited, memory_order_relaxed) == 0)
+        return;
+    atomic_fetch_add(&runtime->progress, 1);
+    CP(wake_progress);
+    syscall(SYS_futex, &runtime->progress, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+}
+
+/* Sleeps until somebody makes progress, at most `timeout_ns`. */
+int shmb_wait_progress(struct shmb_runtime *runtime, uint32_t seen, int64_t timeout_ns) {
+    struct timespec timeout = {timeout_ns / 1000000000, timeout_ns % 1000000000};
+    return (int)syscall(SYS_futex, &runtime->progress, FUTEX_WAIT, seen, &timeout, NULL, 0);
+}

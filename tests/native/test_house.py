@@ -1,0 +1,71 @@
+"""The files of the C core form a tree: each calls those below it, in the order of `ring.h`."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from graphlib import CycleError, TopologicalSorter
+
+import pytest
+
+from tests.crash.sources.c_tokens import Token, functions, tokens
+from tests.native.program import CORE, SOURCES
+
+FILES = {path.name: path.read_text() for path in sorted(CORE.glob("*.[ch]"))}
+SOURCES_C = {name: list(functions(tokens(text))) for name, text in FILES.items() if name[-1] == "c"}
+HOME = {function: file for file, found in SOURCES_C.items() for function, _, _ in found}
+#: What stands below every ring: neither knows one.
+FOUNDATION = {"layout.c", "crashpoint.c", "crc32c.c", "tree.c"}
+
+
+def named(code: list[Token]) -> set[str]:
+    """Files whose functions are called there, or handed on: what is not static is named shmb_."""
+    return {HOME[token] for token in code if token.startswith("shmb_") and token in HOME}
+
+
+CALLS = {
+    file: {found for _, _, body in each for found in named(body)} - {file}
+    for file, each in SOURCES_C.items()
+}
+INCLUDES = {
+    name: set(re.findall(r'^#include "([\w.]+)"', text, re.MULTILINE)) & FILES.keys()
+    for name, text in FILES.items()
+}
+
+
+@pytest.mark.parametrize(("what", "graph"), [("calls", CALLS), ("includes", INCLUDES)])
+def test_no_files_of_the_core_need_each_other_in_a_ring(
+    what: str, graph: dict[str, set[str]]
+) -> None:
+    assert any(graph.values())
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(f"a ring of {what}: " + " <- ".join(error.args[1]))
+
+
+def test_the_header_of_the_ring_lists_its_files_from_the_lowest_to_the_highest() -> None:
+    order = re.findall(r"^/\* (\w+\.c)\b", FILES["ring.h"], re.MULTILINE)
+    assert {*order} | FOUNDATION == {f"{name}.c" for name in (*SOURCES, "crashpoint")}
+    assert [
+        f"{file} calls {other}"
+        for at, file in enumerate(order)
+        for other in CALLS[file] - FOUNDATION
+        if other not in order[:at]
+    ] == []
+
+
+def test_the_tree_knows_no_mutex_and_no_registry() -> None:
+    assert INCLUDES["tree.c"] | INCLUDES["tree.h"] == {"tree.h", "layout.h", "crashpoint.h"}
+    assert CALLS["tree.c"] == set()
+
+
+def test_no_file_of_the_core_is_longer_than_can_be_read_at_once() -> None:
+    lines = {name: text.count("\n") for name, text in FILES.items()}
+    assert {name: count for name, count in lines.items() if count > 500} == {}
+
+
+def test_a_name_means_one_function_of_the_core() -> None:
+    """Or who reads the sources, as the test of the crash points does, takes one for the other."""
+    names = Counter(name for found in SOURCES_C.values() for name in {each for each, _, _ in found})
+    assert [name for name, count in names.items() if count > 1] == []
