@@ -8,40 +8,28 @@ chunks can be written to a disk without pickle. Forms:
 
     ["tensor", dtype, shape, device]             a chunk
     ["array", numpy's dtype, shape]              a chunk
+    ["number", numpy's dtype, []]                 a chunk: a scalar of numpy's
     ["bytes"]                                    a chunk
     ["value"]                                    a value
-    ["dict" | "ordered", [[key, form], ...]]     key as labels.to_json has it, or {"value": true}
-    ["list" | "tuple", [form, ...]]
-    ["namedtuple", class, [form, ...]]
-    ["tensordict", batch size, device, names, [[key, form], ...]]
-    ["tensorclass", class, form]
-    ["lazy" | "objects", stack_dim, [form, ...]]  a lazy stack; of NonTensorData
-    ["object", batch size, form]                 NonTensorData
+
+and the containers of `containers`, with the key ``{"value": true}`` for one that is a value.
 """
 
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from tensordict import (
-    LazyStackedTensorDict,
-    NonTensorData,
-    NonTensorStack,
-    TensorDict,
-    TensorDictBase,
-    is_non_tensor,
-    is_tensorclass,
-)
+from tensordict import TensorDict
 
 from shmbuffer.errors import FormatError
 from shmbuffer.replay.form import labels
+from shmbuffer.replay.form.containers import DICTS, Node, join, made, split, take_of
 from shmbuffer.replay.form.leaves import dtype_name, torch_dtype
-from shmbuffer.replay.form.nodes import as_tensor, class_of, register
+from shmbuffer.replay.form.nodes import as_tensor
 
 Form = list[Any]
 Compress = Callable[[torch.Tensor], Any]  # a uint8 tensor: looked at, since users write these
@@ -112,23 +100,20 @@ class _Packer:
         if isinstance(item, bytes):
             self._chunk(torch.from_numpy(np.frombuffer(item, np.uint8).copy()))
             return ["bytes"]
-        if isinstance(item, LazyStackedTensorDict):
-            kind = "objects" if isinstance(item, NonTensorStack) else "lazy"
-            return [kind, item.stack_dim, [self.form(one) for one in item.tensordicts]]
-        if isinstance(item, TensorDictBase):
-            return self._tensordict(item)
-        if type(item) is NonTensorData:
-            return ["object", list(item.batch_size), self.form(item.data)]
-        if is_tensorclass(item) and not is_non_tensor(item):
-            return ["tensorclass", register(type(item)), self.form(item._tensordict)]
-        if type(item) in (dict, OrderedDict):
-            kind = "dict" if type(item) is dict else "ordered"
-            return [kind, [[self._key(key), self.form(one)] for key, one in item.items()]]
-        if type(item) in (list, tuple):
-            return [type(item).__name__, [self.form(one) for one in item]]
-        if isinstance(item, tuple) and hasattr(item, "_fields"):
-            return ["namedtuple", register(type(item)), [self.form(one) for one in item]]
-        return self._value(item)
+        take = take_of(type(item))
+        if take is None:
+            return self._value(item)
+        kind, batch, about, keys, parts = take(item)
+        if kind == "tensordict":
+            where, names = item.device, about[1]
+            where = None if where is None else str(self._device or where)
+            about = (where, None if names is None else list(names))
+        # A key that JSON does not have is a value, before those of what is under it.
+        forms = [
+            (self._key(key) if kind in DICTS else key, self.form(part))
+            for key, part in zip(keys, parts, strict=True)
+        ]
+        return join(kind, list(batch), about, forms)
 
     def _value(self, item: Any) -> Form:
         self.values.append(item)
@@ -152,13 +137,6 @@ class _Packer:
         self._chunk(numbers_of(array))
         kind = "array" if isinstance(array, np.ndarray) else "number"
         return [kind, array.dtype.str, list(array.shape)]
-
-    def _tensordict(self, data: TensorDictBase) -> Form:
-        device = data.device if data.device is None or self._device is None else self._device
-        entries = [[key, self.form(data.get(key))] for key in data.keys()]  # noqa: SIM118
-        names = list(data.names) if any(data.names) else None
-        where = None if device is None else str(device)
-        return ["tensordict", list(data.batch_size), where, names, entries]
 
     def _chunk(self, tensor: torch.Tensor) -> None:
         if not tensor.numel():
@@ -192,38 +170,18 @@ class _Unpacker:
                 return self._expanded(chunk, torch.uint8, None, chunk.device).numpy().tobytes()
             case ["value"]:
                 return next(self._values)
-            case ["dict" | "ordered" as kind, [*entries]]:
-                found = [(self._key(key), self.item(one)) for key, one in entries]
-                return dict(found) if kind == "dict" else OrderedDict(found)
-            case ["list", [*parts]]:
-                return [self.item(one) for one in parts]
-            case ["tuple", [*parts]]:
-                return tuple(self.item(one) for one in parts)
-            case ["namedtuple", str(name), [*parts]]:
-                cls = class_of(name)
-                values = [self.item(one) for one in parts]
-                return tuple(values) if cls is None else cls(*values)
-        return self._collection(form)
-
-    def _collection(self, form: Form) -> Any:
-        match form:
-            case ["tensordict", [*batch], device, names, [*entries]]:
-                return TensorDict(
-                    {key: self.item(one) for key, one in entries},
-                    batch_size=batch,
-                    device=None if device is None else torch.device(device),
-                    names=names,
-                )
-            case ["tensorclass", str(name), inner]:
-                cls, data = class_of(name), self.item(inner)
-                return data if cls is None else cls.from_tensordict(data)  # type: ignore[attr-defined]
-            case ["lazy", int(dim), [*parts]]:
-                return LazyStackedTensorDict(*map(self.item, parts), stack_dim=dim)
-            case ["objects", int(dim), [*parts]]:
-                return NonTensorStack(*map(self.item, parts), stack_dim=dim)
-            case ["object", [*batch], inner]:
-                return NonTensorData(data=self.item(inner), batch_size=batch)
-        raise FormatError(f"a packed item of the form {form!r:.60} is not known to this version")
+        node = split(form)
+        kind, batch, about, keys, forms = node
+        if kind == "tensordict":
+            device, names = about
+            about = [None if device is None else torch.device(device), names]
+        found = []
+        for at, one in enumerate(forms):
+            if kind in DICTS:
+                keys[at] = self._key(keys[at])
+            found.append(self.item(one))
+        node = Node(kind, batch, about, keys, forms)
+        return made(node, [tuple(found)], [torch.Size(batch)], TensorDict)[0]
 
     def _key(self, key: Any) -> Any:
         return next(self._values) if isinstance(key, dict) else labels.from_json(key)

@@ -1,27 +1,25 @@
 """Items from their leaves: all items of one form at once, one column of leaves after the other.
 
-A tree is in the grammar of `packing`, as `bodies.Form` has it. It is walked once
+A tree is in the grammar of `containers`, as `bodies.Form` has it. It is walked once
 for all items, so that what an item costs is making its containers.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Container, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDict
 
 from shmbuffer.errors import CorruptBufferError
 from shmbuffer.replay.form import labels
 from shmbuffer.replay.form.batches import collate
+from shmbuffer.replay.form.containers import DICTS, Node, made, split
 from shmbuffer.replay.form.nodes import class_of
 from shmbuffer.replay.records.layers import Layer
 
-_new_tensordict = TensorDict._new_unsafe
 OBJECTS = frozenset(("object", "objects"))
 """Nodes that are NonTensorData: one for each item, also in a batch."""
 APART = OBJECTS | {"lazy"}
@@ -59,7 +57,7 @@ def build(
     Cost: 1 µs an item for each TensorDict in it, 0.1 µs a leaf; 1.5 µs for each text in a
         TensorDict.
     """
-    found: list[Any] = _built(lambda: list(_Rows(batch_dims, columns, device).of(tree)), where)
+    found: list[Any] = _built(lambda: list(_Rows(batch_dims, columns, device).rows(tree)), where)
     return found
 
 
@@ -116,11 +114,12 @@ def is_layer(tree: Any) -> bool:
     return bool(inner[0] == "tensordict")
 
 
-def chunks_under(tree: Any, kinds: Container[str]) -> set[int]:
+def chunks_under(tree: Any, kinds: Container[str], inside: bool = False) -> set[int]:
     """The chunks of a tree that belong to nodes of these kinds."""
-    if tree[0] in kinds:
-        return _chunks_in(tree)
-    return {chunk for child in _children_of(tree) for chunk in chunks_under(child, kinds)}
+    if tree[0] == "chunk":
+        return {tree[1]} if inside else set()
+    inside = inside or tree[0] in kinds
+    return {chunk for part in split(tree).parts for chunk in chunks_under(part, kinds, inside)}
 
 
 def chunk_at(tree: Any, path: Sequence[Any]) -> int | None:
@@ -131,31 +130,13 @@ def chunk_at(tree: Any, path: Sequence[Any]) -> int | None:
     for key in path:
         if tree[0] == "tensorclass":
             tree = tree[2]
-        if tree[0] not in ("tensordict", "dict", "ordered"):
+        if tree[0] not in ("tensordict", *DICTS):
             return None
         entries = {labels.from_json(name): child for name, child in tree[-1]}
         if key not in entries:
             return None
         tree = entries[key]
     return tree[1] if tree[0] == "chunk" else None
-
-
-def _children_of(tree: Any) -> list[Any]:
-    """The trees right below the root of one."""
-    match tree:
-        case ["chunk", _]:
-            return []
-        case ["tensordict" | "dict" | "ordered", *_, entries]:
-            return [child for _, child in entries]
-        case ["tensorclass" | "object", _, child]:
-            return [child]
-    return list(tree[-1])
-
-
-def _chunks_in(tree: Any) -> set[int]:
-    if tree[0] == "chunk":
-        return {tree[1]}
-    return {chunk for child in _children_of(tree) for chunk in _chunks_in(child)}
 
 
 def _built(make: Callable[[], Any], where: str) -> Any:
@@ -171,8 +152,8 @@ def _built(make: Callable[[], Any], where: str) -> Any:
         ) from error
 
 
-class _Walk:
-    """A walk through a tree takes the sizes of batches as it meets them.
+class _Rows:
+    """Makes one thing for each item. It takes the sizes of batches as it meets them.
 
     Args:
         batch_dims: see `build`.
@@ -192,145 +173,70 @@ class _Walk:
         self._batch_dims = batch_dims
         self._at = 0
 
-    def take(self, rank: int) -> NDArray[np.int64]:
-        """int64[m, rank]: the next sizes."""
+    def rows(self, tree: Any) -> Sequence[Any]:
+        """A list, with one thing for each item."""
+        if tree[0] == "chunk":
+            return self.columns[tree[1]]  # type: ignore[no-any-return]
+        node, dims = self.node(tree)
+        sizes = _sizes(dims) if node.batch else ()
+        parts = [self.rows(part) for part in node.parts]
+        rows = list(zip(*parts, strict=True)) if parts else [()] * self.count
+        return made(node, rows, sizes)
+
+    def node(self, tree: Any) -> tuple[Node, NDArray[np.int64]]:
+        """A container as it is here, and its batch sizes: int64[m, rank]."""
+        kind, batch, about, keys, parts = split(tree)
+        rank = batch[1] if batch else 0
         self._at += rank
-        return self._batch_dims[:, self._at - rank : self._at]
-
-    def device_of(self, device: str | None) -> torch.device | None:
-        """Of a TensorDict that had this one when it was written."""
-        return None if device is None else (self.device or torch.device(device))
-
-
-class _Rows(_Walk):
-    """Makes one thing for each item."""
-
-    def of(self, tree: Any) -> Sequence[Any]:
-        match tree:
-            case ["chunk", int(number)]:
-                return self.columns[number]  # type: ignore[no-any-return]
-            case ["tensordict", ["dims", int(rank)], device, names, entries]:
-                return self._tensordicts(rank, self.device_of(device), names, entries)
-            case ["object", ["dims", int(rank)], child]:
-                dims = self.take(rank)
-                return list(map(_non_tensor, self.of(child), _sizes(dims)))
-            case ["tensorclass", str(name), child]:
-                cls, rows = class_of(name), self.of(child)
-                return rows if cls is None else [cls.from_tensordict(row) for row in rows]  # type: ignore[attr-defined]
-            case ["dict" | "ordered" as kind, entries]:
-                keys = [labels.from_json(key) for key, _ in entries]
-                make = dict if kind == "dict" else OrderedDict
-                rows = self._across([child for _, child in entries])
-                return [make(zip(keys, row, strict=True)) for row in rows]
-            case ["list", parts]:
-                return [list(row) for row in self._across(parts)]
-            case ["tuple", parts]:
-                return self._across(parts)
-            case ["namedtuple", str(name), parts]:
-                cls, rows = class_of(name), self._across(parts)
-                return rows if cls is None else [cls(*row) for row in rows]
-            case ["lazy", int(dim), parts]:
-                return [LazyStackedTensorDict(*row, stack_dim=dim) for row in self._across(parts)]
-            case ["objects", int(dim), parts]:
-                return [NonTensorStack(*row, stack_dim=dim) for row in self._across(parts)]
-        raise AssertionError(f"no form has {tree!r:.60}")
-
-    def _tensordicts(
-        self, rank: int, device: torch.device | None, names: Any, entries: Any
-    ) -> list[Any]:
-        dims = self.take(rank)
-        keys = [key for key, _ in entries]
-        rows = self._across([child for _, child in entries])
-        if names is not None or rank:
-            return [
-                _new_tensordict(
-                    dict(zip(keys, row, strict=True)),
-                    batch_size=size,
-                    device=device,
-                    names=None if names is None else list(names),
-                    nested=False,
-                )
-                for row, size in zip(rows, _sizes(dims), strict=True)
-            ]
-        # All have the attributes of a first one, but for their entries: half of what it costs to
-        # make each.
-        attributes = _new_tensordict({}, torch.Size(()), device).__dict__
-        entries_of = type(attributes["_tensordict"])
-        made = []
-        for row in rows:
-            one = TensorDict.__new__(TensorDict)
-            one.__dict__.update(attributes)
-            one._tensordict = entries_of(zip(keys, row))  # noqa: B905 - they are as many
-            made.append(one)
-        return made
-
-    def _across(self, parts: Sequence[Any]) -> list[tuple[Any, ...]]:
-        """For each item what its parts are."""
-        if not parts:
-            return [()] * self.count
-        return list(zip(*[self.of(part) for part in parts], strict=True))
+        if kind == "tensordict" and about[0] is not None:
+            about[0] = self.device or torch.device(about[0])
+        elif kind in DICTS:
+            keys = list(map(labels.from_json, keys))
+        return Node(kind, batch, about, keys, parts), self._batch_dims[
+            :, self._at - rank : self._at
+        ]
 
 
-class _Whole(_Walk):
-    """Makes one thing for all items."""
-
-    def rows(self, tree: Any) -> list[Any]:
-        """One thing for each item, of a part of the tree; its batch sizes are taken here."""
-        rows = _Rows(self._batch_dims, self.columns, self.device)
-        rows._at = self._at
-        found = list(rows.of(tree))
-        self._at = rows._at
-        return found
-
-
-class _Layers(_Whole):
+class _Layers(_Rows):
     """Makes the layers of all items."""
 
     def of(self, tree: Any) -> Any:
-        match tree:
-            case ["chunk", int(number)]:
-                return self.columns[number]
-            case ["tensordict", ["dims", int(rank)], device, names, entries]:
-                dims, where = self.take(rank), self.device_of(device)
-                return Layer(dims, names, where, {key: self.of(child) for key, child in entries})
-            case ["tensorclass", str(name), child] if is_layer(tree):
-                layer = self.of(child)
-                layer.cls = class_of(name)
-                return layer
-        return self.rows(tree)
+        """A column, a layer, or a list with one thing for each item."""
+        if tree[0] == "chunk":
+            return self.columns[tree[1]]
+        if not is_layer(tree):
+            return self.rows(tree)
+        node, dims = self.node(tree)
+        parts = list(map(self.of, node.parts))
+        if node.kind == "tensorclass":
+            (layer,) = parts
+            layer.cls = class_of(node.about[0])
+            return layer
+        device, names = node.about
+        return Layer(dims, names, device, dict(zip(node.keys, parts, strict=True)))
 
 
-class _Batch(_Whole):
+class _Batch(_Rows):
     """Makes the batch of all items."""
 
     def of(self, tree: Any) -> Any:
-        match tree:
-            case ["chunk", int(number)]:
-                column = self.columns[number]
-                return column if isinstance(column, torch.Tensor) else _collated(column)
-            case ["tensordict", ["dims", int(rank)], device, names, entries]:
-                size = torch.Size((self.count, *self.take(rank)[0].tolist()))
-                return _new_tensordict(
-                    {key: self.of(child) for key, child in entries},
-                    batch_size=size,
-                    device=self.device_of(device),
-                    names=None if names is None else [None, *names],  # type: ignore[list-item]
-                    nested=False,
-                )
-            case ["tensorclass", str(name), child]:
-                cls, batch = class_of(name), self.of(child)
-                return batch if cls is None else cls.from_tensordict(batch)  # type: ignore[attr-defined]
-            case ["object" | "objects", *_]:
-                return torch.stack(self.rows(tree))
-            case ["dict" | "ordered", entries]:
-                return {labels.from_json(key): self.of(child) for key, child in entries}
-            case ["list" | "tuple" as kind, parts]:
-                found = [self.of(part) for part in parts]
-                return found if kind == "list" else tuple(found)
-            case ["namedtuple", str(name), parts]:
-                cls, found = class_of(name), [self.of(part) for part in parts]
-                return tuple(found) if cls is None else cls(*found)
-        raise NotDenseError
+        """One thing for all items."""
+        if tree[0] == "chunk":
+            column = self.columns[tree[1]]
+            return column if isinstance(column, torch.Tensor) else _collated(column)
+        if tree[0] in OBJECTS:
+            return torch.stack(list(self.rows(tree)))
+        if tree[0] == "lazy":
+            raise NotDenseError
+        node, dims = self.node(tree)
+        parts = tuple(map(self.of, node.parts))
+        if node.kind == "tensordict":
+            device, names = node.about
+            node = node._replace(about=[device, None if names is None else [None, *names]])
+        elif node.kind == "ordered":
+            node = node._replace(kind="dict")
+        size = torch.Size((self.count, *dims[0].tolist()))
+        return made(node, [parts], [size])[0]
 
 
 def _collated(values: Sequence[Any]) -> Any:
@@ -339,19 +245,6 @@ def _collated(values: Sequence[Any]) -> Any:
         return collate(list(values))
     except (OverflowError, RuntimeError, ValueError) as error:  # an int of more than 64 bits
         raise NotDenseError from error
-
-
-_attributes = NonTensorData(data=None, batch_size=[]).__dict__
-
-
-def _non_tensor(value: Any, size: torch.Size) -> Any:
-    """NonTensorData, a quarter as dear as its constructor: with the attributes of another one."""
-    made = NonTensorData.__new__(NonTensorData)
-    attributes = made.__dict__
-    attributes.update(_attributes)
-    attributes["_tensordict"] = _new_tensordict({}, batch_size=size, nested=False)
-    attributes["_non_tensordict"] = {**_attributes["_non_tensordict"], "data": value}
-    return made
 
 
 def _sizes(dims: NDArray[np.int64]) -> list[torch.Size]:

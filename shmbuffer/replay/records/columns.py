@@ -13,23 +13,17 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from tensordict import (
-    LazyStackedTensorDict,
-    NonTensorData,
-    NonTensorStack,
-    TensorDict,
-    TensorDictBase,
-    is_non_tensor,
-    is_tensorclass,
-)
+from tensordict import NonTensorData, NonTensorStack
 
 from shmbuffer.memory.bodies import Chunk
-from shmbuffer.replay.form.nodes import register
+from shmbuffer.replay.form.containers import Taken, take_of
+from shmbuffer.replay.form.nodes import is_collection
 from shmbuffer.replay.records.forms import (
     DTYPES,
     Described,
     Kind,
     RefusedError,
+    Walk,
     array_token,
     describe,
     kind_of,
@@ -190,51 +184,68 @@ class _ApartError(Exception):
     """The items are to be taken apart."""
 
 
-class _Rows:
-    """Collects the columns of a batch: what `forms.walk` finds in an item, for all at once."""
+class _Rows(Walk):
+    """A walk through a batch: what `Walk` finds in one item, for all of its items at once."""
 
     def __init__(self, count: int) -> None:
+        super().__init__()
         self._count = count
         self._at = np.arange(count)
-        self._key: list[Any] = []
-        self._batch_dims: list[int] = []
-        self._dims: list[NDArray[np.int64]] = []
+        self._shapes: list[NDArray[np.int64]] = []
         self._addresses: list[Any] = []
         self._keeps: list[Any] = []
 
     def columns(self) -> Columns:
-        kind, count = kind_of(tuple(self._key)), self._count
-        batch_dims = np.tile(np.array(self._batch_dims, np.int64), (count, 1))
+        kind, count = kind_of(tuple(self.key)), self._count
+        batch_dims = np.tile(np.array(self.batch_dims, np.int64), (count, 1))
         addresses = np.empty((count, len(kind.chunks)), np.int64)
         for at, column in enumerate(self._addresses):
             addresses[:, at] = column
-        sizes = _sizes(kind.chunks, self._dims, count)
-        return _columns(kind, batch_dims, self._dims, addresses, sizes, self._keeps)
+        sizes = _sizes(kind.chunks, self._shapes, count)
+        return _columns(kind, batch_dims, self._shapes, addresses, sizes, self._keeps)
 
-    def add(self, data: Any) -> None:
-        if isinstance(data, torch.Tensor):
-            self._tensor(data)
-        elif isinstance(data, np.ndarray):
-            self._array(data)
-        elif isinstance(data, NonTensorStack):
-            self._objects(data)
-        elif isinstance(data, LazyStackedTensorDict):
-            raise _ApartError
-        elif isinstance(data, TensorDictBase):
-            self._tensordict(data)
-        elif type(data) is NonTensorData:
-            self._object(data)
-        elif is_tensorclass(data) and not is_non_tensor(data):
-            self._key += ("tensorclass", register(type(data)))
-            self.add(data._tensordict)
+    def add(self, item: Any) -> None:
+        """See `Walk.add`; _ApartError where the items are no rows of one memory."""
+        if isinstance(item, torch.Tensor):
+            self._tensor(item)
+        elif isinstance(item, np.ndarray):
+            self._array(item)
+        elif isinstance(item, NonTensorStack):
+            self._objects(item)
+        elif is_collection(item) and (take := take_of(type(item))) is not None:
+            self._container(take(item))
         else:
             raise _ApartError
+
+    def _container(self, taken: Taken) -> None:
+        kind, batch, about, keys, parts = taken
+        if kind == "lazy" or (kind != "tensorclass" and batch[:1] != (self._count,)):
+            raise _ApartError
+        if kind == "tensordict" and about[1] is not None:
+            inner = about[1][1:]
+            about = (about[0], inner if any(inner) else None)
+        self.key += (kind, max(len(batch) - 1, 0), about, keys)
+        self.batch_dims += batch[1:]
+        if kind != "object":
+            try:
+                for part in parts:
+                    self.add(part)
+            except RefusedError as error:
+                raise error.under(keys, parts, part) from None
+            return
+        (value,) = parts  # one object for all items
+        one = describe(value)
+        columns = of_described([one])
+        self.key += one.kind.key
+        self.batch_dims += one.batch_dims
+        for at, dims in enumerate(columns.dims):
+            self._leaf(dims[0].tolist(), int(columns.addresses[0, at]), columns.keeps)
 
     def _leaf(self, shape: Sequence[int], address: Any, keeps: Any) -> None:
         """A leaf of this shape in every item."""
         dims = np.empty((self._count, len(shape)), np.int64)
         dims[:] = shape
-        self._dims.append(dims)
+        self._shapes.append(dims)
         self._addresses.append(address)
         self._keeps.append(keeps)
 
@@ -250,7 +261,7 @@ class _Rows:
         )
         if not whole:
             data = plain(data)
-        self._key += (data.dtype, data.dim() - 1)
+        self.key += (data.dtype, data.dim() - 1)
         step = data.stride(0) * data.itemsize
         self._leaf(data.shape[1:], data.data_ptr() + step * self._at, data)
 
@@ -259,46 +270,8 @@ class _Rows:
             raise _ApartError
         token, rank = array_token(data), data.ndim - 1
         data = np.ascontiguousarray(data)
-        self._key += ("array", token, rank) if rank else ("number", token)
+        self.key += ("array", token, rank) if rank else ("number", token)
         self._leaf(data.shape[1:], data.ctypes.data + data.strides[0] * self._at, data)
-
-    def _tensordict(self, data: TensorDictBase) -> None:
-        batch, names = self._inner(data), data.names[1:]
-        keys = tuple(data.keys())
-        device = None if data.device is None else "cpu"
-        self._key += (
-            "tensordict",
-            len(batch),
-            device,
-            tuple(names) if any(names) else None,
-            keys,
-        )
-        self._batch_dims += batch
-        plainly = type(data) is TensorDict
-        for key in keys:
-            try:
-                self.add(data._tensordict[key] if plainly else data.get(key))
-            except RefusedError as error:
-                raise error.under(key) from None
-
-    def _inner(self, data: Any) -> torch.Size:
-        """The batch size of one item."""
-        if data.batch_size[:1] != (self._count,):
-            raise _ApartError
-        inner: torch.Size = data.batch_size[1:]
-        return inner
-
-    def _object(self, data: Any) -> None:
-        """One object for all items."""
-        batch = self._inner(data)
-        self._key += ("object", len(batch))
-        self._batch_dims += batch
-        one = describe(data.data)
-        columns = of_described([one])
-        self._key += one.kind.key
-        self._batch_dims += one.batch_dims
-        for at, dims in enumerate(columns.dims):
-            self._leaf(dims[0].tolist(), int(columns.addresses[0, at]), columns.keeps)
 
     def _objects(self, data: Any) -> None:
         """An object for each item, where all are text, or bytes, or one kind of number."""
@@ -311,10 +284,10 @@ class _Rows:
             raise _ApartError
         found = [describe(one) for one in parts]
         key = found[0].kind.key
-        if key[0:2] != ("object", 0) or len(key) != 3 or any(one.kind.key != key for one in found):
+        if key[0:2] != ("object", 0) or len(key) != 5 or any(one.kind.key != key for one in found):
             raise _ApartError
         columns = of_described(found)
-        self._key += key
-        self._dims += columns.dims
+        self.key += key
+        self._shapes += columns.dims
         self._addresses.append(columns.addresses[:, 0])
         self._keeps.append(columns.keeps)

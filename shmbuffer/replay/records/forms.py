@@ -11,45 +11,29 @@ The key is a prefix code: read from its start, each token says how many more bel
     torch.dtype, rank                                    a tensor
     "array", numpy's dtype, rank                         "number", numpy's dtype
     "bytes" | "str" | "int" | "float" | "bool" | "none"
-    "tensordict", rank, device, names, keys              then what is under each key
-    "tensorclass", class                                 then its TensorDict
-    "lazy" | "objects", stack_dim, count                 then each of them
-    "object", rank                                       then what NonTensorData holds
-    "dict" | "ordered", keys                             then what is under each key
-    "list" | "tuple", count                              then each part
-    "namedtuple", class, count                           then each part
+    a kind of `containers`, rank, about, keys            then what is under each key
 
-The tree of a kind is in the grammar of `packing`, as `bodies.Form` has it. The
-device of a TensorDict is ``"cpu"`` if it has any: records lie in shared memory.
+The tree of a kind is in the grammar of `containers`, as `bodies.Form` has it. The device of a
+TensorDict is ``"cpu"`` if it has any: records lie in shared memory.
 """
 
 from __future__ import annotations
 
 import json
 import struct
-from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from tensordict import (
-    LazyStackedTensorDict,
-    NonTensorData,
-    NonTensorStack,
-    TensorDict,
-    TensorDictBase,
-    is_non_tensor,
-    is_tensorclass,
-)
 
 from shmbuffer.memory.bodies import Chunk, itemsize_of
 from shmbuffer.memory.schema import ITEMSIZES
 from shmbuffer.replay.form import labels
+from shmbuffer.replay.form.containers import DICTS, ONE, TAKES, UNNAMED, Take, join, take_of
 from shmbuffer.replay.form.leaves import dtype_name
-from shmbuffer.replay.form.nodes import register
 
 Path = tuple[Any, ...]
 
@@ -105,6 +89,9 @@ class Described(NamedTuple):
     number: ``shape == ()``), or bytes. They share memory with the item where they can."""
 
 
+Handler = Callable[[Any, "Walk"], None]
+
+
 class Walk:
     """What a walk through an item has met so far. See `Described`, and `Kind.key`."""
 
@@ -115,6 +102,14 @@ class Walk:
         self.batch_dims: list[int] = []
         self.dims: list[int] = []
         self.leaves: list[Any] = []
+
+    def add(self, item: Any) -> None:
+        """Adds what this item is made of.
+
+        Raises:
+            RefusedError: something in there cannot be stored.
+        """
+        _HANDLERS.get(type(item), _other)(item, self)
 
 
 def describe(item: Any) -> Described:
@@ -133,22 +128,13 @@ def describe(item: Any) -> Described:
     """
     out = Walk()
     try:
-        walk(item, out)
+        out.add(item)
         kind = kind_of(tuple(out.key))
     except RecursionError:
         raise ValueError(
             "an item holds itself, or is nested deeper than the 64 levels of a record"
         ) from None
     return Described(kind, out.batch_dims, out.dims, out.leaves)
-
-
-def walk(item: Any, out: Walk) -> None:
-    """Adds to a walk what this item is made of.
-
-    Raises:
-        RefusedError: something in there cannot be stored.
-    """
-    _HANDLERS.get(type(item), _other)(item, out)
 
 
 def kind_of(key: tuple[Any, ...]) -> Kind:
@@ -211,15 +197,16 @@ class RefusedError(TypeError):
         where = " -> ".join(map(repr, self.path))
         return f"{f'entry {where}' if where else 'an item'} {self.reason}"
 
-    def under(self, key: Any) -> RefusedError:
-        """The same, one level further out."""
-        self.path.insert(0, key)
+    def under(self, keys: Sequence[Any], parts: Iterable[Any], part: Any) -> RefusedError:
+        """The same, one level further out: it was in this part of a container."""
+        if keys is not ONE:
+            self.path.insert(
+                0, next(key for key, one in zip(keys, parts, strict=True) if one is part)
+            )
         return self
 
 
 # -- the walk: one function for each class of things -------------------------------------------
-
-_Handler = Callable[[Any, Walk], None]
 
 
 def _tensor(item: torch.Tensor, out: Walk) -> None:
@@ -295,61 +282,31 @@ def _none(item: None, out: Walk) -> None:
     out.leaves.append(b"")
 
 
-def _tensordict(item: Any, out: Walk) -> None:
-    if type(item) is TensorDict:  # its private parts cost a tenth of the public ones
-        batch, names, entries = item._batch_size, item._td_dim_names, item._tensordict
-        device = None if item._device is None else "cpu"
-    else:
-        batch, names = item.batch_size, item.names
-        entries = {name: item.get(name) for name in item.keys()}  # noqa: SIM118
-        device = None if item.device is None else "cpu"
-    if names is not None:
-        names = tuple(names) if any(names) else None
-    out.key += ("tensordict", len(batch), device, names, tuple(entries))
-    out.batch_dims.extend(batch)
-    _entries(entries, out)
+def _containing(take: Take) -> Handler:
+    """A handler of containers that are taken apart so."""
 
-
-def _entries(entries: Any, out: Walk) -> None:
-    for name, value in entries.items():
+    def handler(item: Any, out: Walk) -> None:
+        kind, batch, about, keys, parts = take(item)
+        told = keys
+        if kind in DICTS:
+            told = tuple([key if type(key) is str else _label(key) for key in keys])
+        out.key += (kind, len(batch), about, told)
+        if batch:
+            out.batch_dims += batch
+        handler_of = _HANDLERS.get
         try:
-            _HANDLERS.get(type(value), _other)(value, out)
+            for part in parts:
+                handler_of(type(part), _other)(part, out)
         except RefusedError as error:
-            raise error.under(name) from None
+            raise error.under(keys, parts, part) from None
+
+    return handler
 
 
-def _parts(parts: Any, out: Walk) -> None:
-    for at, value in enumerate(parts):
-        try:
-            _HANDLERS.get(type(value), _other)(value, out)
-        except RefusedError as error:
-            raise error.under(at) from None
-
-
-def _tensorclass(item: Any, out: Walk) -> None:
-    out.key += ("tensorclass", register(type(item)))
-    inner = item._tensordict
-    _HANDLERS.get(type(inner), _other)(inner, out)
-
-
-def _lazy(item: Any, out: Walk) -> None:
-    kind = "objects" if isinstance(item, NonTensorStack) else "lazy"
-    out.key += (kind, item.stack_dim, len(item.tensordicts))
-    _parts(item.tensordicts, out)
-
-
-def _object(item: Any, out: Walk) -> None:
-    batch = item.batch_size
-    out.key += ("object", len(batch))
-    out.batch_dims.extend(batch)
-    value = item.data
-    _HANDLERS.get(type(value), _other)(value, out)
-
-
-def _dict(item: Any, out: Walk) -> None:
-    keys = tuple([name if type(name) is str else _label(name) for name in item])
-    out.key += ("dict" if type(item) is dict else "ordered", keys)
-    _entries(item, out)
+def _other(item: Any, out: Walk) -> None:
+    """Adds what has no handler of its own."""
+    kind: Any = type(item)
+    _handler(kind)(item, out)
 
 
 def _label(name: Any) -> tuple[str]:
@@ -362,60 +319,32 @@ def _label(name: Any) -> tuple[str]:
     return (json.dumps(labels.to_json(name)),)
 
 
-def _list(item: Any, out: Walk) -> None:
-    out.key += (type(item).__name__, len(item))
-    _parts(item, out)
-
-
-def _namedtuple(item: Any, out: Walk) -> None:
-    out.key += ("namedtuple", register(type(item)), len(item))
-    _parts(item, out)
-
-
-def _other(item: Any, out: Walk) -> None:
-    """Whatever has no handler of its own."""
-    kind: Any = type(item)
-    _handler(kind)(item, out)
-
-
 def _refuse(item: Any, out: Walk) -> None:
     kind = type(item)
     raise RefusedError(f"is a {kind.__module__}.{kind.__qualname__} ({item!r:.60}): {_STORABLE}")
 
 
 @lru_cache(maxsize=1024)
-def _handler(kind: Any) -> _Handler:
+def _handler(kind: Any) -> Handler:
     """How things of this class are taken apart."""
     if issubclass(kind, torch.Tensor):
         return _subclass
     if issubclass(kind, (np.ndarray, np.generic)):
         return _array
-    if issubclass(kind, LazyStackedTensorDict):
-        return _lazy
-    if issubclass(kind, TensorDictBase):
-        return _tensordict
-    if is_tensorclass(kind) and not is_non_tensor(kind):
-        return _tensorclass
-    if issubclass(kind, tuple) and hasattr(kind, "_fields"):
-        return _namedtuple
-    return _refuse
+    take = take_of(kind)
+    return _refuse if take is None else _containing(take)
 
 
-_HANDLERS: dict[type, _Handler] = {
+_HANDLERS: dict[type, Handler] = {
     torch.Tensor: _tensor,
-    TensorDict: _tensordict,
-    NonTensorData: _object,
     str: _text,
     bytes: _bytes,
     int: _int,
     float: _float,
     bool: _bool,
     type(None): _none,
-    dict: _dict,
-    OrderedDict: _dict,
-    list: _list,
-    tuple: _list,
     np.ndarray: _array,
+    **{kind: _containing(take) for kind, take in TAKES.items()},
 }
 
 
@@ -448,33 +377,15 @@ class _KindReader:
                 return self._leaf(token, "", 1, path)
             case "float" | "bool" | "none":
                 return self._leaf(token, "", 0, path)
-            case "tensordict":
-                batch, device, names, keys = self._dims(take()), take(), take(), take()
-                entries = [[labels.to_json(key), self._tree((*path, key))] for key in keys]
-                return [token, batch, device, None if names is None else list(names), entries]
-            case "tensorclass":
-                return [token, take(), self._tree(path)]
-            case "object":
-                return [token, self._dims(take()), self._tree(path)]
-            case "lazy" | "objects":
-                dim, count = take(), take()  # what is in a stack is under the keys of the stack
-                return [token, dim, [self._tree(path) for _ in range(count)]]
-            case "dict" | "ordered":
-                keys = [json.loads(key[0]) if type(key) is tuple else key for key in take()]
-                entries = [[key, self._tree((*path, labels.from_json(key)))] for key in keys]
-                return [token, entries]
-            case "list" | "tuple":
-                return [token, self._sequence(take(), path)]
-            case "namedtuple":
-                return [token, take(), self._sequence(take(), path)]
-        raise AssertionError(f"the walk gives no token {token!r}")
-
-    def _sequence(self, count: int, path: Path) -> list[Any]:
-        return [self._tree((*path, at)) for at in range(count)]
-
-    def _dims(self, rank: int) -> list[Any]:
+        rank, about, keys = take(), take(), take()
         self._batch_dims += rank
-        return ["dims", rank]
+        held = []
+        for key in keys:
+            name = json.loads(key[0]) if type(key) is tuple else labels.to_json(key)
+            inner = path if token in UNNAMED else (*path, labels.from_json(name))
+            held.append((name, self._tree(inner)))
+        about = [list(one) if type(one) is tuple else one for one in about]
+        return join(token, ["dims", rank], about, held)
 
     def _leaf(self, kind: str, dtype: str, rank: int, path: Path) -> Any:
         self._chunks.append(Chunk(kind, dtype, itemsize_of(kind, dtype), rank))
