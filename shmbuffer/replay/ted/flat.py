@@ -15,16 +15,19 @@ from tensordict import NonTensorData, NonTensorStack, TensorDict, is_non_tensor
 from shmbuffer.replay.ted.entries import (
     CUT_SHAPE,
     CUTS,
+    DONE_KEYS,
     NEXT,
+    REWARD_KEYS,
     ROOT,
     STORAGE_SHAPE,
+    Key,
     Path,
+    Roles,
     assemble,
     entries,
     names,
 )
 from shmbuffer.replay.ted.episodes import Episodes, as_bytes, flags_of, rows_of, transfer
-from shmbuffer.replay.ted.roles import DONE_KEYS, REWARD_KEYS, Key, Roles
 
 
 @dataclass(frozen=True)
@@ -75,8 +78,10 @@ class TED2Flat(Roles):
     Source: ``torchrl.data.TED2Flat``.
     """
 
-    _shift: int | None = None
-    _is_full: bool | None = None
+    shift: int | None = None
+    """The slot after the one that was written last."""
+    is_full: bool | None = None
+    """Whether the ring has gone round."""
 
     def __init__(
         self,
@@ -92,24 +97,6 @@ class TED2Flat(Roles):
                 f"{type(self).__name__}(done_key={done_key!r}): the end of an episode is read from "
                 "an entry under 'next', such as ('next', 'done')"
             )
-
-    @property
-    def shift(self) -> int | None:
-        """The slot after the one that was written last."""
-        return self._shift
-
-    @shift.setter
-    def shift(self, value: int | None) -> None:
-        self._shift = value
-
-    @property
-    def is_full(self) -> bool | None:
-        """Whether the ring has gone round."""
-        return self._is_full
-
-    @is_full.setter
-    def is_full(self, value: bool | None) -> None:
-        self._is_full = value
 
     def __call__(self, data: Any, path: str | os.PathLike[str] | None = None) -> TensorDict:
         """The compact form.
@@ -136,8 +123,8 @@ class TED2Flat(Roles):
                 "compact form keeps something of its own; rename it, or give another shift_key or "
                 "is_full_key if that is what it is called"
             )
-        full = True if self._is_full is None else self._is_full
-        episodes = Episodes(tuple(data.batch_size), self._shift or 0, full)
+        full = True if self.is_full is None else self.is_full
+        episodes = Episodes(tuple(data.batch_size), self.shift or 0, full)
         episodes.end(self._ended(found, episodes))
         usual = self._is_usual(found, episodes)
         kept = self._kept(found, usual)

@@ -13,9 +13,13 @@ from shmbuffer.replay.form.nodes import fields
 from shmbuffer.replay.keys import OWN_KEYS
 from shmbuffer.replay.ted.entries import (
     CUTS,
+    DONE_KEYS,
     NEXT,
+    REWARD_KEYS,
     ROOT,
+    Key,
     Path,
+    Roles,
     assemble,
     constant,
     dotted,
@@ -24,7 +28,6 @@ from shmbuffer.replay.ted.entries import (
     shape_of,
 )
 from shmbuffer.replay.ted.episodes import Episodes, as_bytes, flags_of, transfer
-from shmbuffer.replay.ted.roles import DONE_KEYS, REWARD_KEYS, Key, Roles
 
 
 class Flat2TED(Roles):

@@ -16,10 +16,10 @@ from shmbuffer.replay.samplers.slicing.entries import (
     Key,
     LeafEntries,
     ObjectEntries,
+    RecordEntries,
     path_of,
 )
 from shmbuffer.replay.samplers.slicing.pieces import Grid, Pieces, in_order, look
-from shmbuffer.replay.samplers.slicing.record_entries import RecordEntries
 from shmbuffer.replay.samplers.slicing.trajectories import (
     Ends,
     Steps,
