@@ -5,48 +5,48 @@
 
 #include "binding.h"
 
-#define METHODS(X)                                                                                           \
-    X(write, ROWS, "annt", "(addresses, count, priorities, timeout_ns): claim, fill, commit.")              \
+#define METHODS(X) \
+    X(write, ROWS, "annt", "(addresses, count, priorities, timeout_ns): claim, fill, commit.") \
     X(place, ROWS, "nnanbt", "(slots, count, addresses, priorities, in_place, timeout_ns): the same for named slots.") \
-    X(claim, ROWS, "nt", "(count, timeout_ns): take slots; the caller fills them.")                         \
+    X(claim, ROWS, "nt", "(count, timeout_ns): take slots; the caller fills them.") \
     X(claim_slots, ROWS, "nnbnnt", "(slots, count, in_place, tickets or 0, kept or 0, timeout_ns): take named slots.") \
-    X(commit, ANY, "nnt", "(priorities, skip_rows, timeout_ns): publish what was claimed.")                 \
-    X(abort, ANY, "t", "(timeout_ns): give the claimed slots back, empty.")                                 \
+    X(commit, ANY, "nnt", "(priorities, skip_rows, timeout_ns): publish what was claimed.") \
+    X(abort, ANY, "t", "(timeout_ns): give the claimed slots back, empty.") \
     X(sample, ANY, "nkmnnnrbt", "(count, key, out, index, tickets, weights, beta, prioritized, timeout_ns): draw, copy, validate.") \
-    X(read, ROWS, "nnant", "(index, count, out, tickets, timeout_ns): validated copies by index.")          \
-    X(update, ANY, "nnnnt", "(index, tickets, priorities, count, timeout_ns): raw priorities.")             \
+    X(read, ROWS, "nnant", "(index, count, out, tickets, timeout_ns): validated copies by index.") \
+    X(update, ANY, "nnnnt", "(index, tickets, priorities, count, timeout_ns): raw priorities.") \
     X(update_singles, ANY, "nnnnt", "(index, tickets, priorities, count, timeout_ns): the same, of float32.") \
     X(set_alpha, ANY, "oobt", "(alpha or None, eps or None, bind, timeout_ns): change them, or switch the tree on; None: as it is.") \
-    X(empty, ANY, "bt", "(keep_write_count, timeout_ns): forget every item.")                               \
+    X(empty, ANY, "bt", "(keep_write_count, timeout_ns): forget every item.") \
     X(restore, ANY, "snrt", "(slot, write_count, max_priority, timeout_ns): position and counts of a buffer that is loaded.") \
-    X(check, ANY, "t", "(timeout_ns): what is not as it should be, counted.")                               \
-    X(snapshot, ANY, "t", "(timeout_ns): runtime page and registry of one moment.")                         \
-    X(copy_slots, ROWS, "nnan", "(first, count, out, tickets): copy the slots that differ from tickets.")   \
+    X(check, ANY, "t", "(timeout_ns): what is not as it should be, counted.") \
+    X(snapshot, ANY, "t", "(timeout_ns): runtime page and registry of one moment.") \
+    X(copy_slots, ROWS, "nnan", "(first, count, out, tickets): copy the slots that differ from tickets.") \
     X(copy_moment, ROWS, "annnt", "(out, tickets, sources, raw, timeout_ns): the same under the mutex, and the counters.") \
-    X(checksum, ANY, "sn", "(slot, ticket): CRC32C of a slot's bytes.")                                     \
-    X(verify, ANY, "nn", "(first, count): slots whose checksum is wrong.")                                  \
-    X(rebuild, ANY, "", "(): leaves, length and parents anew; nobody else may be alive.")                   \
+    X(checksum, ANY, "sn", "(slot, ticket): CRC32C of a slot's bytes.") \
+    X(verify, ANY, "nn", "(first, count): slots whose checksum is wrong.") \
+    X(rebuild, ANY, "", "(): leaves, length and parents anew; nobody else may be alive.") \
     X(reap, ANY, "ent", "(entry, incarnation, timeout_ns): finish the claim of a client proven dead, free its entry.") \
     X(forfeit, ANY, "ent", "(entry, turn, timeout_ns): send a turn that is not used to the end of the queue.") \
-    X(leave, ANY, "t", "(timeout_ns): free our entry.")                                                     \
-    X(give_up_turn, ANY, "t", "(timeout_ns): stop waiting.")                                                \
-    X(wait, ANY, "t", "(timeout_ns): sleep until somebody makes progress.")                                 \
-    X(look, ANY, "", "(): whether the directory is there; asked of the system once a second.")              \
-    X(let_pass, ANY, "b", "(whether): this thread's next write or draw goes on whatever the ratio.")        \
+    X(leave, ANY, "t", "(timeout_ns): free our entry.") \
+    X(give_up_turn, ANY, "t", "(timeout_ns): stop waiting.") \
+    X(wait, ANY, "t", "(timeout_ns): sleep until somebody makes progress.") \
+    X(look, ANY, "", "(): whether the directory is there; asked of the system once a second.") \
+    X(let_pass, ANY, "b", "(whether): this thread's next write or draw goes on whatever the ratio.") \
     X(admit_sample, ANY, "nnbt", "(count, min_size, chosen, timeout_ns): the draw may be made, and counts.") \
-    X(take_back, ANY, "nnt", "(count, version, timeout_ns): a draw that was admitted was not made.")        \
-    X(take, ANY, "nnnt", "(count, index, tickets, timeout_ns): the oldest of a queue.")                     \
-    X(release, ANY, "t", "(timeout_ns): what was taken is read.")                                           \
+    X(take_back, ANY, "nnt", "(count, version, timeout_ns): a draw that was admitted was not made.") \
+    X(take, ANY, "nnnt", "(count, index, tickets, timeout_ns): the oldest of a queue.") \
+    X(release, ANY, "t", "(timeout_ns): what was taken is read.") \
     X(limit, ANY, "nrrnnnt", "(limits, samples_per_insert, error_buffer, min_size, max_times_sampled, when_alone, timeout_ns).") \
-    X(waits_in_queue, ANY, "ent", "(entry, side, timeout_ns): why a queue makes a client wait, or 0.")      \
-    X(give_up_waiting, ANY, "nt", "(sides, timeout_ns): stop waiting for the other side.")                  \
+    X(waits_in_queue, ANY, "ent", "(entry, side, timeout_ns): why a queue makes a client wait, or 0.") \
+    X(give_up_waiting, ANY, "nt", "(sides, timeout_ns): stop waiting for the other side.") \
     X(write_records, RECORDS, "nnnnnnt", "(data, bytes, starts, sizes, count, priorities, timeout_ns): claim, fill, commit.") \
     X(place_records, RECORDS, "nnnnnnnbnnt", "(slots, data, bytes, starts, sizes, count, priorities, in_place, tickets or 0,\n" \
                                              "kept or 0, timeout_ns): the same for named slots, in ascending order.") \
     X(sample_records, RECORDS, "nknnnnnnnnrbt", "(count, key, data, room, starts, sizes, positions, index, tickets, weights, beta,\n" \
-                                                "prioritized, timeout_ns): draw, copy, validate.")          \
+                                                "prioritized, timeout_ns): draw, copy, validate.") \
     X(read_records, RECORDS, "nnnnnnnnt", "(index, count, data, room, starts, sizes, positions, tickets, timeout_ns): by slot.") \
-    X(span, RECORDS, "t", "(timeout_ns): tail, where nobody writes below, and head of the byte ring.")      \
+    X(span, RECORDS, "t", "(timeout_ns): tail, where nobody writes below, and head of the byte ring.") \
     X(records_moment, RECORDS, "nnnnnnnt", "(from, data, room, tickets, extents, sources, raw, timeout_ns): all of one moment.") \
     X(relink, RECORDS, "nn", "(slots, count): one way from record to record; slots in the order of their positions.")
 

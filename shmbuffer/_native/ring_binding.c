@@ -171,7 +171,8 @@ GET_DOUBLE(least, shmb_tree_min(&ring->tree))
 
 #define DOOR(name, items, arguments, text)                                                                   \
     static PyObject *call_##name(PyObject *object, PyObject *const *args, Py_ssize_t nargs) {                \
-        static const struct method method = {#name, arguments, items, shmb_ring_##name};                          \
+        _Static_assert(sizeof arguments <= MOST_ARGUMENTS + 1, "there is a place for each argument");        \
+        static const struct method method = {#name, arguments, items, shmb_ring_##name};                     \
         return shmb_ask(object, &method, args, nargs);                                                       \
     }
 METHODS(DOOR)

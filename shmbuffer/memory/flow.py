@@ -6,7 +6,7 @@
                           asleep on the futex, 5 ms at most ──▶ tried again
                           (the dead reaped, the deadline and signals looked at)
 
-What is allowed decides the core, under the mutex; see ``_native/limiter.c``.
+What is allowed decides the core, under the mutex; see ``_native/flow.c``.
 """
 
 from __future__ import annotations

@@ -61,10 +61,11 @@ def test_a_wrong_argument_is_refused_wherever_it_stands(ring: Any, kind: str, me
     right = [nowhere if name in ADDRESSES else 0 for name in parameters(method)]
     call = getattr(ring, method)
     for at in range(len(right)):
-        with pytest.raises(TypeError):
+        with pytest.raises(TypeError) as refused:
             call(*right[:at], SPOILT, *right[at + 1 :])
+        assert "were given" not in str(refused.value)
     for arguments in (right[:-1], [*right, 0]):
-        with pytest.raises(TypeError):
+        with pytest.raises(TypeError, match=f"{len(right)} arguments, {len(arguments)} were given"):
             call(*arguments)
 
 
