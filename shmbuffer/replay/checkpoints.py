@@ -24,8 +24,6 @@ from shmbuffer.replay.values import read_state, write_state
 class Loaded(NamedTuple):
     """What became of a storage that was loaded, for the sampler and the writer beside it."""
 
-    cursor: int = 0
-    """Slot of the next item."""
     slots: int = 0
     """Capacity of what was saved, in slots."""
     width: int = 1

@@ -5,11 +5,13 @@ Nothing here follows a link, also where others exchange names at the same time.
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import json
 import mmap
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,6 +28,7 @@ MANIFEST = "shmbuffer.files.json"
 LIST_BYTES = 2**26
 """Size of a list of files, at most."""
 
+_EXCHANGE = 2  # RENAME_EXCHANGE of linux/fs.h
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a FIFO would be waited for
 
 
@@ -112,6 +115,22 @@ def is_replaceable(target: Directory) -> bool:
         if any(stat.S_ISLNK(folder.stat(name).st_mode) for name in folder.files):
             return False
     return True
+
+
+def exchange(folder: int, name: str, other_folder: int, other: str) -> bool:
+    """Let two directories change names in one step. False where that is not to be had."""
+    rename: Callable[..., int] | None = getattr(
+        ctypes.CDLL(None, use_errno=True), "renameat2", None
+    )
+    if rename is None:
+        return False
+    if not rename(folder, os.fsencode(name), other_folder, os.fsencode(other), _EXCHANGE):
+        return True
+    number = ctypes.get_errno()
+    if number in (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP):
+        return False
+    where = os.readlink(f"/proc/self/fd/{other_folder}")
+    raise OSError(number, os.strerror(number), os.path.join(where, other))
 
 
 def make_durably(path: Path) -> None:

@@ -22,14 +22,13 @@ to belong to the process that changes it; reading one needs no more than the rig
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import json
 import os
 import secrets
 import stat
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
@@ -48,6 +47,7 @@ from shmbuffer.memory.trust import explained, followed
 from shmbuffer.replay.file_tree import (
     LIST_BYTES,
     MANIFEST,
+    exchange,
     files_below,
     is_below,
     is_replaceable,
@@ -56,9 +56,17 @@ from shmbuffer.replay.file_tree import (
     sync_tree,
     walk,
 )
-from shmbuffer.replay.work_directory import COMPLETE, MARK, NEW, Work, in_use, sweep, sweep_one
+from shmbuffer.replay.work_directory import (
+    COMPLETE,
+    MARK,
+    NEW,
+    Work,
+    in_use,
+    is_being_published,
+    sweep,
+    sweep_one,
+)
 
-_EXCHANGE = 2  # RENAME_EXCHANGE of linux/fs.h
 _WAIT_S = 60.0  # for another process that is moving the files of its save right now
 
 
@@ -236,21 +244,6 @@ def _unfinished(path: Path, why: str) -> ReadOnlyError:
     )
 
 
-def is_being_published(path: Path) -> bool:
-    """Whether some files at ``path`` may be of another save than the others, right now.
-
-    A work directory counts if it belongs to the owner of the save: others may be able to put one
-    there. As long as another user's cannot be looked into, nothing has been moved out of it.
-    """
-    with suppress(FileNotFoundError, NotADirectoryError):
-        work = os.lstat(path / MARK)
-        if stat.S_ISDIR(work.st_mode) and work.st_uid == path.stat().st_uid:
-            with suppress(PermissionError):
-                os.lstat(path / MARK / COMPLETE)
-                return True
-    return False
-
-
 def _opened(above: Directory, name: str, held: ExitStack) -> Directory | None:
     """The directory of that name, for as long as `held` is; None if there is none."""
     try:
@@ -304,7 +297,7 @@ def _replace(work: Work, name: str) -> bool:
 def _exchanged(work: Work, target: Directory, name: str) -> bool:
     """Exchange what is new with the earlier save. False if that is not to be had."""
     names = work.directory.file.fd, NEW, work.above.file.fd, name
-    if not is_replaceable(target) or not _exchange(*names):
+    if not is_replaceable(target) or not exchange(*names):
         return False
     _core.reached("save.exchanged")
     # What is here now is going to be removed: is it what was looked at, and has nothing come in?
@@ -314,25 +307,9 @@ def _exchanged(work: Work, target: Directory, name: str) -> bool:
             work.mine = is_same = old.identity == target.identity and is_replaceable(old)
     finally:
         if not is_same:
-            work.mine = _exchange(*names)
+            work.mine = exchange(*names)
             _core.reached("save.returned")
     return is_same
-
-
-def _exchange(folder: int, name: str, other_folder: int, other: str) -> bool:
-    """Let two directories change names in one step. False where that is not to be had."""
-    rename: Callable[..., int] | None = getattr(
-        ctypes.CDLL(None, use_errno=True), "renameat2", None
-    )
-    if rename is None:
-        return False
-    if not rename(folder, os.fsencode(name), other_folder, os.fsencode(other), _EXCHANGE):
-        return True
-    number = ctypes.get_errno()
-    if number in (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP):
-        return False
-    where = os.readlink(f"/proc/self/fd/{other_folder}")
-    raise OSError(number, os.strerror(number), os.path.join(where, other))
 
 
 def _write_manifest(work: Work, files: set[str]) -> None:

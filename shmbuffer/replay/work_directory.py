@@ -217,6 +217,21 @@ class Work:
             self.directory.close()
 
 
+def is_being_published(path: Path) -> bool:
+    """Whether some files at ``path`` may be of another save than the others, right now.
+
+    A work directory counts if it belongs to the owner of the save: others may be able to put one
+    there. As long as another user's cannot be looked into, nothing has been moved out of it.
+    """
+    with suppress(FileNotFoundError, NotADirectoryError):
+        work = os.lstat(path / MARK)
+        if stat.S_ISDIR(work.st_mode) and work.st_uid == path.stat().st_uid:
+            with suppress(PermissionError):
+                os.lstat(path / MARK / COMPLETE)
+                return True
+    return False
+
+
 def sweep(above: Directory, name: str) -> None:
     """Remove work directories of this user beside ``name`` whose owners are dead."""
     pattern = re.compile(re.escape(f".{name}.") + ".*" + re.escape(MARK), re.DOTALL)

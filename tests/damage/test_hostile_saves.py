@@ -246,7 +246,7 @@ def test_what_is_moved_into_its_place_is_looked_at_again(
     theirs = path.parent / "theirs"
     (theirs / "d").mkdir(parents=True)
     (theirs / "d" / "precious").write_text("mine")
-    exchange = publication._exchange
+    exchange = publication.exchange
     left = [True]
 
     def late(*names: object) -> bool:
@@ -255,7 +255,7 @@ def test_what_is_moved_into_its_place_is_looked_at_again(
             theirs.rename(path)
         return exchange(*names)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(publication, "_exchange", late)
+    monkeypatch.setattr(publication, "exchange", late)
     save(path, {"a": "3"})
     assert tree(path) == {"a": "3", "d/precious": "mine"}
     assert tree(path.with_name("earlier")) == {"a": "1", "b/c": "2"}
@@ -269,7 +269,7 @@ def test_a_work_directory_that_is_exchanged_on_its_way_into_the_save_is_not_take
         exchange_names(work, away)
         return False
 
-    monkeypatch.setattr(publication, "_exchange", late)
+    monkeypatch.setattr(publication, "exchange", late)
     with pytest.raises(UnsafePathError, match=r"shmbuffer-save: another process .*remove it"):
         save(path, {"a": "3"})
     shutil.rmtree(path / WORK)

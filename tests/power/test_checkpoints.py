@@ -40,8 +40,8 @@ def cut_a_save(there: str, seed: int) -> dict[str, int]:
             (where / "model.pt").write_text("mine")
 
         def save(reporter: Reporter) -> None:
-            told = reporter.told(publication._exchange, "exchange")
-            publication._exchange = told  # type: ignore[assignment]
+            told = reporter.told(publication.exchange, "exchange")
+            publication.exchange = told  # type: ignore[assignment]
             saver.dumps(where)
             reporter.mark("saved")
 

@@ -110,7 +110,7 @@ def path(
     """Makes the directory as it is before the save."""
     where = tmp_path / "runs" / "run"
     if request.param == "replaced without exchange":
-        monkeypatch.setattr(publication, "_exchange", lambda *_: False)
+        monkeypatch.setattr(publication, "exchange", lambda *_: False)
 
     def make() -> Path:
         shutil.rmtree(where.parent, ignore_errors=True)

@@ -53,7 +53,7 @@ def break_off(path: Path, within: bool) -> None:
 def exchange(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """With and without a file system that can exchange two directories."""
     if request.param == "no exchange":
-        monkeypatch.setattr(publication, "_exchange", lambda *_: False)
+        monkeypatch.setattr(publication, "exchange", lambda *_: False)
     return str(request.param)
 
 
@@ -599,11 +599,11 @@ def test_the_exchange_is_the_kernels(tmp_path: Path) -> None:
     (one / "a").write_text("1")
     folder = os.open(tmp_path, os.O_RDONLY)
     try:
-        if not publication._exchange(folder, "one", folder, "other"):
+        if not publication.exchange(folder, "one", folder, "other"):
             pytest.skip("this file system cannot exchange two directories")
         assert os.listdir(other) == ["a"]
         with pytest.raises(FileNotFoundError, match=f"{tmp_path}/missing"):
-            publication._exchange(folder, "one", folder, "missing")
+            publication.exchange(folder, "one", folder, "missing")
     finally:
         os.close(folder)
 

@@ -43,10 +43,10 @@ from shmbuffer.replay.compat.buffers import (
     write_states,
 )
 from shmbuffer.replay.compat.writers import read_counts
-from shmbuffer.replay.publication import finish, is_being_published, publish
+from shmbuffer.replay.publication import finish, publish
 from shmbuffer.replay.samplers.sampler import between_forks
 from shmbuffer.replay.values import reading
-from shmbuffer.replay.work_directory import located
+from shmbuffer.replay.work_directory import is_being_published, located
 
 _PREFETCHED = "prefetch.pkl"  # TorchRL's batches that were made ahead
 _TRANSFORM = "transform.t"

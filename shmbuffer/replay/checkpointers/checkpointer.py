@@ -68,15 +68,6 @@ class StorageCheckpointerBase:
         """
         return self.loads(storage, path)
 
-    def _require_same_data(self, storage: Any, same: bool) -> None:
-        """RuntimeError unless what is saved are the storage's own files as they are."""
-        if not same:
-            raise RuntimeError(
-                f"{storage.scratch_dir}: is where the storage itself has its files, and "
-                f"{type(self).__name__} with its hooks would write something else over them; save "
-                "to another directory"
-            )
-
     def _apply_save_hooks(self, data: Any, path: Any, *, shift: int, is_full: bool) -> Any:
         """``data`` after all save hooks. ``path`` is what they are given as ``path=``."""
         for hook in self._save_hooks:

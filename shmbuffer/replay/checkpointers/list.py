@@ -10,19 +10,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shmbuffer.errors import SchemaMismatchError
-from shmbuffer.memory import Engine
-from shmbuffer.memory.layout import CONTROL
 from shmbuffer.memory.progress import Progress
-from shmbuffer.replay.checkpointers.checkpointer import StorageCheckpointerBase, lies_in
-from shmbuffer.replay.checkpointers.record import (
-    LIST,
-    METADATA,
-    Record,
-    read_metadata,
-    write_beside,
-)
+from shmbuffer.replay.checkpointers.record import LIST, METADATA, Record, read_metadata
 from shmbuffer.replay.checkpointers.record_image import RecordImage, write_records
 from shmbuffer.replay.checkpointers.restoring import require_alone, restored
+from shmbuffer.replay.checkpointers.ring import RingStorageCheckpointer, Written
 from shmbuffer.replay.checkpoints import Loaded
 from shmbuffer.replay.compat import compressed
 from shmbuffer.replay.form.packing import Packed
@@ -35,7 +27,7 @@ from shmbuffer.replay.values import (
 )
 
 if TYPE_CHECKING:
-    from shmbuffer.memory import Moment, Ring
+    from shmbuffer.memory import Engine, Moment
 
 _ITEMS = "shmbuffer.list"
 
@@ -43,7 +35,7 @@ Packing = Callable[[Any], Packed]
 Unpacking = Callable[[Packed], Any]
 
 
-class ListStorageCheckpointer(StorageCheckpointerBase):
+class ListStorageCheckpointer(RingStorageCheckpointer):
     """Items of a list storage, as two files of our own; see `values`.
 
     Of a list in a directory, which has records: the records as they are; see `RecordImage`. Each
@@ -67,10 +59,6 @@ class ListStorageCheckpointer(StorageCheckpointerBase):
     Source: ``torchrl.data.ListStorageCheckpointer``, which saves nothing.
     """
 
-    def __init__(self, *, allow_pickle: bool = False) -> None:
-        super().__init__()
-        self.allow_pickle = allow_pickle
-
     def dumps(self, storage: Any, path: str | os.PathLike[str]) -> Moment:
         """Write the items into a directory.
 
@@ -87,7 +75,7 @@ class ListStorageCheckpointer(StorageCheckpointerBase):
         """
         path = Path(path)
         path.mkdir(exist_ok=True)
-        ring = _ring_of(storage)
+        ring = self._ring_of(storage)
         if ring.records is not None and not self._save_hooks:
             moment = write_records(path, ring.records, storage.engine.dictionary())
         else:
@@ -100,60 +88,21 @@ class ListStorageCheckpointer(StorageCheckpointerBase):
         Record.of_moment(moment).write(path, kind=LIST)
         return moment
 
-    def dumps_in_place(self, storage: Any, folder: Path) -> None:
-        """Write what is to be known beside the storage's own files, which stay as they are.
+    def _loads_buffer(self, storage: Any, engine: Engine, path: Path) -> Loaded:
+        ring = engine.ring
+        if ring is None or ring.records is None:
+            raise SchemaMismatchError(
+                f"{path}: is the directory of a buffer of rows, and a {type(storage).__name__} "
+                "holds items; load it into a LazyMemmapStorage"
+            )
+        image, moment = RecordImage.in_memory(ring.records, engine.dictionary())
+        return self._put(storage, Record.of_moment(moment), path, image)._replace(moment=moment)
 
-        The records are the live buffer's: whoever loads them sees what is there then.
-
-        Args:
-            storage: a list whose ``scratch_dir`` will have the files of ``folder``.
-            folder: where to write; it is there.
-
-        Raises:
-            RuntimeError: there are save hooks, which would change the live data; or nothing was
-                written to the storage yet.
-        """
-        self._require_same_data(storage, not self._save_hooks)
-        ring = _ring_of(storage)
-        storage.engine.flush()
-        write_beside(folder, ring)
-
-    def loads(self, storage: Any, path: str | os.PathLike[str]) -> Loaded:
-        """Put what was saved in place of what the storage has.
-
-        Where the capacity is another one and the ring had gone round, items are put in the order
-        of their age.
-
-        Raises:
-            FileNotFoundError: nothing was saved there.
-            ValueError: more than there is room for; or something was pickled, and is not allowed
-                to be. Nothing was changed, and nothing was unpickled.
-            SchemaMismatchError: it is a storage of tensors; nothing was changed.
-            BufferInUseError: other processes use the storage; nothing was changed.
-            CorruptBufferError: the files are damaged.
-        """
-        path = Path(path)
-        if (path / CONTROL).exists():  # what is in it now counts, not older files
-            return self._loads_buffer(storage, path)
+    def _loads_files(self, storage: Any, path: Path, written: Written) -> Loaded:
         record = Record.read(path, read_metadata(path), kind=LIST)
         if record is None:
             raise damaged(path / METADATA, "is not of a list storage")
         return self._put(storage, record, path, RecordImage.in_files(path))
-
-    def _loads_buffer(self, storage: Any, path: Path) -> Loaded:
-        """What a buffer holds that has its files there: the storage's own, or another one."""
-        if lies_in(storage, path):
-            storage.open_there()
-            return Loaded(in_place=True)
-        with Engine.open(path, None) as engine:
-            ring = engine.ring
-            if ring is None or ring.records is None:
-                raise SchemaMismatchError(
-                    f"{path}: is the directory of a buffer of rows, and a {type(storage).__name__} "
-                    "holds items; load it into a LazyMemmapStorage"
-                )
-            image, moment = RecordImage.in_memory(ring.records, engine.dictionary())
-        return self._put(storage, Record.of_moment(moment), path, image)._replace(moment=moment)
 
     def _put(
         self,
@@ -205,7 +154,7 @@ class ListStorageCheckpointer(StorageCheckpointerBase):
                 items,
                 allow_pickle=self.allow_pickle,
                 what="item",
-                remedy=f"set storage.checkpointer = {type(self).__name__}(allow_pickle=True)",
+                remedy=self._remedy,
                 packing=packed,
             )
 
@@ -263,16 +212,9 @@ class CompressedListStorageCheckpointer(ListStorageCheckpointer):
     Source: ``torchrl.data.CompressedListStorageCheckpointer``.
     """
 
-    def loads(self, storage: Any, path: str | os.PathLike[str]) -> Loaded:
-        """See `ListStorageCheckpointer.loads`."""
-        return self.loads_beside(storage, Path(path), None)
-
-    def loads_beside(
-        self, storage: Any, path: Path, written: tuple[int, int | None] | None
-    ) -> Loaded:
-        """See `StorageCheckpointerBase.loads_beside`."""
+    def _loads_files(self, storage: Any, path: Path, written: Written) -> Loaded:
         if not compressed.is_of_torchrl(path):
-            return super().loads(storage, path)
+            return super()._loads_files(storage, path, written)
         items = compressed.read_items(path, storage.compressing)
         present = np.array([item is not None for item in items], np.bool_)
         cursor, count = (len(items), None) if written is None else written
@@ -282,15 +224,6 @@ class CompressedListStorageCheckpointer(ListStorageCheckpointer):
 
     def _packing(self, storage: Any) -> tuple[Packing, Unpacking]:
         return storage.packed, storage.unpacked
-
-
-def _ring_of(storage: Any) -> Ring:
-    ring: Ring | None = storage.ring
-    if ring is None:
-        raise RuntimeError(
-            f"Cannot save a non-initialized storage: nothing was written to {storage.where} yet"
-        )
-    return ring
 
 
 def _require_number(found: int, record: Record, path: Path) -> None:

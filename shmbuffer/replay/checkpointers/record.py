@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from shmbuffer.errors import IncompatibleVersionError, SchemaMismatchError
-from shmbuffer.memory import slots
 from shmbuffer.replay.values import OURS, read_json, reading, write_json
 
 if TYPE_CHECKING:
@@ -33,7 +32,6 @@ TENSORS, LIST = "tensors", "a list of objects"
 """Kinds of storages."""
 
 _ITEMS = "shmbuffer.items.npy"
-_LOOK = 4096  # slots that are looked at together
 
 
 class Places(NamedTuple):
@@ -213,21 +211,12 @@ def write_beside(folder: Path, ring: Ring, *, metadata: dict[str, Any] | None = 
         ring: the ring.
         metadata: see `Record.write`.
     """
-    write_json(folder / METADATA, _of_torchrl(metadata, _extent(ring.words) * ring.width))
+    held = ring.committed()
+    write_json(folder / METADATA, _of_torchrl(metadata, int(held[-1]) + 1 if len(held) else 0))
 
 
 def _of_torchrl(metadata: dict[str, Any] | None, length: int) -> dict[str, Any]:
     return {"metadata": metadata or {}, "is_pytree": metadata is not None, "len": length}
-
-
-def _extent(words: NDArray[np.uint64]) -> int:
-    """Slots up to the last one that holds an item; looked for from the end, where most are."""
-    for end in range(len(words), 0, -_LOOK):
-        first = max(0, end - _LOOK)
-        held = np.flatnonzero(slots.committed(words[first:end]))
-        if len(held):
-            return first + int(held[-1]) + 1
-    return 0
 
 
 def runs_of(tickets: NDArray[np.int64], sources: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -87,7 +87,7 @@ def restored(storage: Any, record: Record, places: Places) -> Loaded:
     elements = torch.from_numpy(ring.committed())
     if len(elements):
         storage.notify(storage.index(elements) if record.lanes else elements)
-    return Loaded(places.cursor, record.slots, record.width, places.shift)
+    return Loaded(record.slots, record.width, places.shift)
 
 
 def _as_loaded(sources: NDArray[np.int64]) -> NDArray[np.uint64]:

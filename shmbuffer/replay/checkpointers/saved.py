@@ -15,6 +15,7 @@ from shmbuffer.replay.checkpointers.objects import read_objects
 from shmbuffer.replay.checkpointers.record import METADATA, Record, read_metadata
 from shmbuffer.replay.compat.folders import (
     SINGLE,
+    Folder,
     objects_of,
     pytree_column,
     pytree_name,
@@ -107,8 +108,23 @@ class Saved:
                 node = structure.from_json(record.structure)
                 if not next(node.paths(), None) and node is not LEAF:
                     raise ValueError("there is nothing in the form of an item")
-        of = _of_pytree if found.get("is_pytree") else _of_folder
-        return of(path, found, record, node, ndim, allow_pickle)
+        if found.get("is_pytree"):
+            node, columns = _of_pytree(path, found, node)
+            shape = tuple(next(iter(columns.values())).shape)
+            record = record or _first_slots(shape[:ndim], found, path)
+        else:
+            folder = read_folder(path, ndim)
+            record = record or _first_slots(folder.shape[:ndim], found, path)
+            node, columns = _of_folder(folder, record, node, allow_pickle)
+        lead = (record.slots, *record.lanes)
+        for key, column in columns.items():
+            if tuple(column.shape[: len(lead)]) != lead:
+                raise damaged(
+                    path,
+                    f"the tensor {'.'.join(key)!r} is {list(column.shape)}, and the storage that "
+                    f"it belongs to {list(lead)}",
+                )
+        return cls(str(path), record, node, columns)
 
     def example(self) -> Any:
         """A batch of one item of this form, without content.
@@ -190,17 +206,10 @@ def _blank(column: Any) -> Any:
 
 
 def _of_folder(
-    path: Path,
-    found: dict[str, Any],
-    record: Record | None,
-    node: Node | None,
-    ndim: int,
-    allow_pickle: bool,
-) -> Saved:
-    """Of tensordict's files."""
-    folder = read_folder(path, ndim)
-    record = record or _first_slots(folder.shape[:ndim], found, path)
-    lead = (record.slots, *record.lanes)
+    folder: Folder, record: Record, node: Node | None, allow_pickle: bool
+) -> tuple[Node, dict[Key, Any]]:
+    """Form and columns of tensordict's files; ``node`` is the form, where we remember it."""
+    path = folder.path
     if node is None:
         if folder.refused:
             raise ValueError(
@@ -208,37 +217,22 @@ def _of_folder(
                 "them would run code from the files; nothing was unpickled. Save them as text, "
                 "numbers, or lists of them"
             )
-        node = folder.node
+        node, lead = folder.node, (record.slots, *record.lanes)
         with reading(path / "meta.json"):
             keys = shapes_of_objects(node)
-            objects = {key: objects_of(folder.values[key], lead) for key in keys}
+            columns: dict[Key, Any] = {key: objects_of(folder.values[key], lead) for key in keys}
     else:
         shapes = shapes_of_objects(node)
-        objects = read_objects(
-            path, shapes, record.present, record.lanes, allow_pickle=allow_pickle
-        )
-    there = {*folder.tensors, *objects}
-    return Saved(
-        str(path),
-        record,
-        node,
-        {
-            key: objects[key] if key in objects else _whole(folder.tensor(key), record, key, path)
-            for key in node.paths()
-            if key in there
-        },
-    )
+        of = record.present, record.lanes
+        columns = {**read_objects(path, shapes, *of, allow_pickle=allow_pickle)}
+    columns |= {key: folder.tensor(key) for key in node.paths() if key in folder.tensors}
+    return node, columns
 
 
 def _of_pytree(
-    path: Path,
-    found: dict[str, Any],
-    record: Record | None,
-    node: Node | None,
-    ndim: int,
-    allow_pickle: bool,
-) -> Saved:
-    """Of TorchRL's files of a PyTree, in which there is no pickle."""
+    path: Path, found: dict[str, Any], node: Node | None
+) -> tuple[Node | None, dict[Key, Any]]:
+    """Form and columns of TorchRL's files of a PyTree, in which there is no pickle."""
     with reading(path / METADATA):
         metadata: dict[str, Any] = found["metadata"]
         if node is None and list(metadata) == [SINGLE]:
@@ -247,23 +241,9 @@ def _of_pytree(
             names = {key: pytree_name(key) for key in node.paths()}
         else:  # a key with a dot in it looks like nested ones: the storage has to know the form
             names = {tuple(name.split(".")): name.replace(".", "/") for name in metadata}
-        tensors = {key: pytree_column(path, name, metadata) for key, name in names.items()}
-        first = next(iter(tensors.values()))
-    record = record or _first_slots(tuple(first.shape[:ndim]), found, path)
-    columns = {key: _whole(column, record, key, path) for key, column in tensors.items()}
-    return Saved(str(path), record, node, columns)
-
-
-def _whole(column: torch.Tensor, record: Record, key: Key, path: Path) -> torch.Tensor:
-    """CorruptBufferError where a tensor has another number of items than the storage."""
-    lead = (record.slots, *record.lanes)
-    if tuple(column.shape[: len(lead)]) != lead:
-        raise damaged(
-            path,
-            f"the tensor {'.'.join(key)!r} is {list(column.shape)}, and the storage that it "
-            f"belongs to {list(lead)}",
-        )
-    return column
+        if not names:
+            raise ValueError("there is no tensor")
+        return node, {key: pytree_column(path, name, metadata) for key, name in names.items()}
 
 
 def _first_slots(shape: tuple[int, ...], found: dict[str, Any], path: Path) -> Record:

@@ -10,13 +10,12 @@ import numpy as np
 import torch
 from tensordict import TensorDict
 
-from shmbuffer.memory import Engine
-from shmbuffer.memory.layout import CONTROL
-from shmbuffer.replay.checkpointers.checkpointer import StorageCheckpointerBase, lies_in
+from shmbuffer.replay.checkpointers.checkpointer import lies_in
 from shmbuffer.replay.checkpointers.columns import copied, make_columns
 from shmbuffer.replay.checkpointers.objects import write_objects
-from shmbuffer.replay.checkpointers.record import Record, read_metadata, write_beside
+from shmbuffer.replay.checkpointers.record import Record, read_metadata
 from shmbuffer.replay.checkpointers.restoring import restore
+from shmbuffer.replay.checkpointers.ring import RingStorageCheckpointer, Written
 from shmbuffer.replay.checkpointers.saved import Saved
 from shmbuffer.replay.checkpoints import Loaded
 from shmbuffer.replay.compat.folders import pytree_metadata, require_no_pickle
@@ -25,11 +24,11 @@ from shmbuffer.replay.form.leaves import Leaves
 from shmbuffer.replay.form.nodes import TensorDictNode, is_collection
 
 if TYPE_CHECKING:
-    from shmbuffer.memory import Moment
+    from shmbuffer.memory import Engine, Moment
     from shmbuffer.replay.storages.rows import Rows
 
 
-class TensorStorageCheckpointer(StorageCheckpointerBase):
+class TensorStorageCheckpointer(RingStorageCheckpointer):
     """TensorDicts, tensorclasses, tensors and PyTrees as tensordict's memory-mapped files.
 
     What is saved is of one moment, also while others go on writing, and never in memory as a
@@ -47,10 +46,6 @@ class TensorStorageCheckpointer(StorageCheckpointerBase):
     Source: ``torchrl.data.TensorStorageCheckpointer``.
     """
 
-    def __init__(self, *, allow_pickle: bool = False) -> None:
-        super().__init__()
-        self.allow_pickle = allow_pickle
-
     def dumps(self, storage: Any, path: str | os.PathLike[str]) -> Moment | None:
         """Write the storage into a directory.
 
@@ -67,10 +62,11 @@ class TensorStorageCheckpointer(StorageCheckpointerBase):
             SpaceError: bytes needed and free.
         """
         path = Path(path)
-        rows = _rows_of(storage)
+        self._ring_of(storage)
         if lies_in(storage, path):
             self.dumps_in_place(storage, path)
             return None
+        rows: Rows = storage.rows
         folder = self._folder(path)
         if self._save_hooks or folder is None:
             return self._dumps_through_hooks(rows, path, folder)
@@ -81,60 +77,20 @@ class TensorStorageCheckpointer(StorageCheckpointerBase):
             copy.columns,
             copy.record.present,
             allow_pickle=self.allow_pickle,
-            remedy=f"set storage.checkpointer = {type(self).__name__}(allow_pickle=True)",
+            remedy=self._remedy,
         )
-        copy.record.write(folder, metadata=_metadata_of(rows.leaves, copy.record.slots))
+        copy.record.write(folder, metadata=self._metadata_of(storage))
         return copy.moment
 
-    def dumps_in_place(self, storage: Any, folder: Path) -> None:
-        """Write what TorchRL wants to know beside the storage's own files, which stay as they are.
+    def _metadata_of(self, storage: Any) -> dict[str, Any] | None:
+        leaves, slots = storage.rows.leaves, storage.ring.capacity
+        return None if isinstance(leaves.node, TensorDictNode) else pytree_metadata(leaves, slots)
 
-        The data are the live buffer's: whoever loads them sees what is there then.
+    def _loads_buffer(self, storage: Any, engine: Engine, path: Path) -> Loaded:
+        saved, moment = Saved.of_buffer(engine, path)
+        return restore(storage, saved)._replace(moment=moment)
 
-        Args:
-            storage: a storage whose ``scratch_dir`` will have the files of ``folder``.
-            folder: where to write; it is there.
-
-        Raises:
-            RuntimeError: there are save hooks, which would change the live data; or nothing was
-                written to the storage yet.
-        """
-        same = type(self)._write is TensorStorageCheckpointer._write
-        self._require_same_data(storage, same and not self._save_hooks)
-        rows = _rows_of(storage)
-        storage.engine.flush()
-        metadata = _metadata_of(rows.leaves, rows.ring.capacity)
-        write_beside(folder, rows.ring, metadata=metadata)
-
-    def loads(self, storage: Any, path: str | os.PathLike[str]) -> Loaded:
-        """Put what was saved in place of what the storage has.
-
-        Raises:
-            FileNotFoundError: nothing was saved there.
-            SchemaMismatchError, ValueError: it does not fit; nothing was changed.
-            BufferInUseError: other processes use the storage; nothing was changed.
-            CorruptBufferError: the files are damaged.
-        """
-        return self._loads(storage, Path(path), None)
-
-    def loads_beside(
-        self, storage: Any, path: Path, written: tuple[int, int | None] | None
-    ) -> Loaded:
-        """See `StorageCheckpointerBase.loads_beside`."""
-        if type(self).loads is not TensorStorageCheckpointer.loads:
-            return self.loads(storage, path)
-        return self._loads(storage, path, written)
-
-    def _loads(self, storage: Any, path: Path, written: tuple[int, int | None] | None) -> Loaded:
-        in_place, is_buffer = lies_in(storage, path), (path / CONTROL).exists()
-        if is_buffer and in_place:  # what is in it now counts, not older JSON
-            storage.open_there()
-            if storage.rows is not None:
-                return Loaded(in_place=True)
-        elif is_buffer:
-            with Engine.open(path, None) as engine:
-                saved, moment = Saved.of_buffer(engine, path)
-                return restore(storage, saved)._replace(moment=moment)
+    def _loads_files(self, storage: Any, path: Path, written: Written) -> Loaded:
         saved = (
             self._through_hooks(storage, path)
             if self._load_hooks
@@ -145,7 +101,11 @@ class TensorStorageCheckpointer(StorageCheckpointerBase):
             record.cursor = written[0] % record.slots
             if written[1] is not None:
                 record.write_count = written[1] * record.width
-        return restore(storage, saved, there=in_place and storage.rows is None)
+        return restore(storage, saved, there=storage.rows is None and lies_in(storage, path))
+
+    @property
+    def _has_format_of_its_own(self) -> bool:  # type: ignore[override] # there it is a constant
+        return type(self)._write is not TensorStorageCheckpointer._write
 
     # -- for another format --------------------------------------------------------------------
 
@@ -224,21 +184,6 @@ class TensorStorageCheckpointer(StorageCheckpointerBase):
             if {*remembered.paths()} == by_key.keys():
                 node, columns = remembered, [by_key[key] for key in remembered.paths()]
         return Saved.of_columns(str(path), record, node, columns)
-
-
-def _rows_of(storage: Any) -> Rows:
-    rows: Rows | None = storage.rows
-    if rows is None:
-        raise RuntimeError(
-            f"Cannot save a non-initialized storage: nothing was written to {storage.where} yet, "
-            "so there is no form to save"
-        )
-    return rows
-
-
-def _metadata_of(leaves: Leaves, slots: int) -> dict[str, Any] | None:
-    """What TorchRL says of a PyTree's tensors; None where it is none."""
-    return None if isinstance(leaves.node, TensorDictNode) else pytree_metadata(leaves, slots)
 
 
 def _write_pytree(data: Any, folder: Path, leaves: Leaves) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -1,0 +1,120 @@
+"""What checkpointers of storages on a ring have in common: their own directory, and another's."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from shmbuffer.memory import Engine
+from shmbuffer.memory.layout import CONTROL
+from shmbuffer.replay.checkpointers.checkpointer import StorageCheckpointerBase, lies_in
+from shmbuffer.replay.checkpointers.record import write_beside
+from shmbuffer.replay.checkpoints import Loaded
+
+if TYPE_CHECKING:
+    from shmbuffer.memory import Ring
+
+Written = tuple[int, int | None] | None
+"""What a writer of TorchRL's has saved beside: see `StorageCheckpointerBase.loads_beside`."""
+
+
+class RingStorageCheckpointer(StorageCheckpointerBase):
+    """A storage that lies on a ring: saved of one moment, or where it is.
+
+    Args:
+        allow_pickle: pickle what has no other form. To load what was pickled runs code from the
+            file: allow it only for files that you trust. Give the same to the buffer that loads.
+    """
+
+    def __init__(self, *, allow_pickle: bool = False) -> None:
+        super().__init__()
+        self.allow_pickle = allow_pickle
+
+    def dumps_in_place(self, storage: Any, folder: Path) -> None:
+        """Write what is to be known beside the storage's own files, which stay as they are.
+
+        The items are the live buffer's: whoever loads them sees what is there then.
+
+        Args:
+            storage: a storage whose ``scratch_dir`` will have the files of ``folder``.
+            folder: where to write; it is there.
+
+        Raises:
+            RuntimeError: there are save hooks, which would change the live data; or nothing was
+                written to the storage yet.
+        """
+        if self._save_hooks or self._has_format_of_its_own:
+            raise RuntimeError(
+                f"{storage.scratch_dir}: is where the storage itself has its files, and "
+                f"{type(self).__name__} with its hooks would write something else over them; save "
+                "to another directory"
+            )
+        ring = self._ring_of(storage)
+        storage.engine.flush()
+        write_beside(folder, ring, metadata=self._metadata_of(storage))
+
+    def loads(self, storage: Any, path: str | os.PathLike[str]) -> Loaded:
+        """Put what was saved in place of what the storage has.
+
+        Where the capacity is another one and the ring had gone round, items are put in the order
+        of their age.
+
+        Raises:
+            FileNotFoundError: nothing was saved there.
+            SchemaMismatchError, ValueError: it does not fit, or something was pickled and is not
+                allowed to be; nothing was changed, and nothing was unpickled.
+            BufferInUseError: other processes use the storage; nothing was changed.
+            CorruptBufferError: the files are damaged.
+        """
+        return self._loads(storage, Path(path), None)
+
+    def loads_beside(self, storage: Any, path: Path, written: Written) -> Loaded:
+        """See `StorageCheckpointerBase.loads_beside`."""
+        if type(self).loads is not RingStorageCheckpointer.loads:  # a class of the user's
+            return self.loads(storage, path)
+        return self._loads(storage, path, written)
+
+    def _loads(self, storage: Any, path: Path, written: Written) -> Loaded:
+        in_place = lies_in(storage, path)
+        if (path / CONTROL).exists():  # what is in it now counts, not older files
+            if not in_place:
+                with Engine.open(path, None) as engine:
+                    return self._loads_buffer(storage, engine, path)
+            storage.open_there()
+            if storage.ring is not None:
+                return Loaded(in_place=True)
+        return self._loads_files(storage, path, written)
+
+    # -- for each kind of storage --------------------------------------------------------------
+
+    _has_format_of_its_own = False
+
+    def _metadata_of(self, storage: Any) -> dict[str, Any] | None:
+        """What TorchRL says of a PyTree's tensors; None where it is none."""
+        return None
+
+    def _loads_buffer(self, storage: Any, engine: Engine, path: Path) -> Loaded:
+        """Put what another buffer holds, which is open, in place of what the storage has."""
+        raise NotImplementedError
+
+    def _loads_files(self, storage: Any, path: Path, written: Written) -> Loaded:
+        """Put what was saved in place of what the storage has.
+
+        ``path`` may be the storage's own directory, in which TorchRL has written.
+        """
+        raise NotImplementedError
+
+    def _ring_of(self, storage: Any) -> Ring:
+        ring: Ring | None = storage.ring
+        if ring is None:
+            raise RuntimeError(
+                f"Cannot save a non-initialized storage: nothing was written to {storage.where} "
+                "yet, so there is nothing to save"
+            )
+        return ring
+
+    @property
+    def _remedy(self) -> str:
+        """What allows pickle, for messages."""
+        return f"set storage.checkpointer = {type(self).__name__}(allow_pickle=True)"
