@@ -116,8 +116,8 @@ def _json(look: Look, found: list[Finding], path: Path | None) -> dict[str, Any]
             "grown": {name: line.total(name) for name in names if line.has(name)},
             "gaps": line.gaps,
             "events": [
-                {"time_s": one.time_s, "kind": one.kind, "who": one.who, "pid": one.pid}
-                for one in line.happenings
+                {"time_s": one.time_s, "kind": one.kind.name, "who": one.who, "pid": one.pid}
+                for one in line.events
             ],
         }
     return {

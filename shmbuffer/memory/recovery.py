@@ -28,11 +28,12 @@ from shmbuffer.errors import LockTimeout
 from shmbuffer.memory import identity, layout, limiter, records, slots
 from shmbuffer.memory.control import Control, Superblock
 from shmbuffer.memory.files import Files
-from shmbuffer.memory.history import Event, EventKind, note_deaths
+from shmbuffer.memory.history import Event, EventKind
 from shmbuffer.memory.layout import BufferState, EntryState, Flag, Phase, Role, SlotState
 from shmbuffer.memory.native import native_ring
 from shmbuffer.memory.priorities import are_priorities
 from shmbuffer.memory.progress import OnProgress, Progress, hearing
+from shmbuffer.memory.recorder import note_deaths
 from shmbuffer.memory.region import Directory
 from shmbuffer.memory.registry import Registry
 from shmbuffer.memory.schema import Schema
@@ -190,11 +191,10 @@ def recover_directory(
 def _died(control: Control, epoch: int) -> list[Event]:
     """Those in the registry, of which nobody is alive."""
     dead = control.entries[control.entries["state"] == EntryState.LIVE]
-    roles = {int(role): role for role in Role}
     return [
         Event(
             EventKind.DIED,
-            roles.get(int(one["role"]), Role.CLIENT),
+            layout.name_of(Role, int(one["role"])).lower(),
             int(one["pid"]),
             int(one["incarnation"]),
             epoch,

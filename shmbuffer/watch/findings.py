@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from shmbuffer.memory.history import BY_RECOVERY
+from shmbuffer.memory.history import BY_RECOVERY, EventKind
 from shmbuffer.watch import units
 from shmbuffer.watch.look import Look
 
@@ -147,8 +147,8 @@ def dies_again(look: Look) -> str | None:
     # Those whom a recovery found died together: that says nothing of any one of them.
     died = [
         one
-        for one in look.timeline.happenings
-        if one.kind == "DIED" and one.recorder != BY_RECOVERY
+        for one in look.timeline.events
+        if one.kind == EventKind.DIED and one.recorder != BY_RECOVERY
     ]
     times = Counter(one.name or f"{one.role}s without a name" for one in died)
     often = [(name, n) for name, n in times.most_common() if n >= SOME_DEATHS]

@@ -26,11 +26,11 @@ from shmbuffer.memory.history import (
     Event,
     EventKind,
     History,
-    Recorder,
     living,
     open_ends,
 )
 from shmbuffer.memory.layout import Role
+from shmbuffer.memory.recorder import Recorder
 from shmbuffer.memory.region import Directory
 
 if TYPE_CHECKING:
@@ -179,7 +179,7 @@ class Historian:
             self._note_gone(recorder, before, {client.incarnation for client in present.values()})
         last = before.fine["epoch"][-1] if before is not None and len(before.fine) else epoch
         if self._engine.report is not None or last != epoch:
-            event = Event(EventKind.RECOVERED, Role.COORDINATOR, epoch=epoch)
+            event = Event(EventKind.RECOVERED, "coordinator", epoch=epoch)
             recorder.note(event, self._engine.incarnation)
         return True
 
@@ -190,9 +190,9 @@ class Historian:
         if not gone or not len(before.fine):
             return
         last = before.fine[-1]
-        later = before.events["time_ns"] >= last["time_ns"]
-        noted = later & (before.events["recorder"] == BY_RECOVERY)
-        reaped = self._reaped - int(last["reaped"]) - int(noted.sum())
+        later = [event for event in before.events if event.time_ns >= last["time_ns"]]
+        noted = [event for event in later if event.recorder == BY_RECOVERY]
+        reaped = self._reaped - int(last["reaped"]) - len(noted)
         kind = EventKind.DIED if reaped >= len(gone) else EventKind.LEFT
         for event in gone:
             recorder.note(replace(event, kind=kind, epoch=int(last["epoch"])), BY_RECOVERY)
@@ -211,7 +211,7 @@ class Historian:
             client = known.get(death.pid)
             event = Event(
                 EventKind.DIED,
-                _role(death.role),
+                death.role,
                 death.pid,
                 0 if client is None else client.incarnation,
                 int(now["epoch"]),
@@ -245,7 +245,7 @@ class Historian:
         self, kind: EventKind, client: Client, now: Mapping[str, int | float], name: str = ""
     ) -> None:
         epoch = int(now["epoch"])
-        self._write(Event(kind, _role(client.role), client.pid, client.incarnation, epoch, name))
+        self._write(Event(kind, client.role, client.pid, client.incarnation, epoch, name))
 
     def _write(self, event: Event) -> None:
         if self._recorder is not None:
@@ -256,7 +256,3 @@ class Historian:
         if self._recorder is not None:
             self._recorder.close()
         log.warning("%s: no history is written any more: %s", self._scratch_dir, error)
-
-
-def _role(name: str) -> Role:
-    return Role.__members__.get(name.upper(), Role.CLIENT)  # damage has other names

@@ -21,11 +21,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shmbuffer.memory.census import Writer
-from shmbuffer.memory.history import BY_RECOVERY
+from shmbuffer.memory.history import BY_RECOVERY, Event, EventKind
 from shmbuffer.watch import tables, units
 from shmbuffer.watch.findings import Finding, verdict
 from shmbuffer.watch.look import Look
-from shmbuffer.watch.timeline import Happening, Timeline
+from shmbuffer.watch.timeline import Timeline
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -39,7 +39,7 @@ WRITTEN, DRAWN, THIRD = "#1f6fb4", "#e07b00", "#7b4ba8"
 
 _UNRECORDED = "#9ca3af"
 
-MARKS = {"DIED": (BAD, "v", "died"), "RECOVERED": (THIRD, "D", "recovered")}
+MARKS = {EventKind.DIED: (BAD, "v", "died"), EventKind.RECOVERED: (THIRD, "D", "recovered")}
 _TITLES = {
     "rates": "items a second",
     "items": "items",
@@ -183,7 +183,7 @@ def _rates(axes: Axes, look: Look, line: Timeline) -> None:
     axes.set_ylim(0, max(1.0, axes.get_ylim()[1]))
     _thousands(axes.yaxis)
     for kind, (color, marker, label) in MARKS.items():
-        at = [one.time_s for one in line.happenings if one.kind == kind]
+        at = [one.time_s for one in line.events if one.kind == kind]
         if at:
             for one in at if len(at) <= MOST_ROWS else ():
                 axes.axvline(_date(one), color=color, linewidth=0.8, alpha=0.5)
@@ -261,7 +261,7 @@ def _stays(line: Timeline, look: Look) -> list[tuple[str, float, float, bool]]:
         until_s = line.recorded_until_s(line.seen_by[incarnation])
         until_s = line.begin_s - 1.0 if until_s is None else until_s
         if last is not None:
-            end_s, died = last.time_s, last.kind == "DIED"
+            end_s, died = last.time_s, last.kind == EventKind.DIED
             if last.recorder == BY_RECOVERY:  # it was found dead, some time later
                 end_s = min(end_s, until_s)
         elif incarnation not in here:  # while nobody recorded; a coordinator would have said so
@@ -275,7 +275,7 @@ def _stays(line: Timeline, look: Look) -> list[tuple[str, float, float, bool]]:
     return sorted(stays, key=lambda stay: (roles.get(stay[0], 0), stay[0], stay[1]))
 
 
-def _row(one: Happening) -> str:
+def _row(one: Event) -> str:
     return "coordinator" if one.role == "coordinator" else tables.clean(one.who)
 
 
@@ -495,7 +495,7 @@ def _finish_time(axes: Axes, line: Timeline) -> None:
 
     for begin_s, end_s in line.gaps:
         axes.axvspan(_date(begin_s), _date(end_s), color=_UNRECORDED, alpha=0.25, linewidth=0)
-    end_s = max(line.end_s, line.begin_s + 1.0, *(one.time_s for one in line.happenings))
+    end_s = max(line.end_s, line.begin_s + 1.0, *(one.time_s for one in line.events))
     span_s = end_s - line.begin_s
     axes.set_xlim(_date(line.begin_s - 0.01 * span_s), _date(end_s + 0.01 * span_s))
     if axes.get_xticks().size:  # else it has nothing to show

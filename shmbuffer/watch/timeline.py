@@ -7,16 +7,14 @@ counted back from its last one, and a recorder's last one lies before the next o
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shmbuffer.memory import layout
-from shmbuffer.memory.history import RESTARTED, UNKNOWN_EXITCODE, EventKind, History
-from shmbuffer.memory.layout import Role
+from shmbuffer.memory.history import Event, EventKind, History
 
 Floats = NDArray[np.float64]
 
@@ -25,40 +23,6 @@ MOST_POINTS = 400
 
 UNRECORDED_S = 5.0
 """Between two recorders, from which it counts as a gap."""
-
-
-@dataclass(frozen=True)
-class Happening:
-    """An event, with what it says in words.
-
-    Attributes:
-        time_s: seconds since 1970.
-        kind: JOINED, LEFT, DIED or RECOVERED.
-        role: of the client, in lower case.
-        pid: of the client.
-        incarnation: of the client; 0 where it is not known.
-        name: of a process that a coordinator started, else "".
-        epoch: number of recoveries at that time.
-        exitcode: of one that died; None where nobody knows.
-        restarted: whether one that died was started again.
-        recorder: incarnation of whoever noted it; 0 (`BY_RECOVERY`) of one that was found dead.
-    """
-
-    time_s: float
-    kind: str
-    role: str
-    pid: int
-    incarnation: int
-    name: str
-    epoch: int
-    exitcode: int | None
-    restarted: bool
-    recorder: int
-
-    @property
-    def who(self) -> str:
-        """Its name, or its role with the pid; of a recovery who recorded it."""
-        return self.name or (f"{self.role} {self.pid}" if self.pid else self.role)
 
 
 class Timeline:
@@ -71,7 +35,7 @@ class Timeline:
     Attributes:
         times_s: of the records, in seconds since 1970, growing.
         records: the records, the one before the part included, since rates need it.
-        happenings: events of the part, in order.
+        events: of the part, in order, at times that fit those of the records.
         known: every client that the history has seen coming, by incarnation; for the first time.
         seen_by: the incarnation of the recorder that saw it last, in the same way.
         ended: those that it has seen going, in the same way.
@@ -85,14 +49,15 @@ class Timeline:
         times_s = _straightened(records)
         begin_s = -np.inf if last_s is None else times_s[-1] - last_s
         first = max(0, int(np.searchsorted(times_s, begin_s)) - 1)
-        happenings = list(_happenings(history.events, records, times_s))
+        events = list(_straightened_events(history.events, records, times_s))
         self.times_s: Floats = times_s[first:]
         self.records: NDArray[np.void] = records[first:]
-        self.happenings = [one for one in happenings if one.time_s >= begin_s]
-        joined = [one for one in happenings if one.kind == "JOINED"]
+        self.events = [one for one in events if one.time_s >= begin_s]
+        joined = [one for one in events if one.kind == EventKind.JOINED]
         self.known = {one.incarnation: one for one in reversed(joined)}
         self.seen_by = {one.incarnation: one.recorder for one in joined}
-        self.ended = {o.incarnation: o for o in happenings if o.kind in ("LEFT", "DIED")}
+        ends = (EventKind.LEFT, EventKind.DIED)
+        self.ended = {one.incarnation: one for one in events if one.kind in ends}
         same = self.records["recorder"][1:] == self.records["recorder"][:-1]
         self._breaks = np.flatnonzero(~same) + 1
 
@@ -113,7 +78,7 @@ class Timeline:
         return [(begin, end) for begin, end in found if end - begin > UNRECORDED_S]
 
     @property
-    def recorder(self) -> Happening | None:
+    def recorder(self) -> Event | None:
         """Who recorded last."""
         return self.known.get(int(self.records["recorder"][-1]))
 
@@ -212,26 +177,14 @@ def _straightened(records: NDArray[np.void]) -> Floats:
     return times_s
 
 
-def _happenings(
-    events: NDArray[np.void], records: NDArray[np.void], times_s: Floats
-) -> Iterator[Happening]:
+def _straightened_events(
+    events: Sequence[Event], records: NDArray[np.void], times_s: Floats
+) -> Iterator[Event]:
+    """The same, at the times of their recorder's records."""
     last = {int(records["recorder"][s][-1]): s.stop - 1 for s in _sessions(records)}
     for event in events:
-        at = last.get(int(event["recorder"]))
-        time_s = int(event["time_ns"]) / 1e9
+        at = last.get(event.recorder)
         if at is not None:
-            since_ns = int(event["boottime_ns"]) - int(records["boottime_ns"][at])
-            time_s = float(times_s[at]) + since_ns / 1e9
-        code = int(event["exitcode"])
-        yield Happening(
-            time_s,
-            layout.name_of(EventKind, int(event["kind"])),
-            layout.name_of(Role, int(event["role"])).lower(),
-            int(event["pid"]),
-            int(event["incarnation"]),
-            event["name"].decode(errors="replace"),
-            int(event["epoch"]),
-            None if code == UNKNOWN_EXITCODE else code,
-            bool(event["flags"] & RESTARTED),
-            int(event["recorder"]),
-        )
+            since_ns = event.boottime_ns - int(records["boottime_ns"][at])
+            event = replace(event, time_ns=round(times_s[at] * 1e9) + since_ns)
+        yield event

@@ -19,7 +19,6 @@ from shmbuffer.memory import Engine, Settings, history, layout
 from shmbuffer.memory.census import Writer
 from shmbuffer.memory.files import Files
 from shmbuffer.memory.history import EventKind
-from shmbuffer.memory.layout import Role
 from shmbuffer.memory.region import Directory
 from shmbuffer.service.coordinator import Coordinator
 from shmbuffer.watch import findings
@@ -158,15 +157,17 @@ def _overlap(one: Any, other: Any) -> bool:
 def run() -> Look:
     """Two minutes of two collectors, of which one died twice, around a recovery."""
     happened = [
-        event(EventKind.JOINED, 0, incarnation=1, pid=10, role=Role.COORDINATOR),
-        event(EventKind.JOINED, 1, incarnation=2, pid=11, name=b"collect-0"),
-        event(EventKind.JOINED, 1, incarnation=3, pid=12, name=b"collect-1"),
-        event(EventKind.DIED, 40, incarnation=3, pid=12, name=b"collect-1", exitcode=-9, flags=1),
-        event(EventKind.JOINED, 41, incarnation=4, pid=13, name=b"collect-1"),
-        event(EventKind.DIED, 50, incarnation=4, pid=13, name=b"collect-1", exitcode=-9),
-        event(EventKind.RECOVERED, 91, by=5, epoch=1, role=Role.COORDINATOR),
-        event(EventKind.JOINED, 91, by=5, incarnation=5, pid=20, role=Role.COORDINATOR),
-        event(EventKind.JOINED, 92, by=5, incarnation=6, pid=21, name=b"collect-0"),
+        event(EventKind.JOINED, 0, incarnation=1, pid=10, role="coordinator"),
+        event(EventKind.JOINED, 1, incarnation=2, pid=11, name="collect-0"),
+        event(EventKind.JOINED, 1, incarnation=3, pid=12, name="collect-1"),
+        event(
+            EventKind.DIED, 40, incarnation=3, pid=12, name="collect-1", exitcode=-9, restarted=True
+        ),
+        event(EventKind.JOINED, 41, incarnation=4, pid=13, name="collect-1"),
+        event(EventKind.DIED, 50, incarnation=4, pid=13, name="collect-1", exitcode=-9),
+        event(EventKind.RECOVERED, 91, by=5, epoch=1, role="coordinator"),
+        event(EventKind.JOINED, 91, by=5, incarnation=5, pid=20, role="coordinator"),
+        event(EventKind.JOINED, 92, by=5, incarnation=6, pid=21, name="collect-0"),
     ]
     recorded = [*steady(60, by=1, **RATES), *steady(30, by=5, begin=90, **RATES)]
     for row in recorded:

@@ -11,8 +11,9 @@ from shmbuffer.memory import Engine, cleanup, history
 from shmbuffer.memory.check import check
 from shmbuffer.memory.cleanup import temporary_directory
 from shmbuffer.memory.files import Files
-from shmbuffer.memory.history import Event, EventKind, Recorder
+from shmbuffer.memory.history import Event, EventKind
 from shmbuffer.memory.inspect import inspect
+from shmbuffer.memory.recorder import Recorder
 from shmbuffer.memory.recovery import recover
 from shmbuffer.memory.region import Directory
 from shmbuffer.memory.removal import sweep

@@ -26,9 +26,9 @@ from shmbuffer.errors import (
 from shmbuffer.memory import Engine, Settings, history, layout
 from shmbuffer.memory.check import check
 from shmbuffer.memory.files import Files
-from shmbuffer.memory.history import Event, EventKind, History, Recorder
+from shmbuffer.memory.history import Event, EventKind, History
 from shmbuffer.memory.inspect import inspect
-from shmbuffer.memory.layout import Role
+from shmbuffer.memory.recorder import Recorder
 from shmbuffer.memory.recovery import recover
 from shmbuffer.memory.region import Directory
 from tests.crash.harness import dies, python_points, succeeds
@@ -72,7 +72,7 @@ def filled(engine: Engine, records: int, events: int = 0) -> None:
     for number in range(1, records + 1):
         recorder.record({**engine.glance(), "length": number}, RECORDER)
     for number in range(1, events + 1):
-        recorder.note(Event(EventKind.JOINED, Role.LEARNER, pid=number), RECORDER)
+        recorder.note(Event(EventKind.JOINED, "learner", pid=number), RECORDER)
     recorder.close()
 
 
@@ -95,17 +95,30 @@ def test_a_record_holds_the_counters_as_they_stand(engine: Engine) -> None:
 
 def test_an_event_holds_who_and_what(engine: Engine) -> None:
     recorder = recorder_of(engine)
-    recorder.note(Event(EventKind.DIED, Role.COLLECTOR, 42, 3, 1, "ä" * 30, -9, True), RECORDER)
+    recorder.note(Event(EventKind.DIED, "collector", 42, 3, 1, "ä" * 30, -9, True), RECORDER)
     recorder.note(Event(EventKind.RECOVERED, epoch=2), RECORDER)
     recorder.close()
     died, recovered = read(engine).events
-    assert [died[n] for n in ("kind", "role", "pid", "incarnation", "epoch", "exitcode")] == [
-        *(EventKind.DIED, Role.COLLECTOR, 42, 3, 1, -9)
-    ]
-    assert died["flags"] == history.RESTARTED
-    assert died["name"].decode() == "ä" * 24
-    assert (recovered["kind"], recovered["epoch"]) == (EventKind.RECOVERED, 2)
-    assert recovered["exitcode"] == history.UNKNOWN_EXITCODE
+    assert (died.kind, died.role, died.pid, died.incarnation) == (
+        EventKind.DIED,
+        "collector",
+        42,
+        3,
+    )
+    assert (died.epoch, died.exitcode, died.restarted) == (1, -9, True)
+    assert (died.recorder, died.name) == (RECORDER, "ä" * 24)
+    assert abs(died.time_ns - time.time_ns()) < 60e9
+    assert (recovered.kind, recovered.epoch) == (EventKind.RECOVERED, 2)
+    assert recovered.exitcode is None
+
+
+def test_an_event_of_another_version_is_read_as_far_as_it_is_known() -> None:
+    rows = np.zeros(3, history.EVENT)
+    rows["kind"] = (EventKind.LEFT, 77, EventKind.JOINED)
+    rows["role"] = (99, 1, 1)
+    rows["name"] = (b"c\xff", b"", b"")
+    left, _joined = history.events_of(rows)
+    assert (left.role, left.name) == ("unknown 99", "c\N{REPLACEMENT CHARACTER}")
 
 
 def test_its_size_never_changes_and_the_oldest_goes_first(
@@ -128,7 +141,7 @@ def test_its_size_never_changes_and_the_oldest_goes_first(
     found = read(engine)
     assert found.fine["length"].tolist() == list(range(38, 48))
     assert found.coarse["length"].tolist() == [21, 27, 33, 39, 45]
-    assert found.events["pid"].tolist() == [44, 45, 46, 47]
+    assert [event.pid for event in found.events] == [44, 45, 46, 47]
     assert found.left_out == 0
 
 

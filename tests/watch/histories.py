@@ -9,8 +9,8 @@ import numpy as np
 
 from shmbuffer.memory import history
 from shmbuffer.memory.census import Census, Writer
-from shmbuffer.memory.history import EventKind, History
-from shmbuffer.memory.layout import COUNTERS, Role
+from shmbuffer.memory.history import Event, EventKind, History
+from shmbuffer.memory.layout import COUNTERS
 from shmbuffer.watch.look import Look
 from shmbuffer.watch.timeline import Timeline
 
@@ -21,7 +21,7 @@ def records(rows: Iterable[Mapping[str, float]]) -> np.ndarray:  # type: ignore[
     """Records at ``t`` seconds (of the wall clock; since boot ``boot``), by recorder ``by``."""
     rows = list(rows)
     names = history.recorded_fields()
-    found = np.zeros(len(rows), history._record_type(names))
+    found = np.zeros(len(rows), history.record_type(names))
     for number, row in enumerate(rows):
         more = {name: value for name, value in row.items() if name in names}
         found[number]["number"] = number + 1
@@ -33,42 +33,20 @@ def records(rows: Iterable[Mapping[str, float]]) -> np.ndarray:  # type: ignore[
     return found
 
 
-def event(kind: EventKind, t: float, **fields: Any) -> dict[str, Any]:
-    return {"kind": kind, "t": t, **fields}
-
-
-def events(rows: Iterable[Mapping[str, Any]]) -> np.ndarray:  # type: ignore[type-arg]
-    rows = list(rows)
-    found = np.zeros(len(rows), history.EVENT)
-    for number, row in enumerate(rows):
-        one = found[number]
-        one["number"] = number + 1
-        one["time_ns"] = round((BEGIN_S + row["t"]) * 1e9)
-        one["boottime_ns"] = round((1000 + row.get("boot", row["t"])) * 1e9)
-        one["recorder"] = row.get("by", 1)
-        one["kind"] = row["kind"]
-        one["role"] = row.get("role", Role.COLLECTOR)
-        one["exitcode"] = row.get("exitcode", history.UNKNOWN_EXITCODE)
-        for name in ("pid", "incarnation", "epoch", "flags", "name"):
-            one[name] = row.get(name, b"" if name == "name" else 0)
-    return found
+def event(kind: EventKind, t: float, *, boot: float | None = None, **fields: Any) -> Event:
+    """At ``t`` seconds of the wall clock; ``boot`` since boot."""
+    by = {"role": "collector", "recorder": fields.pop("by", 1), **fields}
+    since_boot = round((1000 + (t if boot is None else boot)) * 1e9)
+    return Event(kind, time_ns=round((BEGIN_S + t) * 1e9), boottime_ns=since_boot, **by)
 
 
 def history_of(
     fine: Iterable[Mapping[str, float]],
     coarse: Iterable[Mapping[str, float]] = (),
-    happened: Iterable[Mapping[str, Any]] = (),
+    happened: Iterable[Event] = (),
 ) -> History:
-    return History(
-        b"u" * 16,
-        0,
-        history.recorded_fields(),
-        records(fine),
-        records(coarse),
-        events(happened),
-        (3600, 10080, 2048),
-        0,
-    )
+    rings = records(fine), records(coarse)
+    return History(b"u" * 16, history.recorded_fields(), *rings, list(happened), (0, 0, 0), 0)
 
 
 def steady(seconds: int, by: int = 1, begin: int = 0, **rates: float) -> list[dict[str, float]]:

@@ -8,8 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shmbuffer.memory.history import EventKind
-from shmbuffer.memory.layout import Role
+from shmbuffer.memory.history import Event, EventKind
 from shmbuffer.watch import findings
 from shmbuffer.watch.findings import judge
 from shmbuffer.watch.timeline import Timeline
@@ -58,7 +57,7 @@ def test_the_most_urgent_comes_first() -> None:
 
 def test_nobody_alive() -> None:
     dead = [client(alive=False, pid=pid, incarnation=pid) for pid in range(1, 6)]
-    happened = (event(EventKind.JOINED, 1, incarnation=1, pid=1, name=b"collect-0"),)
+    happened = (event(EventKind.JOINED, 1, incarnation=1, pid=1, name="collect-0"),)
     one = look(timeline(happened=happened), clients=dead, needs_recovery="nobody alive")
     says = findings.nobody_alive(one)
     assert says is not None
@@ -73,7 +72,7 @@ def test_nobody_alive() -> None:
 
 
 def test_a_coordinator_that_died() -> None:
-    mine = {"role": Role.COORDINATOR, "pid": 9, "incarnation": 1}
+    mine = {"role": "coordinator", "pid": 9, "incarnation": 1}
     joined = event(EventKind.JOINED, 0, **mine)
     says = findings.coordinator_gone(look(timeline(happened=(joined,))))
     assert says is not None
@@ -119,7 +118,7 @@ def test_a_silent_collector() -> None:
         "collector 4711 (stopped) has written nothing for 75 s, while others write"
     )
     never = client(idle_s=None, pid=4712, incarnation=6)
-    named = timeline(happened=(event(EventKind.JOINED, 1, incarnation=6, name=b"collect-3"),))
+    named = timeline(happened=(event(EventKind.JOINED, 1, incarnation=6, name="collect-3"),))
     both = look(named, clients=[busy, silent, never], now_s=BEGIN_S + 130.0)
     assert findings.silent_collector(both) == (
         "collect-3 has written nothing for 2 min, and 1 more are silent, while others write"
@@ -129,16 +128,16 @@ def test_a_silent_collector() -> None:
 
 
 def test_who_dies_again_and_again() -> None:
-    def died(name: bytes, t: int) -> dict[str, object]:
+    def died(name: str, t: int) -> Event:
         return event(EventKind.DIED, t, name=name, incarnation=t)
 
-    twice = (died(b"collect-0", 1), died(b"collect-0", 5), died(b"collect-1", 7))
+    twice = (died("collect-0", 1), died("collect-0", 5), died("collect-1", 7))
     assert findings.dies_again(look(timeline(happened=twice))) is None
-    thrice = (*twice, died(b"collect-0", 9))
+    thrice = (*twice, died("collect-0", 9))
     assert findings.dies_again(look(timeline(happened=thrice))) == (
         "collect-0 died 3 times in 2 min"
     )
-    more = (*thrice, *(died(b"", t) for t in (20, 21, 22, 23)))
+    more = (*thrice, *(died("", t) for t in (20, 21, 22, 23)))
     assert findings.dies_again(look(timeline(happened=more))) == (
         "collectors without a name died 4 times in 2 min, and 1 more like it"
     )

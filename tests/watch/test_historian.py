@@ -16,7 +16,6 @@ from shmbuffer.memory import Engine, Settings, history, layout
 from shmbuffer.memory.files import Files
 from shmbuffer.memory.history import EventKind, History
 from shmbuffer.memory.inspect import inspect
-from shmbuffer.memory.layout import Role
 from shmbuffer.memory.region import Directory
 from shmbuffer.service.coordinator import Coordinator
 from shmbuffer.watch.historian import Historian
@@ -75,14 +74,7 @@ def records(path: Path) -> int:
 
 
 def events(path: Path) -> list[tuple[str, str, int]]:
-    return [
-        (
-            layout.name_of(EventKind, int(event["kind"])),
-            layout.name_of(Role, int(event["role"])),
-            int(event["pid"]),
-        )
-        for event in read(path).events
-    ]
+    return [(event.kind.name, event.role.upper(), event.pid) for event in read(path).events]
 
 
 def test_the_counters_are_recorded_second_by_second(scratch_dir: Path) -> None:
@@ -116,8 +108,8 @@ def test_who_comes_and_goes_is_noted(scratch_dir: Path, reports: Reports) -> Non
         ("LEFT", "COORDINATOR", me),
     ]
     died = read(scratch_dir).events[2]
-    assert (died["name"], died["exitcode"]) == (b"stay-0", -signal.SIGKILL)
-    assert died["flags"] == history.RESTARTED
+    assert (died.name, died.exitcode) == ("stay-0", -signal.SIGKILL)
+    assert died.restarted
 
 
 CLIENT = """
@@ -168,7 +160,7 @@ def test_a_client_that_leaves_in_good_order_has_left(
         ("LEFT", "CLIENT", me),
         ("LEFT", "COORDINATOR", me),
     ]
-    assert read(scratch_dir).events["name"].tolist() == [b"me", b"me", b"", b""]
+    assert [event.name for event in read(scratch_dir).events] == ["me", "me", "", ""]
 
 
 def test_who_is_there_when_a_recorder_begins_is_noted_by_it(
@@ -180,7 +172,7 @@ def test_who_is_there_when_a_recorder_begins_is_noted_by_it(
             historian.look(coordinator.clients(), [], {})
             historian.close()
         line = Timeline(read(scratch_dir))
-        joined = [one for one in line.happenings if one.kind == "JOINED"]
+        joined = [one for one in line.events if one.kind == EventKind.JOINED]
         assert len(joined) == 6
         first = next(one for one in joined if one.incarnation == other.incarnation)
         assert line.known[other.incarnation] == first
@@ -206,11 +198,11 @@ def test_those_whom_a_recovery_finds_dead_are_noted_once_by_name(
     for _ in range(2):
         Engine.open(scratch_dir, None).close()  # it need not be a coordinator
     found = read(scratch_dir)
-    died = found.events[found.events["kind"] == EventKind.DIED]
-    assert set(died["pid"].tolist()) == {*pids, program.pid}
+    died = [event for event in found.events if event.kind == EventKind.DIED]
+    assert {event.pid for event in died} == {*pids, program.pid}
     assert len(died) == 3
-    assert sorted(died["name"].tolist()) == [b"", b"stay_attached-0", b"stay_attached-1"]
-    assert died["recorder"].tolist() == [history.BY_RECOVERY] * 3
+    assert sorted(event.name for event in died) == ["", "stay_attached-0", "stay_attached-1"]
+    assert [event.recorder for event in died] == [history.BY_RECOVERY] * 3
 
     stays = _stays(Timeline(found), look_at(scratch_dir))
     assert sorted((who, has_died) for who, _, _, has_died in stays) == [
@@ -239,9 +231,9 @@ def test_those_who_went_while_nobody_recorded_are_noted_by_the_next(
     historian.look(coordinator.clients(), [], {})
     historian.close()
     found = read(scratch_dir).events
-    (one,) = found[found["recorder"] == history.BY_RECOVERY]
-    assert (one["pid"], one["name"]) == (program.pid, b"its name")
-    assert one["kind"] == (EventKind.LEFT if orderly else EventKind.DIED)
+    (one,) = [event for event in found if event.recorder == history.BY_RECOVERY]
+    assert (one.pid, one.name) == (program.pid, "its name")
+    assert one.kind == (EventKind.LEFT if orderly else EventKind.DIED)
 
 
 @pytest.mark.parametrize("damage", [b"", b"damaged"])
@@ -266,8 +258,7 @@ def test_a_recovery_that_nobody_recorded_is_noted_by_the_next(scratch_dir: Path)
     with Coordinator(scratch_dir, on_existing="recover"):
         wait_until(lambda: len(events(scratch_dir)) >= 4)
     found = read(scratch_dir).events
-    recovered = found[found["kind"] == EventKind.RECOVERED]
-    assert recovered["epoch"].tolist() == [2]
+    assert [one.epoch for one in found if one.kind == EventKind.RECOVERED] == [2]
 
 
 def test_a_registry_that_could_not_be_read_is_not_one_that_everybody_left(
