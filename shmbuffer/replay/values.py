@@ -26,8 +26,8 @@ import numpy as np
 import torch
 
 from shmbuffer.errors import CorruptBufferError, ShmBufferError
-from shmbuffer.replay.form.leaves import dtype_name, torch_dtype
 from shmbuffer.replay.form.packing import Packed, pack, unpack
+from shmbuffer.replay.form.tensors import dtype_name, torch_dtype
 
 OURS = "shmbuffer"
 """Our key in TorchRL's JSON files."""

@@ -22,7 +22,7 @@ from shmbuffer import (
     TensorDictReplayBuffer,
 )
 from shmbuffer._native import _core
-from shmbuffer.replay.form.leaves import reads_into
+from shmbuffer.replay.form.tensors import reads_into
 
 DTYPES = (
     *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),

@@ -25,8 +25,8 @@ from shmbuffer import (
     TensorDictReplayBuffer,
 )
 from shmbuffer.replay import pinned
-from shmbuffer.replay.form import leaves
-from shmbuffer.replay.form.leaves import reads_into
+from shmbuffer.replay.form import tensors
+from shmbuffer.replay.form.tensors import reads_into
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch.cuda is not available")
 
@@ -149,7 +149,7 @@ def test_a_batch_is_not_written_to_while_it_is_held(region: Region) -> None:
 def test_what_is_read_elsewhere_stays_in_ordinary_memory_after_an_error(region: Region) -> None:
     with pytest.raises(RuntimeError, match="stop"), reads_into(region.empty_like):
         raise RuntimeError("stop")
-    assert leaves._reads.empty_like is torch.empty_like
+    assert tensors.reads.empty_like is torch.empty_like
 
 
 def test_every_form_of_a_batch_is_pinned(region: Region) -> None:

@@ -25,7 +25,7 @@ from shmbuffer.replay.buffers.parts import Parts
 from shmbuffer.replay.buffers.prefetch import Batch, Order
 from shmbuffer.replay.checkpoints import has_its_own
 from shmbuffer.replay.eager import FRAMES
-from shmbuffer.replay.form.leaves import reads_into
+from shmbuffer.replay.form.tensors import reads_into
 from shmbuffer.replay.keys import GENERATION, INDEX, WEIGHT_KEYS
 from shmbuffer.replay.samplers import RandomSampler
 from shmbuffer.replay.samplers.sampler import between_forks, draw_key, lanes_of

@@ -19,7 +19,8 @@ from shmbuffer.replay.buffers.replay_buffer import ReplayBuffer
 from shmbuffer.replay.eager import FRAMES, eager
 from shmbuffer.replay.form.batches import as_tensordict
 from shmbuffer.replay.form.mismatch import no_names
-from shmbuffer.replay.form.nodes import as_tensor, is_collection, nest, unlocked
+from shmbuffer.replay.form.nodes import is_collection, nest, unlocked
+from shmbuffer.replay.form.tensors import as_tensor
 from shmbuffer.replay.keys import GENERATION, INDEX, OWN_KEYS
 from shmbuffer.replay.records.deferred import amended
 from shmbuffer.replay.samplers import PrioritizedSampler, PriorityUpdate

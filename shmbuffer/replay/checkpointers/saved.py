@@ -23,10 +23,11 @@ from shmbuffer.replay.compat.folders import (
     shapes_of_objects,
 )
 from shmbuffer.replay.form import structure
-from shmbuffer.replay.form.leaves import Leaves, dtype_name
+from shmbuffer.replay.form.leaves import Leaves
 from shmbuffer.replay.form.nodes import LEAF, Node
 from shmbuffer.replay.form.nodes import Path as Key
 from shmbuffer.replay.form.objects import OBJECT, Objects
+from shmbuffer.replay.form.tensors import dtype_name
 from shmbuffer.replay.values import damaged, reading
 
 

@@ -17,7 +17,7 @@ import torch
 from tensordict import TensorDict
 
 from shmbuffer.replay.compat.folders import read_folder
-from shmbuffer.replay.form.leaves import torch_dtype
+from shmbuffer.replay.form.tensors import torch_dtype
 from shmbuffer.replay.values import damaged, read_json
 
 if TYPE_CHECKING:

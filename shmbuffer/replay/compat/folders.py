@@ -26,7 +26,7 @@ import torch
 
 from shmbuffer._native import _core
 from shmbuffer.errors import SchemaMismatchError
-from shmbuffer.replay.form.leaves import Leaves, torch_dtype
+from shmbuffer.replay.form.leaves import Leaves
 from shmbuffer.replay.form.nodes import (
     LEAF,
     BranchNode,
@@ -38,6 +38,7 @@ from shmbuffer.replay.form.nodes import (
 )
 from shmbuffer.replay.form.nodes import Path as Key
 from shmbuffer.replay.form.objects import Objects
+from shmbuffer.replay.form.tensors import torch_dtype
 from shmbuffer.replay.keys import OWN_KEYS
 from shmbuffer.replay.values import damaged, read_json, reading
 

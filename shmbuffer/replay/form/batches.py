@@ -12,15 +12,8 @@ from tensordict import TensorDict, lazy_stack
 
 from shmbuffer.errors import EmptyBufferError
 from shmbuffer.replay.form.mismatch import leaves_of, not_a_tensor
-from shmbuffer.replay.form.nodes import (
-    NO_TENSOR,
-    Numbers,
-    as_tensor,
-    is_collection,
-    is_number,
-    is_plain,
-    nest,
-)
+from shmbuffer.replay.form.nodes import is_collection, nest
+from shmbuffer.replay.form.tensors import NO_TENSOR, Numbers, as_tensor, is_number, is_plain
 from shmbuffer.replay.keys import OWN_KEYS
 from shmbuffer.replay.records.deferred import deferred
 

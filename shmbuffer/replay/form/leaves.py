@@ -9,17 +9,13 @@ has changed.
 
 from __future__ import annotations
 
-import ctypes
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
 from tensordict import is_non_tensor
 
-from shmbuffer.errors import FormatError, SchemaMismatchError
+from shmbuffer.errors import FormatError
 from shmbuffer.memory import Leaf, Schema
 from shmbuffer.replay.form import structure
 from shmbuffer.replay.form.mismatch import (
@@ -31,25 +27,33 @@ from shmbuffer.replay.form.mismatch import (
     refuse_number,
 )
 from shmbuffer.replay.form.nodes import (
-    NO_TENSOR,
     FormDiffersError,
     Node,
     Path,
     TensorDictNode,
-    as_tensor,
     fields,
     is_collection,
-    is_number,
-    tensor_like,
 )
 from shmbuffer.replay.form.objects import OBJECT, Objects, objects_in
+from shmbuffer.replay.form.tensors import (
+    NO_TENSOR,
+    addressof,
+    as_tensor,
+    contiguous,
+    dtype_name,
+    from_buffer,
+    is_number,
+    numpy_dtype,
+    reads,
+    template,
+    tensor_like,
+    torch_dtype,
+)
 from shmbuffer.replay.keys import OWN_KEYS
 
 _Wanted = tuple[int, torch.Size, torch.dtype, np.dtype[Any] | None]  # position, shape, dtypes
 _SINGLE = -1  # key of the shapes of one item without a batch dimension
 _KEPT_SHAPES = 64  # batch sizes whose shapes are remembered
-_from_buffer: Callable[[Any], ctypes.c_char] = ctypes.c_char.from_buffer
-_addressof = ctypes.addressof
 
 
 class Leaves:
@@ -89,7 +93,7 @@ class Leaves:
         # The data are TensorDicts ``[n]``: a sample's index and weights are entries of it as they
         # are.
         self.is_flat = type(node) is TensorDictNode and not node.batch and not lanes
-        self.arrays = tuple(_numpy_dtype(dtype) for dtype in self.dtypes)
+        self.arrays = tuple(numpy_dtype(dtype) for dtype in self.dtypes)
         self._wanted: dict[int, tuple[tuple[_Wanted, ...], tuple[int, ...]]] = {}
         self._templates: dict[tuple[int, ...], tuple[torch.Tensor, ...]] = {}
 
@@ -209,7 +213,7 @@ class Leaves:
             for value, (at, shape, _, form) in zip(values, wanted, strict=True):
                 try:
                     address = (
-                        _addressof(_from_buffer(value))
+                        addressof(from_buffer(value))
                         if type(value) is np.ndarray
                         and value.dtype is form
                         and value.shape == shape
@@ -254,7 +258,7 @@ class Leaves:
                 template(dtype, (*lead, *leaf.shape))
                 for dtype, leaf in zip(self.dtypes, self.leaves, strict=True)
             )
-        empty_like = _reads.empty_like
+        empty_like = reads.empty_like
         tensors = [empty_like(one) for one in templates]
         return tensors, [tensor.data_ptr() for tensor in tensors]
 
@@ -363,41 +367,12 @@ class Leaves:
             refuse_leaf(self.where, self.leaves[at], shape, found)
         tensor = tensor.detach()
         if move:
-            tensor = tensor.to("cpu").resolve_conj().resolve_neg().contiguous()
+            tensor = contiguous(tensor)
             low, high = self.own_memory
             if low <= tensor.data_ptr() < high:
                 tensor = tensor.clone()
         values[at] = tensor
         return tensor.data_ptr()
-
-
-class _Reads(threading.local):
-    """What this thread reads into: other memory for one buffer, and not for all on its storage."""
-
-    empty_like: Callable[[torch.Tensor], torch.Tensor] = staticmethod(torch.empty_like)
-
-
-_reads = _Reads()
-
-
-def reads_elsewhere() -> bool:
-    """Whether this thread reads into memory that somebody has chosen."""
-    return _reads.empty_like is not torch.empty_like
-
-
-@contextmanager
-def reads_into(empty_like: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[None]:
-    """Have `Leaves.outputs` of this thread make its tensors so."""
-    before, _reads.empty_like = _reads.empty_like, empty_like
-    try:
-        yield
-    finally:
-        _reads.empty_like = before
-
-
-def address_of(array: np.ndarray[Any, Any]) -> int:
-    """Where the bytes of a writable, contiguous array are, at a quarter of the usual cost."""
-    return _addressof(_from_buffer(array)) if array.size else 0
 
 
 def without_own_keys(data: Any, keys: frozenset[str] = OWN_KEYS) -> Any:
@@ -418,36 +393,6 @@ def _form(value: Any) -> tuple[str, torch.Size]:
     except NO_TENSOR as error:
         raise TypeError(not_a_tensor(value, error)) from error
     return dtype_name(tensor.dtype), tensor.shape
-
-
-def template(dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
-    """A tensor of that form for ``torch.empty_like``, the cheapest allocation that torch offers."""
-    one = torch.empty((), dtype=dtype).expand(shape)  # one element, whatever the shape
-    return one if torch.empty_like(one).is_contiguous() else torch.empty(shape, dtype=dtype)
-
-
-def torch_dtype(name: str) -> torch.dtype:
-    """``"float32"`` as torch's dtype."""
-    dtype = getattr(torch, name, None)
-    if not isinstance(dtype, torch.dtype):
-        raise SchemaMismatchError(
-            f"the buffer has a leaf of dtype {name!r}, which this torch ({torch.__version__}) does "
-            "not know; use a newer one",
-            expected=name,
-        )
-    return dtype
-
-
-def dtype_name(dtype: torch.dtype) -> str:
-    """Torch's name of a dtype without the prefix."""
-    return str(dtype).removeprefix("torch.")
-
-
-def _numpy_dtype(dtype: torch.dtype) -> np.dtype[Any] | None:
-    try:
-        return torch.empty(0, dtype=dtype).numpy().dtype
-    except TypeError:  # bfloat16 and its like: numpy has no name for them
-        return None
 
 
 def _length(values: list[Any]) -> int:

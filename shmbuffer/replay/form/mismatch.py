@@ -10,15 +10,8 @@ from tensordict import NonTensorData, is_non_tensor
 from shmbuffer.errors import SchemaMismatchError
 from shmbuffer.memory import Leaf
 from shmbuffer.replay.form.labels import names_of
-from shmbuffer.replay.form.nodes import (
-    BranchNode,
-    Node,
-    Numbers,
-    Path,
-    fields,
-    is_collection,
-    nest,
-)
+from shmbuffer.replay.form.nodes import BranchNode, Node, Path, fields, is_collection, nest
+from shmbuffer.replay.form.tensors import Numbers
 from shmbuffer.replay.keys import OWN_KEYS
 
 

@@ -15,7 +15,6 @@ from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
 from tensordict import (
     LazyStackedTensorDict,
@@ -24,15 +23,11 @@ from tensordict import (
     is_tensorclass,
     lazy_stack,
 )
-from torch.utils.dlpack import from_dlpack
 
 from shmbuffer.replay.form import labels
 from shmbuffer.replay.form.objects import non_tensor
 
 Path = tuple[str, ...]
-
-_PLAIN = (bool, int, float, complex, np.generic)
-_KNOWN = (torch.Tensor, np.ndarray, *_PLAIN)
 
 # Tensorclasses and namedtuples that this process has written or found, by name.
 _classes: dict[str, type] = {}
@@ -282,73 +277,6 @@ class LazyStackNode(BranchNode):
     def to_json(self) -> dict[str, Any]:
         """See `Node.to_json`."""
         return {**super().to_json(), "dim": self.dim, "batch_dims": self.batch_dims}
-
-
-NO_TENSOR = (TypeError, ValueError, RuntimeError)
-"""What `as_tensor` raises."""
-
-
-class Numbers(list[Any]):
-    """A plain number of each of several items: one leaf, which takes the dtype of the buffer's."""
-
-
-def is_number(value: Any) -> bool:
-    """A tensor, an array (NumPy's, or any with DLPack or ``__array__``, as JAX's) or a number."""
-    kind = type(value)
-    return isinstance(value, _KNOWN) or hasattr(kind, "__dlpack__") or hasattr(kind, "__array__")
-
-
-def as_tensor(value: Any) -> torch.Tensor:
-    """A tensor over the same memory where that is possible.
-
-    Args:
-        value: what `is_number` takes; or a list or tuple of it, which has no memory of its own.
-
-    Raises:
-        TypeError, ValueError, RuntimeError: it cannot become one.
-    """
-    if isinstance(value, torch.Tensor):
-        return value
-    if isinstance(value, np.ndarray) and not value.flags.writeable:
-        return torch.from_numpy(value.copy())  # torch has no read-only tensors
-    if isinstance(value, np.generic):
-        return torch.from_numpy(np.array(value))
-    if isinstance(value, (list, tuple)):
-        return (
-            torch.as_tensor(value) if is_plain(value) else torch.stack(list(map(as_tensor, value)))
-        )
-    if isinstance(value, _KNOWN):
-        return torch.as_tensor(value)
-    if hasattr(type(value), "__dlpack__"):
-        return from_dlpack(value)
-    return as_tensor(np.asarray(value))
-
-
-def tensor_like(value: Any, dtype: torch.dtype) -> torch.Tensor:
-    """`as_tensor`; of plain numbers, and lists of them, with that dtype where it can hold them.
-
-    Numbers of Python and NumPy differ in dtype where their users see no difference. An integer may
-    become any float, and a float a shorter one, but not infinite; nothing is cut off.
-    """
-    tensor = as_tensor(value)
-    if tensor.dtype is dtype or not is_plain(value) or not torch.can_cast(tensor.dtype, dtype):
-        return tensor
-    try:
-        cast = torch.tensor(value, dtype=dtype)  # from the number: as_tensor may have rounded it
-    except RuntimeError:  # out of range
-        return tensor
-    if dtype.is_floating_point or dtype.is_complex:
-        held = cast.isfinite() | ~torch.tensor(value, dtype=torch.complex128).isfinite()
-    else:
-        held = cast == tensor
-    return cast if held.all() else tensor
-
-
-def is_plain(value: Any) -> bool:
-    """A number, or a list of plain ones."""
-    if isinstance(value, (list, tuple)):
-        return all(map(is_plain, value))
-    return isinstance(value, _PLAIN)
 
 
 @contextmanager

@@ -28,8 +28,7 @@ from tensordict import TensorDict
 from shmbuffer.errors import FormatError
 from shmbuffer.replay.form import labels
 from shmbuffer.replay.form.containers import DICTS, Node, join, made, split, take_of
-from shmbuffer.replay.form.leaves import dtype_name, torch_dtype
-from shmbuffer.replay.form.nodes import as_tensor
+from shmbuffer.replay.form.tensors import dtype_name, numbers_of, torch_dtype, torch_dtype_like
 
 Form = list[Any]
 Compress = Callable[[torch.Tensor], Any]  # a uint8 tensor: looked at, since users write these
@@ -142,11 +141,7 @@ class _Packer:
         if not tensor.numel():
             self.chunks.append(torch.empty(0, dtype=torch.uint8))
             return
-        chunk = self._compress(tensor)
-        if not isinstance(chunk, torch.Tensor) or chunk.dtype is not torch.uint8:
-            found = chunk.dtype if isinstance(chunk, torch.Tensor) else type(chunk).__name__
-            raise TypeError(f"compression_fn gives a uint8 tensor, got {found}")
-        self.chunks.append(chunk.detach().cpu())
+        self.chunks.append(compressed(self._compress, tensor))
 
 
 class _Unpacker:
@@ -197,8 +192,7 @@ class _Unpacker:
     def _array(self, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Any:
         if dtype.kind not in _NO_OBJECTS:
             raise FormatError(f"a packed array of {dtype} is not known to this version")
-        if _torch_has(dtype):
-            like = torch.from_numpy(np.empty(0, dtype)).dtype
+        if (like := torch_dtype_like(dtype)) is not None:
             return self._tensor(like, torch.Size(shape)).cpu().numpy()
         size = math.prod(shape) * dtype.itemsize
         return (
@@ -215,35 +209,45 @@ class _Unpacker:
         """What a chunk holds; its bytes may come out as they are."""
         about = {"type": "tensor", "shape": shape, "dtype": dtype, "device": device}
         found = self._decompress(chunk, about)
-        if not isinstance(found, torch.Tensor):
-            raise RuntimeError(
-                f"decompression_fn gives the tensor that was compressed, got {type(found).__name__}"
-            )
+        found = expanded(found, dtype, shape)
         if shape is None:
             return found.cpu().reshape(-1)
-        nbytes = shape.numel() * dtype.itemsize
-        if found.dtype is torch.uint8 is not dtype and found.numel() == nbytes:
-            plain = torch.empty(shape, dtype=dtype)
-            plain.view(-1).view(torch.uint8).copy_(found.reshape(-1))
-            return plain
-        if found.dtype is not dtype or found.numel() != shape.numel():
-            raise RuntimeError(
-                f"decompression_fn gave {dtype_name(found.dtype)}{list(found.shape)} for what was "
-                f"{dtype_name(dtype)}{list(shape)} when it was compressed"
-            )
-        return found.reshape(shape)
+        if found.dtype is dtype:
+            return found.reshape(shape)
+        plain = torch.empty(shape, dtype=dtype)
+        plain.view(-1).view(torch.uint8).copy_(found.reshape(-1))
+        return plain
 
 
-def numbers_of(array: Any) -> torch.Tensor:
-    """An array as a tensor; where torch does not have its dtype, its bytes as one."""
-    if _torch_has(array.dtype):
-        return as_tensor(np.ascontiguousarray(array).reshape(array.shape))
-    return torch.from_numpy(np.frombuffer(array.tobytes(), np.uint8).copy())
+def compressed(compress: Compress, tensor: torch.Tensor) -> torch.Tensor:
+    """What the user's function makes of a tensor: contiguous, uint8, on the CPU.
+
+    Raises:
+        TypeError: it gave something else.
+    """
+    chunk = compress(tensor)
+    if not isinstance(chunk, torch.Tensor) or chunk.dtype is not torch.uint8:
+        found = chunk.dtype if isinstance(chunk, torch.Tensor) else type(chunk).__name__
+        raise TypeError(f"compression_fn gives a uint8 tensor, got {found}")
+    return chunk.detach().cpu().contiguous()
 
 
-def _torch_has(dtype: np.dtype[Any]) -> bool:
-    try:
-        torch.from_numpy(np.empty(0, dtype))
-    except (TypeError, ValueError):  # text, times, another byte order
-        return False
-    return True
+def expanded(found: Any, dtype: torch.dtype, shape: torch.Size | None) -> torch.Tensor:
+    """What the user's function gave, if it is that tensor, or its bytes.
+
+    Raises:
+        RuntimeError: it is not.
+    """
+    if not isinstance(found, torch.Tensor):
+        raise RuntimeError(
+            f"decompression_fn gives the tensor that was compressed, got {type(found).__name__}"
+        )
+    if shape is None or (found.dtype, found.numel()) in (
+        (dtype, shape.numel()),
+        (torch.uint8, shape.numel() * dtype.itemsize),
+    ):
+        return found
+    raise RuntimeError(
+        f"decompression_fn gave {dtype_name(found.dtype)}{list(found.shape)} for what was "
+        f"{dtype_name(dtype)}{list(shape)} when it was compressed"
+    )

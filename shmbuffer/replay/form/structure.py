@@ -19,18 +19,17 @@ from shmbuffer.replay.form.nodes import (
     LEAF,
     LazyStackNode,
     Node,
-    Numbers,
     ObjectNode,
     Path,
     TensorClassNode,
     TensorDictNode,
     fields,
     is_collection,
-    is_number,
     nest,
     register,
 )
 from shmbuffer.replay.form.pytrees import DictNode, SequenceNode
+from shmbuffer.replay.form.tensors import Numbers, is_number
 from shmbuffer.replay.keys import OWN_KEYS
 
 

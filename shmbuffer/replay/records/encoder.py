@@ -19,7 +19,8 @@ from shmbuffer.memory.bodies import Codec, assemble
 from shmbuffer.memory.records import RecordBatch
 from shmbuffer.replay.form.batches import unbound
 from shmbuffer.replay.form.nodes import is_collection
-from shmbuffer.replay.form.packing import numbers_of
+from shmbuffer.replay.form.packing import compressed
+from shmbuffer.replay.form.tensors import numbers_of
 from shmbuffer.replay.records.columns import Columns, joined, of_batch, of_described, of_items
 from shmbuffer.replay.records.compression import Buffer, Zstd
 from shmbuffer.replay.records.forms import Described, Kind, describe
@@ -298,11 +299,7 @@ class Encoder:
             for row, value in enumerate(columns.leaves[leaf]):
                 if not sizes[row, leaf]:
                     continue
-                chunk = compress(_tensor(value))
-                if not isinstance(chunk, torch.Tensor) or chunk.dtype is not torch.uint8:
-                    found = chunk.dtype if isinstance(chunk, torch.Tensor) else type(chunk).__name__
-                    raise TypeError(f"compression_fn gives a uint8 tensor, got {found}")
-                chunk = chunk.detach().cpu().contiguous()
+                chunk = compressed(compress, _tensor(value))
                 addresses[row, leaf], sizes[row, leaf] = chunk.data_ptr(), chunk.numel()
                 keeps.append(chunk)
         return tuple(codecs), addresses, sizes

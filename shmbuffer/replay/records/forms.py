@@ -33,7 +33,7 @@ from shmbuffer.memory.bodies import Chunk, itemsize_of
 from shmbuffer.memory.schema import ITEMSIZES
 from shmbuffer.replay.form import labels
 from shmbuffer.replay.form.containers import DICTS, ONE, TAKES, UNNAMED, Take, join, take_of
-from shmbuffer.replay.form.leaves import dtype_name
+from shmbuffer.replay.form.tensors import contiguous, dtype_name
 
 Path = tuple[Any, ...]
 
@@ -160,14 +160,7 @@ def plain(tensor: torch.Tensor) -> torch.Tensor:
         nested = "nested " if tensor.is_nested else ""
         words = f"{nested}{dtype_name(tensor.dtype)} tensor ({tensor.layout})"
         raise RefusedError(f"is a {words}, which has no plain bytes: {_STORABLE}")
-    return (
-        tensor.detach()
-        .as_subclass(torch.Tensor)
-        .to("cpu")
-        .resolve_conj()
-        .resolve_neg()
-        .contiguous()
-    )
+    return contiguous(tensor.detach().as_subclass(torch.Tensor))
 
 
 def array_token(array: Any) -> str:

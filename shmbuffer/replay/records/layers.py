@@ -26,8 +26,8 @@ from tensordict import (
 )
 
 from shmbuffer.errors import EmptyBufferError
-from shmbuffer.replay.form.leaves import dtype_name
 from shmbuffer.replay.form.nodes import is_collection
+from shmbuffer.replay.form.tensors import dtype_name
 from shmbuffer.replay.records.table import Column, differing
 
 Key = str | tuple[str, ...]

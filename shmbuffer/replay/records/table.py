@@ -9,7 +9,7 @@ codecs, places and frames.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from functools import cached_property, lru_cache
+from functools import cached_property
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -19,7 +19,14 @@ from numpy.typing import NDArray
 
 from shmbuffer.memory.bodies import Chunk, Codec, Located
 from shmbuffer.memory.records import RecordBatch
-from shmbuffer.replay.form.leaves import address_of, dtype_name, torch_dtype
+from shmbuffer.replay.form.packing import expanded
+from shmbuffer.replay.form.tensors import (
+    address_of,
+    contiguous,
+    dtype_name,
+    torch_dtype,
+    torch_dtype_like,
+)
 
 Own = Callable[[torch.Tensor, dict[str, Any]], Any]
 """The user's ``decompression_fn``: called with a chunk and what is to come out of it."""
@@ -89,7 +96,7 @@ class Column:
     @property
     def dtype(self) -> torch.dtype | None:
         """Torch's; None of what is no number, or one that torch does not have."""
-        return torch_dtype_of(self.chunk.kind, self.chunk.dtype)
+        return torch_dtype_of(self.chunk)
 
     @cached_property
     def ragged(self) -> list[int]:
@@ -213,21 +220,15 @@ def _bytes_of(chunk: Chunk, dims: NDArray[np.int64]) -> NDArray[np.int64]:
     return found
 
 
-@lru_cache(maxsize=256)
-def torch_dtype_of(kind: str, dtype: str) -> torch.dtype | None:
+def torch_dtype_of(chunk: Chunk) -> torch.dtype | None:
     """Torch's dtype of a chunk: of a tensor, or of an array that torch can have; else None.
 
     Raises:
         SchemaMismatchError: a tensor of a dtype that this torch does not know.
     """
-    if kind == "tensor":
-        return torch_dtype(dtype)
-    if kind not in ("array", "number"):
-        return None
-    try:
-        return torch.from_numpy(np.empty(0, dtype)).dtype
-    except (TypeError, ValueError):  # text, times, another byte order
-        return None
+    if chunk.kind == "tensor":
+        return torch_dtype(chunk.dtype)
+    return torch_dtype_like(chunk.dtype) if chunk.kind in ("array", "number") else None
 
 
 def differing(dims: NDArray[np.int64]) -> list[int]:
@@ -275,7 +276,7 @@ def _by_user(
             "these records were compressed by a compression_fn: open the storage with the "
             "decompression_fn that belongs to it"
         )
-    dtype = torch_dtype_of(chunk.kind, chunk.dtype)
+    dtype = torch_dtype_of(chunk)
     kept = []
     addresses = np.zeros(offsets.shape, np.int64)
     found_sizes = np.zeros(offsets.shape, np.int64)
@@ -286,28 +287,9 @@ def _by_user(
         for piece in range(chunk.pieces if nbytes else 0):
             at = int(offsets[row, piece])
             stored = torch.from_numpy(batch.data[at : at + int(sizes[row, piece])].copy())
-            tensor = _of_user(own, stored, dtype or torch.uint8, plain, nbytes)
+            about = {"shape": plain, "dtype": dtype or torch.uint8, "device": torch.device("cpu")}
+            found = own(stored, {"type": "tensor", **about})
+            tensor = contiguous(expanded(found, dtype or torch.uint8, plain))
             kept.append(tensor)
             addresses[row, piece], found_sizes[row, piece] = tensor.data_ptr(), nbytes
     return Pieces(_ALL, Codec.RAW, True, addresses, found_sizes, kept)
-
-
-def _of_user(
-    own: Own, stored: torch.Tensor, dtype: torch.dtype, shape: torch.Size, nbytes: int
-) -> torch.Tensor:
-    """The tensor that was compressed, or its bytes: contiguous, on the CPU."""
-    about = {"type": "tensor", "shape": shape, "dtype": dtype, "device": torch.device("cpu")}
-    found = own(stored, about)
-    if not isinstance(found, torch.Tensor):
-        raise RuntimeError(
-            f"decompression_fn gives the tensor that was compressed, got {type(found).__name__}"
-        )
-    fits = (found.dtype is dtype and found.numel() == shape.numel()) or (
-        found.dtype is torch.uint8 and found.numel() == nbytes
-    )
-    if not fits:
-        raise RuntimeError(
-            f"decompression_fn gave {dtype_name(found.dtype)}{list(found.shape)} for what was "
-            f"{dtype_name(dtype)}{list(shape)} when it was compressed"
-        )
-    return found.detach().cpu().resolve_conj().resolve_neg().contiguous()

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from shmbuffer._native import _core
 from shmbuffer.memory.bodies import Codec
-from shmbuffer.replay.form.leaves import address_of
+from shmbuffer.replay.form.tensors import address_of
 from shmbuffer.replay.records.compression import Destination
 from shmbuffer.replay.records.table import Column
 from shmbuffer.replay.records.views import writable

@@ -11,7 +11,7 @@ from tensordict import MemoryMappedTensor
 from torch import empty_like
 
 from shmbuffer.memory.patience import LOCK_TIMEOUT_NS
-from shmbuffer.replay.form.leaves import address_of, reads_elsewhere, template
+from shmbuffer.replay.form.tensors import address_of, reads_elsewhere, template
 from shmbuffer.replay.storages.rows import Drawn, Rows
 
 if TYPE_CHECKING:

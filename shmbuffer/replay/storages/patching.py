@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from shmbuffer.replay.form.mismatch import leaves_of, refuse_form, refuse_leaf
-from shmbuffer.replay.form.nodes import Path, TensorDictNode, as_tensor, is_collection
+from shmbuffer.replay.form.nodes import Path, TensorDictNode, is_collection
 from shmbuffer.replay.form.objects import as_objects
+from shmbuffer.replay.form.tensors import as_tensor
 
 if TYPE_CHECKING:
     import numpy as np

@@ -21,7 +21,7 @@ from tensordict import (
 
 from shmbuffer.memory.bodies import encode_form, itemsize_of
 from shmbuffer.memory.schema import ITEMSIZES
-from shmbuffer.replay.form.leaves import torch_dtype
+from shmbuffer.replay.form.tensors import torch_dtype
 from shmbuffer.replay.records import forms
 from shmbuffer.replay.records.forms import DTYPES, describe
 

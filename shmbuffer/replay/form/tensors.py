@@ -1,0 +1,169 @@
+"""Tensors, and what can become one: numbers, arrays, lists of them; their dtypes and bytes."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.dlpack import from_dlpack
+
+from shmbuffer.errors import SchemaMismatchError
+
+from_buffer: Callable[[Any], ctypes.c_char] = ctypes.c_char.from_buffer
+addressof = ctypes.addressof
+
+_PLAIN = (bool, int, float, complex, np.generic)
+_KNOWN = (torch.Tensor, np.ndarray, *_PLAIN)
+
+NO_TENSOR = (TypeError, ValueError, RuntimeError)
+"""What `as_tensor` raises."""
+
+
+class Numbers(list[Any]):
+    """A plain number of each of several items: one leaf, which takes the dtype of the buffer's."""
+
+
+def is_number(value: Any) -> bool:
+    """A tensor, an array (NumPy's, or any with DLPack or ``__array__``, as JAX's) or a number."""
+    kind = type(value)
+    return isinstance(value, _KNOWN) or hasattr(kind, "__dlpack__") or hasattr(kind, "__array__")
+
+
+def as_tensor(value: Any) -> torch.Tensor:
+    """A tensor over the same memory where that is possible.
+
+    Args:
+        value: what `is_number` takes; or a list or tuple of it, which has no memory of its own.
+
+    Raises:
+        TypeError, ValueError, RuntimeError: it cannot become one.
+    """
+    if isinstance(value, torch.Tensor):
+        return value
+    if isinstance(value, np.ndarray) and not value.flags.writeable:
+        return torch.from_numpy(value.copy())  # torch has no read-only tensors
+    if isinstance(value, np.generic):
+        return torch.from_numpy(np.array(value))
+    if isinstance(value, (list, tuple)):
+        return (
+            torch.as_tensor(value) if is_plain(value) else torch.stack(list(map(as_tensor, value)))
+        )
+    if isinstance(value, _KNOWN):
+        return torch.as_tensor(value)
+    if hasattr(type(value), "__dlpack__"):
+        return from_dlpack(value)
+    return as_tensor(np.asarray(value))
+
+
+def tensor_like(value: Any, dtype: torch.dtype) -> torch.Tensor:
+    """`as_tensor`; of plain numbers, and lists of them, with that dtype where it can hold them.
+
+    Numbers of Python and NumPy differ in dtype where their users see no difference. An integer may
+    become any float, and a float a shorter one, but not infinite; nothing is cut off.
+    """
+    tensor = as_tensor(value)
+    if tensor.dtype is dtype or not is_plain(value) or not torch.can_cast(tensor.dtype, dtype):
+        return tensor
+    try:
+        cast = torch.tensor(value, dtype=dtype)  # from the number: as_tensor may have rounded it
+    except RuntimeError:  # out of range
+        return tensor
+    if dtype.is_floating_point or dtype.is_complex:
+        held = cast.isfinite() | ~torch.tensor(value, dtype=torch.complex128).isfinite()
+    else:
+        held = cast == tensor
+    return cast if held.all() else tensor
+
+
+def is_plain(value: Any) -> bool:
+    """A number, or a list of plain ones."""
+    if isinstance(value, (list, tuple)):
+        return all(map(is_plain, value))
+    return isinstance(value, _PLAIN)
+
+
+def address_of(array: np.ndarray[Any, Any]) -> int:
+    """Where the bytes of a writable, contiguous array are, at a quarter of the usual cost."""
+    return addressof(from_buffer(array)) if array.size else 0
+
+
+def template(dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+    """A tensor of that form for ``torch.empty_like``, the cheapest allocation that torch offers."""
+    one = torch.empty((), dtype=dtype).expand(shape)  # one element, whatever the shape
+    return one if torch.empty_like(one).is_contiguous() else torch.empty(shape, dtype=dtype)
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """``"float32"`` as torch's dtype."""
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype):
+        raise SchemaMismatchError(
+            f"the buffer has a leaf of dtype {name!r}, which this torch ({torch.__version__}) does "
+            "not know; use a newer one",
+            expected=name,
+        )
+    return dtype
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """Torch's name of a dtype without the prefix."""
+    return str(dtype).removeprefix("torch.")
+
+
+def numpy_dtype(dtype: torch.dtype) -> np.dtype[Any] | None:
+    """Numpy's dtype for tensors of one of torch's; None if it has none."""
+    try:
+        return torch.empty(0, dtype=dtype).numpy().dtype
+    except TypeError:  # bfloat16 and its like: numpy has no name for them
+        return None
+
+
+def numbers_of(array: Any) -> torch.Tensor:
+    """An array as a tensor; where torch does not have its dtype, its bytes as one."""
+    if torch_dtype_like(array.dtype) is not None:
+        return as_tensor(np.ascontiguousarray(array).reshape(array.shape))
+    return torch.from_numpy(np.frombuffer(array.tobytes(), np.uint8).copy())
+
+
+@lru_cache(maxsize=256)
+def torch_dtype_like(dtype: np.dtype[Any] | str) -> torch.dtype | None:
+    """Torch's dtype for arrays of one of numpy's; None if it has none."""
+    try:
+        return torch.from_numpy(np.empty(0, dtype)).dtype
+    except (TypeError, ValueError):  # text, times, another byte order
+        return None
+
+
+def contiguous(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor as one whose bytes in a row are its numbers: on the CPU, without flags."""
+    return tensor.detach().to("cpu").resolve_conj().resolve_neg().contiguous()
+
+
+class _Reads(threading.local):
+    """What this thread reads into: other memory for one buffer, and not for all on its storage."""
+
+    empty_like: Callable[[torch.Tensor], torch.Tensor] = staticmethod(torch.empty_like)
+
+
+reads = _Reads()
+
+
+def reads_elsewhere() -> bool:
+    """Whether this thread reads into memory that somebody has chosen."""
+    return reads.empty_like is not torch.empty_like
+
+
+@contextmanager
+def reads_into(empty_like: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[None]:
+    """Have `Leaves.outputs` of this thread make its tensors so."""
+    before, reads.empty_like = reads.empty_like, empty_like
+    try:
+        yield
+    finally:
+        reads.empty_like = before
