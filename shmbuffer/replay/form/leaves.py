@@ -31,7 +31,6 @@ from shmbuffer.replay.form.nodes import (
     Node,
     Path,
     TensorDictNode,
-    fields,
     is_collection,
 )
 from shmbuffer.replay.form.objects import OBJECT, Objects, objects_in
@@ -136,7 +135,7 @@ class Leaves:
             )
         node = structure.describe(data, dims, mapping=mapping)
         values: list[Any] = []
-        node.collect(without_own_keys(data), values)
+        node.collect(structure.without_own_keys(data), values)
         paths = [path or ("data",) for path in node.paths()]
         if not values:
             raise ValueError("the data hold no tensor, so there is nothing to store")
@@ -308,7 +307,7 @@ class Leaves:
         except FormDiffersError:
             values.clear()
             try:
-                self.node.collect(without_own_keys(data, self.optional), values)
+                self.node.collect(structure.without_own_keys(data, self.optional), values)
             except FormDiffersError:
                 refuse_form(self.where, self.node.kind, self.leaves, self.optional, data)
         return values
@@ -373,15 +372,6 @@ class Leaves:
                 tensor = tensor.clone()
         values[at] = tensor
         return tensor.data_ptr()
-
-
-def without_own_keys(data: Any, keys: frozenset[str] = OWN_KEYS) -> Any:
-    """``data`` without the root entries that a sample adds; a plain dict where there were any."""
-    collection = is_collection(data)
-    if not (collection or isinstance(data, dict)) or keys.isdisjoint(data.keys()):
-        return data
-    entries = fields(data) if collection else data
-    return {key: value for key, value in entries.items() if key not in keys}
 
 
 def _form(value: Any) -> tuple[str, torch.Size]:

@@ -108,6 +108,15 @@ def _differ(stack: LazyStackedTensorDict) -> bool:
     return any(form != first for form in others)
 
 
+def without_own_keys(data: Any, keys: frozenset[str] = OWN_KEYS) -> Any:
+    """``data`` without the root entries that a sample adds; a plain dict where there were any."""
+    collection = is_collection(data)
+    if not (collection or isinstance(data, dict)) or keys.isdisjoint(data.keys()):
+        return data
+    entries = fields(data) if collection else data
+    return {key: value for key, value in entries.items() if key not in keys}
+
+
 def from_json(spec: dict[str, Any]) -> Node:
     """The tree that `Node.to_json` wrote.
 
