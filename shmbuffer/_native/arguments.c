@@ -1,4 +1,4 @@
-/* Arguments of Ring's methods, taken apart by the letters of their row. Addresses come as integers: the caller has checked
+/* Arguments of Ring's methods, unpacked by the letters of their row. Addresses come as integers: the caller has checked
  * what lies there and keeps it alive. */
 #include <math.h>
 #include <stdlib.h>
@@ -53,10 +53,10 @@ static bool unpack(const struct ring_object *self, const struct method *method, 
             break;
         case 'o':
         case 'r': {
-            bool none = args[i] == Py_None && method->arguments[i] == 'o';
+            bool optional = method->arguments[i] == 'o', none = optional && args[i] == Py_None;
             double real = none ? NAN : PyFloat_AsDouble(args[i]);
             if (real == -1 && PyErr_Occurred()) return false;
-            asked->at[i].real = isnan(real) && !none && method->arguments[i] == 'o' ? INFINITY : real; /* refused as well */
+            asked->at[i].real = optional && !none && isnan(real) ? INFINITY : real; /* which is refused as well */
             break;
         }
         case 'b':

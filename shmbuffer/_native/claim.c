@@ -1,4 +1,5 @@
-/* The beginning of a claim: which slots it takes, and what has to be there first. Steps are named as in memory/slots.py. */
+/* The beginning of a claim, W1 to W8: which slots it takes, and what has to be there first. The numbers of the steps are
+ * those of tests/model/writing.py. */
 #include <math.h>
 #include <stdlib.h>
 
@@ -39,9 +40,8 @@ static int begin_claim(struct shmb_ring *ring, struct shmb_call *call, uint64_t 
             goto refused;
         }
     }
-    status = !shmb_is_ours(ring)                                                      ? SHMB_FENCED
-             : atomic_load(&ring->runtime->state) == (uint32_t)SHMB_CLOSING ? SHMB_CLOSING_STATUS
-                                                                              : SHMB_OK;
+    bool closing = atomic_load(&ring->runtime->state) == (uint32_t)SHMB_CLOSING;
+    status = !shmb_is_ours(ring) ? SHMB_FENCED : closing ? SHMB_CLOSING_STATUS : SHMB_OK;
     if (status == SHMB_OK) return SHMB_OK;
     shmb_unlock(ring);
 refused:
@@ -186,7 +186,8 @@ int shmb_claim_slots(struct shmb_ring *ring, struct shmb_call *call, const int64
     blocked = blocked || (batch && shmb_bytes_are_being_written(ring));
     if (blocked) return end_without_claim(ring, SHMB_BLOCKED);
     uint64_t elements = in_place ? 0 : rows * ring->lanes;
-    if (shmb_is_limited(ring) && (status = shmb_admit_insert(ring, 0, elements)) != SHMB_OK) return end_limited(ring, status);
+    if (shmb_is_limited(ring) && (status = shmb_admit_insert(ring, 0, elements)) != SHMB_OK)
+        return end_limited(ring, status);
     *taken = rows;
     open_claim(ring, head, ring->capacity, elements);
     ring->claim_written = in_place ? 0 : ring->claim_slots_taken * ring->lanes;

@@ -1,4 +1,4 @@
-/* The end of a claim: its items are committed, or its slots are given back. Steps are named as in memory/slots.py. */
+/* The end of a claim, W10 to W14: its items are committed, or its slots are given back. */
 #include "ring.h"
 
 /* Parents of the claim's elements: consecutive for a ring write (in two pieces around the end), else listed. */
@@ -13,7 +13,8 @@ void shmb_claim_parents(struct shmb_ring *ring) {
     }
     uint64_t n = 0;
     for (uint64_t row = 0; row < ring->claim_rows; row++)
-        for (uint64_t lane = 0; lane < lanes; lane++) ring->touched[n++] = (uint64_t)ring->claim_slots[row] * lanes + lane;
+        for (uint64_t lane = 0; lane < lanes; lane++)
+            ring->touched[n++] = (uint64_t)ring->claim_slots[row] * lanes + lane;
     shmb_tree_touched(&ring->tree, ring->touched, n);
 }
 
@@ -22,8 +23,8 @@ void shmb_abort_claim(struct shmb_ring *ring) {
     ring->claimed = false;
     if (!shmb_is_ours(ring) || atomic_load_explicit(&me->phase, memory_order_relaxed) != SHMB_PAYLOAD) return;
     for (uint64_t row = 0; row < ring->claim_rows; row++) {
-        atomic_store_explicit(&ring->words[shmb_slot_of_row(ring, row)], SHMB_WORD(shmb_ticket_of_row(ring, row), SHMB_ABORTED),
-                              memory_order_release);
+        uint64_t aborted = SHMB_WORD(shmb_ticket_of_row(ring, row), SHMB_ABORTED);
+        atomic_store_explicit(&ring->words[shmb_slot_of_row(ring, row)], aborted, memory_order_release);
         CP(abort_word);
     }
     atomic_store_explicit(&me->phase, SHMB_IDLE, memory_order_release);

@@ -1,18 +1,18 @@
-/* Flow control: may a claim or a draw begin, or has the other side to go on first? Everything is decided and stored under
- * the mutex; a setting is built in the block that does not count, and published by one store. */
+/* Flow control: may a claim or a draw begin, or has the other side to go on first? It is decided and stored under the
+ * mutex. A setting is built in the block that does not count, and published by one store. */
 #include <math.h>
 
 #include "ring.h"
 
 #define ROUNDING 1e-6 /* of a sample: products of a ratio such as 0.1 are not exact */
 
-_Thread_local bool shmb_let_pass; /* the next claim or draw of this thread goes on whatever the ratio; it counts on no side */
+/* The next claim or draw of this thread goes on whatever the ratio; it counts on no side. */
+_Thread_local bool shmb_let_pass;
 
 static double ahead(const struct shmb_ring *ring, const struct shmb_limiter *limiter, uint64_t inserts, uint64_t samples) {
-    struct shmb_runtime *runtime = ring->runtime;
-    int64_t inserted = (int64_t)(atomic_load_explicit(&runtime->write_count, memory_order_relaxed) + inserts - limiter->inserts_base);
-    int64_t drawn = (int64_t)(atomic_load_explicit(&runtime->drawn, memory_order_relaxed) + samples - limiter->samples_base);
-    return (double)inserted * limiter->samples_per_insert - (double)drawn;
+    uint64_t inserted = atomic_load_explicit(&ring->runtime->write_count, memory_order_relaxed) + inserts - limiter->inserts_base;
+    uint64_t drawn = atomic_load_explicit(&ring->runtime->drawn, memory_order_relaxed) + samples - limiter->samples_base;
+    return (double)(int64_t)inserted * limiter->samples_per_insert - (double)(int64_t)drawn;
 }
 
 /* Under the mutex, so that whoever changes what is waited for sees it afterwards. */
@@ -238,7 +238,8 @@ int shmb_waits_in_queue(struct shmb_ring *ring, struct shmb_call *call, const st
     return SHMB_OK;
 }
 
-/* Another setting. What a queue has handed out stays so, and a new one has every item that is there; the ratio starts anew. */
+/* Another setting. What a queue has handed out stays so, and a new one has every item that is there; the ratio counts from
+ * here on. */
 int shmb_limit(struct shmb_ring *ring, struct shmb_call *call, const struct shmb_limiter *wanted) {
     struct shmb_runtime *runtime = ring->runtime;
     int status = shmb_lock(ring, call);
@@ -253,7 +254,7 @@ int shmb_limit(struct shmb_ring *ring, struct shmb_call *call, const struct shmb
     if (old && old->limits & SHMB_QUEUE) next = shmb_queue_next(ring, old);
     if (next.times && next.times >= times) next = (struct shmb_place){next.element + 1, 0};
     if (version == 0) version = 2; /* 0 is none */
-    atomic_thread_fence(SYNC_LIMITER_REUSE_RELEASE); /* the version names the other block before this one is written over */
+    atomic_thread_fence(SYNC_LIMITER_REUSE_RELEASE); /* the version names the other block before this one changes */
     limiter->samples_per_insert = wanted->samples_per_insert;
     CP(flow_stored);
     limiter->error_buffer = wanted->error_buffer;

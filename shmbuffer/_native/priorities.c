@@ -92,8 +92,8 @@ int shmb_update(struct shmb_ring *ring, struct shmb_call *call, const int64_t *i
 
 #define ORDINARY_PRIORITY 1e3 /* as in memory/settings.py */
 
-/* Whether every mass stays finite with another alpha and eps: those of the priorities that are there, of the default
- * and of ordinary ones. A mass grows with its priority. Somebody may be filling in priorities meanwhile: his commit looks again. */
+/* Whether every mass stays finite with another alpha and eps: those of the priorities that are there, of the default and of
+ * ordinary ones. A mass grows with its priority. A writer may be filling in priorities meanwhile: its commit looks again. */
 static bool masses_stay_finite(const struct shmb_ring *ring, double alpha, double eps) {
     if (!(alpha >= 0 && alpha < INFINITY && eps >= 0 && eps < INFINITY)) return false;
     double greatest = fmax(ORDINARY_PRIORITY, shmb_default_priority(ring->runtime));
@@ -105,8 +105,8 @@ static bool masses_stay_finite(const struct shmb_ring *ring, double alpha, doubl
     return pow(greatest + eps, alpha) <= shmb_largest_mass(ring);
 }
 
-/* Changes alpha (or switches the tree on, with bind); NaN: it stays what it is. The new value is stored first: whoever repairs after a
- * death in here recomputes every leaf from the raw priorities with it. */
+/* Changes alpha (or switches the tree on, with bind); NaN: it stays what it is. The new value is stored first: a repair
+ * after a death in here recomputes every leaf from the raw priorities with it. */
 int shmb_set_alpha(struct shmb_ring *ring, struct shmb_call *call, double alpha, double eps, bool bind) {
     struct shmb_runtime *runtime = ring->runtime;
     int status = shmb_lock(ring, call);

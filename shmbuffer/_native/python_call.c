@@ -1,5 +1,5 @@
-/* A call of the core by Python: the interpreter lock is given up for copies that are worth it, and by whoever has to wait;
- * at its end a client is seen to be alive. */
+/* A call of the core by Python: the interpreter lock is given up for copies that are worth it, and before a wait. At its end
+ * it is noted when the client was seen last. */
 #include "binding.h"
 
 #define RELEASE_FROM_BYTES 16384 /* below this, giving up and retaking the interpreter lock costs more than the copy */

@@ -49,7 +49,7 @@ enum shmb_status {
     SHMB_IN_QUEUE,       /* a queue is written at its end only */
     SHMB_DAMAGED,        /* shared memory says what cannot be; slot shmb_refusal.bad_at, or SHMB_NO_SLOT */
     SHMB_UNLINKED,       /* the directory was removed: see presence.c */
-    SHMB_OWNER_DIED,     /* the mutex is ours, and its last owner died with it: section.c repairs, and nobody else is told */
+    SHMB_OWNER_DIED,     /* the mutex is ours, its last owner died holding it: section.c repairs, and tells nobody */
 };
 
 #define SHMB_NO_SLOT UINT64_MAX
@@ -200,7 +200,7 @@ static inline bool shmb_still_holds(const struct shmb_ring *ring, uint64_t slot,
     return atomic_load_explicit(&ring->words[slot], memory_order_relaxed) == word;
 }
 
-/* The files from here on: each calls those above it only (tests/native/test_house.py). */
+/* From here on file by file: each calls only those above it (tests/native/test_house.py). */
 
 /* process.c */
 uint64_t shmb_life(void); /* of this process; another value after fork */

@@ -1,4 +1,4 @@
-/* A locked section of a ring: the mutex taken through a handle, what its dead owner left repaired first. */
+/* A locked section of a ring: the mutex is taken through a handle, and repaired first where its owner died. */
 #include <time.h>
 
 #include "ring.h"

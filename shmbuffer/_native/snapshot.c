@@ -1,7 +1,7 @@
 /* A copy of the whole ring as it was at one moment.
  *
- * It is made in rounds, as a running machine is moved to another one: each copies what has changed since the last one, with
- * no lock held; the last one copies what is left under it. */
+ * It is made in rounds, as a running machine is moved to another host: each copies what has changed since the one before,
+ * with no lock held; the last one copies what is left, under the mutex. */
 #include <string.h>
 
 #include "ring.h"
@@ -15,7 +15,8 @@ static void copy_slot(const struct shmb_ring *ring, uint64_t slot, unsigned char
 
 static int64_t ticket_of(uint64_t word) { return SHMB_STATE(word) == SHMB_COMMITTED ? (int64_t)SHMB_TICKET(word) : -1; }
 
-/* One round, without the lock. tickets[slot] is what `out` holds there, -1 for nothing. Returns how many slots had changed. */
+/* One round, without the lock. tickets[slot] is what `out` holds there, -1 for nothing. Returns how many slots had
+ * changed. */
 uint64_t shmb_copy_slots(struct shmb_ring *ring, uint64_t first, uint64_t count, unsigned char *const *out,
                          int64_t *tickets) {
     uint64_t changed = 0;
