@@ -33,7 +33,7 @@ from shmbuffer.memory.files import Files
 from shmbuffer.memory.region import Directory
 from shmbuffer.replay.buffers import ReplayBuffer
 from shmbuffer.replay.samplers import PrioritizedSampler, RandomSampler, Sampler
-from shmbuffer.replay.storages.on_ring import OnRing
+from shmbuffer.replay.storages.ring_backed import RingBacked
 from shmbuffer.replay.writers import RoundRobinWriter
 
 READ, WRITE, SAMPLE = GROUPS = ("read", "write", "sample")
@@ -97,7 +97,7 @@ class Offer:
         storage = buffer.storage
         me = identity.current()
         here = (me.boot_id, me.pid)
-        if not isinstance(storage, OnRing) or not storage.shared:
+        if not isinstance(storage, RingBacked) or not storage.shared:
             kind = type(storage).__name__
             return cls(*here, refused={"": f"its {kind} lies in the memory of its owner alone"})
         engine = storage.open_engine
@@ -163,11 +163,11 @@ class Near:
         self._sequences = sequences
         return None
 
-    def give_up(self) -> OnRing:
+    def give_up(self) -> RingBacked:
         """The open storage, for another `Near` that closes it."""
         self._end.detach()
         storage = self.buffer.storage
-        assert isinstance(storage, OnRing)
+        assert isinstance(storage, RingBacked)
         return storage
 
     def close(self) -> None:
@@ -214,7 +214,7 @@ def approach(offer: Offer, near: Near | None = None) -> Near:
 def engine_of(buffer: ReplayBuffer) -> Engine:
     """The handle of a buffer that lies on a ring."""
     storage = buffer.storage
-    assert isinstance(storage, OnRing)
+    assert isinstance(storage, RingBacked)
     return storage.engine
 
 
@@ -282,7 +282,7 @@ def _configuration(buffer: ReplayBuffer, refused: dict[str, str]) -> dict[str, A
     return state
 
 
-def _rebuilt(cls: type[ReplayBuffer], state: dict[str, Any], storage: OnRing) -> ReplayBuffer:
+def _rebuilt(cls: type[ReplayBuffer], state: dict[str, Any], storage: RingBacked) -> ReplayBuffer:
     buffer = cls.__new__(cls)
     buffer.__setstate__({**state, "_storage": storage})
     return buffer

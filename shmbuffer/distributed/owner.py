@@ -28,7 +28,7 @@ from shmbuffer.replay.form.nodes import is_collection
 from shmbuffer.replay.samplers import Sampler
 from shmbuffer.replay.storages import Storage
 from shmbuffer.replay.storages.indexing import extent
-from shmbuffer.replay.storages.on_ring import OnRing
+from shmbuffer.replay.storages.ring_backed import RingBacked
 from shmbuffer.replay.writers import Writer
 
 METHODS = {
@@ -142,7 +142,7 @@ class Owner:
     def extent(self) -> int:
         """Slots from the first to the last that was written: what iteration in order goes over."""
         storage = self.buffer.storage
-        if not isinstance(storage, OnRing):
+        if not isinstance(storage, RingBacked):
             return len(storage)
         return 0 if storage.ring is None else extent(storage.ring)
 
@@ -175,7 +175,7 @@ class Owner:
     def _tell(self, offer: Offer) -> None:
         storage = self.buffer.storage
         before, now = self._engine, None
-        if offer.path is not None and isinstance(storage, OnRing):
+        if offer.path is not None and isinstance(storage, RingBacked):
             now = storage.engine
         mark = secrets.token_hex(8)
         for engine in {before, now} - {None}:

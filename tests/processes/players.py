@@ -25,7 +25,7 @@ from shmbuffer._native import _core
 from shmbuffer.errors import RateLimitError
 from shmbuffer.memory import flow
 from shmbuffer.memory.inspect import inspect
-from shmbuffer.replay.storages.on_ring import OnRing
+from shmbuffer.replay.storages.ring_backed import RingBacked
 
 T = TypeVar("T")
 
@@ -225,7 +225,7 @@ def _sample_and_stop_while_reading(buffer: ReplayBuffer, count: int) -> list[int
 def _fork_beside_a_waiting_thread(buffer: ReplayBuffer, number: int) -> list[int]:
     """A thread writes and so does a forked child; both have to wait."""
     storage = buffer.storage
-    assert isinstance(storage, OnRing)
+    assert isinstance(storage, RingBacked)
     writing = threading.Thread(target=buffer.extend, args=(items(number, 1),))
     writing.start()
     mine = storage.engine.control.entries[storage.engine.entry : storage.engine.entry + 1]
@@ -242,7 +242,7 @@ def _fork_beside_a_waiting_thread(buffer: ReplayBuffer, number: int) -> list[int
 def _standing(buffer: ReplayBuffer) -> list[int]:
     """What this handle leaves in the registry while it is in no call."""
     storage = buffer.storage
-    assert isinstance(storage, OnRing)
+    assert isinstance(storage, RingBacked)
     control = storage.engine.control
     mine = control.entries[storage.engine.entry]
     return [int(mine["waits_for"]), int(mine["pending"]), int(mine["reading"])]

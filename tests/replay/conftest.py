@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from shmbuffer import LazyMemmapStorage, LazyTensorStorage
-from shmbuffer.replay.storages.ring_storage import RingStorage
+from shmbuffer.replay.storages.tensor import TensorStorage
 
-MakeStorage = Callable[..., RingStorage]
+MakeStorage = Callable[..., TensorStorage]
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -28,11 +28,11 @@ def _seed() -> None:
 @pytest.fixture(params=["memory", "anonymous memmap", "directory"])
 def make(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[MakeStorage]:
     """Makes storages of one kind: ``make(max_size, **options)``."""
-    made: list[RingStorage] = []
+    made: list[TensorStorage] = []
 
-    def storage(max_size: int, **options: Any) -> RingStorage:
+    def storage(max_size: int, **options: Any) -> TensorStorage:
         if request.param == "memory":
-            one: RingStorage = LazyTensorStorage(max_size, **options)
+            one: TensorStorage = LazyTensorStorage(max_size, **options)
         elif request.param == "anonymous memmap":
             one = LazyMemmapStorage(max_size, **options)
         else:
@@ -49,9 +49,9 @@ def make(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[MakeStorage
 @pytest.fixture(params=["memory", "anonymous memmap"])
 def make_private(request: pytest.FixtureRequest) -> Iterator[MakeStorage]:
     """Makes storages that nobody else can see."""
-    made: list[RingStorage] = []
+    made: list[TensorStorage] = []
 
-    def storage(max_size: int, **options: Any) -> RingStorage:
+    def storage(max_size: int, **options: Any) -> TensorStorage:
         cls = LazyTensorStorage if request.param == "memory" else LazyMemmapStorage
         made.append(cls(max_size, **options))
         return made[-1]
@@ -64,9 +64,9 @@ def make_private(request: pytest.FixtureRequest) -> Iterator[MakeStorage]:
 @pytest.fixture
 def directory(tmp_path: Path) -> Iterator[MakeStorage]:
     """Makes storages in one directory, ``tmp_path / "buffer"``: every call attaches once more."""
-    made: list[RingStorage] = []
+    made: list[TensorStorage] = []
 
-    def storage(max_size: int = 10, **options: Any) -> RingStorage:
+    def storage(max_size: int = 10, **options: Any) -> TensorStorage:
         options = {"scratch_dir": tmp_path / "buffer", "shared_init": True, **options}
         made.append(LazyMemmapStorage(max_size, **options))
         return made[-1]

@@ -46,17 +46,11 @@ def test_what_is_copied_out_comes_back_in(make: Any) -> None:
         moment.tickets >= 0,
         cursor=moment.head % 8,
         write_count=moment.write_count,
-        priorities=moment.priorities,
-        max_priority=moment.max_priority,
     )
     assert torch.equal(other[:]["a"], rb[:]["a"])
     assert torch.equal(other[:]["c"], rb[:]["c"])
     assert other.storage.ring.committed().tolist() == [0, 1, 2, 5, 6, 7]
     assert other.write_count == 11
-    assert other.sampler.default_priority == 10.0
-    assert np.array_equal(other.storage.ring.mass(), rb.storage.ring.mass()), (
-        "priorities came along"
-    )
     assert (
         other.extend({**steps(1, 90).exclude("td_error"), "td_error": torch.ones(1).double()})[0]
         == rb.storage.ring.head % 8
@@ -74,9 +68,7 @@ def test_wide_slots_come_back_in(make: Any) -> None:
     columns = columns_of(one.storage.rows)
     moment = one.storage.rows.copy_out(columns)
     other.extend(data[:, :1] * 0)
-    other.storage.rows.copy_in(
-        columns, moment.tickets >= 0, cursor=1, write_count=15, priorities=moment.priorities
-    )
+    other.storage.rows.copy_in(columns, moment.tickets >= 0, cursor=1, write_count=15)
     assert other[:]["a"].tolist() == one[:]["a"].tolist()
 
 
@@ -85,13 +77,9 @@ def test_bytes_that_are_in_place_become_items(make: Any) -> None:
     rb.extend(steps(6))
     rb.empty()
     present = np.array([True, True, False, True, False, False])
-    priorities = np.array([1.0, 2.0, 9.0, np.nan, 9.0, 9.0])
-    rb.storage.rows.copy_in(
-        None, present, cursor=4, write_count=40, priorities=priorities, max_priority=7.0
-    )
+    rb.storage.rows.copy_in(None, present, cursor=4, write_count=40)
     assert rb[:]["a"].tolist() == [0, 1, 3]
     assert (len(rb), rb.write_count, rb.storage.ring.cursor) == (3, 40, 4)
-    assert rb.sampler.default_priority == 7.0
     assert rb.storage.engine.check().ok
 
 

@@ -31,7 +31,7 @@ from shmbuffer import (
 )
 from shmbuffer.memory import Engine
 from shmbuffer.replay.buffers import from_engine
-from shmbuffer.replay.storages import indexing, reading
+from shmbuffer.replay.storages import indexing, mover
 from tests.replay import programs
 from tests.replay.programs import step
 
@@ -326,9 +326,9 @@ def vanishing(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
             claim(rows.ring)
         return found
 
-    is_drawn = reading._is_drawn
-    monkeypatch.setattr(reading, "select", select_and_claim)
-    monkeypatch.setattr(reading, "_is_drawn", look_and_claim)
+    is_drawn = mover._is_drawn
+    monkeypatch.setattr(mover, "select", select_and_claim)
+    monkeypatch.setattr(mover, "_is_drawn", look_and_claim)
     yield claimed
     for ring in claimed:
         ring.abort()

@@ -30,12 +30,12 @@ from shmbuffer.replay.keys import GENERATION, INDEX, WEIGHT_KEYS
 from shmbuffer.replay.samplers import RandomSampler
 from shmbuffer.replay.samplers.sampler import between_forks, draw_key, lanes_of
 from shmbuffer.replay.storages.indexing import unravel
-from shmbuffer.replay.storages.on_ring import OnRing
+from shmbuffer.replay.storages.ring_backed import RingBacked
 
 if TYPE_CHECKING:
     from shmbuffer.memory import Ring
     from shmbuffer.replay.storages import Storage
-    from shmbuffer.replay.storages.serving import Drawn
+    from shmbuffer.replay.storages.mover import Drawn
 
 _NOT_TAKEN = -1  # for a ticket: nothing came out of the queue
 _ATTEMPTS = 16  # to read what a sampler of somebody else's chose, where other processes write
@@ -135,7 +135,7 @@ class Drawing(Parts):
         if min_size is not None and min_size < 0:
             raise ValueError(f"min_size has to be at least 0, got {min_size}")
         storage: Storage = self._storage
-        if not isinstance(storage, OnRing):
+        if not isinstance(storage, RingBacked):
             raise TypeError(
                 "min_size and timeout need a storage of this package; "
                 f"{type(storage).__name__} is not one"
@@ -154,7 +154,7 @@ class Drawing(Parts):
     def _turn(self, count: int, min_size: int | None = None) -> Turn | None:
         """Waits until so many items may be drawn, which count as drawn then; None: no limits."""
         storage = self._storage
-        ring = self._first_ring(min_size) if isinstance(storage, OnRing) else None
+        ring = self._first_ring(min_size) if isinstance(storage, RingBacked) else None
         if ring is None:
             return None
         is_queue, version = ring.flow.is_queue, int(ring.flow.version[0])
@@ -165,7 +165,7 @@ class Drawing(Parts):
     def _first_ring(self, min_size: int | None) -> Ring | None:
         """The ring; waited for, where there has to be something in it and nobody has written."""
         storage = self._storage
-        assert isinstance(storage, OnRing)
+        assert isinstance(storage, RingBacked)
         ring = storage.ring
         if ring is not None or not (min_size or self._limited):
             return ring

@@ -13,9 +13,9 @@ from shmbuffer.replay.buffers.record import record
 from shmbuffer.replay.samplers import PrioritizedSampler, RandomSampler, Sampler
 from shmbuffer.replay.storages import Storage
 from shmbuffer.replay.storages.direct import Direct
-from shmbuffer.replay.storages.on_ring import OnRing
-from shmbuffer.replay.storages.ring_storage import RingStorage
+from shmbuffer.replay.storages.ring_backed import RingBacked
 from shmbuffer.replay.storages.rows import Rows
+from shmbuffer.replay.storages.tensor import TensorStorage
 from shmbuffer.replay.transforms import Compose, Transform
 from shmbuffer.replay.writers import RoundRobinWriter, Writer
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from shmbuffer.memory import Engine, RateLimiter, Ring
 
 
-def shareable(storage: OnRing) -> Engine:
+def shareable(storage: RingBacked) -> Engine:
     """The engine of a storage, which keeps both sides in step.
 
     Raises:
@@ -216,7 +216,7 @@ class Parts:
     @rate_limiter.setter
     def rate_limiter(self, limiter: RateLimiter | None) -> None:
         storage = self._storage
-        if not isinstance(storage, OnRing):
+        if not isinstance(storage, RingBacked):
             raise TypeError(
                 f"a rate_limiter needs a storage of this package; {type(storage).__name__} is not "
                 "one"
@@ -252,7 +252,7 @@ class Parts:
         self.generator = self._generator
         self._writer.register_storage(storage)
         self._choose_path()
-        if isinstance(storage, RingStorage):
+        if isinstance(storage, TensorStorage):
             storage.mapping = self._mapping
         self._record()
         storage.add_reader(self)
@@ -269,11 +269,11 @@ class Parts:
         )
         self._by_priority = sampler if isinstance(sampler, PrioritizedSampler) else None
         ring = getattr(storage, "ring", None)
-        self._limited_ring = ring if isinstance(storage, OnRing) else None
+        self._limited_ring = ring if isinstance(storage, RingBacked) else None
         if self._limited_ring is not None:
             self._limiter_version = self._limited_ring.flow.version
         else:  # before the first write each sample asks
-            self._limiter_version = (int(isinstance(storage, OnRing)),)
+            self._limiter_version = (int(isinstance(storage, RingBacked)),)
         self._ring_priorities = (
             storage.writes_natively
             and isinstance(sampler, PrioritizedSampler)
@@ -305,7 +305,7 @@ class Parts:
         storage, sampler = self._storage, self._sampler
         prioritized = isinstance(sampler, PrioritizedSampler)
         if (
-            not isinstance(storage, RingStorage)
+            not isinstance(storage, TensorStorage)
             or not self._native_write
             or not storage.appends_natively
             or self._tell_sampler
@@ -332,7 +332,7 @@ class Parts:
 
     def _rows(self) -> Rows | None:
         storage = self._storage
-        return storage._rows or storage.rows if isinstance(storage, RingStorage) else None
+        return storage.rows if isinstance(storage, TensorStorage) else None
 
     def _collate(self, data: Any) -> Any:
         """A batch from what the storage gave."""

@@ -22,8 +22,8 @@ from shmbuffer.replay.form.nodes import is_collection
 from shmbuffer.replay.keys import WEIGHT_KEYS
 from shmbuffer.replay.samplers import RandomSampler, Sampler
 from shmbuffer.replay.storages import ListStorage, Storage
-from shmbuffer.replay.storages.on_ring import OnRing
-from shmbuffer.replay.storages.ring_storage import RingStorage
+from shmbuffer.replay.storages.ring_backed import RingBacked
+from shmbuffer.replay.storages.tensor import TensorStorage
 from shmbuffer.replay.transforms import Transform, compose
 from shmbuffer.replay.writers import RoundRobinWriter, Writer
 
@@ -419,7 +419,7 @@ class ReplayBuffer(StorageOrder, Drawing, Whole):
 
     def _batch_of(self, data: Any) -> Any:
         """A batch as the storage takes it: stacked, transformed, the right dimension first."""
-        if type(data) is list and isinstance(self._storage, RingStorage):
+        if type(data) is list and isinstance(self._storage, TensorStorage):
             if not data:
                 return None
             # Transforms, and writers of somebody else's, are given tensors.
@@ -455,7 +455,7 @@ class ReplayBuffer(StorageOrder, Drawing, Whole):
         self, data: Any, single: bool, priorities: NDArray[np.float64] | None
     ) -> int | torch.Tensor:
         writer, storage = self._writer, self._storage
-        if self._native_write and isinstance(storage, OnRing):
+        if self._native_write and isinstance(storage, RingBacked):
             given = priorities if self._ring_priorities else None
             first, count = storage.append(data, single, given)
             index = storage.written(first, count, single=single)

@@ -27,8 +27,8 @@ from shmbuffer.replay.samplers import PrioritizedSampler, PriorityUpdate
 from shmbuffer.replay.samplers.priority.raw import as_raw, check_raw
 from shmbuffer.replay.samplers.sampler import draw_key
 from shmbuffer.replay.storages.native_rows import NativeRows
-from shmbuffer.replay.storages.ring_storage import RingStorage
 from shmbuffer.replay.storages.rows import Rows
+from shmbuffer.replay.storages.tensor import TensorStorage
 from shmbuffer.replay.writers import TensorDictRoundRobinWriter
 
 _NO_OUT = (
@@ -277,7 +277,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
                 info[GENERATION] = tickets
             data = rows.leaves.build_with(tensors, index.shape, info)
             return (data, info) if return_info else data
-        if out is not None and (self._rows() or not isinstance(self._storage, RingStorage)):
+        if out is not None and (self._rows() or not isinstance(self._storage, TensorStorage)):
             raise ValueError(_NO_OUT)
         data, info = self._next(count)
         if include_info is not False:
@@ -310,7 +310,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
         if not isinstance(sampler, PrioritizedSampler):
             return PriorityUpdate(0, 0)
         given = data
-        if isinstance(data, LazyStackedTensorDict) and not isinstance(self._storage, RingStorage):
+        if isinstance(data, LazyStackedTensorDict) and not isinstance(self._storage, TensorStorage):
             data = self._by_item(data)
         entries = data._tensordict if type(data) is TensorDict else data
         index = entries.get(INDEX, None)
@@ -369,7 +369,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
 
     def _named(self, data: Any, single: bool) -> Any:
         """The data, as those see them who take no dict apart: as TensorDicts."""
-        rows = isinstance(self._storage, RingStorage)
+        rows = isinstance(self._storage, TensorStorage)
         if rows and not len(self._transform):
             return data
         if isinstance(data, list) and not single:
@@ -382,7 +382,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
 
     def _join(self) -> None:
         storage = self._storage
-        if isinstance(storage, RingStorage):
+        if isinstance(storage, TensorStorage):
             key = self._priority_key
             extra = [name for name in (key, self._weight_key) if isinstance(name, str)]
             storage.allow(OWN_KEYS.union(extra))
@@ -393,7 +393,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
         storage = self._storage
         plain = (
             self._native_sample
-            and isinstance(storage, RingStorage)
+            and isinstance(storage, TensorStorage)
             and (storage.device is None or storage.device.type == "cpu")
             and self._collate_fn is None
             and not self._pin_memory
@@ -413,7 +413,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
             return None
         key = self._priority_key
         if isinstance(data, (list, LazyStackedTensorDict)) and not (
-            single or isinstance(self._storage, RingStorage)
+            single or isinstance(self._storage, TensorStorage)
         ):
             found = self._reduced(data if isinstance(data, list) else list(data.unbind(0)))
             if found is not None:
@@ -475,7 +475,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
             return data
         try:
             if isinstance(data, LazyStackedTensorDict) and not isinstance(
-                self._storage, RingStorage
+                self._storage, TensorStorage
             ):
                 if not amended(data, partial(_set_by_item, info=info)):
                     with unlocked(data):

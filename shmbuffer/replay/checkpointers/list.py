@@ -124,9 +124,9 @@ class ListStorageCheckpointer(RingStorageCheckpointer):
         require_alone(storage)
         places = record.places(storage.max_size, str(path), "places")
         of = {"cursor": places.cursor, "write_count": record.written}
-        if storage.record_shelf is None:
+        if not storage.shared:
             record.sources = None  # one process is all that writes into it
-        if image is not None and storage.record_shelf is not None and not self._load_hooks:
+        if image is not None and storage.shared and not self._load_hooks:
             _require_number(len(image), record, path)
             storage.notify_emptied()
             storage.load_image(image, places.slots, **of)
@@ -164,7 +164,7 @@ class ListStorageCheckpointer(RingStorageCheckpointer):
         """What the storage is to keep of the items that were written."""
         if image is not None:
             codec = storage.codec_for(image.dictionary)
-            return [storage.keeping.keep(item) for part in image.items(codec) for item in part]
+            return [storage.codec.keep(item) for part in image.items(codec) for item in part]
         kept = []
         _, unpack = self._packing(storage)
         with Progress("load", int(record.present.sum()), "items") as progress:
@@ -175,16 +175,16 @@ class ListStorageCheckpointer(RingStorageCheckpointer):
 
     def _packing(self, storage: Any) -> tuple[Packing, Unpacking]:
         """What the storage keeps of an item as it is written, and the other way."""
-        return pack_plainly, lambda packed: storage.keeping.keep(unpack_plainly(packed))
+        return pack_plainly, lambda packed: storage.codec.keep(unpack_plainly(packed))
 
     def _hooked(self, storage: Any, items: list[Any], path: Path, moment: Moment) -> list[Any]:
         """What is to be written of the items, after the save hooks."""
-        keeping = storage.keeping
+        codec = storage.codec
         record = Record.of_moment(moment)
         given = self._apply_save_hooks(
-            [keeping.give(one) for one in items], path, shift=record.shift, is_full=record.is_full
+            [codec.give(one) for one in items], path, shift=record.shift, is_full=record.is_full
         )
-        kept = [keeping.keep(item) for item in given]
+        kept = [codec.keep(item) for item in given]
         _require_as_many("save", len(kept), len(items))
         return kept
 
@@ -192,9 +192,9 @@ class ListStorageCheckpointer(RingStorageCheckpointer):
         """What the storage is to keep of the items that were read, after the load hooks."""
         if not self._load_hooks:
             return kept
-        keeping = storage.keeping
-        given = self._apply_load_hooks([keeping.give(one) for one in kept], None)
-        found = [keeping.keep(item) for item in given]
+        codec = storage.codec
+        given = self._apply_load_hooks([codec.give(one) for one in kept], None)
+        found = [codec.keep(item) for item in given]
         _require_as_many("load", len(found), len(kept))
         return found
 
@@ -215,11 +215,11 @@ class CompressedListStorageCheckpointer(ListStorageCheckpointer):
     def _loads_files(self, storage: Any, path: Path, written: Written) -> Loaded:
         if not compressed.is_of_torchrl(path):
             return super()._loads_files(storage, path, written)
-        items = compressed.read_items(path, storage.compressing)
+        items = compressed.read_items(path, storage.packing)
         present = np.array([item is not None for item in items], np.bool_)
         cursor, count = (len(items), None) if written is None else written
         record = Record(len(items), (), present, cursor, count)
-        kept = [storage.keeping.keep(item[0]) for item in items if item is not None]
+        kept = [storage.codec.keep(item[0]) for item in items if item is not None]
         return self._put(storage, record, path, None, kept)
 
     def _packing(self, storage: Any) -> tuple[Packing, Unpacking]:

@@ -21,7 +21,7 @@ from shmbuffer.replay.form.tensors import torch_dtype
 from shmbuffer.replay.values import damaged, read_json
 
 if TYPE_CHECKING:
-    from shmbuffer.replay.storages.compressing import Compressing
+    from shmbuffer.replay.storages.item_codec import PackedCodec
 
 _METADATA = "metadata.json"
 _ZLIB = 0x78  # the first byte of what TorchRL compresses below Python 3.14
@@ -32,12 +32,12 @@ def is_of_torchrl(path: Path) -> bool:
     return (path / _METADATA).exists()
 
 
-def read_items(path: Path, compressing: Compressing) -> list[tuple[Any] | None]:
+def read_items(path: Path, codec: PackedCodec) -> list[tuple[Any] | None]:
     """Each item, decompressed, in a tuple; None for a place without one.
 
     Args:
         path: of the storage.
-        compressing: what it was compressed with; zstd stands for zlib too.
+        codec: what it was compressed with; zstd stands for zlib too.
 
     Raises:
         CorruptBufferError: it is something else, or damaged.
@@ -47,7 +47,7 @@ def read_items(path: Path, compressing: Compressing) -> list[tuple[Any] | None]:
         numbers = read_json(path / "data_indices.json", list)
         where = path / "compressed_data"
         return [
-            None if number is None else (_item(where / str(int(number)), entry, compressing),)
+            None if number is None else (_item(where / str(int(number)), entry, codec),)
             for number, entry in zip(numbers, entries, strict=True)
         ]
     except (ValueError, KeyError, TypeError, zlib.error) as error:
@@ -55,14 +55,14 @@ def read_items(path: Path, compressing: Compressing) -> list[tuple[Any] | None]:
         raise damaged(path, why) from error
 
 
-def _item(path: Path, entry: dict[str, Any], compressing: Compressing) -> Any:
+def _item(path: Path, entry: dict[str, Any], codec: PackedCodec) -> Any:
     folder = read_folder(path)
     if entry["type"] == "tensor":
-        return _tensor(folder.tensor(("data",)), entry, compressing)
+        return _tensor(folder.tensor(("data",)), entry, codec)
     if entry["type"] != "tensordict":
         return _plain(entry["value"])
     fields = {
-        key: _tensor(folder.tensor((key,)), field, compressing)
+        key: _tensor(folder.tensor((key,)), field, codec)
         if field["type"] == "tensor"
         else _plain(field["value"])
         for key, field in entry["fields"].items()
@@ -70,13 +70,13 @@ def _item(path: Path, entry: dict[str, Any], compressing: Compressing) -> Any:
     return TensorDict(fields, batch_size=_plain(entry.get("batch_size", [])))
 
 
-def _tensor(chunk: torch.Tensor, entry: dict[str, Any], compressing: Compressing) -> torch.Tensor:
+def _tensor(chunk: torch.Tensor, entry: dict[str, Any], codec: PackedCodec) -> torch.Tensor:
     about = {key: _plain(entry[key]) for key in ("shape", "dtype", "device")}
-    if compressing.decompresses_zstd and int(chunk[0]) == _ZLIB:
+    if codec.decompresses_zstd and int(chunk[0]) == _ZLIB:
         content = bytearray(zlib.decompress(chunk.numpy().tobytes()))
         found = torch.frombuffer(content, dtype=about["dtype"])
     else:
-        found = compressing.expand(chunk.clone(), about)
+        found = codec.expand(chunk.clone(), about)
     if found.dtype is not about["dtype"]:
         found = found.reshape(-1).view(about["dtype"])
     return found.reshape(about["shape"]).to(about["device"])

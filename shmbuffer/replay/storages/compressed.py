@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import builtins
-import os
 import pickle
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 import numpy as np
 import torch
@@ -15,20 +14,14 @@ from shmbuffer.memory.recorded import of_storage
 from shmbuffer.replay.checkpointers.list import CompressedListStorageCheckpointer
 from shmbuffer.replay.form.batches import collate, stack_lazily
 from shmbuffer.replay.form.nodes import is_collection
-from shmbuffer.replay.storages.compressing import Compress, Compressing, Decompress, bytes_of
-from shmbuffer.replay.storages.fetched import Fetched
-from shmbuffer.replay.storages.keeping import Keeping
-from shmbuffer.replay.storages.location import Location
-from shmbuffer.replay.storages.ragged_output import PadOutput
-from shmbuffer.replay.storages.record_codec import RecordCodec
-from shmbuffer.replay.storages.record_list import RecordList
-from shmbuffer.replay.storages.record_shelf import RecordShelf
-from shmbuffer.replay.storages.recording import Recording
+from shmbuffer.replay.storages.item_codec import BodyCodec, PackedCodec, bytes_of
+from shmbuffer.replay.storages.record_codec import Compress, Decompress, Fetched, RecordCodec
+from shmbuffer.replay.storages.record_list import RecordList, RecordOptions
 
 if TYPE_CHECKING:
     from shmbuffer.memory import Engine
-    from shmbuffer.memory.progress import OnProgress
     from shmbuffer.replay.form.packing import Packed
+    from shmbuffer.replay.storages.item_codec import ItemCodec
 
 
 class CompressedListStorage(RecordList):
@@ -121,116 +114,51 @@ class CompressedListStorage(RecordList):
         decompression_fn: Decompress | None = None,
         compression_level: int = 3,
         device: torch.device | str | int | None = "cpu",
-        compilable: bool = False,
         compress: Iterable[str | tuple[str, ...]] | None = None,
         dictionary_bytes: int = 0,
         share_frames: bool = False,
-        scratch_dir: str | os.PathLike[str] | None = None,
-        shared_init: bool = False,
-        max_bytes: int | None = None,
-        existsok: bool = False,
-        auto_cleanup: bool | None = None,
-        checksum: bool = True,
-        reserve: bool = True,
-        timeout: float = 60.0,
-        prefault: str = "off",
-        on_progress: OnProgress | None = None,
-        pad_output: PadOutput = None,
+        **options: Unpack[RecordOptions],
     ) -> None:
-        location = Location.of(
-            scratch_dir,
-            shared_init=shared_init,
-            existsok=existsok,
-            auto_cleanup=auto_cleanup,
-            checksum=checksum,
-            reserve=reserve,
-            timeout=timeout,
-            prefault=prefault,
-            on_progress=on_progress,
-        )
         if isinstance(compress, str):
             raise TypeError(f"compress is a list of keys, [{compress!r}], got {compress!r}")
-        of_records = {
+        if compression_level not in range(1, 23):
+            raise ValueError(
+                f"compression_level is a level of zstd, 1 to 22, got {compression_level!r}"
+            )
+        if dictionary_bytes < 0:
+            raise ValueError(f"dictionary_bytes is a size, or 0, got {dictionary_bytes}")
+        self.compression_level = int(compression_level)
+        self._functions = compression_fn, decompression_fn
+        self._packing: PackedCodec | None = None  # made when it is asked for
+        self._of_records: dict[str, Any] = {
             "compress": None if compress is None else list(compress),
             "dictionary_bytes": int(dictionary_bytes),
             "share_frames": bool(share_frames),
         }
-        self._compress_as(compression_level, compression_fn, decompression_fn, of_records)
-        self._require_records(location)
-        self._be(
-            max_size,
-            device=device,
-            compilable=compilable,
-            location=location,
-            max_bytes=max_bytes,
-            pad_output=pad_output,
-        )
+        in_directory = options.get("scratch_dir") is not None or options.get("shared_init", False)
+        self._require_records(in_directory)
+        super().__init__(max_size, device=device, **options)
 
     @classmethod
-    def from_engine(
-        cls,
-        engine: Engine,
-        *,
-        compression_fn: Compress | None = None,
-        decompression_fn: Decompress | None = None,
-        device: torch.device | str | int | None = "cpu",
-        pad_output: PadOutput = None,
-    ) -> CompressedListStorage:
-        """The storage of a buffer that is open already, as ``attach`` and the coordinator have it.
-
-        Args:
-            engine: the open handle; the storage owns it from now on.
-            compression_fn: see the class.
-            decompression_fn: see the class.
-            device: where samples are sent.
-            pad_output: see the class.
+    def from_engine(cls, engine: Engine, **options: Any) -> Self:
+        """See `RecordList.from_engine`.
 
         Raises:
             ValueError: a ``compression_fn``, where items are compressed with zstd.
         """
         recorded = of_storage(engine.settings, engine.where)
-        if compression_fn is not None and not recorded.get("own_functions", True):
+        own = options.get("compression_fn")
+        if own is not None and not recorded.get("own_functions", True):
             raise ValueError(
                 f"{engine.where}: its items are compressed with zstd, and nobody else there could "
                 "read those of a compression_fn; leave it out"
             )
-        keys = recorded.get("compress")
-        of_records = {
-            "compress": None
-            if keys is None
-            else [tuple(key) if isinstance(key, list) else key for key in keys],  # JSON's tuples
-            "dictionary_bytes": int(recorded.get("dictionary_bytes", 0)),
-            "share_frames": bool(recorded.get("share_frames", False)),
-        }
-        level = recorded.get("compression_level", 3)
-        storage = cls.__new__(cls)
-        storage._compress_as(level, compression_fn, decompression_fn, of_records)
-        storage._be_at(engine, device=device, pad_output=pad_output)
-        return storage
+        return super().from_engine(engine, **options)
 
-    def _compress_as(
-        self,
-        level: int,
-        compress: Compress | None,
-        decompress: Decompress | None,
-        of_records: dict[str, Any],
-    ) -> None:
-        """Know how items are compressed."""
-        if level not in range(1, 23):
-            raise ValueError(f"compression_level is a level of zstd, 1 to 22, got {level!r}")
-        if of_records["dictionary_bytes"] < 0:
-            raise ValueError(
-                f"dictionary_bytes is a size, or 0, got {of_records['dictionary_bytes']}"
-            )
-        self.compression_level = int(level)
-        self._functions = compress, decompress
-        self._compressing: Compressing | None = None  # made when it is asked for
-        self._of_records = of_records
-
-    def _require_records(self, location: Location) -> None:
+    def _require_records(self, is_directory: bool) -> None:
         """ValueError where something is asked for that is only there for records, or for zstd."""
         asked = [f"{name}={value!r}" for name, value in self._of_records.items() if value]
-        if asked and not location.is_directory:
+        if asked and not is_directory:
             raise ValueError(
                 f"{type(self).__name__}({', '.join(asked)}) is for records: give scratch_dir or "
                 "shared_init=True, and max_bytes, or leave it out"
@@ -241,13 +169,13 @@ class CompressedListStorage(RecordList):
                 "compression_fn was given; leave one of them out"
             )
 
-    def _made_keeping(self) -> Keeping:
+    def _made_item_codec(self) -> ItemCodec:
         # Functions of the user's are called item by item, and records do not know of devices.
         if self._functions != (None, None) or self.device is None:
-            return self.compressing
-        return Recording(self._made_codec(), self.compressing)
+            return self.packing
+        return BodyCodec(self._made_record_codec(), self.packing)
 
-    def _made_codec(self) -> RecordCodec:
+    def _made_record_codec(self) -> RecordCodec:
         compress, decompress = self._functions
         return RecordCodec(
             level=self.compression_level,
@@ -261,33 +189,40 @@ class CompressedListStorage(RecordList):
 
     def _recorded(self) -> dict[str, Any]:
         own = self._functions[0] is not None
-        return {
-            "compression_level": self.compression_level,
-            "own_functions": own,
-            **self._of_records,
-        }
+        level = self.compression_level
+        return {"compression_level": level, "own_functions": own, **self._of_records}
+
+    @classmethod
+    def _recalled(cls, recorded: dict[str, Any]) -> dict[str, Any]:
+        names = ("compression_level", "compress", "dictionary_bytes", "share_frames")
+        found = {name: recorded[name] for name in names if name in recorded}
+        if found.get("compress") is not None:  # JSON has no tuples
+            keys = found["compress"]
+            found["compress"] = [tuple(key) if isinstance(key, list) else key for key in keys]
+        return found
 
     def _loaded(self, saved: list[Any]) -> list[Any]:
-        keeping = self._made_keeping() if self.shared else self.keeping
-        kept = [keeping.loaded(one) for one in saved]
-        return [keeping.give(one) for one in kept] if self.shared else kept
+        if not self.shared:
+            return super()._loaded(saved)
+        codec = self._made_item_codec()
+        return [codec.give(codec.loaded(one)) for one in saved]
 
     @property
     def compression_fn(self) -> Compress:
         """What compresses a tensor, of a list of this process."""
-        return self.compressing.compress
+        return self.packing.compress
 
     @property
     def decompression_fn(self) -> Decompress:
         """What decompresses it."""
-        return self.compressing.decompress
+        return self.packing.decompress
 
     @property
-    def compressing(self) -> Compressing:
+    def packing(self) -> PackedCodec:
         """How an item is compressed in one process, and in files of such a storage."""
-        if self._compressing is None:
-            self._compressing = Compressing(self.compression_level, *self._functions, self.device)
-        return self._compressing
+        if self._packing is None:
+            self._packing = PackedCodec(self.compression_level, *self._functions, self.device)
+        return self._packing
 
     def pack(self, item: Any) -> Packed:
         """An item whose tensors are compressed one by one, for a file of one's own.
@@ -295,7 +230,7 @@ class CompressedListStorage(RecordList):
         Raises:
             TypeError: ``compression_fn`` gave something else than a uint8 tensor.
         """
-        return self.compressing.keep(item)
+        return self.packing.keep(item)
 
     def unpack(self, packed: Packed) -> Any:
         """The item again.
@@ -304,20 +239,19 @@ class CompressedListStorage(RecordList):
             CorruptBufferError: these are no bytes that zstd has written.
             RuntimeError: ``decompression_fn`` gave something else than what was compressed.
         """
-        return self.compressing.give(packed)
+        return self.packing.give(packed)
 
     def packed(self, kept: Any) -> Packed:
         """What is kept of an item, as files have it."""
-        return self.pack(kept) if self.shared else Recording.packed(kept)
+        return self.pack(kept) if self.shared else BodyCodec.packed(kept)
 
     def unpacked(self, packed: Packed) -> Any:
         """What is kept, or the item itself where that is a record."""
         if self.shared:
-            return self._made_keeping().give(packed)
-        kept = Recording.unpacked(packed)
-        keeping = self.keeping
-        if isinstance(kept, bytes) and not isinstance(keeping, Recording):
-            return keeping.keep(Recording(self._made_codec(), self.compressing).give(kept))
+            return self._made_item_codec().give(packed)
+        kept = BodyCodec.unpacked(packed)
+        if isinstance(kept, bytes) and not isinstance(self.codec, BodyCodec):
+            return self.codec.keep(BodyCodec(self._made_record_codec(), self.packing).give(kept))
         return kept
 
     def _collate(self, data: Any) -> Any:
@@ -339,12 +273,13 @@ class CompressedListStorage(RecordList):
 
         Cost: O(items).
         """
-        if isinstance(self._shelf, RecordShelf):
-            return 0 if self._shelf.records is None else self._shelf.records.live()
-        return sum(map(Recording.nbytes, self.copy_out().items))
+        if self.shared:
+            store = self.record_store
+            return 0 if store is None else store.records.live()
+        return sum(map(BodyCodec.nbytes, self.copy_out().items))
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_compressing": None}
+        return {**super().__getstate__(), "_packing": None}
 
     @staticmethod
     def to_bytestream(data_to_bytestream: Any) -> builtins.bytes:

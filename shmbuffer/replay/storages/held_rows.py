@@ -15,17 +15,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from shmbuffer.memory import slots as slot_words
 from shmbuffer.memory.progress import Progress
-from shmbuffer.replay.storages.masses import require_masses
-from shmbuffer.replay.storages.rows import Drawn, Rows
+from shmbuffer.replay.storages.mover import require_one_each, require_priorities
+from shmbuffer.replay.storages.rows import Rows
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shmbuffer.memory import Moment, Ring
     from shmbuffer.replay.form.leaves import Leaves
+    from shmbuffer.replay.storages.mover import Drawn
 
-_COMMITTED = 2
 # Of drawing again what changed while it was copied; only threads of this process can change it.
 _ROUNDS = 64
 
@@ -43,6 +44,34 @@ class HeldRows(Rows):
             for column, leaf in zip(columns, leaves.leaves, strict=True)
         ]
 
+    @classmethod
+    def widened(cls, rows: Rows, wider: Leaves) -> HeldRows | None:
+        """The same rows with a column more for each new leaf; zeros where nothing was written.
+
+        Args:
+            rows: what is there.
+            wider: the leaves of a write.
+
+        Returns:
+            None if the write differs in more than new leaves.
+        """
+        have = {
+            leaf.path: (leaf, column)
+            for leaf, column in zip(rows.leaves.leaves, rows.views(), strict=True)
+        }
+        if not set(have) <= {leaf.path for leaf in wider.leaves} or wider.lanes != rows.lanes:
+            return None
+        columns = []
+        for at, leaf in enumerate(wider.leaves):
+            known, column = have.get(leaf.path, (leaf, None))
+            if known != leaf:
+                return None
+            if column is None:
+                column = wider.column(at, (rows.ring.capacity, *wider.lanes), rows.leaves.device)
+            columns.append(column)
+        wider.device = rows.leaves.device
+        return cls(rows.ring, wider, columns)
+
     def write(
         self, data: Any, single: bool, priorities: NDArray[np.float64] | None
     ) -> tuple[int, int]:
@@ -54,7 +83,7 @@ class HeldRows(Rows):
             values = [value.unsqueeze(0) for value in values]
         capacity, lanes = self.ring.capacity, self.ring.lanes
         if priorities is not None:
-            require_masses(self.ring, priorities)  # before anything is claimed
+            require_priorities(self.ring, priorities)  # before anything is claimed
         first = -1
         for start in range(0, count, capacity):  # what exceeds the ring is written over by the rest
             part = slice(start, min(start + capacity, count))
@@ -70,17 +99,17 @@ class HeldRows(Rows):
         return (first, count) if count else (self.ring.head, 0)
 
     def place(self, slots: NDArray[np.int64], data: Any, *, in_place: bool) -> None:
-        """See `Rows.place`."""
+        """See `Mover.place`."""
         self._require_owner()
         values, lead = self.leaves.values(data)
-        self._one_each(slots, lead[0])
+        require_one_each(slots, lead[0])
         if len(slots):
             with self._claim:
                 self.ring.claim_slots(slots, in_place=in_place)
                 self._fill(slots, values, None)
 
     def read(self, index: torch.Tensor) -> tuple[list[torch.Tensor], torch.Tensor, int]:
-        """See `Rows.read`."""
+        """See `Mover.read`."""
         tickets = self._tickets(index)
         tensors = self._take(index)
         for _ in range(_ROUNDS):
@@ -94,7 +123,7 @@ class HeldRows(Rows):
         return tensors, tickets, int((tickets < 0).sum())
 
     def sample(self, count: int, key: int, beta: float | None) -> Drawn:
-        """See `Rows.sample`."""
+        """See `Mover.sample`."""
         index, tickets, weights = self._draw(count, key, beta)
         tensors = self._take(index)
         for _ in range(_ROUNDS):
@@ -128,7 +157,7 @@ class HeldRows(Rows):
             part = slice(int(run[0]), int(run[-1]) + 1)
             for column, mine in zip(columns, self.columns, strict=True):
                 column[part].copy_(mine[part])
-        self._synchronize()
+        self._settle()
 
     def views(self) -> list[torch.Tensor]:
         """See `Rows.views`."""
@@ -155,7 +184,7 @@ class HeldRows(Rows):
     def _take(self, index: torch.Tensor) -> list[torch.Tensor]:
         self._require_owner()
         taken = [column.index_select(0, index.to(column.device)) for column in self._flat]
-        self._synchronize()
+        self._settle()
         return taken
 
     def _fill(
@@ -164,29 +193,21 @@ class HeldRows(Rows):
         values: list[torch.Tensor],
         priorities: NDArray[np.float64] | None,
     ) -> None:
-        try:
+        with self._filling(priorities):
             where = torch.from_numpy(slots)
             for column, value in zip(self.columns, values, strict=True):
                 if _same_memory(value, column):
                     value = value.clone()  # rows of our own, written to other rows
                 column[where.to(column.device)] = value.to(column.device)
-            self._synchronize()
-        except BaseException:
-            self.ring.abort()
-            raise
-        self.ring.commit(priorities)
 
     def _tickets(self, index: torch.Tensor) -> torch.Tensor:
         """The ticket of the item that each element's slot holds now, -1 where it holds none."""
         words = self.ring.words[index.numpy() // self.ring.lanes]
-        held = (words & 3) == _COMMITTED
-        return torch.from_numpy(np.where(held, (words >> 2).astype(np.int64), -1))
+        tickets = slot_words.tickets(words)
+        return torch.from_numpy(np.where(slot_words.committed(words), tickets, -1))
 
     def _claiming(self) -> contextlib.AbstractContextManager[Any]:
         return self._claim
-
-    def _settled(self) -> None:
-        self._synchronize()
 
     def _require_owner(self) -> None:
         """RuntimeError in the child of a fork, where there are objects: it has copies of them."""
@@ -197,7 +218,7 @@ class HeldRows(Rows):
                 "tensors only, for what processes share"
             )
 
-    def _synchronize(self) -> None:
+    def _settle(self) -> None:
         for column in self.columns:
             if column.is_cuda:
                 torch.cuda.current_stream(column.device).synchronize()

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 
+from shmbuffer.memory import slots as slot_words
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
@@ -84,6 +86,39 @@ def select(index: Any, ring: Ring, lanes: tuple[int, ...], dim_extend: int = 0) 
     return _whole_slots(chosen.ravel(), ring, lanes, chosen.shape, None)
 
 
+def slots_of(cursor: Any, ring: Ring) -> NDArray[np.int64]:
+    """The slots of a write.
+
+    Args:
+        cursor: int, range, slice, list, array or tensor; booleans are a mask. A slice without an
+            end (or with one that counts from the end) names the slots that hold an item.
+        ring: where to.
+
+    Raises:
+        IndexError: beyond the capacity.
+    """
+    if isinstance(cursor, slice):
+        open_end = cursor.stop is None or cursor.stop < 0
+        slots = np.arange(extent(ring) if open_end else ring.capacity, dtype=np.int64)[cursor]
+        return slots[holds(ring, slots)] if open_end else slots
+    slots = as_array(cursor)
+    if slots.dtype == np.bool_:
+        slots = np.nonzero(slots)[0]
+    slots = np.ascontiguousarray(slots, dtype=np.int64).reshape(-1)
+    if (slots < 0).any():
+        slots = np.where(slots < 0, slots + extent(ring), slots)
+    if ((slots < 0) | (slots >= ring.capacity)).any():
+        raise IndexError(f"{cursor!r} is out of range for {ring.capacity} slots")
+    return slots
+
+
+def is_int(index: Any) -> bool:
+    """Whether an index names one slot, so that what belongs there is one item."""
+    if isinstance(index, (torch.Tensor, np.ndarray)):
+        return index.ndim == 0 and index.dtype not in (torch.bool, np.dtype(np.bool_))
+    return isinstance(index, (int, np.integer)) and not isinstance(index, bool)
+
+
 def extent(ring: Ring) -> int:
     """One past the last slot that holds an item: what negative indices and slices count from."""
     lanes = ring.lanes
@@ -99,7 +134,7 @@ def extent(ring: Ring) -> int:
 
 def holds(ring: Ring, slots: NDArray[np.int64]) -> NDArray[np.bool_]:
     """Which of the slots hold an item just now."""
-    return np.asarray((ring.words[slots] & 3) == 2)  # COMMITTED
+    return slot_words.committed(ring.words[slots])
 
 
 def is_one(index: Any) -> bool:
@@ -185,6 +220,13 @@ def _is_coordinates(index: Any, lanes: tuple[int, ...]) -> bool:
     )
 
 
+def as_array(index: Any) -> NDArray[Any]:
+    """A list, range, array or tensor of numbers or booleans as an array."""
+    if isinstance(index, torch.Tensor):
+        return index.detach().cpu().numpy()
+    return np.asarray(list(index) if isinstance(index, range) else index)
+
+
 def _numbers(index: Any) -> NDArray[np.int64]:
     if isinstance(index, torch.Tensor):
         index = index.numpy() if index.is_cpu else index.cpu().numpy()
@@ -192,9 +234,7 @@ def _numbers(index: Any) -> NDArray[np.int64]:
 
 
 def _integers(index: Any, end: int) -> NDArray[np.int64]:
-    if isinstance(index, torch.Tensor):
-        index = index.detach().cpu().numpy()
-    chosen = np.asarray(list(index) if isinstance(index, range) else index)
+    chosen = as_array(index)
     if chosen.dtype == np.bool_:
         if chosen.shape != (end,):
             raise IndexError(f"a mask of shape {chosen.shape} cannot select from {end} items")
@@ -235,13 +275,10 @@ def _whole_slots(
 def _in_grid(index: Any, ring: Ring, lanes: tuple[int, ...], dim_extend: int) -> Selection:
     end = extent(ring)
     grid = np.arange(end * ring.lanes, dtype=np.int64).reshape(end, *lanes).swapaxes(0, dim_extend)
-    if isinstance(index, torch.Tensor):
-        index = index.detach().cpu().numpy()
-    elif isinstance(index, tuple):
-        index = tuple(
-            part.detach().cpu().numpy() if isinstance(part, torch.Tensor) else part
-            for part in index
-        )
+    if isinstance(index, tuple):
+        index = tuple(as_array(part) if isinstance(part, torch.Tensor) else part for part in index)
+    elif isinstance(index, torch.Tensor):
+        index = as_array(index)
     parts = _spelled_out(index, grid.ndim)
     if parts is not None and isinstance(parts[dim_extend], slice):
         slots = np.arange(end)[parts[dim_extend]]

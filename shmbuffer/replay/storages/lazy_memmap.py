@@ -10,9 +10,7 @@ import torch
 
 from shmbuffer.replay.storages.lazy_tensor import LazyTensorStorage
 from shmbuffer.replay.storages.location import Location
-from shmbuffer.replay.storages.ring_storage import RingStorage
-from shmbuffer.replay.storages.rows import Rows
-from shmbuffer.replay.storages.tensor import to_device
+from shmbuffer.replay.storages.mover import to_device
 
 if TYPE_CHECKING:
     from shmbuffer.memory import Engine
@@ -111,9 +109,8 @@ class LazyMemmapStorage(LazyTensorStorage):
         prefault: str = "off",
         on_progress: OnProgress | None = None,
     ) -> None:
-        on_cpu = device is None or device == "auto"
-        location = Location.of(
-            scratch_dir,
+        self._location = Location(
+            scratch_dir=scratch_dir,
             shared_init=shared_init,
             existsok=existsok,
             auto_cleanup=auto_cleanup,
@@ -123,15 +120,10 @@ class LazyMemmapStorage(LazyTensorStorage):
             prefault=prefault,
             on_progress=on_progress,
         )
-        RingStorage.__init__(
-            self,
-            max_size,
-            ndim=ndim,
-            device="cpu" if on_cpu else device,
-            compilable=compilable,
-            location=location,
+        on_cpu = device is None or device == "auto"
+        super().__init__(
+            max_size, device="cpu" if on_cpu else device, ndim=ndim, compilable=compilable
         )
-        self._open_at_once()
 
     @classmethod
     def from_engine(
@@ -151,26 +143,14 @@ class LazyMemmapStorage(LazyTensorStorage):
     @property
     def scratch_dir(self) -> Path | None:
         """The directory; None in anonymous memory."""
-        return self._location.scratch_dir if self._engine is None else self._engine.path
-
-    @property
-    def shared(self) -> bool:
-        """Whether the bytes are in a directory, where any process may open them."""
-        return self._location.is_directory
+        assert self._location is not None
+        return self._location.directory if self._engine is None else self._engine.path
 
     def to_device(self, data: Any) -> Any:
         """``data`` on the storage's device."""
-        return data if self._on_cpu(self.device) else to_device(data, self.device)
-
-    def _define(self, data: Any, single: bool) -> Rows:
-        if not self._location.is_directory:
-            return super()._define(data, single)
-        return RingStorage._define(self, data, single)
+        if self.device is None or self.device.type == "cpu":
+            return data
+        return to_device(data, self.device)
 
     def _where_it_lies(self, data: Any) -> torch.device:
         return torch.device("cpu")  # whatever ``device`` is
-
-    def open_there(self) -> None:
-        """Open what ``scratch_dir`` has, whatever ``existsok`` says: for a load in place."""
-        if self._engine is None:
-            self._engine = self._location.taken_as_it_is.open(self._settings())

@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-import os
-from typing import TYPE_CHECKING, Any
+from typing import Any, Unpack
 
 import torch
 from tensordict import LazyStackedTensorDict
 
-from shmbuffer.memory.recorded import of_storage
 from shmbuffer.replay.form.batches import stack_lazily
-from shmbuffer.replay.storages.fetched import Fetched
-from shmbuffer.replay.storages.location import Location
-from shmbuffer.replay.storages.placing import is_int
-from shmbuffer.replay.storages.ragged_output import PadOutput
-from shmbuffer.replay.storages.record_list import RecordList
-
-if TYPE_CHECKING:
-    from shmbuffer.memory import Engine
-    from shmbuffer.memory.progress import OnProgress
+from shmbuffer.replay.storages.indexing import is_int
+from shmbuffer.replay.storages.record_codec import Fetched
+from shmbuffer.replay.storages.record_list import RecordList, RecordOptions
 
 
 class LazyStackStorage(RecordList):
@@ -85,84 +77,22 @@ class LazyStackStorage(RecordList):
         self,
         max_size: int | None = None,
         *,
-        compilable: bool = False,
         stack_dim: int = 0,
         device: torch.device | str | int | None = None,
-        scratch_dir: str | os.PathLike[str] | None = None,
-        shared_init: bool = False,
-        max_bytes: int | None = None,
-        existsok: bool = False,
-        auto_cleanup: bool | None = None,
-        checksum: bool = True,
-        reserve: bool = True,
-        timeout: float = 60.0,
-        prefault: str = "off",
-        on_progress: OnProgress | None = None,
-        pad_output: PadOutput = None,
+        **options: Unpack[RecordOptions],
     ) -> None:
-        location = Location.of(
-            scratch_dir,
-            shared_init=shared_init,
-            existsok=existsok,
-            auto_cleanup=auto_cleanup,
-            checksum=checksum,
-            reserve=reserve,
-            timeout=timeout,
-            prefault=prefault,
-            on_progress=on_progress,
-        )
         self.stack_dim = int(stack_dim)
-        self._be(
-            max_size,
-            device=device,
-            compilable=compilable,
-            location=location,
-            max_bytes=max_bytes,
-            pad_output=pad_output,
-        )
-
-    @classmethod
-    def from_engine(
-        cls,
-        engine: Engine,
-        *,
-        device: torch.device | str | int | None = None,
-        pad_output: PadOutput = None,
-    ) -> LazyStackStorage:
-        """The storage of a buffer that is open already, as ``attach`` and the coordinator have it.
-
-        Args:
-            engine: the open handle; the storage owns it from now on.
-            device: where samples are sent.
-            pad_output: see the class.
-        """
-        storage = cls.__new__(cls)
-        storage.stack_dim = of_storage(engine.settings, engine.where).get("stack_dim", 0)
-        storage._be_at(engine, device=device, pad_output=pad_output)
-        return storage
+        super().__init__(max_size, device=device, **options)
 
     def put(self, cursor: Any, data: Any, *, in_place: bool) -> None:
-        """See `Serving.put`. A stack from `get` is taken apart along its own dimension."""
+        """See `Storage.put`. A stack from `get` is taken apart along its own dimension."""
         if isinstance(data, LazyStackedTensorDict) and not is_int(cursor):
             dim = self.stack_dim + (data.batch_dims if self.stack_dim < 0 else 0)
             data = list(data.tensordicts) if dim == data.stack_dim else data
         super().put(cursor, data, in_place=in_place)
 
-    def get(self, index: Any) -> Any:
-        """The item at an int; a lazy stack of items at anything else.
-
-        Args:
-            index: see `ListStorage.get`.
-
-        Raises:
-            IndexError: a place without an item.
-            EmptyBufferError: a slice or mask without any item.
-            TypeError: an item is no TensorDict, tensorclass or tensor.
-        """
-        return super().get(index)
-
     def uncollated(self, data: Any) -> Any:
-        """See `Serving.uncollated`: a lazy stack."""
+        """See `Storage.uncollated`: a lazy stack."""
         if isinstance(data, Fetched):
             return data.stacked(self.stack_dim)
         return stack_lazily(data, self.stack_dim) if type(data) is list else data
@@ -172,3 +102,7 @@ class LazyStackStorage(RecordList):
 
     def _recorded(self) -> dict[str, Any]:
         return {"stack_dim": self.stack_dim}
+
+    @classmethod
+    def _recalled(cls, recorded: dict[str, Any]) -> dict[str, Any]:
+        return {"stack_dim": recorded.get("stack_dim", 0)}

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from shmbuffer.memory.prefault import Prefault
 from shmbuffer.memory.progress import OnProgress
 from shmbuffer.replay.storages.location import Location
-from shmbuffer.replay.storages.ring_storage import RingStorage
-from shmbuffer.replay.storages.rows import Rows
 from shmbuffer.replay.storages.tensor import TensorStorage
+
+if TYPE_CHECKING:
+    from shmbuffer.replay.storages.rows import Rows
 
 
 class LazyTensorStorage(TensorStorage):
@@ -66,6 +65,8 @@ class LazyTensorStorage(TensorStorage):
     Source: ``torchrl.data.LazyTensorStorage``.
     """
 
+    _is_lazy = True
+
     def __init__(
         self,
         max_size: int,
@@ -80,38 +81,35 @@ class LazyTensorStorage(TensorStorage):
         on_progress: OnProgress | None = None,
     ) -> None:
         self.consolidated = bool(consolidated)
-        location = Location(
-            shared_init=bool(shared_init),
-            auto_cleanup=bool(cleanup_memmap),
-            prefault=Prefault(prefault, on_progress),
-        )
-        RingStorage.__init__(
-            self, max_size, ndim=ndim, device=device, compilable=compilable, location=location
-        )
-        if shared_init and not self._on_cpu(self.device):
-            raise ValueError(
-                f"LazyTensorStorage(shared_init=True, device={device!r}): other processes cannot "
-                "see this process's GPU memory; leave device='cpu', and send samples to the GPU"
+        if self._location is None:  # else a derived class has said where
+            on_cpu = device is None or device == "auto" or torch.device(device).type == "cpu"
+            if shared_init and not on_cpu:
+                raise ValueError(
+                    f"LazyTensorStorage(shared_init=True, device={device!r}): other processes "
+                    "cannot see this process's GPU memory; leave device='cpu', and send samples "
+                    "to the GPU"
+                )
+            self._location = Location(
+                shared_init=shared_init,
+                auto_cleanup=cleanup_memmap,
+                prefault=prefault,
+                on_progress=on_progress,
             )
-        self._open_at_once()
+        super().__init__(None, max_size, device=device, ndim=ndim, compilable=compilable)
 
     def _define(self, data: Any, single: bool) -> Rows:
         device = self._where_it_lies(data)
         if self.device is None:
             self.device = device
         leaves = self._described(data, single)
-        for_all = self._location.shared_init or self._handed_over
-        if self._on_cpu(device) and (for_all or leaves.node.private() is None):
-            return super()._define(data, single)
-        slots = -(-self._max_size // max(1, math.prod(leaves.lanes)))
+        for_all = self.shared or self._handed_over
+        if device.type == "cpu" and (for_all or leaves.node.private() is None):
+            return self._native(leaves)
+        slots = self._slots(leaves)
         return self._hold(leaves, slots, leaves.columns(slots, device))
 
     def _where_it_lies(self, data: Any) -> torch.device:
         return _device_of(data) if self.device is None else self.device
-
-    @staticmethod
-    def _on_cpu(device: torch.device | None) -> bool:
-        return device is None or device.type == "cpu"
 
 
 def _device_of(data: Any) -> torch.device:

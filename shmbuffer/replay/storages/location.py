@@ -10,74 +10,55 @@ scratch_dir, existsok                 the same, and a buffer that is there is op
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypedDict, Unpack
 
 from shmbuffer.errors import SchemaMismatchError
 from shmbuffer.memory import Engine, Settings
 from shmbuffer.memory.cleanup import temporary_directory
-from shmbuffer.memory.prefault import OFF, Prefault
+from shmbuffer.memory.prefault import Prefault
 from shmbuffer.memory.progress import OnProgress, hearing
 from shmbuffer.memory.recorded import of_storage
 
 
-@dataclass(frozen=True)
+class Place(TypedDict, total=False):
+    """The arguments of a storage that concern its directory; see `LazyMemmapStorage`."""
+
+    scratch_dir: str | os.PathLike[str] | None
+    shared_init: bool
+    existsok: bool
+    auto_cleanup: bool | None
+    checksum: bool
+    reserve: bool
+    timeout: float
+    prefault: str
+    on_progress: OnProgress | None
+
+
 class Location:
-    """The arguments of a storage that concern its directory.
+    """A `Place`, with what is left out. ``auto_cleanup`` None is only a temporary directory."""
 
-    Attributes:
-        scratch_dir: absolute; None: a temporary directory, or anonymous memory.
-        shared_init: see the table of the module.
-        existsok: see there.
-        auto_cleanup: the files go with the process that made them.
-        checksum: keep a CRC32C of every item.
-        reserve: take all space when the files are made.
-        timeout: seconds to wait for another process that creates or recovers the directory.
-        prefault: what to do about the pages, and who hears how far long work is.
-    """
-
-    scratch_dir: Path | None = None
-    shared_init: bool = False
-    existsok: bool = False
-    auto_cleanup: bool = True
-    checksum: bool = True
-    reserve: bool = True
-    timeout: float = 60.0
-    prefault: Prefault = OFF
-
-    @classmethod
-    def of(
-        cls,
-        scratch_dir: str | os.PathLike[str] | None,
-        *,
-        shared_init: bool,
-        existsok: bool,
-        auto_cleanup: bool | None,
-        checksum: bool,
-        reserve: bool,
-        timeout: float,
-        prefault: str,
-        on_progress: OnProgress | None,
-    ) -> Location:
-        """From the arguments of a storage; ``auto_cleanup`` None is only a temporary directory."""
-        return cls(
-            None if scratch_dir is None else Path(scratch_dir).absolute(),
-            bool(shared_init),
-            bool(existsok),
-            scratch_dir is None if auto_cleanup is None else bool(auto_cleanup),
-            bool(checksum),
-            bool(reserve),
-            timeout,
-            Prefault(prefault, on_progress),
-        )
+    def __init__(self, **place: Unpack[Place]) -> None:
+        unknown = place.keys() - Place.__annotations__.keys()
+        if unknown:
+            raise TypeError(f"a storage got an unexpected keyword argument {min(unknown)!r}")
+        directory, cleanup = place.get("scratch_dir"), place.get("auto_cleanup")
+        self.directory = None if directory is None else Path(directory).absolute()
+        self.shared_init = bool(place.get("shared_init", False))
+        self.existsok = bool(place.get("existsok", False))
+        self.auto_cleanup = directory is None if cleanup is None else bool(cleanup)
+        self.checksum = bool(place.get("checksum", True))
+        self.reserve = bool(place.get("reserve", True))
+        self.timeout = place.get("timeout", 60.0)
+        self.prefault = Prefault(place.get("prefault", "off"), place.get("on_progress"))
 
     @classmethod
     def of_engine(cls, engine: Engine) -> Location:
         """Of a buffer that is open already."""
         settings = engine.settings
         return cls(
-            engine.path,
+            scratch_dir=engine.path,
             shared_init=True,
             auto_cleanup=False,
             checksum=settings.checksum,
@@ -87,7 +68,7 @@ class Location:
     @property
     def is_directory(self) -> bool:
         """Whether it is one, or will be."""
-        return self.scratch_dir is not None or self.shared_init
+        return self.directory is not None or self.shared_init
 
     @property
     def opens_at_once(self) -> bool:
@@ -96,18 +77,14 @@ class Location:
         A directory that must not hold a buffer waits for the first write, as in TorchRL; of any
         other, what is in it is to be seen, and a temporary one needs its name.
         """
-        return self.shared_init or (self.existsok and self.scratch_dir is not None)
+        return self.shared_init or (self.existsok and self.directory is not None)
 
-    @property
-    def taken_as_it_is(self) -> Location:
-        """The same place, where a buffer that is there is opened."""
-        return replace(self, existsok=True)
-
-    def open(self, settings: Settings) -> Engine:
+    def open(self, settings: Settings, *, existsok: bool = False) -> Engine:
         """Open it.
 
         Args:
             settings: of a buffer that is created; one that is there has to agree.
+            existsok: open a buffer that is there, whatever `existsok` of the place says.
 
         Raises:
             SchemaMismatchError: the buffer there has another size.
@@ -117,15 +94,15 @@ class Location:
             settings = replace(settings, checksum=False, reserve=False)
             return Engine.anonymous(settings, prefault=self.prefault)
         existing: Literal["attach", "error", "adopt"] = "error"
-        if self.existsok:
+        if existsok or self.existsok:
             existing = "attach" if settings.record_bytes else "adopt"
         with hearing(self.prefault.on_progress):
             engine = Engine.open(
-                temporary_directory() if self.scratch_dir is None else self.scratch_dir,
+                temporary_directory() if self.directory is None else self.directory,
                 replace(settings, checksum=self.checksum, reserve=self.reserve),
                 existing="attach" if self.shared_init else existing,
                 timeout=self.timeout,
-                temporary=self.scratch_dir is None and self.auto_cleanup,
+                temporary=self.directory is None and self.auto_cleanup,
                 auto_cleanup=self.auto_cleanup,
                 prefault=self.prefault,
             )

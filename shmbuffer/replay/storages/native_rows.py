@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,7 +11,8 @@ from torch import empty_like
 
 from shmbuffer.memory.patience import LOCK_TIMEOUT_NS
 from shmbuffer.replay.form.tensors import address_of, reads_elsewhere, template
-from shmbuffer.replay.storages.rows import Drawn, Rows
+from shmbuffer.replay.storages.mover import require_one_each
+from shmbuffer.replay.storages.rows import Rows
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from shmbuffer.memory import Moment, Ring
     from shmbuffer.replay.form.leaves import Leaves
+    from shmbuffer.replay.storages.mover import Drawn
 
 
 class NativeRows(Rows):
@@ -57,15 +58,15 @@ class NativeRows(Rows):
         return first, count
 
     def place(self, slots: NDArray[np.int64], data: Any, *, in_place: bool) -> None:
-        """See `Rows.place`."""
+        """See `Mover.place`."""
         addresses, kept, count = self.leaves.match(data)
-        self._one_each(slots, count)
+        require_one_each(slots, count)
         if count:
             self.ring.place(slots, addresses, in_place=in_place)
         del kept
 
     def read(self, index: torch.Tensor) -> tuple[list[torch.Tensor], torch.Tensor, int]:
-        """See `Rows.read`."""
+        """See `Mover.read`."""
         count = index.numel()
         tensors, addresses = self.leaves.outputs((count,))
         tickets = torch.empty_like(index)
@@ -75,7 +76,7 @@ class NativeRows(Rows):
         return tensors, tickets, missing
 
     def sample(self, count: int, key: int, beta: float | None) -> Drawn:
-        """See `Rows.sample`."""
+        """See `Mover.sample`."""
         core = self.ring.outtake or self._outtake()
         if core is not None and not reads_elsewhere():
             found: Any = core.sample(count, key, beta, LOCK_TIMEOUT_NS)
@@ -156,12 +157,6 @@ class NativeRows(Rows):
                     max(high for _, high in spans),
                 )
         return self._views
-
-    def _claiming(self) -> contextlib.AbstractContextManager[Any]:
-        return contextlib.nullcontext()
-
-    def _settled(self) -> None:
-        """On the CPU torch has written when its call returns."""
 
     def _view(self, at: int) -> torch.Tensor:
         leaf = self.leaves.leaves[at]

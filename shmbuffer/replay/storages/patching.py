@@ -1,8 +1,4 @@
-"""Part of some items changed where they are: a leaf, a lane, or both.
-
-The rest of an item stays as it is, also while others write: the slots are claimed first, so nobody
-can put another item there between the look at it and the change.
-"""
+"""Part of some items: which of their columns change, and to what."""
 
 from __future__ import annotations
 
@@ -17,43 +13,28 @@ from shmbuffer.replay.form.objects import as_objects
 from shmbuffer.replay.form.tensors import as_tensor
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from shmbuffer.replay.storages.rows import Rows
+    from shmbuffer.replay.form.leaves import Leaves
 
 
-def change_entries(
-    rows: Rows,
-    elements: NDArray[np.int64],
-    lead: tuple[int, ...],
-    data: Any,
-    *,
-    key: Path | None = None,
-    tickets: NDArray[np.int64] | None = None,
-) -> NDArray[np.bool_]:
-    """Change entries of items in place.
+def columns_of(
+    leaves: Leaves, lead: tuple[int, ...], data: Any, key: Path | None
+) -> dict[int, torch.Tensor]:
+    """What is to change in some items.
 
     Args:
-        rows: where.
-        elements: int64 ``[n]``.
-        lead: the shape in which they were selected, of n elements.
+        leaves: of the items.
+        lead: the shape in which they were selected.
         data: what belongs there, ``[*lead, ...]``, or what can be expanded to it: a tensor or
             number for the leaf ``key``, a TensorDict or dict of those that are to change below it.
         key: where in an item; None: ``data`` has every leaf.
-        tickets: int64 ``[n]``: items that were written over since are left alone.
 
     Returns:
-        bool ``[n]``: what was changed.
+        By number of the leaf, ``[n, *shape]``.
 
     Raises:
         KeyError: no leaf of that name.
         SchemaMismatchError: another dtype or shape; with ``key`` None also other leaves.
-        IndexError: no such element.
-
-    All is checked before anything changes.
     """
-    leaves = rows.leaves
     number = {leaf.path: at for at, leaf in enumerate(leaves.leaves)}
     columns: dict[int, Any] = {}
     nested = isinstance(leaves.node, TensorDictNode)
@@ -86,7 +67,7 @@ def change_entries(
         columns[at] = wide.reshape(-1, *leaf.shape)
     if key is None and len(columns) < len(number):
         refuse_form(leaves.where, leaves.node.kind, leaves.leaves, (), data)
-    return rows.patch(elements, columns, tickets)
+    return columns
 
 
 def _changes(data: Any, key: Path | None, known: Collection[Path], nested: bool) -> dict[Path, Any]:

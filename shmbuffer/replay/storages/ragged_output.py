@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from shmbuffer.replay.records import ragged
 
 if TYPE_CHECKING:
-    from shmbuffer.replay.storages.fetched import Fetched
+    from shmbuffer.replay.storages.record_codec import Fetched
 
 PadOutput = float | Literal["nested"] | Mapping[str, Any] | None
 """None; the number behind the end of what is shorter; ``"nested"``; or the arguments of

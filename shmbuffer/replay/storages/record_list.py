@@ -4,21 +4,41 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self, Unpack
 
+import numpy as np
 import torch
 
-from shmbuffer.replay.storages.fetched import Fetched
-from shmbuffer.replay.storages.list import UNLIMITED, ListStorage
-from shmbuffer.replay.storages.location import Location
-from shmbuffer.replay.storages.object_shelf import ObjectShelf
-from shmbuffer.replay.storages.on_ring import OnRing
+from shmbuffer.errors import SpaceError
+from shmbuffer.memory import Schema, Settings
+from shmbuffer.memory.bodies import locate
+from shmbuffer.memory.progress import Progress
+from shmbuffer.memory.recorded import of_storage
+from shmbuffer.replay.storages.indexing import meant
+from shmbuffer.replay.storages.item_store import changes_of, edited, require_places
+from shmbuffer.replay.storages.list import ListStorage
+from shmbuffer.replay.storages.location import Location, Place, unmade
+from shmbuffer.replay.storages.mover import whole_or_empty
 from shmbuffer.replay.storages.ragged_output import PadOutput, RaggedOutput
-from shmbuffer.replay.storages.record_shelf import RecordShelf
+from shmbuffer.replay.storages.record_codec import Fetched, RecordCodec
+from shmbuffer.replay.storages.record_store import RecordStore
 
 if TYPE_CHECKING:
-    from shmbuffer.memory import Engine
-    from shmbuffer.replay.storages.shelf import Shelf
+    from numpy.typing import NDArray
+
+    from shmbuffer.memory import Engine, Ring
+    from shmbuffer.replay.checkpointers.record_image import RecordImage
+    from shmbuffer.replay.storages.item_codec import ItemCodec
+
+_PIECE = 256  # items that are loaded at once
+
+
+class RecordOptions(Place, total=False):
+    """What `LazyStackStorage` and `CompressedListStorage` take alike."""
+
+    compilable: bool
+    max_bytes: int | None
+    pad_output: PadOutput
 
 
 class RecordList(ListStorage):
@@ -45,24 +65,22 @@ class RecordList(ListStorage):
     storage_options: ClassVar[frozenset[str]] = frozenset(("device", "pad_output"))
     """What cannot be recorded, so that `from_engine` takes it."""
 
-    _location: Location
     _instead = (
         "give it max_size, max_bytes, a scratch_dir and shared_init=True, so that its items are "
         "records which processes share; or use a LazyMemmapStorage for tensors of one shape"
     )
 
-    def _be(
+    def __init__(
         self,
         max_size: int | None,
         *,
-        device: torch.device | str | int | None,
-        compilable: bool,
-        location: Location,
-        max_bytes: int | None,
-        pad_output: PadOutput,
-        engine: Engine | None = None,
+        device: torch.device | str | int | None = None,
+        compilable: bool = False,
+        max_bytes: int | None = None,
+        pad_output: PadOutput = None,
+        **place: Unpack[Place],
     ) -> None:
-        """Be such a storage: what the constructors have in common."""
+        location = self._location = Location(**place)
         if location.is_directory and (max_size is None or max_bytes is None):
             missing = "max_size (items)" if max_size is None else "max_bytes"
             raise ValueError(
@@ -81,39 +99,69 @@ class RecordList(ListStorage):
             )
         if max_bytes is not None and (type(max_bytes) is not int or max_bytes < 1):
             raise ValueError(f"max_bytes is a number of bytes, an int from 1, got {max_bytes!r}")
-        OnRing.__init__(self, UNLIMITED if max_size is None else max_size, compilable=compilable)
-        self.device = None if device is None else torch.device(device)
         self.max_bytes = max_bytes
         self._output = None if pad_output is None else RaggedOutput(pad_output)
-        self._location = location
-        self._shelf: Shelf = self._made_shelf(engine)
+        super().__init__(max_size, compilable=compilable, device=device)
+        if location.opens_at_once:
+            self._open()
 
-    def _be_at(self, engine: Engine, **options: Any) -> None:
-        """Be the storage of a buffer that is open already."""
+    @classmethod
+    def from_engine(cls, engine: Engine, **options: Any) -> Self:
+        """The storage of a buffer that is open already, as ``attach`` and the coordinator have it.
+
+        Args:
+            engine: the open handle; the storage owns it from now on.
+            **options: arguments that cannot be recorded, see `storage_options`.
+        """
         settings = engine.settings
-        self._be(
+        storage = cls(
             settings.capacity,
-            compilable=False,
-            location=Location.of_engine(engine),
             max_bytes=settings.record_bytes,
-            engine=engine,
+            scratch_dir=engine.path,
+            **cls._recalled(of_storage(settings, engine.where)),
             **options,
         )
+        storage._location = Location.of_engine(engine)
+        storage._engine = storage._opened(engine)
+        return storage
 
-    def _made_shelf(self, engine: Engine | None = None) -> Shelf:
-        if not self._location.is_directory:
-            keeping = self._made_keeping()
-            return ObjectShelf(type(self).__name__, self._max_size, keeping, self._instead)
+    @classmethod
+    @abstractmethod
+    def _recalled(cls, recorded: dict[str, Any]) -> dict[str, Any]:
+        """The arguments that `_recorded` has given."""
+
+    def _settings(self) -> Settings:
         assert self.max_bytes is not None
-        return RecordShelf(
-            type(self).__name__,
-            self._max_size,
-            self.max_bytes,
-            self._location,
-            self._made_codec(),
-            {"kind": self.family, **self._recorded()},
-            engine,
-        )
+        recorded = {"kind": self.family, **self._recorded()}
+        return Settings(self._max_size, record_bytes=self.max_bytes, extra={"storage": recorded})
+
+    def _opened(self, engine: Engine) -> Engine:
+        nbytes = engine.settings.record_bytes
+        schema = Schema((), self._max_size, (), {"kind": "records"}, record_bytes=nbytes)
+        try:
+            engine.define(schema)
+        except SpaceError:
+            unmade(engine)
+            raise
+        except BaseException:
+            engine.close()
+            raise
+        return engine
+
+    def _meet(self, ring: Ring) -> RecordStore:
+        assert isinstance(self._codec, RecordCodec)
+        store = RecordStore(type(self).__name__, self.engine, ring, self._codec)
+        self._mover = store
+        self._tell_readers()
+        return store
+
+    def _made_codec(self) -> ItemCodec | RecordCodec:
+        return self._made_record_codec() if self.shared else self._made_item_codec()
+
+    def _made_item_codec(self) -> ItemCodec:
+        codec = super()._made_codec()
+        assert not isinstance(codec, RecordCodec)
+        return codec
 
     @abstractmethod
     def _recorded(self) -> dict[str, Any]:
@@ -126,12 +174,8 @@ class RecordList(ListStorage):
     @property
     def scratch_dir(self) -> Path | None:
         """The directory; None in one process, or as long as it has no name."""
-        return self._shelf.path if isinstance(self._shelf, RecordShelf) else None
-
-    @property
-    def shared(self) -> bool:
-        """Whether the items are in a directory, where any process may open them."""
-        return self._location.is_directory
+        assert self._location is not None
+        return self._location.directory if self._engine is None else self._engine.path
 
     @property
     def where(self) -> str:
@@ -139,19 +183,31 @@ class RecordList(ListStorage):
         return "this buffer" if self.scratch_dir is None else str(self.scratch_dir)
 
     @property
-    def engine(self) -> Engine:
-        """The process's handle; opened on first use."""
-        if isinstance(self._shelf, RecordShelf):
-            self._shelf.open()
-        return super().engine
+    def record_store(self) -> RecordStore | None:
+        """The records; None of a list in one process, or as long as nobody has written."""
+        store = self._attached()
+        return store if isinstance(store, RecordStore) else None
+
+    def _records(self) -> RecordStore:
+        store = self._store()
+        assert isinstance(store, RecordStore)
+        return store
 
     def open_there(self) -> None:
         """Open what ``scratch_dir`` has, whatever ``existsok`` says: for a load in place."""
-        if isinstance(self._shelf, RecordShelf):
-            is_first = self._shelf.ring is None
-            self._shelf.open_there()
-            if is_first:
-                self._is_open()
+        if self.shared:
+            super().open_there()
+            self._store()
+
+    def change_if_present(self, index: Any, generation: Any, patch: Any) -> NDArray[np.bool_]:
+        """See `Storage.change_if_present`."""
+        if not self.shared:
+            return super().change_if_present(index, generation, patch)
+        elements, tickets = meant(index, generation, ())
+        changes = changes_of(patch)
+        return self._records().change_held(
+            elements, tickets, lambda row, item: edited(item, changes, row)
+        )
 
     def collate(self, items: Any) -> Any:
         """A batch from what `fetch` or `get` gives for several; see ``pad_output``."""
@@ -160,6 +216,96 @@ class RecordList(ListStorage):
         if isinstance(items, Fetched):
             return self._output.of_records(items)
         return self._output.of_items(items)
+
+    # -- everything ----------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """See `ListStorage.state_dict`."""
+        if self._attached() is None:
+            nothing = {"_list": [], "_index": torch.empty(0, dtype=torch.int64)}
+            return {**nothing, "_cursor": 0, "_capacity": self._max_size}
+        return super().state_dict()
+
+    def copy_in(
+        self, items: list[Any], slots: NDArray[np.int64], *, cursor: int, write_count: int
+    ) -> None:
+        """See `ListStorage.copy_in`."""
+        if not self.shared:
+            super().copy_in(items, slots, cursor=cursor, write_count=write_count)
+            return
+        require_places(slots, type(self).__name__, self._max_size)
+        order = np.argsort((slots - cursor) % self._max_size, kind="stable")  # the oldest first
+        codec, batches = self._codec, []
+        assert isinstance(codec, RecordCodec)
+        with Progress("load", len(order), "items") as progress:
+            for start in range(0, len(order), _PIECE):
+                part = order[start : start + _PIECE]
+                batch = codec.encode([items[at] for at in part.tolist()], False, apart=True)
+                batches.append((part, batch))
+                progress.advance(len(part))
+        self._require_bytes(sum(len(batch.data) for _, batch in batches))
+        store = self._records()
+        ring = store.ring
+        ring.empty()
+        with whole_or_empty(ring, self.where):
+            for part, batch in batches:
+                store.place(slots[part], batch, in_place=False)
+        ring.restore(cursor % self._max_size, write_count, None)
+
+    def load_image(
+        self, image: RecordImage, slots: NDArray[np.int64], *, cursor: int, write_count: int
+    ) -> None:
+        """See `ListStorage.load_image`.
+
+        Raises:
+            CorruptBufferError: one of them is no record; nothing was changed.
+            IndexError, ValueError: there is no room for them; nothing was changed.
+
+        Cost: the bytes twice, some megabytes at a time.
+        """
+        if not self.shared:
+            super().load_image(image, slots, cursor=cursor, write_count=write_count)
+            return
+        require_places(slots, type(self).__name__, self._max_size)
+        capacity = self._max_size
+        needed, nbytes = 0, int(image.sizes.sum())
+        with Progress("check", nbytes) as progress:
+            for run in image.runs(slots, capacity):
+                locate(run.batch, image.where)  # it is a record, as far as can be seen
+                needed += len(run.batch.data if run.closed else image.batch(run.rows).data)
+                progress.advance(int(image.sizes[run.rows].sum()))
+        self._require_bytes(needed)
+        store, codec = self._records(), self._codec
+        assert isinstance(codec, RecordCodec)
+        if image.dictionary is not None:
+            found = self.engine.publish_dictionary(image.dictionary)
+            if found != image.dictionary:
+                other = codec.with_dictionary(image.dictionary)
+                items = [item for part in image.items(other) for item in part]
+                self.copy_in(items, slots, cursor=cursor, write_count=write_count)
+                return
+            codec.use(found)
+        ring = store.ring
+        ring.empty()
+        with whole_or_empty(ring, self.where), Progress("load", nbytes) as progress:
+            for run in image.runs(slots, capacity):
+                if run.closed:
+                    ring.restore(int(slots[run.rows[0]]), 0, None)
+                    store.records.write(run.batch)
+                else:
+                    store.place(slots[run.rows], image.batch(run.rows), in_place=False)
+                progress.advance(int(image.sizes[run.rows].sum()))
+        ring.restore(cursor % capacity, write_count, None)
+
+    def _require_bytes(self, nbytes: int) -> None:
+        """ValueError where the ring of bytes has no room for so many."""
+        room = self._settings().record_bytes
+        if nbytes > room:
+            raise ValueError(
+                f"{self.where}: records of {nbytes} bytes cannot be loaded into a "
+                f"{type(self).__name__} of max_bytes {room}; load them into a larger one. Nothing "
+                "was changed"
+            )
 
     def __repr__(self) -> str:
         if not self.shared:

@@ -1,21 +1,23 @@
-"""Where the payload lies and who moves it: claim, mover, commit.
+"""Rows: items of one form, a leaf a column.
 
 `NativeRows` are in the ring's memory and are moved by the C core. `HeldRows` are tensors that this
-process holds (the caller's own, or on a GPU): torch moves them between claim and commit. Order,
-slot words, tickets and priorities are the ring's in both.
+process holds (the caller's own, or on a GPU): torch moves them between claim and commit.
 """
 
 from __future__ import annotations
 
 import contextlib
-from abc import ABC, abstractmethod
+from abc import abstractmethod
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from shmbuffer.memory.progress import Progress
-from shmbuffer.replay.storages.replacing import whole_or_empty
+from shmbuffer.replay.storages.indexing import Selection, meant
+from shmbuffer.replay.storages.mover import Mover, whole_or_empty
+from shmbuffer.replay.storages.patching import columns_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -27,17 +29,21 @@ if TYPE_CHECKING:
 _PIECE = 4096
 _PIECE_BYTES = 2**25
 
-Drawn = tuple[list[torch.Tensor], torch.Tensor, torch.Tensor, torch.Tensor | None]
-"""Leaves ``[n, *shape]``, element index int64 ``[n]``, tickets int64 ``[n]``, weights float32
-``[n]`` or None."""
 
+class Rows(Mover):
+    """The rows of a ring.
 
-class Rows(ABC):
-    """The payload of a ring."""
+    Args:
+        ring: the ring.
+        leaves: the columns, compiled.
+    """
 
     def __init__(self, ring: Ring, leaves: Leaves) -> None:
         self.ring = ring
         self.leaves = leaves
+        self.lanes = leaves.lanes
+        self.where = leaves.where
+        self.build = leaves.build  # type: ignore[method-assign,assignment] # no frame between
 
     @abstractmethod
     def write(
@@ -48,25 +54,6 @@ class Rows(ABC):
         Raises:
             SchemaMismatchError: nothing was changed.
             RingOverrunError, LockTimeout: see `Ring.write`.
-        """
-
-    @abstractmethod
-    def place(self, slots: NDArray[np.int64], data: Any, *, in_place: bool) -> None:
-        """Row i of ``data`` goes to ``slots[i]``; slots are unique.
-
-        ``in_place`` keeps priority and write count.
-        """
-
-    @abstractmethod
-    def read(self, index: torch.Tensor) -> tuple[list[torch.Tensor], torch.Tensor, int]:
-        """Copies of elements: leaves, tickets (-1 where there is none), and how many are -1."""
-
-    @abstractmethod
-    def sample(self, count: int, key: int, beta: float | None) -> Drawn:
-        """Draw, copy and validate. ``beta`` None draws uniformly.
-
-        Raises:
-            EmptyBufferError: nothing to draw from.
         """
 
     @abstractmethod
@@ -81,6 +68,60 @@ class Rows(ABC):
             columns: one ``[slots, *lanes, *shape]`` on the CPU for each leaf, contiguous; they may
                 be maps of files. What is in places without an item has no meaning.
         """
+
+    def some(self, data: Any, which: NDArray[Any]) -> Any:
+        """See `Mover.some`."""
+        values, _ = self.leaves.values(data)
+        chosen = torch.from_numpy(which)
+        parts = [value[chosen.to(value.device)] for value in values]
+        return self.build(parts, (len(which), *self.lanes))
+
+    def as_batch(self, item: Any) -> Any:
+        """One item as a batch of one."""
+        values, _ = self.leaves.values(item, torch.Size(()))
+        return self.build([value.unsqueeze(0) for value in values], (1, *self.lanes))
+
+    # -- reading -------------------------------------------------------------------------------
+
+    def shaped(self, found: Any, lead: tuple[int, ...], held: torch.Tensor | None = None) -> Any:
+        """See `Mover.shaped`."""
+        if held is not None:
+            found = [
+                tensor.view(lead[0], -1, *tensor.shape[1:])[held.to(tensor.device)]
+                for tensor in found
+            ]
+            lead = (int(held.sum()), *lead[1:])
+        leaves = zip(found, self.leaves.leaves, strict=True)
+        return self.build([tensor.view((*lead, *leaf.shape)) for tensor, leaf in leaves], lead)
+
+    def viewed(self, selection: Selection) -> Any:
+        """See `Mover.viewed`."""
+        assert selection.view is not None
+        return self.build([selection.view(view) for view in self.views()], selection.lead)
+
+    def everything(self) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """Copies of all elements that are there: their indices, and the leaves."""
+        index = torch.from_numpy(self.ring.committed())
+        tensors, tickets, missing = self.read(index)
+        if missing:  # written over by another process since
+            lanes = self.ring.lanes
+            kept = (tickets >= 0).view(-1, lanes).all(1).repeat_interleave(lanes)
+            index = index[kept]
+            tensors = [tensor[kept.to(tensor.device)] for tensor in tensors]
+        return index, tensors
+
+    # -- changing ------------------------------------------------------------------------------
+
+    def change(self, index: Any, value: Any, path: tuple[str, ...] | None, dim_extend: int) -> None:
+        """See `Storage.change`: where it is, also while others write."""
+        chosen = self.select(index, dim_extend)
+        self.patch(chosen.elements, columns_of(self.leaves, chosen.lead, value, path))
+
+    def change_if_present(self, index: Any, generation: Any, patch: Any) -> NDArray[np.bool_]:
+        """See `Storage.change_if_present`."""
+        elements, tickets = meant(index, generation, self.lanes)
+        columns = columns_of(self.leaves, (len(elements),), patch, ())
+        return self.patch(elements, columns, tickets)
 
     def patch(
         self,
@@ -111,18 +152,13 @@ class Rows(ABC):
                 changed &= tickets == tickets[first][of_slot]
             if not kept.any():
                 return changed
-            try:
+            with self._filling():
                 which = torch.from_numpy(np.nonzero(changed)[0])
                 where = torch.from_numpy(elements)[which]
                 for at, values in columns.items():
                     view = self.views()[at].as_subclass(torch.Tensor)
                     flat = view.view(-1, *self.leaves.leaves[at].shape)
                     flat[where.to(flat.device)] = values[which.to(values.device)].to(flat.device)
-                self._settled()
-            except BaseException:
-                self.ring.abort()
-                raise
-            self.ring.commit()
         return changed
 
     def copy_in(
@@ -132,8 +168,6 @@ class Rows(ABC):
         *,
         cursor: int,
         write_count: int,
-        priorities: NDArray[np.float64] | None = None,
-        max_priority: float | None = None,
     ) -> None:
         """Replace everything that is there.
 
@@ -143,51 +177,41 @@ class Rows(ABC):
             present: bool ``[slots]``: where an item is.
             cursor: slot of the next item.
             write_count: elements written so far.
-            priorities: raw, float64 ``[elements]``; NaN, or None, is the default priority.
-            max_priority: the largest raw priority ever given; None: none yet.
 
         Cost: the bytes once, in pieces.
         """
-        self._replace(present, columns, priorities)
-        self.ring.restore(cursor, write_count, max_priority)
-
-    def _replace(
-        self,
-        present: NDArray[np.bool_],
-        columns: list[torch.Tensor] | None,
-        priorities: NDArray[np.float64] | None,
-    ) -> None:
-        ring = self.ring
-        ring.empty()
+        self.ring.empty()
         slots = np.nonzero(present)[0]
         # Where the bytes are in their places there is nothing that would take long.
         total = len(slots) * self._slot_bytes if columns is not None else 0
-        with whole_or_empty(ring, self.leaves.where), Progress("load", total) as progress:
+        with whole_or_empty(self.ring, self.where), Progress("load", total) as progress:
             most = max(1, min(_PIECE, _PIECE_BYTES // max(1, self._slot_bytes)))
             for start, count in progress.cut(len(slots), self._slot_bytes, most):
                 self._replace_some(slots[start : start + count], columns)
                 progress.advance(count * self._slot_bytes)
-        if priorities is None:
-            return
-        elements = ring.committed()
-        known = elements[~np.isnan(priorities[elements])]
-        ring.update(known, np.ascontiguousarray(priorities[known]))
+        self.ring.restore(cursor, write_count, None)
 
     def _replace_some(self, slots: NDArray[np.int64], columns: list[torch.Tensor] | None) -> None:
         """The items of some slots, in one claim."""
         with self._claiming():
             self.ring.claim_slots(slots, in_place=False)
-            try:
+            with self._filling():
                 where = torch.from_numpy(slots)
                 for view, column in zip(self.views(), columns or (), strict=columns is not None):
                     view.as_subclass(torch.Tensor)[where.to(view.device)] = column[where].to(
                         view.device
                     )
-                self._settled()
-            except BaseException:
-                self.ring.abort()
-                raise
-            self.ring.commit()
+
+    @contextlib.contextmanager
+    def _filling(self, priorities: NDArray[np.float64] | None = None) -> Iterator[None]:
+        """Around what fills claimed slots: they are committed, or aborted where it raises."""
+        try:
+            yield
+            self._settle()
+        except BaseException:
+            self.ring.abort()
+            raise
+        self.ring.commit(priorities)
 
     @property
     def _slot_bytes(self) -> int:
@@ -198,15 +222,9 @@ class Rows(ABC):
         )
         return sum(sizes) * lanes
 
-    @abstractmethod
     def _claiming(self) -> contextlib.AbstractContextManager[Any]:
         """Held from claim to commit, where more than the ring's own gate is needed."""
+        return contextlib.nullcontext()
 
-    @abstractmethod
-    def _settled(self) -> None:
-        """Return when what torch was told to write has been written."""
-
-    @staticmethod
-    def _one_each(slots: NDArray[np.int64], count: int) -> None:
-        if count != len(slots):
-            raise ValueError(f"{count} items cannot be written to {len(slots)} places")
+    def _settle(self) -> None:
+        """Return when what torch was told to write has been written: on the CPU it has."""

@@ -8,7 +8,6 @@ import torch
 
 from shmbuffer.replay.form import structure
 from shmbuffer.replay.form.objects import Objects
-from shmbuffer.replay.storages.reading import everything
 from shmbuffer.replay.storages.rows import Rows
 
 
@@ -22,7 +21,7 @@ def state_of(rows: Rows | None) -> dict[str, Any]:
     """
     if rows is None:
         return {"initialized": False, "_len": 0}
-    index, _, tensors = everything(rows)
+    index, tensors = rows.everything()
     leaves = rows.leaves
     return {
         "initialized": True,

@@ -25,7 +25,7 @@ from shmbuffer import (
 )
 from shmbuffer.errors import RecordTooLargeError, SchemaMismatchError
 from shmbuffer.replay.records.compression import Zstd
-from shmbuffer.replay.storages.record_shelf import RecordShelf
+from shmbuffer.replay.storages.record_store import RecordStore
 from tests.replay.records.items import KINDS, is_item, item, items, shared
 
 Make = Callable[..., Any]
@@ -408,13 +408,13 @@ def test_slices_read_the_ends_of_trajectories_once_and_nothing_else_of_the_items
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[int] = []
-    entries = RecordShelf.entries
+    entries = RecordStore.entries
 
     def counted(shelf: Any, slots: Any, paths: Any) -> Any:
         asked.extend(slots.tolist())
         return entries(shelf, slots, paths)
 
-    monkeypatch.setattr(RecordShelf, "entries", counted)
+    monkeypatch.setattr(RecordStore, "entries", counted)
     rb = TensorDictReplayBuffer(
         storage=make(CompressedListStorage, max_size=30),
         sampler=SliceSampler(slice_len=2, end_key=("next", "done")),

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from shmbuffer.memory import Ring
     from shmbuffer.replay.form.nodes import Path
-    from shmbuffer.replay.storages.record_shelf import RecordShelf
+    from shmbuffer.replay.storages.record_store import RecordStore
 
 _ATTEMPTS = 16  # to read objects that other threads write over
 _EMPTY = "the storage is empty: write something before sampling"
@@ -179,11 +179,11 @@ class Boundaries:
         if not pieces.counts.any():
             raise EmptyBufferError(_EMPTY)
         slots = int((pieces.first + pieces.counts).max()) if not grid.start else grid.capacity
-        shelf: RecordShelf | None = getattr(storage, "record_shelf", None)
+        store: RecordStore | None = getattr(storage, "record_store", None)
         if rows is not None:
             entries: Entries = LeafEntries(rows)
-        elif shelf is not None and ring is not None:
-            entries = self._of_records(storage, shelf)
+        elif store is not None and ring is not None:
+            entries = self._of_records(storage, store)
             entries.look(ring)
         else:
             entries = self._objects(storage, grid, pieces)
@@ -220,10 +220,10 @@ class Boundaries:
             )
         return ObjectEntries(storage, np.sort(grid.elements(pieces.cells())), self._paths)
 
-    def _of_records(self, storage: Any, shelf: RecordShelf) -> RecordEntries:
+    def _of_records(self, storage: Any, store: RecordStore) -> RecordEntries:
         """What is known of the records of a storage, from looks before."""
         if self._records is None or self._records[0]() is not storage:
-            self._records = weakref.ref(storage), RecordEntries(shelf, self._paths)
+            self._records = weakref.ref(storage), RecordEntries(store, self._paths)
         return self._records[1]
 
     @property

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shmbuffer.memory import Ring
-    from shmbuffer.replay.storages.record_shelf import RecordShelf
+    from shmbuffer.replay.storages.record_store import RecordStore
     from shmbuffer.replay.storages.rows import Rows
 
 _PIECE_BYTES = 2**24  # of records that are read at once
@@ -122,15 +122,15 @@ class RecordEntries(Entries):
     are asked for are decompressed.
 
     Args:
-        shelf: where the records are.
+        store: where the records are.
         paths: the entries that are wanted.
     """
 
-    def __init__(self, shelf: RecordShelf, paths: Sequence[Path]) -> None:
-        self._shelf = shelf
+    def __init__(self, store: RecordStore, paths: Sequence[Path]) -> None:
+        self._store = store
         self._paths = paths
-        self._tickets = np.full(shelf.max_size, -1, np.int64)  # of what was read
-        self._columns = {path: _Column(path, shelf.max_size) for path in paths}
+        self._tickets = np.full(store.max_size, -1, np.int64)  # of what was read
+        self._columns = {path: _Column(path, store.max_size) for path in paths}
 
     def is_current(self, ring: Ring) -> bool:
         """Whether every item that is there has been read. O(capacity): 0.5 ms for a million."""
@@ -146,10 +146,10 @@ class RecordEntries(Entries):
         new = self._new(ring)
         if not len(new):
             return
-        nbytes = self._shelf.open().extents["bytes"][new].astype(np.int64)
+        nbytes = self._store.records.extents["bytes"][new].astype(np.int64)
         piece = np.cumsum(np.clip(nbytes, 0, _PIECE_BYTES)) // _PIECE_BYTES
         for part in np.split(new, np.flatnonzero(np.diff(piece)) + 1):
-            found, tickets = self._shelf.entries(part, self._paths)
+            found, tickets = self._store.entries(part, self._paths)
             there = tickets >= 0
             for path, leaves in zip(self._paths, found, strict=True):
                 kept = [leaf for leaf, held in zip(leaves, there.tolist(), strict=True) if held]

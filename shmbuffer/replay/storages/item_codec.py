@@ -1,0 +1,281 @@
+"""What a list in this process keeps of an item: the item, its tensors compressed, or a record.
+
+ItemCodec ─┬─ PackedCodec   each of its tensors compressed on its own
+           └─ BodyCodec     the body of a record; a batch is compressed in one go, and so is a
+                            sample decompressed
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+import torch
+import zstandard
+
+from shmbuffer.errors import CorruptBufferError
+from shmbuffer.memory import RecordBatch
+from shmbuffer.memory.records import HEADER_BYTES
+from shmbuffer.replay.form.batches import is_batch, unbound
+from shmbuffer.replay.form.nodes import is_collection
+from shmbuffer.replay.form.packing import Packed, pack, unpack
+from shmbuffer.replay.storages.mover import to_device
+from shmbuffer.replay.storages.record_codec import (
+    Compress,
+    Decompress,
+    Fetched,
+    RecordCodec,
+    takes_two,
+)
+
+_KEPT_FORMS = 1024  # that items to come may share
+_RECORD = "record"
+_ALIGN = 8
+
+
+class ItemCodec:
+    """Items are kept as they are.
+
+    Args:
+        device: where tensors in them are sent when they are written; None leaves them where they
+            are.
+    """
+
+    def __init__(self, device: torch.device | None) -> None:
+        self.device = device
+
+    def keep(self, item: Any) -> Any:
+        """What is kept of an item."""
+        return item if self.device is None else to_device(item, self.device)
+
+    def encode(self, data: Any, single: bool, *, apart: bool = False) -> list[Any]:
+        """What is kept of one item where ``single``, else of each item of a batch.
+
+        Raises:
+            TypeError, ValueError: see `unbound`.
+        """
+        return [self.keep(data)] if single else self._keep_all(data)
+
+    def _keep_all(self, data: Any) -> list[Any]:
+        return [self.keep(item) for item in unbound(data)]
+
+    def give(self, kept: Any) -> Any:
+        """The item, from what is kept of it."""
+        return kept
+
+    def give_all(self, kept: list[Any]) -> Any:
+        """The items, from what is kept of them: a list, or `Fetched`."""
+        return kept
+
+    def saved(self, kept: Any) -> Any:
+        """What a state has of an item."""
+        return kept
+
+    def loaded(self, saved: Any) -> Any:
+        """What is kept of an item of a state. Its tensors are copies."""
+        return self.keep(cloned(saved))
+
+
+class PackedCodec(ItemCodec):
+    """Items are kept as `Packed`.
+
+    Args:
+        level: of zstd.
+        compress: called with a tensor, gives a uint8 tensor; None is zstd.
+        decompress: called with what ``compress`` gave, and with a dict of the tensor's shape, dtype
+            and device if it takes two arguments; None is zstd.
+        device: where tensors of what is given are; None is where they were.
+    """
+
+    def __init__(
+        self,
+        level: int,
+        compress: Compress | None,
+        decompress: Decompress | None,
+        device: torch.device | None,
+    ) -> None:
+        super().__init__(device)
+        self.level = level
+        self.decompresses_zstd = decompress is None
+        self.compress: Compress = self._compress if compress is None else compress
+        self.decompress: Decompress = self._decompress if decompress is None else decompress
+        self._takes_metadata = takes_two(self.decompress)
+        self._codecs = threading.local()  # of zstd: one for each thread
+        self._forms: dict[str, list[Any]] = {}  # items of one form share it
+
+    def keep(self, item: Any) -> Packed:
+        """See `ItemCodec.keep`.
+
+        Raises:
+            TypeError: ``compress`` gave something else than a uint8 tensor.
+        """
+        packed = pack(item, self.compress, self.device)
+        if len(self._forms) >= _KEPT_FORMS:
+            self._forms.clear()
+        return packed._replace(form=self._forms.setdefault(repr(packed.form), packed.form))
+
+    def give(self, kept: Packed) -> Any:
+        """See `ItemCodec.give`.
+
+        Raises:
+            CorruptBufferError: these are no bytes that zstd has written.
+            RuntimeError: ``decompress`` gave something else than what was compressed.
+        """
+        return unpack(kept, self.expand)
+
+    def give_all(self, kept: list[Packed]) -> list[Any]:
+        """See `ItemCodec.give_all`."""
+        return [self.give(one) for one in kept]
+
+    def saved(self, kept: Packed) -> dict[str, Any]:
+        """See `ItemCodec.saved`."""
+        return kept._asdict()
+
+    def loaded(self, saved: dict[str, Any]) -> Packed:
+        """See `ItemCodec.loaded`."""
+        chunks = [chunk.clone() for chunk in saved["chunks"]]
+        return Packed(saved["form"], list(saved["values"]), chunks)
+
+    def expand(self, chunk: torch.Tensor, metadata: dict[str, Any]) -> torch.Tensor:
+        """The tensor of a chunk, or its bytes."""
+        if self._takes_metadata:
+            return self.decompress(chunk, metadata)
+        return self.decompress(chunk)
+
+    def _compress(self, tensor: torch.Tensor) -> torch.Tensor:
+        codec = getattr(self._codecs, "compressor", None)
+        if codec is None:
+            codec = self._codecs.compressor = zstandard.ZstdCompressor(self.level)
+        return torch.frombuffer(bytearray(codec.compress(bytes_of(tensor))), dtype=torch.uint8)
+
+    def _decompress(self, chunk: torch.Tensor, metadata: dict[str, Any]) -> torch.Tensor:
+        codec = getattr(self._codecs, "decompressor", None)
+        if codec is None:
+            codec = self._codecs.decompressor = zstandard.ZstdDecompressor()
+        shape, dtype = metadata["shape"], metadata["dtype"]
+        content = bytes_of(chunk)
+        try:
+            size = zstandard.frame_content_size(content)
+            expected = size if shape is None else shape.numel() * dtype.itemsize
+            if size != expected:  # before anything is allocated for what a file says
+                raise zstandard.ZstdError(f"{size} bytes where {expected} belong")
+            return torch.frombuffer(bytearray(codec.decompress(content)), dtype=torch.uint8)
+        except zstandard.ZstdError as error:
+            raise CorruptBufferError(
+                f"a compressed item cannot be decompressed ({error}): it was not compressed with "
+                "zstd, or its bytes are damaged"
+            ) from error
+
+
+def bytes_of(tensor: torch.Tensor) -> memoryview:
+    """The bytes of a tensor in C order; of its own memory where they lie so."""
+    flat = tensor.detach().to("cpu").resolve_conj().resolve_neg().contiguous().reshape(-1)
+    if flat.stride(0) != 1:  # one number, of which torch says that it is contiguous anyway
+        flat = flat.new_empty(flat.shape).copy_(flat)
+    return memoryview(flat.view(torch.uint8).numpy())  # type: ignore[arg-type] # of typeshed's 3.11
+
+
+class BodyCodec(ItemCodec):
+    """Items are kept as the bodies of their records, or as `Packed`.
+
+    Args:
+        codec: items to records and back.
+        compressing: keeps what is no record.
+    """
+
+    def __init__(self, codec: RecordCodec, compressing: PackedCodec) -> None:
+        super().__init__(compressing.device)
+        self._codec = codec
+        self._compressing = compressing
+
+    def keep(self, item: Any) -> bytes | Packed:
+        """See `ItemCodec.keep`."""
+        try:
+            batch = self._codec.encode(item, True, apart=True)
+        except TypeError:  # a record does not hold everything
+            return self._compressing.keep(item)
+        return _bytes_of(batch)[0]
+
+    def _keep_all(self, data: Any) -> list[Any]:
+        if not is_batch(data):
+            data = unbound(data)  # it may be looked at twice
+        try:
+            batch = self._codec.encode(data, False, apart=True)
+        except TypeError:
+            return [self.keep(item) for item in unbound(data)]
+        return _bytes_of(batch)
+
+    def give(self, kept: bytes | Packed) -> Any:
+        """See `ItemCodec.give`."""
+        if isinstance(kept, Packed):
+            if kept.form == [_RECORD]:
+                kept = kept.chunks[0].numpy().tobytes()
+            else:
+                return self._compressing.give(kept)
+        return self._codec.decoder.items(_batch_of([kept]))[0]
+
+    def give_all(self, kept: list[Any]) -> Any:
+        """See `ItemCodec.give_all`."""
+        if kept and set(map(type, kept)) == {bytes}:
+            return Fetched(_batch_of(kept), self._codec.decoder)
+        return [self.give(one) for one in kept]
+
+    def saved(self, kept: bytes | Packed) -> dict[str, Any]:
+        """See `ItemCodec.saved`."""
+        return self.packed(kept)._asdict()
+
+    def loaded(self, saved: dict[str, Any]) -> bytes | Packed:
+        """See `ItemCodec.loaded`."""
+        return self.unpacked(self._compressing.loaded(saved))
+
+    @staticmethod
+    def packed(kept: bytes | Packed) -> Packed:
+        """What is kept, in the words of files: a record is one chunk."""
+        if isinstance(kept, Packed):
+            return kept
+        return Packed([_RECORD], [], [torch.frombuffer(bytearray(kept), dtype=torch.uint8)])
+
+    @staticmethod
+    def unpacked(packed: Packed) -> bytes | Packed:
+        """What `packed` was given."""
+        return packed.chunks[0].numpy().tobytes() if packed.form == [_RECORD] else packed
+
+    @staticmethod
+    def nbytes(kept: bytes | Packed) -> int:
+        """Size of what is kept."""
+        return kept.nbytes if isinstance(kept, Packed) else len(kept)
+
+
+def _bytes_of(batch: RecordBatch) -> list[bytes]:
+    """The body of each record by itself, so that none keeps the memory of its batch."""
+    return [batch.body(row).tobytes() for row in range(len(batch))]
+
+
+def _batch_of(kept: list[bytes]) -> RecordBatch:
+    """Records as one batch."""
+    sizes = np.array([HEADER_BYTES + len(one) for one in kept], np.int64)
+    strides = (sizes + _ALIGN - 1) & -_ALIGN
+    # In front of each its header, which is the ring's, and what fills the one before up.
+    fronts = [bytes(HEADER_BYTES + count) for count in range(_ALIGN)]
+    parts: list[bytes] = []
+    missing = 0
+    for one in kept:
+        parts += (fronts[missing], one)
+        missing = -len(one) % _ALIGN
+    parts.append(bytes(missing))
+    data = np.frombuffer(bytearray().join(parts), np.uint8)
+    return RecordBatch(data, np.cumsum(strides) - strides, sizes)
+
+
+def cloned(item: Any) -> Any:
+    """An item whose tensors are copies."""
+    if isinstance(item, torch.Tensor) or is_collection(item):
+        return item.clone()
+    if isinstance(item, np.ndarray):
+        return item.copy()
+    if type(item) is dict:
+        return {key: cloned(value) for key, value in item.items()}
+    if type(item) in (tuple, list):
+        return type(item)(cloned(value) for value in item)
+    return item

@@ -1,0 +1,144 @@
+"""Items of any form in slots of a ring: objects of one process, or records that many share."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+from tensordict import is_non_tensor
+
+from shmbuffer.replay.form.nodes import Path, is_collection
+from shmbuffer.replay.storages.indexing import Selection
+from shmbuffer.replay.storages.mover import Mover
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from shmbuffer.memory import Moment
+
+_ALIKE = (bool, int, float, complex, str, bytes, type(None))  # one for all items
+
+Edit = Callable[[int, Any], Any]
+"""Called with a position among what was selected, and a copy of the item there; gives what it
+becomes."""
+
+
+class Contents(NamedTuple):
+    """Every item, of one moment."""
+
+    items: list[Any]
+    """As they are kept, in storage order."""
+    slots: NDArray[np.int64]
+    """int64[n]: where each of them is."""
+    moment: Moment
+    """The ring: order, priorities, position and counts."""
+
+
+class ItemStore(Mover):
+    """Moves items one by one; what it moves is encoded already.
+
+    Attributes:
+        name: of the storage's class, for messages.
+    """
+
+    name: str
+
+    @abstractmethod
+    def write(self, items: Any, priorities: NDArray[np.float64] | None) -> tuple[int, int]:
+        """Append items, at least one. The place of the first, and how many."""
+
+    @abstractmethod
+    def write_at(self, cursor: Any, items: Any, *, in_place: bool) -> NDArray[np.int64]:
+        """Write at the places that ``cursor`` names. The slots, each once; see `Mover.put`."""
+
+    @abstractmethod
+    def change(self, index: Any, edit: Edit) -> None:
+        """Put something in the place of items, which keep their priorities.
+
+        Raises:
+            IndexError: a place without an item. A slice leaves such places out.
+        """
+
+    @abstractmethod
+    def copy_out(self) -> Contents:
+        """Everything in here, of one moment."""
+
+    @abstractmethod
+    def state_dict(self) -> dict[str, Any]:
+        """See `ListStorage.state_dict`."""
+
+    def select(self, index: Any, dim_extend: int = 0) -> Selection:
+        """See `Mover.select`; in one dimension, without views."""
+        if isinstance(index, tuple) and len(index) == 1:
+            index = index[0]
+        selection = None if isinstance(index, tuple) else super().select(index)
+        if selection is None or len(selection.lead) > 1:
+            raise RuntimeError(f"a {self.name} has one dimension, got {index!r}")
+        return selection._replace(view=None)
+
+    def shaped(self, found: Any, lead: tuple[int, ...], held: torch.Tensor | None = None) -> Any:
+        """See `Mover.shaped`."""
+        return self.build(found if held is None else self.some(found, held.numpy()), lead)
+
+
+def require_places(slots: NDArray[np.int64], name: str, max_size: int) -> None:
+    """IndexError where items that are loaded have no place in a storage of that size."""
+    if len(slots) and int(slots.max()) >= max_size:
+        raise IndexError(
+            f"{len(slots)} items cannot be loaded into a {name} of max_size {max_size}"
+        )
+
+
+def edited(item: Any, changes: Mapping[Path, Any], row: int | None) -> Any:
+    """Change entries of an item.
+
+    Args:
+        item: a TensorDict or tensorclass; it is changed itself.
+        changes: by path. Several items at once: a value has a row for each, or is one number or
+            text for all.
+        row: which row is this item's; None: it is the only one.
+
+    Returns:
+        The item.
+
+    Raises:
+        TypeError: it has no entries.
+        KeyError: it has no such entry.
+        RuntimeError: the value has another shape.
+    """
+    if not is_collection(item):
+        raise TypeError(
+            f"an item that is a {type(item).__name__} has no entries that can be changed where "
+            "they are; put another item in its place with rb[index] = item"
+        )
+    for path, value in changes.items():
+        item.set_(path, value if row is None else row_of(value, row))
+    return item
+
+
+def changes_of(patch: Any, above: Path = ()) -> dict[Path, Any]:
+    """The entries of a TensorDict or dict of them, nested ones by their whole path.
+
+    Raises:
+        TypeError: it has no entries.
+    """
+    if not is_collection(patch) and not isinstance(patch, Mapping):
+        raise TypeError(f"a patch is a TensorDict or a dict of entries, got {type(patch).__name__}")
+    changes: dict[Path, Any] = {}
+    for key, value in patch.items():
+        path = (*above, *(key if isinstance(key, tuple) else (key,)))
+        if isinstance(value, Mapping) or (is_collection(value) and not is_non_tensor(value)):
+            changes |= changes_of(value, path)
+        else:
+            changes[path] = value
+    return changes
+
+
+def row_of(value: Any, row: int) -> Any:
+    """The part of a value that belongs to one of several items."""
+    if isinstance(value, _ALIKE) or (isinstance(value, torch.Tensor) and not value.dim()):
+        return value
+    return value[row]

@@ -1,0 +1,216 @@
+"""What moves items into a ring and out of it.
+
+    Mover ─┬─ Rows ──────┬─ NativeRows    leaves in the ring's own memory: the C core moves them
+           │             └─ HeldRows      tensors that this process holds: torch moves them
+           └─ ItemStore ─┬─ ObjectStore   a Python list of this process
+                         └─ RecordStore   records in a ring of bytes
+
+Order, slot words, tickets and priorities are the ring's in all of them. What is read is a copy,
+compared with the words afterwards; what is written is committed as a whole, or not at all.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from shmbuffer.memory.priorities import are_priorities, largest_mass
+from shmbuffer.replay.storages.indexing import Selection, holds, select
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from shmbuffer.memory import Ring
+
+ATTEMPTS = 16
+"""At reading what other processes keep writing over."""
+
+Drawn = tuple[Any, torch.Tensor, torch.Tensor, torch.Tensor | None]
+"""What was drawn; element indices int64 ``[n]``; tickets int64 ``[n]``; weights float32 ``[n]`` or
+None."""
+
+
+class Mover(ABC):
+    """Moves the items of one ring.
+
+    Attributes:
+        ring: where their order, words, tickets and priorities are.
+        lanes: sizes of the dimensions behind the first; ``()`` where there is one.
+        where: the buffer's name in messages.
+    """
+
+    ring: Ring
+    lanes: tuple[int, ...] = ()
+    where: str
+
+    # -- writing -------------------------------------------------------------------------------
+
+    def put(self, slots: NDArray[np.int64], data: Any, *, in_place: bool) -> NDArray[np.int64]:
+        """Write row i of ``data`` to ``slots[i]``.
+
+        Args:
+            slots: int64 ``[n]``; of one that is named twice, the last row stays.
+            data: as `place` takes it.
+            in_place: items that are there keep their priority and are not counted as written.
+
+        Returns:
+            The slots, each once.
+        """
+        last = last_of_each(slots)
+        if len(last) < len(slots):
+            slots, data = slots[last], self.some(data, last)
+        present = holds(self.ring, slots)
+        if not in_place or present.all():
+            self.place(slots, data, in_place=in_place)
+            return slots
+        for which, keeps in ((np.flatnonzero(~present), False), (np.flatnonzero(present), True)):
+            if len(which):
+                self.place(slots[which], self.some(data, which), in_place=keeps)
+        return slots
+
+    @abstractmethod
+    def place(self, slots: NDArray[np.int64], data: Any, *, in_place: bool) -> None:
+        """Row i of ``data`` goes to ``slots[i]``; slots are unique.
+
+        ``in_place`` keeps priority and write count.
+        """
+
+    @abstractmethod
+    def some(self, data: Any, which: NDArray[Any]) -> Any:
+        """Some rows of what `place` takes."""
+
+    def forget(self, *, keep_write_count: bool) -> None:
+        """Forget every item."""
+        self.ring.empty(keep_write_count=keep_write_count)
+
+    # -- reading -------------------------------------------------------------------------------
+
+    @abstractmethod
+    def read(self, index: torch.Tensor) -> tuple[Any, torch.Tensor, int]:
+        """Copies of elements, for `build`; tickets, -1 where there is none; how many are -1."""
+
+    @abstractmethod
+    def sample(self, count: int, key: int, beta: float | None) -> Drawn:
+        """Draw, copy and validate, for `build`. ``beta`` None draws uniformly.
+
+        Raises:
+            EmptyBufferError: nothing to draw from.
+        """
+
+    def build(self, found: Any, lead: tuple[int, ...]) -> Any:
+        """The data, from what `read` or `sample` gave, and its leading shape."""
+        raise NotImplementedError(type(self).__name__)
+
+    def fetch(self, index: Any, *, dim_extend: int = 0, as_views: bool = False) -> Any:
+        """Items by index, in the form in which they were written.
+
+        Args:
+            index: see `select`.
+            dim_extend: the dimension along which the user's batches are appended.
+            as_views: give views where that is possible; else validated copies.
+
+        Raises:
+            IndexError: a slot that holds no item. A slice leaves such slots out.
+        """
+        if not dim_extend and _is_drawn(self, index):
+            found, _, missing = self.read(index)
+            if not missing:
+                return self.build(found, (len(index),))
+        for _ in range(ATTEMPTS):
+            selection = self.select(index, dim_extend)
+            if as_views and selection.view is not None:
+                return self.viewed(selection)
+            found, tickets, missing = self.read(torch.from_numpy(selection.elements))
+            if not missing:
+                return self.shaped(found, selection.lead)
+            if selection.skips:  # written over or emptied since we looked
+                held = (tickets >= 0).view(selection.lead[0], -1).all(1)
+                return self.shaped(found, selection.lead, held)
+        raise IndexError(
+            f"what {index!r} names was written over each of the {ATTEMPTS} times that it was read"
+        )
+
+    def select(self, index: Any, dim_extend: int = 0) -> Selection:
+        """What an index means."""
+        return select(index, self.ring, self.lanes, dim_extend)
+
+    @abstractmethod
+    def shaped(self, found: Any, lead: tuple[int, ...], held: torch.Tensor | None = None) -> Any:
+        """`build` of what was selected; of its first dimension only what was ``held``."""
+
+    def viewed(self, selection: Selection) -> Any:
+        """The items themselves, not copied and not validated; where there is something to view."""
+        raise NotImplementedError(type(self).__name__)
+
+
+def _is_drawn(mover: Mover, index: Any) -> bool:
+    """Whether an index may be read as it is: what a sampler chose, as a rule."""
+    if (
+        type(index) is not torch.Tensor
+        or index.dtype is not torch.int64
+        or index.dim() != 1
+        or not index.is_cpu
+        or not index.is_contiguous()
+        or mover.lanes
+        or not len(index)
+    ):
+        return False
+    slots = index.numpy().view(np.uint64)  # negative ones are large
+    return bool(slots.max() < mover.ring.capacity)
+
+
+def last_of_each(slots: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Positions of slots, each once: of one that is named twice, the last."""
+    _, first = np.unique(slots[::-1], return_index=True)
+    return np.sort(len(slots) - 1 - first)
+
+
+def require_one_each(slots: NDArray[np.int64], count: int) -> None:
+    """ValueError where there are more or fewer items than places."""
+    if count != len(slots):
+        raise ValueError(f"{count} items cannot be written to {len(slots)} places")
+
+
+def require_priorities(ring: Ring, priorities: NDArray[np.float64]) -> None:
+    """ValueError where one of them is no priority, as the ring itself says it at commit."""
+    fits = are_priorities(priorities, ring.alpha, ring.eps, ring.elements)
+    if not fits.all():
+        at = int(fits.argmin())
+        raise ValueError(
+            f"priority {priorities[at]} at position {at} is not a number from 0 to "
+            f"{largest_mass(ring.elements):.0e} "
+            "(also after ** alpha); nothing was changed"
+        )
+
+
+@contextmanager
+def whole_or_empty(ring: Ring, where: str) -> Iterator[None]:
+    """Empties the ring where what fills it raises, and has the error say so.
+
+    Args:
+        ring: what was in it is gone already.
+        where: its name, for the note.
+    """
+    try:
+        yield
+    except BaseException as error:
+        ring.empty()
+        error.add_note(f"{where}: the load was broken off, and the buffer is empty; load again")
+        raise
+
+
+def to_device(data: Any, device: torch.device | None) -> Any:
+    """``data`` of any form on ``device``; what cannot be moved as it is."""
+    if hasattr(data, "to"):
+        return data.to(device)
+    if isinstance(data, dict):
+        return {key: to_device(value, device) for key, value in data.items()}
+    if not isinstance(data, (tuple, list)):
+        return data
+    parts = [to_device(value, device) for value in data]
+    return type(data)(*parts) if hasattr(data, "_fields") else type(data)(parts)

@@ -1,0 +1,251 @@
+"""Objects of this process in a list, and a ring without leaves that keeps their order."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from shmbuffer.memory import Engine, Schema, Settings
+from shmbuffer.memory import slots as slot_words
+from shmbuffer.memory.growth import grow
+from shmbuffer.replay.storages.indexing import as_array, is_int
+from shmbuffer.replay.storages.item_codec import cloned
+from shmbuffer.replay.storages.item_store import Contents, Edit, ItemStore, require_places
+from shmbuffer.replay.storages.mover import require_priorities
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from shmbuffer.memory import Ring
+    from shmbuffer.replay.storages.item_codec import ItemCodec
+    from shmbuffer.replay.storages.mover import Drawn
+
+_WHOLE = 2**20  # a ring of up to so many slots is made at once; others begin small and grow
+_FIRST = 2**10
+
+
+class ObjectStore(ItemStore):
+    """Items without gaps at ``0 .. len - 1``, as many as there is room for, or without a limit.
+
+    Args:
+        name: of the storage's class.
+        max_size: how many items there is room for.
+        codec: what is kept of an item.
+        instead: what to use where processes are to share the items, for messages.
+    """
+
+    where = "this buffer"
+
+    def __init__(self, name: str, max_size: int, codec: ItemCodec, instead: str) -> None:
+        self.name = name
+        self.max_size = max_size
+        self.codec = codec
+        self._instead = instead
+        capacity = max_size if max_size <= _WHOLE else _FIRST
+        self._engine = Engine.anonymous(Settings(capacity=capacity, checksum=False, reserve=False))
+        self._ring: Ring = self._engine.define(Schema((), capacity, (), {"kind": "leaf"}))
+        self._pid = os.getpid()
+        self._kept: list[Any] = []  # by slot
+        # From claim to commit, and around a read: the list and the words belong together.
+        self._claim = threading.RLock()
+
+    @property
+    def ring(self) -> Ring:  # type: ignore[override] # it grows
+        """The ring of the items. It is the same object also after it has grown.
+
+        Raises:
+            RuntimeError: in the child of a fork.
+        """
+        if os.getpid() != self._pid:
+            raise RuntimeError(
+                f"this {self.name} came through a fork, and its items belong to process "
+                f"{self._pid}; {self._instead}"
+            )
+        return self._ring
+
+    # -- writing -------------------------------------------------------------------------------
+
+    def write(self, items: Any, priorities: NDArray[np.float64] | None) -> tuple[int, int]:
+        """See `ItemStore.write`."""
+        with self._claim:
+            ring, count = self.ring, len(items)
+            if priorities is not None:
+                require_priorities(ring, priorities)
+            if ring.capacity < self.max_size:
+                self._reach(ring.cursor + count + 1)  # never round, as long as there is room
+            first = ring.cursor
+            for start in range(0, count, ring.capacity):
+                part = items if count <= ring.capacity else items[start : start + ring.capacity]
+                at = ring.claim(len(part)) % ring.capacity
+                end = min(at + len(part), ring.capacity)
+                self._kept[at:end] = part[: end - at]
+                if end - at < len(part):  # and on from the front
+                    self._kept[: len(part) - (end - at)] = part[end - at :]
+                ring.commit(None if priorities is None else priorities[start : start + len(part)])
+        return first, count
+
+    def write_at(self, cursor: Any, items: Any, *, in_place: bool) -> NDArray[np.int64]:
+        """See `ItemStore.write_at`."""
+        with self._claim:
+            places = places_of(cursor, len(items), self.ring.length, self.max_size)
+            slots = np.array(places, np.int64)
+            if len(slots):
+                self._reach(int(slots.max()) + 1)
+                slots = self.put(slots, items, in_place=in_place)
+        return slots
+
+    def place(self, slots: NDArray[np.int64], data: Any, *, in_place: bool) -> None:
+        """See `Mover.place`; while holding the claim."""
+        self.ring.claim_slots(slots, in_place=in_place)
+        self._kept.extend([None] * (int(slots.max()) + 1 - len(self._kept)))
+        for slot, one in zip(slots.tolist(), data, strict=True):
+            self._kept[slot] = one
+        self.ring.commit()
+
+    def some(self, data: Any, which: NDArray[Any]) -> Any:
+        """See `Mover.some`."""
+        return [data[at] for at in np.arange(len(data))[which].tolist()]
+
+    def change(self, index: Any, edit: Edit) -> None:
+        """See `ItemStore.change`."""
+        with self._claim:
+            for row, slot in enumerate(self.select(index).elements.tolist()):
+                item = edit(row, cloned(self.codec.give(self._kept[slot])))
+                self.place(np.array([slot]), [self.codec.keep(item)], in_place=True)
+
+    def _reach(self, end: int) -> None:
+        """Have slots up to ``end``, as far as the storage goes; while holding the claim."""
+        capacity = self.ring.capacity
+        if end > capacity and capacity < self.max_size:
+            wanted = max(2 * capacity, 1 << (end - 1).bit_length())
+            self._engine = grow(self._engine, min(wanted, self.max_size))
+
+    # -- reading -------------------------------------------------------------------------------
+
+    def read(self, index: torch.Tensor) -> tuple[Any, torch.Tensor, int]:
+        """See `Mover.read`. What is kept itself, not copies."""
+        slots = index.numpy()
+        with self._claim:
+            words, kept = self.ring.words[slots], self._kept
+            held = slot_words.committed(words)
+            tickets = slot_words.tickets(words)
+            if held.all():
+                return [kept[at] for at in slots.tolist()], torch.from_numpy(tickets), 0
+            there = zip(slots.tolist(), held.tolist(), strict=True)
+            found = [kept[at] if is_held else None for at, is_held in there]
+        return found, torch.from_numpy(np.where(held, tickets, -1)), int((~held).sum())
+
+    def build(self, found: Any, lead: tuple[int, ...]) -> Any:
+        """See `Mover.build`."""
+        return self.codec.give_all(found) if lead else self.codec.give(found[0])
+
+    def sample(self, count: int, key: int, beta: float | None) -> Drawn:
+        """See `Mover.sample`: Python has the items, so a sampler draws indices."""
+        raise NotImplementedError(f"a sampler draws from a {self.name}, by index")
+
+    # -- everything ----------------------------------------------------------------------------
+
+    def copy_out(self) -> Contents:
+        """Everything in here, of one moment. What is kept itself, not copies."""
+        with self._claim:
+            moment = self.ring.copy_out(())
+            slots = np.nonzero(moment.tickets >= 0)[0]
+            return Contents([self._kept[slot] for slot in slots.tolist()], slots, moment)
+
+    def copy_in(
+        self, kept: list[Any], slots: NDArray[np.int64], *, cursor: int, write_count: int
+    ) -> None:
+        """Replace everything in here; see `ListStorage.copy_in`."""
+        require_places(slots, self.name, self.max_size)
+        with self._claim:
+            self.forget(keep_write_count=False)
+            self._reach(max([cursor, *slots.tolist()]) + 1)
+            if len(slots):
+                self.place(slots, kept, in_place=False)
+            self.ring.restore(cursor % self.ring.capacity, write_count, None)
+
+    def state_dict(self) -> dict[str, Any]:
+        """See `ListStorage.state_dict`."""
+        contents = self.copy_out()
+        capacity = len(contents.moment.tickets)
+        return {
+            "_list": [self.codec.saved(kept) for kept in contents.items],
+            "_index": torch.from_numpy(contents.slots),
+            "_cursor": contents.moment.head % capacity,
+            "_capacity": capacity,
+        }
+
+    def make_room(self, slots: int) -> None:
+        """Have so many slots, as far as the storage goes."""
+        with self._claim:
+            if self.max_size > _WHOLE:
+                self._reach(min(slots, self.max_size))
+
+    def forget(self, *, keep_write_count: bool) -> None:
+        """See `Mover.forget`."""
+        with self._claim:
+            self.ring.empty(keep_write_count=keep_write_count)
+            self._kept = []
+
+    def close(self) -> None:
+        """Give everything back. Idempotent."""
+        self._engine.close()
+        self._kept = []
+
+
+def places_of(cursor: Any, count: int, length: int, max_size: int) -> list[int]:
+    """The places of a write.
+
+    Args:
+        cursor: int, slice, range, list, array or tensor of ints (negative from the end) or of
+            booleans. A slice without an end, or with one that counts from the end, ends with the
+            list.
+        count: how many items are to be written.
+        length: how many there are.
+        max_size: how many there may be.
+
+    Returns:
+        ``count`` places, from 0.
+
+    Raises:
+        RuntimeError: one of them is behind the first free one, or beyond ``max_size``.
+        IndexError: it is before the first, or no index of one dimension.
+        ValueError: they are not ``count``.
+    """
+    named = [int(cursor)] if is_int(cursor) else _named(cursor, length)
+    if len(named) != count:
+        raise ValueError(f"{count} items cannot be written to {len(named)} places")
+    places = []
+    end = length
+    for name in named:
+        place = name + end if name < 0 else name
+        if place < 0:
+            raise IndexError(f"{name} is out of range for {end} items")
+        if place >= max_size:
+            raise RuntimeError(f"there is no place {name} in a list of max_size {max_size}")
+        if place > end:
+            raise RuntimeError(
+                f"an item at {name} would leave a gap: there are {end} items, and the next one "
+                f"goes to {end}"
+            )
+        end = max(end, place + 1)
+        places.append(place)
+    return places
+
+
+def _named(cursor: Any, length: int) -> Sequence[int]:
+    if isinstance(cursor, slice):
+        stop = cursor.stop
+        return range(length if stop is None or stop < 0 else max(length, stop))[cursor]
+    found = as_array(cursor)
+    if found.dtype == np.bool_:
+        found = np.nonzero(found)[0]
+    if found.ndim != 1 or (found.size and not np.issubdtype(found.dtype, np.integer)):
+        raise IndexError(f"{cursor!r} names no places of a list: one dimension of ints does")
+    numbers: list[int] = found.astype(np.int64).tolist()
+    return numbers

@@ -1,0 +1,195 @@
+"""Items as records in a ring of bytes, in a directory that processes share.
+
+    item(s) ──encode──▶ records ──one native call──▶ byte ring
+    byte ring ──one native call──▶ records ──decode──▶ item(s)
+
+What is read is a copy that was validated. What changes in an item is written as a new record, if
+the item is still the one that was read; its priority stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from shmbuffer.memory import RecordBatch
+from shmbuffer.replay.checkpointers.record_image import RecordImage
+from shmbuffer.replay.storages.indexing import slots_of
+from shmbuffer.replay.storages.item_store import Contents, Edit, ItemStore
+from shmbuffer.replay.storages.mover import ATTEMPTS, last_of_each, require_one_each
+from shmbuffer.replay.storages.record_codec import Fetched
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from shmbuffer.memory import Engine, Moment, Ring
+    from shmbuffer.replay.storages.mover import Drawn
+    from shmbuffer.replay.storages.record_codec import RecordCodec
+
+
+class RecordStore(ItemStore):
+    """Items as records.
+
+    Args:
+        name: of the storage's class.
+        engine: of the directory.
+        ring: its ring.
+        codec: items to records and back.
+    """
+
+    def __init__(self, name: str, engine: Engine, ring: Ring, codec: RecordCodec) -> None:
+        assert ring.records is not None
+        self.name = name
+        self.ring = ring
+        self.records = ring.records
+        self.codec = codec
+        self.max_size: int = ring.capacity
+        self.where = engine.where
+        self._engine = engine
+        codec.join(engine)
+
+    # -- writing -------------------------------------------------------------------------------
+
+    def write(self, items: Any, priorities: NDArray[np.float64] | None) -> tuple[int, int]:
+        """See `ItemStore.write`."""
+        return self.records.write(items, priorities), len(items)
+
+    def write_at(self, cursor: Any, items: Any, *, in_place: bool) -> NDArray[np.int64]:
+        """See `ItemStore.write_at`."""
+        slots = slots_of(cursor, self.ring)
+        require_one_each(slots, len(items))
+        return self.put(slots, items, in_place=in_place) if len(slots) else slots
+
+    def place(self, slots: NDArray[np.int64], data: Any, *, in_place: bool) -> None:
+        """See `Mover.place`."""
+        self.records.place(slots, data, in_place=in_place)
+
+    def some(self, data: Any, which: NDArray[Any]) -> Any:
+        """See `Mover.some`."""
+        if len(which) == len(data) and which.dtype == np.bool_ and which.all():
+            return data
+        return RecordBatch(data.data, data.starts[which], data.sizes[which])
+
+    def change(self, index: Any, edit: Edit) -> None:
+        """See `ItemStore.change`. What others change in them meanwhile is not lost."""
+        selection = self.select(index)
+        at = last_of_each(selection.elements)
+        for _ in range(ATTEMPTS):
+            slots = selection.elements[at]
+            drawn = self.records.read(slots)
+            held = drawn.tickets >= 0
+            if not held.all():
+                if not selection.skips:
+                    raise IndexError(f"there is no item at {slots[~held][0]} (asked for {index!r})")
+                at = at[held]
+            changed = self._edit(
+                at, self.some(drawn.batch, held), drawn.tickets[held], slots[held], edit
+            )
+            at = at[~changed]
+            if not len(at):
+                return
+        raise IndexError(
+            f"what {index!r} names was written over each of the {ATTEMPTS} times that it was "
+            "read and changed"
+        )
+
+    def change_held(
+        self, slots: NDArray[np.int64], tickets: NDArray[np.int64], edit: Edit
+    ) -> NDArray[np.bool_]:
+        """Change those items that still have these tickets.
+
+        Args:
+            slots: int64[n]; of one that is named twice, the last row counts.
+            tickets: int64[n].
+            edit: see `change`.
+
+        Returns:
+            bool[n]: what was changed.
+        """
+        unique, row_of = np.unique(slots, return_inverse=True)
+        last = last_of_each(slots)
+        last = last[np.argsort(slots[last])]  # in the order of ``unique``
+        drawn = self.records.read(unique)
+        held = drawn.tickets == tickets[last]
+        done = np.zeros(len(unique), np.bool_)
+        if held.any():
+            batch = self.some(drawn.batch, held)
+            done[held] = self._edit(last[held], batch, tickets[last][held], unique[held], edit)
+        changed: NDArray[np.bool_] = done[row_of] & (tickets == tickets[last][row_of])
+        return changed
+
+    def _edit(
+        self,
+        at: NDArray[np.int64],
+        batch: RecordBatch,
+        tickets: NDArray[np.int64],
+        slots: NDArray[np.int64],
+        edit: Edit,
+    ) -> NDArray[np.bool_]:
+        """Change these items, if they are still there; which of them were."""
+        items = self.codec.decoder.items(batch)
+        edited = [edit(row, item) for row, item in zip(at.tolist(), items, strict=True)]
+        batch = self.codec.encode(edited, False, apart=True)
+        placed: NDArray[np.bool_] = self.records.place(slots, batch, in_place=True, tickets=tickets)
+        return placed
+
+    # -- reading -------------------------------------------------------------------------------
+
+    def read(self, index: torch.Tensor) -> tuple[Any, torch.Tensor, int]:
+        """See `Mover.read`."""
+        drawn = self.records.read(index.numpy())
+        missing = int((drawn.tickets < 0).sum())
+        return drawn.batch, torch.from_numpy(drawn.tickets), missing
+
+    def build(self, found: Any, lead: tuple[int, ...]) -> Any:
+        """See `Mover.build`: `Fetched`, where it is not one item."""
+        fetched = Fetched(found, self.codec.decoder)
+        return fetched if lead else fetched.items()[0]
+
+    def sample(self, count: int, key: int, beta: float | None) -> Drawn:
+        """See `Mover.sample`."""
+        drawn = self.records.sample(count, key, beta=beta)
+        weights = None if drawn.weights is None else torch.from_numpy(drawn.weights)
+        index, tickets = torch.from_numpy(drawn.index), torch.from_numpy(drawn.tickets)
+        return drawn.batch, index, tickets, weights
+
+    def entries(
+        self, slots: NDArray[np.int64], paths: Sequence[tuple[str, ...]]
+    ) -> tuple[list[list[Any]], NDArray[np.int64]]:
+        """Some entries of items, without the rest of them; see `Decoder.entries`.
+
+        Returns:
+            For each path one leaf a slot; and the tickets, -1 where there is no item.
+        """
+        drawn = self.records.read(slots)
+        held = drawn.tickets >= 0
+        found = iter(
+            zip(*self.codec.decoder.entries(self.some(drawn.batch, held), paths), strict=True)
+        )
+        nothing = (None,) * len(paths)
+        rows = [next(found) if there else nothing for there in held.tolist()]
+        return [list(column) for column in zip(*rows, strict=True)], drawn.tickets
+
+    # -- everything ----------------------------------------------------------------------------
+
+    def copy_out(self) -> Contents:
+        """See `ItemStore.copy_out`: the items, all of them in memory."""
+        image, moment = self._image()
+        items = [item for part in image.items(self.codec) for item in part]
+        return Contents(items, image.slots, moment)
+
+    def state_dict(self) -> dict[str, Any]:
+        """See `ListStorage.state_dict`: records as they are."""
+        image, moment = self._image()
+        return {
+            "_records": image.state_dict(),
+            "_index": torch.from_numpy(image.slots),
+            "_cursor": moment.head % self.max_size,
+            "_capacity": self.max_size,
+        }
+
+    def _image(self) -> tuple[RecordImage, Moment]:
+        return RecordImage.in_memory(self.records, self._engine.dictionary())

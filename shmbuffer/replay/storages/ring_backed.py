@@ -1,0 +1,384 @@
+"""A storage that has a ring: in a directory that processes share, or in memory.
+
+    RingBacked ─┬─ engine   the handle of the buffer: clients, priorities, recovery
+                └─ mover    what moves items into its ring and out of it; None before a write
+
+What is not shared may be looked at in place: an int or a slice gives views, as in TorchRL. What is
+shared is copied and validated, because it may be written over while one looks.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from abc import abstractmethod
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import torch
+
+from shmbuffer.errors import EmptyBufferError
+from shmbuffer.replay.checkpoints import has_its_own
+from shmbuffer.replay.eager import eager
+from shmbuffer.replay.storages.indexing import extent, holds, ravel, unravel
+from shmbuffer.replay.storages.storage import Storage
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from shmbuffer.memory import Engine, Ring, Settings
+    from shmbuffer.replay.storages.mover import Drawn
+
+
+class RingBacked(Storage):
+    """What the storages of this package have in common.
+
+    Args:
+        max_size: capacity in elements.
+        compilable: accepted; `torch.compile` leaves the native calls alone either way.
+    """
+
+    _between: ClassVar[tuple[str, ...]] = ("get", "set")
+    """Methods that nobody may have put in between where a batch is written natively."""
+
+    _table_owner: weakref.ref[Any] | None = None  # the sampler whose priorities the ring keeps
+
+    def __init__(self, max_size: int, *, compilable: bool = False) -> None:
+        super().__init__(max_size, compilable=compilable)
+        self._readers: list[weakref.ref[Any]] = []  # buffers, told once the ring is there
+        self._engine: Engine | None = None
+        self._mover: Any = None
+        self._pid = os.getpid()
+        self._opening = threading.RLock()
+
+    # -- engine and ring -----------------------------------------------------------------------
+
+    @property
+    def engine(self) -> Engine:
+        """The process's handle; opened on first use.
+
+        Raises:
+            RuntimeError: in the child of a fork, where nothing had been written before it: parent
+                and child would have a buffer each.
+        """
+        return self._engine or self._open()
+
+    def _open(self, *, existsok: bool = False) -> Engine:
+        with self._opening:
+            if self._engine is None:
+                if os.getpid() != self._pid:
+                    raise RuntimeError(f"{self._not_yet()}; this is the child of a fork")
+                assert self._location is not None
+                engine = self._location.open(self._settings(), existsok=existsok)
+                self._engine = self._opened(engine)
+            return self._engine
+
+    def open_there(self) -> None:
+        """Open what ``scratch_dir`` has, whatever ``existsok`` says: for a load in place."""
+        self._open(existsok=True)
+
+    def _settings(self) -> Settings:
+        """Of a buffer that is made."""
+        raise NotImplementedError(type(self).__name__)
+
+    def _opened(self, engine: Engine) -> Engine:
+        """What is to be done first with an engine that was opened."""
+        return engine
+
+    def _meet(self, ring: Ring) -> Any:
+        """Have a mover for the ring, and tell the readers."""
+        raise NotImplementedError(type(self).__name__)
+
+    def _attached(self) -> Any:
+        """The mover, or None as long as nobody has written."""
+        if self._mover is None and self._engine is not None:
+            ring = self._engine.ring
+            if ring is not None:
+                return self._meet(ring)
+        return self._mover
+
+    def _need(self, index: Any = None) -> Any:
+        """The mover.
+
+        Raises:
+            IndexError, EmptyBufferError: nobody has written; which of them, the index says.
+        """
+        mover = self._mover or self._attached()
+        if mover is None:
+            nothing = "nothing was written yet, so there is nothing to read"
+            if self._names_items(index):
+                raise IndexError(f"{self.where}: there is no item at {index!r}: {nothing}")
+            raise EmptyBufferError(f"{self.where}: {nothing}")
+        return mover
+
+    def _names_items(self, index: Any) -> bool:
+        return isinstance(index, int)
+
+    @property
+    def open_engine(self) -> Engine | None:
+        """See `Storage.open_engine`."""
+        return self._engine
+
+    @property
+    def ring(self) -> Ring | None:
+        """The ring, or None as long as nobody has written."""
+        mover = self._mover or self._attached()
+        return None if mover is None else mover.ring
+
+    @property
+    def lanes(self) -> tuple[int, ...]:
+        """Sizes of the dimensions after the first; ``()`` before the first write."""
+        mover = self._mover or self._attached()
+        return () if mover is None else mover.lanes
+
+    @property
+    def shared(self) -> bool:
+        """Whether the bytes are in a directory, where any process may open them."""
+        return self._location is not None and self._location.is_directory
+
+    @property
+    def where(self) -> str:
+        """The buffer's name in messages."""
+        path = None if self.open_engine is None else self.open_engine.path
+        return "this buffer" if path is None else str(path)
+
+    @property
+    def draws_natively(self) -> bool:
+        """See `Storage.draws_natively`: nobody has put a ``get`` of their own in between."""
+        return not has_its_own(self, "get")
+
+    @property
+    def writes_natively(self) -> bool:
+        """See `Storage.writes_natively`: nobody has put anything of their own in between."""
+        return not any(has_its_own(self, name) for name in self._between)
+
+    @eager
+    def __len__(self) -> int:
+        """Elements that are there: committed, and not emptied since."""
+        ring = self.ring
+        return 0 if ring is None else ring.length
+
+    def __iter__(self) -> Iterator[Any]:
+        """The items that are there, in storage order; places without one are left out."""
+        ring = self.ring
+        held = () if ring is None else np.unique(ring.committed() // ring.lanes).tolist()
+        for slot in held:
+            try:
+                yield self.get(slot)
+            except IndexError:  # written over since
+                if not self.shared:
+                    raise
+
+    def contains(self, item: Any) -> Any:
+        """Whether there is an item in a slot.
+
+        Args:
+            item: int (negative from the end); or a tensor of them.
+
+        Returns:
+            bool; for a tensor one for each, of its shape.
+        """
+        asked = np.asarray(item, np.int64)
+        ring = self.ring
+        there = np.zeros(asked.shape, np.bool_)
+        if ring is not None:
+            slots = np.where(asked < 0, asked + extent(ring), asked)
+            inside = (slots >= 0) & (slots < ring.capacity)
+            there[inside] = holds(ring, slots[inside])
+        return torch.from_numpy(there) if there.ndim else bool(there)
+
+    # -- writing -------------------------------------------------------------------------------
+
+    @abstractmethod
+    def append(
+        self, data: Any, single: bool = False, priorities: NDArray[np.float64] | None = None
+    ) -> tuple[int, int]:
+        """Write at the ring's head.
+
+        Args:
+            data: a batch; or one item where ``single``.
+            single: see there.
+            priorities: raw, float64, one for each element; None gives the largest that the buffer
+                has seen.
+
+        Returns:
+            The first place, as `written` takes it, and how many slots were written.
+        """
+
+    @eager
+    def set(self, cursor: Any, data: Any, *, set_cursor: bool = True) -> None:
+        """Write at given places, as new items: they get the default priority and count as written.
+
+        Args:
+            cursor: an int with one item; or a slice, range, list, array or tensor of ints or of
+                booleans, with a batch. An index named twice: the last wins.
+            data: what to write; a list is a list of items.
+            set_cursor: accepted as in TorchRL; the ring's own position never moves here.
+
+        Raises:
+            IndexError: beyond the capacity; of a list RuntimeError, also where it would leave a
+                gap.
+            SchemaMismatchError: other leaves; on a shared storage also a new key.
+            ValueError: another number of items than places.
+
+        Nothing is changed then.
+        """
+        self.put(cursor, data, in_place=False)
+
+    def written(self, first: int, count: int, *, single: bool = False) -> int | torch.Tensor:
+        """The index that a write returns, from what `append` gave.
+
+        Args:
+            first: ticket or slot of the first.
+            count: slots.
+            single: it was one item.
+
+        Returns:
+            Element indices int64 ``[count]``, or one int where ``single``; where there are lanes,
+            coordinates ``[count * lanes, ndim]``.
+        """
+        mover = self._mover or self._attached()
+        if mover is None:  # an empty list makes no ring
+            return torch.empty(0, dtype=torch.int64)
+        capacity = mover.ring.capacity
+        start = first % capacity
+        if mover.lanes:
+            width = mover.ring.lanes
+            elements = np.arange(start * width, (start + count) * width) % (capacity * width)
+            return self.index(torch.from_numpy(elements))
+        if single:
+            return start  # type: ignore[no-any-return]
+        index = np.arange(start, start + count)
+        return torch.from_numpy(index % capacity if start + count > capacity else index)
+
+    def index(self, elements: torch.Tensor) -> torch.Tensor:
+        """Element indices as a write returns them.
+
+        ``[n]``, or ``[n, ndim]`` where there are lanes.
+        """
+        lanes = self.lanes
+        return torch.stack(unravel(elements, lanes), -1) if lanes else elements
+
+    def forget(self, *, keep_write_count: bool) -> None:
+        """Forget every item."""
+        mover = self._mover or self._attached()
+        if mover is not None:
+            mover.forget(keep_write_count=keep_write_count)
+
+    # -- reading -------------------------------------------------------------------------------
+
+    @eager
+    def get(self, index: Any) -> Any:
+        """Items by index.
+
+        Args:
+            index: int, slice, range, list, array or tensor of ints or booleans; a tuple of them
+                where the storage has several dimensions. A mask has the length of the storage.
+
+        Returns:
+            The data in the form in which they were written; several items of a list as a list (a
+            `LazyStackStorage`: as a lazy stack). Of tensors that are not shared: views for ints and
+            slices. What is shared: validated copies.
+
+        Raises:
+            IndexError: a slot that holds no item. A slice leaves such places out.
+            EmptyBufferError: nothing was ever written.
+            RuntimeError: more dimensions than the storage has.
+        """
+        return self.uncollated(RingBacked.fetch(self, index))
+
+    def fetch(self, index: Any, *, dim_extend: int = 0, views: bool | None = None) -> Any:
+        """See `Storage.fetch`; without ``views`` they are copies where the storage is shared."""
+        as_views = not self.shared if views is None else views
+        found = self._need(index).fetch(index, dim_extend=dim_extend, as_views=as_views)
+        return self.to_device(found)
+
+    def fetch_held(self, index: Any, tickets: torch.Tensor) -> Any:
+        """See `Storage.fetch_held`. Copies."""
+        mover = self._need()
+        elements = torch.from_numpy(ravel(index, mover.lanes))
+        found, now, _ = mover.read(elements)
+        if not torch.equal(now, tickets.reshape(-1)):
+            return None
+        return self.to_device(mover.build(found, (len(elements),)))
+
+    def draw(self, count: int, key: int, beta: float | None) -> Drawn:
+        """See `Storage.draw`."""
+        mover = self._mover or self._attached()
+        if mover is None:
+            raise EmptyBufferError("the buffer is empty: write something before sampling")
+        found, index, tickets, weights = mover.sample(count, key, beta)
+        return self.to_device(mover.build(found, (count,))), index, tickets, weights
+
+    def iter_in_order(self, chunk: int) -> Iterator[Any]:
+        """See `Storage.iter_in_order`: batches of at most ``chunk`` slots, each validated."""
+        ring = self.ring
+        for start in range(0, 0 if ring is None else extent(ring), chunk):
+            yield self.fetch(slice(start, start + chunk), views=False)
+
+    def to_device(self, data: Any) -> Any:
+        """``data`` on the storage's device."""
+        return data
+
+    # -- who uses it ---------------------------------------------------------------------------
+
+    def add_reader(self, buffer: Any) -> None:
+        """Call ``buffer.ring_is_there()`` once the first write has defined the ring."""
+        is_there = self.ring is not None
+        others = [one for one in self._readers if one() not in (None, buffer)]
+        self._readers = [*others, weakref.ref(buffer)]
+        if is_there:
+            buffer.ring_is_there()
+
+    def detach(self, buffer: Any) -> None:
+        """Undo `attach` and `add_reader`."""
+        super().detach(buffer)
+        self._readers = [one for one in self._readers if one() not in (None, buffer)]
+
+    def _tell_readers(self) -> None:
+        """The ring is there now."""
+        for reader in self._readers:
+            if (buffer := reader()) is not None:
+                buffer.ring_is_there()
+
+    def cleanup(self) -> bool:
+        """Remove the files of the storage from disk, those that we made and no others.
+
+        Returns:
+            True if something was removed; False if it is gone already, or was never on disk.
+            Idempotent.
+
+        Nothing can be read or written afterwards.
+        """
+        return False if self._engine is None else self._engine.cleanup()
+
+    def close(self) -> None:
+        """Leave the buffer and drop the mapping; what was committed stays in the directory.
+
+        Idempotent.
+        """
+        if self._engine is not None:
+            self._engine.close()
+
+    def _not_yet(self) -> str:
+        return (
+            f"nothing was written to this {type(self).__name__} yet: it cannot be handed to "
+            "another process before the first write, unless it is made with shared_init=True"
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        if self._engine is None:
+            raise RuntimeError(f"{self._not_yet()}, and would be another buffer there")
+        here: dict[str, Any] = {
+            "_readers": [],
+            "_table_owner": None,
+            "_mover": None,
+            "_opening": None,
+        }
+        return {**super().__getstate__(), **here}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._opening = threading.RLock()
