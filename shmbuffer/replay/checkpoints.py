@@ -92,7 +92,7 @@ class Checkpoints(Saves):
             require_no_buffer(Path(path))
         with (
             hearing(on_progress),
-            publish(path, merge=True, within=in_place) as directory,
+            publish(path, merge=True, within=in_place, stale=self._stale) as directory,
         ):
             if in_place:
                 self._dump_in_place(directory)
@@ -114,6 +114,9 @@ class Checkpoints(Saves):
         finish(path)
         with hearing(on_progress):
             self._apply(self._read(Path(path)), None)
+
+    _stale: tuple[str, ...] = ()
+    """Files of an earlier save of such a part that would be taken for files of a newer one."""
 
     def _dump(self, directory: Path, moment: Any) -> Any:
         """Write plain files into ``directory``, which may be made by this.

@@ -89,7 +89,7 @@ def publish(
         path: where it will be; a directory that is missing above it is made. Files of somebody
             else that are there stay.
         within: something at ``path`` is in use and has to stay where it is.
-        merge: files of an earlier save that have no successor stay too.
+        merge: files of an earlier save that have no successor stay too, but for ``stale``.
         stale: files (relative) that go like those of the list, if the new save has none of that
             name: of saves that have no list.
 
@@ -181,7 +181,7 @@ def _publish(
         if not files:
             return
         kept = set() if target is None else list_of(target)
-        outdated = set() if merge else {name for name in kept | set(stale) if name not in files}
+        outdated = (set(stale) if merge else kept | set(stale)) - files
         _write_manifest(work, files | (kept - outdated))
         sync_tree(new)
         work.directory.sync()

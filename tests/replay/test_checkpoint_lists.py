@@ -387,6 +387,34 @@ def test_a_list_whose_files_do_not_fit_together_is_refused(tmp_path: Path) -> No
         ListStorage(4).loads(tmp_path)
 
 
+@pytest.mark.parametrize("alone", [True, False], ids=["a storage", "a buffer"])
+def test_nothing_of_an_earlier_save_is_taken_for_items_of_a_newer_one(
+    alone: bool, tmp_path: Path
+) -> None:
+    codec = {"dictionary_bytes": 1000, "shared_init": True, "max_bytes": 2**18}
+    compressed = CompressedListStorage(500, **codec)
+    texts = [{"text": f"item {at} " * 9, "n": torch.arange(at % 7 + 60)} for at in range(400)]
+    plain = LazyStackStorage(4, shared_init=True, max_bytes=2**14)
+    for storage, items in (
+        (compressed, texts),
+        (plain, [TensorDict(a=torch.arange(3))]),
+        (ListStorage(4), ["x", "y"]),
+        (LazyStackStorage(4, shared_init=True, max_bytes=2**14), [TensorDict(a=torch.arange(3))]),
+    ):
+        half = len(items) // 2  # a dictionary is learned from what comes after the first write
+        storage.append(items[:half])
+        storage.append(items[half:])
+        other = ListStorage(500)
+        for one, call in ((storage, "dumps"), (other, "loads")):
+            getattr(one if alone else ReplayBuffer(storage=one), call)(tmp_path)
+        assert same(other.get(slice(None)), items)
+        where = tmp_path if alone else tmp_path / "storage"
+        names = {file.name for file in where.iterdir() if file.name.startswith("shmbuffer.")}
+        kinds = {name.split(".")[1] for name in names} - {"files", "items"}
+        assert kinds == {"list" if type(storage) is ListStorage else "records"}
+        assert ("shmbuffer.records.dictionary" in names) == (storage is compressed)
+
+
 # -- ensembles -------------------------------------------------------------------------------------
 
 

@@ -9,6 +9,13 @@ from typing import Any
 
 Hook = Callable[..., Any]
 
+ITEM_FILES = (
+    *("shmbuffer.items.npy", "shmbuffer.list.jsonl", "shmbuffer.list.data"),
+    *("shmbuffer.objects.jsonl", "shmbuffer.objects.data"),
+    *("shmbuffer.records.npy", "shmbuffer.records.data", "shmbuffer.records.dictionary"),
+)
+"""Files in which a storage may have its items, beside TorchRL's; never all of them."""
+
 
 class StorageCheckpointerBase:
     """How a storage is saved and loaded.

@@ -16,7 +16,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 
 from shmbuffer.memory.progress import OnProgress, hearing
-from shmbuffer.replay.checkpointers.checkpointer import StorageCheckpointerBase, lies_in
+from shmbuffer.replay.checkpointers.checkpointer import (
+    ITEM_FILES,
+    StorageCheckpointerBase,
+    lies_in,
+)
 from shmbuffer.replay.checkpoints import Checkpoints
 from shmbuffer.replay.storages.indexing import is_one
 
@@ -315,6 +319,8 @@ class Storage(Checkpoints):
                 self.checkpointer.dumps(self, path)
         else:
             super().dumps(path, on_progress=on_progress)
+
+    _stale = ITEM_FILES
 
     def _has_files_in(self, path: Path) -> bool:
         return lies_in(self, path)
