@@ -3,10 +3,9 @@
      EMPTY ──claim──▶ WRITING ──commit──▶ COMMITTED ──claimed again──▶ WRITING
                          └──abort, or its writer died──▶ ABORTED ──claimed again──▶ WRITING
 
-     COMMITTED ──emptied──▶ EMPTY             `empty`: `repair.c`; ABORTED too, WRITING never
-     COMMITTED ──evicted──▶ EMPTY             its bytes are needed: `records.c`, records only
-     any ──damaged, or out of place──▶ EMPTY  recovery, while nobody is alive: `recovery.py`,
-                                              and for records `shmb_relink` in `records.c`
+     COMMITTED, ABORTED ──the buffer is emptied──▶ EMPTY
+     COMMITTED ──evicted: a record whose bytes are needed──▶ EMPTY
+     any ──found to be wrong by recovery, while nobody is alive──▶ EMPTY
 
 One 64-bit word a slot, little-endian:
      bits 0-1   state    EMPTY 0, WRITING 1, COMMITTED 2, ABORTED 3
@@ -29,8 +28,10 @@ If the writer dies: before its phase is COMMITTING the batch is aborted, from th
 committed; never a part of it. The raw priorities are written with the payload, so a batch that is
 rolled forward keeps them.
 
-The protocol itself is in the C core (``_native/claim.c``, ``fill.c``, ``commit.c``, ``repair.c``,
-``sample.c``), its model in ``tests/model``. Here is what Python needs to read the words.
+Words are written in ``_native/``: ``claim.c``, ``commit.c`` (abort too), ``repair.c`` (for the
+dead, and `empty`), ``records.c`` (eviction, and the way from record to record in recovery); and in
+``recovery.py``. The model of the protocol is in ``tests/model``. Here is what Python needs to read
+the words.
 """
 
 from __future__ import annotations
