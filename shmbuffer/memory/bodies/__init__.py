@@ -84,10 +84,10 @@ its dim is long.
 
 Here, from below:
 
-    limits, impossible                  how large what is said may be; a row that cannot be
+    limits                              how large what is said may be; a row that cannot be
     chunks, grammar, numbers            leaves; tags of the binary form; where the numbers are
-    form_writer, form_reader, forms     a form, and its code
-    pieces, heads, model                sizes and places; first bytes; what equal records share
+    form_writer, forms                  a form, and its code
+    pieces, heads                       sizes and places; first bytes, and what equal ones tell
     assembling, mold, locating          from pieces to records, many or one; and back
 """
 

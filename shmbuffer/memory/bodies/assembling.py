@@ -9,10 +9,8 @@ from numpy.typing import NDArray
 
 from shmbuffer._native import _core
 from shmbuffer.memory.bodies.forms import Form
-from shmbuffer.memory.bodies.heads import FRONT_AT, FRONT_WORD, head_of
-from shmbuffer.memory.bodies.impossible import ImpossibleError, refuse
-from shmbuffer.memory.bodies.limits import MAX_U32, SMALL_BYTES
-from shmbuffer.memory.bodies.model import Model, model
+from shmbuffer.memory.bodies.heads import FRONT_AT, FRONT_WORD, Model, head_of, model
+from shmbuffer.memory.bodies.limits import MAX_U32, SMALL_BYTES, ImpossibleError, refuse
 from shmbuffer.memory.bodies.pieces import (
     address,
     aligned,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import struct
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from shmbuffer.memory.bodies.chunks import (
@@ -58,16 +59,7 @@ class FormWriter:
                 self._tag("tensordict")
                 columns = self._batch(rank, lead)
                 self._marks(device, names, rank)
-                self._count(len(entries))
-                known = set()
-                for entry in entries:
-                    key, inner = self._pair(entry)
-                    if not isinstance(key, str):
-                        raise TypeError(f"the key {key!r:.60} of a tensordict is no text")
-                    if key in known:
-                        raise ValueError(f"the key {key!r:.60} is there twice")
-                    known.add(key)
-                    self._text(key)
+                for inner in self._entries(entries, self._name, depth):
                     self._require_kind(inner, _ENTRIES, "an entry of a tensordict")
                     self.node(inner, columns, depth + 1)
                 return rank
@@ -85,24 +77,16 @@ class FormWriter:
                 return rank
             case ["dict" | "ordered" as kind, [*entries]]:
                 self._tag(kind)
-                self._count(len(entries))
-                taken: set[Any] = set()
-                for entry in entries:
-                    key, inner = self._pair(entry)
-                    value = self._key(key, depth + 1)
-                    if value in taken:
-                        raise ValueError(f"the key {key!r:.60} is there twice")
-                    taken.add(value)
+                for inner in self._entries(entries, self._key, depth):
                     self.node(inner, (), depth + 1)
                 return 0
-            case ["list" | "tuple" as kind, [*parts]]:
+            case ["list" | "tuple" as kind, [*parts]] | ["namedtuple" as kind, str(), [*parts]]:
                 self._tag(kind)
-                self._list(parts, depth)
-                return 0
-            case ["namedtuple", str(name), [*parts]]:
-                self._tag("namedtuple")
-                self._text(name)
-                self._list(parts, depth)
+                if kind == "namedtuple":
+                    self._text(tree[1])
+                self._count(len(parts))
+                for part in parts:
+                    self.node(part, (), depth + 1)
                 return 0
         raise TypeError(f"{tree!r:.60} is no form that a record may have")
 
@@ -229,16 +213,28 @@ class FormWriter:
             raise TypeError(f"the key {key!r:.60} is no text, number, None or tuple of them")
         return key
 
-    def _pair(self, entry: Any) -> tuple[Any, Any]:
-        match entry:
-            case [key, inner]:
-                return key, inner
-        raise TypeError(f"{entry!r:.60} is no key with what is under it")
+    def _entries(
+        self, entries: list[Any], write: Callable[[Any, int], Any], depth: int
+    ) -> Iterator[Any]:
+        """Writes each key; what is under it is for the caller to write."""
+        self._count(len(entries))
+        known: set[Any] = set()
+        for entry in entries:
+            match entry:
+                case [key, inner]:
+                    value = write(key, depth + 1)
+                case _:
+                    raise TypeError(f"{entry!r:.60} is no key with what is under it")
+            if value in known:
+                raise ValueError(f"the key {key!r:.60} is there twice")
+            known.add(value)
+            yield inner
 
-    def _list(self, parts: list[Any], depth: int) -> None:
-        self._count(len(parts))
-        for part in parts:
-            self.node(part, (), depth + 1)
+    def _name(self, key: Any, depth: int) -> str:
+        if not isinstance(key, str):
+            raise TypeError(f"the key {key!r:.60} of a tensordict is no text")
+        self._text(key)
+        return key
 
     def _part(self, depth: int) -> None:
         if depth > MAX_DEPTH:

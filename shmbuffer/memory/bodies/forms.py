@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -11,11 +12,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shmbuffer.errors import CorruptBufferError
-from shmbuffer.memory.bodies.chunks import Chunk
-from shmbuffer.memory.bodies.form_reader import FormReader
+from shmbuffer.memory.bodies.chunks import DTYPED, KINDS, Chunk, Codec, itemsize_of, rank_of
 from shmbuffer.memory.bodies.form_writer import FormWriter
-from shmbuffer.memory.bodies.impossible import ImpossibleError, refuse
-from shmbuffer.memory.bodies.limits import MAX_CHUNKS, MAX_FORM_BYTES, MAX_NUMBERS, SMALL_BYTES
+from shmbuffer.memory.bodies.grammar import CHUNK_TAG, NAMED, NAMES, ON_DEVICE, PLACED
+from shmbuffer.memory.bodies.limits import (
+    MAX_CHUNKS,
+    MAX_DEPTH,
+    MAX_FORM_BYTES,
+    MAX_NUMBERS,
+    MAX_PARTS,
+    SMALL_BYTES,
+    ImpossibleError,
+    refuse,
+)
 from shmbuffer.memory.bodies.numbers import Columns, columns_of
 
 WHAT_TO_DO = "it was damaged or changed from outside: restore the buffer from a copy"
@@ -108,7 +117,7 @@ def _parse(code: bytes) -> Form:
     """What was read is written again, so that one set of rules holds for both ways."""
     if len(code) > MAX_FORM_BYTES:
         raise ValueError(f"it has {len(code)} bytes, {MAX_FORM_BYTES} are the limit")
-    reader = FormReader(code)
+    reader = _Reader(code)
     try:
         form = encode_form(reader.whole(), reader.chunks)
     except TypeError as error:
@@ -125,3 +134,129 @@ _parsed_large = lru_cache(8)(_parse)
 def _kept(code: bytes) -> Form:
     """The form that these bytes say, if they were parsed lately the same object."""
     return (_parsed if len(code) <= SMALL_BYTES else _parsed_large)(code)
+
+
+class _Reader:
+    """Reads the tree and the chunks of a form; `FormWriter` looks at what they mean."""
+
+    def __init__(self, code: bytes) -> None:
+        self.chunks: list[Chunk] = []
+        self._code = code
+        self._at = 0
+        self._parts = 0
+
+    def whole(self) -> Any:
+        """The tree.
+
+        Raises:
+            ValueError: the code is no form.
+        """
+        tree = self._node(0)
+        if self._at != len(self._code):
+            raise ValueError(f"{len(self._code) - self._at} bytes are left behind its end")
+        return tree
+
+    def _node(self, depth: int) -> Any:
+        self._part(depth)
+        at = self._at
+        tag = self._u8()
+        if 0 <= tag - CHUNK_TAG < len(KINDS):
+            return self._chunk(KINDS[tag - CHUNK_TAG])
+        kind = NAMES.get(tag)
+        match kind:
+            case "tensordict":
+                rank = self._u8()
+                device, names = self._marks(rank)
+                entries = [[self._text(), self._node(depth + 1)] for _ in range(self._count())]
+                return [kind, ["dims", rank], device, names, entries]
+            case "tensorclass":
+                return [kind, self._text(), self._node(depth + 1)]
+            case "lazy" | "objects":
+                return [kind, self._u8(), self._list(depth)]
+            case "object":
+                return [kind, ["dims", self._u8()], self._node(depth + 1)]
+            case "dict" | "ordered":
+                pairs = range(self._count())
+                return [kind, [[self._key(depth + 1), self._node(depth + 1)] for _ in pairs]]
+            case "list" | "tuple":
+                return [kind, self._list(depth)]
+            case "namedtuple":
+                return [kind, self._text(), self._list(depth)]
+        raise ValueError(f"byte {at} of {len(self._code)} is {tag:#04x}, which starts nothing")
+
+    def _chunk(self, kind: str) -> Any:
+        flags = self._u8()
+        codec = Codec(flags & 3)
+        if flags > 7:
+            raise ValueError(f"the flags {flags:#04x} of a chunk are not known")
+        dtype = self._text() if kind in DTYPED else ""
+        if (rank := rank_of(kind)) is None:
+            rank = self._u8()
+        placed = bool(flags & PLACED)
+        frames = self._count() if placed else 0
+        joined = self._count() if codec is Codec.JOINED else None
+        size = itemsize_of(kind, dtype)
+        self.chunks.append(Chunk(kind, dtype, size, rank, codec, placed, frames, joined))
+        if len(self.chunks) > MAX_CHUNKS:
+            raise ValueError(f"it has more than {MAX_CHUNKS} chunks")
+        return ["chunk", len(self.chunks) - 1]
+
+    def _marks(self, rank: int) -> tuple[str | None, list[str | None] | None]:
+        marks = self._u8()
+        if marks & ~(NAMED | ON_DEVICE):
+            raise ValueError(f"the marks {marks:#04x} of a tensordict are not known")
+        names = [self._text() if self._bit() else None for _ in range(rank if marks & NAMED else 0)]
+        return "cpu" if marks & ON_DEVICE else None, names if marks & NAMED else None
+
+    def _key(self, depth: int) -> Any:
+        self._part(depth)
+        match self._u8():
+            case 0:
+                return None
+            case 1 | 2 as value:
+                return value == 2
+            case 3:
+                return int.from_bytes(self._bytes(self._count()), "little", signed=True)
+            case 4:
+                return struct.unpack("<d", self._bytes(8))[0]
+            case 5:
+                return self._text()
+            case 6:
+                return [self._key(depth + 1) for _ in range(self._count())]
+            case kind:
+                raise ValueError(f"{kind:#04x} is no kind of key")
+
+    def _list(self, depth: int) -> list[Any]:
+        return [self._node(depth + 1) for _ in range(self._count())]
+
+    def _part(self, depth: int) -> None:
+        self._parts += 1
+        if depth > MAX_DEPTH or self._parts > MAX_PARTS:
+            raise ValueError(f"it is nested deeper than {MAX_DEPTH}, or has over {MAX_PARTS} parts")
+
+    def _text(self) -> str:
+        return self._bytes(self._count()).decode("utf-8", "surrogatepass")
+
+    def _count(self) -> int:
+        value = 0
+        for shift in range(0, 35, 7):
+            byte = self._u8()
+            value |= (byte & 127) << shift
+            if byte < 128:
+                break
+        return value
+
+    def _bit(self) -> int:
+        if (bit := self._u8()) > 1:
+            raise ValueError(f"{bit:#04x} stands where 0 or 1 should")
+        return bit
+
+    def _u8(self) -> int:
+        return self._bytes(1)[0]
+
+    def _bytes(self, count: int) -> bytes:
+        at = self._at
+        if count > len(self._code) - at:
+            raise ValueError(f"it ends at byte {len(self._code)}, {at + count} were expected")
+        self._at += count
+        return self._code[at : at + count]

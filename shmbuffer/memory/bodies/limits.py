@@ -1,7 +1,8 @@
-"""How large what a body says may be."""
+"""How large what a body says may be; what cannot be, and in which row of a batch."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, overload
 
 import numpy as np
@@ -37,3 +38,18 @@ def plausible(raw_bytes: Any, stored_bytes: Any) -> Any:
     Its densest block says 128 KiB in 4 bytes.
     """
     return (raw_bytes <= MAX_RAW_BYTES) & (raw_bytes <= 2**17 + 2**15 * stored_bytes)
+
+
+class ImpossibleError(Exception):
+    """A row of a batch that is no record, or cannot become one."""
+
+    def __init__(self, row: int, reason: str) -> None:
+        super().__init__(reason)
+        self.row = row
+
+
+def refuse(bad: NDArray[np.bool_], reason: Callable[..., str]) -> None:
+    """Raises if anything in ``bad`` is true; ``reason`` is told where the first is."""
+    if bad.any():
+        place = [int(at[0]) for at in np.nonzero(bad)]
+        raise ImpossibleError(place[0], reason(*place))

@@ -10,10 +10,8 @@ from numpy.typing import NDArray
 from shmbuffer._native import _core
 from shmbuffer.errors import CorruptBufferError
 from shmbuffer.memory.bodies.forms import WHAT_TO_DO, Form, form_of
-from shmbuffer.memory.bodies.heads import FRONT_AT, HEAD, VERSION, Heads, heads_of, words_of
-from shmbuffer.memory.bodies.impossible import ImpossibleError, refuse
-from shmbuffer.memory.bodies.limits import SMALL_BYTES
-from shmbuffer.memory.bodies.model import model
+from shmbuffer.memory.bodies.heads import FRONT_AT, HEAD, VERSION, Heads, heads_of, model, words_of
+from shmbuffer.memory.bodies.limits import SMALL_BYTES, ImpossibleError, refuse
 from shmbuffer.memory.bodies.pieces import (
     address,
     measure,

@@ -8,8 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shmbuffer.memory.bodies.forms import Form
-from shmbuffer.memory.bodies.impossible import refuse
-from shmbuffer.memory.bodies.limits import MAX_RAW_BYTES, MAX_U32, MAX_VOLUME, plausible
+from shmbuffer.memory.bodies.limits import MAX_RAW_BYTES, MAX_U32, MAX_VOLUME, plausible, refuse
 
 
 def measure(form: Form, numbers: NDArray[np.int64]) -> NDArray[np.int64]:

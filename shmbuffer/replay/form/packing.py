@@ -27,7 +27,7 @@ from tensordict import TensorDict
 
 from shmbuffer.errors import FormatError
 from shmbuffer.replay.form import labels
-from shmbuffer.replay.form.containers import DICTS, Node, join, made, split, take_of
+from shmbuffer.replay.form.containers import DICTS, join, made, split, take_of
 from shmbuffer.replay.form.tensors import dtype_name, numbers_of, torch_dtype, torch_dtype_like
 
 Form = list[Any]
@@ -166,17 +166,14 @@ class _Unpacker:
             case ["value"]:
                 return next(self._values)
         node = split(form)
-        kind, batch, about, keys, forms = node
-        if kind == "tensordict":
-            device, names = about
-            about = [None if device is None else torch.device(device), names]
+        if node.kind == "tensordict" and node.about[0] is not None:
+            node.about[0] = torch.device(node.about[0])
         found = []
-        for at, one in enumerate(forms):
-            if kind in DICTS:
-                keys[at] = self._key(keys[at])
+        for at, one in enumerate(node.parts):
+            if node.kind in DICTS:
+                node.keys[at] = self._key(node.keys[at])
             found.append(self.item(one))
-        node = Node(kind, batch, about, keys, forms)
-        return made(node, [tuple(found)], [torch.Size(batch)], TensorDict)[0]
+        return made(node, [tuple(found)], [torch.Size(node.batch)], TensorDict)[0]
 
     def _key(self, key: Any) -> Any:
         return next(self._values) if isinstance(key, dict) else labels.from_json(key)

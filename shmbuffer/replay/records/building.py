@@ -16,14 +16,13 @@ from numpy.typing import NDArray
 from shmbuffer.errors import CorruptBufferError
 from shmbuffer.replay.form import labels
 from shmbuffer.replay.form.batches import collate
-from shmbuffer.replay.form.containers import DICTS, Node, made, split
-from shmbuffer.replay.form.nodes import class_of
-from shmbuffer.replay.records.layers import Layer
+from shmbuffer.replay.form.containers import DICTS, ONE, Node, join, made, split
+from shmbuffer.replay.records.table import Table
 
 OBJECTS = frozenset(("object", "objects"))
 """Nodes that are NonTensorData: one for each item, also in a batch."""
 APART = OBJECTS | {"lazy"}
-"""Nodes that stay one for each item in a `Layer`."""
+"""Nodes that stay one for each item in a table of `layers`."""
 
 _IMPOSSIBLE = (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError)
 
@@ -81,31 +80,31 @@ def stacked(
         NotDenseError: items of this form cannot be one batch.
         CorruptBufferError: no such batch can be made.
     """
-    return _built(lambda: _Batch(batch_dims, columns, device).of(tree), where)
+    return _built(lambda: Batch(batch_dims, columns, device).of(tree), where)
 
 
-def layered(
+def laid_out(
     tree: Any,
     batch_dims: NDArray[np.int64],
     columns: Sequence[Any],
     device: torch.device | None = None,
     where: str = "this buffer",
-) -> Layer:
-    """Items of one form as one TensorDict of columns.
+) -> Table:
+    """Items of one form as a table in which what stays one for each item is a column, too.
 
     Args:
         tree: one that `is_layer`.
         batch_dims: see `build`.
-        columns: for each chunk a `Column`, which is put there; of those that are below nodes in
-            `APART`, as in `build`.
+        columns: for each chunk a `Column`; of those that are below nodes in `APART`, as in `build`.
         device: see `build`.
         where: see `build`.
 
     Raises:
         CorruptBufferError: no such items can be made.
     """
-    layer: Layer = _built(lambda: _Layers(batch_dims, columns, device).of(tree), where)
-    return layer
+    rows = _Apart(batch_dims, list(columns), device)
+    kept = _built(lambda: rows.of(tree), where)
+    return Table(kept, np.concatenate(rows.kept, axis=1), rows.columns)
 
 
 def is_layer(tree: Any) -> bool:
@@ -164,7 +163,7 @@ class _Rows:
     def __init__(
         self,
         batch_dims: NDArray[np.int64],
-        columns: Sequence[Any],
+        columns: Any,
         device: torch.device | None,
     ) -> None:
         self.columns = columns
@@ -185,58 +184,62 @@ class _Rows:
 
     def node(self, tree: Any) -> tuple[Node, NDArray[np.int64]]:
         """A container as it is here, and its batch sizes: int64[m, rank]."""
-        kind, batch, about, keys, parts = split(tree)
-        rank = batch[1] if batch else 0
+        node = split(tree)
+        rank = node.batch[1] if node.batch else 0
         self._at += rank
-        if kind == "tensordict" and about[0] is not None:
-            about[0] = self.device or torch.device(about[0])
-        elif kind in DICTS:
-            keys = list(map(labels.from_json, keys))
-        return Node(kind, batch, about, keys, parts), self._batch_dims[
-            :, self._at - rank : self._at
-        ]
+        if node.kind == "tensordict" and node.about[0] is not None:
+            node.about[0] = self.device or torch.device(node.about[0])
+        elif node.kind in DICTS:
+            node.keys[:] = map(labels.from_json, node.keys)
+        return node, self._batch_dims[:, self._at - rank : self._at]
 
 
-class _Layers(_Rows):
-    """Makes the layers of all items."""
+class _Apart(_Rows):
+    """Has a column for each part of a tree that is no TensorDict."""
+
+    def __init__(self, *table: Any) -> None:
+        super().__init__(*table)
+        self.kept: list[NDArray[np.int64]] = []
 
     def of(self, tree: Any) -> Any:
-        """A column, a layer, or a list with one thing for each item."""
+        """The tree over all columns."""
         if tree[0] == "chunk":
-            return self.columns[tree[1]]
+            return tree
         if not is_layer(tree):
-            return self.rows(tree)
-        node, dims = self.node(tree)
-        parts = list(map(self.of, node.parts))
-        if node.kind == "tensorclass":
-            (layer,) = parts
-            layer.cls = class_of(node.about[0])
-            return layer
-        device, names = node.about
-        return Layer(dims, names, device, dict(zip(node.keys, parts, strict=True)))
+            self.columns.append(list(self.rows(tree)))
+            return ["chunk", len(self.columns) - 1]
+        self.kept.append(self.node(tree)[1])
+        kind, batch, about, keys, parts = split(tree)
+        return join(kind, batch, about, list(zip(keys or ONE, map(self.of, parts), strict=True)))
 
 
-class _Batch(_Rows):
+class Batch(_Rows):
     """Makes the batch of all items."""
 
-    def of(self, tree: Any) -> Any:
-        """One thing for all items."""
+    def of(self, tree: Any, dims: Any = None) -> Any:
+        """One thing for all items; ``dims`` is the batch sizes that it is in."""
         if tree[0] == "chunk":
-            column = self.columns[tree[1]]
-            return column if isinstance(column, torch.Tensor) else _collated(column)
+            return self.leaf(self.columns[tree[1]], dims)
         if tree[0] in OBJECTS:
             return torch.stack(list(self.rows(tree)))
         if tree[0] == "lazy":
             raise NotDenseError
         node, dims = self.node(tree)
-        parts = tuple(map(self.of, node.parts))
-        if node.kind == "tensordict":
-            device, names = node.about
-            node = node._replace(about=[device, None if names is None else [None, *names]])
+        parts = tuple([self.of(part, dims) for part in node.parts])
+        if node.kind == "tensordict" and node.about[1] is not None:
+            node.about[1] = [None, *node.about[1]]
         elif node.kind == "ordered":
             node = node._replace(kind="dict")
-        size = torch.Size((self.count, *dims[0].tolist()))
-        return made(node, [parts], [size])[0]
+        return made(node, [parts], [torch.Size((self.count, *self.size(dims)))])[0]
+
+    def leaf(self, column: Any, dims: NDArray[np.int64]) -> Any:
+        """What a column becomes."""
+        return column if isinstance(column, torch.Tensor) else _collated(column)
+
+    def size(self, dims: NDArray[np.int64]) -> list[int]:
+        """The batch size of a TensorDict, after its first dim."""
+        found: list[int] = dims[0].tolist()
+        return found
 
 
 def _collated(values: Sequence[Any]) -> Any:

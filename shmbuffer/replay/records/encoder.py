@@ -24,9 +24,8 @@ from shmbuffer.replay.form.tensors import numbers_of
 from shmbuffer.replay.records.columns import Columns, joined, of_batch, of_described, of_items
 from shmbuffer.replay.records.compression import Buffer, Zstd
 from shmbuffer.replay.records.forms import Described, Kind, describe
-from shmbuffer.replay.records.plan import Plan
+from shmbuffer.replay.records.plan import Plan, Unit
 from shmbuffer.replay.records.sharing import INLINE, REACH, Cut, Pieces, cut, find_equal
-from shmbuffer.replay.records.units import Unit
 from shmbuffer.replay.records.views import readable
 
 _KEPT_PLANS = 4096

@@ -1,16 +1,16 @@
-"""TensorDicts side by side: under each key a column, a layer below, or a list.
+"""TensorDicts side by side: a table, with what is under each key of all of them as a column.
 
     TensorDict ─┐
-    TensorDict ─┼─▶ Layer {"tokens": Column, "next": Layer, "text": [NonTensorData, ...]}
+    TensorDict ─┼─▶ Table {"tokens": Column, "next": {...}, "text": [NonTensorData, ...]}
     TensorDict ─┘
 
-Records become a layer in `building.layered`, items of this process here.
+Records become such a table in `building.laid_out`, items of this process here. A column is one of
+records, or `Tensors`, or a list with a NonTensorData, NonTensorStack or lazy stack for each item.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import numpy as np
@@ -26,43 +26,12 @@ from tensordict import (
 )
 
 from shmbuffer.errors import EmptyBufferError
-from shmbuffer.replay.form.nodes import is_collection
+from shmbuffer.replay.form.nodes import is_collection, register
 from shmbuffer.replay.form.tensors import dtype_name
-from shmbuffer.replay.records.table import Column, differing
+from shmbuffer.replay.records.table import Column, Table, differing
 
 Key = str | tuple[str, ...]
 Path = tuple[str, ...]
-
-
-@dataclass
-class Layer:
-    """A TensorDict of every item, its entries side by side.
-
-    Attributes:
-        batch_dims: int64[n, rank]: of each.
-        names: of the batch dims, where they have some.
-        device: that the TensorDicts have.
-        entries: under each key what the caller put there for a chunk; a layer; or a list with a
-            NonTensorData, NonTensorStack or lazy stack for each item.
-        cls: the tensorclass that the TensorDicts are in.
-    """
-
-    batch_dims: NDArray[np.int64]
-    names: list[str | None] | None
-    device: torch.device | None
-    entries: dict[str, Any]
-    cls: Any = None
-
-    def build(self, entries: Any, batch_size: torch.Size) -> Any:
-        """All items as one: a TensorDict of these entries, or the tensorclass."""
-        made = TensorDict._new_unsafe(
-            entries,
-            batch_size=batch_size,
-            device=self.device,
-            names=None if self.names is None else [None, *self.names],  # type: ignore[list-item]
-            nested=False,
-        )
-        return made if self.cls is None else self.cls.from_tensordict(made)
 
 
 class Tensors:
@@ -90,23 +59,28 @@ class Tensors:
         return differing(self.dims)
 
 
-def leaves_of(layer: Layer, path: Path) -> dict[Path, Column | Tensors]:
-    """All tensors below a layer."""
-    found: dict[Path, Column | Tensors] = {}
-    for key, entry in layer.entries.items():
-        if isinstance(entry, Layer):
-            found.update(leaves_of(entry, (*path, key)))
-        elif not isinstance(entry, list):
-            found[*path, key] = entry
+def chunks_of(tree: Any, path: Path = ()) -> dict[Path, int]:
+    """Where the columns of a table are."""
+    if tree[0] == "chunk":
+        return {path: tree[1]}
+    if tree[0] == "tensorclass":
+        return chunks_of(tree[2], path)
+    found: dict[Path, int] = {}
+    for key, entry in tree[-1]:
+        found.update(chunks_of(entry, (*path, key)))
     return found
 
 
-def has(layer: Layer, path: Path) -> bool:
+def has(tree: Any, path: Path) -> bool:
     """Whether there is anything at a path, or on the way to it what is no TensorDict."""
-    entry = layer.entries.get(path[0])
-    if entry is None or len(path) == 1:
-        return entry is not None
-    return not isinstance(entry, Layer) or has(entry, path[1:])
+    for key in path:
+        tree = tree[2] if tree[0] == "tensorclass" else tree
+        if tree[0] == "chunk":
+            return True
+        tree = dict(tree[-1]).get(key)
+        if tree is None:
+            return False
+    return True
 
 
 def path_of(key: Key) -> Path:
@@ -167,61 +141,79 @@ def _refuse_item(item: Any) -> NoReturn:
     )
 
 
-def layer_of(items: list[Any], path: Path) -> Layer:
-    """TensorDicts as one layer of columns."""
-    kinds = _one_of_each(items)
-    classes = [type(item) for item in kinds if is_tensorclass(item)]
-    inner = [item._tensordict if type(item) in classes else item for item in items]
-    first = inner[0]
-    sizes = [item.batch_size for item in inner]
-    if len({len(size) for size in sizes}) > 1:
-        found = sorted({tuple(size) for size in sizes})
-        raise RuntimeError(f"{_place(path)} cannot be one batch: their batch sizes are {found}")
-    dims = np.array(sizes, np.int64).reshape(len(inner), len(sizes[0]))
-    every = [_entries_of(item) for item in inner]
-    keys = dict.fromkeys(key for entries in every for key in entries)
-    return Layer(
-        dims,
-        list(first.names) if any(first.names) else None,
-        first.device,
-        {key: _entry([one.get(key) for one in every], sizes, (*path, key)) for key in keys},
-        classes[0] if classes and len(kinds) == 1 else None,
-    )
+def side_by_side(items: list[Any]) -> Table:
+    """TensorDicts as one table."""
+    sides = _Sides()
+    tree = sides.tree(items, ())
+    return Table(tree, np.concatenate(sides.batch_dims, axis=1), sides.columns)
+
+
+class _Sides:
+    """Collects what stands under each key of all items."""
+
+    def __init__(self) -> None:
+        self.columns: list[Any] = []
+        self.batch_dims: list[NDArray[np.int64]] = []
+
+    def tree(self, items: list[Any], path: Path) -> Any:
+        """The tree of a TensorDict of every item, or of a tensorclass."""
+        kinds = _one_of_each(items)
+        classes = [type(item) for item in kinds if is_tensorclass(item)]
+        inner = [item._tensordict if type(item) in classes else item for item in items]
+        first = inner[0]
+        sizes = [item.batch_size for item in inner]
+        if len({len(size) for size in sizes}) > 1:
+            found = sorted({tuple(size) for size in sizes})
+            raise RuntimeError(f"{_place(path)} cannot be one batch: their batch sizes are {found}")
+        rank = len(sizes[0])
+        self.batch_dims.append(np.array(sizes, np.int64).reshape(len(inner), rank))
+        every = [_entries_of(item) for item in inner]
+        keys = dict.fromkeys(key for entries in every for key in entries)
+        entries = [
+            [key, self._entry([one.get(key) for one in every], sizes, (*path, key))] for key in keys
+        ]
+        names = list(first.names) if any(first.names) else None
+        tree = ["tensordict", ["dims", rank], first.device, names, entries]
+        if classes and len(kinds) == 1:
+            tree = ["tensorclass", register(classes[0]), tree]
+        return tree
+
+    def _entry(self, values: list[Any], sizes: list[torch.Size], path: Path) -> Any:
+        """What is under one key of all items. None is an item without it."""
+        kinds = [value for value in _one_of_each(values) if value is not None]
+        if all(isinstance(value, torch.Tensor) for value in kinds):
+            return self._chunk(_column(values, sizes, path))
+        if all(map(is_non_tensor, kinds)):
+            return self._chunk(
+                [
+                    NonTensorData(data=None, batch_size=size) if value is None else value
+                    for value, size in zip(values, sizes, strict=True)
+                ]
+            )
+        if not all(map(is_collection, kinds)) or any(map(is_non_tensor, kinds)):
+            found = sorted(type(value).__name__ for value in kinds)
+            raise TypeError(f"{name_of(path)} is a {' in some items and a '.join(found)} in others")
+        if any(_is_lazy(value) for value in values if value is not None):
+            if any(value is None for value in values):
+                raise RuntimeError(
+                    f"some items have a lazy stack in {name_of(path)}, and some do not"
+                )
+            return self._chunk(values)
+        whole = [
+            TensorDict(batch_size=size) if value is None else value
+            for value, size in zip(values, sizes, strict=True)
+        ]
+        return self.tree(whole, path)
+
+    def _chunk(self, column: Any) -> Any:
+        self.columns.append(column)
+        return ["chunk", len(self.columns) - 1]
 
 
 def _entries_of(item: TensorDictBase) -> dict[str, Any]:
     if type(item) is TensorDict:
         return item._tensordict
     return {key: item.get(key, None) for key in item.keys()}  # noqa: SIM118
-
-
-def _entry(values: list[Any], sizes: list[torch.Size], path: Path) -> Any:
-    """What is under one key of all items: a column, tensors, a layer, or a list.
-
-    None is an item without it.
-    """
-    kinds = [value for value in _one_of_each(values) if value is not None]
-    if all(isinstance(value, torch.Tensor) for value in kinds):
-        return _column(values, sizes, path)
-    if all(map(is_non_tensor, kinds)):
-        return [
-            NonTensorData(data=None, batch_size=size) if value is None else value
-            for value, size in zip(values, sizes, strict=True)
-        ]
-    if not all(map(is_collection, kinds)) or any(map(is_non_tensor, kinds)):
-        found = sorted(type(value).__name__ for value in kinds)
-        raise TypeError(f"{name_of(path)} is a {' in some items and a '.join(found)} in others")
-    if any(_is_lazy(value) for value in values if value is not None):
-        if any(value is None for value in values):
-            raise RuntimeError(f"some items have a lazy stack in {name_of(path)}, and some do not")
-        return values
-    return layer_of(
-        [
-            TensorDict(batch_size=size) if value is None else value
-            for value, size in zip(values, sizes, strict=True)
-        ],
-        path,
-    )
 
 
 def _is_lazy(value: Any) -> bool:

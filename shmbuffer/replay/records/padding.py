@@ -13,19 +13,17 @@ from tensordict import TensorDict, is_non_tensor
 
 from shmbuffer.memory.bodies import MAX_RAW_BYTES
 from shmbuffer.replay.form.objects import Objects, non_tensor, objects_in
-from shmbuffer.replay.records.joining import Joining, Later, known
+from shmbuffer.replay.records.joining import Joining, Later, Leaf, known
 from shmbuffer.replay.records.layers import (
     Key,
-    Layer,
     Path,
     Tensors,
     by_path,
     has,
-    leaves_of,
     name_of,
     path_of,
 )
-from shmbuffer.replay.records.table import Column
+from shmbuffer.replay.records.table import Table
 from shmbuffer.replay.records.transfer import empty
 
 _MAX_HOLLOW_STEPS = 2**20
@@ -52,44 +50,42 @@ class Padding(Joining):
         self._masks: list[tuple[Path, NDArray[np.int64]]] = []
         self._mask_device: torch.device | None = None
 
-    def _look(self, layer: Layer) -> None:
-        leaves = leaves_of(layer, ())
-        named = self._named or {}
-        for path in [*self._values, *named]:
-            if path not in leaves:
-                raise KeyError(
-                    f"{name_of(path)} is no tensor of the items, which have "
-                    f"{', '.join(map(name_of, leaves)) or 'none'}"
-                )
-        for path in set(named.values()) | ({self._mask_key} if self._mask_key else set()):
-            if has(layer, path):
+    def _asked(self) -> list[Path]:
+        return [*self._values, *(self._named or ())]
+
+    def _look(self, table: Table, leaves: dict[Path, Leaf]) -> Any:
+        tree = super()._look(table, leaves)
+        masks = set((self._named or {}).values()) | ({self._mask_key} if self._mask_key else set())
+        for path in masks:
+            if has(tree, path):
                 raise KeyError(
                     f"the items have an entry {name_of(path)} already: put the mask elsewhere with "
                     "mask_key"
                 )
-        self._rank = layer.batch_dims.shape[1]
+        inner = tree[2] if tree[0] == "tensorclass" else tree
+        self._rank = inner[1][1]
         self._any_ragged = any(leaf.ragged for leaf in leaves.values())
-        if named or self._mask_key:
-            layer.cls = None
         device = next(
             (one.tensors[0].device for one in leaves.values() if type(one) is Tensors), None
         )
         self._mask_device = self.device or device
+        return inner if masks else tree
 
-    def _batch_size(self, layer: Layer) -> list[int]:
-        longest: list[int] = layer.batch_dims.max(axis=0).tolist()
+    def size(self, dims: NDArray[np.int64]) -> list[int]:
+        """See `Joining.size`."""
+        longest: list[int] = dims.max(axis=0).tolist()
         return longest
 
-    def _apart(self, values: list[Any], layer: Layer) -> Any:
-        dims = layer.batch_dims
+    def apart(self, values: list[Any], dims: NDArray[np.int64]) -> Any:
+        """See `Joining.apart`."""
         if not (dims != dims[:1]).any():
-            return super()._apart(values, layer)
+            return super().apart(values, dims)
         if not all(map(is_non_tensor, values)):
             raise RuntimeError(
                 "lazy stacks in TensorDicts whose batch sizes differ cannot be padded: take the "
                 "items one by one, or stack what is in there before it is written"
             )
-        longest = self._batch_size(layer)
+        longest = self.size(dims)
         parts = []
         for value in values:
             array = objects_in(value).array
@@ -98,7 +94,7 @@ class Padding(Joining):
             parts.append(room)
         return non_tensor(Objects(np.stack(parts)))
 
-    def _leaf(self, leaf: Column | Tensors, path: Path) -> Later:
+    def _leaf(self, leaf: Leaf, path: Path) -> Later:
         ragged, masked = leaf.ragged, False
         if self._named is not None:
             masked = path in self._named
@@ -119,7 +115,7 @@ class Padding(Joining):
             self._masks.append((path, leaf.dims[:, :rank]))
         return self._padded(leaf, last, path) if ragged else self._dense(leaf)
 
-    def _padded(self, leaf: Column | Tensors, last: int, path: Path) -> Later:
+    def _padded(self, leaf: Leaf, last: int, path: Path) -> Later:
         """A leaf whose rows differ; ``last`` is the last dim in which they do."""
         value = self._values.get(path, self._value)
         count, shape = len(leaf.dims), leaf.dims.max(axis=0).tolist()
@@ -144,7 +140,7 @@ class Padding(Joining):
         self._transfer.move(from_filler, rest, starts + leaf.nbytes + out.data_ptr(), filler)
         return self._sent(out)
 
-    def _finished(self, layer: Layer, batch: Any) -> Any:
+    def _finished(self, batch: Any) -> Any:
         made: dict[bytes, torch.Tensor] = {}  # of the same lengths
         masks: dict[Path, torch.Tensor] = {}
         for path, dims in self._masks:

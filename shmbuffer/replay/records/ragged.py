@@ -13,11 +13,10 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from shmbuffer.memory.records import RecordBatch
-from shmbuffer.replay.records.building import APART, chunks_under, is_layer, layered
+from shmbuffer.replay.records.building import APART, chunks_under, is_layer, laid_out
 from shmbuffer.replay.records.decoder import Decoder, Reading, writable
-from shmbuffer.replay.records.joining import Joining
-from shmbuffer.replay.records.layers import Key, items_of, layer_of
-from shmbuffer.replay.records.nesting import Nesting
+from shmbuffer.replay.records.joining import Joining, Nesting
+from shmbuffer.replay.records.layers import Key, items_of, side_by_side
 from shmbuffer.replay.records.padding import Padding
 from shmbuffer.replay.records.transfer import Transfer
 
@@ -74,7 +73,7 @@ def pad(
         tensor([[ True, False, False],
                 [ True,  True,  True]])
     """
-    return Padding(value, mask_key).of(layer_of(items_of(data), ()), Transfer())
+    return Padding(value, mask_key).of(side_by_side(items_of(data)), Transfer())
 
 
 def densify(data: Any, keys: Collection[Key] = ()) -> Any:
@@ -101,7 +100,7 @@ def densify(data: Any, keys: Collection[Key] = ()) -> Any:
 
     Cost: 1.5 µs a leaf of an item, and a copy; 70 µs for each nested tensor.
     """
-    return Nesting(keys).of(layer_of(items_of(data), ()), Transfer())
+    return Nesting(keys).of(side_by_side(items_of(data)), Transfer())
 
 
 def padded(
@@ -148,7 +147,7 @@ def nested(decoder: Decoder, batch: RecordBatch, keys: Collection[Key] = ()) -> 
 def _of_records(output: Joining, decoder: Decoder, batch: RecordBatch) -> Any:
     table = decoder.table(batch := writable(batch))
     if table is None or not is_layer(table.tree):  # of several forms, none, or no TensorDicts
-        return output.of(layer_of(items_of(decoder.items(batch)), ()), Transfer())
+        return output.of(side_by_side(items_of(decoder.items(batch))), Transfer())
     apart = chunks_under(table.tree, APART)
     columns: list[Any] = list(table.columns)
     if apart:
@@ -156,6 +155,6 @@ def _of_records(output: Joining, decoder: Decoder, batch: RecordBatch) -> Any:
         leaves = reading.read([reading.rows(columns[number]) for number in sorted(apart)])
         for number, leaf in zip(sorted(apart), leaves, strict=True):
             columns[number] = leaf
-    layer = layered(table.tree, table.batch_dims, columns, decoder.device, decoder.where)
+    table = laid_out(table.tree, table.batch_dims, columns, decoder.device, decoder.where)
     output.device = decoder.device
-    return output.of(layer, Transfer(decoder.expand, batch.data, decoder.where))
+    return output.of(table, Transfer(decoder.expand, batch.data, decoder.where))
