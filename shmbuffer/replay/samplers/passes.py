@@ -24,9 +24,8 @@ from shmbuffer.replay.keys import GENERATION
 from shmbuffer.replay.samplers.sampler import NOTHING_THERE, draw_from, in_storage
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from shmbuffer.memory import Ring
+    from shmbuffer.replay.samplers.arrays import Ints
 
 _FILLING_S = 0.0002  # between two looks at a place that is being written
 
@@ -34,7 +33,7 @@ _FILLING_S = 0.0002  # between two looks at a place that is being written
 class Pass(NamedTuple):
     """Where a sampler stands; small, and never changed once it is made."""
 
-    order: NDArray[np.int64] | None = None
+    order: Ints | None = None
     """Elements in the order of the pass; None: the next draw begins one. Of slices the first items
     of their trajectories."""
     at: int = 0
@@ -44,10 +43,10 @@ class Pass(NamedTuple):
     items: int = 0
     """How many the storage had."""
     ran_out: bool = False
-    tickets: NDArray[np.int64] | None = None
+    tickets: Ints | None = None
     """Of the elements; None: not compared."""
 
-    def left(self) -> NDArray[np.int64] | None:
+    def left(self) -> Ints | None:
         """The elements that have not been drawn yet; None between two passes."""
         return None if self.order is None else self.order[self.at :]
 
@@ -55,8 +54,8 @@ class Pass(NamedTuple):
 class Drawn(NamedTuple):
     """Items of a pass."""
 
-    elements: NDArray[np.int64]
-    tickets: NDArray[np.int64] | None
+    elements: Ints
+    tickets: Ints | None
     """None where the storage has none."""
     at: int
     """Where the pass stands after them."""
@@ -99,7 +98,7 @@ def is_over(ring: Ring | None, now: Pass, count: int) -> bool:
     return ahead is not None and len(ahead.elements) < count
 
 
-def wait_for(ring: Ring | None, elements: NDArray[np.int64]) -> bool:
+def wait_for(ring: Ring | None, elements: Ints) -> bool:
     """Wait while others fill one of these places, up to 5 s. Whether all of them are done."""
     deadline = time.monotonic() + WRITE_TIMEOUT_S
     while ring is not None:
@@ -124,7 +123,7 @@ def wait_for_items(storage: Any, ring: Ring | None, otherwise: str) -> None:
         draw_from(ring, 1, 0, None)
 
 
-def places_of(storage: Any, ring: Ring | None) -> NDArray[np.int64]:
+def places_of(storage: Any, ring: Ring | None) -> Ints:
     """Elements that hold an item or are about to, in storage order. O(capacity).
 
     Raises:
@@ -137,13 +136,11 @@ def places_of(storage: Any, ring: Ring | None) -> NDArray[np.int64]:
     found = np.nonzero((states == SlotState.COMMITTED) | (states == SlotState.WRITING))[0]
     if ring.width == 1:
         return found
-    elements: NDArray[np.int64] = (found[:, None] * ring.width + np.arange(ring.width)).ravel()
+    elements: Ints = (found[:, None] * ring.width + np.arange(ring.width)).ravel()
     return elements
 
 
-def described(
-    storage: Any, elements: NDArray[np.int64], tickets: NDArray[np.int64] | None
-) -> tuple[Any, dict[str, Any]]:
+def described(storage: Any, elements: Ints, tickets: Ints | None) -> tuple[Any, dict[str, Any]]:
     """What a sampler returns for elements that it has chosen."""
     info = {} if tickets is None or not storage.shared else {GENERATION: torch.from_numpy(tickets)}
     return in_storage(storage, torch.from_numpy(np.array(elements))), info

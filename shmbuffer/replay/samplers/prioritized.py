@@ -20,10 +20,9 @@ from shmbuffer.replay.samplers.sampler import NOTHING_THERE, draw_from, draw_key
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from numpy.typing import NDArray
-
     from shmbuffer.memory import Ring
     from shmbuffer.replay.checkpoints import Loaded
+    from shmbuffer.replay.samplers.arrays import Floats
 
 DTYPES = (torch.float32, torch.float64)
 # How far a weight that was computed again in float64 may be from the core's in float32: beyond that
@@ -222,7 +221,7 @@ class PrioritizedSampler(PriorityKeeper):
             self._load(raw, None if largest is None else float(largest))
         self._beta = beta
 
-    def _load(self, raw: NDArray[np.float64], largest: float | None) -> None:
+    def _load(self, raw: Floats, largest: float | None) -> None:
         """Have these, and the largest that was ever given, in place of what is there."""
         if self._greatest is not None:
             self._greatest.forget()
@@ -239,7 +238,7 @@ class PrioritizedSampler(PriorityKeeper):
         if ring.is_alone:
             ring.restore(ring.head % ring.capacity, ring.write_count, largest)
 
-    def _fitted(self, raw: NDArray[np.float64]) -> NDArray[np.float64]:
+    def _fitted(self, raw: Floats) -> Floats:
         """Priorities of a state as ``[elements]``; a ring that grows may have another size."""
         if self._ring is None:
             return raw

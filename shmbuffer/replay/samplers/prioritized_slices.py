@@ -18,9 +18,8 @@ from shmbuffer.replay.storages.indexing import ravel
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from numpy.typing import NDArray
-
     from shmbuffer.memory import Ring
+    from shmbuffer.replay.samplers.arrays import Flags, Floats, Ints
     from shmbuffer.replay.samplers.slicing.entries import Key
     from shmbuffer.replay.samplers.slicing.trajectories import Trajectories
 
@@ -155,7 +154,7 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
 
     def _by_rejection(
         self, storage: Any, table: Trajectories, count: int, steps: int
-    ) -> tuple[NDArray[np.int64], torch.Tensor]:
+    ) -> tuple[Ints, torch.Tensor]:
         """Rows that the tree has drawn and a slice can begin with; perhaps fewer than ``count``."""
         rows, weights, missing = [], [], count
         for _ in range(_ROUNDS):
@@ -169,9 +168,7 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
                 break
         return np.concatenate(rows), torch.cat(weights)
 
-    def _can_begin(
-        self, table: Trajectories, drawn: NDArray[np.int64], steps: int
-    ) -> NDArray[np.int64]:
+    def _can_begin(self, table: Trajectories, drawn: Ints, steps: int) -> Ints:
         """Which of some rows (-1: none) a slice can begin with: positions in ``drawn``."""
         at = np.flatnonzero(drawn >= 0)
         rows = drawn[at]
@@ -183,9 +180,7 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
             kept &= ~zero | self._wanted(table, steps)[trajectories]
         return at[kept]
 
-    def _exactly(
-        self, table: Trajectories, count: int, steps: int
-    ) -> tuple[NDArray[np.int64], torch.Tensor]:
+    def _exactly(self, table: Trajectories, count: int, steps: int) -> tuple[Ints, torch.Tensor]:
         """Rows that a slice can begin with, drawn from a sum over all of them. O(items)."""
         ring = self._tree()
         lengths = table.lengths
@@ -209,7 +204,7 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
         weights = (mass[at] / least) ** -self.beta if least > 0 else np.ones(count)
         return rows[at], torch.from_numpy(weights).to(self.dtype)
 
-    def _room(self, lengths: NDArray[np.int64], steps: int) -> NDArray[np.int64]:
+    def _room(self, lengths: Ints, steps: int) -> Ints:
         """How many steps of trajectories of these lengths a slice can begin with."""
         room = places(lengths, steps, self.span)[1]
         return np.where(lengths < self._shortest(steps), 0, room)
@@ -218,7 +213,7 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
         """As TorchRL has it: slices that may be cut off may also be of a trajectory that short."""
         return 1 if self.span.right else super()._shortest(steps)
 
-    def _wanted(self, table: Trajectories, steps: int) -> NDArray[np.bool_]:
+    def _wanted(self, table: Trajectories, steps: int) -> Flags:
         """Bool ``[trajectories]``: not those whose priorities are all zero. O(items).
 
         All of them, where there is nothing else.
@@ -231,7 +226,7 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
         allowed = self._room(table.lengths, steps) > 0
         return some > 0 if (some[allowed] > 0).any() else allowed
 
-    def _priorities(self, elements: NDArray[np.int64]) -> NDArray[np.float64]:
+    def _priorities(self, elements: Ints) -> Floats:
         """Raw priorities; NaN where none was given yet."""
         return self._tree().priorities(elements)
 

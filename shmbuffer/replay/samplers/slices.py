@@ -5,7 +5,6 @@ from __future__ import annotations
 import operator
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import numpy as np
 import torch
 
 from shmbuffer.replay.keys import GENERATION, WEIGHT_KEYS
@@ -17,8 +16,7 @@ from shmbuffer.replay.samplers.slicing.marks import Marks
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from numpy.typing import NDArray
-
+    from shmbuffer.replay.samplers.arrays import Ints
     from shmbuffer.replay.samplers.slicing.entries import Key
     from shmbuffer.replay.samplers.slicing.trajectories import Trajectories
 
@@ -293,7 +291,7 @@ class SliceSampler(Sampler, metaclass=_WithOrWithout):
         chosen = allowed[self._numbers(count) % len(allowed)]
         return Cuts(chosen, self._begins(table, chosen, steps))
 
-    def _allowed(self, table: Trajectories, steps: int) -> NDArray[np.int64]:
+    def _allowed(self, table: Trajectories, steps: int) -> Ints:
         """Trajectories that may be drawn from.
 
         Raises:
@@ -312,16 +310,14 @@ class SliceSampler(Sampler, metaclass=_WithOrWithout):
         """How many steps a trajectory needs to be drawn from."""
         return steps if self.strict_length else 1
 
-    def _begins(
-        self, table: Trajectories, chosen: NDArray[np.int64], steps: int
-    ) -> NDArray[np.int64]:
+    def _begins(self, table: Trajectories, chosen: Ints, steps: int) -> Ints:
         """A step of each trajectory to begin at, uniformly over those that are possible."""
         first, count = places(table.lengths[chosen], steps, self.span)
         return first + self._numbers(len(chosen)) % count
 
-    def _numbers(self, count: int) -> NDArray[np.int64]:
+    def _numbers(self, count: int) -> Ints:
         """Random numbers below `_NUMBERS`."""
-        numbers: NDArray[np.int64] = between_forks(
+        numbers: Ints = between_forks(
             torch.randint, _NUMBERS, (count,), generator=self._rng
         ).numpy()
         return numbers

@@ -17,9 +17,8 @@ from shmbuffer.replay.samplers.without_replacement import SamplerWithoutReplacem
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from numpy.typing import NDArray
-
     from shmbuffer.memory import Ring
+    from shmbuffer.replay.samplers.arrays import Ints
     from shmbuffer.replay.samplers.slicing.entries import Key
     from shmbuffer.replay.samplers.slicing.trajectories import Trajectories
 
@@ -136,9 +135,7 @@ class SliceSamplerWithoutReplacement(SliceSampler, SamplerWithoutReplacement):
         self._told = False
         return Cuts(chosen, self._begins(table, chosen, steps))
 
-    def _left(
-        self, ring: Ring | None, table: Trajectories, allowed: NDArray[np.int64]
-    ) -> NDArray[np.int64] | None:
+    def _left(self, ring: Ring | None, table: Trajectories, allowed: Ints) -> Ints | None:
         """What is left of the pass, as trajectories of ``table``; None: it is over."""
         now = self._pass
         if now.order is None or self._told:
@@ -152,7 +149,7 @@ class SliceSamplerWithoutReplacement(SliceSampler, SamplerWithoutReplacement):
         same = heads[found] == now.order
         if now.tickets is not None and ring is not None:
             same &= _tickets(ring, now.order) == now.tickets
-        left: NDArray[np.int64] = allowed[found[same]]
+        left: Ints = allowed[found[same]]
         return left
 
     def _again(self, storage: Any, index: Any) -> tuple[Any, dict[Any, Any]]:
@@ -205,7 +202,7 @@ class SliceSamplerWithoutReplacement(SliceSampler, SamplerWithoutReplacement):
         return f"{SliceSampler.__repr__(self)[:-1]}, {whole - count} of {whole} drawn)"
 
 
-def _tickets(ring: Ring | None, elements: NDArray[np.int64]) -> NDArray[np.int64] | None:
+def _tickets(ring: Ring | None, elements: Ints) -> Ints | None:
     return None if ring is None else slots.tickets(ring.words[elements // ring.width])
 
 

@@ -24,11 +24,9 @@ from shmbuffer.replay.storages.indexing import ravel
 if TYPE_CHECKING:
     from pathlib import Path
 
-    import numpy as np
-    from numpy.typing import NDArray
-
     from shmbuffer.memory import Ring
     from shmbuffer.replay.checkpoints import Loaded
+    from shmbuffer.replay.samplers.arrays import Ints
 
 _ATTEMPTS = 16  # to find enough, where others empty and fill, before a draw gives up
 
@@ -144,7 +142,7 @@ class SamplerWithoutReplacement(Sampler):
             )
         return Pass(self._in_order(places), 0, len(places), len(places))
 
-    def _in_order(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
+    def _in_order(self, places: Ints) -> Ints:
         """What a pass goes through, in the order of this one."""
         if self.shuffle:
             places = places[between_forks(torch.randperm, len(places), generator=self._rng).numpy()]

@@ -21,9 +21,8 @@ from shmbuffer.memory import slots
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from numpy.typing import NDArray
-
     from shmbuffer.memory import Ring
+    from shmbuffer.replay.samplers.arrays import Floats, Ints
 
 # Elements that are looked at together; what is made of them stays in the cache.
 _PIECE = 16384
@@ -47,7 +46,7 @@ class Greatest:
         self._updates = 0  # of the ring, as far as they are taken into account
         self._capacity = ring.capacity  # when it was last asked
 
-    def default(self, leaving: NDArray[np.int64] | None = None) -> float:
+    def default(self, leaving: Ints | None = None) -> float:
         """The priority of a new item: the largest that is there; 1.0 where nothing is.
 
         What others write or set while we look is taken into account the next time.
@@ -73,7 +72,7 @@ class Greatest:
         self._below, self._updates, self._capacity = settled, updates, ring.capacity
         return 1.0 if self._element < 0 else self._value
 
-    def updated(self, elements: NDArray[np.int64], raw: NDArray[np.float64], applied: int) -> None:
+    def updated(self, elements: Ints, raw: Floats, applied: int) -> None:
         """Priorities were set: ``raw[i]`` of ``elements[i]``, ``applied`` of them."""
         self._updates += applied
         if self._element >= 0 and len(raw) and raw.max() >= self._value:
@@ -86,7 +85,7 @@ class Greatest:
         """Priorities were changed in another way."""
         self._element = -1
 
-    def _is_there(self, leaving: NDArray[np.int64] | None) -> bool:
+    def _is_there(self, leaving: Ints | None) -> bool:
         """Whether the item that is remembered stays, with the priority that it had."""
         if self._element < 0:
             return False
@@ -97,9 +96,7 @@ class Greatest:
         held = slots.committed(self._ring.words[slot])[0]
         return bool(held and self._ring.priorities(at)[0] == self._value)
 
-    def _with_greatest_masses(
-        self, leaving: NDArray[np.int64] | None
-    ) -> Iterator[NDArray[np.int64]]:
+    def _with_greatest_masses(self, leaving: Ints | None) -> Iterator[Ints]:
         """Slots, some at a time, with the item that has the largest priority among them."""
         width, capacity = self._ring.width, self._ring.capacity
         step = max(1, _PIECE // width)
@@ -111,9 +108,7 @@ class Greatest:
                 found = np.flatnonzero(self._masses(first, step, leaving) >= least) // width
                 yield first + (found if width == 1 else np.unique(found))
 
-    def _masses(
-        self, first: int, count: int, leaving: NDArray[np.int64] | None
-    ) -> NDArray[np.float64]:
+    def _masses(self, first: int, count: int, leaving: Ints | None) -> Floats:
         """Of slots from ``first`` on; 0 for those that leave."""
         width, end = self._ring.width, min(first + count, self._ring.capacity)
         masses = self._ring.mass(slice(first * width, end * width))
@@ -125,7 +120,7 @@ class Greatest:
             masses.reshape(-1, width)[here] = 0.0
         return masses
 
-    def _look_at(self, places: NDArray[np.int64], leaving: NDArray[np.int64] | None) -> None:
+    def _look_at(self, places: Ints, leaving: Ints | None) -> None:
         """Remember the item with the largest priority, if these slots have it."""
         ring = self._ring
         held = slots.committed(ring.words[places])

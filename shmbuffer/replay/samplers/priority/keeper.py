@@ -16,9 +16,8 @@ from shmbuffer.replay.samplers.sampler import PriorityUpdate, Sampler, lanes_of
 from shmbuffer.replay.storages.indexing import ravel
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from shmbuffer.memory import Ring
+    from shmbuffer.replay.samplers.arrays import Floats, Ints
 
 
 _REALS = (torch.float32, torch.float64)
@@ -287,9 +286,8 @@ class PriorityKeeper(Sampler):
             and type(priority) is torch.Tensor
             and ring.width == 1
             and self._greatest is None
-            and (count := index.numel())
-            == priority.numel()
-            > 1  # of one number a flag may say that it is the negative
+            # Of one number a flag may say that it is the negative.
+            and (count := index.numel()) == priority.numel() > 1
             and index.dtype is torch.int64
             and priority.dtype in _REALS
             and not priority.requires_grad
@@ -324,12 +322,7 @@ class PriorityKeeper(Sampler):
         except IndexError:
             return None
 
-    def _update(
-        self,
-        elements: NDArray[np.int64],
-        raw: NDArray[np.float64],
-        tickets: NDArray[np.int64] | None,
-    ) -> PriorityUpdate:
+    def _update(self, elements: Ints, raw: Floats, tickets: Ints | None) -> PriorityUpdate:
         if self._ring is not None:
             found = PriorityUpdate(*self._ring.update(elements, raw, tickets))
         else:
@@ -338,12 +331,7 @@ class PriorityKeeper(Sampler):
             self._greatest.updated(elements, raw, found.applied)
         return found
 
-    def _update_table(
-        self,
-        elements: NDArray[np.int64],
-        raw: NDArray[np.float64],
-        tickets: NDArray[np.int64] | None,
-    ) -> PriorityUpdate:
+    def _update_table(self, elements: Ints, raw: Floats, tickets: Ints | None) -> PriorityUpdate:
         check_raw(raw)
         table = self._keep_table(None)
         if len(elements) and not 0 <= elements.min() <= elements.max() < table.ring.elements:

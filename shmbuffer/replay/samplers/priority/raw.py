@@ -9,10 +9,10 @@ import numpy as np
 import torch
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
+    from shmbuffer.replay.samplers.arrays import Floats
 
 
-def as_raw(priority: Any, count: int) -> NDArray[np.float64]:
+def as_raw(priority: Any, count: int) -> Floats:
     """Priorities as float64 ``[count]``, contiguous; a single one stands for all.
 
     Raises:
@@ -37,7 +37,7 @@ def as_raw(priority: Any, count: int) -> NDArray[np.float64]:
     )
 
 
-def check_raw(raw: NDArray[np.float64]) -> None:
+def check_raw(raw: Floats) -> None:
     """ValueError where a priority is NaN, infinite or negative."""
     if len(raw) and not 0 <= raw.min() <= raw.max() < np.inf:
         bad = raw[~((raw >= 0) & (raw < np.inf))][0]

@@ -14,9 +14,8 @@ import numpy as np
 from shmbuffer.memory import Engine, Schema, Settings, slots
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from shmbuffer.memory import Ring
+    from shmbuffer.replay.samplers.arrays import Floats, Ints
 
 
 class PriorityTable:
@@ -33,16 +32,16 @@ class PriorityTable:
         self.ring: Ring = self._engine.define(Schema((), capacity, (), {"kind": "leaf"}))
         self.ring.bind_priorities(alpha, eps)
 
-    def mark(self, elements: NDArray[np.int64]) -> None:
+    def mark(self, elements: Ints) -> None:
         """These were written: they get the default priority."""
         if len(elements):
             self.ring.place(np.unique(elements), (), in_place=False)
 
-    def add(self, elements: NDArray[np.int64]) -> None:
+    def add(self, elements: Ints) -> None:
         """Mark those of them that are not marked yet."""
         self.mark(elements[~slots.committed(self.ring.words[elements])])
 
-    def update(self, elements: NDArray[np.int64], priorities: NDArray[np.float64]) -> int:
+    def update(self, elements: Ints, priorities: Floats) -> int:
         """Set priorities; elements that were never marked are marked. How many were set."""
         self.add(elements)
         return self.ring.update(elements, priorities)[0]
@@ -63,7 +62,7 @@ class PriorityTable:
         if len(kept) < count:
             self.add(np.arange(count))
 
-    def load(self, priorities: NDArray[np.float64], largest: float | None) -> None:
+    def load(self, priorities: Floats, largest: float | None) -> None:
         """Have these and no others.
 
         Args:
@@ -77,7 +76,7 @@ class PriorityTable:
         self.ring.restore(0, 0, largest)
 
 
-def raw_of(ring: Ring) -> NDArray[np.float64]:
+def raw_of(ring: Ring) -> Floats:
     """Raw priorities of all elements of a ring, NaN where there is no item."""
     raw = np.full(ring.elements, np.nan)
     present = ring.committed()

@@ -8,8 +8,8 @@ import numpy as np
 
 if TYPE_CHECKING:
     import torch
-    from numpy.typing import NDArray
 
+    from shmbuffer.replay.samplers.arrays import Flags, Ints
     from shmbuffer.replay.samplers.slicing.trajectories import Trajectories
 
 Side = bool | int
@@ -18,9 +18,9 @@ Side = bool | int
 class Cuts(NamedTuple):
     """Where slices begin."""
 
-    trajectories: NDArray[np.int64]
+    trajectories: Ints
     """int64 ``[slices]``."""
-    begins: NDArray[np.int64]
+    begins: Ints
     """int64 ``[slices]``: step of the trajectory at which each begins; below 0 it is cut off at
     the left."""
     weights: torch.Tensor | None = None
@@ -30,15 +30,15 @@ class Cuts(NamedTuple):
 class Rows(NamedTuple):
     """The rows of slices, one slice behind the other."""
 
-    rows: NDArray[np.int64]
+    rows: Ints
     """int64 ``[n]``, of the table of trajectories."""
-    lengths: NDArray[np.int64]
+    lengths: Ints
     """int64 ``[slices]``, padding included."""
-    first: NDArray[np.bool_]
+    first: Flags
     """bool ``[n]``: the first step of each slice."""
-    last: NDArray[np.bool_]
+    last: Flags
     """bool ``[n]``: the last step of each slice that is no padding."""
-    mask: NDArray[np.bool_] | None
+    mask: Flags | None
     """bool ``[n]``: False where it is padding. None where nothing was filled up."""
 
 
@@ -71,14 +71,12 @@ class Span(NamedTuple):
                     f"give at most {steps - 1}, or True for as much as possible"
                 )
 
-    def off(self, side: Side, lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+    def off(self, side: Side, lengths: Ints) -> Ints:
         """Steps that may be missing of slices of these lengths, int64 ``[slices]``."""
         return lengths - 1 if side is True else np.minimum(int(side), lengths - 1)
 
 
-def places(
-    lengths: NDArray[np.int64], steps: int, span: Span
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def places(lengths: Ints, steps: int, span: Span) -> tuple[Ints, Ints]:
     """Where a slice can begin in trajectories of these lengths.
 
     Returns:

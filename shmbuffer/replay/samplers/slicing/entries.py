@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shmbuffer.memory import Ring
+    from shmbuffer.replay.samplers.arrays import Flags, Ints
     from shmbuffer.replay.storages.record_store import RecordStore
     from shmbuffer.replay.storages.rows import Rows
 
@@ -49,7 +50,7 @@ class Entries(ABC):
         """
 
     @abstractmethod
-    def take(self, path: Path, elements: NDArray[np.int64]) -> torch.Tensor:
+    def take(self, path: Path, elements: Ints) -> torch.Tensor:
         """A copy of that entry of some elements, ``[n, *shape]``."""
 
 
@@ -73,7 +74,7 @@ class LeafEntries(Entries):
         ring = self._rows.ring
         return as_numbers(view).reshape(ring.capacity, ring.width, -1)
 
-    def take(self, path: Path, elements: NDArray[np.int64]) -> torch.Tensor:
+    def take(self, path: Path, elements: Ints) -> torch.Tensor:
         """See `Entries.take`."""
         view = self._rows.views()[self._at[path]].as_subclass(torch.Tensor)
         shape = self._rows.leaves.leaves[self._at[path]].shape
@@ -90,7 +91,7 @@ class ObjectEntries(Entries):
         paths: the entries that are wanted; others are forgotten with the items.
     """
 
-    def __init__(self, storage: Any, slots: NDArray[np.int64], paths: Sequence[Path]) -> None:
+    def __init__(self, storage: Any, slots: Ints, paths: Sequence[Path]) -> None:
         items = storage.get(torch.from_numpy(slots))
         found = {path: pick(items, path) for path in paths}
         self._found = {path: entry for path, entry in found.items() if entry is not None}
@@ -108,7 +109,7 @@ class ObjectEntries(Entries):
         column[self._slots] = numbers
         return column
 
-    def take(self, path: Path, elements: NDArray[np.int64]) -> torch.Tensor:
+    def take(self, path: Path, elements: Ints) -> torch.Tensor:
         """See `Entries.take`."""
         where = np.searchsorted(self._slots, elements)
         return self._found[path].index_select(0, torch.from_numpy(where))
@@ -164,13 +165,13 @@ class RecordEntries(Entries):
         """See `Entries.column`."""
         return self._columns[path].values
 
-    def take(self, path: Path, elements: NDArray[np.int64]) -> torch.Tensor:
+    def take(self, path: Path, elements: Ints) -> torch.Tensor:
         """See `Entries.take`."""
         column = self._columns[path]
         found = torch.from_numpy(column.values[elements])
         return found.reshape(len(elements), *(column.shape or ()))
 
-    def _new(self, ring: Ring) -> NDArray[np.int64]:
+    def _new(self, ring: Ring) -> Ints:
         """Slots whose item has not been read."""
         words = ring.words.copy()
         held = slot_words.committed(words)
@@ -186,7 +187,7 @@ class _Column:
         self.values: NDArray[Any] = np.zeros((capacity, 1, 0), np.bool_)
         self.shape: tuple[int, ...] | None = None
 
-    def put(self, slots: NDArray[np.int64], leaves: list[Any]) -> None:
+    def put(self, slots: Ints, leaves: list[Any]) -> None:
         """Remember what the items in these slots have; None where one has nothing."""
         there = np.array([leaf is not None for leaf in leaves], np.bool_)
         self._there[slots] = there
@@ -211,7 +212,7 @@ class _Column:
             self.values = self.values.astype(dtype)
         self.values[slots[there]] = numbers
 
-    def is_in(self, held: NDArray[np.bool_]) -> bool:
+    def is_in(self, held: Flags) -> bool:
         """Whether all of these items have it."""
         return self.shape is not None and bool(self._there[held].all())
 

@@ -9,10 +9,8 @@ import torch
 from shmbuffer.replay.samplers.slicing.entries import Key, path_of
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
     from shmbuffer.replay.form.nodes import Path
+    from shmbuffer.replay.samplers.arrays import Ints
     from shmbuffer.replay.samplers.slicing.cutting import Rows
     from shmbuffer.replay.samplers.slicing.entries import Entries
 
@@ -52,9 +50,7 @@ class Marks(NamedTuple):
         flags = () if self.truncated is None else (self.truncated, self.done, self.terminated)
         return flags if self.init is None else (*flags, self.init)
 
-    def of_rows(
-        self, entries: Entries, elements: NDArray[np.int64], found: Rows
-    ) -> dict[Any, torch.Tensor]:
+    def of_rows(self, entries: Entries, elements: Ints, found: Rows) -> dict[Any, torch.Tensor]:
         """The marks of drawn items, bool ``[n, *shape]``, by key.
 
         A key of one level is a string, a nested one a tuple.

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shmbuffer.memory import Ring
+    from shmbuffer.replay.samplers.arrays import Flags, Ints
 
 
 class Grid(NamedTuple):
@@ -39,50 +40,50 @@ class Grid(NamedTuple):
     start: int
     """The slot of age 0."""
 
-    def elements(self, cells: NDArray[np.int64]) -> NDArray[np.int64]:
+    def elements(self, cells: Ints) -> Ints:
         """The element of each cell."""
         if self.width == 1:
             return (cells + self.start) % self.capacity if self.start else cells
         lane, age = np.divmod(cells, self.capacity)
-        elements: NDArray[np.int64] = (age + self.start) % self.capacity * self.width + lane
+        elements: Ints = (age + self.start) % self.capacity * self.width + lane
         return elements
 
-    def cells(self, elements: NDArray[np.int64]) -> NDArray[np.int64]:
+    def cells(self, elements: Ints) -> Ints:
         """The cell of each element."""
         slot, lane = np.divmod(elements, self.width)
-        cells: NDArray[np.int64] = lane * self.capacity + (slot - self.start) % self.capacity
+        cells: Ints = lane * self.capacity + (slot - self.start) % self.capacity
         return cells
 
 
 class Pieces(NamedTuple):
     """Cells one behind the other, piece by piece, in the order of the rows."""
 
-    first: NDArray[np.int64]
+    first: Ints
     """int64 ``[pieces]``: the first cell of each."""
-    counts: NDArray[np.int64]
+    counts: Ints
     """int64 ``[pieces]``: how many."""
-    cut: NDArray[np.bool_]
+    cut: Flags
     """bool ``[pieces]``: whether a trajectory ends with its last cell whatever the items say."""
-    by_cell: NDArray[np.int64] | None = None
+    by_cell: Ints | None = None
     """int64 ``[pieces]``: the pieces in the order of their cells; None: they are."""
 
-    def first_rows(self) -> NDArray[np.int64]:
+    def first_rows(self) -> Ints:
         """int64 ``[pieces]``: the row of the first cell of each."""
-        rows: NDArray[np.int64] = np.cumsum(self.counts) - self.counts
+        rows: Ints = np.cumsum(self.counts) - self.counts
         return rows
 
-    def cells(self) -> NDArray[np.int64]:
+    def cells(self) -> Ints:
         """All of them, int64, in the order of the rows."""
-        cells: NDArray[np.int64] = np.repeat(self.first - self.first_rows(), self.counts)
+        cells: Ints = np.repeat(self.first - self.first_rows(), self.counts)
         return cells + np.arange(len(cells))
 
-    def cells_of(self, rows: NDArray[np.int64], first_rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    def cells_of(self, rows: Ints, first_rows: Ints) -> Ints:
         """The cell of each row; ``first_rows`` as that gives them, O(pieces)."""
         piece = np.searchsorted(first_rows, rows, side="right") - 1
-        cells: NDArray[np.int64] = rows + self.first[piece] - first_rows[piece]
+        cells: Ints = rows + self.first[piece] - first_rows[piece]
         return cells
 
-    def rows_of(self, cells: NDArray[np.int64], first_rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    def rows_of(self, cells: Ints, first_rows: Ints) -> Ints:
         """The row of each cell; -1 where no piece has it."""
         first = self.first if self.by_cell is None else self.first[self.by_cell]
         piece = np.maximum(np.searchsorted(first, cells, side="right") - 1, 0)
@@ -154,13 +155,13 @@ def in_order(count: int) -> tuple[Grid, Pieces]:
     )
 
 
-def _runs(there: NDArray[np.bool_]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _runs(there: Flags) -> tuple[Ints, Ints]:
     """Begin and end of each run of places that are true."""
     edges = np.flatnonzero(np.diff(there, prepend=False, append=False))
     return edges[::2], edges[1::2]
 
 
-def _split(first: NDArray[np.int64], end: NDArray[np.int64], at: NDArray[np.int64]) -> Pieces:
+def _split(first: Ints, end: Ints, at: Ints) -> Pieces:
     """Runs, divided where they contain one of the places ``at``."""
     run = np.searchsorted(end, at, side="right")  # the first one that ends behind it
     run, at = run[run < len(end)], at[run < len(end)]

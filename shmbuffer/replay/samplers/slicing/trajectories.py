@@ -18,14 +18,15 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shmbuffer.memory import Ring
+    from shmbuffer.replay.samplers.arrays import Flags, Ints
 
 
 class Ends(NamedTuple):
     """What the items say about where trajectories end; elements, in their order."""
 
-    ends: NDArray[np.int64]
+    ends: Ints
     """int64: the last of a trajectory."""
-    changes: NDArray[np.int64]
+    changes: Ints
     """int64: the next slot of its lane has the id of another trajectory; the first slot comes after
     the last one."""
     ids: NDArray[Any] | None
@@ -59,9 +60,7 @@ class Trajectories:
         lengths: int64 ``[trajectories]``: rows of each.
     """
 
-    def __init__(
-        self, grid: Grid, pieces: Pieces, stops: NDArray[np.int64], head: int | None
-    ) -> None:
+    def __init__(self, grid: Grid, pieces: Pieces, stops: Ints, head: int | None) -> None:
         self._grid = grid
         self._pieces = pieces
         self._first_rows = pieces.first_rows()
@@ -69,7 +68,7 @@ class Trajectories:
         self.rows = int(stops[-1]) + 1 if len(stops) else 0
         self.starts = np.concatenate((np.zeros(1, np.int64), stops[:-1] + 1))[: len(stops)]
         self.lengths = stops - self.starts + 1
-        self._long: tuple[int, NDArray[np.int64]] | None = None
+        self._long: tuple[int, Ints] | None = None
 
     def __len__(self) -> int:
         """How many trajectories there are."""
@@ -85,25 +84,25 @@ class Trajectories:
             and np.array_equal(self._pieces.counts, other._pieces.counts)
         )
 
-    def long(self, steps: int) -> NDArray[np.int64]:
+    def long(self, steps: int) -> Ints:
         """Trajectories of at least ``steps`` items, int64. Remembered for the last ``steps``."""
         if self._long is None or self._long[0] != steps:
             self._long = steps, np.flatnonzero(self.lengths >= steps)
         return self._long[1]
 
-    def of_rows(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    def of_rows(self, rows: Ints) -> Ints:
         """The trajectory that each row belongs to, int64 ``[n]``."""
         return np.searchsorted(self.starts, rows, side="right") - 1
 
-    def elements_of(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    def elements_of(self, rows: Ints) -> Ints:
         """The element of each row, int64 ``[n]``."""
         return self._grid.elements(self._pieces.cells_of(rows, self._first_rows))
 
-    def rows_of(self, elements: NDArray[np.int64]) -> NDArray[np.int64]:
+    def rows_of(self, elements: Ints) -> Ints:
         """The row of each element, int64 ``[n]``; -1 where it is none."""
         return self._pieces.rows_of(self._grid.cells(elements), self._first_rows)
 
-    def are_there(self, ring: Ring, elements: NDArray[np.int64]) -> NDArray[np.int64] | None:
+    def are_there(self, ring: Ring, elements: Ints) -> Ints | None:
         """Tickets of items of this table, int64 ``[n]``.
 
         Returns:
@@ -190,11 +189,7 @@ def cut_in_circle(grid: Grid, pieces: Pieces, ends: Ends, head: int | None) -> T
 
 
 def cut_by_step(
-    grid: Grid,
-    pieces: Pieces,
-    sources: NDArray[np.uint64] | None,
-    said: Steps,
-    head: int | None,
+    grid: Grid, pieces: Pieces, sources: NDArray[np.uint64] | None, said: Steps, head: int | None
 ) -> Trajectories:
     """Trajectories whose items do not follow each other: by id and number of the step.
 
@@ -243,7 +238,7 @@ def cut_by_step(
     return Trajectories(grid, alone, np.flatnonzero(cuts), head)
 
 
-def any_of(numbers: NDArray[Any]) -> NDArray[np.bool_]:
+def any_of(numbers: NDArray[Any]) -> Flags:
     """Where any number of an item is not 0: ``[slots, lanes]``."""
     if numbers.shape[-1] != 1:
         return np.asarray(numbers.any(-1))
