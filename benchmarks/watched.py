@@ -48,7 +48,7 @@ class Work:
     def __init__(self, engine: Engine, items: int) -> None:
         leaves = tuple(Leaf((name,), "float32", (4,)) for name in ("obs", "next", "action"))
         ring = engine.define(Schema(leaves, items, (), {"kind": "tensordict"}))
-        ring.bind_priorities(0.6, 1e-8)
+        ring.tree.bind(0.6, 1e-8)
         self._ring, rng = ring, np.random.default_rng(1)
         self._given = rng.random(1 << 16)
         rows = np.ones((1 << 16, 4), np.float32)

@@ -141,7 +141,7 @@ class Near:
         self.offer = offer
         self.mark = offer.mark
         self.direct = frozenset(GROUPS) - offer.refused.keys()
-        self._control = engine_of(buffer).control
+        self._control = engine_of(buffer).seat.control
         self._sequences: tuple[int, int] | None = None
         # Not closed by whoever replaces it: another thread may be in the middle of a call.
         self._end = weakref.finalize(self, buffer.close)

@@ -23,6 +23,7 @@ from shmbuffer.memory import filesystem, layout
 from shmbuffer.memory.control import Control, first_superblock
 from shmbuffer.memory.layout import Flag
 from shmbuffer.memory.locks import Lock
+from shmbuffer.memory.native import Mapped
 from shmbuffer.memory.schema import Schema
 from shmbuffer.memory.trust import explained
 
@@ -66,7 +67,7 @@ class Anonymous:
         """Excludes other joiners: a kernel lock on a descriptor of our own."""
         return _Joining(self.file.fd, timeout)
 
-    def build(self, schema: Schema, *, reserve: bool, adopt: bool) -> tuple[Any, list[Any]]:
+    def build(self, schema: Schema, *, reserve: bool, adopt: bool) -> Mapped:
         """Extends the memfd by schema, slots and leaves, and maps them."""
         data = schema.to_json()
         size, places = _places(schema, len(data))
@@ -91,14 +92,13 @@ class Anonymous:
                 free_bytes=filesystem.free_memory_bytes(),
             ) from error
 
-    def load(self, superblock: Any) -> tuple[Schema, Any, list[Any]]:
+    def load(self, superblock: Any) -> Mapped:
         """Reads the schema that another process built, and maps the rest."""
         with _explained():
             size = int.from_bytes(os.pread(self.file.fd, 8, layout.CONTROL_BYTES), "little")
             data = os.pread(self.file.fd, size, layout.CONTROL_BYTES + 8)
         schema = Schema.from_json(data, WHERE)
-        slots, leaves = self._map(schema, _places(schema, size)[1])
-        return schema, slots, leaves
+        return self._map(schema, _places(schema, size)[1])
 
     def dictionary(self) -> bytes | None:
         """What records are compressed with; None as long as nobody has published it."""
@@ -124,14 +124,14 @@ class Anonymous:
 
         return discard
 
-    def _map(self, schema: Schema, places: list[int]) -> tuple[Any, list[Any]]:
+    def _map(self, schema: Schema, places: list[int]) -> Mapped:
         with _explained(schema.sections["bytes"] + sum(schema.map_bytes)):
             slots = _core.Map(self.file.fd, schema.sections["bytes"], offset=places[0])
             leaves = [
                 _core.Map(self.file.fd, nbytes, offset=at, twice=bool(schema.record_bytes))
                 for nbytes, at in zip(schema.map_bytes, places[1:], strict=True)
             ]
-        return slots, leaves
+        return Mapped(schema, slots, leaves)
 
     def close(self) -> None:
         """Closes the descriptor; the maps stay until nothing refers to them."""

@@ -14,11 +14,10 @@ from dataclasses import replace
 from shmbuffer._native import _core
 from shmbuffer.errors import DurabilityError
 from shmbuffer.memory.control import Control
+from shmbuffer.memory.native import Mapped
 
 
-def raise_barrier(
-    control: Control, slots: _core.Map, leaves: list[_core.Map], *, ticket: int, where: str
-) -> None:
+def raise_barrier(control: Control, mapped: Mapped, *, ticket: int, where: str) -> None:
     """Syncs all files; under init.lock. Tickets below ``ticket`` are covered then.
 
     Raises:
@@ -27,10 +26,10 @@ def raise_barrier(
     """
     _core.reached("flush.locked")
     try:
-        for leaf in leaves:
+        for leaf in mapped.leaves:
             leaf.sync()
             _core.reached("flush.leaf")
-        slots.sync()
+        mapped.slots.sync()
         _core.reached("flush.slots")
         superblock = control.superblock()
         control.write(replace(superblock, durable_ticket=ticket, durable_epoch=superblock.epoch))

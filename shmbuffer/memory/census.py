@@ -12,10 +12,12 @@ from os import PathLike
 import numpy as np
 from numpy.typing import NDArray
 
-from shmbuffer.memory import layout, priorities, slots
+from shmbuffer.memory import layout, slots
+from shmbuffer.memory.diagnosis import Diagnosis
 from shmbuffer.memory.files import Files
 from shmbuffer.memory.layout import Role
 from shmbuffer.memory.region import Directory
+from shmbuffer.memory.slots_file import SlotsFile
 
 LOOKED_SLOTS = 1 << 20
 """So many slots are looked at, at most; a million takes some tens of milliseconds."""
@@ -67,22 +69,19 @@ def take(path: str | PathLike[str]) -> Census | None:
     """
     with Directory.open(path) as directory:
         files = Files(directory)
-        files.require_control()
-        control = files.open_control(writable=False)
-        schema = files.recorded_schema(control.superblock())
+        look = Diagnosis.of(files, writable=False)
+        control, schema = look.control, look.schema()
         if schema is None:
             return None
-        data = np.frombuffer(files.map_slots(schema, writable=False), np.uint8)
+        live = SlotsFile(files.map_slots(schema, writable=False), schema)
         head = int(control.runtime["head"][0])
         prioritized = bool(control.runtime["prioritized"][0])
         entries = control.entries.copy()
     step = -(-schema.capacity // LOOKED_SLOTS)
-    capacity, width, begins = schema.capacity, schema.width, schema.sections
-    words = data[: 8 * capacity].view(np.uint64)[::step].copy()
+    capacity, width = schema.capacity, schema.width
+    words = live.words[::step].copy()
     held = slots.committed(words)
-    sources = data[begins["sources"] :][: 8 * capacity].view(np.uint64)[::step][held]
-    raw = data[begins["raw"] :][: 8 * schema.elements].view(np.float64)
-    mass = priorities.masses(data, begins, schema.elements)[: schema.elements]
+    sources = live.sources[::step][held]
     ages = (head - 1 - slots.tickets(words[held])) * width
 
     def of_held(values: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -92,8 +91,8 @@ def take(path: str | PathLike[str]) -> Census | None:
         len(words) / capacity,
         np.repeat(np.maximum(ages, 0), width),  # a moment later the head is another one
         np.repeat(sources, width),
-        of_held(raw),
-        of_held(mass) if prioritized else np.empty(0),
+        of_held(live.raw),
+        of_held(live.mass) if prioritized else np.empty(0),
         {int(one): _writer(int(one), entries) for one in np.unique(sources)},
     )
 

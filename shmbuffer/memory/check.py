@@ -20,17 +20,20 @@ from shmbuffer.errors import (
     LockTimeout,
     ShmBufferError,
 )
-from shmbuffer.memory import history, layout, priorities, records, slots
+from shmbuffer.memory import history, layout, priorities, slots
 from shmbuffer.memory.control import Control, Superblock
+from shmbuffer.memory.diagnosis import Diagnosis
+from shmbuffer.memory.extents import misplaced
 from shmbuffer.memory.files import Files
 from shmbuffer.memory.layout import BufferState, EntryState, Flag, Phase, Role, SlotState
-from shmbuffer.memory.native import native_ring
+from shmbuffer.memory.native import Mapped
 from shmbuffer.memory.patience import LOCK_TIMEOUT_NS
 from shmbuffer.memory.progress import OnProgress, Progress, hearing
-from shmbuffer.memory.recovery import reason_to_recover, wrong_checksums
+from shmbuffer.memory.recovery import wrong_checksums
 from shmbuffer.memory.region import Directory
-from shmbuffer.memory.registry import Registry
 from shmbuffer.memory.schema import Schema
+from shmbuffer.memory.seat import Seat
+from shmbuffer.memory.slots_file import SlotsFile
 
 NO_SCHEMA = "nothing has been written yet: there is no schema"
 
@@ -101,19 +104,33 @@ def check(
         report = CheckReport(str(directory.path))
         report.notes += _of_history(directory)
         try:
-            files.open_control().superblock()  # of a foreign file not even the lock is touched
+            Diagnosis.of(files)  # of a foreign file not even the lock is touched
             with files.lock(timeout):
-                control = files.open_control()
-                mapped = _map(report, files, control)
+                found = Diagnosis.of(files)
+                mapped = _map(report, found)
                 if mapped is not None:
-                    compare_slots(report, control, *mapped)
+                    native = mapped.ring(found.control, entry=layout.ENTRIES - 1)
+                    _compare_slots(report, found.control, mapped, native)
         except CorruptBufferError as error:
             report.problems.append(str(error))
             return report
         if mapped is not None:
             with hearing(on_progress):
-                compare_checksums(report, control, *mapped)
+                _compare_checksums(report, found.superblock, mapped, native)
         return report
+
+
+def check_living(seat: Seat) -> CheckReport:
+    """Checks the buffer of a handle, which is alive in it; see `check`."""
+    superblock, mapped = seat.control.superblock(), seat.mapped
+    report = CheckReport(seat.where, alive=True)
+    report.problems += _impossible_fields(seat.control, superblock)
+    if mapped is None:
+        report.notes.append(NO_SCHEMA)
+    else:
+        _compare_slots(report, seat.control, mapped, seat.native)
+        _compare_checksums(report, superblock, mapped, seat.native)
+    return report
 
 
 def _of_history(directory: Directory) -> list[str]:
@@ -127,12 +144,10 @@ def _of_history(directory: Directory) -> list[str]:
     return [f"{found.left_out} records of the history are torn"] if found.left_out else []
 
 
-def _map(
-    report: CheckReport, files: Files, control: Control
-) -> tuple[Schema, _core.Ring, _core.Map] | None:
-    superblock = control.superblock()
-    report.problems += impossible_fields(control, superblock)
-    reason = reason_to_recover(files, control, Registry(control, files.directory))
+def _map(report: CheckReport, found: Diagnosis) -> Mapped | None:
+    control, superblock = found.control, found.superblock
+    report.problems += _impossible_fields(control, superblock)
+    reason = found.reason_to_recover()
     report.alive = reason is None
     if reason is not None and (control.entries["state"] != 0).any():
         report.notes.append(f"{reason}: the next process to open it recovers it")
@@ -141,12 +156,10 @@ def _map(
     if superblock.schema_sha256 == bytes(32):
         report.notes.append(NO_SCHEMA)
         return None
-    schema, slots_map, leaf_maps = files.load(superblock)
-    native = native_ring(control, schema, slots_map, leaf_maps, entry=layout.ENTRIES - 1)
-    return schema, native, slots_map
+    return found.files.load(superblock)
 
 
-def impossible_fields(control: Control, superblock: Superblock) -> list[str]:
+def _impossible_fields(control: Control, superblock: Superblock) -> list[str]:
     """What the control page says that cannot be, one sentence each; the next recovery mends it."""
     found = []
     state = int(control.runtime["state"][0])
@@ -171,28 +184,29 @@ def impossible_fields(control: Control, superblock: Superblock) -> list[str]:
     return found
 
 
-def compare_slots(
-    report: CheckReport, control: Control, schema: Schema, native: _core.Ring, slots_map: Any
+def _compare_slots(
+    report: CheckReport, control: Control, mapped: Mapped, native: _core.Ring
 ) -> None:
     """Adds to a report what words, counters and tree show."""
-    words = np.frombuffer(slots_map, np.uint64, schema.capacity)
-    report.items = int(np.count_nonzero(slots.committed(words))) * schema.width
+    live = SlotsFile(mapped.slots, mapped.schema)
+    report.items = int(np.count_nonzero(live.holds())) * live.width
     if report.alive:
         _compare_living(report, native)
     else:
-        _compare_dead(report, control, schema, slots_map)
+        _compare_dead(report, control, mapped.schema, live)
 
 
-def compare_checksums(
-    report: CheckReport, control: Control, schema: Schema, native: _core.Ring, slots_map: Any
+def _compare_checksums(
+    report: CheckReport, superblock: Superblock, mapped: Mapped, native: _core.Ring
 ) -> None:
     """Adds to a report which items' bytes do not fit their checksum."""
-    if not control.superblock().flags & Flag.CHECKSUM:
+    if not superblock.flags & Flag.CHECKSUM:
         report.notes.append("made with checksum=False: the items' bytes cannot be verified")
         return
     report.verified = report.items
     with Progress("check", report.items, "items") as progress:
-        wrong = wrong_checksums(native, schema, slots_map, progress)
+        live = SlotsFile(mapped.slots, mapped.schema)
+        wrong = wrong_checksums(native, mapped.schema, live, progress)
     report.problems += [f"slot {slot}: the bytes do not fit their checksum" for slot in wrong]
 
 
@@ -206,23 +220,20 @@ def _compare_living(report: CheckReport, native: _core.Ring) -> None:
     _say(report.problems, *found)
 
 
-def _compare_dead(report: CheckReport, control: Control, schema: Schema, slots_map: Any) -> None:
-    runtime = control.runtime[0]
-    data = np.frombuffer(slots_map, np.uint8)
-    where = schema.sections
-    words = data[: 8 * schema.capacity].view(np.uint64)
+def _compare_dead(report: CheckReport, control: Control, schema: Schema, live: SlotsFile) -> None:
+    runtime, words = control.runtime[0], live.words
     used = words != 0
     wrong = used & (slots.tickets(words) % schema.capacity != np.arange(schema.capacity))
     future = used & (slots.tickets(words) >= int(runtime["head"]))
     writing = int(np.count_nonzero(slots.states(words) == SlotState.WRITING))
-    committed = int(np.count_nonzero(slots.committed(words)))
+    committed = int(np.count_nonzero(live.holds()))
     nodes = leaves = 0
     if runtime["prioritized"]:
-        items = np.repeat(slots.committed(words), schema.width)
+        items = np.repeat(live.holds(), schema.width)
         alpha, eps = float(runtime["alpha"]), float(runtime["eps"])
         with np.errstate(all="ignore"):  # what is damaged may be infinite, or no number
-            nodes = priorities.differences(data, where, schema.elements)
-            leaves = priorities.wrong_leaves(data, where, items, alpha, eps)
+            nodes = priorities.differences(live)
+            leaves = priorities.wrong_leaves(live, items, alpha, eps)
     died_in_it = bool((control.entries["phase"] != Phase.IDLE).any()) or bool(
         control.mutex_owner() or int.from_bytes(runtime["mutex"].tobytes()[:4], "little")
     )
@@ -230,7 +241,7 @@ def _compare_dead(report: CheckReport, control: Control, schema: Schema, slots_m
     _say(unfinished, nodes, leaves, abs(int(runtime["length"]) - committed), 0, 0, 0)
     lost = 0
     if schema.record_bytes:
-        lost = int(np.count_nonzero(records.misplaced(runtime, words, data, schema)))
+        lost = int(np.count_nonzero(misplaced(runtime, live, schema.record_bytes)))
     _say(report.problems, 0, 0, 0, int(np.count_nonzero(wrong | future)), 0, lost)
     if writing:
         report.notes.append(f"{writing} slots were being written; recovery gives them back")

@@ -143,12 +143,15 @@ class Control:
         map: the mapping; its address is what the C core works on.
         runtime: numpy view of the runtime page, one structured value.
         entries: numpy view of the registry, 256 structured values.
+        file: its device and inode.
         repaired: whether one of the superblock copies was found damaged.
     """
 
-    def __init__(self, mapping: Any, where: str) -> None:
+    def __init__(self, mapping: Any, where: str, file: tuple[int, int] | None = None) -> None:
         self.map = mapping
         self.where = where
+        self.file = file
+        self._known: tuple[list[bytes], Superblock] | None = None
         self._bytes = np.frombuffer(mapping, np.uint8)
         self.runtime: np.ndarray[Any, Any] = self._bytes[
             layout.RUNTIME_OFFSET : layout.REGISTRY_OFFSET
@@ -201,7 +204,7 @@ class Control:
         return self._bytes[at : at + layout.LIMITER.itemsize].view(layout.LIMITER)
 
     def superblock(self) -> Superblock:
-        """The valid copy with the higher sequence.
+        """The valid copy with the higher sequence; decoded where it is not the one known already.
 
         Raises:
             IncompatibleVersionError: ours, but of another format version or kind of machine.
@@ -209,6 +212,8 @@ class Control:
             CorruptBufferError: both copies are damaged.
         """
         pages = self._pages()
+        if self._known is not None and self._known[0] == pages:
+            return self._known[1]
         self._require_compatible(pages)
         copies = [copy for copy in map(Superblock.unpack, pages) if copy is not None]
         self.repaired = len(copies) < 2
@@ -223,7 +228,9 @@ class Control:
                 "the items may still be read with TensorDict.load_memmap",
                 path=self.where,
             )
-        return max(copies, key=lambda copy: copy.sequence)
+        newest = max(copies, key=lambda copy: copy.sequence)
+        self._known = (pages, newest)
+        return newest
 
     def write(self, superblock: Superblock) -> Superblock:
         """Stores the next superblock over the older copy, and returns it with its sequence.

@@ -43,6 +43,7 @@ from shmbuffer.memory.control import Control, Superblock, first_superblock
 from shmbuffer.memory.filesystem import free_memory_bytes
 from shmbuffer.memory.layout import Flag
 from shmbuffer.memory.locks import InitLock
+from shmbuffer.memory.native import Mapped
 from shmbuffer.memory.region import Directory, not_durable
 from shmbuffer.memory.schema import Schema
 from shmbuffer.memory.trust import explained
@@ -145,26 +146,32 @@ class Files:
             ),
         ):
             mapped = _core.Map(file.fd, layout.CONTROL_BYTES, writable)
-        return Control(mapped, str(self.path))
+            found = os.fstat(file.fd)
+        return Control(mapped, str(self.path), (found.st_dev, found.st_ino))
+
+    def control_if_there(self, known: Control | None = None) -> Control | None:
+        """The control file, mapped; None without a buffer.
+
+        Args:
+            known: one that was mapped before; it is returned if it is the one that is there.
+        """
+        try:
+            found = self.directory.stat(layout.CONTROL)
+            is_known = known is not None and known.file == (found.st_dev, found.st_ino)
+            return known if is_known else self.open_control()
+        except BufferNotFoundError:
+            return None
 
     def vouch(self, schema: Schema | None) -> None:
         """Says that the files are what they should be; see `restored`."""
         restored.vouch(self.directory, [layout.CONTROL, *(schema.mapped_files if schema else ())])
-
-    def is_restored(self, control: Control) -> bool:
-        """Whether somebody else has changed the files since the last store; see `restored`."""
-        try:
-            schema = self.recorded_schema(control.superblock())
-        except (BufferNotFoundError, CorruptBufferError):
-            return True  # it may have been damaged on that way; the one who needs it says so
-        return restored.is_restored(self.directory, control, schema)
 
     def is_a_copy(self, superblock: Superblock) -> bool:
         """Whether the directory was copied: its locks and clients are another one's."""
         found = self.directory.stat(layout.CONTROL)
         return (found.st_dev, found.st_ino) != (superblock.device, superblock.inode)
 
-    def build(self, schema: Schema, *, reserve: bool, adopt: bool) -> tuple[Any, list[Any]]:
+    def build(self, schema: Schema, *, reserve: bool, adopt: bool) -> Mapped:
         """Makes every file of the schema; under init.lock, in state NO_SCHEMA.
 
         Args:
@@ -214,15 +221,15 @@ class Files:
             _core.reached("define.renamed")
             self.directory.sync()
             self.directory.sync(layout.PRIVATE)
-            slots, leaf_maps = self._map(schema)
-            self._sync_sizes(slots, *leaf_maps)
+            mapped = self._map(schema)
+            self._sync_sizes(mapped)
             restored.vouch(self.directory, schema.mapped_files)
-            return slots, leaf_maps
+            return mapped
         except BaseException:
             self.discard_unfinished()
             raise
 
-    def load(self, superblock: Superblock) -> tuple[Schema, Any, list[Any]]:
+    def load(self, superblock: Superblock) -> Mapped:
         """Maps what another process built.
 
         Raises:
@@ -245,8 +252,7 @@ class Files:
                 expected=expected[3].hex(),
                 found=found[3].hex(),
             )
-        slots, leaves = self._map(schema)
-        return schema, slots, leaves
+        return self._map(schema)
 
     def dictionary(self) -> bytes | None:
         """What records are compressed with; None as long as nobody has published it.
@@ -386,21 +392,22 @@ class Files:
                     found=found,
                 )
 
-    def _map(self, schema: Schema) -> tuple[Any, list[Any]]:
+    def _map(self, schema: Schema) -> Mapped:
         slots = self.map_slots(schema)
         if schema.record_bytes:
-            return slots, [self._map_file(layout.RECORDS, schema.record_bytes, twice=True)]
+            records = self._map_file(layout.RECORDS, schema.record_bytes, twice=True)
+            return Mapped(schema, slots, [records])
         leaves = [
             self._map_file(leaf.file, nbytes, aligned=nbytes < _SMALL_ROW * schema.capacity)
             if nbytes
             else _core.Map(-1, 0)
             for leaf, nbytes in zip(schema.leaves, schema.leaf_bytes, strict=True)
         ]
-        return slots, leaves
+        return Mapped(schema, slots, leaves)
 
-    def _sync_sizes(self, *maps: Any) -> None:
+    def _sync_sizes(self, mapped: Mapped) -> None:
         """A superblock that names a schema must not outlive the room for it."""
-        for mapping in maps:
+        for mapping in mapped.maps:
             try:
                 mapping.sync()
             except OSError as error:

@@ -37,27 +37,27 @@ def grow(engine: Engine, capacity: int) -> Engine:
 
     Cost: O(capacity); doubling makes that constant for an item.
     """
-    ring = engine.ring
+    ring = engine.ring()
     assert ring is not None
     assert not engine.shared
     assert not ring.schema.leaves
     moment = ring.copy_out(())
     larger = Engine.anonymous(replace(engine.settings, capacity=capacity))
     fresh = larger.define(Schema((), capacity, (), ring.schema.structure))
-    if ring.prioritized:
-        fresh.bind_priorities(ring.alpha, ring.eps)
+    if ring.tree.prioritized:
+        fresh.tree.bind(ring.tree.alpha, ring.tree.eps)
     present = np.nonzero(moment.tickets >= 0)[0]
     raw = np.ascontiguousarray(moment.priorities[present])
     if len(present):
-        fresh.claim_slots(present, in_place=False)
-        fresh.commit(None if np.isnan(raw).any() else raw)
+        fresh.claims.claim_slots(present, in_place=False)
+        fresh.claims.commit(None if np.isnan(raw).any() else raw)
     fresh.restore(moment.head % ring.capacity, moment.write_count, moment.max_priority)
-    fresh.initial = ring.initial
-    old = ring._raw
+    fresh.tree.initial = ring.tree.initial
+    old = ring.live.raw
     vars(ring).update(vars(fresh))  # one step, as other threads see it
     larger._ring, engine._ring = ring, None
     engine.close()  # returns when the calls that are in flight on the old memory have ended
     late = old[present]
-    changed = (late != raw) & ~np.isnan(late) & (ring.priorities(present) == raw)
+    changed = (late != raw) & ~np.isnan(late) & (ring.tree.priorities(present) == raw)
     ring.update(present[changed], np.ascontiguousarray(late[changed]))
     return larger

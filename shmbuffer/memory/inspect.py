@@ -12,17 +12,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shmbuffer.memory import counters, identity, layout, records, slots
+from shmbuffer.memory import counters, extents, identity, layout
 from shmbuffer.memory.control import Control, Superblock
+from shmbuffer.memory.diagnosis import Diagnosis
 from shmbuffer.memory.files import Files
 from shmbuffer.memory.filesystem import UNLIMITED
 from shmbuffer.memory.layout import BufferState, Flag
-from shmbuffer.memory.recovery import reason_to_recover
 from shmbuffer.memory.region import Directory
-from shmbuffer.memory.registry import Registry
 from shmbuffer.memory.residency import Residency, residency, resident_bytes
 from shmbuffer.memory.schema import Schema
-from shmbuffer.memory.settings import Settings
+from shmbuffer.memory.slots_file import SlotsFile
 from shmbuffer.memory.standing import waits
 
 #: Of a histogram of priorities: slots that are looked at, from all over the ring.
@@ -68,19 +67,17 @@ def inspect(
     """
     with Directory.open(path) as directory:
         files = Files(directory)
-        files.require_control()
-        control = files.open_control(writable=False)
-        superblock = control.superblock()
-        settings = Settings.recorded(superblock.settings, directory.path)
-        registry = Registry(control, directory)
-        schema = files.recorded_schema(superblock)
-        clients, mutex = [client.to_json() for client in registry.clients()], _mutex(control)
+        look = Diagnosis.of(files, writable=False)
+        control, superblock, settings = look.control, look.superblock, look.settings()
+        schema = look.schema()
+        clients = [client.to_json() for client in look.registry.clients()]
+        mutex = _mutex(control)
         spread = {"priorities": _spread(files, schema, control)} if priorities else {}
         return {
             "path": str(directory.path),
             "uuid": str(uuid.UUID(bytes=superblock.uuid)),
             "state": layout.name_of(BufferState, int(control.runtime["state"][0])),
-            "needs_recovery": reason_to_recover(files, control, registry),
+            "needs_recovery": look.reason_to_recover(),
             "epoch": superblock.epoch,
             "created": datetime.fromtimestamp(superblock.created_ns / 1e9, UTC).isoformat(
                 timespec="seconds"
@@ -217,9 +214,7 @@ def _records(
     tail, head = int(runtime["byte_tail"]), int(runtime["byte_head"])
     live = None
     if live_bytes:
-        data = np.frombuffer(files.map_slots(schema, writable=False), np.uint8)
-        words = data[: 8 * schema.capacity].view(np.uint64)
-        live = records.live_bytes(words, records.extents_of(data, schema))
+        live = extents.live_bytes(SlotsFile(files.map_slots(schema, writable=False), schema))
     return {
         "max_bytes": schema.record_bytes,
         "used_bytes": head - tail,
@@ -232,12 +227,10 @@ def _spread(files: Files, schema: Schema | None, control: Control) -> dict[str, 
     """Shares of items by the power of two that their priority is below, smallest first."""
     if schema is None or not control.runtime["prioritized"][0]:
         return None
-    data = np.frombuffer(files.map_slots(schema, writable=False), np.uint8)
+    live = SlotsFile(files.map_slots(schema, writable=False), schema)
     looked = _looked_at(schema.capacity)
-    held = looked[slots.committed(data[: 8 * schema.capacity].view(np.uint64)[looked])]
-    at = schema.sections["raw"]
-    raw = data[at : at + 8 * schema.elements].view(np.float64)
-    found = raw.reshape(schema.capacity, schema.width)[held].ravel()
+    held = looked[live.holds(looked)]
+    found = live.raw.reshape(schema.capacity, schema.width)[held].ravel()
     found = found[found >= 0]  # NaN: somebody is just writing it
     mantissas, exponents = np.frexp(found)
     exponents = exponents - (mantissas == 0.5)  # a power of two belongs to what is up to it

@@ -11,15 +11,16 @@ a queue is asked: a client that could go on, and has not yet, is no part of a kn
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from shmbuffer.memory.control import Control
 from shmbuffer.memory.layout import EntryState, Side, Why
 from shmbuffer.memory.limiter import RateLimiter
+from shmbuffer.memory.schema import Schema
 from shmbuffer.memory.standing import Standing, wanted
 
-if TYPE_CHECKING:
-    from shmbuffer.memory.flow import Flow
+InQueue = Callable[[int, Side], Why | None]
 
 
 @dataclass(frozen=True)
@@ -36,9 +37,8 @@ class Knot:
     draws: int
     in_queue: bool
 
-    def text(self, flow: Flow) -> str:
+    def text(self, control: Control, schema: Schema, found: RateLimiter, now: Standing) -> str:
         """What waits for what, and what has to be larger."""
-        ring, found = flow._ring, flow.limiter or RateLimiter()
         text = f"writes of {self.writes:,} items and samples of {self.draws:,} wait for each other:"
         if not self.in_queue:
             ratio = found.samples_per_insert or 0.0
@@ -46,18 +46,17 @@ class Knot:
                 f"{text} with {ratio:g} samples per insert the error buffer has to be at least "
                 f"{(self.writes * ratio + self.draws) / 2:g}; it is {found.tolerance:g}"
             )
-        times, now = found.max_times_sampled or 1, flow.standing()
+        times = found.max_times_sampled or 1
         short = max((self.draws + times - 2) // times, found.min_size - 1)  # so many are too few
-        if ring.records is not None and (now.queued or 0) + self.writes <= ring.elements:
-            return f"{text} {self._of_bytes(flow, now, short)}"
+        if schema.record_bytes and (now.queued or 0) + self.writes <= schema.elements:
+            return f"{text} {self._of_bytes(control, schema.record_bytes, now, short)}"
         return (
             f"{text} the queue has to have room for at least {short + self.writes:,} items; it has "
-            f"{ring.elements:,}"
+            f"{schema.elements:,}"
         )
 
-    def _of_bytes(self, flow: Flow, now: Standing, short: int) -> str:
+    def _of_bytes(self, control: Control, room: int, now: Standing, short: int) -> str:
         """Records may have any size: those to come are taken to be like those that are there."""
-        ring, control = flow._ring, flow._ring._engine.control
         runtime, entries = control.runtime[0], control.entries
         waits = (entries["state"] == EntryState.LIVE) & (entries["waits_for"] & Side.SAMPLES > 0)
         size = int(entries["byte_first"][waits].max(initial=0))
@@ -66,19 +65,21 @@ class Knot:
         least = math.ceil(used + max(0, short - (now.queued or 0)) * each + size)
         return (
             f"the queue has {now.left:,} items to hand out in {used:,} of its "
-            f"{ring.schema.record_bytes:,} bytes, and the next write needs {size:,}; give it "
+            f"{room:,} bytes, and the next write needs {size:,}; give it "
             f"max_bytes of about {least:,}, or write or draw fewer at once"
         )
 
 
-def knot(flow: Flow, why: Why) -> Knot | None:
+def knot(control: Control, now: Standing, why: Why, asked: InQueue) -> Knot | None:
     """The knot that the clients are in, if everybody waits and none may go on.
 
     Args:
-        flow: of a client that waits.
-        why: what that one is limited by.
+        control: of the buffer.
+        now: how the sides stand.
+        why: what a client that waits is limited by.
+        asked: what a queue has the client of an entry wait for, on a side; under the mutex.
     """
-    now, entries = flow.standing(), flow._ring._engine.control.entries
+    entries = control.entries
     in_queue = now.queued is not None
     live = entries["state"] == EntryState.LIVE
     if (why == Why.FEW and not in_queue) or now.pending or entries["reading"][live].any():
@@ -94,7 +95,7 @@ def knot(flow: Flow, why: Why) -> Knot | None:
         sides = [side for side in Side if int(entries["waits_for"][entry]) & side]
         for side in sides:
             count = wanted(entries[entry], side)
-            limited = _limited(flow, now, int(entry), side, count)
+            limited = _limited(asked, now, int(entry), side, count)
             if limited is None or (limited == Why.FEW and not in_queue):
                 return None  # woken, or stopped before it could go on
             (writes if side == Side.SAMPLES else draws).append(count)
@@ -103,9 +104,9 @@ def knot(flow: Flow, why: Why) -> Knot | None:
     return Knot(max(writes), max(draws), in_queue) if writes and draws else None
 
 
-def _limited(flow: Flow, now: Standing, entry: int, side: Side, count: int) -> Why | None:
+def _limited(asked: InQueue, now: Standing, entry: int, side: Side, count: int) -> Why | None:
     """What a client is limited by at this moment."""
-    if now.queued is not None and (why := flow.in_queue(entry, side)) is not None:
+    if now.queued is not None and (why := asked(entry, side)) is not None:
         return why
     numbers = now.why(side, count)
     return None if numbers in (Why.FULL, Why.SHORT) else numbers

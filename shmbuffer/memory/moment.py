@@ -7,6 +7,16 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from shmbuffer.memory.patience import LOCK_TIMEOUT_NS
+from shmbuffer.memory.progress import Progress
+from shmbuffer.memory.waiting import Calls
+
+# How often what has changed is copied without a lock, how many slots before signals are looked at,
+# and how few changed ones may be left for the mutex.
+_COPY_ROUNDS = 8
+_COPY_SLOTS = 65536
+_COPY_LOCKED = 256
+
 
 class Moment(NamedTuple):
     """A ring at one moment."""
@@ -34,3 +44,33 @@ class _Living:
 
 LIVING: Final = _Living()
 """In the place of a moment: the ring itself is what is saved, and goes on."""
+
+
+def copy_rows(calls: Calls, out: tuple[int, ...], length: int) -> Moment:
+    """Copies the rows of a ring to addresses, one a leaf; see `Ring.copy_out`.
+
+    What has changed since the last round is copied again, without a lock; when little is left it is
+    copied under the mutex, together with the counters: that moment is the copy's.
+    """
+    seat, schema = calls.seat, calls.schema
+    capacity, width = schema.capacity, schema.width
+    tickets = np.full(capacity, -1, np.int64)
+    raw, sources = np.empty(schema.elements, np.float64), np.empty(capacity, np.int64)
+    at, whose = tickets.ctypes.data, sources.ctypes.data
+    slot_bytes = sum(schema.leaf_bytes) // capacity if out else 0
+    with Progress("copy", length // width * slot_bytes) as progress:
+        for _ in range(_COPY_ROUNDS):
+            changed = 0
+            for first, count in progress.cut(capacity, slot_bytes, _COPY_SLOTS):
+                copied = seat.native.copy_slots(first, count, out, at)
+                progress.advance(copied * slot_bytes)
+                changed += copied
+            if changed <= _COPY_LOCKED:
+                break
+    head, write_count, greatest = calls.answer(
+        lambda: seat.native.copy_moment(out, at, whose, raw.ctypes.data, LOCK_TIMEOUT_NS),
+        "copy_out",
+    )
+    sources[tickets < 0] = -1
+    raw[np.repeat(tickets < 0, width)] = np.nan
+    return Moment(tickets, sources, raw, head, write_count, greatest if greatest >= 0 else None)

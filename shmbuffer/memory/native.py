@@ -1,6 +1,8 @@
-"""The C core's ring, made from what is mapped."""
+"""What a definition has built, mapped, and the C core's ring on it."""
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 from shmbuffer._native import _core
 from shmbuffer.memory import layout
@@ -9,32 +11,44 @@ from shmbuffer.memory.layout import Flag
 from shmbuffer.memory.schema import Schema
 
 
-def native_ring(
-    control: Control,
-    schema: Schema,
-    slots: _core.Map,
-    leaves: list[_core.Map],
-    *,
-    entry: int,
-    folder: int | None = None,
-) -> _core.Ring:
-    """A ring on these maps, for the client of a registry entry.
+class Mapped(NamedTuple):
+    """The files of a definition, mapped."""
 
-    Without a client there, it may lock, verify and reap under init.lock, and never claim. Where
-    ``folder`` is the descriptor of the directory, its removal is an error of the hot calls.
-    """
-    superblock = control.superblock()
-    records = leaves[0] if schema.record_bytes else None
-    rows = [] if schema.record_bytes else leaves
-    return _core.Ring(
-        control.map,
-        slots,
-        tuple(zip(rows, (leaf.nbytes for leaf in schema.leaves), strict=True)),
-        schema.capacity,
-        schema.width,
-        entry,
-        bool(superblock.flags & Flag.CHECKSUM),
-        superblock.salt,
-        records,
-        None if folder is None else (folder, layout.CONTROL, superblock.device, superblock.inode),
-    )
+    schema: Schema
+    slots: _core.Map
+    leaves: list[_core.Map]
+    """Of each leaf; where items are records, the byte ring alone."""
+
+    @property
+    def maps(self) -> list[_core.Map]:
+        """All of them, slots first."""
+        return [self.slots, *self.leaves]
+
+    @property
+    def nbytes(self) -> int:
+        """Of all of them."""
+        return sum(one.nbytes for one in self.maps)
+
+    def ring(self, control: Control, *, entry: int, folder: int | None = None) -> _core.Ring:
+        """The C core's ring on these maps, for the client of a registry entry.
+
+        Without a client there, it may lock, verify and reap under init.lock, and never claim. Where
+        ``folder`` is the descriptor of the directory, its removal is an error of the hot calls.
+        """
+        superblock, schema = control.superblock(), self.schema
+        records = self.leaves[0] if schema.record_bytes else None
+        rows = [] if schema.record_bytes else self.leaves
+        return _core.Ring(
+            control.map,
+            self.slots,
+            tuple(zip(rows, (leaf.nbytes for leaf in schema.leaves), strict=True)),
+            schema.capacity,
+            schema.width,
+            entry,
+            bool(superblock.flags & Flag.CHECKSUM),
+            superblock.salt,
+            records,
+            None
+            if folder is None
+            else (folder, layout.CONTROL, superblock.device, superblock.inode),
+        )

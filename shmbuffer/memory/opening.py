@@ -14,21 +14,36 @@ from shmbuffer.errors import (
 )
 from shmbuffer.memory import removal
 from shmbuffer.memory.control import Control
+from shmbuffer.memory.diagnosis import Diagnosis
 from shmbuffer.memory.files import Files
 from shmbuffer.memory.layout import BufferState, Flag
-from shmbuffer.memory.recovery import RecoveryReport, reason_to_recover, recover_directory
-from shmbuffer.memory.registry import Registry
+from shmbuffer.memory.native import Mapped
+from shmbuffer.memory.recovery import RecoveryReport, recover_directory
 from shmbuffer.memory.settings import Settings
 
 Existing = Literal["attach", "error", "recover", "verify", "overwrite", "adopt"]
 
 
-def clear_the_way(files: Files, existing: Existing, *, creating: bool) -> RecoveryReport | None:
-    """What has to happen to a buffer that is there before anybody joins; under init.lock."""
-    if files.has_control() and files.open_control().superblock().state == BufferState.CLOSING:
-        removal.finish(files, keep_lock=creating)  # for somebody who died in it
-    if not files.has_control():
-        return None
+def clear_the_way(
+    files: Files, control: Control | None, existing: Existing, *, creating: bool
+) -> tuple[Control | None, RecoveryReport | None, Mapped | None]:
+    """What has to happen to a buffer that is there before anybody joins; under init.lock.
+
+    Args:
+        files: the directory.
+        control: its control file, if it has one.
+        existing: what is to be done with a buffer.
+        creating: a new one is made where there is none.
+
+    Returns:
+        The control file, if there is a buffer still; what a recovery did, and what it has mapped.
+    """
+    if control is None:
+        return None, None, None
+    found = Diagnosis.of_control(files, control)
+    if found.superblock.state == BufferState.CLOSING:
+        removal.finish(found, keep_lock=creating)  # for somebody who died in it
+        return None, None, None
     if existing == "error":
         raise BufferExistsError(
             f"{files.path}: there is a buffer already; attach() to it, or go on with it "
@@ -36,29 +51,25 @@ def clear_the_way(files: Files, existing: Existing, *, creating: bool) -> Recove
             "Coordinator replace it (on_existing='overwrite')",
             path=str(files.path),
         )
-    control = files.open_control()
-    registry = Registry(control, files.directory)
-    reason = reason_to_recover(files, control, registry)
+    reason = found.reason_to_recover()
     if reason is None and existing in ("overwrite", "verify"):
-        pids = registry.pids()
+        pids = found.registry.pids()
         raise BufferInUseError(
             f"{files.path}: living processes use this buffer (pids "
             f"{', '.join(map(str, pids))}); end them first",
             pids=pids,
         )
     if existing == "overwrite":
-        control.write(replace(control.superblock(), state=BufferState.CLOSING))
-        removal.finish(files, keep_lock=True)
-        return None
+        control.write(replace(found.superblock, state=BufferState.CLOSING))
+        removal.finish(found, keep_lock=True)
+        return None, None, None
     if reason is None:
-        return None
-    return recover_directory(files, control, reason, verify=existing == "verify")
+        return control, None, None
+    return control, *recover_directory(found, reason, verify=existing == "verify")
 
 
-def create_or_open(files: Files, settings: Settings | None, *, temporary: bool) -> Control:
-    """The control file that is there, or a new one; under init.lock."""
-    if files.has_control():
-        return files.open_control()
+def create(files: Files, settings: Settings | None, *, temporary: bool) -> Control:
+    """A new control file; under init.lock."""
     if settings is None:
         raise BufferNotFoundError(
             f"{files.path}: the buffer was removed while this process was attaching",

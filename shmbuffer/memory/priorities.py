@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shmbuffer.memory.layout import FANOUT
+from shmbuffer.memory.slots_file import SlotsFile
 
 Floats = NDArray[np.float64]
 
@@ -66,30 +67,11 @@ def are_priorities(raw: Floats, alpha: float, eps: float, elements: int) -> NDAr
         return (raw >= 0) & (raw <= most) & (mass_of(raw, alpha, eps) <= most)
 
 
-def levels(slots: NDArray[np.uint8], sections: dict[str, int]) -> list[tuple[Floats, Floats]]:
-    """Sums and minima of each level above the leaves, as views of a slots file."""
-    found = []
-    for level in range(1, sections["depth"] + 1):
-        nodes = _padded(sections[f"nodes{level}"])
-        found.append(
-            (
-                _view(slots, sections[f"sum{level}"], nodes),
-                _view(slots, sections[f"min{level}"], nodes),
-            )
-        )
-    return found
-
-
-def masses(slots: NDArray[np.uint8], sections: dict[str, int], elements: int) -> Floats:
-    """The leaves of the tree with their padding, as a view of a slots file."""
-    return _view(slots, sections["mass"], _padded(elements))
-
-
-def differences(slots: NDArray[np.uint8], sections: dict[str, int], elements: int) -> int:
+def differences(live: SlotsFile) -> int:
     """Number of nodes that are not what their children say, bit for bit."""
-    sums = least = masses(slots, sections, elements)
+    sums = least = live.masses
     wrong = 0
-    for found_sums, found_least in levels(slots, sections):
+    for found_sums, found_least in live.levels:
         nodes = len(sums) // FANOUT
         wrong += int(np.count_nonzero(found_sums[:nodes] != sums_of(sums)))
         wrong += int(np.count_nonzero(found_least[:nodes] != least_of(least)))
@@ -97,26 +79,10 @@ def differences(slots: NDArray[np.uint8], sections: dict[str, int], elements: in
     return wrong
 
 
-def wrong_leaves(
-    slots: NDArray[np.uint8],
-    sections: dict[str, int],
-    items: NDArray[np.bool_],
-    alpha: float,
-    eps: float,
-) -> int:
+def wrong_leaves(live: SlotsFile, items: NDArray[np.bool_], alpha: float, eps: float) -> int:
     """Number of leaves that are not the mass of their raw priority, or of no item.
 
     But for rounding: numpy's power may differ from the C library's in the last bit.
     """
-    raw = _view(slots, sections["raw"], len(items))
-    mass = masses(slots, sections, len(items))[: len(items)]
-    expected = np.where(items, mass_of(np.where(items, raw, 0.0), alpha, eps), 0.0)
-    return int(np.count_nonzero(~np.isclose(mass, expected, rtol=1e-12, atol=0.0)))
-
-
-def _padded(nodes: int) -> int:
-    return -(-nodes // FANOUT) * FANOUT
-
-
-def _view(slots: NDArray[np.uint8], offset: int, count: int) -> Floats:
-    return slots[offset : offset + 8 * count].view(np.float64)
+    expected = np.where(items, mass_of(np.where(items, live.raw, 0.0), alpha, eps), 0.0)
+    return int(np.count_nonzero(~np.isclose(live.mass, expected, rtol=1e-12, atol=0.0)))

@@ -31,20 +31,21 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shmbuffer._native import _core
-from shmbuffer.memory import filesystem, layout, slots
+from shmbuffer.memory import filesystem, layout
+from shmbuffer.memory.claims import address, address_of_priorities
+from shmbuffer.memory.extents import live_bytes, padded
 from shmbuffer.memory.moment import Moment
 from shmbuffer.memory.patience import LOCK_TIMEOUT_NS, WRITE_TIMEOUT_S
 from shmbuffer.memory.progress import Progress
-
-if TYPE_CHECKING:
-    from shmbuffer.memory.ring import Ring
-    from shmbuffer.memory.schema import Schema
+from shmbuffer.memory.slots_file import SlotsFile
+from shmbuffer.memory.tree import PriorityTree
+from shmbuffer.memory.waiting import Calls
 
 HEADER_BYTES = layout.RECORD.itemsize
 
@@ -92,8 +93,8 @@ class Drawn:
 def join(bodies: Sequence[bytes]) -> RecordBatch:
     """Bodies as a batch to be written."""
     sizes = np.array([HEADER_BYTES + len(body) for body in bodies], np.int64)
-    ends = np.cumsum(_padded(sizes))
-    starts = ends - _padded(sizes)
+    ends = np.cumsum(padded(sizes))
+    starts = ends - padded(sizes)
     data = np.zeros(int(ends[-1]) if len(ends) else 0, np.uint8)
     for start, body in zip(starts.tolist(), bodies, strict=True):
         data[start + HEADER_BYTES : start + HEADER_BYTES + len(body)] = np.frombuffer(
@@ -112,12 +113,17 @@ class Records:
         extents: of each slot, ``layout.EXTENT``, live; of slots without an item without meaning.
     """
 
-    def __init__(self, ring: Ring, slots_map: Any, records_map: Any) -> None:
-        schema = ring.schema
-        self._ring = ring
+    def __init__(
+        self, calls: Calls, tree: PriorityTree, live: SlotsFile, records_map: _core.Map
+    ) -> None:
+        self._calls = calls
+        self._seat = calls.seat
+        self._tree = tree
+        self._live = live
         self._map = records_map
-        self.max_bytes = schema.record_bytes
-        self.extents = extents_of(np.frombuffer(slots_map, np.uint8), schema)
+        self._capacity = calls.schema.capacity
+        self.max_bytes = calls.schema.record_bytes
+        self.extents = live.extents
         self._usual_bytes = 256.0  # of a record, as far as we know
 
     # What there is.
@@ -125,7 +131,7 @@ class Records:
     @property
     def used(self) -> int:
         """Bytes from the oldest record that is in use to the head."""
-        native = self._ring._native
+        native = self._seat.native
         return int(native.byte_head - native.byte_tail)
 
     def live(self) -> int:
@@ -133,7 +139,7 @@ class Records:
 
         Costs O(capacity).
         """
-        return live_bytes(self._ring.words, self.extents)
+        return live_bytes(self._live)
 
     # The hot calls.
 
@@ -158,15 +164,15 @@ class Records:
             RecordTooLargeError: the batch needs more bytes than there are; nothing was changed.
             RingOverrunError, ValueError, BufferClosedError, LockTimeout: as `Ring.write`.
         """
-        ring, count = self._ring, len(batch)
+        count, head, capacity = len(batch), int(self._seat.native.head), self._capacity
         if count == 0:
-            return ring.head
-        if priorities is None and ring.initial is not None:
-            taken = (ring.head + np.arange(min(count, ring.capacity))) % ring.capacity
-            priorities = np.full(count, ring.initial(taken))
-        arguments = (*_addresses(batch), _priorities(priorities, count))
-        return ring._run(
-            lambda: ring._native.write_records(*arguments, LOCK_TIMEOUT_NS),
+            return head
+        if priorities is None and self._tree.initial is not None:
+            taken = (head + np.arange(min(count, capacity))) % capacity
+            priorities = self._tree.of_new(taken, count)
+        arguments = (*_addresses(batch), address_of_priorities(priorities, count))
+        return self._calls.run(
+            lambda: int(self._seat.native.write_records(*arguments, LOCK_TIMEOUT_NS)),
             "write",
             timeout,
             priorities,
@@ -199,11 +205,11 @@ class Records:
         Raises:
             IndexError: no such slot; and as `write`.
         """
-        ring, count = self._ring, len(batch)
+        count = len(batch)
         if count != len(where):
             raise ValueError(f"{count} records cannot be written to {len(where)} slots")
-        if priorities is None and ring.initial is not None and not in_place:
-            priorities = np.full(count, ring.initial(where))
+        if priorities is None and not in_place:
+            priorities = self._tree.of_new(where, count)
         order = np.argsort(where, kind="stable")
         kept = np.ones(count, np.bool_)
         if count == 0:
@@ -215,11 +221,13 @@ class Records:
         raw = None if priorities is None else np.ascontiguousarray(priorities[order])
         expected = None if tickets is None else np.ascontiguousarray(tickets[order], np.int64)
         taken = np.ones(count, np.bool_)
-        addresses = (ordered.ctypes.data, *_addresses(rows), _priorities(raw, count), in_place)
-        generation = 0 if expected is None else expected.ctypes.data
-        ring._run(
-            lambda: ring._native.place_records(
-                *addresses, generation, taken.ctypes.data, LOCK_TIMEOUT_NS
+        given = address_of_priorities(raw, count)
+        addresses = (ordered.ctypes.data, *_addresses(rows), given, in_place)
+        self._calls.run(
+            lambda: int(
+                self._seat.native.place_records(
+                    *addresses, address(expected), taken.ctypes.data, LOCK_TIMEOUT_NS
+                )
             ),
             "place",
             timeout,
@@ -251,7 +259,7 @@ class Records:
         )
         batch = self._copied(
             count,
-            lambda arena: self._ring._native.sample_records(
+            lambda arena: self._seat.native.sample_records(
                 count, key, *arena, *how, LOCK_TIMEOUT_NS
             ),
             "sample",
@@ -269,9 +277,7 @@ class Records:
         at, whose = index.ctypes.data, tickets.ctypes.data
         batch = self._copied(
             count,
-            lambda arena: self._ring._native.read_records(
-                at, count, *arena, whose, LOCK_TIMEOUT_NS
-            ),
+            lambda arena: self._seat.native.read_records(at, count, *arena, whose, LOCK_TIMEOUT_NS),
             "read",
             index,
         )
@@ -293,8 +299,7 @@ class Records:
         Raises:
             SpaceError: the file system is full; bytes needed and free.
         """
-        ring = self._ring
-        ring._engine.reap_dead()  # behind a dead writer's claim all would be left for the mutex
+        self._seat.reap_dead()  # behind a dead writer's claim all would be left for the mutex
         base, safe, _ = self._span()
         copied = base
         with Progress("copy", safe - base) as progress:
@@ -305,12 +310,13 @@ class Records:
                 copied = max(copied, tail)  # what went meanwhile is nobody's
                 if head - copied <= _COPY_LOCKED_BYTES:
                     break
-        tickets, sources = np.empty(ring.capacity, np.int64), np.empty(ring.capacity, np.int64)
-        raw, extents = np.empty(ring.elements), np.empty(ring.capacity, layout.EXTENT)
+        capacity = self._capacity
+        tickets, sources = np.empty(capacity, np.int64), np.empty(capacity, np.int64)
+        raw, extents = np.empty(capacity), np.empty(capacity, layout.EXTENT)
         room = 2 * _COPY_LOCKED_BYTES
         while True:
             rest = np.empty(room, np.uint8)
-            answer = ring._native.records_moment(
+            answer = self._seat.native.records_moment(
                 copied,
                 rest.ctypes.data,
                 room,
@@ -323,9 +329,9 @@ class Records:
             if not isinstance(answer, int):
                 break
             if answer == -_core.NO_ROOM:  # a writer that stands still: the rest waits for nobody
-                room = min(self.max_bytes, 2 * int(ring._native.needed))
+                room = min(self.max_bytes, 2 * int(self._seat.native.needed))
             else:
-                ring._again(answer, lambda: 0, "copy_out")
+                self._calls.again(answer, lambda: 0, "copy_out")
         head, write_count, greatest, tail, byte_head = answer
         start = max(copied, tail)
         self._pwrite(descriptor, rest[: byte_head - start].data, start - base, where)
@@ -340,8 +346,8 @@ class Records:
 
     def _span(self) -> tuple[int, int, int]:
         """Tail; where nobody writes below; head."""
-        found: tuple[int, int, int] = self._ring._answer(
-            lambda: self._ring._native.span(LOCK_TIMEOUT_NS), "copy_out"
+        found: tuple[int, int, int] = self._calls.answer(
+            lambda: self._seat.native.span(LOCK_TIMEOUT_NS), "copy_out"
         )
         return found
 
@@ -387,10 +393,10 @@ class Records:
                 result = call(arena)
                 return _NO_ROOM if result == -_core.NO_ROOM else result
 
-            used = self._ring._run(attempt, what, WRITE_TIMEOUT_S, None, index)
+            used = self._calls.run(attempt, what, WRITE_TIMEOUT_S, None, index)
             if used != _NO_ROOM:
                 break
-            room = max(2 * room, int(self._ring._native.needed * 1.25))
+            room = max(2 * room, int(self._seat.native.needed * 1.25))
         if count:
             self._usual_bytes = 0.9 * self._usual_bytes + 0.1 * used / count
             self._usual_bytes = max(self._usual_bytes, 0.5 * used / count)
@@ -399,86 +405,6 @@ class Records:
 
 #: An answer that is no status and no number of bytes.
 _NO_ROOM = 2**62
-
-
-def extents_of(data: NDArray[np.uint8], schema: Schema) -> NDArray[Any]:
-    """The extents of all slots, in the bytes of a slots file; live."""
-    at = schema.sections["extents"]
-    return data[at : at + layout.EXTENT.itemsize * schema.capacity].view(layout.EXTENT)
-
-
-def misplaced(
-    runtime: Any, words: NDArray[np.uint64], data: NDArray[np.uint8], schema: Schema
-) -> NDArray[np.bool_]:
-    """Items whose record cannot be where their slot says.
-
-    Args:
-        runtime: the runtime page; None: what it says of tail and head may be old.
-        words: of the slots.
-        data: the slots file.
-        schema: of the buffer.
-
-    Returns:
-        bool[capacity].
-    """
-    extents = extents_of(data, schema)
-    position, nbytes = extents["position"], extents["bytes"]
-    wrong = (nbytes < HEADER_BYTES) | (nbytes > schema.record_bytes) | (position % 8 != 0)
-    wrong |= position > np.uint64(2**62)
-    if runtime is not None:
-        tail, head = int(runtime["byte_tail"]), int(runtime["byte_head"])
-        wrong |= (position < tail) | (position + nbytes > head)
-        wrong |= head - tail > schema.record_bytes
-    found: NDArray[np.bool_] = wrong & slots.committed(words)
-    return found
-
-
-def not_theirs(
-    words: NDArray[np.uint64],
-    data: NDArray[np.uint8],
-    schema: Schema,
-    records_map: Any,
-    placed: NDArray[np.bool_],
-) -> NDArray[np.bool_]:
-    """Items where the record at their place has another one's header.
-
-    Args:
-        words: of the slots.
-        data: the slots file.
-        schema: of the buffer.
-        records_map: the byte ring.
-        placed: bool[capacity]: which extents can be looked at; see `misplaced`.
-
-    Returns:
-        bool[capacity].
-    """
-    held = (placed & slots.committed(words)).nonzero()[0]
-    extents = extents_of(data, schema)[held]
-    numbers = np.frombuffer(records_map, np.uint64)
-    at = (extents["position"] % np.uint64(schema.record_bytes)).astype(np.int64) // 8
-    wrong = np.zeros(schema.capacity, np.bool_)
-    wrong[held] = (
-        (numbers[at] != slots.tickets(words[held]).astype(np.uint64))
-        | (numbers[at + 1] != extents["position"])
-        | (numbers[at + 2] != extents["bytes"])
-    )
-    return wrong
-
-
-def live_bytes(words: NDArray[np.uint64], extents: NDArray[Any]) -> int:
-    """Bytes of the records of all items; what several of them share counts once."""
-    held = extents[slots.committed(words)]
-    starts = np.sort(held["position"].astype(np.int64))
-    order = np.argsort(held["position"], kind="stable")
-    ends = np.maximum.accumulate(
-        _padded((held["position"] + held["bytes"]).astype(np.int64)[order])
-    )
-    before = np.concatenate(([0], ends[:-1])) if len(ends) else ends
-    return int((ends - np.maximum(starts, before)).clip(0).sum())
-
-
-def _padded(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
-    return (sizes + 7) & ~7
 
 
 def _addresses(batch: RecordBatch) -> tuple[int, int, int, int, int]:
@@ -494,14 +420,3 @@ def _addresses(batch: RecordBatch) -> tuple[int, int, int, int, int]:
         batch.sizes.ctypes.data,
         len(batch),
     )
-
-
-def _priorities(array: NDArray[np.float64] | None, count: int) -> int:
-    if array is None:
-        return 0
-    if array.dtype != np.float64 or not array.flags.c_contiguous or array.shape != (count,):
-        raise ValueError(
-            f"priorities are {array.dtype}{list(array.shape)}; they have to be float64[{count}], "
-            "contiguous"
-        )
-    return int(array.ctypes.data)

@@ -17,30 +17,26 @@ import os
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
-from os import PathLike
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shmbuffer._native import _core
 from shmbuffer.errors import LockTimeout
-from shmbuffer.memory import identity, layout, limiter, records, slots
+from shmbuffer.memory import extents, identity, layout, limiter, slots
 from shmbuffer.memory.control import Control, Superblock
+from shmbuffer.memory.diagnosis import Diagnosis
 from shmbuffer.memory.files import Files
 from shmbuffer.memory.history import Event, EventKind
 from shmbuffer.memory.layout import BufferState, EntryState, Flag, Phase, Role, SlotState
-from shmbuffer.memory.native import native_ring
+from shmbuffer.memory.native import Mapped
 from shmbuffer.memory.priorities import are_priorities
-from shmbuffer.memory.progress import OnProgress, Progress, hearing
+from shmbuffer.memory.progress import Progress
 from shmbuffer.memory.recorder import note_deaths
-from shmbuffer.memory.region import Directory
-from shmbuffer.memory.registry import Registry
 from shmbuffer.memory.schema import Schema
 from shmbuffer.memory.settings import Settings, exponent_fits
-
-if TYPE_CHECKING:
-    from shmbuffer.memory.opening import Existing
+from shmbuffer.memory.slots_file import SlotsFile
 
 #: A head beyond is believed if there are items near it: nobody writes 10 ** 9 items a second for
 #: 70 years, or so many at once that are not there.
@@ -105,45 +101,27 @@ class RecoveryReport:
         return "\n".join([title, *(f"  {name:<{width}}  {value}" for name, value in rows[1:])])
 
 
-def reason_to_recover(files: Files, control: Control, registry: Registry) -> str | None:
-    """Why the directory has to be recovered first; None if somebody alive uses it.
-
-    A lock that is held proves life whatever the boot ids say: containers may have their own. A boot
-    id that cannot be read proves neither a reboot nor that there was none, so what can be verified
-    is.
-    """
-    superblock = control.superblock()
-    if files.is_a_copy(superblock):
-        return "copy"
-    if superblock.state != BufferState.RECOVERING and registry.alive():
-        return None  # nobody joins while somebody recovers
-    here, verifiable = identity.boot_id(), bool(superblock.flags & Flag.CHECKSUM)
-    if identity.UNKNOWN_BOOT in (superblock.boot_id, here):
-        return "reboot" if verifiable else "nobody alive"
-    if superblock.boot_id != here:
-        return "reboot"
-    return "restored" if verifiable and files.is_restored(control) else "nobody alive"
-
-
 def recover_directory(
-    files: Files, control: Control, reason: str, *, verify: bool = False
-) -> RecoveryReport:
-    """Recovers; under init.lock, when `reason_to_recover` gave a reason.
+    found: Diagnosis, reason: str, *, verify: bool = False
+) -> tuple[RecoveryReport, Mapped | None]:
+    """Recovers; under init.lock, when there is a reason to.
 
     Args:
-        files: the directory.
-        control: its control file.
-        reason: that reason.
+        found: the directory.
+        reason: see `Diagnosis.reason_to_recover`.
         verify: compare items with their checksums also where the bytes are believed.
+
+    Returns:
+        What was done; and what is mapped, where there is a schema.
 
     Raises:
         CorruptBufferError, FormatError: a file that recovery needs is damaged; nothing was changed.
     """
+    files, control, superblock = found.files, found.control, found.superblock
     began = time.perf_counter_ns()
-    superblock = control.superblock()
-    settings = Settings.recorded(superblock.settings, files.path)
+    settings = found.settings()
     has_schema = superblock.schema_sha256 != bytes(32)
-    built = files.load(superblock) if has_schema else None
+    mapped = files.load(superblock) if has_schema else None
     _core.reached("recover.locked")
     superblock = control.write(
         replace(
@@ -159,7 +137,7 @@ def recover_directory(
     _core.format_mutex(control.map)
     _core.reached("recover.mutex")
     report = RecoveryReport(str(files.path), reason, epoch=superblock.epoch)
-    if built is None:
+    if mapped is None:
         files.discard_unfinished()
         retired = int(np.count_nonzero(control.entries["state"]))
         control.entries["state"] = EntryState.FREE
@@ -167,15 +145,11 @@ def recover_directory(
         state = BufferState.NO_SCHEMA
         report = replace(report, clients_retired=retired)
     else:
-        schema, slots_map, leaf_maps = built
-        native = native_ring(control, schema, slots_map, leaf_maps, entry=0)
-        report = _Repair(control, superblock, settings, schema, slots_map, leaf_maps, native).run(
-            report, verify=verify
-        )
+        report = _Repair(control, superblock, settings, mapped).run(report, verify=verify)
         state = BufferState.READY
     _core.reached("recover.tree")
     # Only now: whoever repeats an interrupted recovery has to find the same reason for it.
-    files.vouch(built[0] if built else None)
+    files.vouch(mapped.schema if mapped else None)
     control.write(replace(superblock, state=state, **_adopted_identity(files, reason)))
     _core.reached("recover.superblock")
     report = replace(report, duration_ms=(time.perf_counter_ns() - began) / 1e6)
@@ -185,7 +159,7 @@ def recover_directory(
     control.touch()
     control.runtime["state"] = state
     _core.reached("recover.ready")
-    return report
+    return report, mapped
 
 
 def _died(control: Control, epoch: int) -> list[Event]:
@@ -239,16 +213,15 @@ def _adopted_identity(files: Files, reason: str) -> dict[str, Any]:
 
 
 def wrong_checksums(
-    native: _core.Ring, schema: Schema, slots_map: Any, progress: Progress
+    native: _core.Ring, schema: Schema, live: SlotsFile, progress: Progress
 ) -> list[int]:
     """Slots with an item whose bytes do not fit its checksum; ``progress`` counts elements."""
-    words = np.frombuffer(slots_map, np.uint64, schema.capacity)
     slot_bytes = sum(schema.map_bytes) // schema.capacity
     wrong: list[int] = []
     for first, count in progress.cut(schema.capacity, slot_bytes):
         wrong += native.verify(first, count)
         if progress.heard:
-            held = np.count_nonzero(slots.committed(words[first : first + count]))
+            held = np.count_nonzero(live.holds(slice(first, first + count)))
             progress.advance(int(held) * schema.width)
     return wrong
 
@@ -257,31 +230,17 @@ class _Repair:
     """The steps between RECOVERING and READY, on the mapped bytes."""
 
     def __init__(
-        self,
-        control: Control,
-        superblock: Superblock,
-        settings: Settings,
-        schema: Schema,
-        slots_map: Any,
-        leaf_maps: list[Any],
-        native: Any,
+        self, control: Control, superblock: Superblock, settings: Settings, mapped: Mapped
     ) -> None:
-        capacity, width, where = schema.capacity, schema.width, schema.sections
-        data = np.frombuffer(slots_map, np.uint8)
         self.control = control
         self.superblock = superblock
         self.settings = settings
-        self.schema = schema
-        self.data = data
-        self.records_map = leaf_maps[0] if schema.record_bytes else None
-        self.native = native
-        self.capacity = capacity
-        self.width = width
-        self.words: NDArray[np.uint64] = data[: 8 * capacity].view(np.uint64)
-        sources = data[where["sources"] : where["sources"] + 8 * capacity]
-        self.sources: NDArray[np.uint64] = sources.view(np.uint64)
-        raw = data[where["raw"] : where["raw"] + 8 * capacity * width]
-        self.raw: NDArray[np.float64] = raw.view(np.float64)
+        self.schema = mapped.schema
+        self.live = SlotsFile(mapped.slots, mapped.schema)
+        self.records_map = mapped.leaves[0] if mapped.schema.record_bytes else None
+        self.native = mapped.ring(control, entry=0)
+        self.capacity = mapped.schema.capacity
+        self.width = mapped.schema.width
 
     def run(self, report: RecoveryReport, *, verify: bool) -> RecoveryReport:
         """All of them. Bytes that the dead have left in this boot are believed, unless ``verify``.
@@ -336,7 +295,7 @@ class _Repair:
         """Alpha and eps of the runtime page if a buffer can have them, else of the settings."""
         runtime, settings = self.control.runtime, self.settings
         alpha, eps = self._exponent()
-        if not exponent_fits(alpha, eps, len(self.raw)):
+        if not exponent_fits(alpha, eps, len(self.live.raw)):
             alpha, eps = (1.0 if settings.alpha is None else settings.alpha), settings.eps
         for name, value in (("alpha", alpha), ("eps", eps)):
             runtime[name] = value
@@ -364,7 +323,7 @@ class _Repair:
         _core.reached("recover.limiter")
         if limiter.is_far_apart(runtime[0], self.capacity * self.width):
             block = self.control.limiter_block(int(runtime["limiter_version"][0]))
-            there = np.count_nonzero(slots.committed(self.words)) * self.width
+            there = np.count_nonzero(self.live.holds()) * self.width
             free = max(0, int(block["min_size"][0]) - int(there))
             block["inserts_base"] = int(runtime["write_count"][0]) + free
             _core.reached("recover.bases")
@@ -378,8 +337,8 @@ class _Repair:
         """
         runtime, head = self.control.runtime, int(self.control.runtime["head"][0])
         if head > _MANY_TICKETS:
-            tickets = slots.tickets(self.words)
-            theirs = (tickets % self.capacity == np.arange(self.capacity)) & (self.words != 0)
+            tickets = slots.tickets(self.live.words)
+            theirs = (tickets % self.capacity == np.arange(self.capacity)) & (self.live.words != 0)
             newest = int(tickets[theirs & (tickets < min(head, 2**62))].max(initial=-1))
             if head - newest > _LARGEST_GAP:
                 runtime["head"] = max(newest + 1, self.superblock.durable_ticket)
@@ -413,7 +372,7 @@ class _Repair:
         _core.reached("recover.turns")
         # After a reboot the slots may be newer than the page that counts.
         known = [self.control.runtime["next_incarnation"], entries["incarnation"]]
-        known += [self.sources[piece] for piece in self._pieces()]
+        known += [self.live.sources[piece] for piece in self._pieces()]
         self.control.runtime["next_incarnation"] = max(
             int(np.where(numbers < np.uint64(layout.INCARNATIONS), numbers, 0).max())
             for numbers in known
@@ -428,7 +387,7 @@ class _Repair:
         """
         head, refused = int(self.control.runtime["head"][0]), 0
         for piece in self._pieces():
-            words = self.words[piece]
+            words = self.live.words[piece]
             tickets = words >> np.uint64(slots.STATE_BITS)
             laps = tickets // np.uint64(self.capacity)  # by a multiplication; a remainder is not
             first = tickets - laps * np.uint64(self.capacity)
@@ -437,7 +396,7 @@ class _Repair:
             if trusted:
                 wrong |= tickets >= np.uint64(head)
             wrong &= words != 0
-            self.words[piece][wrong] = 0
+            self.live.words[piece][wrong] = 0
             _core.reached("recover.refused")
             refused += int(np.count_nonzero(wrong))
         return refused
@@ -445,19 +404,18 @@ class _Repair:
     def _refuse_misplaced_records(self, trusted: bool) -> int:
         """A record must be one, and, unless the counters may be older, between tail and head."""
         runtime = self.control.runtime[0] if trusted else None
-        wrong = records.misplaced(runtime, self.words, self.data, self.schema)
+        wrong = extents.misplaced(runtime, self.live, self.schema.record_bytes)
         if trusted or not self.superblock.flags & Flag.CHECKSUM:  # which covers headers too
-            found = records.not_theirs(self.words, self.data, self.schema, self.records_map, ~wrong)
-            wrong |= found
-        self.words[wrong] = 0
+            size, content = self.schema.record_bytes, self.records_map
+            wrong |= extents.not_theirs(self.live, size, content, ~wrong)
+        self.live.words[wrong] = 0
         _core.reached("recover.misplaced")
         return int(np.count_nonzero(wrong))
 
     def _relink(self) -> int:
         """Makes one way from record to record again; what is in another's way goes."""
-        held = slots.committed(self.words).nonzero()[0]
-        extents = records.extents_of(self.data, self.schema)
-        order = np.argsort(extents["position"][held], kind="stable")
+        held = self.live.holds().nonzero()[0]
+        order = np.argsort(self.live.extents["position"][held], kind="stable")
         ordered = np.ascontiguousarray(held[order], np.int64)
         return int(self.native.relink(ordered.ctypes.data, len(ordered)))
 
@@ -465,8 +423,8 @@ class _Repair:
         """What is in nobody's claim is aborted, too."""
         aborted = 0
         for piece in self._pieces():
-            which = slots.states(self.words[piece]) == SlotState.WRITING
-            self.words[piece][which] |= np.uint64(3)
+            which = slots.states(self.live.words[piece]) == SlotState.WRITING
+            self.live.words[piece][which] |= np.uint64(3)
             _core.reached("recover.aborted")
             aborted += int(np.count_nonzero(which))
         return aborted
@@ -475,19 +433,19 @@ class _Repair:
         """Keeps what fits its checksum; without, only what a barrier covered and nobody touched."""
         runtime = self.control.runtime
         head = int(runtime["head"][0])
-        committed = slots.committed(self.words)
+        committed = self.live.holds()
         failed = unverified = 0
         if self.superblock.flags & Flag.CHECKSUM:
-            wrong = wrong_checksums(self.native, self.schema, self.data, progress)
+            wrong = wrong_checksums(self.native, self.schema, self.live, progress)
             failed = len(wrong)
-            self.words[wrong] = 0
+            self.live.words[wrong] = 0
         elif trusted or self.superblock.durable_ticket == head > self._newest_ticket():
             unverified = int(np.count_nonzero(committed))
         else:
             failed = int(np.count_nonzero(committed))
-            self.words[committed] = 0
+            self.live.words[committed] = 0
         _core.reached("recover.dropped")
-        left = int(np.count_nonzero(self.words))
+        left = int(np.count_nonzero(self.live.words))
         runtime["head"] = max(head, self.superblock.durable_ticket, self._newest_ticket() + 1)
         _core.reached("recover.head")
         runtime["write_count"] = max(int(runtime["write_count"][0]), left * self.width)
@@ -496,7 +454,7 @@ class _Repair:
 
     def _newest_ticket(self) -> int:
         """Of all slots; -1 without any. Newer than ``head`` where that page is the older one."""
-        used = self.words[self.words != 0]
+        used = self.live.words[self.live.words != 0]
         return int(slots.tickets(used).max()) if len(used) else -1
 
     def _exponent(self) -> tuple[float, float]:
@@ -504,19 +462,19 @@ class _Repair:
         return float(runtime["alpha"][0]), float(runtime["eps"][0])
 
     def _fits(self, raw: NDArray[np.float64]) -> NDArray[np.bool_]:
-        return are_priorities(raw, *self._exponent(), len(self.raw))
+        return are_priorities(raw, *self._exponent(), len(self.live.raw))
 
     def _sane_priorities(self) -> int:
         refused = 0
         prioritized = bool(self.control.runtime["prioritized"][0])
         for piece in self._pieces():
             where = slice(piece.start * self.width, piece.stop * self.width)
-            raw = self.raw[where]
+            raw = self.live.raw[where]
             wrong = ~self._fits(raw)  # NaN, too
-            wrong &= np.repeat(slots.committed(self.words[piece]), self.width)
+            wrong &= np.repeat(self.live.holds(piece), self.width)
             if not prioritized:  # then it means that none was given
                 wrong &= ~np.isnan(raw)
-            self.raw[where][wrong] = np.nan
+            self.live.raw[where][wrong] = np.nan
             _core.reached("recover.priority")
             refused += int(np.count_nonzero(wrong))
         return refused
@@ -525,66 +483,3 @@ class _Repair:
         """All slots, some thousand at a time."""
         for first in range(0, self.capacity, _PIECE):
             yield slice(first, min(first + _PIECE, self.capacity))
-
-
-def recover(
-    path: str | PathLike[str],
-    *,
-    verify: bool = False,
-    timeout: float = 60.0,
-    on_progress: OnProgress | None = None,
-) -> RecoveryReport:
-    """Recovers a directory if nobody alive uses it, and says what was found.
-
-    Args:
-        path: the scratch directory.
-        verify: compare every item with its checksum, and drop those that do not fit. After a
-            reboot, in a copy and in a directory that was restored this is done in any case. Needs a
-            buffer that nobody uses. Cost: all bytes are read once.
-        timeout: seconds to wait for another process that is creating or recovering it.
-        on_progress: called with a `ProgressReport` while items are looked at. init.lock is held
-            then, so it must not open the directory. What it raises comes out of this call, and the
-            next to open the directory recovers it from the first step.
-
-    Returns:
-        The report; of a directory that somebody alive uses, what is there now, with reason ``"in
-        use"``.
-
-    Raises:
-        BufferInUseError: with ``verify``, while living processes use the buffer; ``pids``.
-        BufferNotFoundError, CorruptBufferError, FormatError, AttachTimeout: as they say.
-    """
-    from shmbuffer.memory.engine import Engine
-
-    began, before = time.perf_counter_ns(), _mended(path)
-    existing: Existing = "verify" if verify else "attach"
-    with (
-        hearing(on_progress),
-        Engine.open(path, None, existing=existing, timeout=timeout) as engine,
-    ):
-        if engine.report is not None:
-            return engine.report
-        engine.reap_dead()
-        after, ring = _mended(path), engine.ring
-        width = ring.width if ring else 1
-        return RecoveryReport(
-            str(engine.path),
-            "in use",
-            items=ring.length if ring else 0,
-            rolled_back=(after["rolled_back"] - before["rolled_back"]) * width,
-            rolled_forward=(after["rolled_forward"] - before["rolled_forward"]) * width,
-            clients_retired=after["reaped"] - before["reaped"],
-            epoch=engine.epoch,
-            duration_ms=(time.perf_counter_ns() - began) / 1e6,
-        )
-
-
-def _mended(path: str | PathLike[str]) -> dict[str, int]:
-    """What was done for the dead so far, whoever did it."""
-    with Directory.open(path) as directory:
-        files = Files(directory)
-        found = files.open_control().runtime if files.has_control() else None
-        return {
-            name: int(found[name][0]) if found is not None else 0
-            for name in ("rolled_back", "rolled_forward", "reaped")
-        }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 import numpy as np
 
@@ -11,7 +11,6 @@ from shmbuffer._native import _core
 from shmbuffer.errors import (
     BufferClosedError,
     BufferNeedsRestart,
-    BufferUnlinkedError,
     CorruptBufferError,
     EmptyBufferError,
     LockTimeout,
@@ -19,49 +18,49 @@ from shmbuffer.errors import (
     ShmBufferError,
 )
 from shmbuffer.memory.identity import process_of, process_state
+from shmbuffer.memory.patience import LOCK_TIMEOUT_NS
 from shmbuffer.memory.priorities import largest_mass
-
-if TYPE_CHECKING:
-    from shmbuffer.memory.ring import Ring
+from shmbuffer.memory.seat import Seat, unlinked
 
 
 def refuse(
-    ring: Ring, status: int, what: str, priorities: object, index: object, timeout_ns: int
+    seat: Seat, status: int, what: str, priorities: object = None, index: object = None
 ) -> NoReturn:
     """Raises what a status of the C core means.
 
     Args:
-        ring: whose call it was.
+        seat: whose call it was.
         status: of `_core`.
         what: the call, for the message.
         priorities: its argument, to show the one that was refused.
         index: the same.
-        timeout_ns: how long the mutex was waited for.
     """
-    where = ring._engine.where
+    where, native, mapped = seat.where, seat.native, seat.mapped
+    assert mapped is not None
+    schema = mapped.schema
     if status == _core.BAD_PRIORITY:
-        if not (0 <= ring.alpha < math.inf and 0 <= ring.eps < math.inf):
+        if not (0 <= native.alpha < math.inf and 0 <= native.eps < math.inf):
             raise CorruptBufferError(
-                f"{where}: {what}: alpha is {ring.alpha:g} and eps is {ring.eps:g}, which "
+                f"{where}: {what}: alpha is {native.alpha:g} and eps is {native.eps:g}, which "
                 "something else has written over the shared memory; close every handle, then "
                 "recover",
                 path=where,
             )
-        at = ring._native.bad_at
+        at = native.bad_at
         value = f" {priorities[at]}" if isinstance(priorities, np.ndarray) else ""
         raise ValueError(
             f"{where}: priority{value} at position {at} is not a number from 0 to "
-            f"{largest_mass(ring.elements):.0e} (also after ** alpha); nothing was changed"
+            f"{largest_mass(schema.elements):.0e} (also after ** alpha); nothing was changed"
         )
     if status == _core.BAD_INDEX:
-        at = ring._native.bad_at
+        at = native.bad_at
         value = f" {index[at]}" if isinstance(index, np.ndarray) else ""
         raise IndexError(
-            f"{where}: index{value} at position {at} is outside the buffer of {ring.elements}; "
+            f"{where}: index{value} at position {at} is outside the buffer of {schema.elements}; "
             "nothing was changed"
         )
     if status == _core.TOO_LARGE:
-        needed, there = ring._native.needed, ring.schema.record_bytes
+        needed, there = native.needed, schema.record_bytes
         raise RecordTooLargeError(
             f"{where}: {what} needs {needed} bytes in the byte ring, which has {there}; write "
             "fewer items at once, or create the buffer with a larger max_bytes. Nothing was "
@@ -71,7 +70,7 @@ def refuse(
         )
     if status == _core.BAD_BATCH:
         raise ValueError(
-            f"{where}: record {ring._native.bad_at} of the batch does not lie within its bytes; "
+            f"{where}: record {native.bad_at} of the batch does not lie within its bytes; "
             "nothing was changed"
         )
     if status == _core.NOTHING:
@@ -85,14 +84,14 @@ def refuse(
         )
     if status == _core.OTHER_SETTINGS:
         raise ValueError(
-            f"{where}: priorities are kept with alpha={ring.alpha:g}, eps={ring.eps:g}; "
+            f"{where}: priorities are kept with alpha={native.alpha:g}, eps={native.eps:g}; "
             "use the same, or change them with set_alpha"
         )
     if status == _core.LOCK_TIMEOUT:
-        tid = ring._engine.control.mutex_owner()
+        tid = seat.control.mutex_owner()
         pid, state = process_of(tid), process_state(tid)
         raise LockTimeout(
-            f"{where}: {what} waited {timeout_ns / 1e9:g} s for the buffer's mutex, which "
+            f"{where}: {what} waited {LOCK_TIMEOUT_NS / 1e9:g} s for the buffer's mutex, which "
             f"thread {tid} of process {pid} ({state}) holds; continue or end that process",
             tid=tid,
             pid=pid,
@@ -124,8 +123,8 @@ def refuse(
             f"{where}: this process was taken for dead and its write was rolled back; attach again"
         )
     if status == _core.DAMAGED:
-        at = ring._native.bad_at
-        slot = at if at < ring.capacity else None
+        at = native.bad_at
+        slot = at if at < schema.capacity else None
         found = (
             "head and tail of the byte ring cannot be"
             if slot is None
@@ -143,14 +142,4 @@ def refuse(
         raise ShmBufferError(f"{where}: {what}: nothing is claimed; call claim first")
     raise BufferNeedsRestart(
         f"{where}: {what}: the buffer's mutex is beyond repair; close every handle, then recover"
-    )
-
-
-def unlinked(where: str) -> BufferUnlinkedError:
-    """What is raised where the directory is not there any more."""
-    return BufferUnlinkedError(
-        f"{where}: the directory was removed or replaced while this handle was open, so that no "
-        "process finds what is written now; save what this handle holds with dumps() if it is "
-        "worth it, then close the handle and create the buffer again",
-        path=where,
     )

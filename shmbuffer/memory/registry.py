@@ -20,7 +20,7 @@ from __future__ import annotations
 import os
 import time
 import weakref
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -37,6 +37,7 @@ from shmbuffer.memory.control import Control
 from shmbuffer.memory.identity import Identity, prove_dead
 from shmbuffer.memory.layout import EntryState, Phase, Role
 from shmbuffer.memory.locks import LivenessFile, Lock
+from shmbuffer.memory.patience import LOCK_TIMEOUT_NS
 from shmbuffer.memory.region import Directory
 
 
@@ -188,7 +189,7 @@ class Registry:
         for name, value in fields.items():
             mine[name] = value
             _core.reached("join.identity")
-        membership = Membership(entry, incarnation, liveness)
+        membership = Membership(entry, incarnation, liveness, self._control)
         _memberships[self._control.where, incarnation] = membership
         mine["state"] = EntryState.LIVE
         _core.reached("join.live")
@@ -280,17 +281,43 @@ class Registry:
         )
 
 
-@dataclass
+@dataclass(eq=False)
 class Membership:
-    """Our own entry.
+    """Our own entry: what there is to give back when a handle ends.
 
     Attributes:
         liveness: what holds the liveness file; None in anonymous memory.
+        control: the control file that it is in.
+        native: the C core's ring of the entry; None before there are slots.
+        pid: whose it is.
     """
 
     entry: int
     incarnation: int
     liveness: Lock | None
+    control: Control
+    native: _core.Ring | None = None
+    pid: int = field(default_factory=os.getpid)
+
+    def leave(self) -> bool:
+        """Frees the entry, and returns whether that could be done; else it can be asked again.
+
+        In the child of a fork nothing: it is its parent's.
+        """
+        if os.getpid() != self.pid:
+            return True
+        if self.native is not None:
+            if self.native.leave(LOCK_TIMEOUT_NS) not in (0, -_core.LEFT):
+                return False  # a claim may be open, or the mutex asked for
+        else:
+            entry = self.control.entries[self.entry]
+            if entry["incarnation"] == self.incarnation:
+                self.control.touch()
+                self.control.entries["state"][self.entry] = EntryState.FREE
+                _core.reached("leave.freed")
+        if self.liveness is not None:
+            self.liveness.close()
+        return True
 
 
 # Those of this process, since it runs this program; by buffer and incarnation.

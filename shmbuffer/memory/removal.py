@@ -17,13 +17,10 @@ from pathlib import Path
 from shmbuffer._native import _core
 from shmbuffer.errors import AttachTimeout, BufferNotFoundError, BufferUnlinkedError
 from shmbuffer.memory import cleanup, identity
-from shmbuffer.memory.control import Control, Superblock
+from shmbuffer.memory.diagnosis import Diagnosis
 from shmbuffer.memory.files import Files
-from shmbuffer.memory.identity import Identity
 from shmbuffer.memory.layout import BufferState, Flag
-from shmbuffer.memory.recovery import reason_to_recover
 from shmbuffer.memory.region import Directory
-from shmbuffer.memory.registry import Registry
 
 TIMEOUT_S = 10.0
 PATIENCE_AT_THE_END_S = 0.5
@@ -38,19 +35,18 @@ def own(path: Path, uuid: bytes) -> cleanup.Ownership:
     return cleanup.own(path, lambda: remove(path, uuid, timeout=PATIENCE_AT_THE_END_S))
 
 
-def take_ownership(control: Control, registry: Registry) -> bool:
+def take_ownership(found: Diagnosis) -> bool:
     """Takes over a temporary directory whose owner is dead; under init.lock.
 
     Returns:
         False if it is not temporary, or its owner lives.
     """
-    superblock = control.superblock()
-    if not superblock.flags & Flag.TEMPORARY or not owner_is_dead(superblock, registry):
+    if not found.superblock.flags & Flag.TEMPORARY or not found.owner_is_dead():
         return False
     me = identity.current()
-    control.write(
+    found.control.write(
         replace(
-            superblock,
+            found.superblock,
             owner_pid=me.pid,
             owner_start_time=me.start_time,
             owner_pid_namespace=me.pid_namespace,
@@ -58,22 +54,6 @@ def take_ownership(control: Control, registry: Registry) -> bool:
         )
     )
     return True
-
-
-def owner_is_dead(superblock: Superblock, registry: Registry) -> bool:
-    """Whether the process that owns the directory is proven dead.
-
-    A zombie is, once nobody holds a liveness file; an owner in another container is not.
-    """
-    owner = Identity(
-        superblock.owner_pid,
-        superblock.owner_start_time,
-        superblock.owner_boot_id,
-        superblock.owner_pid_namespace,
-    )
-    here = owner.pid_namespace == identity.current().pid_namespace
-    here |= identity.is_of_another_boot(owner)  # nobody there holds a lock, or it is gone for good
-    return identity.prove_dead(owner, lambda: here and not registry.alive())
 
 
 def remove(path: Path, uuid: bytes, *, timeout: float = TIMEOUT_S) -> bool:
@@ -94,29 +74,28 @@ def remove(path: Path, uuid: bytes, *, timeout: float = TIMEOUT_S) -> bool:
         with suppress(BufferUnlinkedError), files.lock(timeout):
             if not files.has_control():
                 return False
-            control = files.open_control()
-            superblock = control.superblock()
-            if superblock.uuid != uuid:
+            found = Diagnosis.of(files)
+            if found.superblock.uuid != uuid:
                 return False  # another buffer is there by now
-            control.write(replace(superblock, state=BufferState.CLOSING))
+            found.control.write(replace(found.superblock, state=BufferState.CLOSING))
             _core.reached("remove.closing")
-            return finish(files)
+            return finish(found)
         return False
 
 
-def finish(files: Files, *, keep_lock: bool = False) -> bool:
+def finish(found: Diagnosis, *, keep_lock: bool = False) -> bool:
     """Removes by list; under init.lock, when the superblock says CLOSING.
 
     Args:
-        files: the directory.
+        found: the directory.
         keep_lock: a buffer is made there next; the directory is as much ours as it was.
     """
-    control = files.open_control()
+    files, control = found.files, found.control
     control.runtime["state"] = BufferState.CLOSING
     _core.reached("remove.state")
     control.sync()  # a power cut could bring it back without the files that are removed
     _core.reached("remove.synced")
-    created = bool(control.superblock().flags & Flag.CREATED_DIRECTORY)
+    created = bool(found.superblock.flags & Flag.CREATED_DIRECTORY)
     files.directory.created |= created
     return files.remove(created_directory=created and not keep_lock, keep_lock=keep_lock)
 
@@ -166,13 +145,4 @@ def _remove_abandoned(path: Path) -> bool:
 
 
 def _nobody_needs(files: Files) -> bool:
-    if not files.has_control():
-        return True
-    control = files.open_control()
-    superblock = control.superblock()
-    registry = Registry(control, files.directory)
-    return (
-        bool(superblock.flags & Flag.TEMPORARY)
-        and owner_is_dead(superblock, registry)
-        and reason_to_recover(files, control, registry) is not None
-    )
+    return not files.has_control() or Diagnosis.of(files).is_abandoned()

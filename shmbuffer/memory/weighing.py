@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shmbuffer.memory import counters, slots
+from shmbuffer.memory import counters
 from shmbuffer.memory.moment import Moment
 from shmbuffer.memory.priorities import Floats, mass_of
-
-if TYPE_CHECKING:
-    from shmbuffer.memory.ring import Ring
+from shmbuffer.memory.ring import Ring
 
 # Elements in a piece: what is made of them stays in the second cache of a processor.
 _PIECE = 16384
@@ -66,13 +64,13 @@ def weigh_moment(moment: Moment, width: int, alpha: float, eps: float) -> Weighe
 
 
 def _living(ring: Ring, alpha: float, eps: float, version: int) -> Iterator[tuple[Floats, Floats]]:
-    runtime = ring._engine.control.runtime
+    runtime = ring.seat.control.runtime
     for where, places in _pieces(ring.capacity, ring.width):
-        mass, raw = ring.mass(where).copy(), ring.priorities(where)
+        mass, raw = ring.tree.mass(where).copy(), ring.tree.priorities(where)
         # After the masses: who changes alpha says so before he changes the first of them.
         is_older = int(runtime["alpha_version"][0]) != version
         if is_older or not (mass > 0).all():
-            items = np.repeat(slots.committed(ring.words[places]), ring.width)
+            items = np.repeat(ring.live.holds(places), ring.width)
             raw = np.where(items, raw, np.nan)
         if is_older:
             mass = _weighed(raw, alpha, eps)

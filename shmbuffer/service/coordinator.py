@@ -248,7 +248,7 @@ class Coordinator:
 
     def _forget_what_was_just_made(self) -> None:
         """The start failed: a buffer without items would only be in the way of the next one."""
-        if self._engine.schema is None:
+        if self._engine.schema() is None:
             self._engine.cleanup()
 
     # ---- what is there ----

@@ -1,16 +1,19 @@
 """After a crash: what was found in a directory, what was done about it, what was dropped.
 
-The work is the memory floor's; this is its door for people and for the command line. It needs no
-torch.
+The work is the memory floor's, done by the first to open the directory. It needs no torch.
 """
 
 from __future__ import annotations
 
 import os
+import time
 
-from shmbuffer.memory import recovery as memory_recovery
-from shmbuffer.memory.progress import OnProgress
+from shmbuffer.memory.engine import Engine
+from shmbuffer.memory.files import Files
+from shmbuffer.memory.opening import Existing
+from shmbuffer.memory.progress import OnProgress, hearing
 from shmbuffer.memory.recovery import RecoveryReport
+from shmbuffer.memory.region import Directory
 
 __all__ = ["RecoveryReport", "recover"]
 
@@ -53,6 +56,35 @@ def recover(
     a million items; where items are verified all bytes are read once, some seconds for 10 GB that
     are in memory.
     """
-    return memory_recovery.recover(
-        scratch_dir, verify=verify, timeout=timeout, on_progress=on_progress
-    )
+    began, before = time.perf_counter_ns(), _mended(scratch_dir)
+    existing: Existing = "verify" if verify else "attach"
+    with (
+        hearing(on_progress),
+        Engine.open(scratch_dir, None, existing=existing, timeout=timeout) as engine,
+    ):
+        if engine.report is not None:
+            return engine.report
+        engine.seat.reap_dead()
+        after, ring = _mended(scratch_dir), engine.ring()
+        width = ring.width if ring else 1
+        return RecoveryReport(
+            str(engine.path),
+            "in use",
+            items=ring.length if ring else 0,
+            rolled_back=(after["rolled_back"] - before["rolled_back"]) * width,
+            rolled_forward=(after["rolled_forward"] - before["rolled_forward"]) * width,
+            clients_retired=after["reaped"] - before["reaped"],
+            epoch=engine.epoch,
+            duration_ms=(time.perf_counter_ns() - began) / 1e6,
+        )
+
+
+def _mended(path: str | os.PathLike[str]) -> dict[str, int]:
+    """What was done for the dead so far, whoever did it."""
+    with Directory.open(path) as directory:
+        files = Files(directory)
+        found = files.open_control().runtime if files.has_control() else None
+        return {
+            name: int(found[name][0]) if found is not None else 0
+            for name in ("rolled_back", "rolled_forward", "reaped")
+        }

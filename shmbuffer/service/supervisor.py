@@ -121,13 +121,14 @@ class Supervisor:
         name: str | None = None,
     ) -> list[Spawned]:
         """Starts ``n`` processes; see ``Coordinator.spawn``."""
-        self._engine.require_there()  # else the roster is another buffer's, whose processes live
+        # Else the roster is another buffer's, whose processes live.
+        self._engine.seat.require_there()
         if n:
             require_importable(self._scratch_dir, target, args)
         label, full_name = (name, name) if name else _names_of(target)
 
         def start(spawned: Spawned) -> SpawnProcess:
-            self._engine.require_there()
+            self._engine.seat.require_there()
             spawned.file = file = roster.plan(self._scratch_dir)
             told = (full_name, spawned.index, spawned.failed, spawned.times)
             try:
@@ -356,8 +357,8 @@ class Supervisor:
     def _look_at_registry(self) -> None:
         """Reaps and reports the dead that are not ours, and begins to watch the living."""
         if self._engine.prefault:
-            self._asked(lambda: self._engine.ring, None)  # it begins where a schema is seen
-        self._asked(self._engine.require_linked, None)
+            self._asked(lambda: self._engine.ring(), None)  # it begins where a schema is seen
+        self._asked(self._engine.seat.require_linked, None)
         clients = self._clients()
         with self._changed:
             known = {client.pid for client in clients} | {one.pid for one in self._spawned}
@@ -407,7 +408,7 @@ class Supervisor:
         return self._asked(self._engine.clients, [])
 
     def _reap(self) -> int:
-        return self._asked(self._engine.reap_dead, 0)
+        return self._asked(self._engine.seat.reap_dead, 0)
 
     def _is_being_stopped(self) -> bool:
         return self._asked(lambda: is_being_stopped(self._scratch_dir), False)

@@ -130,9 +130,9 @@ class Wishes:
         Raises:
             ValueError: the buffer was made with another capacity, ndim, alpha or eps.
         """
-        recorded, ring = engine.settings, engine.ring
+        recorded, ring = engine.settings, engine.ring()
         # The exponent may have been changed since it was recorded.
-        there = ring if ring is not None and ring.prioritized else recorded
+        there = ring.tree if ring is not None and ring.tree.prioritized else recorded
         kind = of_storage(recorded, engine.where).get("kind", _ROWS)
         asked_bytes = None
         if self.max_bytes is not None:  # in whole pages, as it is recorded

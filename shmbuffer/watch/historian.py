@@ -127,7 +127,7 @@ class Historian:
         news = present.keys() != self._clients.keys() or len(deaths) != self._deaths
         if self._stopped or not (is_due or news):
             return
-        if self._engine.incarnation not in {client.incarnation for client in present.values()}:
+        if self._engine.seat.incarnation not in {client.incarnation for client in present.values()}:
             return  # the registry could not be read: we are in it ourselves
         now = self._engine.glance()
         try:
@@ -150,7 +150,7 @@ class Historian:
             now = self._engine.glance()
             self._record(now)
             for client in self._clients.values():
-                if client.incarnation == self._engine.incarnation:
+                if client.incarnation == self._engine.seat.incarnation:
                     self._note(EventKind.LEFT, client, now)
         except BufferClosedError:
             pass  # the handle went first: the record before was the last
@@ -180,7 +180,7 @@ class Historian:
         last = before.fine["epoch"][-1] if before is not None and len(before.fine) else epoch
         if self._engine.report is not None or last != epoch:
             event = Event(EventKind.RECOVERED, "coordinator", epoch=epoch)
-            recorder.note(event, self._engine.incarnation)
+            recorder.note(event, self._engine.seat.incarnation)
         return True
 
     def _note_gone(self, recorder: Recorder, before: History, present: set[int]) -> None:
@@ -239,7 +239,7 @@ class Historian:
             return
         roles = Counter(client.role for client in self._clients.values() if client.alive)
         alive = {living(role): roles[role.name.lower()] for role in Role}
-        self._recorder.record({**now, **alive}, self._engine.incarnation)
+        self._recorder.record({**now, **alive}, self._engine.seat.incarnation)
 
     def _note(
         self, kind: EventKind, client: Client, now: Mapping[str, int | float], name: str = ""
@@ -249,7 +249,7 @@ class Historian:
 
     def _write(self, event: Event) -> None:
         if self._recorder is not None:
-            self._recorder.note(event, self._engine.incarnation)
+            self._recorder.note(event, self._engine.seat.incarnation)
 
     def _stop(self, error: BaseException) -> None:
         self._stopped = True

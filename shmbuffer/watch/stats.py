@@ -65,7 +65,7 @@ class Meter:
                     f"{name}_per_s": (now[name] - before[name]) / elapsed_s for name in RATED
                 }
             rates = self._rates
-        return describe(now, before) | {"initialized": self._engine.schema is not None} | rates
+        return describe(now, before) | {"initialized": self._engine.ring() is not None} | rates
 
 
 def describe(now: Mapping[str, Number], before: Mapping[str, Number]) -> dict[str, Number]:

@@ -36,8 +36,8 @@ def test_it_says_how_the_sides_stand_and_who_waits_for_whom(
             time.sleep(0.001)
         said = lines(capsys, verb, path)["waits"]
         assert "extend waits: 2 samples per insert wanted, 0 seen; the only learner, pid" in said
-        assert learner.ring is not None
-        learner.ring.flow.admit(2)
+        assert learner.ring() is not None
+        learner.ring().flow.admit(2)
         writer.join(10)
         assert not writer.is_alive()
         assert items.read(collector) == [1, 2, 3, 4]

@@ -23,7 +23,7 @@ from shmbuffer.memory.engine import Engine
 from tests.service import items
 engine = Engine.open(sys.argv[1], None, role="collector")
 items.write(engine, [1])
-engine.ring.claim(4, timeout=5.0)
+engine.ring().claims.claim(4, timeout=5.0)
 os.kill(os.getpid(), signal.SIGKILL)
 """
 

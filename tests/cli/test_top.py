@@ -44,7 +44,7 @@ import numpy as np
 from tests.service import items
 engine = items.create(Path(sys.argv[1]), 64)
 items.write(engine, range(64))
-engine.ring.bind_priorities(0.6, 1e-8)
+engine.ring().tree.bind(0.6, 1e-8)
 print("ready", flush=True)
 number = 64
 while True:
@@ -208,7 +208,7 @@ def test_priorities_are_spread_over_powers_of_two(tmp_path: Path) -> None:
     with items.create(tmp_path / "spread", 8) as engine:
         items.write(engine, range(6))
         ring = rows.ring_of(engine)
-        ring.update(ring.committed(), np.array([0.0, 0.3, 0.5, 1.0, 3.0, 4.0]))
+        ring.update(ring.live.committed(), np.array([0.0, 0.3, 0.5, 1.0, 3.0, 4.0]))
         found = inspect(engine.path, priorities=True)["priorities"]
         assert found == pytest.approx({"0": 1 / 6, "0.5": 2 / 6, "1": 1 / 6, "4": 2 / 6})
         assert "priorities" not in inspect(engine.path)

@@ -112,11 +112,11 @@ def writers(folder: Path, draw: random.Random, *, alone: bool) -> int:
             if alone:
                 called(lambda: fresh(path, now, expected=is_committed_at(point)))
                 return
-            engine.reap_dead()
+            engine.seat.reap_dead()
             assert require_whole_or_absent(engine, now) == is_committed_at(point)
             require_sound(engine)
-            assert engine.ring is not None
-            require_usable(engine.ring, 999)
+            assert engine.ring() is not None
+            require_usable(engine.ring(), 999)
 
         place = folder / point
         place.mkdir()

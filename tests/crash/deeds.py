@@ -47,8 +47,8 @@ def prepare(path: Path, kind: str = "rows") -> Engine:
 
 
 def ring_of(engine: Engine) -> Ring:
-    assert engine.ring is not None
-    return engine.ring
+    assert engine.ring() is not None
+    return engine.ring()
 
 
 def writes(engine: Engine) -> None:
@@ -57,7 +57,7 @@ def writes(engine: Engine) -> None:
 
 def updates(engine: Engine) -> None:
     where = np.array(UPDATED, np.int64)
-    tickets = (ring_of(engine).words[where] >> np.uint64(2)).astype(np.int64)
+    tickets = (ring_of(engine).live.words[where] >> np.uint64(2)).astype(np.int64)
     ring_of(engine).update(where, np.full(len(where), 50.0), tickets)
 
 
@@ -66,12 +66,12 @@ def empties(engine: Engine) -> None:
 
 
 def sets_alpha(engine: Engine) -> None:
-    ring_of(engine).set_alpha(2.0)
+    ring_of(engine).tree.set_alpha(2.0)
 
 
 def aborts(engine: Engine) -> None:
-    ring_of(engine).claim(3)
-    ring_of(engine).abort()
+    ring_of(engine).claims.claim(3)
+    ring_of(engine).claims.abort()
 
 
 def copies(engine: Engine) -> None:
@@ -84,7 +84,7 @@ def copies(engine: Engine) -> None:
 
 
 def reaps(engine: Engine) -> None:
-    engine.reap_dead()
+    engine.seat.reap_dead()
 
 
 #: Deed -> what is done, and the points that are passed.
@@ -158,7 +158,7 @@ def ends_at(path: Path, deed: str, point: str, after: int = 0) -> bool:
 def require_done_or_not(engine: Engine, deed: str, done: bool | None) -> None:
     """Looks at all of it; ``done``: whether the deed was, None if either is right."""
     ring = ring_of(engine)
-    there, priorities = read_all(ring), ring.priorities()
+    there, priorities = read_all(ring), ring.tree.priorities()
     rest = {slot: item for slot, item in ITEMS.items() if slot not in TARGETS}
     match deed, done:
         case "write", True:
@@ -176,5 +176,5 @@ def require_done_or_not(engine: Engine, deed: str, done: bool | None) -> None:
         expected = {50.0} if done and slot in UPDATED else either
         assert priorities[slot] in (expected if deed == "update" else {item + 1.0})
     if deed == "alpha" and done is not None:
-        assert ring.alpha == (2.0 if done else 0.5)
+        assert ring.tree.alpha == (2.0 if done else 0.5)
     require_sound(engine)

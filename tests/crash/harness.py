@@ -219,7 +219,7 @@ def stopped_at(path: Path, point: str, work: Callable[[Engine], None]) -> Iterat
 
 def require_sound(engine: Engine) -> None:
     """G5 and what else must be exact: no wrong node, leaf, length or word; no orphan."""
-    ring = engine.ring
+    ring = engine.ring()
     assert ring is not None
     report = engine.check()
     assert report.ok, report.problems
@@ -236,13 +236,13 @@ def require_usable(ring: Ring, number: int) -> None:
     index = np.array([ticket % ring.capacity])
     assert ring.update(index, np.array([2.0]), np.array([ticket])) == (1, 0)
     assert ring.update(index, np.array([9.0]), np.array([ticket + 8])) == (0, 1)
-    assert ring.priorities()[index[0]] == 2.0
+    assert ring.tree.priorities()[index[0]] == 2.0
 
 
 def victim(path: Path, point: str, after: int = 0) -> None:
     """Somebody who died at a point of a write of four items around the ring's end."""
     assert dies(
-        path, point, lambda engine: write(engine.ring, range(100, 104)) and None, after=after
+        path, point, lambda engine: write(engine.ring(), range(100, 104)) and None, after=after
     )  # type: ignore[arg-type, func-returns-value]
 
 

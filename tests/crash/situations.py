@@ -41,11 +41,11 @@ class Situation:
     in_place: bool = False
 
     def work(self, engine: Engine) -> None:
-        assert engine.ring is not None
+        assert engine.ring() is not None
         if self.placed:
-            place(engine.ring, list(self.placed), self.batch, in_place=self.in_place)
+            place(engine.ring(), list(self.placed), self.batch, in_place=self.in_place)
         else:
-            write(engine.ring, self.batch)
+            write(engine.ring(), self.batch)
 
     @property
     def targets(self) -> list[int]:
@@ -89,12 +89,12 @@ def prepare(path: Path, situation: Situation, kind: str) -> Engine:
 
 def require_whole_or_absent(engine: Engine, situation: Situation) -> bool:
     """G1, G2, G3: the batch as a whole or not at all, and the other old items untouched."""
-    assert engine.ring is not None
-    there = read_all(engine.ring)
+    assert engine.ring() is not None
+    there = read_all(engine.ring())
     batch = {slot: number for slot, number in there.items() if number >= 100}
     assert batch in ({}, situation.after), "a part of a dead writer's batch is there"
     untouched = {s: number for s, number in situation.old.items() if s not in situation.targets}
-    if engine.ring.schema.record_bytes == KINDS["short records"]:  # the oldest may have made room
+    if engine.ring().schema.record_bytes == KINDS["short records"]:  # the oldest may have made room
         kept = sorted(set(there.values()) & set(untouched.values()))
         assert kept == sorted(untouched.values())[len(untouched) - len(kept) :]
         untouched = {slot: number for slot, number in untouched.items() if number in kept}

@@ -43,7 +43,7 @@ def sample_some(ring: Ring, key: int) -> None:
 
 def update_some(ring: Ring) -> None:
     index = np.arange(0, SLOTS, 7, dtype=np.int64)
-    tickets = (ring.words[index] >> np.uint64(2)).astype(np.int64)
+    tickets = (ring.live.words[index] >> np.uint64(2)).astype(np.int64)
     ring.update(index, np.full(len(index), 2.0), tickets)
 
 
@@ -127,7 +127,7 @@ def dies_in_company(path: Path, points: list[tuple[str, str, int]]) -> None:
             killed = dies(path, point, work, after=passing)
             writer.wait()
             learner.wait()
-            engine.reap_dead()
+            engine.seat.reap_dead()
             assert killed or passing > 0, f"{point} was never reached"
             there = set(read_all(ring).values())
             kept |= set(range(first, first + ROUNDS))
@@ -183,7 +183,7 @@ def test_whoever_waits_for_the_mutex_of_the_dead_gets_it(
             waiter = fork(waits)
             assert os.read(started, 1) == b"x"
         assert ended(waiter) == 0
-        survivor.reap_dead()
+        survivor.seat.reap_dead()
         assert 500 in read_all(ring_of(survivor)).values()
         require_sound(survivor)
         assert survivor.stats()["repairs"] == 1
@@ -204,7 +204,7 @@ def test_a_death_in_the_queue_stops_nobody_behind_it(tmp_path: Path, point: str)
         with stopped_at(path, "write.claimed", DEEDS["write"][0]):
             status = ended(fork(lambda: waits(Engine.open(path, None))))
         assert status == -9 or point == "wake.progress", f"ended with {status}"
-        survivor.reap_dead()
+        survivor.seat.reap_dead()
         assert survivor.stats()["waiters"] == 0
         require_sound(survivor)
         require_usable(ring_of(survivor), 999)

@@ -61,7 +61,7 @@ def opens(path: Path, point: str) -> bool:
     def body() -> None:
         _core.arm(point)
         with Engine.open(path, None) as engine:
-            engine.reap_dead()
+            engine.seat.reap_dead()
             _core.disarm()
 
     status = ended(fork(body))
@@ -85,7 +85,7 @@ def two_deaths_beside_a_survivor(
         for second in some(BESIDE, PAIRS.index((deed, point)), stride):
             image.put_back()
             kills += opens(path, second)
-            survivor.reap_dead()
+            survivor.seat.reap_dead()
             require_done_or_not(survivor, deed, is_done(deed, point))
             assert len(survivor.clients()) == 1
         require_usable(ring_of(survivor), 999)

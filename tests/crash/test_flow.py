@@ -91,7 +91,7 @@ def places(engine: Engine) -> None:
 
 def writes_past_the_limit(engine: Engine) -> None:
     assert not goes(lambda: write(ring_of(engine), range(100, 108)))
-    ring_of(engine)._native.let_pass(True)
+    ring_of(engine).seat.native.let_pass(True)
     write(ring_of(engine), range(100, 108))
 
 
@@ -101,7 +101,7 @@ def samples(engine: Engine) -> None:
 
 def samples_past_the_limit(engine: Engine) -> None:
     waits_to_sample(engine)
-    ring_of(engine)._native.let_pass(True)
+    ring_of(engine).seat.native.let_pass(True)
     ring_of(engine).flow.admit(8)
 
 
@@ -128,7 +128,7 @@ def waits_to_take(engine: Engine) -> None:
 
 def registers(engine: Engine) -> None:
     """Waits to write, and does not say that it has given up."""
-    assert ring_of(engine)._native.claim(8, LONG_NS) == -_core.LIMITED
+    assert ring_of(engine).seat.native.claim(8, LONG_NS) == -_core.LIMITED
 
 
 def registers_and_writes(engine: Engine) -> None:
@@ -143,8 +143,8 @@ def registers_and_leaves(engine: Engine) -> None:
 
 
 def aborts(engine: Engine) -> None:
-    ring_of(engine).claim(2)
-    ring_of(engine).abort()
+    ring_of(engine).claims.claim(2)
+    ring_of(engine).claims.abort()
 
 
 def aborts_and_writes(engine: Engine) -> None:
@@ -180,7 +180,7 @@ def dies_in(path: Path, work: Callable[[Engine], None]) -> None:
 
 
 def claims(engine: Engine) -> None:
-    assert ring_of(engine)._native.claim(2, LONG_NS) >= 0
+    assert ring_of(engine).seat.native.claim(2, LONG_NS) >= 0
 
 
 def reads(engine: Engine) -> None:
@@ -303,7 +303,7 @@ def buffer(path: Path, deed: Deed, kind: str = "rows") -> Iterator[Engine]:
 
 def require_consistent(engine: Engine) -> None:
     """What is counted in the runtime page is what the registry says."""
-    runtime, entries = engine.control.runtime[0], engine.control.entries
+    runtime, entries = engine.seat.control.runtime[0], engine.seat.control.entries
     engine.stats()  # takes the mutex, so that what a dead owner left is mended
     claimed = entries["phase"] == Phase.PAYLOAD
     assert int(runtime["pending"]) == int(entries["pending"][claimed].sum())
@@ -314,9 +314,9 @@ def require_consistent(engine: Engine) -> None:
 def require_mended(engine: Engine, deed: Deed) -> None:
     """All that has to be true after a death, then what a limited buffer is for."""
     require_consistent(engine)
-    engine.reap_dead()
+    engine.seat.reap_dead()
     require_consistent(engine)
-    runtime, entries = engine.control.runtime[0], engine.control.entries
+    runtime, entries = engine.seat.control.runtime[0], engine.seat.control.entries
     assert (int(runtime["pending"]), int(runtime["limited"])) == (0, 0)
     assert not entries["reading"][entries["state"] == EntryState.LIVE].any()
     require_sound(engine)
@@ -360,7 +360,7 @@ def require_queue(
     left = [number for number in numbers for _ in range(max(0, times - handed[number]))]
     with_ratio = limiter.samples_per_insert is not None
     if with_ratio:
-        ring._engine.set_limiter(replace(limiter, samples_per_insert=None, error_buffer=None))
+        ring.seat.set_limiter(replace(limiter, samples_per_insert=None, error_buffer=None))
     found = take_all(ring)
     kept = [number for number in left if number < 100]
     lost = kept[: deed.taken]
@@ -466,7 +466,7 @@ def mends(path: Path, point: str, after: int) -> bool:
     def body() -> None:
         _core.arm(point, after=after)
         with Engine.open(path, None) as engine:
-            engine.reap_dead()
+            engine.seat.reap_dead()
             _core.disarm()
 
     status = ended(fork(body))

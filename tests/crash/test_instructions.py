@@ -60,7 +60,7 @@ def mended_states(path: Path, deed: str, *, alone: bool, kind: str = "rows") -> 
     for number, state in enumerate(states):
         put_back(state)
         engine = Engine.open(path, None) if alone else survivor
-        engine.reap_dead()
+        engine.seat.reap_dead()
         try:
             decided = require_mended(engine, deed, decided)
         except AssertionError as error:
@@ -85,9 +85,9 @@ def require_mended(engine: Engine, deed: str, decided: bool) -> bool:
         case "empty":
             done = not read_all(ring)
         case "update":
-            done = 50.0 in ring.priorities()
+            done = 50.0 in ring.tree.priorities()
         case "alpha":
-            done = ring.alpha == 2.0
+            done = ring.tree.alpha == 2.0
         case _:
             done = False
     assert done or not decided
@@ -116,7 +116,7 @@ def states_of_a_mender(path: Path, point: str, after: int, kind: str = "rows") -
         states = walk_of_a_mender(path).states
         for state in states:
             put_back(state)
-            survivor.reap_dead()
+            survivor.seat.reap_dead()
             require_done_or_not(survivor, deed, is_done(deed, point))
             assert len(survivor.clients()) == 1
     return len(states)

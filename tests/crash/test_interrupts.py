@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from shmbuffer.memory import Engine, Settings
-from shmbuffer.memory.recovery import recover
 from shmbuffer.service.lock import CoordinatorLock
+from shmbuffer.service.recovery import recover
 from tests.crash.interrupts import Deed, walk
 from tests.memory.rows import contents, ring_of, schema, write
 
@@ -99,7 +99,7 @@ class Deeds:
 
             def works() -> None:
                 other.close()
-                engine.reap_dead()
+                engine.seat.reap_dead()
                 assert len(engine.clients()) == 1
 
             yield other.close, works

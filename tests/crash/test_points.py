@@ -104,8 +104,8 @@ def test_the_reader_of_python_sees_every_kind_of_store() -> None:
     for one in (
         "self._bytes[at:at + half]",
         "control.runtime['state']",
-        "self.words[piece][which]",
-        "self.raw[where][wrong]",
+        "self.live.words[piece][which]",
+        "self.live.raw[where][wrong]",
         "mine[name]",
         "os.mkdir",
         "os.rename",

@@ -67,7 +67,7 @@ def each_point(tmp_path: Path, deed: str, look: Callable[[Path, Engine, str], No
 def test_sigterm_is_a_death_where_nobody_catches_it(tmp_path: Path, deed: str) -> None:
     def look(path: Path, survivor: Engine, point: str) -> None:
         assert ended(at(path, deed, point, "term", never)) == -signal.SIGTERM
-        survivor.reap_dead()
+        survivor.seat.reap_dead()
         require_done_or_not(survivor, deed, is_done(deed, point))
         assert len(survivor.clients()) == 1
 
@@ -78,7 +78,7 @@ def test_sigterm_is_a_death_where_nobody_catches_it(tmp_path: Path, deed: str) -
 def test_who_becomes_another_program_leaves_as_the_dead_do(tmp_path: Path, deed: str) -> None:
     def look(path: Path, survivor: Engine, point: str) -> None:
         assert ended(at(path, deed, point, "exec", never)) == 0
-        survivor.reap_dead()
+        survivor.seat.reap_dead()
         require_done_or_not(survivor, deed, is_done(deed, point))
         assert len(survivor.clients()) == 1
 

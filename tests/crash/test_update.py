@@ -34,26 +34,26 @@ UPDATES = {
 
 
 def update(engine: Engine, index: list[int], priority: float = 50.0) -> None:
-    assert engine.ring is not None
+    assert engine.ring() is not None
     where = np.array(index, np.int64)
-    tickets = (engine.ring.words[where] >> np.uint64(2)).astype(np.int64)
-    engine.ring.update(where, np.full(len(index), priority), tickets)
+    tickets = (engine.ring().live.words[where] >> np.uint64(2)).astype(np.int64)
+    engine.ring().update(where, np.full(len(index), priority), tickets)
 
 
 @pytest.mark.parametrize("point", native_points("update"))
 @pytest.mark.parametrize("name", UPDATES)
 def test_each_priority_is_the_old_or_the_new_one(survivor: Engine, name: str, point: str) -> None:
-    ring, path = survivor.ring, survivor.path
+    ring, path = survivor.ring(), survivor.path
     assert ring is not None
     assert path is not None
     index = UPDATES[name]
     write(ring, range(11))
-    before, items = ring.priorities(), read_all(ring)
+    before, items = ring.tree.priorities(), read_all(ring)
     passing = 0
     while dies(path, point, lambda engine: update(engine, index), after=passing):
         require_sound(survivor)
         assert read_all(ring) == items
-        after = ring.priorities()
+        after = ring.tree.priorities()
         for element in range(8):
             assert after[element] in (
                 {before[element], 50.0} if element in index else {before[element]}
@@ -71,14 +71,14 @@ def test_each_priority_is_the_old_or_the_new_one(survivor: Engine, name: str, po
 def fresh(path: Path, items: dict[int, int]) -> None:
     with Engine.open(path, None) as engine:
         require_sound(engine)
-        assert read_all(engine.ring) == items  # type: ignore[arg-type]
+        assert read_all(engine.ring()) == items  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("point", native_points("update"))
 def test_a_fresh_process_finds_sums_that_fit_after_the_death_of_all(
     survivor: Engine, point: str
 ) -> None:
-    ring, path = survivor.ring, survivor.path
+    ring, path = survivor.ring(), survivor.path
     assert ring is not None
     assert path is not None
     write(ring, range(11))
@@ -94,13 +94,13 @@ def test_whoever_waits_for_the_mutex_of_a_dead_learner_gets_it(
 ) -> None:
     path = survivor.path
     assert path is not None
-    write(survivor.ring, range(8))  # type: ignore[arg-type]
+    write(survivor.ring(), range(8))  # type: ignore[arg-type]
     started, start = os.pipe()
 
     def waits() -> None:
         with Engine.open(path, None) as waiter:
             os.write(start, b"x")
-            sample(waiter.ring)  # type: ignore[arg-type]
+            sample(waiter.ring())  # type: ignore[arg-type]
             update(waiter, [1], 3.0)
 
     with stopped_at(path, point, lambda engine: update(engine, [0, 5])):
@@ -110,34 +110,34 @@ def test_whoever_waits_for_the_mutex_of_a_dead_learner_gets_it(
     os.close(started)
     os.close(start)
     require_sound(survivor)
-    assert survivor.ring.priorities()[1] == 3.0  # type: ignore[union-attr]
+    assert survivor.ring().tree.priorities()[1] == 3.0  # type: ignore[union-attr]
     assert survivor.stats()["repairs"] == 1
 
 
 @pytest.mark.parametrize("point", native_points("sample"))
 def test_a_learner_that_dies_while_sampling_changes_nothing(survivor: Engine, point: str) -> None:
-    ring, path = survivor.ring, survivor.path
+    ring, path = survivor.ring(), survivor.path
     assert ring is not None
     assert path is not None
     write(ring, range(11))
-    items, priorities = read_all(ring), ring.priorities()
-    assert dies(path, point, lambda engine: sample(engine.ring) and None)  # type: ignore[arg-type, func-returns-value]
+    items, priorities = read_all(ring), ring.tree.priorities()
+    assert dies(path, point, lambda engine: sample(engine.ring()) and None)  # type: ignore[arg-type, func-returns-value]
     require_sound(survivor)
     assert read_all(ring) == items
-    assert (ring.priorities() == priorities).all()
+    assert (ring.tree.priorities() == priorities).all()
     require_usable(ring, 999)
 
 
 @pytest.mark.parametrize("point", native_points("alpha"))
 def test_a_change_of_alpha_is_finished_for_the_dead(survivor: Engine, point: str) -> None:
-    ring, path = survivor.ring, survivor.path
+    ring, path = survivor.ring(), survivor.path
     assert ring is not None
     assert path is not None
     write(ring, range(8))
-    assert dies(path, point, lambda engine: engine.ring.set_alpha(2.0))  # type: ignore[union-attr]
+    assert dies(path, point, lambda engine: engine.ring().tree.set_alpha(2.0))  # type: ignore[union-attr]
     require_sound(survivor)
-    assert ring.alpha == 2.0
-    assert ring.mass().tolist()[:8] == [float(n + 1) ** 2 for n in range(8)]
+    assert ring.tree.alpha == 2.0
+    assert ring.tree.mass().tolist()[:8] == [float(n + 1) ** 2 for n in range(8)]
 
 
 @pytest.mark.parametrize("point", [*native_points("alpha"), "mutex.locked"])
@@ -146,26 +146,26 @@ def test_a_change_of_alpha_and_eps_leaves_finite_masses_at_every_step(
     survivor: Engine, change: tuple[float, float], point: str
 ) -> None:
     """The new alpha with an old, larger eps may be too much: then eps is stored first."""
-    ring, path = survivor.ring, survivor.path
+    ring, path = survivor.ring(), survivor.path
     assert ring is not None
     assert path is not None
     write(ring, range(8))
-    ring.set_alpha(*((1.0, 1e160) if change[0] > 1 else (2.0, 0.0)))
-    assert dies(path, point, lambda engine: engine.ring.set_alpha(*change))  # type: ignore[union-attr]
+    ring.tree.set_alpha(*((1.0, 1e160) if change[0] > 1 else (2.0, 0.0)))
+    assert dies(path, point, lambda engine: engine.ring().tree.set_alpha(*change))  # type: ignore[union-attr]
     require_sound(survivor)
-    assert np.isfinite(ring.mass()).all()
+    assert np.isfinite(ring.tree.mass()).all()
     sample(ring)
 
 
 def test_an_update_that_meets_a_newer_item_is_dropped_after_a_kill_too(survivor: Engine) -> None:
-    ring, path = survivor.ring, survivor.path
+    ring, path = survivor.ring(), survivor.path
     assert ring is not None
     assert path is not None
     write(ring, range(8))
     tickets = np.arange(8, dtype=np.int64)
     assert dies(
-        path, "write.commit", lambda engine: write(engine.ring, [100, 101]) and None, after=1
-    )  # type: ignore[arg-type, func-returns-value] survivor.reap_dead()
+        path, "write.commit", lambda engine: write(engine.ring(), [100, 101]) and None, after=1
+    )  # type: ignore[arg-type, func-returns-value] survivor.seat.reap_dead()
     assert ring.update(np.arange(8), np.full(8, 70.0), tickets) == (6, 2)
-    assert ring.priorities()[:2].tolist() == [101.0, 102.0]
+    assert ring.tree.priorities()[:2].tolist() == [101.0, 102.0]
     require_sound(survivor)

@@ -41,13 +41,13 @@ FORWARD = ("reap.default", "reap.length")
 
 @pytest.mark.parametrize("point", native_points("empty"))
 def test_emptying_is_done_or_not_done(survivor: Engine, point: str) -> None:
-    ring, path = survivor.ring, survivor.path
+    ring, path = survivor.ring(), survivor.path
     assert ring is not None
     assert path is not None
     write(ring, range(11))
     items = read_all(ring)
-    assert dies(path, point, lambda engine: engine.ring.empty())  # type: ignore[union-attr]
-    survivor.reap_dead()
+    assert dies(path, point, lambda engine: engine.ring().empty())  # type: ignore[union-attr]
+    survivor.seat.reap_dead()
     if point in ("empty.locked", "empty.first", "empty.span", "empty.noted"):
         assert read_all(ring) == items
         assert ring.write_count == 11
@@ -60,13 +60,13 @@ def test_emptying_is_done_or_not_done(survivor: Engine, point: str) -> None:
 
 @pytest.mark.parametrize("point", native_points("restore"))
 def test_a_position_that_is_set_is_set_step_by_step(survivor: Engine, point: str) -> None:
-    ring, path = survivor.ring, survivor.path
+    ring, path = survivor.ring(), survivor.path
     assert ring is not None
     assert path is not None
     write(ring, range(11))
     items = read_all(ring)
-    assert dies(path, point, lambda engine: engine.ring.restore(1, 500, 9.0))  # type: ignore[union-attr]
-    survivor.reap_dead()
+    assert dies(path, point, lambda engine: engine.ring().restore(1, 500, 9.0))  # type: ignore[union-attr]
+    survivor.seat.reap_dead()
     assert read_all(ring) == items
     assert ring.cursor == 1
     assert ring.write_count == (11 if point == "restore.head" else 500)
@@ -75,21 +75,21 @@ def test_a_position_that_is_set_is_set_step_by_step(survivor: Engine, point: str
 
 
 def test_a_copy_that_dies_under_the_mutex_leaves_nothing(survivor: Engine) -> None:
-    ring, path = survivor.ring, survivor.path
+    ring, path = survivor.ring(), survivor.path
     assert ring is not None
     assert path is not None
     write(ring, range(11))
     items = read_all(ring)
     assert dies(path, "copy.moment", _copy)
-    survivor.reap_dead()
+    survivor.seat.reap_dead()
     assert read_all(ring) == items
     require_sound(survivor)
     require_usable(ring, 999)
 
 
 def _copy(engine: Engine) -> None:
-    assert engine.ring is not None
-    ring = engine.ring
+    assert engine.ring() is not None
+    ring = engine.ring()
     if ring.records is not None:
         with tempfile.TemporaryFile() as file:
             ring.records.copy_out(file.fileno(), "a file")
@@ -102,7 +102,7 @@ def _copy(engine: Engine) -> None:
 def test_a_reaper_that_dies_is_followed_by_another(
     survivor: Engine, point: str, write_point: str
 ) -> None:
-    ring, path = survivor.ring, survivor.path
+    ring, path = survivor.ring(), survivor.path
     assert ring is not None
     assert path is not None
     write(ring, range(6))
@@ -112,7 +112,7 @@ def test_a_reaper_that_dies_is_followed_by_another(
     # Who died in the mutex is repaired by whoever locks next; the reaper finds nothing left to do
     # but free.
     assert killed or (write_point, point) == ("write.mark", "reap.parents")
-    survivor.reap_dead()
+    survivor.seat.reap_dead()
     there = set(read_all(ring).values())
     assert there >= {2, 3, 4, 5}
     assert not there & {100, 101, 102, 103}
@@ -124,8 +124,8 @@ def test_a_reaper_that_dies_is_followed_by_another(
 def _arm_and_join(path: Path, point: str) -> None:
     _core.arm(point)
     with Engine.open(path, None) as engine:
-        assert engine.ring is not None
-        engine.reap_dead()
+        assert engine.ring() is not None
+        engine.seat.reap_dead()
 
 
 @pytest.mark.parametrize(
@@ -136,14 +136,14 @@ def _arm_and_join(path: Path, point: str) -> None:
     [*native_points("repair"), "reap.leaf", "reap.word", "reap.head", "reap.count"],
 )
 def test_a_repair_that_dies_is_repeated(survivor: Engine, point: str, write_point: str) -> None:
-    ring, path = survivor.ring, survivor.path
+    ring, path = survivor.ring(), survivor.path
     assert ring is not None
     assert path is not None
     write(ring, range(6))
     victim(path, write_point, after=1 if write_point in ("write.mark", "write.commit") else 0)
     killed = ended(fork(lambda: _arm_and_join(path, point))) == -signal.SIGKILL
     assert killed or (write_point, point[:5]) == ("write.marking", "reap.")
-    survivor.reap_dead()
+    survivor.seat.reap_dead()
     there = set(read_all(ring).values())
     if write_point in ("write.committing", "write.commit"):
         assert there == {100, 101, 102, 103, 2, 3, 4, 5}
@@ -159,11 +159,11 @@ def test_a_repair_that_dies_is_repeated(survivor: Engine, point: str, write_poin
 def test_leaving_half_way_is_as_good_as_dying(survivor: Engine, point: str) -> None:
     path = survivor.path
     assert path is not None
-    write(survivor.ring, range(5))  # type: ignore[arg-type]
+    write(survivor.ring(), range(5))  # type: ignore[arg-type]
     assert dies(path, point, lambda engine: engine.close())
-    survivor.reap_dead()
+    survivor.seat.reap_dead()
     assert len(survivor.clients()) == 1
-    assert sorted(read_all(survivor.ring).values()) == list(range(5))  # type: ignore[arg-type]
+    assert sorted(read_all(survivor.ring()).values()) == list(range(5))  # type: ignore[arg-type]
     require_sound(survivor)
 
 
@@ -172,12 +172,12 @@ def test_an_entry_is_free_only_after_the_mutex_is(survivor: Engine) -> None:
     path = survivor.path
     assert path is not None
     with stopped_at(path, "leave.claim", lambda engine: engine.close()):
-        assert len(survivor.registry.live()) == 2
-        assert _core.mutex_owner(survivor.control.map) != 0
-    survivor.reap_dead()
+        assert len(survivor.seat.registry.live()) == 2
+        assert _core.mutex_owner(survivor.seat.control.map) != 0
+    survivor.seat.reap_dead()
     with stopped_at(path, "leave.freed", lambda engine: engine.close()):
-        assert len(survivor.registry.live()) == 1
-        assert _core.mutex_owner(survivor.control.map) == 0
+        assert len(survivor.seat.registry.live()) == 1
+        assert _core.mutex_owner(survivor.seat.control.map) == 0
     require_sound(survivor)
 
 
@@ -188,7 +188,7 @@ def test_a_client_that_dies_while_joining_leaves_room(survivor: Engine, point: s
     assert ended(fork(lambda: arm_and_open(path, point, 0))) == -signal.SIGKILL
     with Engine.open(path, None) as other:
         assert len(other.clients()) == 2
-        require_usable(other.ring, 7)  # type: ignore[arg-type]
+        require_usable(other.ring(), 7)  # type: ignore[arg-type]
     require_sound(survivor)
 
 
@@ -196,43 +196,43 @@ def test_a_client_that_dies_while_joining_leaves_room(survivor: Engine, point: s
 def test_a_barrier_that_dies_loses_nothing(survivor: Engine, point: str) -> None:
     path = survivor.path
     assert path is not None
-    write(survivor.ring, range(5))  # type: ignore[arg-type]
+    write(survivor.ring(), range(5))  # type: ignore[arg-type]
     assert dies(path, point, lambda engine: engine.flush())
     survivor.flush()
     assert survivor.superblock.durable_ticket == 5
     require_sound(survivor)
-    require_usable(survivor.ring, 9)  # type: ignore[arg-type]
+    require_usable(survivor.ring(), 9)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("kind", ["rows"])  # records are claimed and filled in one call
 def test_an_abort_that_dies_is_finished_by_a_reaper(survivor: Engine) -> None:
-    ring, path = survivor.ring, survivor.path
+    ring, path = survivor.ring(), survivor.path
     assert ring is not None
     assert path is not None
     write(ring, range(6))
 
     def aborts(engine: Engine) -> None:
-        assert engine.ring is not None
-        engine.ring.claim(3)
-        engine.ring.abort()
+        assert engine.ring() is not None
+        engine.ring().claims.claim(3)
+        engine.ring().claims.abort()
 
     for point in native_points("abort"):
         assert dies(path, point, aborts)
-        survivor.reap_dead()
+        survivor.seat.reap_dead()
         require_sound(survivor)
     require_usable(ring, 999)
 
 
 @pytest.mark.parametrize("point", native_points("wait"))
 def test_a_waiter_that_dies_gives_its_turn_back(survivor: Engine, point: str) -> None:
-    ring, path = survivor.ring, survivor.path
+    ring, path = survivor.ring(), survivor.path
     assert ring is not None
     assert path is not None
 
     def waits(engine: Engine) -> None:
-        write(engine.ring, range(8), timeout=0.5)  # type: ignore[arg-type]
+        write(engine.ring(), range(8), timeout=0.5)  # type: ignore[arg-type]
 
-    with stopped_at(path, "write.claimed", lambda engine: write(engine.ring, [1]) and None):  # type: ignore[arg-type, func-returns-value]
+    with stopped_at(path, "write.claimed", lambda engine: write(engine.ring(), [1]) and None):  # type: ignore[arg-type, func-returns-value]
         if point == "wait.forfeit":
             # Two in the queue, the first of them stopped: the second loses patience with it.
             with stopped_at(path, "wait.turn", waits):
@@ -241,7 +241,7 @@ def test_a_waiter_that_dies_gives_its_turn_back(survivor: Engine, point: str) ->
         else:
             pid = fork(lambda: _waits_behind(path, point))
         ended(pid)
-    survivor.reap_dead()
+    survivor.seat.reap_dead()
     assert survivor.stats()["waiters"] == 0
     require_sound(survivor)
     require_usable(ring, 999)
@@ -250,7 +250,7 @@ def test_a_waiter_that_dies_gives_its_turn_back(survivor: Engine, point: str) ->
 def _waits_behind(path: Path, point: str) -> None:
     with Engine.open(path, None) as engine:
         _core.arm(point)
-        write(engine.ring, range(8), timeout=0.5)  # type: ignore[arg-type]
+        write(engine.ring(), range(8), timeout=0.5)  # type: ignore[arg-type]
 
 
 def test_a_process_that_ends_without_closing_leaves_the_registry(survivor: Engine) -> None:
@@ -280,7 +280,7 @@ def test_bytes_of_a_dead_writer_may_be_passed_before_it_is_reaped_to_the_end(
 
         def reap() -> None:
             reaper = Engine.open(path, None)
-            assert reaper.ring is not None
+            assert reaper.ring() is not None
             os.write(tell, b".")
             os.read(hear, 1)
             _core.arm(point)
@@ -288,12 +288,12 @@ def test_bytes_of_a_dead_writer_may_be_passed_before_it_is_reaped_to_the_end(
 
         pid = fork(reap)
         os.read(told, 1)
-        assert dies(path, "write.copy", lambda victim: write(victim.ring, [100, 101]))  # type: ignore[arg-type]
+        assert dies(path, "write.copy", lambda victim: write(victim.ring(), [100, 101]))  # type: ignore[arg-type]
         os.write(say, b".")
         assert ended(pid) == -signal.SIGKILL
         for number in range(40):
             write(ring, [number])
-            tail, quiet, head = ring._native.span(10**10)
+            tail, quiet, head = ring.seat.native.span(10**10)
             assert tail <= quiet <= head
     for descriptor in (told, tell, hear, say):
         os.close(descriptor)

@@ -13,7 +13,7 @@ from shmbuffer._native import _core
 from shmbuffer.errors import EmptyBufferError, LockTimeout, RingOverrunError
 from shmbuffer.memory import Engine, Ring, Schema, Settings
 from shmbuffer.memory.check import check
-from shmbuffer.memory.recovery import recover
+from shmbuffer.service.recovery import recover
 from tests.crash.harness import (
     CAPACITY,
     EVICTIONS,
@@ -77,9 +77,9 @@ def test_a_survivor_finds_the_batch_of_a_dead_writer_whole_or_absent(
     situation = SITUATIONS[name]
 
     def look(path: Path, engine: Engine, first: bool) -> None:
-        ring = engine.ring
+        ring = engine.ring()
         assert ring is not None
-        engine.reap_dead()
+        engine.seat.reap_dead()
         present = require_whole_or_absent(engine, situation)
         assert present == (is_committed_at(point)), f"batch {'present' if present else 'absent'}"
         require_sound(engine)
@@ -105,9 +105,9 @@ def test_a_fresh_process_recovers_after_the_death_of_all(
                 assert found.report.clients_retired == 1
                 present = require_whole_or_absent(found, situation)
                 assert present == (is_committed_at(point))
-                assert found.report.items == len(read_all(found.ring))  # type: ignore[arg-type]
+                assert found.report.items == len(read_all(found.ring()))  # type: ignore[arg-type]
                 require_sound(found)
-                require_usable(found.ring, 999)  # type: ignore[arg-type]
+                require_usable(found.ring(), 999)  # type: ignore[arg-type]
 
         in_a_process = succeeds if first else called
         in_a_process(recovers)
@@ -129,12 +129,12 @@ def test_a_writer_that_meets_the_slot_of_a_dead_one_goes_on(
     situation = SITUATIONS["a batch"]
     engine = prepare(tmp_path / "buffer", situation, kind)
     assert dies(tmp_path / "buffer", point, situation.work)
-    ring = engine.ring
+    ring = engine.ring()
     assert ring is not None
     for number in range(200, 200 + 2 * CAPACITY):
         write(ring, [number])
     assert sorted(read_all(ring).values()) == list(range(208, 216))
-    engine.reap_dead()
+    engine.seat.reap_dead()
     require_sound(engine)
     engine.close()
 
@@ -159,7 +159,7 @@ def test_whoever_waits_for_the_mutex_of_a_dead_writer_gets_it(
     def waits() -> None:
         with Engine.open(path, None) as waiter:
             os.write(start, b"x")
-            write(waiter.ring, [500])  # type: ignore[arg-type]
+            write(waiter.ring(), [500])  # type: ignore[arg-type]
 
     with stopped_at(path, point, situation.work):
         waiter = fork(waits)
@@ -167,14 +167,14 @@ def test_whoever_waits_for_the_mutex_of_a_dead_writer_gets_it(
     assert ended(waiter) == 0
     for fd in (started, start):
         os.close(fd)
-    engine.reap_dead()
-    assert 500 in read_all(engine.ring).values()  # type: ignore[arg-type]
+    engine.seat.reap_dead()
+    assert 500 in read_all(engine.ring()).values()  # type: ignore[arg-type]
     require_sound(engine)
     engine.close()
 
 
 def test_a_stopped_writer_is_not_declared_dead(survivor: Engine) -> None:
-    ring, path = survivor.ring, survivor.path
+    ring, path = survivor.ring(), survivor.path
     assert ring is not None
     assert path is not None
     with stopped_at(path, "write.claimed", SITUATIONS["one item"].work) as pid:
@@ -191,14 +191,14 @@ def test_a_stopped_writer_is_not_declared_dead(survivor: Engine) -> None:
 
 
 def test_a_stopped_writer_that_goes_on_commits_its_batch(survivor: Engine) -> None:
-    ring, path = survivor.ring, survivor.path
+    ring, path = survivor.ring(), survivor.path
     assert ring is not None
     assert path is not None
     pid = fork(lambda: _stops_itself(path))
     assert os.WIFSTOPPED(os.waitpid(pid, os.WUNTRACED)[1])
     for number in range(7):
         write(ring, [number])
-    assert survivor.reap_dead() == 0
+    assert survivor.seat.reap_dead() == 0
     os.kill(pid, signal.SIGCONT)
     assert ended(pid) == 0
     assert sorted(read_all(ring).values()) == [*range(7), 100]
@@ -208,7 +208,7 @@ def test_a_stopped_writer_that_goes_on_commits_its_batch(survivor: Engine) -> No
 def _stops_itself(path: Path) -> None:
     with Engine.open(path, None) as engine:
         _core.arm("write.claimed", "stop")
-        write(engine.ring, [100])  # type: ignore[arg-type]
+        write(engine.ring(), [100])  # type: ignore[arg-type]
 
 
 def write_on(ring: Ring) -> None:
@@ -223,7 +223,7 @@ def test_bytes_that_a_stopped_writer_fills_are_not_taken_from_it(tmp_path: Path)
     with Engine.open(path, large) as engine:
         ring = engine.define(Schema((), 1000, (), {"kind": "records"}, KINDS["short records"]))
         assert ring.records is not None
-        victim = stopped_at(path, "write.copy", lambda other: write(other.ring, [5]) and None)  # type: ignore[arg-type, func-returns-value]
+        victim = stopped_at(path, "write.copy", lambda other: write(other.ring(), [5]) and None)  # type: ignore[arg-type, func-returns-value]
         with victim as pid:
             with pytest.raises(RingOverrunError, match=rf"process {pid} .*is still") as raised:
                 write_on(ring)
@@ -242,12 +242,12 @@ def test_bytes_that_a_stopped_writer_fills_are_not_taken_from_it(tmp_path: Path)
 def test_a_dead_writer_keeps_the_priorities_that_it_gave(survivor: Engine) -> None:
     path = survivor.path
     assert path is not None
-    assert dies(path, "write.committing", lambda engine: write(engine.ring, [4, 8]) and None)  # type: ignore[arg-type, func-returns-value]
-    survivor.reap_dead()
-    ring = survivor.ring
+    assert dies(path, "write.committing", lambda engine: write(engine.ring(), [4, 8]) and None)  # type: ignore[arg-type, func-returns-value]
+    survivor.seat.reap_dead()
+    ring = survivor.ring()
     assert ring is not None
     assert ring.length == 2
-    assert ring.priorities()[:2].tolist() == [5.0, 9.0]
+    assert ring.tree.priorities()[:2].tolist() == [5.0, 9.0]
     require_sound(survivor)
 
 
@@ -260,13 +260,13 @@ def test_without_priorities_a_kill_loses_nothing_either(tmp_path: Path, kind: st
             if not dies(path, point, SITUATIONS["around the end"].work):
                 assert point in ("write.unmassed", "write.default", "write.leaf", *EVICTIONS)
                 continue
-            engine.reap_dead()
+            engine.seat.reap_dead()
             assert set(range(2, 6)) <= set(read_all(ring).values())
             require_sound(engine)
 
 
 def test_a_sample_waits_while_the_whole_ring_is_being_written(survivor: Engine) -> None:
-    ring, path = survivor.ring, survivor.path
+    ring, path = survivor.ring(), survivor.path
     assert ring is not None
     assert path is not None
     told, tell = os.pipe()
@@ -275,7 +275,7 @@ def test_a_sample_waits_while_the_whole_ring_is_being_written(survivor: Engine) 
     def body() -> None:
         with Engine.open(path, None) as engine:
             _core.arm("write.claimed", "pause", notify_fd=tell, wait_fd=hear)
-            write(engine.ring, range(CAPACITY))  # type: ignore[arg-type]
+            write(engine.ring(), range(CAPACITY))  # type: ignore[arg-type]
 
     writer = fork(body)
     assert os.read(told, 1)
@@ -292,7 +292,7 @@ def test_a_sample_waits_while_the_whole_ring_is_being_written(survivor: Engine) 
 def test_a_sample_from_a_ring_that_a_dead_writer_holds_says_that_it_is_empty(
     survivor: Engine,
 ) -> None:
-    ring, path = survivor.ring, survivor.path
+    ring, path = survivor.ring(), survivor.path
     assert ring is not None
     assert path is not None
     assert dies(path, "write.claimed", SITUATIONS["a batch as large as the ring"].work)
@@ -303,7 +303,7 @@ def test_a_sample_from_a_ring_that_a_dead_writer_holds_says_that_it_is_empty(
 def test_recover_says_what_was_done_for_the_dead_beside_the_living(survivor: Engine) -> None:
     path = survivor.path
     assert path is not None
-    write(survivor.ring, range(3))  # type: ignore[arg-type]
+    write(survivor.ring(), range(3))  # type: ignore[arg-type]
     assert dies(path, "write.copy", SITUATIONS["a batch"].work)
     report = recover(path)
     assert report.reason == "in use"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from shmbuffer.memory import layout
-from shmbuffer.memory.records import extents_of
+from shmbuffer.memory.slots_file import SlotsFile
 from tests.damage.specimen import Change, Specimen, words
 
 #: What a number becomes that something else was written over.
@@ -74,7 +74,7 @@ def slots_cells(specimen: Specimen) -> list[Cell]:
 def header_cells(specimen: Specimen) -> list[Cell]:
     """The headers of all records that are items."""
     content = specimen.files[layout.SLOTS]
-    extents = extents_of(np.frombuffer(content, np.uint8), specimen.schema)
+    extents = SlotsFile(content, specimen.schema).extents
     ring = specimen.schema.record_bytes
     return [
         Cell(

@@ -100,7 +100,7 @@ def spring(specimen: Specimen, name: str, trap: Trap) -> None:
 
 def _opened(path: Path) -> object:
     with Engine.open(path, None, timeout=0.5) as engine:
-        return contents(engine.ring) if engine.ring is not None else None
+        return contents(engine.ring()) if engine.ring() is not None else None
 
 
 def _removed(path: Path) -> object:

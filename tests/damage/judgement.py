@@ -49,17 +49,17 @@ def require_mended_or_refused(specimen: Specimen) -> None:
     if engine is None:
         return
     with engine:
-        assert engine.ring is not None, "there was a schema"
-        found = contents(engine.ring)
+        assert engine.ring() is not None, "there was a schema"
+        found = contents(engine.ring())
         report = engine.check()
         _require_right(specimen, found, report)
         if engine.report is None:  # a client's identity is damaged, and what is not proved is alive
             return
         others = [line for line in report.problems if not NAMED.match(line)]
         assert not others, f"recovery left damage: {others}"
-        _require_counted(specimen, engine.ring, set(found), engine.report)
+        _require_counted(specimen, engine.ring(), set(found), engine.report)
         if found:
-            harness.sample(engine.ring, prioritized=True) if report.ok else None
+            harness.sample(engine.ring(), prioritized=True) if report.ok else None
             _require_usable(engine)
 
 
@@ -76,7 +76,7 @@ def _require_counted(
     specimen: Specimen, ring: Ring, found: set[int], report: RecoveryReport
 ) -> None:
     """A word that says ABORTED is what a writer's own abort leaves: nobody counts those."""
-    states = slots.states(ring.words)
+    states = slots.states(ring.live.words)
     lost = {slot for slot in specimen.truth if slot not in found}
     uncounted = {slot for slot in lost if states[slot] != SlotState.ABORTED}
     counted = report.words_refused + report.checksum_failed + report.rolled_back
@@ -86,7 +86,7 @@ def _require_counted(
 
 def _require_usable(engine: Engine) -> None:
     """G4, whatever the priorities are: written, read, updated, and whole afterwards."""
-    ring = engine.ring
+    ring = engine.ring()
     assert ring is not None
     before = engine.check().problems
     slot = harness.write(ring, [77]) % ring.capacity

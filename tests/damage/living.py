@@ -59,7 +59,7 @@ def _calls(opened: Engine, held: Ring, truth: Contents) -> list[Callable[[], obj
         lambda: _write(held, range(77, 79)),
         lambda: _place(held),
         lambda: drawn(held, prioritized=True),
-        lambda: held.set_alpha(0.7, 0.1),
+        lambda: held.tree.set_alpha(0.7, 0.1),
         lambda: opened.flush(timeout=1.0),
         lambda: held.empty(),
         lambda: _write(held, range(5)),
@@ -118,7 +118,7 @@ def _any_alpha() -> Iterator[None]:
 
 def _place(held: Ring) -> None:
     """Slots that a writer holds are waited for as long as a placed write waits; here, nobody."""
-    if not (held.words & np.uint64(3) == 1).any():
+    if not (held.live.words & np.uint64(3) == 1).any():
         harness.place(held, [1], [88], in_place=False)
 
 

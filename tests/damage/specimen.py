@@ -121,9 +121,9 @@ class Specimen:
 
     def _find_truth(self) -> None:
         with Engine.open(self.path, None) as engine:
-            assert engine.ring is not None
-            found = contents(engine.ring)
-            harness.read_all(engine.ring)
+            assert engine.ring() is not None
+            found = contents(engine.ring())
+            harness.read_all(engine.ring())
         (self.path / "truth").write_bytes(_packed(found))
 
 
@@ -191,10 +191,10 @@ def _live(path: Path, kind: str) -> None:
 
     def second() -> None:
         with Engine.open(path, None) as engine:
-            assert engine.ring is not None
-            harness.write(engine.ring, range(20, 22))
-            harness.place(engine.ring, [7], [30], in_place=True)
-            engine.ring.update(np.array([6]), np.array([3.0]))
+            assert engine.ring() is not None
+            harness.write(engine.ring(), range(20, 22))
+            harness.place(engine.ring(), [7], [30], in_place=True)
+            engine.ring().update(np.array([6]), np.array([3.0]))
 
     harness.succeeds(first)
     assert harness.dies(path, "write.checksum", lambda engine: _write_two(engine, 10))
@@ -203,8 +203,8 @@ def _live(path: Path, kind: str) -> None:
 
 
 def _write_two(engine: Engine, number: int) -> None:
-    assert engine.ring is not None
-    harness.write(engine.ring, [number, number + 1])
+    assert engine.ring() is not None
+    harness.write(engine.ring(), [number, number + 1])
 
 
 def _write(path: Path, content: bytes) -> None:

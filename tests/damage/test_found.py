@@ -17,8 +17,8 @@ from shmbuffer.memory.check import check
 from shmbuffer.memory.identity import process_state
 from shmbuffer.memory.inspect import inspect
 from shmbuffer.memory.layout import EntryState, Phase
-from shmbuffer.memory.records import extents_of
 from shmbuffer.memory.slots import states
+from shmbuffer.memory.slots_file import SlotsFile
 from tests.crash import harness
 from tests.damage.cells import Cell, entry_cells, runtime_cells, slots_cells
 from tests.damage.conftest import Specimens
@@ -43,8 +43,8 @@ def records(specimens: Specimens) -> Iterator[Specimen]:
 
 
 def ring_of(engine: Engine) -> Ring:
-    assert engine.ring is not None
-    return engine.ring
+    assert engine.ring() is not None
+    return engine.ring()
 
 
 def cell(cells: list[Cell], name: str) -> Cell:
@@ -86,13 +86,13 @@ def test_a_pid_that_no_process_can_have_is_gone_and_proves_nothing(
 
 def test_a_state_that_is_none_stops_a_client_that_has_no_ring_yet(specimen: Specimen) -> None:
     with Engine.open(specimen.path, None) as engine:
-        engine.control.runtime["state"] = 77
+        engine.seat.control.runtime["state"] = 77
         with pytest.raises(BufferNeedsRestart, match=r"0x4d, which is none.*then recover"):
             Engine.open(specimen.path, None)
 
 
 def test_a_number_of_clients_that_cannot_be_stops_who_joins(opened: Engine) -> None:
-    opened.control.runtime["next_incarnation"] = 2**64 - 1
+    opened.seat.control.runtime["next_incarnation"] = 2**64 - 1
     assert opened.path is not None
     with pytest.raises(BufferNeedsRestart, match="clients are said to have been here"):
         Engine.open(opened.path, None)
@@ -159,8 +159,8 @@ def test_a_record_that_is_not_where_its_slot_says_is_never_returned(
     with Engine.open(records.path, None) as engine:
         ring = ring_of(engine)
         assert ring.records is not None
-        assert engine._parts is not None
-        extents = extents_of(np.frombuffer(engine._parts[0], np.uint8), records.schema)
+        assert engine.seat.mapped is not None
+        extents = SlotsFile(engine.seat.mapped.slots, records.schema).extents
         extents[half][slot] += 8
         with pytest.raises(CorruptBufferError, match=f"slot {slot} does not hold the item"):
             ring.records.read(np.array([slot]))
@@ -173,8 +173,8 @@ def test_a_size_that_is_damage_is_not_allocated(records: Specimen) -> None:
     with Engine.open(records.path, None) as engine:
         ring = ring_of(engine)
         assert ring.records is not None
-        assert engine._parts is not None
-        extents = extents_of(np.frombuffer(engine._parts[0], np.uint8), records.schema)
+        assert engine.seat.mapped is not None
+        extents = SlotsFile(engine.seat.mapped.slots, records.schema).extents
         extents["bytes"][slot] = records.schema.record_bytes  # more than any first arena has
         with pytest.raises(CorruptBufferError, match=f"slot {slot}"):
             ring.records.sample(64, 1, beta=None)
@@ -184,7 +184,7 @@ def test_a_size_that_is_damage_is_not_allocated(records: Specimen) -> None:
 
 def test_mass_without_an_item_is_never_drawn(opened: Engine) -> None:
     ring = ring_of(opened)
-    empty = int(np.flatnonzero(states(ring.words) != 2)[0])
+    empty = int(np.flatnonzero(states(ring.live.words) != 2)[0])
     _mass_of(opened)[:] = 0
     _mass_of(opened)[empty] = 1.0
     with pytest.raises(CorruptBufferError, match=f"slot {empty} does not hold the item"):
@@ -208,7 +208,7 @@ def test_mass_behind_the_last_element_leads_nowhere(opened: Engine) -> None:
 def test_a_number_of_items_without_items_is_no_sample(opened: Engine) -> None:
     ring = ring_of(opened)
     ring.empty()
-    opened.control.runtime["length"] = 2**63
+    opened.seat.control.runtime["length"] = 2**63
     assert ring.length == ring.elements
     with pytest.raises(CorruptBufferError):
         harness.sample(ring, prioritized=False)
@@ -222,7 +222,7 @@ def test_a_head_of_the_byte_ring_that_cannot_be_copies_and_takes_nothing(
 
     def trial(engine: Engine) -> None:
         ring = ring_of(engine)
-        engine.control.runtime["byte_head"] += np.uint64(ahead)
+        engine.seat.control.runtime["byte_head"] += np.uint64(ahead)
         with tempfile.TemporaryFile() as file:
             assert ring.records is not None
             copy = ring.records.copy_out
@@ -232,7 +232,7 @@ def test_a_head_of_the_byte_ring_that_cannot_be_copies_and_takes_nothing(
         room = np.empty(2**21, np.uint8)
         places = (tickets, extents, np.empty(8, np.int64), np.empty(8))
         given = [place.ctypes.data for place in places]
-        native = ring._native
+        native = ring.seat.native
         assert native.records_moment(0, room.ctypes.data, 2**21, *given, 10**9) == -_core.DAMAGED
 
     wrong = failures([records.path], lambda path: _with_handle(path, trial))
@@ -245,13 +245,13 @@ def test_a_claim_of_more_tickets_than_there_are_is_nobodys(opened: Engine, field
 
     def trial(engine: Engine) -> None:
         assert engine.path is not None
-        engine.attach_again()
-        entries = engine.control.entries
+        engine.seat.rejoin()
+        entries = engine.seat.control.entries
         entries["incarnation"][9], entries["state"][9] = 5, EntryState.LIVE
         entries["phase"][9], entries[field][9] = Phase.PAYLOAD, 2**61
         entries["boot_id"][9] = np.void(b"an earlier boot.")
         head = ring_of(engine).head
-        assert engine.reap_dead() == 1
+        assert engine.seat.reap_dead() == 1
         assert ring_of(engine).head == head
         harness.write(ring_of(engine), [5])
         engine.close()
@@ -263,7 +263,7 @@ def test_a_claim_of_more_tickets_than_there_are_is_nobodys(opened: Engine, field
 @pytest.mark.parametrize("bit", range(8))
 def test_a_mutex_of_another_kind_is_not_taken(opened: Engine, bit: int) -> None:
     """With a kind of its own choice the C library ends the process, or waits for ever."""
-    kind = opened.control.runtime["mutex"].view(np.uint32)[4:5]
+    kind = opened.seat.control.runtime["mutex"].view(np.uint32)[4:5]
     kind ^= np.uint32(1 << bit)
     try:
         with pytest.raises(BufferNeedsRestart, match="beyond repair"):
@@ -282,7 +282,7 @@ def test_a_number_that_no_buffer_can_have_is_the_recorded_one_after_recovery(
     specimen.damage(cell(runtime_cells(), f"runtime.{name}").becomes(_bits(value)))
     with Engine.open(specimen.path, None) as engine:
         harness.write(ring_of(engine), [2])
-        runtime = engine.control.runtime
+        runtime = engine.seat.control.runtime
         assert (runtime["alpha"], runtime["eps"]) == (engine.settings.alpha, engine.settings.eps)
         assert runtime["max_priority"] <= 1e6
 
@@ -306,15 +306,15 @@ def _bits(value: float) -> int:
 
 
 def test_a_priority_is_not_blamed_for_an_alpha_that_is_none(opened: Engine) -> None:
-    opened.control.runtime["alpha"] = np.nan
+    opened.seat.control.runtime["alpha"] = np.nan
     with pytest.raises(CorruptBufferError, match="alpha is nan"):
         harness.write(ring_of(opened), [1])
 
 
 def _mass_of(engine: Engine) -> NDArray[np.float64]:
     ring = ring_of(engine)
-    assert engine._parts is not None
-    data, at = np.frombuffer(engine._parts[0], np.uint8), ring.schema.sections["mass"]
+    assert engine.seat.mapped is not None
+    data, at = np.frombuffer(engine.seat.mapped.slots, np.uint8), ring.schema.sections["mass"]
     return data[at : at + 8 * 16].view(np.float64)
 
 

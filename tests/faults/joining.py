@@ -67,10 +67,10 @@ class Undefine(Scenario):
 
     def act(self) -> None:
         assert self.engine.undefine()
-        assert self.engine.schema is None
+        assert self.engine.schema() is None
 
     def again(self) -> None:
-        assert self.engine.undefine() or self.engine.schema is None
+        assert self.engine.undefine() or self.engine.schema() is None
         self.require_whole(self.engine)
 
 
@@ -85,7 +85,7 @@ class DefineAndDie(Define):
 
         self.kept.close()
         with self.open() as engine:
-            defined = engine.schema is not None  # the fault came after that
+            defined = engine.schema() is not None  # the fault came after that
         assert ended(fork(victim)) == (0 if defined else -signal.SIGKILL)
         self.require_whole(self.keep(self.open()))
 
@@ -127,7 +127,7 @@ class Attach(Scenario):
     def act(self) -> None:
         self.second = self.keep(Engine.open(self.path, None, timeout=AT_ONCE))
         assert self.second.report is None, "a buffer in use was recovered"
-        assert self.second.ring is not None
+        assert self.second.ring() is not None
 
     def again(self) -> None:
         require_items(self.first, ITEMS)
@@ -146,7 +146,7 @@ class Meet(Scenario):
         self.builder = self.keep(self.filled())
 
     def act(self) -> None:
-        assert self.early.ring is not None
+        assert self.early.ring() is not None
 
     def again(self) -> None:
         self.act()

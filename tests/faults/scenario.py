@@ -117,5 +117,5 @@ class Scenario:
 
 
 def require_items(engine: Engine, items: frozenset[int]) -> None:
-    assert engine.ring is not None
-    assert frozenset(read_all(engine.ring).values()) == items
+    assert engine.ring() is not None
+    assert frozenset(read_all(engine.ring()).values()) == items

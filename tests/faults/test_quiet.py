@@ -34,6 +34,9 @@ pytestmark = pytest.mark.skipif(
 )
 
 
+_kept: list[Ring] = []
+
+
 def ring_of(path: Path, kind: str) -> Ring:
     return Engine.open(path, settings(kind)).define(schema(kind))
 
@@ -43,6 +46,7 @@ def quietly(path: Path, kind: str, work: Callable[[Ring], object]) -> int:
 
     def body() -> None:
         ring = ring_of(path, kind)
+        _kept.append(ring)  # it would close its files where nothing refers to it any more
         fill(ring)
         sample(ring, 512)
         be_quiet(folder_of(ring))
@@ -52,7 +56,7 @@ def quietly(path: Path, kind: str, work: Callable[[Ring], object]) -> int:
 
 
 def folder_of(ring: Ring) -> int:
-    directory = ring._engine._ground.directory
+    directory = ring.seat.ground.directory
     assert directory is not None
     return directory.file.fd
 
@@ -68,7 +72,7 @@ def everything(ring: Ring) -> None:
         write(ring, range(100, 104))
         read_all(ring)
         ring.update(np.arange(8), np.linspace(0.5, 4.0, 8))
-        ring.set_alpha(0.5 + round_ / 100)
+        ring.tree.set_alpha(0.5 + round_ / 100)
     ring.empty()
     fill(ring)
     sample(ring, 2000)
@@ -78,8 +82,8 @@ def everything(ring: Ring) -> None:
 def test_the_hot_calls_need_no_file_and_no_descriptor(tmp_path: Path, kind: str) -> None:
     assert quietly(tmp_path / "buffer", kind, everything) == 0
     with Engine.open(tmp_path / "buffer", None) as engine:
-        assert engine.ring is not None
-        found = sorted(read_all(engine.ring).values())
+        assert engine.ring() is not None
+        found = sorted(read_all(engine.ring()).values())
         assert found
         assert found == list(range(12))[-len(found) :]  # there is not room for all in short ones
 

@@ -14,9 +14,9 @@ from shmbuffer.memory.files import Files
 from shmbuffer.memory.history import Event, EventKind
 from shmbuffer.memory.inspect import inspect
 from shmbuffer.memory.recorder import Recorder
-from shmbuffer.memory.recovery import recover
 from shmbuffer.memory.region import Directory
 from shmbuffer.memory.removal import sweep
+from shmbuffer.service.recovery import recover
 from tests.crash.harness import (
     dies,
     ended,
@@ -276,8 +276,8 @@ class Record(Scenario):
             with files.lock(AT_ONCE):
                 recorder = Recorder.open(files, self.engine.superblock.uuid)
         try:
-            recorder.record(self.engine.glance(), self.engine.incarnation)
-            recorder.note(Event(EventKind.JOINED), self.engine.incarnation)
+            recorder.record(self.engine.glance(), self.engine.seat.incarnation)
+            recorder.note(Event(EventKind.JOINED), self.engine.seat.incarnation)
         finally:
             recorder.close()
 

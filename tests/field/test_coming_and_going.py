@@ -73,7 +73,7 @@ def test_iceoryx2_1578_a_buffer_that_is_removed_while_it_is_opened_is_a_missing_
         assert not path.exists(), "nothing was made where there was nothing"
     else:
         with Engine.open(path, settings) as another:
-            assert another.ring is None, "a new one"
+            assert another.ring() is None, "a new one"
     assert removed
 
 
@@ -94,8 +94,8 @@ def test_iceoryx2_1578_whoever_opens_beside_removals_gets_a_whole_buffer_or_none
             try:
                 with Engine.open(path, None) as engine:
                     assert engine.epoch == 0, "nobody died"
-                    if engine.ring is not None:
-                        _, tickets = read(engine.ring, range(8))
+                    if engine.ring() is not None:
+                        _, tickets = read(engine.ring(), range(8))
                         assert (tickets >= 0).sum() <= 1
             except (BufferNotFoundError, BufferClosedError):
                 continue
@@ -123,7 +123,7 @@ def test_iceoryx2_1670_whoever_reads_while_the_files_are_removed_reads_on(
             other.cleanup()
 
     def read_on(parent: Parent) -> None:
-        engine.attach_again()
+        engine.seat.rejoin()
         parent.pause()
         assert contents(ring) == {i: i for i in range(8)}
         assert len(sample(ring, 8, prioritized=True).numbers) == 8
@@ -169,7 +169,7 @@ def test_its_7969_iceoryx2_1356_1699_what_is_seen_committed_is_there(
     """Without a barrier a reader saw that a write was done before it saw what was written."""
 
     def keep_writing(parent: Parent) -> None:
-        engine.attach_again()
+        engine.seat.rejoin()
         parent.tell_him()
         while True:
             first = ring.write_count

@@ -16,7 +16,6 @@ import pytest
 from shmbuffer._native import _core
 from shmbuffer.errors import LockTimeout, UnsupportedPlatformError
 from shmbuffer.memory import Engine, Ring
-from shmbuffer.memory import ring as ring_module
 from shmbuffer.memory.engine import require_platform
 from shmbuffer.memory.files import Files
 from shmbuffer.memory.region import Directory
@@ -25,6 +24,7 @@ from tests.memory.rows import (
     Parent,
     child,
     contents,
+    lock_timeout,
     mutex_held,
     require_sound,
     ring_of,
@@ -75,7 +75,7 @@ def test_cocoindex_2424_an_owner_that_is_parked_is_named(
     with mutex_held(engine) as owner:
         owner.stop()
         with monkeypatch.context() as patch:
-            patch.setattr(ring_module, "LOCK_TIMEOUT_NS", 60_000_000)
+            lock_timeout(patch, 60_000_000)
             with pytest.raises(LockTimeout, match=rf"{owner.pid} \(stopped\)"):
                 write(ring, [8])
         os.kill(owner.pid, signal.SIGCONT)
@@ -94,7 +94,7 @@ def test_iceoryx_325_survivors_of_a_killed_process_take_its_lock(
         with mutex_held(engine) as owner:
             owner.kill()
         write(ring, [number])
-    assert int(engine.control.runtime["repairs"][0]) == 3
+    assert int(engine.seat.control.runtime["repairs"][0]) == 3
     require_sound(engine)
 
 
@@ -105,7 +105,7 @@ def test_iceoryx_2193_2260_the_death_of_an_owner_ends_nobody_else(
     """The daemon ended itself with "owner died", and all applications with it."""
 
     def wait_for_it(parent: Parent) -> None:
-        engine.attach_again()
+        engine.seat.rejoin()
         parent.tell_him()
         write(ring, [8], timeout=30.0)
 
@@ -142,7 +142,7 @@ def test_lightrag_3413_a_worker_that_dies_in_the_first_initialisation_blocks_nob
         worker.reached()
         worker.kill()
     with Engine.open(path, SETTINGS, timeout=5.0) as engine:
-        assert engine.ring is None
+        assert engine.ring() is None
 
 
 @pytest.mark.crash
@@ -152,7 +152,7 @@ def test_loky_360_a_worker_that_dies_while_it_reads_blocks_no_other(
     """Workers of a pool waited for the lock of a queue whose reader was killed."""
 
     def read(parent: Parent) -> None:
-        engine.attach_again()
+        engine.seat.rejoin()
         parent.pause_at("sample.drawn")
         sample(ring, 4, prioritized=True)
 
@@ -168,7 +168,7 @@ def test_hami_core_248_sixteen_waiters_go_on_at_once(engine: Engine, ring: Ring)
     """Sixteen processes waited for a semaphore of a killed one, until they timed out."""
 
     def wait_for_it(parent: Parent) -> None:
-        engine.attach_again()
+        engine.seat.rejoin()
         parent.tell_him()
         ring.update(np.arange(1), np.ones(1))
 
@@ -179,7 +179,7 @@ def test_hami_core_248_sixteen_waiters_go_on_at_once(engine: Engine, ring: Ring)
             until_it_sleeps(waiter)
         owner.kill()
         assert [waiter.end() for waiter in waiters] == [0] * 16
-    assert engine.reap_dead() == 17
+    assert engine.seat.reap_dead() == 17
 
 
 @pytest.mark.crash
@@ -189,7 +189,7 @@ def test_coreclr_6015_an_owner_that_dies_in_the_repair_leaves_a_lock_that_can_be
     """A C library said that such a lock was lost for good, instead of that its owner had died."""
 
     def repair(parent: Parent) -> None:
-        engine.attach_again()
+        engine.seat.rejoin()
         parent.pause_at("repair.parents")
         parent.tell_him()
         write(ring, [8])
@@ -211,7 +211,7 @@ def test_glibc_bz_20973_no_waiter_is_left_asleep_when_owner_after_owner_dies(
     """The wake-up that a dead owner owed was lost between two waiters."""
 
     def take_it_and_die(parent: Parent) -> None:
-        engine.attach_again()
+        engine.seat.rejoin()
         parent.tell_him()
         _core.arm("update.raw", "kill")
         ring.update(np.arange(1), np.ones(1))
@@ -225,7 +225,7 @@ def test_glibc_bz_20973_no_waiter_is_left_asleep_when_owner_after_owner_dies(
             owner.kill()
             assert [waiter.end() for waiter in waiters] == [-signal.SIGKILL] * 4
         write(ring, [8])
-        engine.reap_dead()
+        engine.seat.reap_dead()
     require_sound(engine)
 
 
@@ -237,7 +237,7 @@ def test_glibc_bz_20985_a_kill_at_any_instruction_of_an_unlock_blocks_nobody(
     """Between two steps of the unlock a kill left a lock that nobody owned."""
 
     def lock_and_unlock(parent: Parent) -> None:
-        engine.attach_again()
+        engine.seat.rejoin()
         parent.tell_him()
         index, one = np.arange(1), np.ones(1)
         while True:

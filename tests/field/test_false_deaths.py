@@ -47,9 +47,9 @@ YEAR_S = 365 * 24 * 3600
 
 def look_long_silent(engine: Engine) -> None:
     """As if every client had joined long ago, and had done nothing since."""
-    for entry, _ in engine.registry.live():
-        engine.control.entries["joined_ns"][entry] -= A_LONG_TIME_NS
-        engine.control.entries["last_seen_ns"][entry] = 1
+    for entry, _ in engine.seat.registry.live():
+        engine.seat.control.entries["joined_ns"][entry] -= A_LONG_TIME_NS
+        engine.seat.control.entries["last_seen_ns"][entry] = 1
 
 
 @pytest.mark.crash
@@ -60,7 +60,7 @@ def test_aeron_256_373_374_1599_a_client_that_pauses_is_not_declared_dead(
     """Collection of garbage, or SIGSTOP, for longer than a timeout ended a living client."""
 
     def attach(parent: Parent) -> None:
-        engine.attach_again()
+        engine.seat.rejoin()
         parent.pause()
 
     situations: dict[str, Callable[[], AbstractContextManager[Child]]] = {
@@ -74,7 +74,7 @@ def test_aeron_256_373_374_1599_a_client_that_pauses_is_not_declared_dead(
         client.stop()
         look_long_silent(engine)
         assert [one.alive for one in engine.clients()] == [True, True]
-        assert engine.reap_dead() == 0
+        assert engine.seat.reap_dead() == 0
         os.kill(client.pid, signal.SIGCONT)
         client.go()
         assert client.end() == 0
@@ -117,7 +117,7 @@ import os, sys
 from shmbuffer.memory import Engine
 from tests.memory.rows import ring_of
 engine = Engine.open(sys.argv[1], None)
-ring_of(engine).claim(1)
+ring_of(engine).claims.claim(1)
 print(os.getpid(), flush=True)
 input()
 """
@@ -133,7 +133,7 @@ def test_iceoryx2_1660_a_client_in_another_container_is_judged_rightly(
     with program(HOLDS, engine.path, before=CONTAINER) as container:
         assert int(heard(container)) < 10, "pids of its own"
         assert [one.alive for one in engine.clients()] == [True, True]
-        assert engine.reap_dead() == 0
+        assert engine.seat.reap_dead() == 0
         container.kill()
         container.wait()
         write(ring, range(8, 16), timeout=30.0)
@@ -160,13 +160,13 @@ def test_gbrain_2840_the_lock_of_a_living_process_in_a_container_is_not_stolen(
 
 def test_iceoryx2_274_a_process_sees_itself_alive(engine: Engine) -> None:
     def look() -> None:
-        engine.attach_again()
+        engine.seat.rejoin()
         assert [one.alive for one in engine.clients()] == [True, True]
 
     with Engine.open(engine.path, None) as second:  # type: ignore[arg-type]
         for handle in (engine, second):
             assert [one.alive for one in handle.clients()] == [True, True]
-            assert handle.reap_dead() == 0
+            assert handle.seat.reap_dead() == 0
     succeeds(look)
 
 
@@ -210,7 +210,7 @@ def test_biggraphite_202_readers_that_were_killed_while_they_read_are_cleared_aw
     """Readers of a pool that was restarted stayed in the table, and kept old data with them."""
 
     def read(parent: Parent) -> None:
-        engine.attach_again()
+        engine.seat.rejoin()
         parent.pause_at("sample.copy")
         sample(ring, 4)
 
@@ -285,7 +285,7 @@ def test_systemd_nspawn_two_boot_ids_on_one_machine_are_no_reboot(
         assert [one.alive for one in engine.clients()] == [True, True]
         inside.kill()
         inside.wait()
-        while engine.reap_dead() == 0:  # the kernel ends the namespace after its first process
+        while engine.seat.reap_dead() == 0:  # the kernel ends the namespace after its first process
             pass
     assert len(engine.clients()) == 1
 
@@ -312,7 +312,7 @@ def test_glibc_robust_list_a_waiter_that_dies_gives_nobody_else_s_lock_up(
 ) -> None:
     """The kernel compares numbers of threads, and each container has a thread 1."""
     write(ring, range(4))
-    word = np.frombuffer(engine.control.runtime["mutex"], np.uint32)
+    word = np.frombuffer(engine.seat.control.runtime["mutex"], np.uint32)
     with program(LOCKS, path, "holds", before=CONTAINER) as holder:
         assert holder.stdout is not None
         assert holder.stdin is not None
@@ -325,7 +325,7 @@ def test_glibc_robust_list_a_waiter_that_dies_gives_nobody_else_s_lock_up(
                 pass
             waiter.kill()
             waiter.wait()
-            while len(engine.registry.alive()) > 2:  # the kernel ends the namespace after it
+            while len(engine.seat.registry.alive()) > 2:  # the kernel ends the namespace after it
                 pass
         assert word[0] == 1 | FUTEX_WAITERS, "nobody has died that held it"
         tell(holder)

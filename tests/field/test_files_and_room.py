@@ -74,7 +74,7 @@ def test_ray_201_a_reader_that_dies_in_the_middle_of_a_read_takes_nothing_along(
     """The store of all workers died with a worker that was getting an object."""
 
     def read_and_die(parent: Parent) -> None:
-        engine.attach_again()
+        engine.seat.rejoin()
         parent.pause_at("sample.copy")
         sample(ring, 8)
 

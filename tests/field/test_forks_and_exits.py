@@ -69,7 +69,7 @@ for _ in range(2):
     process.start()
     process.join()
     assert process.exitcode == 0
-print(path, len(contents(engine.ring)), (path / ".shmbuffer" / "control").exists(), flush=True)
+print(path, len(contents(engine.ring())), (path / ".shmbuffer" / "control").exists(), flush=True)
 input()
 """
 
@@ -106,7 +106,7 @@ def test_cpython_84559_a_fork_beside_threads_leaves_no_lock_behind(
         end.set()
         for thread in threads:
             thread.join()
-    engine.reap_dead()
+    engine.seat.reap_dead()
     assert len(contents(ring)) == 8
     require_sound(engine)
 
@@ -114,7 +114,7 @@ def test_cpython_84559_a_fork_beside_threads_leaves_no_lock_behind(
 def test_filelock_634_a_child_forked_while_anonymous_memory_is_joined_keeps_no_lock() -> None:
     """The same in our own second ground: the child must not hold what its parent gave back."""
     with Engine.anonymous(SETTINGS) as engine:
-        ground = engine._ground
+        ground = engine.seat.ground
         assert isinstance(ground, Anonymous)
         lock = ground.lock(5.0)
         lock.__enter__()
@@ -131,7 +131,7 @@ def test_filelock_634_a_child_forked_while_anonymous_memory_is_joined_keeps_no_l
 def test_filelock_634_a_child_forked_while_its_parent_joins_does_not_outlive_it_as_a_lock() -> None:
     """The parent is killed while it holds the lock, and its child lives on."""
     with Engine.anonymous(SETTINGS) as engine:
-        ground = engine._ground
+        ground = engine.seat.ground
         assert isinstance(ground, Anonymous)
 
         def lock_and_fork(parent: Parent) -> None:
@@ -159,4 +159,4 @@ def test_two_handles_that_were_forked_stay_apart(engine: Engine, ring: Ring) -> 
             assert [client.incarnation for client in engine.clients()] == [1, 2, 3, 4]
 
         succeeds(use_both)
-        assert engine.reap_dead() == 2
+        assert engine.seat.reap_dead() == 2

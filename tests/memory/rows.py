@@ -18,6 +18,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
 from shmbuffer._native import _core
@@ -174,7 +175,7 @@ def contents(ring: Ring) -> dict[int, int]:
     """Element -> number, of every item; as a read, as views and as a draw see it."""
     numbers, tickets = read(ring, range(ring.elements))
     found = {int(at): int(numbers[at]) for at in (tickets >= 0).nonzero()[0]}
-    assert list(found) == ring.committed().tolist()
+    assert list(found) == ring.live.committed().tolist()
     assert ring.length == len(found)
     return found
 
@@ -185,9 +186,16 @@ def require_sound(engine: Engine) -> None:
     assert report.ok, str(report)
 
 
+def lock_timeout(patch: pytest.MonkeyPatch, nanoseconds: int) -> None:
+    """Has the calls of this process wait for the mutex no longer than that."""
+    for name, module in list(sys.modules.items()):
+        if name.startswith("shmbuffer.memory.") and hasattr(module, "LOCK_TIMEOUT_NS"):
+            patch.setattr(module, "LOCK_TIMEOUT_NS", nanoseconds)
+
+
 def ring_of(engine: Engine) -> Ring:
-    assert engine.ring is not None
-    return engine.ring
+    assert engine.ring() is not None
+    return engine.ring()
 
 
 @dataclass
@@ -223,7 +231,7 @@ class Maker:
         if engine.path is not None:
             again = Engine.open(engine.path, None, role=role)
         else:
-            fd = os.dup(engine._ground.file.fd)  # type: ignore[union-attr]
+            fd = os.dup(engine.seat.ground.file.fd)  # type: ignore[union-attr]
             passed = SimpleNamespace(detach=lambda: fd)  # as multiprocessing passes it to a child
             again = engine_module._adopt_memory(passed, role)
         self.made.append(again)
@@ -326,8 +334,8 @@ def mutex_held(engine: Engine) -> Iterator[Child]:
 
     def work(parent: Parent) -> None:
         ring = ring_of(engine)
-        index = ring.committed()[:1]
-        engine.attach_again()
+        index = ring.live.committed()[:1]
+        engine.seat.rejoin()
         parent.pause_at("update.locked")
         ring.update(index, np.ones(1))
 
@@ -341,7 +349,7 @@ def slot_held(engine: Engine, point: str = "write.claimed") -> Iterator[Child]:
     """Somebody has claimed the next slot and does not fill it until he may go on."""
 
     def work(parent: Parent) -> None:
-        engine.attach_again()
+        engine.seat.rejoin()
         parent.pause_at(point)
         write(ring_of(engine), [99])
 

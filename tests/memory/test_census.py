@@ -28,7 +28,7 @@ def test_items_have_age_source_priority_and_mass(fast_path: Path) -> None:
             assert found.sources.tolist() == [1, 1, 1, 2, 2]
             assert found.priorities[[0, 4]].tolist() == [4.0, 9.0]
             assert found.masses[[0, 4]].tolist() == [2.0, 3.0]
-            assert found.masses.sum() == pytest.approx(ring_of(first).p_sum)
+            assert found.masses.sum() == pytest.approx(ring_of(first).tree.p_sum)
             roles = {number: one.role for number, one in found.writers.items()}
             assert roles == {1: "collector", 2: "learner"}
             assert all(one.living for one in found.writers.values())
@@ -42,8 +42,8 @@ def test_only_committed_items_count(fast_path: Path) -> None:
     with Engine.open(path, Settings(capacity=8, alpha=0.5)) as engine:
         ring = engine.define(schema())
         write(ring, range(6))
-        ring.words[2] |= np.uint64(SlotState.ABORTED)
-        ring.words[4] = 0
+        ring.live.words[2] |= np.uint64(SlotState.ABORTED)
+        ring.live.words[4] = 0
         found = census.take(path)
         assert found is not None
         assert found.ages.tolist() == [5, 4, 2, 0]

@@ -90,13 +90,13 @@ def test_a_whole_buffer_is_whole(path: Path) -> None:
 
 def test_a_living_buffer_is_looked_at_without_joining_it(path: Path) -> None:
     with Engine.open(path, None) as engine:
-        ring_of(engine).claim(2)
+        ring_of(engine).claims.claim(2)
         report = unchanged(path)
         assert report.ok, report.problems
         assert (report.alive, report.items, report.verified) == (True, 6, 6)
         assert str(report).endswith("whole, 6 items, 6 verified, in use")
         assert len(engine.clients()) == 1
-        ring_of(engine).abort()
+        ring_of(engine).claims.abort()
         assert engine.check().ok
 
 
@@ -250,7 +250,7 @@ def test_an_open_handle_finds_the_same(make: Maker) -> None:
     ring = ring_of(engine)
     write(ring, range(8))
     np.frombuffer(ring.leaf(0), np.uint8)[8 * 3] ^= 1
-    engine.control.runtime["length"] = 9
+    engine.seat.control.runtime["length"] = 9
     report = engine.check()
     assert report.alive
     assert report.problems == [
@@ -263,7 +263,7 @@ def test_a_slot_that_is_being_written_by_nobody_is_an_orphan(make: Maker) -> Non
     engine = make(alpha=1.0)
     ring = ring_of(engine)
     write(ring, range(3))
-    ring.words[1] = slots.word(1, SlotState.WRITING)
+    ring.live.words[1] = slots.word(1, SlotState.WRITING)
     assert "1 slots are being written and nobody claims them" in engine.check().problems
 
 
@@ -275,8 +275,8 @@ def test_mass_without_an_item_is_found(path: Path) -> None:
     for alive in (False, True):
         handle = Engine.open(path, SETTINGS) if alive else None
         if handle is not None:  # which has recovered it
-            ring_of(handle).words[3] = slots.word(11, SlotState.ABORTED)
-            handle.control.runtime["length"] = 6
+            ring_of(handle).live.words[3] = slots.word(11, SlotState.ABORTED)
+            handle.seat.control.runtime["length"] = 6
         report = unchanged(path)
         assert report.problems == ["priority tree: 1 leaves are not the mass of their priority"]
         if handle is not None:
@@ -301,7 +301,7 @@ def test_what_the_next_recovery_will_mend_is_a_note(path: Path) -> None:
 def test_a_buffer_that_was_being_written_when_its_writer_died_is_no_damage(path: Path) -> None:
     def victim(parent: Parent) -> None:
         engine = Engine.open(path, None)
-        ring_of(engine).claim(3)
+        ring_of(engine).claims.claim(3)
         os.kill(os.getpid(), signal.SIGKILL)
 
     with child(victim) as process:
@@ -315,7 +315,7 @@ def test_a_buffer_that_was_being_written_when_its_writer_died_is_no_damage(path:
 def test_another_boot_is_a_note(path: Path) -> None:
     def victim(parent: Parent) -> None:
         engine = Engine.open(path, None)
-        engine.control.write(replace(engine.superblock, boot_id=b"an earlier boot."))
+        engine.seat.control.write(replace(engine.superblock, boot_id=b"an earlier boot."))
         os.kill(os.getpid(), signal.SIGKILL)
 
     with child(victim) as process:
@@ -328,6 +328,6 @@ def test_another_boot_is_a_note(path: Path) -> None:
 def test_the_last_check_is_the_first_of_the_command_line(path: Path) -> None:
     """It neither imports torch nor needs an entry."""
     with Engine.open(path, None) as engine:
-        engine.control.entries["state"] = 1  # all 256 are taken
+        engine.seat.control.entries["state"] = 1  # all 256 are taken
         assert check(path).items == 8
-        engine.control.entries["state"][1:] = 0
+        engine.seat.control.entries["state"][1:] = 0

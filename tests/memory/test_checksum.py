@@ -145,7 +145,7 @@ def expected(ring: Ring, number: int, slot: int, ticket: int) -> int:
 def stored(engine: Engine, slot: int) -> int:
     ring = ring_of(engine)
     at = _core.sections(ring.capacity, ring.width)["checksums"] + 4 * slot
-    return int.from_bytes(bytes(memoryview(ring._slots_map)[at : at + 4]), "little")
+    return int.from_bytes(bytes(memoryview(ring.seat.mapped.slots)[at : at + 4]), "little")
 
 
 @pytest.mark.parametrize("lanes", [(), (3,)])
@@ -158,7 +158,7 @@ def test_a_commit_stores_the_checksum_of_ticket_and_payload(
     write(ring, range(6 * width))
     for slot, ticket in [(0, 4), (1, 5), (2, 2), (3, 3)]:
         assert stored(engine, slot) == expected(ring, ticket * width, slot, ticket)
-        assert ring._native.checksum(slot, ticket) == stored(engine, slot)
+        assert ring.seat.native.checksum(slot, ticket) == stored(engine, slot)
     place(ring, [1], range(100, 100 + width))  # ticket 9: slot 1 of the lap that begins at 6
     assert stored(engine, 1) == expected(ring, 100, 1, 9)
 
@@ -172,12 +172,12 @@ def test_a_buffer_may_be_made_without_checksums(make: Maker) -> None:
 def test_a_byte_that_changed_is_found(make: Maker) -> None:
     ring = ring_of(make())
     write(ring, range(8))
-    assert ring._native.verify(0, 8) == []
+    assert ring.seat.native.verify(0, 8) == []
     np.frombuffer(ring.leaf(1), np.uint8)[37 * 5 + 3] ^= 1
-    assert ring._native.verify(0, 8) == [5]
-    assert ring._native.verify(6, 2) == []
+    assert ring.seat.native.verify(0, 8) == [5]
+    assert ring.seat.native.verify(6, 2) == []
     with pytest.raises(IndexError, match=r"no slots 6 \+ 3"):
-        ring._native.verify(6, 3)
+        ring.seat.native.verify(6, 3)
 
 
 def test_long_rows_of_a_large_leaf_get_the_same_checksums() -> None:
@@ -197,7 +197,7 @@ def test_long_rows_of_a_large_leaf_get_the_same_checksums() -> None:
                 rng.integers(0, 200, (count, *leaf.shape)).astype(leaf.dtype) for leaf in leaves
             ]
             first = ring.write([part.ctypes.data for part in parts], count)
-            assert ring._native.verify(0, capacity) == []
+            assert ring.seat.native.verify(0, capacity) == []
             last = (first + count - 1) % capacity
             for at, part in enumerate(parts[:3]):
                 held = np.frombuffer(ring.leaf(at), leaves[at].dtype)
@@ -205,4 +205,4 @@ def test_long_rows_of_a_large_leaf_get_the_same_checksums() -> None:
                 assert (rows[last] == part[-1]).all()
                 assert (rows[(last - 1) % capacity] == part[max(-2, -count)]).all() or count == 1
         np.frombuffer(ring.leaf(1), np.uint8)[4096 * 5 + 9] ^= 1
-        assert ring._native.verify(0, capacity) == [5]
+        assert ring.seat.native.verify(0, capacity) == [5]

@@ -48,8 +48,9 @@ from shmbuffer.memory import Engine, Leaf, Schema, Settings, filesystem, layout,
 from shmbuffer.memory.engine import require_platform
 from shmbuffer.memory.layout import BufferState
 from shmbuffer.memory.locks import InitLock
-from shmbuffer.memory.recovery import recover
 from shmbuffer.memory.region import Directory
+from shmbuffer.memory.seat import Seat
+from shmbuffer.service.recovery import recover
 from tests import holdings
 from tests.memory.programs import finished, heard, needs_root, program, tell
 from tests.memory.rows import (
@@ -90,15 +91,15 @@ def test_the_first_to_open_a_directory_creates_it(path: Path) -> None:
     with Engine.open(path / "deep" / "down", SETTINGS) as engine:
         assert (engine.shared, engine.path) == (True, path / "deep" / "down")
         assert engine.where == str(engine.path)
-        assert (engine.schema, engine.ring, engine.report) == (None, None, None)
+        assert (engine.schema(), engine.ring(), engine.report) == (None, None, None)
         assert engine.settings == SETTINGS
         assert (engine.epoch, engine.superblock.state) == (0, BufferState.NO_SCHEMA)
         assert engine.superblock.owner_pid == os.getpid()
         ring = engine.define(schema())
-        assert engine.ring is ring
-        assert engine.schema == schema()
+        assert engine.ring() is ring
+        assert engine.schema() == schema()
         assert engine.superblock.state == BufferState.READY
-        assert ring.alpha == 1.0
+        assert ring.tree.alpha == 1.0
 
 
 def test_anonymous_memory_has_no_path() -> None:
@@ -115,12 +116,12 @@ def test_a_second_handle_sees_the_items_of_the_first(make: Maker) -> None:
     write(ring_of(engine), range(5), np.arange(1.0, 6.0))
     second = make.second(engine)
     assert contents(ring_of(second)) == {n: n for n in range(5)}
-    assert second.schema == engine.schema
+    assert second.schema() == engine.schema()
     assert second.settings == engine.settings
     write(ring_of(second), [5])
     place(ring_of(second), [0], [100])
     assert contents(ring_of(engine)) == {0: 100, 1: 1, 2: 2, 3: 3, 4: 4, 5: 5}
-    assert ring_of(engine).p_sum == ring_of(second).p_sum
+    assert ring_of(engine).tree.p_sum == ring_of(second).tree.p_sum
     require_sound(second)
 
 
@@ -210,7 +211,7 @@ def test_a_buffer_that_nobody_uses_may_be_overwritten(path: Path) -> None:
         uuid = engine.superblock.uuid
     with Engine.open(path, Settings(capacity=3), existing="overwrite") as engine:
         assert engine.superblock.uuid != uuid
-        assert engine.schema is None
+        assert engine.schema() is None
         assert engine.settings.capacity == 3
         write(engine.define(schema(3)), range(3))
         assert contents(ring_of(engine)) == {0: 0, 1: 1, 2: 2}
@@ -264,7 +265,7 @@ def test_whoever_dies_while_overwriting_leaves_no_half_buffer(path: Path, point:
     with child(work) as victim:
         assert victim.end() == -signal.SIGKILL
     with Engine.open(path, SETTINGS) as engine:
-        assert engine.schema is None
+        assert engine.schema() is None
         write(engine.define(schema()), [1])
         assert contents(ring_of(engine)) == {0: 1}
 
@@ -303,7 +304,7 @@ def test_another_schema_is_refused_and_the_leaf_is_named(make: Maker) -> None:
             handle.define(Schema(other, 8))
         assert isinstance(caught.value, RuntimeError)
         assert str(engine.where) in str(caught.value)
-        assert handle.define(schema()) is handle.ring
+        assert handle.define(schema()) is handle.ring()
     assert contents(ring_of(engine)) == {0: 0, 1: 1, 2: 2}
 
 
@@ -339,7 +340,7 @@ def test_whoever_waits_too_long_for_the_first_gives_up(make: Maker) -> None:
         other.reached()
         with pytest.raises(AttachTimeout, match=r"0\.05 s"):
             second.define(schema(), timeout=0.05)
-        assert second.schema is None
+        assert second.schema() is None
         other.go()
         assert other.end() == 0
     assert second.define(schema()).length == 0
@@ -351,14 +352,14 @@ def test_threads_that_meet_at_the_first_write_share_one_ring(
     """An entry has one claim: two rings on it would take each other's slots."""
     engine = make.undefined(alpha=1.0)
     meeting = threading.Barrier(2)
-    connect = Engine._connect
+    connect = Seat.connect
 
-    def connect_late(self: Engine) -> None:
+    def connect_late(self: Seat) -> None:
         with suppress(threading.BrokenBarrierError):
             meeting.wait(0.2)
         connect(self)
 
-    monkeypatch.setattr(Engine, "_connect", connect_late)
+    monkeypatch.setattr(Seat, "connect", connect_late)
     rings: list[Any] = []
 
     def first_write(number: int) -> None:
@@ -371,8 +372,8 @@ def test_threads_that_meet_at_the_first_write_share_one_ring(
         thread.start()
     for thread in threads:
         thread.join()
-    assert rings[0] is rings[1] is engine.ring
-    assert engine._seat.native is ring_of(engine)._native
+    assert rings[0] is rings[1] is engine.ring()
+    assert engine.seat.native is ring_of(engine).seat.native
     assert sorted(contents(ring_of(engine)).values()) == [0, 1]
     require_sound(engine)
 
@@ -431,7 +432,7 @@ def test_files_of_another_size_are_not_taken_over(path: Path) -> None:
             engine.define(schema())
         assert {name for name in files_of(path) if not name.startswith(".shmbuffer")} == set(before)
         assert {name: files_of(path)[name] for name in before} == before
-        assert engine.schema is None
+        assert engine.schema() is None
         assert not (path / ".shmbuffer" / "slots").exists()
 
 
@@ -454,7 +455,7 @@ def test_too_little_space_is_an_error_with_both_numbers_and_nothing_is_left(path
         assert 0 < error.free_bytes < error.needed_bytes
         assert isinstance(error, OSError)
         assert set(files_of(path)) == before
-        assert engine.schema is None
+        assert engine.schema() is None
         with pytest.raises(SpaceError):
             engine.define(schema(huge))
 
@@ -467,7 +468,7 @@ def test_anonymous_memory_has_its_limits_too() -> None:
         error: Any = caught.value
         assert error.needed_bytes > 2**59
         assert error.free_bytes >= 0
-        assert engine.schema is None
+        assert engine.schema() is None
         write(engine.define(schema()), [1])
 
 
@@ -767,7 +768,7 @@ def test_a_forked_child_joins_on_first_use(make: Maker) -> None:
     def work(parent: Parent) -> None:
         assert contents(ring) == {0: 0}
         write(ring, [1])
-        assert ring.incarnation == 2
+        assert ring.seat.incarnation == 2
         assert [client.pid for client in engine.clients()] == [os.getppid(), os.getpid()]
         sample(ring, 4, prioritized=True)
         parent.pause()
@@ -779,7 +780,7 @@ def test_a_forked_child_joins_on_first_use(make: Maker) -> None:
         other.go()
         assert other.end() == 0
     assert contents(ring) == {0: 0, 1: 1, 2: 2}
-    assert ring.sources[:3].tolist() == [1, 2, 1]
+    assert ring.live.sources[:3].tolist() == [1, 2, 1]
     assert not engine.clients()[1].alive, "it ended without closing"
 
 
@@ -790,13 +791,13 @@ def test_a_forked_child_joins_on_first_use(make: Maker) -> None:
         lambda engine: place(ring_of(engine), [1], [1]),
         lambda engine: sample(ring_of(engine), 2),
         lambda engine: ring_of(engine).update(np.zeros(1, np.int64), np.ones(1)),
-        lambda engine: ring_of(engine).claim(1),
+        lambda engine: ring_of(engine).claims.claim(1),
         lambda engine: ring_of(engine).empty(),
-        lambda engine: ring_of(engine).set_alpha(0.5),
+        lambda engine: ring_of(engine).tree.set_alpha(0.5),
         lambda engine: engine.stats(),
         lambda engine: engine.flush(),
         lambda engine: require_sound(engine),
-        lambda engine: engine.define(schema()).set_alpha(0.3),
+        lambda engine: engine.define(schema()).tree.set_alpha(0.3),
     ],
 )
 def test_every_first_use_in_a_child_is_good_enough(
@@ -808,7 +809,7 @@ def test_every_first_use_in_a_child_is_good_enough(
     def work() -> None:
         use(engine)
         write(ring_of(engine), [5])
-        assert ring_of(engine).incarnation == 2
+        assert ring_of(engine).seat.incarnation == 2
         engine.close()
 
     succeeds(work)
@@ -820,7 +821,7 @@ def test_a_child_may_make_the_first_write(make: Maker) -> None:
     engine = make.undefined()
     succeeds(lambda: write(engine.define(schema()), [1, 2]))
     assert contents(ring_of(engine)) == {0: 1, 1: 2}
-    assert ring_of(engine).sources[:2].tolist() == [2, 2]
+    assert ring_of(engine).live.sources[:2].tolist() == [2, 2]
 
 
 def test_threads_of_a_child_that_use_it_at_once_join_once(make: Maker) -> None:
@@ -838,13 +839,13 @@ def test_threads_of_a_child_that_use_it_at_once_join_once(make: Maker) -> None:
             thread.start()
         for thread in threads:
             thread.join()
-        assert len(engine.registry.live()) == 2
+        assert len(engine.seat.registry.live()) == 2
         assert sorted(contents(ring_of(engine)).values()) == [0, 1, 2, 3]
 
     for _ in range(5):
         succeeds(work)
         ring_of(engine).empty()
-        engine.reap_dead()
+        engine.seat.reap_dead()
 
 
 def test_a_child_whose_directory_is_gone_says_so(path: Path) -> None:
@@ -939,7 +940,7 @@ def test_a_handle_without_a_schema_can_be_closed(make: Maker) -> None:
     engine = make.undefined()
     second = make.second(engine)
     second.close()
-    assert second.ring is None
+    assert second.ring() is None
     assert len(engine.clients()) == 1
 
 
@@ -950,13 +951,13 @@ from shmbuffer.memory import Engine
 from tests.memory.rows import ring_of, write
 
 engine = Engine.open(sys.argv[1], None)
-ring_of(engine).claim(2)
+ring_of(engine).claims.claim(2)
 """
     with Engine.open(path, SETTINGS) as engine:
         engine.define(schema())
         with program(source, path) as process:
             assert finished(process) == (0, "", "")
-        assert len(engine.registry.live()) == 1
+        assert len(engine.seat.registry.live()) == 1
         assert engine.stats()["reaped"] == 0, "nobody had to do it"
         write(ring_of(engine), range(8))
 
@@ -965,7 +966,7 @@ def test_a_directory_that_was_removed_under_a_handle_is_missed(path: Path) -> No
     with Engine.open(path, SETTINGS) as engine, Engine.open(path, None) as early:
         write(engine.define(schema()), [1])
         shutil.rmtree(path)
-        for use in (engine.flush, lambda: engine.update_settings(extra={}), lambda: early.ring):
+        for use in (engine.flush, lambda: engine.update_settings(extra={}), lambda: early.ring()):
             with pytest.raises(BufferUnlinkedError, match="removed"):
                 use()
         assert contents(ring_of(engine)) == {0: 1}, "what is mapped stays"
@@ -1023,15 +1024,15 @@ def test_a_definition_that_cannot_be_synced_leaves_no_schema(path: Path) -> None
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     with Engine.open(path, SETTINGS) as engine:
-        mapping, engine.control.map = engine.control.map, SimpleNamespace(sync=sync)
+        mapping, engine.seat.control.map = engine.seat.control.map, SimpleNamespace(sync=sync)
         with pytest.raises(DurabilityError, match=r"output error.*; so the buffer has no schema"):
             engine.define(schema())
-        engine.control.map = mapping
-        assert engine.ring is None
+        engine.seat.control.map = mapping
+        assert engine.ring() is None
         assert engine.superblock.schema_sha256 == bytes(32)
         assert [name for name in files_of(path) if not name.startswith(".shmbuffer")] == []
     with Engine.open(path, None) as engine:  # nobody misses the files
-        assert engine.schema is None
+        assert engine.schema() is None
         write(engine.define(schema()), [1])
 
 
@@ -1054,7 +1055,7 @@ def test_whoever_has_a_removed_buffer_open_can_read_and_not_write(path: Path) ->
         for use in (
             lambda: write(ring, [1]),
             lambda: place(ring, [1], [1]),
-            lambda: ring.claim(1),
+            lambda: ring.claims.claim(1),
             ring.empty,
         ):
             with pytest.raises(BufferClosedError, match="the buffer is being removed; nothing was"):
@@ -1213,7 +1214,7 @@ def test_stats_are_one_flat_snapshot(make: Maker) -> None:
         "inserts": 8,
         "samples": 2,
         "sampled": 11,
-        "p_sum": ring.p_sum,
+        "p_sum": ring.tree.p_sum,
     }
     assert (found["clients_alive"], found["clients_dead"], found["epoch"]) == (1, 0, 0)
     assert found["max_priority"] == 2.0
@@ -1227,9 +1228,9 @@ def test_the_age_of_what_is_sampled_is_counted_in_writes(make: Maker) -> None:
     sample(ring, 3)
     assert engine.stats()["age_sum"] == 0
     write(ring, range(6))
-    ring.claim_slots(np.array([1, 2, 3]), in_place=True)
+    ring.claims.claim_slots(np.array([1, 2, 3]), in_place=True)
     sample(ring, 1)  # slot 0, 3 slots of 2 and a lap of 4 slots later
-    ring.abort()
+    ring.claims.abort()
     assert engine.stats()["age_sum"] == (3 + 4) * 2
 
 
@@ -1255,7 +1256,7 @@ def test_a_superblock_that_says_closing_is_finished_by_the_next_to_open(path: Pa
     left_behind(path)
     with Engine.open(path, None) as engine:
         closing = replace(engine.superblock, state=BufferState.CLOSING)
-        engine.control.write(closing)
+        engine.seat.control.write(closing)
     with pytest.raises(BufferNotFoundError):
         Engine.open(path, None)
     assert not path.exists()

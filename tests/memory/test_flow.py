@@ -12,9 +12,7 @@ import pytest
 
 from shmbuffer._native import _core
 from shmbuffer.errors import RateLimitError, RateLimitTimeout
-from shmbuffer.memory import Engine, RateLimiter, Ring, Settings, patience
-from shmbuffer.memory import flow as flow_module
-from shmbuffer.memory import ring as ring_module
+from shmbuffer.memory import Engine, RateLimiter, Ring, Settings, patience, waiting
 from shmbuffer.memory.layout import Side, Why
 from tests.memory.rows import Parent, child, ring_of, schema, write
 
@@ -36,7 +34,7 @@ def ring(engine: Engine) -> Ring:
 
 
 def pending(engine: Engine) -> tuple[int, int]:
-    runtime = engine.control.runtime[0]
+    runtime = engine.seat.control.runtime[0]
     return int(runtime["pending"]), int(runtime["limited"])
 
 
@@ -48,13 +46,13 @@ def write_as_another(engine: Engine, numbers: range, point: str) -> None:
     """Another process writes, and is killed at a crash point."""
 
     def work(_: Parent) -> None:
-        engine.attach_again()
+        engine.seat.rejoin()
         _core.arm(point, "kill")
         write(ring_of(engine), numbers)
 
     with child(work) as other:
         assert other.end() == -9
-    engine.reap_dead()
+    engine.seat.reap_dead()
 
 
 @pytest.mark.crash
@@ -98,12 +96,12 @@ def test_what_waits_for_samples_has_its_usual_time_for_a_slot_afterwards(
             return time.monotonic() + late[0]
 
     def work(parent: Parent) -> None:
-        engine.attach_again()
+        engine.seat.rejoin()
         parent.pause()
         parent.pause_at("write.claimed")
         write(ring_of(engine), range(8))
 
-    for module in (patience, ring_module, flow_module):
+    for module in (patience, waiting):
         monkeypatch.setattr(module, "time", Clock())
     write(ring, range(5))
     with child(work) as other:
@@ -115,7 +113,7 @@ def test_what_waits_for_samples_has_its_usual_time_for_a_slot_afterwards(
             other.go()
             other.reached()
 
-        blocked = Ring._wait_for_blocker
+        blocked = waiting.Calls._wait_for_blocker
 
         def goes_on(*args: object) -> object:
             seen = blocked(*args)  # type: ignore[arg-type]
@@ -123,8 +121,8 @@ def test_what_waits_for_samples_has_its_usual_time_for_a_slot_afterwards(
             other.end()
             return seen
 
-        monkeypatch.setattr(flow_module.Waiting, "wait", lifted)
-        monkeypatch.setattr(Ring, "_wait_for_blocker", goes_on)
+        monkeypatch.setattr(waiting.Waiting, "wait", lifted)
+        monkeypatch.setattr(waiting.Calls, "_wait_for_blocker", goes_on)
         write(ring, range(8))
     assert ring.write_count == 5 + 8 + 8
 
@@ -151,7 +149,7 @@ def test_a_sample_that_passes_counts_for_nothing_also_if_it_fails(ring: Ring) ->
     ring.flow.take_back(8)
     assert ahead(ring) == 0
     assert ring.flow.admit(8) == 8
-    ring._native.let_pass(True)
+    ring.seat.native.let_pass(True)
     assert ring.flow.admit(8) == 0
     ring.flow.take_back(0)
     ring.flow.take_back(8)  # of the draw before: this thread's last one was not counted
@@ -162,7 +160,7 @@ def test_both_sides_that_wait_for_each_other_are_told_what_they_need(
     engine: Engine, ring: Ring, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One of them is this process; whichever looks first says it."""
-    monkeypatch.setattr(flow_module, "_LOOK_S", 0.0)
+    monkeypatch.setattr(waiting, "LOOK_S", 0.0)
     write(ring, range(4))  # 6 ahead: 2 more would be 10, and 16 drawn would be -10
     errors: list[RateLimitError] = []
 
@@ -192,15 +190,15 @@ def test_whoever_may_go_on_but_is_stopped_is_waited_for(
     engine: Engine, ring: Ring, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It still says that it waits, but no bigger buffer would help."""
-    monkeypatch.setattr(flow_module, "_LOOK_S", 0.0)
+    monkeypatch.setattr(waiting, "LOOK_S", 0.0)
 
     def work(_: Parent) -> None:
-        engine.attach_again()
+        engine.seat.rejoin()
         write(ring_of(engine), range(5))
         write(ring_of(engine), range(1))
 
     with child(work) as other:
-        entries = engine.control.entries
+        entries = engine.seat.control.entries
         while not (entries["waits_for"] == Side.SAMPLES).any():
             time.sleep(0.001)
         other.stop()
@@ -213,7 +211,7 @@ def test_whoever_may_go_on_but_is_stopped_is_waited_for(
 
 def test_the_registry_says_what_a_client_waits_for(engine: Engine, ring: Ring) -> None:
     write(ring, range(5))
-    mine = engine.control.entries[engine.entry]
+    mine = engine.seat.control.entries[engine.seat.entry]
     with pytest.raises(RateLimitTimeout), patience.within(0):
         write(ring, np.arange(3))
     assert (mine["waits_for"], mine["inserts_wanted"], mine["waits_why"]) == (0, 3, Why.AHEAD)

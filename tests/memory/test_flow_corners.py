@@ -66,7 +66,7 @@ def test_a_claim_that_ended_in_a_repair_is_settled_once(engine: Engine) -> None:
     engine.set_limiter(RATIO)
     assert engine.path is not None
     assert dies(engine.path, "write.mark", lambda victim: write(ring_of(victim), [1, 2]) and None)
-    engine.reap_dead()
+    engine.seat.reap_dead()
     assert ring.flow.standing().pending == 0
     write(ring, [3])
     assert not goes(lambda: write(ring, range(5)))
@@ -82,14 +82,14 @@ def test_a_queue_full_of_what_nobody_will_commit_has_room(engine: Engine, end: s
         ring.empty()
     engine.set_limiter(QUEUE)
     if end == "abort":
-        ring.claim(CAPACITY)
-        ring.abort()
+        ring.claims.claim(CAPACITY)
+        ring.claims.abort()
     if end == "die":
         assert engine.path is not None
         assert dies(
             engine.path, "write.copy", lambda victim: write(ring_of(victim), range(8)) and None
         )
-        engine.reap_dead()
+        engine.seat.reap_dead()
     assert goes(lambda: write(ring, range(20, 28)))
     assert ring.flow.standing().queued == 8
     assert not goes(lambda: write(ring, [28]))
@@ -100,8 +100,8 @@ def test_a_gap_in_the_middle_of_a_queue_is_passed(engine: Engine) -> None:
     ring = ring_of(engine)
     engine.set_limiter(RateLimiter(max_times_sampled=2))
     write(ring, [1, 2])
-    ring.claim(3)
-    ring.abort()
+    ring.claims.claim(3)
+    ring.claims.abort()
     write(ring, [3, 4, 5])
     assert take(ring, 7) == [1, 1, 2, 2, 3, 3, 4]
     assert goes(lambda: write(ring, range(10, 16)))
@@ -196,14 +196,14 @@ def test_below_min_size_inserts_do_not_wait_for_samples(engine: Engine, end: str
     assert not goes(lambda: write(ring, [12]))
     ring.flow.admit(2)
     if end == "abort":
-        ring.claim(2)
-        ring.abort()
+        ring.claims.claim(2)
+        ring.claims.abort()
     else:
         assert engine.path is not None
         assert dies(
             engine.path, "write.copy", lambda victim: write(ring_of(victim), [1, 2]) and None
         )
-        engine.reap_dead()
+        engine.seat.reap_dead()
     assert goes(lambda: write(ring, [20, 21]))
     assert not goes(lambda: ring.flow.admit(1))
     while ring.length < 8:
@@ -235,7 +235,7 @@ def test_what_is_being_written_for_the_first_time_is_not_there(engine: Engine) -
     ):
         assert (ring.length, ring.flow.standing().size) == (4, 4)
         assert not goes(lambda: ring.flow.admit(1))
-    engine.reap_dead()
+    engine.seat.reap_dead()
     write(ring, range(8))
     with stopped_at(
         engine.path, "write.claimed", lambda writer: write(ring_of(writer), range(4)) and None
@@ -265,7 +265,7 @@ def test_a_draw_is_taken_back_from_the_ratio_that_counted_it(engine: Engine) -> 
     ring.flow.take_back(3)
     write(ring, range(4))
     assert ring.flow.standing().ahead == 3
-    assert int(ring._engine.control.runtime["drawn"][0]) == 6
+    assert int(ring.seat.control.runtime["drawn"][0]) == 6
 
 
 def test_nothing_out_of_a_queue_releases_nobody_elses(engine: Engine) -> None:
@@ -289,7 +289,7 @@ def test_who_waits_for_a_queue_that_is_taken_away_is_told(engine: Engine) -> Non
     index = np.empty(4, np.int64)
     waiter = threading.Thread(target=lambda: found.append(ring.flow.take(index, index.copy())))
     waiter.start()
-    while not ring._engine.control.runtime["limited"][0]:
+    while not ring.seat.control.runtime["limited"][0]:
         assert waiter.is_alive()
     engine.set_limiter(None)
     waiter.join()
@@ -329,7 +329,7 @@ def waits(path: Path, call: Callable[[Ring], object], told: int) -> None:
 
 
 def _say_that_it_waits(engine: Engine, told: int) -> None:
-    while not engine.control.entries["waits_for"][engine.entry]:
+    while not engine.seat.control.entries["waits_for"][engine.seat.entry]:
         pass
     os.write(told, b".")
 
@@ -412,7 +412,7 @@ def test_a_claim_that_is_open_when_the_first_limiter_is_set_counts(
         assert ring.flow.standing().pending == 3
         assert not goes(lambda: write(ring, [4, 5]))
         assert goes(lambda: write(ring, [4]))
-    engine.reap_dead()
+    engine.seat.reap_dead()
     assert ring.flow.standing().pending == 0
     assert goes(lambda: write(ring, [5, 6, 7]))
     assert not goes(lambda: write(ring, [8]))
@@ -504,12 +504,12 @@ def test_an_abort_gives_back_what_it_was_counted_for(engine: Engine) -> None:
     ring = ring_of(engine)
     engine.set_limiter(RATIO)
     write(ring, range(2))
-    ring.claim(3)
+    ring.claims.claim(3)
     assert ring.flow.standing().pending == 3
     assert not goes(lambda: ring.flow.admit(6))
     other = Engine.open(engine.path, None)
     assert not goes(lambda: write(ring_of(other), range(2)))
-    ring.abort()
+    ring.claims.abort()
     assert ring.flow.standing().pending == 0
     assert goes(lambda: write(ring_of(other), range(2)))
     other.close()
@@ -517,7 +517,7 @@ def test_an_abort_gives_back_what_it_was_counted_for(engine: Engine) -> None:
 
 def test_who_waits_for_the_other_side_is_woken_by_whatever_it_waits_for(engine: Engine) -> None:
     """Not by its slice of a few milliseconds alone."""
-    ring, runtime = ring_of(engine), engine.control.runtime
+    ring, runtime = ring_of(engine), engine.seat.control.runtime
     engine.set_limiter(QUEUE)
     runtime["limited"] = 1  # somebody, as far as others can see
 
@@ -534,8 +534,8 @@ def test_who_waits_for_the_other_side_is_woken_by_whatever_it_waits_for(engine: 
     wakes(lambda: ring.flow.admit(1))
     wakes(lambda: ring.flow.take_back(1))
     wakes(ring.empty)
-    ring.claim(1)
-    wakes(ring.abort)
+    ring.claims.claim(1)
+    wakes(ring.claims.abort)
     wakes(lambda: engine.set_limiter(None))
     runtime["limited"] = 0
 
@@ -550,7 +550,9 @@ def test_sides_that_damage_has_set_apart_start_anew(tmp_path: Path, field: str, 
         engine.set_limiter(RateLimiter(samples_per_insert=1, min_size=2, error_buffer=4))
         write(ring, range(5))
         ring.flow.admit(1)
-        block = engine.control.limiter_block(int(engine.control.runtime["limiter_version"][0]))
+        block = engine.seat.control.limiter_block(
+            int(engine.seat.control.runtime["limiter_version"][0])
+        )
         block[field] = (int(block[field][0]) + wrong) % 2**64
     with Engine.open(path, None) as engine:
         ring = ring_of(engine)
@@ -571,7 +573,9 @@ def test_a_limiter_that_cannot_have_been_set_is_none(
 ) -> None:
     """Whoever asked for it got a ValueError of numbers that he had not given."""
     engine.set_limiter(RateLimiter(samples_per_insert=1, error_buffer=4))
-    block = engine.control.limiter_block(int(engine.control.runtime["limiter_version"][0]))
+    block = engine.seat.control.limiter_block(
+        int(engine.seat.control.runtime["limiter_version"][0])
+    )
     block[field] = wrong
     assert engine.limiter is None
     assert ring_of(engine).flow.limits == 0
@@ -587,7 +591,7 @@ def test_a_queue_that_begins_behind_the_head_is_named_and_mended(tmp_path: Path)
         ring = engine.define(schema("rows"))
         write(ring, range(5))
         engine.set_limiter(queue)
-        engine.control.runtime["queue_since"] = 2**40
+        engine.seat.control.runtime["queue_since"] = 2**40
         assert engine.check().problems[0] == (
             f"the queue begins at ticket {2**40}, and 5 is the next"
         )

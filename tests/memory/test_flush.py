@@ -54,11 +54,12 @@ def engine(make_files: Maker, log: list[str]) -> Engine:
     """A buffer whose maps are watched."""
     engine = make_files(alpha=1.0)
     write(ring_of(engine), range(5))
-    assert engine._parts is not None
-    slots, leaves = engine._parts
+    assert engine.seat.mapped is not None
+    slots, leaves = engine.seat.mapped[1:]
     names = [leaf.name for leaf in ring_of(engine).schema.leaves]
     watched = [Synced(leaf, name, log) for name, leaf in zip(names, leaves, strict=True)]
-    engine._parts = (Synced(slots, "slots", log), watched)  # type: ignore[assignment]
+    mapped = engine.seat.mapped._replace(slots=Synced(slots, "slots", log), leaves=watched)  # type: ignore[arg-type]
+    engine.seat.mapped = mapped
     return engine
 
 
@@ -80,11 +81,11 @@ def test_the_superblock_names_the_ticket_and_the_epoch(engine: Engine) -> None:
 
 def test_what_is_being_written_is_not_covered(engine: Engine, make_files: Maker) -> None:
     other = make_files.second(engine)
-    ring_of(other).claim(2)
+    ring_of(other).claims.claim(2)
     write(ring_of(engine), [7])
     engine.flush()
     assert engine.superblock.durable_ticket == 5
-    ring_of(other).abort()
+    ring_of(other).claims.abort()
     engine.flush()
     assert engine.superblock.durable_ticket == 8
 
@@ -104,8 +105,8 @@ def test_writers_go_on_meanwhile(engine: Engine, log: list[str]) -> None:
             thread.start()
             thread.join()
 
-    assert engine._parts is not None
-    _, leaves = engine._parts
+    assert engine.seat.mapped is not None
+    _, leaves = engine.seat.mapped[1:]
     leaves[1] = Slow(leaves[1], "slow", log)  # type: ignore[call-overload]
     engine.flush()
     assert write_ended == [5]
@@ -120,8 +121,8 @@ def test_a_sync_that_fails_is_an_error_and_is_not_forgotten(
     """The kernel may have dropped the pages: that the next sync succeeds proves nothing."""
     engine.flush()
     write(ring_of(engine), [5])
-    assert engine._parts is not None
-    slots, leaves = engine._parts
+    assert engine.seat.mapped is not None
+    slots, leaves = engine.seat.mapped[1:]
     failing: Any = {"number": leaves[0], "done": leaves[2], "slots": slots}[which]
     failing.fails = number
     with pytest.raises(
@@ -155,7 +156,7 @@ def test_a_control_file_that_cannot_be_synced_is_an_error_too(
         def sync(self) -> None:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    monkeypatch.setattr(engine.control, "map", Failing(engine.control.map))
+    monkeypatch.setattr(engine.seat.control, "map", Failing(engine.seat.control.map))
     with pytest.raises(DurabilityError, match="Input/output error"):
         engine.flush()
 

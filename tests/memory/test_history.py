@@ -29,8 +29,8 @@ from shmbuffer.memory.files import Files
 from shmbuffer.memory.history import Event, EventKind, History
 from shmbuffer.memory.inspect import inspect
 from shmbuffer.memory.recorder import Recorder
-from shmbuffer.memory.recovery import recover
 from shmbuffer.memory.region import Directory
+from shmbuffer.service.recovery import recover
 from tests.crash.harness import dies, python_points, succeeds
 from tests.memory.rows import schema, write
 from tests.memory.test_layout import fields, table
@@ -324,8 +324,8 @@ def test_a_damaged_history_is_told_of_and_begun_anew(engine: Engine, name: str) 
     assert report.ok, report.problems
     assert any(says in note for note in report.notes)
     with Engine.open(path_of(engine), None) as other:
-        assert other.ring is not None
-        assert other.ring.length == 5
+        assert other.ring() is not None
+        assert other.ring().length == 5
     recorder = recorder_of(engine)
     assert recorder.history is None
     assert recorder.reason is not None
@@ -507,7 +507,7 @@ def test_a_recorder_may_be_killed_anywhere(engine: Engine, point: str, after: in
         assert found.left_out == 0
         before = found.fine["length"].tolist()
     assert before in ([], [1], [1, 2], [1, 2, 3])
-    engine.reap_dead()
+    engine.seat.reap_dead()
     filled(engine, 1, 1)
     assert read(engine).fine["number"].tolist() == list(range(1, len(before) + 2))
     assert check(path_of(engine)).ok

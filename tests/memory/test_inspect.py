@@ -19,9 +19,9 @@ from shmbuffer.memory import Engine, Settings, layout
 from shmbuffer.memory.control import Control
 from shmbuffer.memory.inspect import _looked_at, exists, inspect
 from shmbuffer.memory.locks import InitLock
-from shmbuffer.memory.recovery import recover
 from shmbuffer.memory.region import Directory
 from shmbuffer.memory.schema import Schema
+from shmbuffer.service.recovery import recover
 from tests.memory.rows import (
     Parent,
     child,
@@ -49,7 +49,7 @@ FILES = ("control", "slots", "schema.json", "number.memmap", "obs.memmap", "done
 
 def test_it_tells_everything_as_plain_values(path: Path) -> None:
     with Engine.open(path, None, role="learner") as engine:
-        ring_of(engine).claim(1)
+        ring_of(engine).claims.claim(1)
         before = files_of(path)
         found = inspect(path)
         assert files_of(path) == before
@@ -148,8 +148,8 @@ def test_the_dead_are_shown_as_dead(path: Path) -> None:
     with Engine.open(path, None):
 
         def work(parent: Parent) -> None:
-            Engine.open(path, None)
-            parent.pause()
+            with Engine.open(path, None):
+                parent.pause()
 
         with child(work) as other:
             other.reached()
@@ -229,8 +229,9 @@ def test_the_last_recovery_says_what_it_found(path: Path) -> None:
         ring_of(engine)
 
         def work(parent: Parent) -> None:
-            ring_of(Engine.open(path, None)).claim(2)
-            parent.pause()
+            with Engine.open(path, None) as mine:
+                ring_of(mine).claims.claim(2)
+                parent.pause()
 
         with child(work) as other:
             other.reached()
@@ -280,7 +281,7 @@ def test_who_waits_for_a_slot_says_for_how_long(path: Path) -> None:
         with slot_held(engine) as holder:
 
             def work(parent: Parent) -> None:
-                engine.attach_again()
+                engine.seat.rejoin()
                 parent.pause_at("wait.turn")
                 write(ring_of(engine), range(8))
 

@@ -140,7 +140,7 @@ class Overtaken:
 
     def __getitem__(self, name: str) -> Any:
         if name != "limiters" or not self.settings:
-            return self.engine.control.runtime[0][name]
+            return self.engine.seat.control.runtime[0][name]
         torn = self.limiters().copy()
         while self.settings:
             self.engine.set_limiter(self.settings.pop(0))
@@ -148,7 +148,7 @@ class Overtaken:
         return torn
 
     def limiters(self) -> Any:
-        return np.frombuffer(self.engine.control.runtime[0]["limiters"].tobytes(), LIMITER)
+        return np.frombuffer(self.engine.seat.control.runtime[0]["limiters"].tobytes(), LIMITER)
 
 
 def test_a_copy_of_two_settings_is_not_taken_for_one(make: Maker) -> None:
@@ -170,7 +170,7 @@ def test_it_has_to_fit_the_buffer(make: Maker) -> None:
 
 def test_a_change_while_a_queue_is_full_keeps_what_was_handed_out(make: Maker) -> None:
     engine = make(8)
-    ring = engine.ring
+    ring = engine.ring()
     assert ring is not None
     engine.set_limiter(RateLimiter(max_times_sampled=2))
     assert ring.flow.is_queue

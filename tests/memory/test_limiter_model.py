@@ -138,31 +138,31 @@ def handles(tmp_path: Path) -> Iterator[list[Engine]]:
 
 
 def ring_of(engine: Engine) -> Ring:
-    assert engine.ring is not None
-    return engine.ring
+    assert engine.ring() is not None
+    return engine.ring()
 
 
 def claims(ring: Ring, count: int) -> bool:
     """Whether a claim is admitted; if so, it is open."""
-    status = ring._native.claim(count, LONG_NS)
+    status = ring.seat.native.claim(count, LONG_NS)
     if status >= 0:
         return True
     assert status == -_core.LIMITED
-    ring._native.give_up_waiting(int(Side.SAMPLES), LONG_NS)
+    ring.seat.native.give_up_waiting(int(Side.SAMPLES), LONG_NS)
     return False
 
 
 def draws(ring: Ring, count: int) -> bool:
-    status = ring._native.admit_sample(count, 0, False, LONG_NS)
+    status = ring.seat.native.admit_sample(count, 0, False, LONG_NS)
     if status >= 0:
         return True
     assert status == -_core.LIMITED
-    ring._native.give_up_waiting(int(Side.INSERTS), LONG_NS)
+    ring.seat.native.give_up_waiting(int(Side.INSERTS), LONG_NS)
     return False
 
 
 def finish(ring: Ring, *, commit: bool) -> None:
-    native = ring._native
+    native = ring.seat.native
     assert (native.commit(0, 0, LONG_NS) if commit else native.abort(LONG_NS)) == 0
 
 

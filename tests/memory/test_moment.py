@@ -40,8 +40,8 @@ def test_a_copy_holds_every_item_its_priority_and_the_counters(make: Maker) -> N
     engine = make(8, alpha=1.0)
     ring = ring_of(engine)
     write(ring, range(11), np.arange(1.0, 12.0))
-    ring.claim(1)
-    ring.abort()
+    ring.claims.claim(1)
+    ring.claims.abort()
     moment, copied = copy_out(ring)
     assert copied == contents(ring) == {n % 8: n for n in range(4, 11)}
     assert moment.tickets.tolist() == [8, 9, 10, -1, 4, 5, 6, 7]
@@ -67,7 +67,7 @@ WRITER = """
         number = 0
         print("writing", flush=True)
         while True:
-            write(engine.ring, range(number, number + 5))
+            write(engine.ring(), range(number, number + 5))
             number += 5
 """
 
@@ -126,14 +126,14 @@ def test_a_ring_goes_on_where_it_is_set_to(make: Maker) -> None:
     ring = ring_of(engine)
     place(ring, range(8), range(100, 108))
     ring.restore(3, 1_000_000, 7.0)
-    assert (ring.head % 8, ring.write_count, ring.max_priority) == (3, 1_000_000, 7.0)
+    assert (ring.head % 8, ring.write_count, ring.tree.max_priority) == (3, 1_000_000, 7.0)
     write(ring, [1, 2])
     assert contents(ring) == {0: 100, 1: 101, 2: 102, 3: 1, 4: 2, 5: 105, 6: 106, 7: 107}
     assert ring.write_count == 1_000_002
-    assert ring.priorities()[3] == 7.0
+    assert ring.tree.priorities()[3] == 7.0
     require_sound(engine)
     ring.restore(0, 0, None)
-    assert (ring.head % 8, ring.write_count, ring.max_priority) == (0, 0, None)
+    assert (ring.head % 8, ring.write_count, ring.tree.max_priority) == (0, 0, None)
     with pytest.raises(IndexError, match="no slot 8"):
         ring.restore(8, 0, None)
 
@@ -143,15 +143,17 @@ def test_only_items_of_their_tickets_are_taken(make: Maker, in_place: bool) -> N
     engine = make(4)
     ring = ring_of(engine)
     write(ring, range(6))
-    kept = ring.claim_slots(
+    kept = ring.claims.claim_slots(
         np.array([0, 1, 2, 3]), in_place=in_place, tickets=np.array([0, 5, 2, 99])
     )
     assert kept.tolist() == [False, True, True, False]
-    ring.commit()
+    ring.claims.commit()
     assert contents(ring) == {0: 4, 1: 5, 2: 2, 3: 3}
     assert ring.write_count == (6 if in_place else 8)
     head = ring.head
-    nothing = ring.claim_slots(np.array([0, 3]), in_place=in_place, tickets=np.array([0, 99]))
+    nothing = ring.claims.claim_slots(
+        np.array([0, 3]), in_place=in_place, tickets=np.array([0, 99])
+    )
     assert not nothing.any()
     assert ring.head == head
     write(ring, [50])  # no claim was left open
@@ -166,8 +168,8 @@ def test_an_item_that_is_changed_in_place_keeps_its_source(tmp_path: Path) -> No
         with Engine.open(path, None) as second:
             place(ring_of(second), [1], [50], in_place=True)
             place(ring_of(second), [2], [60])
-            mine, other = ring.incarnation, ring_of(second).incarnation
-            assert ring.sources[:3].tolist() == [mine, mine, other]
+            mine, other = ring.seat.incarnation, ring_of(second).seat.incarnation
+            assert ring.live.sources[:3].tolist() == [mine, mine, other]
             assert mine != other
         require_sound(first)
 
@@ -181,7 +183,10 @@ def test_a_copy_says_who_wrote_each_item(tmp_path: Path) -> None:
             other = ring_of(second)
             write(other, [2])
             moment, _ = copy_out(ring)
-            assert moment.sources.tolist() == [ring.incarnation] * 2 + [other.incarnation, -1]
+            assert moment.sources.tolist() == [ring.seat.incarnation] * 2 + [
+                other.seat.incarnation,
+                -1,
+            ]
 
 
 @pytest.fixture

@@ -9,13 +9,20 @@ import numpy as np
 import pytest
 
 from shmbuffer.errors import LockTimeout
-from shmbuffer.memory import ring as ring_module
-from tests.memory.rows import Maker, contents, mutex_held, require_sound, ring_of, write
+from tests.memory.rows import (
+    Maker,
+    contents,
+    lock_timeout,
+    mutex_held,
+    require_sound,
+    ring_of,
+    write,
+)
 
 
 @pytest.fixture
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ring_module, "LOCK_TIMEOUT_NS", 60_000_000)
+    lock_timeout(monkeypatch, 60_000_000)
 
 
 @pytest.mark.usefixtures("_impatient")
@@ -38,7 +45,7 @@ def test_an_owner_in_another_container_may_have_the_number_of_our_thread(make: M
     engine = make(alpha=1.0)
     ring = ring_of(engine)
     write(ring, range(3))
-    futex = np.frombuffer(engine.control.runtime["mutex"], np.uint32)
+    futex = np.frombuffer(engine.seat.control.runtime["mutex"], np.uint32)
     futex.flags.writeable = True
     futex[0] = threading.get_native_id()
     with pytest.raises(LockTimeout) as caught:

@@ -52,8 +52,8 @@ def pages(one: Any) -> int:
 
 
 def maps(engine: Engine) -> list[Any]:
-    assert engine._parts is not None
-    slots, leaves = engine._parts
+    assert engine.seat.mapped is not None
+    slots, leaves = engine.seat.mapped[1:]
     return [slots, *leaves]
 
 
@@ -134,7 +134,7 @@ def test_no_byte_changes(opened: Any) -> None:
         ring.write([rows.ctypes.data], CAPACITY, None)
         before = [bytes(memoryview(one)) for one in maps(engine)]
         for one in maps(engine):
-            one.populate(0, one.nbytes, engine._ground.in_memory)
+            one.populate(0, one.nbytes, engine.seat.ground.in_memory)
         assert [bytes(memoryview(one)) for one in maps(engine)] == before
 
 
@@ -165,10 +165,10 @@ def test_a_buffer_that_another_process_defines_is_made_when_it_is_first_seen(
         Engine.open(path, SETTINGS, prefault=Prefault("full")) as engine,
         Engine.open(path, None) as other,
     ):
-        assert engine.ring is None
+        assert engine.ring() is None
         assert engine._populating is None
         other.define(SCHEMA)
-        assert engine.ring is not None
+        assert engine.ring() is not None
         finish(engine)
         assert all_there(engine)
         engine.define(SCHEMA)  # does not begin again
@@ -295,7 +295,7 @@ def test_a_process_that_dies_in_it_leaves_a_whole_buffer(fast_path: Path) -> Non
     assert ended(fork(create)) == -signal.SIGKILL
     with Engine.open(path, None) as engine:
         assert engine.report is not None
-        assert engine.schema == SCHEMA
+        assert engine.schema() == SCHEMA
         assert engine.check().ok
         assert engine.report.clients_retired == 1
 
@@ -313,9 +313,9 @@ def test_the_child_of_a_fork_does_not_go_on_with_it(fast_path: Path) -> None:
         first.wait()
 
         def look() -> None:
-            assert engine.ring is not None
-            engine.attach_again()
-            assert (engine.prefault, engine._populating) == (OFF, None)
+            assert engine.ring() is not None
+            engine.seat.rejoin()
+            assert engine.prefault == OFF
             engine.close()
 
         assert ended(fork(look)) == 0
@@ -330,7 +330,7 @@ def test_a_wish_is_not_handed_on(fast_path: Path) -> None:
     with Engine.open(fast_path / "buffer", SETTINGS, prefault=wished) as engine:
         engine.define(SCHEMA)
         with pickle.loads(pickle.dumps(engine)) as other:
-            assert other.ring is not None
+            assert other.ring() is not None
             assert other._populating is None
 
 
@@ -358,7 +358,7 @@ def test_more_than_there_is_memory_is_refused_before_anything_is_made(
     assert how.value.free_bytes == 2**20
     assert how.value.needed_bytes > CAPACITY * layout.PAGE
     with Engine.open(on_disk / "buffer", None) as engine:
-        assert engine.schema is None
+        assert engine.schema() is None
 
 
 def test_who_opens_more_than_there_is_memory_is_told(
@@ -372,7 +372,7 @@ def test_who_opens_more_than_there_is_memory_is_told(
             Engine.open(path, None, prefault=Prefault("full"))
         with Engine.open(path, None, prefault=Prefault("background")) as other:
             finish(other)
-            assert other.ring is not None
+            assert other.ring() is not None
         assert "would have all of it in memory" in caplog.text
         assert len(engine.clients()) == 1
 
@@ -382,7 +382,7 @@ def test_reserved_memory_is_not_counted_twice(
 ) -> None:
     monkeypatch.setattr(prefault, "free_memory_bytes", lambda: 0)
     with Engine.open(fast_path / "buffer", SETTINGS, prefault=Prefault("full")) as engine:
-        if engine._ground.in_memory:
+        if engine.seat.ground.in_memory:
             engine.define(SCHEMA)
             assert all_there(engine)
 
@@ -542,8 +542,8 @@ def test_files_of_small_rows_lie_where_huge_pages_fit(fast_path: Path) -> None:
     settings = Settings(capacity=schema.capacity, checksum=False, reserve=False)
     with Engine.open(fast_path / "buffer", settings) as engine:
         engine.define(schema)
-        assert engine._parts is not None
-        slots, (first, _) = engine._parts
+        assert engine.seat.mapped is not None
+        slots, (first, _) = engine.seat.mapped[1:]
         assert [one.address % HUGE for one in (slots, first)] == [0, 0]
         memoryview(first)[-1] = 1  # all of it is there
         assert engine.check().ok

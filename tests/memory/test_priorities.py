@@ -33,15 +33,15 @@ from tests.memory.rows import (
 
 
 def slots_file(ring: Ring) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
-    return np.frombuffer(ring._slots_map, np.uint8)
+    return np.frombuffer(ring.seat.mapped.slots, np.uint8)
 
 
 def leaves_of(engine: Engine) -> Floats:
     """The masses that there should be: (raw + eps) ** alpha of what is committed, else 0."""
     ring = ring_of(engine)
     mass = np.zeros(ring.elements)
-    items, raw = ring.committed(), ring.priorities()
-    mass[items] = [math.pow(raw[item] + ring.eps, ring.alpha) for item in items]
+    items, raw = ring.live.committed(), ring.tree.priorities()
+    mass[items] = [math.pow(raw[item] + ring.tree.eps, ring.tree.alpha) for item in items]
     return mass
 
 
@@ -49,13 +49,12 @@ def require_tree(engine: Engine) -> None:
     """Leaves, sums and minima, bit for bit, against the few lines of priorities.py."""
     ring = ring_of(engine)
     mass = leaves_of(engine)
-    assert ring.mass().tobytes() == mass.tobytes()
-    sections = _core.sections(ring.capacity, ring.width)
-    assert priorities.differences(slots_file(ring), sections, ring.elements) == 0
-    assert math.isclose(ring.p_sum, math.fsum(mass), rel_tol=1e-12, abs_tol=0)
+    assert ring.tree.mass().tobytes() == mass.tobytes()
+    assert priorities.differences(ring.live) == 0
+    assert math.isclose(ring.tree.p_sum, math.fsum(mass), rel_tol=1e-12, abs_tol=0)
     positive = mass[mass > 0]
-    assert ring.p_min == (positive.min() if len(positive) else 0)
-    assert ring.p_sum == priorities.levels(slots_file(ring), sections)[-1][0][0]
+    assert ring.tree.p_min == (positive.min() if len(positive) else 0)
+    assert ring.tree.p_sum == ring.live.levels[-1][0][0]
     require_sound(engine)
 
 
@@ -116,10 +115,10 @@ def test_any_sequence_of_calls_leaves_the_tree_as_its_leaves_say(make: Maker, se
                 where = rng.permutation(capacity)[:count]
                 place(ring, where, range(count * ring.width), in_place=True)
             case 5:
-                ring.claim(count)
-                ring.abort()
+                ring.claims.claim(count)
+                ring.claims.abort()
             case 6:
-                ring.set_alpha(float(rng.random() * 2))
+                ring.tree.set_alpha(float(rng.random() * 2))
             case 7:
                 index = rng.integers(ring.elements, size=len(raw))
                 ring.update(index, raw)
@@ -128,7 +127,7 @@ def test_any_sequence_of_calls_leaves_the_tree_as_its_leaves_say(make: Maker, se
     require_tree(engine)
     ring.empty()
     require_tree(engine)
-    assert (ring.p_sum, ring.p_min) == (0.0, 0.0)
+    assert (ring.tree.p_sum, ring.tree.p_min) == (0.0, 0.0)
 
 
 def test_the_same_leaves_give_the_same_bits_on_every_path(make: Maker) -> None:
@@ -141,7 +140,7 @@ def test_the_same_leaves_give_the_same_bits_on_every_path(make: Maker) -> None:
     def build(fill: Callable[[Ring], object]) -> None:
         ring = ring_of(make(300, alpha=0.6, eps=1e-8))
         fill(ring)
-        assert ring.priorities().tobytes() == raw.tobytes()
+        assert ring.tree.priorities().tobytes() == raw.tobytes()
         data = slots_file(ring)
         sums.add(data[_core.sections(300, 1)["mass"] :].tobytes())
 
@@ -157,17 +156,17 @@ def test_the_same_leaves_give_the_same_bits_on_every_path(make: Maker) -> None:
 
     def recomputed(ring: Ring) -> None:
         write(ring, range(300), raw)
-        ring.set_alpha(0.1)
-        ring.set_alpha(0.6)
+        ring.tree.set_alpha(0.1)
+        ring.tree.set_alpha(0.6)
 
     def rebuilt(ring: Ring) -> None:
         write(ring, range(300), raw)
         slots_file(ring)[_core.sections(300, 1)["mass"] :] = 7
-        ring._native.rebuild()
+        ring.seat.native.rebuild()
 
     def split(ring: Ring) -> None:
-        ring.claim(300)
-        ring.commit(raw)
+        ring.claims.claim(300)
+        ring.claims.commit(raw)
 
     build(lambda ring: write(ring, range(300), raw))
     build(one_by_one)
@@ -197,8 +196,8 @@ def test_no_priorities_make_a_draw_fall_beside_what_has_mass(
         write(ring, range(len(raw)), np.array(raw))
         require_tree(engine)
         index, _, weights = draw(ring, 300, beta=1.0, prioritized=True)
-        if ring.p_sum > 0:
-            assert (ring.mass()[index] > 0).all()
+        if ring.tree.p_sum > 0:
+            assert (ring.tree.mass()[index] > 0).all()
         assert ((weights >= 0) & (weights <= 1)).all()
 
 
@@ -207,11 +206,11 @@ def test_a_draw_that_rounding_sends_behind_the_last_mass_takes_the_nearest(make:
     ring = ring_of(make(40, alpha=1.0, eps=0.0))
     write(ring, range(40), (np.arange(40) % 16 < 9).astype(np.float64))
     sections = _core.sections(40, 1)
-    (leaf_parents, _), (root, _) = priorities.levels(slots_file(ring), sections)
+    (leaf_parents, _), (root, _) = ring.live.levels
     leaf_parents[:3] *= 1.5
     root[0] *= 1.5
     index = draw(ring, 5000, prioritized=True)[0]
-    assert (ring.mass()[index] > 0).all()
+    assert (ring.tree.mass()[index] > 0).all()
     assert {8, 24} <= set(index)
     slots_file(ring)[sections["mass"] :][:] = 0
     root[0] = 1.0  # no mass at all below it
@@ -231,7 +230,7 @@ def test_items_are_drawn_in_proportion_to_their_mass(capacity: int, lanes: tuple
         write(ring, range(ring.elements), raw)
         drawn = sample(ring, 200_000, key=11, prioritized=True)
         assert drawn.index.tolist() == drawn.numbers.tolist()
-        assert abs(chi_square(drawn.index, ring.mass())) < 5
+        assert abs(chi_square(drawn.index, ring.tree.mass())) < 5
 
 
 def test_an_item_without_mass_is_not_drawn(make: Maker) -> None:
@@ -247,7 +246,7 @@ def test_an_item_without_mass_is_not_drawn(make: Maker) -> None:
 def test_masses_that_are_all_zero_are_drawn_uniformly(make: Maker, alpha: float) -> None:
     ring = ring_of(make(10, alpha=alpha, eps=0.0))
     write(ring, range(5), np.zeros(5))
-    assert ring.p_sum == 0.0
+    assert ring.tree.p_sum == 0.0
     index, _, weights = draw(ring, 50_000, beta=0.7, prioritized=True)
     assert abs(chi_square(index, np.array([1.0] * 5 + [0.0] * 5))) < 5
     assert (weights == 1.0).all()
@@ -256,7 +255,7 @@ def test_masses_that_are_all_zero_are_drawn_uniformly(make: Maker, alpha: float)
 def test_alpha_zero_draws_everything_alike(make: Maker) -> None:
     ring = ring_of(make(10, alpha=0.0, eps=0.0))
     write(ring, range(10), np.arange(10.0))
-    assert ring.mass().tolist()[:10] == [1.0] * 10
+    assert ring.tree.mass().tolist()[:10] == [1.0] * 10
     assert abs(chi_square(draw(ring, 50_000, prioritized=True)[0], np.ones(10))) < 5
 
 
@@ -280,7 +279,7 @@ def test_weights_are_those_of_the_paper_over_the_largest(make: Maker, beta: floa
     raw[7] = 0.0
     write(ring, range(100), raw)
     mass = leaves_of(engine)
-    assert ring.p_min == mass[7] > 0
+    assert ring.tree.p_min == mass[7] > 0
     drawn = sample(ring, 3000, beta=beta, prioritized=True)
     expected = (mass[drawn.index] / mass.min()) ** -beta
     np.testing.assert_allclose(drawn.weights, expected, rtol=1e-6)
@@ -302,14 +301,14 @@ def test_a_weight_is_the_nearest_float32_to_the_power(
     ring = ring_of(engine)
     rng = np.random.default_rng(1)
     write(ring, range(1500), 10 ** (decades * (rng.random(1500) - 0.5)))
-    ring.update(np.arange(700), np.full(700, ring.mass().max()))  # or one item is always drawn
+    ring.update(np.arange(700), np.full(700, ring.tree.mass().max()))  # or one item is always drawn
     index, _, weights = draw(ring, 3000, beta=beta, prioritized=True)
     with np.errstate(under="ignore"):
-        exact = (ring.mass()[index] / ring.p_min) ** -beta
+        exact = (ring.tree.mass()[index] / ring.tree.p_min) ** -beta
         nearest = exact.astype(np.float32)
     step = np.maximum(np.spacing(nearest), np.finfo(np.float32).smallest_subnormal)
     assert (np.abs(weights - exact) <= 0.501 * step).all()
-    assert (weights[ring.mass()[index] == ring.p_min] == 1.0).all()
+    assert (weights[ring.tree.mass()[index] == ring.tree.p_min] == 1.0).all()
 
 
 def test_weights_look_at_the_smallest_mass_that_can_be_drawn(make: Maker) -> None:
@@ -337,13 +336,17 @@ def test_a_batch_with_a_bad_priority_is_refused_as_a_whole(
     engine: Engine, ring: Ring, call: str, bad: float
 ) -> None:
     write(ring, range(6), np.arange(1.0, 7.0))
-    before = (ring.words.tolist(), ring.priorities().tobytes(), slots_file(ring).tobytes())
+    before = (
+        ring.live.words.tolist(),
+        ring.tree.priorities().tobytes(),
+        slots_file(ring).tobytes(),
+    )
     given = np.array([2.0, 9.0, bad, 3.0])
     calls: dict[str, Callable[[], object]] = {
         "write": lambda: write(ring, range(4), given),
         "place": lambda: place(ring, range(4), range(4), given),
         "update": lambda: ring.update(np.arange(4), given),
-        "commit": lambda: [ring.claim(4), ring.commit(given)],  # type: ignore[func-returns-value]
+        "commit": lambda: [ring.claims.claim(4), ring.claims.commit(given)],  # type: ignore[func-returns-value]
     }
     message = (
         (
@@ -357,9 +360,13 @@ def test_a_batch_with_a_bad_priority_is_refused_as_a_whole(
         calls[call]()
     assert str(engine.where) in str(caught.value)
     if call != "commit":  # which has claimed slots before
-        after = (ring.words.tolist(), ring.priorities().tobytes(), slots_file(ring).tobytes())
+        after = (
+            ring.live.words.tolist(),
+            ring.tree.priorities().tobytes(),
+            slots_file(ring).tobytes(),
+        )
         assert after == before
-    assert ring.max_priority == 6.0
+    assert ring.tree.max_priority == 6.0
     require_tree(engine)
 
 
@@ -367,7 +374,7 @@ def test_a_priority_may_be_as_large_as_a_full_buffer_of_it_is_finite(make: Maker
     engine = make(8, alpha=1.0, eps=0.0)
     ring = ring_of(engine)
     write(ring, range(8), np.full(8, 1.2e299))
-    assert math.isfinite(ring.p_sum)
+    assert math.isfinite(ring.tree.p_sum)
     require_tree(engine)
     assert set(draw(ring, 200, prioritized=True)[0]) == set(range(8))
     with pytest.raises(ValueError, match=r"priority 1\.3e\+299 at position 0 is not a number"):
@@ -379,12 +386,12 @@ def test_a_priority_may_be_too_large_only_after_alpha(make: Maker) -> None:
     write(ring, range(8))
     with pytest.raises(ValueError, match=r"priority 1e\+150 at position 1 .* after \*\* alpha"):
         ring.update(np.array([0, 1]), np.array([1e90, 1e150]))
-    assert ring.priorities()[0] == 1.0
+    assert ring.tree.priorities()[0] == 1.0
 
 
 def test_zero_is_a_priority(engine: Engine, ring: Ring) -> None:
     write(ring, range(4), np.array([0.0, -0.0, 1.0, 0.0]))
-    assert ring.max_priority == 1.0
+    assert ring.tree.max_priority == 1.0
     assert set(draw(ring, 100, prioritized=True)[0]) == {2}
     require_tree(engine)
 
@@ -394,28 +401,28 @@ def test_zero_is_a_priority(engine: Engine, ring: Ring) -> None:
 
 def test_the_default_is_the_largest_that_was_ever_given(engine: Engine, ring: Ring) -> None:
     write(ring, [0])
-    before_any = ring.max_priority
+    before_any = ring.tree.max_priority
     assert before_any is None
-    assert ring.priorities()[0] == 1.0
+    assert ring.tree.priorities()[0] == 1.0
     write(ring, [1], np.array([0.25]))
-    assert ring.max_priority == 0.25
-    assert ring.default_priority == 1.0, "the first item had it"
+    assert ring.tree.max_priority == 0.25
+    assert ring.tree.default_priority == 1.0, "the first item had it"
     write(ring, [2])
     ring.update(np.array([0, 1]), np.array([3.0, 2.0]))
     write(ring, [3])
     ring.update(np.array([0]), np.array([0.5]))
     write(ring, [4])
-    assert ring.priorities()[:5].tolist() == [0.5, 2.0, 1.0, 3.0, 3.0]
-    assert ring.max_priority == ring.default_priority == 3.0
+    assert ring.tree.priorities()[:5].tolist() == [0.5, 2.0, 1.0, 3.0, 3.0]
+    assert ring.tree.max_priority == ring.tree.default_priority == 3.0
     require_tree(engine)
 
 
 def test_the_largest_is_forgotten_with_the_items(engine: Engine, ring: Ring) -> None:
     write(ring, [0], np.array([9.0]))
     ring.empty()
-    assert ring.max_priority is None
+    assert ring.tree.max_priority is None
     write(ring, [1])
-    assert ring.priorities()[0] == 1.0
+    assert ring.tree.priorities()[0] == 1.0
     require_tree(engine)
 
 
@@ -424,13 +431,13 @@ def test_the_largest_is_that_of_all_handles(make: Maker) -> None:
     ring, other = ring_of(engine), ring_of(make.second(engine))
     write(other, [0], np.array([9.0]))
     write(ring, [1])
-    assert ring.priorities()[1] == 9.0
+    assert ring.tree.priorities()[1] == 9.0
 
 
 def test_a_stale_update_does_not_raise_the_default(ring: Ring) -> None:
     write(ring, [0])
     assert ring.update(np.array([0]), np.array([9.0]), np.array([8])) == (0, 1)
-    assert ring.max_priority is None
+    assert ring.tree.max_priority is None
 
 
 # Updates.
@@ -440,7 +447,7 @@ def test_an_element_that_is_named_twice_keeps_the_last(engine: Engine, ring: Rin
     write(ring, range(8))
     index = np.array([3, 5, 3, 5, 3])
     assert ring.update(index, np.array([1.0, 2.0, 3.0, 4.0, 5.0])) == (5, 0)
-    assert ring.priorities()[[3, 5]].tolist() == [5.0, 4.0]
+    assert ring.tree.priorities()[[3, 5]].tolist() == [5.0, 4.0]
     require_tree(engine)
 
 
@@ -450,21 +457,21 @@ def test_a_stale_ticket_does_not_change_a_priority(engine: Engine, ring: Ring) -
     drawn = sample(ring, 8, prioritized=False)
     write(ring, range(100, 104))
     old = drawn.tickets < 4
-    before = ring.priorities()
+    before = ring.tree.priorities()
     applied, stale = ring.update(drawn.index, np.full(8, 50.0), drawn.tickets)
     assert [applied, stale] == [int((~old).sum()), int(old.sum())]
-    changed = ring.priorities() != before
+    changed = ring.tree.priorities() != before
     assert set(np.flatnonzero(changed)) == set(drawn.index[~old])
     require_tree(engine)
 
 
 def test_an_update_without_tickets_goes_to_what_is_there(engine: Engine, ring: Ring) -> None:
     write(ring, range(3))
-    ring.claim_slots(np.array([1]), in_place=True)
+    ring.claims.claim_slots(np.array([1]), in_place=True)
     assert ring.update(np.arange(8), np.full(8, 2.0)) == (2, 6)
-    ring.abort()
+    ring.claims.abort()
     assert ring.update(np.array([1]), np.array([5.0])) == (0, 1), "an aborted slot has none"
-    assert ring.priorities()[[0, 2]].tolist() == [2.0, 2.0]
+    assert ring.tree.priorities()[[0, 2]].tolist() == [2.0, 2.0]
     require_tree(engine)
 
 
@@ -472,7 +479,7 @@ def test_an_update_does_not_survive_its_item(ring: Ring) -> None:
     write(ring, range(8), np.full(8, 7.0))
     ring.update(np.arange(8), np.full(8, 0.5))
     write(ring, range(8))
-    assert ring.priorities().tolist()[:8] == [7.0] * 8
+    assert ring.tree.priorities().tolist()[:8] == [7.0] * 8
 
 
 def test_every_lane_has_a_priority_and_one_ticket(make: Maker) -> None:
@@ -481,7 +488,7 @@ def test_every_lane_has_a_priority_and_one_ticket(make: Maker) -> None:
     write(ring, range(12), np.arange(1.0, 13.0))
     assert ring.update(np.array([4, 5]), np.array([0.0, 20.0]), np.array([1, 1])) == (2, 0)
     assert ring.update(np.array([4, 5]), np.array([9.0, 9.0]), np.array([4, 5])) == (0, 2)
-    assert ring.priorities()[3:6].tolist() == [4.0, 0.0, 20.0]
+    assert ring.tree.priorities()[3:6].tolist() == [4.0, 0.0, 20.0]
     require_tree(engine)
 
 
@@ -498,7 +505,7 @@ def test_a_priority_may_come_in_any_number_type(ring: Ring) -> None:
     index: Any = np.arange(8, dtype=np.int32)[::2]
     given: Any = np.arange(8, dtype=np.float32)[::2]
     ring.update(index, given)
-    assert ring.priorities()[:8:2].tolist() == [0.0, 2.0, 4.0, 6.0]
+    assert ring.tree.priorities()[:8:2].tolist() == [0.0, 2.0, 4.0, 6.0]
 
 
 @pytest.mark.parametrize("count", [1, 127, 128, 129, 3000])
@@ -509,12 +516,12 @@ def test_an_update_of_any_length_is_whole(make: Maker, count: int) -> None:
     rng = np.random.default_rng(count)
     index, given = rng.integers(2000, size=count), rng.random(count)
     tickets = first + index - (rng.random(count) < 0.3)
-    expected = ring.priorities()
+    expected = ring.tree.priorities()
     fresh = tickets == first + index
     for at in np.flatnonzero(fresh):
         expected[index[at]] = given[at]
     assert ring.update(index, given, tickets) == (fresh.sum(), count - fresh.sum())
-    assert ring.priorities().tolist() == expected.tolist()
+    assert ring.tree.priorities().tolist() == expected.tolist()
     require_tree(engine)
 
 
@@ -526,7 +533,7 @@ def test_an_update_whose_last_priority_is_bad_changes_nothing(make: Maker) -> No
         ring.update(np.arange(2000), np.append(np.full(1999, 3.0), math.nan))
     with pytest.raises(IndexError, match="position 1999"):
         ring.update(np.append(np.arange(1999), 2000), np.full(2000, 3.0))
-    assert ring.priorities().tolist() == [1.0] * 2000
+    assert ring.tree.priorities().tolist() == [1.0] * 2000
     require_tree(engine)
 
 
@@ -537,15 +544,17 @@ def test_what_a_thread_was_refused_for_is_not_changed_by_another_thread(ring: Ri
     def refused_at(position: int, count: int) -> int:
         index, given = np.arange(count), np.ones(count)
         given[position] = -1
-        ring._native.update(index.ctypes.data, 0, given.ctypes.data, count, 10**9)
-        return int(ring._native.bad_at)
+        ring.seat.native.update(index.ctypes.data, 0, given.ctypes.data, count, 10**9)
+        return int(ring.seat.native.bad_at)
 
     assert refused_at(1, 2) == 1
     thread = threading.Thread(target=lambda: positions.append(refused_at(7, 8)))
     thread.start()
     thread.join()
     assert positions == [7]
-    assert ring._native.bad_at == 1, "or the message would look for a priority that is not there"
+    assert ring.seat.native.bad_at == 1, (
+        "or the message would look for a priority that is not there"
+    )
 
 
 # Alpha, and switching it on.
@@ -555,26 +564,26 @@ def test_another_alpha_is_exact(engine: Engine, ring: Ring) -> None:
     write(ring, range(8), np.arange(1.0, 9.0) / 7)
     before = slots_file(ring).tobytes()
     for alpha, eps in ((0.9, 0.01), (0.0, 0.0), (2.5, 3.0)):
-        ring.set_alpha(alpha, eps)
-        assert (ring.alpha, ring.eps) == (alpha, eps)
+        ring.tree.set_alpha(alpha, eps)
+        assert (ring.tree.alpha, ring.tree.eps) == (alpha, eps)
         require_tree(engine)
-    ring.set_alpha(0.5, 0.0)
+    ring.tree.set_alpha(0.5, 0.0)
     assert slots_file(ring).tobytes() == before, "there and back again: the same bits"
-    ring.set_alpha(0.6)
-    assert ring.eps == 0.0
+    ring.tree.set_alpha(0.6)
+    assert ring.tree.eps == 0.0
 
 
 def test_another_alpha_reaches_a_batch_that_was_claimed_before(make: Maker) -> None:
     engine = make(alpha=0.5, eps=0.0)
     ring, other = ring_of(engine), ring_of(make.second(engine))
     write(ring, range(8), np.full(8, 4.0))
-    ring.claim_slots(np.array([2, 3]), in_place=True)
-    other.set_alpha(2.0)
-    ring.commit()
-    assert ring.mass()[:4].tolist() == [16.0] * 4
-    ring.claim(1)
-    other.set_alpha(1.0)
-    ring.commit(np.array([3.0]))
+    ring.claims.claim_slots(np.array([2, 3]), in_place=True)
+    other.tree.set_alpha(2.0)
+    ring.claims.commit()
+    assert ring.tree.mass()[:4].tolist() == [16.0] * 4
+    ring.claims.claim(1)
+    other.tree.set_alpha(1.0)
+    ring.claims.commit(np.array([3.0]))
     require_tree(engine)
 
 
@@ -586,12 +595,12 @@ def test_another_alpha_reaches_a_call_that_waits_for_the_mutex(make: Maker, call
     write(ring, range(8), np.full(8, 4.0))
 
     def work(parent: Parent) -> None:
-        engine.attach_again()
-        ring.claim_slots(np.array([2]), in_place=True) if call == "commit" else None
+        engine.seat.rejoin()
+        ring.claims.claim_slots(np.array([2]), in_place=True) if call == "commit" else None
         parent.pause()
         parent.tell_him()
         if call == "commit":
-            ring.commit()
+            ring.claims.commit()
         elif call == "update":
             ring.update(np.array([2]), np.array([4.0]))
         else:
@@ -603,12 +612,12 @@ def test_another_alpha_reaches_a_call_that_waits_for_the_mutex(make: Maker, call
             waiter.go()
             waiter.reached()
             until_it_sleeps(waiter)
-            engine.control.runtime["alpha"] = 2.0  # as set_alpha does it under the mutex
-            engine.control.runtime["alpha_version"] += np.uint64(1)
+            engine.seat.control.runtime["alpha"] = 2.0  # as set_alpha does it under the mutex
+            engine.seat.control.runtime["alpha_version"] += np.uint64(1)
             holder.go()
             assert holder.end() == 0
         assert waiter.end() == 0
-    assert ring.mass()[2] == 16.0
+    assert ring.tree.mass()[2] == 16.0
 
 
 @pytest.mark.parametrize("change", [(2.0, None), (None, 3.0)], ids=["alpha", "eps"])
@@ -621,21 +630,21 @@ def test_whoever_changes_alpha_keeps_the_eps_of_another_and_the_other_way_round(
     write(ring, range(8), np.ones(8))
 
     def work(parent: Parent) -> None:
-        engine.attach_again()
+        engine.seat.rejoin()
         parent.pause_at("count.added")  # it has found the mutex taken
-        ring.set_alpha(*change)
+        ring.tree.set_alpha(*change)
 
     with mutex_held(engine) as holder, child(work) as waiter:
         waiter.reached()
-        engine.control.runtime["alpha"] = 3.0  # as set_alpha does it under the mutex
-        engine.control.runtime["eps"] = 1.0
+        engine.seat.control.runtime["alpha"] = 3.0  # as set_alpha does it under the mutex
+        engine.seat.control.runtime["eps"] = 1.0
         holder.go()
         assert holder.end() == 0
         waiter.go()
         assert waiter.end() == 0
     alpha, eps = (3.0 if change[0] is None else 2.0), (1.0 if change[1] is None else 3.0)
-    assert (ring.alpha, ring.eps) == (alpha, eps)
-    assert ring.mass().tolist() == [(1 + eps) ** alpha] * 8
+    assert (ring.tree.alpha, ring.tree.eps) == (alpha, eps)
+    assert ring.tree.mass().tolist() == [(1 + eps) ** alpha] * 8
 
 
 @pytest.mark.parametrize(("alpha", "applied"), [(2.0, 1200), (90.0, 128)])
@@ -649,17 +658,17 @@ def test_another_alpha_between_the_pieces_of_an_update_reaches_the_rest(
     given = np.repeat([1.0, 5e4], [128, 1072])
 
     def work(parent: Parent) -> None:
-        engine.attach_again()
+        engine.seat.rejoin()
         parent.pause_at("update.unlocked")
         found = ring.update(np.arange(1200), given)
         assert found == (applied, 1200 - applied)
 
     with child(work) as updater:
         updater.reached()
-        ring.set_alpha(alpha, 0.0)
+        ring.tree.set_alpha(alpha, 0.0)
         updater.go()
         assert updater.end() == 0
-    assert np.flatnonzero(ring.priorities() == given).size == applied
+    assert np.flatnonzero(ring.tree.priorities() == given).size == applied
     require_tree(engine)
 
 
@@ -675,12 +684,12 @@ def test_an_alpha_or_eps_that_is_no_exponent_is_refused(
     write(ring, range(8))
     before = slots_file(ring).tobytes()
     with pytest.raises(ValueError, match=r"set_alpha\(.*\): alpha and eps have to be numbers fr"):
-        ring.set_alpha(alpha, eps)
-    assert (ring.alpha, ring.eps, slots_file(ring).tobytes()) == (0.5, 0.0, before)
+        ring.tree.set_alpha(alpha, eps)
+    assert (ring.tree.alpha, ring.tree.eps, slots_file(ring).tobytes()) == (0.5, 0.0, before)
     unbound = ring_of(make())
     with pytest.raises(ValueError, match=r"bind_priorities\(.*\): alpha and eps have to be num"):
-        unbound.bind_priorities(alpha, eps)
-    assert not unbound.prioritized
+        unbound.tree.bind(alpha, eps)
+    assert not unbound.tree.prioritized
     with pytest.raises(ValueError, match=r"alpha is .*, eps is "):
         Settings(capacity=8, alpha=alpha, eps=eps)
 
@@ -690,8 +699,8 @@ def test_an_alpha_that_makes_the_sum_infinite_is_refused(make: Maker) -> None:
     ring = ring_of(engine)
     write(ring, range(8), np.array([1e200, 1, 2, 3, 4, 5, 6, 7]))
     with pytest.raises(ValueError, match=r"set_alpha\(2\.0, None\): .* finite; nothing was chang"):
-        ring.set_alpha(2.0)
-    assert ring.alpha == 0.5
+        ring.tree.set_alpha(2.0)
+    assert ring.tree.alpha == 0.5
     require_tree(engine)
     assert set(draw(ring, 50, prioritized=True)[0]) == {0}
 
@@ -707,14 +716,14 @@ def test_priorities_may_be_switched_on_late(make: Maker) -> None:
     write(ring, range(4))
     write(ring, [4, 5], np.array([3.0, 0.5]))
     assert engine.stats()["prioritized"] == 0
-    assert (ring.p_sum, ring.p_min) == (0.0, 0.0)
+    assert (ring.tree.p_sum, ring.tree.p_min) == (0.0, 0.0)
     assert set(draw(ring, 400, prioritized=True)[0]) == set(range(6)), "until then, uniformly"
-    ring.bind_priorities(0.5, 0.25)
-    assert ring.prioritized
-    assert (ring.alpha, ring.eps) == (0.5, 0.25)
-    assert ring.priorities()[:6].tolist() == [3.0, 3.0, 3.0, 3.0, 3.0, 0.5]
+    ring.tree.bind(0.5, 0.25)
+    assert ring.tree.prioritized
+    assert (ring.tree.alpha, ring.tree.eps) == (0.5, 0.25)
+    assert ring.tree.priorities()[:6].tolist() == [3.0, 3.0, 3.0, 3.0, 3.0, 0.5]
     require_tree(engine)
-    ring.bind_priorities(0.5, 0.25)  # a second sampler
+    ring.tree.bind(0.5, 0.25)  # a second sampler
 
 
 def test_binding_with_other_numbers_is_an_error(make: Maker) -> None:
@@ -727,8 +736,8 @@ def test_binding_with_other_numbers_is_an_error(make: Maker) -> None:
             match=r"priorities are kept with alpha=0\.5, eps=0\.25; use the same, or change them "
             "with set_alpha",
         ):
-            ring.bind_priorities(alpha, eps)
-    assert (ring.alpha, ring.eps) == (0.5, 0.25)
+            ring.tree.bind(alpha, eps)
+    assert (ring.tree.alpha, ring.tree.eps) == (0.5, 0.25)
     require_tree(engine)
 
 
@@ -739,13 +748,11 @@ def test_the_room_behind_the_last_leaf_is_cleared_when_leaves_are_recomputed(
     engine = make(20, alpha=1.0, eps=0.0)
     ring = ring_of(engine)
     write(ring, range(20))
-    sections = _core.sections(20, 1)
-    data = slots_file(ring)
-    priorities.masses(data, sections, 20)[20:] = 5.0
-    for sums, least in priorities.levels(data, sections):
+    ring.live.masses[20:] = 5.0
+    for sums, least in ring.live.levels:
         sums[2:], least[2:] = 7.0, 7.0
-    ring.set_alpha(0.5)
-    assert ring.p_sum == 20.0
+    ring.tree.set_alpha(0.5)
+    assert ring.tree.p_sum == 20.0
     assert set(draw(ring, 2000, prioritized=True)[0]) == set(range(20))
     require_tree(engine)
 
@@ -754,19 +761,19 @@ def test_what_is_claimed_while_priorities_are_switched_on_gets_one(make: Maker) 
     engine = make()
     ring, other = ring_of(engine), ring_of(make.second(engine))
     write(ring, range(4))
-    ring.claim(2)
-    other.bind_priorities(1.0, 0.0)
+    ring.claims.claim(2)
+    other.tree.bind(1.0, 0.0)
     require_tree(engine)
-    ring.commit()
-    assert ring.mass()[:6].tolist() == [1.0] * 6
+    ring.claims.commit()
+    assert ring.tree.mass()[:6].tolist() == [1.0] * 6
     require_tree(engine)
 
 
 def test_without_priorities_nothing_is_summed(make: Maker) -> None:
     ring = ring_of(make())
     write(ring, range(20))
-    assert not ring.mass().any()
-    assert np.isnan(ring.priorities()).all()
+    assert not ring.tree.mass().any()
+    assert np.isnan(ring.tree.priorities()).all()
     assert len(contents(ring)) == 8
 
 
@@ -789,14 +796,14 @@ def test_a_node_that_is_wrong_in_its_last_bit_is_counted(engine: Engine, ring: R
     write(ring, range(8), np.arange(1.0, 9.0))
     sections = _core.sections(8, 1)
     data = slots_file(ring)
-    assert priorities.differences(data, sections, 8) == 0
+    assert priorities.differences(ring.live) == 0
     for section in ("sum1", "min1"):
         data[sections[section]] ^= 1
-        assert priorities.differences(data, sections, 8) == 1
+        assert priorities.differences(ring.live) == 1
         assert engine.check().problems == [
             "priority tree: 1 nodes are not the sum of their children"
         ]
         data[sections[section]] ^= 1
     data[sections["mass"]] ^= 1
-    assert priorities.differences(data, sections, 8) >= 1
+    assert priorities.differences(ring.live) >= 1
     assert "priority tree: 1 leaves are not the mass of their priority" in engine.check().problems

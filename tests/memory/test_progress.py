@@ -19,8 +19,8 @@ from shmbuffer.memory.check import check
 from shmbuffer.memory.files import Files
 from shmbuffer.memory.layout import BufferState
 from shmbuffer.memory.progress import Progress, ProgressReport, hearing
-from shmbuffer.memory.recovery import recover
 from shmbuffer.memory.region import Directory
+from shmbuffer.service.recovery import recover
 from tests.memory import test_records
 from tests.memory.rows import files_of, schema, succeeds, write
 
@@ -227,7 +227,7 @@ def test_a_check_that_is_ended_leaves_everything_as_it_was(path: Path, every_ste
 
 def test_while_a_check_tells_others_may_write(path: Path, every_step: None) -> None:
     with Engine.open(path, None) as engine:
-        ring = engine.ring
+        ring = engine.ring()
         assert ring is not None
 
         def write_one(_report: ProgressReport) -> None:
@@ -318,7 +318,7 @@ def test_where_somebody_uses_it_there_is_nothing_to_recover_or_to_tell(path: Pat
 
 
 def copied(engine: Engine) -> list[Any]:
-    ring = engine.ring
+    ring = engine.ring()
     assert ring is not None
     out = [np.zeros(size, np.uint8) for size in ring.schema.leaf_bytes]
     moment = ring.copy_out([one.ctypes.data for one in out])
@@ -328,8 +328,8 @@ def copied(engine: Engine) -> list[Any]:
 def test_a_copy_tells_of_the_bytes_of_the_items(path: Path, every_step: None) -> None:
     heard: Heard = []
     with Engine.open(path, None) as engine, hearing(heard.append):
-        assert engine.schema is not None
-        item = sum(engine.schema.leaf_bytes) // 64
+        assert engine.schema() is not None
+        item = sum(engine.schema().leaf_bytes) // 64
         copied(engine)
     copies = [one for one in heard if one.what == "copy"]
     assert [one.done for one in copies] == [item * n for n in range(1, 61)]
@@ -338,7 +338,7 @@ def test_a_copy_tells_of_the_bytes_of_the_items(path: Path, every_step: None) ->
 
 def test_a_copy_while_others_write_is_still_of_one_moment(path: Path, every_step: None) -> None:
     with Engine.open(path, None) as engine:
-        ring = engine.ring
+        ring = engine.ring()
         assert ring is not None
 
         def write_more(_report: ProgressReport) -> None:

@@ -27,8 +27,8 @@ from shmbuffer.memory.control import Control
 from shmbuffer.memory.identity import UNKNOWN_BOOT
 from shmbuffer.memory.layout import BufferState, EntryState, Phase, SlotState
 from shmbuffer.memory.locks import InitLock
-from shmbuffer.memory.recovery import recover
 from shmbuffer.memory.region import Directory
+from shmbuffer.service.recovery import recover
 from tests.memory.rows import (
     Parent,
     child,
@@ -142,8 +142,8 @@ def test_what_was_committed_is_there(path: Path) -> None:
     with Engine.open(path, None) as engine:
         ring = ring_of(engine)
         assert contents(ring) == {**ALL, 4: 12}
-        assert (ring.head, ring.write_count, ring.max_priority) == (13, 13, 12.0)
-        assert ring.mass().tolist()[:8] == [8.0, 9.0, 10.0, 11.0, 12.0, 5.0, 6.0, 7.0]
+        assert (ring.head, ring.write_count, ring.tree.max_priority) == (13, 13, 12.0)
+        assert ring.tree.mass().tolist()[:8] == [8.0, 9.0, 10.0, 11.0, 12.0, 5.0, 6.0, 7.0]
         require_sound(engine)
         write(ring, [13])
         assert contents(ring)[5] == 13
@@ -151,7 +151,7 @@ def test_what_was_committed_is_there(path: Path) -> None:
 
 def test_what_was_being_written_is_gone_as_a_whole(path: Path) -> None:
     made(path)
-    dies(path, lambda engine: ring_of(engine).claim(3))
+    dies(path, lambda engine: ring_of(engine).claims.claim(3))
     report = recover(path)
     assert numbers(report) == {"items": 5, "rolled_back": 3, "clients_retired": 1}
     with Engine.open(path, None) as engine:
@@ -171,7 +171,7 @@ def test_what_was_being_committed_is_there_as_a_whole(path: Path, point: str) ->
         ring = ring_of(engine)
         assert contents(ring) == {**ALL, 4: 12, 5: 13}
         assert ring.write_count == 14
-        assert ring.priorities()[4:6].tolist() == [1.0, 2.0]
+        assert ring.tree.priorities()[4:6].tolist() == [1.0, 2.0]
         require_sound(engine)
 
 
@@ -183,14 +183,14 @@ def test_what_is_committed_for_a_writer_that_gave_no_priorities_has_the_default(
     dies(path, lambda engine: write(ring_of(engine), [12, 13]), "write.committing")
     assert recover(path).rolled_forward == 2
     with Engine.open(path, None) as engine:
-        assert ring_of(engine).priorities()[4:6].tolist() == [11.0, 11.0]
+        assert ring_of(engine).tree.priorities()[4:6].tolist() == [11.0, 11.0]
         require_sound(engine)
 
 
 def test_lanes_are_counted_as_elements(path: Path) -> None:
     with Engine.open(path, Settings(capacity=12)) as engine:
         write(engine.define(schema(4, (3,))), range(9))
-    dies(path, lambda engine: ring_of(engine).claim(2))
+    dies(path, lambda engine: ring_of(engine).claims.claim(2))
     assert numbers(recover(path)) == {"items": 6, "rolled_back": 6, "clients_retired": 1}
 
 
@@ -199,8 +199,8 @@ def test_every_dead_client_is_retired(path: Path) -> None:
     with Engine.open(path, None) as engine:
 
         def work(parent: Parent) -> None:
-            engine.attach_again()
-            ring_of(engine).claim(1)
+            engine.seat.rejoin()
+            ring_of(engine).claims.claim(1)
             parent.pause()
 
         with child(work) as one, child(work) as other:
@@ -212,9 +212,9 @@ def test_every_dead_client_is_retired(path: Path) -> None:
     report = recover(path)
     assert numbers(report) == {"items": 6, "rolled_back": 2, "clients_retired": 2}
     with Engine.open(path, None) as engine:
-        assert len(engine.registry.live()) == 1
+        assert len(engine.seat.registry.live()) == 1
         assert engine.stats()["waiters"] == 0
-        assert not (engine.control.entries["phase"] != Phase.IDLE).any()
+        assert not (engine.seat.control.entries["phase"] != Phase.IDLE).any()
 
 
 def test_a_mutex_that_died_with_its_holder_is_made_anew(path: Path) -> None:
@@ -225,7 +225,7 @@ def test_a_mutex_that_died_with_its_holder_is_made_anew(path: Path) -> None:
         "update.leaf",
     )
     with Engine.open(path, None) as engine:
-        assert ring_of(engine).priorities()[0] == 3.0
+        assert ring_of(engine).tree.priorities()[0] == 3.0
         require_sound(engine)
         assert engine.stats()["repairs"] == 0
 
@@ -236,7 +236,7 @@ def test_a_directory_without_items_is_recovered_too(path: Path) -> None:
     assert numbers(report) == {}
     assert (report.reason, report.epoch) == ("nobody alive", 1)
     with Engine.open(path, None) as engine:
-        assert engine.schema is None
+        assert engine.schema() is None
         write(engine.define(schema()), [1])
 
 
@@ -258,9 +258,9 @@ def test_a_directory_that_somebody_uses_is_left_alone(path: Path) -> None:
         report = recover(path)
         assert (report.reason, report.items, report.epoch) == ("in use", 8, epoch)
         assert contents(ring_of(engine)) == {**ALL, 4: 12}
-        ring_of(engine).claim(1)
+        ring_of(engine).claims.claim(1)
         recover(path)
-        ring_of(engine).commit()
+        ring_of(engine).claims.commit()
 
 
 def test_there_has_to_be_something_to_recover(path: Path) -> None:
@@ -280,7 +280,7 @@ def test_recovery_waits_for_init_lock_with_a_deadline(path: Path) -> None:
 
 def test_a_handle_says_what_its_recovery_did(path: Path) -> None:
     made(path)
-    dies(path, lambda engine: ring_of(engine).claim(2))
+    dies(path, lambda engine: ring_of(engine).claims.claim(2))
     with Engine.open(path, None) as engine, Engine.open(path, None) as second:
         assert engine.report is not None
         assert engine.report.rolled_back == 2
@@ -299,7 +299,7 @@ def test_a_priority_that_is_none_becomes_the_default(path: Path, bad: float) -> 
     assert numbers(report) == {"items": 8, "priorities_repaired": 2}
     with Engine.open(path, None) as engine:
         ring = ring_of(engine)
-        assert ring.priorities()[[2, 5]].tolist() == [11.0, 11.0]
+        assert ring.tree.priorities()[[2, 5]].tolist() == [11.0, 11.0]
         assert contents(ring) == ALL
         require_sound(engine)
 
@@ -329,7 +329,7 @@ def test_the_tree_is_built_anew(path: Path, section: str) -> None:
         data[at : at + 128] = 0x40  # also behind the last leaf
     assert numbers(recover(path)) == {"items": 8}
     with Engine.open(path, None) as engine:
-        assert ring_of(engine).p_sum == sum(range(4, 12))
+        assert ring_of(engine).tree.p_sum == sum(range(4, 12))
         assert set(draw(ring_of(engine), 500, prioritized=True)[0]) == set(range(8))
         require_sound(engine)
 
@@ -361,7 +361,7 @@ def test_a_word_that_cannot_be_true_is_refused(path: Path, slot: int, word: int)
     assert numbers(report) == {"items": 7, "words_refused": 1}
     with Engine.open(path, None) as engine:
         assert slot not in contents(ring_of(engine))
-        assert int(ring_of(engine).words[slot]) == 0
+        assert int(ring_of(engine).live.words[slot]) == 0
         require_sound(engine)
 
 
@@ -371,7 +371,7 @@ def test_a_slot_that_nobody_claims_is_given_back(path: Path) -> None:
         found[3] = slots.word(11, SlotState.WRITING)
     assert numbers(recover(path)) == {"items": 7, "rolled_back": 1}
     with Engine.open(path, None) as engine:
-        assert int(ring_of(engine).words[3]) == slots.word(11, SlotState.ABORTED)
+        assert int(ring_of(engine).live.words[3]) == slots.word(11, SlotState.ABORTED)
         require_sound(engine)
 
 
@@ -406,7 +406,7 @@ def test_an_alpha_that_is_none_becomes_the_recorded_one(
         page[field] = bad
     recover(path)
     with Engine.open(path, None) as engine:
-        assert getattr(ring_of(engine), field) == good
+        assert getattr(ring_of(engine).tree, field) == good
         require_sound(engine)
 
 
@@ -418,7 +418,7 @@ def test_a_largest_priority_that_is_none_is_forgotten(path: Path) -> None:
         found[0] = np.nan
     recover(path)
     with Engine.open(path, None) as engine:
-        assert np.isfinite(ring_of(engine).priorities()).all()
+        assert np.isfinite(ring_of(engine).tree.priorities()).all()
         require_sound(engine)
         write(ring_of(engine), [5])
         require_sound(engine)
@@ -559,15 +559,15 @@ def test_an_incarnation_is_not_used_again_after_a_reboot(path: Path) -> None:
     for _ in range(3):
         with Engine.open(path, None) as engine:
             write(ring_of(engine), [9])
-            last = ring_of(engine).incarnation
+            last = ring_of(engine).seat.incarnation
     with runtime(path) as page:
         page["next_incarnation"] = 1
     with entries(path) as found:
         found["incarnation"] = 1
     reboot(path)
     with Engine.open(path, None) as engine:
-        assert ring_of(engine).incarnation > last
-        assert ring_of(engine).incarnation not in ring_of(engine).sources
+        assert ring_of(engine).seat.incarnation > last
+        assert ring_of(engine).seat.incarnation not in ring_of(engine).live.sources
 
 
 @pytest.mark.parametrize("flushed", [True, False])
@@ -586,10 +586,10 @@ def test_a_barrier_does_not_cover_what_was_being_written_then(path: Path) -> Non
     with Engine.open(path, replace(SETTINGS, checksum=False)) as engine:
         ring = engine.define(schema())
         write(ring, range(7))
-        ring.claim(1)
+        ring.claims.claim(1)
         engine.flush()
         assert engine.superblock.durable_ticket == 7
-        ring.commit()
+        ring.claims.commit()
     reboot(path)
     assert numbers(recover(path)) == {"checksum_failed": 8}, "nothing tells the one from the others"
 
@@ -645,7 +645,7 @@ def test_a_copy_made_while_in_use_recovers_on_its_own(path: Path) -> None:
     with Engine.open(path, SETTINGS) as engine:
         ring = engine.define(schema())
         write(ring, range(12), np.arange(12.0))
-        ring.claim(2)
+        ring.claims.claim(2)
         shutil.copytree(path, copy)
         before = files_of(path)
         report = recover(copy)
@@ -659,7 +659,7 @@ def test_a_copy_made_while_in_use_recovers_on_its_own(path: Path) -> None:
             write(ring_of(other), range(100, 108))
             require_sound(other)
             assert len(engine.clients()) == len(other.clients()) == 1
-        ring.commit()
+        ring.claims.commit()
         write(ring, [14])
         assert set(contents(ring).values()) >= {14, *range(7, 12)}
         require_sound(engine)
@@ -692,7 +692,7 @@ def test_a_copy_made_beside_a_writer_has_whole_items_only(path: Path) -> None:
                     write(ring_of(other), [1])
                 shutil.rmtree(copy)
             writer.kill()
-        engine.reap_dead()
+        engine.seat.reap_dead()
         require_sound(engine)
 
 
@@ -708,7 +708,7 @@ def test_a_directory_that_was_moved_is_no_copy(path: Path) -> None:
 
 def test_a_report_tells_what_it_counts(path: Path) -> None:
     made(path)
-    dies(path, lambda engine: ring_of(engine).claim(3))
+    dies(path, lambda engine: ring_of(engine).claims.claim(3))
     report = recover(path)
     assert report.path == str(path)
     assert report.duration_ms > 0

@@ -24,7 +24,7 @@ from shmbuffer._native import _core
 from shmbuffer.errors import BufferInUseError
 from shmbuffer.memory import Engine, Settings
 from shmbuffer.memory.inspect import inspect
-from shmbuffer.memory.recovery import recover
+from shmbuffer.service.recovery import recover
 from tests.memory.rows import child, contents, require_sound, ring_of, schema, write
 
 SETTINGS = Settings(capacity=8, alpha=1.0, eps=0.0)
@@ -228,7 +228,7 @@ killed(Path(sys.argv[1]))
 """
 RECOVERED = """
 import json, sys
-from shmbuffer.memory.recovery import recover
+from shmbuffer.service.recovery import recover
 print(json.dumps(recover(sys.argv[1]).to_json()))
 """
 
@@ -259,7 +259,7 @@ def test_a_snapshot_that_is_rolled_back_is_verified(on_disk: Path) -> None:
 def test_one_leaf_that_is_put_back_without_its_times_is_found_a_second_later(path: Path) -> None:
     backup = killed(path)
     with Engine.open(path, None) as engine:
-        engine.control.touch()
+        engine.seat.control.touch()
     until = time.time() + 1.1
     while time.time() < until:
         pass
@@ -269,6 +269,6 @@ def test_one_leaf_that_is_put_back_without_its_times_is_found_a_second_later(pat
 
 def test_a_clock_that_was_ahead_has_items_verified_once(path: Path) -> None:
     with Engine.open(path, SETTINGS) as engine:
-        write(ring_of(engine) if engine.ring else engine.define(schema(8)), range(8))
-        engine.control.entries["last_seen_ns"][7] = time.time_ns() + 10**14
+        write(ring_of(engine) if engine.ring() else engine.define(schema(8)), range(8))
+        engine.seat.control.entries["last_seen_ns"][7] = time.time_ns() + 10**14
     assert [recover(path).reason for _ in range(2)] == ["restored", "nobody alive"]

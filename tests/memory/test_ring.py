@@ -26,9 +26,8 @@ from shmbuffer.errors import (
     RingOverrunError,
     ShmBufferError,
 )
-from shmbuffer.memory import Engine, Leaf, Ring, Settings, slots
+from shmbuffer.memory import Engine, Leaf, Ring, Settings, slots, waiting
 from shmbuffer.memory import engine as engine_module
-from shmbuffer.memory import ring as ring_module
 from shmbuffer.memory.layout import SlotState
 from shmbuffer.memory.locks import LivenessFile
 from tests.memory.programs import finished, program
@@ -42,6 +41,7 @@ from tests.memory.rows import (
     contents,
     draw,
     fill,
+    lock_timeout,
     mutex_held,
     place,
     read,
@@ -58,7 +58,7 @@ BIG = (Leaf(("number",), "int64", ()), Leaf(("image",), "uint8", (20_000,)))
 
 
 def runtime(engine: Engine, name: str) -> int:
-    return int(engine.control.runtime[name][0])
+    return int(engine.seat.control.runtime[name][0])
 
 
 # Writing, and what is read back.
@@ -87,8 +87,8 @@ def test_of_a_batch_larger_than_the_ring_the_last_items_stay(
     last = range(100 + count - 8, 100 + count)
     assert contents(ring) == {(3 + n - 100) % 8: n for n in last}
     assert (ring.head, ring.write_count) == (3 + count, 3 + count)
-    assert sorted(ring.priorities()) == [float(count - 7 + i) for i in range(8)]
-    assert ring.max_priority == count
+    assert sorted(ring.tree.priorities()) == [float(count - 7 + i) for i in range(8)]
+    assert ring.tree.max_priority == count
     require_sound(engine)
 
 
@@ -107,7 +107,7 @@ def test_small_rings_work_too(make: Maker, capacity: int) -> None:
 def test_slots_may_be_wide(make: Maker) -> None:
     engine = make(4, (2, 3), alpha=1.0)
     ring = ring_of(engine)
-    assert (ring.capacity, ring.width, ring.lanes, ring.elements) == (4, 6, 6, 24)
+    assert (ring.capacity, ring.width, ring.width, ring.elements) == (4, 6, 6, 24)
     assert write(ring, range(18)) == 0
     assert write(ring, range(18, 30)) == 3
     assert contents(ring) == {n % 24: n for n in range(6, 30)}
@@ -124,21 +124,21 @@ def test_slots_may_be_wide(make: Maker) -> None:
 
 def test_an_empty_batch_changes_nothing(engine: Engine, ring: Ring) -> None:
     write(ring, [1])
-    before = ring.words.tolist()
+    before = ring.live.words.tolist()
     assert write(ring, []) == 1
     place(ring, [], [])
     assert ring.update(np.empty(0, np.int64), np.empty(0)) == (0, 0)
     assert len(sample(ring, 0).numbers) == 0
     assert len(read(ring, [])[0]) == 0
-    assert ring.words.tolist() == before
+    assert ring.live.words.tolist() == before
 
 
 def test_a_claim_of_nothing_is_a_claim(engine: Engine, ring: Ring) -> None:
     write(ring, range(8))
-    for finish in (ring.commit, ring.abort):
-        assert ring.claim(0) == ring.head
+    for finish in (ring.claims.commit, ring.claims.abort):
+        assert ring.claims.claim(0) == ring.head
         finish()
-        ring.claim_slots(np.empty(0, np.int64), in_place=False)
+        ring.claims.claim_slots(np.empty(0, np.int64), in_place=False)
         finish()
     assert contents(ring) == {n: n for n in range(8)}
     require_sound(engine)
@@ -149,18 +149,18 @@ def test_a_buffer_may_have_no_leaves(make: Maker) -> None:
     engine = make(4, leaves=(), alpha=1.0)
     ring = ring_of(engine)
     assert ring.write((), 3, np.array([1.0, 0.0, 2.0])) == 0
-    assert ring.committed().tolist() == [0, 1, 2]
+    assert ring.live.committed().tolist() == [0, 1, 2]
     assert set(draw(ring, 100, prioritized=True)[0]) == {0, 2}
     require_sound(engine)
 
 
 def test_a_slot_without_an_item_is_said_to_be_missing(ring: Ring) -> None:
     write(ring, [1, 2])
-    ring.claim(1)
+    ring.claims.claim(1)
     numbers, tickets = read(ring, [0, 2, 1, 7])
     assert tickets.tolist() == [0, -1, 1, -1]
     assert numbers[[0, 2]].tolist() == [1, 2]
-    ring.abort()
+    ring.claims.abort()
     assert read(ring, [2])[1].tolist() == [-1]
 
 
@@ -174,7 +174,7 @@ def test_an_index_outside_the_buffer_is_refused(ring: Ring, index: list[int]) ->
     with pytest.raises(IndexError, match=rf"index {index[-1]} at position {len(index) - 1} is "):
         ring.update(np.array(index), np.ones(len(index)))
     with pytest.raises(IndexError, match=rf"index {index[-1]} at position"):
-        ring.claim_slots(np.array(index), in_place=True)
+        ring.claims.claim_slots(np.array(index), in_place=True)
     assert contents(ring) == {0: 0, 1: 1, 2: 2}
     assert ring.head == 3
 
@@ -211,17 +211,19 @@ def test_a_placed_write_goes_where_it_is_told(engine: Engine, ring: Ring) -> Non
 def test_a_placed_item_has_the_default_priority_or_its_own(ring: Ring) -> None:
     write(ring, range(4), np.array([1.0, 4.0, 2.0, 3.0]))
     place(ring, [2], [22])
-    assert ring.priorities()[2] == 4.0
+    assert ring.tree.priorities()[2] == 4.0
     place(ring, [3, 0], [23, 20], np.array([7.0, 0.5]))
-    assert ring.priorities()[:4].tolist() == [0.5, 4.0, 4.0, 7.0]
-    assert ring.max_priority == 7.0
+    assert ring.tree.priorities()[:4].tolist() == [0.5, 4.0, 4.0, 7.0]
+    assert ring.tree.max_priority == 7.0
 
 
 def test_an_item_that_is_changed_in_place_keeps_its_priority(engine: Engine, ring: Ring) -> None:
     write(ring, range(4), np.array([1.0, 4.0, 2.0, 3.0]))
     place(ring, [2, 6], [22, 26], in_place=True)
     assert contents(ring) == {0: 0, 1: 1, 2: 22, 3: 3, 6: 26}
-    assert ring.priorities()[[2, 6]].tolist() == [2.0, 4.0], "a slot that was empty: the default"
+    assert ring.tree.priorities()[[2, 6]].tolist() == [2.0, 4.0], (
+        "a slot that was empty: the default"
+    )
     assert (ring.write_count, ring.cursor) == (4, 4)
     require_sound(engine)
 
@@ -236,20 +238,20 @@ def test_of_a_slot_that_is_named_twice_the_last_row_wins(
     place(ring, [2, 6, 2, 6, 2], [20, 60, 21, 61, 22], priorities, in_place=in_place)
     assert contents(ring) == {0: 0, 1: 1, 2: 22, 3: 3, 6: 61}
     kept = [2.0, 4.0] if in_place else [4.0, 4.0]
-    assert ring.priorities()[[2, 6]].tolist() == ([9.0, 8.0] if given else kept)
+    assert ring.tree.priorities()[[2, 6]].tolist() == ([9.0, 8.0] if given else kept)
     assert ring.write_count == (4 if in_place else 6)
     require_sound(engine)
-    ring.claim_slots(np.array([2, 3, 2]), in_place=in_place)
-    ring.abort()
+    ring.claims.claim_slots(np.array([2, 3, 2]), in_place=in_place)
+    ring.claims.abort()
     assert contents(ring) == {0: 0, 1: 1, 6: 61}
     require_sound(engine)
 
 
 def test_a_reader_of_the_old_content_sees_another_word(ring: Ring) -> None:
     write(ring, range(8))
-    before = ring.words.copy()
+    before = ring.live.words.copy()
     place(ring, range(8), range(8), in_place=True)
-    assert not (ring.words == before).any()
+    assert not (ring.live.words == before).any()
 
 
 # Emptying.
@@ -260,7 +262,7 @@ def test_emptying_forgets_every_item(engine: Engine, ring: Ring) -> None:
     ring.empty()
     assert contents(ring) == {}
     assert (ring.length, ring.write_count, ring.cursor) == (0, 0, 0)
-    assert ring.p_sum == 0.0
+    assert ring.tree.p_sum == 0.0
     assert write(ring, [5]) % 8 == 0
     assert contents(ring) == {0: 5}
     require_sound(engine)
@@ -287,7 +289,7 @@ def test_what_is_being_written_while_the_buffer_is_emptied_comes_after_it(make: 
         ring.empty()
         assert contents(ring) == {}
         assert (ring.length, ring.write_count) == (0, 0)
-        assert slots.states(ring.words).tolist() == [0, 0, 0, 0, 0, SlotState.WRITING, 0, 0]
+        assert slots.states(ring.live.words).tolist() == [0, 0, 0, 0, 0, SlotState.WRITING, 0, 0]
         writer.go()
         assert writer.end() == 0
     assert contents(ring) == {5: 99}
@@ -304,33 +306,33 @@ def test_a_payload_may_be_moved_by_the_caller(make: Maker, lanes: tuple[int, ...
     ring = ring_of(engine)
     width = ring.width
     write(ring, range(6 * width))
-    ticket = ring.claim(4)
+    ticket = ring.claims.claim(4)
     slots = (ticket + np.arange(4)) % 8
     assert slots.tolist() == [6, 7, 0, 1]
     fill(ring, slots, range(6 * width, 10 * width))
-    ring.commit(np.arange(1.0, 4 * width + 1))
+    ring.claims.commit(np.arange(1.0, 4 * width + 1))
     assert contents(ring) == {n % (8 * width): n for n in range(2 * width, 10 * width)}
-    assert ring.priorities()[6 * width] == 1.0
-    assert ring.priorities()[2 * width - 1] == 4.0 * width
+    assert ring.tree.priorities()[6 * width] == 1.0
+    assert ring.tree.priorities()[2 * width - 1] == 4.0 * width
     require_sound(engine)
 
 
 def test_slots_may_be_claimed_by_name(engine: Engine, ring: Ring) -> None:
     write(ring, range(8))
-    ring.claim_slots(np.array([5, 2]), in_place=False)
+    ring.claims.claim_slots(np.array([5, 2]), in_place=False)
     fill(ring, [5, 2], [55, 52])
-    ring.commit(np.array([3.0, 2.0]))
+    ring.claims.commit(np.array([3.0, 2.0]))
     assert contents(ring) == {**{n: n for n in range(8)}, 5: 55, 2: 52}
-    assert ring.priorities()[[5, 2]].tolist() == [3.0, 2.0]
+    assert ring.tree.priorities()[[5, 2]].tolist() == [3.0, 2.0]
     require_sound(engine)
 
 
 def test_of_a_claim_larger_than_the_ring_the_last_slots_are_there(
     engine: Engine, ring: Ring
 ) -> None:
-    assert ring.claim(11) == 0
+    assert ring.claims.claim(11) == 0
     fill(ring, np.arange(3, 11) % 8, range(3, 11))
-    ring.commit(np.arange(8.0))
+    ring.claims.commit(np.arange(8.0))
     assert contents(ring) == {n % 8: n for n in range(3, 11)}
     assert (ring.head, ring.write_count) == (11, 11)
     require_sound(engine)
@@ -341,7 +343,7 @@ def test_only_what_was_claimed_can_be_finished(ring: Ring, finish: str) -> None:
     name = rf"{finish}: nothing is claimed; call claim first"
     with pytest.raises(ShmBufferError, match=name):
         getattr(ring, finish)()
-    ring.claim(1)
+    ring.claims.claim(1)
     getattr(ring, finish)()
     with pytest.raises(ShmBufferError, match=name):
         getattr(ring, finish)()
@@ -349,24 +351,24 @@ def test_only_what_was_claimed_can_be_finished(ring: Ring, finish: str) -> None:
 
 def test_a_thread_that_forgot_its_claim_can_claim_again(engine: Engine, ring: Ring) -> None:
     """An exception between claim and commit must not make the handle hang."""
-    ring.claim(2)
-    assert ring.claim(2) == 2
+    ring.claims.claim(2)
+    assert ring.claims.claim(2) == 2
     fill(ring, [2, 3], [2, 3])
-    ring.commit()
+    ring.claims.commit()
     assert contents(ring) == {2: 2, 3: 3}
-    ring.claim(1)
+    ring.claims.claim(1)
     write(ring, [5])
-    ring.claim(1)
+    ring.claims.claim(1)
     ring.empty()
     assert contents(ring) == {}
     with pytest.raises(ShmBufferError, match="nothing is claimed"):
-        ring.commit()
+        ring.claims.commit()
     require_sound(engine)
 
 
 def test_other_threads_wait_for_a_claim_to_be_finished(engine: Engine, ring: Ring) -> None:
     order: list[str] = []
-    ring.claim(1)
+    ring.claims.claim(1)
 
     def wait_and_write() -> None:
         write(ring, [7])
@@ -376,7 +378,7 @@ def test_other_threads_wait_for_a_claim_to_be_finished(engine: Engine, ring: Rin
     thread.start()
     fill(ring, [0], [6])
     order.append("committed")
-    ring.commit()
+    ring.claims.commit()
     thread.join()
     assert order == ["committed", "written"]
     assert contents(ring) == {0: 6, 1: 7}
@@ -387,13 +389,13 @@ def test_a_thread_cannot_finish_the_claim_of_another(engine: Engine, ring: Ring)
     raised: list[BaseException] = []
 
     def meddle() -> None:
-        for finish in (ring.commit, ring.abort):
+        for finish in (ring.claims.commit, ring.claims.abort):
             try:
                 finish()
             except ShmBufferError as error:
                 raised.append(error)
 
-    ring.claim(1)
+    ring.claims.claim(1)
     thread = threading.Thread(target=meddle)
     thread.start()
     thread.join()
@@ -401,17 +403,17 @@ def test_a_thread_cannot_finish_the_claim_of_another(engine: Engine, ring: Ring)
         "nothing is claimed; call claim first"
     ] * 2
     fill(ring, [0], [6])
-    ring.commit()
+    ring.claims.commit()
     assert contents(ring) == {0: 6}
 
 
 def test_the_claim_of_a_thread_that_has_ended_is_given_back(engine: Engine, ring: Ring) -> None:
-    thread = threading.Thread(target=lambda: ring.claim(3))
+    thread = threading.Thread(target=lambda: ring.claims.claim(3))
     thread.start()
     thread.join()
     write(ring, [5])
     assert contents(ring) == {3: 5}
-    assert ring._native.head == 4
+    assert ring.seat.native.head == 4
     require_sound(engine)
 
 
@@ -419,11 +421,11 @@ def test_a_commit_that_is_refused_gives_the_claim_back(engine: Engine, ring: Rin
     write(ring, range(8))
     bad: Any
     for bad in (np.array([1.0, np.nan]), np.ones(3), np.ones(2, np.float32)):
-        ring.claim(2)
+        ring.claims.claim(2)
         with pytest.raises(ValueError, match="priorit"):
-            ring.commit(bad)
+            ring.claims.commit(bad)
         with pytest.raises(ShmBufferError, match="nothing is claimed"):
-            ring.abort()
+            ring.claims.abort()
     assert contents(ring) == {6: 6, 7: 7}
     require_sound(engine)
 
@@ -460,14 +462,14 @@ def test_it_gives_up_in_time_and_says_whom_it_waited_for(make: Maker, state: str
         write(ring, range(1, 8))
         if state == "stopped":
             other.stop()
-        before = (ring.words.tolist(), ring.head, ring.write_count)
+        before = (ring.live.words.tolist(), ring.head, ring.write_count)
         for attempt in (
             lambda: write(ring, [8], timeout=0.05),
             lambda: write(ring, range(20), timeout=0.05),
             lambda: place(ring, [3, 0], [1, 2], timeout=0.05),
             lambda: place(ring, [0], [1], in_place=True, timeout=0.05),
-            lambda: ring.claim(1, timeout=0.05),
-            lambda: ring.claim_slots(np.array([0]), in_place=False, timeout=0.05),
+            lambda: ring.claims.claim(1, timeout=0.05),
+            lambda: ring.claims.claim_slots(np.array([0]), in_place=False, timeout=0.05),
         ):
             with pytest.raises(
                 RingOverrunError,
@@ -477,7 +479,7 @@ def test_it_gives_up_in_time_and_says_whom_it_waited_for(make: Maker, state: str
                 attempt()
             error: Any = caught.value
             assert (error.pid, error.state, error.timeout) == (other.pid, state, 0.05)
-            assert (ring.words.tolist(), ring.head, ring.write_count) == before
+            assert (ring.live.words.tolist(), ring.head, ring.write_count) == before
             assert runtime(engine, "waiters") == 0, "its turn is given back"
         place(ring, [3], [33])  # whom it does not concern, goes on
         assert contents(ring)[3] == 33
@@ -492,7 +494,7 @@ def test_it_does_not_wait_for_the_dead(make: Maker) -> None:
         assert write(ring, [8]) == 8
     assert contents(ring) == {**{n: n for n in range(1, 8)}, 0: 8}
     assert runtime(engine, "reaped") == 1
-    assert len(engine.registry.live()) == 1
+    assert len(engine.seat.registry.live()) == 1
     require_sound(engine)
 
 
@@ -505,7 +507,7 @@ def wait_for(engine: Engine, count: int) -> None:
 def test_those_who_wait_go_in_the_order_in_which_they_came(
     make: Maker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ring_module, "_PATIENCE_S", 60.0)  # nobody is sent to the end
+    monkeypatch.setattr(waiting, "_PATIENCE_S", 60.0)  # nobody is sent to the end
     engine = make(alpha=1.0)
     ring = ring_of(engine)
     handles = [ring_of(make.second(engine)) for _ in range(4)]
@@ -536,7 +538,7 @@ def test_a_turn_that_is_not_used_holds_nobody_up(make: Maker, fate: str) -> None
     ring = ring_of(engine)
 
     def wait_in_line(parent: Parent) -> None:
-        engine.attach_again()
+        engine.seat.rejoin()
         parent.pause()
         write(ring, [77], timeout=None)
 
@@ -565,7 +567,7 @@ def test_a_turn_that_is_not_used_holds_nobody_up(make: Maker, fate: str) -> None
 def test_whoever_gives_up_leaves_the_queue_whatever_made_him(make: Maker) -> None:
     engine = make()
     ring = ring_of(engine)
-    native = ring._native
+    native = ring.seat.native
 
     class Interrupted:
         """Blocked at first, then out of luck in another way."""
@@ -582,10 +584,10 @@ def test_whoever_gives_up_leaves_the_queue_whatever_made_him(make: Maker) -> Non
 
     with slot_held(engine):
         write(ring, range(1, 8))
-        ring._native = Interrupted()
+        ring.seat.native = Interrupted()
         with pytest.raises(MemoryError, match="write could not get memory"):
             write(ring, [8])
-        ring._native = native
+        ring.seat.native = native
         assert runtime(engine, "waiters") == 0
 
 
@@ -593,7 +595,7 @@ def test_whoever_waits_is_woken_by_everything_that_may_free_a_slot(make: Maker) 
     engine = make(alpha=1.0)
     ring = ring_of(engine)
     second = make.second(engine)
-    engine.control.runtime["waiters"] = 1  # somebody, as far as others can see
+    engine.seat.control.runtime["waiters"] = 1  # somebody, as far as others can see
 
     def wakes(act: Callable[[], object]) -> None:
         before = runtime(engine, "progress")
@@ -602,14 +604,14 @@ def test_whoever_waits_is_woken_by_everything_that_may_free_a_slot(make: Maker) 
 
     wakes(lambda: write(ring, [1]))
     wakes(lambda: place(ring, [3], [1]))
-    ring.claim(1)
-    wakes(ring.abort)
+    ring.claims.claim(1)
+    wakes(ring.claims.abort)
     wakes(ring.empty)
     wakes(second.close)
     with slot_held(engine) as other:
         other.kill()
-        wakes(lambda: engine.reap_dead())
-    engine.control.runtime["waiters"] = 0
+        wakes(lambda: engine.seat.reap_dead())
+    engine.seat.control.runtime["waiters"] = 0
 
 
 # Several threads on one handle.
@@ -717,7 +719,7 @@ def test_a_writer_that_laps_a_slow_reader_never_makes_it_return_a_mixed_row(
             redrawn += drawn.redrawn
             rounds += 1
         writer.kill()
-    engine.reap_dead()
+    engine.seat.reap_dead()
     require_sound(engine)
 
 
@@ -791,12 +793,12 @@ def test_what_was_never_committed_is_never_drawn(make: Maker) -> None:
     ring = ring_of(engine)
     write(ring, range(8))
     assert ring.update(np.arange(8), np.arange(1.0, 9.0)) == (8, 0)
-    ring.claim(4)
+    ring.claims.claim(4)
     drawn = sample(ring, 200, prioritized=True)
     assert set(drawn.index) == {4, 5, 6, 7}
-    ring.abort()
-    ring.bind_priorities(1.0, 0.0)
-    assert ring.mass().tolist()[:8] == [0, 0, 0, 0, 5, 6, 7, 8], "and it is not forgotten"
+    ring.claims.abort()
+    ring.tree.bind(1.0, 0.0)
+    assert ring.tree.mass().tolist()[:8] == [0, 0, 0, 0, 5, 6, 7, 8], "and it is not forgotten"
     require_sound(engine)
 
 
@@ -844,7 +846,7 @@ def test_a_draw_is_a_sample_without_the_payload(ring: Ring) -> None:
 def test_tickets_are_64_bit_numbers(make: Maker, start: int) -> None:
     engine = make(alpha=1.0)
     ring = ring_of(engine)
-    engine.control.runtime["head"] = start
+    engine.seat.control.runtime["head"] = start
     for number in range(0, 9, 3):
         assert write(ring, range(number, number + 3)) == start + number
     assert ring.head == start + 9
@@ -866,20 +868,20 @@ def test_tickets_are_64_bit_numbers(make: Maker, start: int) -> None:
 def test_the_last_ticket_is_followed_by_an_error_and_not_by_the_first(make: Maker) -> None:
     engine = make(alpha=1.0)
     ring = ring_of(engine)
-    engine.control.runtime["head"] = 2**62 - 1 - 10
+    engine.seat.control.runtime["head"] = 2**62 - 1 - 10
     write(ring, range(4))
-    before = (ring.words.tolist(), ring.head)
+    before = (ring.live.words.tolist(), ring.head)
     for attempt in (
         lambda: write(ring, range(7)),
         lambda: place(ring, [1], [1]),
-        lambda: ring.claim(7),
+        lambda: ring.claims.claim(7),
         lambda: ring.empty(),
     ):
         with pytest.raises(
             BufferNeedsRestart, match=r"all 2\*\*62 tickets of this buffer are used"
         ):
             attempt()
-        assert (ring.words.tolist(), ring.head) == before
+        assert (ring.live.words.tolist(), ring.head) == before
     write(ring, range(6))
     assert ring.head == 2**62 - 1
     require_sound(engine)
@@ -894,15 +896,15 @@ def test_a_mutex_that_a_living_process_does_not_let_go_is_an_error_in_time(
     engine = make(alpha=1.0)
     ring = ring_of(engine)
     write(ring, range(8))
-    ring.claim(1)
+    ring.claims.claim(1)
     with mutex_held(engine) as holder:
-        monkeypatch.setattr(ring_module, "LOCK_TIMEOUT_NS", 60_000_000)
+        lock_timeout(monkeypatch, 60_000_000)
         with pytest.raises(
             LockTimeout,
             match=rf"commit waited 0\.06 s for the buffer's mutex, which thread {holder.pid} "
             rf"of process {holder.pid} \(running\) holds; continue or end that process",
         ) as caught:
-            ring.commit()
+            ring.claims.commit()
         error: Any = caught.value
         assert (error.tid, error.pid, error.state) == (holder.pid, holder.pid, "running")
         for attempt in (
@@ -911,13 +913,13 @@ def test_a_mutex_that_a_living_process_does_not_let_go_is_an_error_in_time(
             lambda: ring.update(np.zeros(1, np.int64), np.ones(1)),
             ring.empty,
             ring.snapshot,
-            lambda: ring.set_alpha(0.5),
+            lambda: ring.tree.set_alpha(0.5),
         ):
             with pytest.raises(LockTimeout):
                 attempt()
         assert read(ring, [3])[0].tolist() == [3], "a read needs no lock"
         with pytest.raises(ShmBufferError, match="nothing is claimed"):
-            ring.abort()
+            ring.claims.abort()
         holder.go()
         assert holder.end() == 0
     assert 0 not in contents(ring), "a commit that failed has committed nothing"
@@ -957,10 +959,10 @@ def test_a_signal_that_raises_in_a_commit_leaves_no_slot_behind(make: Maker) -> 
     engine = make(alpha=1.0)
     ring = ring_of(engine)
     write(ring, range(8))
-    ring.claim(3)
+    ring.claims.claim(3)
     with mutex_held(engine) as holder:
         with interrupted_in(holder, raising=True), pytest.raises(AlarmError):
-            ring.commit()
+            ring.claims.commit()
         assert holder.end() == 0
     assert contents(ring) == {n: n for n in range(3, 8)}
     second = ring_of(make.second(engine))
@@ -1019,7 +1021,7 @@ def test_a_signal_handler_cannot_write_while_its_thread_is_writing(make: Maker) 
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
-    if (liveness := engine._seat.membership.liveness) is not None:
+    if (liveness := engine.seat.membership.liveness) is not None:
         liveness.close()  # it could not leave: its entry stays with its process
     assert len(messages) == 1
     assert "a signal handler came while this thread was writing through the same" in messages[0]
@@ -1134,9 +1136,9 @@ def test_a_closed_handle_says_so(engine: Engine, ring: Ring) -> None:
         lambda: ring.update(np.zeros(1, np.int64), np.ones(1)),
         lambda: ring.length,
         ring.empty,
-        lambda: ring.claim(1),
-        ring.commit,
-        ring.abort,
+        lambda: ring.claims.claim(1),
+        ring.claims.commit,
+        ring.claims.abort,
         ring.snapshot,
     ):
         with pytest.raises(BufferClosedError, match="this handle was closed; attach again"):
@@ -1148,10 +1150,10 @@ def test_closing_gives_an_open_claim_back(make: Maker) -> None:
     engine = make(alpha=1.0)
     second = make.second(engine)
     write(ring_of(engine), range(8))
-    ring_of(second).claim(3)
+    ring_of(second).claims.claim(3)
     second.close()
     assert contents(ring_of(engine)) == {n: n for n in range(3, 8)}
-    assert len(engine.registry.live()) == 1
+    assert len(engine.seat.registry.live()) == 1
     require_sound(engine)
 
 
@@ -1162,11 +1164,11 @@ def test_closing_waits_for_the_claim_of_another_thread(make: Maker) -> None:
     claimed, finish = threading.Event(), threading.Event()
 
     def write_slowly() -> None:
-        ring.claim(1)
+        ring.claims.claim(1)
         claimed.set()
         finish.wait()
         fill(ring, [0], [5])
-        ring.commit()
+        ring.claims.commit()
 
     writer = threading.Thread(target=write_slowly)
     writer.start()
@@ -1181,7 +1183,7 @@ def test_closing_waits_for_the_claim_of_another_thread(make: Maker) -> None:
     writer.join()
     closer.join()
     assert contents(ring_of(engine)) == {0: 5}
-    assert len(engine.registry.live()) == 1
+    assert len(engine.seat.registry.live()) == 1
 
 
 def test_a_handle_that_could_not_leave_goes_on_saying_that_it_lives(
@@ -1190,31 +1192,31 @@ def test_a_handle_that_could_not_leave_goes_on_saying_that_it_lives(
     """Else a process of another container would take the slot that is being filled."""
     engine = make_files(alpha=1.0)
     second = make_files.second(engine)
-    ring, liveness = ring_of(second), second._seat.membership.liveness
-    directory = engine._ground.directory
+    ring, liveness = ring_of(second), second.seat.membership.liveness
+    directory = engine.seat.ground.directory
     assert directory is not None
     assert liveness is not None
     monkeypatch.setattr(engine_module, "LOCK_TIMEOUT_NS", 20_000_000)
     claimed, finish = threading.Event(), threading.Event()
 
     def write_slowly() -> None:
-        ring.claim(1)
+        ring.claims.claim(1)
         claimed.set()
         finish.wait()
         fill(ring, [0], [5])
-        ring.commit()
+        ring.claims.commit()
 
     thread = threading.Thread(target=write_slowly)
     thread.start()
     claimed.wait()
     second.close()
-    assert engine.registry.live() == [(0, 1), (1, 2)]
+    assert engine.seat.registry.live() == [(0, 1), (1, 2)]
     assert not LivenessFile.is_free(directory, 1)
     finish.set()
     thread.join()
     assert contents(ring_of(engine)) == {0: 5}
     second.close()
-    assert engine.registry.live() == [(0, 1)]
+    assert engine.seat.registry.live() == [(0, 1)]
     assert LivenessFile.is_free(directory, 1)
 
 
@@ -1228,11 +1230,11 @@ def test_a_child_may_write_while_a_thread_of_its_parent_is_writing(make: Maker) 
     claimed, finish = threading.Event(), threading.Event()
 
     def write_slowly() -> None:
-        ring.claim(1)
+        ring.claims.claim(1)
         claimed.set()
         finish.wait()
         fill(ring, [0], [5])
-        ring.commit()
+        ring.claims.commit()
 
     def work() -> None:
         signal.alarm(20)
@@ -1252,18 +1254,18 @@ def test_a_child_may_write_while_a_thread_of_its_parent_is_writing(make: Maker) 
 def test_a_child_cannot_commit_what_its_parent_claimed(make: Maker) -> None:
     engine = make(alpha=1.0)
     ring = ring_of(engine)
-    ring.claim(1)
-    before = memoryview(ring._slots_map).tobytes()
+    ring.claims.claim(1)
+    before = memoryview(ring.seat.mapped.slots).tobytes()
 
     def work() -> None:
-        for finish in (ring.commit, ring.abort):
+        for finish in (ring.claims.commit, ring.claims.abort):
             with pytest.raises(ShmBufferError, match="nothing is claimed"):
                 finish()
-        assert memoryview(ring._slots_map).tobytes() == before, "nor touch it"
+        assert memoryview(ring.seat.mapped.slots).tobytes() == before, "nor touch it"
 
     succeeds(work)
     fill(ring, [0], [5])
-    ring.commit()
+    ring.claims.commit()
     assert contents(ring) == {0: 5}
     require_sound(engine)
 
@@ -1274,12 +1276,15 @@ def test_a_child_has_an_entry_of_its_own_and_so_has_its_child(fast_path: Path) -
 
     def grandchild(engine: Engine, parent: int) -> None:
         write(ring_of(engine), [2])
-        assert ring_of(engine).incarnation not in (1, parent)
-        assert ring_of(engine).sources[:2].tolist() == [parent, ring_of(engine).incarnation]
+        assert ring_of(engine).seat.incarnation not in (1, parent)
+        assert ring_of(engine).live.sources[:2].tolist() == [
+            parent,
+            ring_of(engine).seat.incarnation,
+        ]
 
     def work() -> None:
         with Engine.open(path, None) as engine:
-            mine = ring_of(engine).incarnation
+            mine = ring_of(engine).seat.incarnation
             write(ring_of(engine), [1])
             succeeds(lambda: grandchild(engine, mine))
 
@@ -1308,10 +1313,10 @@ def test_a_native_ring_is_made_of_maps_of_the_right_size(
     make: Maker, changes: dict[str, int], message: str
 ) -> None:
     engine = make()
-    assert engine._parts is not None
-    slots_map, leaf_maps = engine._parts
+    assert engine.seat.mapped is not None
+    slots_map, leaf_maps = engine.seat.mapped[1:]
     arguments: dict[str, Any] = {
-        "control": engine.control.map,
+        "control": engine.seat.control.map,
         "slots": slots_map,
         "leaves": tuple(zip(leaf_maps, (8, 37, 1, 0), strict=True)),
         "capacity": 8,
@@ -1320,7 +1325,7 @@ def test_a_native_ring_is_made_of_maps_of_the_right_size(
         "checksum": True,
         "salt": 0,
     }
-    kept = [slots_map, engine.control.map, *leaf_maps]
+    kept = [slots_map, engine.seat.control.map, *leaf_maps]
     gc.collect()  # else it may happen below
     before = [sys.getrefcount(one) for one in kept]
     for _ in range(10):
@@ -1341,7 +1346,7 @@ def test_a_native_ring_is_made_of_maps_of_the_right_size(
 
 
 def test_a_native_call_takes_exactly_its_arguments(ring: Ring) -> None:
-    native: Any = ring._native
+    native: Any = ring.seat.native
     calls: tuple[Callable[[], object], ...] = (
         lambda: native.write(()),
         lambda: native.write((0,), 1, 0, 0),
@@ -1460,7 +1465,7 @@ class Model:
         assert (ring.head, ring.write_count) == (self.head, self.write_count)
         found = contents(ring)
         numbers, tickets = read(ring, range(ring.elements))
-        raw, mass = ring.priorities(), ring.mass()
+        raw, mass = ring.tree.priorities(), ring.tree.mass()
         for slot, held in enumerate(self.slots):
             elements = range(slot * self.width, (slot + 1) * self.width)
             if held is None:
@@ -1470,8 +1475,8 @@ class Model:
             assert tickets[list(elements)].tolist() == [held[0]] * self.width
             assert numbers[list(elements)].tolist() == held[1]
             assert raw[list(elements)].tolist() == held[2]
-        assert (ring.max_priority is None) == (self.greatest < 0)
-        assert ring.max_priority in (None, self.greatest)
+        assert (ring.tree.max_priority is None) == (self.greatest < 0)
+        assert ring.tree.max_priority in (None, self.greatest)
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -1500,8 +1505,8 @@ def test_any_sequence_of_calls_does_what_a_plain_list_does(make: Maker, seed: in
                 model.place(where, numbers, None if raw is None else raw[: len(numbers)], in_place)
             case 5:
                 count = min(count, capacity)
-                ring.claim(count)
-                ring.abort()
+                ring.claims.claim(count)
+                ring.claims.abort()
                 model.abort(count)
             case 6 if rng.random() < 0.2:
                 keep = bool(rng.random() < 0.5)
@@ -1531,7 +1536,7 @@ def test_a_claim_that_takes_nothing_leaves_the_claims_of_other_threads_alone(mak
         writer.start()
     where, stale, kept = np.array([1]), np.array([2**40]), np.ones(1, np.bool_)
     given = (where.ctypes.data, 1, True, stale.ctypes.data, kept.ctypes.data, 1_000_000_000)
-    answers = {ring._native.claim_slots(*given) for _ in range(200_000)}
+    answers = {ring.seat.native.claim_slots(*given) for _ in range(200_000)}
     done.set()
     for writer in writers:
         writer.join()

@@ -22,7 +22,9 @@ def life(ring: Ring) -> list[tuple[int, SlotState]]:
     """Ticket and state of every slot."""
     return [
         (int(ticket), SlotState(state))
-        for ticket, state in zip(slots.tickets(ring.words), slots.states(ring.words), strict=True)
+        for ticket, state in zip(
+            slots.tickets(ring.live.words), slots.states(ring.live.words), strict=True
+        )
     ]
 
 
@@ -58,18 +60,18 @@ def test_the_words_of_a_fresh_buffer_are_zero(ring: Ring) -> None:
 
 
 def test_a_claim_marks_its_slots_before_a_byte_is_written(ring: Ring) -> None:
-    first = ring.claim(3)
+    first = ring.claims.claim(3)
     assert first == 0
     assert life(ring)[:4] == [(0, WRITING), (1, WRITING), (2, WRITING), (0, EMPTY)]
     assert ring.head == 3, "the tickets are taken"
     assert (ring.length, ring.write_count) == (0, 0)
-    ring.abort()
+    ring.claims.abort()
 
 
 def test_a_commit_publishes_them(ring: Ring) -> None:
-    ring.claim(3)
+    ring.claims.claim(3)
     fill(ring, range(3), [10, 11, 12])
-    ring.commit()
+    ring.claims.commit()
     assert life(ring)[:4] == [(0, COMMITTED), (1, COMMITTED), (2, COMMITTED), (0, EMPTY)]
     assert contents(ring) == {0: 10, 1: 11, 2: 12}
     assert (ring.length, ring.write_count) == (3, 3)
@@ -77,8 +79,8 @@ def test_a_commit_publishes_them(ring: Ring) -> None:
 
 def test_an_abort_gives_them_back_without_an_item(ring: Ring) -> None:
     write(ring, range(8))
-    ring.claim(3)
-    ring.abort()
+    ring.claims.claim(3)
+    ring.claims.abort()
     assert life(ring)[:4] == [(8, ABORTED), (9, ABORTED), (10, ABORTED), (3, COMMITTED)]
     assert ring.head == 11, "tickets are never used again"
     assert contents(ring) == {3: 3, 4: 4, 5: 5, 6: 6, 7: 7}
@@ -86,22 +88,22 @@ def test_an_abort_gives_them_back_without_an_item(ring: Ring) -> None:
 
 
 def test_an_aborted_slot_is_claimed_again_in_its_turn(ring: Ring) -> None:
-    ring.claim(8)
-    ring.abort()
+    ring.claims.claim(8)
+    ring.claims.abort()
     write(ring, range(20, 28))
     assert life(ring) == [(8 + i, COMMITTED) for i in range(8)]
 
 
 def test_what_is_being_written_over_is_gone_from_the_claim_on(ring: Ring) -> None:
     write(ring, range(8), np.arange(8.0) + 1)
-    before = ring.p_sum
-    ring.claim(2)
+    before = ring.tree.p_sum
+    ring.claims.claim(2)
     assert set(contents(ring)) == {2, 3, 4, 5, 6, 7}
     assert not set(sample(ring, 300, prioritized=True).index) & {0, 1}
     assert not set(sample(ring, 300).index) & {0, 1}
-    assert ring.p_sum < before
-    assert ring.mass()[:2].tolist() == [0, 0]
-    ring.abort()
+    assert ring.tree.p_sum < before
+    assert ring.tree.mass()[:2].tolist() == [0, 0]
+    ring.claims.abort()
 
 
 def test_a_placed_write_takes_the_tickets_of_a_whole_lap(ring: Ring) -> None:
@@ -142,13 +144,15 @@ def test_every_ticket_is_of_its_slot_and_used_once(ring: Ring, start: int) -> No
             place(ring, [step % 8], [1], in_place=True)
     note()
     assert len(used) == len(set(used))
-    assert ring.words[ring.words != 0].size == len(set(ring.words[ring.words != 0].tolist()))
+    assert ring.live.words[ring.live.words != 0].size == len(
+        set(ring.live.words[ring.live.words != 0].tolist())
+    )
 
 
 def test_emptying_makes_the_words_empty_and_starts_at_slot_0(ring: Ring) -> None:
     write(ring, range(11))
-    ring.claim(1)
-    ring.abort()
+    ring.claims.claim(1)
+    ring.claims.abort()
     ring.empty()
     assert life(ring) == [(0, EMPTY)] * 8
     assert (ring.head, ring.cursor, ring.length, ring.write_count) == (16, 0, 0, 0)
@@ -158,25 +162,25 @@ def test_emptying_makes_the_words_empty_and_starts_at_slot_0(ring: Ring) -> None
 
 def test_a_slot_says_who_wrote_it(engine: Engine, ring: Ring) -> None:
     write(ring, range(3))
-    assert ring.sources[:3].tolist() == [ring.incarnation] * 3
-    assert ring.incarnation == 1
+    assert ring.live.sources[:3].tolist() == [ring.seat.incarnation] * 3
+    assert ring.seat.incarnation == 1
 
 
 def test_the_claim_in_the_registry_covers_every_slot_that_is_being_written(
     engine: Engine, ring: Ring
 ) -> None:
-    entry = engine.control.entries[0:1]
+    entry = engine.seat.control.entries[0:1]
     assert int(entry["phase"][0]) == Phase.IDLE
-    ring.claim(3)
+    ring.claims.claim(3)
     assert int(entry["phase"][0]) == Phase.PAYLOAD
     assert (int(entry["first"][0]), int(entry["count"][0])) == (0, 3)
-    ring.commit()
+    ring.claims.commit()
     assert int(entry["phase"][0]) == Phase.IDLE
     assert int(entry["goal"][0]) == ring.write_count == 3
-    ring.claim_slots(np.array([6]), in_place=False)
+    ring.claims.claim_slots(np.array([6]), in_place=False)
     assert (int(entry["first"][0]), int(entry["count"][0])) == (3, 8)
     assert life(ring)[6] == (6, WRITING)
-    ring.abort()
+    ring.claims.abort()
     assert int(entry["phase"][0]) == Phase.IDLE
 
 

@@ -24,15 +24,15 @@ def whole(weighed: Weighed) -> tuple[list[float], list[float]]:
 
 def moment_of(ring: Ring) -> Weighed:
     moment = ring.copy_out(Rows(ring.schema.leaves, ring.elements).addresses)
-    return weigh_moment(moment, ring.width, ring.alpha, ring.eps)
+    return weigh_moment(moment, ring.width, ring.tree.alpha, ring.tree.eps)
 
 
 @pytest.mark.parametrize("of", [weigh, moment_of])
 def test_masses_and_priorities_of_what_is_there(make: Maker, of: Callable[[Ring], Weighed]) -> None:
     ring = ring_of(make(10, alpha=2.0, eps=0.0))
     write(ring, range(7), np.array([1.0, 2.0, 0.0, 3.0, 4.0, 5.0, 6.0]))
-    ring.claim(1)
-    ring.abort()
+    ring.claims.claim(1)
+    ring.claims.abort()
     weighed = of(ring)
     assert (weighed.alpha, weighed.eps) == (2.0, 0.0)
     assert (weighed.max_priority, weighed.elements) == (6.0, 10)
@@ -62,9 +62,9 @@ def test_all_masses_are_of_one_alpha_though_it_is_changed_meanwhile(make: Maker)
     write(ring, range(9), np.arange(1.0, 10.0))
     weighed = weigh(ring)
     first, _ = next(weighed.pieces)
-    ring.set_alpha(2.0)
-    ring.claim(1)
-    ring.abort()
+    ring.tree.set_alpha(2.0)
+    ring.claims.claim(1)
+    ring.claims.abort()
     mass, raw = whole(weighed)
     assert [*first, *mass] == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 0.0]
     assert raw == [5.0, 6.0, 7.0, 8.0, 9.0, -1.0]

@@ -52,7 +52,7 @@ def kind(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def ring(kind: str) -> Iterator[Any]:
     with Engine.anonymous(settings(kind)) as engine:
-        yield engine.define(schema(kind))._native
+        yield engine.define(schema(kind)).seat.native
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -123,7 +123,7 @@ def test_the_parts_of_an_intake_may_be_wrong_each() -> None:
     numpy = pytest.importorskip("numpy")
     with Engine.anonymous(settings("rows")) as engine:
         ring = engine.define(schema("rows"))
-        native = ring._native
+        native = ring.seat.native
         leaves = ring.schema.leaves
         form = ((), numpy.zeros((2, 3)), torch.zeros(()))
         right: dict[str, Any] = {

@@ -79,7 +79,7 @@ class Machine:
         try:
             with Engine.open(self.path, None) as engine:
                 report = engine.report
-                files = self._files() if engine.ring is not None else {}
+                files = self._files() if engine.ring() is not None else {}
         except BufferNotFoundError:
             return None
         assert report is not None, "another boot, and nothing was recovered"

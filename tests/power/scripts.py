@@ -56,7 +56,7 @@ class Client:
         self.reporter.mark("ok")
 
     def update(self, priorities: list[float]) -> None:
-        index = self.ring.committed()[: len(priorities)]
+        index = self.ring.live.committed()[: len(priorities)]
         self.ring.update(index, np.array(priorities[: len(index)]))
 
     def flush(self) -> None:
@@ -103,7 +103,7 @@ def changes(reporter: Reporter, path: Path, kind: str) -> None:
     client.place([1, 4], [30, 31], in_place=True)
     client.flush()
     client.place([0, 2], [32, 33], in_place=False)
-    client.ring.set_alpha(0.7)
+    client.ring.tree.set_alpha(0.7)
     client.engine.update_settings(extra={"a": 1})
     client.engine.update_settings(extra={"b": 2})
     client.flush()
@@ -136,7 +136,7 @@ def writers(reporter: Reporter, path: Path, kind: str) -> None:
     one.flush()
     _core.reached = passed
     if kind == "rows":
-        other.ring.claim(2)  # is open when the machine stops
+        other.ring().claims.claim(2)  # is open when the machine stops
         one.flush()
     one.write([56])
     one.engine.close()
@@ -190,8 +190,8 @@ def trained(reporter: Reporter, path: Path, kind: str) -> None:
 
 def _forget(client: Client) -> None:
     """As if its process had been killed: nothing is given back, and nothing holds its lock."""
-    membership = client.engine._seat.membership
-    client.engine._finalizer.detach()
-    client.engine.closed = True
+    membership = client.engine.seat.membership
+    client.engine.seat._finalizer.detach()
+    client.engine.seat.closed = True
     assert membership.liveness is not None
     membership.liveness.close()

@@ -26,6 +26,12 @@ def become(source, *arguments):
 SLEEPER = "print(flush=True); input()"
 """
 
+FILLING = """
+engine = Engine.open(sys.argv[1], None)
+ring_of(engine).claims.claim(2)
+become(SLEEPER)
+"""
+
 
 @contextmanager
 def became(engine: Engine, source: str) -> Iterator[subprocess.Popen[str]]:
@@ -36,7 +42,10 @@ def became(engine: Engine, source: str) -> Iterator[subprocess.Popen[str]]:
 
 
 def test_the_slots_that_it_was_filling_are_free_again(engine: Engine) -> None:
-    with became(engine, "ring_of(Engine.open(sys.argv[1], None)).claim(2)\nbecome(SLEEPER)"):
+    with became(
+        engine,
+        "engine = Engine.open(sys.argv[1], None)\nring_of(engine).claims.claim(2)\nbecome(SLEEPER)",
+    ):
         assert [client.alive for client in engine.clients()] == [True, False]
         write(ring_of(engine), range(10, 18), timeout=1.0)
         assert len(engine.clients()) == 1
@@ -55,7 +64,8 @@ write(ring_of(engine), range(20, 28), timeout=1.0)
 print(len(engine.clients()), flush=True)
 input()
 '''
-ring_of(Engine.open(sys.argv[1], None)).claim(2)
+engine = Engine.open(sys.argv[1], None)
+ring_of(engine).claims.claim(2)
 become(AGAIN, sys.argv[1])
 """
     with program(BEGIN + source, engine.path) as client:
@@ -67,7 +77,9 @@ become(AGAIN, sys.argv[1])
 
 def test_a_buffer_whose_last_client_became_another_program_is_recovered(engine: Engine) -> None:
     path = engine.path
-    source = "ring_of(Engine.open(sys.argv[1], None)).claim(2)\nbecome(SLEEPER)"
+    source = (
+        "engine = Engine.open(sys.argv[1], None)\nring_of(engine).claims.claim(2)\nbecome(SLEEPER)"
+    )
     with became(engine, source):
         engine.close()
         with Engine.open(path, None) as again:  # type: ignore[arg-type]
@@ -81,11 +93,11 @@ def test_a_program_that_closes_descriptors_that_are_not_its_own_stays_alive(engi
     source = """
 engine = Engine.open(sys.argv[1], None)
 ring = ring_of(engine)
-ring.claim(2)
+ring.claims.claim(2)
 os.closerange(3, 1000)
 print(flush=True)
 input()
-ring.abort()
+ring.claims.abort()
 print(flush=True)
 input()
 """

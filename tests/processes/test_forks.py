@@ -32,7 +32,7 @@ if pid == 0:
     sys.exit()  # with atexit, and with handles of its parent
 assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 print(path, [client.pid for client in engine.clients()] == [os.getpid()], flush=True)
-write(engine.ring, [8])
+write(engine.ring(), [8])
 input()
 """
 
@@ -69,15 +69,15 @@ def ended(pid: int) -> int:
 def test_a_child_of_a_fork_in_c_is_no_double_of_its_parent(
     engine: Engine, use: Callable[[Engine], object]
 ) -> None:
-    ring_of(engine).claim(1)
+    ring_of(engine).claims.claim(1)
 
     def work() -> None:
         use(engine)
         engine.close()
 
     assert ended(forked_in_c(work)) == 0
-    ring_of(engine).abort()
-    assert engine.registry.live() == [(0, 1)], "its own entry, and still there"
+    ring_of(engine).claims.abort()
+    assert engine.seat.registry.live() == [(0, 1)], "its own entry, and still there"
     require_sound(engine)
 
 
@@ -98,8 +98,8 @@ def test_a_copy_of_its_lock_in_a_child_of_a_fork_in_c_makes_nobody_immortal(
     """Within a pid namespace the pid says more than the lock."""
 
     def stay(parent: Parent) -> None:
-        engine.attach_again()
-        ring_of(engine).claim(2)
+        engine.seat.rejoin()
+        ring_of(engine).claims.claim(2)
         grandchild = forked_in_c(lambda: (parent.tell_him(), os.read(parent.hear, 1)))
         os.waitpid(grandchild, 0)
 
@@ -117,7 +117,7 @@ _shared: Engine | None = None
 def use_what_was_inherited(number: int) -> int:
     assert _shared is not None
     write(ring_of(_shared), [number])
-    return ring_of(_shared).incarnation
+    return ring_of(_shared).seat.incarnation
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
@@ -132,7 +132,7 @@ def test_workers_of_a_pool_inherit_a_handle_and_have_places_of_their_own(engine:
         pool.terminate()
         pool.join()
     _shared = None
-    assert engine.reap_dead() == len(incarnations)
+    assert engine.seat.reap_dead() == len(incarnations)
     assert ring_of(engine).write_count == 68
     require_sound(engine)
 
@@ -158,7 +158,7 @@ def test_a_process_that_is_ended_in_its_work_leaves_whole_items(engine: Engine, 
         process.close()
     write(ring_of(engine), range(8), timeout=5.0)
     assert sorted(contents(ring_of(engine)).values()) == [*range(8)]
-    engine.reap_dead()
+    engine.seat.reap_dead()
     assert len(engine.clients()) == 1
     require_sound(engine)
 
@@ -171,7 +171,7 @@ from shmbuffer.memory import Engine
 from tests.memory.rows import ring_of, write
 
 engine = Engine.open(sys.argv[1], None)
-ring_of(engine).claim(1)
+ring_of(engine).claims.claim(1)
 if os.fork():
     os.wait()
     sys.exit()

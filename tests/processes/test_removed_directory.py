@@ -25,7 +25,7 @@ from shmbuffer import (
 )
 from shmbuffer.errors import BufferClosedError, BufferUnlinkedError
 from shmbuffer.memory import Engine, RateLimiter, Settings
-from shmbuffer.memory.flow import first_ring
+from shmbuffer.memory.first_write import first_ring
 from tests.crash.harness import ended, fork
 from tests.memory.rows import contents, ring_of, sample, schema, write
 from tests.processes.players import Player, items
@@ -225,7 +225,7 @@ def test_a_look_that_fails_proves_nothing(path: Path) -> None:
     with Engine.open(path, None) as engine, Engine.open(later, Settings(capacity=8)) as timer:
         write(timer.define(schema()), [1])
         ring = ring_of(engine)
-        engine._ground.close()  # there is nothing to look from
+        engine.seat.ground.close()  # there is nothing to look from
         shutil.rmtree(later)
         until_refused(lambda: (write(ring, [8]), write(ring_of(timer), [1])))
         write(ring, [9])

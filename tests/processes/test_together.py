@@ -51,7 +51,7 @@ def test_four_threads_in_each_of_three_processes_share_a_buffer(engine: Engine) 
             ring.update(drawn.index, np.full(4, 1.0 + key), drawn.tickets)
 
     def work(parent: Parent) -> None:
-        engine.attach_again()
+        engine.seat.rejoin()
         parent.pause()
         in_threads([put, put, draw, draw])
 
@@ -62,7 +62,7 @@ def test_four_threads_in_each_of_three_processes_share_a_buffer(engine: Engine) 
             other.go()
         in_threads([put, put, draw, draw])
         assert (first.end(), second.end()) == (0, 0)
-    engine.reap_dead()
+    engine.seat.reap_dead()
     assert ring.write_count == 8 + 3 * 2 * 3 * ROUNDS
     stats = engine.stats()
     assert (stats["rolled_back"], stats["repairs"]) == (0, 0)
@@ -87,13 +87,13 @@ path, here, copy = sys.argv[1:]
 assert my_core.__file__ != other_core.__file__
 first, second = Mine.open(path, None), Other.open(path, None)
 assert len(first.clients()) == 3
-first.ring.claim(2)
-second.ring.claim(2)
-second.ring.commit()
-first.ring.commit()
+first.ring().claims.claim(2)
+second.ring().claims.claim(2)
+second.ring().claims.commit()
+first.ring().claims.commit()
 other_core.arm("write.locked", "kill")  # of one copy: the other one passes it
-first.ring.claim(1)
-first.ring.abort()
+first.ring().claims.claim(1)
+first.ring().claims.abort()
 first.close()
 print(os.getpid(), flush=True)
 input()
@@ -111,7 +111,7 @@ def test_two_copies_of_the_library_in_one_process_have_places_of_their_own(
         assert int(heard(both)) == both.pid
         assert [client.pid for client in engine.clients()] == [engine.clients()[0].pid, both.pid]
         assert [client.alive for client in engine.clients()] == [True, True]
-        assert engine.reap_dead() == 0
+        assert engine.seat.reap_dead() == 0
         assert ring_of(engine).write_count == 12
         tell(both)
         assert finished(both) == (0, "", "")

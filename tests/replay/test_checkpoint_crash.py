@@ -58,7 +58,7 @@ def state(rb: Any) -> dict[str, Any]:
     return {
         "items": rb[:]["a"].tolist(),
         "other leaf": rb[:]["b", "c"].tolist(),
-        "priorities": rb.storage.ring.priorities(rb.storage.ring.committed()).tolist(),
+        "priorities": rb.storage.ring.tree.priorities(rb.storage.ring.live.committed()).tolist(),
         "cursor": rb.storage.ring.cursor,
         "count": rb.write_count,
         "batch size": rb.batch_size,
@@ -252,6 +252,6 @@ def test_parts_that_are_saved_into_one_directory_are_whole_each(tmp_path: Path) 
         loaded.storage.loads(where)
         assert loaded[:]["a"].tolist() == [0, 1, 2]
         loaded.sampler.loads(where)
-        found = loaded.storage.ring.priorities()[:3].tolist()
+        found = loaded.storage.ring.tree.priorities()[:3].tolist()
         whole = [10.0, 11.0, 12.0] if names[at] in COUNTS else [1.0, 2.0, 3.0]
         assert found == whole, names[at]

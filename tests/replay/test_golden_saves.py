@@ -22,10 +22,10 @@ def state(rb: Any) -> Any:
     """What it holds, without what a process or a place in memory has part in."""
     storages = getattr(rb.storage, "_members", [rb.storage])
     rings = [storage.ring for storage in storages]
-    slots = [sorted({*(ring.committed() // ring.width).tolist()}) for ring in rings]
+    slots = [sorted({*(ring.live.committed() // ring.width).tolist()}) for ring in rings]
     items = [[one.get(at) for at in held] for one, held in zip(storages, slots, strict=True)]
     positions = [ring.head % ring.capacity for ring in rings]
-    priorities = [ring.priorities().tolist() for ring in rings]
+    priorities = [ring.tree.priorities().tolist() for ring in rings]
     parts = rb.sampler.state_dict(), rb.writer.state_dict()
     rng = None if rb.generator is None else rb.generator.get_state()
     return slots, items, positions, priorities, parts, rng

@@ -42,8 +42,8 @@ def ours(fast_path: Path) -> Iterator[ReplayBuffer]:
 @pytest.fixture
 def theirs(ours: ReplayBuffer) -> Iterator[Ring]:
     with Engine.open(ours.storage.scratch_dir, None) as engine:
-        assert engine.ring is not None
-        yield engine.ring
+        assert engine.ring() is not None
+        yield engine.ring()
 
 
 def set_priority(ring: Ring, element: int, priority: float) -> None:
@@ -62,11 +62,11 @@ def test_what_others_set_is_seen_in_the_next_write(ours: ReplayBuffer, theirs: R
 
 
 def test_what_others_were_writing_counts_when_it_is_there(ours: ReplayBuffer, theirs: Ring) -> None:
-    theirs.claim(1)
+    theirs.claims.claim(1)
     for number in range(8):
         ours.add(torch.tensor(number))
         assert ours.sampler.default_priority == pytest.approx(0.9)
-    theirs.commit(np.array([7.0]))
+    theirs.claims.commit(np.array([7.0]))
     assert ours.sampler.default_priority == 7.0
 
 
@@ -74,11 +74,11 @@ def test_what_the_dead_have_set_counts_once_they_are_known_to_be_dead(
     ours: ReplayBuffer, theirs: Ring
 ) -> None:
     def raise_one(victim: Engine) -> None:
-        assert victim.ring is not None
-        set_priority(victim.ring, 4, 6.0)
+        assert victim.ring() is not None
+        set_priority(victim.ring(), 4, 6.0)
 
     assert dies(ours.storage.scratch_dir, "update.unlocked", raise_one)  # before it has counted
-    ours.storage.engine.reap_dead()
+    ours.storage.engine.seat.reap_dead()
     assert ours.sampler.default_priority == 6.0
 
 
@@ -102,8 +102,8 @@ def test_of_items_with_lanes_the_whole_slot_leaves() -> None:
     rb.update_priority(index, torch.arange(12.0))
     ring = rb.storage.ring
     for slot in (0, 1, 2, 3, 0):
-        known = ring.priorities().reshape(4, 3)
+        known = ring.tree.priorities().reshape(4, 3)
         left = np.delete(known, slot, axis=0).max()
         rb.extend(torch.zeros(3, 1, dtype=torch.int64))
-        assert ring.priorities().reshape(4, 3)[slot].tolist() == [left] * 3
+        assert ring.tree.priorities().reshape(4, 3)[slot].tolist() == [left] * 3
         rb.update_priority(index, torch.from_numpy(np.random.default_rng(slot).random(12)))

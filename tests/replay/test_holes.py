@@ -24,8 +24,8 @@ def grid(path: Path) -> TensorDictReplayBuffer:
     steps = torch.arange(10).expand(4, 10)
     rb.extend(TensorDict({"step": steps[:, :5]}, [4, 5]))
     ring = rb.storage.ring
-    ring.claim(3)
-    ring.abort()
+    ring.claims.claim(3)
+    ring.claims.abort()
     rb.extend(TensorDict({"step": steps[:, 8:]}, [4, 2]))
     return rb
 

@@ -388,4 +388,4 @@ def test_the_largest_priority_can_be_that_of_what_is_there() -> None:
     give(rb, {0: 100.0, 1: 2.0, 2: 2.0, 3: 2.0})
     rb.add(episodes(1)[0])
     assert rb.sampler.default_priority == 2.0
-    assert np.nanmax(rb.storage.ring.priorities()) == 2.0
+    assert np.nanmax(rb.storage.ring.tree.priorities()) == 2.0

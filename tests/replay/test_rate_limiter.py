@@ -33,7 +33,7 @@ from shmbuffer import (
     TensorDictMaxValueWriter,
     TensorDictReplayBuffer,
 )
-from shmbuffer.memory import flow
+from shmbuffer.memory import waiting
 from tests.replay.conftest import MakeStorage
 
 pytestmark = pytest.mark.filterwarnings("ignore:sample.batch_size")
@@ -45,8 +45,8 @@ QUEUE = RateLimiter(max_times_sampled=1)
 @pytest.fixture(autouse=True)
 def _hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody is given a second to come back."""
-    monkeypatch.setattr(flow, "_ALONE_S", 0.0)
-    monkeypatch.setattr(flow, "_LOOK_S", 0.0)
+    monkeypatch.setattr(waiting, "ALONE_S", 0.0)
+    monkeypatch.setattr(waiting, "LOOK_S", 0.0)
 
 
 def items(count: int, first: int = 0) -> TensorDict:
@@ -220,7 +220,7 @@ def test_a_loop_in_one_thread_goes_on_whatever_it_does(make: MakeStorage) -> Non
 def test_calls_with_short_timeouts_find_out_that_they_are_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(flow, "_ALONE_S", 0.05)
+    monkeypatch.setattr(waiting, "ALONE_S", 0.05)
     rb = buffer(limiter=RateLimiter(2, error_buffer=4))
     rb.extend(items(3))
     refused = 0
@@ -264,7 +264,7 @@ def test_before_the_first_write_too(make: MakeStorage) -> None:
 def test_two_threads_share_a_handle(
     make: MakeStorage, alone: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(flow, "_ALONE_S", 30.0)
+    monkeypatch.setattr(waiting, "ALONE_S", 30.0)
     rb = buffer(make(16), RateLimiter(2, error_buffer=8, when_alone=alone))
     failed: list[BaseException] = []
 
@@ -357,7 +357,7 @@ def require_that_closing_wakes(
 
     waiting = threading.Thread(target=wait)
     waiting.start()
-    control = storage.engine.control
+    control = storage.engine.seat.control
     while not control.entries["waits_for"].any():
         pass
     rb.storage.close()

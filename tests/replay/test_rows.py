@@ -32,8 +32,8 @@ def columns_of(rows: Rows) -> list[torch.Tensor]:
 def test_what_is_copied_out_comes_back_in(make: Any) -> None:
     rb = learner(make(8))
     rb.extend(steps(11))
-    rb.storage.ring.claim(2)
-    rb.storage.ring.abort()
+    rb.storage.ring.claims.claim(2)
+    rb.storage.ring.claims.abort()
     columns = columns_of(rb.storage.rows)
     moment = rb.storage.rows.copy_out(columns)
     assert columns[0].tolist()[:3] == [8, 9, 10]
@@ -49,7 +49,7 @@ def test_what_is_copied_out_comes_back_in(make: Any) -> None:
     )
     assert torch.equal(other[:]["a"], rb[:]["a"])
     assert torch.equal(other[:]["c"], rb[:]["c"])
-    assert other.storage.ring.committed().tolist() == [0, 1, 2, 5, 6, 7]
+    assert other.storage.ring.live.committed().tolist() == [0, 1, 2, 5, 6, 7]
     assert other.write_count == 11
     assert (
         other.extend({**steps(1, 90).exclude("td_error"), "td_error": torch.ones(1).double()})[0]

@@ -100,11 +100,11 @@ def test_reads_of_a_shared_buffer_are_copies_of_what_is_committed(directory: Any
     rb = TensorDictReplayBuffer(storage=directory(6))
     rb.extend(step(0, 4))
     storage = rb.storage
-    storage.ring.claim(1)  # type: ignore[attr-defined] # somebody begins to write the fifth
+    storage.ring.claims.claim(1)  # type: ignore[attr-defined] # somebody begins to write the fifth
     assert rb[:]["a"].tolist() == [0, 1, 2, 3]
     with pytest.raises(IndexError, match="no item at 4"):
         rb[4]
-    storage.ring.abort()  # type: ignore[attr-defined]
+    storage.ring.claims.abort()  # type: ignore[attr-defined]
     rb[:]["a"].fill_(9)
     assert rb.read_all_in_order()["a"].tolist() == [0, 1, 2, 3]
 
@@ -313,7 +313,7 @@ def vanishing(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
 
     def claim(ring: Any) -> None:
         if not claimed:
-            ring.claim_slots(np.array([1]), in_place=True)
+            ring.claims.claim_slots(np.array([1]), in_place=True)
             claimed.append(ring)
 
     def select_and_claim(index: Any, ring: Any, *args: Any) -> Any:
@@ -331,7 +331,7 @@ def vanishing(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     monkeypatch.setattr(mover, "_is_drawn", look_and_claim)
     yield claimed
     for ring in claimed:
-        ring.abort()
+        ring.claims.abort()
 
 
 @pytest.mark.parametrize("ndim", [1, 2])

@@ -131,8 +131,8 @@ def test_a_place_without_an_item_cuts(make: Any, seed: int, lanes: int) -> None:
     ring = rb.storage.ring
     for _ in range(5 + seed):
         rb.extend(history.steps(2 + history.chunk(3)))
-        ring.claim(1)
-        ring.abort()
+        ring.claims.claim(1)
+        ring.claims.abort()
         history.hole(1)
     assert set(drawn(rb)) == slices(history.trajectories(12), 2)
 
@@ -150,22 +150,22 @@ def test_an_item_that_is_being_written_is_in_no_slice(make: Any) -> None:
     rb = buffer(make(8), 2 * MANY, slice_len=2)
     rb.extend(episodes(8, done=False))
     ring = rb.storage.ring
-    ring.claim_slots(np.array([3]), in_place=True)
+    ring.claims.claim_slots(np.array([3]), in_place=True)
     try:
         assert set(drawn(rb)) == {(0, 1), (1, 2), (4, 5), (5, 6), (6, 7)}
     finally:
-        ring.abort()
+        ring.claims.abort()
 
 
 def test_an_item_is_in_slices_once_it_is_committed(make: Any) -> None:
     rb = buffer(make(8), 2 * MANY, slice_len=2, cache_values=True)
     rb.extend(episodes(3, done=False))
     ring, rows = rb.storage.ring, rb.storage.rows
-    ring.claim(2)
+    ring.claims.claim(2)
     for view in rows.views():
         view[3:5] = view[:2]
     assert set(drawn(rb)) == {(0, 1), (1, 2)}
-    ring.commit()  # the head stays where it is
+    ring.claims.commit()  # the head stays where it is
     assert set(drawn(rb)) == {(0, 1), (1, 2), (2, 0)}
 
 

@@ -64,8 +64,8 @@ def test_slices_are_of_one_collector_and_of_consecutive_steps_of_it(
         collectors[source].extend(history.steps(history.chunk(4), source))
         if at % 9 == 8:
             ring = collectors[source].storage.ring  # type: ignore[attr-defined]
-            ring.claim(1)
-            ring.abort()
+            ring.claims.claim(1)
+            ring.claims.abort()
             history.hole(1)
     legal = slices(history.trajectories(24), 3)
     assert legal

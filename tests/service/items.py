@@ -19,7 +19,7 @@ def create(path: Path, capacity: int = 64) -> Engine:
 
 def write(engine: Engine, numbers: Iterable[int]) -> None:
     values = np.array(list(numbers), np.int64)
-    ring = engine.ring or engine.define(
+    ring = engine.ring() or engine.define(
         Schema(LEAVES, engine.settings.capacity, (), {"kind": "tensordict"})
     )
     ring.write([values.ctypes.data, values.ctypes.data], len(values))
@@ -27,10 +27,10 @@ def write(engine: Engine, numbers: Iterable[int]) -> None:
 
 def read(engine: Engine) -> list[int]:
     """The numbers of all committed items, in storage order; each is whole."""
-    ring = engine.ring
+    ring = engine.ring()
     if ring is None:
         return []
-    index = ring.committed()
+    index = ring.live.committed()
     first, second = np.empty(len(index), np.int64), np.empty(len(index), np.int64)
     tickets = np.empty(len(index), np.int64)
     missing = ring.read(

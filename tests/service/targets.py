@@ -55,8 +55,8 @@ def claim_and_die(scratch_dir: Path, index: int) -> None:
     """Die with a claim open."""
     engine = Engine.open(scratch_dir, None, role=client.role_of_this_process)
     items.write(engine, [1])
-    assert engine.ring is not None
-    engine.ring.claim(4, timeout=5.0)
+    assert engine.ring() is not None
+    engine.ring().claims.claim(4, timeout=5.0)
     os.kill(os.getpid(), signal.SIGKILL)
 
 

@@ -124,7 +124,11 @@ def test_a_buffer_with_priorities_takes_any_sampler(scratch_dir: Path, written: 
             assert sample["obs"].view(-1, 2).tolist() == [[1, 2]] * 20
             sample["td_error"] = (sample["obs"] == 1) * 3.0
             assert learner.update_tensordict_priority(sample).applied == 40
-            assert coordinator.buffer.storage.ring.priorities(np.arange(3)).tolist() == [0, 3, 0]
+            assert coordinator.buffer.storage.ring.tree.priorities(np.arange(3)).tolist() == [
+                0,
+                3,
+                0,
+            ]
             assert len(other.sample()["obs"].view(-1, 2).unique(dim=0)) == 3
         with pytest.raises(ValueError, match=r"alpha=0\.6"):
             attach(scratch_dir, sampler=PrioritizedSliceSampler(8, 0.7, 0.4, slice_len=2))

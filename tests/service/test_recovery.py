@@ -20,7 +20,7 @@ from pathlib import Path
 from tests.service import items
 engine = items.create(Path(sys.argv[1]), 8)
 items.write(engine, [1, 2, 3])
-engine.ring.claim(2, timeout=5.0)
+engine.ring().claims.claim(2, timeout=5.0)
 print("claimed", flush=True)
 signal.pause()
 """

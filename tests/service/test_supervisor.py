@@ -450,7 +450,7 @@ def test_the_end_of_a_fork_that_attached_is_not_the_coordinators(scratch_dir: Pa
     with Coordinator(scratch_dir, capacity=8) as coordinator:
         child = os.fork()
         if child == 0:
-            coordinator._engine.attach_again()
+            coordinator._engine.seat.rejoin()
             os._exit(0)
         os.waitpid(child, 0)
         assert coordinator.wait_for_deaths(1, 30)

@@ -71,7 +71,7 @@ def audit(path: Path, logs: Path, storage: str, copies: Copies, *, boots: int) -
     with attach(path) as buffer:
         engine = buffer.storage.engine
         settle(engine)
-        copies.recovered(engine.ring.head, engine.ring.write_count)
+        copies.recovered(engine.ring().head, engine.ring().write_count)
         there = read(buffer, storage)
         image, history = Image(path), History.read(logs)
         broken = violations(history, image, contents=there, item_bytes=ITEM_BYTES, boots=boots)

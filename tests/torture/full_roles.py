@@ -201,12 +201,12 @@ def coordinate(actor: Actor, path: Path) -> None:
 def look(actor: Actor, buffer: Any) -> None:
     began = time.monotonic_ns()
     engine, ring = buffer.storage.engine, buffer.storage.ring
-    actor.log.seen(began, ring.head, ring.write_count, engine.epoch, engine.incarnation)
+    actor.log.seen(began, ring.head, ring.write_count, engine.epoch, engine.seat.incarnation)
 
 
 def read(buffer: Any, storage: str) -> dict[int, int]:
     """Slot -> key of every item, by indexing the buffer."""
-    slots = buffer.storage.ring.committed()
+    slots = buffer.storage.ring.live.committed()
     if not len(slots):
         return {}
     keys = keys_of(buffer[torch.from_numpy(slots)], storage)

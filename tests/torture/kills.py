@@ -85,8 +85,8 @@ def round_of_kills(folder: Path, seed: int, *, kills: int = KILLS) -> Figures:
         def look() -> Figures:
             with Engine.open(path, None) as engine:
                 settle(engine)
-                assert engine.ring is not None
-                copies.recovered(engine.ring.head, engine.ring.write_count)
+                assert engine.ring() is not None
+                copies.recovered(engine.ring().head, engine.ring().write_count)
                 return audit(engine, path, arena.logs, plan, seed, boots=1 + bool(apart))
 
         return fight(arena, rng, kills, copies, look, lambda: Engine.open(path, None))
@@ -201,14 +201,14 @@ def audited(look: Callable[[], Figures]) -> Figures:
 def settle(engine: Engine) -> None:
     """What the dead left is finished: the mutex may have been theirs, and slots."""
     engine.stats()
-    engine.reap_dead()
+    engine.seat.reap_dead()
 
 
 def audit(
     engine: Engine, path: Path, logs: Path, plan: Plan, seed: int, *, boots: int = 1
 ) -> Figures:
     """By the documented format, by the engine, and one against the other."""
-    ring = engine.ring
+    ring = engine.ring()
     assert ring is not None
     image, history = Image(path), History.read(logs)
     broken = violations(history, image, mean_words=plan.mean_words, boots=boots)

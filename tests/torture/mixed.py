@@ -98,7 +98,7 @@ def visit(actor: Actor, visitor: Visitor) -> None:
         if actor.rng.random() < 0.5:
             visitor.drop()
         engine = visitor.engine()
-        own = LivenessFile.name(engine.entry) if engine is not None else None
+        own = LivenessFile.name(engine.seat.entry) if engine is not None else None
         stray = [name for name in interrupts.held_locks() if own is None or not name.endswith(own)]
         actor.log.interrupted(len(stray))
         assert not stray, f"H14: an interrupt left {', '.join(stray)} locked"

@@ -25,8 +25,8 @@ def roles(path: Path, plan: Plan) -> dict[str, Role]:
     def joined(work: Callable[[Actor, Engine, Ring, Plan], None], role: str) -> Role:
         def body(actor: Actor) -> None:
             with Engine.open(path, None, role=role) as engine:
-                assert engine.ring is not None
-                work(actor, engine, engine.ring, plan)
+                assert engine.ring() is not None
+                work(actor, engine, engine.ring(), plan)
 
         return body
 
@@ -86,7 +86,7 @@ def learn_once(actor: Actor, ring: Ring, plan: Plan, first: int) -> int:
 
 def coordinate(actor: Actor, engine: Engine, ring: Ring, plan: Plan) -> None:
     while actor.goes_on():
-        engine.reap_dead()
+        engine.seat.reap_dead()
         look(actor, engine, ring)
         engine.stats()
         if actor.rng.random() < 0.1:
@@ -110,7 +110,7 @@ def look(actor: Actor, engine: Engine, ring: Ring) -> None:
     """Notes what is there; now and then the epoch too, which takes longer."""
     began = time.monotonic_ns()
     epoch = engine.epoch if actor.rng.random() < 0.2 else -1
-    actor.log.seen(began, ring.head, ring.write_count, epoch, engine.incarnation)
+    actor.log.seen(began, ring.head, ring.write_count, epoch, engine.seat.incarnation)
 
 
 def write(ring: Ring, keys: items.Keys, plan: Plan) -> int:

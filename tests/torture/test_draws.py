@@ -70,7 +70,7 @@ def test_draws_follow_priorities_that_were_updated() -> None:
         ring = ring_with(engine, np.ones(CAPACITY))
         for _ in range(100):
             ring.update(rng.integers(0, CAPACITY, 64), rng.uniform(0.1, 4, 64))
-        mass = ring.priorities() ** 0.5
+        mass = ring.tree.priorities() ** 0.5
         found = drawn(ring, 3, prioritized=True)
         assert chi_square_is_plausible(found, mass / mass.sum() * DRAWS)
 

@@ -31,17 +31,19 @@ def test_it_reads_what_the_engine_reads(name: str, tmp_path: Path) -> None:
             write(ring, items.keys_of(WRITER, first, 8), plan)
         image = Image(tmp_path / "buffer")
         counts = (image.head, image.write_count, image.length, image.alpha, image.max_priority)
-        assert counts == (400, 400, ring.length, ring.alpha, ring.max_priority)
-        assert (image.words == ring.words).all()
-        assert (image.sources == ring.sources).all()
-        assert image.raw.tobytes() == ring.priorities().tobytes()
-        assert (image.mass[: plan.capacity] == ring.mass()).all()
+        assert counts == (400, 400, ring.length, ring.tree.alpha, ring.tree.max_priority)
+        assert (image.words == ring.live.words).all()
+        assert (image.sources == ring.live.sources).all()
+        assert image.raw.tobytes() == ring.tree.priorities().tobytes()
+        assert (image.mass[: plan.capacity] == ring.tree.mass()).all()
         sums, least = image.nodes[-1]
-        assert (sums[0], least[0]) == (ring.p_sum, ring.p_min)
+        assert (sums[0], least[0]) == (ring.tree.p_sum, ring.tree.p_min)
         assert not len(image.wrong_checksums())
         assert not len(image.wrong_leaves())
         assert not image.wrong_nodes()
-        assert [entry.incarnation for entry in image.entries if entry.live] == [ring.incarnation]
+        assert [entry.incarnation for entry in image.entries if entry.live] == [
+            ring.seat.incarnation
+        ]
         there = read(ring, plan)
         assert list(there) == image.committed.tolist()
         for slot, key in there.items():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from shmbuffer.memory import Engine
-from shmbuffer.memory.recovery import recover
+from shmbuffer.service.recovery import recover
 from tests.torture import items
 from tests.torture.arena import Actor
 from tests.torture.items import LIVES
@@ -53,7 +53,7 @@ class CoreVisitor:
     def step(self) -> None:
         if self._engine is None:
             self._engine = Engine.open(self.path, None)
-        engine, ring = self._engine, self._engine.ring
+        engine, ring = self._engine, self._engine.ring()
         assert ring is not None
         verb = drawn(self.actor.rng, VERBS)
         if verb in ("write", "learn"):
@@ -67,7 +67,7 @@ class CoreVisitor:
         elif verb == "check":
             assert engine.check().ok
         elif verb == "reap":
-            engine.reap_dead()
+            engine.seat.reap_dead()
         elif verb == "recover":
             recover(self.path)
         elif verb == "close":

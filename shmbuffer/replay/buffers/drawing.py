@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from shmbuffer.memory import patience
-from shmbuffer.memory.flow import first_ring
+from shmbuffer.memory.first_write import first_ring
 from shmbuffer.replay import pinned
 from shmbuffer.replay.buffers.parts import Parts
 from shmbuffer.replay.buffers.prefetch import Batch, Order

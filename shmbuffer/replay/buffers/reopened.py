@@ -54,9 +54,9 @@ def from_engine(engine: Engine, **overrides: Any) -> ReplayBuffer:
         CorruptBufferError: what is recorded can be of no buffer.
         TypeError: the class takes no such argument.
     """
-    settings, ring = engine.settings, engine.ring
+    settings, ring = engine.settings, engine.ring()
     extra = recorded.of_buffer(settings, engine.where)
-    prioritized = settings.alpha is not None or (ring is not None and ring.prioritized)
+    prioritized = settings.alpha is not None or (ring is not None and ring.tree.prioritized)
     usual = TensorDictPrioritizedReplayBuffer if prioritized else TensorDictReplayBuffer
     cls = FAMILY.get(extra.get("buffer", ""), usual)
 
@@ -72,11 +72,11 @@ def from_engine(engine: Engine, **overrides: Any) -> ReplayBuffer:
         arguments["writer"] = cls.default_writer(track_generations=True)
 
     # The exponent as it is now: it may have been changed since it was recorded.
-    alpha = settings.alpha if ring is None or not ring.prioritized else ring.alpha
+    alpha = settings.alpha if ring is None or not ring.tree.prioritized else ring.tree.alpha
     priorities: dict[str, Any] = {
         "alpha": _DEFAULT_ALPHA if alpha is None else alpha,
         "beta": _DEFAULT_BETA if extra.get("beta") is None else extra["beta"],
-        "eps": settings.eps if ring is None or not ring.prioritized else ring.eps,
+        "eps": settings.eps if ring is None or not ring.tree.prioritized else ring.tree.eps,
     }
     instead = None  # of the sampler that the class makes itself
     if issubclass(cls, PRIORITIZED):

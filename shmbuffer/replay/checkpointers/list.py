@@ -89,7 +89,7 @@ class ListStorageCheckpointer(RingStorageCheckpointer):
         return moment
 
     def _loads_buffer(self, storage: Any, engine: Engine, path: Path) -> Loaded:
-        ring = engine.ring
+        ring = engine.ring()
         if ring is None or ring.records is None:
             raise SchemaMismatchError(
                 f"{path}: is the directory of a buffer of rows, and a {type(storage).__name__} "

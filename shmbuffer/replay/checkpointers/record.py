@@ -211,7 +211,7 @@ def write_beside(folder: Path, ring: Ring, *, metadata: dict[str, Any] | None = 
         ring: the ring.
         metadata: see `Record.write`.
     """
-    held = ring.committed()
+    held = ring.live.committed()
     write_json(folder / METADATA, _of_torchrl(metadata, int(held[-1]) + 1 if len(held) else 0))
 
 

@@ -83,8 +83,8 @@ def restored(storage: Any, record: Record, places: Places) -> Loaded:
     """Say who wrote the items that are there now, and let samplers know of them."""
     ring = storage.ring
     if record.sources is not None:
-        ring.sources[places.slots] = _as_loaded(record.sources[record.present])
-    elements = torch.from_numpy(ring.committed())
+        ring.live.sources[places.slots] = _as_loaded(record.sources[record.present])
+    elements = torch.from_numpy(ring.live.committed())
     if len(elements):
         storage.notify(storage.index(elements) if record.lanes else elements)
     return Loaded(record.slots, record.width, places.shift)
@@ -101,9 +101,9 @@ def _as_loaded(sources: NDArray[np.int64]) -> NDArray[np.uint64]:
 def require_alone(storage: Any) -> None:
     """BufferInUseError if another handle is open on the storage: it would see a mixture."""
     engine = storage.open_engine
-    if engine is None or len(engine.registry.alive()) <= 1:
+    if engine is None or len(engine.seat.registry.alive()) <= 1:
         return
-    pids = engine.registry.pids()
+    pids = engine.seat.registry.pids()
     raise BufferInUseError(
         f"{storage.where}: a checkpoint can only be loaded while nobody else uses the buffer, and "
         f"processes {', '.join(map(str, pids))} do; end them first, or load into a new buffer",

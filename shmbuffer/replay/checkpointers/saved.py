@@ -66,7 +66,7 @@ class Saved:
         Raises:
             RuntimeError: nothing was written to it yet.
         """
-        ring = engine.ring
+        ring = engine.ring()
         if ring is None:
             raise RuntimeError(f"{path}: is a buffer that nothing was written to")
         leaves = Leaves.of_schema(ring.schema, str(path))
@@ -78,7 +78,7 @@ class Saved:
                 if leaf.nbytes
                 else torch.empty(shape, dtype=dtype)
             )
-        if ring.is_alone:
+        if ring.seat.is_alone():
             moment = _looked_at(ring)
         else:
             columns = [torch.empty_like(column) for column in columns]
@@ -192,10 +192,10 @@ class Saved:
 
 def _looked_at(ring: Ring) -> Moment:
     """Counters and slots of a ring that nobody else has open."""
-    tickets = ring.tickets()
-    raw = np.where(np.repeat(tickets < 0, ring.width), np.nan, ring.priorities())
-    sources = np.where(tickets < 0, -1, ring.sources.astype(np.int64))
-    return Moment(tickets, sources, raw, ring.head, ring.write_count, ring.max_priority)
+    tickets = ring.live.tickets()
+    raw = np.where(np.repeat(tickets < 0, ring.width), np.nan, ring.tree.priorities())
+    sources = np.where(tickets < 0, -1, ring.live.sources.astype(np.int64))
+    return Moment(tickets, sources, raw, ring.head, ring.write_count, ring.tree.max_priority)
 
 
 def _blank(column: Any) -> Any:

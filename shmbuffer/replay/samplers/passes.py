@@ -76,7 +76,7 @@ def held_next(ring: Ring | None, now: Pass, count: int) -> Drawn | None:
     if ring is None:
         return Drawn(elements, None, at, False)
     filling = False
-    words = ring.words[elements // ring.width]
+    words = ring.live.words[elements // ring.width]
     while not (held := slots.committed(words)).all():
         states = slots.states(words)
         if (states == SlotState.EMPTY).any():
@@ -85,7 +85,7 @@ def held_next(ring: Ring | None, now: Pass, count: int) -> Drawn | None:
         more = order[at : at + count - int(held.sum())]
         at += len(more)
         elements = np.concatenate([elements[held], more])
-        words = np.concatenate([words[held], ring.words[more // ring.width]])
+        words = np.concatenate([words[held], ring.live.words[more // ring.width]])
     return Drawn(elements, slots.tickets(words), at, filling)
 
 
@@ -102,7 +102,7 @@ def wait_for(ring: Ring | None, elements: Ints) -> bool:
     """Wait while others fill one of these places, up to 5 s. Whether all of them are done."""
     deadline = time.monotonic() + WRITE_TIMEOUT_S
     while ring is not None:
-        if not (slots.states(ring.words[elements // ring.width]) == SlotState.WRITING).any():
+        if not (slots.states(ring.live.words[elements // ring.width]) == SlotState.WRITING).any():
             return True
         if time.monotonic() >= deadline:
             return False
@@ -132,7 +132,7 @@ def places_of(storage: Any, ring: Ring | None) -> Ints:
     wait_for_items(storage, ring, NOTHING_THERE)
     if ring is None:
         return np.arange(len(storage), dtype=np.int64)
-    states = slots.states(ring.words)
+    states = slots.states(ring.live.words)
     found = np.nonzero((states == SlotState.COMMITTED) | (states == SlotState.WRITING))[0]
     if ring.width == 1:
         return found

@@ -176,11 +176,11 @@ class PrioritizedSampler(PriorityKeeper):
         For float64 they are computed again from the masses; where one has changed since the draw,
         the core's stays.
         """
-        least = ring.p_min
+        least = ring.tree.p_min
         if self.dtype is torch.float32 or not least:
             return weights.to(self.dtype)
         first = weights.double()
-        mass = torch.from_numpy(ring.mass(elements.numpy()))
+        mass = torch.from_numpy(ring.tree.mass(elements.numpy()))
         exact = (mass / least) ** -self._beta
         return torch.where(torch.isclose(exact, first, rtol=_SAME_WEIGHT, atol=0.0), exact, first)
 
@@ -197,7 +197,7 @@ class PrioritizedSampler(PriorityKeeper):
         return {
             "_alpha": self.alpha,
             "_eps": self.eps,
-            "_max_priority": None if ring is None else ring.max_priority,
+            "_max_priority": None if ring is None else ring.tree.max_priority,
             "_priorities": None if ring is None else torch.from_numpy(raw_of(ring)),
             "_beta": self._beta,
         }
@@ -230,12 +230,12 @@ class PrioritizedSampler(PriorityKeeper):
             return
         ring = self._ring
         assert ring is not None
-        present = ring.committed()
+        present = ring.live.committed()
         present = present[~np.isnan(raw[present])]
         if largest is not None and len(present):  # that of an item that is gone: seen, then not
             ring.update(present[:1], np.array([largest]))
         ring.update(present, raw[present])
-        if ring.is_alone:
+        if ring.seat.is_alone():
             ring.restore(ring.head % ring.capacity, ring.write_count, largest)
 
     def _fitted(self, raw: Floats) -> Floats:
@@ -298,11 +298,11 @@ class PrioritizedSampler(PriorityKeeper):
         ring = self.ring
         if ring is None or (self._within and not ring.length):
             return None, None
-        largest = self.default_priority if self._within else ring.max_priority
+        largest = self.default_priority if self._within else ring.tree.max_priority
         if largest is None:
             return None, None
-        present = ring.committed()
-        has_it = present[ring.priorities(present) == largest]
+        present = ring.live.committed()
+        has_it = present[ring.tree.priorities(present) == largest]
         if len(has_it):
             self._greatest_at = largest, int(has_it[0])
         elif self._greatest_at[0] != largest:
@@ -313,7 +313,7 @@ class PrioritizedSampler(PriorityKeeper):
     def _sum_tree(self) -> torch.Tensor:
         """Masses of all elements, ``[elements]``, 0 where there is no item; a copy."""
         ring = self.ring
-        mass = np.zeros(self._max_capacity) if ring is None else ring.mass()
+        mass = np.zeros(self._max_capacity) if ring is None else ring.tree.mass()
         return torch.from_numpy(mass).to(self.dtype)
 
     @property

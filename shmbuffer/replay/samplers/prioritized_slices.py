@@ -187,8 +187,8 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
         step = np.arange(table.rows) - np.repeat(table.starts, lengths)
         room = np.where(self._wanted(table, steps), self._room(lengths, steps), 0)
         rows = np.flatnonzero(step < np.repeat(room, lengths))
-        mass = ring.mass(table.elements_of(rows))
-        if not ring.p_sum > 0:  # as of a `PrioritizedSampler`: uniformly
+        mass = ring.tree.mass(table.elements_of(rows))
+        if not ring.tree.p_sum > 0:  # as of a `PrioritizedSampler`: uniformly
             mass = np.ones(len(rows))
         before = np.cumsum(mass)
         if not before[-1] > 0:
@@ -200,7 +200,7 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
         numbers = between_forks(torch.rand, count, dtype=torch.float64, generator=self._rng).numpy()
         at = np.searchsorted(before, numbers * before[-1], side="right")
         at = np.minimum(at, np.flatnonzero(mass)[-1])  # rounding may lead beyond the last one
-        least = ring.p_min
+        least = ring.tree.p_min
         weights = (mass[at] / least) ** -self.beta if least > 0 else np.ones(count)
         return rows[at], torch.from_numpy(weights).to(self.dtype)
 
@@ -228,7 +228,7 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
 
     def _priorities(self, elements: Ints) -> Floats:
         """Raw priorities; NaN where none was given yet."""
-        return self._tree().priorities(elements)
+        return self._tree().tree.priorities(elements)
 
     def __repr__(self) -> str:
         priorities = f"alpha={self.alpha}, beta={self.beta}, eps={self.eps}"

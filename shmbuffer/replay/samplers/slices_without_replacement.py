@@ -203,7 +203,7 @@ class SliceSamplerWithoutReplacement(SliceSampler, SamplerWithoutReplacement):
 
 
 def _tickets(ring: Ring | None, elements: Ints) -> Ints | None:
-    return None if ring is None else slots.tickets(ring.words[elements // ring.width])
+    return None if ring is None else slots.tickets(ring.live.words[elements // ring.width])
 
 
 SliceSampler._without_replacement = SliceSamplerWithoutReplacement

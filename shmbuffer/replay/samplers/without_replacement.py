@@ -158,7 +158,7 @@ class SamplerWithoutReplacement(Sampler):
         if ring is None:
             return index, {}
         wait_for(ring, elements)
-        words = ring.words[elements // ring.width]
+        words = ring.live.words[elements // ring.width]
         held = slots.committed(words)
         if not held.any():
             return self.sample(storage, len(elements))

@@ -112,9 +112,10 @@ class Direct:
 
     def _core(self) -> Any:
         ring = self._ring
-        if ring.initial is not None or self._storage._watchers:
+        if ring.tree.initial is not None or self._storage._watchers:
             return None
-        return ring.intakes.get(self._priority) or ring.intake(self._priority, **self._form)
+        seat, priority = ring.seat, self._priority
+        return seat.intakes.get(priority) or seat.intake(priority, **self._form)
 
 
 def _tree(node: Node) -> tuple[Any, ...]:

@@ -81,7 +81,7 @@ class HeldRows(Rows):
         count = 1 if single else lead[0]
         if single:
             values = [value.unsqueeze(0) for value in values]
-        capacity, lanes = self.ring.capacity, self.ring.lanes
+        capacity, lanes = self.ring.capacity, self.ring.width
         if priorities is not None:
             require_priorities(self.ring, priorities)  # before anything is claimed
         first = -1
@@ -92,7 +92,7 @@ class HeldRows(Rows):
             if priorities is not None:
                 given = priorities[part.start * lanes : part.stop * lanes]
             with self._claim:
-                ticket = self.ring.claim(size)
+                ticket = self.ring.claims.claim(size)
                 slots = (ticket + np.arange(size, dtype=np.int64)) % capacity
                 self._fill(slots, [value[part] for value in values], given)
             first = ticket if first < 0 else first
@@ -105,7 +105,7 @@ class HeldRows(Rows):
         require_one_each(slots, lead[0])
         if len(slots):
             with self._claim:
-                self.ring.claim_slots(slots, in_place=in_place)
+                self.ring.claims.claim_slots(slots, in_place=in_place)
                 self._fill(slots, values, None)
 
     def read(self, index: torch.Tensor) -> tuple[list[torch.Tensor], torch.Tensor, int]:
@@ -202,7 +202,7 @@ class HeldRows(Rows):
 
     def _tickets(self, index: torch.Tensor) -> torch.Tensor:
         """The ticket of the item that each element's slot holds now, -1 where it holds none."""
-        words = self.ring.words[index.numpy() // self.ring.lanes]
+        words = self.ring.live.words[index.numpy() // self.ring.width]
         tickets = slot_words.tickets(words)
         return torch.from_numpy(np.where(slot_words.committed(words), tickets, -1))
 

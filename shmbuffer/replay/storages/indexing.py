@@ -63,7 +63,7 @@ def select(index: Any, ring: Ring, lanes: tuple[int, ...], dim_extend: int = 0) 
         index = slice(None)
     if not dim_extend and _is_coordinates(index, lanes):
         elements = ravel(index, lanes)
-        _check(elements // ring.lanes, ring, index)
+        _check(elements // ring.width, ring, index)
         return Selection(elements, (len(elements),), None, False)
     if dim_extend or (isinstance(index, tuple) and len(index) != 1):
         return _in_grid(index, ring, lanes, dim_extend)
@@ -121,20 +121,20 @@ def is_int(index: Any) -> bool:
 
 def extent(ring: Ring) -> int:
     """One past the last slot that holds an item: what negative indices and slices count from."""
-    lanes = ring.lanes
+    lanes = ring.width
     length = ring.length
     if length == ring.elements:
         return int(ring.capacity)
     head = ring.head
     if head <= ring.capacity and length == head * lanes:  # filled in order, and not yet once around
         return int(head)
-    committed = ring.committed()
+    committed = ring.live.committed()
     return int(committed[-1]) // lanes + 1 if len(committed) else 0
 
 
 def holds(ring: Ring, slots: NDArray[np.int64]) -> NDArray[np.bool_]:
     """Which of the slots hold an item just now."""
-    return slot_words.committed(ring.words[slots])
+    return slot_words.committed(ring.live.words[slots])
 
 
 def is_one(index: Any) -> bool:
@@ -265,7 +265,7 @@ def _whole_slots(
     *,
     skips: bool = False,
 ) -> Selection:
-    width = ring.lanes
+    width = ring.width
     elements = slots
     if width != 1:
         elements = (slots[:, None] * width + np.arange(width)).ravel()
@@ -274,7 +274,7 @@ def _whole_slots(
 
 def _in_grid(index: Any, ring: Ring, lanes: tuple[int, ...], dim_extend: int) -> Selection:
     end = extent(ring)
-    grid = np.arange(end * ring.lanes, dtype=np.int64).reshape(end, *lanes).swapaxes(0, dim_extend)
+    grid = np.arange(end * ring.width, dtype=np.int64).reshape(end, *lanes).swapaxes(0, dim_extend)
     if isinstance(index, tuple):
         index = tuple(as_array(part) if isinstance(part, torch.Tensor) else part for part in index)
     elif isinstance(index, torch.Tensor):
@@ -289,9 +289,9 @@ def _in_grid(index: Any, ring: Ring, lanes: tuple[int, ...], dim_extend: int) ->
             chosen = np.asarray(grid[parts])
             return Selection(np.ascontiguousarray(chosen.ravel()), chosen.shape, None, False)
     chosen = np.asarray(grid[index])
-    absent = ~holds(ring, chosen.ravel() // ring.lanes)
+    absent = ~holds(ring, chosen.ravel() // ring.width)
     if absent.any():
-        first = int(chosen.ravel()[absent][0]) // ring.lanes
+        first = int(chosen.ravel()[absent][0]) // ring.width
         raise IndexError(f"there is no item at {first} (asked for {index!r})")
     view = None
     parts = index if isinstance(index, tuple) else (index,)

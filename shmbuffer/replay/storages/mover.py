@@ -178,7 +178,7 @@ def require_one_each(slots: NDArray[np.int64], count: int) -> None:
 
 def require_priorities(ring: Ring, priorities: NDArray[np.float64]) -> None:
     """ValueError where one of them is no priority, as the ring itself says it at commit."""
-    fits = are_priorities(priorities, ring.alpha, ring.eps, ring.elements)
+    fits = are_priorities(priorities, ring.tree.alpha, ring.tree.eps, ring.elements)
     if not fits.all():
         at = int(fits.argmin())
         raise ValueError(

@@ -77,7 +77,7 @@ class NativeRows(Rows):
 
     def sample(self, count: int, key: int, beta: float | None) -> Drawn:
         """See `Mover.sample`."""
-        core = self.ring.outtake or self._outtake()
+        core = self.ring.seat.outtake or self._outtake()
         if core is not None and not reads_elsewhere():
             found: Any = core.sample(count, key, beta, LOCK_TIMEOUT_NS)
             if type(found) is tuple:
@@ -133,7 +133,7 @@ class NativeRows(Rows):
             for leaf, dtype in zip(leaves.leaves, leaves.dtypes, strict=True)
         )
         try:
-            return self.ring.take_out(examples, torch.Tensor)
+            return self.ring.seat.take_out(examples, torch.Tensor)
         except (ValueError, RuntimeError, BufferError):  # a dtype or a torch that cannot do it
             self._has_no_outtake = True
             return None

@@ -81,12 +81,14 @@ class ObjectStore(ItemStore):
             first = ring.cursor
             for start in range(0, count, ring.capacity):
                 part = items if count <= ring.capacity else items[start : start + ring.capacity]
-                at = ring.claim(len(part)) % ring.capacity
+                at = ring.claims.claim(len(part)) % ring.capacity
                 end = min(at + len(part), ring.capacity)
                 self._kept[at:end] = part[: end - at]
                 if end - at < len(part):  # and on from the front
                     self._kept[: len(part) - (end - at)] = part[end - at :]
-                ring.commit(None if priorities is None else priorities[start : start + len(part)])
+                ring.claims.commit(
+                    None if priorities is None else priorities[start : start + len(part)]
+                )
         return first, count
 
     def write_at(self, cursor: Any, items: Any, *, in_place: bool) -> NDArray[np.int64]:
@@ -101,11 +103,11 @@ class ObjectStore(ItemStore):
 
     def place(self, slots: NDArray[np.int64], data: Any, *, in_place: bool) -> None:
         """See `Mover.place`; while holding the claim."""
-        self.ring.claim_slots(slots, in_place=in_place)
+        self.ring.claims.claim_slots(slots, in_place=in_place)
         self._kept.extend([None] * (int(slots.max()) + 1 - len(self._kept)))
         for slot, one in zip(slots.tolist(), data, strict=True):
             self._kept[slot] = one
-        self.ring.commit()
+        self.ring.claims.commit()
 
     def some(self, data: Any, which: NDArray[Any]) -> Any:
         """See `Mover.some`."""
@@ -131,7 +133,7 @@ class ObjectStore(ItemStore):
         """See `Mover.read`. What is kept itself, not copies."""
         slots = index.numpy()
         with self._claim:
-            words, kept = self.ring.words[slots], self._kept
+            words, kept = self.ring.live.words[slots], self._kept
             held = slot_words.committed(words)
             tickets = slot_words.tickets(words)
             if held.all():

@@ -94,7 +94,7 @@ class RingBacked(Storage):
     def _attached(self) -> Any:
         """The mover, or None as long as nobody has written."""
         if self._mover is None and self._engine is not None:
-            ring = self._engine.ring
+            ring = self._engine.ring()
             if ring is not None:
                 return self._meet(ring)
         return self._mover
@@ -163,7 +163,7 @@ class RingBacked(Storage):
     def __iter__(self) -> Iterator[Any]:
         """The items that are there, in storage order; places without one are left out."""
         ring = self.ring
-        held = () if ring is None else np.unique(ring.committed() // ring.lanes).tolist()
+        held = () if ring is None else np.unique(ring.live.committed() // ring.width).tolist()
         for slot in held:
             try:
                 yield self.get(slot)
@@ -245,7 +245,7 @@ class RingBacked(Storage):
         capacity = mover.ring.capacity
         start = first % capacity
         if mover.lanes:
-            width = mover.ring.lanes
+            width = mover.ring.width
             elements = np.arange(start * width, (start + count) * width) % (capacity * width)
             return self.index(torch.from_numpy(elements))
         if single:

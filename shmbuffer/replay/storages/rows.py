@@ -101,10 +101,10 @@ class Rows(Mover):
 
     def everything(self) -> tuple[torch.Tensor, list[torch.Tensor]]:
         """Copies of all elements that are there: their indices, and the leaves."""
-        index = torch.from_numpy(self.ring.committed())
+        index = torch.from_numpy(self.ring.live.committed())
         tensors, tickets, missing = self.read(index)
         if missing:  # written over by another process since
-            lanes = self.ring.lanes
+            lanes = self.ring.width
             kept = (tickets >= 0).view(-1, lanes).all(1).repeat_interleave(lanes)
             index = index[kept]
             tensors = [tensor[kept.to(tensor.device)] for tensor in tensors]
@@ -146,7 +146,7 @@ class Rows(Mover):
         slots, first, of_slot = np.unique(elements // width, return_index=True, return_inverse=True)
         with self._claiming():
             expected = None if tickets is None else tickets[first]
-            kept = self.ring.claim_slots(slots, in_place=True, tickets=expected)
+            kept = self.ring.claims.claim_slots(slots, in_place=True, tickets=expected)
             changed = kept[of_slot]
             if tickets is not None:
                 changed &= tickets == tickets[first][of_slot]
@@ -194,7 +194,7 @@ class Rows(Mover):
     def _replace_some(self, slots: NDArray[np.int64], columns: list[torch.Tensor] | None) -> None:
         """The items of some slots, in one claim."""
         with self._claiming():
-            self.ring.claim_slots(slots, in_place=False)
+            self.ring.claims.claim_slots(slots, in_place=False)
             with self._filling():
                 where = torch.from_numpy(slots)
                 for view, column in zip(self.views(), columns or (), strict=columns is not None):
@@ -209,9 +209,9 @@ class Rows(Mover):
             yield
             self._settle()
         except BaseException:
-            self.ring.abort()
+            self.ring.claims.abort()
             raise
-        self.ring.commit(priorities)
+        self.ring.claims.commit(priorities)
 
     @property
     def _slot_bytes(self) -> int:

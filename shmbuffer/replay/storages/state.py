@@ -75,9 +75,9 @@ def load_state(rows: Rows, state: dict[str, Any]) -> None:
     leaves.values(data)  # before anything is emptied: these are our leaves
     ring.empty()
     if cursor := int(state["_cursor"]):
-        ring.claim(cursor)  # moves the ring's position, and commits nothing
-        ring.abort()
-    slots = state["_index"].numpy()[:: ring.lanes] // ring.lanes
+        ring.claims.claim(cursor)  # moves the ring's position, and commits nothing
+        ring.claims.abort()
+    slots = state["_index"].numpy()[:: ring.width] // ring.width
     rows.place(slots, data, in_place=False)
 
 

@@ -110,8 +110,8 @@ class TensorStorage(RingBacked):
             self._given = storage
             # In place: what was there before us was not written through a buffer, and write_count
             # says so.
-            ring.claim_slots(np.arange(slots, dtype=np.int64), in_place=True)
-            ring.commit()
+            ring.claims.claim_slots(np.arange(slots, dtype=np.int64), in_place=True)
+            ring.claims.commit()
         elif self._location is not None and self._location.opens_at_once:
             self._open()
 
@@ -210,7 +210,7 @@ class TensorStorage(RingBacked):
             slots = slots_of(cursor, rows.ring)
             rows.put(slots, rows.as_batch(data) if single else data, in_place=in_place)
         if self._watchers and not in_place:
-            width = rows.ring.lanes
+            width = rows.ring.width
             elements = torch.from_numpy((slots[:, None] * width + np.arange(width)).ravel())
             self.notify(self.index(elements))
 
@@ -306,7 +306,7 @@ class TensorStorage(RingBacked):
         if not self._emptied or self._mover is None:
             return False
         ring = self._mover.ring
-        exponents = ring.alpha, ring.eps
+        exponents = ring.tree.alpha, ring.tree.eps
         if not self.engine.undefine():
             return False
         owner = None if self._table_owner is None else self._table_owner()

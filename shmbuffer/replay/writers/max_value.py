@@ -271,7 +271,7 @@ class TensorDictMaxValueWriter(Writer):
             present = list(range(len(storage)))
             items: Any = present
         else:
-            present, items = ring.committed().tolist(), slice(None)  # a slice gives views
+            present, items = ring.live.committed().tolist(), slice(None)  # a slice gives views
         ranks = ranks_of(storage.get(items), self._rank_key, self._reduction) if present else []
         self._current_top_values = list(zip(ranks, present, strict=True))
         heapq.heapify(self._current_top_values)
@@ -312,7 +312,7 @@ def _look(storage: Any) -> tuple[int, ...]:
 
 def _others(storage: Any) -> bool:
     engine = getattr(storage, "open_engine", None)
-    return engine is not None and len(engine.registry.alive()) > 1
+    return engine is not None and len(engine.seat.registry.alive()) > 1
 
 
 def _shared(what: str) -> str:

@@ -110,8 +110,8 @@ class RoundRobinWriter(Writer):
         ring = getattr(self._storage, "ring", None)
         self._own_cursor = int(state_dict["_cursor"])
         self._own_count = int(state_dict["_write_count"])
-        if ring is not None and ring.is_alone:
-            ring.restore(self._own_cursor % ring.capacity, self._own_count, ring.max_priority)
+        if ring is not None and ring.seat.is_alone():
+            ring.restore(self._own_cursor % ring.capacity, self._own_count, ring.tree.max_priority)
         if ring is not None:
             self._count_offset = self._own_count - int(ring.write_count)
 
@@ -124,7 +124,7 @@ class RoundRobinWriter(Writer):
             count = moment.write_count + self._count_offset
         tickets = None
         if self.track_generations and ring is not None:
-            tickets = moment.tickets if isinstance(moment, Moment) else ring.tickets()
+            tickets = moment.tickets if isinstance(moment, Moment) else ring.live.tickets()
         write_cursor(directory, cursor, count, width, tickets)
 
     def _read(self, directory: Path) -> Cursor:

@@ -19,7 +19,10 @@ CLASSES = {
     "directory": "Directory",
     "_directory": "Directory",
     "files": "Files",
-    "_ground": "Files",
+    "ground": "Files",
+    "seat": "Seat",
+    "_seat": "Seat",
+    "membership": "Membership",
     "control": "Control",
     "_control": "Control",
     "registry": "Registry",
@@ -54,7 +57,7 @@ CORE = {"_core", "native", "_native"}
 #: Arrays and dicts of the process's own, by the name of the variable.
 PRIVATE = {
     *("page", "numbers", "settings", "_memberships", "least", "data", "kept"),
-    *("sources", "raw", "extents", "what", "folders", "wrong", "self.intakes"),
+    *("sources", "raw", "extents", "what", "folders", "wrong", "self.intakes", "intakes"),
 }
 
 

@@ -187,7 +187,7 @@ def test_what_four_writers_write_comes_back_bit_exact_whoever_is_killed(
         ends[life] = max(end, ends.get(life, 0))
     found = attach(path)
     there: dict[int, set[int]] = defaultdict(set)
-    for at in found.storage.ring.committed().tolist():
+    for at in found.storage.ring.live.committed().tolist():
         _, life, number = require_whole(kind, found[at])
         there[life].add(number)
     assert found.storage.engine.check().ok

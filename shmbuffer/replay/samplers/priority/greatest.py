@@ -58,7 +58,8 @@ class Greatest:
             the module.
         """
         ring = self._ring
-        updates, settled = ring.updates, ring.settled  # before anything is looked at
+        # Before anything is looked at.
+        updates, settled = ring.tree.updates, ring.seat.settled(ring.head)
         since = settled - self._below
         grown = ring.capacity != self._capacity  # its tickets are others then
         if grown or updates != self._updates or not 0 <= since < ring.capacity:
@@ -78,7 +79,7 @@ class Greatest:
         if self._element >= 0 and len(raw) and raw.max() >= self._value:
             at = int(raw.argmax())  # if that was not kept, it is seen when it is looked at
             self._element, self._value = int(elements[at]), float(raw[at])
-            word = self._ring.words[self._element // self._ring.width]
+            word = self._ring.live.words[self._element // self._ring.width]
             self._ticket = int(word) >> slots.STATE_BITS
 
     def forget(self) -> None:
@@ -93,8 +94,8 @@ class Greatest:
         slot = at // self._ring.width
         if leaving is not None and slot[0] in leaving:
             return False
-        held = slots.committed(self._ring.words[slot])[0]
-        return bool(held and self._ring.priorities(at)[0] == self._value)
+        held = slots.committed(self._ring.live.words[slot])[0]
+        return bool(held and self._ring.tree.priorities(at)[0] == self._value)
 
     def _with_greatest_masses(self, leaving: Ints | None) -> Iterator[Ints]:
         """Slots, some at a time, with the item that has the largest priority among them."""
@@ -111,7 +112,7 @@ class Greatest:
     def _masses(self, first: int, count: int, leaving: Ints | None) -> Floats:
         """Of slots from ``first`` on; 0 for those that leave."""
         width, end = self._ring.width, min(first + count, self._ring.capacity)
-        masses = self._ring.mass(slice(first * width, end * width))
+        masses = self._ring.tree.mass(slice(first * width, end * width))
         if leaving is None:
             return masses
         here = leaving[(leaving >= first) & (leaving < end)] - first
@@ -123,19 +124,19 @@ class Greatest:
     def _look_at(self, places: Ints, leaving: Ints | None) -> None:
         """Remember the item with the largest priority, if these slots have it."""
         ring = self._ring
-        held = slots.committed(ring.words[places])
+        held = slots.committed(ring.live.words[places])
         if leaving is not None:
             held[np.isin(places, leaving)] = False
         elements = places[held]
         if ring.width > 1:
             elements = (elements[:, None] * ring.width + np.arange(ring.width)).ravel()
-        raw = ring.priorities(elements)
+        raw = ring.tree.priorities(elements)
         raw[np.isnan(raw)] = -1.0  # taken by a writer since
         greatest = raw.max(initial=-1.0)
         if greatest < (self._value if self._element >= 0 else 0.0):
             return
         equals = elements[raw == greatest]
-        tickets = slots.tickets(ring.words[equals // ring.width])
+        tickets = slots.tickets(ring.live.words[equals // ring.width])
         newest = int(tickets.argmax())
         if self._element < 0 or greatest > self._value or tickets[newest] >= self._ticket:
             self._element, self._value = int(equals[newest]), float(greatest)

@@ -62,7 +62,7 @@ class PriorityKeeper(Sampler):
                 changed.
         """
         ring = self.ring
-        return self._alpha if ring is None else ring.alpha
+        return self._alpha if ring is None else ring.tree.alpha
 
     @alpha.setter
     def alpha(self, value: float) -> None:
@@ -72,7 +72,7 @@ class PriorityKeeper(Sampler):
     def eps(self) -> float:
         """Added to every priority. Setting it recomputes every mass, as for `alpha`."""
         ring = self.ring
-        return self._eps if ring is None else ring.eps
+        return self._eps if ring is None else ring.tree.eps
 
     @eps.setter
     def eps(self, value: float) -> None:
@@ -83,7 +83,7 @@ class PriorityKeeper(Sampler):
         """The priority of a new item; see the class."""
         if self._greatest is not None:
             return self._greatest.default()
-        return 1.0 if self.ring is None else self.ring.default_priority
+        return 1.0 if self.ring is None else self.ring.tree.default_priority
 
     @property
     def ring(self) -> Ring | None:
@@ -98,7 +98,7 @@ class PriorityKeeper(Sampler):
     def _set(self, alpha: float | None, eps: float | None) -> None:
         """Set one of them or both; None: that one stays."""
         if self.ring is not None:
-            self.ring.set_alpha(alpha, eps)
+            self.ring.tree.set_alpha(alpha, eps)
         self._alpha = self._alpha if alpha is None else alpha
         self._eps = self._eps if eps is None else eps
 
@@ -130,19 +130,19 @@ class PriorityKeeper(Sampler):
         if not storage.shared and owner is not None and owner is not self:
             self._keep_table(storage)
             return False
-        if not ring.prioritized:
-            ring.bind_priorities(self._alpha, self._eps)
+        if not ring.tree.prioritized:
+            ring.tree.bind(self._alpha, self._eps)
         elif not self._agrees(storage):
-            (ring.bind_priorities if storage.shared else ring.set_alpha)(self._alpha, self._eps)
+            (ring.tree.bind if storage.shared else ring.tree.set_alpha)(self._alpha, self._eps)
         before, self._table = self._table, None
         storage._table_owner = weakref.ref(self)
         self._storage = weakref.ref(storage)
         self._ring = ring
         self._meet(ring)
         if before is not None:
-            known = before.ring.committed()
+            known = before.ring.live.committed()
             known = known[known < ring.elements]
-            ring.update(known, before.ring.priorities(known))
+            ring.update(known, before.ring.tree.priorities(known))
         return True
 
     def _agrees(self, storage: Any) -> bool:
@@ -159,15 +159,15 @@ class PriorityKeeper(Sampler):
     def _meet(self, ring: Ring) -> None:
         """Decide what new items in this ring get."""
         self._greatest = Greatest(ring) if self._within else None
-        ring.initial = None if self._greatest is None else self._greatest.default
+        ring.tree.initial = None if self._greatest is None else self._greatest.default
 
     def release(self, storage: Any) -> None:
         """Leave ``storage``'s priorities to the next sampler; they stay as they are."""
         if getattr(storage, "_table_owner", None) is not None and storage._table_owner() is self:
             storage._table_owner = None
             if self._ring is not None:
-                self._alpha, self._eps = self._ring.alpha, self._ring.eps
-                self._ring.initial = None
+                self._alpha, self._eps = self._ring.tree.alpha, self._ring.tree.eps
+                self._ring.tree.initial = None
         storage.detach(self)
         self._storage = self._ring = self._table = self._greatest = None
 
@@ -186,7 +186,7 @@ class PriorityKeeper(Sampler):
         if table is None or table.ring.elements < capacity:
             before, table = table, PriorityTable(capacity, self._alpha, self._eps)
             if before is not None:
-                table.load(raw_of(before.ring), before.ring.max_priority)
+                table.load(raw_of(before.ring), before.ring.tree.max_priority)
             self._table = table
             self._meet(table.ring)
         if storage is None:
@@ -195,7 +195,7 @@ class PriorityKeeper(Sampler):
         if self._known is not storage:
             self._storage = weakref.ref(storage)
             if ring is not None:
-                table.add(ring.committed())
+                table.add(ring.live.committed())
                 storage.attach(self)  # to hear of writes by others
         if ring is None:
             table.fit(len(storage))
@@ -339,7 +339,9 @@ class PriorityKeeper(Sampler):
         ring = getattr(self._known, "ring", None)
         if ring is None:
             return PriorityUpdate(table.update(elements, raw), 0)
-        words = ring.words[elements // ring.width]  # items of the storage: the table follows them
+        words = ring.live.words[
+            elements // ring.width
+        ]  # items of the storage: the table follows them
         there = slots.committed(words)
         if tickets is not None:
             there &= slots.tickets(words) == tickets

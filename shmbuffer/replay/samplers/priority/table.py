@@ -30,7 +30,7 @@ class PriorityTable:
     def __init__(self, capacity: int, alpha: float, eps: float) -> None:
         self._engine = Engine.anonymous(Settings(capacity=capacity, checksum=False, reserve=False))
         self.ring: Ring = self._engine.define(Schema((), capacity, (), {"kind": "leaf"}))
-        self.ring.bind_priorities(alpha, eps)
+        self.ring.tree.bind(alpha, eps)
 
     def mark(self, elements: Ints) -> None:
         """These were written: they get the default priority."""
@@ -39,7 +39,7 @@ class PriorityTable:
 
     def add(self, elements: Ints) -> None:
         """Mark those of them that are not marked yet."""
-        self.mark(elements[~slots.committed(self.ring.words[elements])])
+        self.mark(elements[~slots.committed(self.ring.live.words[elements])])
 
     def update(self, elements: Ints, priorities: Floats) -> int:
         """Set priorities; elements that were never marked are marked. How many were set."""
@@ -53,10 +53,10 @@ class PriorityTable:
         """
         if self.ring.length == count:
             return
-        kept = self.ring.committed()
+        kept = self.ring.live.committed()
         kept = kept[kept < count]
         if len(kept) < self.ring.length:
-            priorities = self.ring.priorities(kept)
+            priorities = self.ring.tree.priorities(kept)
             self.ring.empty()
             self.update(kept, priorities)
         if len(kept) < count:
@@ -79,6 +79,6 @@ class PriorityTable:
 def raw_of(ring: Ring) -> Floats:
     """Raw priorities of all elements of a ring, NaN where there is no item."""
     raw = np.full(ring.elements, np.nan)
-    present = ring.committed()
-    raw[present] = ring.priorities(present)
+    present = ring.live.committed()
+    raw[present] = ring.tree.priorities(present)
     return raw

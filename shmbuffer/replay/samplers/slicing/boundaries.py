@@ -189,7 +189,7 @@ class Boundaries:
             entries = self._objects(storage, grid, pieces)
         said = self._said(entries, slots, grid)
         if isinstance(said, Steps):
-            sources = None if ring is None else ring.sources
+            sources = None if ring is None else ring.live.sources
             table = cut_by_step(grid, pieces, sources, said, head)
         elif self._static:
             table = cut_in_circle(grid, pieces, said, head)

@@ -173,7 +173,7 @@ class RecordEntries(Entries):
 
     def _new(self, ring: Ring) -> Ints:
         """Slots whose item has not been read."""
-        words = ring.words.copy()
+        words = ring.live.words.copy()
         held = slot_words.committed(words)
         return np.flatnonzero(held & (slot_words.tickets(words) != self._tickets))
 

@@ -126,11 +126,11 @@ def look(ring: Ring, *, by_age: bool) -> tuple[Grid, Pieces, int]:
     if ring.length == reached * ring.width:
         first, end = np.zeros(1, np.int64), np.full(1, reached)
     else:
-        there = slot_words.committed(ring.words[:reached])
+        there = slot_words.committed(ring.live.words[:reached])
         first, end = _runs(np.roll(there, -grid.start) if grid.start else there)
     if not by_age:
         return grid, _split(first, end, np.array([head % capacity])), head
-    sources = ring.sources[:reached]
+    sources = ring.live.sources[:reached]
     if not reached or not (sources != sources[0]).any():
         return grid, Pieces(first, end - first, np.ones(len(first), np.bool_)), head
     sources = np.concatenate((sources[grid.start :], sources[: grid.start]))  # a copy, read once

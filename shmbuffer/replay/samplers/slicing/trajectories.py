@@ -108,7 +108,7 @@ class Trajectories:
         Returns:
             None where one of them has been written over since.
         """
-        words = ring.words[elements // ring.width]
+        words = ring.live.words[elements // ring.width]
         tickets = slot_words.tickets(words)
         there = slot_words.committed(words) & (tickets < (self.head or 0))
         return tickets if there.all() else None

@@ -1,0 +1,146 @@
+"""The split form of a write, for payloads that Python moves: claim, fill, commit or abort.
+
+One claim a handle: other threads wait. What a thread claimed and neither committed nor aborted is
+rolled back when it claims again.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shmbuffer.memory.patience import LOCK_TIMEOUT_NS, WRITE_TIMEOUT_S
+from shmbuffer.memory.seat import Closed
+from shmbuffer.memory.tree import PriorityTree
+from shmbuffer.memory.waiting import Calls
+
+
+class Claims:
+    """The open claim of one handle's ring. Use `Ring.claims`."""
+
+    def __init__(self, calls: Calls, tree: PriorityTree) -> None:
+        self._calls = calls
+        self._seat = calls.seat
+        self._tree = tree
+        self._native: Any = None  # that the open claim was made with
+        self._elements = 0
+        self._in_place = False
+
+    def claim(self, count: int, *, timeout: float | None = WRITE_TIMEOUT_S) -> int:
+        """Takes ``count`` slots at the head; then `commit` or `abort`, in the same thread.
+
+        Returns the ticket of the first. Raises as `Ring.write`.
+        """
+        schema = self._calls.schema
+
+        def call() -> int:
+            native = self._seat.native
+            result = int(native.claim(count, LOCK_TIMEOUT_NS))
+            if result >= 0:
+                self._native, self._in_place = native, False
+                self._elements = min(count, schema.capacity) * schema.width
+            return result
+
+        return self._calls.run(call, "write", timeout)
+
+    def claim_slots(
+        self,
+        where: NDArray[np.int64],
+        *,
+        in_place: bool,
+        tickets: NDArray[np.int64] | None = None,
+        timeout: float | None = WRITE_TIMEOUT_S,
+    ) -> NDArray[np.bool_]:
+        """Takes named slots; then `commit` or `abort`, in the same thread.
+
+        Args:
+            where: int64[n], slots.
+            in_place: an item that is there keeps its raw priority and its source.
+            tickets: int64[n]; a slot that does not hold the item of its ticket is left alone.
+            timeout: as for `Ring.write`.
+
+        Returns:
+            bool[n]: what was taken. If that is nothing, no claim is open.
+
+        Raises as `Ring.place`.
+        """
+        where = np.ascontiguousarray(where, np.int64)
+        kept = np.ones(len(where), np.bool_)
+        at, held = where.ctypes.data, kept.ctypes.data
+        if tickets is not None:
+            tickets = np.ascontiguousarray(tickets, np.int64)
+            if len(tickets) != len(where):
+                raise ValueError(f"claim_slots: {len(where)} slots, {len(tickets)} tickets")
+        generation = address(tickets)
+
+        def call() -> int:
+            native = self._seat.native
+            result = int(
+                native.claim_slots(at, len(where), in_place, generation, held, LOCK_TIMEOUT_NS)
+            )
+            if result > 0 or (result == 0 and tickets is None):
+                self._native, self._in_place = native, in_place
+                self._elements = result * self._calls.schema.width
+            return result
+
+        self._calls.run(call, "place", timeout, None, where)
+        return kept
+
+    def commit(self, priorities: NDArray[np.float64] | int | None = None) -> None:
+        """Publishes what was claimed; if it raises, that was given back.
+
+        Args:
+            priorities: raw, float64, one for each element that was claimed: of more slots than
+                there are, those that stay.
+
+        Raises:
+            ValueError: a priority is NaN, infinite, negative or too large.
+            ShmBufferError: this thread has claimed nothing.
+        """
+        try:
+            if priorities is None and not self._in_place:
+                priorities = self._tree.of_new(None, self._elements)
+            given = address_of_priorities(priorities, self._elements)
+        except BaseException:
+            self.abort()
+            raise
+        self._calls.run(
+            lambda: int(self._holder().commit(given, 0, LOCK_TIMEOUT_NS)),
+            "commit",
+            None,
+            priorities,
+        )
+
+    def abort(self) -> None:
+        """Gives the claimed slots back, empty."""
+        self._calls.run(lambda: int(self._holder().abort(LOCK_TIMEOUT_NS)), "abort")
+
+    def _holder(self) -> Any:
+        """What the claim was made with: `close` waits for it, and has put a stand-in there."""
+        native = self._seat.native
+        return self._native if self._native is not None and isinstance(native, Closed) else native
+
+
+def address(array: NDArray[Any] | int | None) -> int:
+    """Where an array begins; an address stays one, and None is 0."""
+    if array is None:
+        return 0
+    if isinstance(array, int):
+        return array
+    return int(array.__array_interface__["data"][0])
+
+
+def address_of_priorities(array: NDArray[np.float64] | int | None, count: int) -> int:
+    """Where priorities begin, checked to be float64, contiguous, and ``count`` of them."""
+    if array is None or isinstance(array, int):
+        return address(array)
+    if array.dtype != np.float64 or not array.flags.c_contiguous:
+        raise ValueError(
+            f"priorities are {array.dtype}{list(array.shape)}; they have to be float64 and "
+            "contiguous"
+        )
+    if array.size != count:
+        raise ValueError(f"{array.size} priorities were given for {count} elements")
+    return address(array)

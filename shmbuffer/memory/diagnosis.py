@@ -1,0 +1,110 @@
+"""What a directory is like: its buffer, who is alive in it, and why it has to be recovered.
+
+Made once, under init.lock, and handed on to those who act on it: opening, recovery, removal, check.
+A look without the lock (`inspect`, `item_stats`) may be old by the time it is read.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass
+
+from shmbuffer.errors import BufferNotFoundError, CorruptBufferError
+from shmbuffer.memory import identity, restored
+from shmbuffer.memory.control import Control, Superblock
+from shmbuffer.memory.files import Files
+from shmbuffer.memory.identity import Identity
+from shmbuffer.memory.layout import BufferState, Flag
+from shmbuffer.memory.registry import Registry
+from shmbuffer.memory.schema import Schema
+from shmbuffer.memory.settings import Settings
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """A directory with a buffer in it.
+
+    Attributes:
+        files: the directory.
+        control: its control file, mapped.
+        superblock: what that says.
+        registry: the clients.
+    """
+
+    files: Files
+    control: Control
+    superblock: Superblock
+    registry: Registry
+
+    @classmethod
+    def of(cls, files: Files, *, writable: bool = True) -> Diagnosis:
+        """Looks at a directory.
+
+        Raises:
+            BufferNotFoundError: there is no buffer; it names one that is a directory away.
+            FormatError, CorruptBufferError, UnsafePathError: the control file is not one of ours,
+                or damaged.
+        """
+        files.require_control()
+        return cls.of_control(files, files.open_control(writable=writable))
+
+    @classmethod
+    def of_control(cls, files: Files, control: Control) -> Diagnosis:
+        """The same, where the control file is mapped already."""
+        return cls(files, control, control.superblock(), Registry(control, files.directory))
+
+    def settings(self) -> Settings:
+        """What is recorded of the buffer."""
+        return Settings.recorded(self.superblock.settings, self.files.path)
+
+    def schema(self) -> Schema | None:
+        """What an item is made of; None before the first write."""
+        return self.files.recorded_schema(self.superblock)
+
+    def reason_to_recover(self) -> str | None:
+        """Why the directory has to be recovered first; None if somebody alive uses it.
+
+        A lock that is held proves life whatever the boot ids say: containers may have their own. A
+        boot id that cannot be read proves neither a reboot nor that there was none, so what can be
+        verified is.
+        """
+        superblock = self.superblock
+        if self.files.is_a_copy(superblock):
+            return "copy"
+        if superblock.state != BufferState.RECOVERING and self.registry.alive():
+            return None  # nobody joins while somebody recovers
+        here, verifiable = identity.boot_id(), bool(superblock.flags & Flag.CHECKSUM)
+        if identity.UNKNOWN_BOOT in (superblock.boot_id, here):
+            return "reboot" if verifiable else "nobody alive"
+        if superblock.boot_id != here:
+            return "reboot"
+        return "restored" if verifiable and self._is_restored() else "nobody alive"
+
+    def _is_restored(self) -> bool:
+        """Whether somebody else has changed the files since the last store; see `restored`."""
+        schema: Schema | None = None
+        with suppress(BufferNotFoundError, CorruptBufferError):
+            schema = self.schema()
+            return restored.is_restored(self.files.directory, self.control, schema)
+        return True  # it may have been damaged on that way; the one who needs it says so
+
+    def owner_is_dead(self) -> bool:
+        """Whether the process that owns the directory is proven dead.
+
+        A zombie is, once nobody holds a liveness file; an owner in another container is not.
+        """
+        found = self.superblock
+        owner = Identity(
+            found.owner_pid, found.owner_start_time, found.owner_boot_id, found.owner_pid_namespace
+        )
+        here = owner.pid_namespace == identity.current().pid_namespace
+        here |= identity.is_of_another_boot(owner)  # nobody there holds a lock, or for good
+        return identity.prove_dead(owner, lambda: here and not self.registry.alive())
+
+    def is_abandoned(self) -> bool:
+        """Whether the directory is temporary, and neither its owner nor a client is alive."""
+        return (
+            bool(self.superblock.flags & Flag.TEMPORARY)
+            and self.owner_is_dead()
+            and self.reason_to_recover() is not None
+        )

@@ -1,0 +1,84 @@
+"""What is known of each slot beside the bytes of its item: the slots file, live.
+
+    words | checksums | sources | raw priorities | masses | sums and minima of each level | extents
+
+Live: other processes store into every part at any time, so two looks may differ. Offsets are the
+core's (``_core.sections``); here they become arrays, and nowhere else.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shmbuffer.memory import layout, slots
+from shmbuffer.memory.schema import Schema
+
+Floats = NDArray[np.float64]
+
+
+class SlotsFile:
+    """A view of a slots file, or of a copy of one.
+
+    Args:
+        content: the mapped file, or its bytes.
+        schema: of the buffer.
+
+    Attributes:
+        words: uint64[capacity]: state and ticket; see `slots`.
+        sources: uint64[capacity]: incarnation that wrote the item.
+        raw: float64[elements]: priorities as they were given, NaN where none was.
+        masses: float64, the leaves of the priority tree, padded to a multiple of 16.
+        levels: sums and minima of each level of the tree above the leaves.
+        extents: `layout.EXTENT` [capacity]: where the records lie; empty where items are rows.
+    """
+
+    def __init__(self, content: Any, schema: Schema) -> None:
+        data, at = np.frombuffer(content, np.uint8), schema.sections
+        capacity, elements = schema.capacity, schema.elements
+
+        def part(name: str, count: int, dtype: Any) -> NDArray[Any]:
+            size = np.dtype(dtype).itemsize
+            return data[at[name] : at[name] + size * count].view(dtype)
+
+        self.capacity = capacity
+        self.width = schema.width
+        self.words: NDArray[np.uint64] = part("words", capacity, np.uint64)
+        self.sources: NDArray[np.uint64] = part("sources", capacity, np.uint64)
+        self.raw: Floats = part("raw", elements, np.float64)
+        self.masses: Floats = part("mass", _padded(elements), np.float64)
+        self.levels: list[tuple[Floats, Floats]] = []
+        for level in range(1, at["depth"] + 1):
+            nodes = _padded(at[f"nodes{level}"])
+            sums, least = (part(f"{name}{level}", nodes, np.float64) for name in ("sum", "min"))
+            self.levels.append((sums, least))
+        count = capacity if schema.record_bytes else 0
+        self.extents = part("extents" if count else "words", count, layout.EXTENT)
+
+    @property
+    def mass(self) -> Floats:
+        """float64[elements]: the masses, without their padding."""
+        return self.masses[: len(self.raw)]
+
+    def holds(self, where: Any = slice(None)) -> NDArray[np.bool_]:
+        """Which of these slots hold an item."""
+        return slots.committed(self.words[where])
+
+    def committed(self) -> NDArray[np.int64]:
+        """Elements that hold an item, in storage order. O(capacity)."""
+        found = self.holds().nonzero()[0]
+        if self.width == 1:
+            return found
+        lanes: NDArray[np.int64] = (found[:, None] * self.width + np.arange(self.width)).ravel()
+        return lanes
+
+    def tickets(self) -> NDArray[np.int64]:
+        """Ticket of the item in each slot, -1 where there is none. O(capacity)."""
+        words = self.words.copy()
+        return np.where(slots.committed(words), slots.tickets(words), -1)
+
+
+def _padded(nodes: int) -> int:
+    return -(-nodes // layout.FANOUT) * layout.FANOUT

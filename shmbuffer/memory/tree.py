@@ -1,0 +1,125 @@
+"""The priority tree of a ring, as one handle sees it: exponents, masses, and who gets which.
+
+Raw priorities are kept as they were given, beside their masses, so that alpha and eps can be
+changed exactly. The tree itself is the C core's; see `priorities` for what it always is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shmbuffer.memory.patience import LOCK_TIMEOUT_NS
+from shmbuffer.memory.slots_file import Floats, SlotsFile
+from shmbuffer.memory.waiting import Calls
+
+
+class PriorityTree:
+    """Priorities of one handle's ring. Use `Ring.tree`.
+
+    Attributes:
+        initial: asked for the priority of new items that come without one, with the slots that
+            they take (None: they are taken already). None: it is the largest ever given.
+    """
+
+    def __init__(self, calls: Calls, live: SlotsFile) -> None:
+        self._calls = calls
+        self._seat = calls.seat
+        self._live = live
+        self.initial: Callable[[NDArray[np.int64] | None], float] | None = None
+
+    # One load each; no lock.
+
+    @property
+    def prioritized(self) -> bool:
+        """Whether the tree is kept."""
+        return bool(self._seat.native.prioritized)
+
+    @property
+    def alpha(self) -> float:
+        """Priority exponent."""
+        return float(self._seat.native.alpha)
+
+    @property
+    def eps(self) -> float:
+        """What is added to a raw priority."""
+        return float(self._seat.native.eps)
+
+    @property
+    def max_priority(self) -> float | None:
+        """The largest raw priority ever given; None before the first."""
+        greatest = float(self._seat.native.max_priority)
+        return greatest if greatest >= 0 else None
+
+    @property
+    def default_priority(self) -> float:
+        """What a new item gets: the largest ever given, and at least 1, which the first one had."""
+        return max(1.0, float(self._seat.native.max_priority))
+
+    @property
+    def p_sum(self) -> float:
+        """Sum of all masses."""
+        return float(self._seat.native.total)
+
+    @property
+    def p_min(self) -> float:
+        """Smallest positive mass; 0 if there is none."""
+        return float(self._seat.native.least)
+
+    @property
+    def updates(self) -> int:
+        """Grows with every priority that anybody sets, and with every death.
+
+        A process that died may not have counted what it set.
+        """
+        control = self._seat.control
+        deaths = control.runtime["reaped"][0] + control.runtime["repairs"][0]
+        return int(control.entries["updates_applied"].sum() + deaths)
+
+    def priorities(self, elements: NDArray[np.int64] | slice | None = None) -> Floats:
+        """Raw priorities of all elements or of some, a copy; NaN where none is known.
+
+        Of a slice they are the ring's own, to be looked at.
+        """
+        return self._live.raw.copy() if elements is None else self._live.raw[elements]
+
+    def mass(self, elements: NDArray[np.int64] | slice | None = None) -> Floats:
+        """The tree's leaves, or some of them, a copy; of a slice the ring's own."""
+        return self._live.mass.copy() if elements is None else self._live.mass[elements]
+
+    def of_new(self, taken: NDArray[np.int64] | None, count: int) -> Floats | None:
+        """Priorities of ``count`` new elements that come without; None: the core knows.
+
+        Args:
+            taken: the slots that they take; None: they are taken already.
+            count: elements.
+        """
+        return None if self.initial is None else np.full(count, self.initial(taken))
+
+    # Exponents.
+
+    def bind(self, alpha: float, eps: float) -> None:
+        """Switches the tree on; what is committed gets its mass. O(capacity), once.
+
+        Raises:
+            ValueError: it is on with another alpha or eps; or as `set_alpha`.
+        """
+        self._set(alpha, eps, f"bind_priorities({alpha}, {eps})", bind=True)
+
+    def set_alpha(self, alpha: float | None, eps: float | None = None) -> None:
+        """Changes the exponent exactly: masses are recomputed from raw priorities. O(capacity).
+
+        None: that one stays as it is, even if another process changes it meanwhile.
+
+        Raises:
+            ValueError: negative, no number, or too large for the priorities that are there;
+                nothing was changed.
+        """
+        self._set(alpha, eps, f"set_alpha({alpha}, {eps})", bind=False)
+
+    def _set(self, alpha: float | None, eps: float | None, what: str, *, bind: bool) -> None:
+        self._calls.run(
+            lambda: int(self._seat.native.set_alpha(alpha, eps, bind, LOCK_TIMEOUT_NS)), what
+        )

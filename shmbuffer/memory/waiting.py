@@ -1,0 +1,412 @@
+"""Native calls, and what happens where one could not do its work: waited for, repeated, or refused.
+
+    BLOCKED   another writer fills the slots: a turn is waited for, the dead are reaped
+    LIMITED   the other side has to come first, see `Waiting`
+    FORKED    the handle came through fork: a seat of our own is taken
+    else      an error, see `refusals`
+
+    a call is limited ──▶ is anybody on the other side? ──no──▶ pass, wait or error (when_alone)
+                                      │ yes
+                                      ▼
+                          asleep on the futex, 5 ms at most ──▶ tried again
+                          (the dead reaped, the deadline and signals looked at)
+
+What is allowed decides the core, under the mutex; see ``_native/flow.c``.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable
+from threading import get_native_id
+from typing import Any
+
+from shmbuffer._native import _core
+from shmbuffer.errors import RateLimitError, RateLimitTimeout, RingOverrunError
+from shmbuffer.memory import limiter, patience, slots
+from shmbuffer.memory.identity import process_state
+from shmbuffer.memory.knots import knot
+from shmbuffer.memory.layout import Alone, Side, SlotState, Why
+from shmbuffer.memory.limiter import RateLimiter
+from shmbuffer.memory.patience import LOCK_TIMEOUT_NS, WRITE_TIMEOUT_S
+from shmbuffer.memory.refusals import refuse
+from shmbuffer.memory.schema import Schema
+from shmbuffer.memory.seat import Seat
+from shmbuffer.memory.slots_file import SlotsFile
+from shmbuffer.memory.standing import Standing, explain, others, standing, wanted
+
+_log = logging.getLogger("shmbuffer.flow")
+
+SLICE_NS = 5_000_000
+"""Asleep, at most: a death is noticed within this time, and who dies before waking us costs no
+more."""
+LOOK_S = 0.1
+"""Between two looks for the dead, and for a knot that nobody can undo."""
+SAY_S = 30.0
+"""Between two warnings."""
+ALONE_S = 1.0
+"""That nobody is on a side, before it counts as left: a client may be starting again."""
+
+_FORGET_S = 30.0  # without a wait, until it is not known any more since when a side is left
+_FILLING_S = 0.0002  # between two looks at a ring that is empty because all of it is being written
+_PATIENCE_S = 0.1  # a turn that is not used for this long goes to the end of the queue
+
+
+class Calls:
+    """The native calls of one handle's ring.
+
+    Args:
+        seat: whose.
+        schema: of the ring.
+        live: its slots.
+    """
+
+    def __init__(self, seat: Seat, schema: Schema, live: SlotsFile) -> None:
+        self.seat = seat
+        self.schema = schema
+        self._live = live
+        self._samplers: set[int] = set()
+        self._left: set[Side] = set()  # sides that nobody is on, as the last wait has found
+        self._alone: dict[Side, tuple[float, float]] = {}  # first and last time that nobody was
+
+    def run(
+        self,
+        call: Callable[[], int],
+        what: str,
+        timeout: float | None = WRITE_TIMEOUT_S,
+        priorities: object = None,
+        index: object = None,
+    ) -> int:
+        """Makes a call until it succeeds, and returns what it says: a number from 0 on.
+
+        Args:
+            call: answers below 0 with a status.
+            what: for messages.
+            timeout: seconds to wait for a slot; None: for ever.
+            priorities: that were given, to show one.
+            index: that was given, to show one.
+        """
+        result = call()
+        if result >= 0:
+            return result
+        return self.again(result, call, what, timeout, priorities, index)
+
+    def answer(self, call: Callable[[], Any], what: str) -> Any:
+        """What a call gives that answers with a status, an int, where it could not do its work."""
+        found = call()
+        while isinstance(found, int):
+            self.again(found, lambda: 0, what)
+            found = call()
+        return found
+
+    def again(
+        self,
+        result: int,
+        call: Callable[[], int],
+        what: str,
+        timeout: float | None = WRITE_TIMEOUT_S,
+        priorities: object = None,
+        index: object = None,
+        *,
+        waiting: Waiting | None = None,
+    ) -> int:
+        """Waits, reaps or takes another seat, whatever the status says, until the call succeeds."""
+        seat = self.seat
+        limit = patience.limit(timeout)
+        behind: tuple[int, float] | None = None
+        in_the_queue = False
+        try:
+            while result < 0:
+                if result == -_core.BLOCKED:
+                    in_the_queue = True
+                    behind = self._wait_for_blocker(what, limit, behind)
+                elif result == -_core.LIMITED:
+                    if waiting is None:
+                        waiting = Waiting(self, "extend" if what in ("write", "place") else what)
+                    waiting.wait(patience.limit(None))
+                    limit = patience.limit(timeout)  # of waits for a slot: from here on
+                elif result == -_core.FORKED:
+                    seat.rejoin()
+                elif result == -_core.NOTHING and self._is_being_filled(limit):
+                    time.sleep(_FILLING_S)
+                else:
+                    refuse(seat, -result, what, priorities, index)
+                self.require_linked()
+                result = call()
+        except BaseException:
+            if in_the_queue:
+                seat.native.give_up_turn(LOCK_TIMEOUT_NS)
+            raise
+        finally:
+            if waiting is not None:
+                waiting.over()
+        return int(result)
+
+    def require_linked(self) -> None:
+        """Raises BufferUnlinkedError if the directory was removed; looks once a second.
+
+        Cost: 0.1 µs.
+        """
+        if (status := self.seat.native.look()) < 0:
+            refuse(self.seat, -status, "look")
+
+    def _is_being_filled(self, limit: patience.Limit | None) -> bool:
+        """Whether writers hold slots now, or did a moment ago: an empty ring does not stay so."""
+        self.seat.reap_dead()
+        if limit is not None and time.monotonic() >= limit.deadline:
+            return False
+        writing = slots.states(self._live.words) == SlotState.WRITING
+        return int(self.seat.native.length) > 0 or bool(writing.any())
+
+    def _wait_for_blocker(
+        self, what: str, limit: patience.Limit | None, behind: tuple[int, float] | None
+    ) -> tuple[int, float] | None:
+        """One look at the client that is in the way: reaped if dead, else waited for.
+
+        Returns:
+            The turn that we wait behind and since when, to lose patience with it.
+        """
+        seat = self.seat
+        entry, incarnation, turn, by_turn = seat.native.blocker
+        if seat.reap_if_dead(entry, incarnation):
+            return behind
+        now = time.monotonic()
+        if limit is not None and now >= limit.deadline:
+            pid = seat.registry.identity(entry).pid
+            state = process_state(pid)
+            doing = (
+                "waits for a slot in front of us" if by_turn else "is still writing a slot of ours"
+            )
+            raise RingOverrunError(
+                f"{seat.where}: {what} waited {limit.seconds:g} s: process {pid} ({state}) "
+                f"{doing}; continue or end that process, or make the buffer larger",
+                pid=pid,
+                state=state,
+                timeout=limit.seconds,
+            )
+        seat.native.wait(
+            SLICE_NS if limit is None else min(SLICE_NS, int((limit.deadline - now) * 1e9) + 1)
+        )
+        if not by_turn:
+            return None
+        if behind is None or behind[0] != turn:
+            return turn, now
+        if now - behind[1] > _PATIENCE_S:
+            seat.native.forfeit(entry, turn, LOCK_TIMEOUT_NS)
+            return None
+        return behind
+
+    # The two sides of a limited buffer.
+
+    def limiter(self) -> RateLimiter | None:
+        """What is set."""
+        return limiter.read(self.seat.control.runtime[0])
+
+    def standing(self) -> Standing:
+        """How the sides stand now."""
+        schema = self.schema
+        return standing(self.seat.control.runtime[0], width=schema.width, capacity=schema.capacity)
+
+    def in_queue(self, entry: int, side: Side) -> Why | None:
+        """What a queue has a client wait for that says in the registry what it wants, or None."""
+        native = self.seat.native
+        found = self.run(lambda: native.waits_in_queue(entry, side, LOCK_TIMEOUT_NS), "sample")
+        return Why(found) if found else None
+
+    def samples_here(self) -> None:
+        """This thread draws: it is somebody on that side, for the writers of its process."""
+        self._samplers.add(get_native_id())
+
+    def has_thread(self, side: Side) -> bool:
+        """Whether another thread of this process is on that side, through this handle."""
+        me = get_native_id()
+        theirs = self._samplers if side == Side.SAMPLES else {self.seat.native.last_writer}
+        return any(
+            thread and thread != me and os.path.exists(f"/proc/self/task/{thread}")
+            for thread in theirs
+        )
+
+    def is_left(self, side: Side, now: float) -> bool:
+        """Whether nobody is on a side, and has not been for a while."""
+        there = others(self.seat.control.entries, side, besides=self.seat.entry)
+        if there or self.has_thread(side):
+            self._alone.pop(side, None)
+            self._left.discard(side)
+            return False
+        since, last = self._alone.get(side, (now, now))
+        since = since if now - last < _FORGET_S else now  # of calls with short timeouts, too
+        self._alone.update({side: (since, now)})
+        return side in self._left or now - since >= ALONE_S
+
+    def note_left(self, side: Side) -> bool:
+        """Notes that nobody is on a side, and returns whether that is news."""
+        known = side in self._left
+        self._left.add(side)
+        return not known
+
+
+class Waiting:
+    """One call that is limited.
+
+    Args:
+        calls: of whose ring.
+        what: the call, for messages.
+        count: elements that it writes or draws; 0: as many as the registry says.
+        min_size: that it asks for itself.
+    """
+
+    def __init__(self, calls: Calls, what: str, count: int = 0, min_size: int = 0) -> None:
+        self._calls = calls
+        self._seat = calls.seat
+        self._elements = calls.schema.elements
+        self._what = what
+        self._count = count
+        self._min_size = min_size
+        self._began = time.monotonic()
+        self._looked = -1.0
+        self._said = -1.0
+        self._knot: tuple[int, ...] | None = None
+        self._full: tuple[int, int] | None = None
+        self.side = Side.INSERTS if what == "sample" else Side.SAMPLES
+
+    def wait(self, limit: patience.Limit | None) -> None:
+        """Once: until something has changed, or a few milliseconds have passed.
+
+        Raises:
+            RateLimitTimeout: the limit has passed.
+            RateLimitError: waiting is of no use.
+        """
+        native = self._seat.native
+        why = Why(native.why)
+        now = time.monotonic()
+        if now - self._looked >= LOOK_S:
+            self._looked = now
+            self._require_possible(why)
+            self._seat.reap_dead()
+            if self._calls.is_left(self.side, now) and self._passes(why, now):
+                native.let_pass(True)
+                return
+            self._require_no_knot(why)
+            if now - self._began >= SAY_S and now - self._said >= SAY_S:
+                self._say(f"{self._text(why)} (for {now - self._began:.0f} s)", now)
+        if limit is not None and now >= limit.deadline:
+            raise RateLimitTimeout(
+                f"{self._seat.where}: {self._text(why)}; after {limit.seconds:g} s nothing "
+                "was changed",
+                pids=self._pids(),
+            )
+        left = SLICE_NS if limit is None else int((limit.deadline - now) * 1e9) + 1
+        native.wait(min(SLICE_NS, left))
+
+    def over(self) -> None:
+        """The call has gone on, or was given up."""
+        native = self._seat.native
+        native.let_pass(False)
+        if native.waits_for & self.side:
+            native.give_up_waiting(int(self.side), LOCK_TIMEOUT_NS)
+
+    def _passes(self, why: Why, now: float) -> bool:
+        """What to do while nobody is on the other side."""
+        found = self._calls.limiter()
+        alone = Alone.WAIT if found is None else found.alone
+        if alone == Alone.ERROR:
+            raise RateLimitError(
+                f"{self._seat.where}: {self._text(why)}, and when_alone is 'error'; "
+                "nothing was changed",
+                pids=[],
+            )
+        if alone == Alone.PASS and why in (Why.AHEAD, Why.BEHIND):
+            if self._calls.note_left(self.side):
+                self._say(f"{self._text(why)}; it goes on, uncounted (when_alone='pass')", now)
+            return True
+        if now - self._said >= SAY_S or self._said < 0:
+            self._say(self._text(why), now)
+        return False
+
+    def _say(self, text: str, now: float) -> None:
+        self._said = now
+        _log.warning("%s: %s", self._seat.where, text)
+
+    def _require_possible(self, why: Why) -> None:
+        """What could never be, however long the other side goes on."""
+        found, count, room = self._calls.limiter(), self._wanted(why), self._elements
+        where = self._seat.where
+        if why == Why.FEW and count > room:
+            raise ValueError(
+                f"{where}: min_size is {count:,}, and the buffer has room for {room:,} items"
+            )
+        if found is None:
+            return
+        share = count * (found.samples_per_insert or 0.0) if why == Why.AHEAD else count
+        if why == Why.FULL and count > room:
+            problem = (
+                f"a batch of {count:,} items cannot go through a queue of {room:,}; write fewer "
+                "at once"
+            )
+        elif why == Why.SHORT and count > room * (found.max_times_sampled or 1):
+            problem = f"{count:,} items cannot come out of a queue of {room:,}; draw fewer at once"
+        elif why == Why.SHORT and self._is_stuck():
+            problem = (
+                f"{count:,} items cannot come out of this queue of {room:,}, which is full: some "
+                "of its slots are of writers that died; draw fewer at once, or make the queue "
+                "larger than what is drawn at once and what dies in it"
+            )
+        elif why in (Why.AHEAD, Why.BEHIND) and share > 2 * found.tolerance:
+            verb = "write" if why == Why.AHEAD else "draw"
+            problem = (
+                f"to {verb} {count:,} items at once the error buffer, {found.tolerance:g}, has to "
+                f"be at least {share / 2:g}"
+            )
+        else:
+            return
+        raise RateLimitError(f"{where}: {problem}", pids=self._pids())
+
+    def _is_stuck(self) -> bool:
+        """Whether a queue is full, and still too short for the sample that waits."""
+        runtime = self._seat.control.runtime[0]
+        if self._seat.native.queued < self._elements or int(runtime["pending"]):
+            self._full = None
+            return False
+        state = int(runtime["head"]), self._calls.standing().left
+        before, self._full = self._full, state  # looked at twice: what is taken is gone at once
+        return before == state
+
+    def _require_no_knot(self, why: Why) -> None:
+        """Both sides wait, each for the other: what they may differ by is too small for them."""
+        runtime = self._seat.control.runtime[0]
+        now = self._calls.standing()
+        found = knot(self._seat.control, now, why, self._calls.in_queue)
+        state = tuple(int(runtime[name]) for name in ("write_count", "drawn", "pending", "head"))
+        state += (self._calls.standing().left,)
+        if found is None:
+            self._knot = None
+        elif self._knot != state:
+            self._knot = state  # looked at once more: one of them may just be going on
+        else:
+            limits, now = self._calls.limiter() or RateLimiter(), self._calls.standing()
+            text = found.text(self._seat.control, self._calls.schema, limits, now)
+            raise RateLimitError(f"{self._seat.where}: {text}", pids=self._pids())
+
+    def _text(self, why: Why) -> str:
+        text = explain(
+            self._calls.standing(),
+            self._seat.control.entries,
+            self.side,
+            self._wanted(why),
+            why,
+            time.monotonic_ns(),
+            self._seat.entry,
+        )
+        return f"{self._what} waits: {text}"
+
+    def _wanted(self, why: Why) -> int:
+        if self._count and why != Why.FEW:
+            return self._count
+        return wanted(self._seat.control.entries[self._seat.entry], self.side)
+
+    def _pids(self) -> list[int]:
+        entries = self._seat.control.entries
+        there = others(entries, self.side, besides=self._seat.entry)
+        return sorted({int(entries["pid"][entry]) for entry in there})
