@@ -18,9 +18,9 @@ from shmbuffer.memory.history import EventKind, History
 from shmbuffer.memory.inspect import inspect
 from shmbuffer.memory.region import Directory
 from shmbuffer.service.coordinator import Coordinator
+from shmbuffer.watch.charts import stays
 from shmbuffer.watch.historian import Historian
 from shmbuffer.watch.look import Look
-from shmbuffer.watch.report import _stays
 from shmbuffer.watch.timeline import Timeline
 from tests.service import items, targets
 from tests.service.conftest import Reports
@@ -204,14 +204,14 @@ def test_those_whom_a_recovery_finds_dead_are_noted_once_by_name(
     assert sorted(event.name for event in died) == ["", "stay_attached-0", "stay_attached-1"]
     assert [event.recorder for event in died] == [history.BY_RECOVERY] * 3
 
-    stays = _stays(Timeline(found), look_at(scratch_dir))
-    assert sorted((who, has_died) for who, _, _, has_died in stays) == [
+    found_stays = stays(Timeline(found), look_at(scratch_dir))
+    assert sorted((who, has_died) for who, _, _, has_died in found_stays) == [
         ("coordinator", True),
         ("stay_attached-0", True),
         ("stay_attached-1", True),
     ]
     until_s = Timeline(found).end_s
-    assert all(end_s <= until_s for _, _, end_s, _ in stays)  # not up to the recovery
+    assert all(end_s <= until_s for _, _, end_s, _ in found_stays)  # not up to the recovery
 
 
 @pytest.mark.parametrize("orderly", [True, False])

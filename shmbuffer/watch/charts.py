@@ -1,0 +1,360 @@
+"""The panels of the report. Each draws its answer, or returns why it has nothing to show."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shmbuffer.memory.census import Writer
+from shmbuffer.memory.history import BY_RECOVERY, Event, EventKind
+from shmbuffer.watch import tables, units
+from shmbuffer.watch.look import Look
+from shmbuffer.watch.timeline import Timeline
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+Floats = NDArray[np.float64]
+
+GOOD, BAD, MUTED = "#2e7d32", "#c62828", "#6b7280"
+WRITTEN, DRAWN, THIRD = "#1f6fb4", "#e07b00", "#7b4ba8"
+"""Of what is written, what is drawn, and what is neither."""
+
+UNRECORDED = "#9ca3af"
+_GONE, _OTHERS = "#9ca3af", "#d1d5db"
+
+_MARKS = (
+    (EventKind.DIED, BAD, "v", "died"),
+    (EventKind.RECOVERED, THIRD, "D", "recovered"),
+)
+_MOST_ROWS = 12  # of clients, and of collectors
+_WIDE_APART = 20  # times that one rate is another, from which an axis is logarithmic
+
+
+# ---- over time ----
+
+
+def _rates(axes: Axes, look: Look, line: Timeline) -> None:
+    times, (written, drawn) = line.rates("inserts", "sampled")
+    _line(axes, times, written, WRITTEN, "written")
+    _line(axes, times, drawn, DRAWN, "drawn")
+    typical = [np.median(each[each > 0]) for each in (written, drawn) if (each > 0).any()]
+    if len(typical) == 2 and max(typical) > _WIDE_APART * min(typical):
+        axes.set_yscale("symlog", linthresh=1.0)
+    axes.margins(y=0.2)
+    axes.set_ylim(0, max(1.0, axes.get_ylim()[1]))
+    _thousands(axes.yaxis)
+    for kind, color, marker, label in _MARKS:
+        at = _dates([one.time_s for one in line.events if one.kind == kind])
+        for one in at if len(at) <= _MOST_ROWS else ():
+            axes.axvline(one, color=color, linewidth=0.8, alpha=0.5)
+        if at:
+            how: dict[str, Any] = {"color": color, "label": f"{label} ({len(at)})"}
+            high = np.full(len(at), 0.96)
+            axes.plot(at, high, marker, transform=axes.get_xaxis_transform(), **how)
+    if line.gaps:
+        axes.fill_between([], [], color=UNRECORDED, alpha=0.25, label="nobody recorded")
+    axes.legend(loc="lower right", bbox_to_anchor=(1.0, 1.02), ncols=5, borderaxespad=0.0)
+
+
+def _items(axes: Axes, look: Look, line: Timeline) -> None:
+    counters = look.found["counters"]
+    fill = counters["length"] / counters["elements"]
+    axes.set_title(f"items: {units.percent(fill)} of {counters['elements']:,}")
+    times, lengths = line.levels("length")
+    axes.fill_between(_dates(times), lengths, color=WRITTEN, alpha=0.18, linewidth=0)
+    _line(axes, times, lengths, WRITTEN)
+    axes.axhline(counters["elements"], color=MUTED, linestyle="--", linewidth=1)
+    axes.set_ylim(0, 1.06 * counters["elements"])
+    _thousands(axes.yaxis)
+
+
+def _ratio(axes: Axes, look: Look, line: Timeline) -> str | None:
+    inserts, sampled = look.total("inserts"), look.total("sampled")
+    if inserts:
+        mean = sampled / inserts
+        axes.set_title(f"draws per insert: {mean:{',.0f' if mean >= 100 else '.3g'}}")
+    times, (written, drawn) = line.lines("inserts", "sampled")
+    ratios = _share(drawn, written)
+    if not np.isfinite(ratios).any():
+        return "nothing was written"
+    axes.plot(_dates(times), ratios, color=DRAWN, marker=".", markersize=2.5)
+    if line.has("samples_per_insert") and line.values("samples_per_insert").any():
+        axes.get_lines()[0].set_label("drawn")
+        times, wished = line.levels("samples_per_insert")
+        wished[wished == 0] = np.nan
+        _line(axes, times, wished, MUTED, "wished", dashed=True)
+        axes.margins(y=0.25)
+    axes.set_ylim(bottom=0)
+    return None
+
+
+def _clients(axes: Axes, look: Look, line: Timeline) -> None:
+    found = stays(line, look)
+    everybody = list(dict.fromkeys(who for who, _, _, _ in found))
+    rows = everybody[:_MOST_ROWS]
+    for who, begin_s, end_s, died in found:
+        if who in rows:
+            y, color = rows.index(who), MUTED if who.startswith("coordinator") else WRITTEN
+            axes.plot([date(begin_s), date(end_s)], [y, y], color=color, linewidth=5, alpha=0.55)
+            if died:
+                axes.plot(date(end_s), y, "X", color=BAD, markersize=6)
+    _rows(axes, [_cut(who, 22) for who in rows], len(rows))
+    if len(everybody) > len(rows):
+        axes.set_title(f"{axes.get_title(loc='left')}: {len(rows)} of {len(everybody)}")
+
+
+def stays(line: Timeline, look: Look) -> list[tuple[str, float, float, bool]]:
+    """Who was there, from when, until when, and whether it died; those with a name by name."""
+    alive = {client["incarnation"] for client in look.living}
+    here = {client["incarnation"] for client in look.found["clients"]}
+    order = {"collector": 1, "client": 2, "learner": 3}
+    found = []
+    for incarnation, first in line.known.items():
+        last = line.ended.get(incarnation)
+        end_s, died = line.end_s, incarnation in here - alive
+        until_s = line.recorded_until_s(line.seen_by[incarnation])
+        until_s = line.begin_s - 1.0 if until_s is None else until_s
+        if last is not None:
+            end_s, died = last.time_s, last.kind == EventKind.DIED
+            if last.recorder == BY_RECOVERY:  # it was found dead, some time later
+                end_s = min(end_s, until_s)
+        elif incarnation not in here:  # while nobody recorded; a coordinator would have said so
+            end_s, died = until_s, first.role == "coordinator"
+        if end_s >= line.begin_s:
+            begin_s = max(line.begin_s, first.time_s)
+            place = order.get(first.role, 4)
+            found.append((place, _row(first), begin_s, max(begin_s, end_s), died))
+    return [stay for _, *stay in sorted(found)]  # type: ignore[misc]
+
+
+def _row(one: Event) -> str:
+    return "coordinator" if one.role == "coordinator" else tables.clean(one.who)
+
+
+def _age(axes: Axes, look: Look, line: Timeline) -> str | None:
+    times, (ages, drawn) = line.lines("age_sum", "sampled")
+    means = _share(ages, drawn)
+    if not np.isfinite(means).any():
+        return "nothing was drawn"
+    _line(axes, times, means, DRAWN, "mean, when drawn")
+    times, lengths = line.levels("length")
+    _line(axes, times, lengths / 2, MUTED, "if uniform", dashed=True)
+    axes.set_ylim(bottom=0)
+    axes.margins(y=0.2)
+    _thousands(axes.yaxis)
+    return None
+
+
+def _losses(axes: Axes, look: Look, line: Timeline) -> str | None:
+    names = ("updates_stale", "updates_applied", "redraws", "sampled", "waits", "inserts")
+    times, (stale, applied, redraws, drawn, waits, written) = line.lines(*names)
+    for label, share, color in (
+        ("updates that came too late", _share(stale, stale + applied), BAD),
+        ("rows drawn again", _share(redraws, redraws + drawn), DRAWN),
+        ("waits per item written", _share(waits, written), WRITTEN),
+    ):
+        if np.isfinite(share).any():
+            _line(axes, times, 100 * share, color, label)
+    if not axes.get_lines():
+        return "nothing was written, drawn or updated"
+    axes.set_ylim(0, max(1.0, axes.get_ylim()[1] * 1.35))
+    axes.yaxis.set_major_formatter(_percent)
+    axes.legend(loc="upper left")
+    return None
+
+
+def _priorities(axes: Axes, look: Look, line: Timeline) -> str | None:
+    if not look.found["counters"]["prioritized"]:
+        return _without_priorities(look)
+    times, sums = line.levels("p_sum")
+    means = _share(sums, line.levels("length")[1])
+    if not (np.isfinite(means).any() and np.nanmax(means) > 0):
+        return "nothing was written"
+    _, greatest = line.levels("max_priority")
+    greatest[~(greatest > 0)] = means[~(means > 0)] = np.nan
+    _line(axes, times, greatest, MUTED, "greatest ever")
+    _line(axes, times, means, THIRD, "mean mass")
+    _log(axes, axes.yaxis)
+    axes.margins(y=0.3)
+    return None
+
+
+# ---- as it is ----
+
+
+def _distribution(axes: Axes, look: Look) -> str | None:
+    if not look.found["counters"]["prioritized"]:
+        return _without_priorities(look)
+    if look.census is None or not len(look.census.priorities):
+        return "there is no item"
+    known = ~np.isnan(look.census.priorities)
+    given, masses = look.census.priorities[known], look.census.masses[known]
+    positive = given > 0
+    if not positive.any():
+        return "every priority is 0"
+    low, high = np.log10(given[positive].min()), np.log10(given[positive].max())
+    middle, half = (low + high) / 2, max(0.5, (high - low) / 2)
+    edges = np.logspace(middle - half, middle + half, 41)
+    edges[-1] *= 1 + 1e-9
+    _spread(axes, given, masses, edges, positive)
+    _log(axes, axes.xaxis)
+    axes.margins(y=0.2)
+    zero = float((given == 0).mean())
+    axes.set_xlabel("priority as given" + (f"; {units.percent(zero)} are 0" if zero else ""))
+    return None
+
+
+def _ages(axes: Axes, look: Look) -> str | None:
+    if look.census is None or not len(look.census.ages):
+        return "there is no item"
+    ages = look.census.ages
+    _spread(axes, ages, look.census.masses, np.linspace(0, ages.max() + 1, 41))
+    axes.set_xlabel(_oldest(look, int(ages.max())))
+    axes.locator_params(axis="x", nbins=5)
+    _thousands(axes.xaxis)
+    axes.margins(y=0.25)
+    return None
+
+
+def _spread(
+    axes: Axes, values: Any, masses: Floats, edges: Floats, shown: Any = slice(None)
+) -> None:
+    """How the items are spread, and, by their masses, the chances to be drawn; in percent."""
+    bins = edges.tolist()
+    each = np.full(len(values), 100 / len(values))
+    axes.hist(values[shown], bins, weights=each[shown], color=WRITTEN, alpha=0.6, label="items")
+    if masses.sum() > 0:
+        chances = 100 * masses / masses.sum()
+        how: dict[str, Any] = {"histtype": "step", "color": DRAWN, "linewidth": 1.6}
+        axes.hist(values[shown], bins, weights=chances[shown], label="chance to be drawn", **how)
+    axes.yaxis.set_major_formatter(_percent)
+
+
+def _oldest(look: Look, age: int) -> str:
+    """When the oldest item was written, where the history reaches back so far."""
+    line = look.timeline
+    if line is None:
+        return ""
+    written = line.records["inserts"].astype(np.int64)
+    at = int(np.searchsorted(written, written[-1] - age))
+    span = units.span(line.end_s - float(line.times_s[at]))
+    return f"the oldest was written {'more than ' if at == 0 else ''}{span} ago"
+
+
+def _collectors(axes: Axes, look: Look) -> str | None:
+    if look.census is None or not len(look.census.sources):
+        return "there is no item"
+    sources, counts = np.unique(look.census.sources, return_counts=True)
+    order = np.argsort(-counts, kind="stable")
+    shares = (100 * counts[order] / counts.sum()).tolist()
+    shown = len(order) if len(order) <= _MOST_ROWS else _MOST_ROWS - 1
+    alive = {client["incarnation"] for client in look.living}
+    labels, colors = [], []
+    for source in sources[order][:shown].tolist():
+        writer = look.census.writers[source]
+        labels.append(_cut(_name(look, writer), 24))
+        colors.append(WRITTEN if writer.living and source in alive else _GONE)
+    if shown < len(order):
+        labels.append(f"{len(order) - shown} others")
+        colors.append(_OTHERS)
+        shares[shown:] = [sum(shares[shown:])]
+    bars = axes.barh(range(len(shares)), shares, color=colors, height=0.7)
+    axes.bar_label(bars, fmt=" %.3g %%", size=8)
+    _rows(axes, labels, max(len(labels), 4))
+    axes.set_xlim(0, 1.22 * max(shares))
+    axes.set_xticks([])
+    axes.spines["bottom"].set_visible(False)
+    if any(color != WRITTEN for color in colors):
+        axes.set_xlabel("grey: not there any more")
+    return None
+
+
+def _name(look: Look, writer: Writer) -> str:
+    known = look.timeline.known.get(writer.incarnation) if look.timeline is not None else None
+    if known is not None:
+        name = tables.clean(known.name)
+        return f"{name} ({known.pid})" if name else f"{known.role} {known.pid}"
+    if writer.pid is not None:
+        return f"{writer.role} {writer.pid}"
+    return "loaded" if writer.incarnation >= 2**48 else f"client no. {writer.incarnation}"
+
+
+def _without_priorities(look: Look) -> str:
+    written = look.found["counters"]["write_count"]
+    return "this buffer has no priorities" if written else "nothing was written"
+
+
+# ---- what panels share ----
+
+
+def _line(
+    axes: Axes, times: Floats, values: Floats, color: str, label: str = "", *, dashed: bool = False
+) -> None:
+    how: dict[str, Any] = {"linestyle": "--", "linewidth": 1} if dashed else {}
+    axes.plot(_dates(times), values, color=color, label=label or None, **how)
+
+
+def _share(part: Floats, whole: Floats) -> Floats:
+    """One by the other; NaN where the other is 0."""
+    found: Floats = np.divide(part, whole, out=np.full(len(part), np.nan), where=whole > 0)
+    return found
+
+
+def _rows(axes: Axes, labels: Sequence[str], room: int) -> None:
+    """Names of rows, from top to bottom."""
+    axes.set_yticks(range(len(labels)), labels)
+    axes.set_ylim(room - 0.4, -0.6)
+    axes.grid(axis="y", visible=False)
+
+
+def _thousands(axis: Any) -> None:
+    axis.set_major_formatter(
+        lambda value, _: f"{value:,g}" if value < 1e6 else f"{value / 1e6:g} M"
+    )
+
+
+def _percent(value: float, _: float) -> str:
+    return f"{value:g} %"
+
+
+def _log(axes: Axes, axis: Any) -> None:
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    (axes.set_xscale if axis is axes.xaxis else axes.set_yscale)("log")
+    axis.set_major_locator(LogLocator(numticks=6))
+    axis.set_major_formatter(lambda value, _: f"{value:g}")  # no mathtext
+    axis.set_minor_formatter(NullFormatter())
+
+
+def date(time_s: float) -> Any:
+    """A time as matplotlib wants it, of the local clock."""
+    return datetime.fromtimestamp(time_s)
+
+
+def _dates(times_s: Floats | Sequence[float]) -> list[Any]:
+    return [date(time_s) for time_s in times_s]
+
+
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+OVER_TIME: tuple[tuple[str, Any, str, Callable[[Any, Look, Timeline], str | None]], ...] = (
+    ("rates", (0, slice(0, 2)), "items a second", _rates),
+    ("items", (0, 2), "items", _items),
+    ("ratio", (0, 3), "draws per insert", _ratio),
+    ("clients", (1, slice(0, 2)), "who was there, and who died (x)", _clients),
+    ("age", (1, 2), "age of what is drawn, in writes", _age),
+    ("losses", (1, 3), "lost work", _losses),
+    ("priorities", (2, 0), "priorities over time", _priorities),
+)
+NOW: tuple[tuple[str, Any, str, Callable[[Any, Look], str | None]], ...] = (
+    ("distribution", (2, 1), "priorities now", _distribution),
+    ("ages", (2, 2), "age of the items now, in writes", _ages),
+    ("collectors", (2, 3), "items by collector", _collectors),
+)
