@@ -1,7 +1,8 @@
 """The command line: ``shmbuffer VERB ...``, one file a verb, each imported when it is asked for.
 
-A verb's module has ``add_parser(subparsers)`` and ``run(args) -> int``: parse, call one function,
-print. Nothing here imports torch; a verb that needs it imports it in ``run``.
+A verb's module has ``DESCRIPTION``, ``EXAMPLES``, ``add_arguments(parser)`` and ``run(args)``: call
+one function, print, return the exit code. Nothing here imports torch; a verb that needs it imports
+it in ``run``.
 """
 
 from __future__ import annotations
@@ -71,11 +72,22 @@ def _parser(verb: str | None, module: ModuleType | None) -> argparse.ArgumentPar
     parser.add_argument("--version", action=_Version, help="print the version and exit")
     verbs = parser.add_subparsers(title="verbs", metavar="VERB", required=True)
     for name, summary in VERBS.items():
+        one = verbs.add_parser(name, help=summary, formatter_class=parser.formatter_class)
         if name == verb and module is not None:
-            module.add_parser(verbs)
-        else:
-            verbs.add_parser(name, help=summary)
+            _fill(one, module)
     return parser
+
+
+def _fill(parser: argparse.ArgumentParser, module: ModuleType) -> None:
+    """Adds what all verbs have in common, and what this one has."""
+    examples = "\n".join(f"  {line}" for line in module.EXAMPLES.splitlines())
+    parser.description = module.DESCRIPTION
+    parser.epilog = f"examples:\n{examples}\n\n{exits.TABLE}\n"
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
+    parser.add_argument(
+        "--debug", action="store_true", help="show where an error came from (or SHMBUFFER_DEBUG=1)"
+    )
+    module.add_arguments(parser)
 
 
 def _run(module: ModuleType, args: argparse.Namespace) -> int:

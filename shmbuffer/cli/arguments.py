@@ -1,41 +1,9 @@
-"""What all verbs have in common: help with an example, ``--json``, ``--debug``, exit codes."""
+"""Arguments that several verbs have, and how their values are read."""
 
 from __future__ import annotations
 
 import argparse
 from contextlib import suppress
-from typing import TYPE_CHECKING
-
-from shmbuffer.cli import VERBS, exits
-
-if TYPE_CHECKING:
-    Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
-
-
-def add_verb(
-    subparsers: Subparsers, name: str, description: str, examples: str
-) -> argparse.ArgumentParser:
-    """Adds a verb's parser.
-
-    Args:
-        subparsers: of the command line.
-        name: of the verb.
-        description: what it does, in a paragraph.
-        examples: lines for the end of the help.
-    """
-    indented = "\n".join(f"  {line}" for line in examples.strip().splitlines())
-    parser = subparsers.add_parser(
-        name,
-        help=VERBS[name],
-        description=description,
-        epilog=f"examples:\n{indented}\n\n{exits.TABLE}\n",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
-    parser.add_argument(
-        "--debug", action="store_true", help="show where an error came from (or SHMBUFFER_DEBUG=1)"
-    )
-    return parser
 
 
 def add_directory(parser: argparse.ArgumentParser) -> None:

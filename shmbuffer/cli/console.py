@@ -29,6 +29,17 @@ def show(*shown: Table) -> None:
         print(*("\n".join(tables.plain(table)) for table in filled), sep="\n\n")
 
 
+def tell(value: Mapping[str, Any], *shown: Table | str, as_json: bool) -> None:
+    """Prints a result: the object, or in its place lines and tables."""
+    if as_json:
+        show_json(value)
+        return
+    for line in shown:
+        if isinstance(line, str):
+            print(tables.clean(line), flush=True)
+    show(*(table for table in shown if isinstance(table, Table)))
+
+
 def has_rich() -> bool:
     """Whether somebody watches or wants colours, and rich is there to draw with."""
     wanted = bool(os.environ.get("FORCE_COLOR")) and not os.environ.get("NO_COLOR")

@@ -23,7 +23,6 @@ from shmbuffer.extras import missing
 from shmbuffer.watch import tables, units
 
 if TYPE_CHECKING:
-    from shmbuffer.cli.arguments import Subparsers
     from shmbuffer.examples.trial import Outcome, Plan, Status
 
 UNSOLVED = 5
@@ -36,21 +35,23 @@ What is run is shmbuffer/examples/cartpole.py; copy from there.
 """
 
 
-def add_parser(subparsers: Subparsers) -> None:
-    """Adds the verb to the command line."""
-    parser = arguments.add_verb(
-        subparsers,
-        "demo",
-        "Trains a double DQN on CartPole-v1: collectors write to a shared prioritized buffer, a "
-        "learner draws from it, a coordinator looks after them. On the way a collector is killed "
-        "with SIGKILL, and later all of them at once. Then the directory is recovered, every item "
-        "in it is examined, and training goes on from there until 20 greedy episodes have a mean "
-        "return of 475. Takes about a minute on two cores. Needs gymnasium; rich and matplotlib "
-        "make it prettier: they come with the extras cli and demo.",
-        "shmbuffer demo\n"
-        "shmbuffer demo --seed 1 --collectors 4 --scratch-dir run\n"
-        "shmbuffer demo --json | tail -n 1",
-    )
+DESCRIPTION = (
+    "Trains a double DQN on CartPole-v1: collectors write to a shared prioritized buffer, a "
+    "learner draws from it, a coordinator looks after them. On the way a collector is killed "
+    "with SIGKILL, and later all of them at once. Then the directory is recovered, every item "
+    "in it is examined, and training goes on from there until 20 greedy episodes have a mean "
+    "return of 475. Takes about a minute on two cores. Needs gymnasium; rich and matplotlib "
+    "make it prettier: they come with the extras cli and demo."
+)
+EXAMPLES = (
+    "shmbuffer demo\n"
+    "shmbuffer demo --seed 1 --collectors 4 --scratch-dir run\n"
+    "shmbuffer demo --json | tail -n 1"
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds those of the verb."""
     parser.epilog = f"{parser.epilog}{EPILOG}"
     parser.add_argument("--seed", type=_count, default=0, metavar="N", help="default 0")
     parser.add_argument(

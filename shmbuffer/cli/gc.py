@@ -6,27 +6,22 @@ import argparse
 import tempfile
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from shmbuffer.cli import arguments, console, exits
-from shmbuffer.watch import tables, units
+from shmbuffer.cli import console, exits
+from shmbuffer.watch import units
 from shmbuffer.watch.tables import Table
 
-if TYPE_CHECKING:
-    from shmbuffer.cli.arguments import Subparsers
+DESCRIPTION = (
+    "Removes temporary buffers of yours whose processes were killed before they could do it: "
+    "those whose owner is proven dead and that nobody uses, in the folder that TMPDIR names. "
+    "The next program that makes a temporary buffer does the same. A directory that was given "
+    "by name is never removed."
+)
+EXAMPLES = "shmbuffer gc --dry-run\nshmbuffer gc"
 
 
-def add_parser(subparsers: Subparsers) -> None:
-    """Adds the verb to the command line."""
-    parser = arguments.add_verb(
-        subparsers,
-        "gc",
-        "Removes temporary buffers of yours whose processes were killed before they could do it: "
-        "those whose owner is proven dead and that nobody uses, in the folder that TMPDIR names. "
-        "The next program that makes a temporary buffer does the same. A directory that was given "
-        "by name is never removed.",
-        "shmbuffer gc --dry-run\nshmbuffer gc",
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds those of the verb."""
     parser.add_argument("--dry-run", action="store_true", help="only say what would be removed")
 
 
@@ -42,29 +37,23 @@ def run(args: argparse.Namespace) -> int:
     gone = [] if args.dry_run else removal.sweep()
     shown = found if args.dry_run else {path: found.get(path, 0) for path in gone}
     left = [] if args.dry_run else [path for path in found if path not in gone and path.exists()]
-    if args.json:
-        console.show_json(
-            {
-                "folder": tempfile.gettempdir(),
-                "dry_run": args.dry_run,
-                "directories": {str(path): nbytes for path, nbytes in shown.items()},
-                "left": [str(path) for path in left],
-            }
-        )
-    else:
-        _print(shown, left, dry_run=args.dry_run)
-    return exits.REFUSED if left else exits.DONE
-
-
-def _print(shown: dict[Path, int], left: list[Path], *, dry_run: bool) -> None:
-    done = "would be removed" if dry_run else "removed"
-    if not shown and not left:
-        print(tables.clean(f"{tempfile.gettempdir()}: nothing was left there"))
+    folder = tempfile.gettempdir()
+    done = "would be removed" if args.dry_run else "removed"
     rows = [(path, units.size(nbytes)) for path, nbytes in shown.items()]
-    console.show(
+    why = "could not be removed (the log says why)"
+    console.tell(
+        {
+            "folder": folder,
+            "dry_run": args.dry_run,
+            "directories": {str(path): nbytes for path, nbytes in shown.items()},
+            "left": [str(path) for path in left],
+        },
+        *([] if shown or left else [f"{folder}: nothing was left there"]),
         Table(done, ("directory", "on disk"), rows),
-        Table("could not be removed (the log says why)", ("directory",), [(it,) for it in left]),
+        Table(why, ("directory",), [(path,) for path in left]),
+        as_json=args.json,
     )
+    return exits.REFUSED if left else exits.DONE
 
 
 def _taken(path: Path) -> int:

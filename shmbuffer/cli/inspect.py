@@ -5,28 +5,26 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from shmbuffer.cli import arguments, console, exits
 from shmbuffer.watch import tables, units, words
 from shmbuffer.watch.tables import Table
 
-if TYPE_CHECKING:
-    from shmbuffer.cli.arguments import Subparsers
+DESCRIPTION = (
+    "Says what a buffer holds, how it was made, what was done with it, and who uses it. Takes "
+    "no lock and no place in the registry, so it answers also where a process is stuck; the "
+    "numbers of a busy buffer may be of slightly different moments. Changes nothing."
+)
+EXAMPLES = (
+    "shmbuffer inspect run/buffer\n"
+    "shmbuffer inspect run/buffer --all\n"
+    "shmbuffer inspect run/buffer --json"
+)
 
 
-def add_parser(subparsers: Subparsers) -> None:
-    """Adds the verb to the command line."""
-    parser = arguments.add_verb(
-        subparsers,
-        "inspect",
-        "Says what a buffer holds, how it was made, what was done with it, and who uses it. Takes "
-        "no lock and no place in the registry, so it answers also where a process is stuck; the "
-        "numbers of a busy buffer may be of slightly different moments. Changes nothing.",
-        "shmbuffer inspect run/buffer\n"
-        "shmbuffer inspect run/buffer --all\n"
-        "shmbuffer inspect run/buffer --json",
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds those of the verb."""
     arguments.add_directory(parser)
     parser.add_argument("--all", action="store_true", help="show the counters that are 0, too")
 
@@ -36,12 +34,8 @@ def run(args: argparse.Namespace) -> int:
     from shmbuffer.memory.inspect import inspect
 
     found = inspect(args.dir)
-    if args.json:
-        console.show_json(found)
-    else:
-        console.show(
-            _buffer(found), _leaves(found), _counters(found, zeros=args.all), _clients(found)
-        )
+    shown = _buffer(found), _leaves(found), _counters(found, zeros=args.all), _clients(found)
+    console.tell(found, *shown, as_json=args.json)
     return exits.DONE
 
 
@@ -51,13 +45,13 @@ def _buffer(found: Mapping[str, Any]) -> Table:
     items, room = counters["length"], counters["elements"]
     lines = {
         "state": found["state"],
-        "used by": _use(found),
+        "used by": words.use(found)[0],
         "items": f"{items:,} of {room:,} ({items / room:.1%}), {counters['write_count']:,} written",
         "class": extra.get("buffer"),
         "priorities": _priorities(found),
         "batch size": extra.get("batch_size"),
         "size": words.room(found),
-        "records": _records(found["records"]),
+        "records": words.records(found),
         "flags": ", ".join(flag.lower().replace("_", " ") for flag in found["flags"]),
         "created": f"{found['created']} by pid {found['owner']['pid']} ({found['owner']['state']})",
         "flow": words.flow(found),
@@ -66,31 +60,6 @@ def _buffer(found: Mapping[str, Any]) -> Table:
         "uuid": found["uuid"],
     }
     return tables.pairs(found["path"], lines)
-
-
-def _records(records: Mapping[str, int] | None) -> str | None:
-    """How full the byte ring is; None where items are rows."""
-    if records is None:
-        return None
-    parts = [
-        f"{units.size(records['live_bytes'])} in items",
-        f"{units.size(records['used_bytes'])} in use of {units.size(records['max_bytes'])}",
-    ]
-    if records["dictionary_bytes"]:
-        parts.append(f"dictionary of {units.size(records['dictionary_bytes'])}")
-    return ", ".join(parts)
-
-
-def _use(found: Mapping[str, Any]) -> str:
-    """Whom the buffer has, and whether the next to open it has to recover it."""
-    alive = sum(client["alive"] for client in found["clients"])
-    dead = len(found["clients"]) - alive
-    reason = found["needs_recovery"]
-    if reason == "nobody alive" and not dead:
-        return "nobody; everybody left in good order"
-    if reason is not None:
-        return f"nobody; {dead} died in it; the next to open it recovers it ({reason})"
-    return f"{alive} living clients" + (f", {dead} dead that are not yet reaped" if dead else "")
 
 
 def _priorities(found: Mapping[str, Any]) -> str:

@@ -9,10 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from shmbuffer.cli import arguments, console, exits
 from shmbuffer.extras import missing
-from shmbuffer.watch import tables
 
 if TYPE_CHECKING:
-    from shmbuffer.cli.arguments import Subparsers
     from shmbuffer.watch.findings import Finding
     from shmbuffer.watch.look import Look
 
@@ -21,19 +19,21 @@ _UNITS_S = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _LAST_S = 3600.0
 
 
-def add_parser(subparsers: Subparsers) -> None:
-    """Adds the verb to the command line."""
-    parser = arguments.add_verb(
-        subparsers,
-        "plot",
-        "Draws one picture of a buffer: rates, fill, draws per insert, age and priorities over "
-        "time, who came and died, items by collector, and a headline that says what looks "
-        "unhealthy. The time before now, or before a crash, is what a coordinator has recorded in "
-        "the directory. Takes no lock, changes nothing. Needs matplotlib.",
-        "shmbuffer plot run/buffer -o report.png\n"
-        "shmbuffer plot run/buffer -o report.svg --last 10m\n"
-        "shmbuffer plot run/buffer --json",
-    )
+DESCRIPTION = (
+    "Draws one picture of a buffer: rates, fill, draws per insert, age and priorities over "
+    "time, who came and died, items by collector, and a headline that says what looks "
+    "unhealthy. The time before now, or before a crash, is what a coordinator has recorded in "
+    "the directory. Takes no lock, changes nothing. Needs matplotlib."
+)
+EXAMPLES = (
+    "shmbuffer plot run/buffer -o report.png\n"
+    "shmbuffer plot run/buffer -o report.svg --last 10m\n"
+    "shmbuffer plot run/buffer --json"
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds those of the verb."""
     arguments.add_directory(parser)
     parser.add_argument(
         "-o",
@@ -70,15 +70,10 @@ def run(args: argparse.Namespace) -> int:
         path = Path("shmbuffer-report.png")
     if path is not None:
         path = _drawn(look, found, path)
-    if args.json:
-        console.show_json(_json(look, found, path))
-    else:
-        print(findings.verdict(look, found))
-        for one in found:
-            print(f"  {tables.clean(one.says)}")
-        if look.timeline is None:
-            print(f"no history: {tables.clean(look.absent)}")
-        print(f"picture: {path}")
+    lines = [findings.verdict(look, found), *(f"  {one.says}" for one in found)]
+    if look.timeline is None:
+        lines.append(f"no history: {look.absent}")
+    console.tell(_json(look, found, path), *lines, f"picture: {path}", as_json=args.json)
     return exits.DONE
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Mapping
-from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from shmbuffer.watch import tables, units
@@ -58,12 +57,7 @@ class Progress:
             self._live.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        where: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._live is not None:
             self._live.stop()
 
@@ -90,40 +84,28 @@ class Bar:
         if not self._wanted or time.monotonic() - self._began_s < SHOWN_AFTER_S:
             return
         amount = f"{_amount(report.done, report)} of {_amount(report.total, report)}"
-        if self._drawn is None and not self._draw():
+        if self._drawn is None:
+            self._drawn = _bars()
+        if self._drawn is None:
             if time.monotonic() - self._last_line_s >= LINE_EVERY_S:
                 self._last_line_s = time.monotonic()
                 print(f"{report.what}: {amount}", file=sys.stderr, flush=True)
             return
-        assert self._drawn is not None
         if report.what not in self._task_of:
             self._task_of[report.what] = self._drawn.add_task(report.what, amount="")
         self._drawn.update(
             self._task_of[report.what], completed=report.done, total=report.total, amount=amount
         )
         if self._drawn.finished:
-            self._erase()
-
-    def _draw(self) -> bool:
-        """Whether there is something to draw on now."""
-        self._drawn = _bars()
-        return self._drawn is not None
-
-    def _erase(self) -> None:
-        if self._drawn is not None:
-            self._drawn.stop()
-        self._drawn, self._task_of = None, {}
+            self.__exit__()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        where: TracebackType | None,
-    ) -> None:
-        self._erase()
+    def __exit__(self, *_: object) -> None:
+        if self._drawn is not None:
+            self._drawn.stop()
+        self._drawn, self._task_of = None, {}
 
 
 def _amount(count: int, report: ProgressReport) -> str:

@@ -4,32 +4,32 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import asdict, fields
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from shmbuffer.cli import arguments, console, exits
 from shmbuffer.memory.limiter import RateLimiter
 from shmbuffer.watch import tables
-
-if TYPE_CHECKING:
-    from shmbuffer.cli.arguments import Subparsers
+from shmbuffer.watch.tables import Table
 
 _WHOLE = ("min_size", "max_times_sampled")
 _NAMES = tuple(field.name for field in fields(RateLimiter))
 
 
-def add_parser(subparsers: Subparsers) -> None:
-    """Adds the verb to the command line."""
-    parser = arguments.add_verb(
-        subparsers,
-        "set",
-        "Changes what keeps writers and samplers in step, while everything runs: whoever waits "
-        f"looks again at once. Names are {', '.join(_NAMES)}; what is not named stays as it is, "
-        "and NAME=off takes it away. A ratio counts from now on. Without NAME=VALUE it says what "
-        "is set.",
-        "shmbuffer set run/buffer samples_per_insert=8\n"
-        "shmbuffer set run/buffer samples_per_insert=4 min_size=1000 when_alone=wait\n"
-        "shmbuffer set run/buffer samples_per_insert=off",
-    )
+DESCRIPTION = (
+    "Changes what keeps writers and samplers in step, while everything runs: whoever waits "
+    f"looks again at once. Names are {', '.join(_NAMES)}; what is not named stays as it is, "
+    "and NAME=off takes it away. A ratio counts from now on. Without NAME=VALUE it says what "
+    "is set."
+)
+EXAMPLES = (
+    "shmbuffer set run/buffer samples_per_insert=8\n"
+    "shmbuffer set run/buffer samples_per_insert=4 min_size=1000 when_alone=wait\n"
+    "shmbuffer set run/buffer samples_per_insert=off"
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds those of the verb."""
     arguments.add_directory(parser)
     parser.add_argument(
         "changes", nargs="*", type=_change, metavar="NAME=VALUE", help="what is to change"
@@ -52,13 +52,11 @@ def run(args: argparse.Namespace) -> int:
             limiter = (engine.limiter or RateLimiter()).changed(**changes)
             engine.set_limiter(limiter if limiter.limits or limiter.min_size > 1 else None)
         limiter_now = engine.limiter
-    shown = None if limiter_now is None else asdict(limiter_now)
-    if args.json:
-        console.show_json({"path": args.dir, "rate_limiter": shown})
-    elif shown is None:
-        print(tables.clean(f"{args.dir}: nothing limits writes and samples"))
-    else:
-        console.show(tables.pairs(args.dir, {k: v for k, v in shown.items() if v is not None}))
+    limits = None if limiter_now is None else asdict(limiter_now)
+    shown: Table | str = f"{args.dir}: nothing limits writes and samples"
+    if limits is not None:
+        shown = tables.pairs(args.dir, {k: v for k, v in limits.items() if v is not None})
+    console.tell({"path": args.dir, "rate_limiter": limits}, shown, as_json=args.json)
     return exits.DONE
 
 

@@ -6,32 +6,29 @@ import argparse
 import sys
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from shmbuffer.cli import arguments, console, exits
 from shmbuffer.watch import live, panels, terminal
 from shmbuffer.watch.pace import Pace, Watch
 
-if TYPE_CHECKING:
-    from shmbuffer.cli.arguments import Subparsers
-
 _SOON_S = 0.2  # between the two looks of --once, which make a rate
 
 
-def add_parser(subparsers: Subparsers) -> None:
-    """Adds the verb to the command line."""
-    parser = arguments.add_verb(
-        subparsers,
-        "top",
-        "Shows a buffer while it is used, until q or Ctrl-C: how full it is, items written and "
-        "drawn a second, the age of what is drawn, priorities, a line for each process (its rates, "
-        "what it holds, when it was last seen), and who came, died and was recovered meanwhile. "
-        "Reads the "
-        "mapped counters alone: it takes no lock and no place in the registry, slows nobody, and "
-        "goes on through crashes, recoveries and removal. Of a dead directory it shows what its "
-        "processes were at.",
-        "shmbuffer top run/buffer\nshmbuffer top run/buffer --once --json",
-    )
+DESCRIPTION = (
+    "Shows a buffer while it is used, until q or Ctrl-C: how full it is, items written and "
+    "drawn a second, the age of what is drawn, priorities, a line for each process (its rates, "
+    "what it holds, when it was last seen), and who came, died and was recovered meanwhile. "
+    "Reads the "
+    "mapped counters alone: it takes no lock and no place in the registry, slows nobody, and "
+    "goes on through crashes, recoveries and removal. Of a dead directory it shows what its "
+    "processes were at."
+)
+EXAMPLES = "shmbuffer top run/buffer\nshmbuffer top run/buffer --once --json"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds those of the verb."""
     arguments.add_directory(parser)
     parser.add_argument(
         "--interval",
@@ -55,10 +52,8 @@ def run(args: argparse.Namespace) -> int:
     watch = Watch()
 
     def show(found: Mapping[str, Any], pace: Pace) -> None:
-        if args.json:
-            console.show_json({**found, "pace": pace.to_json()})
-        else:
-            console.show(*panels.plain(found, pace, watch))
+        told = {**found, "pace": pace.to_json()}
+        console.tell(told, *panels.plain(found, pace, watch), as_json=args.json)
 
     found = live.look(args.dir)
     watch.see(found)

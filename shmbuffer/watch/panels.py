@@ -97,7 +97,7 @@ def buffer(found: Mapping[str, Any], width: int, *, histogram: bool) -> Table:
         "items": f"{gauge} {items / elements:.1%}, {items:,} of {elements:,}; "
         f"{counters['write_count']:,} written",
         "size": words.room(found),
-        "records": _records(found["records"]),
+        "records": words.records(found),
         "flow": words.flow(found),
         "waits": words.waiting(found),
         "recoveries": words.recoveries(found, time.time()),
@@ -112,13 +112,6 @@ def last_seen(watch: Watch) -> str:
     assert watch.last is not None  # there was one at the first look, or `top` had ended
     counters = watch.last["counters"]
     return f"{counters['length']:,} of {counters['elements']:,} items, {words.room(watch.last)}"
-
-
-def _records(records: Mapping[str, int] | None) -> str | None:
-    if records is None:
-        return None
-    used, most = records["used_bytes"], records["max_bytes"]
-    return f"{units.size(used)} of {units.size(most)} in use ({used / most:.1%})"
 
 
 def _mended(counters: Mapping[str, Any]) -> str:

@@ -26,9 +26,9 @@ def use(found: Found) -> tuple[str, str]:
     if state == "RECOVERING":
         return "being recovered, or a recovery was killed: the next to open it goes on", "yellow"
     if reason is not None and dead:
-        return f"all dead ({dead}); the next to open it recovers it", "red"
+        return f"nobody; {dead} died in it; the next to open it recovers it", "red"
     if reason is not None:
-        return "nobody uses it; nothing is half done", "yellow"
+        return "nobody; everybody left in good order", "yellow"
     stopped = sum(client["alive"] and client["state"] == "stopped" for client in clients)
     waiting = sum(client["turn"] is not None for client in clients)
     counted = {"alive": alive, "dead": dead, "stopped": stopped, "waiting for a slot": waiting}
@@ -75,6 +75,20 @@ def room(found: Found) -> str:
         parts.append(f"{units.size(found['unwritten_bytes'])} not written back")
     if free is not None:
         parts.append(f"{units.size(free)} free")
+    return ", ".join(parts)
+
+
+def records(found: Found) -> str | None:
+    """Returns how full the byte ring is; None where items are rows."""
+    held = found["records"]
+    if held is None:
+        return None
+    used, most = held["used_bytes"], held["max_bytes"]
+    parts = [f"{units.size(used)} of {units.size(most)} in use ({used / most:.1%})"]
+    if held["live_bytes"] is not None:
+        parts.insert(0, f"{units.size(held['live_bytes'])} in items")
+    if held["dictionary_bytes"]:
+        parts.append(f"dictionary of {units.size(held['dictionary_bytes'])}")
     return ", ".join(parts)
 
 

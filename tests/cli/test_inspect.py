@@ -33,7 +33,7 @@ def test_a_dead_one(dead: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = contents(dead)
     assert main(["inspect", str(dead)]) == 0
     text = capsys.readouterr().out
-    assert "nobody; 1 died in it; the next to open it recovers it (nobody alive)" in text
+    assert "nobody; 1 died in it; the next to open it recovers it" in text
     assert "payload" in text  # what its claim was at
     assert contents(dead) == before
 
@@ -49,7 +49,7 @@ def test_a_live_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         items.write(engine, [1])
         assert main(["inspect", str(path)]) == 0
         text = capsys.readouterr().out
-        assert "1 living clients" in text
+        assert "used by     1 alive" in text
         assert str(os.getpid()) in text
         assert len(engine.clients()) == 1  # it did not join
 

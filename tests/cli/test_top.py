@@ -78,7 +78,7 @@ def test_a_dead_one_changes_nothing(dead: Path, capsys: pytest.CaptureFixture[st
     before = contents(dead)
     assert main(["top", str(dead), "--once"]) == 0
     text = capsys.readouterr().out
-    assert "state       READY: all dead (1); the next to open it recovers it" in text
+    assert "state       READY: nobody; 1 died in it; the next to open it recovers it" in text
     assert re.search(r"client +\d+ +dead .* 2 slots, from ticket 3\n", text)  # what it was at
     assert contents(dead) == before
 
@@ -115,7 +115,7 @@ def test_the_live_view_follows_a_kill_a_recovery_and_the_removal(tmp_path: Path)
             shows(r"1 alive")
             shows(r"items written/s +[\d,.]*[1-9]")
             program.kill()
-            shows(rf"all dead \(1\); .*died +client {program.pid}")
+            shows(rf"nobody; 1 died in it; .*died +client {program.pid}")
             with Engine.open(path, None) as engine:
                 shows(
                     r"recoveries +1, .*recovered +nobody alive, 64 items kept, .*1 client retired"
@@ -293,7 +293,7 @@ def test_what_is_held_for_long_says_for_how_long(closed: Path) -> None:
     ("change", "words"),
     [
         ({"needs_recovery": None, "clients": [1, 2]}, "READY: 2 alive  "),
-        ({"needs_recovery": "nobody alive"}, "nobody uses it; nothing is half done"),
+        ({"needs_recovery": "nobody alive"}, "nobody; everybody left in good order"),
         ({"needs_recovery": "reboot"}, "the machine was restarted; the next to open it recovers"),
         ({"needs_recovery": "copy"}, "a copy of another directory; the next to open it"),
         ({"needs_recovery": "nobody alive", "state": "RECOVERING"}, "being recovered"),
