@@ -321,14 +321,15 @@ def vanishing(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
         claim(ring)
         return selection
 
-    def look_and_claim(rows: Any, index: Any) -> bool:
-        if found := is_drawn(rows, index):
+    def look_and_claim(rows: Any, index: Any) -> Any:
+        found = drawn_slots(rows, index)
+        if found is not None:
             claim(rows.ring)
         return found
 
-    is_drawn = mover._is_drawn
+    drawn_slots = mover.drawn_slots
     monkeypatch.setattr(mover, "select", select_and_claim)
-    monkeypatch.setattr(mover, "_is_drawn", look_and_claim)
+    monkeypatch.setattr(mover, "drawn_slots", look_and_claim)
     yield claimed
     for ring in claimed:
         ring.claims.abort()

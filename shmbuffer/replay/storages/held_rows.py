@@ -193,12 +193,15 @@ class HeldRows(Rows):
         values: list[torch.Tensor],
         priorities: NDArray[np.float64] | None,
     ) -> None:
-        with self._filling(priorities):
-            where = torch.from_numpy(slots)
+        where = torch.from_numpy(slots)
+
+        def fill() -> None:
             for column, value in zip(self.columns, values, strict=True):
                 if _same_memory(value, column):
                     value = value.clone()  # rows of our own, written to other rows
                 column[where.to(column.device)] = value.to(column.device)
+
+        self._commit(fill, priorities)
 
     def _tickets(self, index: torch.Tensor) -> torch.Tensor:
         """The ticket of the item that each element's slot holds now, -1 where it holds none."""

@@ -75,13 +75,15 @@ class ListStorage(RingBacked):
     ) -> None:
         super().__init__(UNLIMITED if max_size is None else max_size, compilable=compilable)
         self.device = None if device is None else torch.device(device)
-        self._codec = self._made_codec()
-        if isinstance(self._codec, ItemCodec):
-            name = type(self).__name__
-            self._mover = ObjectStore(name, self._max_size, self._codec, self._instead)
+        self._codec: ItemCodec | RecordCodec
+        if self.shared:
+            self._codec = self._made_record_codec()
+        else:
+            self._codec = codec = self._made_item_codec()
+            self._mover = ObjectStore(type(self).__name__, self._max_size, codec, self._instead)
 
-    def _made_codec(self) -> ItemCodec | RecordCodec:
-        """What is kept of an item."""
+    def _made_item_codec(self) -> ItemCodec:
+        """What is kept of an item in this process."""
         return ItemCodec(self.device)
 
     def _made_record_codec(self) -> RecordCodec:
@@ -179,7 +181,9 @@ class ListStorage(RingBacked):
 
     def fetch(self, index: Any, *, dim_extend: int = 0, views: bool | None = None) -> Any:
         """See `Storage.fetch`; ``views`` has no meaning here."""
-        return self.get(index) if has_its_own(self, "get") else super().fetch(index, views=False)
+        if has_its_own(self, "get"):
+            return self.get(index)
+        return (self._mover or self._need(index)).fetch(index)
 
     def collate(self, items: Any) -> Any:
         """A batch from what `get` gives for several; see `batches.collate`."""

@@ -61,9 +61,10 @@ class Mover(ABC):
         Returns:
             The slots, each once.
         """
-        last = last_of_each(slots)
-        if len(last) < len(slots):
-            slots, data = slots[last], self.some(data, last)
+        if len(slots) > 1:
+            last = last_of_each(slots)
+            if len(last) < len(slots):
+                slots, data = slots[last], self.some(data, last)
         present = holds(self.ring, slots)
         if not in_place or present.all():
             self.place(slots, data, in_place=in_place)
@@ -117,7 +118,7 @@ class Mover(ABC):
         Raises:
             IndexError: a slot that holds no item. A slice leaves such slots out.
         """
-        if not dim_extend and _is_drawn(self, index):
+        if not dim_extend and drawn_slots(self, index) is not None:
             found, _, missing = self.read(index)
             if not missing:
                 return self.build(found, (len(index),))
@@ -148,8 +149,8 @@ class Mover(ABC):
         raise NotImplementedError(type(self).__name__)
 
 
-def _is_drawn(mover: Mover, index: Any) -> bool:
-    """Whether an index may be read as it is: what a sampler chose, as a rule."""
+def drawn_slots(mover: Mover, index: Any) -> NDArray[np.int64] | None:
+    """An index that may be read as it is, what a sampler chose as a rule; None of any other."""
     if (
         type(index) is not torch.Tensor
         or index.dtype is not torch.int64
@@ -159,9 +160,10 @@ def _is_drawn(mover: Mover, index: Any) -> bool:
         or mover.lanes
         or not len(index)
     ):
-        return False
-    slots = index.numpy().view(np.uint64)  # negative ones are large
-    return bool(slots.max() < mover.ring.capacity)
+        return None
+    slots: NDArray[np.int64] = index.numpy()
+    inside = slots.view(np.uint64).max() < mover.ring.capacity  # negative ones are large
+    return slots if inside else None
 
 
 def last_of_each(slots: NDArray[np.int64]) -> NDArray[np.int64]:

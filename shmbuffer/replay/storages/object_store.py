@@ -13,10 +13,10 @@ import torch
 from shmbuffer.memory import Engine, Schema, Settings
 from shmbuffer.memory import slots as slot_words
 from shmbuffer.memory.growth import grow
-from shmbuffer.replay.storages.indexing import as_array, is_int
+from shmbuffer.replay.storages.indexing import as_array, holds, is_int
 from shmbuffer.replay.storages.item_codec import cloned
 from shmbuffer.replay.storages.item_store import Contents, Edit, ItemStore, require_places
-from shmbuffer.replay.storages.mover import require_priorities
+from shmbuffer.replay.storages.mover import drawn_slots, require_priorities
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -128,6 +128,16 @@ class ObjectStore(ItemStore):
             self._engine = grow(self._engine, min(wanted, self.max_size))
 
     # -- reading -------------------------------------------------------------------------------
+
+    def fetch(self, index: Any, *, dim_extend: int = 0, as_views: bool = False) -> Any:
+        """See `Mover.fetch`."""
+        slots = drawn_slots(self, index)
+        if slots is not None:
+            with self._claim:
+                kept = self._kept
+                if holds(self.ring, slots).all():
+                    return self.codec.give_all([kept[at] for at in slots.tolist()])
+        return super().fetch(index)
 
     def read(self, index: torch.Tensor) -> tuple[Any, torch.Tensor, int]:
         """See `Mover.read`. What is kept itself, not copies."""

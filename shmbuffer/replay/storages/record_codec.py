@@ -10,6 +10,7 @@ import inspect
 import logging
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -149,11 +150,7 @@ class RecordCodec:
         return batch
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _made, (self._told,)
-
-
-def _made(told: dict[str, Any]) -> RecordCodec:
-    return RecordCodec(**told)
+        return partial(RecordCodec, **self._told), ()
 
 
 def _with_two(function: Decompress | None) -> Callable[[torch.Tensor, dict[str, Any]], Any] | None:

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
     from shmbuffer.memory import Engine, Ring
     from shmbuffer.replay.checkpointers.record_image import RecordImage
-    from shmbuffer.replay.storages.item_codec import ItemCodec
 
 _PIECE = 256  # items that are loaded at once
 
@@ -154,14 +153,6 @@ class RecordList(ListStorage):
         self._mover = store
         self._tell_readers()
         return store
-
-    def _made_codec(self) -> ItemCodec | RecordCodec:
-        return self._made_record_codec() if self.shared else self._made_item_codec()
-
-    def _made_item_codec(self) -> ItemCodec:
-        codec = super()._made_codec()
-        assert not isinstance(codec, RecordCodec)
-        return codec
 
     @abstractmethod
     def _recorded(self) -> dict[str, Any]:

@@ -292,12 +292,12 @@ class RingBacked(Storage):
     def fetch(self, index: Any, *, dim_extend: int = 0, views: bool | None = None) -> Any:
         """See `Storage.fetch`; without ``views`` they are copies where the storage is shared."""
         as_views = not self.shared if views is None else views
-        found = self._need(index).fetch(index, dim_extend=dim_extend, as_views=as_views)
-        return self.to_device(found)
+        mover = self._mover or self._need(index)
+        return self.to_device(mover.fetch(index, dim_extend=dim_extend, as_views=as_views))
 
     def fetch_held(self, index: Any, tickets: torch.Tensor) -> Any:
         """See `Storage.fetch_held`. Copies."""
-        mover = self._need()
+        mover = self._mover or self._need()
         elements = torch.from_numpy(ravel(index, mover.lanes))
         found, now, _ = mover.read(elements)
         if not torch.equal(now, tickets.reshape(-1)):

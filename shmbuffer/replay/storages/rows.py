@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import contextlib
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from shmbuffer.memory.progress import Progress
+from shmbuffer.replay.form.mismatch import leaves_of, refuse_form, refuse_leaf
+from shmbuffer.replay.form.nodes import Path, TensorDictNode, is_collection
+from shmbuffer.replay.form.objects import as_objects
+from shmbuffer.replay.form.tensors import as_tensor
 from shmbuffer.replay.storages.indexing import Selection, meant
 from shmbuffer.replay.storages.mover import Mover, whole_or_empty
-from shmbuffer.replay.storages.patching import columns_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -152,13 +155,16 @@ class Rows(Mover):
                 changed &= tickets == tickets[first][of_slot]
             if not kept.any():
                 return changed
-            with self._filling():
-                which = torch.from_numpy(np.nonzero(changed)[0])
-                where = torch.from_numpy(elements)[which]
+            which = torch.from_numpy(np.nonzero(changed)[0])
+            where = torch.from_numpy(elements)[which]
+
+            def fill() -> None:
                 for at, values in columns.items():
                     view = self.views()[at].as_subclass(torch.Tensor)
                     flat = view.view(-1, *self.leaves.leaves[at].shape)
                     flat[where.to(flat.device)] = values[which.to(values.device)].to(flat.device)
+
+            self._commit(fill)
         return changed
 
     def copy_in(
@@ -195,18 +201,22 @@ class Rows(Mover):
         """The items of some slots, in one claim."""
         with self._claiming():
             self.ring.claims.claim_slots(slots, in_place=False)
-            with self._filling():
-                where = torch.from_numpy(slots)
+            where = torch.from_numpy(slots)
+
+            def fill() -> None:
                 for view, column in zip(self.views(), columns or (), strict=columns is not None):
                     view.as_subclass(torch.Tensor)[where.to(view.device)] = column[where].to(
                         view.device
                     )
 
-    @contextlib.contextmanager
-    def _filling(self, priorities: NDArray[np.float64] | None = None) -> Iterator[None]:
-        """Around what fills claimed slots: they are committed, or aborted where it raises."""
+            self._commit(fill)
+
+    def _commit(
+        self, fill: Callable[[], None], priorities: NDArray[np.float64] | None = None
+    ) -> None:
+        """Fill claimed slots and commit them; they are aborted where that raises."""
         try:
-            yield
+            fill()
             self._settle()
         except BaseException:
             self.ring.claims.abort()
@@ -228,3 +238,66 @@ class Rows(Mover):
 
     def _settle(self) -> None:
         """Return when what torch was told to write has been written: on the CPU it has."""
+
+
+def columns_of(
+    leaves: Leaves, lead: tuple[int, ...], data: Any, key: Path | None
+) -> dict[int, torch.Tensor]:
+    """What is to change in some items.
+
+    Args:
+        leaves: of the items.
+        lead: the shape in which they were selected.
+        data: what belongs there, ``[*lead, ...]``, or what can be expanded to it: a tensor or
+            number for the leaf ``key``, a TensorDict or dict of those that are to change below it.
+        key: where in an item; None: ``data`` has every leaf.
+
+    Returns:
+        By number of the leaf, ``[n, *shape]``.
+
+    Raises:
+        KeyError: no leaf of that name.
+        SchemaMismatchError: another dtype or shape; with ``key`` None also other leaves.
+    """
+    number = {leaf.path: at for at, leaf in enumerate(leaves.leaves)}
+    columns: dict[int, Any] = {}
+    nested = isinstance(leaves.node, TensorDictNode)
+    for path, value in _changes(data, key, number, nested).items():
+        at = number.get(path)
+        if at is None:
+            if key is None:
+                refuse_form(leaves.where, leaves.node.kind, leaves.leaves, (), data)
+            raise KeyError(
+                f"{'.'.join(path)!r} is not a leaf of {leaves.where}, which has "
+                f"{sorted('.'.join(known) for known in number)}"
+            )
+        leaf, dtype = leaves.leaves[at], leaves.dtypes[at]
+        shape = (*lead, *leaf.shape)
+        if at in leaves.objects:
+            try:
+                columns[at] = as_objects(value, shape).reshape(-1, *leaf.shape)
+            except RuntimeError as error:
+                refuse_leaf(leaves.where, leaf, shape, str(error))
+            continue
+        plain = isinstance(value, (bool, int, float, complex))
+        tensor = torch.as_tensor(value, dtype=dtype) if plain else as_tensor(value).detach()
+        try:
+            wide = tensor.expand(shape)
+        except RuntimeError:
+            wide = tensor
+        if wide.dtype is not dtype or wide.shape != shape:
+            found = f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
+            refuse_leaf(leaves.where, leaf, shape, found)
+        columns[at] = wide.reshape(-1, *leaf.shape)
+    if key is None and len(columns) < len(number):
+        refuse_form(leaves.where, leaves.node.kind, leaves.leaves, (), data)
+    return columns
+
+
+def _changes(data: Any, key: Path | None, known: Collection[Path], nested: bool) -> dict[Path, Any]:
+    """What is to change, by the path of the leaf."""
+    if key is None:
+        return leaves_of(data, nested)
+    if key in known or not (is_collection(data) or isinstance(data, (dict, tuple, list))):
+        return {key: data}
+    return {(*key, *path): value for path, value in leaves_of(data, nested).items()}
