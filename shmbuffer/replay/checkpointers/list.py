@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -81,7 +82,11 @@ class ListStorageCheckpointer(RingStorageCheckpointer):
         else:
             items, _, moment = storage.copy_out()
             if self._save_hooks:
-                items = self._hooked(storage, items, path, moment)
+                record = Record.of_moment(moment)
+                hooks = partial(
+                    self._apply_save_hooks, path=path, shift=record.shift, is_full=record.is_full
+                )
+                items = self._hooked(storage, items, hooks, "save")
             self._write(storage, items, path)
             if ring.records is None:  # one process is all that writes into a list
                 moment = moment._replace(sources=np.where(moment.tickets >= 0, 1, -1))
@@ -134,7 +139,9 @@ class ListStorageCheckpointer(RingStorageCheckpointer):
         if kept is None:
             kept = self._read(storage, record, path, image)
             _require_number(len(kept), record, path)
-            kept = self._hooked_in(storage, kept)
+            if self._load_hooks:
+                hooks = partial(self._apply_load_hooks, out=None)
+                kept = self._hooked(storage, kept, hooks, "load")
         storage.notify_emptied()
         storage.copy_in(kept, places.slots, **of)
         return restored(storage, record, places)
@@ -142,12 +149,12 @@ class ListStorageCheckpointer(RingStorageCheckpointer):
     def _write(self, storage: Any, items: list[Any], path: Path) -> None:
         """Write what the storage keeps of its items."""
         pack, _ = self._packing(storage)
-
-        def packed(item: Any) -> Packed:
-            progress.advance(1)
-            return pack(item)
-
         with Progress("copy", len(items), "items") as progress:
+
+            def packed(item: Any) -> Packed:
+                progress.advance(1)
+                return pack(item)
+
             write_values(
                 path,
                 _ITEMS,
@@ -177,25 +184,16 @@ class ListStorageCheckpointer(RingStorageCheckpointer):
         """What the storage keeps of an item as it is written, and the other way."""
         return pack_plainly, lambda packed: storage.codec.keep(unpack_plainly(packed))
 
-    def _hooked(self, storage: Any, items: list[Any], path: Path, moment: Moment) -> list[Any]:
-        """What is to be written of the items, after the save hooks."""
+    @staticmethod
+    def _hooked(storage: Any, kept: list[Any], hooks: Callable[[list[Any]], Any], what: str) -> Any:
+        """What the storage is to keep after hooks, which are given what `get` gives."""
         codec = storage.codec
-        record = Record.of_moment(moment)
-        given = self._apply_save_hooks(
-            [codec.give(one) for one in items], path, shift=record.shift, is_full=record.is_full
-        )
-        kept = [codec.keep(item) for item in given]
-        _require_as_many("save", len(kept), len(items))
-        return kept
-
-    def _hooked_in(self, storage: Any, kept: list[Any]) -> list[Any]:
-        """What the storage is to keep of the items that were read, after the load hooks."""
-        if not self._load_hooks:
-            return kept
-        codec = storage.codec
-        given = self._apply_load_hooks([codec.give(one) for one in kept], None)
-        found = [codec.keep(item) for item in given]
-        _require_as_many("load", len(found), len(kept))
+        found = [codec.keep(item) for item in hooks([codec.give(one) for one in kept])]
+        if len(found) != len(kept):
+            raise ValueError(
+                f"{what} hooks made {len(found)} items of {len(kept)}; in a list every item has "
+                "its place, so there are as many after them as before"
+            )
         return found
 
 
@@ -231,12 +229,3 @@ def _require_number(found: int, record: Record, path: Path) -> None:
     expected = int(record.present.sum())
     if found != expected:
         raise damaged(path, f"has {found} items, {expected} belong there")
-
-
-def _require_as_many(kind: str, found: int, expected: int) -> None:
-    """ValueError where hooks made more or fewer items."""
-    if found != expected:
-        raise ValueError(
-            f"{kind} hooks made {found} items of {expected}; in a list every item has its place, "
-            "so there are as many after them as before"
-        )

@@ -45,9 +45,6 @@ from shmbuffer.replay.values import damaged, read_json, reading
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-Lead = tuple[int, ...]
-"""Sizes of the dimensions of a storage."""
-
 SINGLE = "_-single-tensor-_"
 """TorchRL's name for the tensor of a storage that holds nothing else."""
 
@@ -262,7 +259,10 @@ def require_no_pickle(path: Path) -> None:
 
 
 def write_folder(
-    path: Path, node: Node, forms: Iterator[tuple[torch.dtype, tuple[int, ...]]], lead: Lead
+    path: Path,
+    node: Node,
+    forms: Iterator[tuple[torch.dtype, tuple[int, ...]]],
+    lead: tuple[int, ...],
 ) -> list[Path]:
     """Write ``meta.json`` of a TensorDict, and of all that is nested in it.
 
