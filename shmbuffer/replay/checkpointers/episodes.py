@@ -50,13 +50,16 @@ class FlatStorageCheckpointer(TensorStorageCheckpointer):
     Source: ``torchrl.data.FlatStorageCheckpointer``; see `TED2Flat` for what is in the files.
     """
 
+    _hooks: tuple[type, type] = (TED2Flat, Flat2TED)
+
     def __init__(
         self, done_keys: Iterable[Key] | None = None, reward_keys: Iterable[Key] | None = None
     ) -> None:
         super().__init__()
         names = _given(done_keys=done_keys, reward_keys=reward_keys)
-        self._save_hooks = [TED2Flat(**names)]
-        self._load_hooks = [Flat2TED(**names)]
+        saving, loading = self._hooks
+        self._save_hooks = [saving(**names)]
+        self._load_hooks = [loading(**names)]
 
     def _apply_load_hooks(self, data: Any, out: Any) -> Any:
         if out is not None:
@@ -74,13 +77,7 @@ class NestedStorageCheckpointer(FlatStorageCheckpointer):
     Source: ``torchrl.data.NestedStorageCheckpointer``; see `TED2Nested`.
     """
 
-    def __init__(
-        self, done_keys: Iterable[Key] | None = None, reward_keys: Iterable[Key] | None = None
-    ) -> None:
-        super().__init__()
-        names = _given(done_keys=done_keys, reward_keys=reward_keys)
-        self._save_hooks = [TED2Nested(**names)]
-        self._load_hooks = [Nested2TED(**names)]
+    _hooks = (TED2Nested, Nested2TED)
 
 
 class H5StorageCheckpointer(NestedStorageCheckpointer):

@@ -142,8 +142,8 @@ class Saved:
         for key in self.node.paths():
             if key not in self.by_key:
                 raise damaged(self.where, f"the leaf {'.'.join(key)!r} is missing")
-        blank = (_blank(self.by_key[key]) for key in self.node.paths())
-        return self.node.build(blank, (1, *self.record.lanes), torch.device("cpu"))
+        columns = [self.by_key[key] for key in self.node.paths()]
+        return self.node.build(map(blank, columns), (1, *self.record.lanes), torch.device("cpu"))
 
     def columns(self, leaves: Leaves) -> list[Any]:
         """One column for each leaf of a storage.
@@ -198,7 +198,7 @@ def _looked_at(ring: Ring) -> Moment:
     return Moment(tickets, sources, raw, ring.head, ring.write_count, ring.tree.max_priority)
 
 
-def _blank(column: Any) -> Any:
+def blank(column: Any) -> Any:
     """One item of a column, without content."""
     shape = (1, *column.shape[1:])
     if isinstance(column, Objects):

@@ -6,7 +6,9 @@ from typing import Any
 
 import torch
 
+from shmbuffer.replay.checkpointers.saved import blank
 from shmbuffer.replay.form import structure
+from shmbuffer.replay.form.nodes import Node
 from shmbuffer.replay.form.objects import Objects
 from shmbuffer.replay.storages.rows import Rows
 
@@ -42,14 +44,8 @@ def state_of(rows: Rows | None) -> dict[str, Any]:
 
 def example_of(state: dict[str, Any]) -> Any:
     """A batch of one item, for defining a storage that is to hold the state: zeros."""
-    node = structure.from_json(state["_structure"]["node"])
-    lanes = state["_structure"]["lanes"]
-    zeros = []
-    for column in map(_column, state["_storage"].values()):
-        shape = (1, *lanes, *column.shape[1:])
-        is_tensor = isinstance(column, torch.Tensor)
-        zeros.append(torch.zeros(shape, dtype=column.dtype) if is_tensor else Objects.of((), shape))
-    return node.build(iter(zeros), (1, *lanes), torch.device("cpu"))
+    node, lanes, columns = _form_of(state)
+    return node.build(map(blank, columns), (1, *lanes), torch.device("cpu"))
 
 
 def load_state(rows: Rows, state: dict[str, Any]) -> None:
@@ -66,12 +62,8 @@ def load_state(rows: Rows, state: dict[str, Any]) -> None:
             f"the state is of a storage of {[capacity, *lanes]}, this one has "
             f"{[ring.capacity, *leaves.lanes]}"
         )
-    node = structure.from_json(state["_structure"]["node"])
-    tensors = [
-        column.reshape(-1, *lanes, *column.shape[1:])
-        for column in map(_column, state["_storage"].values())
-    ]
-    data = node.build(iter(tensors), (len(tensors[0]), *lanes), torch.device("cpu"))
+    node, _, columns = _form_of(state)
+    data = node.build(iter(columns), (len(columns[0]), *lanes), torch.device("cpu"))
     leaves.values(data)  # before anything is emptied: these are our leaves
     ring.empty()
     if cursor := int(state["_cursor"]):
@@ -79,6 +71,17 @@ def load_state(rows: Rows, state: dict[str, Any]) -> None:
         ring.claims.abort()
     slots = state["_index"].numpy()[:: ring.width] // ring.width
     rows.place(slots, data, in_place=False)
+
+
+def _form_of(state: dict[str, Any]) -> tuple[Node, tuple[int, ...], list[Any]]:
+    """The form of the items, the lanes, and a column ``[n, *lanes, *shape]`` for each leaf."""
+    lanes = tuple(state["_structure"]["lanes"])
+    columns = []
+    for column in state["_storage"].values():
+        if isinstance(column, dict):
+            column = Objects.of(column["objects"], column["shape"])
+        columns.append(column.reshape(-1, *lanes, *column.shape[1:]))
+    return structure.from_json(state["_structure"]["node"]), lanes, columns
 
 
 def _dotted(path: tuple[str, ...]) -> str:
@@ -91,10 +94,3 @@ def _plain(column: Any) -> Any:
     if isinstance(column, torch.Tensor):
         return column
     return {"objects": column.tolist(), "shape": list(column.shape)}
-
-
-def _column(plain: Any) -> Any:
-    """What `_plain` was given."""
-    if isinstance(plain, torch.Tensor):
-        return plain
-    return Objects.of(plain["objects"], plain["shape"])
