@@ -91,7 +91,8 @@ def sweep(name: str, kind: str, *, count: int, seed: int, on: str = "", only: st
         found.refused += outcome.raised is not None
         call = first.calls[fault.at]
         heard = outcome.raised is not None or outcome.done
-        if not heard and not is_of_no_consequence(fault, call, make):
+        reached = destination(first.calls, fault.at)
+        if not heard and not is_of_no_consequence(fault, call, reached, make):
             outcome.problems.append("nobody heard of it")
         found.problems += [
             f"{name} of {kind}, {text_of(fault, stays)} ({call.kind} {call.path}): {problem}"
@@ -119,15 +120,22 @@ def drawn(
     return (fresh + others)[:count]
 
 
-def is_of_no_consequence(fault: Fault, call: Call, make: type[Scenario]) -> bool:
+def destination(calls: list[Call], at: int) -> str:
+    """The path that a call is on; of a step on the way to a file, that of the file."""
+    path = calls[at].path
+    below = (call.path for call in calls[at + 1 : at + 4] if call.path.startswith(f"{path}/"))
+    return next(below, path) if calls[at].kind in ("open", "fstat") else path
+
+
+def is_of_no_consequence(fault: Fault, call: Call, reached: str, make: type[Scenario]) -> bool:
     """Whether it is right that the caller hears nothing of this fault."""
     return (
         fault.error in _REPEATED
         or call.kind in ("close", "unlock")  # both are done whatever the system says
         or call.path.startswith("/proc/")  # a fact that is not known proves nothing
-        or (call.kind in _ASKING and "/.shmbuffer/procs/" in call.path)  # nor a lock: it is alive
+        or (call.kind in _ASKING and "/.shmbuffer/procs/" in reached)  # nor a lock: it is alive
         or call.path.endswith("/tmp")  # where the janitor looks for what was abandoned
-        or (make.unheard is not None and make.unheard in call.path)
+        or (make.unheard is not None and make.unheard in reached)
         or re.fullmatch(r".*/shmbuffer-faulted-\w{8}", call.path) is not None  # it is the user's
         or (call.kind == "rmdir" and call.path.endswith("/buffer"))  # something else is in it
     )

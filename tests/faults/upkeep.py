@@ -33,11 +33,12 @@ class Recover(Scenario):
     """Everybody died, one of them in the middle of a write."""
 
     possible = (ITEMS - {3, 4, 5},)
+    unheard = "/.shmbuffer/history"
 
     def prepare(self) -> None:
         engine = self.filled()
         assert dies(
-            self.path, "write.copy", lambda victim: write(victim.ring, range(20, 23)) and None
+            self.path, "write.copy", lambda victim: write(victim.ring(), range(20, 23)) and None
         )  # type: ignore[arg-type, func-returns-value]
         ended(fork(lambda: os.kill(os.getpid(), signal.SIGKILL)))
         engine.close()
