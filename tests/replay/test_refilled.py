@@ -170,10 +170,10 @@ def test_several_take_turns(rb: Any) -> None:
         require_the_same(rb, out, seed)
     small = TensorDict(batch_size=[3])
     require_the_same(rb, small, count=3)
-    assert len(rb._refills._known) <= 16
+    assert len(rb.plan.fast_read.refills._known) <= 16
     del outs, out, small
     gc.collect()
-    assert not rb._refills._known, "what nobody has any more is not kept"
+    assert not rb.plan.fast_read.refills._known, "what nobody has any more is not kept"
 
 
 def test_a_locked_one_is_filled_and_not_changed(rb: Any) -> None:

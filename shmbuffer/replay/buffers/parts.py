@@ -1,26 +1,26 @@
-"""What a buffer is made of, how the parts are exchanged, and which way the data take."""
+"""What a buffer is made of: its parts, how they are exchanged, and what is done to all at once."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
 
 from shmbuffer.errors import ShmBufferError
+from shmbuffer.replay.buffers.plan import Plan, plan
 from shmbuffer.replay.buffers.prefetch import Prefetcher
 from shmbuffer.replay.buffers.record import record
-from shmbuffer.replay.samplers import PrioritizedSampler, RandomSampler, Sampler
+from shmbuffer.replay.eager import eager
+from shmbuffer.replay.samplers import PrioritizedSampler, Sampler
 from shmbuffer.replay.storages import Storage
-from shmbuffer.replay.storages.direct import Direct
 from shmbuffer.replay.storages.ring_backed import RingBacked
-from shmbuffer.replay.storages.rows import Rows
 from shmbuffer.replay.storages.tensor import TensorStorage
 from shmbuffer.replay.transforms import Compose, Transform
-from shmbuffer.replay.writers import RoundRobinWriter, Writer
+from shmbuffer.replay.writers import Writer
 
 if TYPE_CHECKING:
-    from shmbuffer.memory import Engine, RateLimiter, Ring
+    from shmbuffer.memory import Engine, RateLimiter
 
 
 def shareable(storage: RingBacked) -> Engine:
@@ -38,16 +38,13 @@ def shareable(storage: RingBacked) -> Engine:
 
 
 class Parts:
-    """A storage, a sampler, a writer, a chain of transforms, and what they share.
-
-    Where all three parts are of this package a batch is one native call; something of somebody
-    else's in between is asked instead, through the protocols of `Storage`, `Sampler` and `Writer`.
-    """
+    """A storage, a sampler, a writer, a chain of transforms, and the plan made from them."""
 
     _storage: Storage
     _sampler: Sampler
     _writer: Writer
     _transform: Compose
+    _plan: Plan
     _collate_fn: Callable[[Any], Any] | None
     _batch_size: int | None
     _dim_extend: int | None
@@ -56,11 +53,9 @@ class Parts:
     _shared: bool
     _pin_memory: bool
     _weight_keys: tuple[str, ...]  # names of the importance weights in a sample
-    _mapping: str  # what a plain dict is in the data
-    _by_priority: PrioritizedSampler | None  # the sampler, where it is one
-    _direct: Direct | None = None  # the shortest way in, once there is a ring
-    _limited_ring: Ring | None = None  # whose flow control counts, once it is there
-    _limiter_version: Sequence[int] = (1,)  # [0] is 0 where nothing was ever limited
+    _makers: dict[str, Any] | None  # of the parts, where they are not made yet
+    _mapping = "dict"  # what a plain dict is in the data
+    _priority_key: str | tuple[str, ...] | None = None  # entry of the data that holds priorities
 
     @property
     def storage(self) -> Storage:
@@ -162,6 +157,8 @@ class Parts:
     def share(self, shared: bool = True) -> Self:
         """Treat the buffer as shared, or not; a storage in a directory always is."""
         self._shared = shared
+        if self.initialized:
+            self._make_plan()
         return self
 
     @property
@@ -171,13 +168,13 @@ class Parts:
 
     @property
     def initialized(self) -> bool:
-        """Whether the parts are made."""
-        raise NotImplementedError
+        """Whether the parts are made: always, unless ``delayed_init`` was asked for."""
+        return self._makers is None
 
     @property
-    def _planned_capacity(self) -> int:
-        """Of a buffer whose parts are not made yet: the storage's, where it is there already."""
-        raise NotImplementedError
+    def plan(self) -> Plan:
+        """Which ways the data take now, and why no shorter ones; to be printed."""
+        return self._planned()
 
     @property
     def dim_extend(self) -> int:
@@ -192,6 +189,8 @@ class Parts:
                 f"a new buffer for dim_extend={dim}"
             )
         self._dim_extend = dim
+        if self.initialized:
+            self._make_plan()
 
     @property
     def write_count(self) -> int:
@@ -242,97 +241,122 @@ class Parts:
         self._transform.insert(index, transform, invert=invert)
         return self
 
+    # -- all of them at once -------------------------------------------------------------------
+
+    def empty(self, empty_write_count: bool = True) -> None:
+        """Forget every item; the cursor goes to 0.
+
+        The next write may bring items of another form (keys, dtypes, shapes) if no other handle has
+        the buffer: it defines them anew, here or in the process that the buffer is pickled to
+        meanwhile. Where another process has it, the form stays.
+
+        Args:
+            empty_write_count: set the write count to 0 too.
+
+        Raises:
+            RuntimeError: the writer is an `ImmutableDatasetWriter`; nothing was changed.
+        """
+        self._drop_prefetched()
+        storage = self._storage
+        self._writer._empty(empty_write_count)  # first: it may refuse
+        storage.forget(keep_write_count=not empty_write_count)
+        self._sampler._empty()
+        storage.notify_emptied()
+
+    @eager
+    def __len__(self) -> int:
+        """Elements that are there."""
+        return len(self._storage)
+
+    def stats(self) -> dict[str, Any]:
+        """One flat dict: TorchRL's keys, and what the engine counts."""
+        if self._makers is not None:  # to look at a buffer does not make its parts
+            storage = self._makers["storage"]
+            empty = {"size": 0, "write_count": 0, "prefetch_queue_size": 0, "utilization": 0.0}
+            capacity = storage.max_size if isinstance(storage, Storage) else 0
+            return {**empty, "capacity": capacity, "initialized": False}
+        storage = self._storage
+        engine = storage.open_engine
+        counted = {} if engine is None else engine.stats()
+        one_moment = engine is not None and engine.shared  # size and counters of one snapshot
+        size: int | float = counted["length"] if one_moment else len(storage)
+        capacity = storage.max_size
+        return {
+            **counted,
+            "size": size,
+            "capacity": capacity,
+            "utilization": size / capacity,
+            "write_count": counted["write_count"] if one_moment else self.write_count,
+            "prefetch_queue_size": 0 if self._prefetcher is None else len(self._prefetcher),
+            "initialized": True,
+        }
+
+    def flush(self) -> None:
+        """Make what is committed survive a power cut. Returns when it is on the disk.
+
+        Raises:
+            DurabilityError: the disk did not take it.
+        """
+        engine = self._storage.open_engine
+        if engine is not None:
+            engine.flush()
+
+    def close(self) -> None:
+        """Leave the buffer; what was committed stays in its directory. Idempotent."""
+        if self._prefetcher is not None:
+            self._prefetcher.close()
+        self._storage.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # -- inside --------------------------------------------------------------------------------
+
     def _drop_prefetched(self) -> None:
-        """Forget the batches that were made ahead."""
-        raise NotImplementedError
+        """Forget the batches that were made ahead, as if they had never been drawn."""
+        if self._prefetcher is not None:
+            self._prefetcher.drop()
 
     def _join(self) -> None:
-        """Make the parts know each other, and choose the paths."""
+        """Make the parts know each other."""
         storage = self._storage
         self.generator = self._generator
         self._writer.register_storage(storage)
-        self._choose_path()
         if isinstance(storage, TensorStorage):
             storage.mapping = self._mapping
-        self._record()
-        storage.add_reader(self)
-        if isinstance(self._sampler, PrioritizedSampler):
-            self._sampler.bind(storage)
+        elif not isinstance(storage, RingBacked):
+            storage.attach(self)  # the ring of ours gives new items their priority
+        self._make_plan()
 
-    def _choose_path(self) -> None:
-        """The native calls do the work where nobody has put something else in between."""
-        storage, sampler, writer = self._storage, self._sampler, self._writer
-        self._native_write = (
-            storage.writes_natively
-            and type(writer).add is RoundRobinWriter.add
-            and type(writer).extend is RoundRobinWriter.extend
-        )
-        self._by_priority = sampler if isinstance(sampler, PrioritizedSampler) else None
-        ring = getattr(storage, "ring", None)
-        self._limited_ring = ring if isinstance(storage, RingBacked) else None
-        if self._limited_ring is not None:
-            self._limiter_version = self._limited_ring.flow.version
-        else:  # before the first write each sample asks
-            self._limiter_version = (int(isinstance(storage, RingBacked)),)
-        self._ring_priorities = (
-            storage.writes_natively
-            and isinstance(sampler, PrioritizedSampler)
-            and sampler.ring is ring
-        )
-        self._native_sample = storage.draws_natively and (
-            type(sampler).sample is RandomSampler.sample
-            or (
-                isinstance(sampler, PrioritizedSampler)
-                and type(sampler).sample is PrioritizedSampler.sample
-                and sampler.ring is ring
-            )
-        )
-        # Ours know from the ring what was written; somebody else's is told.
-        self._tell_sampler = type(sampler).add is not Sampler.add or (
-            type(sampler).extend is not Sampler.extend
-        )
-        if isinstance(sampler, PrioritizedSampler):
-            self._tell_sampler = (
-                type(sampler).add is not PrioritizedSampler.add
-                or type(sampler).extend is not PrioritizedSampler.extend
-            )
-        self._direct = self._way_in()
-        track = isinstance(writer, RoundRobinWriter) and writer.track_generations
-        self._track_generations = storage.tracks_generations and track
-
-    def _way_in(self) -> Direct | None:
-        """The shortest way in, where nobody has put anything in between."""
+    def _make_plan(self) -> Plan:
+        """Decide which way the data take, from the parts as they are now."""
         storage, sampler = self._storage, self._sampler
-        prioritized = isinstance(sampler, PrioritizedSampler)
-        if (
-            not isinstance(storage, TensorStorage)
-            or not self._native_write
-            or not storage.appends_natively
-            or self._tell_sampler
-            or (prioritized and not self._ring_priorities)
-        ):
-            return None
-        return Direct.into(storage, storage.rows, self._priority_entry if prioritized else None)
-
-    @property
-    def _priority_entry(self) -> str | tuple[str, ...] | None:
-        """Entry of what is written that says its priority; None where no entry does."""
-        return None
-
-    def _record(self) -> None:
-        """Say in the directory what kind of buffer this is."""
         record(self)
+        if isinstance(sampler, PrioritizedSampler):
+            sampler.bind(storage)
+        self._plan = found = plan(
+            storage,
+            sampler,
+            self._writer,
+            self._transform.transforms,
+            collates=self._collate_fn is not None,
+            pins=self._pin_memory,
+            prefetcher=self._prefetcher,
+            dim_extend=self.dim_extend,
+            shared=self.shared,
+            weight_keys=self._weight_keys,
+            tensordicts=self._mapping == "tensordict",
+            priority_key=self._priority_key,
+        )
+        return found
 
-    def ring_is_there(self) -> None:
-        """Called by the storage once the first write has defined the ring."""
-        if isinstance(self._sampler, PrioritizedSampler):
-            self._sampler.bind(self._storage)
-        self._choose_path()
-        self._record()
-
-    def _rows(self) -> Rows | None:
-        storage = self._storage
-        return storage.rows if isinstance(storage, TensorStorage) else None
+    def _planned(self) -> Plan:
+        """The plan; another one where the storage has got a ring since, or other rows."""
+        found = self._plan
+        return found if found.is_current else self._make_plan()
 
     def _collate(self, data: Any) -> Any:
         """A batch from what the storage gave."""

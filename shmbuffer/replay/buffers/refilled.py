@@ -10,28 +10,20 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from tensordict import TensorDict
 from torch.autograd.graph import increment_version
 
+from shmbuffer.replay.buffers.sample_info import SampleInfo
 from shmbuffer.replay.form.leaves import Leaves
 from shmbuffer.replay.form.nodes import LEAF, TensorDictNode
+from shmbuffer.replay.keys import GENERATION, INDEX
 
 _KEPT = 16  # samples that are known at a time
 
 _Form = tuple[torch.dtype, torch.Size]
-
-
-class Beside(NamedTuple):
-    """The entries of a sample that are no part of its items."""
-
-    index_key: str
-    ticket_key: str | None
-    weight_keys: tuple[str, ...]
-    """Names of one tensor; none where the draw is uniform."""
-    weight_dtype: torch.dtype
 
 
 class Refilled:
@@ -41,7 +33,7 @@ class Refilled:
         out: the sample.
         count: its items.
         leaves: of an item.
-        beside: what else is in it.
+        info: what else is in it.
         gone: called when nobody has the sample any more.
 
     Raises:
@@ -61,14 +53,15 @@ class Refilled:
         out: TensorDict,
         count: int,
         leaves: Leaves,
-        beside: Beside,
+        info: SampleInfo,
         gone: Callable[[Any], object],
     ) -> None:
         self._out = weakref.ref(out, gone)
-        self._form = leaves, beside
+        self._form = leaves, info
         lead = torch.Size((count,))
-        ticket_keys = (beside.ticket_key,) if beside.ticket_key else ()
-        names = frozenset((beside.index_key, *ticket_keys, *beside.weight_keys))
+        ticket_keys = (GENERATION,) if info.generation else ()
+        weight_keys = () if info.weight_dtype is None else info.weight_keys
+        names = frozenset((INDEX, *ticket_keys, *weight_keys))
         forms = iter(
             (dtype, torch.Size((count, *leaf.shape)))
             for dtype, leaf in zip(leaves.dtypes, leaves.leaves, strict=True)
@@ -77,14 +70,14 @@ class Refilled:
         self._noted: list[tuple[dict[Any, Any], int, list[tuple[Any, Any]]]] = []
         assert isinstance(leaves.node, TensorDictNode)
         self._take(out, leaves.node, forms, names)
-        self.index = _entry(out, (beside.index_key,), (torch.int64, lead))
+        self.index = _entry(out, (INDEX,), (torch.int64, lead))
         self.tickets = _entry(out, ticket_keys, (torch.int64, lead))
         self.shown: torch.Tensor | None = None
         self.weights: torch.Tensor | None = None
-        if beside.weight_keys:
-            form = (beside.weight_dtype, lead)
-            self.shown = self.weights = _entry(out, beside.weight_keys, form)
-            if beside.weight_dtype is not torch.float32:
+        if info.weight_dtype is not None:
+            form = (info.weight_dtype, lead)
+            self.shown = self.weights = _entry(out, weight_keys, form)
+            if info.weight_dtype is not torch.float32:
                 self.weights = torch.empty(lead, dtype=torch.float32)
         self.addresses = tuple(leaf.data_ptr() for leaf in self.leaves)
         self._note(out)
@@ -92,9 +85,9 @@ class Refilled:
         if self.shown is not None:
             self._tensors.append(self.shown)
 
-    def fits(self, out: TensorDict, leaves: Leaves, beside: Beside) -> bool:
+    def fits(self, out: TensorDict, leaves: Leaves, info: SampleInfo) -> bool:
         """Whether it is this sample, of this form, and nobody has put anything else in it."""
-        if self._out() is not out or self._form != (leaves, beside):
+        if self._out() is not out or self._form != (leaves, info):
             return False
         for entries, size, noted in self._noted:
             if len(entries) != size:
@@ -146,7 +139,7 @@ class Refills:
     def __init__(self) -> None:
         self._known: dict[int, Refilled] = {}
 
-    def of(self, out: Any, count: int, leaves: Leaves, beside: Beside) -> Refilled:
+    def of(self, out: Any, count: int, leaves: Leaves, info: SampleInfo) -> Refilled:
         """What `Refilled` says of ``out``, noted or looked for now.
 
         Raises:
@@ -154,7 +147,7 @@ class Refills:
             ValueError: of another batch size; see also `Refilled`.
         """
         found = self._known.get(id(out))
-        if found is not None and found.fits(out, leaves, beside):
+        if found is not None and found.fits(out, leaves, info):
             return found
         if type(out) is not TensorDict:
             raise TypeError(f"sample(out=...) takes a TensorDict, got a {type(out).__name__}")
@@ -166,7 +159,7 @@ class Refills:
         if len(self._known) >= _KEPT:
             self._known.clear()
         known, name = self._known, id(out)
-        found = Refilled(out, count, leaves, beside, lambda _: known.pop(name, None))
+        found = Refilled(out, count, leaves, info, lambda _: known.pop(name, None))
         known[name] = found
         return found
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -13,9 +13,9 @@ from shmbuffer.memory import patience
 from shmbuffer.replay import pinned
 from shmbuffer.replay.buffers.access import StorageOrder, swap_dims
 from shmbuffer.replay.buffers.arguments import refuse
-from shmbuffer.replay.buffers.drawing import Drawing
 from shmbuffer.replay.buffers.prefetch import Prefetcher
-from shmbuffer.replay.buffers.whole import Whole
+from shmbuffer.replay.buffers.sampling import Sampling
+from shmbuffer.replay.buffers.saving import Saving
 from shmbuffer.replay.eager import eager
 from shmbuffer.replay.form.batches import stack
 from shmbuffer.replay.form.nodes import is_collection
@@ -31,10 +31,10 @@ if TYPE_CHECKING:
     from shmbuffer.memory import RateLimiter
 
 DEFAULT_CAPACITY = 1000  # of the ListStorage that a buffer without a storage gets, as in TorchRL
-_PARTS = frozenset(("_storage", "_sampler", "_writer", "_transform"))
+_PARTS = frozenset(("_storage", "_sampler", "_writer", "_transform", "_plan"))
 
 
-class ReplayBuffer(StorageOrder, Drawing, Whole):
+class ReplayBuffer(Sampling, StorageOrder, Saving):
     """A replay buffer made of three parts.
 
     Where all parts are of this package, a batch is one native call: ``extend`` is claim, copy,
@@ -98,7 +98,6 @@ class ReplayBuffer(StorageOrder, Drawing, Whole):
     family: ClassVar[str] = "ReplayBuffer"
     """The name under which a directory remembers this class and those derived from it."""
     default_writer: ClassVar[type[RoundRobinWriter]] = RoundRobinWriter
-    _mapping = "dict"  # what a plain dict is in the data
 
     def __init__(
         self,
@@ -142,8 +141,8 @@ class ReplayBuffer(StorageOrder, Drawing, Whole):
         self._weight_key = weight_key
         self._weight_keys = WEIGHT_KEYS if weight_key is None else (weight_key,)
         self._prefetcher = Prefetcher(prefetch, self._order) if prefetch else None
-        self._iterator: Iterator[Any] | None = None
-        self._makers: dict[str, Any] | None = {
+        self._iterator = None
+        self._makers = {
             "storage": storage,
             "sampler": sampler,
             "writer": writer,
@@ -191,16 +190,6 @@ class ReplayBuffer(StorageOrder, Drawing, Whole):
                 return self.__dict__[name]
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
-    @property
-    def initialized(self) -> bool:
-        """Whether the parts are made: always, unless ``delayed_init`` was asked for."""
-        return self._makers is None
-
-    @property
-    def _planned_capacity(self) -> int:
-        storage = None if self._makers is None else self._makers["storage"]
-        return storage.max_size if isinstance(storage, Storage) else 0
-
     def __repr__(self) -> str:
         if self._makers is not None:
             return f"{type(self).__name__}(not used yet)"
@@ -217,8 +206,7 @@ class ReplayBuffer(StorageOrder, Drawing, Whole):
     def __getstate__(self) -> dict[str, Any]:
         self._drop_prefetched()
         depth = None if self._prefetcher is None else self._prefetcher.depth
-        kept = self.__dict__.keys() - {"_direct", "_limited_ring", "_limiter_version"}
-        state = {name: self.__dict__[name] for name in kept}
+        state = {name: part for name, part in self.__dict__.items() if name != "_plan"}
         return {**state, "_prefetcher": depth, "_iterator": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -251,18 +239,13 @@ class ReplayBuffer(StorageOrder, Drawing, Whole):
 
         Cost: one native call.
         """
-        if timeout is not None:
-            with patience.within(timeout):
-                return self.add(data)
-        direct = self._direct
-        if direct is not None and not self._transform.transforms:
-            index = direct.add(data)
-            if index is not None:
-                return index
-        if data is None:
-            self._refuse_none("add")
-        data = self._inverted(data) if len(self._transform) else data
-        return self._nothing() if data is None else self._write(data, True, None)
+        if timeout is None:
+            plan = self._plan
+            if plan.fast_write is not None and not plan.transforms:
+                index = plan.fast_write.write(data, True)
+                if index is not None:
+                    return index  # type: ignore[no-any-return]
+        return self._written(data, True, None, timeout)  # type: ignore[no-any-return]
 
     @eager
     def extend(
@@ -289,143 +272,62 @@ class ReplayBuffer(StorageOrder, Drawing, Whole):
 
         Cost: one native call; 0.6 µs a leaf more where something has to be converted.
         """
-        if timeout is not None:
-            with patience.within(timeout):
-                return self.extend(data, update_priority=update_priority)
         if update_priority is not None:
             raise NotImplementedError(
                 f"{type(self).__name__}.extend(update_priority={update_priority}): only TensorDict "
                 "buffers find priorities in the data; use update_priority(index, priority)"
             )
-        direct = self._direct
-        if direct is not None and not self._transform.transforms and not self._dim_extend:
-            written = direct.extend(data)
-            if written is not None:
-                return written
-        if data is None:
-            self._refuse_none("extend")
-        data = self._batch_of(data)
-        index = self._nothing() if data is None else self._write(data, False, None)
-        assert isinstance(index, torch.Tensor)
-        return index
-
-    # -- sampling ------------------------------------------------------------------------------
-
-    @eager
-    def sample(
-        self,
-        batch_size: int | None = None,
-        return_info: bool = False,
-        *,
-        min_size: int | None = None,
-        timeout: float | None = None,
-    ) -> Any:
-        """Draw a batch.
-
-        Args:
-            batch_size: how many items; None is the constructor's. Where both are given and differ,
-                this one wins and a warning says so.
-            return_info: return ``(data, info)``; info has ``"index"``, and, where there are any,
-                the weights and ``"index_generation"``.
-            min_size: wait until so many items are there.
-            timeout: seconds to wait, for them and for a `RateLimiter`; None: as long as it takes.
-
-        Returns:
-            The data ``[batch_size, ...]`` in the form in which they were written.
-
-        Raises:
-            EmptyBufferError: nothing to draw from.
-            RateLimitTimeout, RateLimitError: items have to be written first.
-            RuntimeError: no batch size anywhere.
-
-        Cost: one native call; 0.4 µs a leaf for the tensors that it fills.
-        """
-        count = self._count(batch_size)
-        asked = min_size is not None or timeout is not None
-        if not asked and (not self._limiter_version[0] or self._admitted(count)):
-            try:
-                data, info = self._next(count)
-            except BaseException:
-                self._not_drawn(count)
-                raise
-        else:
-            data, info = self._in_turn(
-                count, min_size, timeout, lambda: self._next(count), lambda batch: batch
-            )
-        return (data, info) if return_info else data
-
-    def __iter__(self) -> Iterator[Any]:
-        """Samples, until the sampler has run out; a `RandomSampler` never does.
-
-        A pass that was left in the middle goes on where it was.
-
-        Raises:
-            RuntimeError: the constructor was given no batch size.
-        """
-        if self._batch_size is None:
-            raise RuntimeError("iteration needs a batch size: give batch_size to the constructor")
-        if self._passes.ran_out:
-            self._passes.ran_out = False
-        while not self._passes.ran_out:
-            yield self.sample()
-
-    @property
-    def _passes(self) -> Any:
-        """Who knows where a pass ends; looked up each time: the sampler may be exchanged."""
-        return self._sampler if self._prefetcher is None else self._prefetcher
-
-    def next(self) -> Any:
-        """The next sample of an iteration over the buffer; None at its end, and then anew."""
-        if self._iterator is None:
-            self._iterator = iter(self)
-        data = next(self._iterator, None)
-        if data is None:
-            self._iterator = None
-        return data
-
-    @eager
-    def update_priority(self, index: Any, priority: Any, *, generation: Any = None) -> Any:
-        """Change priorities.
-
-        Args:
-            index: what a sample or a write gave: ``[n]``, ``[n, ndim]``, an int.
-            priority: ``[n]`` or one number; finite and not negative. Of several dimensions, with
-                ``dim_extend``: as the batch was given, ``[lanes, n]``.
-            generation: ``index_generation`` of the sample, ``[n]``: an item that was written over
-                since is left alone, and counted as stale. None sets whatever is there.
-
-        Returns:
-            `PriorityUpdate`: how many were applied, and how many were stale.
-
-        Raises:
-            ValueError: NaN, infinite or negative; nothing was changed.
-            IndexError: out of range; nothing was changed.
-
-        Cost: one native call.
-        """
-        if self.dim_extend and np.ndim(priority) > 1:
-            priority = swap_dims(torch.as_tensor(priority), self.dim_extend).flatten()
-        if generation is None:
-            return self._sampler.update_priority(index, priority, storage=self._storage)
-        return self._sampler.update_priority(
-            index, priority, storage=self._storage, generation=generation
-        )
-
-    def mark_update(self, index: Any) -> None:
-        """Give the items at ``index`` the default priority."""
-        self._sampler.mark_update(index, storage=self._storage)
+        if timeout is None:
+            plan = self._plan
+            if plan.fast_write is not None and not plan.transforms:
+                index = plan.fast_write.write(data, False)
+                if index is not None:
+                    return index  # type: ignore[no-any-return]
+        return self._written(data, False, None, timeout)  # type: ignore[no-any-return]
 
     # -- inside --------------------------------------------------------------------------------
 
-    def _batch_of(self, data: Any) -> Any:
-        """A batch as the storage takes it: stacked, transformed, the right dimension first."""
+    def _written(
+        self, data: Any, single: bool, update_priority: bool | None, timeout: float | None
+    ) -> Any:
+        """`add` or `extend`, of data that the fast way has not taken as they are."""
+        if timeout is not None:
+            given = {} if update_priority is None else {"update_priority": update_priority}
+            with patience.within(timeout):
+                return self.add(data) if single else self.extend(data, **given)
+        if data is None:
+            call, what = "add", "an item"
+            if not single:
+                call, what = "extend", "a batch (an empty list writes nothing)"
+            raise TypeError(
+                f"{type(self).__name__}.{call}(None): there is nothing to write; give it {what}, "
+                "or leave the call out"
+            )
+        plan = self._plan
+        if plan.rewrites or plan.transforms or type(data) is list:
+            data = self._taken_in(data, single)
+        if data is None:  # kept back by a transform, or an empty list
+            ndim = self._storage.ndim
+            return torch.zeros((0,) if ndim == 1 else (0, ndim), dtype=torch.int64)
+        if plan.fast_write is not None and update_priority is None:
+            index = plan.fast_write.convert(data, single)
+            if index is not None:
+                return index
+        priorities = None if update_priority is False else self._priorities_in(data, single)
+        return self._write(data, single, priorities)
+
+    def _taken_in(self, data: Any, single: bool) -> Any:
+        """Data as the storage takes them: stacked, transformed, the right dimension first."""
+        plan = self._plan
+        if single:
+            return self._inverted(data) if plan.transforms else data
         if type(data) is list and isinstance(self._storage, TensorStorage):
             if not data:
                 return None
             # Transforms, and writers of somebody else's, are given tensors.
-            seen = not self._native_write or bool(len(self._transform) or self.dim_extend)
+            seen = not plan.appends or bool(plan.transforms or self.dim_extend)
             data = stack(data, self._mapping, tensors=seen)
-        if len(self._transform):
+        if plan.transforms:
             data = self._transform.inv(data)
         if self.dim_extend and data is not None:
             data = swap_dims(data, self.dim_extend)
@@ -439,40 +341,33 @@ class ReplayBuffer(StorageOrder, Drawing, Whole):
             found = self._transform.inv(batch)
             return None if found is None else found.squeeze(-1)
 
-    def _refuse_none(self, call: str) -> NoReturn:
-        raise TypeError(
-            f"{type(self).__name__}.{call}(None): there is nothing to write; give it "
-            f"{'an item' if call == 'add' else 'a batch (an empty list writes nothing)'}, or leave "
-            "the call out"
-        )
+    def _priorities_in(self, data: Any, single: bool) -> NDArray[np.float64] | None:
+        """Raw priorities in the data; None if there are none."""
+        return None
 
-    def _nothing(self) -> torch.Tensor:
-        """What a write of nothing returns."""
-        ndim = self._storage.ndim
-        return torch.zeros((0,) if ndim == 1 else (0, ndim), dtype=torch.int64)
-
-    def _write(
-        self, data: Any, single: bool, priorities: NDArray[np.float64] | None
-    ) -> int | torch.Tensor:
-        writer, storage = self._writer, self._storage
-        if self._native_write and isinstance(storage, RingBacked):
-            given = priorities if self._ring_priorities else None
+    def _write(self, data: Any, single: bool, priorities: NDArray[np.float64] | None) -> Any:
+        plan, storage, sampler = self._planned(), self._storage, self._sampler
+        if plan.appends and isinstance(storage, RingBacked):
+            if plan.payload is None:  # so that priorities go with the write
+                data = data if single or not isinstance(data, Iterator) else list(data)
+                storage.prepare(data, single)
+                plan = self._planned()
+            given = priorities if plan.gives_priorities else None
             first, count = storage.append(data, single, given)
-            index = storage.written(first, count, single=single)
-            if self._tell_sampler:
-                (self._sampler.add if single else self._sampler.extend)(index)
+            index: Any = storage.written(first, count, single=single)
+            if (plan.payload is None or given is not None) and self._planned() is not plan:
+                given = None  # of another form, or the first of a list: it is another ring
+            if plan.tells_sampler:
+                (sampler.add if single else sampler.extend)(index)
             if given is not priorities:
-                self._sampler.update_priority(index, priorities, storage=storage)
+                sampler.update_priority(index, priorities, storage=storage)
             return index
-        index = writer.add(data) if single else writer.extend(data)
+        index = (self._writer.add if single else self._writer.extend)(data)
         if index is not None:
-            if single:
-                self._sampler.add(index)
-            else:
-                self._sampler.extend(index)
+            (sampler.add if single else sampler.extend)(index)
             if priorities is not None:
-                self._sampler.update_priority(index, priorities, storage=storage)
-        return index  # type: ignore[no-any-return]
+                sampler.update_priority(index, priorities, storage=storage)
+        return index
 
 
 def made(part: Any) -> Any:

@@ -11,8 +11,8 @@ from tensordict import TensorDict, TensorDictBase
 from shmbuffer.memory import patience
 from shmbuffer.replay.buffers import ReplayBuffer, TensorDictReplayBuffer
 from shmbuffer.replay.buffers.access import ConditionalUpdateResult
+from shmbuffer.replay.buffers.priority_entry import reduce, say_what_is_missing
 from shmbuffer.replay.buffers.saving import Saving
-from shmbuffer.replay.buffers.tensordict import reduce, say_what_is_missing
 from shmbuffer.replay.eager import eager
 from shmbuffer.replay.ensembles.members import Ensemble, PartsOf
 from shmbuffer.replay.ensembles.rows import BUFFER_IDS, known_tickets, routed, routes

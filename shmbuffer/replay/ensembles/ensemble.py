@@ -20,7 +20,7 @@ import torch
 from tensordict import TensorDictBase
 
 from shmbuffer.memory import patience
-from shmbuffer.replay.buffers import ReplayBuffer
+from shmbuffer.replay.buffers import ReplayBuffer, drawing
 from shmbuffer.replay.buffers.access import _is_key
 from shmbuffer.replay.buffers.prefetch import Batch
 from shmbuffer.replay.eager import eager
@@ -298,7 +298,7 @@ class ReplayBufferEnsemble(Buffers):
     def _row(self, at: int, index: Any, known: dict[Any, Any]) -> Row:
         """A row that its buffer reads and validates."""
         rb = self._members[at]
-        return at, *rb._chosen(local(index, rb._storage), known)
+        return at, *drawing.chosen(rb.plan, local(index, rb._storage), known)
 
     def _gathered(self, index: Any, found: Any) -> Batch:
         """See `ReplayBuffer._gathered`."""
@@ -332,7 +332,7 @@ class ReplayBufferEnsemble(Buffers):
             if isinstance(rb._sampler, PrioritizedSampler):
                 keys = rb._weight_keys if self._weight_key is None else self._weight_keys
                 found.update(dict.fromkeys(keys, 1.0))
-            if rb.shared or rb._track_generations:
+            if rb.plan.info.generation:
                 found[GENERATION] = -1
         return found
 

@@ -14,12 +14,13 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from shmbuffer.replay.buffers import drawing
+from shmbuffer.replay.buffers.limits import Turn
 from shmbuffer.replay.buffers.prefetch import Batch
 
 if TYPE_CHECKING:
     from shmbuffer.memory import Ring
     from shmbuffer.replay.buffers import ReplayBuffer
-    from shmbuffer.replay.buffers.drawing import Turn
 
 Row = tuple[int, Any, dict[Any, Any]]
 """The number of a buffer, items of it, and what is known about them."""
@@ -42,7 +43,7 @@ class Turns:
 
     def are_needed(self) -> bool:
         """Whether one of the buffers is limited."""
-        return any(rb._limiter_version[0] and rb._limited for rb in self._buffers)
+        return any(rb.plan.limits.hold for rb in self._buffers)
 
     def sample(
         self,
@@ -62,7 +63,7 @@ class Turns:
         turns, taken = list[Turn | None](), list[tuple[int, Batch]]()
         try:
             for at in chosen:
-                turns.append(self._buffers[at]._turn(share))
+                turns.append(self._buffers[at].plan.limits.turn(share))
             queues = {row: turn.ring for row, turn in enumerate(turns) if turn and turn.is_queue}
             found = dict[int, Row]()
             # Rows of queues come last: nobody can put them back.
@@ -88,7 +89,7 @@ class Turns:
         try:
             first = kept.popleft()  # threads may share it
         except IndexError:
-            return self._buffers[at]._taken(ring, share)
+            return drawing.taken(self._buffers[at].plan, ring, share)
         if first.share == share:
             return first.batch
         kept.appendleft(first)

@@ -280,8 +280,9 @@ class PrioritizedSampler(PriorityKeeper):
         if loaded is not None and loaded.moment is not None:
             state["_priorities"] = torch.from_numpy(loaded.moment.priorities)
             state["_max_priority"] = loaded.moment.max_priority
-        if loaded is not None and self._ring is not None and state["_priorities"] is not None:
-            state["_priorities"] = moved(state["_priorities"], loaded, self._ring.elements)
+        ring = self._bound()
+        if loaded is not None and ring is not None and state["_priorities"] is not None:
+            state["_priorities"] = moved(state["_priorities"], loaded, ring.elements)
         self.load_state_dict(state)
 
     def __repr__(self) -> str:

@@ -151,8 +151,7 @@ class ListStorage(RingBacked):
 
     def prepare(self, data: Any, single: bool) -> None:
         """See `Storage.prepare`; what cannot be stored makes no directory."""
-        if self._attached() is None:
-            self._codec.encode(data, single)
+        if self._attached() is None and len(self._codec.encode(data, single)):
             self._store()
 
     def put(self, cursor: Any, data: Any, *, in_place: bool) -> None:

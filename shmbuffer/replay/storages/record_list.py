@@ -151,7 +151,6 @@ class RecordList(ListStorage):
         assert isinstance(self._codec, RecordCodec)
         store = RecordStore(type(self).__name__, self.engine, ring, self._codec)
         self._mover = store
-        self._tell_readers()
         return store
 
     @abstractmethod

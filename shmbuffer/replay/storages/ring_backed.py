@@ -47,7 +47,6 @@ class RingBacked(Storage):
 
     def __init__(self, max_size: int, *, compilable: bool = False) -> None:
         super().__init__(max_size, compilable=compilable)
-        self._readers: list[weakref.ref[Any]] = []  # buffers, told once the ring is there
         self._engine: Engine | None = None
         self._mover: Any = None
         self._pid = os.getpid()
@@ -88,7 +87,7 @@ class RingBacked(Storage):
         return engine
 
     def _meet(self, ring: Ring) -> Any:
-        """Have a mover for the ring, and tell the readers."""
+        """Have a mover for the ring."""
         raise NotImplementedError(type(self).__name__)
 
     def _attached(self) -> Any:
@@ -324,25 +323,6 @@ class RingBacked(Storage):
 
     # -- who uses it ---------------------------------------------------------------------------
 
-    def add_reader(self, buffer: Any) -> None:
-        """Call ``buffer.ring_is_there()`` once the first write has defined the ring."""
-        is_there = self.ring is not None
-        others = [one for one in self._readers if one() not in (None, buffer)]
-        self._readers = [*others, weakref.ref(buffer)]
-        if is_there:
-            buffer.ring_is_there()
-
-    def detach(self, buffer: Any) -> None:
-        """Undo `attach` and `add_reader`."""
-        super().detach(buffer)
-        self._readers = [one for one in self._readers if one() not in (None, buffer)]
-
-    def _tell_readers(self) -> None:
-        """The ring is there now."""
-        for reader in self._readers:
-            if (buffer := reader()) is not None:
-                buffer.ring_is_there()
-
     def cleanup(self) -> bool:
         """Remove the files of the storage from disk, those that we made and no others.
 
@@ -372,7 +352,6 @@ class RingBacked(Storage):
         if self._engine is None:
             raise RuntimeError(f"{self._not_yet()}, and would be another buffer there")
         here: dict[str, Any] = {
-            "_readers": [],
             "_table_owner": None,
             "_mover": None,
             "_opening": None,

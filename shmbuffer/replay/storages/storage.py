@@ -240,14 +240,6 @@ class Storage(Checkpoints):
 
     # -- who uses it ---------------------------------------------------------------------------
 
-    def add_reader(self, buffer: Any) -> None:
-        """A buffer begins to use the storage: it is attached.
-
-        A ring-backed storage calls ``buffer.ring_is_there()`` instead, now or once there is one:
-        the ring gives new items their priority by itself.
-        """
-        self.attach(buffer)
-
     def attach(self, buffer: Any) -> None:
         """Have ``buffer.mark_update(index)`` called for every write, whoever writes.
 

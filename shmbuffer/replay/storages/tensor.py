@@ -313,7 +313,6 @@ class TensorStorage(RingBacked):
         if owner is not None:
             owner.lose_ring(*exponents)
         self._mover, self._emptied = None, False
-        self._tell_readers()
         return True
 
     def _settings(self) -> Settings:
@@ -362,7 +361,6 @@ class TensorStorage(RingBacked):
             self._given.update(rows.build(rows.columns, (rows.ring.capacity, *rows.lanes)))
         self._mover = rows
         self.allow(self.optional)
-        self._tell_readers()
         return rows
 
     def __getstate__(self) -> dict[str, Any]:

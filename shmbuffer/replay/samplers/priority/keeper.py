@@ -47,6 +47,7 @@ class PriorityKeeper(Sampler):
         self._follows = False  # alpha and eps are the storage's, whatever they are by now
         self._storage: weakref.ref[Any] | None = None  # what the indices are of
         self._ring: Ring | None = None  # that has our priorities, of the storage
+        self._waits_for: weakref.ref[Any] | None = None  # a storage that has no ring yet
         self._table: PriorityTable | None = None  # or that has them, of our own
         self._greatest: Greatest | None = None
 
@@ -88,7 +89,8 @@ class PriorityKeeper(Sampler):
     @property
     def ring(self) -> Ring | None:
         """Where the priorities are; None before there is anything to keep them for."""
-        return self._ring if self._table is None else self._table.ring
+        ring = self._bound()
+        return ring if self._table is None else self._table.ring
 
     @property
     def _known(self) -> Any:
@@ -120,6 +122,7 @@ class PriorityKeeper(Sampler):
             self._keep_table(storage)
             return False
         ring: Ring | None = storage.ring
+        self._waits_for = weakref.ref(storage) if ring is None else None
         if ring is None:  # nothing was written yet
             return False
         if ring is self._ring:
@@ -145,6 +148,13 @@ class PriorityKeeper(Sampler):
             ring.update(known, before.ring.tree.priorities(known))
         return True
 
+    def _bound(self) -> Ring | None:
+        """The storage's ring that has our priorities; bound now, if it has come since."""
+        storage = None if self._waits_for is None else self._waits_for()
+        if storage is not None:
+            self.bind(storage)
+        return self._ring
+
     def _agrees(self, storage: Any) -> bool:
         """Whether the storage's alpha and eps are meant, whatever they have been set to by now.
 
@@ -169,12 +179,12 @@ class PriorityKeeper(Sampler):
                 self._alpha, self._eps = self._ring.tree.alpha, self._ring.tree.eps
                 self._ring.tree.initial = None
         storage.detach(self)
-        self._storage = self._ring = self._table = self._greatest = None
+        self._storage = self._ring = self._table = self._greatest = self._waits_for = None
 
     def lose_ring(self, alpha: float, eps: float) -> None:
         """The storage has forgotten its form: another ring comes, with the same alpha and eps."""
         self._alpha, self._eps = alpha, eps
-        self._ring = self._greatest = None
+        self._ring, self._greatest, self._waits_for = None, None, self._storage
 
     def _keep_table(self, storage: Any) -> PriorityTable:
         """A table of our own, with what is there already."""
@@ -213,14 +223,14 @@ class PriorityKeeper(Sampler):
         Nothing to do where the storage's ring keeps the priorities: it has given them in the write
         itself.
         """
-        if self._ring is None:
+        if self._bound() is None:
             self._renew(index)
 
     def mark_update(self, index: Any, *, storage: Any = None) -> None:
         """The items at ``index`` get the default priority."""
         if storage is not None:
             self.bind(storage)
-        if self._ring is None:
+        if self._bound() is None:
             self._renew(index)
         else:
             self.update_priority(index, self.default_priority)
@@ -254,8 +264,9 @@ class PriorityKeeper(Sampler):
         Cost: one native call, which reads tensors where they are: int64 indices and generations,
             float32 or float64 priorities, contiguous.
         """
-        if self._ring is not None:
-            found = self._update_in_place(self._ring, index, priority, generation)
+        ring = self._bound() if self._ring is None else self._ring
+        if ring is not None:
+            found = self._update_in_place(ring, index, priority, generation)
             if found is not None:
                 return found
         elif storage is not None and not self.bind(storage):
@@ -370,6 +381,7 @@ class PriorityKeeper(Sampler):
             "_eps": self.eps,
             "_follows": self._follows or self._ring is not None,
             "_storage": None,
+            "_waits_for": None,
             "_ring": None,
             "_greatest": None,
         }

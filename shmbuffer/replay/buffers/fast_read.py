@@ -1,0 +1,107 @@
+"""The fast way out: a sample is drawn, gathered, validated and weighed in one native call.
+
+    sample() ──▶ FastRead ──▶ one call of the C core ──▶ a TensorDict over what it has filled
+                    └─ with out=: into the tensors of a sample that is not needed any more
+
+Of items that are TensorDicts of tensors, with nothing between them and the caller.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from shmbuffer.memory.patience import LOCK_TIMEOUT_NS
+from shmbuffer.replay.buffers.refilled import Refills
+from shmbuffer.replay.form.nodes import TensorDictNode
+from shmbuffer.replay.samplers.sampler import draw_key
+from shmbuffer.replay.storages.native_rows import NativeRows
+
+if TYPE_CHECKING:
+    from tensordict import TensorDict
+
+    from shmbuffer.replay.buffers.sample_info import SampleInfo
+    from shmbuffer.replay.samplers import PrioritizedSampler, Sampler
+    from shmbuffer.replay.storages.rows import Rows
+    from shmbuffer.replay.storages.tensor import TensorStorage
+
+NO_OUT = (
+    "sample(out=...) is there where one native call makes the sample: items are TensorDicts of "
+    "tensors of one shape in the ring's own memory, with one storage dimension, and there is no "
+    "collate_fn, transform, pin_memory, prefetch or include_info; leave out away"
+)
+
+
+class FastRead:
+    """What a buffer of TensorDicts asks first.
+
+    Args:
+        storage: whose rows they are: it may get others.
+        rows: where the payload lies.
+        sampler: whose generator decides the draw.
+        by_priority: the sampler, where it draws by priority.
+        info: what a sample has beside the items.
+    """
+
+    __slots__ = ("_by_priority", "_info", "_node", "_rows", "_sampler", "_storage", "refills")
+
+    def __init__(
+        self,
+        storage: TensorStorage,
+        rows: Rows,
+        sampler: Sampler,
+        by_priority: PrioritizedSampler | None,
+        info: SampleInfo,
+    ) -> None:
+        assert type(rows.leaves.node) is TensorDictNode
+        self._storage, self._rows, self._node = storage, rows, rows.leaves.node
+        self._sampler, self._by_priority, self._info = sampler, by_priority, info
+        self.refills = Refills()
+
+    def sample(self, count: int) -> tuple[Any, dict[str, Any]] | None:
+        """Draw; a TensorDict ``[count]`` and its info. None: the storage has got other rows."""
+        rows, by_priority = self._rows, self._by_priority
+        if self._storage._mover is not rows:
+            return None
+        key = draw_key(self._sampler._rng)
+        beta = None if by_priority is None else by_priority._beta
+        core = rows.ring.seat.outtake
+        found: Any = None if core is None else core.sample(count, key, beta, LOCK_TIMEOUT_NS)
+        tensors, index, tickets, weights = (
+            found if type(found) is tuple else rows.sample(count, key, beta)
+        )
+        if by_priority is not None and by_priority.dtype is not torch.float32:
+            assert by_priority.ring is not None
+            assert weights is not None
+            weights = by_priority._weights(by_priority.ring, index, weights)
+        info = self._info.entries(index, weights, tickets)
+        node, size, device = self._node, index.shape, rows.leaves.device
+        source = node.children(iter(tensors), size, device)
+        source.update(info)
+        return node.wrap(source, size, device), info
+
+    def refill(self, out: TensorDict, count: int) -> tuple[Any, dict[str, Any]] | None:
+        """`sample` into ``out``.
+
+        Raises:
+            TypeError, ValueError, RuntimeError: see `Refills.of`; rows that torch moves.
+        """
+        rows, by_priority = self._rows, self._by_priority
+        if self._storage._mover is not rows:
+            return None
+        if not isinstance(rows, NativeRows):
+            raise ValueError(NO_OUT)
+        into = self.refills.of(out, count, rows.leaves, self._info)
+        index, weights, shown = into.index, into.weights, into.shown
+        beta = None if by_priority is None else by_priority._beta
+        key = draw_key(self._sampler._rng)
+        rows.sample_into(into.addresses, index, into.tickets, weights, key, beta)
+        if shown is not weights:
+            assert by_priority is not None
+            assert by_priority.ring is not None
+            assert weights is not None
+            assert shown is not None
+            shown.copy_(by_priority._weights(by_priority.ring, index, weights))
+        into.changed()
+        return out, self._info.entries(index, shown, into.tickets)

@@ -1,0 +1,172 @@
+"""The fast way in: a batch is checked and written in one native call.
+
+    data ──▶ write ──▶ one call of the C core ──▶ index
+               └─ None ──▶ convert ──▶ the same call, of what `Leaves.match` has made of the data
+                              └─ None: refused, or to be waited for: the storage writes it, and says
+                                 what is wrong
+
+There are no rules here beside theirs: what is taken is what they would have taken, and what they do
+more than that (columns that are new, watchers, a priority that the sampler chooses) is looked for
+before every call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from tensordict import TensorDict
+
+from shmbuffer.errors import SchemaMismatchError
+from shmbuffer.memory.patience import LOCK_TIMEOUT_NS
+from shmbuffer.replay.form.nodes import LEAF, BranchNode, Node, TensorDictNode, is_collection
+from shmbuffer.replay.form.pytrees import DictNode
+from shmbuffer.replay.samplers.priority.raw import as_raw
+from shmbuffer.replay.storages.native_rows import NativeRows
+
+if TYPE_CHECKING:
+    from shmbuffer.replay.form.leaves import Leaves
+    from shmbuffer.replay.storages.tensor import TensorStorage
+
+_MOST_DIMS = 32  # of a leaf; the core's limit
+_REALS = np.dtype(np.float32), np.dtype(np.float64)
+
+
+class FastWrite:
+    """What a buffer calls first.
+
+    Args:
+        storage: whose rows they are: it may get others, and somebody may begin to watch it.
+        rows: where the payload lies.
+        tree: keys of the items, as `_tree` gives them; None: an item is one leaf.
+        key: entry of the data whose numbers become the items' priorities; None: they get the
+            default one.
+    """
+
+    __slots__ = ("_form", "_key", "_priority", "_ring", "_rows", "_storage", "_tree")
+
+    def __init__(
+        self,
+        storage: TensorStorage,
+        rows: NativeRows,
+        tree: tuple[Any, ...] | None,
+        key: str | tuple[str, ...] | None,
+    ) -> None:
+        self._storage, self._rows, self._ring = storage, rows, rows.ring
+        self._tree, self._key = tree, key
+        self._priority = _priority(rows.leaves, key)
+        self._form = {
+            "tree": tree,
+            "forms": _forms(rows.leaves),
+            "tensors": torch.Tensor,
+            "box": TensorDict,
+            "inside": "_tensordict",
+            "reals": _REALS,
+        }
+
+    @classmethod
+    def into(cls, storage: TensorStorage, key: str | tuple[str, ...] | None) -> FastWrite | None:
+        """The fast way into the rows of a storage; None if there is none."""
+        rows = storage.rows
+        if type(rows) is not NativeRows or rows.ring.width != 1 or rows.leaves.lanes:
+            return None
+        leaves = rows.leaves
+        tree = None if leaves.node is LEAF else _tree(leaves.node)
+        if tree == () or any(len(leaf.shape) > _MOST_DIMS for leaf in leaves.leaves):
+            return None
+        return cls(storage, rows, tree, key)
+
+    def write(self, data: Any, single: bool) -> Any:
+        """Write a batch, or one item.
+
+        Returns:
+            Its index, int64 ``[n]``, or an int; None: it is to be converted, refused or waited for.
+
+        Raises:
+            LockTimeout: that it has waited for once is enough.
+        """
+        ring, storage = self._ring, self._storage
+        if ring.tree.initial is not None or storage._mover is not self._rows or storage._watchers:
+            return None
+        seat, priority = ring.seat, self._priority
+        core = seat.intakes.get(priority) or seat.intake(priority, **self._form)
+        if core is None:
+            return None
+        index: Any
+        if single:
+            index = core.add(data, LOCK_TIMEOUT_NS)
+            if index is None or index >= 0:
+                return index
+        else:
+            index = core.extend(data, LOCK_TIMEOUT_NS)
+            if type(index) is not int:
+                return index
+        ring.refused(index)
+        return None
+
+    def convert(self, data: Any, single: bool) -> Any:
+        """`write` of data that do not lie as they have to; None: the storage has to look at them.
+
+        Nothing is converted where `write` would not take it either, or where several numbers are
+        the priority of one item.
+        """
+        key, given = self._key, None
+        beside = isinstance(key, str) and not isinstance(self._priority, int)
+        if beside and (isinstance(data, Mapping) or is_collection(data)):
+            given = data.get(key, None)
+            if given is not None and self._priority is None:
+                return None
+        try:
+            _, values, count = self._rows.leaves.match(data, single)
+        except SchemaMismatchError:  # said by the storage, unless it takes another form now
+            return None
+        plain: Any = values[0] if self._tree is None else _as_dict(self._tree, iter(values))
+        if given is not None:
+            size = given.numel() if isinstance(given, torch.Tensor) else getattr(given, "size", 0)
+            if size != count:
+                return None
+            plain[self._priority] = as_raw(given, count)
+        return self.write(plain, single)
+
+
+def _priority(leaves: Leaves, key: str | tuple[str, ...] | None) -> int | str | None:
+    """What becomes the priorities: number of a leaf, or the key of an entry that is no leaf."""
+    if key is None or not leaves.is_tensordict:
+        return None
+    paths = [leaf.path for leaf in leaves.leaves]
+    path = (key,) if isinstance(key, str) else key
+    if path in paths:
+        return paths.index(path)
+    return key if isinstance(key, str) and key in leaves.optional else None
+
+
+def _tree(node: Node) -> tuple[Any, ...]:
+    """``((key, None or the same for the dict that is there), ...)``; empty: not of dicts alone."""
+    if type(node) not in (TensorDictNode, DictNode):
+        return ()
+    assert isinstance(node, BranchNode)
+    found = []
+    for key, child in node.pairs:
+        below = None if child is LEAF else _tree(child)
+        if below == () or type(key) is not str:
+            return ()
+        found.append((key, below))
+    return tuple(found)
+
+
+def _as_dict(tree: tuple[Any, ...], values: Iterator[Any]) -> dict[str, Any]:
+    return {key: next(values) if below is None else _as_dict(below, values) for key, below in tree}
+
+
+def _forms(leaves: Leaves) -> tuple[Any, ...]:
+    """Of each leaf the shape of an item, and an example of its dtype for each class."""
+    return tuple(
+        (
+            tuple(leaf.shape),
+            None if array is None else np.zeros((2, 3), array),
+            torch.empty((), dtype=dtype),
+        )
+        for leaf, array, dtype in zip(leaves.leaves, leaves.arrays, leaves.dtypes, strict=True)
+    )

@@ -1,0 +1,115 @@
+"""Priorities as entries of TensorDicts: of what is written, and of a sample that comes back."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
+
+from shmbuffer.replay.eager import FRAMES
+from shmbuffer.replay.form.nodes import is_collection, nest
+from shmbuffer.replay.form.tensors import as_tensor
+from shmbuffer.replay.keys import GENERATION, INDEX, OWN_KEYS
+from shmbuffer.replay.samplers.priority.raw import as_raw
+
+Key = str | tuple[str, ...]
+
+
+def reduce(priority: Any, count: int, how: str) -> NDArray[np.float64]:
+    """Priorities ``[count, ...]`` as float64 ``[count]``: of several for one item, one.
+
+    Args:
+        priority: tensor or array whose leading dimensions hold ``count`` items.
+        count: items.
+        how: ``"max"``, ``"min"``, ``"mean"``, ``"median"`` or ``"sum"``.
+
+    Raises:
+        RuntimeError: the numbers cannot be divided among the items.
+    """
+    if isinstance(priority, torch.Tensor) and priority.requires_grad:
+        priority = priority.detach()
+    size = priority.numel() if isinstance(priority, torch.Tensor) else np.size(priority)
+    if size == count or size <= 1:
+        return as_raw(priority, count)
+    if not count or size % count:
+        raise RuntimeError(f"{size} priorities cannot be divided among {count} items")
+    several = as_raw(priority, size).reshape(count, -1)
+    if how == "median":  # of an even number the lower one, as torch.median has it
+        return np.ascontiguousarray(np.sort(several, axis=1)[:, (several.shape[1] - 1) // 2])
+    return np.ascontiguousarray(getattr(np, how)(several, axis=1))
+
+
+def in_batch(data: Any, key: Key, dims: int, how: str) -> NDArray[np.float64] | None:
+    """Raw priorities in a batch, or an item, of rows; None if there are none.
+
+    Args:
+        data: a TensorDict, or a dict.
+        key: of the entry.
+        dims: leading dimensions that hold items.
+        how: see `reduce`.
+    """
+    if type(data) is TensorDict and type(key) is str:
+        priority = data._tensordict.get(key)
+    elif isinstance(data, dict):
+        priority = data.get(key)
+        if priority is None and type(key) is tuple:
+            priority = _entry(nest(data), key)
+    elif is_collection(data):
+        priority = data.get(key, None)
+    else:
+        return None
+    if priority is None:
+        return None
+    priority = as_tensor(priority)
+    return reduce(priority, priority.shape[:dims].numel(), how)
+
+
+def in_items(items: Sequence[Any], key: Key, how: str) -> NDArray[np.float64] | None:
+    """Raw priorities in TensorDicts, one each; None where one of them has none."""
+    found = [item.get(key, None) for item in items if is_collection(item)]
+    if len(found) < len(items) or not items or any(one is None for one in found):
+        return None
+    return np.concatenate([reduce(torch.as_tensor(one), 1, how) for one in found])
+
+
+def of_items(data: LazyStackedTensorDict, key: Key, how: str) -> TensorDict:
+    """What a sample of items of any shapes says of each of them: index, ticket, priority."""
+    items = data.tensordicts
+    rows: dict[Any, torch.Tensor] = {}
+    for name in (INDEX, GENERATION):
+        found = [item.get(name, None) for item in items]
+        if all(one is not None for one in found):
+            rows[name] = torch.stack([one.reshape(-1)[0] for one in found])
+    if (raw := in_items(items, key, how)) is not None:
+        rows[key] = torch.from_numpy(raw)
+    return TensorDict(rows, [len(items)])
+
+
+def one_each(entry: torch.Tensor) -> torch.Tensor:
+    """An entry of a sample ``[n]``, where it was expanded to the batch size of an item."""
+    while entry.dim() > 1:
+        entry = entry[..., 0]
+    return entry
+
+
+def say_what_is_missing(key: Key, data: TensorDictBase) -> None:
+    """Warn the caller of ``update_tensordict_priority`` of a sample without priorities."""
+    names = ((one,) if isinstance(one, str) else one for one in data.keys(True))
+    there = sorted(".".join(name) for name in names if name[0] not in OWN_KEYS)
+    warnings.warn(
+        f"update_tensordict_priority: this sample has no entry {key!r}, so its items get the "
+        f"default priority; it has {there}. Set sample[{key!r}] to the new priorities, or name "
+        "their entry with the buffer's priority_key",
+        stacklevel=3 + FRAMES,
+    )
+
+
+def _entry(data: Any, key: Key) -> Any:
+    for name in (key,) if isinstance(key, str) else key:
+        data = data.get(name) if hasattr(data, "get") else None
+    return data

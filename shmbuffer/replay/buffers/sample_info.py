@@ -1,0 +1,114 @@
+"""What a sample says beside its items: index, importance weights, generation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
+
+from shmbuffer.replay.form.nodes import unlocked
+from shmbuffer.replay.keys import GENERATION, INDEX, WEIGHT_KEYS
+from shmbuffer.replay.records.deferred import amended
+
+
+class SampleInfo(NamedTuple):
+    """Which entries the samples of a buffer have beside their items."""
+
+    weight_keys: tuple[str, ...]
+    """Names of the weights, one tensor."""
+    weight_dtype: torch.dtype | None
+    """Of the weights; None where the draw is uniform, and there are none."""
+    generation: bool
+    """Whether they say their generation: somebody else may write over the items, or it is asked."""
+
+    def entries(self, index: Any, weights: Any, tickets: Any) -> dict[str, Any]:
+        """The entries of a sample; weights or tickets that are None leave theirs out."""
+        found = {INDEX: index}
+        if weights is not None:
+            for key in self.weight_keys:
+                found[key] = weights
+        if self.generation and tickets is not None:
+            found[GENERATION] = tickets
+        return found
+
+    def of_choice(self, index: Any, known: Mapping[Any, Any]) -> dict[str, Any]:
+        """The entries of a sample, from what a sampler knows about what it chose."""
+        others = dict(known)
+        weights = [others.pop(key) for key in WEIGHT_KEYS if key in others]
+        tickets = others.pop(GENERATION, None)
+        return {**self.entries(index, weights[0] if weights else None, tickets), **others}
+
+
+def with_info(data: Any, info: dict[str, Any], *, by_item: bool) -> Any:
+    """``data`` with index and weights among its entries; anything but a TensorDict as it is.
+
+    Args:
+        data: the items of a sample.
+        info: their entries.
+        by_item: a lazy stack is of items of any shapes, each of which gets its own entries.
+
+    Raises:
+        RuntimeError: a transform or ``collate_fn`` has changed the batch size.
+    """
+    if not isinstance(data, TensorDictBase):
+        return data
+    dims = data.batch_dims
+    if type(data) is TensorDict and _lie_beside(data, info):
+        for key, value in info.items():
+            data._set_str(key, value, validated=True, inplace=False, non_blocking=False)
+        return data
+    try:
+        if by_item and isinstance(data, LazyStackedTensorDict):
+            if not amended(data, partial(_set_by_item, info=info)):
+                with unlocked(data):
+                    _set_by_item(data.tensordicts, info)
+            return data
+        if -1 in data.batch_size:  # nested: of each item there is one index and one weight
+            data.batch_size = data.batch_size[: list(data.batch_size).index(-1)]
+            dims = data.batch_dims
+        with unlocked(data):
+            for key, value in info.items():
+                entry = torch.stack(value, -1) if isinstance(value, tuple) else value
+                if not isinstance(entry, torch.Tensor):
+                    entry = torch.as_tensor(entry)
+                tail = 1 if isinstance(value, tuple) else 0
+                while entry.dim() - tail < dims:
+                    entry = entry.unsqueeze(entry.dim() - tail)
+                entry = entry.expand(*data.batch_size, *entry.shape[dims:])
+                data.set(key, entry.to(data.device) if data.device is not None else entry)
+    except (RuntimeError, ValueError) as error:
+        raise RuntimeError(
+            f"index and weights have {len(info[INDEX])} rows, but the sample has batch size "
+            f"{list(data.batch_size)}: a transform or collate_fn has changed it; take them "
+            "from sample(return_info=True, include_info=False)"
+        ) from error
+    return data
+
+
+def _lie_beside(data: TensorDict, info: dict[Any, Any]) -> bool:
+    """Whether index and weights are entries of a sample as they are."""
+    size, device = data._batch_size, data._device
+    return not data._is_locked and all(
+        type(value) is torch.Tensor
+        and type(key) is str
+        and value.shape == size
+        and device in (None, value.device)
+        for key, value in info.items()
+    )
+
+
+def _set_by_item(items: Sequence[Any], info: dict[Any, Any]) -> None:
+    """Set row i of each entry in item i, whatever shape the item has."""
+    for key, values in info.items():
+        rows = torch.as_tensor(values).unbind(0)
+        for item, row in zip(items, rows, strict=True):
+            if type(item) is TensorDict and type(key) is str and not item._batch_size:
+                entry = row if item._device is None else row.to(item._device)
+                item._set_str(key, entry, validated=True, inplace=False, non_blocking=False)
+                continue
+            lead = (1,) * item.batch_dims
+            entry = row.reshape((*lead, *row.shape)).expand((*item.batch_size, *row.shape))
+            item.set(key, entry if item.device is None else entry.to(item.device))
