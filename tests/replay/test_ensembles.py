@@ -847,6 +847,16 @@ def test_the_ensembles_parts_can_be_exchanged() -> None:
         rb.set_writer(WriterEnsemble(RoundRobinWriter()))
 
 
+def test_an_ensembles_sampler_is_copied_without_the_buffers_that_it_looks_at() -> None:
+    rb = ReplayBufferEnsemble(*numbers(0, 100), p=[0.25, 0.75])
+    again = pickle.loads(pickle.dumps(rb.sampler))
+    assert [type(again[at]) for at in range(len(again))] == [RandomSampler] * 2
+    assert torch.equal(again.p, torch.tensor([0.25, 0.75]))
+    rb[0].set_sampler(SamplerWithoutReplacement())
+    assert isinstance(rb.sampler[0], SamplerWithoutReplacement)  # type: ignore[index] # ensemble
+    assert isinstance(again[0], RandomSampler)
+
+
 # -- made of parts -----------------------------------------------------------------------------
 
 

@@ -123,24 +123,23 @@ class ReplayBufferEnsemble(Buffers):
         if routing_key is not None and routing_dim is not None:
             raise ValueError("routing_key and routing_dim exclude each other; give one of them")
         self._routing_key, self._routing_dim = routing_key, routing_dim
-        parts = (storages, samplers, writers)
         count = len(rbs) if rbs else len(storages or ())
         if collate_fns is not None and len(collate_fns) != count:
             raise ValueError(
                 f"collate_fns are one for each buffer, got {len(collate_fns)} for {count}"
             )
         self._collate_fns = [None] * count if collate_fns is None else list(collate_fns)
-        if rbs and any(part is not None for part in parts):
-            raise RuntimeError(
-                "an ensemble is made of buffers, or of storages, samplers and writers, which make "
-                "the buffers; give one or the other"
-            )
         if rbs:
-            given: tuple[object, ...] = rbs
-            if wrong := [rb for rb in given if not isinstance(rb, ReplayBuffer)]:
-                raise TypeError(f"an ensemble is made of buffers, got {wrong[0]!r}")
-            if any(isinstance(rb, ReplayBufferEnsemble) for rb in rbs):
-                raise TypeError("an ensemble is not a part of another; give it the buffers")
+            if any(part is not None for part in (storages, samplers, writers)):
+                raise RuntimeError(
+                    "an ensemble is made of buffers, or of storages, samplers and writers, which "
+                    "make the buffers; give one or the other"
+                )
+            for rb in rbs:
+                if not isinstance(rb, ReplayBuffer):
+                    raise TypeError(f"an ensemble is made of buffers, got {rb!r}")
+                if isinstance(rb, ReplayBufferEnsemble):
+                    raise TypeError("an ensemble is not a part of another; give it the buffers")
             storages = StorageEnsemble(
                 *(rb._storage for rb in rbs), transforms=[rb._transform for rb in rbs]
             )
@@ -151,7 +150,6 @@ class ReplayBufferEnsemble(Buffers):
                 num_buffer_sampled=num_buffer_sampled,
             )
             writers = WriterEnsemble(*(rb._writer for rb in rbs))
-            self._members = rbs
         elif storages is None or samplers is None or writers is None:
             raise TypeError(
                 "an ensemble is made of buffers, or of storages=, samplers= and writers=, all three"
@@ -162,7 +160,8 @@ class ReplayBufferEnsemble(Buffers):
             if num_buffer_sampled is not None:
                 samplers.num_buffer_sampled = num_buffer_sampled
             share = None if batch_size is None else batch_size // samplers.num_buffer_sampled
-            self._members = _made_of(storages, samplers, writers, collate_fns, share)
+            rbs = _made_of(storages, samplers, writers, collate_fns, share)
+        self._members = rbs
         self._turns = Turns(self._members)
         super().__init__(
             storage=storages,

@@ -113,7 +113,8 @@ def with_infos(data: TensorDictBase, info: TensorDictBase) -> tuple[Any, Any]:
             f"{list(data.batch_size)}: a transform or collate_fn has changed it; take index and "
             "weights from sample(return_info=True, include_info=False)"
         )
-    if not isinstance(data, LazyStackedTensorDict) and _is_dense(info):
+    stacked = (data, info, info.get(INDEX))
+    if not any(isinstance(one, LazyStackedTensorDict) for one in stacked):
         return _merged(data, info, (rows, items[0]))
     pairs = [
         _merged(row, about, (count,))
@@ -223,6 +224,8 @@ def routed(
             f"only TensorDicts are divided among the buffers, got {type(data).__name__}; write "
             "into one of them, ensemble[i].extend(data)"
         )
+    # tensordict 0.12 cannot tell the size of one dimension without items by itself.
+    items = data.reshape(data.batch_size.numel())
     if dim is not None:
         if not -data.batch_dims <= dim < data.batch_dims or data.batch_size[dim] != count:
             raise ValueError(
@@ -232,7 +235,7 @@ def routed(
         shape = [1] * data.batch_dims
         shape[dim] = count
         numbers = torch.arange(count).reshape(shape).expand(data.batch_size)
-        return _flat(data), numbers.reshape(-1)
+        return items, numbers.reshape(-1)
     numbers = data.get(key, None)
     if numbers is None:
         raise KeyError(
@@ -241,7 +244,6 @@ def routed(
         )
     if numbers.dtype is torch.bool or numbers.is_floating_point() or numbers.is_complex():
         raise TypeError(f"buffers are numbered by integers, got {numbers.dtype} in {key!r}")
-    items = _flat(data)
     numbers = numbers.detach().cpu().long().reshape(-1)
     if len(numbers) != len(items):
         raise ValueError(f"{key!r} has {len(numbers)} numbers of buffers for {len(items)} items")
@@ -249,17 +251,6 @@ def routed(
     if len(wrong):
         raise ValueError(f"{key!r} names buffer {int(wrong[0])}; this ensemble has {count}")
     return items, numbers
-
-
-def _flat(data: TensorDictBase) -> TensorDictBase:
-    """In one dimension. tensordict 0.12 cannot tell the size of one without items by itself."""
-    return data.reshape(data.batch_size.numel())
-
-
-def _is_dense(data: Any) -> bool:
-    if isinstance(data, LazyStackedTensorDict):
-        return False
-    return all(_is_dense(value) for value in data.values() if isinstance(value, TensorDictBase))
 
 
 def _merged(data: Any, info: Any, lead: tuple[int, ...]) -> tuple[Any, Any]:

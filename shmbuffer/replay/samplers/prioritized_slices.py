@@ -18,8 +18,8 @@ from shmbuffer.replay.storages.indexing import ravel
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from shmbuffer.memory import Ring
-    from shmbuffer.replay.samplers.arrays import Flags, Floats, Ints
+    from shmbuffer.memory.tree import PriorityTree
+    from shmbuffer.replay.samplers.arrays import Flags, Ints
     from shmbuffer.replay.samplers.slicing.entries import Key
     from shmbuffer.replay.samplers.slicing.trajectories import Trajectories
 
@@ -175,20 +175,20 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
         trajectories = table.of_rows(rows)
         room = self._room(table.lengths[trajectories], steps)
         kept = rows - table.starts[trajectories] < room
-        zero = self._priorities(table.elements_of(rows)) == 0
+        zero = self._tree.priorities(table.elements_of(rows)) == 0
         if zero.any():
             kept &= ~zero | self._wanted(table, steps)[trajectories]
         return at[kept]
 
     def _exactly(self, table: Trajectories, count: int, steps: int) -> tuple[Ints, torch.Tensor]:
         """Rows that a slice can begin with, drawn from a sum over all of them. O(items)."""
-        ring = self._tree()
+        tree = self._tree
         lengths = table.lengths
         step = np.arange(table.rows) - np.repeat(table.starts, lengths)
         room = np.where(self._wanted(table, steps), self._room(lengths, steps), 0)
         rows = np.flatnonzero(step < np.repeat(room, lengths))
-        mass = ring.tree.mass(table.elements_of(rows))
-        if not ring.tree.p_sum > 0:  # as of a `PrioritizedSampler`: uniformly
+        mass = tree.mass(table.elements_of(rows))
+        if not tree.p_sum > 0:  # as of a `PrioritizedSampler`: uniformly
             mass = np.ones(len(rows))
         before = np.cumsum(mass)
         if not before[-1] > 0:
@@ -200,7 +200,7 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
         numbers = between_forks(torch.rand, count, dtype=torch.float64, generator=self._rng).numpy()
         at = np.searchsorted(before, numbers * before[-1], side="right")
         at = np.minimum(at, np.flatnonzero(mass)[-1])  # rounding may lead beyond the last one
-        least = ring.tree.p_min
+        least = tree.p_min
         weights = (mass[at] / least) ** -self.beta if least > 0 else np.ones(count)
         return rows[at], torch.from_numpy(weights).to(self.dtype)
 
@@ -219,22 +219,18 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
         All of them, where there is nothing else.
         """
         some = np.add.reduceat(
-            self._priorities(table.elements_of(np.arange(table.rows))) != 0,
+            self._tree.priorities(table.elements_of(np.arange(table.rows))) != 0,
             table.starts,
             dtype=np.int64,
         )
         allowed = self._room(table.lengths, steps) > 0
         return some > 0 if (some[allowed] > 0).any() else allowed
 
-    def _priorities(self, elements: Ints) -> Floats:
-        """Raw priorities; NaN where none was given yet."""
-        return self._tree().tree.priorities(elements)
-
     def __repr__(self) -> str:
         priorities = f"alpha={self.alpha}, beta={self.beta}, eps={self.eps}"
         return f"{SliceSampler.__repr__(self)[:-1]}, {priorities})"
 
-    def _tree(self) -> Ring:
-        ring = self.ring
-        assert ring is not None  # `PrioritizedSampler.sample` has found it
-        return ring
+    @property
+    def _tree(self) -> PriorityTree:
+        assert self.ring is not None  # `PrioritizedSampler.sample` has found it
+        return self.ring.tree
