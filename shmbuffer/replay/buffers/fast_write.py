@@ -21,8 +21,14 @@ from tensordict import TensorDict
 
 from shmbuffer.errors import SchemaMismatchError
 from shmbuffer.memory.patience import LOCK_TIMEOUT_NS
-from shmbuffer.replay.form.nodes import LEAF, BranchNode, Node, TensorDictNode, is_collection
-from shmbuffer.replay.form.pytrees import DictNode
+from shmbuffer.replay.form.nodes import (
+    LEAF,
+    BranchNode,
+    DictNode,
+    Node,
+    TensorDictNode,
+    is_collection,
+)
 from shmbuffer.replay.samplers.priority.raw import as_raw
 from shmbuffer.replay.storages.native_rows import NativeRows
 

@@ -91,7 +91,7 @@ class LeafNode(Node):
 LEAF = LeafNode()
 
 
-class ObjectNode(Node):
+class ObjectNode(LeafNode):
     """Text or other Python objects, NonTensorData in the data: one for each element.
 
     Args:
@@ -103,17 +103,9 @@ class ObjectNode(Node):
     def __init__(self, shape: tuple[int, ...] = ()) -> None:
         self.shape = shape
 
-    def collect(self, data: Any, out: list[Any]) -> None:
-        """See `Node.collect`."""
-        out.append(data)
-
     def build(self, leaves: Iterator[Any], lead: tuple[int, ...], device: torch.device) -> Any:
         """See `Node.build`."""
         return non_tensor(next(leaves))
-
-    def paths(self) -> Iterator[Path]:
-        """See `Node.paths`."""
-        yield ()
 
     def to_json(self) -> dict[str, Any]:
         """See `Node.to_json`."""
@@ -125,10 +117,16 @@ class ObjectNode(Node):
 
 
 class BranchNode(Node):
-    """A node with children under keys, whichever class holds them."""
+    """A node with children under keys, whichever class holds them.
 
-    def __init__(self, items: dict[Any, Node]) -> None:
+    Args:
+        items: the children, by key.
+        about: what else the schema says of it.
+    """
+
+    def __init__(self, items: dict[Any, Node], **about: Any) -> None:
         self.items = items
+        self._about = about
         self.names = labels.names_of(items)
         self.size = len(items)
         self.flat = tuple(items) if all(child is LEAF for child in items.values()) else None
@@ -154,6 +152,7 @@ class BranchNode(Node):
         return {
             "kind": self.kind,
             "items": [[labels.to_json(key), child.to_json()] for key, child in self.pairs],
+            **self._about,
         }
 
     def private(self) -> str | None:
@@ -184,8 +183,8 @@ class TensorDictNode(BranchNode):
 
     kind = "tensordict"
 
-    def __init__(self, items: dict[Any, Node], batch: tuple[int, ...] = ()) -> None:
-        super().__init__(items)
+    def __init__(self, items: dict[Any, Node], batch: tuple[int, ...] = (), **about: Any) -> None:
+        super().__init__(items, batch=list(batch), **about)
         self.batch = batch
 
     def collect(self, data: Any, out: list[Any]) -> None:
@@ -219,10 +218,6 @@ class TensorDictNode(BranchNode):
         )
         return TensorDict._new_unsafe(source, size, device, nested=False)
 
-    def to_json(self) -> dict[str, Any]:
-        """See `Node.to_json`."""
-        return {**super().to_json(), "batch": list(self.batch)}
-
 
 class TensorClassNode(TensorDictNode):
     """A tensorclass: stored as its TensorDict, given back as its class where it is known."""
@@ -230,7 +225,7 @@ class TensorClassNode(TensorDictNode):
     kind = "tensorclass"
 
     def __init__(self, items: dict[Any, Node], batch: tuple[int, ...], name: str) -> None:
-        super().__init__(items, batch)
+        super().__init__(items, batch, **{"class": name})
         self.name = name
 
     def build(self, leaves: Iterator[Any], lead: tuple[int, ...], device: torch.device) -> Any:
@@ -238,10 +233,6 @@ class TensorClassNode(TensorDictNode):
         data = super().build(leaves, lead, device)
         cls = class_of(self.name)
         return data if cls is None else cls.from_tensordict(data)  # type: ignore[attr-defined]
-
-    def to_json(self) -> dict[str, Any]:
-        """See `Node.to_json`."""
-        return {**super().to_json(), "class": self.name}
 
 
 class LazyStackNode(BranchNode):
@@ -256,7 +247,7 @@ class LazyStackNode(BranchNode):
     kind = "lazy_stack"
 
     def __init__(self, items: dict[Any, Node], dim: int, batch_dims: int) -> None:
-        super().__init__(items)
+        super().__init__(items, dim=dim, batch_dims=batch_dims)
         self.dim = dim
         self.batch_dims = batch_dims
 
@@ -274,9 +265,48 @@ class LazyStackNode(BranchNode):
         parts = [*self.children(leaves, lead, device).values()]
         return lazy_stack(parts, len(lead) + self.dim)
 
-    def to_json(self) -> dict[str, Any]:
-        """See `Node.to_json`."""
-        return {**super().to_json(), "dim": self.dim, "batch_dims": self.batch_dims}
+
+class DictNode(BranchNode):
+    """A dict of a PyTree."""
+
+    kind = "dict"
+
+    def collect(self, data: Any, out: list[Any]) -> None:
+        """See `Node.collect`."""
+        if is_collection(data):
+            self._collect(fields(data), out)
+        elif isinstance(data, Mapping):
+            self._collect(data, out)
+        else:
+            raise FormDiffersError
+
+    def build(self, leaves: Iterator[Any], lead: tuple[int, ...], device: torch.device) -> Any:
+        """See `Node.build`."""
+        return self.children(leaves, lead, device)
+
+
+class SequenceNode(BranchNode):
+    """A tuple, list or namedtuple of a PyTree; its keys are the positions."""
+
+    def __init__(self, items: dict[Any, Node], kind: str, name: str | None = None) -> None:
+        super().__init__(items, **({} if name is None else {"class": name}))
+        self.kind = kind  # type: ignore[misc] # one class for the three
+        self.name = name
+
+    def collect(self, data: Any, out: list[Any]) -> None:
+        """See `Node.collect`."""
+        if not isinstance(data, (tuple, list)) or len(data) != self.size:
+            raise FormDiffersError
+        for value, (_, child) in zip(data, self.pairs, strict=True):
+            child.collect(value, out)
+
+    def build(self, leaves: Iterator[Any], lead: tuple[int, ...], device: torch.device) -> Any:
+        """See `Node.build`."""
+        values = self.children(leaves, lead, device).values()
+        if self.kind == "list":
+            return list(values)
+        cls = None if self.name is None else class_of(self.name)
+        return tuple(values) if cls is None else cls(*values)
 
 
 @contextmanager

@@ -17,10 +17,12 @@ from shmbuffer.replay.form import labels
 from shmbuffer.replay.form.mismatch import no_names, not_a_tensor
 from shmbuffer.replay.form.nodes import (
     LEAF,
+    DictNode,
     LazyStackNode,
     Node,
     ObjectNode,
     Path,
+    SequenceNode,
     TensorClassNode,
     TensorDictNode,
     fields,
@@ -28,7 +30,6 @@ from shmbuffer.replay.form.nodes import (
     nest,
     register,
 )
-from shmbuffer.replay.form.pytrees import DictNode, SequenceNode
 from shmbuffer.replay.form.tensors import Numbers, is_number
 from shmbuffer.replay.keys import OWN_KEYS
 
