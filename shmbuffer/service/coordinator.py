@@ -11,33 +11,22 @@ ownership of a temporary one.
 from __future__ import annotations
 
 import atexit
-import logging
 import os
 import threading
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
-from dataclasses import asdict
+from contextlib import ExitStack
 from pathlib import Path
-from types import EllipsisType, TracebackType
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, TypeVarTuple, get_args
+from types import EllipsisType
+from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVarTuple, get_args
 
 from shmbuffer.errors import BufferClosedError, ForkedHandleError
-from shmbuffer.memory import Engine, RateLimiter, cleanup, removal
+from shmbuffer.memory import RateLimiter
 from shmbuffer.memory.prefault import Prefault
-from shmbuffer.memory.progress import hearing
-from shmbuffer.service.lock import CoordinatorLock, refuse_second
+from shmbuffer.service.orphans import Orphans
 from shmbuffer.service.spawned import Spawned
-from shmbuffer.service.supervisor import Orphans, Supervisor
-from shmbuffer.service.wishes import (
-    ALPHA,
-    BETA,
-    EPS,
-    LOCAL,
-    LOCAL_OF_STORAGES,
-    OF_STORAGES,
-    RECORDED,
-    Wishes,
-)
+from shmbuffer.service.supervisor import Supervisor
+from shmbuffer.service.tenure import OnExisting, Tenure
+from shmbuffer.service.wishes import ALPHA, BETA, EPS, Wishes, split
 from shmbuffer.watch.historian import Death
 from shmbuffer.watch.metrics import MetricsServer
 from shmbuffer.watch.stats import Meter, Number
@@ -52,10 +41,6 @@ if TYPE_CHECKING:
 
 _Ts = TypeVarTuple("_Ts")
 
-log = logging.getLogger("shmbuffer.service")
-
-OnExisting = Literal["error", "recover", "overwrite"]
-
 
 class Coordinator:
     """Owns a shared buffer for the length of a run.
@@ -67,7 +52,7 @@ class Coordinator:
     The buffer is a ``TensorDictPrioritizedReplayBuffer``, or, with ``alpha=None``, a
     ``TensorDictReplayBuffer``; it is recorded in the directory, so ``attach`` finds the same. Close
     the coordinator, or use ``with``; the end of the interpreter closes it too, and so does SIGTERM
-    once it has spawned a process.
+    once it has spawned a process. Every method of a closed one is a BufferClosedError.
 
     Args:
         scratch_dir: the directory; None makes a temporary one, which is removed in the end.
@@ -82,39 +67,32 @@ class Coordinator:
             where somebody alive uses it; "overwrite": remove it and create a new one.
         auto_cleanup: whether the end of the coordinator removes the buffer's files, and the
             directory if it was made for them. None: only if it is a temporary one.
-        example: a tensordict like one item of the buffer (or a batch of them, if ``example`` has a
-            batch size): the files are made at once, so too little space is an error here and not at
-            the first write.
-        ndim: how many leading dimensions of a batch the storage has (TorchRL's ``ndim``); 1 unless
-            given.
+        example: a tensordict like one item of the buffer, or like a batch of them: the files are
+            made at once, so too little space is an error here and not at the first write.
+        ndim: leading dimensions of a batch that the storage has (TorchRL's); 1 unless given.
         storage: where the items lie: "LazyMemmapStorage" unless given, for items of one form;
             "LazyStackStorage" for items of any shapes, "CompressedListStorage" for compressed ones.
-        max_bytes: of these two: how many bytes there is room for. Needed where the buffer is
-            created.
+        max_bytes: room of these two in bytes; needed where the buffer is created.
         checksum: whether items get one; without it nothing is promised for a power cut.
         reserve: whether all space is reserved when the files are made.
-        timeout: seconds to wait for another process that creates or recovers the directory right
-            now.
-        grace_s: seconds between SIGTERM and SIGKILL for what was spawned, when the coordinator
-            closes.
+        timeout: seconds to wait for another process that creates or recovers the directory now.
+        grace_s: seconds between SIGTERM and SIGKILL for what was spawned, at the close.
         metrics_port: serve ``http://127.0.0.1:PORT/metrics`` for Prometheus; 0 takes a free port,
-            which ``metrics_port`` says. Needs prometheus-client, the extra "metrics".
+            which ``metrics_port`` says. Needs the extra "metrics".
         prefault: have the pages of the buffer made before they are needed, by this process: "off";
             "background", once the files are there; "full", where they are there already or
             ``example`` makes them, waits for it. See docs/memory.md.
-        on_progress: called with a `ProgressReport` some times a second: while the directory is
-            recovered, and while pages are made, in the thread that does it. What it raises comes
+        on_progress: called with a `ProgressReport` some times a second, while the directory is
+            recovered and while pages are made, in the thread that does it. What it raises comes
             out of this call, if it waits for that work.
-        rate_limiter: what keeps writers and samplers in step, or makes a queue of the buffer; it is
-            in the directory, for all processes. None leaves what is set there, and the logger
-            "shmbuffer.service" says so.
-        **options: further arguments of the buffer, as TorchRL's. ``weight_key``, ``reduction`` and
-            ``dim_extend`` are recorded for everybody; ``sampler`` (in place of the one that the
-            buffer makes), ``transform``, ``collate_fn``, ``pin_memory``, ``prefetch`` and
-            ``generator`` are for ``buffer`` in this process: other processes give theirs to
-            ``attach``. Of a storage of records: ``stack_dim``, ``compression_level``, ``compress``,
-            ``dictionary_bytes`` and ``share_frames`` are recorded; ``device``, ``pad_output``,
-            ``compression_fn`` and ``decompression_fn`` are for this process.
+        rate_limiter: what keeps writers and samplers in step, or makes a queue of the buffer, for
+            all processes. None leaves what is set in the directory, and logs it.
+        **options: further arguments of the buffer, as TorchRL's. Recorded, for everybody:
+            ``weight_key``, ``reduction``, ``dim_extend``, and of records ``stack_dim``,
+            ``compression_level``, ``compress``, ``dictionary_bytes``, ``share_frames``. For
+            ``buffer`` in this process alone: ``sampler``, ``transform``, ``collate_fn``,
+            ``pin_memory``, ``prefetch``, ``generator``, and of records ``device``, ``pad_output``,
+            ``compression_fn``, ``decompression_fn``; others give theirs to ``attach``.
 
     Values that were recorded when the buffer was created win over defaults. A ``capacity``,
     ``alpha``, ``eps``, ``ndim``, ``storage`` or ``max_bytes`` that is given and differs is an
@@ -160,12 +138,6 @@ class Coordinator:
         rate_limiter: RateLimiter | None = None,
         **options: Any,
     ) -> None:
-        if on_existing not in ("error", "recover", "overwrite"):
-            raise ValueError(
-                f"on_existing is 'error', 'recover' or 'overwrite', not {on_existing!r}"
-            )
-        if capacity is None and (scratch_dir is None or on_existing != "recover"):
-            raise ValueError("capacity, the number of items, is needed to create a buffer")
         wishes = Wishes(
             capacity=capacity,
             ndim=ndim,
@@ -174,52 +146,29 @@ class Coordinator:
             beta=beta,
             batch_size=batch_size,
             priority_key=priority_key,
-            more={name: options.pop(name) for name in RECORDED & options.keys()},
             storage=storage,
             max_bytes=max_bytes,
-            of_storage={name: options.pop(name) for name in OF_STORAGES & options.keys()},
+            **split(options),
         )
-        if unknown := sorted(options.keys() - LOCAL - LOCAL_OF_STORAGES):
-            raise TypeError(
-                f"Coordinator() takes no argument {unknown[0]!r}; of what concerns one process "
-                f"alone it takes {', '.join(sorted(LOCAL))}, for its own buffer, and other "
-                "arguments of the buffer's class go to attach()"
-            )
-        wished = Prefault(prefault, on_progress)
         self._pid = os.getpid()
         self._closing = threading.Lock()
         self._closed = False
         self._options = options
         self._buffer: ReplayBuffer | None = None
         with ExitStack() as undo:
-            if scratch_dir is None:
-                path = cleanup.temporary_directory()
-                undo.callback(_remove_if_empty, path)
-            else:
-                path = Path(scratch_dir)
-                refuse_second(path)
-            with hearing(on_progress):
-                self._engine = Engine.open(
-                    path,
-                    wishes.settings(checksum=checksum, reserve=reserve),
-                    existing=on_existing,
-                    role="coordinator",
-                    timeout=timeout,
-                    temporary=scratch_dir is None and auto_cleanup is not False,
-                    prefault=wished,
-                )
-            undo.callback(self._engine.close)
-            if scratch_dir is None or on_existing != "recover":
-                undo.callback(self._forget_what_was_just_made)
-            self.scratch_dir: Path = path if self._engine.path is None else self._engine.path
-            self._lock = CoordinatorLock.take(self.scratch_dir)
-            undo.callback(self._lock.release)
-            wishes.agree(self._engine)
-            kept = self._engine.limiter
-            if rate_limiter is None and kept is not None:
-                _say_what_limits(self.scratch_dir, kept)
-            elif rate_limiter is not None and not rate_limiter.says_the_same(kept):
-                self._engine.set_limiter(rate_limiter)
+            self._tenure = Tenure(
+                scratch_dir,
+                wishes,
+                existing=on_existing,
+                auto_cleanup=auto_cleanup,
+                limiter=rate_limiter,
+                on_progress=on_progress,
+                settings=wishes.settings(checksum=checksum, reserve=reserve),
+                timeout=timeout,
+                prefault=Prefault(prefault, on_progress),
+            )
+            undo.callback(self._tenure.abandon)
+            self._engine, self.scratch_dir = self._tenure.engine, self._tenure.path
             if example is not None:
                 self.buffer.storage.define(example)
             self._meter = Meter(self._engine)
@@ -228,38 +177,18 @@ class Coordinator:
             self._metrics: MetricsServer | None = None
             if metrics_port is not None:
                 self._metrics = MetricsServer(
-                    self._engine, self._lives, self.scratch_dir, metrics_port
+                    self._engine, self._supervisor.counts, self.scratch_dir, metrics_port
                 )
                 undo.callback(self._metrics.close)
-            self._own_directory(created_temporary=scratch_dir is None, asked=auto_cleanup)
+            self._tenure.begin()
             undo.pop_all()
         atexit.register(self.close)
-
-    def _own_directory(self, *, created_temporary: bool, asked: bool | None) -> None:
-        """Sees to it that what has to be removed in the end is, also where a signal is the end."""
-        self._remove: Callable[[], object] | None = None
-        if asked is False:
-            return
-        if created_temporary or self._engine.take_ownership():
-            self._remove = self._engine.cleanup
-        elif asked:
-            uuid = self._engine.superblock.uuid
-            self._remove = removal.own(self.scratch_dir, uuid).remove
-
-    def _forget_what_was_just_made(self) -> None:
-        """The start failed: a buffer without items would only be in the way of the next one."""
-        if self._engine.schema() is None:
-            self._engine.cleanup()
 
     # ---- what is there ----
 
     @property
     def buffer(self) -> ReplayBuffer:
-        """The buffer, for this process; made when it is first asked for, which imports torch.
-
-        Raises:
-            BufferClosedError: the coordinator is closed.
-        """
+        """The buffer, for this process; made when it is first asked for, which imports torch."""
         self._check_open()
         if self._buffer is None:
             from shmbuffer.replay.buffers import from_engine
@@ -300,26 +229,13 @@ class Coordinator:
     def stats(self) -> dict[str, Number]:
         """Returns one consistent flat dict of numbers; watch/stats.py has the table of its keys.
 
-        Rates are those since the call before. Added to it: ``processes`` (spawned and running),
-        ``deaths`` and ``restarts`` since this coordinator began, and ``held_back_s``, the seconds
-        of these in which the kernel held a writer back because a disk was behind.
-
-        Raises:
-            BufferClosedError: the coordinator is closed.
-
-        Cost: some ten microseconds.
+        Rates are those since the call before. Added to it, since this coordinator began:
+        ``processes`` (spawned and running), ``deaths``, ``restarts``, and ``held_back_s``, seconds
+        in which the kernel held a writer back because a disk was behind. Cost: some ten
+        microseconds.
         """
         self._check_open()
-        return self._meter.read() | self._lives()
-
-    def _lives(self) -> dict[str, Number]:
-        processes = self._supervisor.processes
-        return {
-            "processes": sum(spawned.is_alive() for spawned in processes),
-            "deaths": len(self._supervisor.deaths),
-            "restarts": sum(spawned.restarts for spawned in processes),
-            "held_back_s": self._supervisor.held_back_s,
-        }
+        return self._meter.read() | self._supervisor.counts()
 
     # ---- what it does ----
 
@@ -336,16 +252,14 @@ class Coordinator:
 
         The processes are spawned, not forked: ``target`` and ``args`` are pickled, so the target is
         a function of a module, and a script that spawns needs its ``if __name__ == "__main__":``.
-        The index counts from 0 in every call. A target attaches by path; it is then a "collector"
-        in the registry. It gets SIGTERM when the coordinator closes, which unwinds it as SystemExit
-        does; if the coordinator is killed, it just goes on, until the next coordinator spawns the
-        same name (``orphans``), or ``shmbuffer stop``.
+        The index counts from 0 in every call; what is returned has its order. A target attaches by
+        path; it is then a "collector" in the registry. It gets SIGTERM when the coordinator closes,
+        which unwinds it as SystemExit does; if the coordinator is killed, it goes on, until the
+        next one spawns the same name (``orphans``), or ``shmbuffer stop``.
 
-        When the target has ended, what it registered with ``atexit`` runs, threads that are not
-        daemons are waited for, a buffer that is still attached leaves, and the standard streams are
-        flushed. Then the process is gone at once (``os._exit``): Python's last collection of
-        objects, and what C libraries have registered for the end, are left out. Close the files
-        that you write: what a global, or a cycle, holds open is not flushed.
+        When the target has ended, its ``atexit`` functions run, its threads are waited for, an
+        attached buffer leaves, and the standard streams are flushed. Then the process is gone at
+        once (``os._exit``): close the files that you write.
 
         A process that dies is reported (``deaths``, and a warning of the logger
         "shmbuffer.service"), and what it had claimed is free again within milliseconds.
@@ -355,26 +269,19 @@ class Coordinator:
             n: how many.
             *args: passed on, after the directory and the index.
             restart: whether one that dies is started again, with the same index. One that returns,
-                or ends on Ctrl-C, is done. After the second death in a row at an age below 5 s
-                there is a growing pause, and so there is after the second time that it fails in
-                the same place. Then it prints one line with the count, not the traceback again.
+                or ends on Ctrl-C, is done. After the second death in a row at an age below 5 s, or
+                in the same place, there is a growing pause, and one line in place of a traceback.
             orphans: what to do with processes that an earlier coordinator of the directory, which
                 was killed, has spawned under the same name, and that run on: "stop" ends all of
-                them first (SIGTERM, SIGKILL after ``grace_s``), with a warning of the logger
-                "shmbuffer.service"; "adopt" keeps one for each index below ``n``, ends the others,
-                and starts what is missing; "leave" lets them run beside the new ones. What this
-                coordinator has spawned itself, and clients that nobody spawned, are never touched.
+                them first (SIGTERM, SIGKILL after ``grace_s``), with a warning; "adopt" keeps one
+                for each index below ``n``, ends the others, and starts what is missing; "leave"
+                lets them run beside the new ones.
             name: of these processes, in ``deaths`` and for ``orphans``; the target's module and
                 qualified name unless given. Give one where two scripts share a directory.
 
-        Returns:
-            The processes, in the order of their indices.
-
         Raises:
-            BufferClosedError: the coordinator is closed.
             BufferUnlinkedError: the directory was removed, moved or replaced.
-            BufferInUseError: an orphan cannot be ended from here: it is in another container;
-                ``pids``.
+            BufferInUseError: an orphan in another container cannot be ended from here; ``pids``.
             ValueError: ``n`` is negative; there is no such ``orphans``.
             TypeError: the target or an argument cannot be pickled.
             RuntimeError: a spawned process cannot import the main module of this program, or would
@@ -403,23 +310,14 @@ class Coordinator:
 
             coordinator.set_rate(samples_per_insert=8)     # the rest stays as it is
             coordinator.set_rate(RateLimiter(samples_per_insert=8, min_size=1_000))
-            coordinator.set_rate(None)                     # nothing limits any more
 
-        Whoever waits looks again at once. The ratio counts from now on; what a queue has handed out
-        stays so.
-
-        Args:
-            limiter: the new one, in place of the old; None: nothing limits any more.
-            **changes: arguments of `RateLimiter`, in place of a whole one.
-
-        Returns:
-            What is set now.
+        With None nothing limits any more. Waiting calls look again at once. The ratio counts from
+        now on; what a queue has handed out stays so. Returns what is set now.
 
         Raises:
-            TypeError: both or neither, or no such argument.
+            TypeError: a limiter and changes, or neither; no such argument of `RateLimiter`.
             ValueError: see `RateLimiter`; ``min_size`` is larger than the buffer; or a queue, where
                 there are priorities.
-            BufferClosedError: the coordinator is closed.
         """
         self._check_open()
         if bool(changes) == (limiter is not ...):
@@ -430,36 +328,15 @@ class Coordinator:
         return self._engine.limiter
 
     def join(self, timeout: float | None = None) -> bool:
-        """Waits until no spawned process runs or is to be started again.
-
-        Args:
-            timeout: seconds; None waits for as long as it takes.
-
-        Returns:
-            Whether that is so.
-        """
+        """Waits, seconds or for ever, until nothing spawned runs or is to; whether that is so."""
         return self._supervisor.join(timeout)
 
     def wait_for_deaths(self, count: int, timeout: float | None = None) -> bool:
-        """Waits until ``deaths`` has ``count`` entries.
-
-        Args:
-            count: counted from the start of this coordinator.
-            timeout: seconds; None waits for as long as it takes.
-
-        Returns:
-            Whether there are as many.
-        """
+        """Waits, seconds or for ever, until ``deaths`` has ``count`` entries; whether it has."""
         return self._supervisor.wait_for_deaths(count, timeout)
 
     def clients(self) -> list[Client]:
-        """Returns who is in the registry: this coordinator, collectors, learners, whoever attached.
-
-        Raises:
-            BufferClosedError: the coordinator is closed.
-
-        Cost: some ten microseconds a client.
-        """
+        """Returns who is in the registry: this coordinator, and every process that has attached."""
         self._check_open()
         return self._engine.clients()
 
@@ -467,7 +344,6 @@ class Coordinator:
         """Makes everything committed so far survive a power cut.
 
         Raises:
-            BufferClosedError: the coordinator is closed.
             DurabilityError: the file system failed to write.
 
         Cost: one write-back of what changed since the last; writers go on meanwhile.
@@ -478,9 +354,8 @@ class Coordinator:
     def close(self) -> None:
         """Ends the run: stops what was spawned, leaves the directory, removes a temporary one.
 
-        What was spawned gets SIGTERM, and SIGKILL after ``grace_s``. Everybody else goes on, and so
-        does a buffer in a directory of the user's. Idempotent; in a fork of this process it does
-        nothing.
+        Everybody else goes on, and so does a buffer in a directory of the user's. Idempotent; in a
+        fork of this process it does nothing.
         """
         if os.getpid() != self._pid:
             return
@@ -493,9 +368,7 @@ class Coordinator:
                 steps.callback(self._engine.close)
                 if self._buffer is not None:
                     steps.callback(self._buffer.close)
-                steps.callback(self._lock.release)
-                if self._remove is not None:
-                    steps.callback(self._remove)
+                steps.callback(self._tenure.leave)
                 steps.callback(self._supervisor.stop)
                 if self._metrics is not None:
                     steps.callback(self._metrics.close)
@@ -503,12 +376,7 @@ class Coordinator:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        where: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __reduce__(self) -> NoReturn:
@@ -528,18 +396,3 @@ class Coordinator:
             )
         if self._closed:
             raise BufferClosedError(f"{self.scratch_dir}: this coordinator is closed")
-
-
-def _say_what_limits(path: Path, kept: RateLimiter) -> None:
-    values = [f"{name}={value!r}" for name, value in asdict(kept).items() if value is not None]
-    log.warning(
-        "%s: goes on with the rate limiter that was set earlier, RateLimiter(%s); give "
-        "rate_limiter= or call set_rate(...) to change it, set_rate(None) to lift it",
-        path,
-        ", ".join(values),
-    )
-
-
-def _remove_if_empty(path: Path) -> None:
-    with suppress(OSError):
-        path.rmdir()

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import functools
 import hashlib
 import logging
 import multiprocessing
@@ -298,3 +299,13 @@ def _obey_no_more() -> None:
     """
     for number in ENDING:
         signal.signal(number, lambda *_: None)
+
+
+def names_of(target: Callable[..., object]) -> tuple[str, str]:
+    """A short name, to be shown, and the full one."""
+    while isinstance(target, functools.partial):
+        target = target.func
+    kind = type(target)
+    short = getattr(target, "__name__", kind.__name__)
+    full = getattr(target, "__qualname__", kind.__qualname__)
+    return short, f"{getattr(target, '__module__', kind.__module__)}.{full}"

@@ -27,12 +27,13 @@ from contextlib import suppress
 from multiprocessing import connection
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from shmbuffer.errors import BufferClosedError, BufferInUseError, ShmBufferError
-from shmbuffer.memory import cleanup, identity
+from shmbuffer.errors import BufferClosedError, ShmBufferError
+from shmbuffer.memory import cleanup
 from shmbuffer.service import roster
 from shmbuffer.service.main_module import UNPICKLABLE, cannot_be_pickled, require_importable
+from shmbuffer.service.orphans import Orphans, take_over
 from shmbuffer.service.spawned import (
     ASKED_TO_END,
     ON_SIGTERM,
@@ -41,17 +42,18 @@ from shmbuffer.service.spawned import (
     Start,
     first_steps,
     hold_ctrl_c_back,
+    names_of,
 )
-from shmbuffer.service.stopping import end, is_being_stopped, why_left
+from shmbuffer.service.stopping import is_being_stopped
 from shmbuffer.watch.held_back import HeldBack
 from shmbuffer.watch.historian import Death, Historian
+from shmbuffer.watch.stats import Number
 
 if TYPE_CHECKING:
     from shmbuffer.memory.engine import Engine
     from shmbuffer.memory.registry import Client
 
 _Answer = TypeVar("_Answer")
-Orphans = Literal["stop", "adopt", "leave"]
 _Key = tuple[int, int]  # of a client: entry, incarnation
 
 log = logging.getLogger("shmbuffer.service")
@@ -105,10 +107,14 @@ class Supervisor:
         with self._changed:
             return list(self._spawned)
 
-    @property
-    def held_back_s(self) -> float:
-        """Seconds in which the kernel held a writer back."""
-        return 0.0 if self._held_back is None else self._held_back.seconds
+    def counts(self) -> dict[str, Number]:
+        """What it counts for ``stats`` of the coordinator."""
+        return {
+            "processes": sum(spawned.is_alive() for spawned in self.processes),
+            "deaths": len(self.deaths),
+            "restarts": sum(spawned.restarts for spawned in self.processes),
+            "held_back_s": 0.0 if self._held_back is None else self._held_back.seconds,
+        }
 
     def spawn(
         self,
@@ -121,11 +127,12 @@ class Supervisor:
         name: str | None = None,
     ) -> list[Spawned]:
         """Starts ``n`` processes; see ``Coordinator.spawn``."""
+        where = self._scratch_dir
         # Else the roster is another buffer's, whose processes live.
         self._engine.seat.require_there()
         if n:
             require_importable(self._scratch_dir, target, args)
-        label, full_name = (name, name) if name else _names_of(target)
+        label, full_name = (name, name) if name else names_of(target)
 
         def start(spawned: Spawned) -> SpawnProcess:
             self._engine.seat.require_there()
@@ -149,7 +156,13 @@ class Supervisor:
             Spawned(start, name=f"{label}-{index}", index=index, restart=restart)
             for index in range(n)
         ]
-        adopted = {} if orphans == "leave" else self._see_to_orphans(full_name, n, orphans)
+        adopted: dict[int, tuple[roster.Entry, int]] = {}
+        if orphans != "leave":
+            with self._changed:  # the watcher may be about to start one again
+                living = roster.living(where, {spawned.file for spawned in self._spawned})
+            found = [one for one in living if one.name == full_name]
+            how_many = n if orphans == "adopt" else 0
+            adopted = take_over(where, found, how_many, self._grace_s)
         with self._changed:
             if self._stopping:
                 for _, pidfd in adopted.values():
@@ -170,49 +183,6 @@ class Supervisor:
             assert spawned.failure is not None
             raise spawned.failure
         return new
-
-    def _see_to_orphans(
-        self, name: str, n: int, orphans: Orphans
-    ) -> dict[int, tuple[roster.Entry, int]]:
-        """Ends what an earlier coordinator has spawned under a name; what is adopted is returned.
-
-        By index, with a descriptor of the process.
-        """
-        with self._changed:  # the watcher may be about to start one again
-            ours = {spawned.file for spawned in self._spawned}
-            living = roster.living(self._scratch_dir, ours)
-        me = identity.current()  # spawned itself, where a collector has become the coordinator
-        found = [one for one in living if one.name == name and one.identity != me]
-        adopted: dict[int, tuple[roster.Entry, int]] = {}
-        for one in found if orphans == "adopt" else ():
-            if one.index < n and one.index not in adopted:
-                pidfd = identity.opened(one.identity)
-                if pidfd is not None:
-                    adopted[one.index] = one, pidfd
-        kept = [entry.identity for entry, _ in adopted.values()]
-        how = end([one.identity for one in found if one.identity not in kept], self._grace_s)
-        left = {who: why_left(who) for who, result in how.items() if result == "left"}
-        for one in found:
-            if one.identity in how.keys() - left:
-                roster.forget(self._scratch_dir, one.file)
-        if left:
-            for _, pidfd in adopted.values():
-                os.close(pidfd)
-            pids = [who.pid for who in left]
-            raise BufferInUseError(
-                f"{self._scratch_dir}: an earlier coordinator spawned {name!r} (pids "
-                f"{', '.join(map(str, pids))}), which runs and cannot be ended from here: "
-                f"{next(iter(left.values()))}; end it, or pass orphans='leave'",
-                path=self._scratch_dir,
-                pids=pids,
-            )
-        for result, what in (("ended", "ended"), ("killed", "deaf to SIGTERM, so killed")):
-            if ended := [str(who.pid) for who, as_found in how.items() if as_found == result]:
-                log.warning(
-                    "%s: an earlier coordinator's %s were still running: %s (pids %s)",
-                    *(self._scratch_dir, name, what, ", ".join(ended)),
-                )
-        return adopted
 
     def join(self, timeout: float | None = None) -> bool:
         """Waits until nothing spawned runs or is to be started again; returns whether it is so."""
@@ -310,16 +280,8 @@ class Supervisor:
                 again = spawned.restart and code not in ASKED_TO_END and not told_to_end
                 if again:
                     self._due.append((time.monotonic() + spawned.pause_s(), spawned))
-                self._report(
-                    Death(
-                        pid=pid,
-                        role=roles.get(pid, "collector"),
-                        name=spawned.name,
-                        index=spawned.index,
-                        exitcode=code,
-                        restarted=again,
-                    )
-                )
+                role = roles.get(pid, "collector")
+                self._report(Death(pid, role, spawned.name, spawned.index, code, restarted=again))
             self._changed.notify_all()
 
     def _is_due(self, spawned: Spawned) -> bool:
@@ -374,16 +336,7 @@ class Supervisor:
         self._reported = set(dead)  # whatever could not be reaped now is no news the next time
         with self._changed:
             for pid in news.keys() - ours:
-                self._report(
-                    Death(
-                        pid=pid,
-                        role=news[pid],
-                        name="",
-                        index=None,
-                        exitcode=None,
-                        restarted=False,
-                    )
-                )
+                self._report(Death(pid, news[pid], "", None, None, restarted=False))
                 self._changed.notify_all()
         living = {key: pid for key, pid in living.items() if pid not in ours}
         for key in self._others.keys() - living.keys():
@@ -433,13 +386,3 @@ class Supervisor:
 
 def _key(client: Client) -> _Key:
     return client.entry, client.incarnation
-
-
-def _names_of(target: Callable[..., object]) -> tuple[str, str]:
-    """A short name, to be shown, and the full one."""
-    while isinstance(target, functools.partial):
-        target = target.func
-    kind = type(target)
-    short = getattr(target, "__name__", kind.__name__)
-    full = getattr(target, "__qualname__", kind.__qualname__)
-    return short, f"{getattr(target, '__module__', kind.__module__)}.{full}"

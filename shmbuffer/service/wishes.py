@@ -182,6 +182,23 @@ class Wishes:
         return {name: _as_json(wish) for name, wish in wishes.items() if wish is not None}
 
 
+def split(options: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Takes what is recorded out of a coordinator's options, as arguments of `Wishes`.
+
+    Raises:
+        TypeError: one of the others is no argument of a coordinator.
+    """
+    more = {name: options.pop(name) for name in RECORDED & options.keys()}
+    of_storage = {name: options.pop(name) for name in OF_STORAGES & options.keys()}
+    if unknown := sorted(options.keys() - LOCAL - LOCAL_OF_STORAGES):
+        raise TypeError(
+            f"Coordinator() takes no argument {unknown[0]!r}; of what concerns one process "
+            f"alone it takes {', '.join(sorted(LOCAL))}, for its own buffer, and other "
+            "arguments of the buffer's class go to attach()"
+        )
+    return {"more": more, "of_storage": of_storage}
+
+
 def _as_json(wish: Any) -> Any:
     """Tuples as lists, at any depth of lists."""
     return [_as_json(one) for one in wish] if isinstance(wish, (tuple, list)) else wish

@@ -174,8 +174,8 @@ def test_who_is_there_when_a_recorder_begins_is_noted_by_it(
         line = Timeline(read(scratch_dir))
         joined = [one for one in line.events if one.kind == EventKind.JOINED]
         assert len(joined) == 6
-        first = next(one for one in joined if one.incarnation == other.incarnation)
-        assert line.known[other.incarnation] == first
+        first = next(one for one in joined if one.incarnation == other.seat.incarnation)
+        assert line.known[other.seat.incarnation] == first
 
 
 def test_those_whom_a_recovery_finds_dead_are_noted_once_by_name(

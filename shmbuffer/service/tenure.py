@@ -1,0 +1,139 @@
+"""A coordinator's hold on its directory: taken or made, agreed with, in the end left or removed.
+
+Always true
+  1. Nothing is changed in a directory that has a coordinator, and there is one at a time: it holds
+     ``coordinator.lock``.
+  2. A start that fails leaves no buffer without items that it has made.
+  3. What is to be removed in the end is, also where a signal is the end (memory/removal.py).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from shmbuffer.memory import Engine, RateLimiter, cleanup, removal
+from shmbuffer.memory.progress import hearing
+from shmbuffer.service.lock import CoordinatorLock, refuse_second
+from shmbuffer.service.wishes import Wishes
+
+if TYPE_CHECKING:
+    from shmbuffer.memory.progress import OnProgress
+
+OnExisting = Literal["error", "recover", "overwrite"]
+
+log = logging.getLogger("shmbuffer.service")
+
+
+class Tenure:
+    """From the start of a coordinator to its end.
+
+    Args:
+        scratch_dir: the directory; None makes a temporary one.
+        wishes: what is recorded, or has to be.
+        existing: what to do with a buffer that is there.
+        auto_cleanup: whether the buffer is removed in the end; None: if it is a temporary one.
+        limiter: what is set in the directory; None leaves what is there, and says so.
+        on_progress: told of the recovery.
+        **opening: further arguments of `Engine.open`.
+
+    Attributes:
+        engine: the handle.
+        path: the directory.
+
+    Raises:
+        See ``Coordinator``.
+    """
+
+    def __init__(
+        self,
+        scratch_dir: str | os.PathLike[str] | None,
+        wishes: Wishes,
+        *,
+        existing: OnExisting,
+        auto_cleanup: bool | None,
+        limiter: RateLimiter | None,
+        on_progress: OnProgress | None,
+        **opening: Any,
+    ) -> None:
+        if existing not in get_args(OnExisting):
+            raise ValueError(f"on_existing is 'error', 'recover' or 'overwrite', not {existing!r}")
+        if wishes.capacity is None and (scratch_dir is None or existing != "recover"):
+            raise ValueError("capacity, the number of items, is needed to create a buffer")
+        self._is_temporary = scratch_dir is None
+        self._auto_cleanup = auto_cleanup
+        self._remove: Callable[[], object] | None = None
+        with ExitStack() as undo:
+            if scratch_dir is None:
+                path = cleanup.temporary_directory()
+                undo.callback(_remove_if_empty, path)
+            else:
+                path = Path(scratch_dir)
+                refuse_second(path)
+            with hearing(on_progress):
+                self.engine = Engine.open(
+                    path,
+                    existing=existing,
+                    role="coordinator",
+                    temporary=self._is_temporary and auto_cleanup is not False,
+                    **opening,
+                )
+            undo.callback(self.engine.close)
+            if self._is_temporary or existing != "recover":
+                undo.callback(self._forget_what_was_just_made)
+            self.path: Path = path if self.engine.path is None else self.engine.path
+            self._lock = CoordinatorLock.take(self.path)
+            undo.callback(self._lock.release)
+            wishes.agree(self.engine)
+            kept = self.engine.limiter
+            if limiter is None and kept is not None:
+                _say_what_limits(self.path, kept)
+            elif limiter is not None and not limiter.says_the_same(kept):
+                self.engine.set_limiter(limiter)
+            self._undo = undo.pop_all()
+
+    def abandon(self) -> None:
+        """The start has failed: leaves the directory as it was found."""
+        self._undo.close()
+
+    def begin(self) -> None:
+        """The start is done: from now on `leave` removes what has to be."""
+        if self._auto_cleanup is not False:
+            if self._is_temporary or self.engine.take_ownership():
+                self._remove = self.engine.cleanup
+            elif self._auto_cleanup:
+                self._remove = removal.own(self.path, self.engine.superblock.uuid).remove
+        self._undo.pop_all()
+
+    def leave(self) -> None:
+        """Removes what has to be, and lets the next coordinator in. The handle stays open."""
+        try:
+            if self._remove is not None:
+                self._remove()
+        finally:
+            self._lock.release()
+
+    def _forget_what_was_just_made(self) -> None:
+        """A buffer without items would only be in the way of the next start."""
+        if self.engine.schema() is None:
+            self.engine.cleanup()
+
+
+def _say_what_limits(path: Path, kept: RateLimiter) -> None:
+    values = [f"{name}={value!r}" for name, value in asdict(kept).items() if value is not None]
+    log.warning(
+        "%s: goes on with the rate limiter that was set earlier, RateLimiter(%s); give "
+        "rate_limiter= or call set_rate(...) to change it, set_rate(None) to lift it",
+        path,
+        ", ".join(values),
+    )
+
+
+def _remove_if_empty(path: Path) -> None:
+    with suppress(OSError):
+        path.rmdir()
