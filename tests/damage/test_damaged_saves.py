@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tensordict import NonTensorStack, TensorDict
+from tensordict import NonTensorStack, TensorDict, lazy_stack, tensorclass
 
 from shmbuffer import (
     CompressedListStorage,
@@ -39,6 +39,11 @@ CASES = 40
 
 OTHERS: tuple[Any, ...] = (None, -1, 2**70, float("nan"), "x", [], {}, [1])
 Damage = tuple[str, bytes | None]
+
+
+@tensorclass
+class Step:
+    obs: torch.Tensor
 
 
 def items(n: int) -> TensorDict:
@@ -64,6 +69,16 @@ def pytree(filled: bool) -> Any:
     rb = ReplayBuffer(storage=LazyTensorStorage(8), batch_size=4)
     if filled:
         rb.extend((torch.arange(6), {"k": torch.ones(6, 2)}))
+    return rb
+
+
+def nested(filled: bool) -> Any:
+    """A tensorclass, and a lazy stack in each item."""
+    rb = ReplayBuffer(storage=LazyTensorStorage(8), batch_size=4)
+    if filled:
+        parts = [TensorDict(a=torch.zeros(6, n), batch_size=[6]) for n in (2, 3)]
+        step = Step(obs=torch.zeros(6, 2), batch_size=[6])
+        rb.extend(TensorDict({"step": step, "lazy": lazy_stack(parts, 1)}, [6]))
     return rb
 
 
@@ -105,6 +120,7 @@ def ensemble(filled: bool) -> Any:
 KINDS: dict[str, Callable[[bool], Any]] = {
     "rows": rows,
     "pytree": pytree,
+    "nested": nested,
     "objects": objects,
     "compressed": lambda filled: objects(filled, CompressedListStorage),
     "records": records,
@@ -229,6 +245,8 @@ def test_a_damaged_save_is_loaded_or_refused_with_the_name_of_a_file(
         judged(kind, save, name, damage)
 
 
+LAZY = ("shmbuffer", "structure", "items", 1, 1)
+
 #: What ended in TypeError, KeyError, IndexError, OverflowError and the like.
 FOUND: list[tuple[str, str, tuple[Any, ...], Any]] = [
     ("rows", "buffer_metadata.json", ("batch_size",), {}),
@@ -246,6 +264,8 @@ FOUND: list[tuple[str, str, tuple[Any, ...], Any]] = [
     ("rows", "storage/storage_metadata.json", ("shmbuffer", "structure", "items"), []),
     ("rows", "storage/storage_metadata.json", ("shmbuffer", "structure", "items", 0, 0), 3),
     ("rows", "storage/storage_metadata.json", ("shmbuffer", "write_count"), 2**70),
+    ("nested", "storage/storage_metadata.json", (*LAZY, "items", 0, 1, "batch"), [1]),
+    ("nested", "storage/storage_metadata.json", (*LAZY, "dim"), -1),
     ("pytree", "storage/storage_metadata.json", ("metadata",), 3),
     ("pytree", "storage/storage_metadata.json", ("metadata",), {}),
 ]

@@ -132,7 +132,7 @@ class Saved:
 
         Raises:
             RuntimeError: the files do not tell the form.
-            CorruptBufferError: a leaf of it is missing.
+            CorruptBufferError: a leaf of it is missing, or they are not of this form.
         """
         if self.node is None:
             raise RuntimeError(
@@ -143,7 +143,9 @@ class Saved:
             if key not in self.by_key:
                 raise damaged(self.where, f"the leaf {'.'.join(key)!r} is missing")
         columns = [self.by_key[key] for key in self.node.paths()]
-        return self.node.build(map(blank, columns), (1, *self.record.lanes), torch.device("cpu"))
+        lead = (1, *self.record.lanes)
+        with reading(Path(self.where) / METADATA):
+            return self.node.build(map(blank, columns), lead, torch.device("cpu"))
 
     def columns(self, leaves: Leaves) -> list[Any]:
         """One column for each leaf of a storage.

@@ -148,7 +148,10 @@ def _from_json(spec: dict[str, Any]) -> Node:
     if kind == "tensorclass":
         return TensorClassNode(items, batch, str(spec["class"]))
     if kind == "lazy_stack":
-        return LazyStackNode(items, int(spec["dim"]), int(spec["batch_dims"]))
+        dim, batch_dims = int(spec["dim"]), int(spec["batch_dims"])
+        if not 0 <= dim < batch_dims:
+            raise FormatError(f"a lazy stack along dimension {dim} of {batch_dims} is not possible")
+        return LazyStackNode(items, dim, batch_dims)
     if kind == "dict":
         return DictNode(items)
     if kind in ("tuple", "list", "namedtuple"):
