@@ -1,9 +1,9 @@
 """Watching: what a buffer does and did, for people, programs and pictures.
 
      counters ──▶ stats ──▶ loggers, metrics          numbers, for a training script and Prometheus
-        └──────▶ historian ──▶ memory/history         the coordinator records, each second
+        └──────▶ historian ──▶ memory/recorder        the coordinator records, each second
      inspect, census, history ──▶ look ──▶ findings, report      what looks wrong; one picture
-     inspect, inspect, ...    ──▶ pace, events ──▶ panels, screen, live      seen as it happens
+     inspect, inspect, ...    ──▶ pace, changes ──▶ panels, screen, live      seen as it happens
 
     tables, units, words      what is found, in rows, in numbers and in words for people
     held_back                 says so when a disk holds the writers back

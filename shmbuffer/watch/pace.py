@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from shmbuffer.watch import events
-from shmbuffer.watch.events import Event, Kind
+from shmbuffer.watch import changes
+from shmbuffer.watch.changes import Change, Kind
 
 #: What is counted per second, under the counters' names.
 RATED = (
@@ -50,10 +50,10 @@ class Pace:
     rates: Mapping[str, float]
     age: float | None
     clients: Mapping[int, tuple[float, float]]
-    events: tuple[Event, ...] = ()
+    events: tuple[Change, ...] = ()
 
     @classmethod
-    def nothing(cls, *events: Event) -> Pace:
+    def nothing(cls, *events: Change) -> Pace:
         """Before the second look."""
         return cls(0.0, {}, None, {}, events)
 
@@ -78,7 +78,7 @@ class Watch:
 
     def __init__(self) -> None:
         self.history: deque[Pace] = deque(maxlen=_KEPT)
-        self.events: deque[Event] = deque(maxlen=_KEPT_EVENTS)
+        self.events: deque[Change] = deque(maxlen=_KEPT_EVENTS)
         self.last: Mapping[str, Any] | None = None
         self._at = 0.0
         self._is_lost = False
@@ -99,15 +99,15 @@ class Watch:
         wall_s = time.time() if wall_s is None else wall_s
         last, seen = self.last, []
         if last is not None and last["uuid"] != found["uuid"]:
-            seen.append(Event(wall_s, "new buffer", "another one is in its place"))
+            seen.append(Change(wall_s, "new buffer", "another one is in its place"))
             self.history.clear()
             self._departed.clear()
             self._held.clear()
             last = None
         pace = Pace.nothing(*seen)
         if last is not None and at > self._at:
-            change = events.between(last, found)
-            seen += [Event(wall_s, kind, text) for kind, text in change.kinds]
+            change = changes.between(last, found)
+            seen += [Change(wall_s, kind, text) for kind, text in change.kinds]
             dead = ("died", "reaped")
             self._departed |= {
                 client["incarnation"]: (at, client)
@@ -123,7 +123,7 @@ class Watch:
 
     def lose(self, why: str, kind: Kind = "removed", wall_s: float | None = None) -> Pace:
         """Takes in that there is nothing to be found any more, and why."""
-        seen = () if self._is_lost else (Event(wall_s or time.time(), kind, why),)
+        seen = () if self._is_lost else (Change(wall_s or time.time(), kind, why),)
         self.events += seen
         self._is_lost = True
         return Pace.nothing(*seen)
@@ -155,7 +155,7 @@ class Watch:
 
 
 def _between(
-    before: Mapping[str, Any], now: Mapping[str, Any], seconds: float, seen: tuple[Event, ...]
+    before: Mapping[str, Any], now: Mapping[str, Any], seconds: float, seen: tuple[Change, ...]
 ) -> Pace:
     grown = {name: now["counters"][name] - before["counters"][name] for name in (*RATED, "age_sum")}
     counted = {client["entry"]: client["counters"] for client in before["clients"]}

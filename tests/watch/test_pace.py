@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from shmbuffer.watch.events import Event
+from shmbuffer.watch.changes import Change
 from shmbuffer.watch.pace import RATED, Watch
 
 
@@ -90,7 +90,7 @@ def test_what_happens_is_kept_with_the_time_of_the_look() -> None:
     watch = Watch()
     assert watch.see(look(), at=0.0, wall_s=1000.0).events == ()
     pace = watch.see(look(clients=(1, 2)), at=1.0, wall_s=1001.0)
-    assert pace.events == (Event(1001.0, "joined", "client 102"),)
+    assert pace.events == (Change(1001.0, "joined", "client 102"),)
     assert watch.see(look(clients=(1, 2)), at=2.0, wall_s=1002.0).events == ()
     assert list(watch.events) == list(pace.events)
     told = pace.to_json()["events"]

@@ -12,7 +12,7 @@ and ends between two looks is seen only in the counters.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from shmbuffer.watch import units, words
@@ -35,8 +35,8 @@ Client = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Event:
-    """One of them.
+class Change:
+    """One thing that has happened between two looks.
 
     Attributes:
         at_s: wall clock, when it was seen.
@@ -48,13 +48,9 @@ class Event:
     kind: Kind
     text: str
 
-    def to_json(self) -> dict[str, Any]:
-        """As a dict of plain values."""
-        return asdict(self)
-
 
 @dataclass(frozen=True)
-class Change:
+class Difference:
     """What is different from one look to the next.
 
     Attributes:
@@ -67,7 +63,7 @@ class Change:
     departed: Sequence[tuple[Client, Kind]]
 
 
-def between(before: Mapping[str, Any], now: Mapping[str, Any]) -> Change:
+def between(before: Mapping[str, Any], now: Mapping[str, Any]) -> Difference:
     """Returns what is different between two looks at one buffer."""
     then = {client["incarnation"]: client for client in before["clients"]}
     here = {client["incarnation"]: client for client in now["clients"]}
@@ -98,7 +94,7 @@ def between(before: Mapping[str, Any], now: Mapping[str, Any]) -> Change:
             told.append(("recovered", words.recovered(now)))
     tell("left", [client for client, how in departed if how == "left"])
     tell("joined", [here[key] for key in here if key not in then])
-    return Change(told, departed)
+    return Difference(told, departed)
 
 
 def _departed(
