@@ -58,7 +58,7 @@ def test_what_others_set_is_seen_in_the_next_write(ours: ReplayBuffer, theirs: R
     set_priority(theirs, 9, 0.0)
     assert ours.sampler.default_priority == pytest.approx(0.8)
     ours.add(torch.tensor(10))
-    assert theirs.priorities()[0] == pytest.approx(0.8)
+    assert theirs.tree.priorities()[0] == pytest.approx(0.8)
 
 
 def test_what_others_were_writing_counts_when_it_is_there(ours: ReplayBuffer, theirs: Ring) -> None:

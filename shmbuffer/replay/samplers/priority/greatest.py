@@ -94,8 +94,9 @@ class Greatest:
         slot = at // self._ring.width
         if leaving is not None and slot[0] in leaving:
             return False
-        held = slots.committed(self._ring.live.words[slot])[0]
-        return bool(held and self._ring.tree.priorities(at)[0] == self._value)
+        return bool(
+            self._ring.live.holds(slot)[0] and self._ring.tree.priorities(at)[0] == self._value
+        )
 
     def _with_greatest_masses(self, leaving: Ints | None) -> Iterator[Ints]:
         """Slots, some at a time, with the item that has the largest priority among them."""
@@ -124,7 +125,7 @@ class Greatest:
     def _look_at(self, places: Ints, leaving: Ints | None) -> None:
         """Remember the item with the largest priority, if these slots have it."""
         ring = self._ring
-        held = slots.committed(ring.live.words[places])
+        held = ring.live.holds(places)
         if leaving is not None:
             held[np.isin(places, leaving)] = False
         elements = places[held]

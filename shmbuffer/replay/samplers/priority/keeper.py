@@ -350,9 +350,8 @@ class PriorityKeeper(Sampler):
         ring = getattr(self._known, "ring", None)
         if ring is None:
             return PriorityUpdate(table.update(elements, raw), 0)
-        words = ring.live.words[
-            elements // ring.width
-        ]  # items of the storage: the table follows them
+        # Items of the storage: the table follows them.
+        words = ring.live.words[elements // ring.width]
         there = slots.committed(words)
         if tickets is not None:
             there &= slots.tickets(words) == tickets

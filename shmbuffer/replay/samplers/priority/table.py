@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shmbuffer.memory import Engine, Schema, Settings, slots
+from shmbuffer.memory import Engine, Schema, Settings
 
 if TYPE_CHECKING:
     from shmbuffer.memory import Ring
@@ -39,7 +39,7 @@ class PriorityTable:
 
     def add(self, elements: Ints) -> None:
         """Mark those of them that are not marked yet."""
-        self.mark(elements[~slots.committed(self.ring.live.words[elements])])
+        self.mark(elements[~self.ring.live.holds(elements)])
 
     def update(self, elements: Ints, priorities: Floats) -> int:
         """Set priorities; elements that were never marked are marked. How many were set."""

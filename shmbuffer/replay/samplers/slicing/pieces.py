@@ -21,8 +21,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from shmbuffer.memory import slots as slot_words
-
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
@@ -126,7 +124,7 @@ def look(ring: Ring, *, by_age: bool) -> tuple[Grid, Pieces, int]:
     if ring.length == reached * ring.width:
         first, end = np.zeros(1, np.int64), np.full(1, reached)
     else:
-        there = slot_words.committed(ring.live.words[:reached])
+        there = ring.live.holds(slice(reached))
         first, end = _runs(np.roll(there, -grid.start) if grid.start else there)
     if not by_age:
         return grid, _split(first, end, np.array([head % capacity])), head
