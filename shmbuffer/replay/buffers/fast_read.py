@@ -66,11 +66,13 @@ class FastRead:
             return None
         key = draw_key(self._sampler._rng)
         beta = None if by_priority is None else by_priority._beta
-        core = rows.ring.seat.outtake
-        found: Any = None if core is None else core.sample(count, key, beta, LOCK_TIMEOUT_NS)
-        tensors, index, tickets, weights = (
-            found if type(found) is tuple else rows.sample(count, key, beta)
-        )
+        if type(rows) is NativeRows and (core := rows.ring.seat.outtake) is not None:
+            drawn: Any = core.sample(count, key, beta, LOCK_TIMEOUT_NS)
+            if type(drawn) is not tuple:
+                drawn = rows.sample_patiently(count, key, beta)
+        else:
+            drawn = rows.sample(count, key, beta)
+        tensors, index, tickets, weights = drawn
         if by_priority is not None and by_priority.dtype is not torch.float32:
             assert by_priority.ring is not None
             assert weights is not None

@@ -45,6 +45,7 @@ class Plan:
 
     Attributes:
         storage: where the items are.
+        ring_backed: the storage, where it is one of this package.
         sampler: who draws.
         by_priority: the sampler, where it draws by priority.
         transforms: as they are now, and will be.
@@ -66,6 +67,7 @@ class Plan:
     """
 
     storage: Storage
+    ring_backed: RingBacked | None
     sampler: Sampler
     by_priority: PrioritizedSampler | None
     transforms: list[Transform]
@@ -88,10 +90,8 @@ class Plan:
     @property
     def is_current(self) -> bool:
         """Whether the items are still where they were."""
-        storage = self.storage
-        return self.payload is (
-            storage._mover or storage._attached() if isinstance(storage, RingBacked) else None
-        )
+        backed = self.ring_backed
+        return backed is None or self.payload is (backed._mover or backed._attached())
 
     def choosing(self) -> AbstractContextManager[Any]:
         """Held while the sampler is asked, where threads make batches ahead."""
@@ -147,9 +147,8 @@ def plan(
         tensordicts: whether samples are TensorDicts that have their index and weights as entries.
         priority_key: entry of such data that holds priorities.
     """
-    payload: Any = (
-        storage._mover or storage._attached() if isinstance(storage, RingBacked) else None
-    )
+    backed = storage if isinstance(storage, RingBacked) else None
+    payload: Any = None if backed is None else backed._mover or backed._attached()
     ring = getattr(storage, "ring", None)
     by_priority = sampler if isinstance(sampler, PrioritizedSampler) else None
     ours = type(sampler).sample is RandomSampler.sample or (
@@ -160,7 +159,7 @@ def plan(
     tells = type(sampler).add is not rule.add or type(sampler).extend is not rule.extend
 
     by_parts = _first(
-        (not storage.writes_natively, f"a {_name(storage)} is written by its own set()"),
+        (not storage.writes_natively, f"a {_name(storage)} does not write by itself"),
         (
             type(writer).add is not RoundRobinWriter.add
             or type(writer).extend is not RoundRobinWriter.extend,
@@ -182,7 +181,7 @@ def plan(
             why_write = "items of this form, or in this place, are not written by one native call"
 
     choice = _first(
-        (not storage.draws_natively, f"a {_name(storage)} is read by its own get()"),
+        (not storage.draws_natively, f"a {_name(storage)} does not draw by itself"),
         (not ours, f"a {_name(sampler)} draws"),
         (own_table, "the sampler keeps priorities in a table of its own"),
     )
@@ -212,6 +211,7 @@ def plan(
     limits = Limits(storage, "" if uniform else chooses)
     return Plan(
         storage=storage,
+        ring_backed=backed,
         sampler=sampler,
         by_priority=by_priority,
         transforms=transforms,

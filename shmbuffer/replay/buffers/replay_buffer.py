@@ -22,7 +22,6 @@ from shmbuffer.replay.form.nodes import is_collection
 from shmbuffer.replay.keys import WEIGHT_KEYS
 from shmbuffer.replay.samplers import RandomSampler, Sampler
 from shmbuffer.replay.storages import ListStorage, Storage
-from shmbuffer.replay.storages.ring_backed import RingBacked
 from shmbuffer.replay.storages.tensor import TensorStorage
 from shmbuffer.replay.transforms import Transform, compose
 from shmbuffer.replay.writers import RoundRobinWriter, Writer
@@ -304,13 +303,16 @@ class ReplayBuffer(Sampling, StorageOrder, Saving):
                 "or leave the call out"
             )
         plan = self._plan
-        if plan.rewrites or plan.transforms or type(data) is list:
+        changed = plan.rewrites or plan.transforms or type(data) is list
+        if changed:
             data = self._taken_in(data, single)
         if data is None:  # kept back by a transform, or an empty list
             ndim = self._storage.ndim
             return torch.zeros((0,) if ndim == 1 else (0, ndim), dtype=torch.int64)
         if plan.fast_write is not None and update_priority is None:
-            index = plan.fast_write.convert(data, single)
+            index = plan.fast_write.write(data, single) if changed else None
+            if index is None:
+                index = plan.fast_write.convert(data, single)
             if index is not None:
                 return index
         priorities = None if update_priority is False else self._priorities_in(data, single)
@@ -346,8 +348,9 @@ class ReplayBuffer(Sampling, StorageOrder, Saving):
         return None
 
     def _write(self, data: Any, single: bool, priorities: NDArray[np.float64] | None) -> Any:
-        plan, storage, sampler = self._planned(), self._storage, self._sampler
-        if plan.appends and isinstance(storage, RingBacked):
+        plan, sampler = self._planned(), self._sampler
+        storage = plan.ring_backed
+        if storage is not None and plan.appends:
             if plan.payload is None:  # so that priorities go with the write
                 data = data if single or not isinstance(data, Iterator) else list(data)
                 storage.prepare(data, single)
@@ -366,7 +369,7 @@ class ReplayBuffer(Sampling, StorageOrder, Saving):
         if index is not None:
             (sampler.add if single else sampler.extend)(index)
             if priorities is not None:
-                sampler.update_priority(index, priorities, storage=storage)
+                sampler.update_priority(index, priorities, storage=self._storage)
         return index
 
 

@@ -82,6 +82,10 @@ class NativeRows(Rows):
             found: Any = core.sample(count, key, beta, LOCK_TIMEOUT_NS)
             if type(found) is tuple:
                 return found
+        return self.sample_patiently(count, key, beta)
+
+    def sample_patiently(self, count: int, key: int, beta: float | None) -> Drawn:
+        """`sample`, where the shortest way was refused: waits, or says what is wrong."""
         tensors, addresses = self.leaves.outputs((count,))
         drawn = self._drawn  # another thread may put another one there
         if drawn is None or drawn[0].shape[0] != count:

@@ -1,0 +1,248 @@
+"""A buffer's plan: which ways it takes and why, when it is made again, and how long they are."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+import shmbuffer
+from shmbuffer import (
+    LazyMemmapStorage,
+    LazyTensorStorage,
+    ListStorage,
+    PrioritizedReplayBuffer,
+    PrioritizedSampler,
+    RandomSampler,
+    RateLimiter,
+    ReplayBuffer,
+    SamplerWithoutReplacement,
+    TensorDictMaxValueWriter,
+    TensorDictPrioritizedReplayBuffer,
+    TensorDictReplayBuffer,
+)
+
+PACKAGE = Path(shmbuffer.__file__).parent
+DESIGN = (Path(__file__).parents[2] / "docs" / "design.md").read_text()
+MOST = {"A batch that lies as it has to": 1, "A batch that has to be converted": 6, "A sample": 5}
+
+
+def learner(capacity: int = 10, **kwargs: Any) -> TensorDictPrioritizedReplayBuffer:
+    return TensorDictPrioritizedReplayBuffer(
+        alpha=1.0, beta=1.0, eps=0.0, storage=LazyTensorStorage(capacity), batch_size=4, **kwargs
+    )
+
+
+def items(count: int, first: int = 0) -> TensorDict:
+    return TensorDict({"a": torch.arange(first, first + count)}, [count])
+
+
+def walk(call: Callable[[], object]) -> list[tuple[str, str]]:
+    """The functions of the package that a call enters, each once, without those of the form's own.
+
+    A comprehension, or a function within another, belongs to that one.
+    """
+    entered: list[tuple[str, str]] = []
+
+    def look(frame: Any, event: str, _: object) -> None:
+        code, caller = frame.f_code, frame.f_back.f_code.co_filename
+        file = code.co_filename
+        if event != "call" or not file.startswith(str(PACKAGE)) or "<locals>" in code.co_qualname:
+            return
+        if "/form/" in file and "/form/" in caller:
+            return
+        name = str(Path(file).relative_to(PACKAGE)).removeprefix("replay/")
+        if (code.co_qualname, name) not in entered:
+            entered.append((code.co_qualname, name))
+
+    sys.setprofile(look)
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+    return entered
+
+
+def told(heading: str) -> list[tuple[str, str]]:
+    """What the table below a heading of docs/design.md says."""
+    section = DESIGN.split(f"### {heading}\n", 1)[1].split("\n#", 1)[0]
+    return re.findall(r"^\| `([\w.]+)` \| `([\w/.]+)` \|", section, re.MULTILINE)
+
+
+def walks() -> dict[str, Callable[[], object]]:
+    rb = learner(1000)
+    error = torch.rand(32)
+    whole = TensorDict({"obs": torch.rand(32, 4), "reward": torch.rand(32)}, [32])
+    rb.extend(whole)
+    direct = whole.clone().set("td_error", error)
+    converted = direct.clone(recurse=False).set("obs", torch.rand(4, 32).T)
+    sample = rb.sample().set("td_error", error[:4])
+    return {
+        "A batch that lies as it has to": lambda: rb.extend(direct),
+        "A batch that has to be converted": lambda: rb.extend(converted),
+        "A sample": rb.sample,
+        "Its priorities": lambda: rb.update_tensordict_priority(sample),
+    }
+
+
+WALKS = [
+    "A batch that lies as it has to",
+    "A batch that has to be converted",
+    "A sample",
+    "Its priorities",
+]
+
+
+@pytest.mark.parametrize("heading", WALKS)
+def test_a_hot_call_enters_the_functions_that_the_design_tells(heading: str) -> None:
+    call = walks()[heading]
+    for _ in range(2):  # what is made once, and kept
+        call()
+    found = walk(call)
+    assert found == told(heading)
+    assert len(found) - 1 <= MOST.get(heading, 6)
+
+
+class OwnSampler(RandomSampler):
+    """Draws as the one that it is derived from, and says so."""
+
+    def sample(self, storage: Any, batch_size: int) -> tuple[Any, dict[str, Any]]:
+        """See `RandomSampler`."""
+        return super().sample(storage, batch_size)
+
+
+WAYS: dict[str, tuple[Callable[[], ReplayBuffer], str, str]] = {
+    "prioritized": (learner, "fast", "fast"),
+    "plain": (
+        lambda: ReplayBuffer(storage=LazyTensorStorage(9)),
+        "fast",
+        "whole: samples do not have index and weights as entries",
+    ),
+    "list": (
+        lambda: TensorDictReplayBuffer(storage=ListStorage(9)),
+        "whole: a ListStorage has no columns",
+        "by parts: a ListStorage does not draw by itself",
+    ),
+    "own sampler": (
+        lambda: TensorDictReplayBuffer(storage=LazyTensorStorage(9), sampler=OwnSampler()),
+        "fast",
+        "by parts: a OwnSampler draws",
+    ),
+    "top k": (
+        lambda: TensorDictReplayBuffer(
+            storage=LazyTensorStorage(9), writer=TensorDictMaxValueWriter("a")
+        ),
+        "by parts: a TensorDictMaxValueWriter decides where items go",
+        "fast",
+    ),
+    "ahead": (
+        lambda: TensorDictReplayBuffer(storage=LazyTensorStorage(9), prefetch=1, batch_size=2),
+        "fast",
+        "whole: samples are made ahead",
+    ),
+    "transforms": (
+        lambda: TensorDictReplayBuffer(storage=LazyTensorStorage(9), transform=lambda data: data),
+        "fast, after conversion: transforms are called",
+        "whole: transforms are called",
+    ),
+    "collated": (
+        lambda: TensorDictReplayBuffer(storage=LazyTensorStorage(9), collate_fn=lambda data: data),
+        "fast",
+        "whole: there is a collate_fn",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WAYS)
+def test_a_plan_says_which_ways_are_taken_and_why_no_shorter_ones(name: str) -> None:
+    make, write, sample = WAYS[name]
+    rb = make()
+    data = items(3)
+    rb.extend(data if rb.family != "ReplayBuffer" else data["a"])
+    said = repr(rb.plan).splitlines()
+    assert f"    write: {write}" in said
+    assert f"    sample: {sample}" in said
+
+
+def test_before_the_first_write_there_is_no_fast_way() -> None:
+    assert "    write: whole: nothing was written yet" in repr(learner().plan).splitlines()
+
+
+def test_a_plan_says_what_a_sample_has_and_waits_for() -> None:
+    rb = learner(rate_limiter=RateLimiter(min_size=1)).share()
+    said = repr(rb.plan).splitlines()
+    assert "    info: index, _weight, priority_weight, index_generation" in said
+    assert "    samples wait for the rate limiter" in said
+
+
+def test_a_plan_is_kept_until_a_part_is_exchanged() -> None:
+    rb = learner()
+    rb.extend(items(3))
+    plan = rb.plan
+    rb.extend(items(3))
+    rb.sample()
+    assert rb.plan is plan
+    rb.set_sampler(SamplerWithoutReplacement())
+    assert rb.plan is not plan
+    assert rb.plan.fast_read is None
+    assert len(rb.sample(4)) == 4
+
+
+def test_what_another_handle_wrote_first_is_met_by_the_next_call(tmp_path: Path) -> None:
+    def handle() -> TensorDictPrioritizedReplayBuffer:
+        storage = LazyMemmapStorage(8, scratch_dir=tmp_path / "buffer", shared_init=True)
+        return TensorDictPrioritizedReplayBuffer(
+            alpha=1.0, beta=1.0, eps=0.0, storage=storage, batch_size=4
+        )
+
+    late, first = handle(), handle()
+    first.extend(items(4).set("td_error", torch.tensor([0.0, 0.0, 5.0, 0.0])))
+    assert late.sampler.default_priority == 5.0  # asked before anything else
+    assert set(late.sample()["a"].tolist()) == {2}
+    assert late.plan.fast_read is not None
+
+
+def test_a_column_that_is_added_ends_the_fast_ways_of_every_buffer_on_the_storage() -> None:
+    storage = LazyTensorStorage(8)
+    one, other = (TensorDictReplayBuffer(storage=storage, batch_size=2) for _ in range(2))
+    one.extend(items(4))
+    other.sample()
+    assert other.plan.fast_write is not None
+    one["b"] = torch.ones(4)
+    other.extend(items(2).set("b", torch.zeros(2)))
+    assert other.plan.fast_write is None
+    assert other[:]["b"].tolist() == [1, 1, 1, 1, 0, 0]
+    assert {"a", "b"} <= other.sample().keys()
+
+
+def test_priorities_go_with_the_write_that_says_again_what_an_item_is() -> None:
+    rb = learner()
+    rb.extend(items(3).set("td_error", torch.ones(3)))
+    rb.sample()
+    rb.empty()
+    rb.extend(TensorDict({"b": torch.arange(3.0), "td_error": torch.tensor([0.0, 3.0, 0.0])}, [3]))
+    assert set(rb.sample()["b"].tolist()) == {1.0}
+
+
+@pytest.mark.parametrize("count", [3, 0])
+def test_the_first_items_of_a_list_may_come_one_by_one(count: int) -> None:
+    rb = PrioritizedReplayBuffer(alpha=1.0, beta=1.0, storage=ListStorage(8), batch_size=2)
+    rb.extend(torch.full((2,), float(at)) for at in range(count))
+    assert len(rb) == count
+
+
+def test_a_sampler_finds_the_ring_that_its_storage_got_meanwhile() -> None:
+    storage = LazyTensorStorage(4)
+    sampler = PrioritizedSampler(4, alpha=1.0, beta=1.0, eps=0.0)
+    rb = ReplayBuffer(storage=storage, sampler=sampler, batch_size=8)
+    storage.set(range(3), torch.arange(3))
+    sampler.update_priority(torch.arange(3), torch.tensor([0.0, 2.0, 0.0]))
+    assert storage.ring is not None
+    assert storage.ring.tree.prioritized
+    assert set(rb.sample().tolist()) == {1}
