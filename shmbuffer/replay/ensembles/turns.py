@@ -60,7 +60,8 @@ class Turns:
             draw: makes a row as the sampler of its buffer chooses it.
             join: makes the sample of the rows.
         """
-        turns, taken = list[Turn | None](), list[tuple[int, Batch]]()
+        turns: list[Turn | None] = []
+        taken: list[tuple[int, Batch]] = []
         try:
             for at in chosen:
                 turns.append(self._buffers[at].plan.limits.turn(share))
