@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from shmbuffer.memory import slots as slot_words
 from shmbuffer.memory.progress import Progress
+from shmbuffer.replay.storages.indexing import tickets_at
 from shmbuffer.replay.storages.mover import require_one_each, require_priorities
 from shmbuffer.replay.storages.rows import Rows
 
@@ -205,9 +205,7 @@ class HeldRows(Rows):
 
     def _tickets(self, index: torch.Tensor) -> torch.Tensor:
         """The ticket of the item that each element's slot holds now, -1 where it holds none."""
-        words = self.ring.live.words[index.numpy() // self.ring.width]
-        tickets = slot_words.tickets(words)
-        return torch.from_numpy(np.where(slot_words.committed(words), tickets, -1))
+        return torch.from_numpy(tickets_at(self.ring, index.numpy() // self.ring.width))
 
     def _claiming(self) -> contextlib.AbstractContextManager[Any]:
         return self._claim

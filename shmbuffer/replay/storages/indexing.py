@@ -137,6 +137,12 @@ def holds(ring: Ring, slots: NDArray[np.int64]) -> NDArray[np.bool_]:
     return slot_words.committed(ring.live.words[slots])
 
 
+def tickets_at(ring: Ring, slots: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The ticket of the item that each slot holds just now; -1 where it holds none."""
+    words = ring.live.words[slots]
+    return np.where(slot_words.committed(words), slot_words.tickets(words), -1)
+
+
 def is_one(index: Any) -> bool:
     """Whether an index names one item, also one in a tuple."""
     if isinstance(index, tuple) and len(index) == 1:

@@ -11,9 +11,8 @@ import numpy as np
 import torch
 
 from shmbuffer.memory import Engine, Schema, Settings
-from shmbuffer.memory import slots as slot_words
 from shmbuffer.memory.growth import grow
-from shmbuffer.replay.storages.indexing import as_array, holds, is_int
+from shmbuffer.replay.storages.indexing import as_array, holds, is_int, tickets_at
 from shmbuffer.replay.storages.item_codec import cloned
 from shmbuffer.replay.storages.item_store import Contents, Edit, ItemStore, require_places
 from shmbuffer.replay.storages.mover import drawn_slots, require_priorities
@@ -141,16 +140,12 @@ class ObjectStore(ItemStore):
 
     def read(self, index: torch.Tensor) -> tuple[Any, torch.Tensor, int]:
         """See `Mover.read`. What is kept itself, not copies."""
-        slots = index.numpy()
         with self._claim:
-            words, kept = self.ring.live.words[slots], self._kept
-            held = slot_words.committed(words)
-            tickets = slot_words.tickets(words)
-            if held.all():
-                return [kept[at] for at in slots.tolist()], torch.from_numpy(tickets), 0
-            there = zip(slots.tolist(), held.tolist(), strict=True)
+            tickets, kept = tickets_at(self.ring, index.numpy()), self._kept
+            held = (tickets >= 0).tolist()
+            there = zip(index.tolist(), held, strict=True)
             found = [kept[at] if is_held else None for at, is_held in there]
-        return found, torch.from_numpy(np.where(held, tickets, -1)), int((~held).sum())
+        return found, torch.from_numpy(tickets), held.count(False)
 
     def build(self, found: Any, lead: tuple[int, ...]) -> Any:
         """See `Mover.build`."""

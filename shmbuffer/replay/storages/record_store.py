@@ -17,7 +17,7 @@ import torch
 
 from shmbuffer.memory import RecordBatch
 from shmbuffer.replay.checkpointers.record_image import RecordImage
-from shmbuffer.replay.storages.indexing import slots_of
+from shmbuffer.replay.storages.indexing import slots_of, tickets_at
 from shmbuffer.replay.storages.item_store import Contents, Edit, ItemStore
 from shmbuffer.replay.storages.mover import ATTEMPTS, last_of_each, require_one_each
 from shmbuffer.replay.storages.record_codec import Fetched
@@ -79,15 +79,14 @@ class RecordStore(ItemStore):
         at = last_of_each(selection.elements)
         for _ in range(ATTEMPTS):
             slots = selection.elements[at]
-            drawn = self.records.read(slots)
-            held = drawn.tickets >= 0
+            tickets = tickets_at(self.ring, slots)
+            held = tickets >= 0
             if not held.all():
                 if not selection.skips:
                     raise IndexError(f"there is no item at {slots[~held][0]} (asked for {index!r})")
-                at = at[held]
-            changed = self._edit(
-                at, self.some(drawn.batch, held), drawn.tickets[held], slots[held], edit
-            )
+                at, slots, tickets = at[held], slots[held], tickets[held]
+            rows = at.tolist()
+            changed = self.change_held(slots, tickets, lambda row, item: edit(rows[row], item))  # noqa: B023
             at = at[~changed]
             if not len(at):
                 return
@@ -114,27 +113,16 @@ class RecordStore(ItemStore):
         last = last[np.argsort(slots[last])]  # in the order of ``unique``
         drawn = self.records.read(unique)
         held = drawn.tickets == tickets[last]
-        done = np.zeros(len(unique), np.bool_)
         if held.any():
-            batch = self.some(drawn.batch, held)
-            done[held] = self._edit(last[held], batch, tickets[last][held], unique[held], edit)
-        changed: NDArray[np.bool_] = done[row_of] & (tickets == tickets[last][row_of])
+            items = self.codec.decoder.items(self.some(drawn.batch, held))
+            rows = last[held].tolist()
+            edited = [edit(row, item) for row, item in zip(rows, items, strict=True)]
+            batch = self.codec.encode(edited, False, apart=True)
+            held[held] = self.records.place(
+                unique[held], batch, in_place=True, tickets=tickets[last][held]
+            )
+        changed: NDArray[np.bool_] = held[row_of] & (tickets == tickets[last][row_of])
         return changed
-
-    def _edit(
-        self,
-        at: NDArray[np.int64],
-        batch: RecordBatch,
-        tickets: NDArray[np.int64],
-        slots: NDArray[np.int64],
-        edit: Edit,
-    ) -> NDArray[np.bool_]:
-        """Change these items, if they are still there; which of them were."""
-        items = self.codec.decoder.items(batch)
-        edited = [edit(row, item) for row, item in zip(at.tolist(), items, strict=True)]
-        batch = self.codec.encode(edited, False, apart=True)
-        placed: NDArray[np.bool_] = self.records.place(slots, batch, in_place=True, tickets=tickets)
-        return placed
 
     # -- reading -------------------------------------------------------------------------------
 
