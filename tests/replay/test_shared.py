@@ -75,6 +75,17 @@ def test_a_sample_of_a_shared_buffer_carries_its_generation(directory: Any) -> N
     assert torch.equal(sample["index_generation"], sample["a"])
 
 
+def test_a_storage_says_the_tickets_of_items_and_of_places_without_one(directory: Any) -> None:
+    rb, wide = learner(directory(4)), LazyTensorStorage(8, ndim=2)
+    rb.extend(step(0, 6))
+    sample = rb.sample()
+    assert torch.equal(rb.storage.tickets(sample["index"]), sample["index_generation"])
+    rb.empty()
+    assert rb.storage.tickets(torch.tensor([3, 0])).tolist() == [-1, -1]
+    wide.set(range(2), torch.zeros(2, 4))
+    assert wide.tickets((torch.tensor([1, 0]), torch.tensor([3, 2]))).tolist() == [1, 0]
+
+
 def test_an_update_of_an_item_that_is_gone_is_dropped_and_counted(directory: Any) -> None:
     rb, collector = learner(directory(4)), learner(directory(4))
     rb.extend(step(0, 4))

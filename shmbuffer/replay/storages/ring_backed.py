@@ -22,7 +22,7 @@ import torch
 from shmbuffer.errors import EmptyBufferError
 from shmbuffer.replay.checkpoints import has_its_own
 from shmbuffer.replay.eager import eager
-from shmbuffer.replay.storages.indexing import extent, holds, ravel, unravel
+from shmbuffer.replay.storages.indexing import extent, holds, ravel, tickets_at, unravel
 from shmbuffer.replay.storages.storage import Storage
 
 if TYPE_CHECKING:
@@ -302,6 +302,19 @@ class RingBacked(Storage):
         if not torch.equal(now, tickets.reshape(-1)):
             return None
         return self.to_device(mover.build(found, (len(elements),)))
+
+    def tickets(self, index: Any) -> torch.Tensor:
+        """What a sampler of your own gives as ``"index_generation"``: which items it means.
+
+        Args:
+            index: element indices int64 ``[n]``, or a tuple of coordinates.
+
+        Returns:
+            int64 ``[n]``; -1 where there is no item.
+        """
+        mover = self._need()
+        slots = ravel(index, mover.lanes) // mover.ring.width
+        return torch.from_numpy(tickets_at(mover.ring, slots))
 
     def draw(self, count: int, key: int, beta: float | None) -> Drawn:
         """See `Storage.draw`."""
