@@ -44,17 +44,18 @@ _KEYED = ("tensordict", *DICTS)
 _ABOUT = {"tensordict": 2, "tensorclass": 1, "lazy": 1, "objects": 1, "namedtuple": 1}
 UNNAMED = ("tensorclass", "object", "lazy", "objects")
 """What is in these has no path of its own."""
-ONE = (None,)
 _KINDS = frozenset((*_BATCHED, *_KEYED, *_ABOUT, "list", "tuple"))
 
 new_tensordict = partial(TensorDict._new_unsafe, nested=False)
 """A TensorDict that is not checked, at a tenth of the cost."""
 
 
-Taken = tuple[str, Sequence[int], tuple[Any, ...], Sequence[Any], Iterable[Any]]
+Keys = tuple[Any, ...] | int | None
+Taken = tuple[str, Sequence[int], tuple[Any, ...], Keys, Iterable[Any]]
 """A container, taken apart by one level: its kind; its batch size, empty where it has none of its
 own; what its tree says between that and what is in it, with the device ``"cpu"`` where it has any;
-the keys of what is in it: of a mapping, a range of positions, or `ONE`; and what is in it."""
+the keys of a mapping, the length of a sequence, or None where it holds one thing; and what is in
+it."""
 
 
 class Node(NamedTuple):
@@ -101,16 +102,16 @@ def _tensordict(item: Any) -> Taken:
 
 
 def _tensorclass(item: Any) -> Taken:
-    return "tensorclass", (), (register(type(item)),), ONE, (item._tensordict,)
+    return "tensorclass", (), (register(type(item)),), None, (item._tensordict,)
 
 
 def _lazy(item: Any) -> Taken:
     kind, parts = "objects" if isinstance(item, NonTensorStack) else "lazy", item.tensordicts
-    return kind, (), (item.stack_dim,), range(len(parts)), parts
+    return kind, (), (item.stack_dim,), len(parts), parts
 
 
 def _object(item: Any) -> Taken:
-    return "object", item.batch_size, (), ONE, (item.data,)
+    return "object", item.batch_size, (), None, (item.data,)
 
 
 def _dict(item: Any) -> Taken:
@@ -118,11 +119,11 @@ def _dict(item: Any) -> Taken:
 
 
 def _list(item: Any) -> Taken:
-    return type(item).__name__, (), (), range(len(item)), item
+    return type(item).__name__, (), (), len(item), item
 
 
 def _namedtuple(item: Any) -> Taken:
-    return "namedtuple", (), (register(type(item)),), range(len(item)), item
+    return "namedtuple", (), (register(type(item)),), len(item), item
 
 
 TAKES: dict[type, Take] = {
@@ -133,6 +134,13 @@ TAKES: dict[type, Take] = {
     list: _list,
     tuple: _list,
 }
+
+
+def names_of(keys: Keys) -> Sequence[Any]:
+    """A name for each thing that is in a container: its key or position, None if it has neither."""
+    if keys is None:
+        return (None,)
+    return range(keys) if isinstance(keys, int) else keys
 
 
 def join(kind: str, batch: Any, about: Iterable[Any], held: Sequence[tuple[Any, Any]]) -> list[Any]:

@@ -27,7 +27,7 @@ from tensordict import TensorDict
 
 from shmbuffer.errors import FormatError
 from shmbuffer.replay.form import labels
-from shmbuffer.replay.form.containers import DICTS, join, made, split, take_of
+from shmbuffer.replay.form.containers import DICTS, join, made, names_of, split, take_of
 from shmbuffer.replay.form.tensors import dtype_name, numbers_of, torch_dtype, torch_dtype_like
 
 Form = list[Any]
@@ -110,7 +110,7 @@ class _Packer:
         # A key that JSON does not have is a value, before those of what is under it.
         forms = [
             (self._key(key) if kind in DICTS else key, self.form(part))
-            for key, part in zip(keys, parts, strict=True)
+            for key, part in zip(names_of(keys), parts, strict=True)
         ]
         return join(kind, list(batch), about, forms)
 

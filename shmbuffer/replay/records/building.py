@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from shmbuffer.errors import CorruptBufferError
 from shmbuffer.replay.form import labels
 from shmbuffer.replay.form.batches import collate
-from shmbuffer.replay.form.containers import DICTS, ONE, Node, join, made, split
+from shmbuffer.replay.form.containers import DICTS, Node, join, made, split
 from shmbuffer.replay.records.table import Table
 
 OBJECTS = frozenset(("object", "objects"))
@@ -210,7 +210,9 @@ class _Apart(_Rows):
             return ["chunk", len(self.columns) - 1]
         self.kept.append(self.node(tree)[1])
         kind, batch, about, keys, parts = split(tree)
-        return join(kind, batch, about, list(zip(keys or ONE, map(self.of, parts), strict=True)))
+        return join(
+            kind, batch, about, list(zip(keys or [None], map(self.of, parts), strict=False))
+        )
 
 
 class Batch(_Rows):
@@ -252,6 +254,8 @@ def _collated(values: Sequence[Any]) -> Any:
 
 def _sizes(dims: NDArray[np.int64]) -> list[torch.Size]:
     """A batch size for each row."""
+    if not dims.shape[1]:
+        return [torch.Size(())] * len(dims)
     if not (dims != dims[:1]).any():
         return [torch.Size(dims[0].tolist())] * len(dims)
     return list(map(torch.Size, dims.tolist()))

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -32,7 +32,16 @@ import torch
 from shmbuffer.memory.bodies import Chunk, itemsize_of
 from shmbuffer.memory.schema import ITEMSIZES
 from shmbuffer.replay.form import labels
-from shmbuffer.replay.form.containers import DICTS, ONE, TAKES, UNNAMED, Take, join, take_of
+from shmbuffer.replay.form.containers import (
+    DICTS,
+    TAKES,
+    UNNAMED,
+    Keys,
+    Take,
+    join,
+    names_of,
+    take_of,
+)
 from shmbuffer.replay.form.tensors import contiguous, dtype_name
 
 Path = tuple[Any, ...]
@@ -190,11 +199,11 @@ class RefusedError(TypeError):
         where = " -> ".join(map(repr, self.path))
         return f"{f'entry {where}' if where else 'an item'} {self.reason}"
 
-    def under(self, keys: Sequence[Any], parts: Iterable[Any], part: Any) -> RefusedError:
+    def under(self, keys: Keys, parts: Iterable[Any], part: Any) -> RefusedError:
         """The same, one level further out: it was in this part of a container."""
-        if keys is not ONE:
+        if keys is not None:
             self.path.insert(
-                0, next(key for key, one in zip(keys, parts, strict=True) if one is part)
+                0, next(key for key, one in zip(names_of(keys), parts, strict=True) if one is part)
             )
         return self
 
@@ -280,8 +289,8 @@ def _containing(take: Take) -> Handler:
 
     def handler(item: Any, out: Walk) -> None:
         kind, batch, about, keys, parts = take(item)
-        told = keys
-        if kind in DICTS:
+        told: Any = keys
+        if kind in DICTS and isinstance(keys, tuple):
             told = tuple([key if type(key) is str else _label(key) for key in keys])
         out.key += (kind, len(batch), about, told)
         if batch:
@@ -373,7 +382,7 @@ class _KindReader:
         rank, about, keys = take(), take(), take()
         self._batch_dims += rank
         held = []
-        for key in keys:
+        for key in names_of(keys):
             name = json.loads(key[0]) if type(key) is tuple else labels.to_json(key)
             inner = path if token in UNNAMED else (*path, labels.from_json(name))
             held.append((name, self._tree(inner)))

@@ -149,12 +149,12 @@ def _of_records(output: Joining, decoder: Decoder, batch: RecordBatch) -> Any:
     if table is None or not is_layer(table.tree):  # of several forms, none, or no TensorDicts
         return output.of(side_by_side(items_of(decoder.items(batch))), Transfer())
     apart = chunks_under(table.tree, APART)
-    columns: list[Any] = list(table.columns)
     if apart:
+        columns: list[Any] = list(table.columns)
         reading = Reading(decoder, batch)
         leaves = reading.read([reading.rows(columns[number]) for number in sorted(apart)])
         for number, leaf in zip(sorted(apart), leaves, strict=True):
             columns[number] = leaf
-    table = laid_out(table.tree, table.batch_dims, columns, decoder.device, decoder.where)
+        table = laid_out(table.tree, table.batch_dims, columns, decoder.device, decoder.where)
     output.device = decoder.device
     return output.of(table, Transfer(decoder.expand, batch.data, decoder.where))
