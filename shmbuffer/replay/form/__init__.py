@@ -1,1 +1,12 @@
-"""The form of the data: taken apart into leaves, checked, described, and put together."""
+"""The form of the data: taken apart into leaves, checked, described, and put together.
+
+Here, from below:
+
+    tensors                        what is a tensor or can become one; its dtype and its bytes
+    labels, objects                keys as names and JSON; text and objects in place of numbers
+    nodes, structure               the form of a buffer's columns, which is JSON in its schema
+    containers                     the form of an item of its own: a tree, taken apart and made
+    mismatch, leaves               batches against the form of the columns
+    batches                        items as a batch, and a batch as items
+    packing                        an item as a tree, bytes and JSON
+"""
