@@ -9,8 +9,9 @@ from __future__ import annotations
 from shmbuffer.memory.engine import Engine
 from shmbuffer.memory.limiter import RateLimiter
 from shmbuffer.memory.moment import LIVING, Moment
-from shmbuffer.memory.records import Drawn, RecordBatch, Records
-from shmbuffer.memory.recovery import RecoveryReport
+from shmbuffer.memory.record_batch import Drawn, RecordBatch
+from shmbuffer.memory.records import Records
+from shmbuffer.memory.recovery_report import RecoveryReport
 from shmbuffer.memory.ring import Ring
 from shmbuffer.memory.schema import Leaf, Schema
 from shmbuffer.memory.settings import Settings

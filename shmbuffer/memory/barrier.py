@@ -13,17 +13,24 @@ from dataclasses import replace
 
 from shmbuffer._native import _core
 from shmbuffer.errors import DurabilityError
-from shmbuffer.memory.control import Control
-from shmbuffer.memory.native import Mapped
+from shmbuffer.memory import counters
+from shmbuffer.memory.layout import Phase
+from shmbuffer.memory.seat import Seat
 
 
-def raise_barrier(control: Control, mapped: Mapped, *, ticket: int, where: str) -> None:
-    """Syncs all files; under init.lock. Tickets below ``ticket`` are covered then.
+def raise_barrier(seat: Seat, snapshot: bytes) -> None:
+    """Syncs all files; under init.lock. What was committed at the snapshot is covered then.
 
     Raises:
         DurabilityError: a sync failed. It is not tried again: the kernel may have dropped the
             pages, and a second success would prove nothing (fsync(2), EIO).
     """
+    control, mapped = seat.control, seat.mapped
+    assert mapped is not None
+    runtime, entries = counters.of_snapshot(snapshot)
+    # What is being written now may reach the disk in part.
+    claims = entries["first"][entries["phase"] == Phase.PAYLOAD]
+    ticket = min([int(runtime["head"]), *map(int, claims)])
     _core.reached("flush.locked")
     try:
         for leaf in mapped.leaves:
@@ -41,6 +48,6 @@ def raise_barrier(control: Control, mapped: Mapped, *, ticket: int, where: str) 
         raise
     except OSError as error:
         raise DurabilityError(
-            f"{where}: a sync failed ({error.strerror}); what is in memory is usable, but may "
+            f"{seat.where}: a sync failed ({error.strerror}); what is in memory is usable, but may "
             "never reach this disk: copy the buffer to another one"
         ) from error

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import numpy as np
 
 from shmbuffer.memory import layout
+from shmbuffer.memory.ring import Ring
+from shmbuffer.memory.seat import Seat
 from shmbuffer.memory.standing import standing
 
 #: Counters of the runtime page that are shown as they are.
@@ -63,4 +66,37 @@ def totals(runtime: Any, entries: Any, *, width: int, elements: int) -> dict[str
         "max_times_sampled": flow.max_times_sampled,
         "queued": flow.queued or 0,
         "limited": int(runtime["limited"]),
+    }
+
+
+def snapshot(seat: Seat, ring: Ring | None, capacity: int) -> dict[str, int | float]:
+    """The counters of a handle's buffer, of one moment; see `Engine.stats`."""
+    if ring is None:
+        runtime, entries = seat.control.runtime[0], seat.control.entries
+    else:
+        runtime, entries = of_snapshot(ring.snapshot())
+    live = set((entries["state"] == layout.EntryState.LIVE).nonzero()[0].tolist())
+    alive = live & {entry for entry, _ in seat.registry.alive()}
+    return {
+        **_of_handle(seat, ring, capacity, runtime, entries),
+        "clients_alive": len(alive),
+        "clients_dead": len(live) - len(alive),
+        "bytes": layout.CONTROL_BYTES + (seat.mapped.nbytes if seat.mapped else 0),
+        "time_ns": time.monotonic_ns(),
+    }
+
+
+def glance(seat: Seat, ring: Ring | None, capacity: int) -> dict[str, int | float]:
+    """The counters of a handle's buffer as they are, without the mutex; see `Engine.glance`."""
+    return _of_handle(seat, ring, capacity, seat.control.runtime[0], seat.control.entries)
+
+
+def _of_handle(
+    seat: Seat, ring: Ring | None, capacity: int, runtime: Any, entries: Any
+) -> dict[str, int | float]:
+    width, elements = (ring.width, ring.elements) if ring else (1, capacity)
+    return {
+        **totals(runtime, entries, width=width, elements=elements),
+        "p_sum": ring.tree.p_sum if ring else 0.0,
+        "epoch": seat.control.superblock().epoch,
     }

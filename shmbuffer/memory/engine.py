@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 import weakref
 from collections.abc import Callable
 from dataclasses import asdict, replace
@@ -30,7 +29,6 @@ from typing import Any
 from shmbuffer._native import _core
 from shmbuffer.errors import (
     BufferClosedError,
-    BufferUnlinkedError,
     DurabilityError,
     UnsupportedPlatformError,
 )
@@ -40,13 +38,12 @@ from shmbuffer.memory.barrier import raise_barrier
 from shmbuffer.memory.check import CheckReport, check_living
 from shmbuffer.memory.control import Superblock
 from shmbuffer.memory.diagnosis import Diagnosis
-from shmbuffer.memory.files import Files, require_same_schema
+from shmbuffer.memory.files import Files
 from shmbuffer.memory.layout import BufferState, Flag, Role
 from shmbuffer.memory.limiter import RateLimiter
-from shmbuffer.memory.opening import Existing, clear_the_way, create
+from shmbuffer.memory.opening import Existing, open_seat
 from shmbuffer.memory.prefault import OFF, Populating, Prefault
-from shmbuffer.memory.recovery import RecoveryReport
-from shmbuffer.memory.region import Directory
+from shmbuffer.memory.recovery_report import RecoveryReport
 from shmbuffer.memory.registry import Client
 from shmbuffer.memory.ring import Ring
 from shmbuffer.memory.schema import Schema
@@ -133,58 +130,19 @@ class Engine:
         require_platform()
         if settings is not None:
             removal.sweep(besides=Path(path))
-        while True:
-            try:
-                engine = cls._open_once(
-                    path, settings, existing, role, timeout, temporary, prefault
-                )
-                break
-            except BufferUnlinkedError:
-                continue  # removed between our look at it and the lock: look again
+        seat, report = open_seat(
+            path, settings, existing, Role[role.upper()], timeout=timeout, temporary=temporary
+        )
+        engine = cls(seat, adopting=existing == "adopt", prefault=prefault)
+        engine.report = report
         if temporary or auto_cleanup:
             engine._own()
-        if engine.seat.mapped is not None:
+        if seat.mapped is not None:
             try:
                 engine._populate(wait=True)
             except BaseException:
                 engine.close()
                 raise
-        return engine
-
-    @classmethod
-    def _open_once(
-        cls,
-        path: str | os.PathLike[str],
-        settings: Settings | None,
-        existing: Existing,
-        role: str,
-        timeout: float,
-        temporary: bool,
-        prefault: Prefault,
-    ) -> Engine:
-        files = Files(Directory.open(path, create=settings is not None))
-        creating = settings is not None
-        try:
-            if not creating:
-                files.require_control(
-                    "check the path, or create one with Coordinator or "
-                    "LazyMemmapStorage(scratch_dir=..., shared_init=True)"
-                )
-            control = files.control_if_there()
-            if control is not None:
-                control.superblock()  # of a foreign file not even the lock is touched
-            with files.lock(timeout, creating=creating):
-                _core.reached("open.locked")
-                control = files.control_if_there(control)
-                control, report, mapped = clear_the_way(files, control, existing, creating=creating)
-                if control is None:
-                    control = create(files, settings, temporary=temporary)
-                seat = Seat(files, control, Role[role.upper()], mapped)
-        except BaseException:
-            files.close()
-            raise
-        engine = cls(seat, adopting=existing == "adopt", prefault=prefault)
-        engine.report = report
         return engine
 
     # What it shares.
@@ -216,11 +174,6 @@ class Engine:
         """What this handle does about the pages of the buffer; nothing in the child of a fork."""
         return self._prefault if self._maker == os.getpid() else OFF
 
-    def schema(self) -> Schema | None:
-        """What an item is made of; None before the first write by anyone."""
-        ring = self.ring()
-        return ring.schema if ring else None
-
     @property
     def superblock(self) -> Superblock:
         """Identity and life cycle, decoded."""
@@ -230,16 +183,6 @@ class Engine:
     def settings(self) -> Settings:
         """As recorded."""
         return Settings.recorded(self.superblock.settings, self.where)
-
-    @property
-    def epoch(self) -> int:
-        """Number of recoveries of the directory."""
-        return self.superblock.epoch
-
-    @property
-    def is_first_and_alone(self) -> bool:
-        """Whether this handle made the buffer, and nobody else has joined since."""
-        return self.seat.incarnation == 1 and len(self.seat.registry.alive()) == 1
 
     @property
     def on_disk(self) -> bool:
@@ -273,7 +216,7 @@ class Engine:
             ring = self.ring()
         if ring is None:
             raise BufferClosedError(f"{self.where}: the buffer is being removed")
-        require_same_schema(ring.schema, schema, self.where)
+        ring.schema.require_same(schema, self.where)
         self._populate(wait=True)
         return ring
 
@@ -315,22 +258,6 @@ class Engine:
             self._populating.start()
         if wait and self.prefault.waits:
             self._populating.wait()
-
-    def dictionary(self) -> bytes | None:
-        """What records are compressed with; None as long as nobody has published it."""
-        self.seat.require_open()
-        return self.seat.ground.dictionary()
-
-    def publish_dictionary(self, data: bytes, *, timeout: float = 60.0) -> bytes:
-        """Makes it what records are compressed with from now on, if there is none yet.
-
-        Returns:
-            What is there now: this one, or that of whoever came first.
-        """
-        self.seat.require_open()
-        with self.seat.ground.lock(timeout):
-            self.seat.require_there()
-            return self.seat.ground.publish_dictionary(data)
 
     def update_settings(self, *, timeout: float = 60.0, **changes: Any) -> Settings:
         """Changes what is recorded; ``extra`` is merged.
@@ -396,21 +323,7 @@ class Engine:
             ``epoch``, ``bytes`` (mapped) and ``time_ns`` (monotonic).
         """
         self.seat.require_open()
-        ring = self.ring()
-        if ring is None:
-            runtime, entries = self.seat.control.runtime[0], self.seat.control.entries
-        else:
-            runtime, entries = counters.of_snapshot(ring.snapshot())
-        live = set((entries["state"] == layout.EntryState.LIVE).nonzero()[0].tolist())
-        alive = live & {entry for entry, _ in self.seat.registry.alive()}
-        mapped = self.seat.mapped
-        return {
-            **self._totals(ring, runtime, entries),
-            "clients_alive": len(alive),
-            "clients_dead": len(live) - len(alive),
-            "bytes": layout.CONTROL_BYTES + (mapped.nbytes if mapped else 0),
-            "time_ns": time.monotonic_ns(),
-        }
+        return counters.snapshot(self.seat, self.ring(), self.settings.capacity)
 
     def glance(self) -> dict[str, int | float]:
         """The counters without the mutex: each number is whole, and of its own moment.
@@ -419,17 +332,7 @@ class Engine:
             `counters.totals`, ``p_sum`` and ``epoch``.
         """
         self.seat.require_open()
-        control = self.seat.control
-        return self._totals(self.ring(), control.runtime[0], control.entries)
-
-    def _totals(self, ring: Ring | None, runtime: Any, entries: Any) -> dict[str, int | float]:
-        totals = counters.totals(
-            runtime,
-            entries,
-            width=ring.width if ring else 1,
-            elements=ring.elements if ring else self.settings.capacity,
-        )
-        return {**totals, "p_sum": ring.tree.p_sum if ring else 0.0, "epoch": self.epoch}
+        return counters.glance(self.seat, self.ring(), self.settings.capacity)
 
     def clients(self) -> list[Client]:
         """Every client, the dead that nobody has reaped yet included."""
@@ -458,20 +361,16 @@ class Engine:
         self.seat.require_open()
         ring = self.ring()
         seat = self.seat
-        if not self.shared or ring is None or seat.mapped is None:
+        if not self.shared or ring is None:
             return
         if not seat.is_ours():
             seat.rejoin(timeout=timeout)
-        with self.seat.ground.lock(timeout):
-            self.seat.require_there()
+        with seat.ground.lock(timeout):
+            seat.require_there()
             if self._not_durable is not None:
                 raise DurabilityError(self._not_durable)
-            runtime, entries = counters.of_snapshot(ring.snapshot())
-            # What is being written now may reach the disk in part.
-            claims = entries["first"][entries["phase"] == layout.Phase.PAYLOAD]
-            ticket = min([int(runtime["head"]), *map(int, claims)])
             try:
-                raise_barrier(seat.control, seat.mapped, ticket=ticket, where=self.where)
+                raise_barrier(seat, ring.snapshot())
             except DurabilityError as error:
                 self._not_durable = str(error)
                 raise

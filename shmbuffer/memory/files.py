@@ -23,7 +23,6 @@ recover, removes what made.json names and starts again.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable
 from contextlib import suppress
@@ -38,7 +37,7 @@ from shmbuffer.errors import (
     CorruptBufferError,
     SchemaMismatchError,
 )
-from shmbuffer.memory import layout, restored
+from shmbuffer.memory import layout, made, restored
 from shmbuffer.memory.control import Control, Superblock, first_superblock
 from shmbuffer.memory.filesystem import free_memory_bytes
 from shmbuffer.memory.layout import Flag
@@ -48,7 +47,6 @@ from shmbuffer.memory.region import Directory, not_durable
 from shmbuffer.memory.schema import Schema
 from shmbuffer.memory.trust import explained
 
-MADE = f"{layout.PRIVATE}/made.json"
 _NEW_CONTROL = f"{layout.CONTROL}.new"
 _NEW_SLOTS = f"{layout.SLOTS}.new"
 NEW_HISTORY = f"{layout.HISTORY}.new"
@@ -194,17 +192,17 @@ class Files:
         meta = schema.meta_files()
         adopted = self._present([*leaves, *meta], adopt=adopt)
         self._require_sizes({name: leaves[name] for name in leaves if name in adopted})
-        made = [name for name in leaves if name not in adopted]
+        new = [name for name in leaves if name not in adopted]
         new_meta = [name for name in meta if name not in adopted]
         self.directory.require_space(
-            slots_bytes + schema.record_bytes + sum(leaves[name] for name in made),
+            slots_bytes + schema.record_bytes + sum(leaves[name] for name in new),
             f"{schema.capacity} slots of {len(schema.leaves)} leaves",
             sparse_allowed=True,
         ) if reserve else None
-        self.directory.write_atomic(MADE, json.dumps([*made, *new_meta]).encode())
+        made.note(self.directory, [*new, *new_meta])
         _core.reached("define.listed")
         try:
-            for name in made:
+            for name in new:
                 self.directory.create(name, leaves[name], reserve=reserve).close()
                 _core.reached("define.leaf")
             for name in new_meta:
@@ -279,30 +277,11 @@ class Files:
         _core.reached("dictionary.published")
         return data
 
-    def made(self) -> list[str]:
-        """Names in the scratch directory that we made."""
-        if not self.directory.exists(MADE):
-            return []
-        try:
-            names = json.loads(self.directory.read(MADE, limit=layout.SCHEMA_LIMIT))
-        except (ValueError, RecursionError) as error:
-            raise CorruptBufferError(
-                f"{self.path}/{MADE}: cannot be read ({error}); remove the directory by hand",
-                path=str(self.path / MADE),
-            ) from error
-        if not isinstance(names, list) or not all(map(_is_made_by_us, names)):
-            raise CorruptBufferError(
-                f"{self.path}/{MADE}: not a list of names that we give to files; remove the "
-                "directory by hand",
-                path=str(self.path / MADE),
-            )
-        return names
-
     def discard_unfinished(self) -> None:
         """Removes what a definition that was not finished left, by list."""
         for name in _OF_THE_SCHEMA:
-            self._unlink(name)
-        self._remove_made()
+            made.unlink(self.directory, name)
+        made.remove(self.directory)
 
     def discarding(self) -> Callable[[], None]:
         """What removes a definition that is withdrawn."""
@@ -319,10 +298,10 @@ class Files:
             Whether anything was there to remove.
         """
         found = self.has_control()
-        self._remove_made()
+        made.remove(self.directory)
         _core.reached("remove.leaves")
         for name in (*_OF_THE_SCHEMA, _NEW_CONTROL, layout.HISTORY, NEW_HISTORY):
-            self._unlink(name)
+            made.unlink(self.directory, name)
         for folder in (f"{layout.PRIVATE}/procs", layout.SPAWNED):
             if self.directory.exists(folder):
                 for name in self.directory.listdir(folder):
@@ -345,29 +324,6 @@ class Files:
     def close(self) -> None:
         """Closes the directory; the maps stay until nothing refers to them."""
         self.directory.close()
-
-    def _remove_made(self) -> None:
-        folders, made = set(), self.made()
-        for name in made:
-            self._unlink(name)
-            parts = name.split("/")[:-1]
-            folders |= {"/".join(parts[:depth]) for depth in range(1, len(parts) + 1)}
-            _core.reached("remove.file")
-        for folder in sorted(folders, key=len, reverse=True):
-            if self.directory.exists(folder) and not self.directory.rmdir(folder):
-                self.directory.sync(folder)
-        if made:
-            self.directory.sync()  # nobody would know any more what came back after a power cut
-        self._unlink(MADE)
-
-    def _unlink(self, name: str) -> None:
-        """Of what is written as a whole also what a writer that was killed has left."""
-        self.directory.unlink(name)
-        if not (name.endswith(".json") or name == layout.DICTIONARY):
-            return
-        with suppress(BufferNotFoundError):  # no such folder
-            for left in self.directory.leftovers(name):
-                self.directory.unlink(left)
 
     def _present(self, names: list[str], *, adopt: bool) -> set[str]:
         present = {name for name in names if self.directory.exists(name)}
@@ -454,14 +410,6 @@ class Files:
             ) from error
 
 
-def _is_made_by_us(name: object) -> bool:
-    """Whether a definition could have made a file of that name beside the private directory."""
-    if not isinstance(name, str):
-        return False
-    first, last = name.split("/")[0], name.rpartition("/")[2]
-    return first != layout.PRIVATE and (last == "meta.json" or last.endswith(".memmap"))
-
-
 def _buffers_beside(where: Path) -> list[str]:
     """The buffers above and below a directory; of a crowded one not every neighbour is asked."""
     near = [where.parent]
@@ -469,10 +417,3 @@ def _buffers_beside(where: Path) -> list[str]:
         first = islice(entries, _NEIGHBOURS)
         near += sorted(Path(one) for one in first if one.is_dir(follow_symlinks=False))
     return [str(one) for one in near if os.path.isfile(one / layout.CONTROL)]
-
-
-def require_same_schema(mine: Schema, other: Schema, where: object) -> None:
-    """Raises SchemaMismatchError naming the first leaf that differs."""
-    difference = mine.difference(other)
-    if difference is not None:
-        raise SchemaMismatchError(f"{where}: {difference}; convert it, or create a new buffer")

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 from shmbuffer._native import _core
 from shmbuffer.errors import RateLimitError, RateLimitTimeout
-from shmbuffer.memory import patience, waiting
+from shmbuffer.memory import patience, sides, waiting
 from shmbuffer.memory.engine import Engine
 from shmbuffer.memory.layout import Alone, Side, Why
 from shmbuffer.memory.ring import Ring
@@ -42,7 +42,7 @@ def first_ring(engine: Engine, min_size: int) -> Ring:
                 seat.reap_dead()
             there = others(entries, Side.INSERTS, besides=seat.entry)
             accompanied = now if there else accompanied
-            left = now - accompanied >= waiting.ALONE_S
+            left = now - accompanied >= sides.ALONE_S
             text = f"{seat.where}: sample waits: {_why_nothing(engine, min_size)}"
             if left and found is not None and found.alone == Alone.ERROR:
                 raise RateLimitError(

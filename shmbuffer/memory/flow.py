@@ -57,7 +57,7 @@ class Flow:
 
         Cost: 0.3 µs.
         """
-        self._calls.samples_here()
+        self._calls.sides.draws_here()
         found: int = self._seat.native.admit_sample(count, 0, True, LOCK_TIMEOUT_NS)
         return found >= 0
 
@@ -75,7 +75,7 @@ class Flow:
             RateLimitTimeout: the deadline of `patience.within` has passed.
             RateLimitError: it can never be, or nobody inserts and ``when_alone`` is "error".
         """
-        self._calls.samples_here()
+        self._calls.sides.draws_here()
 
         def call() -> int:
             return int(self._seat.native.admit_sample(count, min_size, False, LOCK_TIMEOUT_NS))
@@ -106,7 +106,7 @@ class Flow:
         Raises as `admit`.
         """
         count = len(index)
-        self._calls.samples_here()
+        self._calls.sides.draws_here()
         at, whose = index.ctypes.data, tickets.ctypes.data
 
         def call() -> int:

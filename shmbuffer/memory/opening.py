@@ -2,29 +2,84 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import Literal
 
+from shmbuffer._native import _core
 from shmbuffer.errors import (
     BufferExistsError,
     BufferInUseError,
     BufferNotFoundError,
+    BufferUnlinkedError,
     ShmBufferError,
 )
 from shmbuffer.memory import removal
 from shmbuffer.memory.control import Control
 from shmbuffer.memory.diagnosis import Diagnosis
 from shmbuffer.memory.files import Files
-from shmbuffer.memory.layout import BufferState, Flag
+from shmbuffer.memory.layout import BufferState, Flag, Role
 from shmbuffer.memory.native import Mapped
-from shmbuffer.memory.recovery import RecoveryReport, recover_directory
+from shmbuffer.memory.recovery import recover_directory
+from shmbuffer.memory.recovery_report import RecoveryReport
+from shmbuffer.memory.region import Directory
+from shmbuffer.memory.seat import Seat
 from shmbuffer.memory.settings import Settings
 
 Existing = Literal["attach", "error", "recover", "verify", "overwrite", "adopt"]
 
 
-def clear_the_way(
+def open_seat(
+    path: str | os.PathLike[str],
+    settings: Settings | None,
+    existing: Existing,
+    role: Role,
+    *,
+    timeout: float,
+    temporary: bool,
+) -> tuple[Seat, RecoveryReport | None]:
+    """Takes a seat at the buffer of a directory; see `Engine.open`."""
+    while True:
+        try:
+            return _open_once(path, settings, existing, role, timeout, temporary=temporary)
+        except BufferUnlinkedError:
+            continue  # removed between our look at it and the lock: look again
+
+
+def _open_once(
+    path: str | os.PathLike[str],
+    settings: Settings | None,
+    existing: Existing,
+    role: Role,
+    timeout: float,
+    *,
+    temporary: bool,
+) -> tuple[Seat, RecoveryReport | None]:
+    creating = settings is not None
+    files = Files(Directory.open(path, create=creating))
+    try:
+        if not creating:
+            files.require_control(
+                "check the path, or create one with Coordinator or "
+                "LazyMemmapStorage(scratch_dir=..., shared_init=True)"
+            )
+        control = files.control_if_there()
+        if control is not None:
+            control.superblock()  # of a foreign file not even the lock is touched
+        with files.lock(timeout, creating=creating):
+            _core.reached("open.locked")
+            control = files.control_if_there(control)
+            control, report, mapped = _clear_the_way(files, control, existing, creating=creating)
+            if control is None:
+                control = _create(files, settings, temporary=temporary)
+            return Seat(files, control, role, mapped), report
+    except BaseException:
+        files.close()
+        raise
+
+
+def _clear_the_way(
     files: Files, control: Control | None, existing: Existing, *, creating: bool
 ) -> tuple[Control | None, RecoveryReport | None, Mapped | None]:
     """What has to happen to a buffer that is there before anybody joins; under init.lock.
@@ -68,7 +123,7 @@ def clear_the_way(
     return control, *recover_directory(found, reason, verify=existing == "verify")
 
 
-def create(files: Files, settings: Settings | None, *, temporary: bool) -> Control:
+def _create(files: Files, settings: Settings | None, *, temporary: bool) -> Control:
     """A new control file; under init.lock."""
     if settings is None:
         raise BufferNotFoundError(

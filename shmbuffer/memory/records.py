@@ -29,8 +29,7 @@ to come in any case; later its records are behind words that are rolled back, or
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -39,68 +38,20 @@ from numpy.typing import NDArray
 from shmbuffer._native import _core
 from shmbuffer.memory import filesystem, layout
 from shmbuffer.memory.claims import address, address_of_priorities
-from shmbuffer.memory.extents import live_bytes, padded
+from shmbuffer.memory.extents import live_bytes
 from shmbuffer.memory.moment import Moment
 from shmbuffer.memory.patience import LOCK_TIMEOUT_NS, WRITE_TIMEOUT_S
 from shmbuffer.memory.progress import Progress
+from shmbuffer.memory.record_batch import Drawn, RecordBatch, addresses_of
 from shmbuffer.memory.slots_file import SlotsFile
 from shmbuffer.memory.tree import PriorityTree
 from shmbuffer.memory.waiting import Calls
-
-HEADER_BYTES = layout.RECORD.itemsize
 
 #: Of a copy: how often what has been written since is copied without the mutex, and how many bytes
 #: are left for it.
 _COPY_ROUNDS = 8
 _COPY_LOCKED_BYTES = 2**20
 _COPY_PIECE_BYTES = 2**24
-
-
-@dataclass(frozen=True)
-class RecordBatch:
-    """Records in memory, as they are written and as they are read."""
-
-    data: NDArray[np.uint8]
-    """uint8, contiguous, from a multiple of 8."""
-    starts: NDArray[np.int64]
-    """int64[n]: offset of each record's header in ``data``, a multiple of 8."""
-    sizes: NDArray[np.int64]
-    """int64[n]: bytes of each record, header included. In a batch to be written they may reach over
-    the next records (see `bodies`); in one that was read they do not."""
-
-    def __len__(self) -> int:
-        return len(self.starts)
-
-    def body(self, row: int) -> memoryview:
-        """What follows the header of a record."""
-        start = int(self.starts[row])
-        return self.data[start + HEADER_BYTES : start + int(self.sizes[row])].data
-
-
-@dataclass(frozen=True)
-class Drawn:
-    """Records that were read, each validated."""
-
-    batch: RecordBatch
-    index: NDArray[np.int64]
-    """int64[n]: slots."""
-    tickets: NDArray[np.int64]
-    """int64[n]; -1 where the slot holds no item (`Records.read` only)."""
-    weights: NDArray[np.float32] | None
-    """float32[n], where they were asked for."""
-
-
-def join(bodies: Sequence[bytes]) -> RecordBatch:
-    """Bodies as a batch to be written."""
-    sizes = np.array([HEADER_BYTES + len(body) for body in bodies], np.int64)
-    ends = np.cumsum(padded(sizes))
-    starts = ends - padded(sizes)
-    data = np.zeros(int(ends[-1]) if len(ends) else 0, np.uint8)
-    for start, body in zip(starts.tolist(), bodies, strict=True):
-        data[start + HEADER_BYTES : start + HEADER_BYTES + len(body)] = np.frombuffer(
-            body, np.uint8
-        )
-    return RecordBatch(data, starts, sizes)
 
 
 class Records:
@@ -170,7 +121,7 @@ class Records:
         if priorities is None and self._tree.initial is not None:
             taken = (head + np.arange(min(count, capacity))) % capacity
             priorities = self._tree.of_new(taken, count)
-        arguments = (*_addresses(batch), address_of_priorities(priorities, count))
+        arguments = (*addresses_of(batch), address_of_priorities(priorities, count))
         return self._calls.run(
             lambda: int(self._seat.native.write_records(*arguments, LOCK_TIMEOUT_NS)),
             "write",
@@ -222,7 +173,7 @@ class Records:
         expected = None if tickets is None else np.ascontiguousarray(tickets[order], np.int64)
         taken = np.ones(count, np.bool_)
         given = address_of_priorities(raw, count)
-        addresses = (ordered.ctypes.data, *_addresses(rows), given, in_place)
+        addresses = (ordered.ctypes.data, *addresses_of(rows), given, in_place)
         self._calls.run(
             lambda: int(
                 self._seat.native.place_records(
@@ -405,18 +356,3 @@ class Records:
 
 #: An answer that is no status and no number of bytes.
 _NO_ROOM = 2**62
-
-
-def _addresses(batch: RecordBatch) -> tuple[int, int, int, int, int]:
-    for name, array in (("starts", batch.starts), ("sizes", batch.sizes)):
-        if array.dtype != np.int64 or not array.flags.c_contiguous or len(array) != len(batch):
-            raise ValueError(f"{name} of a batch of records are int64[{len(batch)}], contiguous")
-    if batch.data.dtype != np.uint8 or not batch.data.flags.c_contiguous:
-        raise ValueError("the bytes of a batch of records are uint8, contiguous")
-    return (
-        batch.data.ctypes.data,
-        batch.data.size,
-        batch.starts.ctypes.data,
-        batch.sizes.ctypes.data,
-        len(batch),
-    )

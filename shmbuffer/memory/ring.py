@@ -132,16 +132,12 @@ class Ring:
             taken = (self.head + np.arange(min(count, self.capacity))) % self.capacity
             priorities = self.tree.of_new(taken, count * self.width)
         given = address_of_priorities(priorities, count * self.width)
-        addresses = tuple(addresses)
-        result = self.seat.native.write(addresses, count, given, LOCK_TIMEOUT_NS)
+        batch = tuple(addresses), count, given, LOCK_TIMEOUT_NS
+        result = int(self.seat.native.write(*batch))
         if result >= 0:
-            return int(result)
+            return result
         return self._calls.again(
-            result,
-            lambda: self.seat.native.write(addresses, count, given, LOCK_TIMEOUT_NS),
-            "write",
-            timeout,
-            priorities,
+            result, lambda: int(self.seat.native.write(*batch)), "write", timeout, priorities
         )
 
     def refused(self, status: int) -> None:
@@ -209,7 +205,7 @@ class Ring:
         self,
         count: int,
         key: int,
-        out: Sequence[int],
+        out: Sequence[int] | None,
         index: int,
         tickets: int,
         weights: int = 0,
@@ -222,7 +218,7 @@ class Ring:
         Args:
             count: elements.
             key: 64 bits; the same key on the same buffer draws the same elements.
-            out: addresses of ``[count, *shape]``, one a leaf.
+            out: addresses of ``[count, *shape]``, one a leaf; None: no payload.
             index: address of int64[count]: elements.
             tickets: address of int64[count].
             weights: address of float32[count], or 0: (mass / smallest mass) ** -beta (Schaul et al.
@@ -239,19 +235,12 @@ class Ring:
         Raises:
             EmptyBufferError: nothing is committed.
         """
-        out = tuple(out)
-        result = self.seat.native.sample(
-            count, key, out, index, tickets, weights, beta, prioritized, LOCK_TIMEOUT_NS
-        )
+        rows = None if out is None else tuple(out)
+        given = count, key, rows, index, tickets, weights, beta, prioritized, LOCK_TIMEOUT_NS
+        result = int(self.seat.native.sample(*given))
         if result >= 0:
-            return int(result)
-        return self._calls.again(
-            result,
-            lambda: self.seat.native.sample(
-                count, key, out, index, tickets, weights, beta, prioritized, LOCK_TIMEOUT_NS
-            ),
-            "sample",
-        )
+            return result
+        return self._calls.again(result, lambda: int(self.seat.native.sample(*given)), "sample")
 
     def draw(
         self,
@@ -265,12 +254,7 @@ class Ring:
         prioritized: bool,
     ) -> None:
         """`sample` without the payload."""
-        self._calls.run(
-            lambda: self.seat.native.sample(
-                count, key, None, index, tickets, weights, beta, prioritized, LOCK_TIMEOUT_NS
-            ),
-            "sample",
-        )
+        self.sample(count, key, None, index, tickets, weights, beta=beta, prioritized=prioritized)
 
     def read(self, index: int, count: int, out: Sequence[int], tickets: int) -> int:
         """Copies elements by index, each validated.

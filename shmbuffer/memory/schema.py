@@ -273,6 +273,12 @@ class Schema:
             ) from error
         return schema
 
+    def require_same(self, other: Schema, where: str) -> None:
+        """Raises SchemaMismatchError naming the first leaf that differs."""
+        difference = self.difference(other)
+        if difference is not None:
+            raise SchemaMismatchError(f"{where}: {difference}; convert it, or create a new buffer")
+
     def difference(self, other: Schema) -> str | None:
         """The first thing in which ``other`` differs, as a sentence; None if nothing does.
 

@@ -247,6 +247,10 @@ class Seat:
         last = int(self.control.runtime["next_incarnation"][0])
         return last == self.incarnation and len(self.registry.live()) == 1
 
+    def is_first_and_alone(self) -> bool:
+        """Whether this handle made the buffer, and nobody else has joined since."""
+        return self.incarnation == 1 and len(self.registry.alive()) == 1
+
     def settled(self, head: int) -> int:
         """A ticket below which nobody is writing any more.
 
@@ -256,6 +260,22 @@ class Seat:
         entries = self.control.entries
         claims = entries["first"][entries["phase"] != Phase.IDLE]
         return min([head, *map(int, claims)])
+
+    def dictionary(self) -> bytes | None:
+        """What records are compressed with; None as long as nobody has published it."""
+        self.require_open()
+        return self.ground.dictionary()
+
+    def publish_dictionary(self, data: bytes, *, timeout: float = 60.0) -> bytes:
+        """Makes it what records are compressed with from now on, if there is none yet.
+
+        Returns:
+            What is there now: this one, or the one that came first.
+        """
+        self.require_open()
+        with self.ground.lock(timeout):
+            self.require_there()
+            return self.ground.publish_dictionary(data)
 
     # After a death, after a removal.
 

@@ -17,10 +17,8 @@ What is allowed decides the core, under the mutex; see ``_native/flow.c``.
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections.abc import Callable
-from threading import get_native_id
 from typing import Any
 
 from shmbuffer._native import _core
@@ -34,6 +32,7 @@ from shmbuffer.memory.patience import LOCK_TIMEOUT_NS, WRITE_TIMEOUT_S
 from shmbuffer.memory.refusals import refuse
 from shmbuffer.memory.schema import Schema
 from shmbuffer.memory.seat import Seat
+from shmbuffer.memory.sides import Sides
 from shmbuffer.memory.slots_file import SlotsFile
 from shmbuffer.memory.standing import Standing, explain, others, standing, wanted
 
@@ -46,10 +45,7 @@ LOOK_S = 0.1
 """Between two looks for the dead, and for a knot that nobody can undo."""
 SAY_S = 30.0
 """Between two warnings."""
-ALONE_S = 1.0
-"""That nobody is on a side, before it counts as left: a client may be starting again."""
 
-_FORGET_S = 30.0  # without a wait, until it is not known any more since when a side is left
 _FILLING_S = 0.0002  # between two looks at a ring that is empty because all of it is being written
 _PATIENCE_S = 0.1  # a turn that is not used for this long goes to the end of the queue
 
@@ -67,9 +63,7 @@ class Calls:
         self.seat = seat
         self.schema = schema
         self._live = live
-        self._samplers: set[int] = set()
-        self._left: set[Side] = set()  # sides that nobody is on, as the last wait has found
-        self._alone: dict[Side, tuple[float, float]] = {}  # first and last time that nobody was
+        self.sides = Sides(seat)
 
     def run(
         self,
@@ -215,37 +209,6 @@ class Calls:
         found = self.run(lambda: native.waits_in_queue(entry, side, LOCK_TIMEOUT_NS), "sample")
         return Why(found) if found else None
 
-    def samples_here(self) -> None:
-        """This thread draws: it is somebody on that side, for the writers of its process."""
-        self._samplers.add(get_native_id())
-
-    def has_thread(self, side: Side) -> bool:
-        """Whether another thread of this process is on that side, through this handle."""
-        me = get_native_id()
-        theirs = self._samplers if side == Side.SAMPLES else {self.seat.native.last_writer}
-        return any(
-            thread and thread != me and os.path.exists(f"/proc/self/task/{thread}")
-            for thread in theirs
-        )
-
-    def is_left(self, side: Side, now: float) -> bool:
-        """Whether nobody is on a side, and has not been for a while."""
-        there = others(self.seat.control.entries, side, besides=self.seat.entry)
-        if there or self.has_thread(side):
-            self._alone.pop(side, None)
-            self._left.discard(side)
-            return False
-        since, last = self._alone.get(side, (now, now))
-        since = since if now - last < _FORGET_S else now  # of calls with short timeouts, too
-        self._alone.update({side: (since, now)})
-        return side in self._left or now - since >= ALONE_S
-
-    def note_left(self, side: Side) -> bool:
-        """Notes that nobody is on a side, and returns whether that is news."""
-        known = side in self._left
-        self._left.add(side)
-        return not known
-
 
 class Waiting:
     """One call that is limited.
@@ -285,7 +248,7 @@ class Waiting:
             self._looked = now
             self._require_possible(why)
             self._seat.reap_dead()
-            if self._calls.is_left(self.side, now) and self._passes(why, now):
+            if self._calls.sides.are_left(self.side, now) and self._passes(why, now):
                 native.let_pass(True)
                 return
             self._require_no_knot(why)
@@ -318,7 +281,7 @@ class Waiting:
                 pids=[],
             )
         if alone == Alone.PASS and why in (Why.AHEAD, Why.BEHIND):
-            if self._calls.note_left(self.side):
+            if self._calls.sides.note_left(self.side):
                 self._say(f"{self._text(why)}; it goes on, uncounted (when_alone='pass')", now)
             return True
         if now - self._said >= SAY_S or self._said < 0:

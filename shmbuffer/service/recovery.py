@@ -12,7 +12,7 @@ from shmbuffer.memory.engine import Engine
 from shmbuffer.memory.files import Files
 from shmbuffer.memory.opening import Existing
 from shmbuffer.memory.progress import OnProgress, hearing
-from shmbuffer.memory.recovery import RecoveryReport
+from shmbuffer.memory.recovery_report import RecoveryReport
 from shmbuffer.memory.region import Directory
 
 __all__ = ["RecoveryReport", "recover"]
@@ -74,7 +74,7 @@ def recover(
             rolled_back=(after["rolled_back"] - before["rolled_back"]) * width,
             rolled_forward=(after["rolled_forward"] - before["rolled_forward"]) * width,
             clients_retired=after["reaped"] - before["reaped"],
-            epoch=engine.epoch,
+            epoch=engine.superblock.epoch,
             duration_ms=(time.perf_counter_ns() - began) / 1e6,
         )
 

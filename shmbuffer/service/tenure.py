@@ -120,7 +120,7 @@ class Tenure:
 
     def _forget_what_was_just_made(self) -> None:
         """A buffer without items would only be in the way of the next start."""
-        if self.engine.schema() is None:
+        if self.engine.ring() is None:
             self.engine.cleanup()
 
 

@@ -176,14 +176,14 @@ def test_a_dictionary_is_there_as_a_whole_or_not_at_all(tmp_path: Path) -> None:
     def publishes() -> None:
         with Engine.open(path, None) as engine:
             _core.arm("dictionary.published")
-            engine.publish_dictionary(b"the second")
+            engine.seat.publish_dictionary(b"the second")
 
     with Engine.open(path, settings("records")) as engine:
         engine.define(schema("records"))
-        assert engine.dictionary() is None
+        assert engine.seat.dictionary() is None
         assert ended(fork(publishes)) == -signal.SIGKILL
-        assert engine.dictionary() == b"the second"
-        assert engine.publish_dictionary(b"the third") == b"the second"
+        assert engine.seat.dictionary() == b"the second"
+        assert engine.seat.publish_dictionary(b"the third") == b"the second"
         assert engine.cleanup()
     assert not path.exists()
 

@@ -18,7 +18,7 @@ from shmbuffer.memory import Engine, Ring, slots
 from shmbuffer.memory.check import CheckReport, check
 from shmbuffer.memory.inspect import inspect
 from shmbuffer.memory.layout import SlotState
-from shmbuffer.memory.recovery import RecoveryReport
+from shmbuffer.memory.recovery_report import RecoveryReport
 from tests.crash import harness
 from tests.damage.specimen import Specimen, contents
 

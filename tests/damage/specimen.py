@@ -187,7 +187,7 @@ def _live(path: Path, kind: str) -> None:
                 harness.write(ring, [number])
             harness.write(ring, range(5, 8))
             if kind == "records":
-                engine.publish_dictionary(b"words that occur in every item" * 8)
+                engine.seat.publish_dictionary(b"words that occur in every item" * 8)
 
     def second() -> None:
         with Engine.open(path, None) as engine:

@@ -17,8 +17,8 @@ import pytest
 from shmbuffer.errors import CorruptBufferError, ShmBufferError
 from shmbuffer.memory import Engine, Settings, layout, removal
 from shmbuffer.memory.check import check
-from shmbuffer.memory.files import MADE
 from shmbuffer.memory.inspect import inspect
+from shmbuffer.memory.made import NAME as MADE
 from tests.damage.conftest import Specimens
 from tests.damage.hostile import ROOT_TRAPS, TRAPS, Trap, spring
 from tests.damage.judgement import answer

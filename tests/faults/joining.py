@@ -67,10 +67,10 @@ class Undefine(Scenario):
 
     def act(self) -> None:
         assert self.engine.undefine()
-        assert self.engine.schema() is None
+        assert self.engine.ring() is None
 
     def again(self) -> None:
-        assert self.engine.undefine() or self.engine.schema() is None
+        assert self.engine.undefine() or self.engine.ring() is None
         self.require_whole(self.engine)
 
 
@@ -85,7 +85,7 @@ class DefineAndDie(Define):
 
         self.kept.close()
         with self.open() as engine:
-            defined = engine.schema() is not None  # the fault came after that
+            defined = engine.ring() is not None  # the fault came after that
         assert ended(fork(victim)) == (0 if defined else -signal.SIGKILL)
         self.require_whole(self.keep(self.open()))
 

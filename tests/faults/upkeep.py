@@ -93,7 +93,9 @@ class Dictionary(Scenario):
         self.other = self.keep(self.open())
 
     def act(self) -> None:
-        assert self.engine.publish_dictionary(b"words" * 100, timeout=AT_ONCE) == b"words" * 100
+        assert (
+            self.engine.seat.publish_dictionary(b"words" * 100, timeout=AT_ONCE) == b"words" * 100
+        )
         assert self.other.dictionary() == b"words" * 100
 
     def again(self) -> None:
@@ -102,7 +104,7 @@ class Dictionary(Scenario):
 
     def look_afterwards(self) -> None:
         with self.open() as engine:
-            assert engine.dictionary() in (None, b"words" * 100)
+            assert engine.seat.dictionary() in (None, b"words" * 100)
         super().look_afterwards()
 
 

@@ -261,7 +261,7 @@ for number in range(200):
     write(ring_of(engine), [number], timeout=30.0)
     with Engine.open(sys.argv[1], None) as another:
         assert another.report is None, "recovered beside a living process"
-print(engine.epoch, flush=True)
+print(engine.superblock.epoch, flush=True)
 input()
 """
 

@@ -195,7 +195,7 @@ def test_chronicle_map_515_many_that_recover_at_once_recover_once(path: Path) ->
     def recover(parent: Parent) -> None:
         parent.pause()
         with Engine.open(path, None) as engine:
-            assert engine.epoch == 1
+            assert engine.superblock.epoch == 1
             assert contents(ring_of(engine)) == {i: i for i in range(1, 8)}
             parent.pause()
 

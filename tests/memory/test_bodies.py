@@ -37,7 +37,7 @@ from shmbuffer.memory.bodies import (
     plausible,
 )
 from shmbuffer.memory.bodies import forms as parsed_forms
-from shmbuffer.memory.records import HEADER_BYTES, RecordBatch, join
+from shmbuffer.memory.record_batch import HEADER_BYTES, RecordBatch, join
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]

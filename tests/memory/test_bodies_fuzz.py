@@ -27,7 +27,7 @@ from shmbuffer.memory.bodies import (
     parse_form,
     plausible,
 )
-from shmbuffer.memory.records import HEADER_BYTES, RecordBatch, join
+from shmbuffer.memory.record_batch import HEADER_BYTES, RecordBatch, join
 from tests.memory.test_bodies import drawn, example
 
 SEED = 20240817

@@ -91,13 +91,13 @@ def test_the_first_to_open_a_directory_creates_it(path: Path) -> None:
     with Engine.open(path / "deep" / "down", SETTINGS) as engine:
         assert (engine.shared, engine.path) == (True, path / "deep" / "down")
         assert engine.where == str(engine.path)
-        assert (engine.schema(), engine.ring(), engine.report) == (None, None, None)
+        assert (engine.ring().schema, engine.ring(), engine.report) == (None, None, None)
         assert engine.settings == SETTINGS
-        assert (engine.epoch, engine.superblock.state) == (0, BufferState.NO_SCHEMA)
+        assert (engine.superblock.epoch, engine.superblock.state) == (0, BufferState.NO_SCHEMA)
         assert engine.superblock.owner_pid == os.getpid()
         ring = engine.define(schema())
         assert engine.ring() is ring
-        assert engine.schema() == schema()
+        assert engine.ring().schema == schema()
         assert engine.superblock.state == BufferState.READY
         assert ring.tree.alpha == 1.0
 
@@ -116,7 +116,7 @@ def test_a_second_handle_sees_the_items_of_the_first(make: Maker) -> None:
     write(ring_of(engine), range(5), np.arange(1.0, 6.0))
     second = make.second(engine)
     assert contents(ring_of(second)) == {n: n for n in range(5)}
-    assert second.schema() == engine.schema()
+    assert second.ring().schema == engine.ring().schema
     assert second.settings == engine.settings
     write(ring_of(second), [5])
     place(ring_of(second), [0], [100])
@@ -160,7 +160,7 @@ def test_items_stay_when_everybody_leaves(path: Path) -> None:
     for epoch in range(1, 4):
         with Engine.open(path, None) as engine:
             assert set(contents(ring_of(engine))) == set(range(4 + epoch))
-            assert engine.epoch == epoch
+            assert engine.superblock.epoch == epoch
             assert engine.report is not None
             assert engine.report.reason == "nobody alive"
             write(ring_of(engine), [9])
@@ -211,7 +211,7 @@ def test_a_buffer_that_nobody_uses_may_be_overwritten(path: Path) -> None:
         uuid = engine.superblock.uuid
     with Engine.open(path, Settings(capacity=3), existing="overwrite") as engine:
         assert engine.superblock.uuid != uuid
-        assert engine.schema() is None
+        assert engine.ring() is None
         assert engine.settings.capacity == 3
         write(engine.define(schema(3)), range(3))
         assert contents(ring_of(engine)) == {0: 0, 1: 1, 2: 2}
@@ -265,7 +265,7 @@ def test_whoever_dies_while_overwriting_leaves_no_half_buffer(path: Path, point:
     with child(work) as victim:
         assert victim.end() == -signal.SIGKILL
     with Engine.open(path, SETTINGS) as engine:
-        assert engine.schema() is None
+        assert engine.ring() is None
         write(engine.define(schema()), [1])
         assert contents(ring_of(engine)) == {0: 1}
 
@@ -340,7 +340,7 @@ def test_whoever_waits_too_long_for_the_first_gives_up(make: Maker) -> None:
         other.reached()
         with pytest.raises(AttachTimeout, match=r"0\.05 s"):
             second.define(schema(), timeout=0.05)
-        assert second.schema() is None
+        assert second.ring() is None
         other.go()
         assert other.end() == 0
     assert second.define(schema()).length == 0
@@ -432,7 +432,7 @@ def test_files_of_another_size_are_not_taken_over(path: Path) -> None:
             engine.define(schema())
         assert {name for name in files_of(path) if not name.startswith(".shmbuffer")} == set(before)
         assert {name: files_of(path)[name] for name in before} == before
-        assert engine.schema() is None
+        assert engine.ring() is None
         assert not (path / ".shmbuffer" / "slots").exists()
 
 
@@ -455,7 +455,7 @@ def test_too_little_space_is_an_error_with_both_numbers_and_nothing_is_left(path
         assert 0 < error.free_bytes < error.needed_bytes
         assert isinstance(error, OSError)
         assert set(files_of(path)) == before
-        assert engine.schema() is None
+        assert engine.ring() is None
         with pytest.raises(SpaceError):
             engine.define(schema(huge))
 
@@ -468,7 +468,7 @@ def test_anonymous_memory_has_its_limits_too() -> None:
         error: Any = caught.value
         assert error.needed_bytes > 2**59
         assert error.free_bytes >= 0
-        assert engine.schema() is None
+        assert engine.ring() is None
         write(engine.define(schema()), [1])
 
 
@@ -1032,7 +1032,7 @@ def test_a_definition_that_cannot_be_synced_leaves_no_schema(path: Path) -> None
         assert engine.superblock.schema_sha256 == bytes(32)
         assert [name for name in files_of(path) if not name.startswith(".shmbuffer")] == []
     with Engine.open(path, None) as engine:  # nobody misses the files
-        assert engine.schema() is None
+        assert engine.ring() is None
         write(engine.define(schema()), [1])
 
 
@@ -1065,7 +1065,7 @@ def test_whoever_has_a_removed_buffer_open_can_read_and_not_write(path: Path) ->
 def test_a_buffer_that_was_removed_can_be_made_again(path: Path) -> None:
     for round_ in range(3):
         with Engine.open(path, SETTINGS) as engine:
-            assert engine.epoch == 0
+            assert engine.superblock.epoch == 0
             write(engine.define(schema()), [round_])
             assert engine.cleanup()
 

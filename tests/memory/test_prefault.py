@@ -295,7 +295,7 @@ def test_a_process_that_dies_in_it_leaves_a_whole_buffer(fast_path: Path) -> Non
     assert ended(fork(create)) == -signal.SIGKILL
     with Engine.open(path, None) as engine:
         assert engine.report is not None
-        assert engine.schema() == SCHEMA
+        assert engine.ring().schema == SCHEMA
         assert engine.check().ok
         assert engine.report.clients_retired == 1
 
@@ -358,7 +358,7 @@ def test_more_than_there_is_memory_is_refused_before_anything_is_made(
     assert how.value.free_bytes == 2**20
     assert how.value.needed_bytes > CAPACITY * layout.PAGE
     with Engine.open(on_disk / "buffer", None) as engine:
-        assert engine.schema() is None
+        assert engine.ring() is None
 
 
 def test_who_opens_more_than_there_is_memory_is_told(

@@ -328,8 +328,8 @@ def copied(engine: Engine) -> list[Any]:
 def test_a_copy_tells_of_the_bytes_of_the_items(path: Path, every_step: None) -> None:
     heard: Heard = []
     with Engine.open(path, None) as engine, hearing(heard.append):
-        assert engine.schema() is not None
-        item = sum(engine.schema().leaf_bytes) // 64
+        assert engine.ring() is not None
+        item = sum(engine.ring().schema.leaf_bytes) // 64
         copied(engine)
     copies = [one for one in heard if one.what == "copy"]
     assert [one.done for one in copies] == [item * n for n in range(1, 61)]

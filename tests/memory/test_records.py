@@ -25,7 +25,7 @@ from shmbuffer.errors import (
 from shmbuffer.memory import Engine, RecordBatch, Records, Ring, Schema, Settings, layout
 from shmbuffer.memory.check import check
 from shmbuffer.memory.inspect import inspect
-from shmbuffer.memory.records import HEADER_BYTES, join
+from shmbuffer.memory.record_batch import HEADER_BYTES, join
 from tests.memory.numbered import number_of, records
 from tests.memory.rows import require_sound
 
@@ -595,7 +595,7 @@ def test_a_missing_or_short_byte_ring_is_an_error(fast_path: Path) -> None:
 def test_removal_takes_the_byte_ring_and_the_dictionary_too(fast_path: Path) -> None:
     path = fast_path / "buffer"
     engine = opened(path)
-    engine.publish_dictionary(b"words")
+    engine.seat.publish_dictionary(b"words")
     assert engine.cleanup()
     engine.close()
     assert not path.exists()

@@ -236,7 +236,7 @@ def test_a_directory_without_items_is_recovered_too(path: Path) -> None:
     assert numbers(report) == {}
     assert (report.reason, report.epoch) == ("nobody alive", 1)
     with Engine.open(path, None) as engine:
-        assert engine.schema() is None
+        assert engine.ring() is None
         write(engine.define(schema()), [1])
 
 
@@ -254,7 +254,7 @@ def test_a_directory_that_somebody_uses_is_left_alone(path: Path) -> None:
     made(path)
     with Engine.open(path, None) as engine:
         write(ring_of(engine), [12])
-        epoch = engine.epoch
+        epoch = engine.superblock.epoch
         report = recover(path)
         assert (report.reason, report.items, report.epoch) == ("in use", 8, epoch)
         assert contents(ring_of(engine)) == {**ALL, 4: 12}
@@ -459,7 +459,7 @@ def test_a_boot_id_that_cannot_be_read_is_no_reboot(
         with Engine.open(path, None) as other:
             assert contents(ring_of(other)) == ALL
         write(ring, [12], np.array([1.0]))
-        assert engine.epoch == 0
+        assert engine.superblock.epoch == 0
 
 
 def test_where_the_boot_is_not_known_what_can_be_verified_is(

@@ -181,7 +181,7 @@ def removed(reporter: Reporter, path: Path, kind: str) -> None:
 def trained(reporter: Reporter, path: Path, kind: str) -> None:
     """A dictionary is published, and records that need it are written."""
     client = Client(reporter, path, kind)
-    client.engine.publish_dictionary(DICTIONARY)
+    client.engine.seat.publish_dictionary(DICTIONARY)
     reporter.mark("published")
     client.write([120, 121])
     client.flush()

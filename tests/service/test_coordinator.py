@@ -440,8 +440,8 @@ def test_an_example_makes_the_files_at_once(scratch_dir: Path) -> None:
         assert (scratch_dir / "obs.memmap").stat().st_size == 8 * 3 * 4
         assert len(coordinator.buffer) == 0
         with Engine.open(scratch_dir, None) as engine:
-            assert engine.schema() is not None
-            assert [leaf.name for leaf in engine.schema().leaves] == ["obs"]
+            assert engine.ring() is not None
+            assert [leaf.name for leaf in engine.ring().schema.leaves] == ["obs"]
 
 
 def test_too_little_space_for_an_example_leaves_nothing(scratch_dir: Path) -> None:

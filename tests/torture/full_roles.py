@@ -201,7 +201,9 @@ def coordinate(actor: Actor, path: Path) -> None:
 def look(actor: Actor, buffer: Any) -> None:
     began = time.monotonic_ns()
     engine, ring = buffer.storage.engine, buffer.storage.ring
-    actor.log.seen(began, ring.head, ring.write_count, engine.epoch, engine.seat.incarnation)
+    actor.log.seen(
+        began, ring.head, ring.write_count, engine.superblock.epoch, engine.seat.incarnation
+    )
 
 
 def read(buffer: Any, storage: str) -> dict[int, int]:

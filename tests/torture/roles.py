@@ -109,7 +109,7 @@ def fork_on(actor: Actor, engine: Engine, ring: Ring, plan: Plan) -> None:
 def look(actor: Actor, engine: Engine, ring: Ring) -> None:
     """Notes what is there; now and then the epoch too, which takes longer."""
     began = time.monotonic_ns()
-    epoch = engine.epoch if actor.rng.random() < 0.2 else -1
+    epoch = engine.superblock.epoch if actor.rng.random() < 0.2 else -1
     actor.log.seen(began, ring.head, ring.write_count, epoch, engine.seat.incarnation)
 
 

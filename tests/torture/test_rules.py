@@ -42,7 +42,9 @@ def played(folder: Path, plan: Plan) -> Path:
             ticket = write(ring, items.keys_of(WRITER, first, BATCH), plan)
             writer.written(first, BATCH, ticket)
             began = time.monotonic_ns()
-            writer.seen(began, ring.head, ring.write_count, engine.epoch, engine.seat.incarnation)
+            writer.seen(
+                began, ring.head, ring.write_count, engine.superblock.epoch, engine.seat.incarnation
+            )
             began = time.monotonic_ns()
             keys, index, tickets, _ = sample(ring, plan, rng, 4)
             learner.sampled(began, keys, tickets)

@@ -21,7 +21,7 @@ from shmbuffer.memory.bodies.pieces import (
     require_raw,
     require_short,
 )
-from shmbuffer.memory.records import HEADER_BYTES, RecordBatch
+from shmbuffer.memory.record_batch import HEADER_BYTES, RecordBatch
 
 
 def assemble(

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from shmbuffer.memory.bodies.forms import Form, form_of
 from shmbuffer.memory.bodies.limits import refuse
 from shmbuffer.memory.bodies.pieces import aligned, measure, place_inline, require_short
-from shmbuffer.memory.records import HEADER_BYTES, RecordBatch
+from shmbuffer.memory.record_batch import HEADER_BYTES, RecordBatch
 
 VERSION = 1
 HEAD = struct.Struct("<BBHIII")

@@ -19,7 +19,7 @@ from shmbuffer.memory.bodies.pieces import (
     place_inline,
     require_short,
 )
-from shmbuffer.memory.records import HEADER_BYTES, RecordBatch
+from shmbuffer.memory.record_batch import HEADER_BYTES, RecordBatch
 
 
 class Located(NamedTuple):

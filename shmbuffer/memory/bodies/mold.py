@@ -12,7 +12,7 @@ from shmbuffer.memory.bodies.chunks import Codec
 from shmbuffer.memory.bodies.forms import Form
 from shmbuffer.memory.bodies.heads import FRONT_AT, head_of
 from shmbuffer.memory.bodies.limits import MAX_RAW_BYTES, MAX_U32, MAX_VOLUME, plausible
-from shmbuffer.memory.records import HEADER_BYTES, RecordBatch
+from shmbuffer.memory.record_batch import HEADER_BYTES, RecordBatch
 
 
 class Mold:

@@ -78,7 +78,7 @@ class ListStorageCheckpointer(RingStorageCheckpointer):
         path.mkdir(exist_ok=True)
         ring = self._ring_of(storage)
         if ring.records is not None and not self._save_hooks:
-            moment = write_records(path, ring.records, storage.engine.dictionary())
+            moment = write_records(path, ring.records, storage.engine.seat.dictionary())
         else:
             items, _, moment = storage.copy_out()
             if self._save_hooks:
@@ -100,7 +100,7 @@ class ListStorageCheckpointer(RingStorageCheckpointer):
                 f"{path}: is the directory of a buffer of rows, and a {type(storage).__name__} "
                 "holds items; load it into a LazyMemmapStorage"
             )
-        image, moment = RecordImage.in_memory(ring.records, engine.dictionary())
+        image, moment = RecordImage.in_memory(ring.records, engine.seat.dictionary())
         return self._put(storage, Record.of_moment(moment), path, image)._replace(moment=moment)
 
     def _loads_files(self, storage: Any, path: Path, written: Written) -> Loaded:

@@ -25,7 +25,7 @@ import torch
 
 from shmbuffer._native import _core
 from shmbuffer.memory import RecordBatch
-from shmbuffer.memory.records import HEADER_BYTES
+from shmbuffer.memory.record_batch import HEADER_BYTES
 from shmbuffer.replay.values import damaged, reading
 
 if TYPE_CHECKING:

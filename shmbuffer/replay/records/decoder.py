@@ -14,7 +14,7 @@ from tensordict import LazyStackedTensorDict
 from shmbuffer.errors import CorruptBufferError
 from shmbuffer.memory import bodies
 from shmbuffer.memory.bodies import Located
-from shmbuffer.memory.records import RecordBatch
+from shmbuffer.memory.record_batch import RecordBatch
 from shmbuffer.replay.records import cutting
 from shmbuffer.replay.records.building import (
     OBJECTS,

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from shmbuffer._native import _core
 from shmbuffer.memory.bodies import Codec, assemble
-from shmbuffer.memory.records import RecordBatch
+from shmbuffer.memory.record_batch import RecordBatch
 from shmbuffer.replay.form.batches import unbound
 from shmbuffer.replay.form.nodes import is_collection
 from shmbuffer.replay.form.packing import compressed

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from shmbuffer.memory.records import RecordBatch
+from shmbuffer.memory.record_batch import RecordBatch
 from shmbuffer.replay.records.building import APART, chunks_under, is_layer, laid_out
 from shmbuffer.replay.records.decoder import Decoder, Reading, writable
 from shmbuffer.replay.records.joining import Joining, Nesting

@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from shmbuffer.memory.bodies import Chunk, Codec, Located
-from shmbuffer.memory.records import RecordBatch
+from shmbuffer.memory.record_batch import RecordBatch
 from shmbuffer.replay.form.packing import expanded
 from shmbuffer.replay.form.tensors import (
     address_of,

@@ -146,7 +146,7 @@ class RecordCodec:
             samples = self.encoder.samples(data, single)
             trained = trainer.learn(samples, self._engine.where)
             if trained is not None:
-                self.use(self._engine.publish_dictionary(trained))
+                self.use(self._engine.seat.publish_dictionary(trained))
         return batch
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -216,7 +216,7 @@ class BufferZstd:
 
     def _look(self) -> bool:
         """Use the buffer's dictionary, if it has one."""
-        found = None if self._engine is None else self._engine.dictionary()
+        found = None if self._engine is None else self._engine.seat.dictionary()
         if found is not None:
             self.use(found)
         return found is not None

@@ -268,7 +268,7 @@ class RecordList(ListStorage):
         store, codec = self._records(), self._codec
         assert isinstance(codec, RecordCodec)
         if image.dictionary is not None:
-            found = self.engine.publish_dictionary(image.dictionary)
+            found = self.engine.seat.publish_dictionary(image.dictionary)
             if found != image.dictionary:
                 other = codec.with_dictionary(image.dictionary)
                 items = [item for part in image.items(other) for item in part]

@@ -180,4 +180,4 @@ class RecordStore(ItemStore):
         }
 
     def _image(self) -> tuple[RecordImage, Moment]:
-        return RecordImage.in_memory(self.records, self._engine.dictionary())
+        return RecordImage.in_memory(self.records, self._engine.seat.dictionary())

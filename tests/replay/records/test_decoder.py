@@ -24,7 +24,7 @@ from tensordict import (
 from shmbuffer.errors import CorruptBufferError
 from shmbuffer.memory import bodies
 from shmbuffer.memory.bodies import Chunk, Codec
-from shmbuffer.memory.records import RecordBatch
+from shmbuffer.memory.record_batch import RecordBatch
 from shmbuffer.replay.form.batches import collate
 from shmbuffer.replay.records.compression import Zstd
 from shmbuffer.replay.records.decoder import Decoder

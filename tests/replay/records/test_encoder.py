@@ -26,7 +26,7 @@ from tensordict import (
 from shmbuffer import CompressedListStorage
 from shmbuffer.memory import bodies
 from shmbuffer.memory.bodies import Codec
-from shmbuffer.memory.records import RecordBatch
+from shmbuffer.memory.record_batch import RecordBatch
 from shmbuffer.replay.records.columns import Columns
 from shmbuffer.replay.records.compression import Zstd
 from shmbuffer.replay.records.decoder import Decoder

@@ -25,7 +25,7 @@ from tensordict import (
 from shmbuffer.errors import CorruptBufferError, EmptyBufferError
 from shmbuffer.memory import bodies
 from shmbuffer.memory.bodies import Chunk
-from shmbuffer.memory.records import RecordBatch
+from shmbuffer.memory.record_batch import RecordBatch
 from shmbuffer.replay.records.compression import Zstd
 from shmbuffer.replay.records.decoder import Decoder
 from shmbuffer.replay.records.encoder import Encoder

@@ -13,7 +13,7 @@ import torch
 from tensordict import TensorDict
 
 from shmbuffer.memory import Engine, Schema, Settings, bodies
-from shmbuffer.memory.records import RecordBatch
+from shmbuffer.memory.record_batch import RecordBatch
 from shmbuffer.replay.records import sharing
 from shmbuffer.replay.records.compression import Zstd
 from shmbuffer.replay.records.decoder import Decoder

@@ -10,7 +10,7 @@ from tensordict import TensorDict
 from shmbuffer.errors import CorruptBufferError
 from shmbuffer.memory import bodies
 from shmbuffer.memory.bodies import Codec
-from shmbuffer.memory.records import RecordBatch, join
+from shmbuffer.memory.record_batch import RecordBatch, join
 from shmbuffer.replay.records.compression import Zstd
 from shmbuffer.replay.records.decoder import Decoder
 from shmbuffer.replay.records.encoder import Encoder
