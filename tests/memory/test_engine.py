@@ -91,7 +91,7 @@ def test_the_first_to_open_a_directory_creates_it(path: Path) -> None:
     with Engine.open(path / "deep" / "down", SETTINGS) as engine:
         assert (engine.shared, engine.path) == (True, path / "deep" / "down")
         assert engine.where == str(engine.path)
-        assert (engine.ring().schema, engine.ring(), engine.report) == (None, None, None)
+        assert (engine.ring(), engine.report) == (None, None)
         assert engine.settings == SETTINGS
         assert (engine.superblock.epoch, engine.superblock.state) == (0, BufferState.NO_SCHEMA)
         assert engine.superblock.owner_pid == os.getpid()
