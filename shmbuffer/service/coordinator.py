@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from tensordict import TensorDictBase
 
     from shmbuffer.memory.progress import OnProgress
-    from shmbuffer.memory.recovery import RecoveryReport
+    from shmbuffer.memory.recovery_report import RecoveryReport
     from shmbuffer.memory.registry import Client
     from shmbuffer.replay.buffers import ReplayBuffer
 
