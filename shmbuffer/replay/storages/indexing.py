@@ -75,7 +75,7 @@ def select(index: Any, ring: Ring, lanes: tuple[int, ...], dim_extend: int = 0) 
         return _whole_slots(np.array([slot]), ring, lanes, (), lambda leaf: leaf[slot])
     if isinstance(index, slice):
         slots = np.arange(extent(ring), dtype=np.int64)[index]
-        present = slots[holds(ring, slots)] if ring.length < ring.elements else slots
+        present = slots[ring.live.holds(slots)] if ring.length < ring.elements else slots
         view = None
         if len(present) == len(slots) and (index.step or 1) > 0:  # torch has no negative steps
             part = slice(*index.indices(extent(ring)))
@@ -100,7 +100,7 @@ def slots_of(cursor: Any, ring: Ring) -> NDArray[np.int64]:
     if isinstance(cursor, slice):
         open_end = cursor.stop is None or cursor.stop < 0
         slots = np.arange(extent(ring) if open_end else ring.capacity, dtype=np.int64)[cursor]
-        return slots[holds(ring, slots)] if open_end else slots
+        return slots[ring.live.holds(slots)] if open_end else slots
     slots = as_array(cursor)
     if slots.dtype == np.bool_:
         slots = np.nonzero(slots)[0]
@@ -130,11 +130,6 @@ def extent(ring: Ring) -> int:
         return int(head)
     committed = ring.live.committed()
     return int(committed[-1]) // lanes + 1 if len(committed) else 0
-
-
-def holds(ring: Ring, slots: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Which of the slots hold an item just now."""
-    return slot_words.committed(ring.live.words[slots])
 
 
 def tickets_at(ring: Ring, slots: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -257,7 +252,7 @@ def _check(slots: NDArray[np.int64], ring: Ring, index: Any) -> None:
     outside = (slots < 0) | (slots >= ring.capacity)
     if outside.any():
         raise IndexError(f"index {index!r} is out of range for {ring.capacity} slots")
-    absent = slots.ravel()[~holds(ring, slots.ravel())]
+    absent = slots.ravel()[~ring.live.holds(slots.ravel())]
     if len(absent):
         raise IndexError(f"there is no item at {int(absent[0])} (asked for {index!r})")
 
@@ -288,14 +283,14 @@ def _in_grid(index: Any, ring: Ring, lanes: tuple[int, ...], dim_extend: int) ->
     parts = _spelled_out(index, grid.ndim)
     if parts is not None and isinstance(parts[dim_extend], slice):
         slots = np.arange(end)[parts[dim_extend]]
-        present = slots[holds(ring, slots)]
+        present = slots[ring.live.holds(slots)]
         if len(present) < len(slots):  # a slice leaves out what holds no item
             grid = grid.take(present, axis=dim_extend)
             parts = (*parts[:dim_extend], slice(None), *parts[dim_extend + 1 :])
             chosen = np.asarray(grid[parts])
             return Selection(np.ascontiguousarray(chosen.ravel()), chosen.shape, None, False)
     chosen = np.asarray(grid[index])
-    absent = ~holds(ring, chosen.ravel() // ring.width)
+    absent = ~ring.live.holds(chosen.ravel() // ring.width)
     if absent.any():
         first = int(chosen.ravel()[absent][0]) // ring.width
         raise IndexError(f"there is no item at {first} (asked for {index!r})")

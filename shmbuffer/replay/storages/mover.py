@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from shmbuffer.memory.priorities import are_priorities, largest_mass
-from shmbuffer.replay.storages.indexing import Selection, holds, select
+from shmbuffer.replay.storages.indexing import Selection, select
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -65,7 +65,7 @@ class Mover(ABC):
             last = last_of_each(slots)
             if len(last) < len(slots):
                 slots, data = slots[last], self.some(data, last)
-        present = holds(self.ring, slots)
+        present = self.ring.live.holds(slots)
         if not in_place or present.all():
             self.place(slots, data, in_place=in_place)
             return slots

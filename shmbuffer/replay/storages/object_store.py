@@ -12,7 +12,7 @@ import torch
 
 from shmbuffer.memory import Engine, Schema, Settings
 from shmbuffer.memory.growth import grow
-from shmbuffer.replay.storages.indexing import as_array, holds, is_int, tickets_at
+from shmbuffer.replay.storages.indexing import as_array, is_int, tickets_at
 from shmbuffer.replay.storages.item_codec import cloned
 from shmbuffer.replay.storages.item_store import Contents, Edit, ItemStore, require_places
 from shmbuffer.replay.storages.mover import drawn_slots, require_priorities
@@ -134,7 +134,7 @@ class ObjectStore(ItemStore):
         if slots is not None:
             with self._claim:
                 kept = self._kept
-                if holds(self.ring, slots).all():
+                if self.ring.live.holds(slots).all():
                     return self.codec.give_all([kept[at] for at in slots.tolist()])
         return super().fetch(index)
 

@@ -22,7 +22,7 @@ import torch
 from shmbuffer.errors import EmptyBufferError
 from shmbuffer.replay.checkpoints import has_its_own
 from shmbuffer.replay.eager import eager
-from shmbuffer.replay.storages.indexing import extent, holds, ravel, tickets_at, unravel
+from shmbuffer.replay.storages.indexing import extent, ravel, tickets_at, unravel
 from shmbuffer.replay.storages.storage import Storage
 
 if TYPE_CHECKING:
@@ -185,7 +185,7 @@ class RingBacked(Storage):
         if ring is not None:
             slots = np.where(asked < 0, asked + extent(ring), asked)
             inside = (slots >= 0) & (slots < ring.capacity)
-            there[inside] = holds(ring, slots[inside])
+            there[inside] = ring.live.holds(slots[inside])
         return torch.from_numpy(there) if there.ndim else bool(there)
 
     # -- writing -------------------------------------------------------------------------------
