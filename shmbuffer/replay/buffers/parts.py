@@ -101,17 +101,9 @@ class Parts:
                 eps.
         """
         self._drop_prefetched()
-        before = self._sampler
-        if isinstance(before, PrioritizedSampler):
-            before.release(self._storage)
-        self._sampler = sampler
-        try:
-            self._join()
-        except BaseException:
-            self._sampler = before
-            self._join()
-            raise
-        return before
+        if isinstance(self._sampler, PrioritizedSampler):
+            self._sampler.release(self._storage)
+        return self._replace("_sampler", sampler)  # type: ignore[no-any-return]
 
     def set_writer(self, writer: Writer) -> Writer:
         """Use another writer from now on; the one before is returned.
@@ -120,11 +112,16 @@ class Parts:
             RuntimeError: the storage is shared, and this writer cannot be.
         """
         self._drop_prefetched()
-        before, self._writer = self._writer, writer
+        return self._replace("_writer", writer)  # type: ignore[no-any-return]
+
+    def _replace(self, name: str, part: Any) -> Any:
+        """Have another part; the one before is returned. One that does not fit is not taken."""
+        before = getattr(self, name)
+        setattr(self, name, part)
         try:
             self._join()
         except BaseException:
-            self._writer = before
+            setattr(self, name, before)
             self._join()
             raise
         return before

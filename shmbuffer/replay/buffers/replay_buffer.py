@@ -232,7 +232,9 @@ class ReplayBuffer(Sampling, StorageOrder, Saving):
         Raises:
             SchemaMismatchError: a leaf is missing, unknown, or of another dtype or shape; nothing
                 was changed. A plain number takes the dtype of its leaf, if that can hold it.
-            TypeError: None.
+            TypeError: None; to a TensorDict buffer, a tuple or list, whose parts have no names.
+            ValueError: a priority that a TensorDict buffer finds in the data is NaN, infinite or
+                negative; nothing was changed.
             RingOverrunError: the ring came round to a slot that a living writer is filling.
             RateLimitTimeout, RateLimitError: samples have to be drawn first; nothing was changed.
 

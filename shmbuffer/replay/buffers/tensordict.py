@@ -30,6 +30,8 @@ from shmbuffer.replay.writers import TensorDictRoundRobinWriter
 class TensorDictReplayBuffer(ReplayBuffer):
     """A `ReplayBuffer` for TensorDicts: samples say their index, data bring their priority.
 
+    A priority in ``data[priority_key]`` becomes the item's, in the same write.
+
     Data may also come as a dict of tensors or numpy arrays (nested, or with tuple keys), which is
     the fastest way in; it is the same as the TensorDict with these entries. Numbers, lists of them
     and arrays of other libraries (JAX) are converted. A plain number takes the dtype of its leaf if
