@@ -7,6 +7,6 @@ Here, from below:
     nodes, structure               the form of a buffer's columns, which is JSON in its schema
     containers                     the form of an item of its own: a tree, taken apart and made
     mismatch, leaves               batches against the form of the columns
-    batches                        items as a batch, and a batch as items
+    deferred, batches              items as a batch, made at the first look or now; and back
     packing                        an item as a tree, bytes and JSON
 """

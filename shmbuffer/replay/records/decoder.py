@@ -15,6 +15,7 @@ from shmbuffer.errors import CorruptBufferError
 from shmbuffer.memory import bodies
 from shmbuffer.memory.bodies import Located
 from shmbuffer.memory.record_batch import RecordBatch
+from shmbuffer.replay.form.deferred import deferred
 from shmbuffer.replay.records import cutting
 from shmbuffer.replay.records.building import (
     OBJECTS,
@@ -24,7 +25,6 @@ from shmbuffer.replay.records.building import (
     chunks_under,
     stacked,
 )
-from shmbuffer.replay.records.deferred import deferred
 from shmbuffer.replay.records.table import Column, Own, Table, columns_of
 from shmbuffer.replay.records.transfer import Expand, Transfer, empty, homes
 

@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 from shmbuffer._native import _core
 from shmbuffer.memory.bodies import Codec, assemble
 from shmbuffer.memory.record_batch import RecordBatch
-from shmbuffer.replay.form.batches import unbound
-from shmbuffer.replay.form.nodes import is_collection
+from shmbuffer.replay.form.batches import is_batch, unbound
 from shmbuffer.replay.form.packing import compressed
 from shmbuffer.replay.form.tensors import numbers_of
 from shmbuffer.replay.records.columns import Columns, joined, of_batch, of_described, of_items
@@ -123,8 +122,12 @@ class Encoder:
         return found
 
     def _columns(self, data: Any) -> list[tuple[NDArray[np.int64], Columns]]:
-        is_batch = isinstance(data, (torch.Tensor, np.ndarray)) or is_collection(data)
-        if self.own is None and is_batch and len(data.shape) and (count := int(data.shape[0])):
+        if (
+            self.own is None
+            and is_batch(data)
+            and len(data.shape)
+            and (count := int(data.shape[0]))
+        ):
             columns = of_batch(data)
             if columns is not None:
                 return [(np.arange(count), columns)]

@@ -12,7 +12,7 @@ import pytest
 import torch
 from tensordict import LazyStackedTensorDict, TensorDict, lazy_stack
 
-from shmbuffer.replay.records.deferred import deferred
+from shmbuffer.replay.form.deferred import deferred
 from tests.replay.records.likeness import alike
 
 
