@@ -74,9 +74,7 @@ def refuse(
             "nothing was changed"
         )
     if status == _core.NOTHING:
-        raise EmptyBufferError(
-            f"{where}: nothing to sample from, the buffer is empty; write to it first"
-        )
+        raise EmptyBufferError(f"{where}: Cannot sample from an empty storage; write to it first")
     if status == _core.IN_QUEUE:
         raise ShmBufferError(
             f"{where}: {what}: the buffer is a queue, which is written at its end only; take "

@@ -296,7 +296,7 @@ def test_a_sample_from_a_ring_that_a_dead_writer_holds_says_that_it_is_empty(
     assert ring is not None
     assert path is not None
     assert dies(path, "write.claimed", SITUATIONS["a batch as large as the ring"].work)
-    with pytest.raises(EmptyBufferError, match="the buffer is empty; write to it first"):
+    with pytest.raises(EmptyBufferError, match="Cannot sample from an empty storage; write to it"):
         sample(ring)
 
 

@@ -236,7 +236,7 @@ def test_an_empty_batch_writes_nothing(engine: Engine) -> None:
     assert ring.seat.native.place_records(0, 0, 0, 0, 0, 0, 0, False, 0, 0, 0) == 0
     assert held.read(slots()).tickets.tolist() == []
     assert ring.head == 0
-    with pytest.raises(EmptyBufferError, match="the buffer is empty"):
+    with pytest.raises(EmptyBufferError, match="Cannot sample from an empty storage"):
         held.sample(4, 0, beta=None)
 
 

@@ -187,7 +187,7 @@ def test_an_item_may_be_read_several_times_in_one_call(ring: Ring) -> None:
 def test_nothing_can_be_drawn_from_an_empty_buffer(ring: Ring) -> None:
     for prioritized in (True, False):
         with pytest.raises(
-            EmptyBufferError, match="nothing to sample from, the buffer is empty; write to it first"
+            EmptyBufferError, match="Cannot sample from an empty storage; write to it first"
         ):
             sample(ring, 1, prioritized=prioritized)
     write(ring, [1])

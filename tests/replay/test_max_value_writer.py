@@ -319,7 +319,8 @@ def test_what_is_no_tensordict_is_refused(data: Any, how: str, cls: type[ReplayB
     if cls is TensorDictReplayBuffer and isinstance(data, dict):
         return  # it is the TensorDict with these entries
     with pytest.raises(
-        (RuntimeError, TypeError), match=r"ranks TensorDicts by their entry 'score', got|have names"
+        (RuntimeError, TypeError),
+        match=r"tensor collection with the entry 'score', got|have names",
     ):
         getattr(rb, how)(data)
     assert len(rb) == 0

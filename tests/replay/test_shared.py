@@ -383,6 +383,16 @@ def test_a_users_sampler_is_asked_again_where_its_choice_vanished(
     assert vanishing
 
 
+def test_a_storage_in_memory_that_is_pickled_before_the_first_write_is_another_one() -> None:
+    rb = ReplayBuffer(storage=LazyTensorStorage(10), batch_size=4)
+    with pytest.warns(UserWarning, match="a storage of its own; write first, or use shared_init"):
+        other = pickle.loads(pickle.dumps(rb))
+    other.extend(torch.arange(5))
+    assert (len(other), len(rb)) == (5, 0)
+    rb.extend(torch.zeros(2, 3))
+    assert rb.sample().shape == (4, 3)
+
+
 def test_a_storage_of_a_directory_is_shared_before_it_is_opened(tmp_path: Path) -> None:
     rb = ReplayBuffer(storage=LazyMemmapStorage(10, scratch_dir=tmp_path / "later"))
     assert rb.shared

@@ -167,8 +167,9 @@ class ReplayBuffer(Sampling, StorageOrder, Saving):
             self._storage.checkpointer = makers["checkpointer"]
         if self._batch_size is None and getattr(self._sampler, "drop_last", False):
             raise ValueError(
-                f"{type(self._sampler).__name__}(drop_last=True) has to know how large a whole "
-                "batch is: give batch_size to the constructor of the buffer"
+                "Samplers with drop_last=True must work with a predictable batch-size: give "
+                f"batch_size to the constructor of the buffer, or {type(self._sampler).__name__} "
+                "drop_last=False"
             )
         if self.dim_extend < 0 or (self._dim_extend and 1 < self._storage.ndim <= self._dim_extend):
             raise ValueError(

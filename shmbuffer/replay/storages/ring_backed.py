@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import os
 import threading
+import warnings
 import weakref
 from abc import abstractmethod
 from collections.abc import Iterator
+from multiprocessing.context import get_spawning_popen
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -320,7 +322,7 @@ class RingBacked(Storage):
         """See `Storage.draw`."""
         mover = self._mover or self._attached()
         if mover is None:
-            raise EmptyBufferError("the buffer is empty: write something before sampling")
+            raise EmptyBufferError("Cannot sample from an empty storage; write to it first")
         found, index, tickets, weights = mover.sample(count, key, beta)
         return self.to_device(mover.build(found, (count,))), index, tickets, weights
 
@@ -363,7 +365,13 @@ class RingBacked(Storage):
 
     def __getstate__(self) -> dict[str, Any]:
         if self._engine is None:
-            raise RuntimeError(f"{self._not_yet()}, and would be another buffer there")
+            if self.shared or get_spawning_popen() is not None:
+                raise RuntimeError(f"{self._not_yet()}, and would be another buffer there")
+            warnings.warn(
+                f"nothing was written to this {type(self).__name__} yet: what is unpickled is a "
+                "storage of its own; write first, or use shared_init=True, to share this one",
+                stacklevel=2,
+            )
         here: dict[str, Any] = {
             "_table_owner": None,
             "_mover": None,

@@ -44,8 +44,9 @@ def ranks_of(data: Any, key: Key, reduction: str) -> list[Rank]:
 def _ranks(data: Any, count: int | None, key: Key, reduction: str) -> list[Rank]:
     if not is_collection(data):
         raise RuntimeError(
-            f"TensorDictMaxValueWriter ranks TensorDicts by their entry {key!r}, got "
-            f"{type(data).__name__}; wrap the data in a TensorDict, or use a RoundRobinWriter"
+            "TensorDictMaxValueWriter expects data to be a tensor collection with the entry "
+            f"{key!r}, got {type(data).__name__}; wrap the data in a TensorDict, or use a "
+            "RoundRobinWriter"
         )
     values = data.get(key, None)
     if values is None:
