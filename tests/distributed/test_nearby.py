@@ -128,7 +128,7 @@ def test_nothing_is_lost_when_the_owner_closes(make: Make, near: Any) -> None:
 
 def test_closing_leaves_the_registry(make: Make, near: Any) -> None:
     owners = make()
-    registry = engine_of(owners).registry
+    registry = engine_of(owners).seat.registry
     one = near(offer_of(owners))
     assert len(registry.alive()) == 2
     one.close()
@@ -138,9 +138,9 @@ def test_closing_leaves_the_registry(make: Make, near: Any) -> None:
 def test_a_near_that_nobody_holds_leaves_by_itself(make: Make) -> None:
     owners = make()
     one: Near | None = approach(offer_of(owners))
-    assert len(engine_of(owners).registry.alive()) == 2
+    assert len(engine_of(owners).seat.registry.alive()) == 2
     del one
-    assert len(engine_of(owners).registry.alive()) == 1
+    assert len(engine_of(owners).seat.registry.alive()) == 1
 
 
 # -- elsewhere -------------------------------------------------------------------------------------
