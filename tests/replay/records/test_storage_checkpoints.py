@@ -186,7 +186,7 @@ def test_a_dictionary_travels_with_the_records(way: Any, make: Make, tmp_path: P
     rb = make(CompressedListStorage, True, max_size=1000, dictionary_bytes=512)
     for start in range(0, 800, 100):
         rb.extend(lines(start, start + 100))
-    assert rb.storage.open_engine.dictionary() is not None
+    assert rb.storage.open_engine.seat.dictionary() is not None
     plain, private = (
         make(CompressedListStorage, True, 1000),
         make(CompressedListStorage, False, 1000),
@@ -194,7 +194,7 @@ def test_a_dictionary_travels_with_the_records(way: Any, make: Make, tmp_path: P
     other = make(CompressedListStorage, True, max_size=1000, dictionary_bytes=512)
     for start in range(2000, 2800, 100):
         other.extend(lines(start, start + 100))
-    assert other.storage.open_engine.dictionary() not in (None, rb.storage.open_engine.dictionary())
+    assert other.storage.open_engine.seat.dictionary() not in (None, rb.storage.open_engine.seat.dictionary())
     for buffer in (plain, private, other):
         way(rb, buffer, tmp_path)
         assert [buffer[at]["t"] for at in (0, 333, 799)] == [

@@ -500,10 +500,10 @@ def test_a_dictionary_is_learned_from_the_first_items_and_everybody_uses_it(make
     rb = ReplayBuffer(storage=storage, batch_size=4)
     rb.extend([small(number) for number in range(10)])
     before = storage.bytes() / 10
-    assert storage.open_engine.dictionary() is None
+    assert storage.open_engine.seat.dictionary() is None
     for start in range(10, 510, 100):
         rb.extend([small(number) for number in range(start, start + 100)])
-    dictionary = storage.open_engine.dictionary()
+    dictionary = storage.open_engine.seat.dictionary()
     assert dictionary is not None
     assert len(dictionary) <= 512
     held = storage.bytes()
@@ -526,7 +526,7 @@ def test_what_nothing_can_be_learned_from_is_compressed_without_a_dictionary(
     rb = ReplayBuffer(storage=make(CompressedListStorage, dictionary_bytes=256))
     for _ in range(4):
         rb.extend(torch.zeros(25, 4000, dtype=torch.uint8))
-    assert rb.storage.open_engine.dictionary() is None
+    assert rb.storage.open_engine.seat.dictionary() is None
     (message,) = caplog.messages  # once
     assert message.endswith("buffer: goes on without a dictionary: nothing in 75 samples")
     assert rb[50].sum() == 0
