@@ -194,7 +194,8 @@ def test_a_dictionary_travels_with_the_records(way: Any, make: Make, tmp_path: P
     other = make(CompressedListStorage, True, max_size=1000, dictionary_bytes=512)
     for start in range(2000, 2800, 100):
         other.extend(lines(start, start + 100))
-    assert other.storage.open_engine.seat.dictionary() not in (None, rb.storage.open_engine.seat.dictionary())
+    mine = rb.storage.open_engine.seat.dictionary()
+    assert other.storage.open_engine.seat.dictionary() not in (None, mine)
     for buffer in (plain, private, other):
         way(rb, buffer, tmp_path)
         assert [buffer[at]["t"] for at in (0, 333, 799)] == [
