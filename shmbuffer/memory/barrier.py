@@ -15,10 +15,26 @@ from shmbuffer._native import _core
 from shmbuffer.errors import DurabilityError
 from shmbuffer.memory import counters
 from shmbuffer.memory.layout import Phase
+from shmbuffer.memory.ring import Ring
 from shmbuffer.memory.seat import Seat
 
 
-def raise_barrier(seat: Seat, snapshot: bytes) -> None:
+def flush(seat: Seat, ring: Ring, timeout: float) -> None:
+    """Raises the barrier; see `Engine.flush`."""
+    if not seat.is_ours():
+        seat.rejoin(timeout=timeout)
+    with seat.ground.lock(timeout):
+        seat.require_there()
+        if seat.not_durable is not None:
+            raise DurabilityError(seat.not_durable)
+        try:
+            _raise(seat, ring.snapshot())
+        except DurabilityError as error:
+            seat.not_durable = str(error)
+            raise
+
+
+def _raise(seat: Seat, snapshot: bytes) -> None:
     """Syncs all files; under init.lock. What was committed at the snapshot is covered then.
 
     Raises:

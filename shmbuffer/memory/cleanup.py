@@ -74,7 +74,7 @@ class Ownership:
 
         If that fails the error is raised, and it is tried again when the process ends.
         """
-        if not self._is_ours() or not self._busy.acquire(timeout=PATIENCE_S):
+        if not self.is_ours() or not self._busy.acquire(timeout=PATIENCE_S):
             return False
         try:
             if self._state != "owned":
@@ -93,7 +93,7 @@ class Ownership:
 
     def release(self) -> bool:
         """Let the directory be, and return whether this call ended the ownership."""
-        if not self._is_ours():
+        if not self.is_ours():
             return False
         with self._busy:
             if self._state != "owned":
@@ -107,7 +107,8 @@ class Ownership:
             " pickle the path"
         )
 
-    def _is_ours(self) -> bool:
+    def is_ours(self) -> bool:
+        """Whether it is this process's, and not that of the one that forked it."""
         me = current()
         return (me.pid, me.start_time) == (self.owner.pid, self.owner.start_time)
 

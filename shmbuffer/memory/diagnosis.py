@@ -69,7 +69,7 @@ class Diagnosis:
         verified is.
         """
         superblock = self.superblock
-        if self.files.is_a_copy(superblock):
+        if self.control.file != (superblock.device, superblock.inode):
             return "copy"
         if superblock.state != BufferState.RECOVERING and self.registry.alive():
             return None  # nobody joins while somebody recovers

@@ -18,31 +18,23 @@ unfinished and starts again. After ``fork`` the child joins with an entry of its
 from __future__ import annotations
 
 import os
-import threading
-import weakref
-from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from shmbuffer._native import _core
-from shmbuffer.errors import (
-    BufferClosedError,
-    DurabilityError,
-    UnsupportedPlatformError,
-)
-from shmbuffer.memory import cleanup, counters, definition, layout, limiter, removal
+from shmbuffer.errors import BufferClosedError
+from shmbuffer.memory import barrier, cleanup, counters, definition, limiter, removal
 from shmbuffer.memory.anonymous import Anonymous
-from shmbuffer.memory.barrier import raise_barrier
 from shmbuffer.memory.check import CheckReport, check_living
 from shmbuffer.memory.control import Superblock
 from shmbuffer.memory.diagnosis import Diagnosis
 from shmbuffer.memory.files import Files
 from shmbuffer.memory.layout import BufferState, Flag, Role
 from shmbuffer.memory.limiter import RateLimiter
-from shmbuffer.memory.opening import Existing, open_seat
-from shmbuffer.memory.prefault import OFF, Populating, Prefault
+from shmbuffer.memory.opening import Existing, open_seat, require_platform
+from shmbuffer.memory.pages import Pages
+from shmbuffer.memory.prefault import OFF, Prefault
 from shmbuffer.memory.recovery_report import RecoveryReport
 from shmbuffer.memory.registry import Client
 from shmbuffer.memory.ring import Ring
@@ -59,16 +51,14 @@ class Engine:
         where: for messages: the directory, or "anonymous memory".
         path: the directory; None in anonymous memory.
         report: what recovery did, if this handle recovered the directory.
+        pages: what it does about the pages of the buffer.
     """
 
     def __init__(self, seat: Seat, *, adopting: bool = False, prefault: Prefault = OFF) -> None:
         self._adopting = adopting
-        self._prefault = prefault
+        self.pages = Pages(prefault)
         self._ring = Ring(seat) if seat.mapped else None
-        self._populating: Populating | None = None
         self._ownership: cleanup.Ownership | None = None
-        self._not_durable: str | None = None
-        self._maker = os.getpid()
         self.seat = seat
         self.where = seat.where
         self.path: Path | None = seat.ground.path
@@ -139,7 +129,7 @@ class Engine:
             engine._own()
         if seat.mapped is not None:
             try:
-                engine._populate(wait=True)
+                engine.pages.make(seat, wait=True)
             except BaseException:
                 engine.close()
                 raise
@@ -154,25 +144,20 @@ class Engine:
                 self.seat.rejoin()
             else:
                 self.seat.require_there()
-            with _connecting:
+            with self.seat.connecting:
                 if self._ring is None:
                     self.seat.load()
                     if self.seat.native is None:
                         self.seat.connect()
                     if self.seat.mapped is not None:
                         self._ring = Ring(self.seat)
-                    self._populate()
+                        self.pages.make(self.seat)
         return self._ring
 
     @property
     def closed(self) -> bool:
         """Whether `close` was called."""
         return self.seat.closed
-
-    @property
-    def prefault(self) -> Prefault:
-        """What this handle does about the pages of the buffer; nothing in the child of a fork."""
-        return self._prefault if self._maker == os.getpid() else OFF
 
     @property
     def superblock(self) -> Superblock:
@@ -212,12 +197,13 @@ class Engine:
                 seat.rejoin_locked()
                 seat.require_there()
                 if seat.state() == BufferState.NO_SCHEMA:
-                    definition.build(seat, schema, adopting=self._adopting, prefault=self.prefault)
+                    pages = self.pages.prefault
+                    definition.build(seat, schema, adopting=self._adopting, prefault=pages)
             ring = self.ring()
         if ring is None:
             raise BufferClosedError(f"{self.where}: the buffer is being removed")
         ring.schema.require_same(schema, self.where)
-        self._populate(wait=True)
+        self.pages.make(seat, wait=True)
         return ring
 
     def undefine(self, *, timeout: float = 60.0) -> bool:
@@ -235,29 +221,9 @@ class Engine:
             alone = registry.alive() == [(self.seat.entry, self.seat.incarnation)]
             if ring is None or ring.length or not alone:
                 return False
-            if self._populating is not None:
-                self._populating.stop()
-            self.seat = definition.withdraw(self.seat)
-            self._ring = self._populating = None
+            self.pages.stop()
+            self.seat, self._ring = definition.withdraw(self.seat), None
         return True
-
-    def _populate(self, *, wait: bool = False) -> None:
-        """Begins to make and map the pages, if that is wished; once."""
-        seat = self.seat
-        if not self.prefault or seat.mapped is None:
-            return
-        if self._populating is None:
-            self._populating = Populating(
-                seat.mapped.maps,
-                in_memory=seat.ground.in_memory,
-                reserved=seat.has_its_pages(),
-                prefault=self.prefault,
-                where=self.where,
-            )
-            weakref.finalize(self, self._populating.stop)
-            self._populating.start()
-        if wait and self.prefault.waits:
-            self._populating.wait()
 
     def update_settings(self, *, timeout: float = 60.0, **changes: Any) -> Settings:
         """Changes what is recorded; ``extra`` is merged.
@@ -296,13 +262,11 @@ class Engine:
         self.seat.require_open()
         ring = self.ring()
         if wanted is not None:
-            wanted.require_room(ring.elements if ring else self.settings.capacity, self.where)
-            prioritized = ring.tree.prioritized if ring else self.settings.alpha is not None
-            if wanted.max_times_sampled is not None and prioritized:
-                raise ValueError(
-                    f"{self.where}: a queue hands items out first in, first out, and this buffer "
-                    "has priorities; make it without (alpha=None), or leave max_times_sampled out"
-                )
+            wanted.require_fits(
+                ring.elements if ring else self.settings.capacity,
+                self.where,
+                prioritized=ring.tree.prioritized if ring else self.settings.alpha is not None,
+            )
         if ring is None:
             with self.seat.ground.lock(timeout):
                 if self.seat.state() == BufferState.NO_SCHEMA:
@@ -360,20 +324,8 @@ class Engine:
         """
         self.seat.require_open()
         ring = self.ring()
-        seat = self.seat
-        if not self.shared or ring is None:
-            return
-        if not seat.is_ours():
-            seat.rejoin(timeout=timeout)
-        with seat.ground.lock(timeout):
-            seat.require_there()
-            if self._not_durable is not None:
-                raise DurabilityError(self._not_durable)
-            try:
-                raise_barrier(seat, ring.snapshot())
-            except DurabilityError as error:
-                self._not_durable = str(error)
-                raise
+        if self.shared and ring is not None:
+            barrier.flush(self.seat, ring, timeout)
 
     # Leaving, and removing.
 
@@ -382,8 +334,7 @@ class Engine:
 
         Views keep what they look at mapped. Interrupted, it is finished by the next call.
         """
-        if self._populating is not None and self._maker == os.getpid():
-            self._populating.stop()
+        self.pages.stop()
         self.seat.leave()
 
     def cleanup(self, *, timeout: float = removal.TIMEOUT_S) -> bool:
@@ -396,7 +347,7 @@ class Engine:
         """
         if self.path is None:
             return False
-        if self._ownership is not None and self._maker == os.getpid():
+        if self._ownership is not None and self._ownership.is_ours():
             return self._ownership.remove()
         return removal.remove(self.path, self.superblock.uuid, timeout=timeout)
 
@@ -423,12 +374,7 @@ class Engine:
     def __enter__(self) -> Engine:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -438,22 +384,8 @@ class Engine:
         from multiprocessing import context, reduction
 
         context.assert_spawning(self)
-        return _adopt_memory, (
-            reduction.DupFd(self.seat.ground.file.fd),
-            self.seat.role.name.lower(),
-        )
-
-
-#: Held to make a handle's ring: an entry has one claim, so that two rings must not share it.
-_connecting = threading.RLock()
-
-
-def _forget_threads_of_parent() -> None:
-    global _connecting
-    _connecting = threading.RLock()
-
-
-os.register_at_fork(after_in_child=_forget_threads_of_parent)
+        passed = reduction.DupFd(self.seat.ground.file.fd)
+        return _adopt_memory, (passed, self.seat.role.name.lower())
 
 
 def _attach(path: str, role: str) -> Engine:
@@ -465,12 +397,3 @@ def _adopt_memory(duplicate: Any, role: str) -> Engine:
     ground.file.take(duplicate.detach)
     with ground.lock(60.0):
         return Engine(Seat(ground, ground.open_control(), Role[role.upper()]))
-
-
-def require_platform(machine: Callable[[], int] = lambda: layout.ARCHITECTURE) -> None:
-    """Raises UnsupportedPlatformError where the engine's locks are not known to work."""
-    if os.name != "posix" or not os.path.exists("/proc/self/stat") or machine() == 0:
-        raise UnsupportedPlatformError(
-            "shmbuffer needs Linux with glibc on x86-64 or aarch64; on this machine its locks "
-            "would not survive the death of their holder"
-        )

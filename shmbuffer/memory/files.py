@@ -26,7 +26,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from contextlib import suppress
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +42,7 @@ from shmbuffer.memory.filesystem import free_memory_bytes
 from shmbuffer.memory.layout import Flag
 from shmbuffer.memory.locks import InitLock
 from shmbuffer.memory.native import Mapped
+from shmbuffer.memory.neighbours import did_you_mean
 from shmbuffer.memory.region import Directory, not_durable
 from shmbuffer.memory.schema import Schema
 from shmbuffer.memory.trust import explained
@@ -55,8 +55,6 @@ _OF_THE_SCHEMA = (layout.SLOTS, _NEW_SLOTS, layout.SCHEMA, layout.RECORDS, layou
 # Bytes of a slot in a leaf: huge pages are worth making (some milliseconds each) where a page is
 # shared by many rows, so that each row that is drawn would be looked for in another one.
 _SMALL_ROW = 1024
-
-_NEIGHBOURS = 1000
 
 
 class Files:
@@ -90,9 +88,7 @@ class Files:
     def require_control(self, otherwise: str = "check the path") -> None:
         """BufferNotFoundError if the directory is none; it names one that is a directory away."""
         if not self.has_control():
-            near = _buffers_beside(self.path)
-            others = f" and {len(near) - 3} more" if len(near) > 3 else ""
-            todo = f"did you mean {', '.join(near[:3])}{others}?" if near else otherwise
+            todo = did_you_mean(self.path) or otherwise
             raise BufferNotFoundError(
                 f"{self.path}: there is no buffer here; {todo}", path=str(self.path)
             )
@@ -163,11 +159,6 @@ class Files:
     def vouch(self, schema: Schema | None) -> None:
         """Says that the files are what they should be; see `restored`."""
         restored.vouch(self.directory, [layout.CONTROL, *(schema.mapped_files if schema else ())])
-
-    def is_a_copy(self, superblock: Superblock) -> bool:
-        """Whether the directory was copied: its locks and clients are another one's."""
-        found = self.directory.stat(layout.CONTROL)
-        return (found.st_dev, found.st_ino) != (superblock.device, superblock.inode)
 
     def build(self, schema: Schema, *, reserve: bool, adopt: bool) -> Mapped:
         """Makes every file of the schema; under init.lock, in state NO_SCHEMA.
@@ -408,12 +399,3 @@ class Files:
                 f"{self.path}/{name}: missing; restore it from a copy of the directory",
                 path=str(self.path / name),
             ) from error
-
-
-def _buffers_beside(where: Path) -> list[str]:
-    """The buffers above and below a directory; of a crowded one not every neighbour is asked."""
-    near = [where.parent]
-    with suppress(OSError), os.scandir(where) as entries:
-        first = islice(entries, _NEIGHBOURS)
-        near += sorted(Path(one) for one in first if one.is_dir(follow_symlinks=False))
-    return [str(one) for one in near if os.path.isfile(one / layout.CONTROL)]

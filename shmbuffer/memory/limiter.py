@@ -131,12 +131,17 @@ class RateLimiter:
         """Whether another one limits in just the same way, whatever was left to defaults."""
         return other is not None and self.to_numbers() == other.to_numbers()
 
-    def require_room(self, elements: int, where: str) -> None:
+    def require_fits(self, elements: int, where: str, *, prioritized: bool) -> None:
         """Compares with a buffer.
 
         Raises:
-            ValueError: ``min_size`` is larger than the buffer.
+            ValueError: ``min_size`` is larger than the buffer, or a queue has priorities.
         """
+        if self.max_times_sampled is not None and prioritized:
+            raise ValueError(
+                f"{where}: a queue hands items out first in, first out, and this buffer has "
+                "priorities; make it without (alpha=None), or leave max_times_sampled out"
+            )
         if self.min_size > elements:
             raise ValueError(
                 f"{where}: min_size is {self.min_size:,}, and the buffer has room for "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import Literal
@@ -14,8 +15,9 @@ from shmbuffer.errors import (
     BufferNotFoundError,
     BufferUnlinkedError,
     ShmBufferError,
+    UnsupportedPlatformError,
 )
-from shmbuffer.memory import removal
+from shmbuffer.memory import layout, removal
 from shmbuffer.memory.control import Control
 from shmbuffer.memory.diagnosis import Diagnosis
 from shmbuffer.memory.files import Files
@@ -28,6 +30,15 @@ from shmbuffer.memory.seat import Seat
 from shmbuffer.memory.settings import Settings
 
 Existing = Literal["attach", "error", "recover", "verify", "overwrite", "adopt"]
+
+
+def require_platform(machine: Callable[[], int] = lambda: layout.ARCHITECTURE) -> None:
+    """Raises UnsupportedPlatformError where the engine's locks are not known to work."""
+    if os.name != "posix" or not os.path.exists("/proc/self/stat") or machine() == 0:
+        raise UnsupportedPlatformError(
+            "shmbuffer needs Linux with glibc on x86-64 or aarch64; on this machine its locks "
+            "would not survive the death of their holder"
+        )
 
 
 def open_seat(

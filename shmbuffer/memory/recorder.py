@@ -23,8 +23,16 @@ from shmbuffer.errors import (
     ShmBufferError,
 )
 from shmbuffer.memory import history, layout
+from shmbuffer.memory.control import Control, Superblock
 from shmbuffer.memory.files import NEW_HISTORY, Files
-from shmbuffer.memory.history import BY_RECOVERY, HEADER_BYTES, Event, History, Ring
+from shmbuffer.memory.history import (
+    BY_RECOVERY,
+    HEADER_BYTES,
+    Event,
+    EventKind,
+    History,
+    Ring,
+)
 from shmbuffer.memory.locks import Lock
 from shmbuffer.memory.region import Directory
 from shmbuffer.memory.trust import explained
@@ -141,7 +149,7 @@ class Recorder:
         ring.number += 1  # only now: what was not written whole is written over
 
 
-def note_deaths(files: Files, uuid: bytes, died: Sequence[Event]) -> None:
+def note_deaths(files: Files, control: Control, superblock: Superblock) -> None:
     """Notes those whom a recovery has found dead, where there is a history; under init.lock.
 
     Those whose end is in there already are left out. What keeps it from being written is logged:
@@ -153,12 +161,27 @@ def note_deaths(files: Files, uuid: bytes, died: Sequence[Event]) -> None:
             # Of its own: the other rings are large, and somebody waits for the recovery.
             page, size = os.pread(file.fd, HEADER_BYTES, 0), os.fstat(file.fd).st_size
             of, fields, _ = history.header_of(page, size, where)
-            if of == uuid and fields == history.recorded_fields():
-                Recorder(file, where).note_deaths(died)
+            if of == superblock.uuid and fields == history.recorded_fields():
+                Recorder(file, where).note_deaths(_died(control, superblock.epoch))
     except BufferNotFoundError:
         return
     except (AttachTimeout, OSError, ShmBufferError) as error:
         _log.warning("%s: the dead are not in the history: %s", files.path, str(error))
+
+
+def _died(control: Control, epoch: int) -> list[Event]:
+    """The clients in the registry, of which nobody is alive."""
+    dead = control.entries[control.entries["state"] == layout.EntryState.LIVE]
+    return [
+        Event(
+            EventKind.DIED,
+            layout.name_of(layout.Role, int(one["role"])).lower(),
+            int(one["pid"]),
+            int(one["incarnation"]),
+            epoch,
+        )
+        for one in dead
+    ]
 
 
 def _to_go_on_with(directory: Directory, uuid: bytes) -> History | str:

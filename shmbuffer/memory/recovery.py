@@ -27,8 +27,7 @@ from shmbuffer.memory import extents, identity, layout, limiter, slots
 from shmbuffer.memory.control import Control, Superblock
 from shmbuffer.memory.diagnosis import Diagnosis
 from shmbuffer.memory.files import Files
-from shmbuffer.memory.history import Event, EventKind
-from shmbuffer.memory.layout import BufferState, EntryState, Flag, Phase, Role, SlotState
+from shmbuffer.memory.layout import BufferState, EntryState, Flag, Phase, SlotState
 from shmbuffer.memory.native import Mapped
 from shmbuffer.memory.priorities import are_priorities
 from shmbuffer.memory.progress import Progress
@@ -79,7 +78,7 @@ def recover_directory(
     control.runtime["state"] = BufferState.RECOVERING
     _core.reached("recover.state")
     if reason != "copy":  # whose clients live, and are another buffer's
-        note_deaths(files, superblock.uuid, _died(control, superblock.epoch))
+        note_deaths(files, control, superblock)
     _core.format_mutex(control.map)
     _core.reached("recover.mutex")
     report = RecoveryReport(str(files.path), reason, epoch=superblock.epoch)
@@ -106,21 +105,6 @@ def recover_directory(
     control.runtime["state"] = state
     _core.reached("recover.ready")
     return report, mapped
-
-
-def _died(control: Control, epoch: int) -> list[Event]:
-    """Those in the registry, of which nobody is alive."""
-    dead = control.entries[control.entries["state"] == EntryState.LIVE]
-    return [
-        Event(
-            EventKind.DIED,
-            layout.name_of(Role, int(one["role"])).lower(),
-            int(one["pid"]),
-            int(one["incarnation"]),
-            epoch,
-        )
-        for one in dead
-    ]
 
 
 def _adopted_identity(files: Files, reason: str) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import atexit
 import copy
 import os
+import threading
 import weakref
 from typing import Any, NoReturn
 
@@ -50,6 +51,7 @@ class Seat:
         where: for messages: the directory, or "anonymous memory".
         registry: the clients.
         closed: whether the handle was closed.
+        not_durable: why a sync failed, once one did.
         native: the C core's ring of our entry; None before there are slots.
         intakes: ways in for batches that lie as they have to, by what becomes the priorities.
         outtake: the way out for batches.
@@ -65,6 +67,7 @@ class Seat:
         self.role = role
         self.mapped = mapped
         self.closed = False
+        self.not_durable: str | None = None
         self.native: Any = None
         self.intakes: dict[int | str | None, _core.Intake] = {}
         self.outtake: _core.Outtake | None = None
@@ -73,6 +76,8 @@ class Seat:
     # Taking a seat, and leaving it.
 
     def _take(self) -> None:
+        #: Held to make the ring: an entry has one claim, so that two rings must not share it.
+        self.connecting = threading.RLock()  # the parent's may be held for ever
         self.load()
         for entry, incarnation in self.registry.live():
             if self.registry.is_dead(entry):

@@ -318,7 +318,7 @@ class Supervisor:
 
     def _look_at_registry(self) -> None:
         """Reaps and reports the dead that are not ours, and begins to watch the living."""
-        if self._engine.prefault:
+        if self._engine.pages.prefault:
             self._asked(lambda: self._engine.ring(), None)  # it begins where a schema is seen
         self._asked(self._engine.seat.require_linked, None)
         clients = self._clients()

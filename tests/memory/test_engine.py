@@ -45,9 +45,9 @@ from shmbuffer.errors import (
     UnsupportedPlatformError,
 )
 from shmbuffer.memory import Engine, Leaf, Schema, Settings, filesystem, layout, removal
-from shmbuffer.memory.engine import require_platform
 from shmbuffer.memory.layout import BufferState
 from shmbuffer.memory.locks import InitLock
+from shmbuffer.memory.opening import require_platform
 from shmbuffer.memory.region import Directory
 from shmbuffer.memory.seat import Seat
 from shmbuffer.service.recovery import recover

@@ -63,8 +63,8 @@ def all_there(engine: Engine) -> bool:
 
 def finish(engine: Engine) -> None:
     """Return when the thread of a handle has come to its end."""
-    assert engine._populating is not None
-    engine._populating._thread.join()
+    assert engine.pages._populating is not None
+    engine.pages._populating._thread.join()
 
 
 @pytest.fixture(params=["anonymous", "memory", "disk"])
@@ -98,7 +98,7 @@ def test_off_makes_none(opened: Any) -> None:
     with opened(OFF) as engine:
         engine.define(SCHEMA)
         assert mapped(maps(engine)[1]) == 0
-        assert engine._populating is None
+        assert engine.pages._populating is None
 
 
 def test_in_the_background_it_is_done_while_the_caller_goes_on(opened: Any) -> None:
@@ -166,7 +166,7 @@ def test_a_buffer_that_another_process_defines_is_made_when_it_is_first_seen(
         Engine.open(path, None) as other,
     ):
         assert engine.ring() is None
-        assert engine._populating is None
+        assert engine.pages._populating is None
         other.define(SCHEMA)
         assert engine.ring() is not None
         finish(engine)
@@ -188,7 +188,7 @@ def test_closing_ends_the_thread_between_two_pieces(fast_path: Path) -> None:
     engine = Engine.open(fast_path / "buffer", SETTINGS, prefault=Prefault("background", report))
     engine.define(SCHEMA)
     first.wait()
-    thread = engine._populating._thread  # type: ignore[union-attr]
+    thread = engine.pages._populating._thread  # type: ignore[union-attr]
     helper = threading.Timer(0.05, closing.set)
     helper.start()
     engine.close()
@@ -207,7 +207,7 @@ def test_a_handle_that_is_forgotten_ends_its_thread(fast_path: Path) -> None:
     engine: Any = Engine.anonymous(SETTINGS, prefault=Prefault("background", report))
     engine.define(SCHEMA)
     first.wait()
-    thread = engine._populating._thread
+    thread = engine.pages._populating._thread
     threading.Timer(0.05, go_on.set).start()
     del engine
     gc.collect()
@@ -315,7 +315,7 @@ def test_the_child_of_a_fork_does_not_go_on_with_it(fast_path: Path) -> None:
         def look() -> None:
             assert engine.ring() is not None
             engine.seat.rejoin()
-            assert engine.prefault == OFF
+            assert engine.pages.prefault == OFF
             engine.close()
 
         assert ended(fork(look)) == 0
@@ -331,7 +331,7 @@ def test_a_wish_is_not_handed_on(fast_path: Path) -> None:
         engine.define(SCHEMA)
         with pickle.loads(pickle.dumps(engine)) as other:
             assert other.ring() is not None
-            assert other._populating is None
+            assert other.pages._populating is None
 
 
 @pytest.mark.parametrize("mode", ["on", "", None, True])

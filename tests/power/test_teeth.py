@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from shmbuffer.memory import engine, recovery, slots
+from shmbuffer.memory import barrier, recovery, slots
 from shmbuffer.memory.control import Control
 from shmbuffer.memory.files import Files
 from shmbuffer.memory.region import Directory
+from shmbuffer.memory.seat import Seat
 from tests.power import scripts
 from tests.power.simulation import Simulation, apart
 
@@ -24,7 +26,8 @@ def nothing(*_: Any, **__: Any) -> None:
 
 def no_item_is_verified(patch: pytest.MonkeyPatch) -> None:
     def trust(repair: Any, *_: object) -> tuple[int, int]:
-        tickets = slots.tickets(repair.words[repair.words != 0]).tolist()
+        words = repair.live.words
+        tickets = slots.tickets(words[words != 0]).tolist()
         head = repair.control.runtime["head"]
         head[0] = max([int(head[0]), *(ticket + 1 for ticket in tickets)])
         return 0, 0
@@ -33,23 +36,33 @@ def no_item_is_verified(patch: pytest.MonkeyPatch) -> None:
 
 
 def the_superblock_is_written_first(patch: pytest.MonkeyPatch) -> None:
-    right = engine.raise_barrier
+    right = barrier._raise
 
-    def barrier(control: Control, slots_map: Any, leaves: list[Any], **options: Any) -> None:
-        right(control, SimpleNamespace(sync=nothing), [], **options)  # type: ignore[arg-type]
-        for mapping in (*leaves, slots_map):
+    def wrong(seat: Seat, snapshot: bytes) -> None:
+        assert seat.mapped is not None
+        right(with_maps(seat, SimpleNamespace(sync=nothing), []), snapshot)
+        for mapping in seat.mapped.maps:
             mapping.sync()
 
-    patch.setattr(engine, "raise_barrier", barrier)
+    patch.setattr(barrier, "_raise", wrong)
 
 
 def leaves_are_not_synced(patch: pytest.MonkeyPatch) -> None:
-    right = engine.raise_barrier
-    patch.setattr(
-        engine,
-        "raise_barrier",
-        lambda control, slots_map, leaves, **options: right(control, slots_map, [], **options),
-    )
+    right = barrier._raise
+
+    def wrong(seat: Seat, snapshot: bytes) -> None:
+        assert seat.mapped is not None
+        right(with_maps(seat, seat.mapped.slots, []), snapshot)
+
+    patch.setattr(barrier, "_raise", wrong)
+
+
+def with_maps(seat: Seat, slots_map: Any, leaves: list[Any]) -> Seat:
+    """The same seat, for the barrier, with these maps."""
+    assert seat.mapped is not None
+    other = copy.copy(seat)
+    other.mapped = seat.mapped._replace(slots=slots_map, leaves=leaves)
+    return other
 
 
 def directories_are_not_synced(patch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,50 @@
+"""The pages of one handle's buffer: made and mapped ahead by a thread, where that was asked for."""
+
+from __future__ import annotations
+
+import os
+import weakref
+
+from shmbuffer.memory.prefault import OFF, Populating, Prefault
+from shmbuffer.memory.seat import Seat
+
+
+class Pages:
+    """What a handle does about its pages; in the child of a fork nothing."""
+
+    def __init__(self, prefault: Prefault) -> None:
+        self._prefault = prefault
+        self._populating: Populating | None = None
+        self._maker = os.getpid()
+
+    @property
+    def prefault(self) -> Prefault:
+        """What was asked for."""
+        return self._prefault if self._maker == os.getpid() else OFF
+
+    def make(self, seat: Seat, *, wait: bool = False) -> None:
+        """Begins, once there is something to make; ``wait``: until it is done, if that was asked.
+
+        Raises:
+            SpaceError: memory is not enough, or ran out.
+        """
+        if not self.prefault or seat.mapped is None:
+            return
+        if self._populating is None:
+            self._populating = Populating(
+                seat.mapped.maps,
+                in_memory=seat.ground.in_memory,
+                reserved=seat.has_its_pages(),
+                prefault=self._prefault,
+                where=seat.where,
+            )
+            weakref.finalize(self, self._populating.stop)
+            self._populating.start()
+        if wait and self._prefault.waits:
+            self._populating.wait()
+
+    def stop(self) -> None:
+        """Ends it; what is made stays."""
+        if self._populating is not None and self._maker == os.getpid():
+            self._populating.stop()
+            self._populating = None
