@@ -88,10 +88,8 @@ class Files:
     def require_control(self, otherwise: str = "check the path") -> None:
         """BufferNotFoundError if the directory is none; it names one that is a directory away."""
         if not self.has_control():
-            todo = did_you_mean(self.path) or otherwise
-            raise BufferNotFoundError(
-                f"{self.path}: there is no buffer here; {todo}", path=str(self.path)
-            )
+            text = f"{self.path}: there is no buffer here; {did_you_mean(self.path) or otherwise}"
+            raise BufferNotFoundError(text, path=str(self.path))
 
     def recorded_schema(self, superblock: Superblock) -> Schema | None:
         """What an item is made of, as the directory says; None before the first write."""
