@@ -18,6 +18,7 @@ from tensordict import TensorDict
 from shmbuffer import (
     LazyMemmapStorage,
     LazyTensorStorage,
+    ListStorage,
     PrioritizedReplayBuffer,
     PrioritizedSampler,
     PriorityUpdate,
@@ -25,6 +26,7 @@ from shmbuffer import (
     ReplayBuffer,
     Sampler,
     SchemaMismatchError,
+    TensorDictMaxValueWriter,
     TensorDictPrioritizedReplayBuffer,
     TensorDictReplayBuffer,
     TensorDictRoundRobinWriter,
@@ -383,14 +385,31 @@ def test_a_users_sampler_is_asked_again_where_its_choice_vanished(
     assert vanishing
 
 
-def test_a_storage_in_memory_that_is_pickled_before_the_first_write_is_another_one() -> None:
-    rb = ReplayBuffer(storage=LazyTensorStorage(10), batch_size=4)
+@pytest.mark.parametrize("made", [LazyTensorStorage, LazyMemmapStorage, ListStorage])
+def test_a_storage_in_memory_that_is_pickled_before_the_first_write_is_another_one(
+    made: Any,
+) -> None:
+    rb = ReplayBuffer(storage=made(10), batch_size=4, collate_fn=torch.stack)
+    if made is not ListStorage:
+        rb = ReplayBuffer(storage=made(10), batch_size=4)
     with pytest.warns(UserWarning, match="a storage of its own; write first, or use shared_init"):
         other = pickle.loads(pickle.dumps(rb))
     other.extend(torch.arange(5))
     assert (len(other), len(rb)) == (5, 0)
     rb.extend(torch.zeros(2, 3))
     assert rb.sample().shape == (4, 3)
+
+
+def test_a_writer_of_ranks_is_pickled_only_before_it_has_any() -> None:
+    rb = TensorDictReplayBuffer(
+        storage=LazyTensorStorage(4), writer=TensorDictMaxValueWriter("key"), batch_size=2
+    )
+    with pytest.warns(UserWarning, match="a storage of its own"):
+        other = pickle.loads(pickle.dumps(rb))
+    other.extend(TensorDict({"key": torch.arange(9)}, [9]))
+    assert sorted(other[:]["key"].tolist()) == [5, 6, 7, 8]
+    with pytest.raises(RuntimeError, match="keeps its ranks in one process"):
+        pickle.dumps(other.writer)
 
 
 def test_a_storage_of_a_directory_is_shared_before_it_is_opened(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from multiprocessing.context import get_spawning_popen
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -79,8 +80,13 @@ class ListStorage(RingBacked):
         if self.shared:
             self._codec = self._made_record_codec()
         else:
-            self._codec = codec = self._made_item_codec()
-            self._mover = ObjectStore(type(self).__name__, self._max_size, codec, self._instead)
+            self._codec = self._made_item_codec()
+            self._mover = self._made_store()
+
+    def _made_store(self) -> ObjectStore:
+        """A place for objects of this process."""
+        assert isinstance(self._codec, ItemCodec)
+        return ObjectStore(type(self).__name__, self._max_size, self._codec, self._instead)
 
     def _made_item_codec(self) -> ItemCodec:
         """What is kept of an item in this process."""
@@ -304,12 +310,17 @@ class ListStorage(RingBacked):
         super().close()
 
     def __getstate__(self) -> dict[str, Any]:
-        if not self.shared:
+        if not self.shared and (len(self) or get_spawning_popen() is not None):
             raise RuntimeError(
                 f"a {type(self).__name__} holds objects of this process and cannot be passed to "
                 f"another one; {self._instead}, or save it with state_dict() or dumps()"
             )
         return super().__getstate__()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        if not self.shared:
+            self._mover = self._made_store()
 
     def __repr__(self) -> str:
         limit = "None" if self._max_size == UNLIMITED else self._max_size

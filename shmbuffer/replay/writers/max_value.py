@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import heapq
 import threading
+from multiprocessing.context import get_spawning_popen
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -287,7 +288,9 @@ class TensorDictMaxValueWriter(Writer):
                 self._count = 0
 
     def __getstate__(self) -> dict[str, Any]:
-        if self._storage is not None:
+        if self._storage is not None and (
+            self._current_top_values or get_spawning_popen() is not None
+        ):
             raise RuntimeError(_shared("it cannot be passed to another process"))
         return {name: value for name, value in self.__dict__.items() if name != "_turn"}
 
