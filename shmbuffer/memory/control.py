@@ -151,7 +151,7 @@ class Control:
         self.map = mapping
         self.where = where
         self.file = file
-        self._known: tuple[list[bytes], Superblock] | None = None
+        self._known: dict[bytes, Superblock | None] = {}  # pages, as they were decoded
         self._bytes = np.frombuffer(mapping, np.uint8)
         self.runtime: np.ndarray[Any, Any] = self._bytes[
             layout.RUNTIME_OFFSET : layout.REGISTRY_OFFSET
@@ -204,7 +204,7 @@ class Control:
         return self._bytes[at : at + layout.LIMITER.itemsize].view(layout.LIMITER)
 
     def superblock(self) -> Superblock:
-        """The valid copy with the higher sequence; decoded where it is not the one known already.
+        """The valid copy with the higher sequence; a page that is known is not decoded again.
 
         Raises:
             IncompatibleVersionError: ours, but of another format version or kind of machine.
@@ -212,10 +212,9 @@ class Control:
             CorruptBufferError: both copies are damaged.
         """
         pages = self._pages()
-        if self._known is not None and self._known[0] == pages:
-            return self._known[1]
-        self._require_compatible(pages)
-        copies = [copy for copy in map(Superblock.unpack, pages) if copy is not None]
+        if not all(page in self._known for page in pages):
+            self._require_compatible(pages)
+        copies = [copy for copy in map(self._unpacked, pages) if copy is not None]
         self.repaired = len(copies) < 2
         if not copies:
             if not any(page.startswith(layout.MAGIC) for page in pages):
@@ -228,9 +227,14 @@ class Control:
                 "the items may still be read with TensorDict.load_memmap",
                 path=self.where,
             )
-        newest = max(copies, key=lambda copy: copy.sequence)
-        self._known = (pages, newest)
-        return newest
+        return max(copies, key=lambda copy: copy.sequence)
+
+    def _unpacked(self, page: bytes) -> Superblock | None:
+        if page not in self._known:
+            while len(self._known) > 1:  # two copies, two pages
+                del self._known[next(iter(self._known))]
+            self._known[page] = Superblock.unpack(page)
+        return self._known[page]
 
     def write(self, superblock: Superblock) -> Superblock:
         """Stores the next superblock over the older copy, and returns it with its sequence.
@@ -241,7 +245,7 @@ class Control:
         newest = self.superblock()
         self.sync()
         following = replace(superblock, sequence=newest.sequence + 1)
-        first = Superblock.unpack(self._page(0))
+        first = self._unpacked(self._page(0))
         self._store(1 if first is not None and first.sequence == newest.sequence else 0, following)
         return following
 

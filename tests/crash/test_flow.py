@@ -360,7 +360,7 @@ def require_queue(
     left = [number for number in numbers for _ in range(max(0, times - handed[number]))]
     with_ratio = limiter.samples_per_insert is not None
     if with_ratio:
-        ring.seat.set_limiter(replace(limiter, samples_per_insert=None, error_buffer=None))
+        ring.limit(replace(limiter, samples_per_insert=None, error_buffer=None))
     found = take_all(ring)
     kept = [number for number in left if number < 100]
     lost = kept[: deed.taken]

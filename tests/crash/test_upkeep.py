@@ -284,7 +284,7 @@ def test_bytes_of_a_dead_writer_may_be_passed_before_it_is_reaped_to_the_end(
             os.write(tell, b".")
             os.read(hear, 1)
             _core.arm(point)
-            reaper.reap_dead()
+            reaper.seat.reap_dead()
 
         pid = fork(reap)
         os.read(told, 1)

@@ -6,13 +6,14 @@ says that it is not.
 
 from __future__ import annotations
 
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import numpy as np
 
-from shmbuffer.memory import Engine, Ring, check, engine, records, ring
+from shmbuffer.memory import Engine, Ring
 from tests.crash import harness
 from tests.damage.judgement import NAMED, answer
 from tests.damage.specimen import Change, Contents, Specimen, contents, row_bytes
@@ -27,11 +28,12 @@ def damage_under_a_handle(specimen: Specimen, *changes: Change) -> None:
 
     Leaves the handle as it is, so it needs a process of its own.
     """
-    for module in (ring, records, engine, check):
-        module.LOCK_TIMEOUT_NS = _LOCK_TIMEOUT_NS  # type: ignore[attr-defined]
+    for name, module in list(sys.modules.items()):
+        if name.startswith("shmbuffer.memory.") and hasattr(module, "LOCK_TIMEOUT_NS"):
+            module.LOCK_TIMEOUT_NS = _LOCK_TIMEOUT_NS
     specimen.restore()
     opened = Engine.open(specimen.path, None)
-    held = opened.ring
+    held = opened.ring()
     assert held is not None
     truth = contents(held)
     for change in changes:  # the page cache is what is mapped
@@ -50,7 +52,7 @@ def _calls(opened: Engine, held: Ring, truth: Contents) -> list[Callable[[], obj
     return [
         lambda: opened.stats(),
         lambda: opened.clients(),
-        lambda: opened.reap_dead(),
+        lambda: opened.seat.reap_dead(),
         lambda: _require_right(opened, truth, contents(held)),
         lambda: _require_right(opened, truth, drawn(held, prioritized=True)),
         lambda: _require_right(opened, truth, drawn(held, prioritized=False)),

@@ -96,7 +96,7 @@ class Dictionary(Scenario):
         assert (
             self.engine.seat.publish_dictionary(b"words" * 100, timeout=AT_ONCE) == b"words" * 100
         )
-        assert self.other.dictionary() == b"words" * 100
+        assert self.other.seat.dictionary() == b"words" * 100
 
     def again(self) -> None:
         self.act()

@@ -89,7 +89,7 @@ def test_akka_core_20561_a_pause_does_not_make_a_client_a_stranger(
         client.stop()
         look_long_silent(engine)
         with Engine.open(engine.path, None) as another:  # type: ignore[arg-type]
-            assert another.reap_dead() == 0
+            assert another.seat.reap_dead() == 0
             os.kill(client.pid, signal.SIGCONT)
             client.go()
             assert client.end() == 0

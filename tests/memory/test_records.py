@@ -496,7 +496,7 @@ def test_after_the_death_of_all_everything_is_there(fast_path: Path) -> None:
         pid = os.fork()
         if not pid:
             with Engine.open(path, None) as victim:
-                os.kill(os.getpid(), 9 if victim.ring else 1)
+                os.kill(os.getpid(), 9 if victim.ring() else 1)
         os.waitpid(pid, 0)
     with Engine.open(path, None) as found:
         assert found.report is not None

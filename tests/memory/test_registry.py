@@ -362,11 +362,11 @@ def test_a_reaper_compares_the_incarnation(make: Maker) -> None:
     second = make.second(engine)
     ring_of(second).claims.claim(2)
     native = ring_of(engine).seat.native
-    before = (engine.seat.control.entries.copy(), ring_of(engine).words.tolist())
+    before = (engine.seat.control.entries.copy(), ring_of(engine).live.words.tolist())
     for incarnation in (0, 1, 3, 2**64 - 1):
         assert native.reap(1, incarnation, 10**9) == 0
     assert (engine.seat.control.entries == before[0]).all()
-    assert ring_of(engine).words.tolist() == before[1]
+    assert ring_of(engine).live.words.tolist() == before[1]
     assert native.reap(1, 2, 10**9) == 1, "of the right one the proof is the caller's business"
     assert native.reap(1, 2, 10**9) == 0
     with pytest.raises(IndexError, match="reap: no entry 256"):

@@ -84,7 +84,7 @@ def test_a_buffer_whose_last_client_became_another_program_is_recovered(engine: 
         engine.close()
         with Engine.open(path, None) as again:  # type: ignore[arg-type]
             assert again.report is not None
-            assert again.epoch == 1
+            assert again.superblock.epoch == 1
             assert contents(ring_of(again)) == {i: i for i in range(2, 8)}
 
 
