@@ -173,7 +173,8 @@ def dies_in(path: Path, work: Callable[[Engine], None]) -> None:
     """Somebody who is killed when it has done that."""
 
     def body() -> None:
-        work(Engine.open(path, None))
+        engine = Engine.open(path, None)  # whose entry stays for as long as it does
+        work(engine)
         os.kill(os.getpid(), signal.SIGKILL)
 
     assert ended(fork(body)) == -signal.SIGKILL

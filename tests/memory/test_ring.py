@@ -26,7 +26,7 @@ from shmbuffer.errors import (
     RingOverrunError,
     ShmBufferError,
 )
-from shmbuffer.memory import Engine, Leaf, Ring, Settings, slots, waiting
+from shmbuffer.memory import Engine, Leaf, Ring, Settings, registry, slots, waiting
 from shmbuffer.memory.layout import SlotState
 from shmbuffer.memory.locks import LivenessFile
 from tests.memory.programs import finished, program
