@@ -70,7 +70,7 @@ def take(path: str | PathLike[str]) -> Census | None:
     with Directory.open(path) as directory:
         files = Files(directory)
         look = Diagnosis.of(files, writable=False)
-        control, schema = look.control, look.schema()
+        control, schema = look.control, look.schema
         if schema is None:
             return None
         live = SlotsFile(files.map_slots(schema, writable=False), schema)

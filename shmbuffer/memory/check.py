@@ -153,10 +153,10 @@ def _map(report: CheckReport, found: Diagnosis) -> Mapped | None:
         report.notes.append(f"{reason}: the next process to open it recovers it")
     if control.repaired:
         report.problems.append("one of the two superblock copies is damaged; the other is used")
-    if superblock.schema_sha256 == bytes(32):
+    mapped = found.load()
+    if mapped is None:
         report.notes.append(NO_SCHEMA)
-        return None
-    return found.files.load(superblock)
+    return mapped
 
 
 def _impossible_fields(control: Control, superblock: Superblock) -> list[str]:

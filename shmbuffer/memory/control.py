@@ -214,7 +214,11 @@ class Control:
         pages = self._pages()
         if not all(page in self._known for page in pages):
             self._require_compatible(pages)
-        copies = [copy for copy in map(self._unpacked, pages) if copy is not None]
+            known = self._known
+            self._known = {
+                page: known[page] if page in known else Superblock.unpack(page) for page in pages
+            }
+        copies = [copy for copy in map(self._known.get, pages) if copy is not None]
         self.repaired = len(copies) < 2
         if not copies:
             if not any(page.startswith(layout.MAGIC) for page in pages):
@@ -229,13 +233,6 @@ class Control:
             )
         return max(copies, key=lambda copy: copy.sequence)
 
-    def _unpacked(self, page: bytes) -> Superblock | None:
-        if page not in self._known:
-            while len(self._known) > 1:  # two copies, two pages
-                del self._known[next(iter(self._known))]
-            self._known[page] = Superblock.unpack(page)
-        return self._known[page]
-
     def write(self, superblock: Superblock) -> Superblock:
         """Stores the next superblock over the older copy, and returns it with its sequence.
 
@@ -245,7 +242,7 @@ class Control:
         newest = self.superblock()
         self.sync()
         following = replace(superblock, sequence=newest.sequence + 1)
-        first = self._unpacked(self._page(0))
+        first = self._known.get(self._page(0))
         self._store(1 if first is not None and first.sequence == newest.sequence else 0, following)
         return following
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 
 from shmbuffer.errors import BufferNotFoundError, CorruptBufferError
 from shmbuffer.memory import identity, restored
@@ -15,6 +16,7 @@ from shmbuffer.memory.control import Control, Superblock
 from shmbuffer.memory.files import Files
 from shmbuffer.memory.identity import Identity
 from shmbuffer.memory.layout import BufferState, Flag
+from shmbuffer.memory.native import Mapped
 from shmbuffer.memory.registry import Registry
 from shmbuffer.memory.schema import Schema
 from shmbuffer.memory.settings import Settings
@@ -57,9 +59,20 @@ class Diagnosis:
         """What is recorded of the buffer."""
         return Settings.recorded(self.superblock.settings, self.files.path)
 
+    @cached_property
     def schema(self) -> Schema | None:
-        """What an item is made of; None before the first write."""
+        """What an item is made of, read once; None before the first write."""
         return self.files.recorded_schema(self.superblock)
+
+    def load(self) -> Mapped | None:
+        """Maps what was built; None before the first write.
+
+        Raises:
+            CorruptBufferError: a file is missing, or is not what the superblock says.
+        """
+        if self.superblock.schema_sha256 == bytes(32):
+            return None
+        return self.files.load(self.superblock, vars(self).get("schema"))
 
     def reason_to_recover(self) -> str | None:
         """Why the directory has to be recovered first; None if somebody alive uses it.
@@ -84,7 +97,7 @@ class Diagnosis:
         """Whether somebody else has changed the files since the last store; see `restored`."""
         schema: Schema | None = None
         with suppress(BufferNotFoundError, CorruptBufferError):
-            schema = self.schema()
+            schema = self.schema
             return restored.is_restored(self.files.directory, self.control, schema)
         return True  # it may have been damaged on that way; the one who needs it says so
 

@@ -216,21 +216,22 @@ class Files:
             self.discard_unfinished()
             raise
 
-    def load(self, superblock: Superblock) -> Mapped:
+    def load(self, superblock: Superblock, schema: Schema | None = None) -> Mapped:
         """Maps what another process built.
+
+        Args:
+            superblock: names the schema.
+            schema: as schema.json says, where that was read already.
 
         Raises:
             CorruptBufferError: a file is missing, or is not what the superblock says.
         """
-        data = self._read_required(layout.SCHEMA, layout.SCHEMA_LIMIT)
-        schema = Schema.from_json(data, f"{self.path}/{layout.SCHEMA}")
+        if schema is None:
+            data = self._read_required(layout.SCHEMA, layout.SCHEMA_LIMIT)
+            schema = Schema.from_json(data, f"{self.path}/{layout.SCHEMA}")
         found = (schema.capacity, schema.width, len(schema.leaves), schema.digest)
-        expected = (
-            superblock.capacity,
-            superblock.lanes,
-            superblock.leaves,
-            superblock.schema_sha256,
-        )
+        told = superblock
+        expected = (told.capacity, told.lanes, told.leaves, told.schema_sha256)
         if found != expected:
             raise CorruptBufferError(
                 f"{self.path}/{layout.SCHEMA}: not the schema that the superblock names; "

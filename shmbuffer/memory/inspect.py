@@ -69,7 +69,7 @@ def inspect(
         files = Files(directory)
         look = Diagnosis.of(files, writable=False)
         control, superblock, settings = look.control, look.superblock, look.settings()
-        schema = look.schema()
+        schema = look.schema
         clients = [client.to_json() for client in look.registry.clients()]
         mutex = _mutex(control)
         spread = {"priorities": _spread(files, schema, control)} if priorities else {}

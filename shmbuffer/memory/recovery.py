@@ -65,8 +65,7 @@ def recover_directory(
     files, control, superblock = found.files, found.control, found.superblock
     began = time.perf_counter_ns()
     settings = found.settings()
-    has_schema = superblock.schema_sha256 != bytes(32)
-    mapped = files.load(superblock) if has_schema else None
+    mapped = found.load()
     _core.reached("recover.locked")
     superblock = control.write(
         replace(
