@@ -9,6 +9,7 @@ superblock says NO_SCHEMA before the first file goes.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from shmbuffer._native import _core
@@ -80,11 +81,11 @@ def build(seat: Seat, schema: Schema, *, adopting: bool, prefault: Prefault) -> 
     _core.reached("define.ready")
 
 
-def withdraw(seat: Seat) -> Seat:
+def withdraw(seat: Seat) -> tuple[Seat, Callable[[], None]]:
     """Takes the definition back; under init.lock, of an empty buffer that nobody else has.
 
     Returns:
-        The seat to go on with.
+        The seat to go on with; and what removes the files, which comes last.
 
     Raises:
         DurabilityError: the superblock could not be brought to the disk; nothing was changed.
@@ -103,6 +104,4 @@ def withdraw(seat: Seat) -> Seat:
     _core.reached("undefine.superblock")
     control.runtime["state"] = BufferState.NO_SCHEMA
     _core.reached("undefine.state")
-    seat = seat.unmapped()
-    discard()
-    return seat
+    return seat.unmapped(), discard

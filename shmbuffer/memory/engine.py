@@ -222,7 +222,9 @@ class Engine:
             if ring is None or ring.length or not alone:
                 return False
             self.pages.stop()
-            self.seat, self._ring = definition.withdraw(self.seat), None
+            self.seat, discard = definition.withdraw(self.seat)
+            self._ring, self.pages = None, Pages(self.pages.prefault)
+            discard()
         return True
 
     def update_settings(self, *, timeout: float = 60.0, **changes: Any) -> Settings:

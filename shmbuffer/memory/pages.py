@@ -47,4 +47,3 @@ class Pages:
         """Ends it; what is made stays."""
         if self._populating is not None and self._maker == os.getpid():
             self._populating.stop()
-            self._populating = None

@@ -18,7 +18,7 @@ from tests.faults.broken_scenarios import SCENARIOS as BROKEN
 from tests.faults.injector import Call, Fault, faults_at
 from tests.faults.runner import what_is_wrong_with
 from tests.faults.scenarios import SCENARIOS
-from tests.faults.sweep import is_of_no_consequence
+from tests.faults.sweep import destination, is_of_no_consequence
 from tests.faults.sweeper import Sweeper
 from tests.faults.upkeep import Sweep
 
@@ -121,11 +121,22 @@ def test_a_fault_that_nobody_hears_of_is_one_that_changes_nothing() -> None:
     create = SCENARIOS["Create"]
     for kind, path in (("fsync", "buffer/control"), ("open", "buffer"), ("flock", "buffer/x.lock")):
         call = Call(kind, f"{here}/{path}")
-        assert not is_of_no_consequence(broken, call, create)
-        assert is_of_no_consequence(again, call, create)
-    assert is_of_no_consequence(broken, Call("fsync", here), create)
-    assert is_of_no_consequence(broken, Call("unlink", f"{here}/tmp/x"), Sweep)
-    assert not is_of_no_consequence(broken, Call("unlink", f"{here}/tmp/x"), create)
+        assert not is_of_no_consequence(broken, call, call.path, create)
+        assert is_of_no_consequence(again, call, call.path, create)
+    assert is_of_no_consequence(broken, Call("fsync", here), here, create)
+    removed = Call("unlink", f"{here}/tmp/x")
+    assert is_of_no_consequence(broken, removed, removed.path, Sweep)
+    assert not is_of_no_consequence(broken, removed, removed.path, create)
+
+
+def test_a_step_on_the_way_to_a_file_counts_for_the_file() -> None:
+    folder, lock = "/buffer/.shmbuffer", "/buffer/.shmbuffer/procs/000.lock"
+    calls = [Call("open", folder), Call("fstat", folder), Call("open", lock), Call("close", folder)]
+    assert [destination(calls, at) for at in range(4)] == [lock, lock, lock, folder]
+    step = Call("open", folder)
+    broken = Fault(0, errno.EIO, sticky=False)
+    assert is_of_no_consequence(broken, step, lock, SCENARIOS["Create"])
+    assert not is_of_no_consequence(broken, step, f"{folder}/slots", SCENARIOS["Create"])
 
 
 def test_nothing_waits_for_ever_for_a_fault_that_goes_on() -> None:

@@ -13,9 +13,11 @@ from shmbuffer._native import _core
 from shmbuffer.errors import BufferNotFoundError
 from shmbuffer.memory import Engine, RecoveryReport, identity, layout
 from shmbuffer.memory.control import Control
+from shmbuffer.memory.diagnosis import Diagnosis
 from shmbuffer.memory.files import Files
 from shmbuffer.memory.recovery import recover_directory
 from shmbuffer.memory.region import Directory
+from shmbuffer.memory.registry import Registry
 from tests.memory.rows import require_sound
 from tests.power.contents import Contents, Superblock, names_of, schema
 from tests.power.disk import Image
@@ -150,7 +152,7 @@ class _Mapped:
     def __del__(self) -> None:
         self._files.close()
 
-    def load(self, superblock: Any) -> Any:
+    def load(self, superblock: Any, schema: Any = None) -> Any:
         return self._loaded
 
     def stat(self, name: str) -> os.stat_result:
@@ -166,7 +168,9 @@ class _Mapped:
     def recovered(self, contents: dict[str, bytes]) -> Started:
         for name, data in contents.items():
             self._bytes(name)[:] = np.frombuffer(data, np.uint8)
-        report = recover_directory(self, self._control, "reboot")  # type: ignore[arg-type]
+        control = self._control
+        found = Diagnosis(self, control, control.superblock(), Registry(control, None))  # type: ignore[arg-type]
+        report, _ = recover_directory(found, "reboot")
         return Started(report, {name: self._bytes(name).tobytes() for name in contents})
 
     def _bytes(self, name: str) -> Any:

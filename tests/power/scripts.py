@@ -136,7 +136,7 @@ def writers(reporter: Reporter, path: Path, kind: str) -> None:
     one.flush()
     _core.reached = passed
     if kind == "rows":
-        other.ring().claims.claim(2)  # is open when the machine stops
+        other.ring.claims.claim(2)  # is open when the machine stops
         one.flush()
     one.write([56])
     one.engine.close()

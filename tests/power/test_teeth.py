@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from shmbuffer.memory import barrier, recovery, slots
+from shmbuffer.memory import barrier, made, recovery, slots
 from shmbuffer.memory.control import Control
 from shmbuffer.memory.files import Files
 from shmbuffer.memory.region import Directory
@@ -98,14 +98,14 @@ def claims_of_an_older_page_are_finished(patch: pytest.MonkeyPatch) -> None:
 
 def names_are_not_synced_in_time(patch: pytest.MonkeyPatch) -> None:
     """What made.json names may come back after made.json has gone."""
-    right = Files._remove_made
+    right = made.remove
 
-    def remove_made(files: Files) -> None:
+    def remove(directory: Directory) -> None:
         with pytest.MonkeyPatch.context() as inner:
             inner.setattr(Directory, "sync", nothing)
-            right(files)
+            right(directory)
 
-    patch.setattr(Files, "_remove_made", remove_made)
+    patch.setattr(made, "remove", remove)
 
 
 Mutant = Callable[[pytest.MonkeyPatch], None]

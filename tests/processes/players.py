@@ -23,8 +23,9 @@ from tensordict import TensorDict
 from shmbuffer import ReplayBuffer, attach
 from shmbuffer._native import _core
 from shmbuffer.errors import RateLimitError
-from shmbuffer.memory import flow
+from shmbuffer.memory import sides, waiting
 from shmbuffer.memory.inspect import inspect
+from shmbuffer.replay.buffers import drawing
 from shmbuffer.replay.storages.ring_backed import RingBacked
 
 T = TypeVar("T")
@@ -209,17 +210,17 @@ def _sample(buffer: ReplayBuffer, count: int, **kwargs: Any) -> list[int]:
 
 def _sample_and_stop_while_reading(buffer: ReplayBuffer, count: int) -> list[int]:
     """What was taken out of a queue is not copied before somebody lets us go on."""
-    read = buffer._held
+    read = drawing._held
 
     def stopped(*args: Any) -> Any:
         os.kill(os.getpid(), signal.SIGSTOP)
         return read(*args)
 
-    buffer._held = stopped  # type: ignore[method-assign]
+    drawing._held = stopped
     try:
         return _sample(buffer, count)
     finally:
-        del buffer._held
+        drawing._held = read
 
 
 def _fork_beside_a_waiting_thread(buffer: ReplayBuffer, number: int) -> list[int]:
@@ -251,10 +252,11 @@ def _standing(buffer: ReplayBuffer) -> list[int]:
 
 
 def _constants(_: ReplayBuffer, **changed: float) -> list[int]:
-    """Of `shmbuffer.memory.flow`: how long what takes."""
+    """Of `shmbuffer.memory.waiting` and `sides`: how long what takes."""
     for name, seconds in changed.items():
-        assert isinstance(getattr(flow, name), float)
-        setattr(flow, name, seconds)
+        module = sides if name == "ALONE_S" else waiting
+        assert isinstance(getattr(module, name), float)
+        setattr(module, name, seconds)
     return []
 
 
