@@ -642,6 +642,7 @@ def test_the_constructor_raises_what_the_buffers_constructor_raises() -> None:
 
 def test_what_is_made_already_is_sent_if_it_can_be() -> None:
     storage = LazyTensorStorage(20)
+    storage.set(range(2), torch.zeros(2))
     with pytest.raises(TypeError) as caught:
         RayReplayBuffer(sampler=RandomSampler(), storage=storage, remote_config=SMALL)
     message = str(caught.value)

@@ -478,5 +478,7 @@ def test_threads_sample_while_another_one_writes() -> None:
 
 
 def test_a_compressed_list_is_of_this_process() -> None:
+    storage = CompressedListStorage(3)
+    storage.set(0, TensorDict({"a": torch.zeros(2)}))
     with pytest.raises(RuntimeError, match="a CompressedListStorage holds objects"):
-        pickle.dumps(CompressedListStorage(3))
+        pickle.dumps(storage)

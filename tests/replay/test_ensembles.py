@@ -1262,6 +1262,7 @@ def test_an_ensemble_of_shared_buffers_goes_to_another_process(tmp_path: Path) -
 
 def test_an_ensemble_with_a_plain_list_cannot_be_passed_on(tmp_path: Path) -> None:
     plain = ReplayBuffer(storage=ListStorage(3))
+    plain.add(torch.zeros(1))
     rb = ReplayBufferEnsemble(*shared(tmp_path, 0), plain)
     with rb, pytest.raises(RuntimeError, match="ListStorage"):
         pickle.dumps(rb)

@@ -263,5 +263,7 @@ def test_a_state_brings_items_of_any_shape_back() -> None:
 
 def test_a_lazy_stack_storage_is_a_list_of_this_process() -> None:
     assert isinstance(LazyStackStorage(3), ListStorage)
+    storage = LazyStackStorage(3)
+    storage.set(0, TensorDict({"a": torch.zeros(2)}))
     with pytest.raises(RuntimeError, match="a LazyStackStorage holds objects of this process"):
-        pickle.dumps(LazyStackStorage(3))
+        pickle.dumps(storage)

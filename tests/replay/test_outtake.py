@@ -112,7 +112,7 @@ def test_what_cannot_be_drawn_is_said_as_usual() -> None:
     rb.extend(data(50))
     rb.sample(3)
     rb.empty()
-    with pytest.raises(EmptyBufferError, match="nothing to sample from"):
+    with pytest.raises(EmptyBufferError, match="Cannot sample from an empty storage"):
         rb.sample(3)
     rb.extend(data(5))
     assert rb.sample(3).batch_size == (3,)

@@ -89,6 +89,7 @@ def test_a_private_list_names_what_makes_it_shared() -> None:
         storage = kind(10)
         assert not storage.shared
         assert storage.scratch_dir is None
+        storage.set(0, TensorDict({"a": torch.zeros(2)}))
         with pytest.raises(RuntimeError, match="max_bytes, a scratch_dir and shared_init=True"):
             pickle.dumps(storage)
         with pytest.raises(RuntimeError, match="holds objects of this process"):
