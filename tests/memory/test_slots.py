@@ -5,9 +5,6 @@ EMPTY ──claim──▶ WRITING ──commit──▶ COMMITTED ──claimed
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -26,21 +23,6 @@ def life(ring: Ring) -> list[tuple[int, SlotState]]:
             slots.tickets(ring.live.words), slots.states(ring.live.words), strict=True
         )
     ]
-
-
-def test_the_picture_of_its_life_names_every_file_that_writes_a_word() -> None:
-    package = Path(slots.__file__).parents[1]
-    stores = {
-        "_native/*.c": r"atomic_store_explicit\(&ring->words\[",
-        "**/*.py": r"\.words\[.*\] \|?= ",
-    }
-    writers = {
-        path.name
-        for files, store in stores.items()
-        for path in package.glob(files)
-        if re.search(store, path.read_text())
-    }
-    assert {*re.findall(r"``(\w+\.(?:c|py))``", str(slots.__doc__))} == writers
 
 
 @pytest.mark.parametrize("ticket", [0, 1, 2**31 - 1, 2**32, 2**53 + 1, 2**62 - 1])

@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 from collections import Counter
 from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
 
 import pytest
 
+from shmbuffer.memory import slots
 from tests.crash.sources.c_tokens import Token, functions, tokens
 from tests.native.program import CORE, SOURCES
 
@@ -69,3 +71,18 @@ def test_a_name_means_one_function_of_the_core() -> None:
     """Or who reads the sources, as the test of the crash points does, takes one for the other."""
     names = Counter(name for found in SOURCES_C.values() for name in {each for each, _, _ in found})
     assert [name for name, count in names.items() if count > 1] == []
+
+
+def test_the_picture_of_its_life_names_every_file_that_writes_a_word() -> None:
+    package = Path(slots.__file__).parents[1]
+    stores = {
+        "_native/*.c": r"atomic_store_explicit\(&ring->words\[",
+        "**/*.py": r"\.words\[.*\] \|?= ",
+    }
+    writers = {
+        path.name
+        for files, store in stores.items()
+        for path in package.glob(files)
+        if re.search(store, path.read_text())
+    }
+    assert {*re.findall(r"``(\w+\.(?:c|py))``", str(slots.__doc__))} == writers
