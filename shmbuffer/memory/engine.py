@@ -325,8 +325,7 @@ class Engine:
             BufferUnlinkedError: the directory is gone.
         """
         self.seat.require_open()
-        ring = self.ring()
-        if self.shared and ring is not None:
+        if self.shared and (ring := self.ring()) is not None:
             barrier.flush(self.seat, ring, timeout)
 
     # Leaving, and removing.
