@@ -11,7 +11,7 @@ import torch
 from tensordict import TensorDict
 
 from tests.compat.family import ours
-from tests.service.test_loggers import read_back
+from tests.watch.test_loggers import read_back
 
 loggers = pytest.importorskip("torchrl.record.loggers")
 
