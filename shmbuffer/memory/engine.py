@@ -139,19 +139,13 @@ class Engine:
 
     def ring(self) -> Ring | None:
         """The ring, once the schema is there; None before. Maps the files where that is new."""
-        if self._ring is None and not self.closed and self.seat.state() != BufferState.NO_SCHEMA:
-            if not self.seat.is_ours():
-                self.seat.rejoin()
-            else:
-                self.seat.require_there()
+        if self._ring is None and not self.closed:
+            self.seat.catch_up()
             with self.seat.connecting:
-                if self._ring is None:
-                    self.seat.load()
-                    if self.seat.native is None:
-                        self.seat.connect()
-                    if self.seat.mapped is not None:
-                        self._ring = Ring(self.seat)
-                        self.pages.make(self.seat)
+                # Another thread may have made it meanwhile.
+                if self.seat.mapped is not None and self._ring is None:
+                    self._ring = Ring(self.seat)
+                    self.pages.make(self.seat)
         return self._ring
 
     @property

@@ -109,6 +109,23 @@ class Seat:
                 raise
             raise BufferClosedError(f"{self.where}: the buffer is being removed") from error
 
+    def catch_up(self) -> None:
+        """Maps and connects, once, if there is a definition by now; in the child of a fork rejoins.
+
+        Raises:
+            BufferUnlinkedError, ForkedHandleError: the directory is gone.
+        """
+        if self.closed or self.native is not None or self.state() == BufferState.NO_SCHEMA:
+            return
+        if not self.is_ours():
+            self.rejoin()
+        else:
+            self.require_there()
+        with self.connecting:
+            self.load()
+            if self.native is None:
+                self.connect()
+
     def connect(self) -> None:
         """Makes the C core's ring of our entry, once there are slots."""
         if self.mapped is not None:
@@ -290,10 +307,8 @@ class Seat:
             return True  # somebody else did
         if entry == self.entry or not self.registry.is_dead(entry):
             return False
-        if self.mapped is None and self.state() != BufferState.NO_SCHEMA:
-            self.load()
-            self.connect()
-        if self.mapped is not None:
+        self.catch_up()
+        if self.native is not None:
             freed: int = self.native.reap(entry, incarnation, LOCK_TIMEOUT_NS)
             self.control.touch()
             return freed >= 0
