@@ -198,7 +198,7 @@ def approach(offer: Offer, near: Near | None = None) -> Near:
             return Near(_rebuilt(cls, state, near.give_up()), offer)
         _require_same(offer)
         storage = pickle.loads(offer.storage)
-        if storage.engine.superblock.uuid != offer.uuid:
+        if storage.engine().superblock.uuid != offer.uuid:
             raise Apart(f"another buffer has taken the place of the owner's in {offer.path}")
         return Near(_rebuilt(cls, state, storage), offer)
     except Exception as error:  # unpickling runs the code of users' classes
@@ -215,7 +215,7 @@ def engine_of(buffer: ReplayBuffer) -> Engine:
     """The handle of a buffer that lies on a ring."""
     storage = buffer.storage
     assert isinstance(storage, RingBacked)
-    return storage.engine
+    return storage.engine()
 
 
 def _require_same(offer: Offer) -> None:

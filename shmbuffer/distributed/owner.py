@@ -144,7 +144,8 @@ class Owner:
         storage = self.buffer.storage
         if not isinstance(storage, RingBacked):
             return len(storage)
-        return 0 if storage.ring is None else extent(storage.ring)
+        ring = storage.ring()
+        return 0 if ring is None else extent(ring)
 
     def offer(self) -> Offer:
         """Where the buffer is, with a mark that stands in its directory."""
@@ -176,7 +177,7 @@ class Owner:
         storage = self.buffer.storage
         before, now = self._engine, None
         if offer.path is not None and isinstance(storage, RingBacked):
-            now = storage.engine
+            now = storage.engine()
         mark = secrets.token_hex(8)
         for engine in {before, now} - {None}:
             assert engine is not None

@@ -235,7 +235,7 @@ def test_priorities_cross(source: str, target: str, alpha: float, tmp_path: Path
     found = [float(sampler._sum_tree[at]) for at in range(6)]
     assert found == pytest.approx([*mass, 0.0], rel=1e-4)
     if target == "ours" and alpha:
-        raw = sampler.ring.tree.priorities()[:5]
+        raw = sampler.ring().tree.priorities()[:5]
         assert raw == pytest.approx([1.5, 0.5, 0.001, 2.0, 1.0], rel=1e-4)
     _, info = loaded.sample(400, return_info=True)
     share = np.bincount(np.asarray(info["index"]).ravel(), minlength=6)[:5] / 400
@@ -444,7 +444,7 @@ def test_a_save_by_torchrl_over_one_of_ours_is_torchrls(tmp_path: Path) -> None:
     loaded.loads(tmp_path)
     assert plain(loaded[:]) == plain(second[:])
     assert loaded.extend(items(50, 51)).tolist() == [1]
-    assert loaded.sampler.ring.tree.priorities()[0] == pytest.approx(9.0, rel=1e-5)
+    assert loaded.sampler.ring().tree.priorities()[0] == pytest.approx(9.0, rel=1e-5)
 
 
 def test_a_directory_of_torchrl_is_taken_over_where_it_is(tmp_path: Path) -> None:

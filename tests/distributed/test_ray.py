@@ -422,7 +422,7 @@ def test_clients_are_independent(direct: RayReplayBuffer) -> None:
     one, other = direct.clients(2)
     one.extend(items(8, 1))
     other.extend(items(9, 1))
-    sources = one.storage.ring.live.sources
+    sources = one.storage.ring().live.sources
     assert sources[8] != sources[9]
     for client in (one, other):
         client.detach()

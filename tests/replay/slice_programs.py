@@ -42,7 +42,7 @@ def on_command(path: Path, capacity: int, source: int, connection: Any) -> None:
             buffer.extend(steps(source, written, count, 10**9))
             written += count
         else:
-            buffer.storage.ring.claims.claim(-count)
+            buffer.storage.ring().claims.claim(-count)
         connection.send(written)
 
 

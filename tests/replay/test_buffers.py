@@ -401,7 +401,7 @@ def test_a_list_in_a_pytree_is_a_node_and_the_error_says_so(make: Any) -> None:
         rb.extend({"obs": np.zeros((2, 3)), "x": {"rew": [1.0, 2.0]}})
     with pytest.raises(ValueError, match=r"leaf 'data' has shape \[\]"):
         rb.extend(3)
-    assert rb.storage.ring is None
+    assert rb.storage.ring() is None
 
 
 class Protocol:

@@ -77,7 +77,7 @@ def prioritized(*bases: int, **options: Any) -> list[TensorDictPrioritizedReplay
 
 
 def mass(rb: Any) -> list[float]:
-    found: list[float] = rb.storage.ring.tree.mass().tolist()
+    found: list[float] = rb.storage.ring().tree.mass().tolist()
     return found
 
 

@@ -21,7 +21,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def state(rb: Any) -> Any:
     """What it holds, without what a process or a place in memory has part in."""
     storages = getattr(rb.storage, "_members", [rb.storage])
-    rings = [storage.ring for storage in storages]
+    rings = [storage.ring() for storage in storages]
     slots = [sorted({*(ring.live.committed() // ring.width).tolist()}) for ring in rings]
     items = [[one.get(at) for at in held] for one, held in zip(storages, slots, strict=True)]
     positions = [ring.head % ring.capacity for ring in rings]

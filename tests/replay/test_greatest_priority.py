@@ -78,7 +78,7 @@ def test_what_the_dead_have_set_counts_once_they_are_known_to_be_dead(
         set_priority(victim.ring(), 4, 6.0)
 
     assert dies(ours.storage.scratch_dir, "update.unlocked", raise_one)  # before it has counted
-    ours.storage.engine.seat.reap_dead()
+    ours.storage.engine().seat.reap_dead()
     assert ours.sampler.default_priority == 6.0
 
 
@@ -100,7 +100,7 @@ def test_of_items_with_lanes_the_whole_slot_leaves() -> None:
     rb = within(LazyTensorStorage(12, ndim=2), alpha=1.0)
     index = rb.extend(torch.arange(12).view(3, 4))  # three lanes, four slots
     rb.update_priority(index, torch.arange(12.0))
-    ring = rb.storage.ring
+    ring = rb.storage.ring()
     for slot in (0, 1, 2, 3, 0):
         known = ring.tree.priorities().reshape(4, 3)
         left = np.delete(known, slot, axis=0).max()

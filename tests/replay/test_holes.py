@@ -23,7 +23,7 @@ def grid(path: Path) -> TensorDictReplayBuffer:
     )
     steps = torch.arange(10).expand(4, 10)
     rb.extend(TensorDict({"step": steps[:, :5]}, [4, 5]))
-    ring = rb.storage.ring
+    ring = rb.storage.ring()
     ring.claims.claim(3)
     ring.claims.abort()
     rb.extend(TensorDict({"step": steps[:, 8:]}, [4, 2]))

@@ -103,7 +103,7 @@ def test_while_others_have_the_buffer_one_entry_can_be_changed(tmp_path: Path) -
         rb["b", "c"] = torch.zeros(8, 3)
         assert other[:]["a"].tolist() == [0, 1, 2, 3, 4, 5, 70, 80]
         assert (other[:]["b", "c"] == 0).all()
-        assert other.storage.engine.check().ok
+        assert other.storage.engine().check().ok
     rb.close()
 
 

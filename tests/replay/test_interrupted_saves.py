@@ -39,7 +39,7 @@ def test_an_interrupt_anywhere_in_it_leaves_no_lock_and_no_file(call: str, fast_
             act()
             rb.loads(path / "save")
             assert rb[:]["obs"].tolist() == [0, 1, 2, 3, 4]
-            storage.engine.cleanup()
+            storage.engine().cleanup()
             rb.close()
 
         yield act, works

@@ -76,7 +76,7 @@ def test_all_dtypes_come_as_they_come_the_usual_way(tmp_path: Path, kind: str) -
         assert same(
             short.select("int64", "scalar"), written[short["index"]].select("int64", "scalar")
         )
-    assert rb.storage.ring.seat.outtake is not None
+    assert rb.storage.ring().seat.outtake is not None
 
 
 def test_a_sample_is_the_callers_and_outlives_the_buffer() -> None:
@@ -120,7 +120,7 @@ def test_what_cannot_be_drawn_is_said_as_usual() -> None:
     rb.close()
     with pytest.raises(BufferClosedError, match="closed"):
         rb.sample(3)
-    assert rb.storage.ring is None or rb.storage.ring.seat.outtake is None
+    assert rb.storage.ring() is None or rb.storage.ring().seat.outtake is None
 
 
 def test_more_leaves_than_it_takes_go_the_usual_way() -> None:
@@ -129,7 +129,7 @@ def test_more_leaves_than_it_takes_go_the_usual_way() -> None:
     rb.extend(many)
     sample = rb.sample(4)
     assert torch.equal(sample["leaf 64"], sample["index"])
-    assert rb.storage.ring.seat.outtake is None  # type: ignore[attr-defined]
+    assert rb.storage.ring().seat.outtake is None  # type: ignore[attr-defined]
 
 
 def test_its_memory_goes_with_its_tensors() -> None:
@@ -219,7 +219,7 @@ def test_threads_sample_side_by_side() -> None:
 def test_bad_arguments_of_the_core_are_refused() -> None:
     rb = TensorDictReplayBuffer(storage=LazyTensorStorage(10))
     rb.extend(TensorDict({"a": torch.zeros(10, 3)}, [10]))
-    native: Any = rb.storage.ring.seat.native  # type: ignore[attr-defined]
+    native: Any = rb.storage.ring().seat.native  # type: ignore[attr-defined]
     with pytest.raises(ValueError, match="is not an item of 12 bytes"):
         _core.Outtake(ring=native, examples=(torch.zeros(4),), tensors=torch.Tensor)
     with pytest.raises(ValueError, match="one example a leaf"):

@@ -243,6 +243,6 @@ def test_a_sampler_finds_the_ring_that_its_storage_got_meanwhile() -> None:
     rb = ReplayBuffer(storage=storage, sampler=sampler, batch_size=8)
     storage.set(range(3), torch.arange(3))
     sampler.update_priority(torch.arange(3), torch.tensor([0.0, 2.0, 0.0]))
-    assert storage.ring is not None
-    assert storage.ring.tree.prioritized
+    assert storage.ring() is not None
+    assert storage.ring().tree.prioritized
     assert set(rb.sample().tolist()) == {1}

@@ -229,7 +229,7 @@ def test_it_goes_together_with_sharing(tmp_path: Path) -> None:
     finally:
         stop.set()
         thread.join()
-    assert rb.storage.engine.check().ok
+    assert rb.storage.engine().check().ok
     rb.close()
 
 

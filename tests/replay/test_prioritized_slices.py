@@ -53,7 +53,7 @@ def give(rb: Any, numbers: dict[int, float], other: float = 0.0) -> None:
     if rb.storage.ndim > 1:
         along = rb[:]["number"].T if rb.dim_extend else rb[:]["number"]
         raw = torch.tensor([numbers.get(number, other) for number in along.flatten().tolist()])
-        lanes = rb.storage.lanes[0]
+        lanes = rb.storage.lanes()[0]
         index = torch.stack((index // lanes, index % lanes), -1)
     rb.update_priority(index, raw)
 
@@ -388,4 +388,4 @@ def test_the_largest_priority_can_be_that_of_what_is_there() -> None:
     give(rb, {0: 100.0, 1: 2.0, 2: 2.0, 3: 2.0})
     rb.add(episodes(1)[0])
     assert rb.sampler.default_priority == 2.0
-    assert np.nanmax(rb.storage.ring.tree.priorities()) == 2.0
+    assert np.nanmax(rb.storage.ring().tree.priorities()) == 2.0

@@ -240,7 +240,7 @@ def test_a_buffer_that_was_emptied_is_usable_and_its_sampler_knows(tmp_path: Pat
     assert (len(rb), rb.stats()["p_sum"]) == (0, 0.0)
     filled(rb, 7.0)
     assert set(rb.sample()["index"].tolist()) <= set(range(N))
-    assert rb.storage.engine.check().ok
+    assert rb.storage.engine().check().ok
 
 
 def test_a_load_that_is_ended_by_a_signal_leaves_it_empty_too(
@@ -249,7 +249,7 @@ def test_a_load_that_is_ended_by_a_signal_leaves_it_empty_too(
     monkeypatch.setattr(rows, "_PIECE", 4)
     filled(ReplayBuffer(storage=LazyMemmapStorage(32))).dumps(tmp_path / "save")
     rb = filled(ReplayBuffer(storage=LazyMemmapStorage(32)), 100.0)
-    fill = type(rb.storage.rows)._replace_some
+    fill = type(rb.storage.mover())._replace_some
     calls = itertools.count()
 
     def interrupted(self: Any, *arguments: Any) -> None:
@@ -257,7 +257,7 @@ def test_a_load_that_is_ended_by_a_signal_leaves_it_empty_too(
         if next(calls) == 2:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(type(rb.storage.rows), "_replace_some", interrupted)
+    monkeypatch.setattr(type(rb.storage.mover()), "_replace_some", interrupted)
     with pytest.raises(KeyboardInterrupt):
         rb.loads(tmp_path / "save")
     assert len(rb) == 0
@@ -473,6 +473,6 @@ def test_who_is_killed_while_loading_leaves_a_sound_buffer_that_can_be_loaded(
     killed_at(path, tmp_path / "save", "loads", "load", 7)
     with attach(path) as after:
         assert numbers(after) == list(range(7))
-        assert after.storage.engine.check().ok
+        assert after.storage.engine().check().ok
         after.loads(tmp_path / "save")
         assert numbers(after) == list(range(N))

@@ -55,7 +55,7 @@ def items(count: int, first: int = 0) -> TensorDict:
 
 
 def ahead(rb: ReplayBuffer) -> float:
-    ring = rb._storage.ring
+    ring = rb._storage.ring()
     assert ring is not None
     ahead: float = ring.flow.standing().ahead
     return ahead
@@ -357,7 +357,7 @@ def require_that_closing_wakes(
 
     waiting = threading.Thread(target=wait)
     waiting.start()
-    control = storage.engine.seat.control
+    control = storage.engine().seat.control
     while not control.entries["waits_for"].any():
         pass
     rb.storage.close()

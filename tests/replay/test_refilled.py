@@ -144,7 +144,7 @@ def test_priorities_go_back_in_it() -> None:
         index = out["index"].clone()
         out["td_error"] = torch.full((32,), float(step))
         rb.update_tensordict_priority(out)
-        assert (rb.sampler.ring.tree.priorities(index.numpy()) == step).all()
+        assert (rb.sampler.ring().tree.priorities(index.numpy()) == step).all()
 
 
 def test_info_is_what_is_in_it(rb: Any) -> None:

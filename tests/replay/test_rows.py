@@ -32,16 +32,16 @@ def columns_of(rows: Rows) -> list[torch.Tensor]:
 def test_what_is_copied_out_comes_back_in(make: Any) -> None:
     rb = learner(make(8))
     rb.extend(steps(11))
-    rb.storage.ring.claims.claim(2)
-    rb.storage.ring.claims.abort()
-    columns = columns_of(rb.storage.rows)
-    moment = rb.storage.rows.copy_out(columns)
+    rb.storage.ring().claims.claim(2)
+    rb.storage.ring().claims.abort()
+    columns = columns_of(rb.storage.mover())
+    moment = rb.storage.mover().copy_out(columns)
     assert columns[0].tolist()[:3] == [8, 9, 10]
     assert moment.tickets.tolist() == [8, 9, 10, -1, -1, 5, 6, 7]
 
     other = learner(make(8))
     other.extend(steps(2, 50))
-    other.storage.rows.copy_in(
+    other.storage.mover().copy_in(
         columns,
         moment.tickets >= 0,
         cursor=moment.head % 8,
@@ -49,13 +49,13 @@ def test_what_is_copied_out_comes_back_in(make: Any) -> None:
     )
     assert torch.equal(other[:]["a"], rb[:]["a"])
     assert torch.equal(other[:]["c"], rb[:]["c"])
-    assert other.storage.ring.live.committed().tolist() == [0, 1, 2, 5, 6, 7]
+    assert other.storage.ring().live.committed().tolist() == [0, 1, 2, 5, 6, 7]
     assert other.write_count == 11
     assert (
         other.extend({**steps(1, 90).exclude("td_error"), "td_error": torch.ones(1).double()})[0]
-        == rb.storage.ring.head % 8
+        == rb.storage.ring().head % 8
     )
-    assert other.storage.engine.check().ok
+    assert other.storage.engine().check().ok
 
 
 def test_wide_slots_come_back_in(make: Any) -> None:
@@ -65,10 +65,10 @@ def test_wide_slots_come_back_in(make: Any) -> None:
     )
     data = TensorDict({"a": torch.arange(15).view(3, 5)}, [3, 5])
     one.extend(data)
-    columns = columns_of(one.storage.rows)
-    moment = one.storage.rows.copy_out(columns)
+    columns = columns_of(one.storage.mover())
+    moment = one.storage.mover().copy_out(columns)
     other.extend(data[:, :1] * 0)
-    other.storage.rows.copy_in(columns, moment.tickets >= 0, cursor=1, write_count=15)
+    other.storage.mover().copy_in(columns, moment.tickets >= 0, cursor=1, write_count=15)
     assert other[:]["a"].tolist() == one[:]["a"].tolist()
 
 
@@ -77,16 +77,16 @@ def test_bytes_that_are_in_place_become_items(make: Any) -> None:
     rb.extend(steps(6))
     rb.empty()
     present = np.array([True, True, False, True, False, False])
-    rb.storage.rows.copy_in(None, present, cursor=4, write_count=40)
+    rb.storage.mover().copy_in(None, present, cursor=4, write_count=40)
     assert rb[:]["a"].tolist() == [0, 1, 3]
-    assert (len(rb), rb.write_count, rb.storage.ring.cursor) == (3, 40, 4)
-    assert rb.storage.engine.check().ok
+    assert (len(rb), rb.write_count, rb.storage.ring().cursor) == (3, 40, 4)
+    assert rb.storage.engine().check().ok
 
 
 def test_of_an_element_that_is_named_twice_the_last_row_stays(make: Any) -> None:
     rb = learner(make(6))
     rb.extend(steps(4))
-    changed = rb.storage.rows.patch(np.array([1, 3, 1]), {0: torch.tensor([10, 30, 11])})
+    changed = rb.storage.mover().patch(np.array([1, 3, 1]), {0: torch.tensor([10, 30, 11])})
     assert changed.tolist() == [True] * 3
     assert rb[:]["a"].tolist() == [0, 11, 2, 30]
     assert (rb[:]["c"][:, 0] == torch.arange(4)).all()
@@ -95,7 +95,7 @@ def test_of_an_element_that_is_named_twice_the_last_row_stays(make: Any) -> None
 def test_rows_of_other_tickets_are_left_alone(make: Any) -> None:
     rb = learner(make(4))
     rb.extend(steps(6))
-    changed = rb.storage.rows.patch(
+    changed = rb.storage.mover().patch(
         np.array([0, 1, 2, 3]), {0: torch.arange(4) - 10}, np.array([0, 5, 2, 7])
     )
     assert changed.tolist() == [False, True, True, False]
@@ -105,19 +105,21 @@ def test_rows_of_other_tickets_are_left_alone(make: Any) -> None:
 def test_the_callers_own_tensors_are_copied_out_too() -> None:
     data = steps(5)
     storage = TensorStorage(data)
-    assert storage.rows is not None
-    columns = columns_of(storage.rows)
-    moment = storage.rows.copy_out(columns)
+    assert storage.mover() is not None
+    columns = columns_of(storage.mover())
+    moment = storage.mover().copy_out(columns)
     assert columns[0].tolist() == [0, 1, 2, 3, 4]
     assert (moment.tickets >= 0).all()
-    storage.rows.copy_in([c.flip(0) for c in columns], moment.tickets >= 0, cursor=0, write_count=0)
+    storage.mover().copy_in(
+        [c.flip(0) for c in columns], moment.tickets >= 0, cursor=0, write_count=0
+    )
     assert data["a"].tolist() == [4, 3, 2, 1, 0]
 
 
 def test_a_copy_may_go_straight_into_a_file(tmp_path: Path) -> None:
     rb = learner(LazyTensorStorage(1000))
     rb.extend(steps(1500))
-    rows = rb.storage.rows
+    rows = rb.storage.mover()
     columns = [
         torch.from_file(
             str(tmp_path / str(at)), shared=True, size=column.numel(), dtype=column.dtype

@@ -184,8 +184,8 @@ def test_the_checkpoint_example_of_the_prioritized_buffer_runs(tmp_path: Path) -
     rb_load.loads(tmp_path)
     assert len(rb) == len(rb_load)
     assert (rb[:] == rb_load[:]).all()
-    priorities = rb.storage.ring.tree.priorities()[:2000]
-    assert (rb_load.storage.ring.tree.priorities()[:2000] == priorities).all()
+    priorities = rb.storage.ring().tree.priorities()[:2000]
+    assert (rb_load.storage.ring().tree.priorities()[:2000] == priorities).all()
     assert rb_load.write_count == 2000
 
 

@@ -113,11 +113,11 @@ def test_reads_of_a_shared_buffer_are_copies_of_what_is_committed(directory: Any
     rb = TensorDictReplayBuffer(storage=directory(6))
     rb.extend(step(0, 4))
     storage = rb.storage
-    storage.ring.claims.claim(1)  # type: ignore[attr-defined] # somebody begins to write the fifth
+    storage.ring().claims.claim(1)  # type: ignore[attr-defined] # somebody begins to write the fifth
     assert rb[:]["a"].tolist() == [0, 1, 2, 3]
     with pytest.raises(IndexError, match="no item at 4"):
         rb[4]
-    storage.ring.claims.abort()  # type: ignore[attr-defined]
+    storage.ring().claims.abort()  # type: ignore[attr-defined]
     rb[:]["a"].fill_(9)
     assert rb.read_all_in_order()["a"].tolist() == [0, 1, 2, 3]
 

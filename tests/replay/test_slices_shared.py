@@ -63,7 +63,7 @@ def test_slices_are_of_one_collector_and_of_consecutive_steps_of_it(
         source = (at * 7 + seed) % 3
         collectors[source].extend(history.steps(history.chunk(4), source))
         if at % 9 == 8:
-            ring = collectors[source].storage.ring  # type: ignore[attr-defined]
+            ring = collectors[source].storage.ring()  # type: ignore[attr-defined]
             ring.claims.claim(1)
             ring.claims.abort()
             history.hole(1)
@@ -236,7 +236,7 @@ def test_the_tail_that_a_killed_collector_leaves_is_truncated_and_mixed_with_not
             rb.close()
         kill(survivor)
     with opened(path, capacity) as rb:  # nobody is alive: recovered
-        assert rb.storage.engine.report.reason == "nobody alive"
+        assert rb.storage.engine().report.reason == "nobody alive"
         rb.set_sampler(SliceSampler(slice_len=3))
         rb._batch_size = 300
         assert numbers_and_sources(rb) == legal

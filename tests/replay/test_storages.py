@@ -401,7 +401,7 @@ def test_a_storage_that_nobody_has_written_to_can_be_passed_on_too(directory: An
 @pytest.mark.parametrize("cls", [LazyMemmapStorage, LazyTensorStorage])
 def test_shared_init_without_a_directory_makes_a_temporary_one(cls: Any) -> None:
     storage = cls(10, shared_init=True)
-    path = storage.engine.path
+    path = storage.engine().path
     storage.set(range(2), items(2))
     other = pickle.loads(pickle.dumps(storage))
     assert other.get(1)["a"] == 1

@@ -92,7 +92,7 @@ def test_a_tensorclass_comes_back_as_its_class_and_takes_no_index(make: Any) -> 
 def test_a_tensorclass_that_is_not_known_here_comes_back_as_a_tensordict(make: Any) -> None:
     storage = make(8)
     storage.set(range(2), Step(obs=torch.zeros(2, 3), reward=torch.zeros(2), batch_size=[2]))
-    node = storage.rows.leaves.node
+    node = storage.mover().leaves.node
     spec = {**node.to_json(), "class": "no.such.module:Step"}
     built = structure.from_json(spec).build(
         iter([torch.zeros(2, 3), torch.zeros(2)]), (2,), torch.device("cpu")

@@ -308,8 +308,8 @@ def test_a_place_whose_write_failed_is_left_out(make: Any) -> None:
     storage = make(10)
     rb = buffer(storage, shuffle=False)
     assert rb.sample().tolist() == [0, 1, 2]
-    storage.ring.claims.claim(5)
-    storage.ring.claims.abort()
+    storage.ring().claims.claim(5)
+    storage.ring().claims.abort()
     assert batches(rb) == [[5, 6, 7], [8, 9]]
     assert batches(rb) == [[5, 6, 7], [8, 9]]
 
@@ -445,8 +445,8 @@ def test_rows_that_changed_before_they_were_read_are_read_again(directory: Any) 
     assert info["index_generation"].tolist() == [10, 11, 2]
     assert batches(rb) == [[3, 4, 5], [6, 7, 8], [9]]
     sampler.sample(storage, 3)
-    storage.ring.claims.claim(1)
-    storage.ring.claims.abort()
+    storage.ring().claims.claim(1)
+    storage.ring().claims.abort()
     again, info = sampler._again(storage, torch.tensor([1, 2, 3]))
     assert again.tolist() == [1, 3]
     assert info["index_generation"].tolist() == [11, 3]

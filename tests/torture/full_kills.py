@@ -69,7 +69,7 @@ def round_of_kills(folder: Path, seed: int, storage: str, *, kills: int = KILLS)
 def audit(path: Path, logs: Path, storage: str, copies: Copies, *, boots: int) -> Figures:
     """By the buffer, by what is on disk, and one against the other."""
     with attach(path) as buffer:
-        engine = buffer.storage.engine
+        engine = buffer.storage.engine()
         settle(engine)
         copies.recovered(engine.ring().head, engine.ring().write_count)
         there = read(buffer, storage)

@@ -121,7 +121,7 @@ def collect_once(actor: Actor, buffer: Any, storage: str, first: int) -> int:
     """Writes a batch; the sequence number that follows it."""
     count = int(actor.rng.integers(1, BATCH + 1))
     batch = batch_of(items.keys_of(actor.who, first, count), storage)
-    ring = buffer.storage.ring
+    ring = buffer.storage.ring()
     actor.log.invoked(first, count)
     before = ring.head
     try:
@@ -200,7 +200,7 @@ def coordinate(actor: Actor, path: Path) -> None:
 
 def look(actor: Actor, buffer: Any) -> None:
     began = time.monotonic_ns()
-    engine, ring = buffer.storage.engine, buffer.storage.ring
+    engine, ring = buffer.storage.engine(), buffer.storage.ring()
     actor.log.seen(
         began, ring.head, ring.write_count, engine.superblock.epoch, engine.seat.incarnation
     )
@@ -208,7 +208,7 @@ def look(actor: Actor, buffer: Any) -> None:
 
 def read(buffer: Any, storage: str) -> dict[int, int]:
     """Slot -> key of every item, by indexing the buffer."""
-    slots = buffer.storage.ring.live.committed()
+    slots = buffer.storage.ring().live.committed()
     if not len(slots):
         return {}
     keys = keys_of(buffer[torch.from_numpy(slots)], storage)

@@ -44,7 +44,7 @@ class FullVisitor:
         self._number = 0
 
     def engine(self) -> Engine | None:
-        return None if self._buffer is None else self._buffer.storage.engine
+        return None if self._buffer is None else self._buffer.storage.engine()
 
     def drop(self) -> None:
         buffer, self._buffer = self._buffer, None
@@ -62,7 +62,7 @@ class FullVisitor:
             once(self.actor, buffer, self.storage, before)
             look(self.actor, buffer)
         elif verb == "flush":
-            buffer.storage.engine.flush()
+            buffer.storage.engine().flush()
         elif verb == "dumps":
             buffer.dumps(self._save)
         elif verb == "loads":
@@ -77,4 +77,4 @@ class FullVisitor:
         with made(self._own, self.storage) as own:
             own.loads(self._save)
             read(own, self.storage)
-            own.storage.engine.cleanup()
+            own.storage.engine().cleanup()

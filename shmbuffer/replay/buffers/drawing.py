@@ -34,8 +34,7 @@ def drawn(plan: Plan, count: int, *, pins: bool) -> Batch:
         data, index, tickets, weights = storage.draw(count, key, beta)
     if by_priority is not None and by_priority.dtype is not torch.float32:
         assert weights is not None
-        assert by_priority.ring is not None
-        weights = by_priority._weights(by_priority.ring, index, weights)
+        weights = by_priority._weights(index, weights)
     lanes = lanes_of(storage)
     return data, plan.info.entries(unravel(index, lanes) if lanes else index, weights, tickets)
 

@@ -74,9 +74,8 @@ class FastRead:
             drawn = rows.sample(count, key, beta)
         tensors, index, tickets, weights = drawn
         if by_priority is not None and by_priority.dtype is not torch.float32:
-            assert by_priority.ring is not None
             assert weights is not None
-            weights = by_priority._weights(by_priority.ring, index, weights)
+            weights = by_priority._weights(index, weights)
         info = self._info.entries(index, weights, tickets)
         node, size, device = self._node, index.shape, rows.leaves.device
         source = node.children(iter(tensors), size, device)
@@ -101,9 +100,8 @@ class FastRead:
         rows.sample_into(into.addresses, index, into.tickets, weights, key, beta)
         if shown is not weights:
             assert by_priority is not None
-            assert by_priority.ring is not None
             assert weights is not None
             assert shown is not None
-            shown.copy_(by_priority._weights(by_priority.ring, index, weights))
+            shown.copy_(by_priority._weights(index, weights))
         into.changed()
         return out, self._info.entries(index, shown, into.tickets)

@@ -75,7 +75,7 @@ class FastWrite:
     @classmethod
     def into(cls, storage: TensorStorage, key: str | tuple[str, ...] | None) -> FastWrite | None:
         """The fast way into the rows of a storage; None if there is none."""
-        rows = storage.rows
+        rows = storage.mover()
         if type(rows) is not NativeRows or rows.ring.width != 1 or rows.leaves.lanes:
             return None
         leaves = rows.leaves

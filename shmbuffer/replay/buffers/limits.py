@@ -47,7 +47,7 @@ class Limits:
     def __init__(self, storage: Storage, chooses: str) -> None:
         self._storage = storage
         self._chooses = chooses
-        self.ring: Ring | None = storage.ring if isinstance(storage, RingBacked) else None
+        self.ring: Ring | None = storage.ring() if isinstance(storage, RingBacked) else None
         self.version: Sequence[int] = (int(isinstance(storage, RingBacked)),)
         if self.ring is not None:
             self.version = self.ring.flow.version
@@ -93,9 +93,9 @@ class Limits:
         """The ring; waited for, where there has to be something in it and nobody has written."""
         storage = self._storage
         assert isinstance(storage, RingBacked)
-        ring = storage.ring
+        ring = storage.ring()
         if ring is not None or not (min_size or self.hold):
             return ring
         limiter = None if storage.open_engine is None else storage.open_engine.limiter
-        first_ring(storage.engine, max(1, min_size, 1 if limiter is None else limiter.min_size))
-        return storage.ring
+        first_ring(storage.engine(), max(1, min_size, 1 if limiter is None else limiter.min_size))
+        return storage.ring()

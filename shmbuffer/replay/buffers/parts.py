@@ -30,7 +30,7 @@ def shareable(storage: RingBacked) -> Engine:
         RuntimeError: the items are objects of this process.
     """
     try:
-        return storage.engine
+        return storage.engine()
     except RuntimeError as error:
         if isinstance(error, ShmBufferError):
             raise
@@ -353,7 +353,7 @@ class Parts:
     def _planned(self) -> Plan:
         """The plan; another one where the storage has got a ring since, or other rows."""
         found = self._plan
-        return found if found.is_current else self._make_plan()
+        return found if found.is_current() else self._make_plan()
 
     def _collate(self, data: Any) -> Any:
         """A batch from what the storage gave."""

@@ -32,6 +32,7 @@ from shmbuffer.replay.buffers.sample_info import SampleInfo
 from shmbuffer.replay.samplers import PrioritizedSampler, RandomSampler, Sampler
 from shmbuffer.replay.storages import Storage
 from shmbuffer.replay.storages.ring_backed import RingBacked
+from shmbuffer.replay.storages.storage import ring_of
 from shmbuffer.replay.storages.tensor import TensorStorage
 from shmbuffer.replay.transforms import Transform
 from shmbuffer.replay.writers import RoundRobinWriter, Writer
@@ -87,11 +88,10 @@ class Plan:
     why_write: str
     why_sample: str
 
-    @property
     def is_current(self) -> bool:
         """Whether the items are still where they were."""
         backed = self.ring_backed
-        return backed is None or self.payload is (backed._mover or backed._attached())
+        return backed is None or self.payload is (backed._mover or backed.mover())
 
     def choosing(self) -> AbstractContextManager[Any]:
         """Held while the sampler is asked, where threads make batches ahead."""
@@ -148,13 +148,13 @@ def plan(
         priority_key: entry of such data that holds priorities.
     """
     backed = storage if isinstance(storage, RingBacked) else None
-    payload: Any = None if backed is None else backed._mover or backed._attached()
-    ring = getattr(storage, "ring", None)
+    payload: Any = None if backed is None else backed._mover or backed.mover()
+    ring = ring_of(storage)
     by_priority = sampler if isinstance(sampler, PrioritizedSampler) else None
     ours = type(sampler).sample is RandomSampler.sample or (
         by_priority is not None and type(sampler).sample is PrioritizedSampler.sample
     )
-    own_table = by_priority is not None and by_priority.ring is not ring
+    own_table = by_priority is not None and by_priority.ring() is not ring
     rule = Sampler if by_priority is None else PrioritizedSampler
     tells = type(sampler).add is not rule.add or type(sampler).extend is not rule.extend
 

@@ -23,6 +23,7 @@ from shmbuffer.replay.form.nodes import is_collection
 from shmbuffer.replay.keys import GENERATION, INDEX, OWN_KEYS
 from shmbuffer.replay.samplers import PrioritizedSampler, PriorityUpdate
 from shmbuffer.replay.samplers.priority.raw import check_raw
+from shmbuffer.replay.samplers.sampler import lanes_of
 from shmbuffer.replay.storages.tensor import TensorStorage
 from shmbuffer.replay.writers import TensorDictRoundRobinWriter
 
@@ -246,7 +247,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
             )
         priority = entries.get(key, None) if type(key) is str else data.get(key, None)
         generation = entries.get(GENERATION, None)
-        lanes: tuple[int, ...] = () if storage.ndim == 1 else getattr(storage, "lanes", ())
+        lanes: tuple[int, ...] = () if storage.ndim == 1 else lanes_of(storage)
         if lanes:
             count = index.numel() // index.shape[-1]
         else:

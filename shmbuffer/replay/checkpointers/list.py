@@ -78,7 +78,7 @@ class ListStorageCheckpointer(RingStorageCheckpointer):
         path.mkdir(exist_ok=True)
         ring = self._ring_of(storage)
         if ring.records is not None and not self._save_hooks:
-            moment = write_records(path, ring.records, storage.engine.seat.dictionary())
+            moment = write_records(path, ring.records, storage.engine().seat.dictionary())
         else:
             items, _, moment = storage.copy_out()
             if self._save_hooks:

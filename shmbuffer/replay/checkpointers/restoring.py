@@ -45,7 +45,7 @@ def restore(storage: Any, saved: Saved, *, there: bool = False) -> Loaded:
             be taken over; nothing was changed.
         BufferInUseError: other processes use the storage; nothing was changed.
     """
-    record, rows = saved.record, storage.rows
+    record, rows = saved.record, storage.mover()
     capacity = -(-storage.max_size // record.width)
     if there and capacity != record.slots:
         raise ValueError(
@@ -63,7 +63,7 @@ def restore(storage: Any, saved: Saved, *, there: bool = False) -> Loaded:
         if there:
             storage.open_there()
         storage.define(example)
-        rows = storage.rows
+        rows = storage.mover()
     columns: list[Any] | None = saved.columns(rows.leaves)
     slots = rows.ring.capacity
     places = record.places(slots, saved.where)
@@ -81,7 +81,7 @@ def restore(storage: Any, saved: Saved, *, there: bool = False) -> Loaded:
 
 def restored(storage: Any, record: Record, places: Places) -> Loaded:
     """Say who wrote the items that are there now, and let samplers know of them."""
-    ring = storage.ring
+    ring = storage.ring()
     if record.sources is not None:
         ring.live.sources[places.slots] = _as_loaded(record.sources[record.present])
     elements = torch.from_numpy(ring.live.committed())

@@ -51,7 +51,7 @@ class RingStorageCheckpointer(StorageCheckpointerBase):
                 "to another directory"
             )
         ring = self._ring_of(storage)
-        storage.engine.flush()
+        storage.engine().flush()
         write_beside(folder, ring, metadata=self._metadata_of(storage))
 
     def loads(self, storage: Any, path: str | os.PathLike[str]) -> Loaded:
@@ -82,7 +82,7 @@ class RingStorageCheckpointer(StorageCheckpointerBase):
                 with Engine.open(path, None) as engine:
                     return self._loads_buffer(storage, engine, path)
             storage.open_there()
-            if storage.ring is not None:
+            if storage.ring() is not None:
                 return Loaded(in_place=True)
         return self._loads_files(storage, path, written)
 
@@ -106,7 +106,7 @@ class RingStorageCheckpointer(StorageCheckpointerBase):
         raise NotImplementedError
 
     def _ring_of(self, storage: Any) -> Ring:
-        ring: Ring | None = storage.ring
+        ring: Ring | None = storage.ring()
         if ring is None:
             raise RuntimeError(
                 f"Cannot save a non-initialized storage: nothing was written to {storage.where} "

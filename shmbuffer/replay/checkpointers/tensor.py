@@ -66,7 +66,7 @@ class TensorStorageCheckpointer(RingStorageCheckpointer):
         if lies_in(storage, path):
             self.dumps_in_place(storage, path)
             return None
-        rows: Rows = storage.rows
+        rows: Rows = storage.mover()
         folder = self._folder(path)
         if self._save_hooks or folder is None:
             return self._dumps_through_hooks(rows, path, folder)
@@ -83,7 +83,7 @@ class TensorStorageCheckpointer(RingStorageCheckpointer):
         return copy.moment
 
     def _metadata_of(self, storage: Any) -> dict[str, Any] | None:
-        leaves, slots = storage.rows.leaves, storage.ring.capacity
+        leaves, slots = storage.mover().leaves, storage.ring().capacity
         return None if isinstance(leaves.node, TensorDictNode) else pytree_metadata(leaves, slots)
 
     def _loads_buffer(self, storage: Any, engine: Engine, path: Path) -> Loaded:
@@ -101,7 +101,7 @@ class TensorStorageCheckpointer(RingStorageCheckpointer):
             record.cursor = written[0] % record.slots
             if written[1] is not None:
                 record.write_count = written[1] * record.width
-        return restore(storage, saved, there=storage.rows is None and lies_in(storage, path))
+        return restore(storage, saved, there=storage.mover() is None and lies_in(storage, path))
 
     @property
     def _has_format_of_its_own(self) -> bool:  # type: ignore[override] # there it is a constant
@@ -162,7 +162,7 @@ class TensorStorageCheckpointer(RingStorageCheckpointer):
     def _through_hooks(self, storage: Any, path: Path) -> Saved:
         """What the load hooks make of the files."""
         data, length = self._read(path)
-        rows = storage.rows
+        rows = storage.mover()
         out = None
         if rows is not None:
             capacity, device = rows.ring.capacity, torch.device("cpu")

@@ -16,6 +16,7 @@ from shmbuffer.replay.samplers.priority.keeper import PriorityKeeper
 from shmbuffer.replay.samplers.priority.raw import from_zero
 from shmbuffer.replay.samplers.priority.table import raw_of
 from shmbuffer.replay.samplers.sampler import NOTHING_THERE, draw_from, draw_key, in_storage
+from shmbuffer.replay.storages.storage import ring_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -159,23 +160,25 @@ class PrioritizedSampler(PriorityKeeper):
         Raises:
             EmptyBufferError: nothing to draw from.
         """
-        ring: Ring | None = getattr(storage, "ring", None)
+        ring: Ring | None = ring_of(storage)
         if not len(storage) and (ring is None or not batch_size):  # else the draw waits, or raises
             raise EmptyBufferError(NOTHING_THERE)
         if ring is None or not self.bind(storage):
             ring = self._keep_table(storage).ring
         elements, tickets, found = draw_from(ring, batch_size, draw_key(self._rng), self._beta)
-        info = dict.fromkeys(WEIGHT_KEYS, self._weights(ring, elements, found))
+        info = dict.fromkeys(WEIGHT_KEYS, self._weights(elements, found))
         if self._table is None and storage.shared:
             info[GENERATION] = tickets
         return in_storage(storage, elements), info
 
-    def _weights(self, ring: Ring, elements: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    def _weights(self, elements: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """The core's weights, float32, in our dtype.
 
         For float64 they are computed again from the masses; where one has changed since the draw,
         the core's stays.
         """
+        ring = self.ring()
+        assert ring is not None  # something was drawn from it
         least = ring.tree.p_min
         if self.dtype is torch.float32 or not least:
             return weights.to(self.dtype)
@@ -193,7 +196,7 @@ class PrioritizedSampler(PriorityKeeper):
             ``_alpha``, ``_eps``, ``_beta``; ``_max_priority``, the largest ever given or None;
             ``_priorities``, float64 ``[elements]``, NaN where there is no item, or None.
         """
-        ring = self.ring
+        ring = self.ring()
         return {
             "_alpha": self.alpha,
             "_eps": self.eps,
@@ -212,7 +215,7 @@ class PrioritizedSampler(PriorityKeeper):
         beta = from_zero("_beta", state_dict["_beta"])
         raw, largest = state_dict["_priorities"], state_dict["_max_priority"]
         if raw is not None:
-            if self.ring is None:
+            if self.ring() is None:
                 self._keep_table(None)
             raw = self._fitted(torch.as_tensor(raw).to("cpu", torch.float64, copy=True).numpy())
         alpha = from_zero("_alpha", state_dict["_alpha"])
@@ -253,7 +256,7 @@ class PrioritizedSampler(PriorityKeeper):
         return fitted
 
     def _dump(self, directory: Path, moment: Any) -> None:
-        ring, ours = self.ring, self._ring is not None  # the storage's, that is
+        ring, ours = self.ring(), self._ring is not None  # the storage's, that is
         if ring is None:
             weighed = Weighed(self.alpha, self.eps, None, 0, iter(()))
         elif ours and isinstance(moment, Moment):
@@ -296,7 +299,7 @@ class PrioritizedSampler(PriorityKeeper):
     @property
     def _max_priority(self) -> tuple[float | None, int | None]:
         """The largest raw priority, and the element that has it, or had it when this was asked."""
-        ring = self.ring
+        ring = self.ring()
         if ring is None or (self._within and not ring.length):
             return None, None
         largest = self.default_priority if self._within else ring.tree.max_priority
@@ -313,7 +316,7 @@ class PrioritizedSampler(PriorityKeeper):
     @property
     def _sum_tree(self) -> torch.Tensor:
         """Masses of all elements, ``[elements]``, 0 where there is no item; a copy."""
-        ring = self.ring
+        ring = self.ring()
         mass = np.zeros(self._max_capacity) if ring is None else ring.tree.mass()
         return torch.from_numpy(mass).to(self.dtype)
 

@@ -232,5 +232,6 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
 
     @property
     def _tree(self) -> PriorityTree:
-        assert self.ring is not None  # `PrioritizedSampler.sample` has found it
-        return self.ring.tree
+        ring = self.ring()
+        assert ring is not None  # `PrioritizedSampler.sample` has found it
+        return ring.tree

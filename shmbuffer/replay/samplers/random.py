@@ -17,6 +17,7 @@ from shmbuffer.replay.samplers.sampler import (
     in_storage,
 )
 from shmbuffer.replay.samplers.without_replacement import SamplerWithoutReplacement
+from shmbuffer.replay.storages.storage import ring_of
 
 
 class RandomSampler(Sampler):
@@ -59,7 +60,7 @@ class RandomSampler(Sampler):
         Raises:
             EmptyBufferError: nothing to draw from.
         """
-        ring = getattr(storage, "ring", None)
+        ring = ring_of(storage)
         if ring is not None and (batch_size or ring.length):
             elements, tickets, _ = draw_from(ring, batch_size, draw_key(self._rng), None)
             info = {GENERATION: tickets} if storage.shared else {}

@@ -11,6 +11,7 @@ import torch
 
 from shmbuffer.replay.checkpoints import Checkpoints
 from shmbuffer.replay.storages.indexing import unravel
+from shmbuffer.replay.storages.ring_backed import RingBacked
 
 if TYPE_CHECKING:
     from shmbuffer.memory import Ring
@@ -121,11 +122,10 @@ class Sampler(Checkpoints):
 
 def lanes_of(storage: Any) -> tuple[int, ...]:
     """Sizes of a storage's dimensions after the first; ``()`` where it has one dimension."""
-    lanes: tuple[int, ...] | None = getattr(storage, "lanes", None)
-    if lanes is None:  # somebody else's: TorchRL asks for its shape
-        ndim = getattr(storage, "ndim", 1)
-        lanes = tuple(storage.shape[1:ndim]) if ndim > 1 else ()
-    return lanes
+    if isinstance(storage, RingBacked):
+        return storage.lanes()
+    ndim = getattr(storage, "ndim", 1)  # somebody else's: TorchRL asks for its shape
+    return tuple(storage.shape[1:ndim]) if ndim > 1 else ()
 
 
 def in_storage(storage: Any, elements: torch.Tensor) -> Any:

@@ -12,6 +12,7 @@ from shmbuffer.replay.samplers.sampler import Sampler, between_forks, in_storage
 from shmbuffer.replay.samplers.slicing.boundaries import DONE, Boundaries
 from shmbuffer.replay.samplers.slicing.cutting import Cuts, Side, Span, places, rows_of
 from shmbuffer.replay.samplers.slicing.marks import Marks
+from shmbuffer.replay.storages.storage import ring_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -248,7 +249,7 @@ class SliceSampler(Sampler, metaclass=_WithOrWithout):
         self, storage: Any, steps: int, choose: Callable[[Trajectories], Cuts]
     ) -> tuple[Any, dict[Any, Any]]:
         """Choose slices that are still there once their flags were read."""
-        ring, position = getattr(storage, "ring", None), self._position()
+        ring, position = ring_of(storage), self._position()
         for _ in range(_ATTEMPTS):
             table, entries = self._boundaries.of(storage)
             cuts = choose(table)

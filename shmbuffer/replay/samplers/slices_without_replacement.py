@@ -13,6 +13,7 @@ from shmbuffer.replay.samplers.sampler import between_forks
 from shmbuffer.replay.samplers.slices import SliceSampler
 from shmbuffer.replay.samplers.slicing.cutting import Cuts
 from shmbuffer.replay.samplers.without_replacement import SamplerWithoutReplacement
+from shmbuffer.replay.storages.storage import ring_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -116,7 +117,7 @@ class SliceSamplerWithoutReplacement(SliceSampler, SamplerWithoutReplacement):
         """The next ``count`` of the pass."""
         allowed = self._allowed(table, steps)
         least = count if self.drop_last else min(count, 1)
-        ring: Ring | None = getattr(storage, "ring", None)
+        ring: Ring | None = ring_of(storage)
         left, whole = self._left(ring, table, allowed), self._pass.whole
         if left is None or len(left) < least:
             if self.drop_last and len(allowed) < count:

@@ -20,6 +20,7 @@ from shmbuffer.replay.samplers.passes import (
 )
 from shmbuffer.replay.samplers.sampler import Sampler, between_forks, lanes_of
 from shmbuffer.replay.storages.indexing import ravel
+from shmbuffer.replay.storages.storage import ring_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -93,7 +94,7 @@ class SamplerWithoutReplacement(Sampler):
             ValueError: with ``drop_last``, a batch is larger than what is there; nothing has
                 changed.
         """
-        ring: Ring | None = getattr(storage, "ring", None)
+        ring: Ring | None = ring_of(storage)
         now, whole = self._pass, batch_size if self.drop_last else min(batch_size, 1)
         if now.order is None or self._has_changed(storage, ring, now):
             now = self._new_pass(storage, ring, batch_size)
@@ -153,7 +154,7 @@ class SamplerWithoutReplacement(Sampler):
 
         Waits for those that are being written, up to 5 s; what holds no item then is left out.
         """
-        ring: Ring | None = getattr(storage, "ring", None)
+        ring: Ring | None = ring_of(storage)
         elements = ravel(index, lanes_of(storage))
         if ring is None:
             return index, {}

@@ -274,8 +274,8 @@ class CompressedListStorage(RecordList):
         Cost: O(items).
         """
         if self.shared:
-            store = self.record_store
-            return 0 if store is None else store.records.live()
+            store = self.mover()
+            return 0 if store is None else int(store.records.live())
         return sum(map(BodyCodec.nbytes, self.copy_out().items))
 
     def __getstate__(self) -> dict[str, Any]:

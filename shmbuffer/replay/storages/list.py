@@ -96,7 +96,6 @@ class ListStorage(RingBacked):
         """Items to records and back."""
         return RecordCodec(device=self.device)
 
-    @property
     def engine(self) -> Engine:
         """The process's handle; opened on first use.
 
@@ -107,13 +106,13 @@ class ListStorage(RingBacked):
             raise RuntimeError(
                 f"a {type(self).__name__} holds objects of this process; {self._instead}"
             )
-        return super().engine
+        return super().engine()
 
     def _store(self) -> ItemStore:
         """Where the items are; made if nobody has."""
         if self._mover is None:
             self._open()
-        store: ItemStore = self._mover or self._attached()
+        store: ItemStore = self._mover or self.mover()
         return store
 
     def _names_items(self, index: Any) -> bool:
@@ -157,7 +156,7 @@ class ListStorage(RingBacked):
 
     def prepare(self, data: Any, single: bool) -> None:
         """See `Storage.prepare`; what cannot be stored makes no directory."""
-        if self._attached() is None and len(self._codec.encode(data, single)):
+        if self.mover() is None and len(self._codec.encode(data, single)):
             self._store()
 
     def put(self, cursor: Any, data: Any, *, in_place: bool) -> None:

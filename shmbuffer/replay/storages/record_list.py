@@ -149,7 +149,7 @@ class RecordList(ListStorage):
 
     def _meet(self, ring: Ring) -> RecordStore:
         assert isinstance(self._codec, RecordCodec)
-        store = RecordStore(type(self).__name__, self.engine, ring, self._codec)
+        store = RecordStore(type(self).__name__, self.engine(), ring, self._codec)
         self._mover = store
         return store
 
@@ -171,12 +171,6 @@ class RecordList(ListStorage):
     def where(self) -> str:
         """The buffer's name in messages."""
         return "this buffer" if self.scratch_dir is None else str(self.scratch_dir)
-
-    @property
-    def record_store(self) -> RecordStore | None:
-        """The records; None of a list in one process, or as long as nobody has written."""
-        store = self._attached()
-        return store if isinstance(store, RecordStore) else None
 
     def _records(self) -> RecordStore:
         store = self._store()
@@ -211,7 +205,7 @@ class RecordList(ListStorage):
 
     def state_dict(self) -> dict[str, Any]:
         """See `ListStorage.state_dict`."""
-        if self._attached() is None:
+        if self.mover() is None:
             nothing = {"_list": [], "_index": torch.empty(0, dtype=torch.int64)}
             return {**nothing, "_cursor": 0, "_capacity": self._max_size}
         return super().state_dict()
@@ -268,7 +262,7 @@ class RecordList(ListStorage):
         store, codec = self._records(), self._codec
         assert isinstance(codec, RecordCodec)
         if image.dictionary is not None:
-            found = self.engine.seat.publish_dictionary(image.dictionary)
+            found = self.engine().seat.publish_dictionary(image.dictionary)
             if found != image.dictionary:
                 other = codec.with_dictionary(image.dictionary)
                 items = [item for part in image.items(other) for item in part]

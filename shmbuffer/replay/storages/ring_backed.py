@@ -56,7 +56,6 @@ class RingBacked(Storage):
 
     # -- engine and ring -----------------------------------------------------------------------
 
-    @property
     def engine(self) -> Engine:
         """The process's handle; opened on first use.
 
@@ -92,8 +91,8 @@ class RingBacked(Storage):
         """Have a mover for the ring."""
         raise NotImplementedError(type(self).__name__)
 
-    def _attached(self) -> Any:
-        """The mover, or None as long as nobody has written."""
+    def mover(self) -> Any:
+        """What moves items; None as long as nobody has written. Maps what another process made."""
         if self._mover is None and self._engine is not None:
             ring = self._engine.ring()
             if ring is not None:
@@ -106,7 +105,7 @@ class RingBacked(Storage):
         Raises:
             IndexError, EmptyBufferError: nobody has written; which of them, the index says.
         """
-        mover = self._mover or self._attached()
+        mover = self._mover or self.mover()
         if mover is None:
             nothing = "nothing was written yet, so there is nothing to read"
             if self._names_items(index):
@@ -122,16 +121,14 @@ class RingBacked(Storage):
         """See `Storage.open_engine`."""
         return self._engine
 
-    @property
     def ring(self) -> Ring | None:
-        """The ring, or None as long as nobody has written."""
-        mover = self._mover or self._attached()
+        """See `Storage.ring`; None as long as nobody has written."""
+        mover = self._mover or self.mover()
         return None if mover is None else mover.ring
 
-    @property
     def lanes(self) -> tuple[int, ...]:
         """Sizes of the dimensions after the first; ``()`` before the first write."""
-        mover = self._mover or self._attached()
+        mover = self._mover or self.mover()
         return () if mover is None else mover.lanes
 
     @property
@@ -158,12 +155,12 @@ class RingBacked(Storage):
     @eager
     def __len__(self) -> int:
         """Elements that are there: committed, and not emptied since."""
-        ring = self.ring
+        ring = self.ring()
         return 0 if ring is None else ring.length
 
     def __iter__(self) -> Iterator[Any]:
         """The items that are there, in storage order; places without one are left out."""
-        ring = self.ring
+        ring = self.ring()
         held = () if ring is None else np.unique(ring.live.committed() // ring.width).tolist()
         for slot in held:
             try:
@@ -182,7 +179,7 @@ class RingBacked(Storage):
             bool; for a tensor one for each, of its shape.
         """
         asked = np.asarray(item, np.int64)
-        ring = self.ring
+        ring = self.ring()
         there = np.zeros(asked.shape, np.bool_)
         if ring is not None:
             slots = np.where(asked < 0, asked + extent(ring), asked)
@@ -240,7 +237,7 @@ class RingBacked(Storage):
             Element indices int64 ``[count]``, or one int where ``single``; where there are lanes,
             coordinates ``[count * lanes, ndim]``.
         """
-        mover = self._mover or self._attached()
+        mover = self._mover or self.mover()
         if mover is None:  # an empty list makes no ring
             return torch.empty(0, dtype=torch.int64)
         capacity = mover.ring.capacity
@@ -259,12 +256,12 @@ class RingBacked(Storage):
 
         ``[n]``, or ``[n, ndim]`` where there are lanes.
         """
-        lanes = self.lanes
+        lanes = self.lanes()
         return torch.stack(unravel(elements, lanes), -1) if lanes else elements
 
     def forget(self, *, keep_write_count: bool) -> None:
         """Forget every item."""
-        mover = self._mover or self._attached()
+        mover = self._mover or self.mover()
         if mover is not None:
             mover.forget(keep_write_count=keep_write_count)
 
@@ -320,7 +317,7 @@ class RingBacked(Storage):
 
     def draw(self, count: int, key: int, beta: float | None) -> Drawn:
         """See `Storage.draw`."""
-        mover = self._mover or self._attached()
+        mover = self._mover or self.mover()
         if mover is None:
             raise EmptyBufferError("Cannot sample from an empty storage; write to it first")
         found, index, tickets, weights = mover.sample(count, key, beta)
@@ -328,7 +325,7 @@ class RingBacked(Storage):
 
     def iter_in_order(self, chunk: int) -> Iterator[Any]:
         """See `Storage.iter_in_order`: batches of at most ``chunk`` slots, each validated."""
-        ring = self.ring
+        ring = self.ring()
         for start in range(0, 0 if ring is None else extent(ring), chunk):
             yield self.fetch(slice(start, start + chunk), views=False)
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from shmbuffer.memory import Engine
+    from shmbuffer.memory import Engine, Ring
     from shmbuffer.replay.storages.location import Location
     from shmbuffer.replay.storages.mover import Drawn
 
@@ -85,6 +85,10 @@ class Storage(Checkpoints):
 
         None: there is none, or it is not open yet.
         """
+        return None
+
+    def ring(self) -> Ring | None:
+        """Order, words, tickets and priorities of the items; None where the storage has no ring."""
         return None
 
     @property
@@ -386,3 +390,8 @@ class Storage(Checkpoints):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_watchers": []}  # who is attached here is not attached there
+
+
+def ring_of(storage: Any) -> Ring | None:
+    """The ring of a storage that need not be a `Storage`; None where there is none (yet)."""
+    return storage.ring() if isinstance(storage, Storage) else None

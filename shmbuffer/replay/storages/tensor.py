@@ -116,14 +116,9 @@ class TensorStorage(RingBacked):
             self._open()
 
     @property
-    def rows(self) -> Rows | None:
-        """The rows, or None as long as nobody has written."""
-        return self._mover or self._attached()
-
-    @property
     def shape(self) -> torch.Size | None:
         """``[slots, *lanes]``; None before the first write."""
-        rows = self.rows
+        rows: Rows | None = self._mover or self.mover()
         return None if rows is None else torch.Size((rows.ring.capacity, *rows.lanes))
 
     @property
@@ -132,13 +127,13 @@ class TensorStorage(RingBacked):
 
         With ``ndim > 1`` it becomes a multiple of the lanes at the first write.
         """
-        rows = self.rows
+        rows: Rows | None = self._mover or self.mover()
         return self._max_size if rows is None else rows.ring.elements
 
     @property
     def initialized(self) -> bool:
         """Whether somebody has written, so that the leaves are known."""
-        return self.rows is not None
+        return self.mover() is not None
 
     @property
     def appends_natively(self) -> bool:
@@ -151,7 +146,7 @@ class TensorStorage(RingBacked):
         return self.draws_natively
 
     def __repr__(self) -> str:
-        rows = self.rows
+        rows: Rows | None = self._mover or self.mover()
         data = "<empty>"
         if rows is not None:
             leaves = (f"{leaf.name}: {leaf.dtype}{list(leaf.shape)}" for leaf in rows.leaves.leaves)
@@ -183,7 +178,7 @@ class TensorStorage(RingBacked):
 
         Cost: one native call, and 0.25 µs a leaf.
         """
-        rows = self._mover or self._attached() or self._define(data, single)
+        rows = self._mover or self.mover() or self._define(data, single)
         try:
             first, count = rows.write(data, single, priorities)
         except SchemaMismatchError:
@@ -195,7 +190,7 @@ class TensorStorage(RingBacked):
     def put(self, cursor: Any, data: Any, *, in_place: bool) -> None:
         """See `Storage.put`."""
         single = is_int(cursor)
-        rows = self.rows
+        rows: Rows | None = self._mover or self.mover()
         if type(data) is list and not single and (rows is None or rows.leaves.node.kind != "list"):
             data = stack(data, self.mapping)
         if rows is None:
@@ -231,7 +226,7 @@ class TensorStorage(RingBacked):
 
     def prepare(self, data: Any, single: bool) -> None:
         """See `Storage.prepare`: the first write says what an item is."""
-        if self.rows is None:
+        if self.mover() is None:
             self._define(data, single)
 
     def define(self, example: Any) -> None:
@@ -246,7 +241,7 @@ class TensorStorage(RingBacked):
             SpaceError: bytes needed and bytes free; nothing is left behind.
         """
         single = is_collection(example) and len(example.batch_size) < self.ndim
-        rows = self.rows or self._define(example, single)
+        rows: Rows = self.mover() or self._define(example, single)
         rows.leaves.values(example, torch.Size(()) if single else None)
 
     def flatten(self) -> Any:
@@ -264,7 +259,7 @@ class TensorStorage(RingBacked):
 
     def state_dict(self) -> dict[str, Any]:
         """Every item, where it is, and what form it has; see `state_of`. Copies everything."""
-        return state_of(self.rows)
+        return state_of(self.mover())
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """What `state_dict` gave, in place of what is there.
@@ -273,7 +268,7 @@ class TensorStorage(RingBacked):
             ValueError: it is the state of a storage of another size.
             SchemaMismatchError: its leaves are others; nothing was changed.
         """
-        rows = self.rows
+        rows: Rows | None = self._mover or self.mover()
         if state_dict["initialized"]:
             load_state(rows or self._define(example_of(state_dict), False), state_dict)
         elif rows is not None:
@@ -295,7 +290,7 @@ class TensorStorage(RingBacked):
                 return wider
         if not self._forget_form():
             raise  # what is being handled
-        return self._attached() or self._define(data, single)
+        return self.mover() or self._define(data, single)
 
     def _forget_form(self) -> bool:
         """Whether the next write says what an item is, though there were items before.
@@ -307,7 +302,7 @@ class TensorStorage(RingBacked):
             return False
         ring = self._mover.ring
         exponents = ring.tree.alpha, ring.tree.eps
-        if not self.engine.undefine():
+        if not self.engine().undefine():
             return False
         owner = None if self._table_owner is None else self._table_owner()
         if owner is not None:
@@ -328,7 +323,7 @@ class TensorStorage(RingBacked):
 
     def _native(self, leaves: Leaves) -> Rows:
         """Rows in the memory of a ring that is made for them."""
-        opened_here, engine = self._engine is None, self.engine
+        opened_here, engine = self._engine is None, self.engine()
         try:
             return self._meet(engine.define(leaves.schema(self._slots(leaves))))
         except SpaceError:
@@ -340,7 +335,7 @@ class TensorStorage(RingBacked):
         """Rows of tensors that this process holds, on a ring that has no leaves of its own."""
         tensors = [column for column in columns if isinstance(column, torch.Tensor)]
         leaves.device = tensors[0].device if tensors else torch.device("cpu")
-        ring = self.engine.define(Schema((), slots, leaves.lanes, {"kind": "held"}))
+        ring = self.engine().define(Schema((), slots, leaves.lanes, {"kind": "held"}))
         return self._settle(HeldRows(ring, leaves, columns))
 
     def _slots(self, leaves: Leaves) -> int:

@@ -18,6 +18,7 @@ import torch
 
 from shmbuffer.memory.recorded import REDUCTIONS
 from shmbuffer.replay.compat.writers import read_ranks, write_ranks
+from shmbuffer.replay.storages.storage import ring_of
 from shmbuffer.replay.writers.ranks import Key, Rank, rank_of, ranks_of
 from shmbuffer.replay.writers.writer import Writer
 
@@ -267,7 +268,7 @@ class TensorDictMaxValueWriter(Writer):
         seen = _look(storage)
         if seen == self._seen:
             return
-        ring = getattr(storage, "ring", None)
+        ring = ring_of(storage)
         if ring is None:
             present = list(range(len(storage)))
             items: Any = present
@@ -307,7 +308,7 @@ class TensorDictMaxValueWriter(Writer):
 
 def _look(storage: Any) -> tuple[int, ...]:
     """What changes when somebody writes into the storage, empties it or loads it."""
-    ring = getattr(storage, "ring", None)
+    ring = ring_of(storage)
     if ring is None:
         return (len(storage),)
     return (ring.head, ring.write_count, ring.length)

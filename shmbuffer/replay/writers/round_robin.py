@@ -10,6 +10,7 @@ from shmbuffer.memory import Moment
 from shmbuffer.replay.compat.writers import Cursor, read_cursor, write_cursor
 from shmbuffer.replay.eager import eager
 from shmbuffer.replay.form.nodes import is_collection
+from shmbuffer.replay.storages.storage import ring_of
 from shmbuffer.replay.writers.writer import Writer
 
 if TYPE_CHECKING:
@@ -80,13 +81,13 @@ class RoundRobinWriter(Writer):
     @property
     def _cursor(self) -> int:
         """The slot that the next write goes to."""
-        ring = getattr(self._storage, "ring", None)
+        ring = ring_of(self._storage)
         return self._own_cursor if ring is None else int(ring.head % ring.capacity)
 
     @property
     def write_count(self) -> int:
         """Elements written so far, by everybody."""
-        ring = getattr(self._storage, "ring", None)
+        ring = ring_of(self._storage)
         return self._own_count if ring is None else int(ring.write_count) + self._count_offset
 
     _write_count = write_count
@@ -107,7 +108,7 @@ class RoundRobinWriter(Writer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """What `state_dict` gave; the storage has its items already."""
-        ring = getattr(self._storage, "ring", None)
+        ring = ring_of(self._storage)
         self._own_cursor = int(state_dict["_cursor"])
         self._own_count = int(state_dict["_write_count"])
         if ring is not None and ring.seat.is_alone():
@@ -116,7 +117,7 @@ class RoundRobinWriter(Writer):
             self._count_offset = self._own_count - int(ring.write_count)
 
     def _dump(self, directory: Path, moment: Any) -> None:
-        ring = getattr(self._storage, "ring", None)
+        ring = ring_of(self._storage)
         width = 1 if ring is None else ring.width
         cursor, count = self._cursor, self.write_count
         if ring is not None and isinstance(moment, Moment):
@@ -131,7 +132,7 @@ class RoundRobinWriter(Writer):
         return read_cursor(directory)
 
     def _apply(self, saved: Cursor, loaded: Loaded | None) -> None:
-        ring = getattr(self._storage, "ring", None)
+        ring = ring_of(self._storage)
         cursor, count = saved.slot, saved.elements(1 if ring is None else ring.width)
         if ring is None or loaded is None:
             known = self.write_count if count is None else count

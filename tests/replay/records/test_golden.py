@@ -30,7 +30,7 @@ def folder(tmp_path: Path) -> Path:
 def test_ragged_items_of_an_earlier_build_are_there(folder: Path) -> None:
     assert check(folder / "ragged").ok
     rb = attach(folder / "ragged")
-    report = rb.storage.engine.report
+    report = rb.storage.engine().report
     assert (report.reason, report.checksum_failed, report.words_refused) == ("copy", 0, 0)
     assert rb.write_count == 21
     numbers = {slot: next(n for n in range(20, -1, -1) if n % 12 == slot) for slot in range(12)}
@@ -38,7 +38,7 @@ def test_ragged_items_of_an_earlier_build_are_there(folder: Path) -> None:
     assert len(rb) == 12
     for slot, number in numbers.items():
         assert alike(rb[slot], golden.ragged(number))
-    assert rb.storage.ring.tree.priorities()[:4].tolist() == [n % 6 for n in (12, 13, 14, 15)]
+    assert rb.storage.ring().tree.priorities()[:4].tolist() == [n % 6 for n in (12, 13, 14, 15)]
     rb.close()
 
 
@@ -47,7 +47,7 @@ def test_steps_of_an_earlier_build_are_there(folder: Path, name: str) -> None:
     assert check(folder / name).ok
     rb = attach(folder / name)
     film = golden.frames(0, 30)
-    there = rb.storage.ring.live.committed().tolist()
+    there = rb.storage.ring().live.committed().tolist()
     assert len(there) == 12
     for slot in there:
         number = next(n for n in range(29, -1, -1) if n % 12 == slot)

@@ -173,7 +173,7 @@ def test_what_four_writers_write_comes_back_bit_exact_whoever_is_killed(
         victim = int(rng.integers(0, WRITERS + 1))
         killed(processes[victim])
         processes[victim] = learner() if victim == WRITERS else born(victim)
-        assert rb.storage.engine.check().ok
+        assert rb.storage.engine().check().ok
     rb.close()
     for process in processes:
         killed(process)
@@ -187,10 +187,10 @@ def test_what_four_writers_write_comes_back_bit_exact_whoever_is_killed(
         ends[life] = max(end, ends.get(life, 0))
     found = attach(path)
     there: dict[int, set[int]] = defaultdict(set)
-    for at in found.storage.ring.live.committed().tolist():
+    for at in found.storage.ring().live.committed().tolist():
         _, life, number = require_whole(kind, found[at])
         there[life].add(number)
-    assert found.storage.engine.check().ok
+    assert found.storage.engine().check().ok
     assert sum(map(len, there.values())) == len(found) == report.items > 30
     for life, present in there.items():
         end = ends.get(life, 0)

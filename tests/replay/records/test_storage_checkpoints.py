@@ -95,7 +95,9 @@ def test_everything_comes_back_in_its_place(
     )
     assert len(other) == 20
     assert other.writer._cursor == rb.writer._cursor == 10
-    assert np.array_equal(other.sampler.ring.tree.priorities(), rb.sampler.ring.tree.priorities())
+    assert np.array_equal(
+        other.sampler.ring().tree.priorities(), rb.sampler.ring().tree.priorities()
+    )
     assert other.write_count == 30
     for buffer in (rb, other):
         buffer.extend(items(200, 203))
@@ -124,7 +126,7 @@ def test_a_full_lap_is_put_in_the_order_of_its_age_where_there_is_more_room(
     for buffer in (other, private):
         buffer.loads(tmp_path / "dump")
         assert ids(buffer) == list(range(10, 30))
-        assert buffer.sampler.ring.tree.priorities()[:20].tolist() == [*range(10, 20), *range(10)]
+        assert buffer.sampler.ring().tree.priorities()[:20].tolist() == [*range(10, 20), *range(10)]
         assert buffer.extend(items(30, 32)).tolist() == [20, 21]
 
 

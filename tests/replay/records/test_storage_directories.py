@@ -93,7 +93,7 @@ def test_a_private_list_names_what_makes_it_shared() -> None:
         with pytest.raises(RuntimeError, match="max_bytes, a scratch_dir and shared_init=True"):
             pickle.dumps(storage)
         with pytest.raises(RuntimeError, match="holds objects of this process"):
-            storage.engine  # noqa: B018
+            storage.engine()
 
 
 @every_kind

@@ -266,7 +266,7 @@ def test_an_item_is_replaced_by_one_of_another_size_and_keeps_its_priority(
     rb.update_priority(torch.arange(4), torch.tensor([1.0, 5.0, 0.0, 2.0]))
     rb[1] = item(40, 300)
     rb[2:4] = [item(41), item(42)]
-    assert rb.sampler.ring.tree.priorities()[:4].tolist() == [1.0, 5.0, 0.0, 2.0]
+    assert rb.sampler.ring().tree.priorities()[:4].tolist() == [1.0, 5.0, 0.0, 2.0]
     assert rb.write_count == 4
     assert [int(one["id"]) for one in rb[:].unbind(0)] == [0, 40, 41, 42]
     assert is_item(rb[1], 40, 300)
@@ -348,7 +348,7 @@ def test_priorities_go_with_the_write_also_with_the_first(kind: type[Any], tmp_p
         alpha=1.0, beta=1.0, eps=0.0, storage=storage, batch_size=30, priority_key="p"
     )
     rb.extend([item(n).set("p", torch.tensor(float(n == 2))) for n in range(4)])
-    assert rb.sampler.ring.tree.priorities()[:4].tolist() == [0.0, 0.0, 1.0, 0.0]
+    assert rb.sampler.ring().tree.priorities()[:4].tolist() == [0.0, 0.0, 1.0, 0.0]
     assert rb.stats()["updates_applied"] == 0  # they came in the write itself
     sample = rb.sample()
     assert {int(one["id"]) for one in sample.unbind(0)} == {2}

@@ -14,6 +14,8 @@ from shmbuffer.replay.samplers.priority.raw import as_raw, check_raw, from_zero
 from shmbuffer.replay.samplers.priority.table import PriorityTable, raw_of
 from shmbuffer.replay.samplers.sampler import PriorityUpdate, Sampler, lanes_of
 from shmbuffer.replay.storages.indexing import ravel
+from shmbuffer.replay.storages.ring_backed import RingBacked
+from shmbuffer.replay.storages.storage import ring_of
 
 if TYPE_CHECKING:
     from shmbuffer.memory import Ring
@@ -62,7 +64,7 @@ class PriorityKeeper(Sampler):
             ValueError: below 0, or too large for the priorities that are there; nothing was
                 changed.
         """
-        ring = self.ring
+        ring = self.ring()
         return self._alpha if ring is None else ring.tree.alpha
 
     @alpha.setter
@@ -72,7 +74,7 @@ class PriorityKeeper(Sampler):
     @property
     def eps(self) -> float:
         """Added to every priority. Setting it recomputes every mass, as for `alpha`."""
-        ring = self.ring
+        ring = self.ring()
         return self._eps if ring is None else ring.tree.eps
 
     @eps.setter
@@ -84,9 +86,9 @@ class PriorityKeeper(Sampler):
         """The priority of a new item; see the class."""
         if self._greatest is not None:
             return self._greatest.default()
-        return 1.0 if self.ring is None else self.ring.tree.default_priority
+        ring = self.ring()
+        return 1.0 if ring is None else ring.tree.default_priority
 
-    @property
     def ring(self) -> Ring | None:
         """Where the priorities are; None before there is anything to keep them for."""
         ring = self._bound()
@@ -99,8 +101,9 @@ class PriorityKeeper(Sampler):
 
     def _set(self, alpha: float | None, eps: float | None) -> None:
         """Set one of them or both; None: that one stays."""
-        if self.ring is not None:
-            self.ring.tree.set_alpha(alpha, eps)
+        ring = self.ring()
+        if ring is not None:
+            ring.tree.set_alpha(alpha, eps)
         self._alpha = self._alpha if alpha is None else alpha
         self._eps = self._eps if eps is None else eps
 
@@ -118,10 +121,10 @@ class PriorityKeeper(Sampler):
             ValueError: the storage is shared, and its priorities are kept with another alpha or
                 eps.
         """
-        if not hasattr(storage, "ring"):
+        if not isinstance(storage, RingBacked):
             self._keep_table(storage)
             return False
-        ring: Ring | None = storage.ring
+        ring: Ring | None = storage.ring()
         self._waits_for = weakref.ref(storage) if ring is None else None
         if ring is None:  # nothing was written yet
             return False
@@ -163,7 +166,7 @@ class PriorityKeeper(Sampler):
         """
         if self._follows or not storage.shared:
             return self._follows
-        settings = storage.engine.settings
+        settings = storage.engine().settings
         return bool((settings.alpha, settings.eps) == (self._alpha, self._eps))
 
     def _meet(self, ring: Ring) -> None:
@@ -190,7 +193,7 @@ class PriorityKeeper(Sampler):
         """A table of our own, with what is there already."""
         table = self._table
         known = self._known if storage is None else storage
-        ring = getattr(known, "ring", None)  # of a list without a limit: as large as it is by now
+        ring = ring_of(known)  # of a list without a limit: as large as it is by now
         size = getattr(known, "max_size", 0) if ring is None else ring.elements
         capacity = max(self._max_capacity, size)
         if table is None or table.ring.elements < capacity:
@@ -201,7 +204,7 @@ class PriorityKeeper(Sampler):
             self._meet(table.ring)
         if storage is None:
             return table
-        ring = getattr(storage, "ring", None)
+        ring = ring_of(storage)
         if self._known is not storage:
             self._storage = weakref.ref(storage)
             if ring is not None:
@@ -347,7 +350,7 @@ class PriorityKeeper(Sampler):
         table = self._keep_table(None)
         if len(elements) and not 0 <= elements.min() <= elements.max() < table.ring.elements:
             raise IndexError(f"index out of range for {table.ring.elements} elements")
-        ring = getattr(self._known, "ring", None)
+        ring = ring_of(self._known)
         if ring is None:
             return PriorityUpdate(table.update(elements, raw), 0)
         # Items of the storage: the table follows them.

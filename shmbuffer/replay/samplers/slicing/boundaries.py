@@ -29,6 +29,10 @@ from shmbuffer.replay.samplers.slicing.trajectories import (
     cut_in_circle,
     scan,
 )
+from shmbuffer.replay.storages.record_store import RecordStore
+from shmbuffer.replay.storages.ring_backed import RingBacked
+from shmbuffer.replay.storages.rows import Rows
+from shmbuffer.replay.storages.storage import ring_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,7 +41,6 @@ if TYPE_CHECKING:
 
     from shmbuffer.memory import Ring
     from shmbuffer.replay.form.nodes import Path
-    from shmbuffer.replay.storages.record_store import RecordStore
 
 _ATTEMPTS = 16  # to read objects that other threads write over
 _EMPTY = "the storage is empty: write something before sampling"
@@ -131,8 +134,9 @@ class Boundaries:
             ``cache_values``. Else `look` and `cut`, too. Of objects, and of a storage of somebody
             else's, every item is read each time, unless ``cache_values``; of records each once.
         """
-        ring: Ring | None = getattr(storage, "ring", None)
-        rows = getattr(storage, "rows", None)
+        ring: Ring | None = ring_of(storage)
+        mover = storage.mover() if isinstance(storage, RingBacked) else None
+        rows = mover if isinstance(mover, Rows) else None
         wait_for_items(storage, ring, _EMPTY)
         # Read before anything else: what is written from here on makes another moment.
         moment = None if ring is None else (ring.head, ring.write_count, ring.length)
@@ -149,7 +153,7 @@ class Boundaries:
                 return seen.found
         for attempt in range(_ATTEMPTS):
             try:
-                found, said, slots = self._find(storage, ring, rows)
+                found, said, slots = self._find(storage, ring, mover)
                 break
             except IndexError:  # an object that another thread began to write over meanwhile
                 if rows is not None or ring is None or attempt == _ATTEMPTS - 1:
@@ -169,7 +173,7 @@ class Boundaries:
 
     # -- inside --------------------------------------------------------------------------------
 
-    def _find(self, storage: Any, ring: Ring | None, rows: Any) -> tuple[Found, Ends | Steps, int]:
+    def _find(self, storage: Any, ring: Ring | None, mover: Any) -> tuple[Found, Ends | Steps, int]:
         head: int | None = None
         if ring is None:
             grid, pieces = in_order(len(storage))
@@ -179,11 +183,10 @@ class Boundaries:
         if not pieces.counts.any():
             raise EmptyBufferError(_EMPTY)
         slots = int((pieces.first + pieces.counts).max()) if not grid.start else grid.capacity
-        store: RecordStore | None = getattr(storage, "record_store", None)
-        if rows is not None:
-            entries: Entries = LeafEntries(rows)
-        elif store is not None and ring is not None:
-            entries = self._of_records(storage, store)
+        if isinstance(mover, Rows):
+            entries: Entries = LeafEntries(mover)
+        elif isinstance(mover, RecordStore) and ring is not None:
+            entries = self._of_records(storage, mover)
             entries.look(ring)
         else:
             entries = self._objects(storage, grid, pieces)
