@@ -58,6 +58,20 @@ def test_the_first_screen_has_the_install_line_an_example_and_the_two_commands()
         assert needed in screen
 
 
+@pytest.mark.parametrize("page", ["README.md", "docs/index.md"])
+def test_the_first_example_runs_twice(
+    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    example = next(block for block in blocks_of(page) if block.language == "python")
+    for _ in range(2):
+        exec(compile(example.code, page, "exec"), {"__name__": "__main__"})
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 120
+
+
 def test_every_public_name_is_on_one_page_of_the_api() -> None:
     shown = [
         name
