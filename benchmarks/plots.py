@@ -13,15 +13,32 @@ import matplotlib as mpl
 
 mpl.use("Agg")
 import matplotlib.pyplot as plt
+from matplotlib.patches import Patch
 
 from benchmarks import capacity, latency, writers
-from benchmarks.library import ARRAYS
+from benchmarks.library import ARRAYS, IN_PLACE, TENSORDICT
 from benchmarks.peer import PEERS
 from benchmarks.report import FIRST, OURS, ratio
 from benchmarks.table import lines
 
 _COLOURS = {name: f"C{at}" for at, name in enumerate((OURS, *PEERS))}
-"""A library has one colour in all pictures."""
+"""A library has one colour in the pictures with lines."""
+
+_PLAIN = [
+    ("S", "add(1)", ARRAYS, "add one item"),
+    ("S", "extend(32), prioritized", TENSORDICT, "write 32 items"),
+    ("S", "sample(256), uniform", TENSORDICT, "sample 256, uniformly"),
+    ("S", "sample(256), prioritized", TENSORDICT, "sample 256, by priority"),
+    ("S", "cycle(256)", TENSORDICT, "sample 256, send priorities back"),
+    ("S", "4 x extend(32): items", "processes", "4 writers beside a learner"),
+    ("S", "attach to {capacity} items", "beside others", "attach to a full buffer"),
+    ("S", "save {capacity} items, in memory", IN_PLACE, "save a full buffer, in memory"),
+]
+"""The rows of the picture of ratios: items, operation, form, and a title in plain words."""
+
+_BEST = "the fastest other library (its name)"
+_BARS = {"TorchRL": "C0", _BEST: "C1"}
+_NAMES = {"sb3": "stable-baselines3"}
 
 
 def draw(found: dict[str, Any], directory: Path) -> list[Path]:
@@ -42,26 +59,42 @@ def draw(found: dict[str, Any], directory: Path) -> list[Path]:
 
 
 def _ratios(found: dict[str, Any]) -> Any:
-    compared = [line for line in lines(found) if line.peers][::-1]
+    titles = {(*key, form): title for *key, form, title in _PLAIN}
+    compared = [
+        (titles[line.row.items, line.row.operation, line.row.form], line)
+        for line in lines(found)
+        if line.peers and (line.row.items, line.row.operation, line.row.form) in titles
+    ][::-1]
     if not compared:
         return None
-    figure, axes = plt.subplots(figsize=(9, 0.4 * len(compared) + 1.2))
-    for at, line in enumerate(compared):
+    figure, axes = plt.subplots(figsize=(8.5, 0.5 * len(compared) + 1.2))
+    for at, (_, line) in enumerate(compared):
         peers = list(dict.fromkeys(peer for peer in (FIRST, line.best()) if peer in line.peers))
         for turn, peer in enumerate(peers):
             to = ratio(line.ours, line.peers[peer])
             spread = [[to["median"] - to["min"]], [to["max"] - to["median"]]]
-            height = 0.8 / len(peers)
-            y = at + 0.4 - height * (turn + 0.5)
-            axes.barh(
-                y, to["median"], 0.9 * height, color=_COLOURS[peer], xerr=spread, ecolor="grey"
-            )
-            axes.annotate(f" {to['median']:.3g}x {peer}", (to["max"], y), va="center", size=7)
-    axes.set_yticks(range(len(compared)), [line.title for line in compared], size=8)
+            y = at + (0.2 - 0.4 * turn if len(peers) == 2 else 0)
+            colour = _BARS["TorchRL" if peer == FIRST else _BEST]
+            better = to["median"] - 1  # a bar begins at 1x
+            axes.barh(y, better, 0.36, left=1, color=colour, xerr=spread, ecolor="grey")
+            named = "" if peer == FIRST else f" ({_NAMES.get(peer, peer)})"
+            axes.annotate(f" {to['median']:.3g}x{named}", (to["max"], y), va="center", size=8)
+    axes.set_yticks(range(len(compared)), [title for title, _ in compared], size=9)
     axes.set_xscale("log")
-    axes.margins(x=0.25)
+    axes.margins(x=0.15)
     axes.axvline(1, color="black", linewidth=0.8)
-    axes.set_xlabel(f"times better than {FIRST}, and than the best peer (median, min..max)")
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}x")
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    figure.legend(
+        handles=[Patch(color=colour, label=name) for name, colour in _BARS.items()],
+        title="how many times faster shmbuffer is than",
+        loc="lower center",
+        bbox_to_anchor=(0.5, 0.88),
+        ncols=2,
+        fontsize=9,
+        frameon=False,
+    )
+    axes.set_xlabel("median of the rounds; the grey line spans all rounds", size=8)
     return figure
 
 
