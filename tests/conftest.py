@@ -20,6 +20,8 @@ import hypothesis
 import pytest
 
 from tests import holdings
+from tests.mutants.mutant import mutants
+from tests.selection import sample
 
 # Draws repeat from run to run, and no test asserts a longest time.
 hypothesis.settings.register_profile("shmbuffer", derandomize=True, deadline=None)
@@ -42,14 +44,56 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 _passed = pytest.StashKey[bool]()
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """The default run takes a sample of each product; see tests/selection.py."""
+    parser.addoption(
+        "--full",
+        action="store_true",
+        help="all cases of the tests that are marked 'product', and the tests marked 'full'",
+    )
+
+
 def pytest_sessionstart() -> None:
     """Collect no garbage while tests are collected: there is next to none."""
     gc.disable()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with what takes longest, so that no processor waits for it in the end."""
+@pytest.hookimpl(tryfirst=True)  # before -k and -m, which do not change the sample
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Take what the run is for, and begin with what takes longest."""
+    if not config.getoption("full"):
+        left_out = _left_out(items) - _named(config, items)
+        config.hook.pytest_deselected(items=[item for item in items if item in left_out])
+        items[:] = [item for item in items if item not in left_out]
     items.sort(key=lambda item: item.get_closest_marker("longest") is None)
+
+
+def _left_out(items: list[pytest.Item]) -> set[pytest.Item]:
+    """What only `--full` runs."""
+    left_out = {item for item in items if item.get_closest_marker("full")}
+    products: dict[tuple[str, tuple[str, ...]], dict[str, pytest.Item]] = {}
+    for item in items:
+        marker = item.get_closest_marker("product")
+        if marker and hasattr(item, "callspec"):
+            test = item.nodeid.partition("[")[0]
+            products.setdefault((test, marker.args), {})[item.nodeid] = item
+    for (_, together), cases in products.items():
+        values = {name: item.callspec.params for name, item in cases.items()}  # type: ignore[attr-defined]
+        taken = sample(values, together)
+        left_out |= {item for name, item in cases.items() if name not in taken}
+    return left_out
+
+
+def _named(config: pytest.Config, items: list[pytest.Item]) -> set[pytest.Item]:
+    """What the command line names by its whole id, and what has to catch a seeded bug."""
+    caught_by = {test for mutant in mutants() for test in mutant.caught_by}
+    named = [argument for argument in config.args if "::" in argument]
+    return {
+        item
+        for item in items
+        if item.nodeid in caught_by
+        or any(item.nodeid.endswith(it) or it.endswith(item.nodeid) for it in named)
+    }
 
 
 def pytest_collection_finish() -> None:

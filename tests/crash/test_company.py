@@ -29,7 +29,7 @@ from tests.crash.harness import (
     write,
 )
 
-pytestmark = pytest.mark.crash
+pytestmark = [pytest.mark.crash, pytest.mark.product]
 
 SLOTS = 512
 ROUNDS = 12

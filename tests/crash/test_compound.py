@@ -27,7 +27,7 @@ from tests.crash.deeds import (
 )
 from tests.crash.harness import ended, fork, native_points, python_points, require_usable
 
-pytestmark = pytest.mark.crash
+pytestmark = [pytest.mark.crash, pytest.mark.product]
 
 JOIN = (*python_points("join"), "count.added", *MUTEX, *TREE, *LEAVES)
 #: What a process passes that opens a directory where somebody lives, and mends there.

@@ -28,7 +28,7 @@ from tests.crash.harness import (
     write,
 )
 
-pytestmark = pytest.mark.crash
+pytestmark = [pytest.mark.crash, pytest.mark.product]
 
 
 def everything(path: Path) -> list[str]:

@@ -40,7 +40,7 @@ from tests.crash.harness import (
     write,
 )
 
-pytestmark = pytest.mark.crash
+pytestmark = [pytest.mark.crash, pytest.mark.product]
 
 RATIO = RateLimiter(samples_per_insert=1, min_size=2, error_buffer=6)
 OTHER = RateLimiter(samples_per_insert=2, min_size=3, error_buffer=9, when_alone="error")

@@ -28,7 +28,7 @@ from tests.crash.harness import (
 )
 from tests.crash.situations import PASSINGS
 
-pytestmark = pytest.mark.crash
+pytestmark = [pytest.mark.crash, pytest.mark.product]
 
 #: Where bytes of another boot are not believed; where there is no schema.
 UNTRUSTED = ("recover.dropped", "recover.head", "recover.count")

@@ -23,7 +23,7 @@ from tests.crash.harness import (
     write,
 )
 
-pytestmark = pytest.mark.crash
+pytestmark = [pytest.mark.crash, pytest.mark.product]
 
 UPDATES = {
     "one item": [3],

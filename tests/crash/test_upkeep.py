@@ -32,7 +32,7 @@ from tests.crash.harness import (
     write,
 )
 
-pytestmark = pytest.mark.crash
+pytestmark = [pytest.mark.crash, pytest.mark.product]
 
 
 #: Points of a reaper that rolls forward.

@@ -42,7 +42,7 @@ from tests.crash.situations import (
     require_whole_or_absent,
 )
 
-pytestmark = pytest.mark.crash
+pytestmark = [pytest.mark.crash, pytest.mark.product]
 
 POINTS = native_points("write")
 ROW_POINTS = [point for point in POINTS if point not in RECORD_POINTS]

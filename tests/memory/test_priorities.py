@@ -292,6 +292,7 @@ def test_weights_are_those_of_the_paper_over_the_largest(make: Maker, beta: floa
     )
 
 
+@pytest.mark.product("decades beta")
 @pytest.mark.parametrize("beta", [0.0, 0.1, 0.4, 0.5, 0.99, 1.0, 2.5, 30.0, 1e300])
 @pytest.mark.parametrize("decades", [0.01, 1, 6, 200])
 def test_a_weight_is_the_nearest_float32_to_the_power(
@@ -330,6 +331,7 @@ def test_a_uniform_draw_has_weight_one(make: Maker) -> None:
 BAD = [math.nan, math.inf, -math.inf, -1.0, -1e-300, -5e-324, 1e301, 1.7e308]
 
 
+@pytest.mark.product("call bad")
 @pytest.mark.parametrize("bad", BAD)
 @pytest.mark.parametrize("call", ["write", "place", "update", "commit"])
 def test_a_batch_with_a_bad_priority_is_refused_as_a_whole(

@@ -329,6 +329,7 @@ def test_a_dict_of_arrays_is_the_tensordict_with_these_entries(make: Any) -> Non
     assert rb[:]["a"].tolist() == [0, 1, 0, 1, 0, 1, 7]
 
 
+@pytest.mark.product("first then")
 @pytest.mark.parametrize(
     ("first", "then", "dtype"),
     [
@@ -356,6 +357,7 @@ def test_a_plain_number_takes_the_dtype_of_the_leaf(
         assert torch.equal(rb[:]["r"], expected)
 
 
+@pytest.mark.product("first then")
 @pytest.mark.parametrize(
     ("first", "then"),
     [

@@ -48,6 +48,7 @@ def there_and_back(item: Any, **options: Any) -> Any:
 # -- exactly ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.product
 @pytest.mark.parametrize(
     "dtype",
     [

@@ -22,6 +22,8 @@ from shmbuffer import (
 )
 from tests.replay.conformance import Maker, assert_are_steps, cases, numbers, steps
 
+pytestmark = pytest.mark.product
+
 Transfer = Callable[[Any, Any, Path], None]
 
 

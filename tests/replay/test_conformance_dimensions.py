@@ -19,6 +19,8 @@ from shmbuffer import (
 )
 from tests.replay.conformance import RINGS, Maker, cases
 
+pytestmark = pytest.mark.product
+
 
 @pytest.fixture
 def maker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Maker]:

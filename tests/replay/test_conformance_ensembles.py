@@ -24,6 +24,8 @@ from shmbuffer import (
     WriterEnsemble,
 )
 
+pytestmark = pytest.mark.product
+
 
 def items(buffer: int, count: int) -> TensorDict:
     """Items whose ids say which buffer they are of."""

@@ -28,6 +28,8 @@ from shmbuffer import (
 )
 from tests.replay.conformance import Maker, assert_are_steps, cases, numbers, steps
 
+pytestmark = pytest.mark.product
+
 
 @pytest.fixture
 def maker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Maker]:

@@ -29,6 +29,8 @@ from shmbuffer import (
 )
 from tests.replay.conformance import Maker, cases, numbers, steps
 
+pytestmark = pytest.mark.product
+
 EPS = 1e-8
 
 
@@ -163,6 +165,7 @@ def test_emptying_forgets_priorities(maker: Maker) -> None:
 # -- updates --------------------------------------------------------------------------------------
 
 
+@pytest.mark.product("index priority expected")
 @every_table
 @pytest.mark.parametrize(
     ("index", "priority", "expected"),

@@ -15,6 +15,8 @@ from tensordict import TensorDict, tensorclass
 from shmbuffer import ReplayBuffer, TensorDictReplayBuffer
 from tests.replay.conformance import LISTS, RINGS, Maker, assert_are_steps, cases, numbers, steps
 
+pytestmark = pytest.mark.product
+
 Pair = namedtuple("Pair", ["first", "second"])
 
 

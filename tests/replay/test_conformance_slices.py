@@ -19,6 +19,8 @@ from shmbuffer import (
 )
 from tests.replay.conformance import RINGS, STEPS, Maker, assert_are_steps, cases, numbers, steps
 
+pytestmark = pytest.mark.product
+
 SAMPLERS = {
     "slices": SliceSampler,
     "slices without replacement": SliceSamplerWithoutReplacement,

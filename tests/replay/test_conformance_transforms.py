@@ -14,6 +14,8 @@ from tensordict.nn import TensorDictModule
 from shmbuffer import LazyTensorStorage, ReplayBuffer
 from tests.replay.conformance import Maker, assert_are_steps, cases, numbers, steps
 
+pytestmark = pytest.mark.product
+
 
 @pytest.fixture
 def maker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Maker]:

@@ -11,6 +11,8 @@ import torch
 
 from tests.replay.conformance import Maker, assert_are_steps, cases, numbers, steps
 
+pytestmark = pytest.mark.product
+
 ONE_SAMPLER = cases(samplers=("random",))
 IN_ORDER = [case for case in ONE_SAMPLER if case.in_order]
 

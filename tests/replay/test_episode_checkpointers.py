@@ -50,6 +50,7 @@ def items(rb: TensorDictReplayBuffer) -> TensorDict:
     return rb[:].exclude("index").clone()
 
 
+@pytest.mark.product("make checkpointer")
 @pytest.mark.parametrize("count", [1, 7, 10, 13, 20, 34])
 def test_a_fresh_buffer_gets_every_item_in_its_place(
     make: MakeStorage, checkpointer: Callable[..., Any], count: int, tmp_path: Path
@@ -68,6 +69,7 @@ def test_a_fresh_buffer_gets_every_item_in_its_place(
     same(items(other), items(rb))
 
 
+@pytest.mark.product("make checkpointer")
 @pytest.mark.parametrize("steps", [3, 5, 9])
 def test_lanes_come_back(
     make: MakeStorage, checkpointer: Callable[..., Any], steps: int, tmp_path: Path

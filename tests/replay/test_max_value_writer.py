@@ -177,6 +177,7 @@ def test_large_integers_are_compared_exactly() -> None:
     assert rb.extend(data).tolist() == [-1, 0, -1]
 
 
+@pytest.mark.product
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("seed", range(4))
 def test_random_operations_keep_what_a_sorted_list_keeps(kind: str, seed: int) -> None:
@@ -241,6 +242,7 @@ def test_several_values_are_reduced_to_one(
     assert writer.reduction == reduction
 
 
+@pytest.mark.product("shape reduction")
 @pytest.mark.parametrize("reduction", ["max", "min", "mean", "median", "sum"])
 @pytest.mark.parametrize("shape", [[], [1], [2, 3], [1, 2, 3]])
 @pytest.mark.parametrize("with_batch_size", [False, True])
@@ -266,6 +268,7 @@ def test_add_and_extend_rank_alike() -> None:
     assert sorted(ranks[0]) == sorted(ranks[1])
 
 
+@pytest.mark.product
 @pytest.mark.parametrize(
     "dtype", [torch.bool, torch.uint8, torch.int32, torch.float16, torch.bfloat16]
 )

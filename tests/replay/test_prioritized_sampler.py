@@ -85,6 +85,7 @@ def require_shares(index: Any, probability: Any, *, limit: float) -> None:
 # -- probabilities ---------------------------------------------------------------------------------
 
 
+@pytest.mark.product
 @pytest.mark.parametrize("alpha", [0.0, 0.4, 1.0, 2.5])
 def test_an_item_is_drawn_in_proportion_to_its_mass(anywhere: Any, alpha: float) -> None:
     priority = [0.5, 1.0, 2.0, 4.0, 0.25]
@@ -206,6 +207,7 @@ def test_seeds_decide_every_draw(anywhere: Any) -> None:
 # -- what is refused -------------------------------------------------------------------------------
 
 
+@pytest.mark.product("name value")
 @pytest.mark.parametrize("name", ["alpha", "beta", "eps"])
 @pytest.mark.parametrize("value", [-1, -1e-300, float("nan"), float("inf")])
 def test_an_exponent_below_zero_is_refused_when_it_is_given_and_when_it_is_set(
@@ -266,6 +268,7 @@ def test_where_there_is_nothing_there_is_nothing_to_draw(anywhere: Any) -> None:
 # -- updates ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.product("index priority expected")
 @pytest.mark.parametrize(
     ("index", "priority", "expected"),
     [
@@ -296,6 +299,7 @@ def test_indices_and_priorities_come_in_many_forms(
     assert raw(rb) == expected
 
 
+@pytest.mark.product("dtype column step")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16])
 @pytest.mark.parametrize("column", [False, True])
 @pytest.mark.parametrize("step", [1, 2], ids=["contiguous", "strided"])

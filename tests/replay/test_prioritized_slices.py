@@ -106,6 +106,7 @@ def test_every_step_of_a_slice_has_the_weight_of_its_first(far: bool, dtype: tor
     assert torch.equal(sample["priority_weight"], sample["_weight"])
 
 
+@pytest.mark.product("right strict lanes")
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("lanes", [1, 2])
 @pytest.mark.parametrize("strict", [True, False])

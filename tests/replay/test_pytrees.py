@@ -87,6 +87,7 @@ TREES = {
 trees = pytest.mark.parametrize("tree", TREES.values(), ids=TREES.keys())
 
 
+@pytest.mark.product
 @trees
 def test_a_batch_comes_back_as_it_was(make: Any, tree: Any) -> None:
     rb = ReplayBuffer(storage=make(10), batch_size=8)
@@ -97,6 +98,7 @@ def test_a_batch_comes_back_as_it_was(make: Any, tree: Any) -> None:
     same(rb[[5, 0]], picked(tree, [5, 0]))
 
 
+@pytest.mark.product
 @trees
 def test_a_sample_has_the_form_of_the_data(make: Any, tree: Any) -> None:
     rb = ReplayBuffer(storage=make(10), batch_size=8)
@@ -105,6 +107,7 @@ def test_a_sample_has_the_form_of_the_data(make: Any, tree: Any) -> None:
     same(data, picked(tree, info["index"]))
 
 
+@pytest.mark.product
 @trees
 def test_items_are_added_and_changed_in_their_form(make: Any, tree: Any) -> None:
     rb = ReplayBuffer(storage=make(3), batch_size=2)
@@ -118,6 +121,7 @@ def test_items_are_added_and_changed_in_their_form(make: Any, tree: Any) -> None
     same(rb.storage.get(slice(None)), picked(tree, [2, 0, 1]))
 
 
+@pytest.mark.product
 @trees
 def test_a_list_of_pytrees_is_a_stack_of_items(make: Any, tree: Any) -> None:
     items = [picked(tree, at) for at in range(6)]
@@ -129,6 +133,7 @@ def test_a_list_of_pytrees_is_a_stack_of_items(make: Any, tree: Any) -> None:
     same(in_a_list[:], tree)
 
 
+@pytest.mark.product
 @trees
 def test_a_list_that_is_put_is_a_stack_of_items_too(make: Any, tree: Any) -> None:
     items = [picked(tree, at) for at in range(4)]
@@ -153,6 +158,7 @@ def test_items_that_are_lists_stay_lists(make: Any) -> None:
     assert rb[:][0].tolist() == [2, 1, 0, 7, 7]
 
 
+@pytest.mark.product
 @trees
 def test_a_state_brings_the_form_back(make: Any, tree: Any) -> None:
     rb = ReplayBuffer(storage=make(6), batch_size=2)
@@ -284,6 +290,7 @@ def test_tuples_are_nested_keys_for_a_buffer_of_tensordicts() -> None:
 # -- what does not fit -----------------------------------------------------------------------------
 
 
+@pytest.mark.product
 @pytest.mark.parametrize(
     ("items", "words"),
     [

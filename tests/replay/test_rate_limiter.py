@@ -432,6 +432,7 @@ def come_out(rb: Any) -> list[int]:
         return numbers
 
 
+@pytest.mark.product("way written")
 @pytest.mark.parametrize("way", ["extend", "loads", "loads over others", "load_state_dict"])
 @pytest.mark.parametrize("written", WRITTEN)
 def test_a_queue_that_is_set_on_a_filled_buffer_hands_out_all_of_it_oldest_first(

@@ -62,6 +62,7 @@ def filled(data: TensorDict, **options: Any) -> TensorDictReplayBuffer:
 # -- which slices there are ------------------------------------------------------------------------
 
 
+@pytest.mark.product("make keys")
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("keys", [{"end_key": ("next", "done")}, {"traj_key": "id"}, {}])
 def test_every_slice_is_one_of_the_definition_and_each_of_them_is_drawn(
@@ -78,6 +79,7 @@ def test_every_slice_is_one_of_the_definition_and_each_of_them_is_drawn(
             assert set(drawn(rb)) == legal
 
 
+@pytest.mark.product("span strict")
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize(
     "span", [True, (True, False), (False, True), 1, (2, 0), [0, 2], (True, 1), (0, 0)]

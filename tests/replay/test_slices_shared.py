@@ -50,6 +50,7 @@ def drawn(rb: Any, batches: int) -> set[tuple[int, ...]]:
 # -- several handles in one process ----------------------------------------------------------------
 
 
+@pytest.mark.product("kind lanes")
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("lanes", [1, 2])
 def test_slices_are_of_one_collector_and_of_consecutive_steps_of_it(

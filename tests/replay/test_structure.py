@@ -189,6 +189,7 @@ def test_what_is_not_a_tensor_is_refused_and_the_way_out_is_named(make: Any, dat
         rb_of(make).extend(data)
 
 
+@pytest.mark.product
 @pytest.mark.parametrize(
     "dtype",
     [

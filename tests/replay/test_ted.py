@@ -131,6 +131,7 @@ def test_shift_and_is_full_are_attributes_that_a_checkpointer_sets() -> None:
     assert not hasattr(Flat2TED(), "shift")
 
 
+@pytest.mark.product("form lanes")
 @pytest.mark.parametrize("lanes", LANES)
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("form", ["flat", "flat file", "nested", "nested file", "hdf5"])

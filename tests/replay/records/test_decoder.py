@@ -153,6 +153,7 @@ def damaged(batch: RecordBatch, chunk: int, content: bytes) -> RecordBatch:
 # -- items -------------------------------------------------------------------------------------
 
 
+@pytest.mark.product
 @pytest.mark.parametrize("name", ITEMS)
 def test_items_come_back_as_they_were(name: str, way: Encoder, decoder: Decoder) -> None:
     items = [ITEMS[name](n) for n in (3, 1, 2)]
@@ -198,6 +199,7 @@ def test_raw_leaves_are_not_copied_where_that_is_cheaper(
     assert all(memory <= item["frame"].data_ptr() < memory + len(batch.data) for item in found)
 
 
+@pytest.mark.product
 @pytest.mark.parametrize("shape", [(), (3,), (2, 3), (2000,), (40, 50)])
 @pytest.mark.parametrize("ragged", [False, True])
 def test_what_is_written_into_one_item_is_in_no_other(
@@ -307,6 +309,7 @@ def test_whatever_is_nested_comes_back(items: list[Any], way: str) -> None:
 # -- a dense batch -----------------------------------------------------------------------------
 
 
+@pytest.mark.product
 @pytest.mark.parametrize("name", DENSE)
 def test_a_dense_batch_is_what_the_items_are_stacked_to(
     name: str, way: Encoder, decoder: Decoder

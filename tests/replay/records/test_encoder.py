@@ -132,6 +132,7 @@ def test_a_list_of_items_comes_back_exactly(name: str, encoder: Encoder) -> None
         assert len(found) == len(items)
 
 
+@pytest.mark.product
 @pytest.mark.parametrize("name", ITEMS)
 def test_single_items_come_back_exactly(name: str, encoder: Encoder) -> None:
     for n in range(1, 4):
@@ -146,6 +147,7 @@ def test_items_of_many_kinds_come_back_in_their_order(encoder: Encoder) -> None:
     assert (np.diff(batch.starts) > 0).all()
 
 
+@pytest.mark.product
 @pytest.mark.parametrize("name", ITEMS)
 def test_the_same_comes_back_as_from_a_compressed_storage_of_one_process(
     name: str, encoder: Encoder
@@ -258,6 +260,7 @@ BATCHES: dict[str, Callable[[int], Any]] = {
 }
 
 
+@pytest.mark.product("encoder name")
 @pytest.mark.parametrize("count", [1, 2, 7])
 @pytest.mark.parametrize("name", BATCHES)
 def test_a_batch_gives_the_records_of_its_items(name: str, count: int, encoder: Encoder) -> None:
@@ -322,6 +325,7 @@ def test_whatever_is_nested_comes_back_exactly(data: st.DataObject) -> None:
 # -- one item --------------------------------------------------------------------------------
 
 
+@pytest.mark.product
 @pytest.mark.parametrize("kind", [*ENCODERS, "own"])
 @pytest.mark.parametrize("name", [*BATCHES, *ITEMS])
 def test_a_single_item_gives_the_record_of_a_list_of_one(name: str, kind: str) -> None:

@@ -168,6 +168,7 @@ def test_a_plan_of_dtypes_is_that_of_the_engine() -> None:
     }
 
 
+@pytest.mark.product
 @pytest.mark.filterwarnings("ignore:ComplexHalf")
 @pytest.mark.parametrize("name", ITEMSIZES)
 @pytest.mark.parametrize("shape", [(), (3,), (0,), (2, 0)], ids=str)

@@ -425,6 +425,7 @@ def test_records_that_differ_in_how_they_are_stored_make_one_batch() -> None:
     assert alike(nested(decoder, joined(*parts)), densify(items))
 
 
+@pytest.mark.product
 def test_what_an_item_does_not_have_is_a_leaf_of_length_zero(padding: Make, nesting: Make) -> None:
     items = [
         TensorDict({"a": torch.ones(2), "n": {"b": torch.ones(1, 2)}, "t": "text"}),

@@ -1,0 +1,72 @@
+"""What the default run leaves out, and what it never does."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tests.selection import sample
+
+POINTS = [f"point {number}" for number in range(40)]
+
+
+Cases = dict[str, dict[str, object]]
+
+
+def crossed(**values: Sequence[object]) -> Cases:
+    """Every combination, by a name."""
+    combined = itertools.product(*values.values())
+    return {"-".join(map(str, some)): dict(zip(values, some, strict=True)) for some in combined}
+
+
+def met(cases: Cases, *names: str) -> set[tuple[object, ...]]:
+    return {tuple(case[name] for name in names) for case in cases.values()}
+
+
+def taken(cases: Cases, *together: str) -> Cases:
+    return {name: cases[name] for name in sample(cases, together)}
+
+
+def test_every_value_of_every_parameter_is_met() -> None:
+    cases = crossed(kind=["rows", "records"], point=POINTS, there=[0, 3, 11])
+    some = taken(cases)
+    assert len(some) == len(POINTS)
+    for name in ("kind", "point", "there"):
+        assert met(some, name) == met(cases, name)
+
+
+def test_no_value_is_preferred_for_being_the_first() -> None:
+    some = taken(crossed(kind=["rows", "records"], point=POINTS))
+    kinds = [case["kind"] for case in some.values()]
+    assert min(kinds.count("rows"), kinds.count("records")) > len(POINTS) / 4
+
+
+def test_values_that_matter_together_are_met_together() -> None:
+    cases = crossed(kind=["rows", "records"], point=POINTS, there=[0, 3, 11])
+    some = taken(cases, "kind point")
+    assert met(some, "kind", "point") == met(cases, "kind", "point")
+    assert len(some) == 2 * len(POINTS)
+
+
+@dataclass(frozen=True)
+class Parts:
+    storage: str
+    sampler: str
+
+
+def test_a_dataclass_counts_as_its_fields() -> None:
+    parts = [Parts(*both) for both in itertools.product("abc", "xyz")]
+    some = [case["case"] for case in taken(crossed(case=parts)).values()]
+    assert len(some) == 3
+    assert {one.storage for one in some if isinstance(one, Parts)} == set("abc")
+    assert {one.sampler for one in some if isinstance(one, Parts)} == set("xyz")
+    assert len(taken(crossed(case=parts), "storage sampler")) == 9
+
+
+def test_what_has_no_hash_counts_too() -> None:
+    assert len(taken(crossed(index=[[0, 1], [2]], kind=["rows", "records"]))) == 2
+
+
+def test_equal_values_of_two_types_are_two() -> None:
+    assert len(taken(crossed(value=[1, True, 1.0], kind=["rows", "records"]))) == 3
