@@ -88,6 +88,7 @@ def test_the_navigation_has_every_page() -> None:
     assert len(nav) == len(set(nav))
 
 
+GLOSSARY = (ROOT / "docs/glossary.md").read_text()
 FAILURES = (ROOT / "docs/failures.md").read_text()
 PROOF = re.compile(r"\[(test_\w+)\]\(\.\./(tests/[\w/]+\.py)\)")
 
@@ -129,3 +130,20 @@ def test_a_list_and_a_table_begin_behind_an_empty_line(page: str) -> None:
         if before and not re.match(r"(\||\s*[*-] |\s*\d+\. |\s)", before)
     ]
     assert joined == []
+
+
+def test_the_glossary_names_what_is_in_the_code() -> None:
+    sources = "\n".join(
+        path.read_text()
+        for path in sorted((ROOT / "shmbuffer").rglob("*"))
+        if path.suffix in (".py", ".c", ".h")
+    )
+    rows = re.findall(r"^\| (?!word)([^|-]+) \| .+ \| (.*) \|$", GLOSSARY, re.MULTILINE)
+    assert len(rows) > 20
+    missing = [
+        name
+        for _, where in rows
+        for name in re.findall(r"`([\w.]+)`", where)
+        if not all(re.search(rf"\b{part}\b", sources) for part in name.split("."))
+    ]
+    assert missing == []
