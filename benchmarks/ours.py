@@ -47,7 +47,7 @@ class ShmBuffer(TorchLike):
         | {BESIDE_OTHERS, AT_REST, AND_SAMPLE, IN_PLACE, ELSEWHERE}
         | {AS_IT_COMES, READ, LISTED, PADDED, NESTED}
     )
-    modules: ClassVar[list[str]] = ["shmbuffer.service.client", "shmbuffer.replay"]
+    modules: ClassVar[list[str]] = ["shmbuffer.service.client", "shmbuffer.replay.buffers"]
 
     def __init__(self, *, shared: bool = True) -> None:
         super().__init__()

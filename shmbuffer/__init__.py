@@ -19,7 +19,17 @@ if TYPE_CHECKING:
     from shmbuffer.errors import *  # noqa: F403
     from shmbuffer.memory.limiter import RateLimiter as RateLimiter
     from shmbuffer.memory.progress import ProgressReport as ProgressReport
-    from shmbuffer.replay import *  # noqa: F403
+    from shmbuffer.replay.buffers import *  # noqa: F403
+    from shmbuffer.replay.checkpointers import *  # noqa: F403
+    from shmbuffer.replay.ensembles import *  # noqa: F403
+    from shmbuffer.replay.records.ragged import densify as densify
+    from shmbuffer.replay.records.ragged import pad as pad
+    from shmbuffer.replay.samplers import *  # noqa: F403
+    from shmbuffer.replay.schedulers import *  # noqa: F403
+    from shmbuffer.replay.storages import *  # noqa: F403
+    from shmbuffer.replay.ted import *  # noqa: F403
+    from shmbuffer.replay.transforms import Compose as Compose
+    from shmbuffer.replay.writers import *  # noqa: F403
     from shmbuffer.service.client import attach as attach
     from shmbuffer.service.coordinator import Coordinator as Coordinator
     from shmbuffer.service.recovery import RecoveryReport as RecoveryReport
@@ -57,57 +67,73 @@ _HOMES = {
     ),
     "shmbuffer.memory.progress": ("ProgressReport",),
     "shmbuffer.distributed": ("RayReplayBuffer", "RemoteTensorDictReplayBuffer"),
-    "shmbuffer.replay": (
-        "Compose",
-        "CompressedListStorage",
-        "CompressedListStorageCheckpointer",
-        "Flat2TED",
-        "FlatStorageCheckpointer",
-        "H5Combine",
-        "H5Split",
-        "H5StorageCheckpointer",
-        "ImmutableDatasetWriter",
-        "LambdaScheduler",
-        "LazyMemmapStorage",
-        "LazyStackStorage",
-        "LazyTensorStorage",
-        "LinearScheduler",
-        "ListStorage",
-        "ListStorageCheckpointer",
-        "Nested2TED",
-        "NestedStorageCheckpointer",
-        "ParameterScheduler",
+    "shmbuffer.replay.buffers": (
         "PrioritizedReplayBuffer",
+        "ReplayBuffer",
+        "TensorDictPrioritizedReplayBuffer",
+        "TensorDictReplayBuffer",
+    ),
+    "shmbuffer.replay.checkpointers": (
+        "CompressedListStorageCheckpointer",
+        "FlatStorageCheckpointer",
+        "H5StorageCheckpointer",
+        "ListStorageCheckpointer",
+        "NestedStorageCheckpointer",
+        "StorageCheckpointerBase",
+        "TensorStorageCheckpointer",
+    ),
+    "shmbuffer.replay.ensembles": (
+        "ReplayBufferEnsemble",
+        "SamplerEnsemble",
+        "StorageEnsemble",
+        "StorageEnsembleCheckpointer",
+        "WriterEnsemble",
+    ),
+    "shmbuffer.replay.records.ragged": (
+        "densify",
+        "pad",
+    ),
+    "shmbuffer.replay.samplers": (
         "PrioritizedSampler",
         "PrioritizedSliceSampler",
         "PriorityUpdate",
         "RandomSampler",
-        "ReplayBuffer",
-        "ReplayBufferEnsemble",
-        "RoundRobinWriter",
         "Sampler",
-        "SamplerEnsemble",
         "SamplerWithoutReplacement",
-        "SchedulerList",
         "SliceSampler",
         "SliceSamplerWithoutReplacement",
+    ),
+    "shmbuffer.replay.schedulers": (
+        "LambdaScheduler",
+        "LinearScheduler",
+        "ParameterScheduler",
+        "SchedulerList",
         "StepScheduler",
+    ),
+    "shmbuffer.replay.storages": (
+        "CompressedListStorage",
+        "LazyMemmapStorage",
+        "LazyStackStorage",
+        "LazyTensorStorage",
+        "ListStorage",
         "Storage",
-        "StorageCheckpointerBase",
-        "StorageEnsemble",
-        "StorageEnsembleCheckpointer",
+        "TensorStorage",
+    ),
+    "shmbuffer.replay.ted": (
+        "Flat2TED",
+        "H5Combine",
+        "H5Split",
+        "Nested2TED",
         "TED2Flat",
         "TED2Nested",
+    ),
+    "shmbuffer.replay.transforms": ("Compose",),
+    "shmbuffer.replay.writers": (
+        "ImmutableDatasetWriter",
+        "RoundRobinWriter",
         "TensorDictMaxValueWriter",
-        "TensorDictPrioritizedReplayBuffer",
-        "TensorDictReplayBuffer",
         "TensorDictRoundRobinWriter",
-        "TensorStorage",
-        "TensorStorageCheckpointer",
         "Writer",
-        "WriterEnsemble",
-        "densify",
-        "pad",
     ),
     "shmbuffer.memory.limiter": ("RateLimiter",),
     "shmbuffer.service.client": ("attach",),

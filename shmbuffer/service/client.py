@@ -104,7 +104,7 @@ def attach(
             raise _nothing_there(path, timeout)
         time.sleep(LOOK_S)
     try:
-        from shmbuffer.replay.buffers import from_engine
+        from shmbuffer.replay.buffers.reopened import from_engine
 
         return from_engine(engine, **options)
     except BaseException:

@@ -191,7 +191,7 @@ class Coordinator:
         """The buffer, for this process; made when it is first asked for, which imports torch."""
         self._check_open()
         if self._buffer is None:
-            from shmbuffer.replay.buffers import from_engine
+            from shmbuffer.replay.buffers.reopened import from_engine
 
             self._buffer = from_engine(self._engine, **self._options)
         return self._buffer

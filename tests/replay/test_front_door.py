@@ -16,14 +16,12 @@ from tensordict import MemoryMappedTensor, TensorDict, is_tensorclass, tensorcla
 
 import shmbuffer
 import shmbuffer.errors
-import shmbuffer.replay
 
 
 def test_every_name_that_is_promised_is_there() -> None:
     for name in shmbuffer.__all__:
         assert getattr(shmbuffer, name) is not None
     assert sorted(set(shmbuffer.__all__)) == sorted(shmbuffer.__all__)
-    assert set(shmbuffer.replay.__all__) <= set(shmbuffer.__all__)
     assert {"Coordinator", "attach", "recover", "RecoveryReport"} <= set(shmbuffer.__all__)
     assert set(shmbuffer.__all__) <= set(dir(shmbuffer))
 

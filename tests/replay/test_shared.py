@@ -32,7 +32,7 @@ from shmbuffer import (
     TensorDictRoundRobinWriter,
 )
 from shmbuffer.memory import Engine
-from shmbuffer.replay.buffers import from_engine
+from shmbuffer.replay.buffers.reopened import from_engine
 from shmbuffer.replay.storages import indexing, mover
 from tests.replay import programs
 from tests.replay.programs import step

@@ -4,7 +4,6 @@ from shmbuffer.replay.buffers.prioritized import (
     PrioritizedReplayBuffer,
     TensorDictPrioritizedReplayBuffer,
 )
-from shmbuffer.replay.buffers.reopened import from_engine
 from shmbuffer.replay.buffers.replay_buffer import ReplayBuffer
 from shmbuffer.replay.buffers.tensordict import TensorDictReplayBuffer
 
@@ -13,5 +12,4 @@ __all__ = [
     "ReplayBuffer",
     "TensorDictPrioritizedReplayBuffer",
     "TensorDictReplayBuffer",
-    "from_engine",
 ]
