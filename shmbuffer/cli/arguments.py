@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from contextlib import suppress
 
 
@@ -51,6 +52,18 @@ def whole(text: str) -> int:
     raise argparse.ArgumentTypeError(
         f"{text!r} is not a whole number; 1000000, 1_000_000 and 1e6 are"
     )
+
+
+def at_least(least: int) -> Callable[[str], int]:
+    """Returns what parses a whole number that is not smaller."""
+
+    def parse(text: str) -> int:
+        value = whole(text)
+        if value < least:
+            raise argparse.ArgumentTypeError(f"{text} is less than {least}")
+        return value
+
+    return parse
 
 
 def number(text: str) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib.util
-import shutil
+import os
 import signal
 import sys
 import tempfile
@@ -23,7 +23,7 @@ from shmbuffer.extras import missing
 from shmbuffer.watch import tables, units
 
 if TYPE_CHECKING:
-    from shmbuffer.examples.trial import Outcome, Plan, Status
+    from shmbuffer.examples.trial import Outcome, Plan
 
 UNSOLVED = 5
 """An exit code that only this verb has."""
@@ -53,10 +53,12 @@ EXAMPLES = (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds those of the verb."""
     parser.epilog = f"{parser.epilog}{EPILOG}"
-    parser.add_argument("--seed", type=_count, default=0, metavar="N", help="default 0")
+    parser.add_argument(
+        "--seed", type=arguments.at_least(0), default=0, metavar="N", help="default 0"
+    )
     parser.add_argument(
         "--collectors",
-        type=_at_least_one,
+        type=arguments.at_least(1),
         default=2,
         metavar="N",
         help="how many collector processes (default 2)",
@@ -114,43 +116,31 @@ def _play(args: argparse.Namespace, plan: Plan) -> Outcome:
     from shmbuffer.examples.cartpole import Config
     from shmbuffer.examples.trial import Trial
 
-    with _directory(args.scratch_dir) as run_dir, Progress() as progress:
-        watcher = _Watcher(progress)
-        return Trial(run_dir, Config(seed=args.seed), args.collectors, plan, watcher).play()
+    config = Config(seed=args.seed, collectors=args.collectors)
+    with _directory(args.scratch_dir) as run_dir, _Shown() as shown:
+        return Trial(Path(run_dir), config, plan, shown).play()
 
 
-@contextlib.contextmanager
-def _directory(given: Path | None) -> Iterator[Path]:
+def _directory(given: Path | None) -> contextlib.AbstractContextManager[str | os.PathLike[str]]:
     """A directory for one run: the user's, which stays, or a temporary one, which does not."""
     if given is None:
-        temporary = Path(tempfile.mkdtemp(prefix="shmbuffer-demo-"))
-        try:
-            yield temporary
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
-        return
+        return tempfile.TemporaryDirectory(prefix="shmbuffer-demo-", ignore_cleanup_errors=True)
     if given.exists() and any(given.iterdir()):
         raise BufferExistsError(f"{given}: not empty; give the demo a directory of its own")
     given.mkdir(parents=True, exist_ok=True)
-    yield given
+    return contextlib.nullcontext(given)
 
 
-class _Watcher:
+class _Shown(Progress):
     """Shows what a trial tells."""
 
-    def __init__(self, progress: Progress) -> None:
-        self._progress = progress
-
-    def event(self, text: str) -> None:
-        self._progress.event(text)
-
-    def status(self, status: Status) -> None:
-        stats = status.stats
-        mean_return = status.mean_return
-        self._progress.numbers(
+    def status(self, outcome: Outcome) -> None:
+        stats = outcome.stats
+        mean_return = outcome.mean_return
+        self.numbers(
             {
-                "time": units.span(status.seconds),
-                "step": f"{status.step:,}",
+                "time": units.span(outcome.seconds),
+                "step": f"{outcome.step:,}",
                 "return": "-" if mean_return is None else f"{mean_return:.1f}",
                 "items/s": f"{stats.get('inserts_per_s', 0.0):,.0f}",
                 "batches/s": f"{stats.get('samples_per_s', 0.0):,.0f}",
@@ -164,16 +154,16 @@ class _Watcher:
 
 
 def _tables(outcome: Outcome) -> Iterator[tables.Table]:
-    written, sampled, batches, updated = _counters(outcome)
-    mean_return = outcome.mean_return
+    counted, mean_return = _counted(outcome), outcome.mean_return
     yield tables.pairs(
         "solved" if outcome.solved else "not solved",
         {
             "mean return": None if mean_return is None else f"{mean_return:.1f}",
             "time": units.span(outcome.seconds),
-            "items written": written,
-            "items sampled": f"{sampled:,} in {batches:,} batches",
-            "priorities updated": updated,
+            "items written": counted["items_written"],
+            "items sampled": f"{counted['items_sampled']:,} in "
+            f"{counted['batches_sampled']:,} batches",
+            "priorities updated": counted["priorities_updated"],
         },
     )
     yield tables.Table(
@@ -203,17 +193,13 @@ def _tables(outcome: Outcome) -> Iterator[tables.Table]:
 
 
 def _json(args: argparse.Namespace, outcome: Outcome) -> dict[str, Any]:
-    written, sampled, batches, updated = _counters(outcome)
     return {
         "solved": outcome.solved,
         "mean_return": outcome.mean_return,
         "seed": args.seed,
         "collectors": args.collectors,
         "seconds": round(outcome.seconds, 1),
-        "items_written": written,
-        "items_sampled": sampled,
-        "batches_sampled": batches,
-        "priorities_updated": updated,
+        **_counted(outcome),
         "kills": len(outcome.kills),
         "killed": [
             {"what": kill.what, "step": kill.step, "pids": kill.pids, "planned": kill.planned}
@@ -227,10 +213,14 @@ def _json(args: argparse.Namespace, outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def _counters(outcome: Outcome) -> tuple[int, int, int, int]:
-    names = ("write_count", "sampled", "samples", "updates_applied")
-    written, sampled, batches, updated = (int(outcome.stats.get(name, 0)) for name in names)
-    return written, sampled, batches, updated
+def _counted(outcome: Outcome) -> dict[str, int]:
+    counters = {
+        "items_written": "write_count",
+        "items_sampled": "sampled",
+        "batches_sampled": "samples",
+        "priorities_updated": "updates_applied",
+    }
+    return {name: int(outcome.stats.get(counter, 0)) for name, counter in counters.items()}
 
 
 def _evidence(outcome: Outcome) -> dict[str, int]:
@@ -263,17 +253,3 @@ def _draw(curve: Curve, path: Path) -> str | None:
 
 def _terminate(_number: int, _frame: FrameType | None) -> NoReturn:
     raise SystemExit(128 + signal.SIGTERM)  # so that what was started is ended on the way out
-
-
-def _count(text: str) -> int:
-    value = arguments.whole(text)
-    if value < 0:
-        raise argparse.ArgumentTypeError(f"{text} is less than 0")
-    return value
-
-
-def _at_least_one(text: str) -> int:
-    value = arguments.whole(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text} is less than 1")
-    return value

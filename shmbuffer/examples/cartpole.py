@@ -40,6 +40,7 @@ from shmbuffer.examples.evidence import Ledger, torn
 class Config(double_dqn.Config):
     """The agent, and how its processes work together."""
 
+    collectors: int = 2
     rows_per_write: int = 16
     updates_per_publication: int = 25
     most_steps_ahead: int = 300
@@ -103,7 +104,6 @@ class Evaluation:
 def serve(
     run: Path,
     config: Config,
-    collectors: int,
     on_existing: Literal["error", "recover"],
     control: Connection,
 ) -> None:
@@ -111,8 +111,7 @@ def serve(
 
     Args:
         run: the directory of the run.
-        config: of the run.
-        collectors: how many to start. One that dies is started again.
+        config: of the run. A collector that dies is started again.
         on_existing: what to do with buffers that are there.
         control: reports go out; the end of the run comes in, as a message or as its own end.
     """
@@ -126,7 +125,7 @@ def serve(
         on_existing=on_existing,
     )
     with weights, replay:
-        replay.spawn(collect, collectors, config, restart=True)
+        replay.spawn(collect, config.collectors, config, restart=True)
         while not control.poll(0.2):
             collecting = tuple(each.pid for each in replay.processes if each.is_alive())
             deaths = tuple(str(death) for death in replay.deaths)

@@ -13,7 +13,6 @@ from contextlib import suppress
 from multiprocessing.connection import wait
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal, Self
 
 from shmbuffer.examples.cartpole import Config, Evaluation, Learning, Service, learn, serve
@@ -29,15 +28,11 @@ class Crew:
     """
 
     def __init__(
-        self,
-        run_dir: Path,
-        config: Config,
-        collectors: int,
-        on_existing: Literal["error", "recover"],
+        self, run_dir: Path, config: Config, on_existing: Literal["error", "recover"]
     ) -> None:
         self.collectors: tuple[int, ...] = ()
         self._all_killed = False
-        self._coordinator = _Role(serve, run_dir, config, collectors, on_existing)
+        self._coordinator = _Role(serve, run_dir, config, on_existing)
         self._learner = _Role(learn, run_dir, config)
 
     @property
@@ -65,7 +60,10 @@ class Crew:
         """Kills everybody, and returns who that was once they are dead."""
         self._all_killed = True
         coordinator, learner = self._coordinator.process, self._learner.process
-        watched = [fd for pid in self.collectors if (fd := _pidfd(pid)) is not None]
+        watched = []
+        for pid in self.collectors:
+            with suppress(ProcessLookupError):
+                watched.append(os.pidfd_open(pid))
         with suppress(ProcessLookupError):
             if coordinator.pid is not None:
                 os.killpg(coordinator.pid, signal.SIGKILL)
@@ -97,12 +95,7 @@ class Crew:
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        where: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Tells everybody to end, and waits; whoever does not is killed.
 
         Who has said nothing yet is still starting; that is not worth a wait.
@@ -157,10 +150,3 @@ def _apart(target: Callable[..., None], *args: Any) -> None:
     os.setpgrp()
     logging.getLogger("shmbuffer").setLevel(logging.ERROR)  # the trial says who has died
     target(*args)
-
-
-def _pidfd(pid: int) -> int | None:
-    try:
-        return os.pidfd_open(pid)
-    except ProcessLookupError:
-        return None

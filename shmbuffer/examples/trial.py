@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -49,49 +49,44 @@ class Kill:
     planned: bool = True
 
 
-@dataclass(frozen=True)
-class Status:
-    """How the run is doing at a moment; ``stats`` are the coordinator's."""
-
-    seconds: float
-    step: int
-    mean_return: float | None
-    stats: dict[str, float]
-
-
 class Watcher(Protocol):
     """Whoever wants to know what happens."""
 
     def event(self, text: str) -> None:
         """Something happened."""
 
-    def status(self, status: Status) -> None:
-        """Some time has passed."""
+    def status(self, outcome: Outcome) -> None:
+        """Some time has passed; what became of the run until now."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Outcome:
-    """What became of a run.
+    """What became of a run, as far as it has come.
 
     Attributes:
         solved: whether an evaluation after all kills reached the goal.
         evaluations: steps and mean returns.
-        seconds: from the first start to the end of the last process.
+        seconds: since the first start.
         kills: what was killed.
         reports: of the recoveries, one a buffer and kill.
         evidence: what the items say, after each recovery and in the end.
         torn_samples: items that the learner was given and that did not fit their stamp.
-        stats: the counters of the replay buffer in the end.
+        stats: the counters of the replay buffer; while it runs, as its coordinator tells them.
     """
 
-    solved: bool
-    evaluations: tuple[tuple[int, float], ...]
-    seconds: float
-    kills: tuple[Kill, ...]
-    reports: tuple[RecoveryReport, ...]
-    evidence: tuple[Evidence, ...]
-    torn_samples: int
-    stats: dict[str, float]
+    solved: bool = False
+    evaluations: list[tuple[int, float]] = field(default_factory=list)
+    seconds: float = 0.0
+    kills: list[Kill] = field(default_factory=list)
+    reports: list[RecoveryReport] = field(default_factory=list)
+    evidence: list[Evidence] = field(default_factory=list)
+    torn_samples: int = 0
+    stats: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def step(self) -> int:
+        """Steps of all environments."""
+        return int(self.stats.get("write_count", 0))
 
     @property
     def mean_return(self) -> float | None:
@@ -120,25 +115,16 @@ class Trial:
     Args:
         run_dir: the directory of the run, which holds none yet.
         config: of the run.
-        collectors: how many.
         plan: what to kill when, and what is good enough.
         watcher: is told what happens.
     """
 
-    def __init__(
-        self, run_dir: Path, config: Config, collectors: int, plan: Plan, watcher: Watcher
-    ) -> None:
+    def __init__(self, run_dir: Path, config: Config, plan: Plan, watcher: Watcher) -> None:
         self._run_dir = run_dir
         self._config = config
-        self._collectors = collectors
         self._plan = plan
         self._watcher = watcher
-        self._stats: dict[str, float] = {}
-        self._evaluations: list[tuple[int, float]] = []
-        self._kills: list[Kill] = []
-        self._reports: list[RecoveryReport] = []
-        self._evidence: list[Evidence] = []
-        self._torn_samples = 0
+        self._outcome = Outcome()
 
     def play(self) -> Outcome:
         """Runs it.
@@ -146,51 +132,42 @@ class Trial:
         Raises:
             RuntimeError: the processes end by themselves as often as they are started.
         """
-        self._began_s = time.monotonic()
+        outcome, self._began_s = self._outcome, time.monotonic()
         self._say(f"the run is in {self._run_dir}")
         on_existing: Literal["error", "recover"] = "error"
         furthest, fruitless = -1, 0
         while True:
-            self._say(f"starting a coordinator, {self._collectors} collectors and a learner")
-            with Crew(self._run_dir, self._config, self._collectors, on_existing) as crew:
+            self._say(f"starting a coordinator, {self._config.collectors} collectors and a learner")
+            with Crew(self._run_dir, self._config, on_existing) as crew:
                 self._watch(crew)
             if self._is_over():
                 break
-            fruitless = 0 if self._step > furthest else fruitless + 1
+            fruitless = 0 if outcome.step > furthest else fruitless + 1
             if fruitless == FRUITLESS_STARTS:
                 raise RuntimeError(f"{self._run_dir}: started again and again, and {crew.losses()}")
-            furthest = max(furthest, self._step)
+            furthest = max(furthest, outcome.step)
             self._recover()
             on_existing = "recover"
         self._examine()
-        return Outcome(
-            solved=self._is_solved(),
-            evaluations=tuple(self._evaluations),
-            seconds=self._seconds,
-            kills=tuple(self._kills),
-            reports=tuple(self._reports),
-            evidence=tuple(self._evidence),
-            torn_samples=self._torn_samples,
-            stats=self._stats,
-        )
+        return outcome
 
     # ---- while it runs ----
 
     def _watch(self, crew: Crew) -> None:
         """Listens and kills, until the run is over or all of the crew are dead."""
-        torn_before = self._torn_samples
+        outcome, torn_before = self._outcome, self._outcome.torn_samples
         deaths: tuple[str, ...] = ()
         while not self._is_over():
             for report in crew.reports(timeout_s=0.2):
                 if isinstance(report, Service):
-                    self._stats = report.stats
+                    outcome.stats = report.stats
                     for death in report.deaths[len(deaths) :]:
                         self._say(f"coordinator: {death}")
                     deaths = report.deaths
                 elif isinstance(report, Learning):
-                    self._torn_samples = torn_before + report.torn
+                    outcome.torn_samples = torn_before + report.torn
                 else:
-                    self._evaluations.append((report.step, report.mean_return))
+                    outcome.evaluations.append((report.step, report.mean_return))
             if not crew.is_whole:
                 self._say(f"{crew.losses()}; the others are killed")
                 self._kill_all(crew, planned=False)
@@ -198,26 +175,26 @@ class Trial:
             if self._is_due("a collector", self._plan.kill_collector_at):
                 if crew.collectors and self._all_have_joined:
                     pid = crew.kill_collector()
-                    self._note(Kill("a collector", self._step, (pid,)))
+                    self._note(Kill("a collector", outcome.step, (pid,)))
             elif self._is_due("all", self._plan.kill_all_at) and (
-                len(crew.collectors) == self._collectors  # the one that was killed is back
+                len(crew.collectors) == self._config.collectors  # the one that was killed is back
             ):
                 self._kill_all(crew, planned=True)
                 return
-            self._watcher.status(Status(self._seconds, self._step, self._mean_return, self._stats))
+            self._watcher.status(outcome)
 
     def _kill_all(self, crew: Crew, *, planned: bool) -> None:
-        self._note(Kill("all", self._step, crew.kill_all(), planned))
-        self._stats |= dict.fromkeys(("inserts_per_s", "samples_per_s", "clients_alive"), 0)
+        self._note(Kill("all", self._outcome.step, crew.kill_all(), planned))
+        self._outcome.stats |= dict.fromkeys(("inserts_per_s", "samples_per_s", "clients_alive"), 0)
 
     def _note(self, kill: Kill) -> None:
-        self._kills.append(kill)
+        self._outcome.kills.append(kill)
         pids = ", ".join(map(str, kill.pids))
         self._say(f"step {kill.step:,}: killed {kill.what} with SIGKILL (pid {pids})")
 
     def _is_due(self, what: str, at: int | None) -> bool:
-        done = any(kill.what == what and kill.planned for kill in self._kills)
-        return at is not None and self._step >= at and not done
+        done = any(kill.what == what and kill.planned for kill in self._outcome.kills)
+        return at is not None and self._outcome.step >= at and not done
 
     # ---- after all were killed ----
 
@@ -225,7 +202,7 @@ class Trial:
         for name in ("replay", "weights"):
             with suppress(BufferNotFoundError):  # the coordinator did not come so far
                 report = _recovered(self._run_dir / name)
-                self._reports.append(report)
+                self._outcome.reports.append(report)
                 self._say(str(report))
         self._examine()
 
@@ -237,8 +214,8 @@ class Trial:
             return
         with replay:
             found = examine(replay, self._run_dir / "ledgers")
-            self._stats |= replay.stats()
-        self._evidence.append(found)
+            self._outcome.stats |= replay.stats()
+        self._outcome.evidence.append(found)
         self._say(
             f"looked at {found.items:,} items; {found.acknowledged:,} were acknowledged to their "
             f"writers: {found.lost:,} of them lost, {found.torn:,} torn"
@@ -247,35 +224,20 @@ class Trial:
     # ---- what is known ----
 
     @property
-    def _seconds(self) -> float:
-        return time.monotonic() - self._began_s
-
-    @property
-    def _step(self) -> int:
-        return int(self._stats.get("write_count", 0))
-
-    @property
     def _all_have_joined(self) -> bool:
         """Whether each process has a handle: one that is still starting has nothing to lose."""
-        return self._stats.get("clients_alive", 0) >= self._collectors + 2
-
-    @property
-    def _mean_return(self) -> float | None:
-        return self._evaluations[-1][1] if self._evaluations else None
+        return self._outcome.stats.get("clients_alive", 0) >= self._config.collectors + 2
 
     def _is_over(self) -> bool:
-        return self._is_solved() or self._seconds >= self._plan.max_s
-
-    def _is_solved(self) -> bool:
-        """Whether all planned kills were done, and an evaluation after them reached the goal."""
-        planned = sum(
-            at is not None for at in (self._plan.kill_collector_at, self._plan.kill_all_at)
-        )
-        done = [kill for kill in self._kills if kill.planned]
-        if len(done) < planned or not self._evaluations:
-            return False
-        step, mean_return = self._evaluations[-1]
-        return mean_return >= self._plan.goal and all(step > kill.step for kill in done)
+        """Whether the time is over, or an evaluation after all planned kills reached the goal."""
+        outcome, plan = self._outcome, self._plan
+        outcome.seconds = time.monotonic() - self._began_s
+        planned = [plan.kill_collector_at, plan.kill_all_at]
+        done = [kill.step for kill in outcome.kills if kill.planned]
+        if len(done) == len(planned) - planned.count(None) and outcome.evaluations:
+            step, mean_return = outcome.evaluations[-1]
+            outcome.solved = mean_return >= plan.goal and step > max(done, default=-1)
+        return outcome.solved or outcome.seconds >= plan.max_s
 
     def _say(self, text: str) -> None:
         self._watcher.event(text)

@@ -18,23 +18,23 @@ from shmbuffer import RecoveryReport
 from shmbuffer.cli import demo, exits, learning_curve, main
 from shmbuffer.cli.learning_curve import Curve
 from shmbuffer.examples.evidence import Evidence
-from shmbuffer.examples.trial import Kill, Outcome, Status, Trial
+from shmbuffer.examples.trial import Kill, Outcome, Trial
 from shmbuffer.extras import command
 from tests.service.programs import Program
 
 OUTCOME = Outcome(
     solved=True,
-    evaluations=((2_000, 120.0), (16_000, 500.0)),
+    evaluations=[(2_000, 120.0), (16_000, 500.0)],
     seconds=61.0,
-    kills=(Kill("a collector", 5_000, (11,)), Kill("all", 15_000, (10, 12, 13, 14))),
-    reports=(
+    kills=[Kill("a collector", 5_000, (11,)), Kill("all", 15_000, (10, 12, 13, 14))],
+    reports=[
         RecoveryReport("run/replay", "nobody alive", items=15_000, rolled_back=16, duration_ms=2.5),
         RecoveryReport("run/weights", "nobody alive", items=4, duration_ms=0.25),
-    ),
-    evidence=(
+    ],
+    evidence=[
         Evidence(15_000, 14_984, lost=0, torn=0, repeated=0, unacknowledged=16),
         Evidence(16_000, 15_984, lost=0, torn=0, repeated=0, unacknowledged=16),
-    ),
+    ],
     torn_samples=0,
     stats={"write_count": 16_000, "sampled": 128_000, "samples": 1_000, "updates_applied": 127_872},
 )
@@ -48,7 +48,7 @@ def outcome(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     def come_to(outcome: Outcome) -> None:
         def play(self: Trial) -> Outcome:
             self._say("something happened")
-            self._watcher.status(Status(1.0, 16_000, 500.0, {"inserts_per_s": 1234.0}))
+            self._watcher.status(Outcome(stats={"inserts_per_s": 1234.0}))
             return outcome
 
         monkeypatch.setattr(Trial, "play", play)
@@ -101,8 +101,8 @@ def test_with_json_the_object_is_all_that_is_on_stdout(
     [
         ({"solved": False}, demo.UNSOLVED),
         ({"torn_samples": 1}, exits.DAMAGED),
-        ({"evidence": (replace(OUTCOME.evidence[0], lost=1), OUTCOME.evidence[1])}, exits.DAMAGED),
-        ({"evidence": (), "stats": {}, "evaluations": (), "solved": False}, demo.UNSOLVED),
+        ({"evidence": [replace(OUTCOME.evidence[0], lost=1), OUTCOME.evidence[1]]}, exits.DAMAGED),
+        ({"evidence": [], "stats": {}, "evaluations": [], "solved": False}, demo.UNSOLVED),
     ],
 )
 def test_the_exit_code_says_what_went_wrong(

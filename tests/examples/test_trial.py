@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import multiprocessing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from shmbuffer.examples.cartpole import Config
-from shmbuffer.examples.trial import Plan, Status, Trial
+from shmbuffer.examples.trial import Outcome, Plan, Trial
 
 SMALL = Config(
     hidden=16,
@@ -29,7 +30,7 @@ class Silent:
     def event(self, text: str) -> None:
         self.events.append(text)
 
-    def status(self, status: Status) -> None:
+    def status(self, outcome: Outcome) -> None:
         pass
 
 
@@ -37,7 +38,7 @@ class Silent:
 @pytest.mark.timeout(300)
 def test_a_run_survives_every_kill_and_no_item_is_lost_or_torn(tmp_path: Path) -> None:
     plan = Plan(kill_collector_at=400, kill_all_at=800, goal=1.0)
-    outcome = Trial(tmp_path, SMALL, 2, plan, Silent()).play()
+    outcome = Trial(tmp_path, SMALL, plan, Silent()).play()
     assert outcome.solved
     assert [kill.what for kill in outcome.kills] == ["a collector", "all"]
     assert [len(kill.pids) for kill in outcome.kills] == [1, 4]
@@ -62,8 +63,8 @@ def test_a_run_that_somebody_else_hurts_is_recovered_and_ctrl_c_ends_it(tmp_path
             if self.hurt and text.startswith("starting"):
                 raise KeyboardInterrupt
 
-        def status(self, status: Status) -> None:
-            if status.step >= 300 and not self.hurt:
+        def status(self, outcome: Outcome) -> None:
+            if outcome.step >= 300 and not self.hurt:
                 self.hurt = True
                 [learner] = [
                     each for each in multiprocessing.active_children() if each.name == "learn"
@@ -73,12 +74,12 @@ def test_a_run_that_somebody_else_hurts_is_recovered_and_ctrl_c_ends_it(tmp_path
     vandal = Vandal()
     plan = Plan(kill_collector_at=None, kill_all_at=None, goal=1e9)
     with pytest.raises(KeyboardInterrupt):
-        Trial(tmp_path, SMALL, 1, plan, vandal).play()
+        Trial(tmp_path, replace(SMALL, collectors=1), plan, vandal).play()
     assert "learn ended with exit code -9; the others are killed" in vandal.events
     assert any("0 of them lost, 0 torn" in event for event in vandal.events)
 
 
 def test_a_run_that_has_no_time_ends_without_a_buffer(tmp_path: Path) -> None:
-    outcome = Trial(tmp_path, SMALL, 1, Plan(max_s=0.0), Silent()).play()
+    outcome = Trial(tmp_path, replace(SMALL, collectors=1), Plan(max_s=0.0), Silent()).play()
     assert not outcome.solved
-    assert (outcome.lost, outcome.torn, outcome.kills, outcome.mean_return) == (0, 0, (), None)
+    assert (outcome.lost, outcome.torn, outcome.kills, outcome.mean_return) == (0, 0, [], None)
