@@ -8,9 +8,10 @@ import os
 import shlex
 import signal
 import threading
+from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from shmbuffer.cli import arguments, console, exits
 from shmbuffer.cli.progress import Bar
@@ -44,8 +45,45 @@ EXAMPLES = (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds those of the verb."""
     arguments.add_directory(parser)
-    for name, says, how in _OPTIONS:
-        parser.add_argument(name, help=says, **{"default": argparse.SUPPRESS, **how})
+    parser.argument_default = argparse.SUPPRESS  # what is not given is for Coordinator to say
+    add = parser.add_argument
+    whole, number = partial(add, type=arguments.whole), partial(add, type=arguments.number)
+    says = "how many items there is room for; needed unless a buffer is recovered"
+    whole("--capacity", metavar="N", help=says)
+    says = "what to do with a buffer that is there (default error)"
+    add("--on-existing", choices=("error", "recover", "overwrite"), default="error", help=says)
+    says = "priority exponent (default 0.6); 'none' for a buffer without priorities"
+    add("--alpha", type=_alpha, metavar="A", help=says)
+    number("--beta", metavar="B", help="exponent of the importance weights (default 0.4)")
+    number("--eps", metavar="E", help="added to every priority (default 1e-8)")
+    add(
+        "--priority-key",
+        metavar="K",
+        help="where priorities lie in a tensordict (default td_error)",
+    )
+    whole("--batch-size", metavar="N", help="what sample() draws (default: none)")
+    whole("--ndim", metavar="N", help="leading dimensions of the storage (default 1)")
+    add(
+        "--storage",
+        choices=("LazyMemmapStorage", "LazyStackStorage", "CompressedListStorage"),
+        help="where items lie: LazyMemmapStorage (the default) for items of one form, the others "
+        "for items of any shapes, as they are or compressed",
+    )
+    says = "room for items of any shapes; needed where such a buffer is created"
+    whole("--max-bytes", metavar="BYTES", help=says)
+    says = "serve http://127.0.0.1:PORT/metrics for Prometheus; 0 takes a free port"
+    whole("--metrics-port", metavar="PORT", help=says)
+    says = "no checksums: nothing is promised for a power cut"
+    add("--no-checksum", dest="checksum", action="store_false", help=says)
+    says = "sparse files: a full disk kills whoever writes (SIGBUS)"
+    add("--no-reserve", dest="reserve", action="store_false", help=says)
+    add(
+        "--prefault",
+        choices=MODES,
+        help="make the pages of the buffer before they are needed, once its files are there; a "
+        "buffer that is recovered is ready when they are, with 'full' (default off)",
+    )
+    add("--auto-cleanup", action="store_true", default=False, help="remove the buffer at the end")
     arguments.add_timeout(parser)
 
 
@@ -56,88 +94,6 @@ def _alpha(text: str) -> float | None:
         return arguments.number(text)
     except argparse.ArgumentTypeError:
         raise argparse.ArgumentTypeError(f"{text!r} is neither a number nor 'none'") from None
-
-
-#: Arguments of Coordinator; what is not given has the default that it has there.
-_OPTIONS: tuple[tuple[str, str, dict[str, Any]], ...] = (
-    (
-        "--capacity",
-        "how many items there is room for; needed unless a buffer is recovered",
-        {"type": arguments.whole, "metavar": "N"},
-    ),
-    (
-        "--on-existing",
-        "what to do with a buffer that is there (default error)",
-        {"choices": ("error", "recover", "overwrite"), "default": "error"},
-    ),
-    (
-        "--alpha",
-        "priority exponent (default 0.6); 'none' for a buffer without priorities",
-        {"type": _alpha, "metavar": "A"},
-    ),
-    (
-        "--beta",
-        "exponent of the importance weights (default 0.4)",
-        {"type": arguments.number, "metavar": "B"},
-    ),
-    (
-        "--eps",
-        "added to every priority (default 1e-8)",
-        {"type": arguments.number, "metavar": "E"},
-    ),
-    (
-        "--priority-key",
-        "where priorities lie in a tensordict (default td_error)",
-        {"metavar": "K"},
-    ),
-    (
-        "--batch-size",
-        "what sample() draws (default: none)",
-        {"type": arguments.whole, "metavar": "N"},
-    ),
-    (
-        "--ndim",
-        "leading dimensions of the storage (default 1)",
-        {"type": arguments.whole, "metavar": "N"},
-    ),
-    (
-        "--storage",
-        "where items lie: LazyMemmapStorage (the default) for items of one form, the others "
-        "for items of any shapes, as they are or compressed",
-        {"choices": ("LazyMemmapStorage", "LazyStackStorage", "CompressedListStorage")},
-    ),
-    (
-        "--max-bytes",
-        "room for items of any shapes; needed where such a buffer is created",
-        {"type": arguments.whole, "metavar": "BYTES"},
-    ),
-    (
-        "--metrics-port",
-        "serve http://127.0.0.1:PORT/metrics for Prometheus; 0 takes a free port",
-        {"type": arguments.whole, "metavar": "PORT"},
-    ),
-    (
-        "--no-checksum",
-        "no checksums: nothing is promised for a power cut",
-        {"dest": "checksum", "action": "store_false"},
-    ),
-    (
-        "--no-reserve",
-        "sparse files: a full disk kills whoever writes (SIGBUS)",
-        {"dest": "reserve", "action": "store_false"},
-    ),
-    (
-        "--prefault",
-        "make the pages of the buffer before they are needed, once its files are there; a "
-        "buffer that is recovered is ready when they are, with 'full' (default off)",
-        {"choices": MODES},
-    ),
-    (
-        "--auto-cleanup",
-        "remove the buffer at the end",
-        {"action": "store_true", "default": False},
-    ),
-)
 
 
 def run(args: argparse.Namespace) -> int:
