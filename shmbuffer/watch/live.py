@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
 from typing import Any
 
 from shmbuffer.errors import BufferNotFoundError, ShmBufferError
 from shmbuffer.memory.inspect import inspect
-from shmbuffer.watch import panels, terminal
+from shmbuffer.watch import terminal
 from shmbuffer.watch.pace import Pace, Watch
 from shmbuffer.watch.screen import Screen
 
@@ -49,8 +48,7 @@ def fill_screen(
     with Live(screen=True, auto_refresh=False) as live:
 
         def show(found: Mapping[str, Any], pace: Pace) -> None:
-            parts = partial(panels.parts, found, pace, watch)
-            live.update(Screen(panels.title(found, path), parts), refresh=True)
+            live.update(Screen(path, found, pace, watch), refresh=True)
 
         show(found, Pace.nothing())
         for found, pace in looks(path, watch, interval_s, pause):

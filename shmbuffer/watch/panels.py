@@ -10,7 +10,6 @@ from typing import Any
 
 from shmbuffer.watch import tables, units, words
 from shmbuffer.watch.pace import Pace, Watch
-from shmbuffer.watch.screen import WIDE
 from shmbuffer.watch.tables import Styled, Table
 
 NARROW = 100
@@ -24,44 +23,13 @@ _SILENT_S = 10.0
 _BARS = "green"
 
 
-def parts(found: Mapping[str, Any], pace: Pace, watch: Watch, width: int) -> dict[str, Table]:
-    """All of them, for a screen of so many columns.
-
-    Args:
-        found: what `inspect` found, with priorities; or ``path`` and ``error``.
-        pace: since the look before.
-        watch: what was seen so far.
-        width: columns.
-    """
-    shown = {
-        "rates": rates(watch.history, min(60, width - 46)),
-        "quiet": quiet(watch.history),
-        "events": events(watch),
-    }
-    if "error" in found:
-        nothing = Table("", (), [])
-        return {
-            **shown,
-            "buffer": tables.pairs(
-                "", {"now": Styled(found["error"], "red"), "last seen": last_seen(watch)}
-            ),
-            "priorities": nothing,
-            "clients": nothing,
-        }
-    return {
-        **shown,
-        "buffer": buffer(found, width, histogram=width < WIDE),
-        "priorities": priorities(found),
-        "clients": clients(found, pace, watch, width),
-    }
-
-
 def plain(found: Mapping[str, Any], pace: Pace, watch: Watch) -> list[Table]:
-    """The same one after the other, where nothing is redrawn."""
+    """All parts, one after the other, where nothing is redrawn."""
     if "error" in found:
         return [tables.pairs(found["path"], {"buffer": found["error"]}), events(watch)]
+    lines = buffer(found, watch, _PLAIN_WIDTH, histogram=False).rows
     return [
-        summary(found, _PLAIN_WIDTH),
+        Table(found["path"], (), [("state", state(found)), *lines]),
         rates(watch.history, 40),
         quiet(watch.history),
         clients(found, pace, watch, _PLAIN_WIDTH),
@@ -70,26 +38,21 @@ def plain(found: Mapping[str, Any], pace: Pace, watch: Watch) -> list[Table]:
     ]
 
 
-def title(found: Mapping[str, Any], path: str) -> tuple[Styled, Styled]:
-    """The path as it was given, and how the buffer is."""
-    now = datetime.now().strftime("%H:%M:%S")
-    state = Styled("nothing to be seen", "red") if "error" in found else _state_of(found)
-    return Styled(path, "bold"), Styled(f"  {state.value}  {now}", state.style)
-
-
-def _state_of(found: Mapping[str, Any]) -> Styled:
+def state(found: Mapping[str, Any]) -> Styled:
+    """How the buffer is, and who uses it."""
+    if "error" in found:
+        return Styled("nothing to be seen", "red")
     text, colour = words.use(found)
     return Styled(f"{found['state']}: {text}", colour)
 
 
-def summary(found: Mapping[str, Any], width: int) -> Table:
-    """What there is, and how it is, for where there is no title."""
-    rows = [("state", _state_of(found)), *buffer(found, width, histogram=False).rows]
-    return Table(found["path"], (), rows)
-
-
-def buffer(found: Mapping[str, Any], width: int, *, histogram: bool) -> Table:
-    """What there is; with the priorities on a line, where they have no table of their own."""
+def buffer(found: Mapping[str, Any], watch: Watch, width: int, *, histogram: bool) -> Table:
+    """What it holds; with the priorities on a line, where they have no table of their own."""
+    if "error" in found:
+        assert watch.last is not None  # there was one at the first look, or `top` had ended
+        counters = watch.last["counters"]
+        last = f"{counters['length']:,} of {counters['elements']:,} items, {words.room(watch.last)}"
+        return tables.pairs("", {"now": Styled(found["error"], "red"), "last seen": last})
     counters = found["counters"]
     items, elements = counters["length"], counters["elements"]
     gauge = units.gauge(items / elements, min(30, width // 4))
@@ -105,13 +68,6 @@ def buffer(found: Mapping[str, Any], width: int, *, histogram: bool) -> Table:
         "priorities": _spread(found.get("priorities")) if histogram else None,
     }
     return tables.pairs("", {k: v for k, v in lines.items() if v})
-
-
-def last_seen(watch: Watch) -> str:
-    """What there was at the last look that found a buffer."""
-    assert watch.last is not None  # there was one at the first look, or `top` had ended
-    counters = watch.last["counters"]
-    return f"{counters['length']:,} of {counters['elements']:,} items, {words.room(watch.last)}"
 
 
 def _mended(counters: Mapping[str, Any]) -> str:
@@ -218,6 +174,8 @@ def priorities(found: Mapping[str, Any]) -> Table:
 
 def clients(found: Mapping[str, Any], pace: Pace, watch: Watch, width: int) -> Table:
     """Those who died just now and have no entry any more; the dead and the stopped; the others."""
+    if "error" in found:
+        return Table("", (), [])
     clients = sorted(found["clients"], key=lambda one: one["alive"] and one["state"] != "stopped")
     rows = [_departed(client) for client in watch.departed()]
     rows += [_client(client, pace, watch) for client in clients]

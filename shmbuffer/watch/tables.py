@@ -72,24 +72,37 @@ def plain(table: Table) -> Iterator[str]:
         yield "  " + "  ".join(cells).rstrip()
 
 
-def drawn(table: Table) -> Any:
-    """Returns a table of rich's."""
+def drawn(table: Table, *, compact: bool = False) -> Any:
+    """Returns a table of rich's.
+
+    Args:
+        table: see there.
+        compact: each row on one line, and no frame: the title heads the first column; of pairs,
+            which have no heading, the names stand out instead.
+    """
     from rich.box import SIMPLE_HEAD
     from rich.table import Table as RichTable
-    from rich.text import Text
 
     drawn = RichTable(
-        title=Text(clean(table.title), style="bold"),
+        title=None if compact else styled(Styled(table.title, "bold")),
         title_justify="left",
-        box=SIMPLE_HEAD,
+        box=None if compact else SIMPLE_HEAD,
+        padding=(0, 2, 0, 0) if compact else (0, 1),
         pad_edge=False,
         show_header=bool(table.columns),
-        header_style="bold",
+        header_style="bold cyan" if compact else "bold",
     )
-    for column in table.columns or ("", ""):
-        drawn.add_column(column.strip(), justify="right" if column.startswith(" ") else "left")
-    for row in table.rows:
-        drawn.add_row(*map(styled, row))
+    for at, name in enumerate(table.columns or ("", "")):
+        heading = styled(table.title if compact and at == 0 else name.strip())
+        right = "right" if name.startswith(" ") else "left"
+        drawn.add_column(heading, justify=right, no_wrap=compact, overflow="ellipsis")
+    for first, *others in table.rows:
+        names = Styled(first, "cyan") if compact and not table.columns else first
+        drawn.add_row(*map(styled, (names, *others)))
+    if compact:  # what has to give way to a narrow terminal is the last column
+        for column in drawn.columns[:-1]:
+            cells = (column.header, *column.cells)
+            column.min_width = max(len(str(cell)) for cell in cells)
     return drawn
 
 

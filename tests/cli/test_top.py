@@ -14,7 +14,6 @@ import sys
 import termios
 import time
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ import pytest
 from shmbuffer.cli import main
 from shmbuffer.memory import Engine, Settings, layout
 from shmbuffer.memory.inspect import inspect
-from shmbuffer.watch import live, panels
+from shmbuffer.watch import live
 from shmbuffer.watch.pace import Pace, Watch
 from shmbuffer.watch.screen import Screen
 from tests.cli.contents import contents
@@ -395,8 +394,7 @@ def lines(found: dict[str, Any], pace: Pace, watch: Watch, width: int, height: i
     """The screen, as text."""
     rich = pytest.importorskip("rich.console")
     console = rich.Console(width=width, height=height, file=io.StringIO(), legacy_windows=False)
-    tables = partial(panels.parts, found, pace, watch)
-    console.print(Screen(panels.title(found, "run/buffer"), tables))
+    console.print(Screen("run/buffer", found, pace, watch))
     return [line.rstrip() for line in console.file.getvalue().rstrip().split("\n")]
 
 
