@@ -8,7 +8,6 @@
     spawned.py       one process that was started, seen from both ends
     roster.py        who was spawned, under which name, and whether it lives
     stopping.py      how processes are ended that are not our children
-    lock.py          one coordinator a directory
     client.py        attach(), from any process
     recovery.py      what is left of a dead run
 

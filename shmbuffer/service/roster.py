@@ -69,12 +69,12 @@ class LastWords:
     """What a process wrote at its end.
 
     Attributes:
-        exitcode: of the process.
+        exitcode: of the process; None if it was killed before, or what it wrote is damaged.
         failed: where it failed, as a number; "" if no exception ended it.
     """
 
-    exitcode: int
-    failed: str
+    exitcode: int | None = None
+    failed: str = ""
 
 
 def plan(scratch_dir: Path) -> str:
@@ -122,8 +122,8 @@ def check_out(scratch_dir: Path, file: str, words: LastWords) -> None:
         _core.reached("spawned.ended")
 
 
-def last_words(scratch_dir: Path, file: str) -> LastWords | None:
-    """What a process that has ended wrote; None if it was killed before, or it is damaged."""
+def last_words(scratch_dir: Path, file: str) -> LastWords:
+    """What a process that has ended wrote."""
     with (
         suppress(BufferNotFoundError, ValueError, RecursionError),
         Directory.open(scratch_dir) as directory,
@@ -131,7 +131,7 @@ def last_words(scratch_dir: Path, file: str) -> LastWords | None:
         found = _lines(directory, file)
         if len(found) == 2 and isinstance(code := found[1].get("exitcode"), int):
             return LastWords(code, str(found[1].get("failed", "")))
-    return None
+    return LastWords()
 
 
 def living(scratch_dir: Path, besides: Collection[str] = ()) -> list[Entry]:

@@ -15,7 +15,6 @@ import ctypes
 import functools
 import hashlib
 import logging
-import multiprocessing
 import os
 import signal
 import sys
@@ -24,7 +23,6 @@ import time
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from types import FrameType
@@ -108,7 +106,10 @@ class Spawned:
     @property
     def sentinel(self) -> int:
         """A descriptor that becomes readable when the process ends."""
-        return self._started().sentinel if self._pidfd is None else self._pidfd
+        if self._pidfd is not None:
+            return self._pidfd
+        assert self._process is not None
+        return self._process.sentinel
 
     @property
     def exitcode(self) -> int | None:
@@ -130,18 +131,17 @@ class Spawned:
         """Sends SIGTERM, on which it unwinds; it is started again if it is one of those."""
         self._send(signal.SIGTERM)
 
-    def collect(self, words: roster.LastWords | None) -> int | None:
+    def collect(self, words: roster.LastWords) -> int | None:
         """Takes the exit code of a process that has ended; None if nobody knows.
 
         For the supervisor, which knows its last words.
         """
-        code = None if words is None else words.exitcode
+        code, failed = words.exitcode, words.failed
         if self._process is not None:
             self._process.join()
             while (code := self._process.exitcode) is None:
                 time.sleep(0)  # another thread of ours is reading the status for multiprocessing
             self._process = None
-        failed = "" if words is None else words.failed
         self.times = self.times + 1 if failed and failed == self.failed else 1 if failed else 0
         self.failed = failed
         with self._closing:
@@ -159,10 +159,6 @@ class Spawned:
                 return
         if self._process is not None:
             self._process.kill() if number == signal.SIGKILL else self._process.terminate()
-
-    def _started(self) -> SpawnProcess:
-        assert self._process is not None
-        return self._process
 
     def pause_s(self) -> float:
         """Returns how long to wait before the next start.
@@ -182,29 +178,8 @@ class Spawned:
         return f"<Spawned {self.name} pid={self.pid} {state}>"
 
 
-@dataclass(frozen=True)
-class Start:
-    """What a process is told at its start.
-
-    Attributes:
-        scratch_dir: of the buffer.
-        file: of the process in the roster.
-        name: that it is spawned under.
-        index: among those of its ``spawn``.
-        failed: where the one before it failed; "" if it did not.
-        times: how often that has happened in a row.
-    """
-
-    scratch_dir: Path
-    file: str
-    name: str
-    index: int
-    failed: str
-    times: int
-
-
 class Process(SpawnProcess):
-    """A spawned process that ends as soon as everything that was left to do in it is done.
+    """A spawned process: it runs the target, and ends as soon as everything else in it is done.
 
     After the target come multiprocessing's own duties, the wait for threads that are no daemons,
     then what was registered with ``atexit``: a buffer that is still attached leaves. The target and
@@ -212,7 +187,56 @@ class Process(SpawnProcess):
     of C are written out. What Python would do next, taking itself apart, is left out: with torch
     that takes seconds of processor time, in which the process looks as if it ignored the signal
     that it has obeyed.
+
+    Args:
+        scratch_dir: of the buffer.
+        spawned: whose process it is; what is known of the one before it.
+        label: that it is spawned under.
+        target: what it runs.
+        args: of the target, after the directory and the index.
     """
+
+    def __init__(
+        self,
+        scratch_dir: Path,
+        spawned: Spawned,
+        label: str,
+        target: Callable[..., object],
+        args: tuple[Any, ...],
+    ) -> None:
+        super().__init__(target=target, args=(scratch_dir, spawned.index, *args), name=spawned.name)
+        self._scratch_dir = scratch_dir
+        self._entry = (spawned.file, label, spawned.index)  # in the roster
+        self._before, self._times = spawned.failed, spawned.times
+        self._is_checked_in = False
+        self._failed = ""
+
+    def run(self) -> None:
+        """Runs the target, so that SIGTERM and Ctrl-C unwind it.
+
+        A signal becomes a SystemExit, so ``with`` blocks close their handles and nothing is left to
+        be reaped. The target does not run where its coordinator has been killed meanwhile, and the
+        next one, or `shmbuffer stop`, was here before.
+        """
+        from shmbuffer.service import client
+
+        client.role_of_this_process = "collector"
+        for number in ENDING:
+            signal.signal(number, _unwind)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # see `hold_ctrl_c_back`
+        self._is_checked_in = roster.check_in(self._scratch_dir, *self._entry)
+        if not self._is_checked_in:
+            raise SystemExit(128 + signal.SIGTERM)
+        try:
+            super().run()
+        except Exception as error:
+            self._failed = _place_of(error)
+            if self._failed != self._before:
+                raise  # multiprocessing prints it
+            what = " ".join("".join(traceback.format_exception_only(error)).split())
+            again = f"the same again, {self._times + 1} times in a row"
+            print(f"Process {self.name}: {again}: {what}", file=sys.stderr)
+            raise SystemExit(1) from None
 
     def _bootstrap(self, parent_sentinel: int | None = None) -> NoReturn:
         try:
@@ -227,48 +251,17 @@ class Process(SpawnProcess):
                 stream.flush()
         ctypes.CDLL(None).fflush(None)
         try:
-            if _start is not None:
-                roster.check_out(_start.scratch_dir, _start.file, roster.LastWords(code, _failed))
+            if self._is_checked_in:
+                words = roster.LastWords(code, self._failed)
+                roster.check_out(self._scratch_dir, self._entry[0], words)
         except (OSError, ShmBufferError) as error:
             log.error("%s: how it ended could not be written down: %s", self.name, error)
         finally:
             os._exit(code)
 
 
-_start: Start | None = None  # of this process, if it is one that was spawned
-_failed = ""
-
 ENDING = (signal.SIGTERM, signal.SIGINT)
 """Signals that a target unwinds on."""
-
-
-def first_steps(target: Callable[..., object], start: Start, args: tuple[Any, ...]) -> None:
-    """What a spawned process runs: the target, so that SIGTERM and Ctrl-C unwind it.
-
-    A signal becomes a SystemExit, so ``with`` blocks close their handles and nothing is left to be
-    reaped. The target does not run where its coordinator has been killed meanwhile, and the next
-    one, or `shmbuffer stop`, was here before.
-    """
-    global _start, _failed
-    from shmbuffer.service import client
-
-    client.role_of_this_process = "collector"
-    for number in ENDING:
-        signal.signal(number, _unwind)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # see `hold_ctrl_c_back`
-    if not roster.check_in(start.scratch_dir, start.file, start.name, start.index):
-        raise SystemExit(128 + signal.SIGTERM)
-    _start = start
-    try:
-        target(start.scratch_dir, start.index, *args)
-    except Exception as error:
-        _failed = _place_of(error)
-        name, times = multiprocessing.current_process().name, start.times + 1
-        if _failed != start.failed:
-            raise  # multiprocessing prints it
-        what = " ".join("".join(traceback.format_exception_only(error)).split())
-        print(f"Process {name}: the same again, {times} times in a row: {what}", file=sys.stderr)
-        raise SystemExit(1) from None
 
 
 def _place_of(error: BaseException) -> str:
@@ -279,7 +272,7 @@ def _place_of(error: BaseException) -> str:
 
 
 def hold_ctrl_c_back() -> None:
-    """In a thread: lets no SIGINT in, so that what it starts waits with it for `first_steps`.
+    """In a thread: lets no SIGINT in, so that what it starts waits with it for `Process.run`.
 
     Until then an import would break off with a traceback; SIGTERM ends it at once.
     """

@@ -39,8 +39,6 @@ from shmbuffer.service.spawned import (
     ON_SIGTERM,
     Process,
     Spawned,
-    Start,
-    first_steps,
     hold_ctrl_c_back,
     names_of,
 )
@@ -131,24 +129,19 @@ class Supervisor:
         # Else the roster is another buffer's, whose processes live.
         self._engine.seat.require_there()
         if n:
-            require_importable(self._scratch_dir, target, args)
+            require_importable(where, target, args)
         label, full_name = (name, name) if name else names_of(target)
 
         def start(spawned: Spawned) -> SpawnProcess:
             self._engine.seat.require_there()
-            spawned.file = file = roster.plan(self._scratch_dir)
-            told = (full_name, spawned.index, spawned.failed, spawned.times)
+            spawned.file = roster.plan(where)
             try:
-                process = Process(
-                    target=first_steps,
-                    args=(target, Start(self._scratch_dir, file, *told), args),
-                    name=spawned.name,
-                )
+                process = Process(where, spawned, full_name, target, args)
                 process.start()
             except BaseException as error:
-                roster.forget(self._scratch_dir, file)
+                roster.forget(where, spawned.file)
                 if isinstance(error, UNPICKLABLE):
-                    raise cannot_be_pickled(self._scratch_dir, target, error) from None
+                    raise cannot_be_pickled(where, target, error) from None
                 raise
             return process
 
@@ -270,7 +263,7 @@ class Supervisor:
         """One of ours has ended: reap it, say so, and make a note if it is to come back."""
         roles = {client.pid: client.role for client in self._clients()}
         pid, where = spawned.pid, (self._scratch_dir, spawned.file)
-        words = self._asked(lambda: roster.last_words(*where), None)
+        words = self._asked(lambda: roster.last_words(*where), roster.LastWords())
         self._asked(lambda: roster.forget(*where), None)
         code = spawned.collect(words)
         self._reap()

@@ -17,9 +17,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from shmbuffer.memory import Engine, RateLimiter, cleanup, removal
+from shmbuffer.errors import AttachTimeout, BufferInUseError
+from shmbuffer.memory import Engine, RateLimiter, cleanup, layout, removal
+from shmbuffer.memory.locks import Lock
 from shmbuffer.memory.progress import hearing
-from shmbuffer.service.lock import CoordinatorLock, refuse_second
+from shmbuffer.memory.region import Directory
+from shmbuffer.memory.trust import explained
+from shmbuffer.service.main_module import refuse_while_imported
 from shmbuffer.service.wishes import Wishes
 
 if TYPE_CHECKING:
@@ -74,7 +78,11 @@ class Tenure:
                 undo.callback(_remove_if_empty, path)
             else:
                 path = Path(scratch_dir)
-                refuse_second(path)
+                refuse_while_imported(path)
+                with explained(path):
+                    had_one = (path / layout.COORDINATOR_LOCK).exists()
+                if had_one:  # said before it is recovered or removed for nothing
+                    hold_lock(path).close()
             with hearing(on_progress):
                 self.engine = Engine.open(
                     path,
@@ -87,8 +95,7 @@ class Tenure:
             if self._is_temporary or existing != "recover":
                 undo.callback(self._forget_what_was_just_made)
             self.path: Path = path if self.engine.path is None else self.engine.path
-            self._lock = CoordinatorLock.take(self.path)
-            undo.callback(self._lock.release)
+            self._lock = undo.enter_context(hold_lock(self.path))
             wishes.agree(self.engine)
             kept = self.engine.limiter
             if limiter is None and kept is not None:
@@ -116,12 +123,36 @@ class Tenure:
             if self._remove is not None:
                 self._remove()
         finally:
-            self._lock.release()
+            self._lock.close()
 
     def _forget_what_was_just_made(self) -> None:
         """A buffer without items would only be in the way of the next start."""
         if self.engine.ring() is None:
             self.engine.cleanup()
+
+
+def hold_lock(scratch_dir: Path) -> Lock:
+    """Takes ``coordinator.lock``: until it is closed, or this process ends; no child has it.
+
+    The file stays when it is released: a new file would be another lock.
+
+    Raises:
+        BufferInUseError: another coordinator has it; ``pids`` names it.
+
+    Cost: some ten microseconds.
+    """
+    purpose = "is its coordinator"
+    with Directory.open(scratch_dir) as directory:
+        try:
+            return Lock().hold(directory, layout.COORDINATOR_LOCK, timeout=0, purpose=purpose)
+        except AttachTimeout as error:
+            pids = getattr(error, "pids", [])
+    who = f"pid {pids[0]}" if pids else "a process that /proc/locks does not show"
+    raise BufferInUseError(
+        f"{scratch_dir}: {who} is its coordinator already; stop that one first, or use attach()",
+        path=scratch_dir,
+        pids=pids,
+    )
 
 
 def _say_what_limits(path: Path, kept: RateLimiter) -> None:

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from shmbuffer.memory import Engine, Settings
-from shmbuffer.service.lock import CoordinatorLock
 from shmbuffer.service.recovery import recover
+from shmbuffer.service.tenure import hold_lock
 from tests.crash.interrupts import Deed, walk
 from tests.memory.rows import contents, ring_of, schema, write
 
@@ -132,7 +132,7 @@ class Deeds:
             assert path is not None
 
             def act() -> None:
-                CoordinatorLock.take(path).release()
+                hold_lock(path).close()
 
             yield act, act
 

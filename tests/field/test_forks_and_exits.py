@@ -14,7 +14,7 @@ import pytest
 from shmbuffer.errors import BufferInUseError
 from shmbuffer.memory import Engine, Ring
 from shmbuffer.memory.anonymous import Anonymous
-from shmbuffer.service.lock import CoordinatorLock
+from shmbuffer.service.tenure import hold_lock
 from tests.field.conftest import SETTINGS
 from tests.memory.programs import finished, heard, program, tell
 from tests.memory.rows import (
@@ -34,21 +34,21 @@ def test_filelock_634_653_a_forked_child_that_ends_releases_no_lock_of_its_paren
     """The copy of a lock object that a child had inherited unlocked the file of its parent."""
 
     def end(parent: Parent) -> None:
-        lock.release()
+        lock.close()
         engine.close()
 
-    lock = CoordinatorLock.take(path)
+    lock = hold_lock(path)
     with child(end) as forked:
         assert forked.end() == 0
 
     def look() -> None:
         with pytest.raises(BufferInUseError, match=f"pid {os.getppid()} is its coordinator"):
-            CoordinatorLock.take(path)
+            hold_lock(path)
         with Engine.open(path, None) as other:
             assert [client.alive for client in other.clients()] == [True, True]
 
     succeeds(look)
-    lock.release()
+    lock.close()
 
 
 TEMPORARY = """
