@@ -344,17 +344,22 @@ def _cut(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
-OVER_TIME: tuple[tuple[str, Any, str, Callable[[Any, Look, Timeline], str | None]], ...] = (
-    ("rates", (0, slice(0, 2)), "items a second", _rates),
-    ("items", (0, 2), "items", _items),
-    ("ratio", (0, 3), "draws per insert", _ratio),
-    ("clients", (1, slice(0, 2)), "who was there, and who died (x)", _clients),
-    ("age", (1, 2), "age of what is drawn, in writes", _age),
-    ("losses", (1, 3), "lost work", _losses),
-    ("priorities", (2, 0), "priorities over time", _priorities),
-)
-NOW: tuple[tuple[str, Any, str, Callable[[Any, Look], str | None]], ...] = (
-    ("distribution", (2, 1), "priorities now", _distribution),
-    ("ages", (2, 2), "age of the items now, in writes", _ages),
-    ("collectors", (2, 3), "items by collector", _collectors),
-)
+OVER_TIME: dict[str, tuple[str, Callable[[Any, Look, Timeline], str | None]]] = {
+    "rates": ("items a second", _rates),
+    "items": ("items", _items),
+    "ratio": ("draws per insert", _ratio),
+    "clients": ("who was there, and who died (x)", _clients),
+    "age": ("age of what is drawn, in writes", _age),
+    "losses": ("lost work", _losses),
+    "priorities": ("priorities over time", _priorities),
+}
+NOW: dict[str, tuple[str, Callable[[Any, Look], str | None]]] = {
+    "distribution": ("priorities now", _distribution),
+    "ages": ("age of the items now, in writes", _ages),
+    "collectors": ("items by collector", _collectors),
+}
+PLACES: list[Any] = [
+    ["rates", "rates", "items", "ratio"],
+    ["clients", "clients", "age", "losses"],
+    ["priorities", "distribution", "ages", "collectors"],
+]

@@ -7,7 +7,6 @@ counted since the buffer was made, as far as that tells.
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -85,7 +84,11 @@ def nobody_alive(look: Look) -> str | None:
         return None
     who = ", ".join(_name(look, client) for client in dead[:3])
     more = f" and {len(dead) - 3} more" if len(dead) > 3 else ""
-    when = "" if look.timeline is None else f"; the last record is of {_clock(look.timeline.end_s)}"
+    when = (
+        ""
+        if look.timeline is None
+        else f"; the last record is of {units.clock(look.timeline.end_s)}"
+    )
     return f"nobody is alive: {who}{more} died in it{when}"
 
 
@@ -98,26 +101,18 @@ def coordinator_gone(look: Look) -> str | None:
         return None
     return (
         f"the coordinator (pid {last.pid}) has died, the last record is of "
-        f"{_clock(look.timeline.end_s)}: nobody restarts collectors"
+        f"{units.clock(look.timeline.end_s)}: nobody restarts collectors"
     )
 
 
 def no_insert(look: Look) -> str | None:
     """Nothing is written, although somebody lives who has done it before."""
-    if look.timeline is None or not _does_one(look, "inserts"):
-        return None
-    quiet_s = look.timeline.quiet_s("inserts")
-    return f"no insert for {units.span(quiet_s)}{_held(look)}" if quiet_s >= QUIET_S else None
+    return _quiet(look, "inserts", "no insert")
 
 
 def no_draw(look: Look) -> str | None:
     """Nothing is drawn, although somebody lives who has done it before."""
-    if look.timeline is None or not _does_one(look, "samples"):
-        return None
-    quiet_s = look.timeline.quiet_s("samples")
-    if quiet_s < QUIET_S:
-        return None
-    return f"nothing was drawn for {units.span(quiet_s)}{_held(look)}"
+    return _quiet(look, "samples", "nothing was drawn")
 
 
 def silent_collector(look: Look) -> str | None:
@@ -285,30 +280,24 @@ def verdict(look: Look, findings: Sequence[Finding]) -> str:
     if not findings:
         written = look.found["counters"]["write_count"]
         return "looks healthy" if written else "nothing has been written yet"
-    several = "1 thing looks" if len(findings) == 1 else f"{len(findings)} things look"
-    return f"{several} unhealthy"
+    return f"{units.counted(len(findings), 'thing looks', 'things look')} unhealthy"
 
 
-def _does_one(look: Look, counter: str) -> bool:
-    """Whether somebody lives who has counted there, or whose predecessor in the registry has.
+def _quiet(look: Look, counter: str, says: str) -> str | None:
+    """For how long nobody has counted, where somebody lives who has, or whose predecessor has.
 
     A role proves nothing: where weights lie in a buffer, learners write and collectors read.
     """
-    return any(client["counters"][counter] for client in look.living)
-
-
-def _held(look: Look) -> str:
-    """Whom flow control makes wait."""
+    if look.timeline is None or not any(one["counters"][counter] for one in look.living):
+        return None
+    quiet_s = look.timeline.quiet_s(counter)
     limited = look.found["counters"].get("limited", 0)
-    who = "1 client waits" if limited == 1 else f"{limited} clients wait"
-    return f": {who} for the other side" if limited else ""
+    who = units.counted(limited, "client waits", "clients wait")
+    held = f": {who} for the other side" if limited else ""
+    return f"{says} for {units.span(quiet_s)}{held}" if quiet_s >= QUIET_S else None
 
 
 def _name(look: Look, client: Mapping[str, Any]) -> str:
     known = look.timeline.known if look.timeline is not None else {}
     seen = known.get(client["incarnation"])
     return seen.who if seen is not None else f"{client['role']} {client['pid']}"
-
-
-def _clock(time_s: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(time_s))

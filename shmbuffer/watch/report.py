@@ -11,7 +11,6 @@ The panels are in charts.py; one that has nothing to show says why. Needs matplo
 from __future__ import annotations
 
 import textwrap
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -77,26 +76,27 @@ def draw(look: Look, findings: Sequence[Finding]) -> Figure:
         figure = Figure(figsize=(_WIDTH, _HEIGHT))
         top = _head(figure, look, findings)
         figure.set_layout_engine("constrained", rect=(0.005, 0.0, 0.99, top), h_pad=0.09, w_pad=0.1)
-        grid = figure.add_gridspec(3, 4, height_ratios=(1.15, 1.0, 1.0))
-        for name, where, title, over_time in charts.OVER_TIME:
-            axes = figure.add_subplot(grid[where], label=name, title=title)
+        panels = figure.subplot_mosaic(charts.PLACES, height_ratios=(1.15, 1.0, 1.0))
+        for name, (title, over_time) in charts.OVER_TIME.items():
+            axes = panels[name]
+            axes.set_title(title)
             if look.timeline is None:
                 _finish(axes, f"no history: {look.absent}")
             elif _finish(axes, over_time(axes, look, look.timeline)):
                 _finish_time(axes, look.timeline)
-        for name, where, title, now in charts.NOW:
-            axes = figure.add_subplot(grid[where], label=name, title=title)
-            _finish(axes, now(axes, look))
+        for name, (title, now) in charts.NOW.items():
+            panels[name].set_title(title)
+            _finish(panels[name], now(panels[name], look))
     return figure
 
 
 def _head(figure: Figure, look: Look, findings: Sequence[Finding]) -> float:
     """Writes what stands above the panels; returns where they begin, from 0 to 1."""
     path, line = tables.clean(look.found["path"]), look.timeline
-    when = f"looked at {_clock(look.now_s)}"
+    when = f"looked at {units.clock(look.now_s)}"
     if line is not None:
         span = units.span(line.end_s - line.begin_s)
-        when = f"{_clock(line.begin_s)} to {_clock(line.end_s)} ({span})"
+        when = f"{units.clock(line.begin_s)} to {units.clock(line.end_s)} ({span})"
     lines = [f"•  {tables.clean(one.says)}" for one in findings[:MOST_FINDINGS]]
     if len(findings) > len(lines):
         lines.append(f"•  and {len(findings) - len(lines)} more, see --json")
@@ -112,10 +112,6 @@ def _head(figure: Figure, look: Look, findings: Sequence[Finding]) -> float:
     for number, text in enumerate(lines):
         write(0.86 + 0.2 * number, text, 10.5, color=color)
     return 1.0 - (0.82 + 0.2 * len(lines)) / _HEIGHT
-
-
-def _clock(time_s: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(time_s))
 
 
 def _state(look: Look) -> str:

@@ -94,8 +94,12 @@ def drawn(table: Table, *, compact: bool = False) -> Any:
     )
     for at, name in enumerate(table.columns or ("", "")):
         heading = styled(table.title if compact and at == 0 else name.strip())
-        right = "right" if name.startswith(" ") else "left"
-        drawn.add_column(heading, justify=right, no_wrap=compact, overflow="ellipsis")
+        drawn.add_column(
+            heading,
+            justify="right" if name.startswith(" ") else "left",
+            no_wrap=compact,
+            overflow="ellipsis",
+        )
     for first, *others in table.rows:
         names = Styled(first, "cyan") if compact and not table.columns else first
         drawn.add_row(*map(styled, (names, *others)))

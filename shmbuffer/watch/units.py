@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
 _BARS = "▁▂▃▄▅▆▇█"
@@ -28,6 +29,11 @@ def span(seconds: float) -> str:
         if seconds >= 2 * length:
             return f"{seconds / length:.0f} {unit}"
     return f"{max(0.0, seconds):.0f} s" if seconds >= 10 else f"{max(0.0, seconds):.1f} s"
+
+
+def clock(time_s: float) -> str:
+    """Returns a time, in seconds since 1970, as the local clock shows it."""
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(time_s))
 
 
 def percent(share: float) -> str:
