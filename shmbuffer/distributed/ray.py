@@ -79,8 +79,12 @@ class RayClient(Handle):
             "a new RayReplayBuffer with a storage in that directory."
         )
 
+    def _state(self) -> tuple[Any, ...]:
+        """The arguments of another handle on the same actor."""
+        return self._actor, self.has_gpu, self._carried(), self._remote_only
+
     def __reduce__(self) -> tuple[Any, ...]:
-        return RayClient, (self._actor, self.has_gpu, self._carried(), self._remote_only)
+        return RayClient, self._state()
 
     def __repr__(self) -> str:
         near = self._near
@@ -212,7 +216,7 @@ class RayReplayBuffer(RayClient, ReplayBuffer):
             BufferClosedError: this object was closed.
         """
         self._require_open()
-        return RayClient(self._actor, self.has_gpu, self._carried(), self._remote_only)
+        return RayClient(*self._state())
 
     def clients(self, num_clients: int) -> list[RayClient]:
         """Several handles: those on the actor's machine write in parallel, also from threads.
@@ -259,13 +263,7 @@ class RayReplayBuffer(RayClient, ReplayBuffer):
 
     def __reduce__(self) -> tuple[Any, ...]:
         self._require_open()
-        return _arrived, (
-            type(self),
-            self._actor,
-            self.has_gpu,
-            self._carried(),
-            self._remote_only,
-        )
+        return _arrived, (type(self), *self._state())
 
     def _require_open(self) -> None:
         if self._actor is None:
@@ -276,23 +274,18 @@ class RayReplayBuffer(RayClient, ReplayBuffer):
 
     def _wait_for_start(self, options: dict[str, Any]) -> None:
         started = self._actor.answer.remote(pickle.dumps(("", ())))
-        said = False
-        while not self._ray.wait([started], timeout=START_S)[0]:
-            if not said:
-                _log.warning(
-                    "waiting for Ray to start the actor of a RayReplayBuffer: it asks for %s, and "
-                    "%s are free; remote_config={'num_cpus': 0} asks for less",
-                    options,
-                    self._ray.available_resources(),
-                )
-            said = True
+        if not self._ray.wait([started], timeout=START_S)[0]:
+            _log.warning(
+                "waiting for Ray to start the actor of a RayReplayBuffer: it asks for %s, and %s "
+                "are free; remote_config={'num_cpus': 0} asks for less",
+                options,
+                self._ray.available_resources(),
+            )
 
 
-def _arrived(
-    cls: type[RayReplayBuffer], actor: Any, has_gpu: bool, offer: Offer | None, remote_only: str
-) -> RayReplayBuffer:
+def _arrived(cls: type[RayReplayBuffer], *state: Any) -> RayReplayBuffer:
     buffer = cls.__new__(cls)
-    RayClient.__init__(buffer, actor, has_gpu, offer, remote_only)
+    RayClient.__init__(buffer, *state)
     buffer._lease = None  # the actor is not ours to end
     return buffer
 

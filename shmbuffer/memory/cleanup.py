@@ -137,31 +137,28 @@ def own(directory_path: str | os.PathLike[str], remove: Callable[[], object]) ->
     return ownership
 
 
-def temporary_directory(prefix: str = PREFIX) -> Path:
+def temporary_directory() -> Path:
     """Make a directory, 0700, where `tempfile` and TMPDIR say, with this process in its name."""
     me = current()
     maker = f"{os.geteuid()}-{me.pid_namespace:x}-{me.pid}-{me.start_time}-"
-    path = Path(tempfile.mkdtemp(prefix=prefix + maker))
+    path = Path(tempfile.mkdtemp(prefix=PREFIX + maker))
     _core.reached("folder.made")
     path.chmod(0o700)  # an odd umask may have taken bits away
     _core.reached("folder.mode")
     return path
 
 
-def left_behind(*, prefix: str = PREFIX) -> Iterator[Path]:
+def left_behind() -> Iterator[Path]:
     """Temporary directories of this user whose maker is dead, as far as that can be proved.
 
     Where it cannot, as from another container, an init.lock has to be there: creation has begun
     then, and locks can tell whether somebody uses it.
 
-    Args:
-        prefix: as for `temporary_directory`.
-
     Raises:
         OSError: the folder for temporary files cannot be listed.
     """
     uid = os.geteuid()
-    pattern = re.compile(re.escape(prefix) + rf"{uid}-([0-9a-f]+)-([0-9]+)-([0-9]+)-\w+")
+    pattern = re.compile(rf"{PREFIX}{uid}-([0-9a-f]+)-([0-9]+)-([0-9]+)-\w+")
     folder = tempfile.gettempdir()
     for found in filter(None, map(pattern.fullmatch, sorted(os.listdir(folder)))):
         path = Path(folder, found[0])
@@ -180,12 +177,7 @@ def left_behind(*, prefix: str = PREFIX) -> Iterator[Path]:
         yield path
 
 
-def janitor(
-    is_abandoned: Callable[[Path], bool],
-    remove: Callable[[Path], bool],
-    *,
-    prefix: str = PREFIX,
-) -> list[Path]:
+def janitor(is_abandoned: Callable[[Path], bool], remove: Callable[[Path], bool]) -> list[Path]:
     """Remove the temporary directories of owners that were killed, and return them.
 
     Looks at what `left_behind` finds. An empty one is removed without a question. What cannot be
@@ -195,11 +187,10 @@ def janitor(
         is_abandoned: whether the buffer's owner is dead and nobody uses it; may find a directory
             that is incomplete.
         remove: removes it, and returns whether it did.
-        prefix: as for `temporary_directory`.
     """
     removed: list[Path] = []
     try:
-        left = list(left_behind(prefix=prefix))
+        left = list(left_behind())
     except OSError:
         folder = tempfile.gettempdir()
         _log.warning("%s: was not searched for abandoned buffers", folder, exc_info=True)

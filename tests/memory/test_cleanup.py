@@ -728,13 +728,6 @@ def test_a_directory_that_cannot_be_removed_is_logged_and_not_raised(
     assert first.exists()
 
 
-def test_a_prefix_has_its_own_janitor() -> None:
-    ours = abandoned()
-    theirs = ours.rename(ours.with_name(ours.name.replace("shmbuffer-", "other[x]-")))
-    assert janitor(never_asked, never_asked) == []
-    assert janitor(always, remove_tree, prefix="other[x]-") == [theirs]
-
-
 def test_an_ownership_is_made_by_own_only_in_this_process() -> None:
     """A copy made by hand in a child is nobody's."""
     ownership = Ownership(Path("first"), lambda: pytest.fail("removed"))

@@ -18,6 +18,7 @@ from shmbuffer.errors import BufferClosedError, BufferUnlinkedError, ForkedHandl
 from shmbuffer.memory import layout
 from shmbuffer.memory.engine import Engine
 from shmbuffer.service.coordinator import Coordinator
+from shmbuffer.service.roster import LastWords
 from shmbuffer.service.spawned import HASTY_S, LONGEST_PAUSE_S, Spawned
 from shmbuffer.watch.historian import Death
 from tests.processes.players import until
@@ -286,7 +287,7 @@ def test_a_watch_that_fails_keeps_nobody_waiting(
         assert isinstance(cause, IndexError)
         monkeypatch.undo()
     assert reports.next() == ("unwound", 0, one.pid)
-    one.collect(None)
+    one.collect(LastWords())
     # pytest keeps these until after the end: a record names the process, frames hold it.
     caplog.clear()
     cause.with_traceback(None)
