@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Mapping
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Self
 
 from shmbuffer.watch import tables, units
@@ -28,7 +29,11 @@ class Progress:
     """Shows events and numbers on stdout; use ``with``, so that the terminal is left in order."""
 
     def __init__(self) -> None:
-        self._live: Live | None = _live() if sys.stdout.isatty() else None
+        self._live: Live | None = None
+        if sys.stdout.isatty() and find_spec("rich"):
+            from rich.live import Live
+
+            self._live = Live(transient=True, redirect_stdout=False, redirect_stderr=True)
         self._last_line_s = time.monotonic()
 
     def event(self, text: str) -> None:
@@ -84,7 +89,7 @@ class Bar:
         if not self._wanted or time.monotonic() - self._began_s < SHOWN_AFTER_S:
             return
         amount = f"{_amount(report.done, report)} of {_amount(report.total, report)}"
-        if self._drawn is None:
+        if self._drawn is None and find_spec("rich"):
             self._drawn = _bars()
         if self._drawn is None:
             if time.monotonic() - self._last_line_s >= LINE_EVERY_S:
@@ -112,22 +117,12 @@ def _amount(count: int, report: ProgressReport) -> str:
     return units.size(count) if report.unit == "bytes" else f"{count:,} {report.unit}"
 
 
-def _bars() -> rich.progress.Progress | None:
-    try:
-        from rich.console import Console
-        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-    except ModuleNotFoundError:
-        return None
+def _bars() -> rich.progress.Progress:
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
     names, amounts = TextColumn("{task.description}"), TextColumn("{task.fields[amount]}")
     columns = (names, BarColumn(), amounts, TimeRemainingColumn())
     drawn = Progress(*columns, console=Console(stderr=True), transient=True)
     drawn.start()
     return drawn
-
-
-def _live() -> Live | None:
-    try:
-        from rich.live import Live
-    except ModuleNotFoundError:
-        return None
-    return Live(transient=True, redirect_stdout=False, redirect_stderr=True)

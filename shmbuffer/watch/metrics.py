@@ -95,8 +95,9 @@ class MetricsServer:
             raise missing(
                 "metrics are served with prometheus-client", "metrics", name=error.name
             ) from error
+        self._engine, self._more, self._directory = engine, more, str(directory)
         registry = CollectorRegistry()
-        registry.register(_Numbers(engine, more, directory))
+        registry.register(self)
         self._server, self._thread = start_http_server(port, address, registry)
         self.port: int = self._server.server_port
 
@@ -106,23 +107,8 @@ class MetricsServer:
         self._server.server_close()
         self._thread.join()
 
-
-class _Numbers:
-    """What prometheus-client asks for metrics; see its "custom collectors"."""
-
-    def __init__(
-        self, engine: Engine, more: Callable[[], Mapping[str, Number]], directory: Path
-    ) -> None:
-        self._engine = engine
-        self._more = more
-        self._directory = str(directory)
-
-    def describe(self) -> Iterable[Metric]:
-        """Nothing: the names are known when they are asked for."""
-        return ()
-
     def collect(self) -> Iterable[Metric]:
-        """One snapshot."""
+        """One snapshot, for prometheus-client; see its "custom collectors"."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
         now = self._engine.stats()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 import json
 import os
 import shutil
@@ -12,7 +11,6 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -41,14 +39,7 @@ def in_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def without_rich(monkeypatch: pytest.MonkeyPatch) -> None:
-    known = builtins.__import__
-
-    def no_rich(name: str, *arguments: Any, **keywords: Any) -> Any:
-        if name.split(".")[0] == "rich":
-            raise ModuleNotFoundError("No module named 'rich'", name="rich")
-        return known(name, *arguments, **keywords)
-
-    monkeypatch.setattr(builtins, "__import__", no_rich)
+    monkeypatch.setitem(sys.modules, "rich", None)
 
 
 def test_what_is_done_in_no_time_is_not_shown(
