@@ -404,6 +404,7 @@ def in_a_terminal(
 ) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
     """Runs a verb, or a command, in a terminal; with our end of it."""
     ours, theirs = pty.openpty()
+    outside = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup has the tests ignore it
     process = subprocess.Popen(
         command or (sys.executable, "-m", "shmbuffer", *map(str, argv)),
         stdin=theirs if stdin is None else stdin,
@@ -411,6 +412,7 @@ def in_a_terminal(
         stderr=theirs,
         env=environment(TERM="xterm-256color", LINES="60", COLUMNS="100"),
     )
+    signal.signal(signal.SIGHUP, outside)
     os.close(theirs)
     try:
         yield process, ours
