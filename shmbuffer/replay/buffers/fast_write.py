@@ -24,9 +24,7 @@ from shmbuffer.memory.patience import LOCK_TIMEOUT_NS
 from shmbuffer.replay.form.nodes import (
     LEAF,
     BranchNode,
-    DictNode,
     Node,
-    TensorDictNode,
     is_collection,
 )
 from shmbuffer.replay.samplers.priority.raw import as_raw
@@ -150,9 +148,8 @@ def _priority(leaves: Leaves, key: str | tuple[str, ...] | None) -> int | str | 
 
 def _tree(node: Node) -> tuple[Any, ...]:
     """``((key, None or the same for the dict that is there), ...)``; empty: not of dicts alone."""
-    if type(node) not in (TensorDictNode, DictNode):
+    if not isinstance(node, BranchNode) or node.kind not in ("tensordict", "dict"):
         return ()
-    assert isinstance(node, BranchNode)
     found = []
     for key, child in node.pairs:
         below = None if child is LEAF else _tree(child)

@@ -17,6 +17,7 @@ is a TensorDict, and a namedtuple a tuple.
 
 from __future__ import annotations
 
+import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -35,7 +36,6 @@ from tensordict import (
 )
 
 from shmbuffer.errors import FormatError
-from shmbuffer.replay.form.nodes import class_of, register
 
 _BATCHED = ("tensordict", "object")
 _SINGLE = ("tensorclass", "object")
@@ -50,6 +50,9 @@ new_tensordict = partial(TensorDict._new_unsafe, nested=False)
 """A TensorDict that is not checked, at a tenth of the cost."""
 
 
+# Tensorclasses and namedtuples that this process has written or found, by name.
+_classes: dict[str, type] = {}
+
 Keys = tuple[Any, ...] | int | None
 Taken = tuple[str, Sequence[int], tuple[Any, ...], Keys, Iterable[Any]]
 """A container, taken apart by one level: its kind; its batch size, empty where it has none of its
@@ -58,7 +61,7 @@ the keys of a mapping, the length of a sequence, or None where it holds one thin
 it."""
 
 
-class Node(NamedTuple):
+class Container(NamedTuple):
     """A tree of a container, taken apart by one level. See `Taken`."""
 
     kind: str
@@ -152,7 +155,7 @@ def join(kind: str, batch: Any, about: Iterable[Any], held: Sequence[tuple[Any, 
     return [*fields, *trees] if kind in _SINGLE else [*fields, trees]
 
 
-def split(tree: Any) -> Node:
+def split(tree: Any) -> Container:
     """A tree of a container.
 
     Raises:
@@ -163,15 +166,17 @@ def split(tree: Any) -> Node:
         if kind in _KINDS and len(about) == (kind in _BATCHED) + _ABOUT.get(kind, 0):
             batch = about.pop(0) if kind in _BATCHED else ()
             if kind in _SINGLE:
-                return Node(kind, batch, about, [], [held])
+                return Container(kind, batch, about, [], [held])
             if kind in _KEYED:
-                return Node(kind, batch, about, [key for key, _ in held], [one for _, one in held])
-            return Node(kind, batch, about, [], list(held))
+                return Container(
+                    kind, batch, about, [key for key, _ in held], [one for _, one in held]
+                )
+            return Container(kind, batch, about, [], list(held))
     raise FormatError(f"a packed item of the form {tree!r:.60} is not known to this version")
 
 
 def made(
-    node: Node, rows: Sequence[Any], sizes: Sequence[torch.Size], new: Any = new_tensordict
+    node: Container, rows: Sequence[Any], sizes: Sequence[torch.Size], new: Any = new_tensordict
 ) -> Sequence[Any]:
     """A container for each row of what is to be in them.
 
@@ -248,3 +253,28 @@ def _non_tensor(value: Any, size: torch.Size) -> Any:
     attributes["_tensordict"] = new_tensordict({}, batch_size=size)
     attributes["_non_tensordict"] = {**_attributes["_non_tensordict"], "data": value}
     return one
+
+
+def class_of(name: str) -> type | None:
+    """The class of that name (``module:qualname``) if this process has it already.
+
+    Imports nothing.
+    """
+    found = _classes.get(name)
+    if found is None:
+        module, _, qualname = name.partition(":")
+        at: Any = sys.modules.get(module)
+        for part in qualname.split("."):
+            at = getattr(at, part, None)
+        if isinstance(at, type) and (
+            is_tensorclass(at) or (issubclass(at, tuple) and hasattr(at, "_fields"))
+        ):
+            found = _classes[name] = at
+    return found
+
+
+def register(cls: type) -> str:
+    """Remember a class of the data; the name under which the schema has it."""
+    name = f"{cls.__module__}:{cls.__qualname__}"
+    _classes[name] = cls
+    return name

@@ -50,7 +50,8 @@ from shmbuffer.replay.form.tensors import (
 )
 from shmbuffer.replay.keys import OWN_KEYS
 
-_Wanted = tuple[int, torch.Size, torch.dtype, np.dtype[Any] | None]  # position, shape, dtypes
+_Wanted = tuple[torch.Size, torch.dtype, np.dtype[Any] | None]
+_NO_BYTES = (AttributeError, RuntimeError, TypeError, ValueError)  # a list, strided, read-only
 _SINGLE = -1  # key of the shapes of one item without a batch dimension
 _KEPT_SHAPES = 64  # batch sizes whose shapes are remembered
 
@@ -93,7 +94,7 @@ class Leaves:
         # are.
         self.is_flat = type(node) is TensorDictNode and not node.batch and not lanes
         self.arrays = tuple(numpy_dtype(dtype) for dtype in self.dtypes)
-        self._wanted: dict[int, tuple[tuple[_Wanted, ...], tuple[int, ...]]] = {}
+        self._wanted: dict[int, tuple[_Wanted, ...]] = {}
         self._templates: dict[tuple[int, ...], tuple[torch.Tensor, ...]] = {}
 
     @classmethod
@@ -203,45 +204,29 @@ class Leaves:
         Cost: 0.25 µs a leaf where nothing has to be converted.
         """
         values = self._collect(data)
-        first = values[0]
         count = _SINGLE if single else _length(values)
-        wanted, flagged = self._wanted.get(count) or self._want(count)
+        wanted = self._wanted.get(count) or self._want(count)
         low, high = self.own_memory
         addresses = []
-        if type(first) is np.ndarray:
-            for value, (at, shape, _, form) in zip(values, wanted, strict=True):
-                try:
-                    address = (
-                        addressof(from_buffer(value))
-                        if type(value) is np.ndarray
-                        and value.dtype is form
-                        and value.shape == shape
-                        else 0
-                    )
-                except (TypeError, ValueError):  # strided, read-only or without bytes
-                    address = 0
-                if not address or low <= address < high:
-                    address = self._convert(values, at, shape)
-                addresses.append(address)
-        else:
-            for value, (at, shape, dtype, _) in zip(values, wanted, strict=True):
-                try:
-                    address = (
-                        value.data_ptr()
-                        if value.dtype is dtype
+        for at, (value, (shape, dtype, form)) in enumerate(zip(values, wanted, strict=True)):
+            try:
+                if type(value) is np.ndarray:
+                    fits = value.dtype is form and value.shape == shape
+                    address = addressof(from_buffer(value)) if fits else 0
+                else:  # torch keeps "conjugate" and "negative" as flags that the bytes do not tell
+                    fits = (
+                        value.dtype is dtype
                         and value.shape == shape
                         and value.is_contiguous()
                         and value.is_cpu
-                        else 0
+                        and not (value.is_neg() or value.is_conj())
                     )
-                except (AttributeError, RuntimeError):  # no tensor, or one without strides
-                    address = 0
-                if not address or low <= address < high:
-                    address = self._convert(values, at, shape)
-                addresses.append(address)
-            for at in flagged:
-                if values[at].is_conj() or values[at].is_neg():
-                    addresses[at] = self._convert(values, at, wanted[at][1])
+                    address = value.data_ptr() if fits else 0
+            except _NO_BYTES:
+                address = 0
+            if not address or low <= address < high:
+                address = self._convert(values, at, shape)
+            addresses.append(address)
         return addresses, values, 1 if single else count
 
     def outputs(self, lead: tuple[int, ...]) -> tuple[list[torch.Tensor], list[int]]:
@@ -320,25 +305,16 @@ class Leaves:
             refuse_leaf(self.where, leaf, shape, f"{OBJECT}{list(value.batch_size)}")
         return objects_in(value)
 
-    def _want(self, count: int) -> tuple[tuple[_Wanted, ...], tuple[int, ...]]:
-        """What each leaf of a batch of ``count`` is, and which of them may hide a flag."""
+    def _want(self, count: int) -> tuple[_Wanted, ...]:
+        """What each leaf of a batch of ``count`` is."""
         if len(self._wanted) >= _KEPT_SHAPES:
             self._wanted.clear()
         lead = () if count == _SINGLE else (count,)
-        wanted = tuple(
-            (at, torch.Size((*lead, *self.lanes, *leaf.shape)), self.dtypes[at], self.arrays[at])
-            for at, leaf in enumerate(self.leaves)
+        wanted = self._wanted[count] = tuple(
+            (torch.Size((*lead, *self.lanes, *leaf.shape)), dtype, array)
+            for leaf, dtype, array in zip(self.leaves, self.dtypes, self.arrays, strict=True)
         )
-        # torch keeps "conjugate" and "negative" as a flag, and the bytes alone do not tell.
-        # Negative are views of complex numbers, which are contiguous only where they hold one
-        # number.
-        flagged = tuple(
-            at
-            for at, shape, dtype, _ in wanted
-            if dtype.is_complex or (dtype.is_floating_point and shape.numel() == 1)
-        )
-        self._wanted[count] = wanted, flagged
-        return wanted, flagged
+        return wanted
 
     def _convert(self, values: list[Any], at: int, shape: torch.Size, *, move: bool = True) -> int:
         """Make ``values[at]`` a plain contiguous tensor; its address.

@@ -9,11 +9,10 @@ comes back as its class where this process has that class already, else as a Ten
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from tensordict import (
@@ -25,67 +24,43 @@ from tensordict import (
 )
 
 from shmbuffer.replay.form import labels
+from shmbuffer.replay.form.containers import Container, class_of, made
 from shmbuffer.replay.form.objects import non_tensor
 
 Path = tuple[str, ...]
-
-# Tensorclasses and namedtuples that this process has written or found, by name.
-_classes: dict[str, type] = {}
 
 
 class FormDiffersError(Exception):
     """The data have another form than the tree; the caller finds the words for it (`leaves.py`)."""
 
 
-class Node:
-    """One level of the tree. ``size`` children, each under a key."""
+class LeafNode:
+    """One tensor."""
 
-    kind: ClassVar[str]
+    kind = "leaf"
 
     def collect(self, data: Any, out: list[Any]) -> None:
         """Append the leaves of ``data`` to ``out``, in order.
 
         FormDiffersError where the form differs.
         """
-        raise NotImplementedError
+        out.append(data)
 
     def build(self, leaves: Iterator[Any], lead: tuple[int, ...], device: torch.device) -> Any:
         """The data again, from tensors ``[*lead, *shape]``."""
-        raise NotImplementedError
+        return next(leaves)
 
     def paths(self) -> Iterator[Path]:
         """Where each leaf is, in order."""
-        raise NotImplementedError
+        yield ()
 
     def to_json(self) -> dict[str, Any]:
         """The node in the words of the schema file; JSON where nothing in it is private."""
-        raise NotImplementedError
+        return {"kind": self.kind}
 
     def private(self) -> str | None:
         """What in here cannot leave this process, as the start of a sentence; None if all can."""
         return None
-
-
-class LeafNode(Node):
-    """One tensor."""
-
-    kind = "leaf"
-
-    def collect(self, data: Any, out: list[Any]) -> None:
-        """See `Node.collect`."""
-        out.append(data)
-
-    def build(self, leaves: Iterator[Any], lead: tuple[int, ...], device: torch.device) -> Any:
-        """See `Node.build`."""
-        return next(leaves)
-
-    def paths(self) -> Iterator[Path]:
-        """See `Node.paths`."""
-        yield ()
-
-    def to_json(self) -> dict[str, Any]:
-        """See `Node.to_json`."""
-        return {"kind": self.kind}
 
 
 LEAF = LeafNode()
@@ -104,27 +79,29 @@ class ObjectNode(LeafNode):
         self.shape = shape
 
     def build(self, leaves: Iterator[Any], lead: tuple[int, ...], device: torch.device) -> Any:
-        """See `Node.build`."""
+        """See `LeafNode.build`."""
         return non_tensor(next(leaves))
 
     def to_json(self) -> dict[str, Any]:
-        """See `Node.to_json`."""
+        """See `LeafNode.to_json`."""
         return {"kind": self.kind, "shape": list(self.shape)}
 
     def private(self) -> str | None:
-        """See `Node.private`."""
+        """See `LeafNode.private`."""
         return "holds text or other Python objects"
 
 
-class BranchNode(Node):
+class BranchNode:
     """A node with children under keys, whichever class holds them.
 
     Args:
+        kind: of what holds them, in the words of the schema.
         items: the children, by key.
         about: what else the schema says of it.
     """
 
-    def __init__(self, items: dict[Any, Node], **about: Any) -> None:
+    def __init__(self, kind: str, items: dict[Any, Node], **about: Any) -> None:
+        self.kind = kind
         self.items = items
         self._about = about
         self.names = labels.names_of(items)
@@ -132,8 +109,16 @@ class BranchNode(Node):
         self.flat = tuple(items) if all(child is LEAF for child in items.values()) else None
         self.pairs = tuple(items.items())
 
+    def collect(self, data: Any, out: list[Any]) -> None:
+        """See `LeafNode.collect`."""
+        raise NotImplementedError
+
+    def build(self, leaves: Iterator[Any], lead: tuple[int, ...], device: torch.device) -> Any:
+        """See `LeafNode.build`."""
+        raise NotImplementedError
+
     def paths(self) -> Iterator[Path]:
-        """See `Node.paths`."""
+        """See `LeafNode.paths`."""
         for name, child in zip(self.names, self.items.values(), strict=True):
             for path in child.paths():
                 yield (name, *path)
@@ -148,7 +133,7 @@ class BranchNode(Node):
         return {key: child.build(leaves, lead, device) for key, child in self.pairs}
 
     def to_json(self) -> dict[str, Any]:
-        """See `Node.to_json`."""
+        """See `LeafNode.to_json`."""
         return {
             "kind": self.kind,
             "items": [[labels.to_json(key), child.to_json()] for key, child in self.pairs],
@@ -156,7 +141,7 @@ class BranchNode(Node):
         }
 
     def private(self) -> str | None:
-        """See `Node.private`."""
+        """See `LeafNode.private`."""
         for key, child in self.pairs:
             if not labels.is_json(key):
                 return f"has the key {key!r}, which is no text, number or tuple of them"
@@ -181,14 +166,14 @@ class BranchNode(Node):
 class TensorDictNode(BranchNode):
     """A TensorDict; ``batch`` is the batch size of one element."""
 
-    kind = "tensordict"
-
     def __init__(self, items: dict[Any, Node], batch: tuple[int, ...] = (), **about: Any) -> None:
-        super().__init__(items, batch=list(batch), **about)
+        super().__init__(
+            "tensorclass" if about else "tensordict", items, batch=list(batch), **about
+        )
         self.batch = batch
 
     def collect(self, data: Any, out: list[Any]) -> None:
-        """See `Node.collect`."""
+        """See `LeafNode.collect`."""
         # The private dict of the plain class costs 6 ns where items() costs 120; a test pins it.
         kind = type(data)
         if kind is TensorDict:
@@ -206,7 +191,7 @@ class TensorDictNode(BranchNode):
             raise FormDiffersError
 
     def build(self, leaves: Iterator[Any], lead: tuple[int, ...], device: torch.device) -> Any:
-        """See `Node.build`."""
+        """See `LeafNode.build`."""
         return self.wrap(self.children(leaves, lead, device), lead, device)
 
     def wrap(self, source: dict[Any, Any], lead: tuple[int, ...], device: torch.device) -> Any:
@@ -222,14 +207,12 @@ class TensorDictNode(BranchNode):
 class TensorClassNode(TensorDictNode):
     """A tensorclass: stored as its TensorDict, given back as its class where it is known."""
 
-    kind = "tensorclass"
-
     def __init__(self, items: dict[Any, Node], batch: tuple[int, ...], name: str) -> None:
         super().__init__(items, batch, **{"class": name})
         self.name = name
 
     def build(self, leaves: Iterator[Any], lead: tuple[int, ...], device: torch.device) -> Any:
-        """See `Node.build`."""
+        """See `LeafNode.build`."""
         data = super().build(leaves, lead, device)
         cls = class_of(self.name)
         return data if cls is None else cls.from_tensordict(data)  # type: ignore[attr-defined]
@@ -244,69 +227,56 @@ class LazyStackNode(BranchNode):
         batch_dims: of an item.
     """
 
-    kind = "lazy_stack"
-
     def __init__(self, items: dict[Any, Node], dim: int, batch_dims: int) -> None:
-        super().__init__(items, dim=dim, batch_dims=batch_dims)
+        super().__init__("lazy_stack", items, dim=dim, batch_dims=batch_dims)
         self.dim = dim
         self.batch_dims = batch_dims
 
     def collect(self, data: Any, out: list[Any]) -> None:
-        """See `Node.collect`."""
-        if not isinstance(data, LazyStackedTensorDict) or len(data.tensordicts) != self.size:
+        """See `LeafNode.collect`."""
+        if (
+            not isinstance(data, LazyStackedTensorDict)
+            or data.stack_dim != data.batch_dims - self.batch_dims + self.dim
+        ):
             raise FormDiffersError
-        if data.stack_dim != data.batch_dims - self.batch_dims + self.dim:
-            raise FormDiffersError
-        for part, (_, child) in zip(data.tensordicts, self.pairs, strict=True):
-            child.collect(part, out)
+        self._collect(dict(enumerate(data.tensordicts)), out)
 
     def build(self, leaves: Iterator[Any], lead: tuple[int, ...], device: torch.device) -> Any:
-        """See `Node.build`."""
+        """See `LeafNode.build`."""
         parts = [*self.children(leaves, lead, device).values()]
         return lazy_stack(parts, len(lead) + self.dim)
 
 
-class DictNode(BranchNode):
-    """A dict of a PyTree."""
+class PyTreeNode(BranchNode):
+    """A dict, list, tuple or namedtuple of a PyTree. The keys of a sequence are its positions.
 
-    kind = "dict"
-
-    def collect(self, data: Any, out: list[Any]) -> None:
-        """See `Node.collect`."""
-        if is_collection(data):
-            self._collect(fields(data), out)
-        elif isinstance(data, Mapping):
-            self._collect(data, out)
-        else:
-            raise FormDiffersError
-
-    def build(self, leaves: Iterator[Any], lead: tuple[int, ...], device: torch.device) -> Any:
-        """See `Node.build`."""
-        return self.children(leaves, lead, device)
-
-
-class SequenceNode(BranchNode):
-    """A tuple, list or namedtuple of a PyTree; its keys are the positions."""
-
-    def __init__(self, items: dict[Any, Node], kind: str, name: str | None = None) -> None:
-        super().__init__(items, **({} if name is None else {"class": name}))
-        self.kind = kind  # type: ignore[misc] # one class for the three
-        self.name = name
+    Args:
+        kind: which of them.
+        items: the children, by key.
+        about: ``class`` is the name of a namedtuple.
+    """
 
     def collect(self, data: Any, out: list[Any]) -> None:
-        """See `Node.collect`."""
-        if not isinstance(data, (tuple, list)) or len(data) != self.size:
+        """See `LeafNode.collect`."""
+        if self.kind != "dict" and isinstance(data, (tuple, list)):
+            data = dict(enumerate(data))
+        elif self.kind == "dict" and is_collection(data):
+            data = fields(data)
+        elif self.kind != "dict" or not isinstance(data, Mapping):
             raise FormDiffersError
-        for value, (_, child) in zip(data, self.pairs, strict=True):
-            child.collect(value, out)
+        self._collect(data, out)
 
     def build(self, leaves: Iterator[Any], lead: tuple[int, ...], device: torch.device) -> Any:
-        """See `Node.build`."""
-        values = self.children(leaves, lead, device).values()
-        if self.kind == "list":
-            return list(values)
-        cls = None if self.name is None else class_of(self.name)
-        return tuple(values) if cls is None else cls(*values)
+        """See `LeafNode.build`."""
+        children = self.children(leaves, lead, device)
+        if self.kind == "dict":
+            return children
+        about = [self._about.get("class", "")]
+        return made(Container(self.kind, (), about, [], []), [tuple(children.values())], ())[0]
+
+
+Node = LeafNode | BranchNode
+"""One level of a form: a leaf, or children, each under a key."""
 
 
 @contextmanager
@@ -354,28 +324,3 @@ def nest(data: Mapping[Any, Any]) -> Mapping[Any, Any]:
             level = level.setdefault(name, {})
         level[path[-1]] = value
     return nested
-
-
-def class_of(name: str) -> type | None:
-    """The class of that name (``module:qualname``) if this process has it already.
-
-    Imports nothing.
-    """
-    found = _classes.get(name)
-    if found is None:
-        module, _, qualname = name.partition(":")
-        at: Any = sys.modules.get(module)
-        for part in qualname.split("."):
-            at = getattr(at, part, None)
-        if isinstance(at, type) and (
-            is_tensorclass(at) or (issubclass(at, tuple) and hasattr(at, "_fields"))
-        ):
-            found = _classes[name] = at
-    return found
-
-
-def register(cls: type) -> str:
-    """Remember a class of the data; the name under which the schema has it."""
-    name = f"{cls.__module__}:{cls.__qualname__}"
-    _classes[name] = cls
-    return name

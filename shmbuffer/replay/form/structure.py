@@ -14,21 +14,20 @@ from tensordict import LazyStackedTensorDict, is_non_tensor, is_tensorclass
 
 from shmbuffer.errors import FormatError
 from shmbuffer.replay.form import labels
+from shmbuffer.replay.form.containers import register
 from shmbuffer.replay.form.mismatch import no_names, not_a_tensor
 from shmbuffer.replay.form.nodes import (
     LEAF,
-    DictNode,
     LazyStackNode,
     Node,
     ObjectNode,
     Path,
-    SequenceNode,
+    PyTreeNode,
     TensorClassNode,
     TensorDictNode,
     fields,
     is_collection,
     nest,
-    register,
 )
 from shmbuffer.replay.form.tensors import Numbers, is_number
 from shmbuffer.replay.keys import OWN_KEYS
@@ -81,7 +80,7 @@ def describe(data: Any, dims: int, *, mapping: str, root: bool = True) -> Node:
             for key in data
             if not (root and key in OWN_KEYS)
         }
-        return TensorDictNode(entries) if mapping == "tensordict" else DictNode(entries)
+        return TensorDictNode(entries) if mapping == "tensordict" else PyTreeNode("dict", entries)
     if isinstance(data, Numbers):
         return LEAF
     if isinstance(data, (tuple, list)) and mapping == "tensordict":
@@ -93,8 +92,8 @@ def describe(data: Any, dims: int, *, mapping: str, root: bool = True) -> Node:
             at: describe(value, dims, mapping=mapping, root=False) for at, value in enumerate(data)
         }
         if hasattr(data, "_fields"):
-            return SequenceNode(parts, "namedtuple", register(type(data)))
-        return SequenceNode(parts, "tuple" if isinstance(data, tuple) else "list")
+            return PyTreeNode("namedtuple", parts, **{"class": register(type(data))})
+        return PyTreeNode("tuple" if isinstance(data, tuple) else "list", parts)
     if is_number(data):
         return LEAF
     raise TypeError(not_a_tensor(data))
@@ -152,10 +151,8 @@ def _from_json(spec: dict[str, Any]) -> Node:
         if not 0 <= dim < batch_dims:
             raise FormatError(f"a lazy stack along dimension {dim} of {batch_dims} is not possible")
         return LazyStackNode(items, dim, batch_dims)
-    if kind == "dict":
-        return DictNode(items)
-    if kind in ("tuple", "list", "namedtuple"):
-        return SequenceNode(items, kind, spec.get("class"))
+    if kind in ("dict", "tuple", "list", "namedtuple"):
+        return PyTreeNode(kind, items, **{name: spec[name] for name in spec if name == "class"})
     raise FormatError(
         f"the schema names a structure {kind!r} that this version of shmbuffer does not know; "
         "open the buffer with the version that wrote it"

@@ -6,7 +6,7 @@ for all items, so that what an item costs is making its containers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,13 +16,12 @@ from numpy.typing import NDArray
 from shmbuffer.errors import CorruptBufferError
 from shmbuffer.replay.form import labels
 from shmbuffer.replay.form.batches import collate
-from shmbuffer.replay.form.containers import DICTS, Node, join, made, split
-from shmbuffer.replay.records.table import Table
+from shmbuffer.replay.form.containers import DICTS, Container, made, split
 
 OBJECTS = frozenset(("object", "objects"))
 """Nodes that are NonTensorData: one for each item, also in a batch."""
 APART = OBJECTS | {"lazy"}
-"""Nodes that stay one for each item in a table of `layers`."""
+"""Nodes that stay one for each item where TensorDicts are joined to one."""
 
 _IMPOSSIBLE = (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError)
 
@@ -56,7 +55,7 @@ def build(
     Cost: 1 µs an item for each TensorDict in it, 0.1 µs a leaf; 1.5 µs for each text in a
         TensorDict.
     """
-    found: list[Any] = _built(lambda: list(_Rows(batch_dims, columns, device).rows(tree)), where)
+    found: list[Any] = built(lambda: list(_Rows(batch_dims, columns, device).rows(tree)), where)
     return found
 
 
@@ -80,31 +79,7 @@ def stacked(
         NotDenseError: items of this form cannot be one batch.
         CorruptBufferError: no such batch can be made.
     """
-    return _built(lambda: Batch(batch_dims, columns, device).of(tree), where)
-
-
-def laid_out(
-    tree: Any,
-    batch_dims: NDArray[np.int64],
-    columns: Sequence[Any],
-    device: torch.device | None = None,
-    where: str = "this buffer",
-) -> Table:
-    """Items of one form as a table in which what stays one for each item is a column, too.
-
-    Args:
-        tree: one that `is_layer`.
-        batch_dims: see `build`.
-        columns: for each chunk a `Column`; of those that are below nodes in `APART`, as in `build`.
-        device: see `build`.
-        where: see `build`.
-
-    Raises:
-        CorruptBufferError: no such items can be made.
-    """
-    rows = _Apart(batch_dims, list(columns), device)
-    kept = _built(lambda: rows.of(tree), where)
-    return Table(kept, np.concatenate(rows.kept, axis=1), rows.columns)
+    return built(lambda: Batch(batch_dims, columns, device).of(tree), where)
 
 
 def is_layer(tree: Any) -> bool:
@@ -113,7 +88,7 @@ def is_layer(tree: Any) -> bool:
     return bool(inner[0] == "tensordict")
 
 
-def chunks_under(tree: Any, kinds: Container[str], inside: bool = False) -> set[int]:
+def chunks_under(tree: Any, kinds: Collection[str], inside: bool = False) -> set[int]:
     """The chunks of a tree that belong to nodes of these kinds."""
     if tree[0] == "chunk":
         return {tree[1]} if inside else set()
@@ -138,7 +113,7 @@ def chunk_at(tree: Any, path: Sequence[Any]) -> int | None:
     return tree[1] if tree[0] == "chunk" else None
 
 
-def _built(make: Callable[[], Any], where: str) -> Any:
+def built(make: Callable[[], Any], where: str) -> Any:
     """What ``make`` gives; no error of tensordict's comes through."""
     try:
         return make()
@@ -182,7 +157,7 @@ class _Rows:
         rows = list(zip(*parts, strict=True)) if parts else [()] * self.count
         return made(node, rows, sizes)
 
-    def node(self, tree: Any) -> tuple[Node, NDArray[np.int64]]:
+    def node(self, tree: Any) -> tuple[Container, NDArray[np.int64]]:
         """A container as it is here, and its batch sizes: int64[m, rank]."""
         node = split(tree)
         rank = node.batch[1] if node.batch else 0
@@ -194,27 +169,6 @@ class _Rows:
         return node, self._batch_dims[:, self._at - rank : self._at]
 
 
-class _Apart(_Rows):
-    """Has a column for each part of a tree that is no TensorDict."""
-
-    def __init__(self, *table: Any) -> None:
-        super().__init__(*table)
-        self.kept: list[NDArray[np.int64]] = []
-
-    def of(self, tree: Any) -> Any:
-        """The tree over all columns."""
-        if tree[0] == "chunk":
-            return tree
-        if not is_layer(tree):
-            self.columns.append(list(self.rows(tree)))
-            return ["chunk", len(self.columns) - 1]
-        self.kept.append(self.node(tree)[1])
-        kind, batch, about, keys, parts = split(tree)
-        return join(
-            kind, batch, about, list(zip(keys or [None], map(self.of, parts), strict=False))
-        )
-
-
 class Batch(_Rows):
     """Makes the batch of all items."""
 
@@ -222,10 +176,8 @@ class Batch(_Rows):
         """One thing for all items; ``dims`` is the batch sizes that it is in."""
         if tree[0] == "chunk":
             return self.leaf(self.columns[tree[1]], dims)
-        if tree[0] in OBJECTS:
-            return torch.stack(list(self.rows(tree)))
-        if tree[0] == "lazy":
-            raise NotDenseError
+        if tree[0] in APART:
+            return self.apart(tree, dims)
         node, dims = self.node(tree)
         parts = tuple([self.of(part, dims) for part in node.parts])
         if node.kind == "tensordict" and node.about[1] is not None:
@@ -237,6 +189,12 @@ class Batch(_Rows):
     def leaf(self, column: Any, dims: NDArray[np.int64]) -> Any:
         """What a column becomes."""
         return column if isinstance(column, torch.Tensor) else _collated(column)
+
+    def apart(self, tree: Any, dims: NDArray[np.int64]) -> Any:
+        """What a part in `APART` becomes."""
+        if tree[0] == "lazy":
+            raise NotDenseError
+        return torch.stack(list(self.rows(tree)))
 
     def size(self, dims: NDArray[np.int64]) -> list[int]:
         """The batch size of a TensorDict, after its first dim."""

@@ -31,6 +31,7 @@ from shmbuffer.replay.records.transfer import Expand, Transfer, empty, homes
 Path = tuple[Any, ...]
 
 _CPU = torch.device("cpu")
+_NOTHING = np.empty(0, np.uint8)
 _SMALL_BYTES = 8192  # are moved in the time that it takes to cut out what is around them
 _PLAIN = frozenset(("bytes", "str", "int", "float", "bool", "none"))
 
@@ -133,7 +134,7 @@ class Decoder:
         if table is None or (table.batch_dims != table.batch_dims[:1]).any():
             return None
         values = chunks_under(table.tree, OBJECTS)
-        reading = Reading(self, batch)
+        reading = Reading(self, batch.data)
         leaves: list[Callable[[], Any]] = []
         for number, column in enumerate(table.columns):
             if number in values or column.chunk.kind in _PLAIN:
@@ -172,7 +173,7 @@ class Decoder:
         for one in bodies.locate(batch, self.where):
             chunks = [chunk_at(one.form.tree, path) for path in paths]
             numbers = sorted({at for at in chunks if at is not None and _is_number(one, at)})
-            reading = Reading(self, batch)
+            reading = Reading(self, batch.data)
             columns = columns_of(batch, [one], numbers, self.own)
             leaves: dict[int | None, Sequence[Any]] = dict(
                 zip(numbers, reading.read([reading.rows(each) for each in columns]), strict=True)
@@ -205,7 +206,7 @@ class Decoder:
         """The items of one form."""
         table = Table.of(batch, [located], self.own)
         assert table is not None  # one form does not differ from itself
-        reading = Reading(self, batch)
+        reading = Reading(self, batch.data)
         leaves = reading.read([reading.rows(column) for column in table.columns])
         return build(table.tree, table.batch_dims, leaves, self.device, self.where)
 
@@ -215,14 +216,18 @@ class Reading:
 
     Args:
         decoder: says how and where to.
-        batch: the records, which can be written.
+        data: the bytes of the records, which can be written; columns may lie elsewhere.
+
+    Attributes:
+        transfer: brings what is read to its place.
+        device, where: of the decoder.
     """
 
-    def __init__(self, decoder: Decoder, batch: RecordBatch) -> None:
-        self.transfer = Transfer(decoder.expand, batch.data, decoder.where)
-        self._device = decoder.device or _CPU
-        self._where = decoder.where
-        self._data = torch.from_numpy(batch.data)
+    def __init__(self, decoder: Decoder, data: NDArray[np.uint8] = _NOTHING) -> None:
+        self.transfer = Transfer(decoder.expand, data, decoder.where)
+        self.device = decoder.device
+        self.where = decoder.where
+        self._data = torch.from_numpy(data)
         self._sent: torch.Tensor | None = None
 
     def rows(self, column: Column) -> Callable[[], Sequence[Any]]:
@@ -240,7 +245,11 @@ class Reading:
         assert column.dtype is not None  # the caller has looked
         out = empty((len(column.dims), *column.dims[0].tolist()), column.dtype)
         self.transfer.add(column, out, np.arange(len(out)) * column.nbytes)
-        return lambda: out.to(self._device)
+        return self.sent(out)
+
+    def sent(self, out: torch.Tensor) -> Callable[[], torch.Tensor]:
+        """What was moved to a tensor on the CPU, where it is to be."""
+        return lambda: out.to(self.device or _CPU)
 
     def read(self, leaves: Sequence[Callable[[], Any]]) -> list[Any]:
         """What they have become.
@@ -253,9 +262,9 @@ class Reading:
             return [leaf() for leaf in leaves]
         except ValueError as error:
             raise CorruptBufferError(
-                f"{self._where}: a record holds what is no value ({error}): it was damaged or "
+                f"{self.where}: a record holds what is no value ({error}): it was damaged or "
                 "changed from outside; restore the buffer from a copy",
-                path=self._where,
+                path=self.where,
             ) from error
 
     def _at_home(self, column: Column) -> NDArray[np.int64] | None:
@@ -293,10 +302,10 @@ class Reading:
         assert dtype is not None
         if memory is None:
             if self._sent is None:
-                self._sent = self._data.to(self._device)
+                self._sent = self._data.to(self.device or _CPU)
             memory = self._sent
         else:
-            memory = memory.to(self._device)
+            memory = memory.to(self.device or _CPU)
         return cutting.tensors(memory, starts, column.dims, dtype)
 
 

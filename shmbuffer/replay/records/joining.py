@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
@@ -11,10 +10,11 @@ import torch
 from numpy.typing import NDArray
 from tensordict import NonTensorStack, is_non_tensor, lazy_stack
 
-from shmbuffer.replay.records.building import Batch
+from shmbuffer.replay.records.building import APART, Batch, built, chunks_under
+from shmbuffer.replay.records.decoder import Decoder, Reading
 from shmbuffer.replay.records.layers import Key, Path, Tensors, chunks_of, name_of, path_of
 from shmbuffer.replay.records.table import Column, Table
-from shmbuffer.replay.records.transfer import Transfer, empty, homes
+from shmbuffer.replay.records.transfer import empty, homes
 
 Leaf = Column | Tensors
 Later = Callable[[], Any]
@@ -28,18 +28,16 @@ class Joining:
     """
 
     def __init__(self) -> None:
-        self.device: torch.device | None = None
-        self._transfer = Transfer()
-        self._after: list[Callable[[], None]] = []
+        self._reading = Reading(Decoder())
 
-    def of(self, table: Table, transfer: Transfer) -> Any:
+    def of(self, table: Table, reading: Reading) -> Any:
         """The batch.
 
         Args:
             table: all items; see `layers`.
-            transfer: moves what is in columns.
+            reading: reads its columns.
         """
-        self._transfer = transfer
+        self._reading = reading
         columns: list[Any] = list(table.columns)
         leaves = {
             path: number
@@ -47,13 +45,14 @@ class Joining:
             if not isinstance(columns[number], list)
         }
         tree = self._look(table, {path: columns[number] for path, number in leaves.items()})
-        later = {number: self._leaf(columns[number], path) for path, number in leaves.items()}
-        transfer.run()
-        for step in self._after:
-            step()
-        for number, made in later.items():
-            columns[number] = made()
-        return self._finished(_Joined(self, table.batch_dims, columns).of(tree))
+        later: dict[int, Later] = {
+            number: self._leaf(columns[number], path) for path, number in leaves.items()
+        }
+        for number in chunks_under(table.tree, APART):
+            later[number] = reading.rows(columns[number])
+        for number, made in zip(later, reading.read([*later.values()]), strict=True):
+            columns[number] = made
+        return self._finished(_Joined(self, table.batch_dims, columns, reading).of(tree))
 
     def _look(self, table: Table, leaves: dict[Path, Leaf]) -> Any:
         """Checks what was asked for against what there is; the tree of the batch."""
@@ -90,91 +89,36 @@ class Joining:
     def _dense(self, leaf: Leaf) -> Later:
         """A leaf whose rows have one shape."""
         if isinstance(leaf, Tensors):
-            return known(torch.stack(leaf.tensors))
-        assert leaf.dtype is not None  # it is a tensor's
-        out = empty((len(leaf.dims), *leaf.dims[0].tolist()), leaf.dtype)
-        self._transfer.add(leaf, out, np.arange(len(out)) * leaf.nbytes)
-        return self._sent(out)
+            return lambda: torch.stack(leaf.tensors)
+        return self._reading.batch(leaf)
 
-    def _scatter(
-        self,
-        column: Column,
-        last: int,
-        out: torch.Tensor,
-        starts: NDArray[np.int64],
-        shape: Sequence[int],
-    ) -> None:
-        """Rows of a column go to their places, where these are not in one run each.
-
-        Args:
-            column: of any codecs.
-            last: the last of its dims that differs, or lies apart in ``out``.
-            out: all of it but the rows is there already.
-            starts: int64[n], bytes: where each row starts in ``out``.
-            shape: sizes in ``out`` of the dims of a row: how far apart it lies.
-        """
-        homes_of, nbytes = homes(column.nbytes)
-        memory = empty((nbytes,), torch.uint8)
-        self._transfer.add(column, memory, homes_of)
-        rows, source, target, sizes = _runs(column.dims, last, shape, column.chunk.itemsize)
-        source += homes_of[rows] + memory.data_ptr()
-        target += starts[rows] + out.data_ptr()
-
-        def step() -> None:
-            again = Transfer()
-            again.move(source, sizes, target, (memory, out))
-            again.run()
-
-        self._after.append(step)
-
-    def _sent(self, out: torch.Tensor) -> Later:
-        """A tensor of ours, when everything has moved."""
-        return lambda: out if self.device is None else out.to(self.device)
+    def _rows(self, leaf: Leaf) -> Callable[[], Sequence[torch.Tensor]]:
+        """The rows of a leaf, for torch to join."""
+        return (lambda: leaf.tensors) if isinstance(leaf, Tensors) else self._reading.rows(leaf)
 
 
 class _Joined(Batch):
     """Makes the batch as it was asked for, of leaves that are there."""
 
-    def __init__(self, joining: Joining, batch_dims: NDArray[np.int64], columns: list[Any]) -> None:
-        super().__init__(batch_dims, columns, joining.device)
+    def __init__(
+        self,
+        joining: Joining,
+        batch_dims: NDArray[np.int64],
+        columns: list[Any],
+        reading: Reading,
+    ) -> None:
+        super().__init__(batch_dims, columns, reading.device)
         self.size = joining.size  # type: ignore[method-assign]
-        self._apart = joining.apart
+        self._joined = joining.apart
+        self._where = reading.where
 
     def leaf(self, column: Any, dims: NDArray[np.int64]) -> Any:
         """See `Batch.leaf`."""
-        return self._apart(column, dims) if isinstance(column, list) else column
+        return self._joined(column, dims) if isinstance(column, list) else column
 
-
-def known(value: Any) -> Later:
-    """What is there already."""
-    return lambda: value
-
-
-def _runs(
-    dims: NDArray[np.int64], last: int, shape: Sequence[int], itemsize: int
-) -> tuple[NDArray[np.int64], ...]:
-    """Rows as runs of bytes that stay together in a tensor where rows lie apart.
-
-    Args:
-        dims: int64[n, rank]: of each row.
-        last: the last dim in which a row lies apart.
-        shape: of what a row lies in.
-        itemsize: of a number, in bytes.
-
-    Returns:
-        For each run its row; where it starts in the row, and where in the other; its bytes.
-    """
-    nbytes = dims[:, last:].prod(axis=1) * itemsize
-    counts = np.where(nbytes > 0, dims[:, :last].prod(axis=1), 0)
-    rows = np.repeat(np.arange(len(dims)), counts)
-    first, total = homes(counts)
-    number = np.arange(total) - first[rows]
-    source = number * nbytes[rows]
-    target = np.zeros_like(number)
-    for dim in range(last - 1, -1, -1):
-        number, at = np.divmod(number, dims[rows, dim])
-        target += at * (math.prod(shape[dim + 1 :]) * itemsize)
-    return rows, source, target, nbytes[rows]
+    def apart(self, tree: Any, dims: NDArray[np.int64]) -> Any:
+        """See `Batch.apart`."""
+        return self._joined(built(lambda: list(self.rows(tree)), self._where), dims)
 
 
 class Nesting(Joining):
@@ -206,20 +150,14 @@ class Nesting(Joining):
             )
         (dim,) = ragged
         lengths = np.ascontiguousarray(leaf.dims[:, dim])
-        if isinstance(leaf, Tensors):
-            values = torch.cat(leaf.tensors, dim)
-            return known(self._jagged(values, lengths, dim))
-        starts, total = homes(lengths)
-        shape: list[int] = leaf.dims[0].tolist()
-        shape[dim] = total
+        if dim or isinstance(leaf, Tensors):
+            rows = self._rows(leaf)
+            return lambda: self._jagged(torch.cat([*rows()], dim), lengths, dim)
+        starts, _ = homes(leaf.nbytes)
         assert leaf.dtype is not None  # it is a tensor's
-        out = empty(shape, leaf.dtype)
-        starts *= math.prod(shape[dim + 1 :]) * leaf.dtype.itemsize
-        if dim:
-            self._scatter(leaf, dim, out, starts, shape)
-        else:
-            self._transfer.add(leaf, out, starts)
-        sent = self._sent(out)
+        out = empty((int(lengths.sum()), *leaf.dims[0, 1:].tolist()), leaf.dtype)
+        self._reading.transfer.add(leaf, out, starts)
+        sent = self._reading.sent(out)
         return lambda: self._jagged(sent(), lengths, dim)
 
     def _jagged(self, values: torch.Tensor, lengths: NDArray[np.int64], dim: int) -> torch.Tensor:

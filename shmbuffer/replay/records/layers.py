@@ -4,7 +4,7 @@
     TensorDict ─┼─▶ Table {"tokens": Column, "next": {...}, "text": [NonTensorData, ...]}
     TensorDict ─┘
 
-Records become such a table in `building.laid_out`, items of this process here. A column is one of
+Records are such a table when they are read, items of this process become one here. A column is of
 records, or `Tensors`, or a list with a NonTensorData, NonTensorStack or lazy stack for each item.
 """
 
@@ -26,8 +26,10 @@ from tensordict import (
 )
 
 from shmbuffer.errors import EmptyBufferError
-from shmbuffer.replay.form.nodes import is_collection, register
+from shmbuffer.replay.form.containers import register
+from shmbuffer.replay.form.nodes import is_collection
 from shmbuffer.replay.form.tensors import dtype_name
+from shmbuffer.replay.records.building import APART
 from shmbuffer.replay.records.table import Column, Table, differing
 
 Key = str | tuple[str, ...]
@@ -60,9 +62,11 @@ class Tensors:
 
 
 def chunks_of(tree: Any, path: Path = ()) -> dict[Path, int]:
-    """Where the columns of a table are."""
+    """Where the columns of a table are, but for those of what stays one for each item."""
     if tree[0] == "chunk":
         return {path: tree[1]}
+    if tree[0] in APART:
+        return {}
     if tree[0] == "tensorclass":
         return chunks_of(tree[2], path)
     found: dict[Path, int] = {}
@@ -75,7 +79,7 @@ def has(tree: Any, path: Path) -> bool:
     """Whether there is anything at a path, or on the way to it what is no TensorDict."""
     for key in path:
         tree = tree[2] if tree[0] == "tensorclass" else tree
-        if tree[0] == "chunk":
+        if tree[0] != "tensordict":
             return True
         tree = dict(tree[-1]).get(key)
         if tree is None:

@@ -13,7 +13,7 @@ from tensordict import TensorDict, is_non_tensor
 
 from shmbuffer.memory.bodies import MAX_RAW_BYTES
 from shmbuffer.replay.form.objects import Objects, non_tensor, objects_in
-from shmbuffer.replay.records.joining import Joining, Later, Leaf, known
+from shmbuffer.replay.records.joining import Joining, Later, Leaf
 from shmbuffer.replay.records.layers import (
     Key,
     Path,
@@ -68,7 +68,7 @@ class Padding(Joining):
         device = next(
             (one.tensors[0].device for one in leaves.values() if type(one) is Tensors), None
         )
-        self._mask_device = self.device or device
+        self._mask_device = self._reading.device or device
         return inner if masks else tree
 
     def size(self, dims: NDArray[np.int64]) -> list[int]:
@@ -122,23 +122,26 @@ class Padding(Joining):
         assert leaf.dtype is not None  # it is a tensor's
         row_bytes = math.prod(shape) * leaf.dtype.itemsize
         _require_possible(path, shape, row_bytes)
-        if isinstance(leaf, Tensors):
-            whole = leaf.tensors[0].new_full((count, *shape), value, requires_grad=False)
-            for row, tensor in enumerate(leaf.tensors):
-                whole[row][tuple([slice(size) for size in tensor.shape])] = tensor
-            return known(whole)
+        if last or isinstance(leaf, Tensors):
+            rows = self._rows(leaf)
+
+            def padded() -> torch.Tensor:
+                tensors = rows()
+                whole = tensors[0].new_full((count, *shape), value, requires_grad=False)
+                for row, tensor in enumerate(tensors):
+                    whole[row][tuple([slice(size) for size in tensor.shape])] = tensor
+                return whole
+
+            return padded
         starts = np.arange(count) * row_bytes
-        if last:
-            out = torch.full((count, *shape), value, dtype=leaf.dtype)
-            self._scatter(leaf, last, out, starts, shape)
-            return self._sent(out)
         out = empty((count, *shape), leaf.dtype)
-        self._transfer.add(leaf, out, starts)
+        transfer = self._reading.transfer
+        transfer.add(leaf, out, starts)
         rest = row_bytes - leaf.nbytes
         filler = torch.full((int(rest.max()) // leaf.dtype.itemsize,), value, dtype=leaf.dtype)
         from_filler = np.full(count, filler.data_ptr(), np.int64)
-        self._transfer.move(from_filler, rest, starts + leaf.nbytes + out.data_ptr(), filler)
-        return self._sent(out)
+        transfer.move(from_filler, rest, starts + leaf.nbytes + out.data_ptr(), filler)
+        return self._reading.sent(out)
 
     def _finished(self, batch: Any) -> Any:
         made: dict[bytes, torch.Tensor] = {}  # of the same lengths

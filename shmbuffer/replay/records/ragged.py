@@ -13,12 +13,11 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from shmbuffer.memory.record_batch import RecordBatch
-from shmbuffer.replay.records.building import APART, chunks_under, is_layer, laid_out
+from shmbuffer.replay.records.building import is_layer
 from shmbuffer.replay.records.decoder import Decoder, Reading, writable
 from shmbuffer.replay.records.joining import Joining, Nesting
 from shmbuffer.replay.records.layers import Key, items_of, side_by_side
 from shmbuffer.replay.records.padding import Padding
-from shmbuffer.replay.records.transfer import Transfer
 
 
 def pad(
@@ -73,7 +72,7 @@ def pad(
         tensor([[ True, False, False],
                 [ True,  True,  True]])
     """
-    return Padding(value, mask_key).of(side_by_side(items_of(data)), Transfer())
+    return Padding(value, mask_key).of(side_by_side(items_of(data)), Reading(Decoder()))
 
 
 def densify(data: Any, keys: Collection[Key] = ()) -> Any:
@@ -100,7 +99,7 @@ def densify(data: Any, keys: Collection[Key] = ()) -> Any:
 
     Cost: 1.5 µs a leaf of an item, and a copy; 70 µs for each nested tensor.
     """
-    return Nesting(keys).of(side_by_side(items_of(data)), Transfer())
+    return Nesting(keys).of(side_by_side(items_of(data)), Reading(Decoder()))
 
 
 def padded(
@@ -147,14 +146,5 @@ def nested(decoder: Decoder, batch: RecordBatch, keys: Collection[Key] = ()) -> 
 def _of_records(output: Joining, decoder: Decoder, batch: RecordBatch) -> Any:
     table = decoder.table(batch := writable(batch))
     if table is None or not is_layer(table.tree):  # of several forms, none, or no TensorDicts
-        return output.of(side_by_side(items_of(decoder.items(batch))), Transfer())
-    apart = chunks_under(table.tree, APART)
-    if apart:
-        columns: list[Any] = list(table.columns)
-        reading = Reading(decoder, batch)
-        leaves = reading.read([reading.rows(columns[number]) for number in sorted(apart)])
-        for number, leaf in zip(sorted(apart), leaves, strict=True):
-            columns[number] = leaf
-        table = laid_out(table.tree, table.batch_dims, columns, decoder.device, decoder.where)
-    output.device = decoder.device
-    return output.of(table, Transfer(decoder.expand, batch.data, decoder.where))
+        return output.of(side_by_side(items_of(decoder.items(batch))), Reading(decoder))
+    return output.of(table, Reading(decoder, batch.data))

@@ -31,7 +31,7 @@ class Transfer:
     """Pieces on their way to their places.
 
     Args:
-        expand: decompresses what is stored with zstd.
+        expand: decompresses what is stored with zstd; None: nothing is.
         data: the bytes of the batch, in which all compressed pieces lie.
         where: the buffer's name in messages.
 
@@ -41,9 +41,9 @@ class Transfer:
 
     def __init__(
         self,
-        expand: Expand | None = None,
-        data: NDArray[np.uint8] | None = None,
-        where: str = "this buffer",
+        expand: Expand | None,
+        data: NDArray[np.uint8],
+        where: str,
     ) -> None:
         self._expand = expand
         self._data = data
@@ -113,7 +113,6 @@ class Transfer:
         self._raw, self._packed, self._joined, self._kept = [], [], [], []
 
     def _decompress(self) -> None:
-        assert self._data is not None
         if self._expand is None:
             raise RuntimeError(
                 f"{self._where}: its records are compressed with zstd, and this storage reads raw "
@@ -153,7 +152,6 @@ class Transfer:
         """
         if not self._joined:
             return [], []
-        assert self._data is not None
         every = [np.concatenate(parts) for parts in zip(*self._joined, strict=True)]
         order = np.lexsort((every[_BEFORE], every[0]))
         order = order[every[_NBYTES][order] > 0]
