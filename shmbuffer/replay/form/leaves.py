@@ -50,7 +50,7 @@ from shmbuffer.replay.form.tensors import (
 )
 from shmbuffer.replay.keys import OWN_KEYS
 
-_Wanted = tuple[torch.Size, torch.dtype, np.dtype[Any] | None]
+_Wanted = list[tuple[torch.Size, torch.dtype, np.dtype[Any] | None, bool]]
 _NO_BYTES = (AttributeError, RuntimeError, TypeError, ValueError)  # a list, strided, read-only
 _SINGLE = -1  # key of the shapes of one item without a batch dimension
 _KEPT_SHAPES = 64  # batch sizes whose shapes are remembered
@@ -94,7 +94,7 @@ class Leaves:
         # are.
         self.is_flat = type(node) is TensorDictNode and not node.batch and not lanes
         self.arrays = tuple(numpy_dtype(dtype) for dtype in self.dtypes)
-        self._wanted: dict[int, tuple[_Wanted, ...]] = {}
+        self._wanted: dict[int, _Wanted] = {}
         self._templates: dict[tuple[int, ...], tuple[torch.Tensor, ...]] = {}
 
     @classmethod
@@ -208,18 +208,18 @@ class Leaves:
         wanted = self._wanted.get(count) or self._want(count)
         low, high = self.own_memory
         addresses = []
-        for at, (value, (shape, dtype, form)) in enumerate(zip(values, wanted, strict=True)):
+        for at, (value, (shape, dtype, form, flags)) in enumerate(zip(values, wanted, strict=True)):
             try:
                 if type(value) is np.ndarray:
                     fits = value.dtype is form and value.shape == shape
                     address = addressof(from_buffer(value)) if fits else 0
-                else:  # torch keeps "conjugate" and "negative" as flags that the bytes do not tell
+                else:
                     fits = (
                         value.dtype is dtype
                         and value.shape == shape
                         and value.is_contiguous()
                         and value.is_cpu
-                        and not (value.is_neg() or value.is_conj())
+                        and not (flags and (value.is_neg() or value.is_conj()))
                     )
                     address = value.data_ptr() if fits else 0
             except _NO_BYTES:
@@ -305,15 +305,19 @@ class Leaves:
             refuse_leaf(self.where, leaf, shape, f"{OBJECT}{list(value.batch_size)}")
         return objects_in(value)
 
-    def _want(self, count: int) -> tuple[_Wanted, ...]:
-        """What each leaf of a batch of ``count`` is."""
+    def _want(self, count: int) -> _Wanted:
+        """What each leaf of a batch of ``count`` is, and whether it may hide a flag."""
         if len(self._wanted) >= _KEPT_SHAPES:
             self._wanted.clear()
         lead = () if count == _SINGLE else (count,)
-        wanted = self._wanted[count] = tuple(
-            (torch.Size((*lead, *self.lanes, *leaf.shape)), dtype, array)
-            for leaf, dtype, array in zip(self.leaves, self.dtypes, self.arrays, strict=True)
-        )
+        wanted = []
+        for leaf, dtype, array in zip(self.leaves, self.dtypes, self.arrays, strict=True):
+            shape = torch.Size((*lead, *self.lanes, *leaf.shape))
+            # torch keeps "conjugate" and "negative" as a flag, and the bytes alone do not tell.
+            # Negative are views of complex numbers, which are contiguous only where they hold one.
+            flags = dtype.is_complex or (dtype.is_floating_point and shape.numel() == 1)
+            wanted.append((shape, dtype, array, flags))
+        self._wanted[count] = wanted
         return wanted
 
     def _convert(self, values: list[Any], at: int, shape: torch.Size, *, move: bool = True) -> int:

@@ -24,7 +24,7 @@ from tensordict import (
 )
 
 from shmbuffer.replay.form import labels
-from shmbuffer.replay.form.containers import Container, class_of, made
+from shmbuffer.replay.form.containers import class_of
 from shmbuffer.replay.form.objects import non_tensor
 
 Path = tuple[str, ...]
@@ -271,8 +271,10 @@ class PyTreeNode(BranchNode):
         children = self.children(leaves, lead, device)
         if self.kind == "dict":
             return children
-        about = [self._about.get("class", "")]
-        return made(Container(self.kind, (), about, [], []), [tuple(children.values())], ())[0]
+        if self.kind == "list":
+            return list(children.values())
+        cls = class_of(self._about["class"]) if "class" in self._about else None
+        return tuple(children.values()) if cls is None else cls(*children.values())
 
 
 Node = LeafNode | BranchNode
