@@ -696,8 +696,8 @@ TD = ["tensordict", RANK0, None, None, []]
         ),
         (["tensordict", ["dims", 1], None, [1], []], [], "the name 1 of a dim is no text"),
         (["dict", [[{"key": 1}, CHUNK]]], [NONE], "the key {'key': 1} is no text, number"),
-        (["dict", [["a"]]], [], r"\['a'\] is no key with what is under it"),
-        (["dict", [3]], [], "3 is no key with what is under it"),
+        (["dict", [["a"]]], [], r"\['dict', \[\['a'\]\]\] is no form that a record may have"),
+        (["dict", [3]], [], r"\['dict', \[3\]\] is no form that a record may have"),
         (
             ["tensorclass", "m:C", ["list", []]],
             [],

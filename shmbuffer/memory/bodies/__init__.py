@@ -14,8 +14,8 @@ Offsets count from the start of the header; integers are little-endian.
     ..  form      what the item is made of; the same bytes for all items of one kind
     ..  inline    the other pieces, in order
 
-The form is a tree in the grammar of `packing`, in binary, with the sizes taken out
-of it: they are the numbers. Its leaves are chunks, numbered from 0 in the order of the form. First
+The form is a tree in the grammar of `grammar`, in binary, with the sizes taken out of it: they are
+the numbers. Its leaves are chunks, numbered from 0 in the order of the form. First
 come the numbers of all batch sizes, in the order of the form. Then a chunk has its dims, and
 
     raw, inline             nothing: its size follows from the dims

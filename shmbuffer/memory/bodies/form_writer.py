@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Callable, Iterator
 from typing import Any
 
 from shmbuffer.memory.bodies.chunks import (
@@ -15,7 +14,17 @@ from shmbuffer.memory.bodies.chunks import (
     rank_of,
     require_possible,
 )
-from shmbuffer.memory.bodies.grammar import CHUNK_TAG, NAMED, ON_DEVICE, PLACED, TAGS
+from shmbuffer.memory.bodies.grammar import (
+    CHUNK_TAG,
+    KEYED,
+    NAMED,
+    ON_DEVICE,
+    PLACED,
+    SINGLE,
+    STACKS,
+    TAGS,
+    split,
+)
 from shmbuffer.memory.bodies.limits import (
     MAX_DEPTH,
     MAX_INT_KEY_BITS,
@@ -25,12 +34,15 @@ from shmbuffer.memory.bodies.limits import (
 )
 from shmbuffer.memory.bodies.numbers import Place
 
-# What may be an entry of a tensordict; what may be stacked.
-_ENTRIES = frozenset({"tensor", "tensordict", "tensorclass", "lazy", "objects", "object"})
-_STACKED = {
-    "lazy": frozenset({"tensordict", "tensorclass", "lazy"}),
-    "objects": frozenset({"objects", "object"}),
+_STACKED = frozenset({"tensordict", "tensorclass", "lazy"})
+_OBJECTS = frozenset({"objects", "object"})
+_HOLDS = {
+    "tensordict": (_STACKED | _OBJECTS | {"tensor"}, "an entry of a tensordict"),
+    "tensorclass": (_STACKED, "what a tensorclass holds"),
+    "lazy": (_STACKED, "stacked as lazy"),
+    "objects": (_OBJECTS, "stacked as objects"),
 }
+"""What may be in them, and what it is there."""
 
 
 class FormWriter:
@@ -55,40 +67,40 @@ class FormWriter:
             case ["chunk", int(number)]:
                 self._leaf(number, lead)
                 return 0
-            case ["tensordict", ["dims", int(rank)], None | "cpu" as device, names, [*entries]]:
-                self._tag("tensordict")
-                columns = self._batch(rank, lead)
+        kind, batch, about, keys, parts = split(tree)
+        self.out.append(TAGS[kind])
+        rank, inner = 0, tuple[int, ...]()
+        match kind, batch, about:
+            case "tensordict", ["dims", int(rank)], [None | "cpu" as device, names]:
+                inner = self._batch(rank, lead)
                 self._marks(device, names, rank)
-                for inner in self._entries(entries, self._name, depth):
-                    self._require_kind(inner, _ENTRIES, "an entry of a tensordict")
-                    self.node(inner, columns, depth + 1)
-                return rank
-            case ["tensorclass", str(name), inner]:
-                self._tag("tensorclass")
-                self._text(name)
-                self._require_kind(inner, _STACKED["lazy"], "what a tensorclass holds")
-                return self.node(inner, lead, depth + 1)
-            case ["lazy" | "objects" as kind, int(dim), [*parts]]:
-                return self._stack(kind, dim, parts, lead, depth)
-            case ["object", ["dims", int(rank)], inner]:
-                self._tag("object")
+            case "object", ["dims", int(rank)], _:
                 self._batch(rank, lead)
-                self.node(inner, (), depth + 1)
-                return rank
-            case ["dict" | "ordered" as kind, [*entries]]:
-                self._tag(kind)
-                for inner in self._entries(entries, self._key, depth):
-                    self.node(inner, (), depth + 1)
-                return 0
-            case ["list" | "tuple" as kind, [*parts]] | ["namedtuple" as kind, str(), [*parts]]:
-                self._tag(kind)
-                if kind == "namedtuple":
-                    self._text(tree[1])
-                self._count(len(parts))
-                for part in parts:
-                    self.node(part, (), depth + 1)
-                return 0
-        raise TypeError(f"{tree!r:.60} is no form that a record may have")
+            case "tensorclass" | "namedtuple", _, [str(name)]:
+                self._text(name)
+                inner = lead if kind == "tensorclass" else ()
+            case "lazy" | "objects", _, [int(dim)]:
+                inner = self._stack(dim, len(parts), lead)
+            case "dict" | "ordered" | "list" | "tuple", _, _:
+                pass
+            case _:
+                raise TypeError(f"{tree!r:.60} is no form that a record may have")
+        if kind not in SINGLE:
+            self._count(len(parts))
+        known: set[Any] = set()
+        ranks = set()
+        for at, part in enumerate(parts):
+            if kind in KEYED:
+                self._entry(keys[at], kind, known, depth + 1)
+            if kind in _HOLDS:
+                self._require_kind(part, *_HOLDS[kind])
+            ranks.add(self.node(part, inner, depth + 1))
+        if kind in STACKS:
+            rank = ranks.pop() if ranks else 0
+            if ranks or not max(about[0], len(inner)) <= rank < MAX_RANK:
+                raise ValueError(f"what is stacked along dim {about[0]} has not the dims for it")
+            return rank + 1
+        return ranks.pop() if kind == "tensorclass" else rank
 
     def _require_kind(self, tree: Any, kinds: frozenset[str], role: str) -> None:
         match tree:
@@ -141,24 +153,14 @@ class FormWriter:
                 "zstd has compressed in the record"
             )
 
-    def _stack(
-        self, kind: str, dim: int, parts: list[Any], lead: tuple[int, ...], depth: int
-    ) -> int:
-        self._tag(kind)
+    def _stack(self, dim: int, parts: int, lead: tuple[int, ...]) -> tuple[int, ...]:
         if not 0 <= dim <= MAX_RANK:
             raise ValueError(f"the stack dim {dim} is not between 0 and {MAX_RANK}")
         self.out.append(dim)
-        self._count(len(parts))
-        if dim < len(lead):
-            self.equal.append((("value", len(parts), 0), ("batch", lead[dim], 0)))
-            lead = lead[:dim] + lead[dim + 1 :]
-        for part in parts:
-            self._require_kind(part, _STACKED[kind], f"stacked as {kind}")
-        ranks = {self.node(part, lead, depth + 1) for part in parts} or {0}
-        rank = ranks.pop()
-        if ranks or not max(dim, len(lead)) <= rank < MAX_RANK:
-            raise ValueError(f"what is stacked along dim {dim} has not the dims for it")
-        return rank + 1
+        if dim >= len(lead):
+            return lead
+        self.equal.append((("value", parts, 0), ("batch", lead[dim], 0)))
+        return lead[:dim] + lead[dim + 1 :]
 
     def _batch(self, rank: int, lead: tuple[int, ...]) -> tuple[int, ...]:
         if not len(lead) <= rank <= MAX_RANK:
@@ -213,28 +215,17 @@ class FormWriter:
             raise TypeError(f"the key {key!r:.60} is no text, number, None or tuple of them")
         return key
 
-    def _entries(
-        self, entries: list[Any], write: Callable[[Any, int], Any], depth: int
-    ) -> Iterator[Any]:
-        """Writes each key; what is under it is for the caller to write."""
-        self._count(len(entries))
-        known: set[Any] = set()
-        for entry in entries:
-            match entry:
-                case [key, inner]:
-                    value = write(key, depth + 1)
-                case _:
-                    raise TypeError(f"{entry!r:.60} is no key with what is under it")
-            if value in known:
-                raise ValueError(f"the key {key!r:.60} is there twice")
-            known.add(value)
-            yield inner
-
-    def _name(self, key: Any, depth: int) -> str:
-        if not isinstance(key, str):
+    def _entry(self, key: Any, kind: str, known: set[Any], depth: int) -> None:
+        """Writes the key of an entry."""
+        if kind != "tensordict":
+            value = self._key(key, depth)
+        elif isinstance(key, str):
+            self._text(value := key)
+        else:
             raise TypeError(f"the key {key!r:.60} of a tensordict is no text")
-        self._text(key)
-        return key
+        if value in known:
+            raise ValueError(f"the key {key!r:.60} is there twice")
+        known.add(value)
 
     def _part(self, depth: int) -> None:
         if depth > MAX_DEPTH:
@@ -242,9 +233,6 @@ class FormWriter:
         self._parts += 1
         if self._parts > MAX_PARTS:
             raise ValueError(f"the item has more than {MAX_PARTS} parts")
-
-    def _tag(self, name: str) -> None:
-        self.out.append(TAGS[name])
 
     def _text(self, text: str) -> None:
         self._bytes(text.encode("utf-8", "surrogatepass"))

@@ -14,7 +14,19 @@ from numpy.typing import NDArray
 from shmbuffer.errors import CorruptBufferError
 from shmbuffer.memory.bodies.chunks import DTYPED, KINDS, Chunk, Codec, itemsize_of, rank_of
 from shmbuffer.memory.bodies.form_writer import FormWriter
-from shmbuffer.memory.bodies.grammar import CHUNK_TAG, NAMED, NAMES, ON_DEVICE, PLACED
+from shmbuffer.memory.bodies.grammar import (
+    BATCHED,
+    CHUNK_TAG,
+    CLASSES,
+    KEYED,
+    NAMED,
+    NAMES,
+    ON_DEVICE,
+    PLACED,
+    SINGLE,
+    STACKS,
+    join,
+)
 from shmbuffer.memory.bodies.limits import (
     MAX_CHUNKS,
     MAX_DEPTH,
@@ -163,26 +175,23 @@ class _Reader:
         if 0 <= tag - CHUNK_TAG < len(KINDS):
             return self._chunk(KINDS[tag - CHUNK_TAG])
         kind = NAMES.get(tag)
-        match kind:
-            case "tensordict":
-                rank = self._u8()
-                device, names = self._marks(rank)
-                entries = [[self._text(), self._node(depth + 1)] for _ in range(self._count())]
-                return [kind, ["dims", rank], device, names, entries]
-            case "tensorclass":
-                return [kind, self._text(), self._node(depth + 1)]
-            case "lazy" | "objects":
-                return [kind, self._u8(), self._list(depth)]
-            case "object":
-                return [kind, ["dims", self._u8()], self._node(depth + 1)]
-            case "dict" | "ordered":
-                pairs = range(self._count())
-                return [kind, [[self._key(depth + 1), self._node(depth + 1)] for _ in pairs]]
-            case "list" | "tuple":
-                return [kind, self._list(depth)]
-            case "namedtuple":
-                return [kind, self._text(), self._list(depth)]
-        raise ValueError(f"byte {at} of {len(self._code)} is {tag:#04x}, which starts nothing")
+        if kind is None:
+            raise ValueError(f"byte {at} of {len(self._code)} is {tag:#04x}, which starts nothing")
+        rank = self._u8() if kind in BATCHED else 0
+        about: tuple[Any, ...] = ()
+        if kind == "tensordict":
+            about = self._marks(rank)
+        elif kind in CLASSES:
+            about = (self._text(),)
+        elif kind in STACKS:
+            about = (self._u8(),)
+        held = []
+        for _ in range(1 if kind in SINGLE else self._count()):
+            key = None
+            if kind in KEYED:
+                key = self._text() if kind == "tensordict" else self._key(depth + 1)
+            held.append((key, self._node(depth + 1)))
+        return join(kind, ["dims", rank], about, held)
 
     def _chunk(self, kind: str) -> Any:
         flags = self._u8()
@@ -225,9 +234,6 @@ class _Reader:
                 return [self._key(depth + 1) for _ in range(self._count())]
             case kind:
                 raise ValueError(f"{kind:#04x} is no kind of key")
-
-    def _list(self, depth: int) -> list[Any]:
-        return [self._node(depth + 1) for _ in range(self._count())]
 
     def _part(self, depth: int) -> None:
         self._parts += 1

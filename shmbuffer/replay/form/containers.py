@@ -1,15 +1,6 @@
 """The containers that data are made of: how each is taken apart, and how it is made.
 
-A tree says what an item is made of. Its leaves are for those who use it to say (a chunk of a
-record, a packed tensor); its containers are these:
-
-    ["tensordict", batch, device, names, [[key, tree], ...]]
-    ["tensorclass", class, tree]                  the tree of its TensorDict
-    ["lazy" | "objects", stack_dim, [tree, ...]]  a lazy stack; one of NonTensorData
-    ["object", batch, tree]                       NonTensorData
-    ["dict" | "ordered", [[key, tree], ...]]      key as labels.to_json has it
-    ["list" | "tuple", [tree, ...]]
-    ["namedtuple", class, [tree, ...]]
+Trees are in the grammar of `bodies.grammar`.
 
 A class is named, and nothing is imported on behalf of a tree: without the class here, a tensorclass
 is a TensorDict, and a namedtuple a tuple.
@@ -20,9 +11,8 @@ from __future__ import annotations
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from functools import lru_cache, partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from tensordict import (
@@ -35,16 +25,7 @@ from tensordict import (
     is_tensorclass,
 )
 
-from shmbuffer.errors import FormatError
-
-_BATCHED = ("tensordict", "object")
-_SINGLE = ("tensorclass", "object")
-DICTS = ("dict", "ordered")
-_KEYED = ("tensordict", *DICTS)
-_ABOUT = {"tensordict": 2, "tensorclass": 1, "lazy": 1, "objects": 1, "namedtuple": 1}
-UNNAMED = ("tensorclass", "object", "lazy", "objects")
-"""What is in these has no path of its own."""
-_KINDS = frozenset((*_BATCHED, *_KEYED, *_ABOUT, "list", "tuple"))
+from shmbuffer.memory.bodies.grammar import Container
 
 new_tensordict = partial(TensorDict._new_unsafe, nested=False)
 """A TensorDict that is not checked, at a tenth of the cost."""
@@ -59,17 +40,6 @@ Taken = tuple[str, Sequence[int], tuple[Any, ...], Keys, Iterable[Any]]
 own; what its tree says between that and what is in it, with the device ``"cpu"`` where it has any;
 the keys of a mapping, the length of a sequence, or None where it holds one thing; and what is in
 it."""
-
-
-class Container(NamedTuple):
-    """A tree of a container, taken apart by one level. See `Taken`."""
-
-    kind: str
-    batch: Any
-    about: list[Any]
-    keys: list[Any]
-    """As the tree has them; none where what is in it has no names."""
-    parts: list[Any]
 
 
 Take = Callable[[Any], Taken]
@@ -144,35 +114,6 @@ def names_of(keys: Keys) -> Sequence[Any]:
     if keys is None:
         return (None,)
     return range(keys) if isinstance(keys, int) else keys
-
-
-def join(kind: str, batch: Any, about: Iterable[Any], held: Sequence[tuple[Any, Any]]) -> list[Any]:
-    """The tree of a container, from its keys with the trees under them."""
-    fields = [kind, *([batch] if kind in _BATCHED else ()), *about]
-    if kind in _KEYED:
-        return [*fields, list(map(list, held))]
-    trees = [tree for _, tree in held]
-    return [*fields, *trees] if kind in _SINGLE else [*fields, trees]
-
-
-def split(tree: Any) -> Container:
-    """A tree of a container.
-
-    Raises:
-        FormatError: it is none.
-    """
-    with suppress(TypeError, ValueError):
-        kind, *about, held = tree
-        if kind in _KINDS and len(about) == (kind in _BATCHED) + _ABOUT.get(kind, 0):
-            batch = about.pop(0) if kind in _BATCHED else ()
-            if kind in _SINGLE:
-                return Container(kind, batch, about, [], [held])
-            if kind in _KEYED:
-                return Container(
-                    kind, batch, about, [key for key, _ in held], [one for _, one in held]
-                )
-            return Container(kind, batch, about, [], list(held))
-    raise FormatError(f"a packed item of the form {tree!r:.60} is not known to this version")
 
 
 def made(

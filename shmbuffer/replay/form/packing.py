@@ -12,7 +12,7 @@ chunks can be written to a disk without pickle. Forms:
     ["bytes"]                                    a chunk
     ["value"]                                    a value
 
-and the containers of `containers`, with the key ``{"value": true}`` for one that is a value.
+and the containers of `bodies.grammar`, with the key ``{"value": true}`` for one that is a value.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ import torch
 from tensordict import TensorDict
 
 from shmbuffer.errors import FormatError
+from shmbuffer.memory.bodies.grammar import DICTS, join, split
 from shmbuffer.replay.form import labels
-from shmbuffer.replay.form.containers import DICTS, join, made, names_of, split, take_of
+from shmbuffer.replay.form.containers import made, names_of, take_of
 from shmbuffer.replay.form.tensors import dtype_name, numbers_of, torch_dtype, torch_dtype_like
 
 Form = list[Any]
@@ -165,7 +166,12 @@ class _Unpacker:
                 return self._expanded(chunk, torch.uint8, None, chunk.device).numpy().tobytes()
             case ["value"]:
                 return next(self._values)
-        node = split(form)
+        try:
+            node = split(form)
+        except TypeError as error:
+            raise FormatError(
+                f"a packed item of the form {form!r:.60} is not known to this version"
+            ) from error
         if node.kind == "tensordict" and node.about[0] is not None:
             node.about[0] = torch.device(node.about[0])
         found = []

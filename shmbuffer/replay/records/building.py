@@ -1,6 +1,6 @@
 """Items from their leaves: all items of one form at once, one column of leaves after the other.
 
-A tree is in the grammar of `containers`, as `bodies.Form` has it. It is walked once
+A tree is in the grammar of `bodies.grammar`, as `bodies.Form` has it. It is walked once
 for all items, so that what an item costs is making its containers.
 """
 
@@ -14,9 +14,10 @@ import torch
 from numpy.typing import NDArray
 
 from shmbuffer.errors import CorruptBufferError
+from shmbuffer.memory.bodies.grammar import DICTS, Container, split
 from shmbuffer.replay.form import labels
 from shmbuffer.replay.form.batches import collate
-from shmbuffer.replay.form.containers import DICTS, Container, made, split
+from shmbuffer.replay.form.containers import made
 
 OBJECTS = frozenset(("object", "objects"))
 """Nodes that are NonTensorData: one for each item, also in a batch."""

@@ -11,9 +11,9 @@ The key is a prefix code: read from its start, each token says how many more bel
     torch.dtype, rank                                    a tensor
     "array", numpy's dtype, rank                         "number", numpy's dtype
     "bytes" | "str" | "int" | "float" | "bool" | "none"
-    a kind of `containers`, rank, about, keys            then what is under each key
+    a container of `grammar`, rank, about, keys            then what is under each key
 
-The tree of a kind is in the grammar of `containers`, as `bodies.Form` has it. The device of a
+The tree of a kind is in the grammar of `bodies.grammar`, as `bodies.Form` has it. The device of a
 TensorDict is ``"cpu"`` if it has any: records lie in shared memory.
 """
 
@@ -30,15 +30,13 @@ import numpy as np
 import torch
 
 from shmbuffer.memory.bodies import Chunk, itemsize_of
+from shmbuffer.memory.bodies.grammar import DICTS, UNNAMED, join
 from shmbuffer.memory.schema import ITEMSIZES
 from shmbuffer.replay.form import labels
 from shmbuffer.replay.form.containers import (
-    DICTS,
     TAKES,
-    UNNAMED,
     Keys,
     Take,
-    join,
     names_of,
     take_of,
 )

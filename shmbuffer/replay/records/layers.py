@@ -30,14 +30,14 @@ from shmbuffer.replay.form.containers import register
 from shmbuffer.replay.form.nodes import is_collection
 from shmbuffer.replay.form.tensors import dtype_name
 from shmbuffer.replay.records.building import APART
-from shmbuffer.replay.records.table import Column, Table, differing
+from shmbuffer.replay.records.table import Table, differing
 
 Key = str | tuple[str, ...]
 Path = tuple[str, ...]
 
 
 class Tensors:
-    """A leaf of all items that torch moves: of one dtype, rank and device.
+    """A leaf of all items of this process, which torch moves: of one dtype, rank and device.
 
     Args:
         tensors: one for each item.
@@ -186,7 +186,7 @@ class _Sides:
         """What is under one key of all items. None is an item without it."""
         kinds = [value for value in _one_of_each(values) if value is not None]
         if all(isinstance(value, torch.Tensor) for value in kinds):
-            return self._chunk(_column(values, sizes, path))
+            return self._chunk(_tensors(values, sizes, path))
         if all(map(is_non_tensor, kinds)):
             return self._chunk(
                 [
@@ -226,39 +226,22 @@ def _is_lazy(value: Any) -> bool:
     return isinstance(inner, LazyStackedTensorDict)
 
 
-def _column(values: list[Any], sizes: list[torch.Size], path: Path) -> Column | Tensors:
-    """Tensors as a column; as they are where torch must move them."""
+def _tensors(values: list[Any], sizes: list[torch.Size], path: Path) -> Tensors:
+    """A leaf of all items."""
     if any(value is None for value in values):
         values = _filled(values, sizes, path)
-    kinds = {
-        (one.dtype, one.ndim, one.is_cpu, one.requires_grad, one.layout, one.is_nested)
-        for one in values
-    }
-    if any(layout is not torch.strided or is_nested for *_, layout, is_nested in kinds):
+    kinds = {(one.dtype, one.ndim, one.layout, one.is_nested) for one in values}
+    if any(layout is not torch.strided or is_nested for _, _, layout, is_nested in kinds):
         raise TypeError(
             f"{name_of(path)} is no plain tensor: nested and sparse ones stay in a stack"
         )
-    if len({kind[:2] for kind in kinds}) > 1:
+    if len(kinds) > 1:
         found = sorted({f"{dtype_name(one.dtype)}{list(one.shape)}" for one in values})
         raise RuntimeError(
             f"{name_of(path)} differs in dtype or in the number of its dims, so that it cannot be "
             f"one tensor: it is {' and '.join(found[:3])}"
         )
-    if any(not is_cpu or requires_grad for _, _, is_cpu, requires_grad, *_ in kinds):
-        return Tensors(values)
-    dtype = values[0].dtype
-    if not (dtype.is_floating_point or dtype.is_complex):  # no flags that bytes do not tell
-        return Column.of_tensors(
-            [one if one.is_contiguous() else one.contiguous() for one in values]
-        )
-    return Column.of_tensors(
-        [
-            one
-            if one.is_contiguous() and not one.is_neg() and not one.is_conj()
-            else one.resolve_conj().resolve_neg().contiguous()
-            for one in values
-        ]
-    )
+    return Tensors(values)
 
 
 def _filled(values: list[Any], sizes: list[torch.Size], path: Path) -> list[torch.Tensor]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from tensordict import TensorDict, is_non_tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from shmbuffer.memory.bodies import MAX_RAW_BYTES
 from shmbuffer.replay.form.objects import Objects, non_tensor, objects_in
@@ -124,15 +125,7 @@ class Padding(Joining):
         _require_possible(path, shape, row_bytes)
         if last or isinstance(leaf, Tensors):
             rows = self._rows(leaf)
-
-            def padded() -> torch.Tensor:
-                tensors = rows()
-                whole = tensors[0].new_full((count, *shape), value, requires_grad=False)
-                for row, tensor in enumerate(tensors):
-                    whole[row][tuple([slice(size) for size in tensor.shape])] = tensor
-                return whole
-
-            return padded
+            return lambda: _joined(rows(), shape, value, last)
         starts = np.arange(count) * row_bytes
         out = empty((count, *shape), leaf.dtype)
         transfer = self._reading.transfer
@@ -183,6 +176,18 @@ class Padding(Joining):
             found &= within.reshape(len(dims), *where)
         out = torch.from_numpy(found)
         return out if self._mask_device is None else out.to(self._mask_device)
+
+
+def _joined(
+    tensors: Sequence[torch.Tensor], shape: list[int], value: float, last: int
+) -> torch.Tensor:
+    """Tensors padded to one shape; ``last`` is the last dim in which they differ."""
+    if not last:
+        return pad_sequence(list(tensors), batch_first=True, padding_value=value)
+    whole = tensors[0].new_full((len(tensors), *shape), value, requires_grad=False)
+    for row, tensor in enumerate(tensors):
+        whole[row][tuple([slice(size) for size in tensor.shape])] = tensor
+    return whole
 
 
 def _require_possible(path: Path, shape: list[int], nbytes: int) -> None:

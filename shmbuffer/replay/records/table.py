@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from functools import cached_property
-from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,7 +22,6 @@ from shmbuffer.replay.form.packing import expanded
 from shmbuffer.replay.form.tensors import (
     address_of,
     contiguous,
-    dtype_name,
     torch_dtype,
     torch_dtype_like,
 )
@@ -79,19 +77,6 @@ class Column:
         self.dims = dims
         self.pieces = pieces
         self.nbytes = _bytes_of(chunk, dims)
-
-    @classmethod
-    def of_tensors(cls, tensors: Sequence[torch.Tensor]) -> Column:
-        """Tensors of one dtype and rank, contiguous and on the CPU, as a column."""
-        dtype, rank = tensors[0].dtype, tensors[0].dim()
-        count = len(tensors)
-        sizes_of = chain.from_iterable([tensor.shape for tensor in tensors])
-        dims = np.fromiter(sizes_of, np.int64, count * rank).reshape(count, rank)
-        addresses = np.array([tensor.data_ptr() for tensor in tensors], np.int64)[:, None]
-        column = cls(Chunk("tensor", dtype_name(dtype), dtype.itemsize, rank), dims, ())
-        sizes = column.nbytes[:, None]
-        column.pieces = (Pieces(_ALL, Codec.RAW, True, addresses, sizes, tensors),)
-        return column
 
     @property
     def dtype(self) -> torch.dtype | None:
