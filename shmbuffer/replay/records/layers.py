@@ -11,6 +11,7 @@ records, or `Tensors`, or a list with a NonTensorData, NonTensorStack or lazy st
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
+from itertools import chain
 from typing import Any, NoReturn
 
 import numpy as np
@@ -37,7 +38,7 @@ Path = tuple[str, ...]
 
 
 class Tensors:
-    """A leaf of all items of this process, which torch moves: of one dtype, rank and device.
+    """A leaf of all items of this process: of one dtype, rank and device.
 
     Args:
         tensors: one for each item.
@@ -45,15 +46,17 @@ class Tensors:
 
     def __init__(self, tensors: list[torch.Tensor]) -> None:
         self.tensors = tensors
-        first = tensors[0]
-        self.dims = np.array([tensor.shape for tensor in tensors], np.int64).reshape(
-            len(tensors), first.dim()
-        )
+        first, count = tensors[0], len(tensors)
+        sizes = chain.from_iterable([tensor.shape for tensor in tensors])
+        self.dims = np.fromiter(sizes, np.int64, count * first.dim()).reshape(count, first.dim())
+
+        self.dtype = first.dtype
+        self.nbytes = self.dims.prod(axis=1) * first.itemsize
 
     @property
-    def dtype(self) -> torch.dtype:
-        """Of all."""
-        return self.tensors[0].dtype
+    def is_plain(self) -> bool:
+        """Whether bytes are all there is to move: on the CPU, and no gradient goes through."""
+        return all(one.is_cpu and not one.requires_grad for one in self.tensors)
 
     @property
     def ragged(self) -> list[int]:

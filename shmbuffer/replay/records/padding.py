@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from tensordict import TensorDict, is_non_tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from shmbuffer.memory.bodies import MAX_RAW_BYTES
 from shmbuffer.replay.form.objects import Objects, non_tensor, objects_in
@@ -24,8 +23,8 @@ from shmbuffer.replay.records.layers import (
     name_of,
     path_of,
 )
-from shmbuffer.replay.records.table import Table
-from shmbuffer.replay.records.transfer import empty
+from shmbuffer.replay.records.table import Column, Table
+from shmbuffer.replay.records.transfer import empty, homes
 
 _MAX_HOLLOW_STEPS = 2**20
 
@@ -123,13 +122,18 @@ class Padding(Joining):
         assert leaf.dtype is not None  # it is a tensor's
         row_bytes = math.prod(shape) * leaf.dtype.itemsize
         _require_possible(path, shape, row_bytes)
-        if last or isinstance(leaf, Tensors):
+        if last or not (isinstance(leaf, Column) or leaf.is_plain):
             rows = self._rows(leaf)
-            return lambda: _joined(rows(), shape, value, last)
+            return lambda: _filled(rows(), shape, value)
         starts = np.arange(count) * row_bytes
         out = empty((count, *shape), leaf.dtype)
         transfer = self._reading.transfer
-        transfer.add(leaf, out, starts)
+        if isinstance(leaf, Column):
+            transfer.add(leaf, out, starts)
+        else:
+            whole = torch.cat(leaf.tensors)
+            sources = homes(leaf.nbytes)[0] + whole.data_ptr()
+            transfer.move(sources, leaf.nbytes, starts + out.data_ptr(), whole)
         rest = row_bytes - leaf.nbytes
         filler = torch.full((int(rest.max()) // leaf.dtype.itemsize,), value, dtype=leaf.dtype)
         from_filler = np.full(count, filler.data_ptr(), np.int64)
@@ -178,12 +182,8 @@ class Padding(Joining):
         return out if self._mask_device is None else out.to(self._mask_device)
 
 
-def _joined(
-    tensors: Sequence[torch.Tensor], shape: list[int], value: float, last: int
-) -> torch.Tensor:
-    """Tensors padded to one shape; ``last`` is the last dim in which they differ."""
-    if not last:
-        return pad_sequence(list(tensors), batch_first=True, padding_value=value)
+def _filled(tensors: Sequence[torch.Tensor], shape: list[int], value: float) -> torch.Tensor:
+    """Tensors, each at the start of a row of this shape."""
     whole = tensors[0].new_full((len(tensors), *shape), value, requires_grad=False)
     for row, tensor in enumerate(tensors):
         whole[row][tuple([slice(size) for size in tensor.shape])] = tensor
