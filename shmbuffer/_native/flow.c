@@ -36,6 +36,7 @@ static int wait_for(struct shmb_ring *ring, enum shmb_side side, uint64_t wanted
     me->waits_why = (uint32_t)why;
     CP(flow_waits);
     shmb_refusal.why = why;
+    shmb_refusal.needed = wanted;
     shmb_refusal.blocker.progress = atomic_load(&ring->runtime->progress);
     return SHMB_LIMITED;
 }

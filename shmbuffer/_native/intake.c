@@ -248,6 +248,9 @@ static PyObject *take(struct intake_object *self, PyObject *data, bool single, i
     if (fits && !single) fits = (index = malloc(sizeof *index + count * sizeof *index->numbers)) != NULL;
     if (fits) {
         int status = shmb_binding_write(self->ring, from, count, priorities, timeout_ns, &first);
+        if ((status == SHMB_BLOCKED || status == SHMB_LIMITED) &&
+            shmb_binding_give_up(self->ring, timeout_ns) == SHMB_INTERRUPTED)
+            status = SHMB_INTERRUPTED;
         if (status != SHMB_OK) {
             free(index);
             if (status != SHMB_INTERRUPTED) result = PyLong_FromLong(-(long)status);

@@ -29,7 +29,6 @@
     X(reap, ANY, "ent", "(entry, incarnation, timeout_ns): finish the claim of a client proven dead, free its entry.") \
     X(forfeit, ANY, "ent", "(entry, turn, timeout_ns): send a turn that is not used to the end of the queue.") \
     X(leave, ANY, "t", "(timeout_ns): free our entry.") \
-    X(give_up_turn, ANY, "t", "(timeout_ns): stop waiting.") \
     X(wait, ANY, "t", "(timeout_ns): sleep until somebody makes progress.") \
     X(look, ANY, "", "(): whether the directory is there; asked of the system once a second.") \
     X(let_pass, ANY, "b", "(whether): this thread's next write or draw goes on whatever the ratio.") \
@@ -39,7 +38,7 @@
     X(release, ANY, "t", "(timeout_ns): what was taken is read.") \
     X(limit, ANY, "nrrnnnt", "(limits, samples_per_insert, error_buffer, min_size, max_times_sampled, when_alone, timeout_ns).") \
     X(waits_in_queue, ANY, "ent", "(entry, side, timeout_ns): why a queue makes a client wait, or 0.") \
-    X(give_up_waiting, ANY, "nt", "(sides, timeout_ns): stop waiting for the other side.") \
+    X(give_up, ANY, "t", "(timeout_ns): stop waiting, for a slot and for the other side.") \
     X(write_records, RECORDS, "nnnnnnt", "(data, bytes, starts, sizes, count, priorities, timeout_ns): claim, fill, commit.") \
     X(place_records, RECORDS, "nnnnnnnbnnt", "(slots, data, bytes, starts, sizes, count, priorities, in_place, tickets or 0,\n" \
                                              "kept or 0, timeout_ns): the same for named slots, in ascending order.") \

@@ -26,6 +26,8 @@ struct shmb_ring *shmb_binding_ring(PyObject *ring);
 /* Claim, fill, commit. Of SHMB_INTERRUPTED the exception is set. */
 int shmb_binding_write(PyObject *ring, const unsigned char *const *from, uint64_t count, const double *priorities,
                        int64_t timeout_ns, uint64_t *first);
+/* A call that was refused is not tried again: nobody is waited for any more. */
+int shmb_binding_give_up(PyObject *ring, int64_t timeout_ns);
 /* Draw, copy, validate, weigh. Of SHMB_INTERRUPTED the exception is set. */
 int shmb_binding_sample(PyObject *ring, uint64_t count, uint64_t key, unsigned char *const *out, int64_t *index, int64_t *tickets,
                         float *weights, double beta, _Bool prioritized, int64_t timeout_ns, uint64_t *redrawn);

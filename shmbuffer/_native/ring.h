@@ -152,7 +152,7 @@ enum shmb_reason { SHMB_SLOT_IS_TAKEN = 0, SHMB_AHEAD = 1, SHMB_BEHIND, SHMB_FEW
 struct shmb_refusal {
     enum shmb_reason why; /* of SHMB_LIMITED: too many inserts, or samples; too few items; a queue full, or short of them */
     uint64_t bad_at; /* position of the argument */
-    uint64_t needed; /* bytes, where there were too few */
+    uint64_t needed; /* bytes, where there were too few; of SHMB_LIMITED the elements that are to go, or to be there */
     struct {
         uint32_t entry;
         uint64_t incarnation, turn;

@@ -195,7 +195,7 @@ static PyGetSetDef properties[] = {
     GET(last_writer, "Thread of this process that wrote last, 0 if none did."),
     GET(why, "What this thread's last call was limited by."),
     GET(bad_at, "Position of the argument that this thread's last call was refused for."),
-    GET(needed, "Bytes that this thread's last call needed, where there were too few."),
+    GET(needed, "Bytes, or elements of a limited call, that this thread's last call needed."),
     GET(byte_head, "Where the next record starts."),
     GET(byte_tail, "Where the oldest record in use starts."),
     GET(max_priority, "Largest raw priority given; negative: none yet."),

@@ -279,10 +279,6 @@ PyObject *shmb_ring_leave(struct ring_object *self, struct asked *asked) {
     return shmb_answer(asked, shmb_leave(&self->ring, CALL), 0);
 }
 
-PyObject *shmb_ring_give_up_turn(struct ring_object *self, struct asked *asked) {
-    return shmb_answer(asked, shmb_give_up_turn(&self->ring, CALL), 0);
-}
-
 /* Until somebody makes progress after this handle was blocked. */
 PyObject *shmb_ring_wait(struct ring_object *self, struct asked *asked) {
     if (shmb_refusal.why == SHMB_SLOT_IS_TAKEN) atomic_fetch_add_explicit(&self->ring.me->waits, 1, memory_order_relaxed);
@@ -331,9 +327,22 @@ PyObject *shmb_ring_limit(struct ring_object *self, struct asked *asked) {
     return shmb_answer(asked, shmb_limit(&self->ring, CALL, &wanted), 0);
 }
 
-/* Nobody has to say any more that we wait for them. */
-PyObject *shmb_ring_give_up_waiting(struct ring_object *self, struct asked *asked) {
-    return shmb_answer(asked, shmb_give_up_waiting(&self->ring, CALL, (uint32_t)NUMBER(0)), 0);
+/* Nothing says any more that a call through this handle waits, for a slot or for a side. It is one call, which Python makes
+ * where an exception passes: no signal handler comes in between. A thread that does wait says so anew when it looks again. */
+int shmb_binding_give_up(PyObject *object, int64_t timeout_ns) {
+    struct shmb_ring *ring = &((struct ring_object *)object)->ring;
+    struct python_call python = shmb_python_begin(timeout_ns);
+    int status = SHMB_OK;
+    shmb_let_pass = false;
+    if (atomic_load_explicit(&ring->me->turn, memory_order_relaxed)) status = shmb_give_up_turn(ring, &python.call);
+    if (status == SHMB_OK && atomic_load_explicit(&ring->me->waits_for, memory_order_relaxed))
+        status = shmb_give_up_waiting(ring, &python.call, SHMB_FOR_SAMPLES | SHMB_FOR_INSERTS);
+    shmb_python_end(&python);
+    return status;
+}
+
+PyObject *shmb_ring_give_up(struct ring_object *self, struct asked *asked) {
+    return shmb_answer(asked, shmb_binding_give_up((PyObject *)self, CALL->timeout_ns), 0);
 }
 
 /* -> why the queue makes that client wait; 0: it does not */

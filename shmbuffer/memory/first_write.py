@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import logging
-import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from shmbuffer._native import _core
-from shmbuffer.errors import RateLimitError, RateLimitTimeout
-from shmbuffer.memory import patience, sides, waiting
+from shmbuffer.memory import patience
 from shmbuffer.memory.engine import Engine
-from shmbuffer.memory.layout import Alone, Side, Why
+from shmbuffer.memory.layout import Side, Why
 from shmbuffer.memory.ring import Ring
+from shmbuffer.memory.schema import Schema
 from shmbuffer.memory.seat import Seat
-from shmbuffer.memory.standing import explain, others, standing
-
-_log = logging.getLogger("shmbuffer.flow")
+from shmbuffer.memory.sides import Sides
+from shmbuffer.memory.waiting import Waiting
 
 
 def first_ring(engine: Engine, min_size: int) -> Ring:
@@ -31,32 +28,14 @@ def first_ring(engine: Engine, min_size: int) -> Ring:
     ring = engine.ring()
     if ring is not None:
         return ring
-    seat, limit, said = engine.seat, patience.limit(None), -math.inf
-    began = looked = accompanied = time.monotonic()
+    seat, limit = engine.seat, patience.limit(None)
+    schema = Schema((), engine.settings.capacity)  # as far as anybody knows
+    waiting = Waiting(seat, schema, Sides(seat), "sample")
     with _shown(seat, min_size):
         while ring is None:
-            now, found, entries = time.monotonic(), engine.limiter, seat.control.entries
-            if now - looked >= waiting.LOOK_S:
-                looked = now
-                seat.require_linked()
-                seat.reap_dead()
-            there = others(entries, Side.INSERTS, besides=seat.entry)
-            accompanied = now if there else accompanied
-            left = now - accompanied >= sides.ALONE_S
-            text = f"{seat.where}: sample waits: {_why_nothing(engine, min_size)}"
-            if left and found is not None and found.alone == Alone.ERROR:
-                raise RateLimitError(
-                    f"{text}, and when_alone is 'error'; nothing was changed", pids=[]
-                )
-            if limit is not None and now >= limit.deadline:
-                pids = sorted({int(entries["pid"][entry]) for entry in there})
-                raise RateLimitTimeout(
-                    f"{text}; after {limit.seconds:g} s nothing was changed", pids=pids
-                )
-            if now - said >= waiting.SAY_S and (left or now - began >= waiting.SAY_S):
-                said = now
-                _log.warning("%s", text)
-            time.sleep(waiting.SLICE_NS / 1e9)
+            seat.require_open()
+            seat.require_linked()
+            waiting.wait(Why.FEW, min_size, limit)
             ring = engine.ring()
     return ring
 
@@ -80,10 +59,3 @@ def _shown(seat: Seat, min_size: int) -> Iterator[None]:
         if not seat.closed:
             mine["waits_for"] = 0
             _core.reached("flow.shown")
-
-
-def _why_nothing(engine: Engine, min_size: int) -> str:
-    control, capacity = engine.seat.control, engine.settings.capacity
-    now = standing(control.runtime[0], width=1, capacity=capacity)
-    at = time.monotonic_ns()
-    return explain(now, control.entries, Side.INSERTS, min_size, Why.FEW, at, engine.seat.entry)

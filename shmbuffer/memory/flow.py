@@ -6,17 +6,14 @@ What is allowed decides the core, under the mutex (``_native/flow.c``); the wait
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 from numpy.typing import NDArray
 
 from shmbuffer._native import _core
 from shmbuffer.memory.layout import Limit
-from shmbuffer.memory.limiter import RateLimiter
 from shmbuffer.memory.patience import LOCK_TIMEOUT_NS
-from shmbuffer.memory.standing import Standing
-from shmbuffer.memory.waiting import Calls, Waiting
+from shmbuffer.memory.standing import Standing, standing
+from shmbuffer.memory.waiting import Calls
 
 _NO_QUEUE = 1  # of a call to take
 
@@ -43,14 +40,11 @@ class Flow:
         """Whether items are handed out first in, first out, each a limited number of times."""
         return bool(self.limits & Limit.QUEUE)
 
-    @property
-    def limiter(self) -> RateLimiter | None:
-        """What is set."""
-        return self._calls.limiter()
-
     def standing(self) -> Standing:
         """How the sides stand now."""
-        return self._calls.standing()
+        schema = self._calls.schema
+        runtime = self._seat.control.runtime[0]
+        return standing(runtime, width=schema.width, capacity=schema.capacity)
 
     def admit_now(self, count: int) -> bool:
         """Admits a sampler's draw of ``count`` elements, if that is so without waiting.
@@ -80,7 +74,7 @@ class Flow:
         def call() -> int:
             return int(self._seat.native.admit_sample(count, min_size, False, LOCK_TIMEOUT_NS))
 
-        return self._run(call, count, min_size)
+        return self._calls.run(call, "sample")
 
     def take_back(self, counted: int, version: int = 0) -> None:
         """What was admitted was not drawn.
@@ -91,7 +85,9 @@ class Flow:
         """
         if counted:
             native = self._seat.native
-            self._run(lambda: int(native.take_back(counted, version, LOCK_TIMEOUT_NS)), counted)
+            self._calls.run(
+                lambda: int(native.take_back(counted, version, LOCK_TIMEOUT_NS)), "sample"
+            )
 
     def take(self, index: NDArray[np.int64], tickets: NDArray[np.int64]) -> bool:
         """Takes the oldest elements out of a queue; their slots stay as they are until `release`.
@@ -113,15 +109,8 @@ class Flow:
             result = int(self._seat.native.take(count, at, whose, LOCK_TIMEOUT_NS))
             return _NO_QUEUE if result == -_core.NOTHING else result
 
-        return self._run(call, count) != _NO_QUEUE
+        return self._calls.run(call, "sample") != _NO_QUEUE
 
     def release(self) -> None:
         """What this thread took is read."""
-        self._run(lambda: int(self._seat.native.release(LOCK_TIMEOUT_NS)), 0)
-
-    def _run(self, call: Callable[[], int], count: int, min_size: int = 0) -> int:
-        result = call()
-        if result >= 0:
-            return result
-        waiting = Waiting(self._calls, "sample", count, min_size)
-        return self._calls.again(result, call, "sample", waiting=waiting)
+        self._calls.run(lambda: int(self._seat.native.release(LOCK_TIMEOUT_NS)), "sample")

@@ -133,25 +133,24 @@ class Ring:
             priorities = self.tree.of_new(taken, count * self.width)
         given = address_of_priorities(priorities, count * self.width)
         batch = tuple(addresses), count, given, LOCK_TIMEOUT_NS
-        result = int(self.seat.native.write(*batch))
-        if result >= 0:
-            return result
-        return self._calls.again(
-            result, lambda: int(self.seat.native.write(*batch)), "write", timeout, priorities
-        )
+        try:
+            result = int(self.seat.native.write(*batch))
+            if result >= 0:
+                return result
+            return self._calls.again(
+                result, lambda: int(self.seat.native.write(*batch)), "write", timeout, priorities
+            )
+        except BaseException:
+            self.seat.native.give_up(LOCK_TIMEOUT_NS)
+            raise
 
     def refused(self, status: int) -> None:
-        """Puts an end to a write that the core refused, before the same is tried with `write`.
-
-        Args:
-            status: below 0, what the native call answered.
+        """Of a fast write that answered with a status, before the same is tried with `write`.
 
         Raises:
             LockTimeout: that it has waited for once is enough.
         """
-        if status == -_core.BLOCKED:
-            self.seat.native.give_up_turn(LOCK_TIMEOUT_NS)
-        elif status == -_core.LOCK_TIMEOUT:
+        if status == -_core.LOCK_TIMEOUT:
             refuse(self.seat, -status, "write")
 
     def require_linked(self) -> None:

@@ -374,6 +374,10 @@ class Closed:
     def __init__(self, where: str) -> None:
         self._where = where
 
+    def give_up(self, timeout_ns: int) -> int:
+        """Nobody waits through it."""
+        return 0
+
     def __getattr__(self, name: str) -> NoReturn:
         raise BufferClosedError(f"{self._where}: this handle was closed; attach again")
 

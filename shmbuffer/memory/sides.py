@@ -49,7 +49,9 @@ class Sides:
     def _has_thread(self, side: Side) -> bool:
         """Whether another thread of this process is on that side, through this handle."""
         me = get_native_id()
-        theirs = self._samplers if side == Side.SAMPLES else {self._seat.native.last_writer}
+        native = self._seat.native  # None: nobody has written anything
+        writers = {native.last_writer} if native is not None else set()
+        theirs = self._samplers if side == Side.SAMPLES else writers
         return any(
             thread and thread != me and os.path.exists(f"/proc/self/task/{thread}")
             for thread in theirs

@@ -34,7 +34,7 @@ from shmbuffer.memory.schema import Schema
 from shmbuffer.memory.seat import Seat
 from shmbuffer.memory.sides import Sides
 from shmbuffer.memory.slots_file import SlotsFile
-from shmbuffer.memory.standing import Standing, explain, others, standing, wanted
+from shmbuffer.memory.standing import Standing, explain, others, standing
 
 _log = logging.getLogger("shmbuffer.flow")
 
@@ -82,17 +82,19 @@ class Calls:
             priorities: that were given, to show one.
             index: that was given, to show one.
         """
-        result = call()
-        if result >= 0:
-            return result
-        return self.again(result, call, what, timeout, priorities, index)
+        try:
+            result = call()
+            if result < 0:
+                result = self.again(result, call, what, timeout, priorities, index)
+        except BaseException:
+            self.seat.native.give_up(LOCK_TIMEOUT_NS)
+            raise
+        return result
 
     def answer(self, call: Callable[[], Any], what: str) -> Any:
         """What a call gives that answers with a status, an int, where it could not do its work."""
-        found = call()
-        while isinstance(found, int):
+        while isinstance(found := call(), int):
             self.again(found, lambda: 0, what)
-            found = call()
         return found
 
     def again(
@@ -103,39 +105,34 @@ class Calls:
         timeout: float | None = WRITE_TIMEOUT_S,
         priorities: object = None,
         index: object = None,
-        *,
-        waiting: Waiting | None = None,
     ) -> int:
-        """Waits, reaps or takes another seat, whatever the status says, until the call succeeds."""
+        """Waits, reaps or takes another seat, whatever the status says, until the call succeeds.
+
+        A call that may have to wait has said so before it is here: whoever makes it gives that up
+        in an ``except`` which encloses both, by one call of the core (see `run`).
+        """
         seat = self.seat
         limit = patience.limit(timeout)
         behind: tuple[int, float] | None = None
-        in_the_queue = False
-        try:
-            while result < 0:
-                if result == -_core.BLOCKED:
-                    in_the_queue = True
-                    behind = self._wait_for_blocker(what, limit, behind)
-                elif result == -_core.LIMITED:
-                    if waiting is None:
-                        waiting = Waiting(self, "extend" if what in ("write", "place") else what)
-                    waiting.wait(patience.limit(None))
-                    limit = patience.limit(timeout)  # of waits for a slot: from here on
-                elif result == -_core.FORKED:
-                    seat.rejoin()
-                elif result == -_core.NOTHING and self._is_being_filled(limit):
-                    time.sleep(_FILLING_S)
-                else:
-                    refuse(seat, -result, what, priorities, index)
-                self.require_linked()
-                result = call()
-        except BaseException:
-            if in_the_queue:
-                seat.native.give_up_turn(LOCK_TIMEOUT_NS)
-            raise
-        finally:
-            if waiting is not None:
-                waiting.over()
+        waiting: Waiting | None = None
+        while result < 0:
+            if result == -_core.BLOCKED:
+                behind = self._wait_for_blocker(what, limit, behind)
+            elif result == -_core.LIMITED:
+                waiting = waiting or Waiting(seat, self.schema, self.sides, what)
+                native = seat.native
+                waiting.wait(Why(native.why), native.needed, patience.limit(None))
+                limit = patience.limit(timeout)  # of waits for a slot: from here on
+            elif result == -_core.FORKED:
+                seat.rejoin()
+            elif result == -_core.NOTHING and self._is_being_filled(limit):
+                time.sleep(_FILLING_S)
+            else:
+                refuse(seat, -result, what, priorities, index)
+            self.require_linked()
+            result = call()
+        if waiting is not None:  # where nothing is limited any more the core has not asked
+            seat.native.give_up(LOCK_TIMEOUT_NS)
         return int(result)
 
     def require_linked(self) -> None:
@@ -192,110 +189,91 @@ class Calls:
             return None
         return behind
 
-    # The two sides of a limited buffer.
-
-    def limiter(self) -> RateLimiter | None:
-        """What is set."""
-        return limiter.read(self.seat.control.runtime[0])
-
-    def standing(self) -> Standing:
-        """How the sides stand now."""
-        schema = self.schema
-        return standing(self.seat.control.runtime[0], width=schema.width, capacity=schema.capacity)
-
-    def in_queue(self, entry: int, side: Side) -> Why | None:
-        """What a queue has a client wait for that says in the registry what it wants, or None."""
-        native = self.seat.native
-        found = self.run(lambda: native.waits_in_queue(entry, side, LOCK_TIMEOUT_NS), "sample")
-        return Why(found) if found else None
-
 
 class Waiting:
     """One call that is limited.
 
     Args:
-        calls: of whose ring.
+        seat: of the handle; it may have no ring yet.
+        schema: of the ring.
+        sides: who is on them.
         what: the call, for messages.
-        count: elements that it writes or draws; 0: as many as the registry says.
-        min_size: that it asks for itself.
     """
 
-    def __init__(self, calls: Calls, what: str, count: int = 0, min_size: int = 0) -> None:
-        self._calls = calls
-        self._seat = calls.seat
-        self._elements = calls.schema.elements
-        self._what = what
-        self._count = count
-        self._min_size = min_size
+    def __init__(self, seat: Seat, schema: Schema, sides: Sides, what: str) -> None:
+        self._seat = seat
+        self._schema = schema
+        self._sides = sides
+        self._what = "extend" if what in ("write", "place") else what
         self._began = time.monotonic()
         self._looked = -1.0
         self._said = -1.0
         self._knot: tuple[int, ...] | None = None
         self._full: tuple[int, int] | None = None
-        self.side = Side.INSERTS if what == "sample" else Side.SAMPLES
+        self._side = Side.INSERTS if what == "sample" else Side.SAMPLES
 
-    def wait(self, limit: patience.Limit | None) -> None:
+    def wait(self, why: Why, count: int, limit: patience.Limit | None) -> None:
         """Once: until something has changed, or a few milliseconds have passed.
+
+        Args:
+            why: what the call is limited by.
+            count: items that it writes or draws; or, where there are too few, that have to be.
+            limit: how long.
 
         Raises:
             RateLimitTimeout: the limit has passed.
             RateLimitError: waiting is of no use.
         """
         native = self._seat.native
-        why = Why(native.why)
         now = time.monotonic()
         if now - self._looked >= LOOK_S:
             self._looked = now
-            self._require_possible(why)
+            self._require_possible(why, count)
             self._seat.reap_dead()
-            if self._calls.sides.are_left(self.side, now) and self._passes(why, now):
+            if self._sides.are_left(self._side, now) and self._passes(why, count, now):
                 native.let_pass(True)
                 return
             self._require_no_knot(why)
             if now - self._began >= SAY_S and now - self._said >= SAY_S:
-                self._say(f"{self._text(why)} (for {now - self._began:.0f} s)", now)
+                self._say(f"{self._text(why, count)} (for {now - self._began:.0f} s)", now)
         if limit is not None and now >= limit.deadline:
             raise RateLimitTimeout(
-                f"{self._seat.where}: {self._text(why)}; after {limit.seconds:g} s nothing "
+                f"{self._seat.where}: {self._text(why, count)}; after {limit.seconds:g} s nothing "
                 "was changed",
                 pids=self._pids(),
             )
         left = SLICE_NS if limit is None else int((limit.deadline - now) * 1e9) + 1
-        native.wait(min(SLICE_NS, left))
+        if native is None:  # nobody could wake us
+            time.sleep(min(SLICE_NS, left) / 1e9)
+        else:
+            native.wait(min(SLICE_NS, left))
 
-    def over(self) -> None:
-        """The call has gone on, or was given up."""
-        native = self._seat.native
-        native.let_pass(False)
-        if native.waits_for & self.side:
-            native.give_up_waiting(int(self.side), LOCK_TIMEOUT_NS)
-
-    def _passes(self, why: Why, now: float) -> bool:
+    def _passes(self, why: Why, count: int, now: float) -> bool:
         """What to do while nobody is on the other side."""
-        found = self._calls.limiter()
+        found = self._limiter()
         alone = Alone.WAIT if found is None else found.alone
         if alone == Alone.ERROR:
             raise RateLimitError(
-                f"{self._seat.where}: {self._text(why)}, and when_alone is 'error'; "
+                f"{self._seat.where}: {self._text(why, count)}, and when_alone is 'error'; "
                 "nothing was changed",
                 pids=[],
             )
         if alone == Alone.PASS and why in (Why.AHEAD, Why.BEHIND):
-            if self._calls.sides.note_left(self.side):
-                self._say(f"{self._text(why)}; it goes on, uncounted (when_alone='pass')", now)
+            if self._sides.note_left(self._side):
+                text = self._text(why, count)
+                self._say(f"{text}; it goes on, uncounted (when_alone='pass')", now)
             return True
         if now - self._said >= SAY_S or self._said < 0:
-            self._say(self._text(why), now)
+            self._say(self._text(why, count), now)
         return False
 
     def _say(self, text: str, now: float) -> None:
         self._said = now
         _log.warning("%s: %s", self._seat.where, text)
 
-    def _require_possible(self, why: Why) -> None:
+    def _require_possible(self, why: Why, count: int) -> None:
         """What could never be, however long the other side goes on."""
-        found, count, room = self._calls.limiter(), self._wanted(why), self._elements
-        where = self._seat.where
+        found, room, where = self._limiter(), self._schema.elements, self._seat.where
         if why == Why.FEW and count > room:
             raise ValueError(
                 f"{where}: min_size is {count:,}, and the buffer has room for {room:,} items"
@@ -329,47 +307,53 @@ class Waiting:
     def _is_stuck(self) -> bool:
         """Whether a queue is full, and still too short for the sample that waits."""
         runtime = self._seat.control.runtime[0]
-        if self._seat.native.queued < self._elements or int(runtime["pending"]):
+        if self._seat.native.queued < self._schema.elements or int(runtime["pending"]):
             self._full = None
             return False
-        state = int(runtime["head"]), self._calls.standing().left
+        state = int(runtime["head"]), self._standing().left
         before, self._full = self._full, state  # looked at twice: what is taken is gone at once
         return before == state
 
     def _require_no_knot(self, why: Why) -> None:
         """Both sides wait, each for the other: what they may differ by is too small for them."""
-        runtime = self._seat.control.runtime[0]
-        now = self._calls.standing()
-        found = knot(self._seat.control, now, why, self._calls.in_queue)
+        control = self._seat.control
+        runtime = control.runtime[0]
+        found = knot(control, self._standing(), why, self._in_queue)
         state = tuple(int(runtime[name]) for name in ("write_count", "drawn", "pending", "head"))
-        state += (self._calls.standing().left,)
+        state += (self._standing().left,)
         if found is None:
             self._knot = None
         elif self._knot != state:
             self._knot = state  # looked at once more: one of them may just be going on
         else:
-            limits, now = self._calls.limiter() or RateLimiter(), self._calls.standing()
-            text = found.text(self._seat.control, self._calls.schema, limits, now)
+            text = found.text(
+                control, self._schema, self._limiter() or RateLimiter(), self._standing()
+            )
             raise RateLimitError(f"{self._seat.where}: {text}", pids=self._pids())
 
-    def _text(self, why: Why) -> str:
-        text = explain(
-            self._calls.standing(),
-            self._seat.control.entries,
-            self.side,
-            self._wanted(why),
-            why,
-            time.monotonic_ns(),
-            self._seat.entry,
-        )
-        return f"{self._what} waits: {text}"
+    def _in_queue(self, entry: int, side: Side) -> Why | None:
+        """What a queue has a client wait for that says in the registry what it wants, or None."""
+        if self._seat.native is None:
+            return None
+        found = self._seat.native.waits_in_queue(entry, side, LOCK_TIMEOUT_NS)
+        if found < 0:
+            refuse(self._seat, -found, self._what)
+        return Why(found) if found else None
 
-    def _wanted(self, why: Why) -> int:
-        if self._count and why != Why.FEW:
-            return self._count
-        return wanted(self._seat.control.entries[self._seat.entry], self.side)
+    def _limiter(self) -> RateLimiter | None:
+        return limiter.read(self._seat.control.runtime[0])
+
+    def _standing(self) -> Standing:
+        schema = self._schema
+        runtime = self._seat.control.runtime[0]
+        return standing(runtime, width=schema.width, capacity=schema.capacity)
+
+    def _text(self, why: Why, count: int) -> str:
+        entries, now_ns = self._seat.control.entries, time.monotonic_ns()
+        text = explain(self._standing(), entries, self._side, count, why, now_ns, self._seat.entry)
+        return f"{self._what} waits: {text}"
 
     def _pids(self) -> list[int]:
         entries = self._seat.control.entries
-        there = others(entries, self.side, besides=self._seat.entry)
+        there = others(entries, self._side, besides=self._seat.entry)
         return sorted({int(entries["pid"][entry]) for entry in there})

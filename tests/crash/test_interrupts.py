@@ -1,4 +1,4 @@
-"""Ctrl-C wherever CPython looks for signals: no lock and no file stays, and all can be repeated.
+"""Ctrl-C wherever CPython looks for signals: no lock, wait or file stays; all can be repeated.
 
 `interrupts.py` says where that is. Here each deed is interrupted at some of these places; all of
 them take minutes: ``interrupts.walk(deed)``.
@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
-from shmbuffer.memory import Engine, Settings
+from shmbuffer.errors import RateLimitTimeout, RingOverrunError
+from shmbuffer.memory import Engine, RateLimiter, Settings, patience
 from shmbuffer.service.recovery import recover
 from shmbuffer.service.tenure import hold_lock
 from tests.crash.interrupts import Deed, walk
@@ -21,6 +22,7 @@ from tests.memory.rows import contents, ring_of, schema, write
 
 Begun = tuple[Callable[[], object], Callable[[], object]]
 SETTINGS = Settings(8, alpha=0.5)
+ONE_FOR_ONE = RateLimiter(1, error_buffer=1)
 
 
 class Deeds:
@@ -105,6 +107,37 @@ class Deeds:
             yield other.close, works
 
     @contextmanager
+    def wait_to_sample(self) -> Iterator[Begun]:
+        with self.made() as engine:
+            engine.set_limiter(ONE_FOR_ONE)
+            flow = ring_of(engine).flow
+            yield (
+                lambda: refused(RateLimitTimeout, lambda: flow.admit(2)),
+                lambda: waits_for_nobody(engine),
+            )
+
+    @contextmanager
+    def wait_to_write(self) -> Iterator[Begun]:
+        with self.made() as engine:
+            engine.set_limiter(ONE_FOR_ONE)
+            ring = ring_of(engine)
+            yield (
+                lambda: refused(RateLimitTimeout, lambda: write(ring, range(2))),
+                lambda: waits_for_nobody(engine),
+            )
+
+    @contextmanager
+    def wait_for_a_slot(self) -> Iterator[Begun]:
+        with self.made() as engine, Engine.open(str(engine.path), None) as other:
+            ring = ring_of(engine)
+            ring_of(other).claims.claim(8)
+            yield (
+                lambda: refused(RingOverrunError, lambda: write(ring, range(2))),
+                lambda: waits_for_nobody(engine),
+            )
+            ring_of(other).claims.abort()
+
+    @contextmanager
     def remove(self) -> Iterator[Begun]:
         path = self.folder / str(next(self.numbers))
         with Engine.open(path, SETTINGS) as engine:
@@ -137,6 +170,20 @@ class Deeds:
             yield act, act
 
 
+def refused(error: type[Exception], call: Callable[[], object]) -> None:
+    """A call that is not waited for."""
+    with patience.within(0.0), suppress(error):
+        call()
+
+
+def waits_for_nobody(engine: Engine) -> None:
+    """Nothing in the shared memory says that a client of a buffer waits."""
+    control = engine.seat.control
+    assert not control.entries["waits_for"].any()
+    assert not control.entries["turn"].any()
+    assert [int(control.runtime[name][0]) for name in ("limited", "waiters")] == [0, 0]
+
+
 NAMES = [name for name in vars(Deeds) if not name.startswith("_") and name != "made"]
 
 
@@ -148,5 +195,5 @@ def deed(name: str, folder: Path) -> Deed:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_an_interrupt_anywhere_leaves_no_lock_and_no_file(name: str, fast_path: Path) -> None:
-    stride = 1 if name == "close" else 16
+    stride = 1 if name == "close" or name.startswith("wait") else 16
     assert walk(deed(name, fast_path), stride=stride, all_of="locks.py") > 15

@@ -11,7 +11,6 @@ import pytest
 
 from shmbuffer._native import _core
 from shmbuffer.memory import Engine, Leaf, RateLimiter, Ring, Schema, Settings
-from shmbuffer.memory.layout import Side
 
 CAPACITY = 1024
 LONG_NS = 5 * 10**9
@@ -148,7 +147,7 @@ def claims(ring: Ring, count: int) -> bool:
     if status >= 0:
         return True
     assert status == -_core.LIMITED
-    ring.seat.native.give_up_waiting(int(Side.SAMPLES), LONG_NS)
+    ring.seat.native.give_up(LONG_NS)
     return False
 
 
@@ -157,7 +156,7 @@ def draws(ring: Ring, count: int) -> bool:
     if status >= 0:
         return True
     assert status == -_core.LIMITED
-    ring.seat.native.give_up_waiting(int(Side.INSERTS), LONG_NS)
+    ring.seat.native.give_up(LONG_NS)
     return False
 
 
