@@ -122,6 +122,19 @@ static PyObject *core_layout(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(ig
     return dict;
 }
 
+/* The limiter that counts, in a runtime page that is mapped or copied: its bytes, or None. */
+static PyObject *core_limiter(PyObject *Py_UNUSED(module), PyObject *page) {
+    Py_buffer view;
+    if (PyObject_GetBuffer(page, &view, PyBUF_SIMPLE) < 0) return NULL;
+    struct shmb_limiter limiter = {0};
+    bool is_page = view.len == SHMB_PAGE;
+    if (is_page) limiter = shmb_copy_of_limiter(view.buf);
+    PyBuffer_Release(&view);
+    if (!is_page) return PyErr_Format(PyExc_ValueError, "limiter: a runtime page has %d bytes", SHMB_PAGE);
+    if (limiter.limits == 0 && limiter.min_size == 0) Py_RETURN_NONE;
+    return PyBytes_FromStringAndSize((const char *)&limiter, sizeof limiter);
+}
+
 static PyObject *core_sections(PyObject *Py_UNUSED(module), PyObject *args) {
     unsigned long long capacity, lanes;
     int records = 0;
@@ -214,6 +227,7 @@ static PyMethodDef methods[] = {
     {"crash_points", core_crash_points, METH_NOARGS, "crash_points(): names of the points compiled into the C core."},
     {"layout", core_layout, METH_NOARGS, "layout(): offsets in the control file as the C core sees them."},
     {"sections", core_sections, METH_VARARGS, "sections(capacity, lanes, records=False): offsets in the slots file."},
+    {"limiter", core_limiter, METH_O, "limiter(runtime): what limits both sides, as layout.LIMITER; None: nothing does."},
     {"close_in_child", core_close_in_child, METH_NOARGS, "close_in_child(): close every Descriptor that is not inherited."},
     {"begin_life", core_begin_life, METH_NOARGS, "begin_life(): number of this process, another one after fork."},
     {NULL, NULL, 0, NULL},

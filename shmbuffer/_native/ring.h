@@ -351,7 +351,7 @@ struct shmb_check {
 };
 
 /* check.c */
-int shmb_check(struct shmb_ring *ring, struct shmb_call *call, struct shmb_check *found);
+int shmb_check(struct shmb_ring *ring, struct shmb_call *call, bool alive, struct shmb_check *found);
 
 /* sample.c: draw, copy, validate */
 int shmb_sample(struct shmb_ring *ring, struct shmb_call *call, uint64_t count, uint64_t key,

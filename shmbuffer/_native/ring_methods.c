@@ -177,7 +177,7 @@ PyObject *shmb_ring_restore(struct ring_object *self, struct asked *asked) {
 PyObject *shmb_ring_check(struct ring_object *self, struct asked *asked) {
     struct shmb_check found;
     shmb_python_may_block(CALL);
-    int status = shmb_check(&self->ring, CALL, &found);
+    int status = shmb_check(&self->ring, CALL, NUMBER(0) != 0, &found);
     if (status != SHMB_OK) return shmb_answer(asked, status, 0);
     shmb_python_end(&asked->python);
     return Py_BuildValue("(KKKKKK)", BIG(found.wrong_nodes), BIG(found.wrong_leaves), BIG(found.wrong_length),

@@ -20,18 +20,16 @@ from shmbuffer.errors import (
     LockTimeout,
     ShmBufferError,
 )
-from shmbuffer.memory import history, layout, priorities, slots
+from shmbuffer.memory import history, layout
 from shmbuffer.memory.control import Control, Superblock
 from shmbuffer.memory.diagnosis import Diagnosis
-from shmbuffer.memory.extents import misplaced
 from shmbuffer.memory.files import Files
-from shmbuffer.memory.layout import BufferState, EntryState, Flag, Phase, Role, SlotState
+from shmbuffer.memory.layout import BufferState, EntryState, Flag, Phase, Role
 from shmbuffer.memory.native import Mapped
 from shmbuffer.memory.patience import LOCK_TIMEOUT_NS
 from shmbuffer.memory.progress import OnProgress, Progress, hearing
 from shmbuffer.memory.recovery import wrong_checksums
 from shmbuffer.memory.region import Directory
-from shmbuffer.memory.schema import Schema
 from shmbuffer.memory.seat import Seat
 from shmbuffer.memory.slots_file import SlotsFile
 
@@ -190,10 +188,37 @@ def _compare_slots(
     """Adds to a report what words, counters and tree show."""
     live = SlotsFile(mapped.slots, mapped.schema)
     report.items = int(np.count_nonzero(live.holds())) * live.width
-    if report.alive:
-        _compare_living(report, native)
-    else:
-        _compare_dead(report, control, mapped.schema, live)
+    found = native.check(report.alive, LOCK_TIMEOUT_NS)
+    if isinstance(found, int):
+        raise LockTimeout(
+            f"{report.path}: a living process holds the buffer's mutex and does not let go, so it "
+            "cannot be checked; continue or end that process (see `shmbuffer inspect`)"
+        )
+    nodes, leaves, length, words, orphans, records = found
+    unfinished = report.problems
+    if not report.alive:
+        writing = int(np.count_nonzero(live.writing()))
+        if writing:
+            report.notes.append(f"{writing} slots were being written; recovery gives them back")
+        orphans = 0
+        if _died_in_it(control):
+            unfinished = report.notes
+    for count, to, problem in (
+        (nodes, unfinished, "priority tree: {} nodes are not the sum of their children"),
+        (leaves, unfinished, "priority tree: {} leaves are not the mass of their priority"),
+        (length, unfinished, "the number of items is off by {}"),
+        (words, report.problems, "{} slot words have a ticket that cannot be theirs"),
+        (orphans, report.problems, "{} slots are being written and nobody claims them"),
+        (records, report.problems, "{} records are not where the byte ring has records"),
+    ):
+        if count:
+            to.append(problem.format(count))
+
+
+def _died_in_it(control: Control) -> bool:
+    """Whether somebody died with the mutex, or with a claim, so that recovery has work to do."""
+    mutex = control.runtime[0]["mutex"].tobytes()
+    return bool((control.entries["phase"] != Phase.IDLE).any() or any(mutex[:4]))
 
 
 def _compare_checksums(
@@ -208,57 +233,3 @@ def _compare_checksums(
         live = SlotsFile(mapped.slots, mapped.schema)
         wrong = wrong_checksums(native, mapped.schema, live, progress)
     report.problems += [f"slot {slot}: the bytes do not fit their checksum" for slot in wrong]
-
-
-def _compare_living(report: CheckReport, native: _core.Ring) -> None:
-    found = native.check(LOCK_TIMEOUT_NS)
-    if isinstance(found, int):
-        raise LockTimeout(
-            f"{report.path}: a living process holds the buffer's mutex and does not let go, so it "
-            "cannot be checked; continue or end that process (see `shmbuffer inspect`)"
-        )
-    _say(report.problems, *found)
-
-
-def _compare_dead(report: CheckReport, control: Control, schema: Schema, live: SlotsFile) -> None:
-    runtime, words = control.runtime[0], live.words
-    used = words != 0
-    wrong = used & (slots.tickets(words) % schema.capacity != np.arange(schema.capacity))
-    future = used & (slots.tickets(words) >= int(runtime["head"]))
-    writing = int(np.count_nonzero(slots.states(words) == SlotState.WRITING))
-    committed = int(np.count_nonzero(live.holds()))
-    nodes = leaves = 0
-    if runtime["prioritized"]:
-        items = np.repeat(live.holds(), schema.width)
-        alpha, eps = float(runtime["alpha"]), float(runtime["eps"])
-        with np.errstate(all="ignore"):  # what is damaged may be infinite, or no number
-            nodes = priorities.differences(live)
-            leaves = priorities.wrong_leaves(live, items, alpha, eps)
-    died_in_it = bool((control.entries["phase"] != Phase.IDLE).any()) or bool(
-        control.mutex_owner() or int.from_bytes(runtime["mutex"].tobytes()[:4], "little")
-    )
-    unfinished = report.notes if died_in_it else report.problems
-    _say(unfinished, nodes, leaves, abs(int(runtime["length"]) - committed), 0, 0, 0)
-    lost = 0
-    if schema.record_bytes:
-        lost = int(np.count_nonzero(misplaced(runtime, live, schema.record_bytes)))
-    _say(report.problems, 0, 0, 0, int(np.count_nonzero(wrong | future)), 0, lost)
-    if writing:
-        report.notes.append(f"{writing} slots were being written; recovery gives them back")
-
-
-def _say(
-    to: list[str], nodes: int, leaves: int, length: int, words: int, orphans: int, extents: int
-) -> None:
-    if nodes:
-        to.append(f"priority tree: {nodes} nodes are not the sum of their children")
-    if leaves:
-        to.append(f"priority tree: {leaves} leaves are not the mass of their priority")
-    if length:
-        to.append(f"the number of items is off by {length}")
-    if words:
-        to.append(f"{words} slot words have a ticket that cannot be theirs")
-    if orphans:
-        to.append(f"{orphans} slots are being written and nobody claims them")
-    if extents:
-        to.append(f"{extents} records are not where the byte ring has records")

@@ -26,7 +26,7 @@ from shmbuffer.errors import CorruptBufferError, FormatError, IncompatibleVersio
 from shmbuffer.memory import identity, layout
 from shmbuffer.memory.layout import BufferState, Flag
 from shmbuffer.memory.limiter import NO_LIMIT, NUMBERS, RateLimiter
-from shmbuffer.memory.region import not_durable
+from shmbuffer.memory.trust import not_durable
 
 _LAYOUT = _core.layout()
 NO_FLAGS = Flag(0)

@@ -38,14 +38,14 @@ from shmbuffer.errors import (
 )
 from shmbuffer.memory import layout, made, restored
 from shmbuffer.memory.control import Control, Superblock, first_superblock
-from shmbuffer.memory.filesystem import free_memory_bytes
+from shmbuffer.memory.filesystem import free_memory_bytes, space_error
 from shmbuffer.memory.layout import Flag
 from shmbuffer.memory.locks import InitLock
 from shmbuffer.memory.native import Mapped
 from shmbuffer.memory.neighbours import did_you_mean
-from shmbuffer.memory.region import Directory, not_durable
+from shmbuffer.memory.region import Directory
 from shmbuffer.memory.schema import Schema
-from shmbuffer.memory.trust import explained
+from shmbuffer.memory.trust import explained, not_durable
 
 _NEW_CONTROL = f"{layout.CONTROL}.new"
 _NEW_SLOTS = f"{layout.SLOTS}.new"
@@ -183,11 +183,10 @@ class Files:
         self._require_sizes({name: leaves[name] for name in leaves if name in adopted})
         new = [name for name in leaves if name not in adopted]
         new_meta = [name for name in meta if name not in adopted]
-        self.directory.require_space(
-            slots_bytes + schema.record_bytes + sum(leaves[name] for name in new),
-            f"{schema.capacity} slots of {len(schema.leaves)} leaves",
-            sparse_allowed=True,
-        ) if reserve else None
+        needed = slots_bytes + schema.record_bytes + sum(leaves[name] for name in new)
+        if reserve and needed > (free := self.directory.free_bytes()):
+            what = f"{self.path}: {schema.capacity} slots of {len(schema.leaves)} leaves"
+            raise space_error(what, needed, free, sparse_allowed=True)
         made.note(self.directory, [*new, *new_meta])
         _core.reached("define.listed")
         try:

@@ -21,6 +21,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
+from shmbuffer._native import _core
 from shmbuffer.memory import layout
 from shmbuffer.memory.layout import Alone, Limit
 
@@ -169,35 +170,13 @@ NO_LIMIT = (0, 0.0, 0.0, 0, 0, 0)
 
 
 def active(runtime: Any) -> Any:
-    """The `layout.LIMITER` that counts, or None.
+    """A copy of the `layout.LIMITER` that counts, all of one setting; None: there is none.
 
     Args:
         runtime: a runtime page, mapped or copied.
     """
-    block = _current(runtime)
-    return block if block is not None and is_in_order(block) and _says_something(block) else None
-
-
-def is_in_order(block: Any) -> bool:
-    """Whether the numbers of a limiter can be what somebody has set; as the core asks."""
-    ratio, buffer = float(block["samples_per_insert"]), float(block["error_buffer"])
-    return bool(
-        block["limits"] <= Limit.RATIO | Limit.QUEUE
-        and block["when_alone"] <= Alone.ERROR
-        and 0 <= ratio < math.inf
-        and 0 <= buffer < math.inf
-        and (not block["limits"] & Limit.RATIO or (ratio > 0 and buffer >= max(1.0, ratio)))
-        and (
-            not block["limits"] & Limit.QUEUE
-            or (block["max_times_sampled"] > 0 and block["when_alone"] != Alone.PASS)
-        )
-    )
-
-
-def is_damaged(runtime: Any) -> bool:
-    """Whether the limiter that should count cannot be one."""
-    block = _current(runtime)
-    return block is not None and not is_in_order(block)
+    found = _core.limiter(runtime)
+    return None if found is None else np.frombuffer(found, layout.LIMITER)[0]
 
 
 def is_far_apart(runtime: Any, elements: int) -> bool:
@@ -233,21 +212,6 @@ def read(runtime: Any) -> RateLimiter | None:
         max_times_sampled=int(block["max_times_sampled"]) if limits & Limit.QUEUE else None,
         when_alone=Alone(int(block["when_alone"])).name.lower(),  # type: ignore[arg-type]
     )
-
-
-def _current(runtime: Any) -> Any:
-    """A copy of the block that the version names, whatever is in it; None: there was never one."""
-    version = int(runtime["limiter_version"])  # SYNC limiter-set, acquire
-    while version:
-        blocks = np.frombuffer(runtime["limiters"].tobytes(), layout.LIMITER)
-        before, version = version, int(runtime["limiter_version"])  # SYNC limiter-reuse, acquire
-        if version == before:
-            return blocks[version & 1]
-    return None
-
-
-def _says_something(block: Any) -> bool:
-    return bool(block["limits"]) or int(block["min_size"]) > 0
 
 
 def signed(number: int) -> int:

@@ -15,7 +15,7 @@ If a process dies in the middle: leaves are recomputed from words and raw priori
 from leaves.
 
 Proportional prioritization is Schaul et al., "Prioritized Experience Replay", ICLR 2016, section
-3.3. This file is the tree as Python reads it, for `check`; the C core has the calls that change it.
+3.3. The tree is the core's (``_native/tree.c``); Python only has to know what a priority weighs.
 """
 
 from __future__ import annotations
@@ -23,30 +23,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from shmbuffer.memory.layout import FANOUT
-from shmbuffer.memory.slots_file import SlotsFile
-
-Floats = NDArray[np.float64]
-
-
-def sums_of(children: Floats) -> Floats:
-    """Parents of a level, in the C core's order of summation.
-
-    Args:
-        children: float64, a multiple of 16.
-    """
-    c = children.reshape(-1, 4, 4)
-    quarters = (c[:, :, 0] + c[:, :, 1]) + (c[:, :, 2] + c[:, :, 3])
-    total: Floats = ((quarters[:, 0] + quarters[:, 1]) + quarters[:, 2]) + quarters[:, 3]
-    return total
-
-
-def least_of(children: Floats) -> Floats:
-    """Smallest positive value of each group of 16, 0 where there is none."""
-    positive = np.where(children > 0, children, np.inf).reshape(-1, FANOUT)
-    least: Floats = positive.min(axis=1)
-    least[np.isinf(least)] = 0.0
-    return least
+from shmbuffer.memory.slots_file import Floats
 
 
 def mass_of(raw: Floats, alpha: float, eps: float) -> Floats:
@@ -65,24 +42,3 @@ def are_priorities(raw: Floats, alpha: float, eps: float, elements: int) -> NDAr
     most = largest_mass(elements)
     with np.errstate(over="ignore", invalid="ignore"):
         return (raw >= 0) & (raw <= most) & (mass_of(raw, alpha, eps) <= most)
-
-
-def differences(live: SlotsFile) -> int:
-    """Number of nodes that are not what their children say, bit for bit."""
-    sums = least = live.masses
-    wrong = 0
-    for found_sums, found_least in live.levels:
-        nodes = len(sums) // FANOUT
-        wrong += int(np.count_nonzero(found_sums[:nodes] != sums_of(sums)))
-        wrong += int(np.count_nonzero(found_least[:nodes] != least_of(least)))
-        sums, least = found_sums, found_least
-    return wrong
-
-
-def wrong_leaves(live: SlotsFile, items: NDArray[np.bool_], alpha: float, eps: float) -> int:
-    """Number of leaves that are not the mass of their raw priority, or of no item.
-
-    But for rounding: numpy's power may differ from the C library's in the last bit.
-    """
-    expected = np.where(items, mass_of(np.where(items, live.raw, 0.0), alpha, eps), 0.0)
-    return int(np.count_nonzero(~np.isclose(live.mass, expected, rtol=1e-12, atol=0.0)))

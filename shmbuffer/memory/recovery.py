@@ -232,7 +232,7 @@ class _Repair:
             _core.reached("recover.flow")
         runtime["queue_since"] = min(int(runtime["queue_since"][0]), int(runtime["head"][0]))
         _core.reached("recover.flow")
-        if limiter.is_damaged(runtime[0]):
+        if limiter.active(runtime[0]) is None:  # none, or one that cannot be
             runtime["limiter_version"] = 0
         _core.reached("recover.limiter")
         if limiter.is_far_apart(runtime[0], self.capacity * self.width):
@@ -302,7 +302,7 @@ class _Repair:
         head, refused = int(self.control.runtime["head"][0]), 0
         for piece in self._pieces():
             words = self.live.words[piece]
-            tickets = words >> np.uint64(slots.STATE_BITS)
+            tickets = slots.tickets(words).view(np.uint64)
             laps = tickets // np.uint64(self.capacity)  # by a multiplication; a remainder is not
             first = tickets - laps * np.uint64(self.capacity)
             wrong = first != np.arange(piece.start, piece.stop, dtype=np.uint64)
@@ -337,8 +337,8 @@ class _Repair:
         """What is in nobody's claim is aborted, too."""
         aborted = 0
         for piece in self._pieces():
-            which = slots.states(self.live.words[piece]) == SlotState.WRITING
-            self.live.words[piece][which] |= np.uint64(3)
+            which, words = self.live.writing(piece), self.live.words[piece]
+            words[which] = slots.aborted(words[which])
             _core.reached("recover.aborted")
             aborted += int(np.count_nonzero(which))
         return aborted

@@ -30,19 +30,23 @@ import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import TracebackType
 
 from shmbuffer._native import _core
 from shmbuffer.errors import (
     BufferClosedError,
     BufferNotFoundError,
     BufferUnlinkedError,
-    CorruptBufferError,
-    DurabilityError,
     UnsafePathError,
 )
 from shmbuffer.memory import filesystem, walk
-from shmbuffer.memory.trust import explained, require_own_directory, require_own_file
+from shmbuffer.memory.trust import (
+    explained,
+    name_of,
+    not_durable,
+    require_own_directory,
+    require_own_file,
+    wrong_size,
+)
 
 _CHUNK_BYTES = 2**20
 _FILE = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # opening a FIFO would wait for its other end
@@ -56,6 +60,14 @@ class Directory:
         file: what owns its descriptor.
         identity: device and inode.
         created: whether `open` made it. Directories above it that were made too do not count.
+
+    Raises, in every method:
+        BufferNotFoundError, BufferExistsError: also a FileNotFoundError, a FileExistsError.
+        BufferUnlinkedError: this directory was removed, and something is to be made in it.
+        UnsafePathError: a link, another kind of file, another user's, or writable by everybody.
+        ReadOnlyError: the user may not do this here.
+        SpaceError: there is no room; nothing is left behind.
+        BufferClosedError: after `close`.
     """
 
     def __init__(self, path: Path, file: _core.Descriptor, *, created: bool) -> None:
@@ -71,7 +83,6 @@ class Directory:
         path: str | os.PathLike[str],
         *,
         create: bool = False,
-        mode: int = 0o700,
         allow_unsafe_fs: bool = False,
         anybodys: bool = False,
     ) -> Directory:
@@ -80,26 +91,20 @@ class Directory:
         Args:
             path: the directory; its last part must not be a link.
             create: make it, and what is missing above it, if it is not there.
-            mode: permissions of the directory if it is made.
             allow_unsafe_fs: accept network and cluster file systems.
             anybodys: accept another user's, and one that cannot be listed: only what is opened
                 below it has to be ours. It is on any file system.
 
         Raises:
-            BufferNotFoundError: it is not there, and `create` is false.
-            UnsafePathError: a link, not a directory, another user's, or writable by everybody.
             UnsafeFilesystemError: see `filesystem.UNSAFE`.
-            ReadOnlyError: it cannot be made, or not be read.
         """
         if not os.fspath(path):
             raise ValueError(f"the path of a directory cannot be empty, as {path!r} is")
-        where = Path(path).absolute()
-        file = _core.Descriptor()
-        with explained(where, wanted="a directory"):
-            created = create and walk.make_with_parents(where, mode)
-            fd = file.take(os.open, where, walk.FOLDER | (os.O_PATH if anybodys else 0))
+        where, file, created = Path(path).absolute(), _core.Descriptor(), False
         try:
-            with explained(where):
+            with explained(where, wanted="a directory"):
+                created = create and walk.make_with_parents(where)
+                fd = file.take(os.open, where, walk.FOLDER | (os.O_PATH if anybodys else 0))
                 if not anybodys:
                     require_own_directory(os.fstat(fd), where)
                 if not (allow_unsafe_fs or anybodys):
@@ -114,34 +119,19 @@ class Directory:
             raise
 
     def make(self, name: str, *, mode: int = 0o700) -> bool:
-        """Make a directory with exactly this mode, and return whether it was not there yet.
-
-        Raises:
-            ReadOnlyError, SpaceError, UnsafePathError, BufferUnlinkedError: as for `create`.
-        """
-        with self._within(name, make=True) as (folder, last), explained(self.path / name):
+        """Make a directory with exactly this mode, and return whether it was not there yet."""
+        with self._within(name, make=True) as (folder, last):
             return walk.make_folder(last, mode, dir_fd=folder)
 
     def folder(self, name: str) -> Directory:
-        """Open a directory below this one; it has to be ours.
-
-        Raises:
-            BufferNotFoundError: it is not there.
-            UnsafePathError: a link, not a directory, another user's, or writable by everybody.
-        """
+        """Open a directory below this one; it has to be ours."""
         file = _core.Descriptor()
-        with self._folder(name) as found, explained(self.path / name):
+        with self._folder(name) as found:
             file.take(os.dup, found)
             return Directory(self.path / name, file, created=False)
 
     def create(
-        self,
-        name: str,
-        nbytes: int,
-        *,
-        reserve: bool = True,
-        mode: int = 0o600,
-        into: _core.Descriptor | None = None,
+        self, name: str, nbytes: int, *, reserve: bool = True, into: _core.Descriptor | None = None
     ) -> _core.Descriptor:
         """Make a file of zeros and return what owns it; directories on the way are made too.
 
@@ -150,28 +140,16 @@ class Directory:
             nbytes: its size, which may be 0.
             reserve: take the room now: on tmpfs the cost of writing it, on a disk next to none.
                 Otherwise the file is sparse, and a full disk is a SIGBUS for some later writer.
-            mode: permissions of the file.
             into: what shall own it; None: a new one.
-
-        Raises:
-            BufferExistsError: something is there.
-            SpaceError: there is no room, and nothing is left behind.
-            BufferUnlinkedError: this directory was removed.
-            ReadOnlyError, UnsafePathError: as for `open`.
         """
-        where, file = self.path / name, into or _core.Descriptor()
+        file, flags = into or _core.Descriptor(), _FILE | os.O_CREAT | os.O_EXCL | os.O_RDWR
         if nbytes < 0:
-            raise ValueError(f"{where}: a file cannot have {nbytes} bytes")
-        with (
-            self._within(name, make=True) as (folder, last),
-            explained(where, needed=nbytes, free=self.free_bytes),
-        ):
+            raise ValueError(f"{self.path / name}: a file cannot have {nbytes} bytes")
+        with self._within(name, make=True, needed=nbytes) as (folder, last):
             try:
-                fd = file.take(
-                    os.open, last, _FILE | os.O_CREAT | os.O_EXCL | os.O_RDWR, mode, dir_fd=folder
-                )
+                fd = file.take(os.open, last, flags, 0o600, dir_fd=folder)
                 _core.reached("file.made")
-                os.fchmod(fd, mode)
+                os.fchmod(fd, 0o600)
                 _core.reached("file.mode")
                 filesystem.allocate(fd, nbytes, reserve=reserve, free=self.free_bytes())
             except BaseException:
@@ -200,21 +178,18 @@ class Directory:
             into: what shall own it; None: a new one.
 
         Raises:
-            BufferNotFoundError: it is not there; also a FileNotFoundError.
             CorruptBufferError: it has another size. Attributes: `path`, `expected`, `found`.
-            UnsafePathError: not a regular file, another user's, or one with a second name.
-            ReadOnlyError: it may not be opened like this.
         """
         where, file = self.path / name, into or _core.Descriptor()
         flags = _FILE | (os.O_RDWR if writable else os.O_RDONLY)
-        with self._within(name) as (folder, last), explained(where):
+        with self._within(name) as (folder, last):
             try:
                 while True:
                     found = os.fstat(file.take(os.open, last, flags, dir_fd=folder))
                     if found.st_nlink > 0:
                         require_own_file(found, where)
                         if nbytes is not None and found.st_size != nbytes:
-                            raise _wrong_size(where, str(nbytes), nbytes, found.st_size)
+                            raise wrong_size(where, str(nbytes), nbytes, found.st_size)
                         return file
                     file.close()  # replaced or removed since: look again
             except BaseException:
@@ -235,7 +210,6 @@ class Directory:
 
         Raises:
             CorruptBufferError: it has more.
-            BufferNotFoundError, UnsafePathError, ReadOnlyError: as for `open_file`.
         """
         with self.open_file(name, writable=False) as file, explained(self.path / name):
             fd, data = file.fd, bytearray()
@@ -243,21 +217,20 @@ class Directory:
                 data += more
             if len(data) > limit:
                 size = os.fstat(fd).st_size
-                raise _wrong_size(self.path / name, f"at most {limit}", limit, size)
+                raise wrong_size(self.path / name, f"at most {limit}", limit, size)
             return bytes(data)
 
-    def write_atomic(self, name: str, data: bytes, *, mode: int = 0o600) -> None:
+    def write_atomic(self, name: str, data: bytes) -> None:
         """Replace a file as a whole; after a crash or a power cut it is the old one or the new one.
 
         Two callers at a time do not disturb each other: the last rename wins. Costs two syncs.
 
         Raises:
-            SpaceError, ReadOnlyError, UnsafePathError: the old file is as it was.
-            DurabilityError: the old file or the new one is there.
+            DurabilityError: the old file or the new one is there; after other errors the old one.
         """
         walk.parts(name, self.path)  # "a/" is no name, though "a/.5f02.tmp" is one
         temporary = f"{name}.{secrets.token_hex(8)}.tmp"
-        with self.create(temporary, 0, mode=mode) as file:
+        with self.create(temporary, 0) as file:
             try:
                 with explained(self.path / name, needed=len(data), free=self.free_bytes):
                     rest = memoryview(data)
@@ -279,41 +252,30 @@ class Directory:
         """
         folder, slash, last = name.rpartition("/")
         pattern = re.compile(re.escape(last) + r"\.[0-9a-f]{16}\.tmp")
-        return [
-            folder + slash + entry
-            for entry in self.listdir(folder or ".")
-            if pattern.fullmatch(entry)
-        ]
+        found = filter(pattern.fullmatch, self.listdir(folder or "."))
+        return [folder + slash + entry for entry in found]
 
     def stat(self, name: str) -> os.stat_result:
-        """Look at a name without opening or following it; BufferNotFoundError if there is none."""
-        with self._within(name) as (folder, last), explained(self.path / name):
+        """Look at a name without opening or following it."""
+        with self._within(name) as (folder, last):
             return os.stat(last, dir_fd=folder, follow_symlinks=False)
 
     def exists(self, name: str) -> bool:
         """Whether anything is there, be it a broken link."""
-        try:
+        with suppress(FileNotFoundError):
             self.stat(name)
-        except FileNotFoundError:
-            return False
-        return True
+            return True
+        return False
 
     def listdir(self, name: str = ".") -> list[str]:
-        """The names in a directory, sorted; BufferNotFoundError if it is not there."""
-        with self._folder(name) as folder, explained(self.path / name, wanted="a directory"):
+        """The names in a directory, sorted."""
+        with self._folder(name) as folder:
             return sorted(os.listdir(folder))
 
     def rename(self, old: str, new: str, *, into: Directory | None = None) -> None:
-        """Move a file, over another one if there is one; directories on the way to `new` are made.
+        """Move a file to `new`, in the directory `into` if that is another one.
 
-        Args:
-            old: what it is called here.
-            new: what it is going to be called.
-            into: the directory where it is called so, if that is another one.
-
-        Raises:
-            BufferNotFoundError: there is no `old`.
-            ReadOnlyError, UnsafePathError, BufferUnlinkedError: as for `create`.
+        What is there is replaced; directories on the way are made.
         """
         with (
             self._within(old) as (source, old_last),
@@ -323,42 +285,22 @@ class Directory:
             os.rename(old_last, new_last, src_dir_fd=source, dst_dir_fd=target)
             _core.reached("file.renamed")
 
-    def unlink(self, name: str, *, missing_ok: bool = True) -> bool:
-        """Remove a file, or a link itself, and return whether it was there.
-
-        Raises:
-            UnsafePathError: it is a directory.
-            BufferNotFoundError: it was not there, and `missing_ok` is false.
-        """
-        try:
-            with self._within(name) as (folder, last), explained(self.path / name):
-                os.unlink(last, dir_fd=folder)
-                _core.reached("file.unlinked")
-        except FileNotFoundError:
-            if not missing_ok:
-                raise
-            return False
-        return True
+    def unlink(self, name: str) -> bool:
+        """Remove a file, or a link itself, and return whether it was there."""
+        with suppress(FileNotFoundError), self._within(name) as (folder, last):
+            os.unlink(last, dir_fd=folder)
+            _core.reached("file.unlinked")
+            return True
+        return False
 
     def rmdir(self, name: str) -> bool:
-        """Remove a directory if it is there and empty, and return whether that was done.
-
-        "." is this directory itself; it goes only if its path still leads to it.
-        """
-        if name == "." and not self.still_there():
-            return False
+        """Remove a directory if it is there and empty, and return whether that was done."""
         try:
-            with explained(self.path / name, wanted="a directory"):
-                if name == ".":
-                    self.path.rmdir()
-                else:
-                    with self._within(name) as (folder, last):
-                        os.rmdir(last, dir_fd=folder)
+            with self._within(name, wanted="a directory") as (folder, last):
+                os.rmdir(last, dir_fd=folder)
                 _core.reached("folder.removed")
-        except FileNotFoundError:
-            return False
         except OSError as error:
-            if error.errno != errno.ENOTEMPTY:
+            if error.errno != errno.ENOTEMPTY and not isinstance(error, FileNotFoundError):
                 raise
             return False
         return True
@@ -374,37 +316,16 @@ class Directory:
         with explained(self.path):
             return filesystem.filesystem_type(self._root()) in filesystem.IN_MEMORY
 
-    def require_space(self, nbytes: int, what: str, *, sparse_allowed: bool = False) -> None:
-        """Raise SpaceError if the sum of what is about to be made cannot fit.
-
-        Args:
-            nbytes: the sum.
-            what: what it is for, to be shown.
-            sparse_allowed: whether the user may choose `reserve=False`, so that the error names it.
-        """
-        if nbytes > (free := self.free_bytes()):
-            what = f"{self.path}: {what}"
-            raise filesystem.space_error(what, nbytes, free, sparse_allowed=sparse_allowed)
-
     @staticmethod
     def sync_file(fd: int) -> None:
-        """Bring a file to the disk.
-
-        Raises:
-            DurabilityError: it may not be there. The kernel may have dropped the pages that it
-                could not write, so a second sync that succeeds proves nothing.
-        """
+        """Bring a file to the disk; after a DurabilityError a second sync would prove nothing."""
         try:
             os.fsync(fd)
         except OSError as error:
             raise not_durable(name_of(fd), error) from error
 
     def sync(self, name: str = ".") -> None:
-        """Bring the names in a directory to the disk: what was made, moved or removed there.
-
-        Raises:
-            DurabilityError: as for `sync_file`.
-        """
+        """Bring the names in a directory to the disk, as `sync_file` does with a file."""
         with self._folder(name) as folder:
             try:
                 os.fsync(folder)
@@ -430,16 +351,8 @@ class Directory:
     def __enter__(self) -> Directory:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
-
-    def __repr__(self) -> str:
-        return f"Directory({str(self.path)!r}{', closed' if self.file.fd < 0 else ''})"
 
     def _root(self) -> int:
         if self.file.fd < 0:
@@ -452,8 +365,13 @@ class Directory:
             return os.fstat(self._root()).st_nlink > 0
 
     @contextmanager
-    def _within(self, name: str, *, make: bool = False) -> Iterator[tuple[int, str]]:
-        """The descriptor of the directory that `name` lies in, and the last part of `name`."""
+    def _within(
+        self, name: str, *, make: bool = False, wanted: str = "a regular file", needed: int = 0
+    ) -> Iterator[tuple[int, str]]:
+        """The descriptor of the directory that `name` lies in, and the last part of `name`.
+
+        What the system refuses in the body is said of `name`; see `explained`.
+        """
         root = self._root()
         *folders, last = walk.parts(name, self.path)
         if make and not self._has_a_name():
@@ -461,45 +379,19 @@ class Directory:
                 f"{self.path}: was removed while it was in use; close it, and create it again",
                 path=self.path,
             )
-        with walk.walk(root, self.path, folders, make=make) as folder:
+        with (
+            walk.walk(root, self.path, folders, make=make) as folder,
+            explained(self.path / name, wanted=wanted, needed=needed, free=self.free_bytes),
+        ):
             yield folder, last
 
     @contextmanager
     def _folder(self, name: str) -> Iterator[int]:
         """A descriptor of a directory with an offset of its own, which `listdir` moves."""
         folders = [] if name == "." else walk.parts(name, self.path)
-        with _core.Descriptor() as opened:
-            with (
-                walk.walk(self._root(), self.path, folders) as folder,
-                explained(self.path / name, wanted="a directory"),
-            ):
-                fd = opened.take(os.open, ".", walk.FOLDER, dir_fd=folder)
-            yield fd
-
-
-def _wrong_size(where: Path, expected: str, limit: int, found: int) -> CorruptBufferError:
-    return CorruptBufferError(
-        f"{where}: {expected} bytes were expected, {found} found; it was changed from outside:"
-        " restore it from a copy, or remove the buffer",
-        path=where,
-        expected=limit,
-        found=found,
-    )
-
-
-def not_durable(where: str, error: OSError) -> DurabilityError:
-    """What a sync that failed is raised as."""
-    return DurabilityError(
-        f"{where}: could not be brought to the disk ({error.strerror}); what is in memory can be"
-        " used, but a power cut may take it: save a copy on another disk",
-        path=where,
-        errno=error.errno,
-    )
-
-
-def name_of(fd: int) -> str:
-    """Where an open file is now, as far as the system says."""
-    try:
-        return os.readlink(f"/proc/self/fd/{fd}")
-    except OSError:
-        return f"file descriptor {fd}"
+        with (
+            _core.Descriptor() as opened,
+            walk.walk(self._root(), self.path, folders) as folder,
+            explained(self.path / name, wanted="a directory"),
+        ):
+            yield opened.take(os.open, ".", walk.FOLDER, dir_fd=folder)

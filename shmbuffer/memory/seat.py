@@ -34,8 +34,8 @@ from shmbuffer.memory.files import Files
 from shmbuffer.memory.layout import BufferState, Flag, Phase, Role
 from shmbuffer.memory.native import Mapped
 from shmbuffer.memory.patience import LOCK_TIMEOUT_NS
-from shmbuffer.memory.region import name_of
 from shmbuffer.memory.registry import Membership, Registry
+from shmbuffer.memory.trust import name_of
 
 
 class Seat:

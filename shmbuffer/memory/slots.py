@@ -61,6 +61,11 @@ def committed(words: NDArray[np.uint64]) -> NDArray[np.bool_]:
     return found
 
 
+def aborted(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """The words of the same tickets, ABORTED."""
+    return words & ~_STATE | np.uint64(SlotState.ABORTED)
+
+
 def word(ticket: int, state: SlotState) -> int:
     """The word of a ticket in a state."""
     return ticket << STATE_BITS | state

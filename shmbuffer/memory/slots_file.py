@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shmbuffer.memory import layout, slots
+from shmbuffer.memory.layout import SlotState
 from shmbuffer.memory.schema import Schema
 
 Floats = NDArray[np.float64]
@@ -65,6 +66,11 @@ class SlotsFile:
     def holds(self, where: Any = slice(None)) -> NDArray[np.bool_]:
         """Which of these slots hold an item."""
         return slots.committed(self.words[where])
+
+    def writing(self, where: Any = slice(None)) -> NDArray[np.bool_]:
+        """Which of these slots somebody is writing, or was."""
+        found: NDArray[np.bool_] = slots.states(self.words[where]) == SlotState.WRITING
+        return found
 
     def committed(self) -> NDArray[np.int64]:
         """Elements that hold an item, in storage order. O(capacity)."""

@@ -17,6 +17,8 @@ from pathlib import Path
 from shmbuffer.errors import (
     BufferExistsError,
     BufferNotFoundError,
+    CorruptBufferError,
+    DurabilityError,
     ReadOnlyError,
     ShmBufferError,
     UnsafePathError,
@@ -144,6 +146,35 @@ def explained(
             raise meaning from error
         finally:
             del meaning  # a frame that keeps what it raised keeps itself and its callers
+
+
+def wrong_size(where: Path, expected: str, limit: int, found: int) -> CorruptBufferError:
+    """Of a file that was changed from outside."""
+    return CorruptBufferError(
+        f"{where}: {expected} bytes were expected, {found} found; it was changed from outside:"
+        " restore it from a copy, or remove the buffer",
+        path=where,
+        expected=limit,
+        found=found,
+    )
+
+
+def not_durable(where: str, error: OSError) -> DurabilityError:
+    """What a sync that failed is raised as."""
+    return DurabilityError(
+        f"{where}: could not be brought to the disk ({error.strerror}); what is in memory can be"
+        " used, but a power cut may take it: save a copy on another disk",
+        path=where,
+        errno=error.errno,
+    )
+
+
+def name_of(fd: int) -> str:
+    """Where an open file is now, as far as the system says."""
+    try:
+        return os.readlink(f"/proc/self/fd/{fd}")
+    except OSError:
+        return f"file descriptor {fd}"
 
 
 def _require_owner(found: os.stat_result, where: Path) -> None:

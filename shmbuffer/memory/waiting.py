@@ -23,10 +23,10 @@ from typing import Any
 
 from shmbuffer._native import _core
 from shmbuffer.errors import RateLimitError, RateLimitTimeout, RingOverrunError
-from shmbuffer.memory import limiter, patience, slots
+from shmbuffer.memory import limiter, patience
 from shmbuffer.memory.identity import process_state
 from shmbuffer.memory.knots import knot
-from shmbuffer.memory.layout import Alone, Side, SlotState, Why
+from shmbuffer.memory.layout import Alone, Side, Why
 from shmbuffer.memory.limiter import RateLimiter
 from shmbuffer.memory.patience import LOCK_TIMEOUT_NS, WRITE_TIMEOUT_S
 from shmbuffer.memory.refusals import refuse
@@ -148,8 +148,7 @@ class Calls:
         self.seat.reap_dead()
         if limit is not None and time.monotonic() >= limit.deadline:
             return False
-        writing = slots.states(self._live.words) == SlotState.WRITING
-        return int(self.seat.native.length) > 0 or bool(writing.any())
+        return int(self.seat.native.length) > 0 or bool(self._live.writing().any())
 
     def _wait_for_blocker(
         self, what: str, limit: patience.Limit | None, behind: tuple[int, float] | None

@@ -56,7 +56,7 @@ def walk(root: int, where: Path, folders: list[str], *, make: bool = False) -> I
         yield fd
 
 
-def make_with_parents(where: Path, mode: int) -> bool:
+def make_with_parents(where: Path) -> bool:
     """Make a directory, and return whether it was not there yet.
 
     What is missing above it is the user's, so it is made with the permissions that umask leaves.
@@ -66,7 +66,7 @@ def make_with_parents(where: Path, mode: int) -> bool:
     if missing:
         where.parent.mkdir(parents=True, exist_ok=True)
         _core.reached("folder.parents")
-    created = make_folder(where, mode)
+    created = make_folder(where, 0o700)
     if created:
         for folder in (where, *missing):
             _sync_if_possible(folder.parent)

@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 
 from shmbuffer.memory import counters
 from shmbuffer.memory.moment import Moment
-from shmbuffer.memory.priorities import Floats, mass_of
+from shmbuffer.memory.priorities import mass_of
 from shmbuffer.memory.ring import Ring
+from shmbuffer.memory.slots_file import Floats
 
 # Elements in a piece: what is made of them stays in the second cache of a processor.
 _PIECE = 16384

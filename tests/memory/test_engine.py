@@ -378,6 +378,61 @@ def test_threads_that_meet_at_the_first_write_share_one_ring(
     require_sound(engine)
 
 
+class Watched:
+    """A lock that tells when somebody has to wait for it."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.waited_for = threading.Event()
+
+    def __enter__(self) -> None:
+        if not self.lock.acquire(blocking=False):
+            self.waited_for.set()
+            self.lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self.lock.release()
+
+
+def test_a_reaper_that_meets_the_first_definition_shares_its_ring_with_other_threads(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It makes the core's ring of the entry, while another thread asks for the ring."""
+    with Engine.open(path, SETTINGS) as early, Engine.open(path, None) as other:
+
+        def come(parent: Parent) -> None:
+            client = Engine.open(path, None)
+            parent.pause()
+            client.close()
+
+        with child(come) as client:
+            client.reached()
+            client.kill()
+        other.define(schema())
+        connecting = early.seat.connecting = Watched()  # type: ignore[assignment]
+
+        def ask() -> None:
+            early.ring()
+            connecting.waited_for.set()
+
+        asking = threading.Thread(target=ask)
+        made: list[Seat] = []
+        connect = Seat.connect
+
+        def connect_beside(self: Seat) -> None:
+            made.append(self)
+            if len(made) == 1:
+                asking.start()
+                assert connecting.waited_for.wait(30)
+            connect(self)
+
+        monkeypatch.setattr(Seat, "connect", connect_beside)
+        assert early.seat.reap_dead() == 1
+        asking.join()
+        assert made == [early.seat]
+        assert early.seat.membership.native is early.seat.native is ring_of(early).seat.native
+
+
 def test_a_file_that_is_in_the_way_is_an_error_and_stays(path: Path) -> None:
     path.mkdir(0o700)
     (path / "done.memmap").write_bytes(b"x" * 8)

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from shmbuffer.memory import Engine, RateLimiter, Settings
-from shmbuffer.memory.layout import LIMITER, Alone, Limit
+from shmbuffer.memory.layout import Alone, Limit
 from shmbuffer.memory.limiter import read
-from tests.memory.rows import Maker, schema
+from tests.memory.rows import Maker, Parent, child, schema
 
 NO_NUMBER = "samples_per_insert has to be a number above 0, got "
 
@@ -131,31 +131,23 @@ def test_it_is_read_back_by_everybody_also_after_all_have_left(
             assert again.limiter == limiter
 
 
-class Overtaken:
-    """A runtime page that is set twice while it is copied: the copy is of two settings."""
+def test_a_copy_of_two_settings_is_not_taken_for_one(fast_path: Path) -> None:
+    """Another process sets one of two as long as we look; a copy of both would be a third."""
+    settings = [
+        RateLimiter(2, error_buffer=20, when_alone="wait"),
+        RateLimiter(4, error_buffer=40, when_alone="error"),
+    ]
+    with Engine.open(fast_path, Settings(8)) as engine:
+        engine.define(schema(8))
+        engine.set_limiter(settings[0])
 
-    def __init__(self, engine: Engine, *settings: RateLimiter) -> None:
-        self.engine = engine
-        self.settings = list(settings)
+        def alternate(_: Parent) -> None:
+            for number in itertools.count():
+                engine.set_limiter(settings[number % 2])
 
-    def __getitem__(self, name: str) -> Any:
-        if name != "limiters" or not self.settings:
-            return self.engine.seat.control.runtime[0][name]
-        torn = self.limiters().copy()
-        while self.settings:
-            self.engine.set_limiter(self.settings.pop(0))
-        torn["error_buffer"] = self.limiters()["error_buffer"]
-        return torn
-
-    def limiters(self) -> Any:
-        return np.frombuffer(self.engine.seat.control.runtime[0]["limiters"].tobytes(), LIMITER)
-
-
-def test_a_copy_of_two_settings_is_not_taken_for_one(make: Maker) -> None:
-    engine = make(8)
-    engine.set_limiter(RateLimiter(2, error_buffer=20))
-    last = RateLimiter(4, error_buffer=40, when_alone="error")
-    assert read(Overtaken(engine, RateLimiter(3), last)) == last
+        with child(alternate):
+            for _ in range(5000):
+                assert read(engine.seat.control.runtime[0]) in settings
 
 
 def test_it_has_to_fit_the_buffer(make: Maker) -> None:

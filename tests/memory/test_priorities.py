@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from shmbuffer._native import _core
 from shmbuffer.memory import Engine, Ring, Settings, priorities
+from tests.memory import tree_oracle
 from tests.memory.rows import (
     Floats,
     Maker,
@@ -46,11 +47,11 @@ def leaves_of(engine: Engine) -> Floats:
 
 
 def require_tree(engine: Engine) -> None:
-    """Leaves, sums and minima, bit for bit, against the few lines of priorities.py."""
+    """Leaves, sums and minima, bit for bit, against the few lines of tree_oracle.py."""
     ring = ring_of(engine)
     mass = leaves_of(engine)
     assert ring.tree.mass().tobytes() == mass.tobytes()
-    assert priorities.differences(ring.live) == 0
+    assert tree_oracle.differences(ring.live) == 0
     assert math.isclose(ring.tree.p_sum, math.fsum(mass), rel_tol=1e-12, abs_tol=0)
     positive = mass[mass > 0]
     assert ring.tree.p_min == (positive.min() if len(positive) else 0)
@@ -779,18 +780,18 @@ def test_without_priorities_nothing_is_summed(make: Maker) -> None:
     assert len(contents(ring)) == 8
 
 
-# As Python reads it.
+# As NumPy has it.
 
 
 def test_the_numpy_tree_is_what_the_c_core_keeps() -> None:
     rng = np.random.default_rng(0)
     children = rng.random(64) * (rng.random(64) < 0.5)
-    sums, least = priorities.sums_of(children), priorities.least_of(children)
+    sums, least = tree_oracle.sums_of(children), tree_oracle.least_of(children)
     for node in range(4):
         part = children[16 * node : 16 * node + 16]
         assert math.isclose(sums[node], math.fsum(part), rel_tol=1e-14)
         assert least[node] == part[part > 0].min()
-    assert priorities.least_of(np.zeros(16)).tolist() == [0.0]
+    assert tree_oracle.least_of(np.zeros(16)).tolist() == [0.0]
     assert priorities.mass_of(np.array([3.0]), 0.5, 1.0).tolist() == [2.0]
 
 
@@ -798,14 +799,14 @@ def test_a_node_that_is_wrong_in_its_last_bit_is_counted(engine: Engine, ring: R
     write(ring, range(8), np.arange(1.0, 9.0))
     sections = _core.sections(8, 1)
     data = slots_file(ring)
-    assert priorities.differences(ring.live) == 0
+    assert tree_oracle.differences(ring.live) == 0
     for section in ("sum1", "min1"):
         data[sections[section]] ^= 1
-        assert priorities.differences(ring.live) == 1
+        assert tree_oracle.differences(ring.live) == 1
         assert engine.check().problems == [
             "priority tree: 1 nodes are not the sum of their children"
         ]
         data[sections[section]] ^= 1
     data[sections["mass"]] ^= 1
-    assert priorities.differences(ring.live) >= 1
+    assert tree_oracle.differences(ring.live) >= 1
     assert "priority tree: 1 leaves are not the mass of their priority" in engine.check().problems

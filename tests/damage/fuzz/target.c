@@ -144,7 +144,7 @@ static void verify_all(struct shmb_ring *ring) {
     struct shmb_check found;
     for (uint64_t slot = 0; slot < CAPACITY; slot++)
         shmb_row_checksum(ring, slot, SHMB_TICKET(atomic_load(&ring->words[slot])));
-    shmb_check(ring, &call, &found);
+    shmb_check(ring, &call, true, &found);
 }
 
 static void update_some(struct shmb_ring *ring, uint64_t from) {
