@@ -269,10 +269,6 @@ class Seat:
         last = int(self.control.runtime["next_incarnation"][0])
         return last == self.incarnation and len(self.registry.live()) == 1
 
-    def is_first_and_alone(self) -> bool:
-        """Whether this handle made the buffer, and nobody else has joined since."""
-        return self.incarnation == 1 and len(self.registry.alive()) == 1
-
     def settled(self, head: int) -> int:
         """A ticket below which nobody is writing any more.
 

@@ -178,6 +178,19 @@ def test_the_directory_remembers_class_and_arguments(
         assert again.extend(step(5, 2)).tolist() == ([3, 4] if written else [0, 1])
 
 
+def test_a_directory_says_what_its_buffer_is_before_the_first_item_is_in_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody finds one in between: it is recorded when the directory is made."""
+    monkeypatch.delattr(Engine, "update_settings")
+    first = learner(LazyMemmapStorage(8, scratch_dir=tmp_path / "buffer"), priority_key="error")
+    first.extend(step(0, 3))
+    with Engine.open(tmp_path / "buffer", None) as engine:
+        again = from_engine(engine)
+        assert type(again) is TensorDictPrioritizedReplayBuffer
+        assert (again.priority_key, again.sampler.alpha, again.sampler.beta) == ("error", 0.7, 0.9)
+
+
 def test_arguments_may_be_given_in_place_of_what_is_remembered(
     directory: Any, tmp_path: Path
 ) -> None:

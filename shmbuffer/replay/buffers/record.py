@@ -2,31 +2,47 @@
 
 from __future__ import annotations
 
-from typing import Any
+import weakref
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from shmbuffer.replay.samplers import PrioritizedSampler
+from shmbuffer.replay.storages.ring_backed import RingBacked
 from shmbuffer.replay.writers import RoundRobinWriter
+
+if TYPE_CHECKING:
+    from shmbuffer.memory import Settings
 
 
 def record(buffer: Any) -> None:
-    """Say in the buffer's directory what kind of buffer it is.
+    """Say in the buffer's directory what kind of buffer it is; now, or when it is made.
 
     What is recorded already is left as it is.
 
     Cost: nothing where the storage is not in a directory; else a file lock, once.
     """
-    engine = buffer.storage.open_engine
+    storage, engine = buffer.storage, buffer.storage.open_engine
+    if engine is None and isinstance(storage, RingBacked):
+        known = weakref.ref(buffer)
+        storage.described = lambda settings: _described(known(), settings)
     if engine is None or not engine.shared:
         return
-    settings = engine.settings
-    changes: dict[str, Any] = {}
+    found = engine.settings
+    wanted = _described(buffer, found)
+    if wanted != found:
+        engine.update_settings(alpha=wanted.alpha, eps=wanted.eps, extra=wanted.extra)
+
+
+def _described(buffer: Any, settings: Settings) -> Settings:
+    """With what is to be recorded of a buffer; None: it is gone."""
+    if buffer is None:
+        return settings
     if "buffer" not in settings.extra:
-        changes["extra"] = _describe(buffer)
+        settings = replace(settings, extra={**settings.extra, **_describe(buffer)})
     sampler = buffer.sampler
     if settings.alpha is None and isinstance(sampler, PrioritizedSampler):
-        changes.update(alpha=sampler.alpha, eps=sampler.eps)
-    if changes:
-        engine.update_settings(**changes)
+        settings = replace(settings, alpha=sampler.alpha, eps=sampler.eps)
+    return settings
 
 
 def _describe(buffer: Any) -> dict[str, Any]:

@@ -158,7 +158,7 @@ def unmade(engine: Engine) -> bool:
     Returns:
         Whether that was so; the engine is closed then.
     """
-    if not engine.seat.is_first_and_alone():
+    if engine.seat.incarnation != 1 or not engine.seat.is_alone():
         return False
     engine.cleanup()
     engine.close()

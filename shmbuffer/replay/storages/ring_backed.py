@@ -14,7 +14,7 @@ import threading
 import warnings
 import weakref
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from multiprocessing.context import get_spawning_popen
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -47,6 +47,9 @@ class RingBacked(Storage):
 
     _table_owner: weakref.ref[Any] | None = None  # the sampler whose priorities the ring keeps
 
+    described: Callable[[Settings], Settings] | None = None
+    """Adds what is to be recorded of the buffer where its directory is made."""
+
     def __init__(self, max_size: int, *, compilable: bool = False) -> None:
         super().__init__(max_size, compilable=compilable)
         self._engine: Engine | None = None
@@ -71,8 +74,10 @@ class RingBacked(Storage):
                 if os.getpid() != self._pid:
                     raise RuntimeError(f"{self._not_yet()}; this is the child of a fork")
                 assert self._location is not None
-                engine = self._location.open(self._settings(), existsok=existsok)
-                self._engine = self._opened(engine)
+                settings = self._settings()
+                if self.shared and self.described is not None:
+                    settings = self.described(settings)
+                self._engine = self._opened(self._location.open(settings, existsok=existsok))
             return self._engine
 
     def open_there(self) -> None:
@@ -373,6 +378,7 @@ class RingBacked(Storage):
             "_table_owner": None,
             "_mover": None,
             "_opening": None,
+            "described": None,
         }
         return {**super().__getstate__(), **here}
 
