@@ -337,8 +337,8 @@ class _Repair:
         """What is in nobody's claim is aborted, too."""
         aborted = 0
         for piece in self._pieces():
-            which, words = self.live.writing(piece), self.live.words[piece]
-            words[which] = slots.aborted(words[which])
+            which = self.live.writing(piece)
+            self.live.words[piece][which] = slots.aborted(self.live.words[piece][which])
             _core.reached("recover.aborted")
             aborted += int(np.count_nonzero(which))
         return aborted

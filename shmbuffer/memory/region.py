@@ -142,12 +142,14 @@ class Directory:
                 Otherwise the file is sparse, and a full disk is a SIGBUS for some later writer.
             into: what shall own it; None: a new one.
         """
-        file, flags = into or _core.Descriptor(), _FILE | os.O_CREAT | os.O_EXCL | os.O_RDWR
+        file = into or _core.Descriptor()
         if nbytes < 0:
             raise ValueError(f"{self.path / name}: a file cannot have {nbytes} bytes")
         with self._within(name, make=True, needed=nbytes) as (folder, last):
             try:
-                fd = file.take(os.open, last, flags, 0o600, dir_fd=folder)
+                fd = file.take(
+                    os.open, last, _FILE | os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600, dir_fd=folder
+                )
                 _core.reached("file.made")
                 os.fchmod(fd, 0o600)
                 _core.reached("file.mode")
