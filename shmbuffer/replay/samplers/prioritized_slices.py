@@ -11,16 +11,13 @@ import torch
 from shmbuffer.replay.keys import WEIGHT_KEYS
 from shmbuffer.replay.samplers.prioritized import PrioritizedSampler
 from shmbuffer.replay.samplers.sampler import between_forks, lanes_of
-from shmbuffer.replay.samplers.slices import SliceSampler
-from shmbuffer.replay.samplers.slicing.cutting import Cuts, Side, places
+from shmbuffer.replay.samplers.slices import SliceSampler, refuse
+from shmbuffer.replay.samplers.slicing.cutting import Cuts, places
 from shmbuffer.replay.storages.indexing import ravel
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from shmbuffer.memory.tree import PriorityTree
     from shmbuffer.replay.samplers.arrays import Flags, Ints
-    from shmbuffer.replay.samplers.slicing.entries import Key
     from shmbuffer.replay.samplers.slicing.trajectories import Trajectories
 
 _ROUNDS = 4  # of drawing any item and keeping what a slice can begin with; then exactly, in O(n)
@@ -41,12 +38,9 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
     Args:
         max_capacity, alpha, beta, eps, dtype, reduction, max_priority_within_buffer: see
             `PrioritizedSampler`.
-        num_slices, slice_len, end_key, end_keys, traj_key, step_key, fragmented, ends,
-            trajectories, cache_values, truncated_key, init_key, strict_length, compile: see
-            `SliceSampler`.
-        span: see `SliceSampler`; with it short trajectories are drawn in spite of
-            ``strict_length``. The left side is left out, with a warning: a slice begins at an
-            item.
+        **slices: see `SliceSampler`; all but ``pad_output`` and ``use_gpu``. With a ``span`` short
+            trajectories are drawn in spite of ``strict_length``; its left side is left out, with a
+            warning: a slice begins at an item.
 
     Raises:
         SliceArgumentsError, ValueError, RuntimeError, NotImplementedError: as these two.
@@ -83,48 +77,18 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
         dtype: torch.dtype = torch.float,
         reduction: str = "max",
         *,
-        num_slices: int | None = None,
-        slice_len: int | None = None,
-        end_key: Key | None = None,
-        end_keys: Sequence[Key] | None = None,
-        traj_key: Key | None = None,
-        step_key: Key | None = "step_count",
-        fragmented: bool = False,
-        ends: torch.Tensor | None = None,
-        trajectories: torch.Tensor | None = None,
-        cache_values: bool = False,
-        truncated_key: Key | None = ("next", "truncated"),
-        init_key: Key | None = "is_init",
-        strict_length: bool = True,
-        compile: bool | dict[str, Any] = False,
-        span: Side | tuple[Side, Side] = False,
         max_priority_within_buffer: bool = False,
+        **slices: Any,
     ) -> None:
-        SliceSampler.__init__(
-            self,
-            num_slices=num_slices,
-            slice_len=slice_len,
-            end_key=end_key,
-            end_keys=end_keys,
-            traj_key=traj_key,
-            step_key=step_key,
-            fragmented=fragmented,
-            ends=ends,
-            trajectories=trajectories,
-            cache_values=cache_values,
-            truncated_key=truncated_key,
-            init_key=init_key,
-            strict_length=strict_length,
-            compile=compile,
-            span=span,
-        )
+        refuse(type(self), slices, "pad_output", "use_gpu")
+        SliceSampler.__init__(self, **slices)
         PrioritizedSampler.__init__(
             self, max_capacity, alpha, beta, eps, dtype, reduction, max_priority_within_buffer
         )
         if self.span.left:
             warnings.warn(
-                f"span={span!r}: slices of a PrioritizedSliceSampler begin at the item that was "
-                "drawn, so nothing is cut off at the left; give (False, ...)",
+                f"span={slices['span']!r}: slices of a PrioritizedSliceSampler begin at the item that "
+                "was drawn, so nothing is cut off at the left; give (False, ...)",
                 stacklevel=3,
             )
             self.span = self.span._replace(left=False)

@@ -11,6 +11,7 @@ from shmbuffer.replay.keys import GENERATION
 from shmbuffer.replay.samplers.sampler import (
     NOTHING_THERE,
     Sampler,
+    WithOrWithout,
     between_forks,
     draw_from,
     draw_key,
@@ -20,7 +21,7 @@ from shmbuffer.replay.samplers.without_replacement import SamplerWithoutReplacem
 from shmbuffer.replay.storages.storage import ring_of
 
 
-class RandomSampler(Sampler):
+class RandomSampler(Sampler, metaclass=WithOrWithout):
     """Every item that is there is as likely as any other. With replacement.
 
     Args:
@@ -40,18 +41,13 @@ class RandomSampler(Sampler):
     Source: ``torchrl.data.replay_buffers.RandomSampler``.
     """
 
-    def __new__(cls, *args: Any, **options: Any) -> Any:
-        """See the class; one that is derived from it has arguments of its own."""
-        if cls is not RandomSampler:
-            return super().__new__(cls)
-        return _made(*args, **options)
+    _without_replacement = SamplerWithoutReplacement
 
-    def __init__(self, replacement: bool = True) -> None:
-        """See the class."""
-        if not replacement:
+    def __init__(self, **options: Any) -> None:
+        if options:
             raise TypeError(
-                f"a {type(self).__name__} draws with replacement; derive from "
-                "SamplerWithoutReplacement for the other"
+                f"{type(self).__name__}() with replacement takes no {', '.join(options)}; they "
+                "belong to replacement=False"
             )
 
     def sample(self, storage: Any, batch_size: int) -> tuple[Any, dict[str, Any]]:
@@ -70,14 +66,3 @@ class RandomSampler(Sampler):
             raise EmptyBufferError(NOTHING_THERE)
         index = between_forks(torch.randint, length, (batch_size,), generator=self._rng)
         return in_storage(storage, index), {}
-
-
-def _made(replacement: bool = True, **options: Any) -> Sampler:
-    if not replacement:
-        return SamplerWithoutReplacement(**options)
-    if options:
-        raise TypeError(
-            f"RandomSampler() with replacement takes no {', '.join(options)}; they belong to "
-            "replacement=False"
-        )
-    return object.__new__(RandomSampler)

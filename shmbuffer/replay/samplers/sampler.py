@@ -28,6 +28,23 @@ class PriorityUpdate(NamedTuple):
     """Items that had been written over since they were sampled; theirs was dropped."""
 
 
+class WithOrWithout(type):
+    """Makes ``RandomSampler(replacement=False)`` the sampler that draws without replacement."""
+
+    _without_replacement: Any
+
+    def __call__(cls, *args: Any, replacement: bool = True, **options: Any) -> Any:
+        """A sampler; one that is derived from such a class draws with replacement."""
+        if replacement:
+            return super().__call__(*args, **options)
+        if "_without_replacement" not in vars(cls):
+            raise TypeError(
+                f"a {cls.__name__} draws with replacement, and has no form without replacement; "
+                "derive from SamplerWithoutReplacement or SliceSamplerWithoutReplacement for it"
+            )
+        return cls._without_replacement(*args, **options)
+
+
 class Sampler(Checkpoints):
     """Who draws.
 

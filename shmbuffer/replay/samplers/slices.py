@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import operator
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from shmbuffer.replay.keys import GENERATION, WEIGHT_KEYS
-from shmbuffer.replay.samplers.sampler import Sampler, between_forks, in_storage
+from shmbuffer.replay.samplers.sampler import Sampler, WithOrWithout, between_forks, in_storage
 from shmbuffer.replay.samplers.slicing.boundaries import DONE, Boundaries
 from shmbuffer.replay.samplers.slicing.cutting import Cuts, Side, Span, places, rows_of
 from shmbuffer.replay.samplers.slicing.marks import Marks
@@ -36,18 +36,7 @@ class SliceArgumentsError(TypeError, ValueError):
     """
 
 
-class _WithOrWithout(type):
-    """Makes ``SliceSampler(replacement=False)`` a `SliceSamplerWithoutReplacement`."""
-
-    def __call__(cls, *args: Any, replacement: bool = True, **options: Any) -> Any:
-        if replacement:
-            return super().__call__(*args, **options)
-        if cls is not SliceSampler:
-            raise TypeError(f"{cls.__name__} has no form without replacement")
-        return SliceSampler._without_replacement(*args, **options)
-
-
-class SliceSampler(Sampler, metaclass=_WithOrWithout):
+class SliceSampler(Sampler, metaclass=WithOrWithout):
     """Slices of trajectories: a trajectory is chosen, then where the slice begins in it.
 
     Every trajectory that is long enough is as likely as any other, and in it every slice. With
@@ -127,10 +116,6 @@ class SliceSampler(Sampler, metaclass=_WithOrWithout):
 
     Source: ``torchrl.data.SliceSampler``.
     """
-
-    step_key: Key | None = "step_count"
-    fragmented: bool = False
-    _without_replacement: ClassVar[Any] = None  # what ``replacement=False`` makes
 
     def __init__(
         self,
@@ -338,6 +323,13 @@ class SliceSampler(Sampler, metaclass=_WithOrWithout):
     def __repr__(self) -> str:
         values = ", ".join(f"{name}={getattr(self, name)!r}" for name in _SHOWN)
         return f"{type(self).__name__}({values})"
+
+
+def refuse(cls: type, given: dict[str, Any], *names: str) -> None:
+    """TypeError where a derived class is given arguments that it does not have."""
+    for name in names:
+        if name in given:
+            raise TypeError(f"{cls.__name__}() got an unexpected keyword argument {name!r}")
 
 
 def _at_least_one(name: str, value: int | None) -> int | None:

@@ -10,17 +10,14 @@ import torch
 from shmbuffer.memory import slots
 from shmbuffer.replay.samplers.passes import Pass
 from shmbuffer.replay.samplers.sampler import between_forks
-from shmbuffer.replay.samplers.slices import SliceSampler
+from shmbuffer.replay.samplers.slices import SliceSampler, refuse
 from shmbuffer.replay.samplers.slicing.cutting import Cuts
 from shmbuffer.replay.samplers.without_replacement import SamplerWithoutReplacement
 from shmbuffer.replay.storages.storage import ring_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from shmbuffer.memory import Ring
     from shmbuffer.replay.samplers.arrays import Ints
-    from shmbuffer.replay.samplers.slicing.entries import Key
     from shmbuffer.replay.samplers.slicing.trajectories import Trajectories
 
 
@@ -40,8 +37,8 @@ class SliceSamplerWithoutReplacement(SliceSampler, SamplerWithoutReplacement):
     Args:
         drop_last: leave out the last batch of a pass where it would be short.
         shuffle: a new random order each pass; False is the order of age.
-        num_slices, slice_len, end_key, end_keys, traj_key, ends, trajectories, truncated_key,
-            init_key, strict_length, compile, use_gpu: see `SliceSampler`. ``cache_values`` is True.
+        **slices: see `SliceSampler`; all but ``fragmented``, ``pad_output``, ``span`` and
+            ``step_key``. ``cache_values`` is True.
 
     Cost: a new pass is O(trajectories), a draw costs what it draws; and see `SliceSampler`.
 
@@ -66,37 +63,12 @@ class SliceSamplerWithoutReplacement(SliceSampler, SamplerWithoutReplacement):
     def __init__(
         self,
         *,
-        num_slices: int | None = None,
-        slice_len: int | None = None,
         drop_last: bool = False,
-        end_key: Key | None = None,
-        end_keys: Sequence[Key] | None = None,
-        traj_key: Key | None = None,
-        ends: torch.Tensor | None = None,
-        trajectories: torch.Tensor | None = None,
-        truncated_key: Key | None = ("next", "truncated"),
-        init_key: Key | None = "is_init",
-        strict_length: bool = True,
         shuffle: bool = True,
-        compile: bool | dict[str, Any] = False,
-        use_gpu: bool | torch.device = False,
+        **slices: Any,
     ) -> None:
-        SliceSampler.__init__(
-            self,
-            num_slices=num_slices,
-            slice_len=slice_len,
-            end_key=end_key,
-            end_keys=end_keys,
-            traj_key=traj_key,
-            ends=ends,
-            trajectories=trajectories,
-            cache_values=True,
-            truncated_key=truncated_key,
-            init_key=init_key,
-            strict_length=strict_length,
-            compile=compile,
-            use_gpu=use_gpu,
-        )
+        refuse(type(self), slices, "cache_values", "fragmented", "pad_output", "span", "step_key")
+        SliceSampler.__init__(self, cache_values=True, **slices)
         SamplerWithoutReplacement.__init__(self, drop_last, shuffle)
 
     # -- drawing -------------------------------------------------------------------------------
