@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 
 from shmbuffer.errors import ShmBufferError
-from shmbuffer.replay.buffers.plan import Plan, plan
+from shmbuffer.replay.buffers.plan import Plan
 from shmbuffer.replay.buffers.prefetch import Prefetcher
 from shmbuffer.replay.buffers.record import record
 from shmbuffer.replay.eager import eager
@@ -330,25 +330,11 @@ class Parts:
 
     def _make_plan(self) -> Plan:
         """Decide which way the data take, from the parts as they are now."""
-        storage, sampler = self._storage, self._sampler
         record(self)
-        if isinstance(sampler, PrioritizedSampler):
-            sampler.bind(storage)
-        self._plan = found = plan(
-            storage,
-            sampler,
-            self._writer,
-            self._transform.transforms,
-            collates=self._collate_fn is not None,
-            pins=self._pin_memory,
-            prefetcher=self._prefetcher,
-            dim_extend=self.dim_extend,
-            shared=self.shared,
-            weight_keys=self._weight_keys,
-            tensordicts=self._mapping == "tensordict",
-            priority_key=self._priority_key,
-        )
-        return found
+        if isinstance(self._sampler, PrioritizedSampler):
+            self._sampler.bind(self._storage)
+        self._plan = Plan(self)
+        return self._plan
 
     def _planned(self) -> Plan:
         """The plan; another one where the storage has got a ring since, or other rows."""

@@ -19,9 +19,7 @@ Transforms may be appended at any time, so the list of them is looked at before 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 from shmbuffer.replay.buffers.fast_read import FastRead
@@ -38,11 +36,14 @@ from shmbuffer.replay.transforms import Transform
 from shmbuffer.replay.writers import RoundRobinWriter, Writer
 
 _NOT_YET = "nothing was written yet"
+_OWN_TABLE = "the sampler keeps priorities in a table of its own"
 
 
-@dataclass(frozen=True, slots=True, repr=False, eq=False)
 class Plan:
     """The ways of one buffer; see the module.
+
+    Args:
+        buffer: whose parts know each other already.
 
     Attributes:
         storage: where the items are.
@@ -67,26 +68,99 @@ class Plan:
         why_sample: the same of the way out.
     """
 
-    storage: Storage
-    ring_backed: RingBacked | None
-    sampler: Sampler
-    by_priority: PrioritizedSampler | None
-    transforms: list[Transform]
-    prefetcher: Prefetcher | None
-    payload: Any
-    shared: bool
-    info: SampleInfo
-    limits: Limits
-    limiter_version: Sequence[int]
-    rewrites: bool
-    fast_write: FastWrite | None
-    appends: bool
-    gives_priorities: bool
-    tells_sampler: bool
-    fast_read: FastRead | None
-    draws: bool
-    why_write: str
-    why_sample: str
+    def __init__(self, buffer: Any) -> None:
+        self.storage: Storage = buffer._storage
+        self.sampler: Sampler = buffer._sampler
+        self.transforms: list[Transform] = buffer._transform.transforms
+        self.prefetcher: Prefetcher | None = buffer._prefetcher
+        self.shared: bool = buffer.shared
+        storage, sampler = self.storage, self.sampler
+        self.ring_backed = backed = storage if isinstance(storage, RingBacked) else None
+        self.payload: Any = None if backed is None else backed._mover or backed.mover()
+        self.by_priority = sampler if isinstance(sampler, PrioritizedSampler) else None
+        self._samples_tensordicts = buffer._mapping == "tensordict"
+        ring = ring_of(storage)
+        self._own_table = self.by_priority is not None and self.by_priority.ring() is not ring
+        self._choose_write(buffer._writer, buffer.dim_extend, buffer._priority_key)
+        self._choose_sample(buffer)
+        self.limiter_version = self.limits.version
+
+    def _choose_write(
+        self, writer: Writer, dim_extend: int, priority_key: str | tuple[str, ...] | None
+    ) -> None:
+        """Which way in."""
+        storage, sampler, by_priority = self.storage, self.sampler, self.by_priority
+        rule = Sampler if by_priority is None else PrioritizedSampler
+        tells = type(sampler).add is not rule.add or type(sampler).extend is not rule.extend
+        by_parts = _first(
+            (not storage.writes_natively, f"a {_name(storage)} does not write by itself"),
+            (
+                type(writer).add is not RoundRobinWriter.add
+                or type(writer).extend is not RoundRobinWriter.extend,
+                f"a {_name(writer)} decides where items go",
+            ),
+        )
+        why = by_parts or _first(
+            (not isinstance(storage, TensorStorage), f"a {_name(storage)} has no columns"),
+            (tells, f"a {_name(sampler)} is told of writes"),
+            (dim_extend != 0, f"batches are appended along dimension {dim_extend}"),
+            (self.payload is None, _NOT_YET),
+            (self._own_table, _OWN_TABLE),
+        )
+        self.fast_write = None
+        if not why and isinstance(storage, TensorStorage):
+            if storage.appends_natively:
+                key = None if by_priority is None else priority_key
+                self.fast_write = FastWrite.into(storage, key)
+            if self.fast_write is None:
+                why = "items of this form, or in this place, are not written by one native call"
+        self.why_write = why
+        self.appends = not by_parts
+        self.tells_sampler = tells
+        self.gives_priorities = (
+            by_priority is not None and storage.writes_natively and not self._own_table
+        )
+        self.rewrites = dim_extend != 0 or (
+            self._samples_tensordicts and not isinstance(storage, TensorStorage)
+        )
+
+    def _choose_sample(self, buffer: Any) -> None:
+        """Which way out."""
+        storage, sampler, by_priority = self.storage, self.sampler, self.by_priority
+        writer, prefetcher = buffer._writer, self.prefetcher
+        uniform = type(sampler).sample is RandomSampler.sample
+        by_parts = _first(
+            (not storage.draws_natively, f"a {_name(storage)} does not draw by itself"),
+            (
+                not uniform
+                and (by_priority is None or type(sampler).sample is not PrioritizedSampler.sample),
+                f"a {_name(sampler)} draws",
+            ),
+            (self._own_table, _OWN_TABLE),
+        )
+        device = getattr(storage, "device", None)
+        leaves = getattr(self.payload, "leaves", None)
+        self.why_sample = by_parts or _first(
+            (not self._samples_tensordicts, "samples do not have index and weights as entries"),
+            (not isinstance(storage, TensorStorage), f"a {_name(storage)} has no columns"),
+            (buffer._collate_fn is not None, "there is a collate_fn"),
+            (buffer._pin_memory, "samples are in pinned memory"),
+            (prefetcher is not None, "samples are made ahead"),
+            (device is not None and device.type != "cpu", f"samples are on {device}"),
+            (self.payload is None, _NOT_YET),
+            (not (leaves is None or leaves.is_flat), "items are no plain TensorDicts"),
+        )
+        tracked = storage.tracks_generations and (
+            isinstance(writer, RoundRobinWriter) and writer.track_generations
+        )
+        dtype = None if by_priority is None else by_priority.dtype
+        self.info = SampleInfo(buffer._weight_keys, dtype, tracked or self.shared)
+        self.draws = not by_parts
+        self.fast_read = None
+        if not self.why_sample and isinstance(storage, TensorStorage):
+            self.fast_read = FastRead(storage, self.payload, sampler, by_priority, self.info)
+        chooses = "prefetch" if prefetcher is not None else f"a {_name(sampler)}"
+        self.limits = Limits(storage, "" if uniform and prefetcher is None else chooses)
 
     def is_current(self) -> bool:
         """Whether the items are still where they were."""
@@ -114,123 +188,6 @@ class Plan:
         if self.limits.hold:
             lines.append("samples wait for the rate limiter")
         return "Plan(\n    " + "\n    ".join(lines) + "\n)"
-
-
-def plan(
-    storage: Storage,
-    sampler: Sampler,
-    writer: Writer,
-    transforms: list[Transform],
-    *,
-    collates: bool,
-    pins: bool,
-    prefetcher: Prefetcher | None,
-    dim_extend: int,
-    shared: bool,
-    weight_keys: tuple[str, ...],
-    tensordicts: bool,
-    priority_key: str | tuple[str, ...] | None,
-) -> Plan:
-    """Decide which ways the data of a buffer take.
-
-    Args:
-        storage: where the items are.
-        sampler: who draws; it knows the storage already.
-        writer: who decides where the next item goes.
-        transforms: of the buffer; the list, which may grow.
-        collates: whether there is a ``collate_fn``.
-        pins: whether samples are in pinned memory.
-        prefetcher: what makes batches ahead.
-        dim_extend: dimension of the data along which batches are appended.
-        shared: whether somebody else may write over items.
-        weight_keys: names of the importance weights.
-        tensordicts: whether samples are TensorDicts that have their index and weights as entries.
-        priority_key: entry of such data that holds priorities.
-    """
-    backed = storage if isinstance(storage, RingBacked) else None
-    payload: Any = None if backed is None else backed._mover or backed.mover()
-    ring = ring_of(storage)
-    by_priority = sampler if isinstance(sampler, PrioritizedSampler) else None
-    ours = type(sampler).sample is RandomSampler.sample or (
-        by_priority is not None and type(sampler).sample is PrioritizedSampler.sample
-    )
-    own_table = by_priority is not None and by_priority.ring() is not ring
-    rule = Sampler if by_priority is None else PrioritizedSampler
-    tells = type(sampler).add is not rule.add or type(sampler).extend is not rule.extend
-
-    by_parts = _first(
-        (not storage.writes_natively, f"a {_name(storage)} does not write by itself"),
-        (
-            type(writer).add is not RoundRobinWriter.add
-            or type(writer).extend is not RoundRobinWriter.extend,
-            f"a {_name(writer)} decides where items go",
-        ),
-    )
-    fast_write = None
-    why_write = by_parts or _first(
-        (not isinstance(storage, TensorStorage), f"a {_name(storage)} has no columns"),
-        (tells, f"a {_name(sampler)} is told of writes"),
-        (dim_extend != 0, f"batches are appended along dimension {dim_extend}"),
-        (payload is None, _NOT_YET),
-        (own_table, "the sampler keeps priorities in a table of its own"),
-    )
-    if not why_write and isinstance(storage, TensorStorage):
-        if storage.appends_natively:
-            fast_write = FastWrite.into(storage, None if by_priority is None else priority_key)
-        if fast_write is None:
-            why_write = "items of this form, or in this place, are not written by one native call"
-
-    choice = _first(
-        (not storage.draws_natively, f"a {_name(storage)} does not draw by itself"),
-        (not ours, f"a {_name(sampler)} draws"),
-        (own_table, "the sampler keeps priorities in a table of its own"),
-    )
-    device = getattr(storage, "device", None)
-    leaves = getattr(payload, "leaves", None)
-    why_sample = choice or _first(
-        (not tensordicts, "samples do not have index and weights as entries"),
-        (not isinstance(storage, TensorStorage), f"a {_name(storage)} has no columns"),
-        (collates, "there is a collate_fn"),
-        (pins, "samples are in pinned memory"),
-        (prefetcher is not None, "samples are made ahead"),
-        (device is not None and device.type != "cpu", f"samples are on {device}"),
-        (payload is None, _NOT_YET),
-        (not (leaves is None or leaves.is_flat), "items are no plain TensorDicts"),
-    )
-    tracked = storage.tracks_generations and (
-        isinstance(writer, RoundRobinWriter) and writer.track_generations
-    )
-    info = SampleInfo(
-        weight_keys, None if by_priority is None else by_priority.dtype, tracked or shared
-    )
-    fast_read = None
-    if not why_sample and isinstance(storage, TensorStorage):
-        fast_read = FastRead(storage, payload, sampler, by_priority, info)
-    chooses = "prefetch" if prefetcher is not None else f"a {_name(sampler)}"
-    uniform = prefetcher is None and type(sampler).sample is RandomSampler.sample
-    limits = Limits(storage, "" if uniform else chooses)
-    return Plan(
-        storage=storage,
-        ring_backed=backed,
-        sampler=sampler,
-        by_priority=by_priority,
-        transforms=transforms,
-        prefetcher=prefetcher,
-        payload=payload,
-        shared=shared,
-        info=info,
-        limits=limits,
-        limiter_version=limits.version,
-        rewrites=dim_extend != 0 or (tensordicts and not isinstance(storage, TensorStorage)),
-        fast_write=fast_write,
-        appends=not by_parts,
-        gives_priorities=by_priority is not None and storage.writes_natively and not own_table,
-        tells_sampler=tells,
-        fast_read=fast_read,
-        draws=not choice,
-        why_write=why_write,
-        why_sample=why_sample,
-    )
 
 
 def _name(part: Any) -> str:

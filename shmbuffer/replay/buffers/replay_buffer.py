@@ -241,12 +241,11 @@ class ReplayBuffer(Sampling, StorageOrder, Saving):
 
         Cost: one native call.
         """
-        if timeout is None:
-            plan = self._plan
-            if plan.fast_write is not None and not plan.transforms:
-                index = plan.fast_write.write(data, True)
-                if index is not None:
-                    return index  # type: ignore[no-any-return]
+        plan = self._plan
+        if timeout is None and plan.fast_write is not None and not plan.transforms:
+            index = plan.fast_write.write(data, True)
+            if index is not None:
+                return index  # type: ignore[no-any-return]
         return self._written(data, True, None, timeout)  # type: ignore[no-any-return]
 
     @eager
@@ -279,12 +278,11 @@ class ReplayBuffer(Sampling, StorageOrder, Saving):
                 f"{type(self).__name__}.extend(update_priority={update_priority}): only TensorDict "
                 "buffers find priorities in the data; use update_priority(index, priority)"
             )
-        if timeout is None:
-            plan = self._plan
-            if plan.fast_write is not None and not plan.transforms:
-                index = plan.fast_write.write(data, False)
-                if index is not None:
-                    return index  # type: ignore[no-any-return]
+        plan = self._plan
+        if timeout is None and plan.fast_write is not None and not plan.transforms:
+            index = plan.fast_write.write(data, False)
+            if index is not None:
+                return index  # type: ignore[no-any-return]
         return self._written(data, False, None, timeout)  # type: ignore[no-any-return]
 
     # -- inside --------------------------------------------------------------------------------

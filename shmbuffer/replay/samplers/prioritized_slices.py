@@ -87,8 +87,8 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
         )
         if self.span.left:
             warnings.warn(
-                f"span={slices['span']!r}: slices of a PrioritizedSliceSampler begin at the item that "
-                "was drawn, so nothing is cut off at the left; give (False, ...)",
+                f"span={slices['span']!r}: slices of a PrioritizedSliceSampler begin at the item "
+                "that was drawn, so nothing is cut off at the left; give (False, ...)",
                 stacklevel=3,
             )
             self.span = self.span._replace(left=False)
