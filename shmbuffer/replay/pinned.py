@@ -18,10 +18,14 @@ anew. A ring of our own could promise less: it sees neither the views nor the st
 from __future__ import annotations
 
 import warnings
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from tensordict import is_tensor_collection
+from torch.utils._pytree import tree_map
+
+from shmbuffer.replay.form.tensors import reads_into
 
 
 def wanted(pin_memory: bool) -> bool:
@@ -45,17 +49,21 @@ def is_pinned(tensor: torch.Tensor) -> bool:
     return tensor.device.type != "cpu" or tensor.is_pinned()
 
 
+def gathering(pins: bool) -> AbstractContextManager[None]:
+    """While it is held, and where ``pins``, storages read into pinned memory."""
+    return reads_into(empty_like) if pins else nullcontext()
+
+
 def pin(data: Any) -> Any:
     """``data`` in pinned memory: what is there as it is, the rest copied."""
+    return tree_map(_pinned, data, is_leaf=is_tensor_collection)
+
+
+def _pinned(data: Any) -> Any:
     if isinstance(data, torch.Tensor):
         return _pin_tensor(data)
     if is_tensor_collection(data):
         return data if all(map(_is_done, data.values(True, True))) else data.apply(_pin_tensor)
-    if isinstance(data, dict):
-        return {key: pin(value) for key, value in data.items()}
-    if isinstance(data, (tuple, list)):
-        parts = [pin(value) for value in data]
-        return type(data)(*parts) if hasattr(data, "_fields") else type(data)(parts)
     return data.pin_memory() if hasattr(data, "pin_memory") else data
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Self
 
-import numpy as np
 import torch
 from tensordict import TensorDictBase
 from torch.utils._pytree import tree_map
@@ -262,13 +261,11 @@ class StorageOrder(Parts):
 
 def swap_dims(data: Any, dim: int) -> Any:
     """``data`` with the dimensions 0 and ``dim`` exchanged, of every leaf."""
-    if hasattr(data, "transpose"):
-        return data.swapaxes(0, dim) if isinstance(data, np.ndarray) else data.transpose(0, dim)
-    if isinstance(data, dict):
-        return {key: swap_dims(value, dim) for key, value in data.items()}
-    if hasattr(data, "_fields"):
-        return type(data)(*(swap_dims(value, dim) for value in data))
-    return type(data)(swap_dims(value, dim) for value in data)
+
+    def swapped(leaf: Any) -> Any:
+        return leaf.transpose(0, dim) if is_collection(leaf) else leaf.swapaxes(0, dim)
+
+    return tree_map(swapped, data, is_leaf=is_collection)
 
 
 def _is_key(index: Any) -> bool:

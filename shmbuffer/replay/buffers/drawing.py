@@ -8,7 +8,6 @@ import torch
 
 from shmbuffer.replay import pinned
 from shmbuffer.replay.checkpoints import has_its_own
-from shmbuffer.replay.form.tensors import reads_into
 from shmbuffer.replay.keys import GENERATION
 from shmbuffer.replay.samplers.sampler import draw_key, lanes_of
 from shmbuffer.replay.storages.indexing import unravel
@@ -27,13 +26,9 @@ def drawn(plan: Plan, count: int, *, pins: bool) -> Batch:
     storage, by_priority = plan.storage, plan.by_priority
     key = draw_key(plan.sampler._rng)
     beta = None if by_priority is None else by_priority.beta
-    if pins:
-        with reads_into(pinned.empty_like):
-            data, index, tickets, weights = storage.draw(count, key, beta)
-    else:
+    with pinned.gathering(pins):
         data, index, tickets, weights = storage.draw(count, key, beta)
     if by_priority is not None and by_priority.dtype is not torch.float32:
-        assert weights is not None
         weights = by_priority._weights(index, weights)
     lanes = lanes_of(storage)
     return data, plan.info.entries(unravel(index, lanes) if lanes else index, weights, tickets)

@@ -74,7 +74,6 @@ class FastRead:
             drawn = rows.sample(count, key, beta)
         tensors, index, tickets, weights = drawn
         if by_priority is not None and by_priority.dtype is not torch.float32:
-            assert weights is not None
             weights = by_priority._weights(index, weights)
         info = self._info.entries(index, weights, tickets)
         node, size, device = self._node, index.shape, rows.leaves.device
@@ -98,10 +97,7 @@ class FastRead:
         beta = None if by_priority is None else by_priority._beta
         key = draw_key(self._sampler._rng)
         rows.sample_into(into.addresses, index, into.tickets, weights, key, beta)
-        if shown is not weights:
-            assert by_priority is not None
-            assert weights is not None
-            assert shown is not None
+        if by_priority is not None and shown is not None and shown is not weights:
             shown.copy_(by_priority._weights(index, weights))
         into.changed()
         return out, self._info.entries(index, shown, into.tickets)

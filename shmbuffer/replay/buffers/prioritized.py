@@ -7,13 +7,42 @@ from typing import Any
 
 import torch
 
-from shmbuffer.replay.buffers.replay_buffer import DEFAULT_CAPACITY, ReplayBuffer
+from shmbuffer.replay.buffers.replay_buffer import DEFAULT_CAPACITY, ReplayBuffer, made
 from shmbuffer.replay.buffers.tensordict import TensorDictReplayBuffer
 from shmbuffer.replay.samplers import PrioritizedSampler, Sampler
 from shmbuffer.replay.storages import ListStorage, Storage
 
 
-class PrioritizedReplayBuffer(ReplayBuffer):
+class MakesSampler(ReplayBuffer):
+    """A buffer that makes its `PrioritizedSampler` itself."""
+
+    def __init__(
+        self,
+        *,
+        alpha: float,
+        beta: float,
+        eps: float = 1e-8,
+        dtype: torch.dtype = torch.float,
+        storage: Storage | Callable[[], Storage] | None = None,
+        sampler: Sampler | None = None,
+        sync: bool = True,
+        reduction: str = "max",
+        **kwargs: Any,
+    ) -> None:
+        if sampler is not None:
+            name = type(self).__name__
+            raise ValueError(
+                f"{name} makes its own sampler from alpha, beta and eps; to bring one along, use "
+                f"{name.replace('Prioritized', '')}(sampler=...)"
+            )
+        storage = ListStorage(DEFAULT_CAPACITY) if storage is None else made(storage)
+        sampler = PrioritizedSampler(
+            storage.max_size, alpha, beta, eps=eps, dtype=dtype, reduction=reduction
+        )
+        super().__init__(storage=storage, sampler=sampler, **kwargs)
+
+
+class PrioritizedReplayBuffer(MakesSampler):
     """A `ReplayBuffer` with a `PrioritizedSampler`.
 
     ``sample(return_info=True)`` gives index and weights; ``update_priority`` takes them back.
@@ -43,25 +72,8 @@ class PrioritizedReplayBuffer(ReplayBuffer):
 
     family = "PrioritizedReplayBuffer"
 
-    def __init__(
-        self,
-        *,
-        alpha: float,
-        beta: float,
-        eps: float = 1e-8,
-        dtype: torch.dtype = torch.float,
-        storage: Storage | Callable[[], Storage] | None = None,
-        sampler: Sampler | None = None,
-        sync: bool = True,
-        reduction: str = "max",
-        **kwargs: Any,
-    ) -> None:
-        storage = _made_storage(storage)
-        made = _sampler(type(self).__name__, storage, sampler, alpha, beta, eps, dtype, reduction)
-        super().__init__(storage=storage, sampler=made, **kwargs)
 
-
-class TensorDictPrioritizedReplayBuffer(TensorDictReplayBuffer):
+class TensorDictPrioritizedReplayBuffer(MakesSampler, TensorDictReplayBuffer):
     """A `TensorDictReplayBuffer` with a `PrioritizedSampler`.
 
     A sample has ``"index"`` and its importance weights, one tensor under ``"_weight"`` (TorchRL up
@@ -101,47 +113,3 @@ class TensorDictPrioritizedReplayBuffer(TensorDictReplayBuffer):
     """
 
     family = "TensorDictPrioritizedReplayBuffer"
-
-    def __init__(
-        self,
-        *,
-        alpha: float,
-        beta: float,
-        priority_key: str | tuple[str, ...] = "td_error",
-        eps: float = 1e-8,
-        storage: Storage | Callable[[], Storage] | None = None,
-        reduction: str = "max",
-        sync: bool = True,
-        dtype: torch.dtype = torch.float,
-        **kwargs: Any,
-    ) -> None:
-        storage = _made_storage(storage)
-        sampler = kwargs.pop("sampler", None)
-        made = _sampler(type(self).__name__, storage, sampler, alpha, beta, eps, dtype, reduction)
-        super().__init__(priority_key=priority_key, storage=storage, sampler=made, **kwargs)
-
-
-def _made_storage(storage: Storage | Callable[[], Storage] | None) -> Storage:
-    if storage is None:
-        return ListStorage(DEFAULT_CAPACITY)
-    return storage if isinstance(storage, Storage) else storage()
-
-
-def _sampler(
-    name: str,
-    storage: Storage,
-    given: Sampler | None,
-    alpha: float,
-    beta: float,
-    eps: float,
-    dtype: torch.dtype,
-    reduction: str,
-) -> PrioritizedSampler:
-    if given is not None:
-        raise ValueError(
-            f"{name} makes its own sampler from alpha, beta and eps; to bring one along, use "
-            f"{name.replace('Prioritized', '')}(sampler=...)"
-        )
-    return PrioritizedSampler(
-        storage.max_size, alpha, beta, eps=eps, dtype=dtype, reduction=reduction
-    )

@@ -97,6 +97,14 @@ def one_each(entry: torch.Tensor) -> torch.Tensor:
     return entry
 
 
+def no_index(data: TensorDictBase) -> KeyError:
+    """What ``update_tensordict_priority`` raises of a sample that does not say its index."""
+    return KeyError(
+        f"update_tensordict_priority needs the entry {INDEX!r} that a sample has; "
+        f"this TensorDict has {sorted(map(str, data.keys()))}"
+    )
+
+
 def say_what_is_missing(key: Key, data: TensorDictBase) -> None:
     """Warn the caller of ``update_tensordict_priority`` of a sample without priorities."""
     names = ((one,) if isinstance(one, str) else one for one in data.keys(True))

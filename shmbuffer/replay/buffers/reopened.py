@@ -6,6 +6,7 @@ from typing import Any
 
 from shmbuffer.memory import Engine, recorded
 from shmbuffer.replay.buffers.prioritized import (
+    MakesSampler,
     PrioritizedReplayBuffer,
     TensorDictPrioritizedReplayBuffer,
 )
@@ -19,9 +20,14 @@ from shmbuffer.replay.storages import (
     Storage,
 )
 
-PRIORITIZED = (PrioritizedReplayBuffer, TensorDictPrioritizedReplayBuffer)
 FAMILY: dict[str, type[ReplayBuffer]] = {
-    cls.family: cls for cls in (ReplayBuffer, TensorDictReplayBuffer, *PRIORITIZED)
+    cls.family: cls
+    for cls in (
+        ReplayBuffer,
+        TensorDictReplayBuffer,
+        PrioritizedReplayBuffer,
+        TensorDictPrioritizedReplayBuffer,
+    )
 }
 """The classes that a directory may name; any other name is read as one of these."""
 
@@ -63,7 +69,7 @@ def from_engine(engine: Engine, **overrides: Any) -> ReplayBuffer:
     names = ["batch_size", "dim_extend", "weight_key"]
     if issubclass(cls, TensorDictReplayBuffer):
         names.append("priority_key")
-    if issubclass(cls, PRIORITIZED):
+    if issubclass(cls, MakesSampler):
         names.append("reduction")
     arguments = {name: extra[name] for name in names if extra.get(name) is not None}
     if isinstance(arguments.get("priority_key"), list):
@@ -79,7 +85,7 @@ def from_engine(engine: Engine, **overrides: Any) -> ReplayBuffer:
         "eps": settings.eps if ring is None or not ring.tree.prioritized else ring.tree.eps,
     }
     instead = None  # of the sampler that the class makes itself
-    if issubclass(cls, PRIORITIZED):
+    if issubclass(cls, MakesSampler):
         arguments.update(priorities)
         instead = overrides.pop("sampler", None)
     elif prioritized and "sampler" not in overrides:

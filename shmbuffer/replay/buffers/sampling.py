@@ -25,7 +25,6 @@ from shmbuffer.replay.buffers.drawing import chosen, drawn, taken
 from shmbuffer.replay.buffers.parts import Parts
 from shmbuffer.replay.buffers.prefetch import Batch, Order
 from shmbuffer.replay.eager import FRAMES, eager
-from shmbuffer.replay.form.tensors import reads_into
 from shmbuffer.replay.samplers.sampler import between_forks
 from shmbuffer.replay.storages.ring_backed import RingBacked
 
@@ -226,9 +225,7 @@ class Sampling(Parts):
 
     def _gathered(self, index: Any, known: dict[Any, Any]) -> Batch:
         """The items that a sampler has chosen, as a sample."""
-        if not self._pin_memory:
-            return self._finished(*chosen(self._planned(), index, known))
-        with reads_into(pinned.empty_like):
+        with pinned.gathering(self._pin_memory):
             batch = chosen(self._planned(), index, known)
         return self._finished(*batch)
 

@@ -241,10 +241,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
         entries = data._tensordict if type(data) is TensorDict else data
         index = entries.get(INDEX, None)
         if index is None:
-            raise KeyError(
-                f"update_tensordict_priority needs the entry {INDEX!r} that a sample has; "
-                f"this TensorDict has {sorted(map(str, data.keys()))}"
-            )
+            raise priority_entry.no_index(data)
         priority = entries.get(key, None) if type(key) is str else data.get(key, None)
         generation = entries.get(GENERATION, None)
         lanes: tuple[int, ...] = () if storage.ndim == 1 else lanes_of(storage)

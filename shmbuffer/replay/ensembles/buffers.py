@@ -11,7 +11,7 @@ from tensordict import TensorDict, TensorDictBase
 from shmbuffer.memory import patience
 from shmbuffer.replay.buffers import ReplayBuffer, TensorDictReplayBuffer
 from shmbuffer.replay.buffers.access import ConditionalUpdateResult
-from shmbuffer.replay.buffers.priority_entry import reduce, say_what_is_missing
+from shmbuffer.replay.buffers.priority_entry import no_index, reduce, say_what_is_missing
 from shmbuffer.replay.buffers.saving import Saving
 from shmbuffer.replay.eager import eager
 from shmbuffer.replay.ensembles.members import Ensemble, PartsOf
@@ -224,10 +224,7 @@ class Buffers(ReplayBuffer, Ensemble):
         """
         index = data.get(INDEX, None)
         if index is None:
-            raise KeyError(
-                f"update_tensordict_priority needs the entry {INDEX!r} that a sample has; "
-                f"this TensorDict has {sorted(map(str, data.keys()))}"
-            )
+            raise no_index(data)
         keys = {GENERATION, *map(_priority_key, self._members)}
         entries = {key: data.get(key, None) for key in keys}
         applied = stale = 0

@@ -171,7 +171,7 @@ class PrioritizedSampler(PriorityKeeper):
             info[GENERATION] = tickets
         return in_storage(storage, elements), info
 
-    def _weights(self, elements: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    def _weights(self, elements: torch.Tensor, weights: Any) -> torch.Tensor:
         """The core's weights, float32, in our dtype.
 
         For float64 they are computed again from the masses; where one has changed since the draw,
@@ -181,7 +181,7 @@ class PrioritizedSampler(PriorityKeeper):
         assert ring is not None  # something was drawn from it
         least = ring.tree.p_min
         if self.dtype is torch.float32 or not least:
-            return weights.to(self.dtype)
+            return weights.to(self.dtype)  # type: ignore[no-any-return]
         first = weights.double()
         mass = torch.from_numpy(ring.tree.mass(elements.numpy()))
         exact = (mass / least) ** -self._beta

@@ -236,11 +236,12 @@ class SliceSampler(Sampler, metaclass=WithOrWithout):
         """Choose slices that are still there once their flags were read."""
         ring, position = ring_of(storage), self._position()
         for _ in range(_ATTEMPTS):
-            table, entries = self._boundaries.of(storage)
+            bounds = self._boundaries.of(storage)
+            table = bounds.table
             cuts = choose(table)
             found = rows_of(table, cuts, steps, pad=self.pad_output)
             elements = table.elements_of(found.rows)
-            info = self._marks.of_rows(entries, elements, found)
+            info = self._marks.of_rows(bounds.entries, elements, found)
             if ring is None:
                 break
             tickets = table.are_there(ring, elements)

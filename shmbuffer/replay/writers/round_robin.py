@@ -47,16 +47,7 @@ class RoundRobinWriter(Writer):
         Returns:
             Its index; where the storage has lanes, int64 ``[lanes, ndim]``.
         """
-        storage = self._storage
-        if hasattr(storage, "append"):
-            first, count = storage.append(data, True)
-            written: int | torch.Tensor = storage.written(first, count, single=True)
-            return written
-        index = self._own_cursor
-        storage.set(index, data)
-        self._own_cursor = (index + 1) % storage.max_size
-        self._own_count += 1
-        return index
+        return self._write(data, True)  # type: ignore[no-any-return]
 
     @eager
     def extend(self, data: Any) -> torch.Tensor:
@@ -65,16 +56,18 @@ class RoundRobinWriter(Writer):
         Returns:
             Indices, int64 ``[n]``; where the storage has lanes, ``[n * lanes, ndim]``.
         """
+        return self._write(data, False)  # type: ignore[no-any-return]
+
+    def _write(self, data: Any, single: bool) -> Any:
         storage = self._storage
         if hasattr(storage, "append"):
-            first, count = storage.append(data)
-            written: torch.Tensor = storage.written(first, count)
-            return written
-        count = length_of(data)
-        index: torch.Tensor = (self._own_cursor + torch.arange(count)) % storage.max_size
+            first, count = storage.append(data, single)
+            return storage.written(first, count, single=single)
+        start, count = self._own_cursor, 1 if single else length_of(data)
+        index = start if single else (start + torch.arange(count)) % storage.max_size
         if count:
             storage.set(index, data)
-        self._own_cursor = (self._own_cursor + count) % storage.max_size
+        self._own_cursor = (start + count) % storage.max_size
         self._own_count += count
         return index
 

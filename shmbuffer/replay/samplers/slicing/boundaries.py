@@ -50,29 +50,18 @@ USUAL_IDS: tuple[Path, ...] = (("collector", "traj_ids"), ("episode",))
 
 
 class Found(NamedTuple):
-    """The trajectories of a storage, and how to read the flags of their items."""
+    """The trajectories of a storage, and what it was like when they were found."""
 
     table: Trajectories
     entries: Entries
-
-
-class _Keys(NamedTuple):
-    """The entries that say where a trajectory ends."""
-
-    ids: Path | None = None
-    ends: tuple[Path, ...] = ()
-    step: Path | None = None
-
-
-class _Seen(NamedTuple):
-    """What was found, and when that was."""
-
-    storage: weakref.ref[Any]
-    rows: Any
-    moment: tuple[int, int, int] | None
-    slots: int
+    """How to read the flags of its items."""
     said: Ends | Steps
-    found: Found
+    """By its items, without what is live memory."""
+    slots: int
+    """How many were looked at."""
+    storage: weakref.ref[Any]
+    mover: Any
+    moment: tuple[int, int, int] | None
 
 
 class Boundaries:
@@ -117,7 +106,7 @@ class Boundaries:
         self._given_ids = trajectories
         self._cache_values = cache_values
         self._others = tuple(others)
-        self._seen: _Seen | None = None
+        self._seen: Found | None = None
         self._records: tuple[weakref.ref[Any], RecordEntries] | None = None  # of a storage
 
     def of(self, storage: Any) -> Found:
@@ -141,27 +130,24 @@ class Boundaries:
         # Read before anything else: what is written from here on makes another moment.
         moment = None if ring is None else (ring.head, ring.write_count, ring.length)
         seen = self._seen
-        if seen is not None and (seen.storage() is not storage or seen.rows is not rows):
+        if seen is not None and (seen.storage() is not storage or seen.mover is not mover):
             seen = None
         if seen is not None and moment is not None and seen.moment == moment:
-            if self._cache_values:
-                return seen.found
-            if rows is not None and _same(seen.said, self._said(seen.found.entries, seen.slots)):
-                return seen.found
-            entries = seen.found.entries
+            entries = seen.entries
+            if self._cache_values or (
+                rows is not None and _same(seen.said, self._said(entries, seen.slots))
+            ):
+                return seen
             if isinstance(entries, RecordEntries) and ring is not None and entries.is_current(ring):
-                return seen.found
+                return seen
         for attempt in range(_ATTEMPTS):
             try:
-                found, said, slots = self._find(storage, ring, mover)
+                found = self._find(storage, ring, mover, moment)
                 break
             except IndexError:  # an object that another thread began to write over meanwhile
                 if rows is not None or ring is None or attempt == _ATTEMPTS - 1:
                     raise
-        if seen is not None and found.table.same_as(seen.found.table):
-            found = found._replace(table=seen.found.table)
-        said = said._replace(ids=None) if isinstance(said, Ends) else said  # live memory
-        self._seen = _Seen(weakref.ref(storage), rows, moment, slots, said, found)
+        self._seen = found
         return found
 
     def forget(self) -> None:
@@ -173,7 +159,9 @@ class Boundaries:
 
     # -- inside --------------------------------------------------------------------------------
 
-    def _find(self, storage: Any, ring: Ring | None, mover: Any) -> tuple[Found, Ends | Steps, int]:
+    def _find(
+        self, storage: Any, ring: Ring | None, mover: Any, moment: tuple[int, int, int] | None
+    ) -> Found:
         head: int | None = None
         if ring is None:
             grid, pieces = in_order(len(storage))
@@ -194,11 +182,13 @@ class Boundaries:
         if isinstance(said, Steps):
             sources = None if ring is None else ring.live.sources
             table = cut_by_step(grid, pieces, sources, said, head)
-        elif self._static:
-            table = cut_in_circle(grid, pieces, said, head)
         else:
-            table = cut(grid, pieces.in_lanes(grid), said, head)
-        return Found(table, entries), said, slots
+            if self._static:
+                table = cut_in_circle(grid, pieces, said, head)
+            else:
+                table = cut(grid, pieces.in_lanes(grid), said, head)
+            said = said._replace(ids=None)  # live memory
+        return Found(table, entries, said, slots, weakref.ref(storage), mover, moment)
 
     def _said(self, entries: Entries, slots: int, grid: Grid | None = None) -> Ends | Steps:
         """What the items say, or what was given for them."""
@@ -206,14 +196,14 @@ class Boundaries:
             return scan([_given("ends", self._given_ends, slots, grid)], None, slots)
         if self._given_ids is not None:
             return scan([], _given("trajectories", self._given_ids, slots, grid), slots)
-        keys = self._keys(entries)
-        ids = None if keys.ids is None else entries.column(keys.ids)
-        if keys.step is not None:
+        id_path, ends = self._keys(entries)
+        ids = None if id_path is None else entries.column(id_path)
+        if self._step is not None:
             assert ids is not None
-            steps = entries.column(keys.step)
-            what = f"traj_key {_names([keys.ids])}, step_key {_names([keys.step])}"
+            steps = entries.column(self._step)
+            what = f"traj_key {_names([id_path])}, step_key {_names([self._step])}"
             return Steps(ids[:slots].copy(), steps[:slots].copy(), what)
-        return scan([entries.column(path) for path in keys.ends], ids, slots)
+        return scan([entries.column(path) for path in ends], ids, slots)
 
     def _objects(self, storage: Any, grid: Grid, pieces: Pieces) -> Entries:
         if lanes_of(storage):
@@ -239,7 +229,7 @@ class Boundaries:
     def _static(self) -> bool:
         return self._given_ends is not None or self._given_ids is not None
 
-    def _keys(self, entries: Entries) -> _Keys:
+    def _keys(self, entries: Entries) -> tuple[Path | None, tuple[Path, ...]]:
         """The entries that are looked at, of those that the items have.
 
         Raises:
@@ -256,12 +246,10 @@ class Boundaries:
                     f"every item: traj_key {_names(wanted)}, step_key {_names([self._step])}; one "
                     "of them is not there"
                 )
-            return _Keys(ids, step=self._step)
+            return ids, ()
         ends = tuple(path for path in self._ends or (DONE,) if entries.has(path))
-        if ids is not None:
-            return _Keys(ids, ends if self._ends else ())
-        if ends:
-            return _Keys(ends=ends)
+        if ids is not None or ends:
+            return ids, ends if self._ends or ids is None else ()
         if self._all_ends:
             raise KeyError(f"the items have none of the end_keys {_names(self._ends)}")
         raise RuntimeError(

@@ -74,16 +74,6 @@ class Trajectories:
         """How many trajectories there are."""
         return len(self.lengths)
 
-    def same_as(self, other: Trajectories) -> bool:
-        """Whether it is the same table."""
-        return (
-            self.head == other.head
-            and self._grid == other._grid
-            and np.array_equal(self.lengths, other.lengths)
-            and np.array_equal(self._pieces.first, other._pieces.first)
-            and np.array_equal(self._pieces.counts, other._pieces.counts)
-        )
-
     def long(self, steps: int) -> Ints:
         """Trajectories of at least ``steps`` items, int64. Remembered for the last ``steps``."""
         if self._long is None or self._long[0] != steps:
