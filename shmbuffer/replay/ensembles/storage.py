@@ -47,8 +47,8 @@ class StorageEnsembleCheckpointer(StorageCheckpointerBase):
             for at, member in enumerate(members)
         ]
         for at, transform in enumerate(storage._transforms or ()):
-            if (state := _state_of(transform)) is not None:
-                torch.save(state, path / f"{at}_transform.pt")
+            if hasattr(transform, "state_dict"):
+                torch.save(transform.state_dict(), path / f"{at}_transform.pt")
         return moments
 
     def loads(self, storage: Any, path: str | os.PathLike[str]) -> list[Any]:
@@ -94,11 +94,6 @@ class StorageEnsembleCheckpointer(StorageCheckpointerBase):
             with reading(path / f"{at}_transform.pt"):
                 storage._transforms[at].load_state_dict(state)
         return loaded
-
-
-def _state_of(transform: Any) -> Any:
-    """The state of a transform that has some; None of a plain function."""
-    return transform.state_dict() if hasattr(transform, "state_dict") else None
 
 
 class StorageEnsemble(Ensemble, Storage):
