@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import subprocess
 import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from textwrap import dedent
 
 import pytest
@@ -76,6 +78,30 @@ def in_fork(work: Callable[[], object]) -> int:
             os._exit(1)
         os._exit(0)
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def in_a_tmpfs(path: Path, options: bytes, run: Callable[[], object]) -> None:
+    """Runs it in a forked child that has a file system of its own there; skips where none may be.
+
+    Args:
+        path: a directory.
+        options: of the tmpfs, as mount takes them.
+        run: fails by what it raises.
+    """
+
+    def mount_and_run() -> None:
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.unshare(0x00020000):  # CLONE_NEWNS
+            os._exit(77)
+        libc.mount(b"none", b"/", None, 0x44000, None)  # MS_REC | MS_PRIVATE
+        if libc.mount(b"none", bytes(path), b"tmpfs", 0, options):
+            os._exit(77)
+        run()
+
+    code = in_fork(mount_and_run)
+    if code == 77:
+        pytest.skip("no mounts in a namespace of one's own")
+    assert code == 0, "the child failed; its traceback is above"
 
 
 def as_nobody() -> None:

@@ -11,7 +11,6 @@ import pickle
 import signal
 import struct
 import threading
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ from shmbuffer.memory import Engine, Leaf, Schema, Settings, layout, prefault, p
 from shmbuffer.memory.prefault import OFF, PIECE, Prefault
 from shmbuffer.memory.progress import ProgressReport
 from tests.crash.harness import ended, fork
-from tests.memory.programs import needs_root
+from tests.memory.programs import in_a_tmpfs, needs_root
 
 #: Two pieces and a bit, a page an item.
 CAPACITY = 2 * PIECE // layout.PAGE + 5
@@ -385,24 +384,6 @@ def test_reserved_memory_is_not_counted_twice(
         if engine.seat.ground.in_memory:
             engine.define(SCHEMA)
             assert all_there(engine)
-
-
-def in_a_tmpfs(path: Path, options: bytes, run: Callable[[], None]) -> None:
-    """Runs it in a child that has a file system of its own there."""
-
-    def mount_and_run() -> None:
-        libc = ctypes.CDLL(None, use_errno=True)
-        if libc.unshare(0x00020000):  # CLONE_NEWNS
-            os._exit(77)
-        libc.mount(b"none", b"/", None, 0x44000, None)  # MS_REC | MS_PRIVATE
-        if libc.mount(b"none", bytes(path), b"tmpfs", 0, options):
-            os._exit(77)
-        run()
-
-    code = ended(fork(mount_and_run))
-    if code == 77:
-        pytest.skip("no mounts in a namespace of one's own")
-    assert code == 0
 
 
 @needs_root

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,12 @@ MakeStorage = Callable[..., TensorStorage]
 @pytest.fixture(autouse=True, scope="session")
 def _one_thread() -> None:
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _forkserver_has_loaded_torch() -> None:
+    """What a handle needs to go on is pickled as for a spawned process, which loads for seconds."""
+    multiprocessing.set_forkserver_preload(["tensordict", "shmbuffer"])
 
 
 @pytest.fixture(autouse=True)

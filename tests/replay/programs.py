@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import torch
 from tensordict import TensorDict
 
+import shmbuffer
 from shmbuffer import ReplayBuffer
 
 
@@ -38,3 +40,13 @@ def set_priorities(buffer: Any, connection: Any) -> None:
     sample["td_error"] = (sample["a"] == 2).float()
     connection.send(tuple(buffer.update_tensordict_priority(sample)))
     buffer.close()
+
+
+def make_checkpointers_without_h5py(connection: Any) -> None:
+    """Load them as where it is not installed, and tell what the one that needs it says."""
+    sys.modules["h5py"] = None  # type: ignore[assignment]
+    shmbuffer.H5Split(), shmbuffer.H5Combine(), shmbuffer.NestedStorageCheckpointer()
+    try:
+        shmbuffer.H5StorageCheckpointer()
+    except ImportError as error:
+        connection.send(str(error))

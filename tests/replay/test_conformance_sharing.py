@@ -157,7 +157,7 @@ HANDED_ON: dict[str, Callable[[Path], Any]] = {
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("start", "storage"),
-    [*(("fork", storage) for storage in HANDED_ON), ("spawn", "directory")],
+    [*(("fork", storage) for storage in HANDED_ON), ("forkserver", "directory")],
 )
 def test_a_buffer_is_handed_to_a_process_and_both_go_on(
     start: str, storage: str, tmp_path: Path

@@ -100,7 +100,7 @@ def _extend(rb: TensorDictReplayBuffer, connection: Any) -> None:
 def test_another_process_makes_the_parts_for_itself(tmp_path: Any) -> None:
     storage = partial(LazyMemmapStorage, 10, scratch_dir=tmp_path / "buffer", shared_init=True)
     rb = TensorDictReplayBuffer(storage=storage, batch_size=4, delayed_init=True)
-    context = mp.get_context("spawn")
+    context = mp.get_context("forkserver")
     ours, theirs = context.Pipe()
     process = context.Process(target=_extend, args=(rb, theirs))
     process.start()

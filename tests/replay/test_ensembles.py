@@ -1243,7 +1243,7 @@ def learner(rb: ReplayBufferEnsemble, answers: Any) -> None:
 def test_an_ensemble_of_shared_buffers_goes_to_another_process(tmp_path: Path) -> None:
     rbs = shared(tmp_path, 0, 100)
     with ReplayBufferEnsemble(*rbs, sample_from_all=True, batch_size=10) as rb:
-        context = multiprocessing.get_context("spawn")
+        context = multiprocessing.get_context("forkserver")
         answers = context.Queue()
         process = context.Process(target=learner, args=(rb, answers))
         process.start()

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+import multiprocessing
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from shmbuffer import (
     TensorDictPrioritizedReplayBuffer,
     TensorDictReplayBuffer,
 )
+from tests.replay import programs
 from tests.replay.conftest import MakeStorage
 from tests.replay.episodes import same, stream
 
@@ -345,17 +345,11 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 
 def test_without_h5py_the_error_says_what_to_install() -> None:
-    program = """
-import sys
-sys.modules["h5py"] = None
-import shmbuffer
-shmbuffer.H5Split(), shmbuffer.H5Combine(), shmbuffer.NestedStorageCheckpointer()
-try:
-    shmbuffer.H5StorageCheckpointer()
-except ImportError as error:
-    print(error)
-"""
-    result = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
-    )
-    assert "pip install shmbuffer[h5]" in result.stdout
+    context = multiprocessing.get_context("forkserver")  # nothing of ours is loaded there
+    here, there = context.Pipe(duplex=False)
+    process = context.Process(target=programs.make_checkpointers_without_h5py, args=(there,))
+    process.start()
+    there.close()
+    assert "pip install shmbuffer[h5]" in here.recv()
+    process.join(50)
+    here.close()

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import multiprocessing
+import os
 import shutil
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -423,28 +423,26 @@ def test_who_opens_a_directory_hears_of_its_recovery(open_it: Any, tmp_path: Pat
 
 # -- and in the middle of it everything ends -------------------------------------------------------
 
-KILLED = """
-import os, signal, sys
-from shmbuffer import LazyMemmapStorage, ReplayBuffer
-from shmbuffer.memory import progress
 
-progress.EVERY_S, progress.PIECE_BYTES = 0.0, 1
-buffer, save, call, what, number = sys.argv[1:]
-heard = []
+def die_at(buffer: Path, save: Path, call: str, what: str, number: int) -> None:
+    """Save or load in a process of its own, which is killed at the so-manieth report."""
+    heard = []
 
-def die(report):
-    heard.append(report.what)
-    if heard.count(what) == int(number):
-        os.kill(os.getpid(), signal.SIGKILL)
+    def die(report: Any) -> None:
+        heard.append(report.what)
+        if heard.count(what) == number:
+            os.kill(os.getpid(), signal.SIGKILL)
 
-rb = ReplayBuffer(storage=LazyMemmapStorage(32, scratch_dir=buffer, shared_init=True))
-getattr(rb, call)(save, on_progress=die)
-"""
+    progress.EVERY_S, progress.PIECE_BYTES = 0.0, 1
+    rb = ReplayBuffer(storage=LazyMemmapStorage(32, scratch_dir=buffer, shared_init=True))
+    getattr(rb, call)(save, on_progress=die)
 
 
 def killed_at(*arguments: object) -> None:
-    ended = subprocess.run([sys.executable, "-c", KILLED, *map(str, arguments)], check=False)
-    assert ended.returncode == -signal.SIGKILL
+    process = multiprocessing.get_context("forkserver").Process(target=die_at, args=arguments)
+    process.start()
+    process.join(50)
+    assert process.exitcode == -signal.SIGKILL
 
 
 @pytest.mark.parametrize(("what", "number"), [("copy", 5), ("sync", 3)])

@@ -230,10 +230,7 @@ def str_of_keys(data: Any) -> Any:
 
 @pytest.fixture(params=["fork", "spawn", "forkserver"])
 def context(request: pytest.FixtureRequest) -> Any:
-    found = multiprocessing.get_context(request.param)
-    if request.param == "forkserver":
-        found.set_forkserver_preload(["torch", "tensordict"])
-    return found
+    return multiprocessing.get_context(request.param)
 
 
 def answer(context: Any, target: Any, *args: Any) -> Any:
@@ -251,6 +248,7 @@ def answer(context: Any, target: Any, *args: Any) -> Any:
 
 
 @pytest.mark.slow
+@pytest.mark.product
 @pytest.mark.parametrize("kind", ["memory", "directory"])
 def test_a_buffer_can_be_passed_to_a_process(context: Any, directory: Any, kind: str) -> None:
     rb = learner(LazyTensorStorage(10) if kind == "memory" else directory())
@@ -266,7 +264,7 @@ def test_a_buffer_can_be_passed_to_a_process(context: Any, directory: Any, kind:
 )
 def test_an_emptied_buffer_takes_its_form_from_the_next_write_of_any_process(make: Any) -> None:
     """TorchRL's collectors write an invented item, empty the buffer, and hand it to workers."""
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
     rb = learner(make(10))
     for _ in range(2):
         rb.extend(step(0, 3).set("_reset", torch.zeros(3, 1, dtype=torch.bool)))

@@ -149,7 +149,7 @@ def test_attach_makes_the_storage_that_was_recorded(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @every_kind
-@pytest.mark.parametrize("start", ["fork", "spawn"])
+@pytest.mark.parametrize("start", ["fork", "forkserver"])
 def test_a_buffer_is_handed_to_a_process_and_both_go_on(
     kind: type[Any], start: str, tmp_path: Path
 ) -> None:
@@ -183,7 +183,7 @@ def test_what_was_committed_is_there_when_all_processes_were_killed(
         storage=shared(kind, tmp_path / "buffer", max_size=300, max_bytes=2**17), batch_size=32
     )
     rb.extend(items(0, 7))
-    context: Any = multiprocessing.get_context("spawn")
+    context: Any = multiprocessing.get_context("forkserver")
     here, there = context.Pipe()
     writers = [
         context.Process(target=write_for_ever, args=(rb, first, there)) for first in (10**3, 10**6)
