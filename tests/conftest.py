@@ -132,6 +132,12 @@ def _temporary_files_are_seen(tmp_path_factory: pytest.TempPathFactory) -> Itera
     multiprocessing.util.Finalize(None, shutil.rmtree, args=[path], exitpriority=-200)
 
 
+@pytest.fixture(scope="session")
+def full(pytestconfig: pytest.Config) -> bool:
+    """Whether there is time for all of a test that draws some of its cases by itself."""
+    return bool(pytestconfig.getoption("full"))
+
+
 @pytest.fixture
 def fast_path() -> Iterator[Path]:
     """A directory in memory where there is one: syncs cost nothing there."""

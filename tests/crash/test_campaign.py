@@ -10,7 +10,7 @@ import pytest
 from tests.crash import campaign as module
 from tests.crash.campaign import SORTS, campaign, run
 
-pytestmark = [pytest.mark.crash, pytest.mark.product]
+pytestmark = pytest.mark.crash
 
 
 def test_a_campaign_counts_its_kills() -> None:

@@ -23,7 +23,7 @@ from tests.crash.deeds import (
 )
 from tests.crash.harness import ended, fork, read_all, require_usable, schema, settings, write
 
-pytestmark = [pytest.mark.crash, pytest.mark.product]
+pytestmark = pytest.mark.crash
 
 DEED = pytest.mark.parametrize("deed", [deed for deed in DEEDS if deed != "reap"])
 

@@ -9,7 +9,7 @@ import pytest
 from tests.faults.sweeper import CHECKPOINTS, Sweeper
 
 SEED = 1
-CASES = 8
+CASES, MORE_CASES = 3, 8
 
 #: In one process of xdist: loading torch costs more than the faults.
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("faults of checkpoints")]
@@ -22,9 +22,9 @@ def sweeper() -> Iterator[Sweeper]:
 
 
 @pytest.mark.parametrize("name", CHECKPOINTS)
-def test_a_save_is_seen_whole_or_not_at_all(sweeper: Sweeper, name: str) -> None:
-    sweeper.sweep(name, "rows", count=CASES, seed=SEED)
+def test_a_save_is_seen_whole_or_not_at_all(sweeper: Sweeper, name: str, full: bool) -> None:
+    sweeper.sweep(name, "rows", count=MORE_CASES if full else CASES, seed=SEED)
 
 
-def test_it_is_the_same_where_items_are_records(sweeper: Sweeper) -> None:
-    sweeper.sweep("SaveAgain", "records", count=CASES, seed=SEED)
+def test_it_is_the_same_where_items_are_records(sweeper: Sweeper, full: bool) -> None:
+    sweeper.sweep("SaveAgain", "records", count=MORE_CASES if full else CASES, seed=SEED)

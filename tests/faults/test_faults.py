@@ -1,7 +1,7 @@
 """Whatever call of libc on a buffer's files fails: a clear error, no leak, nothing lost.
 
-Some faults of each scenario, drawn with a fixed seed; campaign.py plays all of them. What has to
-hold after each is in runner.py and in the scenarios.
+Some faults of each scenario, drawn with a fixed seed, more with `--full`; campaign.py plays all of
+them. What has to hold after each is in runner.py and in the scenarios.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tests.faults.sweeper import Sweeper
 from tests.faults.upkeep import Sweep
 
 SEED = 1
-CASES = 6
+CASES, MORE_CASES = 2, 6
 
 
 @pytest.fixture(scope="module")
@@ -35,15 +35,15 @@ def sweeper() -> Iterator[Sweeper]:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_a_fault_is_an_error_that_says_where_and_nothing_is_lost(
-    sweeper: Sweeper, name: str
+    sweeper: Sweeper, name: str, full: bool
 ) -> None:
-    sweeper.sweep(name, "rows", count=CASES, seed=SEED)
+    sweeper.sweep(name, "rows", count=MORE_CASES if full else CASES, seed=SEED)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["Define", "Attach", "Recover", "Dictionary", "Inspect"])
-def test_it_is_the_same_where_items_are_records(sweeper: Sweeper, name: str) -> None:
-    sweeper.sweep(name, "records", count=CASES, seed=SEED)
+def test_it_is_the_same_where_items_are_records(sweeper: Sweeper, name: str, full: bool) -> None:
+    sweeper.sweep(name, "records", count=MORE_CASES if full else CASES, seed=SEED)
 
 
 @pytest.mark.parametrize("kind", ["rows", "records"])

@@ -43,6 +43,7 @@ MANY = [
 ]
 
 
+@pytest.mark.product
 @pytest.mark.parametrize(
     ("flow", "deaths"), [*itertools.product(MANY, (0, 1)), (MANY[0], 2), (MANY[1], 2)]
 )

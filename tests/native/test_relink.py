@@ -11,7 +11,11 @@ pytestmark = [pytest.mark.xdist_group("native-address"), pytest.mark.timeout(300
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", [1, 2500, 14000], ids=lambda first: f"from seed {first}")
+@pytest.mark.parametrize(
+    "first",
+    [1, *(pytest.param(first, marks=pytest.mark.full) for first in (2500, 14000))],
+    ids=lambda first: f"from seed {first}",
+)
 def test_no_item_is_passed_over_on_the_way_from_record_to_record(
     folder_of: Folder, first: int
 ) -> None:

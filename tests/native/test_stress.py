@@ -11,6 +11,7 @@ from tests.native.scenarios import MORTAL, SCENARIOS
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
+@pytest.mark.full  # scripts/sanitize runs each scenario so, before the tests
 @pytest.mark.xdist_group("native-thread")
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_no_byte_is_touched_by_two_threads_without_order(folder_of: Folder, name: str) -> None:

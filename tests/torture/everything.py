@@ -33,6 +33,7 @@ CAMPAIGNS = (
     "tests.damage.campaign",
     "tests.model.campaign",
     "tests.native.campaign",
+    "tests.torture.products",
 )
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from tests.torture.programs import figures_of
 
-pytestmark = [pytest.mark.crash, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.crash, pytest.mark.full, pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 def test_no_rule_is_broken_whichever_process_of_a_user_is_killed() -> None:

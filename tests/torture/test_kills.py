@@ -1,6 +1,7 @@
 """Processes of the C core are killed at random, and nothing that they acknowledged is lost.
 
-Eight rounds of 250 kills and more: 2,000 together, among forks, interrupts, restores, containers.
+Each round has 250 kills and more, among forks, interrupts, restores, containers. With `--full`
+there are eight: 2,000 kills together.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ from tests.torture.programs import figures_of
 pytestmark = [pytest.mark.crash, pytest.mark.slow, pytest.mark.timeout(600)]
 
 
-@pytest.mark.parametrize("seed", range(1, 9))
+@pytest.mark.parametrize(
+    "seed", [1, *(pytest.param(seed, marks=pytest.mark.full) for seed in range(2, 9))]
+)
 def test_no_rule_is_broken_whoever_is_killed(seed: int) -> None:
     figures = figures_of("tests.torture.kills", seed)
     assert figures["kills"] >= 250
