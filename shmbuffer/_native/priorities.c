@@ -36,23 +36,22 @@ static uint64_t apply(struct shmb_ring *ring, const int64_t *index, const int64_
     struct shmb_runtime *runtime = ring->runtime;
     bool prioritized = atomic_load_explicit(&runtime->prioritized, memory_order_relaxed) != 0;
     uint64_t changed = 0;
-    double greatest = -1;
+    double greatest = runtime->max_priority;
     for (uint64_t i = 0; i < count; i++) {
         uint64_t element = (uint64_t)index[i];
         uint64_t word = atomic_load_explicit(&ring->words[shmb_slot_of(ring, element)], memory_order_relaxed);
         if (SHMB_STATE(word) != SHMB_COMMITTED || (tickets && SHMB_TICKET(word) != (uint64_t)tickets[i])) continue;
+        if (priorities[i] > greatest) { /* first: no item may have more after a death */
+            runtime->max_priority = greatest = priorities[i];
+            CP(update_max_priority);
+        }
         ring->raw[element] = priorities[i];
         CP(update_raw);
         if (prioritized) ring->tree.mass[element] = masses[i];
         CP(update_leaf);
-        greatest = priorities[i] > greatest ? priorities[i] : greatest;
         touched[changed++] = element;
     }
-    if (changed) {
-        if (greatest > runtime->max_priority) runtime->max_priority = greatest;
-        CP(update_max_priority);
-        if (prioritized) shmb_tree_touched(&ring->tree, touched, changed);
-    }
+    if (changed && prioritized) shmb_tree_touched(&ring->tree, touched, changed);
     CP(update_parents);
     return changed;
 }

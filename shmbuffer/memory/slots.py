@@ -20,7 +20,8 @@ Always true
      COMMITTED word.
   3. The claim in the registry is written before the first word, so a WRITING slot always says whom
      to ask.
-  4. Words change only while the mutex is held; payload, checksum, source and raw priority of a
+  4. Words change only while the mutex is held, or in a recovery, when nobody is alive; payload,
+  checksum, source and raw priority of a
      WRITING slot belong to its writer alone, who needs no lock for them.
   5. A placed write gives slot i the ticket head + ((i - head) mod N) and claims the whole lap, so
      the position of the ring stays and no ticket is used twice.
@@ -28,10 +29,10 @@ If the writer dies: before its phase is COMMITTING the batch is aborted, from th
 committed; never a part of it. The raw priorities are written with the payload, so a batch that is
 rolled forward keeps them.
 
-Words are written in ``_native/``: ``claim.c``, ``commit.c`` (abort too), ``repair.c`` (for the
-dead, and `empty`), ``records.c`` (eviction, and the way from record to record in recovery); and in
-``recovery.py``. The model of the protocol is in ``tests/model``. Here is what Python needs to read
-the words.
+Words are written in ``_native/``: ``claim.c`` (`open_claim`), ``commit.c`` (`shmb_commit`,
+`shmb_abort_claim`), ``repair.c`` (for the dead: `roll_back`, `roll_forward`; for `empty`:
+`empty_slot`), ``records.c`` (`evict`; in recovery `forget`); and in ``recovery.py``. The model of
+the protocol is in ``tests/model``. Here is what Python needs to read the words.
 """
 
 from __future__ import annotations

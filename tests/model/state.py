@@ -44,7 +44,7 @@ WITHIN = {
     "write.relocked": ("write.max_priority",),
     "write.leaf": ("write.default",),
     "write.commit_parents": ("write.lengthened",),
-    "update.parents": ("update.max_priority",),
+    "update.raw": ("update.max_priority",),
     "empty.noted": ("empty.first", "empty.span"),
     "empty.head": ("empty.max_priority",),
     "empty.word": ("empty.length",),

@@ -178,10 +178,12 @@ class Maker:
                 return shmbuffer.SliceSampler(**slices, **options)
             case "slices without replacement":
                 return shmbuffer.SliceSamplerWithoutReplacement(**slices, **options)
-            case _:
+            case "prioritized slices":
                 return shmbuffer.PrioritizedSliceSampler(
                     max_size, **priorities, **slices, **options
                 )
+            case _:
+                raise ValueError(name)
 
     def writer(self) -> Any:
         """A writer; the top-k one ranks by ``rank``."""
