@@ -1,4 +1,4 @@
-"""`scripts/mutants [NAME...]`: lets mutants loose, all of them or those that are named."""
+"""`scripts/mutants [--full] [NAME...]`: lets mutants loose, all of them or those that are named."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ def main() -> int:
     """Exit status 0 if the tests have caught every one of them."""
     parser = argparse.ArgumentParser(prog="scripts/mutants", description=main.__doc__)
     parser.add_argument("names", nargs="*", help="numbers or parts of names; none: all")
-    names = parser.parse_args().names
+    parser.add_argument("--full", action="store_true", help="all cases of the tests, not a sample")
+    given = parser.parse_args()
+    names, full = given.names, given.full
     chosen = [
         mutant
         for mutant in mutants()
@@ -26,13 +28,14 @@ def main() -> int:
     survivors = 0
     if not chosen:
         parser.error(f"no mutant is called {' or '.join(names)}")
-    cases = require_that_they_pass(name for mutant in chosen for name in mutant.caught_by)
+    tests = (name for mutant in chosen for name in mutant.caught_by)
+    cases = require_that_they_pass(tests, full=full)
     print(f"{cases} test cases pass where nothing is broken", flush=True)
     with tempfile.TemporaryDirectory(prefix="mutants-") as objects:
         for mutant in chosen:
             began = time.monotonic()
             try:
-                told = f"noticed, failed test cases: {kill(mutant, Path(objects))}"
+                told = f"noticed, failed test cases: {kill(mutant, Path(objects), full=full)}"
             except (SurvivedError, DoesNotApplyError, DoesNotCompileError) as error:
                 survivors += 1
                 told = f"SURVIVED: {error}"

@@ -22,12 +22,13 @@ class SurvivedError(AssertionError):
     """The tests have not noticed, or have failed for another reason."""
 
 
-def kill(mutant: Mutant, objects: Path) -> int:
+def kill(mutant: Mutant, objects: Path, *, full: bool = False) -> int:
     """Runs the tests that have to catch it.
 
     Args:
         mutant: the seeded bug.
         objects: see `compile_core`; a directory that several calls share.
+        full: all cases of the tests, not only those that a run of all tests takes.
 
     Returns:
         How many test cases noticed.
@@ -41,13 +42,13 @@ def kill(mutant: Mutant, objects: Path) -> int:
         apply(mutant, tree)
         if mutant.touches_the_core:
             compile_core(mutant, tree, objects)
-        outcomes = tested(tree, mutant.caught_by)
+        outcomes = tested(tree, mutant.caught_by, full=full)
     if why := outcomes.survived(mutant.caught_by, mutant.fails_with):
         raise SurvivedError(f"{mutant.path.name}: {why}\n{mutant.broken}")
     return len(outcomes.failed)
 
 
-def require_that_they_pass(tests: Iterable[str]) -> int:
+def require_that_they_pass(tests: Iterable[str], *, full: bool = False) -> int:
     """The same tests where nothing is broken; returns how many cases there are.
 
     Raises:
@@ -55,13 +56,13 @@ def require_that_they_pass(tests: Iterable[str]) -> int:
     """
     wanted = tuple(dict.fromkeys(tests))
     with tempfile.TemporaryDirectory(prefix="mutant-") as folder:
-        outcomes = tested(copy_of_the_repository(Path(folder)), wanted)
+        outcomes = tested(copy_of_the_repository(Path(folder)), wanted, full=full)
     if why := outcomes.not_passed(wanted):
         raise SurvivedError(f"without a mutant: {why}")
     return len(outcomes.passed)
 
 
-def tested(tree: Path, tests: tuple[str, ...]) -> Outcomes:
+def tested(tree: Path, tests: tuple[str, ...], *, full: bool = False) -> Outcomes:
     """Runs tests of a copy, in a process of its own that imports nothing from here.
 
     Raises:
@@ -70,7 +71,7 @@ def tested(tree: Path, tests: tuple[str, ...]) -> Outcomes:
     report = tree / "report.xml"
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
     command += [f"--timeout={TEST_PATIENCE_S}", f"--basetemp={tree / 'tmp'}"]
-    command += [f"--junitxml={report}", *tests]
+    command += [f"--junitxml={report}", *tests, *["--full"] * full]
     environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
     environment |= {"PYTHONPATH": str(tree)}
     with subprocess.Popen(

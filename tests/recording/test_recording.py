@@ -105,6 +105,7 @@ def test_pictures_need_nothing_from_elsewhere(tmp_path: Path) -> None:
     assert "\x1b" not in text
 
 
+@pytest.mark.full  # tests/examples plays the same kills, tests/cli/test_top.py looks at the screens
 @pytest.mark.slow
 @pytest.mark.longest
 @pytest.mark.timeout(600)
