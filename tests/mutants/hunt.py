@@ -62,7 +62,7 @@ def require_that_they_pass(tests: Iterable[str], *, full: bool = False) -> int:
     return len(outcomes.passed)
 
 
-def tested(tree: Path, tests: tuple[str, ...], *, full: bool = False) -> Outcomes:
+def tested(tree: Path, tests: tuple[str, ...], *, full: bool) -> Outcomes:
     """Runs tests of a copy, in a process of its own that imports nothing from here.
 
     Raises:
