@@ -26,6 +26,8 @@ def main() -> int:
         return 2
     with tempfile.TemporaryDirectory(prefix="shmbuffer-recording-") as folder:
         story = Story(recorder.frames(Path(folder), seed=args.seed, max_minutes=10))
+        if not story.missing:
+            recorder.plot(Path(folder), args.docs / "images" / "plot.png")
     if story.missing:
         print(f"no frame shows this: {'; '.join(story.missing)}", file=sys.stderr)
         return 1

@@ -1,13 +1,16 @@
-"""The demo and `top` beside it, captured until the demo has ended."""
+"""The demo and `top` beside it, captured until the demo has ended; then what `plot` draws of it."""
 
 from __future__ import annotations
 
+import dataclasses
 import shlex
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from shmbuffer.watch import findings, report
+from shmbuffer.watch.look import look_at
 from tests.recording.frames import Frame
 from tests.recording.terminal import Terminal
 
@@ -52,3 +55,16 @@ def frames(folder: Path, *, seed: int, max_minutes: float) -> Iterator[Frame]:
             last = panes
             ended = _ENDED in panes[0]
             time.sleep(INTERVAL_S / _FRAMES_PER_LOOK)
+
+
+def plot(folder: Path, picture: Path) -> None:
+    """Draws the run of `frames` as `shmbuffer plot` does; `folder` is left out of what is shown."""
+    from PIL import Image
+
+    look = look_at(str(folder / "run" / "replay"), None)
+    shown = dataclasses.replace(look, found={**look.found, "path": "run/replay"})
+    picture.parent.mkdir(parents=True, exist_ok=True)
+    report.save(shown, findings.judge(shown), picture)
+    with Image.open(picture) as drawn:  # 128 colours take a third of the space
+        fewer = drawn.convert("RGB").quantize(128, Image.Quantize.MAXCOVERAGE)
+    fewer.save(picture, optimize=True)
