@@ -4,12 +4,21 @@
 * Names that share one description, ``alpha, beta: see X``, get it each.
 * "Cost:" begins a paragraph, and no box.
 * A public name in back-quotes leads to its place.
+* The members of a class are those that a page of the documentation names. The others are what the
+  parts of a buffer ask of each other.
+* A default that is a constant of a module is shown with its value.
 """
 
 import re
+from pathlib import Path
 from typing import Any
 
 import griffe
+
+ROOT = Path(__file__).resolve().parents[2]
+CODE = re.compile(r"^```\w.*?^```$", re.MULTILINE | re.DOTALL)
+OTHERS = {"tracks_generations", "detach", "TensorStorage.append", "ListStorage.append"}
+"""Members of ours whose names the pages have from other libraries, or from other classes."""
 
 SHARED = re.compile(
     r"^(?P<indent> {4,})(?P<names>[*\w]+(?:,\s+[*\w]+)+): (?P<said>.*(?:\n(?P=indent) +.*)*)$",
@@ -27,14 +36,53 @@ class Readable(griffe.Extension):
         """Go through everything in the package, once its sources have been read."""
         homes = pkg["_HOMES"].value
         public = set(re.findall(r"'(\w+)'", str(homes)))
-        self._go_through(pkg, public)
+        self._go_through(pkg, public, named() - OTHERS)
 
-    def _go_through(self, thing: griffe.Object, public: set[str]) -> None:
+    def _go_through(self, thing: griffe.Object, public: set[str], members: set[str]) -> None:
         if thing.docstring is not None:
             thing.docstring.value = readable(thing.docstring.value, public - {thing.name})
-        for member in thing.members.values():
-            if not member.is_alias:
-                self._go_through(member, public)
+        for name, member in list(thing.members.items()):
+            shown = name in members and f"{thing.name}.{name}" not in OTHERS
+            if thing.is_class and not name.startswith("_") and not shown:
+                thing.del_member(name)
+            elif not member.is_alias:
+                self._go_through(member, public, members)
+        if isinstance(thing, griffe.Function):
+            for parameter in thing.parameters:
+                parameter.default = _spelled_out(parameter.default, thing.package)
+
+
+def named() -> set[str]:
+    """Every name that a page for users has in back-quotes, or reaches in an example."""
+    names: set[str] = set()
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("**/*.md")]
+    for page in pages:
+        if page.name == "design.md":
+            continue
+        text = page.read_text()
+        for code in CODE.findall(text):
+            names.update(re.findall(r"\.(\w+)", code))
+        for quoted in re.findall(r"`([^`\n]+)`", CODE.sub("", text)):
+            names.update(re.findall(r"\w+", quoted))
+    return names
+
+
+def _spelled_out(default: Any, package: griffe.Module) -> Any:
+    """A default, with the values of the package's constants in place of their names."""
+    if isinstance(default, griffe.ExprName):
+        path = default.canonical_path.removeprefix(f"{package.name}.")
+        try:
+            found = package[path]
+            value = found.value if found.is_attribute else None
+        except (KeyError, griffe.AliasResolutionError):  # builtins, other packages
+            value = None
+        return str(default) if value is None else _spelled_out(value, package)
+    if isinstance(default, griffe.ExprCall) and default.canonical_name == "Default":
+        return _spelled_out(default.arguments[0], package)  # a number that says it was not given
+    if isinstance(default, griffe.Expr):
+        parts = (_spelled_out(part, package) for part in default.iterate(flat=True))
+        return "".join(map(str, parts))
+    return default
 
 
 def readable(docstring: str, public: set[str]) -> str:

@@ -47,7 +47,9 @@ class Default(float):
     """A default that can be told from the same number given by the caller."""
 
 
-ALPHA, BETA, EPS = Default(0.6), Default(0.4), Default(1e-8)
+ALPHA = Default(0.6)
+BETA = Default(0.4)
+EPS = Default(1e-8)
 
 
 @dataclass(frozen=True)
