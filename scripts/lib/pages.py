@@ -23,7 +23,7 @@ PLACES = {
     "benchmarks/README.md": "benchmarks.md",
     "CHANGELOG.md": "changelog.md",
 }
-LINK = re.compile(r"\]\(([^)\s#]+)((?:#[^)\s]*)?)\)")
+LINK = re.compile(r"\]\(([^)\s#]+)((?:#[^)\s]*)?(?: \"[^\"]*\")?)\)")
 LANGUAGES = {".py": "python", ".c": "c", ".h": "c", ".md": "markdown", "": "bash"}
 
 
