@@ -16,7 +16,7 @@ import json
 import time
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,7 @@ import numpy as np
 from shmbuffer._native import _core
 from shmbuffer.errors import CorruptBufferError, FormatError, IncompatibleVersionError
 from shmbuffer.memory import identity, layout
+from shmbuffer.memory.identity import Identity
 from shmbuffer.memory.layout import BufferState, Flag
 from shmbuffer.memory.limiter import NO_LIMIT, NUMBERS, RateLimiter
 from shmbuffer.memory.trust import not_durable
@@ -58,6 +59,25 @@ class Superblock:
     salt: int = 0
     created_ns: int = 0
     settings: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def owner(self) -> Identity:
+        """The process that removes the buffer at its end."""
+        return Identity(
+            self.owner_pid, self.owner_start_time, self.owner_boot_id, self.owner_pid_namespace
+        )
+
+    def owned(self, **others: Any) -> Superblock:
+        """By this process; with other fields."""
+        me = identity.current()
+        return replace(
+            self,
+            owner_pid=me.pid,
+            owner_start_time=me.start_time,
+            owner_pid_namespace=me.pid_namespace,
+            owner_boot_id=me.boot_id,
+            **others,
+        )
 
     def pack(self) -> bytes:
         """The 4096 bytes of it.
@@ -113,27 +133,9 @@ class Superblock:
 
 
 _BYTES = ("uuid", "boot_id", "schema_sha256", "owner_boot_id")
+_NUMBERS = tuple(one.name for one in fields(Superblock) if one.name not in (*_BYTES, "settings"))
 #: What may be written once more; tickets end at 2 ** 62.
 _LIMITS = {"sequence": 2**64 - 2**32, "epoch": 2**64 - 2**32, "durable_ticket": 2**62}
-_NUMBERS = (
-    "sequence",
-    "epoch",
-    "state",
-    "flags",
-    "capacity",
-    "lanes",
-    "leaves",
-    "slots_bytes",
-    "device",
-    "inode",
-    "durable_ticket",
-    "durable_epoch",
-    "owner_pid",
-    "owner_start_time",
-    "owner_pid_namespace",
-    "salt",
-    "created_ns",
-)
 
 
 class Control:
@@ -372,17 +374,12 @@ def first_superblock(settings: dict[str, Any], flags: Flag, file: tuple[int, int
         flags: see `layout.Flag`.
         file: device and inode of the control file; a copy of a directory is known by them.
     """
-    me = identity.current()
-    return Superblock(
+    return Superblock().owned(
         uuid=uuid.uuid4().bytes,
-        boot_id=me.boot_id,
+        boot_id=identity.current().boot_id,
         flags=flags,
         device=file[0],
         inode=file[1],
-        owner_pid=me.pid,
-        owner_start_time=me.start_time,
-        owner_pid_namespace=me.pid_namespace,
-        owner_boot_id=me.boot_id,
         created_ns=time.time_ns(),
         settings=settings,
     )

@@ -14,7 +14,6 @@ from shmbuffer.errors import BufferNotFoundError, CorruptBufferError
 from shmbuffer.memory import identity, restored
 from shmbuffer.memory.control import Control, Superblock
 from shmbuffer.memory.files import Files
-from shmbuffer.memory.identity import Identity
 from shmbuffer.memory.layout import BufferState, Flag
 from shmbuffer.memory.native import Mapped
 from shmbuffer.memory.registry import Registry
@@ -106,10 +105,7 @@ class Diagnosis:
 
         A zombie is, once nobody holds a liveness file; an owner in another container is not.
         """
-        found = self.superblock
-        owner = Identity(
-            found.owner_pid, found.owner_start_time, found.owner_boot_id, found.owner_pid_namespace
-        )
+        owner = self.superblock.owner
         here = owner.pid_namespace == identity.current().pid_namespace
         here |= identity.is_of_another_boot(owner)  # nobody there holds a lock, or for good
         return identity.prove_dead(owner, lambda: here and not self.registry.alive())

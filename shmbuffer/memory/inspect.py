@@ -92,7 +92,6 @@ def inspect(
                 elements=schema.elements if schema else settings.capacity,
             ),
             "clients": [{**client, **_now(client, clients, mutex)} for client in clients],
-            "bytes": _bytes(files, schema) + _history_bytes(files),
             **_room(files, schema),
             "records": _records(files, schema, control, live_bytes=live_bytes),
             "recovery": _recovery(control, superblock),
@@ -127,35 +126,25 @@ def _describe(schema: Schema | None) -> dict[str, Any] | None:
     }
 
 
-def _bytes(files: Files, schema: Schema | None) -> int:
-    if schema is None:
-        return layout.CONTROL_BYTES
-    return layout.CONTROL_BYTES + schema.sections["bytes"] + sum(schema.map_bytes)
-
-
-def _history_bytes(files: Files) -> int:
-    there = files.directory.exists(layout.HISTORY)
-    return files.directory.stat(layout.HISTORY).st_size if there else 0
-
-
 def _room(files: Files, schema: Schema | None) -> dict[str, Any]:
     """What the files take, on the disk and in memory, and what is left there."""
     names = [layout.CONTROL]
     if schema is not None:
-        names += [layout.SLOTS, layout.SCHEMA]
-        names += [leaf.file for leaf in schema.leaves if leaf.nbytes]
-        names += [layout.RECORDS] if schema.record_bytes else []
+        names += [layout.SCHEMA, *schema.mapped_files]
     names += [layout.HISTORY] if files.directory.exists(layout.HISTORY) else []
+    nbytes = 0
     on_disk, in_memory = 0, Residency(0, 0)
     told = True
     for name in names:
         stat = files.directory.stat(name)
+        nbytes += stat.st_size if name != layout.SCHEMA else 0
         on_disk += stat.st_blocks * 512
         with files.directory.open_file(name, writable=False) as file:
             found = residency(file.fd, stat.st_size)
         told, in_memory = told and found is not None, in_memory + (found or Residency(0, 0))
     free = files.directory.free_bytes()
     return {
+        "bytes": nbytes,
         "disk_bytes": on_disk,
         "memory_bytes": in_memory.cached if told else None,
         "unwritten_bytes": in_memory.unwritten if told and not files.in_memory else None,

@@ -16,7 +16,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -68,11 +67,7 @@ def recover_directory(
     mapped = found.load()
     _core.reached("recover.locked")
     superblock = control.write(
-        replace(
-            superblock,
-            state=BufferState.RECOVERING,
-            epoch=superblock.epoch + 1,
-        )
+        replace(superblock, state=BufferState.RECOVERING, epoch=superblock.epoch + 1)
     )
     control.runtime["state"] = BufferState.RECOVERING
     _core.reached("recover.state")
@@ -94,7 +89,7 @@ def recover_directory(
     _core.reached("recover.tree")
     # Only now: whoever repeats an interrupted recovery has to find the same reason for it.
     files.vouch(mapped.schema if mapped else None)
-    control.write(replace(superblock, state=state, **_adopted_identity(files, reason)))
+    control.write(replace(_adopted(superblock, files, reason), state=state))
     _core.reached("recover.superblock")
     report = replace(report, duration_ms=(time.perf_counter_ns() - began) / 1e6)
     report.note(control)  # before READY, so that whoever sees that it is over sees what it found
@@ -106,24 +101,12 @@ def recover_directory(
     return report, mapped
 
 
-def _adopted_identity(files: Files, reason: str) -> dict[str, Any]:
+def _adopted(superblock: Superblock, files: Files, reason: str) -> Superblock:
     """What the superblock has to say anew: this boot; of a copy, that it is another buffer."""
     found = files.directory.stat(layout.CONTROL)
-    fields: dict[str, Any] = {
-        "boot_id": identity.boot_id(),
-        "device": found.st_dev,
-        "inode": found.st_ino,
-    }
     if reason == "copy":
-        me = identity.current()
-        fields |= {
-            "uuid": np.random.default_rng().bytes(16),
-            "owner_pid": me.pid,
-            "owner_start_time": me.start_time,
-            "owner_pid_namespace": me.pid_namespace,
-            "owner_boot_id": me.boot_id,
-        }
-    return fields
+        superblock = superblock.owned(uuid=np.random.default_rng().bytes(16))
+    return replace(superblock, boot_id=identity.boot_id(), device=found.st_dev, inode=found.st_ino)
 
 
 def wrong_checksums(

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from shmbuffer._native import _core
 from shmbuffer.errors import AttachTimeout, BufferNotFoundError, BufferUnlinkedError
-from shmbuffer.memory import cleanup, identity
+from shmbuffer.memory import cleanup
 from shmbuffer.memory.diagnosis import Diagnosis
 from shmbuffer.memory.files import Files
 from shmbuffer.memory.layout import BufferState, Flag
@@ -43,16 +43,7 @@ def take_ownership(found: Diagnosis) -> bool:
     """
     if not found.superblock.flags & Flag.TEMPORARY or not found.owner_is_dead():
         return False
-    me = identity.current()
-    found.control.write(
-        replace(
-            found.superblock,
-            owner_pid=me.pid,
-            owner_start_time=me.start_time,
-            owner_pid_namespace=me.pid_namespace,
-            owner_boot_id=me.boot_id,
-        )
-    )
+    found.control.write(found.superblock.owned())
     return True
 
 
