@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from shmbuffer._native import _core
 from shmbuffer.memory import layout
 from shmbuffer.memory.extents import padded
 
@@ -49,15 +50,26 @@ class Drawn:
 
 
 def join(bodies: Sequence[bytes]) -> RecordBatch:
-    """Bodies as a batch to be written."""
+    """Bodies as a batch."""
     sizes = np.array([HEADER_BYTES + len(body) for body in bodies], np.int64)
-    ends = np.cumsum(padded(sizes))
-    starts = ends - padded(sizes)
-    data = np.zeros(int(ends[-1]) if len(ends) else 0, np.uint8)
-    for start, body in zip(starts.tolist(), bodies, strict=True):
-        data[start + HEADER_BYTES : start + HEADER_BYTES + len(body)] = np.frombuffer(
-            body, np.uint8
-        )
+    # In front of each its header, which is the ring's, and what fills the one before up.
+    fronts = [bytes(HEADER_BYTES + count) for count in range(8)]
+    parts: list[bytes] = []
+    missing = 0
+    for body in bodies:
+        parts += (fronts[missing], body)
+        missing = -len(body) % 8
+    parts.append(bytes(missing))
+    data = np.frombuffer(bytearray().join(parts), np.uint8)
+    return RecordBatch(data, np.cumsum(padded(sizes)) - padded(sizes), sizes)
+
+
+def gather(addresses: NDArray[np.int64], sizes: NDArray[np.int64]) -> RecordBatch:
+    """Copies of records, header included, that lie anywhere in memory; they do not overlap."""
+    starts = np.cumsum(padded(sizes)) - padded(sizes)
+    data = np.zeros(int(padded(sizes).sum()), np.uint8)
+    to = data.ctypes.data + starts
+    _core.move_pieces(addresses.ctypes.data, sizes.ctypes.data, to.ctypes.data, len(sizes))
     return RecordBatch(data, starts, sizes)
 
 

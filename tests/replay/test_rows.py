@@ -43,7 +43,8 @@ def test_what_is_copied_out_comes_back_in(make: Any) -> None:
     other.extend(steps(2, 50))
     other.storage.mover().copy_in(
         columns,
-        moment.tickets >= 0,
+        np.flatnonzero(moment.tickets >= 0),
+        np.flatnonzero(moment.tickets >= 0),
         cursor=moment.head % 8,
         write_count=moment.write_count,
     )
@@ -68,7 +69,8 @@ def test_wide_slots_come_back_in(make: Any) -> None:
     columns = columns_of(one.storage.mover())
     moment = one.storage.mover().copy_out(columns)
     other.extend(data[:, :1] * 0)
-    other.storage.mover().copy_in(columns, moment.tickets >= 0, cursor=1, write_count=15)
+    held = np.flatnonzero(moment.tickets >= 0)
+    other.storage.mover().copy_in(columns, held, held, cursor=1, write_count=15)
     assert other[:]["a"].tolist() == one[:]["a"].tolist()
 
 
@@ -76,8 +78,8 @@ def test_bytes_that_are_in_place_become_items(make: Any) -> None:
     rb = learner(make(6))
     rb.extend(steps(6))
     rb.empty()
-    present = np.array([True, True, False, True, False, False])
-    rb.storage.mover().copy_in(None, present, cursor=4, write_count=40)
+    present = np.array([0, 1, 3])
+    rb.storage.mover().copy_in(None, present, present, cursor=4, write_count=40)
     assert rb[:]["a"].tolist() == [0, 1, 3]
     assert (len(rb), rb.write_count, rb.storage.ring().cursor) == (3, 40, 4)
     assert rb.storage.engine().check().ok
@@ -111,7 +113,7 @@ def test_the_callers_own_tensors_are_copied_out_too() -> None:
     assert columns[0].tolist() == [0, 1, 2, 3, 4]
     assert (moment.tickets >= 0).all()
     storage.mover().copy_in(
-        [c.flip(0) for c in columns], moment.tickets >= 0, cursor=0, write_count=0
+        [c.flip(0) for c in columns], np.arange(5), np.arange(5), cursor=0, write_count=0
     )
     assert data["a"].tolist() == [4, 3, 2, 1, 0]
 

@@ -10,14 +10,13 @@ import mmap
 import os
 import secrets
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from shmbuffer._native import _core
 from shmbuffer.memory import Moment, filesystem
-from shmbuffer.replay.checkpointers.record import Record
 from shmbuffer.replay.compat.folders import pytree_names, write_folder
 from shmbuffer.replay.form.leaves import Leaves
 from shmbuffer.replay.form.nodes import TensorDictNode
@@ -34,22 +33,16 @@ _MAKE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 Opened = dict[int, _core.Descriptor]
 
 
-class Copy(NamedTuple):
-    """What a storage held at one moment."""
-
-    moment: Moment
-    record: Record
-    columns: list[Any]
-    """One ``[slots, *lanes, *shape]`` for each leaf: a tensor, or `Objects`."""
-
-
-def copied(rows: Rows, folder: Path, *, named: bool) -> Copy:
+def copied(rows: Rows, folder: Path, *, named: bool) -> tuple[Moment, list[Any]]:
     """Copy all items into files.
 
     Args:
         rows: what to copy.
         folder: where the files are; it is there.
         named: in TorchRL's layout; else they are gone when nobody uses them any more.
+
+    Returns:
+        The moment; and one column ``[slots, *lanes, *shape]`` for each leaf, a tensor or `Objects`.
 
     Raises:
         SpaceError: bytes needed and free.
@@ -75,8 +68,7 @@ def copied(rows: Rows, folder: Path, *, named: bool) -> Copy:
     finally:
         for descriptor in descriptors.values():
             descriptor.close()
-    moment = rows.copy_out(columns)
-    return Copy(moment, Record.of_moment(moment, rows.leaves), columns)
+    return rows.copy_out(columns), columns
 
 
 def make_columns(

@@ -80,7 +80,7 @@ class ListStorageCheckpointer(RingStorageCheckpointer):
         if ring.records is not None and not self._save_hooks:
             moment = write_records(path, ring.records, storage.engine().seat.dictionary())
         else:
-            items, _, moment = storage.copy_out()
+            items, moment = storage.copy_out()
             if self._save_hooks:
                 record = Record.of_moment(moment)
                 hooks = partial(

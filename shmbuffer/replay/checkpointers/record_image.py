@@ -25,7 +25,8 @@ import torch
 
 from shmbuffer._native import _core
 from shmbuffer.memory import RecordBatch
-from shmbuffer.memory.record_batch import HEADER_BYTES
+from shmbuffer.memory.extents import padded
+from shmbuffer.memory.record_batch import HEADER_BYTES, gather
 from shmbuffer.replay.values import damaged, reading
 
 if TYPE_CHECKING:
@@ -176,20 +177,14 @@ class RecordImage:
         start = 0
         for stop in (cuts + 1).tolist():
             rows, last = order[start:stop], stop - 1
-            whole = ends[start:stop].max() <= first[last] + _padded(self.sizes[order[last]])
+            whole = ends[start:stop].max() <= first[last] + padded(self.sizes[order[last]])
             yield Run(rows, self._batch(rows), bool(whole))
             start = stop
 
     def batch(self, rows: NDArray[np.int64]) -> RecordBatch:
         """A copy of some records, which do not overlap in it."""
-        sizes = np.ascontiguousarray(self.sizes[rows])
-        ends = np.cumsum(_padded(sizes))
-        starts = ends - _padded(sizes)
-        data = np.zeros(int(ends[-1]) if len(ends) else 0, np.uint8)
-        sources = self.data.ctypes.data + self.positions[rows]
-        to = data.ctypes.data + starts
-        _core.move_pieces(sources.ctypes.data, sizes.ctypes.data, to.ctypes.data, len(rows))
-        return RecordBatch(data, starts, sizes)
+        addresses = self.data.ctypes.data + self.positions[rows]
+        return gather(addresses, np.ascontiguousarray(self.sizes[rows]))
 
     def pieces(self) -> Iterator[NDArray[np.int64]]:
         """All rows in the order of slots, some megabytes at a time."""
@@ -209,9 +204,9 @@ class RecordImage:
         """A copy of records that lie one behind the other, with what is between them."""
         positions, sizes = self.positions[rows], self.sizes[rows]
         first = int(positions[0])
-        nbytes = int((positions + sizes).max()) - first
-        data = np.zeros(_padded(nbytes), np.uint8)
-        data[:nbytes] = self.data[first : first + nbytes]
+        end = int((positions + sizes).max())
+        data = np.zeros(int((positions + padded(sizes)).max()) - first, np.uint8)
+        data[: end - first] = self.data[first:end]
         return RecordBatch(data, positions - first, sizes)
 
 
@@ -252,8 +247,3 @@ def _copied(records: Records, descriptor: int, where: str) -> tuple[Moment, NDAr
     slots = np.flatnonzero(moment.tickets >= 0)
     columns = (slots, extents["position"][slots], extents["bytes"][slots])
     return moment, np.column_stack([column.astype(np.int64) for column in columns])
-
-
-def _padded(sizes: Any) -> Any:
-    """Up to where the next record can start."""
-    return (sizes + 7) & ~7

@@ -20,16 +20,6 @@ if TYPE_CHECKING:
 _FIRST_SOURCE = 2**48
 
 
-class _Rolled:
-    """A column of a ring that has gone round, oldest item first; copied where it is looked at."""
-
-    def __init__(self, column: Any, shift: int, slots: int) -> None:
-        self._column, self._shift, self._slots = column, shift, slots
-
-    def __getitem__(self, where: torch.Tensor) -> Any:
-        return self._column[(where + self._shift) % self._slots]
-
-
 def restore(storage: Any, saved: Saved, *, there: bool = False) -> Loaded:
     """Put columns in place of what ``storage`` has; it is defined first if it is not.
 
@@ -65,17 +55,14 @@ def restore(storage: Any, saved: Saved, *, there: bool = False) -> Loaded:
         storage.define(example)
         rows = storage.mover()
     columns: list[Any] | None = saved.columns(rows.leaves)
-    slots = rows.ring.capacity
-    places = record.places(slots, saved.where)
+    places = record.places(rows.ring.capacity, saved.where)
     require_alone(storage)
     if there and isinstance(rows.leaves.node, TensorDictNode):
         columns = None  # of a PyTree TorchRL has other names for the tensors than we have
-    elif places.shift and columns is not None:
-        columns = [_Rolled(column, places.shift, record.slots) for column in columns]
-    present = np.zeros(slots, np.bool_)
-    present[places.slots] = True
     storage.notify_emptied()
-    rows.copy_in(columns, present, cursor=places.cursor, write_count=record.written)
+    held = np.flatnonzero(record.present)
+    of = {"cursor": places.cursor, "write_count": record.written}
+    rows.copy_in(columns, held, places.slots, **of)
     return restored(storage, record, places)
 
 

@@ -70,17 +70,18 @@ class TensorStorageCheckpointer(RingStorageCheckpointer):
         folder = self._folder(path)
         if self._save_hooks or folder is None:
             return self._dumps_through_hooks(rows, path, folder)
-        copy = copied(rows, folder, named=True)
+        moment, columns = copied(rows, folder, named=True)
+        record = Record.of_moment(moment, rows.leaves)
         write_objects(
             folder,
             rows.leaves,
-            copy.columns,
-            copy.record.present,
+            columns,
+            record.present,
             allow_pickle=self.allow_pickle,
             remedy=self._remedy,
         )
-        copy.record.write(folder, metadata=self._metadata_of(storage))
-        return copy.moment
+        record.write(folder, metadata=self._metadata_of(storage))
+        return moment
 
     def _metadata_of(self, storage: Any) -> dict[str, Any] | None:
         leaves, slots = storage.mover().leaves, storage.ring().capacity
@@ -144,7 +145,8 @@ class TensorStorageCheckpointer(RingStorageCheckpointer):
     def _dumps_through_hooks(self, rows: Rows, path: Path, folder: Path | None) -> Moment:
         leaves = rows.leaves
         scratch = path.parent if folder is None else folder
-        moment, record, columns = copied(rows, scratch, named=False)
+        moment, columns = copied(rows, scratch, named=False)
+        record = Record.of_moment(moment, leaves)
         lead = (record.slots, *record.lanes)
         data = leaves.node.build(iter(columns), lead, torch.device("cpu"))
         data = self._apply_save_hooks(data, path, shift=record.shift, is_full=record.is_full)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from shmbuffer._native import _core
 from shmbuffer.memory.bodies import Codec, assemble
-from shmbuffer.memory.record_batch import RecordBatch
+from shmbuffer.memory.record_batch import RecordBatch, gather
 from shmbuffer.replay.form.batches import is_batch, unbound
 from shmbuffer.replay.form.packing import compressed
 from shmbuffer.replay.form.tensors import numbers_of
@@ -392,9 +392,4 @@ def _in_order(groups: list[tuple[NDArray[np.int64], RecordBatch]]) -> RecordBatc
     for rows, batch in groups:
         sizes[rows] = batch.sizes
         origins[rows] = batch.data.ctypes.data + batch.starts
-    strides = (sizes + 7) & ~7
-    starts = np.cumsum(strides) - strides
-    data = np.zeros(int(strides.sum()), np.uint8)
-    to = data.ctypes.data + starts
-    _core.move_pieces(origins.ctypes.data, sizes.ctypes.data, to.ctypes.data, count)
-    return RecordBatch(data, starts, sizes)
+    return gather(origins, sizes)

@@ -21,7 +21,8 @@ from shmbuffer.memory import slots
 from shmbuffer.memory.layout import SlotState
 from shmbuffer.memory.patience import WRITE_TIMEOUT_S
 from shmbuffer.replay.keys import GENERATION
-from shmbuffer.replay.samplers.sampler import NOTHING_THERE, draw_from, in_storage
+from shmbuffer.replay.samplers.sampler import NOTHING_THERE, in_storage
+from shmbuffer.replay.storages.mover import draw_from
 
 if TYPE_CHECKING:
     from shmbuffer.memory import Ring

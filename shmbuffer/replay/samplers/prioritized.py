@@ -15,7 +15,8 @@ from shmbuffer.replay.keys import GENERATION, WEIGHT_KEYS
 from shmbuffer.replay.samplers.priority.keeper import PriorityKeeper
 from shmbuffer.replay.samplers.priority.raw import from_zero
 from shmbuffer.replay.samplers.priority.table import raw_of
-from shmbuffer.replay.samplers.sampler import NOTHING_THERE, draw_from, draw_key, in_storage
+from shmbuffer.replay.samplers.sampler import NOTHING_THERE, draw_key, in_storage
+from shmbuffer.replay.storages.mover import draw_from
 from shmbuffer.replay.storages.storage import ring_of
 
 if TYPE_CHECKING:

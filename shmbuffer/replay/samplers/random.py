@@ -13,11 +13,11 @@ from shmbuffer.replay.samplers.sampler import (
     Sampler,
     WithOrWithout,
     between_forks,
-    draw_from,
     draw_key,
     in_storage,
 )
 from shmbuffer.replay.samplers.without_replacement import SamplerWithoutReplacement
+from shmbuffer.replay.storages.mover import draw_from
 from shmbuffer.replay.storages.storage import ring_of
 
 

@@ -14,7 +14,7 @@ from shmbuffer.replay.storages.indexing import unravel
 from shmbuffer.replay.storages.ring_backed import RingBacked
 
 if TYPE_CHECKING:
-    from shmbuffer.memory import Ring
+    pass
 
 NOTHING_THERE = "Cannot sample from an empty storage: write something into it first"
 
@@ -183,35 +183,6 @@ def draw_key(generator: torch.Generator | None) -> int:
     with _gate:
         key.random_(generator=generator)
     return int(number.item())
-
-
-def draw_from(
-    ring: Ring, count: int, key: int, beta: float | None
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """A draw that somebody else gathers. Waits while others fill all of the ring.
-
-    Args:
-        ring: where to draw from.
-        count: how many.
-        key: of the draw.
-        beta: exponent of the weights; None draws uniformly.
-
-    Returns:
-        Elements and tickets, int64 ``[count]``; weights, float32 ``[count]``, or none of them.
-    """
-    elements = torch.empty(count, dtype=torch.int64)
-    tickets = torch.empty_like(elements)
-    weights = torch.empty(0 if beta is None else count, dtype=torch.float32)
-    ring.draw(
-        count,
-        key,
-        elements.data_ptr(),
-        tickets.data_ptr(),
-        0 if beta is None else weights.data_ptr(),
-        beta=beta or 0.0,
-        prioritized=beta is not None,
-    )
-    return elements, tickets, weights
 
 
 # Methods of C: Ctrl-C comes in at the start of a function.

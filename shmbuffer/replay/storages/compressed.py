@@ -276,7 +276,7 @@ class CompressedListStorage(RecordList):
         if self.shared:
             store = self.mover()
             return 0 if store is None else int(store.records.live())
-        return sum(map(BodyCodec.nbytes, self.copy_out().items))
+        return sum(map(BodyCodec.nbytes, self.copy_out()[0]))
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_packing": None}

@@ -7,7 +7,6 @@ before validation, so that "committed" keeps its meaning.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
 from typing import TYPE_CHECKING, Any
@@ -17,7 +16,7 @@ import torch
 
 from shmbuffer.memory.progress import Progress
 from shmbuffer.replay.storages.indexing import tickets_at
-from shmbuffer.replay.storages.mover import require_one_each, require_priorities
+from shmbuffer.replay.storages.mover import draw_from, require_one_each, require_priorities
 from shmbuffer.replay.storages.rows import Rows
 
 if TYPE_CHECKING:
@@ -81,19 +80,16 @@ class HeldRows(Rows):
         count = 1 if single else lead[0]
         if single:
             values = [value.unsqueeze(0) for value in values]
-        capacity, lanes = self.ring.capacity, self.ring.width
+        capacity, width = self.ring.capacity, self.ring.width
         if priorities is not None:
             require_priorities(self.ring, priorities)  # before anything is claimed
         first = -1
         for start in range(0, count, capacity):  # what exceeds the ring is written over by the rest
             part = slice(start, min(start + capacity, count))
-            size = part.stop - part.start
-            given = None
-            if priorities is not None:
-                given = priorities[part.start * lanes : part.stop * lanes]
+            given = None if priorities is None else priorities[start * width : part.stop * width]
             with self._claim:
-                ticket = self.ring.claims.claim(size)
-                slots = (ticket + np.arange(size, dtype=np.int64)) % capacity
+                ticket = self.ring.claims.claim(part.stop - start)
+                slots = (ticket + np.arange(part.stop - start, dtype=np.int64)) % capacity
                 self._fill(slots, [value[part] for value in values], given)
             first = ticket if first < 0 else first
         return (first, count) if count else (self.ring.head, 0)
@@ -124,7 +120,7 @@ class HeldRows(Rows):
 
     def sample(self, count: int, key: int, beta: float | None) -> Drawn:
         """See `Mover.sample`."""
-        index, tickets, weights = self._draw(count, key, beta)
+        index, tickets, weights = draw_from(self.ring, count, key, beta)
         tensors = self._take(index)
         for _ in range(_ROUNDS):
             changed = torch.nonzero(self._tickets(index) != tickets).flatten()
@@ -133,13 +129,15 @@ class HeldRows(Rows):
             key = (
                 key * 6364136223846793005 + 1442695040888963407
             ) % 2**63  # another draw, still from the seed
-            again, again_tickets, again_weights = self._draw(changed.numel(), key, beta)
-            index[changed], tickets[changed] = again, again_tickets
-            if weights is not None and again_weights is not None:
+            again, tickets[changed], again_weights = draw_from(
+                self.ring, changed.numel(), key, beta
+            )
+            index[changed] = again
+            if beta is not None:
                 weights[changed] = again_weights
             for tensor, part in zip(tensors, self._take(again), strict=True):
                 tensor[changed.to(tensor.device)] = part
-        return tensors, index, tickets, weights
+        return tensors, index, tickets, None if beta is None else weights
 
     def copy_out(self, columns: list[torch.Tensor]) -> Moment:
         """See `Rows.copy_out`. Writers of this process wait meanwhile."""
@@ -163,23 +161,6 @@ class HeldRows(Rows):
         """See `Rows.views`."""
         self._require_owner()
         return self.columns
-
-    def _draw(
-        self, count: int, key: int, beta: float | None
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-        index = torch.empty(count, dtype=torch.int64)
-        tickets = torch.empty_like(index)
-        weights = None if beta is None else torch.empty(count, dtype=torch.float32)
-        self.ring.draw(
-            count,
-            key,
-            index.data_ptr(),
-            tickets.data_ptr(),
-            0 if weights is None else weights.data_ptr(),
-            beta=0.0 if beta is None else beta,
-            prioritized=beta is not None,
-        )
-        return index, tickets, weights
 
     def _take(self, index: torch.Tensor) -> list[torch.Tensor]:
         self._require_owner()
@@ -206,9 +187,6 @@ class HeldRows(Rows):
     def _tickets(self, index: torch.Tensor) -> torch.Tensor:
         """The ticket of the item that each element's slot holds now, -1 where it holds none."""
         return torch.from_numpy(tickets_at(self.ring, index.numpy() // self.ring.width))
-
-    def _claiming(self) -> contextlib.AbstractContextManager[Any]:
-        return self._claim
 
     def _require_owner(self) -> None:
         """RuntimeError in the child of a fork, where there are objects: it has copies of them."""

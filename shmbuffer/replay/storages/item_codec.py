@@ -16,7 +16,7 @@ import zstandard
 
 from shmbuffer.errors import CorruptBufferError
 from shmbuffer.memory import RecordBatch
-from shmbuffer.memory.record_batch import HEADER_BYTES
+from shmbuffer.memory.record_batch import join
 from shmbuffer.replay.form.batches import is_batch, unbound
 from shmbuffer.replay.form.nodes import is_collection
 from shmbuffer.replay.form.packing import Packed, pack, unpack
@@ -31,7 +31,6 @@ from shmbuffer.replay.storages.record_codec import (
 
 _KEPT_FORMS = 1024  # that items to come may share
 _RECORD = "record"
-_ALIGN = 8
 
 
 class ItemCodec:
@@ -213,12 +212,12 @@ class BodyCodec(ItemCodec):
                 kept = kept.chunks[0].numpy().tobytes()
             else:
                 return self._compressing.give(kept)
-        return self._codec.decoder.items(_batch_of([kept]))[0]
+        return self._codec.decoder.items(join([kept]))[0]
 
     def give_all(self, kept: list[Any]) -> Any:
         """See `ItemCodec.give_all`."""
         if kept and set(map(type, kept)) == {bytes}:
-            return Fetched(_batch_of(kept), self._codec.decoder)
+            return Fetched(join(kept), self._codec.decoder)
         return [self.give(one) for one in kept]
 
     def saved(self, kept: bytes | Packed) -> dict[str, Any]:
@@ -250,22 +249,6 @@ class BodyCodec(ItemCodec):
 def _bytes_of(batch: RecordBatch) -> list[bytes]:
     """The body of each record by itself, so that none keeps the memory of its batch."""
     return [batch.body(row).tobytes() for row in range(len(batch))]
-
-
-def _batch_of(kept: list[bytes]) -> RecordBatch:
-    """Records as one batch."""
-    sizes = np.array([HEADER_BYTES + len(one) for one in kept], np.int64)
-    strides = (sizes + _ALIGN - 1) & -_ALIGN
-    # In front of each its header, which is the ring's, and what fills the one before up.
-    fronts = [bytes(HEADER_BYTES + count) for count in range(_ALIGN)]
-    parts: list[bytes] = []
-    missing = 0
-    for one in kept:
-        parts += (fronts[missing], one)
-        missing = -len(one) % _ALIGN
-    parts.append(bytes(missing))
-    data = np.frombuffer(bytearray().join(parts), np.uint8)
-    return RecordBatch(data, np.cumsum(strides) - strides, sizes)
 
 
 def cloned(item: Any) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -24,17 +24,6 @@ _ALIKE = (bool, int, float, complex, str, bytes, type(None))  # one for all item
 Edit = Callable[[int, Any], Any]
 """Called with a position among what was selected, and a copy of the item there; gives what it
 becomes."""
-
-
-class Contents(NamedTuple):
-    """Every item, of one moment."""
-
-    items: list[Any]
-    """As they are kept, in storage order."""
-    slots: NDArray[np.int64]
-    """int64[n]: where each of them is."""
-    moment: Moment
-    """The ring: order, priorities, position and counts."""
 
 
 class ItemStore(Mover):
@@ -63,12 +52,23 @@ class ItemStore(Mover):
         """
 
     @abstractmethod
-    def copy_out(self) -> Contents:
-        """Everything in here, of one moment."""
+    def copy_out(self) -> tuple[list[Any], Moment]:
+        """Every item as it is kept, in storage order, and the moment that they are of."""
 
     @abstractmethod
+    def _state(self) -> tuple[dict[str, Any], Moment]:
+        """The items as a state has them, and the moment that they are of."""
+
     def state_dict(self) -> dict[str, Any]:
         """See `ListStorage.state_dict`."""
+        items, moment = self._state()
+        capacity = len(moment.tickets)
+        return {
+            **items,
+            "_index": torch.from_numpy(held_slots(moment)),
+            "_cursor": moment.head % capacity,
+            "_capacity": capacity,
+        }
 
     def select(self, index: Any, dim_extend: int = 0) -> Selection:
         """See `Mover.select`; in one dimension, without views."""
@@ -82,6 +82,11 @@ class ItemStore(Mover):
     def shaped(self, found: Any, lead: tuple[int, ...], held: torch.Tensor | None = None) -> Any:
         """See `Mover.shaped`."""
         return self.build(found if held is None else self.some(found, held.numpy()), lead)
+
+
+def held_slots(moment: Moment) -> NDArray[np.int64]:
+    """Slots that held an item."""
+    return np.flatnonzero(moment.tickets >= 0)
 
 
 def require_places(slots: NDArray[np.int64], name: str, max_size: int) -> None:

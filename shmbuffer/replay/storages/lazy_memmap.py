@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from shmbuffer.replay.storages.lazy_tensor import LazyTensorStorage
 from shmbuffer.replay.storages.location import Location
-from shmbuffer.replay.storages.mover import to_device
 
 if TYPE_CHECKING:
     from shmbuffer.memory import Engine
@@ -139,18 +137,6 @@ class LazyMemmapStorage(LazyTensorStorage):
         storage = cls(settings.capacity, device=device, ndim=settings.ndim)
         storage._location, storage._engine = Location.of_engine(engine), engine
         return storage
-
-    @property
-    def scratch_dir(self) -> Path | None:
-        """The directory; None in anonymous memory."""
-        assert self._location is not None
-        return self._location.directory if self._engine is None else self._engine.path
-
-    def to_device(self, data: Any) -> Any:
-        """``data`` on the storage's device."""
-        if self.device is None or self.device.type == "cpu":
-            return data
-        return to_device(data, self.device)
 
     def _where_it_lies(self, data: Any) -> torch.device:
         return torch.device("cpu")  # whatever ``device`` is

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from shmbuffer.memory import Engine
-    from shmbuffer.replay.storages.item_store import Contents, ItemStore
+    from shmbuffer.memory import Engine, Moment
+    from shmbuffer.replay.storages.item_store import ItemStore
 
 UNLIMITED: int = torch.iinfo(torch.int64).max
 """What ``max_size`` shows where there is no limit, as in TorchRL."""
@@ -221,7 +221,7 @@ class ListStorage(RingBacked):
 
     # -- everything ----------------------------------------------------------------------------
 
-    def copy_out(self) -> Contents:
+    def copy_out(self) -> tuple[list[Any], Moment]:
         """Everything in here, of one moment. The items themselves, not copies."""
         return self._store().copy_out()
 
@@ -264,8 +264,6 @@ class ListStorage(RingBacked):
         cursor, count = int(state_dict["_cursor"]), len(slots)
         if count == capacity < self._max_size:
             cursor = capacity
-        if isinstance(self._mover, ObjectStore):
-            self._mover.make_room(capacity)
         if "_records" in state_dict:
             image = RecordImage.of_state(state_dict["_records"], slots)
             self.load_image(image, slots, cursor=cursor, write_count=count)

@@ -190,6 +190,35 @@ def require_priorities(ring: Ring, priorities: NDArray[np.float64]) -> None:
         )
 
 
+def draw_from(
+    ring: Ring, count: int, key: int, beta: float | None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Draw, without copying what was drawn. Waits while others fill all of the ring.
+
+    Args:
+        ring: where to draw from.
+        count: how many.
+        key: of the draw.
+        beta: exponent of the weights; None draws uniformly.
+
+    Returns:
+        Elements and tickets, int64 ``[count]``; weights, float32 ``[count]``, or none of them.
+    """
+    elements = torch.empty(count, dtype=torch.int64)
+    tickets = torch.empty_like(elements)
+    weights = torch.empty(0 if beta is None else count, dtype=torch.float32)
+    ring.draw(
+        count,
+        key,
+        elements.data_ptr(),
+        tickets.data_ptr(),
+        0 if beta is None else weights.data_ptr(),
+        beta=beta or 0.0,
+        prioritized=beta is not None,
+    )
+    return elements, tickets, weights
+
+
 @contextmanager
 def whole_or_empty(ring: Ring, where: str) -> Iterator[None]:
     """Empties the ring where what fills it raises, and has the error say so.

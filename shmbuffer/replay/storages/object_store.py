@@ -14,13 +14,13 @@ from shmbuffer.memory import Engine, Schema, Settings
 from shmbuffer.memory.growth import grow
 from shmbuffer.replay.storages.indexing import as_array, is_int, tickets_at
 from shmbuffer.replay.storages.item_codec import cloned
-from shmbuffer.replay.storages.item_store import Contents, Edit, ItemStore, require_places
+from shmbuffer.replay.storages.item_store import Edit, ItemStore, held_slots, require_places
 from shmbuffer.replay.storages.mover import drawn_slots, require_priorities
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from shmbuffer.memory import Ring
+    from shmbuffer.memory import Moment, Ring
     from shmbuffer.replay.storages.item_codec import ItemCodec
     from shmbuffer.replay.storages.mover import Drawn
 
@@ -157,12 +157,11 @@ class ObjectStore(ItemStore):
 
     # -- everything ----------------------------------------------------------------------------
 
-    def copy_out(self) -> Contents:
-        """Everything in here, of one moment. What is kept itself, not copies."""
+    def copy_out(self) -> tuple[list[Any], Moment]:
+        """See `ItemStore.copy_out`. What is kept itself, not copies."""
         with self._claim:
             moment = self.ring.copy_out(())
-            slots = np.nonzero(moment.tickets >= 0)[0]
-            return Contents([self._kept[slot] for slot in slots.tolist()], slots, moment)
+            return [self._kept[slot] for slot in held_slots(moment).tolist()], moment
 
     def copy_in(
         self, kept: list[Any], slots: NDArray[np.int64], *, cursor: int, write_count: int
@@ -176,22 +175,9 @@ class ObjectStore(ItemStore):
                 self.place(slots, kept, in_place=False)
             self.ring.restore(cursor % self.ring.capacity, write_count, None)
 
-    def state_dict(self) -> dict[str, Any]:
-        """See `ListStorage.state_dict`."""
-        contents = self.copy_out()
-        capacity = len(contents.moment.tickets)
-        return {
-            "_list": [self.codec.saved(kept) for kept in contents.items],
-            "_index": torch.from_numpy(contents.slots),
-            "_cursor": contents.moment.head % capacity,
-            "_capacity": capacity,
-        }
-
-    def make_room(self, slots: int) -> None:
-        """Have so many slots, as far as the storage goes."""
-        with self._claim:
-            if self.max_size > _WHOLE:
-                self._reach(min(slots, self.max_size))
+    def _state(self) -> tuple[dict[str, Any], Moment]:
+        items, moment = self.copy_out()
+        return {"_list": [self.codec.saved(kept) for kept in items]}, moment
 
     def forget(self, *, keep_write_count: bool) -> None:
         """See `Mover.forget`."""

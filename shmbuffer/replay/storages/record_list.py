@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self, Unpack
 
 import numpy as np
@@ -160,17 +159,6 @@ class RecordList(ListStorage):
     @abstractmethod
     def _collate(self, data: Any) -> Any:
         """A batch from what `fetch` gives, without ``pad_output``."""
-
-    @property
-    def scratch_dir(self) -> Path | None:
-        """The directory; None in one process, or as long as it has no name."""
-        assert self._location is not None
-        return self._location.directory if self._engine is None else self._engine.path
-
-    @property
-    def where(self) -> str:
-        """The buffer's name in messages."""
-        return "this buffer" if self.scratch_dir is None else str(self.scratch_dir)
 
     def _records(self) -> RecordStore:
         store = self._store()

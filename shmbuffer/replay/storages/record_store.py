@@ -18,7 +18,7 @@ import torch
 from shmbuffer.memory import RecordBatch
 from shmbuffer.replay.checkpointers.record_image import RecordImage
 from shmbuffer.replay.storages.indexing import slots_of, tickets_at
-from shmbuffer.replay.storages.item_store import Contents, Edit, ItemStore
+from shmbuffer.replay.storages.item_store import Edit, ItemStore
 from shmbuffer.replay.storages.mover import ATTEMPTS, last_of_each, require_one_each
 from shmbuffer.replay.storages.record_codec import Fetched
 
@@ -163,21 +163,14 @@ class RecordStore(ItemStore):
 
     # -- everything ----------------------------------------------------------------------------
 
-    def copy_out(self) -> Contents:
+    def copy_out(self) -> tuple[list[Any], Moment]:
         """See `ItemStore.copy_out`: the items, all of them in memory."""
         image, moment = self._image()
-        items = [item for part in image.items(self.codec) for item in part]
-        return Contents(items, image.slots, moment)
+        return [item for part in image.items(self.codec) for item in part], moment
 
-    def state_dict(self) -> dict[str, Any]:
-        """See `ListStorage.state_dict`: records as they are."""
+    def _state(self) -> tuple[dict[str, Any], Moment]:
         image, moment = self._image()
-        return {
-            "_records": image.state_dict(),
-            "_index": torch.from_numpy(image.slots),
-            "_cursor": moment.head % self.max_size,
-            "_capacity": self.max_size,
-        }
+        return {"_records": image.state_dict()}, moment
 
     def _image(self) -> tuple[RecordImage, Moment]:
         return RecordImage.in_memory(self.records, self._engine.seat.dictionary())

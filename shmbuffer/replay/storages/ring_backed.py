@@ -16,6 +16,7 @@ import weakref
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from multiprocessing.context import get_spawning_popen
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -142,10 +143,16 @@ class RingBacked(Storage):
         return self._location is not None and self._location.is_directory
 
     @property
+    def scratch_dir(self) -> Path | None:
+        """The directory; None in memory, or as long as it has no name."""
+        if self._engine is not None:
+            return self._engine.path
+        return None if self._location is None else self._location.directory
+
+    @property
     def where(self) -> str:
         """The buffer's name in messages."""
-        path = None if self.open_engine is None else self.open_engine.path
-        return "this buffer" if path is None else str(path)
+        return "this buffer" if self.scratch_dir is None else str(self.scratch_dir)
 
     @property
     def draws_natively(self) -> bool:

@@ -6,9 +6,9 @@ process holds (the caller's own, or on a GPU): torch moves them between claim an
 
 from __future__ import annotations
 
-import contextlib
 from abc import abstractmethod
 from collections.abc import Callable, Collection
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -40,6 +40,9 @@ class Rows(Mover):
         ring: the ring.
         leaves: the columns, compiled.
     """
+
+    _claim: AbstractContextManager[Any] = nullcontext()
+    """Held from claim to commit, where more than the ring's own gate is needed."""
 
     def __init__(self, ring: Ring, leaves: Leaves) -> None:
         self.ring = ring
@@ -147,7 +150,7 @@ class Rows(Mover):
         """
         width = self.ring.width
         slots, first, of_slot = np.unique(elements // width, return_index=True, return_inverse=True)
-        with self._claiming():
+        with self._claim:
             expected = None if tickets is None else tickets[first]
             kept = self.ring.claims.claim_slots(slots, in_place=True, tickets=expected)
             changed = kept[of_slot]
@@ -170,7 +173,8 @@ class Rows(Mover):
     def copy_in(
         self,
         columns: list[torch.Tensor] | None,
-        present: NDArray[np.bool_],
+        rows: NDArray[np.int64],
+        slots: NDArray[np.int64],
         *,
         cursor: int,
         write_count: int,
@@ -178,37 +182,42 @@ class Rows(Mover):
         """Replace everything that is there.
 
         Args:
-            columns: one ``[slots, *lanes, *shape]`` for each leaf; None: the bytes are in their
-                places already.
-            present: bool ``[slots]``: where an item is.
+            columns: one ``[n, *lanes, *shape]`` for each leaf; None: the bytes are in their places
+                already.
+            rows: int64 ``[items]``: which row of the columns each item is.
+            slots: int64 ``[items]``: where it goes.
             cursor: slot of the next item.
             write_count: elements written so far.
 
         Cost: the bytes once, in pieces.
         """
         self.ring.empty()
-        slots = np.nonzero(present)[0]
         # Where the bytes are in their places there is nothing that would take long.
         total = len(slots) * self._slot_bytes if columns is not None else 0
         with whole_or_empty(self.ring, self.where), Progress("load", total) as progress:
             most = max(1, min(_PIECE, _PIECE_BYTES // max(1, self._slot_bytes)))
             for start, count in progress.cut(len(slots), self._slot_bytes, most):
-                self._replace_some(slots[start : start + count], columns)
+                part = slice(start, start + count)
+                self._replace_some(columns, rows[part], slots[part])
                 progress.advance(count * self._slot_bytes)
         self.ring.restore(cursor, write_count, None)
 
-    def _replace_some(self, slots: NDArray[np.int64], columns: list[torch.Tensor] | None) -> None:
-        """The items of some slots, in one claim."""
-        with self._claiming():
+    def _replace_some(
+        self,
+        columns: list[torch.Tensor] | None,
+        rows: NDArray[np.int64],
+        slots: NDArray[np.int64],
+    ) -> None:
+        """Some items, in one claim."""
+        from_, to = torch.from_numpy(rows), torch.from_numpy(slots)
+
+        def fill() -> None:
+            for view, column in zip(self.views(), columns or (), strict=columns is not None):
+                where = view.device
+                view.as_subclass(torch.Tensor)[to.to(where)] = column[from_].to(where)
+
+        with self._claim:
             self.ring.claims.claim_slots(slots, in_place=False)
-            where = torch.from_numpy(slots)
-
-            def fill() -> None:
-                for view, column in zip(self.views(), columns or (), strict=columns is not None):
-                    view.as_subclass(torch.Tensor)[where.to(view.device)] = column[where].to(
-                        view.device
-                    )
-
             self._commit(fill)
 
     def _commit(
@@ -223,6 +232,9 @@ class Rows(Mover):
             raise
         self.ring.claims.commit(priorities)
 
+    def _settle(self) -> None:
+        """Return when what torch was told to write has been written: on the CPU it has."""
+
     @property
     def _slot_bytes(self) -> int:
         """Of a slot, for those who hear of progress; an object counts as the reference to it."""
@@ -231,13 +243,6 @@ class Rows(Mover):
             8 if at in leaves.objects else leaf.nbytes for at, leaf in enumerate(leaves.leaves)
         )
         return sum(sizes) * lanes
-
-    def _claiming(self) -> contextlib.AbstractContextManager[Any]:
-        """Held from claim to commit, where more than the ring's own gate is needed."""
-        return contextlib.nullcontext()
-
-    def _settle(self) -> None:
-        """Return when what torch was told to write has been written: on the CPU it has."""
 
 
 def columns_of(
