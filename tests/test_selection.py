@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
+from tests.mutants.mutant import mutants
 from tests.selection import sample
 
 POINTS = [f"point {number}" for number in range(40)]
@@ -70,3 +74,39 @@ def test_what_has_no_hash_counts_too() -> None:
 
 def test_equal_values_of_two_types_are_two() -> None:
     assert len(taken(crossed(value=[1, True, 1.0], kind=["rows", "records"]))) == 3
+
+
+# -- what pytest makes of it ----------------------------------------------------------------------
+
+UPKEEP = "tests/crash/test_upkeep.py"
+
+
+def collected(*arguments: str) -> set[str]:
+    """What a run with these arguments would run."""
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider"]
+    root = Path(__file__).parents[1]
+    done = subprocess.run([*command, *arguments], cwd=root, capture_output=True, text=True)
+    assert done.returncode in (0, 5), done.stdout + done.stderr
+    return {line for line in done.stdout.splitlines() if "::" in line}
+
+
+def test_a_run_takes_a_sample_and_with_full_it_takes_all() -> None:
+    some, every = collected(UPKEEP), collected(UPKEEP, "--full")
+    assert some < every
+    assert {name.partition("[")[0] for name in some} == {name.partition("[")[0] for name in every}
+    chosen = collected(UPKEEP, "-k", "repair_that_dies")
+    assert chosen == {name for name in some if "repair_that_dies" in name}
+
+
+def test_a_case_that_is_named_is_run() -> None:
+    left_out = sorted(collected(UPKEEP, "--full") - collected(UPKEEP))[0]
+    assert collected(left_out) == {left_out}
+    whole = "tests/torture/test_full_kills.py"
+    assert collected(whole) == set()
+    (test,) = collected(whole, "--full")
+    assert collected(test) == {test}
+
+
+def test_what_has_to_catch_a_seeded_bug_is_always_run() -> None:
+    wanted = {test for mutant in mutants() for test in mutant.caught_by if "[" in test}
+    assert wanted <= collected(*{test.partition("::")[0] for test in wanted})
