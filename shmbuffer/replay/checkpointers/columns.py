@@ -17,9 +17,8 @@ import torch
 
 from shmbuffer._native import _core
 from shmbuffer.memory import Moment, filesystem
-from shmbuffer.replay.compat.folders import pytree_names, write_folder
+from shmbuffer.replay.compat.storages import files_of
 from shmbuffer.replay.form.leaves import Leaves
-from shmbuffer.replay.form.nodes import TensorDictNode
 
 if TYPE_CHECKING:
     from shmbuffer.replay.storages.rows import Rows
@@ -87,7 +86,7 @@ def make_columns(
         owns the files that have bytes.
     """
     lead = (slots, *leaves.lanes)
-    files = _files(leaves, lead, path) if named else []
+    files = files_of(leaves, lead, path) if named else []
     columns: list[Any] = []
     descriptors: Opened = {}
     for at, (leaf, dtype) in enumerate(zip(leaves.leaves, leaves.dtypes, strict=True)):
@@ -108,15 +107,3 @@ def make_columns(
             descriptor.close()
             columns.append(torch.empty(shape, dtype=dtype))
     return columns, descriptors
-
-
-def _files(leaves: Leaves, lead: tuple[int, ...], path: Path) -> list[Path]:
-    """The file of each leaf in TorchRL's layout, whose directories are made."""
-    if isinstance(leaves.node, TensorDictNode):
-        shapes = (leaf.shape for leaf in leaves.leaves)
-        forms = zip(leaves.dtypes, shapes, strict=True)
-        return write_folder(path, leaves.node, forms, lead)
-    files = [path / f"{name}.memmap" for name in pytree_names(leaves)]
-    for file in files:
-        file.parent.mkdir(parents=True, exist_ok=True)
-    return files

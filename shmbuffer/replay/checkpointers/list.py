@@ -12,12 +12,13 @@ import numpy as np
 
 from shmbuffer.errors import SchemaMismatchError
 from shmbuffer.memory.progress import Progress
-from shmbuffer.replay.checkpointers.record import LIST, METADATA, Record, read_metadata
+from shmbuffer.replay.checkpointers.record import LIST, Record
 from shmbuffer.replay.checkpointers.record_image import RecordImage, write_records
 from shmbuffer.replay.checkpointers.restoring import require_alone, restored
 from shmbuffer.replay.checkpointers.ring import RingStorageCheckpointer, Written
 from shmbuffer.replay.checkpoints import Loaded
 from shmbuffer.replay.compat import compressed
+from shmbuffer.replay.compat.storages import METADATA, read_metadata
 from shmbuffer.replay.form.packing import Packed
 from shmbuffer.replay.values import (
     damaged,

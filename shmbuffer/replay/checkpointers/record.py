@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from shmbuffer.errors import IncompatibleVersionError, SchemaMismatchError
-from shmbuffer.replay.values import OURS, read_json, reading, write_json
+from shmbuffer.replay.compat.storages import METADATA, metadata_of
+from shmbuffer.replay.values import OURS, reading, write_json
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from shmbuffer.memory import Moment, Ring
     from shmbuffer.replay.form.leaves import Leaves
 
-METADATA = "storage_metadata.json"
 TENSORS, LIST = "tensors", "a list of objects"
 """Kinds of storages."""
 
@@ -149,7 +149,7 @@ class Record:
             metadata: what TorchRL says of a PyTree's tensors; None: it is none.
             kind: `TENSORS` or `LIST`.
         """
-        content = _of_torchrl(metadata, self.extent * self.width)
+        content = metadata_of(metadata, self.extent * self.width)
         content[OURS] = {
             "format": 1,
             "kind": kind,
@@ -212,11 +212,7 @@ def write_beside(folder: Path, ring: Ring, *, metadata: dict[str, Any] | None = 
         metadata: see `Record.write`.
     """
     held = ring.live.committed()
-    write_json(folder / METADATA, _of_torchrl(metadata, int(held[-1]) + 1 if len(held) else 0))
-
-
-def _of_torchrl(metadata: dict[str, Any] | None, length: int) -> dict[str, Any]:
-    return {"metadata": metadata or {}, "is_pytree": metadata is not None, "len": length}
+    write_json(folder / METADATA, metadata_of(metadata, int(held[-1]) + 1 if len(held) else 0))
 
 
 def runs_of(tickets: NDArray[np.int64], sources: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -246,14 +242,3 @@ def slots_of(runs: NDArray[np.int64], slots: int) -> tuple[NDArray[np.int64], ND
         tickets[first : first + count] = np.arange(ticket, ticket + count)
         sources[first : first + count] = source
     return tickets, sources
-
-
-def read_metadata(folder: Path) -> dict[str, Any]:
-    """The content of ``storage_metadata.json``.
-
-    Raises:
-        FileNotFoundError: no tensor storage was saved there.
-    """
-    missing = "no tensor storage was saved in this directory"
-    found: dict[str, Any] = read_json(folder / METADATA, missing=missing)
-    return found

@@ -12,16 +12,14 @@ import torch
 from shmbuffer.errors import SchemaMismatchError
 from shmbuffer.memory import Engine, Leaf, Moment, Ring
 from shmbuffer.replay.checkpointers.objects import read_objects
-from shmbuffer.replay.checkpointers.record import METADATA, Record, read_metadata
+from shmbuffer.replay.checkpointers.record import Record
 from shmbuffer.replay.compat.folders import (
-    SINGLE,
     Folder,
     objects_of,
-    pytree_column,
-    pytree_name,
     read_folder,
     shapes_of_objects,
 )
+from shmbuffer.replay.compat.storages import METADATA, pytree_columns, read_metadata
 from shmbuffer.replay.form import structure
 from shmbuffer.replay.form.leaves import Leaves
 from shmbuffer.replay.form.nodes import LEAF, Node
@@ -110,7 +108,7 @@ class Saved:
                 if not next(node.paths(), None) and node is not LEAF:
                     raise ValueError("there is nothing in the form of an item")
         if found.get("is_pytree"):
-            node, columns = _of_pytree(path, found, node)
+            node, columns = pytree_columns(path, found, node)
             shape = tuple(next(iter(columns.values())).shape)
             record = record or _first_slots(shape[:ndim], found, path)
         else:
@@ -230,23 +228,6 @@ def _of_folder(
         columns = {**read_objects(path, shapes, *of, allow_pickle=allow_pickle)}
     columns |= {key: folder.tensor(key) for key in node.paths() if key in folder.tensors}
     return node, columns
-
-
-def _of_pytree(
-    path: Path, found: dict[str, Any], node: Node | None
-) -> tuple[Node | None, dict[Key, Any]]:
-    """Form and columns of TorchRL's files of a PyTree, in which there is no pickle."""
-    with reading(path / METADATA):
-        metadata: dict[str, Any] = found["metadata"]
-        if node is None and list(metadata) == [SINGLE]:
-            node = LEAF
-        if node is not None:
-            names = {key: pytree_name(key) for key in node.paths()}
-        else:  # a key with a dot in it looks like nested ones: the storage has to know the form
-            names = {tuple(name.split(".")): name.replace(".", "/") for name in metadata}
-        if not names:
-            raise ValueError("there is no tensor")
-        return node, {key: pytree_column(path, name, metadata) for key, name in names.items()}
 
 
 def _first_slots(shape: tuple[int, ...], found: dict[str, Any], path: Path) -> Record:

@@ -13,12 +13,13 @@ from tensordict import TensorDict
 from shmbuffer.replay.checkpointers.checkpointer import lies_in
 from shmbuffer.replay.checkpointers.columns import copied, make_columns
 from shmbuffer.replay.checkpointers.objects import write_objects
-from shmbuffer.replay.checkpointers.record import Record, read_metadata
+from shmbuffer.replay.checkpointers.record import Record
 from shmbuffer.replay.checkpointers.restoring import restore
 from shmbuffer.replay.checkpointers.ring import RingStorageCheckpointer, Written
 from shmbuffer.replay.checkpointers.saved import Saved
 from shmbuffer.replay.checkpoints import Loaded
-from shmbuffer.replay.compat.folders import pytree_metadata, require_no_pickle
+from shmbuffer.replay.compat.folders import require_no_pickle
+from shmbuffer.replay.compat.storages import pytree_metadata, read_metadata
 from shmbuffer.replay.form import structure
 from shmbuffer.replay.form.leaves import Leaves
 from shmbuffer.replay.form.nodes import TensorDictNode, is_collection

@@ -4,8 +4,7 @@
     <directory>/<key>.memmap    a tensor, C order, no header; the key is percent-encoded
     <directory>/<key>/          a nested TensorDict, tensorclass, or something that is no tensor
 
-A PyTree has no ``meta.json``: its tensors are at ``<key>/<position>/....memmap``, and TorchRL's
-``storage_metadata.json`` says what they are. Reading does not go through tensordict, because that
+Reading does not go through tensordict, because that
 unpickles what is in there and copies nothing into place: here a tensor is a map of its file.
 """
 
@@ -25,8 +24,6 @@ import numpy as np
 import torch
 
 from shmbuffer._native import _core
-from shmbuffer.errors import SchemaMismatchError
-from shmbuffer.replay.form.leaves import Leaves
 from shmbuffer.replay.form.nodes import (
     LEAF,
     BranchNode,
@@ -44,9 +41,6 @@ from shmbuffer.replay.values import damaged, read_json, reading
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-SINGLE = "_-single-tensor-_"
-"""TorchRL's name for the tensor of a storage that holds nothing else."""
 
 _TENSORDICT, _LAZY_STACK = (
     {
@@ -138,7 +132,7 @@ def _node_of(folder: Folder, path: Path, at: Key, dims: int) -> Node:
 def _add_nested(folder: Folder, items: dict[str, Node], path: Path, at: Key, dims: int) -> None:
     key = at[-1]
     inner = path / quote(key, safe="")
-    if not inner.exists() and _is_plain(key):
+    if not inner.exists() and is_file_name(key):
         inner = path / key  # as older versions of tensordict wrote it
     meta = read_json(inner / "meta.json")
     kind = str(meta.get("_type", ""))
@@ -166,10 +160,11 @@ def described(entry: dict[str, Any]) -> tuple[torch.dtype, tuple[int, ...]]:
 
 def _file_of(path: Path, key: str) -> Path:
     file = path / f"{quote(key, safe='')}.memmap"
-    return path / f"{key}.memmap" if _is_plain(key) and not file.exists() else file
+    return path / f"{key}.memmap" if is_file_name(key) and not file.exists() else file
 
 
-def _is_plain(key: str) -> bool:
+def is_file_name(key: str) -> bool:
+    """Whether a key can be the name of a file."""
     return "/" not in key and "\0" not in key and key not in (".", "..")
 
 
@@ -200,50 +195,6 @@ def mapped(file: Path, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tens
         flags, protection = mmap.MAP_PRIVATE | _NORESERVE, mmap.PROT_READ | mmap.PROT_WRITE
         content = mmap.mmap(fd, nbytes, flags=flags, prot=protection)
     return torch.frombuffer(content, dtype=dtype).view(shape)
-
-
-def pytree_names(leaves: Leaves) -> list[str]:
-    """The names of a PyTree's tensors in TorchRL's layout, in the order of the leaves.
-
-    Raises:
-        SchemaMismatchError: a key cannot be the name of a file.
-    """
-    for path in leaves.node.paths():
-        for key in path:
-            if not _is_plain(key) or not key:
-                raise SchemaMismatchError(
-                    f"{leaves.where}: the key {key!r} cannot be the name of a file in a "
-                    "checkpoint; rename it"
-                )
-    return [pytree_name(path) for path in leaves.node.paths()]
-
-
-def pytree_name(path: tuple[str, ...]) -> str:
-    """The name of one of them."""
-    return "/".join(path) or SINGLE
-
-
-def pytree_metadata(leaves: Leaves, slots: int) -> dict[str, Any]:
-    """What TorchRL's ``storage_metadata.json`` says of a PyTree's tensors."""
-    return {
-        name.replace("/", "."): {
-            "dtype": str(dtype),
-            "shape": [slots, *leaves.lanes, *leaf.shape],
-        }
-        for name, leaf, dtype in zip(
-            pytree_names(leaves), leaves.leaves, leaves.dtypes, strict=True
-        )
-    }
-
-
-def pytree_column(path: Path, name: str, metadata: dict[str, Any]) -> torch.Tensor:
-    """The tensor of that name in TorchRL's layout.
-
-    Raises:
-        KeyError, TypeError, ValueError: there is none, or what is said of it makes no sense.
-        CorruptBufferError: its file is too short.
-    """
-    return mapped(path / f"{name}.memmap", *described(metadata[name.replace("/", ".")]))
 
 
 def require_no_pickle(path: Path) -> None:

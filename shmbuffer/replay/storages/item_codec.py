@@ -26,7 +26,7 @@ from shmbuffer.replay.storages.record_codec import (
     Decompress,
     Fetched,
     RecordCodec,
-    takes_two,
+    with_metadata,
 )
 
 _KEPT_FORMS = 1024  # that items to come may share
@@ -99,7 +99,8 @@ class PackedCodec(ItemCodec):
         self.decompresses_zstd = decompress is None
         self.compress: Compress = self._compress if compress is None else compress
         self.decompress: Decompress = self._decompress if decompress is None else decompress
-        self._takes_metadata = takes_two(self.decompress)
+        self.expand = with_metadata(self.decompress)
+        """Called with a chunk and what belongs to it; gives the tensor, or its bytes."""
         self._codecs = threading.local()  # of zstd: one for each thread
         self._forms: dict[str, list[Any]] = {}  # items of one form share it
 
@@ -135,12 +136,6 @@ class PackedCodec(ItemCodec):
         """See `ItemCodec.loaded`."""
         chunks = [chunk.clone() for chunk in saved["chunks"]]
         return Packed(saved["form"], list(saved["values"]), chunks)
-
-    def expand(self, chunk: torch.Tensor, metadata: dict[str, Any]) -> torch.Tensor:
-        """The tensor of a chunk, or its bytes."""
-        if self._takes_metadata:
-            return self.decompress(chunk, metadata)
-        return self.decompress(chunk)
 
     def _compress(self, tensor: torch.Tensor) -> torch.Tensor:
         codec = getattr(self._codecs, "compressor", None)

@@ -114,7 +114,9 @@ class RecordCodec:
             keys=self._told["keys"],
             share=share,
         )
-        self.decoder = Decoder(self._zstd.expand, device, _with_two(decompress))
+        self.decoder = Decoder(
+            self._zstd.expand, device, None if decompress is None else with_metadata(decompress)
+        )
 
     def join(self, engine: Engine) -> None:
         """Be the codec of this buffer: its dictionary is used, and its name in messages."""
@@ -125,12 +127,6 @@ class RecordCodec:
     def use(self, dictionary: bytes) -> None:
         """Compress with this dictionary from now on, and read what was compressed with it."""
         self._zstd.use(dictionary)
-
-    def with_dictionary(self, dictionary: bytes) -> RecordCodec:
-        """Another one, that was told the same, for records that were compressed with this."""
-        other = RecordCodec(**self._told)
-        other.use(dictionary)
-        return other
 
     def encode(self, data: Any, single: bool, *, apart: bool = False) -> RecordBatch:
         """Records of one item, or of a batch; see `Encoder.encode`."""
@@ -153,14 +149,12 @@ class RecordCodec:
         return partial(RecordCodec, **self._told), ()
 
 
-def _with_two(function: Decompress | None) -> Callable[[torch.Tensor, dict[str, Any]], Any] | None:
-    """A user's function that takes the chunk alone, as one that takes what belongs to it, too."""
-    if function is None or takes_two(function):
-        return function
-    return lambda chunk, _: function(chunk)
+def with_metadata(function: Decompress) -> Callable[[torch.Tensor, dict[str, Any]], Any]:
+    """A user's function that may take the chunk alone, as one that is given what belongs to it."""
+    return function if _takes_two(function) else lambda chunk, _: function(chunk)
 
 
-def takes_two(function: Callable[..., Any]) -> bool:
+def _takes_two(function: Callable[..., Any]) -> bool:
     """Whether it takes a second positional argument that it cannot do without, or ``metadata``."""
     try:
         parameters = list(inspect.signature(function).parameters.values())

@@ -252,7 +252,7 @@ class RecordList(ListStorage):
         if image.dictionary is not None:
             found = self.engine().seat.publish_dictionary(image.dictionary)
             if found != image.dictionary:
-                other = codec.with_dictionary(image.dictionary)
+                other = self.codec_for(image.dictionary)
                 items = [item for part in image.items(other) for item in part]
                 self.copy_in(items, slots, cursor=cursor, write_count=write_count)
                 return

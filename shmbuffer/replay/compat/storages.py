@@ -1,0 +1,121 @@
+"""A storage of tensors as TorchRL saves it.
+
+    storage_metadata.json    {"len": <elements>, "is_pytree": <bool>, "metadata": <of its tensors>}
+    meta.json, ...           tensordict's files; see `folders`
+    <key>/<key>.memmap       of a PyTree, which has no meta.json: one for each of its tensors
+
+TorchRL knows a length: items are in the first slots. What else is remembered of a storage is under
+our key, and beside; see `checkpointers.record`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from shmbuffer.errors import SchemaMismatchError
+from shmbuffer.replay.compat.folders import described, is_file_name, mapped, write_folder
+from shmbuffer.replay.form.nodes import LEAF, Node, TensorDictNode
+from shmbuffer.replay.form.nodes import Path as Key
+from shmbuffer.replay.values import read_json, reading
+
+if TYPE_CHECKING:
+    import torch
+
+    from shmbuffer.replay.form.leaves import Leaves
+
+METADATA = "storage_metadata.json"
+
+_SINGLE = "_-single-tensor-_"
+"""TorchRL's name for the tensor of a storage that holds nothing else."""
+
+
+def read_metadata(folder: Path) -> dict[str, Any]:
+    """The content of ``storage_metadata.json``.
+
+    Raises:
+        FileNotFoundError: no tensor storage was saved there.
+    """
+    missing = "no tensor storage was saved in this directory"
+    found: dict[str, Any] = read_json(folder / METADATA, missing=missing)
+    return found
+
+
+def metadata_of(metadata: dict[str, Any] | None, length: int) -> dict[str, Any]:
+    """The content of it: of a PyTree its tensors, else None; and the elements."""
+    return {"metadata": metadata or {}, "is_pytree": metadata is not None, "len": length}
+
+
+def files_of(leaves: Leaves, lead: tuple[int, ...], path: Path) -> list[Path]:
+    """The file of each leaf, whose directories are made."""
+    if isinstance(leaves.node, TensorDictNode):
+        shapes = (leaf.shape for leaf in leaves.leaves)
+        forms = zip(leaves.dtypes, shapes, strict=True)
+        return write_folder(path, leaves.node, forms, lead)
+    files = [path / f"{name}.memmap" for name in _pytree_names(leaves)]
+    for file in files:
+        file.parent.mkdir(parents=True, exist_ok=True)
+    return files
+
+
+def _pytree_names(leaves: Leaves) -> list[str]:
+    """The names of a PyTree's tensors in TorchRL's layout, in the order of the leaves.
+
+    Raises:
+        SchemaMismatchError: a key cannot be the name of a file.
+    """
+    for path in leaves.node.paths():
+        for key in path:
+            if not is_file_name(key) or not key:
+                raise SchemaMismatchError(
+                    f"{leaves.where}: the key {key!r} cannot be the name of a file in a "
+                    "checkpoint; rename it"
+                )
+    return [_pytree_name(path) for path in leaves.node.paths()]
+
+
+def _pytree_name(path: tuple[str, ...]) -> str:
+    """The name of one of them."""
+    return "/".join(path) or _SINGLE
+
+
+def pytree_metadata(leaves: Leaves, slots: int) -> dict[str, Any]:
+    """What TorchRL's ``storage_metadata.json`` says of a PyTree's tensors."""
+    return {
+        name.replace("/", "."): {
+            "dtype": str(dtype),
+            "shape": [slots, *leaves.lanes, *leaf.shape],
+        }
+        for name, leaf, dtype in zip(
+            _pytree_names(leaves), leaves.leaves, leaves.dtypes, strict=True
+        )
+    }
+
+
+def pytree_columns(
+    path: Path, found: dict[str, Any], node: Node | None
+) -> tuple[Node | None, dict[Key, torch.Tensor]]:
+    """Form and columns of a PyTree's files, in which there is no pickle.
+
+    Args:
+        path: of the storage.
+        found: the content of its metadata.
+        node: the form, where it is remembered; of a single tensor it is known anyway.
+
+    Raises:
+        CorruptBufferError: they make no sense, or a file is missing or too short.
+    """
+    with reading(path / METADATA):
+        metadata: dict[str, Any] = found["metadata"]
+        if node is None and list(metadata) == [_SINGLE]:
+            node = LEAF
+        if node is not None:
+            names = {key: _pytree_name(key) for key in node.paths()}
+        else:  # a key with a dot in it looks like nested ones: the storage has to know the form
+            names = {tuple(name.split(".")): name.replace(".", "/") for name in metadata}
+        if not names:
+            raise ValueError("there is no tensor")
+        return node, {
+            key: mapped(path / f"{name}.memmap", *described(metadata[name.replace("/", ".")]))
+            for key, name in names.items()
+        }
