@@ -13,6 +13,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from shmbuffer import errors
+
 if TYPE_CHECKING:
     # Every name of these modules' __all__, for type checkers; the test of the front door compares.
     from shmbuffer.distributed import *  # noqa: F403
@@ -37,34 +39,6 @@ if TYPE_CHECKING:
     from shmbuffer.watch.loggers import log_stats as log_stats
 
 _HOMES = {
-    "shmbuffer.errors": (
-        "AttachTimeout",
-        "BufferClosedError",
-        "BufferExistsError",
-        "BufferInUseError",
-        "BufferNeedsRestart",
-        "BufferNotFoundError",
-        "BufferUnlinkedError",
-        "CorruptBufferError",
-        "DurabilityError",
-        "EmptyBufferError",
-        "ForkedHandleError",
-        "FormatError",
-        "IncompatibleVersionError",
-        "LockTimeout",
-        "RateLimitError",
-        "RateLimitTimeout",
-        "ReadOnlyError",
-        "RecordTooLargeError",
-        "RegistryFullError",
-        "RingOverrunError",
-        "SchemaMismatchError",
-        "ShmBufferError",
-        "SpaceError",
-        "UnsafeFilesystemError",
-        "UnsafePathError",
-        "UnsupportedPlatformError",
-    ),
     "shmbuffer.memory.progress": ("ProgressReport",),
     "shmbuffer.distributed": ("RayReplayBuffer", "RemoteTensorDictReplayBuffer"),
     "shmbuffer.replay.buffers": (
@@ -145,6 +119,9 @@ _HOMES = {
     ),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
+for _name, _one in vars(errors).items():
+    if isinstance(_one, type) and issubclass(_one, errors.ShmBufferError):
+        _HOME_OF[_name] = errors.__name__
 
 __all__ = sorted(_HOME_OF)
 

@@ -35,7 +35,7 @@ class Readable(griffe.Extension):
     def on_package(self, *, pkg: griffe.Module, **_: Any) -> None:
         """Go through everything in the package, once its sources have been read."""
         homes = pkg["_HOMES"].value
-        public = set(re.findall(r"'(\w+)'", str(homes)))
+        public = {*re.findall(r"'(\w+)'", str(homes)), *pkg["errors"].classes}
         self._go_through(pkg, public, named() - OTHERS)
 
     def _go_through(self, thing: griffe.Object, public: set[str], members: set[str]) -> None:

@@ -148,6 +148,8 @@ class Coordinator:
             priority_key=priority_key,
             storage=storage,
             max_bytes=max_bytes,
+            checksum=checksum,
+            reserve=reserve,
             **split(options),
         )
         self._pid = os.getpid()
@@ -162,8 +164,6 @@ class Coordinator:
                 existing=on_existing,
                 auto_cleanup=auto_cleanup,
                 limiter=rate_limiter,
-                on_progress=on_progress,
-                settings=wishes.settings(checksum=checksum, reserve=reserve),
                 timeout=timeout,
                 prefault=Prefault(prefault, on_progress),
             )

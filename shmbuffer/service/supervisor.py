@@ -23,7 +23,6 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from multiprocessing import connection
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
@@ -84,7 +83,7 @@ class Supervisor:
         self._due: list[tuple[float, Spawned]] = []  # when to start whom again
         self._stopping = False
         self._failure: BaseException | None = None  # what ended the watch before its time
-        self._wake_reader, self._wake_writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._wake_up = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         # Only the watcher touches these.
         self._others: dict[_Key, int] = {}  # pidfds of the other clients
         self._settled: set[_Key] = set()  # other clients without one, or whose pidfd has fired
@@ -229,10 +228,10 @@ class Supervisor:
                     mine = {s.sentinel: s for s in self._spawned if s.is_alive()}
                     next_s = min([SCAN_S, *(when - time.monotonic() for when, _ in self._due)])
                 others = {pidfd: client for client, pidfd in self._others.items()}
-                for fd in connection.wait([*mine, *others, self._wake_reader], max(0.0, next_s)):
+                for fd in connection.wait([*mine, *others, self._wake_up], max(0.0, next_s)):
                     assert isinstance(fd, int)
-                    if fd == self._wake_reader:
-                        os.read(self._wake_reader, 4096)
+                    if fd == self._wake_up:
+                        os.eventfd_read(fd)
                     elif fd in mine:
                         self._note_end(mine[fd])
                     else:
@@ -245,16 +244,15 @@ class Supervisor:
         finally:
             self._historian.close()
             with self._changed:
-                for pidfd in (*self._others.values(), self._wake_reader, self._wake_writer):
-                    os.close(pidfd)
+                for fd in (*self._others.values(), self._wake_up):
+                    os.close(fd)
                 self._others.clear()
-                self._wake_reader = self._wake_writer = -1
+                self._wake_up = -1
 
     def _wake(self) -> None:
         with self._changed:
-            if self._wake_writer >= 0:
-                with suppress(BlockingIOError):  # it is full of wake-ups
-                    os.write(self._wake_writer, b"!")
+            if self._wake_up >= 0:
+                os.eventfd_write(self._wake_up, 1)
 
     def _all_ended(self) -> bool:
         return not self._due and not any(spawned.is_alive() for spawned in self._spawned)

@@ -15,19 +15,17 @@ from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Literal, get_args
 
 from shmbuffer.errors import AttachTimeout, BufferInUseError
 from shmbuffer.memory import Engine, RateLimiter, cleanup, layout, removal
 from shmbuffer.memory.locks import Lock
+from shmbuffer.memory.prefault import Prefault
 from shmbuffer.memory.progress import hearing
 from shmbuffer.memory.region import Directory
 from shmbuffer.memory.trust import explained
 from shmbuffer.service.main_module import refuse_while_imported
 from shmbuffer.service.wishes import Wishes
-
-if TYPE_CHECKING:
-    from shmbuffer.memory.progress import OnProgress
 
 OnExisting = Literal["error", "recover", "overwrite"]
 
@@ -43,8 +41,8 @@ class Tenure:
         existing: what to do with a buffer that is there.
         auto_cleanup: whether the buffer is removed in the end; None: if it is a temporary one.
         limiter: what is set in the directory; None leaves what is there, and says so.
-        on_progress: told of the recovery.
-        **opening: further arguments of `Engine.open`.
+        timeout: seconds to wait for another process that creates or recovers the directory.
+        prefault: of the pages; it is told of the recovery, too.
 
     Attributes:
         engine: the handle.
@@ -62,8 +60,8 @@ class Tenure:
         existing: OnExisting,
         auto_cleanup: bool | None,
         limiter: RateLimiter | None,
-        on_progress: OnProgress | None,
-        **opening: Any,
+        timeout: float,
+        prefault: Prefault,
     ) -> None:
         if existing not in get_args(OnExisting):
             raise ValueError(f"on_existing is 'error', 'recover' or 'overwrite', not {existing!r}")
@@ -83,13 +81,15 @@ class Tenure:
                     had_one = (path / layout.COORDINATOR_LOCK).exists()
                 if had_one:  # said before it is recovered or removed for nothing
                     hold_lock(path).close()
-            with hearing(on_progress):
+            with hearing(prefault.on_progress):
                 self.engine = Engine.open(
                     path,
+                    wishes.settings(),
                     existing=existing,
                     role="coordinator",
+                    timeout=timeout,
                     temporary=self._is_temporary and auto_cleanup is not False,
-                    **opening,
+                    prefault=prefault,
                 )
             undo.callback(self.engine.close)
             if self._is_temporary or existing != "recover":

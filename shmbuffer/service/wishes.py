@@ -74,6 +74,8 @@ class Wishes:
     more: Mapping[str, Any] = field(default_factory=dict)
     storage: str | None = None
     max_bytes: int | None = None
+    checksum: bool = True
+    reserve: bool = True
     of_storage: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -105,22 +107,23 @@ class Wishes:
         if is_known and foreign:
             raise ValueError(f"storage={kind!r} takes no {foreign[0]}")
 
-    def settings(self, *, checksum: bool, reserve: bool) -> Settings | None:
+    def settings(self) -> Settings | None:
         """Returns what to record in a new directory; None without a capacity to create one."""
         if self.capacity is None:
             return None
-        usual = {"beta": float(self.beta), "batch_size": None, "priority_key": PRIORITY_KEY}
         return Settings(
             capacity=self.capacity,
             ndim=self.ndim or 1,
-            checksum=checksum,
-            reserve=reserve,
+            checksum=self.checksum,
+            reserve=self.reserve,
             alpha=None if self.alpha is None else float(self.alpha),
             eps=float(self.eps),
             record_bytes=self.max_bytes or 0,
             extra={
                 "buffer": PLAIN if self.alpha is None else PRIORITIZED,
-                **usual,
+                "beta": float(self.beta),
+                "batch_size": None,
+                "priority_key": PRIORITY_KEY,
                 **({"storage": {"kind": self.storage}} if self.max_bytes else {}),
                 **self._to_be_recorded(),
             },
