@@ -12,15 +12,14 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from types import FrameType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from shmbuffer.cli import arguments, console, exits, learning_curve
 from shmbuffer.cli.learning_curve import Curve
 from shmbuffer.cli.progress import Progress
 from shmbuffer.errors import BufferExistsError
 from shmbuffer.extras import missing
-from shmbuffer.watch import tables, units
+from shmbuffer.watch import tables, terminal, units
 
 if TYPE_CHECKING:
     from shmbuffer.examples.trial import Outcome, Plan
@@ -96,15 +95,16 @@ def run(args: argparse.Namespace) -> int:
     plan = Plan(max_s=60.0 * args.max_minutes)
     if args.no_kill:
         plan = Plan(max_s=plan.max_s, kill_collector_at=None, kill_all_at=None)
-    before = signal.signal(signal.SIGTERM, _terminate)
-    try:
-        # With --json only the object goes to stdout.
-        with contextlib.redirect_stdout(sys.stderr if args.json else sys.stdout):
-            outcome = _play(args, plan)
-            console.show(*_tables(outcome))
-            picture = _draw(_curve(args, plan, outcome), args.picture)
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    # With --json only the object goes to stdout. What was started is ended on the way out.
+    with (
+        terminal.unwound_on(signal.SIGTERM) as came,
+        contextlib.redirect_stdout(sys.stderr if args.json else sys.stdout),
+    ):
+        outcome = _play(args, plan)
+        console.show(*_tables(outcome))
+        picture = _draw(_curve(args, plan, outcome), args.picture)
+    if came:
+        return 128 + signal.SIGTERM
     if args.json:
         console.show_json(_json(args, outcome) | {"picture": picture})
     if outcome.lost or outcome.torn:
@@ -249,7 +249,3 @@ def _draw(curve: Curve, path: Path) -> str | None:
         return None
     print(f"learning curve: {saved}")
     return str(saved)
-
-
-def _terminate(_number: int, _frame: FrameType | None) -> NoReturn:
-    raise SystemExit(128 + signal.SIGTERM)  # so that what was started is ended on the way out

@@ -10,7 +10,6 @@ import signal
 import threading
 from functools import partial
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING
 
 from shmbuffer.cli import arguments, console, exits
@@ -19,14 +18,10 @@ from shmbuffer.errors import BufferExistsError, BufferNotFoundError
 from shmbuffer.memory import layout
 from shmbuffer.memory.inspect import inspect
 from shmbuffer.memory.prefault import MODES
-from shmbuffer.watch import units
+from shmbuffer.watch import terminal, units
 
 if TYPE_CHECKING:
     from shmbuffer.service.coordinator import Coordinator
-
-
-class _Stop(BaseException):
-    """SIGTERM or SIGINT: leave in good order. Nothing on the way may take it for a failure."""
 
 
 DESCRIPTION = (
@@ -104,22 +99,17 @@ def run(args: argparse.Namespace) -> int:
     if args.on_existing == "error":
         _require_room(args.dir)
     logging.basicConfig(format="%(message)s")
-    before = {number: signal.signal(number, _stop) for number in (signal.SIGTERM, signal.SIGINT)}
     served: Path | None = None
-    try:
-        with (
-            Bar(wanted=not args.json) as bar,
-            Coordinator(args.dir, on_progress=bar, **wished) as coordinator,
-        ):
-            served = coordinator.scratch_dir
-            _announce(coordinator, as_json=args.json)
-            threading.Event().wait()
-    except _Stop:
-        if served is not None:
-            _say_what_is_left(served, as_json=args.json)
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    with (
+        terminal.unwound_on(signal.SIGTERM, signal.SIGINT),
+        Bar(wanted=not args.json) as bar,
+        Coordinator(args.dir, on_progress=bar, **wished) as coordinator,
+    ):
+        served = coordinator.scratch_dir
+        _announce(coordinator, as_json=args.json)
+        threading.Event().wait()
+    if served is not None:
+        _say_what_is_left(served, as_json=args.json)
     return exits.DONE
 
 
@@ -174,10 +164,3 @@ def _announce(coordinator: Coordinator, *, as_json: bool) -> None:
         f"{metrics}pid {pid}; Ctrl-C or SIGTERM ends it",
         as_json=as_json,
     )
-
-
-def _stop(_number: int, _frame: FrameType | None) -> None:
-    # Once is enough: the way out has deadlines of its own, a second signal would only cut it short.
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, signal.SIG_IGN)
-    raise _Stop

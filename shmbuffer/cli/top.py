@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import os
+import signal
 import sys
 import time
 from collections.abc import Mapping
@@ -65,6 +67,11 @@ def run(args: argparse.Namespace) -> int:
         for found, pace in live.looks(args.dir, watch, args.interval):
             show(found, pace)
     else:
-        with terminal.undone_on_a_signal(), terminal.keys() as pause:
+        deadly = [
+            n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) == signal.SIG_DFL
+        ]
+        with terminal.unwound_on(*deadly) as came, terminal.keys() as pause:
             live.fill_screen(args.dir, found, watch, args.interval, pause)
+        for number in came:  # the terminal is as it was: now it may end us
+            os.kill(os.getpid(), number)
     return exits.DONE

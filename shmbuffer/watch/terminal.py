@@ -63,31 +63,30 @@ def _is_ours(keyboard: int) -> bool:
 
 
 class _Signalled(BaseException):
-    """A signal came whose default action ends the process."""
+    """A signal came. Nothing on the way may take it for a failure."""
 
 
 @contextmanager
-def undone_on_a_signal() -> Iterator[None]:
-    """Lets a block put the terminal back on SIGTERM and SIGHUP; then the signal ends the process.
+def unwound_on(*numbers: int) -> Iterator[list[int]]:
+    """Lets signals unwind a block, in place of what they do else; the rest of the program goes on.
 
-    Where they are ignored, or have a handler, that stays so.
+    Only the first unwinds: the way out has deadlines of its own, which a second would cut short.
+
+    Yields:
+        A list, in which the signal is as soon as it came.
     """
     came: list[int] = []
 
     def unwind(number: int, _frame: FrameType | None) -> None:
-        if not came:  # a second one would break the unwinding off
+        if not came:
             came.append(number)
             raise _Signalled
 
-    ours = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) == signal.SIG_DFL]
-    for ending in ours:
-        signal.signal(ending, unwind)
+    before = {number: signal.signal(number, unwind) for number in numbers}
     try:
-        yield
+        yield came
     except _Signalled:
         pass
     finally:
-        for ending in ours:
-            signal.signal(ending, signal.SIG_DFL)
-        for number in came:
-            os.kill(os.getpid(), number)
+        for number, handler in before.items():
+            signal.signal(number, handler)
