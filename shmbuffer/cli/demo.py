@@ -22,7 +22,7 @@ from shmbuffer.extras import missing
 from shmbuffer.watch import tables, terminal, units
 
 if TYPE_CHECKING:
-    from shmbuffer.examples.trial import Outcome, Plan
+    from shmbuffer.examples.trial import Outcome
 
 UNSOLVED = 5
 """An exit code that only this verb has."""
@@ -90,7 +90,8 @@ def run(args: argparse.Namespace) -> int:
     """Runs the demo; exit 0 if it was solved and no item was lost or torn."""
     if importlib.util.find_spec("gymnasium") is None:
         raise missing("the demo needs gymnasium", "demo", name="gymnasium")
-    from shmbuffer.examples.trial import Plan
+    from shmbuffer.examples.cartpole import Config
+    from shmbuffer.examples.trial import Plan, Trial
 
     plan = Plan(max_s=60.0 * args.max_minutes)
     if args.no_kill:
@@ -100,9 +101,17 @@ def run(args: argparse.Namespace) -> int:
         terminal.unwound_on(signal.SIGTERM) as came,
         contextlib.redirect_stdout(sys.stderr if args.json else sys.stdout),
     ):
-        outcome = _play(args, plan)
+        config = Config(seed=args.seed, collectors=args.collectors)
+        with _directory(args.scratch_dir) as run_dir, _Shown() as shown:
+            outcome = Trial(Path(run_dir), config, plan, shown).play()
         console.show(*_tables(outcome))
-        picture = _draw(_curve(args, plan, outcome), args.picture)
+        curve = Curve(
+            title=f"CartPole-v1, seed {args.seed}, {args.collectors} collectors",
+            points=outcome.evaluations,
+            marks=[(kill.step, kill.what) for kill in outcome.kills],
+            goal=plan.goal,
+        )
+        picture = _draw(curve, args.picture)
     if came:
         return 128 + signal.SIGTERM
     if args.json:
@@ -110,15 +119,6 @@ def run(args: argparse.Namespace) -> int:
     if outcome.lost or outcome.torn:
         return exits.DAMAGED
     return exits.DONE if outcome.solved else UNSOLVED
-
-
-def _play(args: argparse.Namespace, plan: Plan) -> Outcome:
-    from shmbuffer.examples.cartpole import Config
-    from shmbuffer.examples.trial import Trial
-
-    config = Config(seed=args.seed, collectors=args.collectors)
-    with _directory(args.scratch_dir) as run_dir, _Shown() as shown:
-        return Trial(Path(run_dir), config, plan, shown).play()
 
 
 def _directory(given: Path | None) -> contextlib.AbstractContextManager[str | os.PathLike[str]]:
@@ -226,15 +226,6 @@ def _counted(outcome: Outcome) -> dict[str, int]:
 def _evidence(outcome: Outcome) -> dict[str, int]:
     last = asdict(outcome.evidence[-1]) if outcome.evidence else {}
     return last | {"lost": outcome.lost, "torn": outcome.torn}
-
-
-def _curve(args: argparse.Namespace, plan: Plan, outcome: Outcome) -> Curve:
-    return Curve(
-        title=f"CartPole-v1, seed {args.seed}, {args.collectors} collectors",
-        points=outcome.evaluations,
-        marks=[(kill.step, kill.what) for kill in outcome.kills],
-        goal=plan.goal,
-    )
 
 
 def _draw(curve: Curve, path: Path) -> str | None:

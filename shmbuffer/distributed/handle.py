@@ -174,15 +174,6 @@ class Handle:
             return pickle.loads(result.data)
         return self if result is Itself else result
 
-    def _get(self, name: str) -> Any:
-        group = PROPERTIES.get(name)
-        near = None if group is None else self._reach(group)
-        return self._ask("get", name) if near is None else getattr(near.buffer, name)
-
-    def _put(self, name: str, value: Any) -> None:
-        self._ask("put", name, value)
-        self._look_again()
-
     def _look_again(self) -> None:
         """The buffer itself may have been changed, so that it is nearer than it was."""
         if self._near is None and not self._remote_only:
@@ -217,11 +208,17 @@ def _method(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _property(name: str, original: property) -> property:
-    def put(self: Handle, value: Any) -> None:
-        self._put(name, value)
+    group = PROPERTIES.get(name)
 
-    setter = None if original.fset is None else put
-    return property(lambda self: self._get(name), setter, doc=original.__doc__)
+    def get(self: Handle) -> Any:
+        near = None if group is None else self._reach(group)
+        return self._ask("get", name) if near is None else getattr(near.buffer, name)
+
+    def put(self: Handle, value: Any) -> None:
+        self._ask("put", name, value)
+        self._look_again()
+
+    return property(get, None if original.fset is None else put, doc=original.__doc__)
 
 
 def _forward(cls: type[Handle]) -> None:

@@ -165,7 +165,7 @@ def left_behind() -> Iterator[Path]:
         namespace, pid, start_time = found.groups()
         maker = Identity(int(pid), int(start_time), UNKNOWN_BOOT, int(namespace, 16))
         try:
-            if not _is_our_directory(path, uid):
+            if not path.is_dir() or path.is_symlink() or path.lstat().st_uid != uid:
                 continue
             if not prove_dead(maker, (path / INIT_LOCK).exists):
                 continue
@@ -204,10 +204,6 @@ def janitor(is_abandoned: Callable[[Path], bool], remove: Callable[[Path], bool]
         except Exception:
             _log.warning("%s: seems to be abandoned, but was not removed", path, exc_info=True)
     return removed
-
-
-def _is_our_directory(path: Path, uid: int) -> bool:
-    return path.is_dir() and not path.is_symlink() and path.lstat().st_uid == uid
 
 
 def _remove_if_empty(path: Path) -> bool:

@@ -112,11 +112,9 @@ def abandoned() -> list[Path]:
     Raises:
         OSError, ShmBufferError: one of them cannot be looked at.
     """
-    return [path for path in cleanup.left_behind() if _is_empty(path) or _is_abandoned(path)]
-
-
-def _is_empty(path: Path) -> bool:
-    return not any(path.iterdir())
+    return [
+        path for path in cleanup.left_behind() if not any(path.iterdir()) or _is_abandoned(path)
+    ]
 
 
 def _is_abandoned(path: Path) -> bool:

@@ -72,7 +72,7 @@ def between(before: Mapping[str, Any], now: Mapping[str, Any]) -> Difference:
     told: list[tuple[Kind, str]] = []
 
     def tell(kind: Kind, clients: Iterable[Client]) -> None:
-        if names := ", ".join(map(_name, clients)):
+        if names := ", ".join(f"{client['role']} {client['pid']}" for client in clients):
             told.append((kind, names))
 
     tell("stopped", [new for old, new in both if _stopped(new) and not _stopped(old)])
@@ -117,7 +117,3 @@ def _grown(counter: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> i
 
 def _stopped(client: Client) -> bool:
     return bool(client["alive"] and client["state"] == "stopped")
-
-
-def _name(client: Client) -> str:
-    return f"{client['role']} {client['pid']}"

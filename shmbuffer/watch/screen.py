@@ -49,6 +49,7 @@ class Screen:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Asked by rich at each refresh, so that a terminal may change its size."""
         from rich.console import Group
+        from rich.table import Table as RichTable
 
         (width, height), watch = options.size, self.watch
         buffer = panels.buffer(self.found, watch, width, histogram=width < WIDE)
@@ -59,7 +60,9 @@ class Screen:
         middle: RenderableType = Group(drawn(rates, compact=True), drawn(quiet, compact=True))
         lines = _lines(rates) + _lines(quiet)
         if width >= WIDE and priorities.rows:
-            middle = _beside(middle, drawn(priorities, compact=True), gap=4)
+            beside = RichTable.grid(padding=(0, 4, 0, 0))
+            beside.add_row(middle, drawn(priorities, compact=True))
+            middle = beside
             lines = max(lines, _lines(priorities))
         left = height - 1 - _lines(buffer) - lines
         fewest = min(_lines(events), 1 + _FEWEST_EVENTS)
@@ -91,14 +94,6 @@ class Screen:
 
 def _lines(table: Table) -> int:
     return len(table.rows) + bool(table.columns)
-
-
-def _beside(left: RenderableType, right: RenderableType, gap: int) -> Any:
-    from rich.table import Table as RichTable
-
-    grid = RichTable.grid(padding=(0, gap, 0, 0))
-    grid.add_row(left, right)
-    return grid
 
 
 def _first(table: Table, rows: int) -> Table:
