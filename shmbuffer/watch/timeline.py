@@ -7,7 +7,6 @@ counted back from its last one, and a recorder's last one lies before the next o
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
@@ -46,10 +45,17 @@ class Timeline:
         records = np.concatenate([history.coarse[older], history.fine])
         if not len(records):
             raise ValueError("a history without records is no timeline")
-        times_s = _straightened(records)
+        offsets = _wall_clocks(records)
+        offset_ns = np.array([offsets[one] for one in records["recorder"].tolist()])
+        times_s = (records["boottime_ns"].astype(np.int64) + offset_ns) / 1e9
         begin_s = -np.inf if last_s is None else times_s[-1] - last_s
         first = max(0, int(np.searchsorted(times_s, begin_s)) - 1)
-        events = list(_straightened_events(history.events, records, times_s))
+        events = [
+            replace(one, time_ns=one.boottime_ns + offsets[one.recorder])
+            if one.recorder in offsets
+            else one
+            for one in history.events
+        ]
         self.times_s: Floats = times_s[first:]
         self.records: NDArray[np.void] = records[first:]
         self.events = [one for one in events if one.time_s >= begin_s]
@@ -158,33 +164,15 @@ def _is_before(records: NDArray[np.void], first: NDArray[np.void]) -> NDArray[np
     return found
 
 
-def _sessions(records: NDArray[np.void]) -> list[slice]:
-    """The records of each recorder."""
+def _wall_clocks(records: NDArray[np.void]) -> dict[int, int]:
+    """By recorder, the nanoseconds from its clock since boot to the wall clock."""
+    found: dict[int, int] = {}
+    later_ns = 2**63
     ends = np.flatnonzero(records["recorder"][1:] != records["recorder"][:-1]) + 1
-    bounds = [0, *ends.tolist(), len(records)]
-    return [slice(begin, end) for begin, end in pairwise(bounds)]
-
-
-def _straightened(records: NDArray[np.void]) -> Floats:
-    times_s = records["time_ns"].astype(np.float64) / 1e9
-    boot_s = records["boottime_ns"].astype(np.float64) / 1e9
-    later_s = np.inf
-    for session in reversed(_sessions(records)):
-        counted = times_s[session][-1] - (boot_s[session][-1] - boot_s[session])
-        counted -= max(0.0, counted[-1] - later_s + 1e-3)
-        times_s[session] = counted
-        later_s = counted[0]
-    return times_s
-
-
-def _straightened_events(
-    events: Sequence[Event], records: NDArray[np.void], times_s: Floats
-) -> Iterator[Event]:
-    """The same, at the times of their recorder's records."""
-    last = {int(records["recorder"][s][-1]): s.stop - 1 for s in _sessions(records)}
-    for event in events:
-        at = last.get(event.recorder)
-        if at is not None:
-            since_ns = event.boottime_ns - int(records["boottime_ns"][at])
-            event = replace(event, time_ns=round(times_s[at] * 1e9) + since_ns)
-        yield event
+    for begin, end in reversed([*pairwise([0, *ends.tolist(), len(records)])]):
+        first_ns, last_ns = (int(records["boottime_ns"][at]) for at in (begin, end - 1))
+        offset_ns = int(records["time_ns"][end - 1]) - last_ns
+        offset_ns = min(offset_ns, later_ns - 10**6 - last_ns)
+        found[int(records["recorder"][begin])] = offset_ns
+        later_ns = first_ns + offset_ns
+    return found
