@@ -130,15 +130,5 @@ def _clients(found: Mapping[str, Any]) -> Table:
         )
         for client in found["clients"]
     ]
-    columns = (
-        "role",
-        "pid",
-        "state",
-        "claim",
-        "here for",
-        "idle for",
-        "inserts",
-        "sampled",
-        "updates",
-    )
-    return Table("clients", columns, rows)
+    times, counts = ("here for", "idle for"), ("inserts", "sampled", "updates")
+    return Table("clients", ("role", "pid", "state", "claim", *times, *counts), rows)

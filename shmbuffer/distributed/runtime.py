@@ -8,8 +8,7 @@ from typing import Any
 from shmbuffer.extras import missing
 
 _lock = threading.RLock()
-_leases = 0
-_started_here = False
+_leases: set[Lease] | None = None  # of a Ray that was started here
 
 
 def require_ray() -> Any:
@@ -33,23 +32,21 @@ class Lease:
     """
 
     def __init__(self, config: dict[str, Any] | None = None) -> None:
-        global _leases, _started_here
+        global _leases
         ray = require_ray()
         with _lock:
             if not ray.is_initialized():
                 ray.init(**(config or {}))
-                _leases, _started_here = 0, True  # leases of a Ray that was shut down meanwhile
-            _leases += 1
-        self._released = False
+                _leases = set()  # without those of a Ray that was shut down meanwhile
+            if _leases is not None:
+                _leases.add(self)
 
     def release(self) -> None:
         """The user is done. Idempotent."""
-        global _leases, _started_here
+        global _leases
         with _lock:
-            if self._released:
-                return
-            self._released = True
-            _leases = max(0, _leases - 1)
-            if _leases == 0 and _started_here:
-                _started_here = False
-                require_ray().shutdown()
+            if _leases is not None and self in _leases:
+                _leases.remove(self)
+                if not _leases:
+                    _leases = None
+                    require_ray().shutdown()
