@@ -167,7 +167,7 @@ class History:
         fine: a record a second, oldest first; `STAMP` and the fields.
         coarse: a record a minute, in the same way.
         events: oldest first.
-        newest: the number of the last record of each ring; 0 without one.
+        rings: with the number of the last record of each.
         left_out: places with something in them that is no record.
     """
 
@@ -176,7 +176,7 @@ class History:
     fine: NDArray[np.void]
     coarse: NDArray[np.void]
     events: Sequence[Event]
-    newest: Sequence[int]
+    rings: tuple[Ring, Ring, Ring]
     left_out: int
 
 
@@ -209,7 +209,7 @@ def record_type(fields: Mapping[str, str]) -> np.dtype[np.void]:
 
 @dataclass
 class Ring:
-    """A ring in the file: what it is made of, how many, from where on; the newest number."""
+    """A ring in the file: what it is made of, how many, from where on; its newest number, or 0."""
 
     kind: np.dtype[np.void]
     room: int
@@ -222,7 +222,10 @@ class Ring:
         return self.begin + self.room * self.kind.itemsize
 
     def whole(self, data: bytes) -> tuple[NDArray[np.void], int]:
-        """What is whole in it, in order, and the number of places that something else is in."""
+        """What is whole in it, in order, and the number of places that something else is in.
+
+        Sets its newest number.
+        """
         ring = np.frombuffer(data, self.kind, self.room)
         used = np.flatnonzero(ring["number"])
         numbers, size = ring["number"][used], self.kind.itemsize
@@ -233,6 +236,7 @@ class Ring:
         # What has the number of a lap that has ended is no record either.
         good &= numbers + self.room > numbers[good].max(initial=0)
         found = ring[used[good]]
+        self.number = int(found["number"].max(initial=0))
         return found[np.argsort(found["number"])], len(used) - len(found)
 
 
@@ -279,7 +283,7 @@ def parse(data: bytes, where: Path) -> History:
         found[0],
         found[1],
         events_of(found[2]),
-        newest=[int(records["number"].max(initial=0)) for records in found],
+        rings=places,
         left_out=sum(torn),
     )
 

@@ -55,12 +55,11 @@ class Recorder:
         self.reason = reason
         self._file = file
         self._where = where
-        self._fine, self._coarse, self._events = history.rings(history.recorded_fields())
+        rings = history.rings(history.recorded_fields()) if found is None else found.rings
+        self._fine, self._coarse, self._events = rings
         self._coarse_ns: int | None = None
-        if found is not None:
-            self._fine.number, self._coarse.number, self._events.number = found.newest
-            if len(found.coarse):
-                self._coarse_ns = int(found.coarse["time_ns"][-1])
+        if found is not None and len(found.coarse):
+            self._coarse_ns = int(found.coarse["time_ns"][-1])
 
     @classmethod
     def open(cls, files: Files, uuid: bytes) -> Self:
@@ -126,7 +125,6 @@ class Recorder:
         ring = self._events
         data = os.pread(self._file.fd, ring.end - ring.begin, ring.begin)
         rows, _ = ring.whole(data)
-        ring.number = int(rows["number"].max(initial=0))
         events = history.events_of(rows)
         ends = history.open_ends(events)
         ended = {event.incarnation for event in events} - ends.keys()

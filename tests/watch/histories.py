@@ -45,8 +45,9 @@ def history_of(
     coarse: Iterable[Mapping[str, float]] = (),
     happened: Iterable[Event] = (),
 ) -> History:
-    rings = records(fine), records(coarse)
-    return History(b"u" * 16, history.recorded_fields(), *rings, list(happened), (0, 0, 0), 0)
+    fields = history.recorded_fields()
+    found = records(fine), records(coarse), list(happened)
+    return History(b"u" * 16, fields, *found, history.rings(fields), 0)
 
 
 def steady(seconds: int, by: int = 1, begin: int = 0, **rates: float) -> list[dict[str, float]]:
