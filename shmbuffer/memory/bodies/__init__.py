@@ -108,6 +108,7 @@ from shmbuffer.memory.bodies.limits import (
 )
 from shmbuffer.memory.bodies.locating import Located, locate
 from shmbuffer.memory.bodies.mold import Mold
+from shmbuffer.memory.bodies.pieces import move, volumes
 
 __all__ = [
     "MAX_CHUNKS",
@@ -126,6 +127,8 @@ __all__ = [
     "encode_form",
     "itemsize_of",
     "locate",
+    "move",
     "parse_form",
     "plausible",
+    "volumes",
 ]

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from shmbuffer._native import _core
 from shmbuffer.memory.bodies.forms import Form
 from shmbuffer.memory.bodies.heads import FRONT_AT, FRONT_WORD, Model, head_of, model
 from shmbuffer.memory.bodies.limits import MAX_U32, SMALL_BYTES, ImpossibleError, refuse
@@ -15,6 +14,7 @@ from shmbuffer.memory.bodies.pieces import (
     address,
     aligned,
     measure,
+    move,
     name_of,
     place_inline,
     require_joined,
@@ -102,7 +102,7 @@ def _copies(one: Model, addresses: NDArray[np.int64], sizes: NDArray[np.int64]) 
     data.view(np.uint64).reshape(count, -1)[:, one.gaps] = 0
     data.reshape(count, -1)[:, : len(one.start)] = one.start
     to = starts[:, None] + (one.offsets + address(data))
-    _move(addresses, sizes, to)
+    move(addresses, sizes, to)
     return RecordBatch(data, starts, np.full(count, one.end))
 
 
@@ -163,7 +163,7 @@ def _laid_out(
     source[:, :-1] = addresses
     source[:, -1] = address(code)
     to += address(data)
-    _move(source, moved, to)
+    move(source, moved, to)
     return RecordBatch(data, starts, end)
 
 
@@ -199,11 +199,6 @@ def _holders(
         ),
     )
     return holders.reshape(shape)
-
-
-def _move(addresses: NDArray[np.int64], sizes: NDArray[np.int64], to: NDArray[np.int64]) -> None:
-    addresses, sizes = np.ascontiguousarray(addresses), np.ascontiguousarray(sizes)
-    _core.move_pieces(address(addresses), address(sizes), address(to), to.size)
 
 
 def _require_shape(name: str, array: NDArray[np.int64], shape: tuple[int, ...]) -> None:

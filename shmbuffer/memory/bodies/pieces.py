@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from shmbuffer._native import _core
+from shmbuffer.memory.bodies.chunks import Chunk
 from shmbuffer.memory.bodies.forms import Form
 from shmbuffer.memory.bodies.limits import MAX_RAW_BYTES, MAX_U32, MAX_VOLUME, plausible, refuse
 
@@ -136,3 +138,18 @@ def aligned(at: NDArray[np.int64], alignment: int) -> NDArray[np.int64]:
 def address(array: NDArray[Any]) -> int:
     """Where the bytes of an array are; faster than its ``ctypes``."""
     return int(array.__array_interface__["data"][0])
+
+
+def move(addresses: NDArray[np.int64], sizes: NDArray[np.int64], to: NDArray[np.int64]) -> None:
+    """So many bytes go from address to address, in one native call. ``to`` is contiguous."""
+    addresses, sizes = np.ascontiguousarray(addresses), np.ascontiguousarray(sizes)
+    _core.move_pieces(address(addresses), address(sizes), address(to), to.size)
+
+
+def volumes(chunk: Chunk, dims: NDArray[np.int64]) -> NDArray[np.int64]:
+    """int64[n]: the bytes of a leaf, expanded, from its dims, int64[n, rank]."""
+    if chunk.rank == 0:
+        return np.full(len(dims), chunk.itemsize, np.int64)
+    sizes = dims[:, 0] if chunk.rank == 1 else np.multiply.reduce(dims, axis=1)
+    found: NDArray[np.int64] = sizes * chunk.itemsize
+    return found

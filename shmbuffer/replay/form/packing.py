@@ -35,6 +35,7 @@ Form = list[Any]
 Compress = Callable[[torch.Tensor], Any]  # a uint8 tensor: looked at, since users write these
 Decompress = Callable[[torch.Tensor, dict[str, Any]], Any]
 
+_CPU = torch.device("cpu")
 _NO_OBJECTS = "?biufcSUmM"  # kinds of numpy dtypes whose bytes are the value
 
 
@@ -160,10 +161,7 @@ class _Unpacker:
                 array = self._array(np.dtype(name), tuple(shape))
                 return array if kind == "array" else array[()]
             case ["bytes"]:
-                chunk = next(self._chunks)
-                if not chunk.numel():
-                    return b""
-                return self._expanded(chunk, torch.uint8, None, chunk.device).numpy().tobytes()
+                return self._tensor(torch.uint8, None).numpy().tobytes()
             case ["value"]:
                 return next(self._values)
         try:
@@ -185,12 +183,21 @@ class _Unpacker:
         return next(self._values) if isinstance(key, dict) else labels.from_json(key)
 
     def _tensor(
-        self, dtype: torch.dtype, shape: torch.Size, device: torch.device | None = None
+        self, dtype: torch.dtype, shape: torch.Size | None, device: torch.device = _CPU
     ) -> torch.Tensor:
+        """What a chunk holds, or its bytes. Without a shape: so many as there are."""
         chunk = next(self._chunks)
-        if not shape.numel():
-            return torch.empty(shape, dtype=dtype)
-        return self._expanded(chunk, dtype, shape, device or torch.device("cpu"))
+        if not (chunk if shape is None else shape).numel():
+            return torch.empty(0 if shape is None else shape, dtype=dtype)
+        about = {"type": "tensor", "shape": shape, "dtype": dtype, "device": device}
+        found = expanded(self._decompress(chunk, about), dtype, shape)
+        if shape is None:
+            return found.cpu().reshape(-1)
+        if found.dtype is dtype:
+            return found.reshape(shape)
+        plain = torch.empty(shape, dtype=dtype)
+        plain.view(-1).view(torch.uint8).copy_(found.reshape(-1))
+        return plain
 
     def _array(self, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Any:
         if dtype.kind not in _NO_OBJECTS:
@@ -201,25 +208,6 @@ class _Unpacker:
         return (
             self._tensor(torch.uint8, torch.Size((size,))).cpu().numpy().view(dtype).reshape(shape)
         )
-
-    def _expanded(
-        self,
-        chunk: torch.Tensor,
-        dtype: torch.dtype,
-        shape: torch.Size | None,
-        device: torch.device,
-    ) -> torch.Tensor:
-        """What a chunk holds; its bytes may come out as they are."""
-        about = {"type": "tensor", "shape": shape, "dtype": dtype, "device": device}
-        found = self._decompress(chunk, about)
-        found = expanded(found, dtype, shape)
-        if shape is None:
-            return found.cpu().reshape(-1)
-        if found.dtype is dtype:
-            return found.reshape(shape)
-        plain = torch.empty(shape, dtype=dtype)
-        plain.view(-1).view(torch.uint8).copy_(found.reshape(-1))
-        return plain
 
 
 def compressed(compress: Compress, tensor: torch.Tensor) -> torch.Tensor:

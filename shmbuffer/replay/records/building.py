@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from shmbuffer.errors import CorruptBufferError
-from shmbuffer.memory.bodies.grammar import DICTS, Container, split
+from shmbuffer.memory.bodies.grammar import DICTS, KEYED, Container, split
 from shmbuffer.replay.form import labels
 from shmbuffer.replay.form.batches import collate
 from shmbuffer.replay.form.containers import made
@@ -97,21 +97,16 @@ def chunks_under(tree: Any, kinds: Collection[str], inside: bool = False) -> set
     return {chunk for part in split(tree).parts for chunk in chunks_under(part, kinds, inside)}
 
 
-def chunk_at(tree: Any, path: Sequence[Any]) -> int | None:
-    """The chunk at a path of keys, through TensorDicts, tensorclasses and dicts.
-
-    None where there is none.
-    """
-    for key in path:
-        if tree[0] == "tensorclass":
-            tree = tree[2]
-        if tree[0] not in ("tensordict", *DICTS):
-            return None
-        entries = {labels.from_json(name): child for name, child in tree[-1]}
-        if key not in entries:
-            return None
-        tree = entries[key]
-    return tree[1] if tree[0] == "chunk" else None
+def chunks_at(tree: Any, path: tuple[Any, ...] = ()) -> dict[tuple[Any, ...], int]:
+    """The chunks under keys of TensorDicts, tensorclasses and dicts, by their path."""
+    if tree[0] == "chunk":
+        return {path: tree[1]}
+    if tree[0] == "tensorclass":
+        return chunks_at(tree[2], path)
+    found: dict[tuple[Any, ...], int] = {}
+    for key, entry in tree[-1] if tree[0] in KEYED else ():
+        found.update(chunks_at(entry, (*path, labels.from_json(key))))
+    return found
 
 
 def built(make: Callable[[], Any], where: str) -> Any:

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from tensordict import NonTensorData, NonTensorStack
 
-from shmbuffer.memory.bodies import Chunk
+from shmbuffer.memory.bodies import Chunk, volumes
 from shmbuffer.replay.form.containers import Taken, take_of
 from shmbuffer.replay.form.nodes import is_collection
 from shmbuffer.replay.records.forms import (
@@ -141,10 +141,7 @@ def _sizes(
 ) -> NDArray[np.int64]:
     sizes = np.empty((count, len(chunks)), np.int64)
     for at, (chunk, shape) in enumerate(zip(chunks, dims, strict=True)):
-        if chunk.rank < 2:
-            sizes[:, at] = shape[:, 0] * chunk.itemsize if chunk.rank else chunk.itemsize
-        else:
-            sizes[:, at] = np.multiply.reduce(shape, axis=1) * chunk.itemsize
+        sizes[:, at] = volumes(chunk, shape)
     return sizes
 
 

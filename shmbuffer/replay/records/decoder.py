@@ -21,7 +21,7 @@ from shmbuffer.replay.records.building import (
     OBJECTS,
     NotDenseError,
     build,
-    chunk_at,
+    chunks_at,
     chunks_under,
     stacked,
 )
@@ -171,7 +171,8 @@ class Decoder:
         batch = writable(batch)
         found: list[list[Any]] = [[None] * len(batch) for _ in paths]
         for one in bodies.locate(batch, self.where):
-            chunks = [chunk_at(one.form.tree, path) for path in paths]
+            there = chunks_at(one.form.tree)
+            chunks = [there.get(path) for path in paths]
             numbers = sorted({at for at in chunks if at is not None and _is_number(one, at)})
             reading = Reading(self, batch.data)
             columns = columns_of(batch, [one], numbers, self.own)

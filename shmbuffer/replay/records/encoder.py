@@ -14,8 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from shmbuffer._native import _core
-from shmbuffer.memory.bodies import Codec, assemble
+from shmbuffer.memory.bodies import Codec, assemble, move
 from shmbuffer.memory.record_batch import RecordBatch, gather
 from shmbuffer.replay.form.batches import is_batch, unbound
 from shmbuffer.replay.form.packing import compressed
@@ -374,9 +373,7 @@ def _side_by_side(
     """The pieces of each row one behind the other: memory, starts of rows in it, their sizes."""
     ends = np.cumsum(sizes.ravel()).reshape(sizes.shape)
     memory = np.empty(int(ends[-1, -1]), np.uint8)
-    addresses, sizes = np.ascontiguousarray(addresses), np.ascontiguousarray(sizes)
-    to = ends - sizes + memory.ctypes.data
-    _core.move_pieces(addresses.ctypes.data, sizes.ctypes.data, to.ctypes.data, to.size)
+    move(addresses, sizes, ends - sizes + memory.ctypes.data)
     return memory, (ends - sizes)[:, 0], sizes.sum(axis=1)
 
 

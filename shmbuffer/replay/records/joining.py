@@ -10,9 +10,9 @@ import torch
 from numpy.typing import NDArray
 from tensordict import NonTensorStack, is_non_tensor, lazy_stack
 
-from shmbuffer.replay.records.building import APART, Batch, built, chunks_under
+from shmbuffer.replay.records.building import APART, Batch, built, chunks_at, chunks_under
 from shmbuffer.replay.records.decoder import Decoder, Reading
-from shmbuffer.replay.records.layers import Key, Path, Tensors, chunks_of, name_of, path_of
+from shmbuffer.replay.records.layers import Key, Path, Tensors, name_of, path_of
 from shmbuffer.replay.records.table import Column, Table
 from shmbuffer.replay.records.transfer import empty, homes
 
@@ -41,7 +41,7 @@ class Joining:
         columns: list[Any] = list(table.columns)
         leaves = {
             path: number
-            for path, number in chunks_of(table.tree).items()
+            for path, number in chunks_at(table.tree).items()
             if not isinstance(columns[number], list)
         }
         tree = self._look(table, {path: columns[number] for path, number in leaves.items()})

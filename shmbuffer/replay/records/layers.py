@@ -30,7 +30,6 @@ from shmbuffer.errors import EmptyBufferError
 from shmbuffer.replay.form.containers import register
 from shmbuffer.replay.form.nodes import is_collection
 from shmbuffer.replay.form.tensors import dtype_name
-from shmbuffer.replay.records.building import APART
 from shmbuffer.replay.records.table import Table, differing
 
 Key = str | tuple[str, ...]
@@ -62,20 +61,6 @@ class Tensors:
     def ragged(self) -> list[int]:
         """See `Column.ragged`."""
         return differing(self.dims)
-
-
-def chunks_of(tree: Any, path: Path = ()) -> dict[Path, int]:
-    """Where the columns of a table are, but for those of what stays one for each item."""
-    if tree[0] == "chunk":
-        return {path: tree[1]}
-    if tree[0] in APART:
-        return {}
-    if tree[0] == "tensorclass":
-        return chunks_of(tree[2], path)
-    found: dict[Path, int] = {}
-    for key, entry in tree[-1]:
-        found.update(chunks_of(entry, (*path, key)))
-    return found
 
 
 def has(tree: Any, path: Path) -> bool:

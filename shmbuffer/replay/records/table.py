@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from shmbuffer.memory.bodies import Chunk, Codec, Located
+from shmbuffer.memory.bodies import Chunk, Codec, Located, volumes
 from shmbuffer.memory.record_batch import RecordBatch
 from shmbuffer.replay.form.packing import expanded
 from shmbuffer.replay.form.tensors import (
@@ -76,7 +76,7 @@ class Column:
         self.chunk = chunk
         self.dims = dims
         self.pieces = pieces
-        self.nbytes = _bytes_of(chunk, dims)
+        self.nbytes = volumes(chunk, dims)
 
     @property
     def dtype(self) -> torch.dtype | None:
@@ -191,17 +191,8 @@ def _frames_of(located: Located) -> dict[int, tuple[int, Frame]]:
         for piece in pieces:
             number = int(columns.chunk_of[piece])
             starts.append((number, end))
-            end = end + _bytes_of(chunks[number], located.dims[number])
+            end = end + volumes(chunks[number], located.dims[number])
         found.update((number, (head, Frame(before, end))) for number, before in starts)
-    return found
-
-
-def _bytes_of(chunk: Chunk, dims: NDArray[np.int64]) -> NDArray[np.int64]:
-    """int64[n]: the size of a leaf in each row."""
-    if chunk.rank == 0:
-        return np.full(len(dims), chunk.itemsize, np.int64)
-    sizes = dims[:, 0] if chunk.rank == 1 else dims.prod(axis=1)
-    found: NDArray[np.int64] = sizes * chunk.itemsize
     return found
 
 

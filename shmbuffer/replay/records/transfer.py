@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from shmbuffer._native import _core
+from shmbuffer.memory import bodies
 from shmbuffer.memory.bodies import Codec
 from shmbuffer.replay.form.tensors import address_of
 from shmbuffer.replay.records.compression import Destination
@@ -109,7 +109,7 @@ class Transfer:
         if self._packed or self._joined:
             self._decompress()
         if self._raw:
-            _move(*(np.concatenate(parts) for parts in zip(*self._raw, strict=True)))
+            bodies.move(*(np.concatenate(parts) for parts in zip(*self._raw, strict=True)))
         self._raw, self._packed, self._joined, self._kept = [], [], [], []
 
     def _decompress(self) -> None:
@@ -143,7 +143,7 @@ class Transfer:
             destinations += _cut(out, packed.to[chosen], packed.nbytes[chosen])
         self._expand(sources, destinations, self._where)
         if again.any():
-            _move(to[leader[again]], nbytes[again], to[again])
+            bodies.move(to[leader[again]], nbytes[again], to[again])
 
     def _frames(self) -> tuple[list[memoryview], list[Destination]]:
         """Frames that several columns lie in, and where each goes, part by part.
@@ -221,11 +221,6 @@ def homes(nbytes: NDArray[np.int64]) -> tuple[NDArray[np.int64], int]:
     """Places for runs of bytes one behind the other: int64[n], and where the last ends."""
     ends = np.cumsum(nbytes)
     return ends - nbytes, int(ends[-1]) if len(ends) else 0
-
-
-def _move(addresses: NDArray[np.int64], sizes: NDArray[np.int64], to: NDArray[np.int64]) -> None:
-    """One native call; the arrays are int64, contiguous and of one length."""
-    _core.move_pieces(address_of(addresses), address_of(sizes), address_of(to), len(to))
 
 
 def _cut(
