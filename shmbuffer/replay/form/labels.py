@@ -39,20 +39,16 @@ def to_json(key: Any) -> Any:
             return kind.__str__(key) if kind is str else int(key)
     if type(key) is float and math.isfinite(key):
         return key
-    if type(key) is tuple and is_json(key):
-        return [to_json(part) for part in key]
+    if type(key) is tuple:
+        parts = list(map(to_json, key))
+        if not any(isinstance(part, dict) for part in parts):
+            return parts
     return {"key": key}
 
 
 def is_json(key: Any) -> bool:
     """Whether a key can be written into a schema, for other processes to read."""
-    if type(key) is tuple:
-        return all(map(is_json, key))
-    return (
-        key is None
-        or isinstance(key, (str, int, bool))
-        or (type(key) is float and math.isfinite(key))
-    )
+    return not isinstance(to_json(key), dict)
 
 
 def from_json(key: Any) -> Any:

@@ -33,7 +33,7 @@ from shmbuffer.replay.records.forms import (
 
 @dataclass(frozen=True, eq=False)
 class Columns:
-    """n items of one kind.
+    """n items of one kind. A TypeError where a leaf has no memory.
 
     Attributes:
         kind: what they have in common.
@@ -52,6 +52,16 @@ class Columns:
     sizes: NDArray[np.int64]
     keeps: list[Any] = field(repr=False)
     leaves: list[list[Any]] | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.addresses.all():
+            return
+        nowhere = ((self.addresses == 0) & (self.sizes > 0)).any(axis=0)
+        for at in np.flatnonzero(nowhere).tolist():
+            raise TypeError(
+                f"the leaf {self.kind.paths[at]!r} has no memory: it is a tensor that only stands "
+                "for one; make a real one of it (clone it) before it is stored"
+            )
 
     def __len__(self) -> int:
         return len(self.addresses)
@@ -127,7 +137,7 @@ def of_described(group: list[Described]) -> Columns:
             addresses[:, at] = np.fromiter(found, np.int64, count)
         else:
             addresses[:, at] = joined(column, sizes[:, at], keeps)
-    return _columns(kind, batch_dims, dims, addresses, sizes, keeps, leaves)
+    return Columns(kind, batch_dims, tuple(dims), addresses, sizes, keeps, leaves)
 
 
 def _table(rows: list[list[int]], count: int) -> NDArray[np.int64]:
@@ -159,24 +169,6 @@ def joined(values: list[bytes], sizes: NDArray[np.int64], keeps: list[Any]) -> N
     return starts
 
 
-def _columns(
-    kind: Kind,
-    batch_dims: NDArray[np.int64],
-    dims: Sequence[NDArray[np.int64]],
-    addresses: NDArray[np.int64],
-    sizes: NDArray[np.int64],
-    keeps: list[Any],
-    leaves: list[list[Any]] | None = None,
-) -> Columns:
-    if not addresses.all():
-        for at in np.flatnonzero(((addresses == 0) & (sizes > 0)).any(axis=0)).tolist():
-            raise TypeError(
-                f"the leaf {kind.paths[at]!r} has no memory: it is a tensor that only stands for "
-                "one; make a real one of it (clone it) before it is stored"
-            )
-    return Columns(kind, batch_dims, tuple(dims), addresses, sizes, keeps, leaves)
-
-
 class _ApartError(Exception):
     """The items are to be taken apart."""
 
@@ -199,7 +191,7 @@ class _Rows(Walk):
         for at, column in enumerate(self._addresses):
             addresses[:, at] = column
         sizes = _sizes(kind.chunks, self._shapes, count)
-        return _columns(kind, batch_dims, self._shapes, addresses, sizes, self._keeps)
+        return Columns(kind, batch_dims, tuple(self._shapes), addresses, sizes, self._keeps)
 
     def add(self, item: Any) -> None:
         """See `Walk.add`; _ApartError where the items are no rows of one memory."""

@@ -193,7 +193,7 @@ class Encoder:
         )
         compressed = []
         for unit, frame in zip(units, frames, strict=True):
-            if plan.learn_all(unit, sum([sizes[leaf] for leaf in unit]) - len(frame), 1):
+            if plan.learn(unit, sum([sizes[leaf] for leaf in unit]) - len(frame), 1):
                 for leaf in unit:
                     pieces[leaf] = b""
                 pieces[unit[0]] = frame
@@ -275,7 +275,7 @@ class Encoder:
         codecs, compressed, end = list(plan.raw), [], 0
         for unit, whole in zip(units, wholes, strict=True):
             start, end = end, end + len(whole)
-            if plan.learn_all(unit, int((whole - found[start:end]).sum()), len(whole)):
+            if plan.learn(unit, int((whole - found[start:end]).sum()), len(whole)):
                 for leaf in unit[1:]:
                     sizes.reshape(-1)[held[leaf]] = 0
                 addresses.reshape(-1)[held[unit[0]]] = at[start:end]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from tensordict import NonTensorStack, is_non_tensor, lazy_stack
 
 from shmbuffer.replay.records.building import APART, Batch, built, chunks_at, chunks_under
-from shmbuffer.replay.records.decoder import Decoder, Reading
+from shmbuffer.replay.records.decoder import Reading
 from shmbuffer.replay.records.layers import Key, Path, Tensors, name_of, path_of
 from shmbuffer.replay.records.table import Column, Table
 from shmbuffer.replay.records.transfer import empty, homes
@@ -21,119 +21,88 @@ Later = Callable[[], Any]
 """Gives what is there when everything has moved."""
 
 
-class Joining:
+class Joining(Batch):
     """Makes one batch of the leaves of items: says what goes where, and takes it when it is there.
 
-    Subclasses say what becomes of a leaf, and of entries that are no tensors.
+    Subclasses say what becomes of a leaf.
+
+    Args:
+        table: all items; see `layers`.
+        reading: reads its columns.
+        asked: leaves that must be there.
+
+    Raises:
+        KeyError: one of them is not.
     """
 
-    def __init__(self) -> None:
-        self._reading = Reading(Decoder())
-
-    def of(self, table: Table, reading: Reading) -> Any:
-        """The batch.
-
-        Args:
-            table: all items; see `layers`.
-            reading: reads its columns.
-        """
-        self._reading = reading
-        columns: list[Any] = list(table.columns)
-        leaves = {
-            path: number
+    def __init__(self, table: Table, reading: Reading, asked: Collection[Path]) -> None:
+        super().__init__(table.batch_dims, list(table.columns), reading.device)
+        self.tree = table.tree
+        self.reading = reading
+        self.leaves: dict[Path, Leaf] = {
+            path: self.columns[number]
             for path, number in chunks_at(table.tree).items()
-            if not isinstance(columns[number], list)
+            if not isinstance(self.columns[number], list)
         }
-        tree = self._look(table, {path: columns[number] for path, number in leaves.items()})
-        later: dict[int, Later] = {
-            number: self._leaf(columns[number], path) for path, number in leaves.items()
-        }
-        for number in chunks_under(table.tree, APART):
-            later[number] = reading.rows(columns[number])
-        for number, made in zip(later, reading.read([*later.values()]), strict=True):
-            columns[number] = made
-        return self._finished(_Joined(self, table.batch_dims, columns, reading).of(tree))
-
-    def _look(self, table: Table, leaves: dict[Path, Leaf]) -> Any:
-        """Checks what was asked for against what there is; the tree of the batch."""
-        for path in self._asked():
-            if path not in leaves:
+        for path in asked:
+            if path not in self.leaves:
                 raise KeyError(
                     f"{name_of(path)} is no tensor of the items, which have "
-                    f"{', '.join(map(name_of, leaves)) or 'none'}"
+                    f"{', '.join(map(name_of, self.leaves)) or 'none'}"
                 )
-        return table.tree
 
-    def _asked(self) -> Iterable[Path]:
-        """Leaves that must be there."""
-        raise NotImplementedError
+    def joined(self) -> Any:
+        """The batch."""
+        later: dict[int, Later] = {
+            number: self._leaf(self.leaves[path], path)
+            for path, number in chunks_at(self.tree).items()
+            if path in self.leaves
+        }
+        for number in chunks_under(self.tree, APART):
+            later[number] = self.reading.rows(self.columns[number])
+        for number, made in zip(later, self.reading.read([*later.values()]), strict=True):
+            self.columns[number] = made
+        return self.of(self.tree)
 
-    def _finished(self, batch: Any) -> Any:
-        """The batch, with what belongs to it besides its leaves."""
-        return batch
+    def leaf(self, column: Any, dims: NDArray[np.int64]) -> Any:
+        """See `Batch.leaf`."""
+        return self.listed(column, dims) if isinstance(column, list) else column
 
-    def _leaf(self, leaf: Leaf, path: Path) -> Later:
-        """What a leaf becomes."""
-        raise NotImplementedError
+    def apart(self, tree: Any, dims: NDArray[np.int64]) -> Any:
+        """See `Batch.apart`."""
+        return self.listed(built(lambda: list(self.rows(tree)), self.reading.where), dims)
 
-    def size(self, dims: NDArray[np.int64]) -> list[int]:
-        """The batch size of what has these, int64[n, rank]; after the first dim."""
-        raise NotImplementedError
-
-    def apart(self, values: list[Any], dims: NDArray[np.int64]) -> Any:
+    def listed(self, values: list[Any], dims: NDArray[np.int64]) -> Any:
         """What a list with one thing for each item becomes, in TensorDicts of these sizes."""
         if all(map(is_non_tensor, values)):
             return NonTensorStack(*values)
         return lazy_stack(values)
 
+    def _leaf(self, leaf: Leaf, path: Path) -> Later:
+        """What a leaf becomes."""
+        raise NotImplementedError
+
     def _dense(self, leaf: Leaf) -> Later:
         """A leaf whose rows have one shape."""
         if isinstance(leaf, Tensors):
             return lambda: torch.stack(leaf.tensors)
-        return self._reading.batch(leaf)
+        return self.reading.batch(leaf)
 
     def _rows(self, leaf: Leaf) -> Callable[[], Sequence[torch.Tensor]]:
         """The rows of a leaf, for torch to join."""
-        return (lambda: leaf.tensors) if isinstance(leaf, Tensors) else self._reading.rows(leaf)
-
-
-class _Joined(Batch):
-    """Makes the batch as it was asked for, of leaves that are there."""
-
-    def __init__(
-        self,
-        joining: Joining,
-        batch_dims: NDArray[np.int64],
-        columns: list[Any],
-        reading: Reading,
-    ) -> None:
-        super().__init__(batch_dims, columns, reading.device)
-        self.size = joining.size  # type: ignore[method-assign]
-        self._joined = joining.apart
-        self._where = reading.where
-
-    def leaf(self, column: Any, dims: NDArray[np.int64]) -> Any:
-        """See `Batch.leaf`."""
-        return self._joined(column, dims) if isinstance(column, list) else column
-
-    def apart(self, tree: Any, dims: NDArray[np.int64]) -> Any:
-        """See `Batch.apart`."""
-        return self._joined(built(lambda: list(self.rows(tree)), self._where), dims)
+        return (lambda: leaf.tensors) if isinstance(leaf, Tensors) else self.reading.rows(leaf)
 
 
 class Nesting(Joining):
     """See `densify`."""
 
-    def __init__(self, keys: Collection[Key]) -> None:
-        super().__init__()
+    def __init__(self, table: Table, reading: Reading, keys: Collection[Key]) -> None:
         self._keys = {path_of(key) for key in ([keys] if isinstance(keys, str) else keys)}
+        super().__init__(table, reading, self._keys)
         self._offsets: dict[tuple[bytes, torch.device], torch.Tensor] = {}
 
-    def _asked(self) -> Collection[Path]:
-        return self._keys
-
     def size(self, dims: NDArray[np.int64]) -> list[int]:
-        """See `Joining.size`."""
+        """See `Batch.size`."""
         sizes: list[int] = np.where((dims != dims[:1]).any(axis=0), -1, dims[0]).tolist()
         return sizes
 
@@ -156,8 +125,8 @@ class Nesting(Joining):
         starts, _ = homes(leaf.nbytes)
         assert leaf.dtype is not None  # it is a tensor's
         out = empty((int(lengths.sum()), *leaf.dims[0, 1:].tolist()), leaf.dtype)
-        self._reading.transfer.add(leaf, out, starts)
-        sent = self._reading.sent(out)
+        self.reading.transfer.add(leaf, out, starts)
+        sent = self.reading.sent(out)
         return lambda: self._jagged(sent(), lengths, dim)
 
     def _jagged(self, values: torch.Tensor, lengths: NDArray[np.int64], dim: int) -> torch.Tensor:

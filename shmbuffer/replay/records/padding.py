@@ -13,6 +13,7 @@ from tensordict import TensorDict, is_non_tensor
 
 from shmbuffer.memory.bodies import MAX_RAW_BYTES
 from shmbuffer.replay.form.objects import Objects, non_tensor, objects_in
+from shmbuffer.replay.records.decoder import Reading
 from shmbuffer.replay.records.joining import Joining, Later, Leaf
 from shmbuffer.replay.records.layers import (
     Key,
@@ -33,9 +34,12 @@ class Padding(Joining):
     """See `pad`."""
 
     def __init__(
-        self, value: float | Mapping[Key, float], mask_key: Key | Mapping[Key, Key] | None
+        self,
+        table: Table,
+        reading: Reading,
+        value: float | Mapping[Key, float],
+        mask_key: Key | Mapping[Key, Key] | None,
     ) -> None:
-        super().__init__()
         self._value = value if not isinstance(value, Mapping) else 0.0
         self._values = by_path(value) if isinstance(value, Mapping) else {}
         self._named = (
@@ -45,41 +49,32 @@ class Padding(Joining):
         )
         one = None if isinstance(mask_key, Mapping) else mask_key
         self._mask_key = None if one is None else path_of(one)
-        self._rank = 0
-        self._any_ragged = False
-        self._masks: list[tuple[Path, NDArray[np.int64]]] = []
-        self._mask_device: torch.device | None = None
-
-    def _asked(self) -> list[Path]:
-        return [*self._values, *(self._named or ())]
-
-    def _look(self, table: Table, leaves: dict[Path, Leaf]) -> Any:
-        tree = super()._look(table, leaves)
+        super().__init__(table, reading, [*self._values, *(self._named or ())])
         masks = set((self._named or {}).values()) | ({self._mask_key} if self._mask_key else set())
         for path in masks:
-            if has(tree, path):
+            if has(self.tree, path):
                 raise KeyError(
                     f"the items have an entry {name_of(path)} already: put the mask elsewhere with "
                     "mask_key"
                 )
-        inner = tree[2] if tree[0] == "tensorclass" else tree
+        inner = self.tree[2] if self.tree[0] == "tensorclass" else self.tree
+        if masks:
+            self.tree = inner
         self._rank = inner[1][1]
-        self._any_ragged = any(leaf.ragged for leaf in leaves.values())
-        device = next(
-            (one.tensors[0].device for one in leaves.values() if type(one) is Tensors), None
-        )
-        self._mask_device = self._reading.device or device
-        return inner if masks else tree
+        self._any_ragged = any(leaf.ragged for leaf in self.leaves.values())
+        devices = (one.tensors[0].device for one in self.leaves.values() if type(one) is Tensors)
+        self._mask_device = reading.device or next(devices, None)
+        self._masks: list[tuple[Path, NDArray[np.int64]]] = []
 
     def size(self, dims: NDArray[np.int64]) -> list[int]:
-        """See `Joining.size`."""
+        """See `Batch.size`."""
         longest: list[int] = dims.max(axis=0).tolist()
         return longest
 
-    def apart(self, values: list[Any], dims: NDArray[np.int64]) -> Any:
-        """See `Joining.apart`."""
+    def listed(self, values: list[Any], dims: NDArray[np.int64]) -> Any:
+        """See `Joining.listed`."""
         if not (dims != dims[:1]).any():
-            return super().apart(values, dims)
+            return super().listed(values, dims)
         if not all(map(is_non_tensor, values)):
             raise RuntimeError(
                 "lazy stacks in TensorDicts whose batch sizes differ cannot be padded: take the "
@@ -127,7 +122,7 @@ class Padding(Joining):
             return lambda: _filled(rows(), shape, value)
         starts = np.arange(count) * row_bytes
         out = empty((count, *shape), leaf.dtype)
-        transfer = self._reading.transfer
+        transfer = self.reading.transfer
         if isinstance(leaf, Column):
             transfer.add(leaf, out, starts)
         else:
@@ -138,9 +133,11 @@ class Padding(Joining):
         filler = torch.full((int(rest.max()) // leaf.dtype.itemsize,), value, dtype=leaf.dtype)
         from_filler = np.full(count, filler.data_ptr(), np.int64)
         transfer.move(from_filler, rest, starts + leaf.nbytes + out.data_ptr(), filler)
-        return self._reading.sent(out)
+        return self.reading.sent(out)
 
-    def _finished(self, batch: Any) -> Any:
+    def joined(self) -> Any:
+        """The batch, with its masks."""
+        batch = super().joined()
         made: dict[bytes, torch.Tensor] = {}  # of the same lengths
         masks: dict[Path, torch.Tensor] = {}
         for path, dims in self._masks:

@@ -167,25 +167,19 @@ class Plan:
             return True
         return self._looked[leaf] < _LOOKED_PIECES and largest >= _LEAST_BYTES
 
-    def learn(self, leaf: int, saved: int, pieces: int) -> Codec:
+    def learn(self, unit: Unit, saved: int, pieces: int) -> bool:
         """Tells what compression has made of pieces; whether its result is to be stored.
 
         Args:
-            leaf: whose pieces they are.
+            unit: whose pieces they are.
             saved: bytes by which all of them together got smaller.
             pieces: how many they are.
         """
-        if self._sure:
-            return self.codec
-        if self._looked[leaf] < _LOOKED_PIECES:
-            self._saved[leaf] += saved
-            self._looked[leaf] += pieces
-        return self.codec if self._saved[leaf] > 0 else Codec.RAW
-
-    def learn_all(self, unit: Unit, saved: int, pieces: int) -> bool:
-        """`learn` of leaves that were compressed as one; whether their frame is to be stored."""
-        found = [self.learn(leaf, saved, pieces) for leaf in unit]
-        return Codec.RAW not in found
+        for leaf in () if self._sure else unit:
+            if self._looked[leaf] < _LOOKED_PIECES:
+                self._saved[leaf] += saved
+                self._looked[leaf] += pieces
+        return self._sure or all(self._saved[leaf] > 0 for leaf in unit)
 
     def form(
         self, codecs: Sequence[Codec], frames: Sequence[int], units: Iterable[Unit] = ()

@@ -15,9 +15,10 @@ from typing import Any
 from shmbuffer.memory.record_batch import RecordBatch
 from shmbuffer.replay.records.building import is_layer
 from shmbuffer.replay.records.decoder import Decoder, Reading, writable
-from shmbuffer.replay.records.joining import Joining, Nesting
+from shmbuffer.replay.records.joining import Nesting
 from shmbuffer.replay.records.layers import Key, items_of, side_by_side
 from shmbuffer.replay.records.padding import Padding
+from shmbuffer.replay.records.table import Table
 
 
 def pad(
@@ -72,7 +73,7 @@ def pad(
         tensor([[ True, False, False],
                 [ True,  True,  True]])
     """
-    return Padding(value, mask_key).of(side_by_side(items_of(data)), Reading(Decoder()))
+    return Padding(side_by_side(items_of(data)), Reading(Decoder()), value, mask_key).joined()
 
 
 def densify(data: Any, keys: Collection[Key] = ()) -> Any:
@@ -99,7 +100,7 @@ def densify(data: Any, keys: Collection[Key] = ()) -> Any:
 
     Cost: 1.5 µs a leaf of an item, and a copy; 70 µs for each nested tensor.
     """
-    return Nesting(keys).of(side_by_side(items_of(data)), Reading(Decoder()))
+    return Nesting(side_by_side(items_of(data)), Reading(Decoder()), keys).joined()
 
 
 def padded(
@@ -123,7 +124,7 @@ def padded(
     Cost: where the records are of one form, 0.5 µs a record, 40 µs a leaf, and a copy of what is
         raw or the decompression of what is not. Else that of `Decoder.items` and `pad`.
     """
-    return _of_records(Padding(value, mask_key), decoder, batch)
+    return Padding(*_read(decoder, batch), value, mask_key).joined()
 
 
 def nested(decoder: Decoder, batch: RecordBatch, keys: Collection[Key] = ()) -> Any:
@@ -140,11 +141,12 @@ def nested(decoder: Decoder, batch: RecordBatch, keys: Collection[Key] = ()) -> 
 
     Cost: as for `padded`, and 70 µs for each nested tensor.
     """
-    return _of_records(Nesting(keys), decoder, batch)
+    return Nesting(*_read(decoder, batch), keys).joined()
 
 
-def _of_records(output: Joining, decoder: Decoder, batch: RecordBatch) -> Any:
+def _read(decoder: Decoder, batch: RecordBatch) -> tuple[Table, Reading]:
+    """Records as columns; where they are of several forms, or no TensorDicts, by their items."""
     table = decoder.table(batch := writable(batch))
-    if table is None or not is_layer(table.tree):  # of several forms, none, or no TensorDicts
-        return output.of(side_by_side(items_of(decoder.items(batch))), Reading(decoder))
-    return output.of(table, Reading(decoder, batch.data))
+    if table is None or not is_layer(table.tree):
+        return side_by_side(items_of(decoder.items(batch))), Reading(decoder)
+    return table, Reading(decoder, batch.data)
