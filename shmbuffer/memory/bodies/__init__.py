@@ -95,29 +95,12 @@ from __future__ import annotations
 
 from shmbuffer.memory.bodies.assembling import assemble
 from shmbuffer.memory.bodies.chunks import Chunk, Codec, itemsize_of
-from shmbuffer.memory.bodies.forms import Form, encode_form, parse_form
-from shmbuffer.memory.bodies.limits import (
-    MAX_CHUNKS,
-    MAX_DEPTH,
-    MAX_FORM_BYTES,
-    MAX_NUMBERS,
-    MAX_PARTS,
-    MAX_RANK,
-    MAX_RAW_BYTES,
-    plausible,
-)
+from shmbuffer.memory.bodies.forms import Form, encode_form
 from shmbuffer.memory.bodies.locating import Located, locate
 from shmbuffer.memory.bodies.mold import Mold
 from shmbuffer.memory.bodies.pieces import move, volumes
 
 __all__ = [
-    "MAX_CHUNKS",
-    "MAX_DEPTH",
-    "MAX_FORM_BYTES",
-    "MAX_NUMBERS",
-    "MAX_PARTS",
-    "MAX_RANK",
-    "MAX_RAW_BYTES",
     "Chunk",
     "Codec",
     "Form",
@@ -128,7 +111,5 @@ __all__ = [
     "itemsize_of",
     "locate",
     "move",
-    "parse_form",
-    "plausible",
     "volumes",
 ]

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shmbuffer.errors import CorruptBufferError
 from shmbuffer.memory.bodies.chunks import DTYPED, KINDS, Chunk, Codec, itemsize_of, rank_of
 from shmbuffer.memory.bodies.form_writer import FormWriter
 from shmbuffer.memory.bodies.grammar import (
@@ -38,8 +37,6 @@ from shmbuffer.memory.bodies.limits import (
     refuse,
 )
 from shmbuffer.memory.bodies.numbers import Columns, columns_of
-
-WHAT_TO_DO = "it was damaged or changed from outside: restore the buffer from a copy"
 
 
 @dataclass(frozen=True)
@@ -94,22 +91,6 @@ def encode_form(tree: Any, chunks: Sequence[Chunk]) -> Form:
     return Form(bytes(writer.out), tree, writer.batch_dims, chunks, columns)
 
 
-def parse_form(code: bytes, where: str) -> Form:
-    """The form that these bytes say. Parsed forms are kept, a bounded number of them.
-
-    Raises:
-        CorruptBufferError: they are none.
-    """
-    try:
-        return _kept(code)
-    except ValueError as error:
-        raise CorruptBufferError(
-            f"{where}: the form of a record cannot be read: {error}; {WHAT_TO_DO}",
-            path=where,
-            found=code[:64],
-        ) from None
-
-
 def form_of(code: bytes, told: NDArray[np.int64]) -> Form:
     """The form of records whose code is this, and which have so many numbers each.
 
@@ -117,7 +98,7 @@ def form_of(code: bytes, told: NDArray[np.int64]) -> Form:
         ImpossibleError: it is none, or has another number of them.
     """
     try:
-        form = _kept(code)
+        form = parse_form(code)
     except ValueError as error:
         raise ImpossibleError(0, f"its form cannot be read: {error}") from None
     numbers = form.columns.numbers
@@ -143,8 +124,12 @@ _parsed = lru_cache(256)(_parse)
 _parsed_large = lru_cache(8)(_parse)
 
 
-def _kept(code: bytes) -> Form:
-    """The form that these bytes say, if they were parsed lately the same object."""
+def parse_form(code: bytes) -> Form:
+    """The form that these bytes say, if they were parsed lately the same object.
+
+    Raises:
+        ValueError: they are none.
+    """
     return (_parsed if len(code) <= SMALL_BYTES else _parsed_large)(code)
 
 

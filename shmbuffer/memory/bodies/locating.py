@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from shmbuffer._native import _core
 from shmbuffer.errors import CorruptBufferError
-from shmbuffer.memory.bodies.forms import WHAT_TO_DO, Form, form_of
+from shmbuffer.memory.bodies.forms import Form, form_of
 from shmbuffer.memory.bodies.heads import FRONT_AT, HEAD, VERSION, Heads, heads_of, model, words_of
 from shmbuffer.memory.bodies.limits import SMALL_BYTES, ImpossibleError, refuse
 from shmbuffer.memory.bodies.pieces import (
@@ -60,7 +60,8 @@ def locate(batch: RecordBatch, where: str) -> list[Located]:
         return [_located(batch, heads, rows) for rows in _alike(batch, heads)]
     except ImpossibleError as error:
         raise CorruptBufferError(
-            f"{where}: record {error.row}: {error}; {WHAT_TO_DO}",
+            f"{where}: record {error.row}: {error}; it was damaged or changed from "
+            "outside: restore the buffer from a copy",
             path=where,
             row=error.row,
         ) from None

@@ -19,11 +19,12 @@ from shmbuffer.replay.form.deferred import deferred
 from shmbuffer.replay.records import cutting
 from shmbuffer.replay.records.building import (
     OBJECTS,
+    Batch,
     NotDenseError,
-    build,
+    Rows,
+    built,
     chunks_at,
     chunks_under,
-    stacked,
 )
 from shmbuffer.replay.records.table import Column, Own, Table, columns_of
 from shmbuffer.replay.records.transfer import Expand, Transfer, empty, homes
@@ -144,9 +145,8 @@ class Decoder:
             else:
                 leaves.append(reading.batch(column))
         try:
-            return stacked(
-                table.tree, table.batch_dims, reading.read(leaves), self.device, self.where
-            )
+            made = Batch(table.batch_dims, reading.read(leaves), self.device)
+            return built(lambda: made.of(table.tree), self.where)
         except NotDenseError:
             return None
 
@@ -203,13 +203,14 @@ class Decoder:
                 items[row] = item
         return items
 
-    def _items_of(self, batch: RecordBatch, located: Located) -> list[Any]:
+    def _items_of(self, batch: RecordBatch, located: Located) -> Sequence[Any]:
         """The items of one form."""
         table = Table.of(batch, [located], self.own)
         assert table is not None  # one form does not differ from itself
         reading = Reading(self, batch.data)
         leaves = reading.read([reading.rows(column) for column in table.columns])
-        return build(table.tree, table.batch_dims, leaves, self.device, self.where)
+        rows = Rows(table.batch_dims, leaves, self.device)
+        return built(lambda: rows.rows(table.tree), self.where)
 
 
 class Reading:

@@ -102,7 +102,7 @@ class Table(NamedTuple):
     """Records of one tree."""
 
     tree: Any
-    """See `building.build`."""
+    """Of the form."""
     batch_dims: NDArray[np.int64]
     """int64[n, ...]."""
     columns: list[Column]
