@@ -24,9 +24,9 @@ def test_the_outcome_of_a_call_is_that_of_its_own_process(tmp_path: Path) -> Non
     with Log(tmp_path, 0, 0) as log:
         log.died(WRITER)
     first, second = History.read(tmp_path).batches
-    assert (first["key"] >> 32, first["ticket"]) == (WRITER, NO_OUTCOME)
+    assert (int(first["key"]) >> 32, first["ticket"]) == (WRITER, NO_OUTCOME)
     assert first["ended"] != NEVER
-    assert (second["key"] >> 32, second["ticket"]) == (LATER, 77)
+    assert (int(second["key"]) >> 32, second["ticket"]) == (LATER, 77)
 
 
 def test_a_log_that_is_cut_is_not_read(tmp_path: Path) -> None:
