@@ -15,6 +15,7 @@ from tests.damage.trials import require_all
 REPEAT = "pytest tests/damage/test_dead.py"
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.product,
     pytest.mark.parametrize("rebooted", [False, True], ids=["this boot", "another boot"]),
     pytest.mark.parametrize("kind", ["rows", "records"]),
 ]

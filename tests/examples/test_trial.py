@@ -34,6 +34,7 @@ class Silent:
         pass
 
 
+@pytest.mark.full  # a dozen processes that load torch
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_run_survives_every_kill_and_no_item_is_lost_or_torn(tmp_path: Path) -> None:

@@ -25,7 +25,9 @@ def test_no_byte_is_touched_by_two_threads_without_order(folder_of: Folder, name
 
 
 @pytest.mark.xdist_group("native-address")
-@pytest.mark.parametrize("name", MORTAL)
+@pytest.mark.parametrize(
+    "name", [*MORTAL[1::2], *(pytest.param(name, marks=pytest.mark.full) for name in MORTAL[::2])]
+)
 def test_no_byte_outside_the_ring_is_touched(folder_of: Folder, name: str) -> None:
     folder = folder_of("address")
     counts = run("address", build("address", folder), *SCENARIOS[name], "--rounds", "120")
@@ -33,7 +35,9 @@ def test_no_byte_outside_the_ring_is_touched(folder_of: Folder, name: str) -> No
 
 
 @pytest.mark.xdist_group("native-address")
-@pytest.mark.parametrize("name", ["rows", "one handle on records"])
+@pytest.mark.parametrize(
+    "name", [pytest.param("rows", marks=pytest.mark.full), "one handle on records"]
+)
 def test_a_handle_that_is_closed_has_given_back_its_memory(folder_of: Folder, name: str) -> None:
     folder = folder_of("leak")
     assert run("leak", build("leak", folder), *SCENARIOS[name], "--rounds", "120")["writes"] > 100
