@@ -13,7 +13,7 @@ from shmbuffer.replay.samplers import PrioritizedSampler, Sampler
 from shmbuffer.replay.storages import ListStorage, Storage
 
 
-class MakesSampler(ReplayBuffer):
+class Prioritized(ReplayBuffer):
     """A buffer that makes its `PrioritizedSampler` itself."""
 
     def __init__(
@@ -42,7 +42,7 @@ class MakesSampler(ReplayBuffer):
         super().__init__(storage=storage, sampler=sampler, **kwargs)
 
 
-class PrioritizedReplayBuffer(MakesSampler):
+class PrioritizedReplayBuffer(Prioritized):
     """A `ReplayBuffer` with a `PrioritizedSampler`.
 
     ``sample(return_info=True)`` gives index and weights; ``update_priority`` takes them back.
@@ -73,7 +73,7 @@ class PrioritizedReplayBuffer(MakesSampler):
     family = "PrioritizedReplayBuffer"
 
 
-class TensorDictPrioritizedReplayBuffer(MakesSampler, TensorDictReplayBuffer):
+class TensorDictPrioritizedReplayBuffer(Prioritized, TensorDictReplayBuffer):
     """A `TensorDictReplayBuffer` with a `PrioritizedSampler`.
 
     A sample has ``"index"`` and its importance weights, one tensor under ``"_weight"`` (TorchRL up

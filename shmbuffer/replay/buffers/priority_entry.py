@@ -31,8 +31,6 @@ def reduce(priority: Any, count: int, how: str) -> NDArray[np.float64]:
     Raises:
         RuntimeError: the numbers cannot be divided among the items.
     """
-    if isinstance(priority, torch.Tensor) and priority.requires_grad:
-        priority = priority.detach()
     size = priority.numel() if isinstance(priority, torch.Tensor) else np.size(priority)
     if size == count or size <= 1:
         return as_raw(priority, count)
@@ -53,9 +51,7 @@ def in_batch(data: Any, key: Key, dims: int, how: str) -> NDArray[np.float64] | 
         dims: leading dimensions that hold items.
         how: see `reduce`.
     """
-    if type(data) is TensorDict and type(key) is str:
-        priority = data._tensordict.get(key)
-    elif isinstance(data, dict):
+    if isinstance(data, dict):
         priority = data.get(key)
         if priority is None and type(key) is tuple:
             priority = _entry(nest(data), key)

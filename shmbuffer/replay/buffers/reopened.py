@@ -6,7 +6,7 @@ from typing import Any
 
 from shmbuffer.memory import Engine, recorded
 from shmbuffer.replay.buffers.prioritized import (
-    MakesSampler,
+    Prioritized,
     PrioritizedReplayBuffer,
     TensorDictPrioritizedReplayBuffer,
 )
@@ -69,7 +69,7 @@ def from_engine(engine: Engine, **overrides: Any) -> ReplayBuffer:
     names = ["batch_size", "dim_extend", "weight_key"]
     if issubclass(cls, TensorDictReplayBuffer):
         names.append("priority_key")
-    if issubclass(cls, MakesSampler):
+    if issubclass(cls, Prioritized):
         names.append("reduction")
     arguments = {name: extra[name] for name in names if extra.get(name) is not None}
     if isinstance(arguments.get("priority_key"), list):
@@ -85,7 +85,7 @@ def from_engine(engine: Engine, **overrides: Any) -> ReplayBuffer:
         "eps": settings.eps if ring is None or not ring.tree.prioritized else ring.tree.eps,
     }
     instead = None  # of the sampler that the class makes itself
-    if issubclass(cls, MakesSampler):
+    if issubclass(cls, Prioritized):
         arguments.update(priorities)
         instead = overrides.pop("sampler", None)
     elif prioritized and "sampler" not in overrides:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 
+from shmbuffer.replay.buffers.priority_entry import one_each
 from shmbuffer.replay.form.batches import stack
 from shmbuffer.replay.form.nodes import is_collection, unlocked
 from shmbuffer.replay.keys import INDEX
@@ -195,9 +196,7 @@ def known_tickets(tickets: torch.Tensor | None) -> torch.Tensor | None:
     """Tickets int64 ``[n]`` of items ``[n, ...]``; None where they are not known (-1)."""
     if tickets is None or bool((tickets < 0).any()):
         return None
-    while tickets.dim() > 1:  # the same one for each step of a trajectory
-        tickets = tickets[..., 0]
-    return tickets
+    return one_each(tickets)
 
 
 def routed(

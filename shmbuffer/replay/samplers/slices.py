@@ -117,6 +117,9 @@ class SliceSampler(Sampler, metaclass=WithOrWithout):
     Source: ``torchrl.data.SliceSampler``.
     """
 
+    step_key: Key | None = "step_count"  # of the class too, as in TorchRL
+    fragmented: bool = False
+
     def __init__(
         self,
         *,
