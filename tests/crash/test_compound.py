@@ -1,7 +1,8 @@
 """Who mends what a dead process left is killed too: at each step, after each death.
 
 The bytes that the first victim left are put back before each second one, so that a pair costs one
-process. The default run takes each second point after some of the first ones, the campaign all.
+process. The default run takes each fourth of the first deaths, `--full` all; each is followed by
+each ninth of the second ones, by other ones each time, and in the campaign by each third.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from tests.crash.deeds import (
 )
 from tests.crash.harness import ended, fork, native_points, python_points, require_usable
 
-pytestmark = [pytest.mark.crash, pytest.mark.product]
+pytestmark = pytest.mark.crash
 
 JOIN = (*python_points("join"), "count.added", *MUTEX, *TREE, *LEAVES)
 #: What a process passes that opens a directory where somebody lives, and mends there.
@@ -41,6 +42,12 @@ ALONE = (
     *(*native_points("reap"), *JOIN),
 )
 STRIDE = 9
+#: No multiple of three, so that every second death follows one of the first ones.
+FIRST_STRIDE = 4
+FIRST_DEATHS = [
+    pytest.param(*pair, marks=() if at % FIRST_STRIDE == 0 else pytest.mark.full)
+    for at, pair in enumerate(PAIRS)
+]
 
 
 class Image:
@@ -109,16 +116,20 @@ def two_deaths_and_nobody_left(
     return kills
 
 
-@pytest.mark.parametrize(("deed", "point"), PAIRS)
-def test_whoever_dies_mending_is_followed_by_another(
-    tmp_path: Path, deed: str, point: str, full: bool
-) -> None:
-    stride = STRIDE if full else 2 * STRIDE
-    assert two_deaths_beside_a_survivor(tmp_path / "buffer", deed, point, stride) >= 0
+@pytest.mark.parametrize(("deed", "point"), FIRST_DEATHS)
+def test_whoever_dies_mending_is_followed_by_another(tmp_path: Path, deed: str, point: str) -> None:
+    assert two_deaths_beside_a_survivor(tmp_path / "buffer", deed, point, STRIDE) >= 0
 
 
-@pytest.mark.parametrize(("deed", "point"), PAIRS)
+@pytest.mark.parametrize(("deed", "point"), FIRST_DEATHS)
 def test_whoever_dies_recovering_is_followed_by_another(
     tmp_path: Path, deed: str, point: str
 ) -> None:
     assert two_deaths_and_nobody_left(tmp_path / "buffer", deed, point, STRIDE) > 0
+
+
+def test_every_second_death_follows_one_of_the_first() -> None:
+    firsts = range(0, len(PAIRS), FIRST_STRIDE)
+    for points in (BESIDE, ALONE):
+        assert {point for first in firsts for point in some(points, first, STRIDE)} == set(points)
+    assert {PAIRS[first][0] for first in firsts} == {deed for deed, _ in PAIRS}
