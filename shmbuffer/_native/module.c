@@ -75,6 +75,12 @@ static PyObject *core_reached(PyObject *Py_UNUSED(module), PyObject *name) {
     Py_RETURN_NONE;
 }
 
+/* Before and after a look of Python's at a slot word: what was copied before stays before it, what is copied after, after. */
+static PyObject *core_fence(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(ignored)) {
+    atomic_thread_fence(SYNC_SLOT_CLAIM_ACQUIRE);
+    Py_RETURN_NONE;
+}
+
 static PyObject *core_crash_points(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(ignored)) {
     PyObject *list = PyList_New(0);
     for (int i = 1; list && i < SHMB_CP_NATIVE_END; i++) {
@@ -224,6 +230,7 @@ static PyMethodDef methods[] = {
      "With the name '*' it pauses at each of them, and writes its name and a newline to notify_fd."},
     {"disarm", core_disarm, METH_NOARGS, "disarm(): forget the armed crash point."},
     {"reached", core_reached, METH_O, "reached(name): a crash point in Python code."},
+    {"fence", core_fence, METH_NOARGS, "fence(): loads before it come before loads and stores after it."},
     {"crash_points", core_crash_points, METH_NOARGS, "crash_points(): names of the points compiled into the C core."},
     {"layout", core_layout, METH_NOARGS, "layout(): offsets in the control file as the C core sees them."},
     {"sections", core_sections, METH_VARARGS, "sections(capacity, lanes, records=False): offsets in the slots file."},

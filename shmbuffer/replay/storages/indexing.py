@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 
+from shmbuffer._native import _core
 from shmbuffer.memory import slots as slot_words
 
 if TYPE_CHECKING:
@@ -134,7 +135,9 @@ def extent(ring: Ring) -> int:
 
 def tickets_at(ring: Ring, slots: NDArray[np.int64]) -> NDArray[np.int64]:
     """The ticket of the item that each slot holds just now; -1 where it holds none."""
+    _core.fence()  # SYNC slot-claim, acquire
     words = ring.live.words[slots]
+    _core.fence()  # SYNC slot-commit, acquire
     return np.where(slot_words.committed(words), slot_words.tickets(words), -1)
 
 
