@@ -65,6 +65,6 @@ def plot(folder: Path, picture: Path) -> None:
     shown = dataclasses.replace(look, found={**look.found, "path": "run/replay"})
     picture.parent.mkdir(parents=True, exist_ok=True)
     report.save(shown, findings.judge(shown), picture)
-    with Image.open(picture) as drawn:  # 128 colours take a third of the space
-        fewer = drawn.convert("RGB").quantize(128, Image.Quantize.MAXCOVERAGE)
+    with Image.open(picture) as drawn:  # 256 colours take a third of the space
+        fewer = drawn.convert("RGB").quantize(256, dither=Image.Dither.NONE)
     fewer.save(picture, optimize=True)
