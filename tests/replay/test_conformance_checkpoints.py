@@ -62,6 +62,7 @@ every_way = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.product("transfer storage", "transfer sampler")
 @every_case
 @every_way
 def test_what_was_saved_comes_back(maker: Maker, transfer: Transfer, tmp_path: Path) -> None:
@@ -81,6 +82,7 @@ def test_what_was_saved_comes_back(maker: Maker, transfer: Transfer, tmp_path: P
     assert other.write_count == rb.write_count == 22
 
 
+@pytest.mark.product("transfer storage sampler")
 @every_sampler
 @every_way
 def test_the_next_batches_are_those_that_would_have_come(
@@ -99,6 +101,7 @@ def test_the_next_batches_are_those_that_would_have_come(
         assert numbers(rb.sample()) == numbers(other.sample())
 
 
+@pytest.mark.product("transfer storage")
 @every_storage
 @every_way
 def test_loading_replaces_what_is_there(maker: Maker, transfer: Transfer, tmp_path: Path) -> None:
@@ -210,6 +213,7 @@ def test_a_pass_without_replacement_goes_on(transfer: Transfer, tmp_path: Path) 
     assert sorted(first + rest) == list(range(10))
 
 
+@pytest.mark.product("transfer storage form")
 @pytest.mark.parametrize("form", ["tensor", "tuple", "dict", "nested tensordict"])
 @pytest.mark.parametrize("storage", [LazyTensorStorage, LazyMemmapStorage])
 @every_way

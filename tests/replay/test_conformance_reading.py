@@ -265,6 +265,7 @@ def test_data_come_back_in_the_form_in_which_they_were_written(maker: Maker, for
     assert_same(rb[4:], forms(4, 6)[form])
 
 
+@pytest.mark.product("form storage")
 @every_storage
 @pytest.mark.parametrize("form", ["tensor", "tensordict", "tensorclass"])
 def test_what_has_a_first_dimension_is_split_along_it_everywhere(maker: Maker, form: str) -> None:

@@ -109,6 +109,7 @@ def test_write_count_counts_what_was_written_not_what_is_there(maker: Maker) -> 
     assert rb.write_count == 0
 
 
+@pytest.mark.product("storage sampler")
 @every_storage_and_sampler
 def test_an_empty_buffer_cannot_be_sampled_and_says_so(maker: Maker) -> None:
     rb = maker.buffer()
@@ -122,6 +123,7 @@ def test_an_empty_buffer_cannot_be_sampled_and_says_so(maker: Maker) -> None:
         rb.sample()
 
 
+@pytest.mark.product("storage sampler")
 @every_storage_and_sampler
 def test_after_empty_writing_begins_anew(maker: Maker) -> None:
     rb = maker.buffer(8)
