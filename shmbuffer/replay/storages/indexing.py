@@ -54,11 +54,7 @@ def select(index: Any, ring: Ring, lanes: tuple[int, ...], dim_extend: int = 0) 
         filled in order,
     linear in the capacity for a tuple.
     """
-    if (
-        isinstance(index, (torch.Tensor, np.ndarray))
-        and index.ndim == 0
-        and index.dtype not in _BOOLS
-    ):
+    if is_int(index):
         index = int(index)
     if index is Ellipsis:
         index = slice(None)
@@ -116,7 +112,7 @@ def slots_of(cursor: Any, ring: Ring) -> NDArray[np.int64]:
 def is_int(index: Any) -> bool:
     """Whether an index names one slot, so that what belongs there is one item."""
     if isinstance(index, (torch.Tensor, np.ndarray)):
-        return index.ndim == 0 and index.dtype not in (torch.bool, np.dtype(np.bool_))
+        return index.ndim == 0 and index.dtype not in _BOOLS
     return isinstance(index, (int, np.integer)) and not isinstance(index, bool)
 
 
@@ -145,9 +141,7 @@ def is_one(index: Any) -> bool:
     """Whether an index names one item, also one in a tuple."""
     if isinstance(index, tuple) and len(index) == 1:
         index = index[0]
-    if isinstance(index, (torch.Tensor, np.ndarray)):
-        return index.ndim == 0
-    return isinstance(index, (int, np.integer))
+    return is_int(index)
 
 
 def ravel(index: Any, lanes: tuple[int, ...]) -> NDArray[np.int64]:
@@ -227,14 +221,12 @@ def _is_coordinates(index: Any, lanes: tuple[int, ...]) -> bool:
 def as_array(index: Any) -> NDArray[Any]:
     """A list, range, array or tensor of numbers or booleans as an array."""
     if isinstance(index, torch.Tensor):
-        return index.detach().cpu().numpy()
-    return np.asarray(list(index) if isinstance(index, range) else index)
+        return index.numpy() if index.is_cpu else index.cpu().numpy()
+    return np.asarray(index)
 
 
 def _numbers(index: Any) -> NDArray[np.int64]:
-    if isinstance(index, torch.Tensor):
-        index = index.numpy() if index.is_cpu else index.cpu().numpy()
-    return np.asarray(index).astype(np.int64, copy=False)
+    return as_array(index).astype(np.int64, copy=False)
 
 
 def _integers(index: Any, end: int) -> NDArray[np.int64]:
@@ -293,10 +285,7 @@ def _in_grid(index: Any, ring: Ring, lanes: tuple[int, ...], dim_extend: int) ->
             chosen = np.asarray(grid[parts])
             return Selection(np.ascontiguousarray(chosen.ravel()), chosen.shape, None, False)
     chosen = np.asarray(grid[index])
-    absent = ~ring.live.holds(chosen.ravel() // ring.width)
-    if absent.any():
-        first = int(chosen.ravel()[absent][0]) // ring.width
-        raise IndexError(f"there is no item at {first} (asked for {index!r})")
+    _check(chosen // ring.width, ring, index)
     view = None
     parts = index if isinstance(index, tuple) else (index,)
     if all(isinstance(part, (int, slice)) for part in parts):
