@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from tensordict import TensorDict
 
+from shmbuffer.memory.priorities import are_priorities
 from shmbuffer.replay.checkpoints import Loaded
 from shmbuffer.replay.compat.folders import mapped, read_folder
 from shmbuffer.replay.samplers.priority.raw import from_zero
@@ -33,7 +34,6 @@ _RAW = "shmbuffer.priorities.memmap"
 _TREES = ("sumtree.memmap", "mintree.memmap")
 _ELEMENTS = ("_sample_list", "_heads")  # of a pass: numbers of elements
 _LEAST_ALPHA = 0.1  # below it a rounded mass says too little of its priority
-_GREATEST = 1e299  # of a priority, and of a mass
 _MISSING = (
     "no sampler of this kind was saved; load it into a buffer with the sampler that it was saved "
     "with, and call set_sampler() then"
@@ -124,14 +124,11 @@ def read_priorities(directory: Path) -> dict[str, Any]:
 
 
 def _require_weights(raw: torch.Tensor | None, largest: Any, alpha: float, eps: float) -> None:
-    """ValueError where these priorities have no masses whose sum is a number."""
-    held = np.empty(0) if raw is None else raw.numpy()[~np.isnan(raw.numpy())]
-    known = np.append(held, 0.0 if largest is None else float(largest))
-    greatest = float(known.max())
-    if not 0 <= known.min() <= greatest <= _GREATEST:
-        raise ValueError("there are priorities that are negative or infinite")
-    if (greatest + eps) ** alpha * max(1, len(held)) > _GREATEST:
-        raise ValueError(f"priorities up to {greatest} ** {alpha} have no sum")
+    """ValueError where a ring would not keep these priorities."""
+    known = np.empty(0) if raw is None else raw.numpy()
+    known = np.append(known[~np.isnan(known)], 0.0 if largest is None else float(largest))
+    if not are_priorities(known, alpha, eps, 1 if raw is None else len(raw)).all():
+        raise ValueError("there are priorities that are negative, infinite, or have no sum")
 
 
 def _raw_of_masses(directory: Path, capacity: int, alpha: float, eps: float) -> torch.Tensor:

@@ -89,14 +89,6 @@ def held_slots(moment: Moment) -> NDArray[np.int64]:
     return np.flatnonzero(moment.tickets >= 0)
 
 
-def require_places(slots: NDArray[np.int64], name: str, max_size: int) -> None:
-    """IndexError where items that are loaded have no place in a storage of that size."""
-    if len(slots) and int(slots.max()) >= max_size:
-        raise IndexError(
-            f"{len(slots)} items cannot be loaded into a {name} of max_size {max_size}"
-        )
-
-
 def edited(item: Any, changes: Mapping[Path, Any], row: int | None) -> Any:
     """Change entries of an item.
 

@@ -232,12 +232,9 @@ class ListStorage(RingBacked):
 
         Args:
             items: as they are kept; see `copy_out`.
-            slots: int64 ``[n]``: where each of them goes.
+            slots: int64 ``[n]``: where each of them goes, below ``max_size``.
             cursor: slot of the next item.
             write_count: items written so far.
-
-        Raises:
-            IndexError: there is no room for them; nothing was changed.
         """
         assert isinstance(self._mover, ObjectStore)
         self._mover.copy_in(items, slots, cursor=cursor, write_count=write_count)
@@ -262,6 +259,11 @@ class ListStorage(RingBacked):
         """
         slots, capacity = state_dict["_index"].numpy(), int(state_dict["_capacity"])
         cursor, count = int(state_dict["_cursor"]), len(slots)
+        if count and int(slots.max()) >= self._max_size:
+            raise IndexError(
+                f"{count} items cannot be loaded into a {type(self).__name__} of max_size "
+                f"{self._max_size}"
+            )
         if count == capacity < self._max_size:
             cursor = capacity
         if "_records" in state_dict:

@@ -14,7 +14,7 @@ from shmbuffer.memory import Engine, Schema, Settings
 from shmbuffer.memory.growth import grow
 from shmbuffer.replay.storages.indexing import as_array, is_int, tickets_at
 from shmbuffer.replay.storages.item_codec import cloned
-from shmbuffer.replay.storages.item_store import Edit, ItemStore, held_slots, require_places
+from shmbuffer.replay.storages.item_store import Edit, ItemStore, held_slots
 from shmbuffer.replay.storages.mover import drawn_slots, require_priorities
 
 if TYPE_CHECKING:
@@ -167,7 +167,6 @@ class ObjectStore(ItemStore):
         self, kept: list[Any], slots: NDArray[np.int64], *, cursor: int, write_count: int
     ) -> None:
         """Replace everything in here; see `ListStorage.copy_in`."""
-        require_places(slots, self.name, self.max_size)
         with self._claim:
             self.forget(keep_write_count=False)
             self._reach(max([cursor, *slots.tolist()]) + 1)

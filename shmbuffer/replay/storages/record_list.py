@@ -14,7 +14,7 @@ from shmbuffer.memory.bodies import locate
 from shmbuffer.memory.progress import Progress
 from shmbuffer.memory.recorded import of_storage
 from shmbuffer.replay.storages.indexing import meant
-from shmbuffer.replay.storages.item_store import changes_of, edited, require_places
+from shmbuffer.replay.storages.item_store import changes_of, edited
 from shmbuffer.replay.storages.list import ListStorage
 from shmbuffer.replay.storages.location import Location, Place, unmade
 from shmbuffer.replay.storages.mover import whole_or_empty
@@ -205,7 +205,6 @@ class RecordList(ListStorage):
         if not self.shared:
             super().copy_in(items, slots, cursor=cursor, write_count=write_count)
             return
-        require_places(slots, type(self).__name__, self._max_size)
         order = np.argsort((slots - cursor) % self._max_size, kind="stable")  # the oldest first
         codec, batches = self._codec, []
         assert isinstance(codec, RecordCodec)
@@ -231,14 +230,13 @@ class RecordList(ListStorage):
 
         Raises:
             CorruptBufferError: one of them is no record; nothing was changed.
-            IndexError, ValueError: there is no room for them; nothing was changed.
+            ValueError: there is no room for them; nothing was changed.
 
         Cost: the bytes twice, some megabytes at a time.
         """
         if not self.shared:
             super().load_image(image, slots, cursor=cursor, write_count=write_count)
             return
-        require_places(slots, type(self).__name__, self._max_size)
         capacity = self._max_size
         needed, nbytes = 0, int(image.sizes.sum())
         with Progress("check", nbytes) as progress:
