@@ -50,7 +50,7 @@ from shmbuffer.replay.form.tensors import (
 )
 from shmbuffer.replay.keys import OWN_KEYS
 
-_Wanted = list[tuple[torch.Size, torch.dtype, np.dtype[Any] | None, bool]]
+_Wanted = list[tuple[int, torch.Size, torch.dtype, np.dtype[Any] | None, bool]]
 _NO_BYTES = (AttributeError, RuntimeError, TypeError, ValueError)  # a list, strided, read-only
 _SINGLE = -1  # key of the shapes of one item without a batch dimension
 _KEPT_SHAPES = 64  # batch sizes whose shapes are remembered
@@ -208,7 +208,7 @@ class Leaves:
         wanted = self._wanted.get(count) or self._want(count)
         low, high = self.own_memory
         addresses = []
-        for at, (value, (shape, dtype, form, flags)) in enumerate(zip(values, wanted, strict=True)):
+        for value, (at, shape, dtype, form, flags) in zip(values, wanted, strict=True):
             try:
                 if type(value) is np.ndarray:
                     fits = value.dtype is form and value.shape == shape
@@ -311,12 +311,13 @@ class Leaves:
             self._wanted.clear()
         lead = () if count == _SINGLE else (count,)
         wanted = []
-        for leaf, dtype, array in zip(self.leaves, self.dtypes, self.arrays, strict=True):
+        for at, leaf in enumerate(self.leaves):
+            dtype = self.dtypes[at]
             shape = torch.Size((*lead, *self.lanes, *leaf.shape))
             # torch keeps "conjugate" and "negative" as a flag, and the bytes alone do not tell.
             # Negative are views of complex numbers, which are contiguous only where they hold one.
             flags = dtype.is_complex or (dtype.is_floating_point and shape.numel() == 1)
-            wanted.append((shape, dtype, array, flags))
+            wanted.append((at, shape, dtype, self.arrays[at], flags))
         self._wanted[count] = wanted
         return wanted
 

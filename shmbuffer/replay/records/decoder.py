@@ -251,7 +251,7 @@ class Reading:
 
     def sent(self, out: torch.Tensor) -> Callable[[], torch.Tensor]:
         """What was moved to a tensor on the CPU, where it is to be."""
-        return lambda: out.to(self.device or _CPU)
+        return lambda: out if self.device is None else out.to(self.device)
 
     def read(self, leaves: Sequence[Callable[[], Any]]) -> list[Any]:
         """What they have become.

@@ -39,10 +39,13 @@ class Joining(Batch):
         super().__init__(table.batch_dims, list(table.columns), reading.device)
         self.tree = table.tree
         self.reading = reading
-        self.leaves: dict[Path, Leaf] = {
-            path: self.columns[number]
+        self._numbers = {
+            path: number
             for path, number in chunks_at(table.tree).items()
             if not isinstance(self.columns[number], list)
+        }
+        self.leaves: dict[Path, Leaf] = {
+            path: self.columns[number] for path, number in self._numbers.items()
         }
         for path in asked:
             if path not in self.leaves:
@@ -54,9 +57,7 @@ class Joining(Batch):
     def joined(self) -> Any:
         """The batch."""
         later: dict[int, Later] = {
-            number: self._leaf(self.leaves[path], path)
-            for path, number in chunks_at(self.tree).items()
-            if path in self.leaves
+            number: self._leaf(self.leaves[path], path) for path, number in self._numbers.items()
         }
         for number in chunks_under(self.tree, APART):
             later[number] = self.reading.rows(self.columns[number])

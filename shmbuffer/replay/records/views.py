@@ -6,17 +6,15 @@ Whoever makes a view keeps the owner of the memory alive as long as the view is 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
-from typing import Any, cast
+from typing import cast
+
+from shmbuffer.replay.form.tensors import addressof, from_buffer
 
 _READ, _WRITE = 0x100, 0x200  # of Python's PyBUF_READ and PyBUF_WRITE
 
 _from_memory = ctypes.pythonapi.PyMemoryView_FromMemory
 _from_memory.restype = ctypes.py_object
 _from_memory.argtypes = [ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int]
-
-_addressof = ctypes.addressof
-_from_buffer: Callable[[Any], ctypes.c_char] = ctypes.c_char.from_buffer
 
 
 def readable(address: int, nbytes: int) -> memoryview:
@@ -31,4 +29,4 @@ def writable(address: int, nbytes: int) -> memoryview:
 
 def address_of(buffer: memoryview) -> int:
     """Where a writable buffer of at least one byte starts."""
-    return _addressof(_from_buffer(buffer))
+    return addressof(from_buffer(buffer))
