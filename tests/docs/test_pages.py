@@ -93,7 +93,7 @@ WIDEST = 76
 """Columns of a block that the site shows without cutting them off."""
 
 
-@pytest.mark.parametrize("page", [page for page in pages() if page != "README.md"])
+@pytest.mark.parametrize("page", pages())
 def test_code_is_not_wider_than_the_site_shows(page: str) -> None:
     """A block without a language is a tree, a drawing or a header of measurements: those may be."""
     wide = [
