@@ -1,5 +1,5 @@
 """At every step a process may also be ended by a signal that can be caught, stopped and continued,
-or become another program."""
+or become another program. The default run takes each step with one of these, `--full` with all."""
 
 from __future__ import annotations
 
@@ -56,38 +56,47 @@ def goes_on(engine: Engine) -> None:
     assert read_all(ring)[ticket % ring.capacity] == 777
 
 
-def each_point(tmp_path: Path, deed: str, look: Callable[[Path, Engine, str], None]) -> None:
-    for number, point in enumerate(DEEDS[deed][1]):
+#: What may happen to a process: by default each of these at each fourth point, at other ones.
+ENDS = ("term", "exec", "int", "stop")
+
+
+def each_point(
+    tmp_path: Path, deed: str, end: str, full: bool, look: Callable[[Path, Engine, str], None]
+) -> None:
+    points = DEEDS[deed][1]
+    for number, point in enumerate(points if full else points[ENDS.index(end) :: len(ENDS)]):
         path = tmp_path / str(number)
         with prepare(path) as survivor:
             look(path, survivor, point)
 
 
 @DEED
-def test_sigterm_is_a_death_where_nobody_catches_it(tmp_path: Path, deed: str) -> None:
+def test_sigterm_is_a_death_where_nobody_catches_it(tmp_path: Path, deed: str, full: bool) -> None:
     def look(path: Path, survivor: Engine, point: str) -> None:
         assert ended(at(path, deed, point, "term", never)) == -signal.SIGTERM
         survivor.seat.reap_dead()
         require_done_or_not(survivor, deed, is_done(deed, point))
         assert len(survivor.clients()) == 1
 
-    each_point(tmp_path, deed, look)
+    each_point(tmp_path, deed, "term", full, look)
 
 
 @DEED
-def test_who_becomes_another_program_leaves_as_the_dead_do(tmp_path: Path, deed: str) -> None:
+def test_who_becomes_another_program_leaves_as_the_dead_do(
+    tmp_path: Path, deed: str, full: bool
+) -> None:
     def look(path: Path, survivor: Engine, point: str) -> None:
         assert ended(at(path, deed, point, "exec", never)) == 0
         survivor.seat.reap_dead()
         require_done_or_not(survivor, deed, is_done(deed, point))
         assert len(survivor.clients()) == 1
 
-    each_point(tmp_path, deed, look)
+    each_point(tmp_path, deed, "exec", full, look)
 
 
 @DEED
 def test_an_interrupt_comes_before_or_after_a_deed_and_the_handle_stays_usable(
-    tmp_path: Path, deed: str
+    tmp_path: Path, deed: str, full: bool
 ) -> None:
     def look(path: Path, survivor: Engine, point: str) -> None:
         assert ended(at(path, deed, point, "int", goes_on)) == 0
@@ -98,11 +107,13 @@ def test_an_interrupt_comes_before_or_after_a_deed_and_the_handle_stays_usable(
         assert len(survivor.clients()) == 1
         require_usable(ring_of(survivor), 999)
 
-    each_point(tmp_path, deed, look)
+    each_point(tmp_path, deed, "int", full, look)
 
 
 @DEED
-def test_a_stopped_process_does_the_rest_when_it_is_continued(tmp_path: Path, deed: str) -> None:
+def test_a_stopped_process_does_the_rest_when_it_is_continued(
+    tmp_path: Path, deed: str, full: bool
+) -> None:
     def look(path: Path, survivor: Engine, point: str) -> None:
         pid = at(path, deed, point, "stop", lambda engine: None)
         assert os.WIFSTOPPED(os.waitpid(pid, os.WUNTRACED)[1])
@@ -111,7 +122,7 @@ def test_a_stopped_process_does_the_rest_when_it_is_continued(tmp_path: Path, de
         require_done_or_not(survivor, deed, done=True)
         assert survivor.stats()["repairs"] == 0
 
-    each_point(tmp_path, deed, look)
+    each_point(tmp_path, deed, "stop", full, look)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda n: n.name)
