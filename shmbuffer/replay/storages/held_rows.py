@@ -133,11 +133,11 @@ class HeldRows(Rows):
                 self.ring, changed.numel(), key, beta
             )
             index[changed] = again
-            if beta is not None:
+            if weights is not None and again_weights is not None:
                 weights[changed] = again_weights
             for tensor, part in zip(tensors, self._take(again), strict=True):
                 tensor[changed.to(tensor.device)] = part
-        return tensors, index, tickets, None if beta is None else weights
+        return tensors, index, tickets, weights
 
     def copy_out(self, columns: list[torch.Tensor]) -> Moment:
         """See `Rows.copy_out`. Writers of this process wait meanwhile."""

@@ -192,7 +192,7 @@ def require_priorities(ring: Ring, priorities: NDArray[np.float64]) -> None:
 
 def draw_from(
     ring: Ring, count: int, key: int, beta: float | None
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
     """Draw, without copying what was drawn. Waits while others fill all of the ring.
 
     Args:
@@ -202,17 +202,17 @@ def draw_from(
         beta: exponent of the weights; None draws uniformly.
 
     Returns:
-        Elements and tickets, int64 ``[count]``; weights, float32 ``[count]``, or none of them.
+        Elements and tickets, int64 ``[count]``; weights, float32 ``[count]``, or None.
     """
     elements = torch.empty(count, dtype=torch.int64)
     tickets = torch.empty_like(elements)
-    weights = torch.empty(0 if beta is None else count, dtype=torch.float32)
+    weights = None if beta is None else torch.empty(count, dtype=torch.float32)
     ring.draw(
         count,
         key,
         elements.data_ptr(),
         tickets.data_ptr(),
-        0 if beta is None else weights.data_ptr(),
+        0 if weights is None else weights.data_ptr(),
         beta=beta or 0.0,
         prioritized=beta is not None,
     )
