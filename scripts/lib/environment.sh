@@ -41,7 +41,7 @@ make_venv() {
 
 needs_python() {
     "$PYTHON" -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
-        fail "shmbuffer needs CPython 3.11 or later, and '$PYTHON' is none: name one in PYTHON"
+        fail "shmbuffer needs CPython 3.11 or later, and '$PYTHON' is not: name one in PYTHON"
 }
 
 # The stamp holds a hash of what asks for versions, and the extras that were installed under it.

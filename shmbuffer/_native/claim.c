@@ -109,7 +109,7 @@ static void open_claim(struct shmb_ring *ring, uint64_t first, uint64_t count, u
             }
         }
     }
-    atomic_fetch_sub_explicit(&runtime->length, gone, memory_order_relaxed); /* a repair counts anew */
+    atomic_fetch_sub_explicit(&runtime->length, gone, memory_order_relaxed); /* a repair counts again */
     CP(write_length);
     if (ring->bytes) shmb_take_bytes(ring);
     if (unmassed) shmb_claim_parents(ring);

@@ -1,5 +1,5 @@
 /* The part of DLPack 1 that it takes to read a tensor where it is and to hand one out: its C exchange API, a table of
- * functions that a class of tensors offers to whoever asks (github.com/dmlc/dlpack, include/dlpack/dlpack.h). The
+ * functions that a class of tensors offers (github.com/dmlc/dlpack, include/dlpack/dlpack.h). The
  * layouts are DLPack's own, fixed for a major version. */
 #ifndef SHMB_DLPACK_H
 #define SHMB_DLPACK_H

@@ -7,7 +7,7 @@
 #define ROUNDING 1e-6 /* of a sample: products of a ratio such as 0.1 are not exact */
 
 /* The next claim or draw of this thread goes on whatever the ratio; it counts on no side. */
-_Thread_local bool shmb_let_pass;
+_Thread_local bool shmb_bypass;
 
 static double ahead(const struct shmb_ring *ring, const struct shmb_limiter *limiter, uint64_t inserts, uint64_t samples) {
     uint64_t inserted = atomic_load_explicit(&ring->runtime->write_count, memory_order_relaxed) + inserts - limiter->inserts_base;
@@ -15,7 +15,7 @@ static double ahead(const struct shmb_ring *ring, const struct shmb_limiter *lim
     return (double)(int64_t)inserted * limiter->samples_per_insert - (double)(int64_t)drawn;
 }
 
-/* Under the mutex, so that whoever changes what is waited for sees it afterwards. */
+/* Under the mutex, so that the process that changes what is waited for sees it afterwards. */
 static int wait_for(struct shmb_ring *ring, enum shmb_side side, uint64_t wanted, enum shmb_reason why) {
     struct shmb_entry *me = ring->me;
     uint32_t before = atomic_load_explicit(&me->waits_for, memory_order_relaxed);
@@ -80,8 +80,8 @@ static bool is_full(struct shmb_ring *ring, struct shmb_limiter *limiter, uint64
 int shmb_admit_insert(struct shmb_ring *ring, uint64_t rows, uint64_t elements) {
     struct shmb_runtime *runtime = ring->runtime;
     struct shmb_limiter *limiter = shmb_limiter_of(runtime);
-    bool pass = shmb_let_pass;
-    shmb_let_pass = false;
+    bool pass = shmb_bypass;
+    shmb_bypass = false;
     ring->claim_passes = false;
     if (limiter == NULL) return SHMB_OK;
     if (limiter->limits & SHMB_QUEUE) {
@@ -126,8 +126,8 @@ static _Thread_local struct {
 int shmb_admit_sample(struct shmb_ring *ring, struct shmb_call *call, uint64_t count, uint64_t min_size, bool chosen,
                       uint64_t *counted) {
     struct shmb_runtime *runtime = ring->runtime;
-    bool pass = shmb_let_pass;
-    shmb_let_pass = false;
+    bool pass = shmb_bypass;
+    shmb_bypass = false;
     *counted = 0;
     int status = shmb_lock(ring, call);
     if (status != SHMB_OK) return status;
@@ -161,7 +161,7 @@ int shmb_admit_sample(struct shmb_ring *ring, struct shmb_call *call, uint64_t c
 
 /* A draw that was admitted was not made: this thread's last one, or, with a version of the limiter, one that counted then.
  * What did not count, or does not any more, is not taken back. */
-int shmb_take_back(struct shmb_ring *ring, struct shmb_call *call, uint64_t count, uint32_t version) {
+int shmb_cancel(struct shmb_ring *ring, struct shmb_call *call, uint64_t count, uint32_t version) {
     struct shmb_runtime *runtime = ring->runtime;
     int status = shmb_lock(ring, call);
     if (status != SHMB_OK) return status;
@@ -254,7 +254,7 @@ int shmb_limit(struct shmb_ring *ring, struct shmb_call *call, const struct shmb
     struct shmb_place next = {head > ring->capacity ? (head - ring->capacity) * ring->lanes : 0, 0};
     if (old && old->limits & SHMB_QUEUE) next = shmb_queue_next(ring, old);
     if (next.times && next.times >= times) next = (struct shmb_place){next.element + 1, 0};
-    if (version == 0) version = 2; /* 0 is none */
+    if (version == 0) version = 2; /* 0 means no limiter */
     atomic_thread_fence(SYNC_LIMITER_REUSE_RELEASE); /* the version names the other block before this one changes */
     limiter->samples_per_insert = wanted->samples_per_insert;
     CP(flow_stored);
@@ -271,7 +271,7 @@ int shmb_limit(struct shmb_ring *ring, struct shmb_call *call, const struct shmb
     CP(flow_stored);
     limiter->queue_next = next.element * times + next.times;
     CP(flow_stored);
-    limiter->when_alone = wanted->when_alone;
+    limiter->when_no_peer = wanted->when_no_peer;
     CP(flow_stored);
     limiter->limits = wanted->limits;
     CP(flow_stored);

@@ -3,7 +3,7 @@
  *     free ──enter──▶ in a call ──pause──▶ open ──resume──▶ in a call ──leave──▶ free
  *
  * Open is the split form: Python moves the payload, then commits or aborts, in the same thread. A thread that
- * never did (an exception came in between) is let in again, and so is anybody after the thread has ended: whoever
+ * never did (an exception came in between) is let in again, and so is anybody after the thread has ended: a thread that
  * enters and finds `ring->claimed` rolls that claim back. Private to the process, and never asked in the child of
  * a fork, whose parent may have had a thread inside. */
 #define _GNU_SOURCE /* pthread_cond_clockwait */

@@ -10,7 +10,7 @@
  * Leaves of two kinds are looked at without a call of Python:
  *   arrays    numpy's own struct, whose layout is part of numpy's ABI (PyArrayObject_fields in ndarraytypes.h). An
  *             example is compared with what the buffer protocol says of it before the layout is relied on.
- *   tensors   by the functions that their class offers to whoever asks (dlpack.h). */
+ *   tensors   by the functions that their class offers (dlpack.h). */
 #include "module.h"
 
 #include <stdbool.h>

@@ -44,7 +44,7 @@ struct shmb_limiter {
     uint64_t samples_base;      /* `drawn` from which on samples count */
     uint64_t max_times_sampled; /* of an element in a queue */
     uint64_t queue_next;        /* elements that were handed out, from ticket 0 on, each max_times_sampled times */
-    uint32_t when_alone;        /* enum shmb_alone */
+    uint32_t when_no_peer;        /* enum shmb_alone */
     uint32_t limits;            /* SHMB_RATIO, SHMB_QUEUE */
 };
 enum shmb_limit_kind { SHMB_RATIO = 1, SHMB_QUEUE = 2, SHMB_MIN_SIZE = 4 };
@@ -92,7 +92,7 @@ struct shmb_runtime {
 };
 
 /* One client. Identity is written under init.lock before state = LIVE; the claim by its owner, or by
- * whoever finishes it for the dead, under the mutex; counters by the owner alone, and they only grow
+ * the process that finishes it for the dead, under the mutex; counters by the owner alone, and they only grow
  * (they outlive the client: the totals of the buffer are the sums over all entries). */
 struct shmb_entry {
     _Atomic uint32_t state; /* enum shmb_entry_state */
@@ -113,8 +113,8 @@ struct shmb_entry {
     _Atomic uint64_t byte_first; /* of a claim of records: where its bytes start; of one that a queue has wait: how many */
     _Atomic uint64_t inserts;         /* elements committed */
     _Atomic uint64_t aborts;          /* elements rolled back by the owner itself */
-    _Atomic uint64_t samples;         /* calls */
-    _Atomic uint64_t sampled;         /* elements */
+    _Atomic uint64_t batches_sampled; /* calls */
+    _Atomic uint64_t items_sampled;   /* elements */
     _Atomic uint64_t redraws;         /* rows drawn again because they changed while being copied */
     _Atomic uint64_t age_sum;         /* elements written between a sampled item and its sampling, summed */
     _Atomic uint64_t updates_applied; /* priorities */

@@ -17,10 +17,10 @@
 
 static bool in_order(const struct shmb_limiter *limiter) {
     double ratio = limiter->samples_per_insert, buffer = limiter->error_buffer;
-    return limiter->limits <= (SHMB_RATIO | SHMB_QUEUE) && limiter->when_alone <= SHMB_ALONE_ERROR && ratio >= 0 &&
+    return limiter->limits <= (SHMB_RATIO | SHMB_QUEUE) && limiter->when_no_peer <= SHMB_ALONE_ERROR && ratio >= 0 &&
            isfinite(ratio) && buffer >= 0 && isfinite(buffer) &&
            (!(limiter->limits & SHMB_RATIO) || (ratio > 0 && buffer >= 1 && buffer >= ratio)) &&
-           (!(limiter->limits & SHMB_QUEUE) || (limiter->max_times_sampled > 0 && limiter->when_alone != SHMB_ALONE_PASS));
+           (!(limiter->limits & SHMB_QUEUE) || (limiter->max_times_sampled > 0 && limiter->when_no_peer != SHMB_ALONE_PASS));
 }
 
 /* The one that counts; NULL: there is none, or it is damaged. */
@@ -61,7 +61,7 @@ void shmb_promise(struct shmb_ring *ring, uint64_t elements) {
     CP(flow_promised);
 }
 
-/* The claim is over: its elements are in write_count, or gone. A repair counts anew. */
+/* The claim is over: its elements are in write_count, or gone. A repair counts again. */
 void shmb_settle(struct shmb_ring *ring, struct shmb_entry *entry) {
     uint64_t elements = atomic_load_explicit(&entry->pending, memory_order_relaxed);
     if (elements == 0) return;
@@ -82,7 +82,7 @@ void shmb_wait_no_more(struct shmb_ring *ring, struct shmb_entry *entry, uint32_
     CP(flow_limited);
 }
 
-/* What a dead owner of the mutex left is not trusted, and a claim that a repair has ended is open no more: else whoever
+/* What a dead owner of the mutex left is not trusted, and a claim that a repair has ended is open no more: else a process that
  * reaps its owner would settle it once again. */
 void shmb_count_limited(struct shmb_ring *ring) {
     uint64_t pending = 0;
@@ -103,7 +103,7 @@ void shmb_count_limited(struct shmb_ring *ring) {
 }
 
 /* Of a commit: what passes a limiter leaves `ahead` as it is, so its base moves with write_count. The two are stored one
- * after the other, and by whoever finishes the claim for a dead owner of the mutex. */
+ * after the other, and by the process that finishes the claim for a dead owner of the mutex. */
 void shmb_note_base(struct shmb_ring *ring) {
     const struct shmb_limiter *limiter = shmb_limiter_of(ring->runtime);
     if (limiter) ring->runtime->inserts_goal = limiter->inserts_base + (ring->claim_passes ? ring->claim_written : 0);

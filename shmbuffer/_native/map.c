@@ -125,7 +125,7 @@ static void touch(const char *at, size_t bytes) {
     for (size_t i = 0; i < bytes; i += SHMB_PAGE) (void)*(const volatile char *)(at + i);
 }
 
-/* The kernel makes and maps pages here, in one call, instead of one by one in the faults of whoever needs them
+/* The kernel makes and maps pages here, in one call, instead of one by one in the faults of the processes that need them
  * first. No byte changes, so others may write there meanwhile. */
 static PyObject *map_populate(PyObject *self, PyObject *args) {
     struct map *map = (struct map *)self;

@@ -25,18 +25,18 @@
     X(copy_moment, ROWS, "annnt", "(out, tickets, sources, raw, timeout_ns): the same under the mutex, and the counters.") \
     X(checksum, ANY, "sn", "(slot, ticket): CRC32C of a slot's bytes.") \
     X(verify, ANY, "nn", "(first, count): slots whose checksum is wrong.") \
-    X(rebuild, ANY, "", "(): leaves, length and parents anew; nobody else may be alive.") \
+    X(rebuild, ANY, "", "(): recomputes leaves, length and parents; nobody else may be alive.") \
     X(reap, ANY, "ent", "(entry, incarnation, timeout_ns): finish the claim of a client proven dead, free its entry.") \
     X(forfeit, ANY, "ent", "(entry, turn, timeout_ns): send a turn that is not used to the end of the queue.") \
     X(leave, ANY, "t", "(timeout_ns): free our entry.") \
     X(wait, ANY, "t", "(timeout_ns): sleep until somebody makes progress.") \
     X(look, ANY, "", "(): whether the directory is there; asked of the system once a second.") \
-    X(let_pass, ANY, "b", "(whether): this thread's next write or draw goes on whatever the ratio.") \
+    X(bypass, ANY, "b", "(whether): this thread's next write or draw goes on whatever the ratio.") \
     X(admit_sample, ANY, "nnbt", "(count, min_size, chosen, timeout_ns): the draw may be made, and counts.") \
-    X(take_back, ANY, "nnt", "(count, version, timeout_ns): a draw that was admitted was not made.") \
+    X(cancel, ANY, "nnt", "(count, version, timeout_ns): a draw that was admitted was not made.") \
     X(take, ANY, "nnnt", "(count, index, tickets, timeout_ns): the oldest of a queue.") \
     X(release, ANY, "t", "(timeout_ns): what was taken is read.") \
-    X(limit, ANY, "nrrnnnt", "(limits, samples_per_insert, error_buffer, min_size, max_times_sampled, when_alone, timeout_ns).") \
+    X(limit, ANY, "nrrnnnt", "(limits, samples_per_insert, error_buffer, min_size, max_times_sampled, when_no_peer, timeout_ns).") \
     X(waits_in_queue, ANY, "ent", "(entry, side, timeout_ns): why a queue makes a client wait, or 0.") \
     X(give_up, ANY, "t", "(timeout_ns): stop waiting, for a slot and for the other side.") \
     X(write_records, RECORDS, "nnnnnnt", "(data, bytes, starts, sizes, count, priorities, timeout_ns): claim, fill, commit.") \

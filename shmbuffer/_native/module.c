@@ -111,11 +111,11 @@ static PyObject *core_layout(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(ig
     RUNTIME(queue_since) RUNTIME(lock_waits) RUNTIME(limiters) RUNTIME(touched_ns)
 #define LIMITER(field) failed = failed || put(dict, "limiter." #field, offsetof(struct shmb_limiter, field));
     LIMITER(samples_per_insert) LIMITER(error_buffer) LIMITER(min_size) LIMITER(inserts_base) LIMITER(samples_base)
-    LIMITER(max_times_sampled) LIMITER(queue_next) LIMITER(when_alone) LIMITER(limits)
+    LIMITER(max_times_sampled) LIMITER(queue_next) LIMITER(when_no_peer) LIMITER(limits)
 #define ENTRY(field) failed = failed || put(dict, "entry." #field, offsetof(struct shmb_entry, field));
     ENTRY(state) ENTRY(role) ENTRY(incarnation) ENTRY(pid) ENTRY(start_time) ENTRY(pid_namespace) ENTRY(boot_id)
     ENTRY(joined_ns) ENTRY(phase) ENTRY(kind) ENTRY(first) ENTRY(count) ENTRY(goal) ENTRY(turn) ENTRY(turn_ns) ENTRY(byte_first) ENTRY(inserts)
-    ENTRY(aborts) ENTRY(samples) ENTRY(sampled) ENTRY(redraws) ENTRY(age_sum) ENTRY(updates_applied)
+    ENTRY(aborts) ENTRY(batches_sampled) ENTRY(items_sampled) ENTRY(redraws) ENTRY(age_sum) ENTRY(updates_applied)
     ENTRY(updates_stale) ENTRY(waits) ENTRY(last_seen_ns) ENTRY(pending) ENTRY(reading) ENTRY(waits_for) ENTRY(waits_why)
     ENTRY(inserts_wanted) ENTRY(samples_wanted) ENTRY(waits_since_ns) ENTRY(last_insert_ns) ENTRY(last_sample_ns)
     failed = failed || put(dict, "page", SHMB_PAGE) || put(dict, "runtime", SHMB_RUNTIME_OFFSET) ||

@@ -1,5 +1,5 @@
 /* The one mutex: robust (the kernel marks it when its owner dies), process-shared, type NORMAL (ERRORCHECK
- * compares thread ids across pid namespaces and reports deadlocks that are none). It is never destroyed.
+ * compares thread ids across pid namespaces and reports false deadlocks). It is never destroyed.
  *
  * When a thread ends, the kernel walks the list of the mutexes that it holds, by their addresses in this process, and
  * looks at the one that it was about to take or to give back (`list_op_pending`, set and cleared within the calls of
@@ -105,7 +105,7 @@ int shmb_mutex_take(struct shmb_runtime *runtime, int kind, struct shmb_call *ca
             if (now >= look) look = now + LOOK_NS;
             if (now >= deadline) return SHMB_LOCK_TIMEOUT;
         }
-        if (error == 0 || error == EOWNERDEAD) { /* others may sleep: whoever unlocks wakes one of them */
+        if (error == 0 || error == EOWNERDEAD) { /* others may sleep: the process that unlocks wakes one of them */
             atomic_fetch_or(&runtime->mutex_word, FUTEX_WAITERS);
             CP(mutex_waiting);
         }

@@ -1,5 +1,5 @@
 /* Whether the directory of a buffer is still there. Maps outlive the names of their files: after `rm -rf` a write goes
- * into pages that no process will ever find again. So whoever writes, draws, weighs or waits looks for the control file,
+ * into pages that no process will ever find again. So a process that writes, draws, weighs or waits looks for the control file,
  * once a second, with no lock held. The look begins at the descriptor of the directory: one that was moved is there.
  * What the library itself removes is CLOSING before its first file goes; that has errors of its own. */
 #include <errno.h>

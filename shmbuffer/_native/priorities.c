@@ -125,7 +125,7 @@ int shmb_set_alpha(struct shmb_ring *ring, struct shmb_call *call, double alpha,
         shmb_unlock(ring);
         return SHMB_BAD_ALPHA;
     }
-    if (eps < runtime->eps) { /* whoever repairs between the two finds masses no larger than before or after */
+    if (eps < runtime->eps) { /* a repair between the two finds masses no larger than before or after */
         runtime->eps = eps;
         CP(alpha_eps);
     }

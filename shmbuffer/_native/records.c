@@ -157,7 +157,7 @@ static uint64_t moved_tail(struct shmb_ring *ring, uint64_t head, uint64_t neede
 }
 
 /* Of a claim that is being marked. Positions are in the order of tickets: a placed write has its slots in ascending
- * order, and its lap begins at some slot in the middle. Whoever dies in it leaves bytes that no slot names, behind a
+ * order, and its lap begins at some slot in the middle. A process that dies in it leaves bytes that no slot names, behind a
  * head that has not moved; or, after it, records of slots that are rolled back. */
 void shmb_take_bytes(struct shmb_ring *ring) {
     struct shmb_runtime *runtime = ring->runtime;

@@ -1,4 +1,4 @@
-/* What the dead left half-way is rolled back or forward. Everything here is idempotent: whoever dies in it is followed by
+/* What the dead left half-way is rolled back or forward. Everything here is idempotent: a process that dies in it is followed by
  * another. The mutex is held throughout. */
 #include "ring.h"
 
@@ -41,7 +41,7 @@ static void roll_forward(struct shmb_ring *ring, uint64_t ticket) {
     CP(count_added);
 }
 
-/* Slots that a writer is filling stay his: his items are committed after the emptying. */
+/* Slots that a writer is filling stay its own: its items are committed after the emptying. */
 static void empty_slot(struct shmb_ring *ring, uint64_t slot) {
     unsigned state = SHMB_STATE(atomic_load_explicit(&ring->words[slot], memory_order_relaxed));
     if (state != SHMB_COMMITTED && state != SHMB_ABORTED) return;
@@ -94,7 +94,7 @@ void shmb_finish_claim(struct shmb_ring *ring, struct shmb_entry *entry) {
 }
 
 /* EOWNERDEAD: the last owner of the mutex died holding it. The claim that is in a phase which exists only
- * under the mutex is his. What he left of the leaves and of `length` is not trusted: both are recomputed from
+ * under the mutex is its own. What it left of the leaves and of `length` is not trusted: both are recomputed from
  * the words and the raw priorities. */
 void shmb_repair(struct shmb_ring *ring) {
     struct shmb_runtime *runtime = ring->runtime;

@@ -240,7 +240,7 @@ void shmb_ring_leaves(struct shmb_ring *ring); /* every leaf from words and raw 
 /* limiter.c: under the mutex, but for the copy and what is asked of it */
 struct shmb_limiter *shmb_limiter_of(struct shmb_runtime *runtime);
 struct shmb_limiter shmb_copy_of_limiter(const struct shmb_runtime *runtime);
-uint32_t shmb_limits(struct shmb_runtime *runtime); /* what there is: SHMB_RATIO, SHMB_QUEUE, SHMB_MIN_SIZE */
+uint32_t shmb_limits(struct shmb_runtime *runtime); /* in force: SHMB_RATIO, SHMB_QUEUE, SHMB_MIN_SIZE */
 void shmb_promise(struct shmb_ring *ring, uint64_t elements);
 void shmb_settle(struct shmb_ring *ring, struct shmb_entry *entry);
 void shmb_wait_no_more(struct shmb_ring *ring, struct shmb_entry *entry, uint32_t sides);
@@ -296,11 +296,11 @@ uint64_t shmb_oldest_ticket(const struct shmb_ring *ring);
 uint64_t shmb_relink(struct shmb_ring *ring, const int64_t *slots, uint64_t count);
 
 /* flow.c: flow control */
-extern _Thread_local bool shmb_let_pass;
+extern _Thread_local bool shmb_bypass;
 int shmb_admit_insert(struct shmb_ring *ring, uint64_t rows, uint64_t elements); /* under the mutex */
 int shmb_admit_sample(struct shmb_ring *ring, struct shmb_call *call, uint64_t count, uint64_t min_size, bool chosen,
                       uint64_t *counted);
-int shmb_take_back(struct shmb_ring *ring, struct shmb_call *call, uint64_t count, uint32_t version);
+int shmb_cancel(struct shmb_ring *ring, struct shmb_call *call, uint64_t count, uint32_t version);
 int shmb_take(struct shmb_ring *ring, struct shmb_call *call, uint64_t count, int64_t *index, int64_t *tickets);
 int shmb_release(struct shmb_ring *ring, struct shmb_call *call);
 int shmb_waits_in_queue(struct shmb_ring *ring, struct shmb_call *call, const struct shmb_entry *entry, uint32_t side,

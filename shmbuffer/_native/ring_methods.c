@@ -297,8 +297,8 @@ PyObject *shmb_ring_look(struct ring_object *self, struct asked *asked) {
 
 /* Flow control. */
 
-PyObject *shmb_ring_let_pass(struct ring_object *self, struct asked *asked) {
-    shmb_let_pass = NUMBER(0) != 0;
+PyObject *shmb_ring_bypass(struct ring_object *self, struct asked *asked) {
+    shmb_bypass = NUMBER(0) != 0;
     Py_RETURN_NONE;
 }
 
@@ -309,8 +309,8 @@ PyObject *shmb_ring_admit_sample(struct ring_object *self, struct asked *asked) 
     return shmb_answer(asked, status, counted);
 }
 
-PyObject *shmb_ring_take_back(struct ring_object *self, struct asked *asked) {
-    return shmb_answer(asked, shmb_take_back(&self->ring, CALL, NUMBER(0), (uint32_t)NUMBER(1)), 0);
+PyObject *shmb_ring_cancel(struct ring_object *self, struct asked *asked) {
+    return shmb_answer(asked, shmb_cancel(&self->ring, CALL, NUMBER(0), (uint32_t)NUMBER(1)), 0);
 }
 
 /* Then read them, and release. */
@@ -328,12 +328,12 @@ PyObject *shmb_ring_limit(struct ring_object *self, struct asked *asked) {
 }
 
 /* Nothing says any more that a call through this handle waits, for a slot or for a side. It is one call, which Python makes
- * where an exception passes: no signal handler comes in between. A thread that does wait says so anew when it looks again. */
+ * where an exception passes: no signal handler comes in between. A thread that does wait says so again when it looks again. */
 int shmb_binding_give_up(PyObject *object, int64_t timeout_ns) {
     struct shmb_ring *ring = &((struct ring_object *)object)->ring;
     struct python_call python = shmb_python_begin(timeout_ns);
     int status = SHMB_OK;
-    shmb_let_pass = false;
+    shmb_bypass = false;
     if (atomic_load_explicit(&ring->me->turn, memory_order_relaxed)) status = shmb_give_up_turn(ring, &python.call);
     if (status == SHMB_OK && atomic_load_explicit(&ring->me->waits_for, memory_order_relaxed))
         status = shmb_give_up_waiting(ring, &python.call, SHMB_FOR_SAMPLES | SHMB_FOR_INSERTS);

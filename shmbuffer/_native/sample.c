@@ -354,9 +354,9 @@ int shmb_sample(struct shmb_ring *ring, struct shmb_call *call, uint64_t count, 
         }
     uint64_t head = atomic_load_explicit(&ring->runtime->head, memory_order_relaxed);
     for (uint64_t i = 0; i < count; i++) age += head - 1 - (uint64_t)tickets[i];
-    atomic_fetch_add_explicit(&me->samples, 1, memory_order_relaxed);
+    atomic_fetch_add_explicit(&me->batches_sampled, 1, memory_order_relaxed);
     CP(count_added);
-    atomic_fetch_add_explicit(&me->sampled, count, memory_order_relaxed);
+    atomic_fetch_add_explicit(&me->items_sampled, count, memory_order_relaxed);
     CP(count_added);
     atomic_fetch_add_explicit(&me->redraws, *redrawn, memory_order_relaxed);
     CP(count_added);

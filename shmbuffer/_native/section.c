@@ -12,8 +12,8 @@ static int lock(struct shmb_ring *ring, struct shmb_call *call) {
     return status;
 }
 
-/* Whoever takes the mutex has an entry in the registry, from before he locks until after he has unlocked: else
- * a process that finds nobody alive would make a new mutex under his hands. See shmb_leave. */
+/* A process that takes the mutex has an entry in the registry, from before it locks until after it has unlocked: else
+ * a process that finds nobody alive would replace the mutex while it is in use. See shmb_leave. */
 int shmb_lock(struct shmb_ring *ring, struct shmb_call *call) {
     if (__builtin_expect(shmb_life() != ring->life, 0)) return SHMB_FORKED;
     atomic_fetch_add(&ring->inside, 1);

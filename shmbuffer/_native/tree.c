@@ -2,7 +2,7 @@
  *
  * Level 0 holds the mass of each element, 0 if its slot is not COMMITTED. A node of level k >= 1 holds the sum of 16
  * children and the smallest positive value below it (0: there is none). The order of summation is fixed, four quarters of
- * four, so that every build gives the same bits. Whoever changes a tree holds the mutex of its ring. */
+ * four, so that every build gives the same bits. A process that changes a tree holds the mutex of its ring. */
 #include "tree.h"
 
 #include <math.h>

@@ -37,7 +37,7 @@ static void note_blocker(struct shmb_ring *ring, uint32_t entry, bool by_turn) {
     if (by_turn) take_turn(ring);
 }
 
-/* W1: somebody with an earlier turn goes first, once he has waited for a while. Before that whoever comes may
+/* W1: a writer with an earlier turn goes first, once it has waited for a while. Before that any writer may
  * pass: were turns strict, each write would cost a wake-up as soon as all writers queue, and they would queue for
  * ever. */
 #define TURN_COUNTS_FROM_NS 1000000
@@ -76,7 +76,7 @@ int shmb_give_up_turn(struct shmb_ring *ring, struct shmb_call *call) {
     return SHMB_OK;
 }
 
-/* Sends somebody who does not use his turn to the end of the queue. */
+/* Sends a writer that does not use its turn to the end of the queue. */
 int shmb_forfeit_turn(struct shmb_ring *ring, struct shmb_call *call, uint32_t entry, uint64_t turn) {
     int status = shmb_lock(ring, call);
     if (status != SHMB_OK) return status;
@@ -92,7 +92,7 @@ int shmb_forfeit_turn(struct shmb_ring *ring, struct shmb_call *call, uint32_t e
     return SHMB_OK;
 }
 
-/* Called after unlocking, by whoever changed something that a waiter waits for. A process that dies before
+/* Called after unlocking, by the process that changed something that a waiter waits for. A process that dies before
  * this call leaves waiters asleep until their slice of a few milliseconds ends, no longer. */
 void shmb_wake_waiters(struct shmb_runtime *runtime) {
     if (atomic_load_explicit(&runtime->waiters, memory_order_relaxed) == 0 &&

@@ -22,7 +22,7 @@ VERBS = {
     "inspect": "say what is in a buffer and who uses it",
     "top": "show a buffer while it is used: rates, priorities, who does what",
     "set": "change what keeps writers and samplers in step",
-    "plot": "draw what a buffer was at, and say what looks unhealthy",
+    "plot": "plot a buffer's recorded history, and list warnings",
     "check": "say whether a buffer is whole",
     "recover": "make a buffer whole after a crash, and say what that took",
     "stop": "end every process that uses a buffer",
@@ -96,7 +96,8 @@ def _run(module: ModuleType, args: argparse.Namespace) -> int:
         sys.stdout.flush()
         return code
     except BrokenPipeError:
-        # Whoever read us has gone. At exit Python would complain again about the unwritten rest.
+        # The reader of our output has gone. At exit Python would complain again about the unwritten
+        # rest.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return exits.READER_GONE
     except KeyboardInterrupt:

@@ -143,7 +143,7 @@ class _Shown(Progress):
                 "step": f"{outcome.step:,}",
                 "return": "-" if mean_return is None else f"{mean_return:.1f}",
                 "items/s": f"{stats.get('inserts_per_s', 0.0):,.0f}",
-                "batches/s": f"{stats.get('samples_per_s', 0.0):,.0f}",
+                "batches/s": f"{stats.get('batches_sampled_per_s', 0.0):,.0f}",
                 "fill": f"{stats.get('fill', 0.0):.1%}",
                 "clients": f"{stats.get('clients_alive', 0):.0f}",
             }
@@ -216,8 +216,8 @@ def _json(args: argparse.Namespace, outcome: Outcome) -> dict[str, Any]:
 def _counted(outcome: Outcome) -> dict[str, int]:
     counters = {
         "items_written": "write_count",
-        "items_sampled": "sampled",
-        "batches_sampled": "samples",
+        "items_sampled": "items_sampled",
+        "batches_sampled": "batches_sampled",
         "priorities_updated": "updates_applied",
     }
     return {name: int(outcome.stats.get(counter, 0)) for name, counter in counters.items()}

@@ -87,7 +87,7 @@ def _leaves(found: Mapping[str, Any]) -> Table:
 
 def _counters(found: Mapping[str, Any], *, zeros: bool) -> Table:
     counters = found["counters"]
-    sampled = counters["sampled"]
+    sampled = counters["items_sampled"]
     shown = {
         name.replace("_", " "): value
         for name, value in counters.items()
@@ -125,10 +125,10 @@ def _clients(found: Mapping[str, Any]) -> Table:
             units.span(now - client["joined_s"]),
             None if client["idle_s"] is None else units.span(client["idle_s"]),
             client["counters"]["inserts"],
-            client["counters"]["sampled"],
+            client["counters"]["items_sampled"],
             client["counters"]["updates_applied"],
         )
         for client in found["clients"]
     ]
-    times, counts = ("here for", "idle for"), ("inserts", "sampled", "updates")
+    times, counts = ("here for", "idle for"), ("inserts", "items_sampled", "updates")
     return Table("clients", ("role", "pid", "state", "claim", *times, *counts), rows)

@@ -96,8 +96,8 @@ def _json(look: Look, found: list[Finding], path: Path | None) -> dict[str, Any]
     line = look.timeline
     names = (
         "inserts",
-        "samples",
-        "sampled",
+        "batches_sampled",
+        "items_sampled",
         "updates_applied",
         "updates_stale",
         "redraws",

@@ -70,7 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     whole("--metrics-port", metavar="PORT", help=says)
     says = "no checksums: nothing is promised for a power cut"
     add("--no-checksum", dest="checksum", action="store_false", help=says)
-    says = "sparse files: a full disk kills whoever writes (SIGBUS)"
+    says = "sparse files: a full disk kills the writer (SIGBUS)"
     add("--no-reserve", dest="reserve", action="store_false", help=says)
     add(
         "--prefault",

@@ -16,14 +16,14 @@ _NAMES = tuple(field.name for field in fields(RateLimiter))
 
 
 DESCRIPTION = (
-    "Changes what keeps writers and samplers in step, while everything runs: whoever waits "
+    "Changes the rate limiter of a running buffer: calls that wait "
     f"looks again at once. Names are {', '.join(_NAMES)}; what is not named stays as it is, "
     "and NAME=off takes it away. A ratio counts from now on. Without NAME=VALUE it says what "
     "is set."
 )
 EXAMPLES = (
     "shmbuffer set run/buffer samples_per_insert=8\n"
-    "shmbuffer set run/buffer samples_per_insert=4 min_size=1000 when_alone=wait\n"
+    "shmbuffer set run/buffer samples_per_insert=4 min_size=1000 when_no_peer=wait\n"
     "shmbuffer set run/buffer samples_per_insert=off"
 )
 
@@ -71,7 +71,7 @@ def _change(text: str) -> tuple[str, Any]:
         raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE with one of {_NAMES}")
     if value.lower() in ("off", "none"):
         return name, 1 if name == "min_size" else None
-    if name == "when_alone":
+    if name == "when_no_peer":
         return name, value
     parse = arguments.whole if name in _WHOLE else arguments.number
     try:

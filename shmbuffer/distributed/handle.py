@@ -1,7 +1,7 @@
 """A handle on the buffer of another process: straight to its memory, or by way of its owner.
 
-    handle.sample() ──▶ Near ──▶ the owner's directory, open here       where it can be reached
-                   └──▶ Owner, by RPC                                   everything else, everywhere
+    handle.sample() ──▶ LocalHandle ──▶ the owner's directory, open here   where it can be reached
+                   └──▶ Owner, by RPC                                      everything else
 
 Every public method and property of the buffer's class is one of the handle. What moves data takes
 the direct path where there is one; what changes the buffer itself (`set_sampler`, `empty`, `dumps`,
@@ -18,15 +18,23 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from shmbuffer.distributed.nearby import GROUPS, READ, SAMPLE, Apart, Near, Offer, approach
-from shmbuffer.distributed.owner import METHODS, PROPERTIES, Itself, Parcel
+from shmbuffer.distributed.nearby import (
+    GROUPS,
+    READ,
+    SAMPLE,
+    Address,
+    LocalHandle,
+    Unreachable,
+    approach,
+)
+from shmbuffer.distributed.owner import METHODS, PROPERTIES, Itself, Message
 from shmbuffer.errors import BufferInUseError
 from shmbuffer.replay.buffers import TensorDictReplayBuffer
 
 LIFECYCLE = frozenset(
     {"client", "clients", "close", "is_alive", "service_backend", "shutdown", "start"}
 )
-"""What is for whoever made the buffer."""
+"""What only the creator of the buffer may do."""
 
 
 class Handle:
@@ -40,10 +48,10 @@ class Handle:
     owner_is_gone: tuple[type[Exception], ...] = ()
     """What `_ask` raises where the owner is dead."""
 
-    def __init__(self, offer: Offer | None = None, remote_only: str = "") -> None:
+    def __init__(self, offer: Address | None = None, remote_only: str = "") -> None:
         self._offer = offer
         self._remote_only = remote_only
-        self._near: Near | None = None
+        self._near: LocalHandle | None = None
         self._apart = remote_only  # why there is no direct path
         self._settled = bool(remote_only)  # whether that is the last word
         self._looking = threading.RLock()
@@ -79,19 +87,19 @@ class Handle:
             if near is not None:
                 near.close()
 
-    def _carried(self) -> Offer | None:
+    def _carried(self) -> Address | None:
         """What a handle made from this one need not ask for again."""
         near = self._near
         return self._offer if near is None else replace(near.offer, mark=near.mark)
 
-    def _reach(self, group: str | None = None) -> Near | None:
+    def _reach(self, group: str | None = None) -> LocalHandle | None:
         """The owner's buffer in this process, if ``group`` may be done there."""
         near = self._near
         if near is None or not near.is_current():
             near = self._look()
         return near if near is None or group is None or group in near.direct else None
 
-    def _look(self) -> Near | None:
+    def _look(self) -> LocalHandle | None:
         """Find out, or find out again, whether the owner's memory can be reached."""
         with self._looking:
             if self._near is not None:
@@ -106,20 +114,20 @@ class Handle:
             try:
                 self._near = approach(carried)
                 return
-            except Apart:  # another machine, or things have changed since it was given
+            except Unreachable:  # another machine, or things have changed since it was given
                 pass
         self._follow(self._ask("offer"))
 
-    def _follow(self, offer: Offer) -> None:
+    def _follow(self, offer: Address) -> None:
         """Open what the owner offers, in place of what is open."""
         before, self._near = self._near, None
         try:
             self._near = approach(offer, before)
-        except Apart as reason:
+        except Unreachable as reason:
             self._apart, self._settled = str(reason), not offer.later
 
-    def _catch_up(self, near: Near) -> None:
-        """The directory has another mark: learn the owner's configuration anew."""
+    def _catch_up(self, near: LocalHandle) -> None:
+        """The directory has another mark: read the owner's configuration again."""
         mark = near.news()
         if mark is None:
             return  # another thread was faster
@@ -170,7 +178,7 @@ class Handle:
             result = self._ask("call", name, args, kwargs)
         if group is None:
             self._look_again()
-        if isinstance(result, Parcel):
+        if isinstance(result, Message):
             return pickle.loads(result.data)
         return self if result is Itself else result
 
@@ -186,7 +194,7 @@ class Handle:
         if name in LIFECYCLE:
             raise AttributeError(
                 f"{type(self).__name__} has no {name!r}: it is a handle, and the buffer belongs to "
-                "whoever made it; to leave it call detach()"
+                "its creator; to leave it call detach()"
             )
         if self._ask("is_method", name):
             return functools.partial(self._call, name)

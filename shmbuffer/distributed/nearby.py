@@ -1,7 +1,7 @@
 """Whether the buffer of another process can be reached in memory, and how.
 
     owner's process                                  this process
-    buffer ──Offer.of──▶ Offer ──── by RPC ────▶ approach ──▶ Near: the same directory, open here
+    buffer ──Address.of──▶ Address ── by RPC ──▶ approach ──▶ LocalHandle: the same directory
                          machine, directory, and the buffer's configuration, pickled
 
 A host name proves nothing: containers share one or have several, and networks repeat them. What
@@ -15,8 +15,8 @@ What belongs to one process stays with the owner, and is asked there:
   generator that the buffer was given, or are those of somebody else's sampler;
 - writing, where a part of somebody else has to see what is written.
 
-When the owner's configuration changes it leaves a new mark in the directory (see owner.py): `Near`
-notices before the next call, at the cost of looking at two numbers.
+When the owner's configuration changes it leaves a new mark in the directory (see owner.py):
+`LocalHandle` notices before the next call, at the cost of looking at two numbers.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ _OPERATIONS = {
 }
 
 
-class Apart(Exception):  # noqa: N818 - the state of things, not a failure
+class Unreachable(Exception):  # noqa: N818 - the state of things, not a failure
     """This process cannot reach the buffer's memory. The message says why."""
 
 
 @dataclass(frozen=True)
-class Offer:
+class Address:
     """What the owner of a buffer says of itself.
 
     Attributes:
@@ -87,7 +87,7 @@ class Offer:
         return (self.boot_id, self.path, self.uuid, self.file, self.storage)
 
     @classmethod
-    def of(cls, buffer: ReplayBuffer, dumps: Callable[[Any], bytes]) -> Offer:
+    def of(cls, buffer: ReplayBuffer, dumps: Callable[[Any], bytes]) -> Address:
         """The offer of a buffer's owner, without a mark.
 
         Args:
@@ -122,7 +122,7 @@ class Offer:
         )
 
 
-class Near:
+class LocalHandle:
     """The owner's buffer, open in this process. Leaves the directory when nobody holds it.
 
     Args:
@@ -136,14 +136,14 @@ class Near:
         direct: those of `GROUPS` that need not be asked of the owner.
     """
 
-    def __init__(self, buffer: ReplayBuffer, offer: Offer) -> None:
+    def __init__(self, buffer: ReplayBuffer, offer: Address) -> None:
         self.buffer = buffer
         self.offer = offer
         self.mark = offer.mark
         self.direct = frozenset(GROUPS) - offer.refused.keys()
         self._control = engine_of(buffer).seat.control
         self._sequences: tuple[int, int] | None = None
-        # Not closed by whoever replaces it: another thread may be in the middle of a call.
+        # Not closed when it is replaced: another thread may be in the middle of a call.
         self._end = weakref.finalize(self, buffer.close)
         self._end.atexit = False  # the engine sees to it
 
@@ -164,7 +164,7 @@ class Near:
         return None
 
     def give_up(self) -> RingBacked:
-        """The open storage, for another `Near` that closes it."""
+        """The open storage, for another `LocalHandle` that closes it."""
         self._end.detach()
         storage = self.buffer.storage
         assert isinstance(storage, RingBacked)
@@ -175,7 +175,7 @@ class Near:
         self._end()
 
 
-def approach(offer: Offer, near: Near | None = None) -> Near:
+def approach(offer: Address, near: LocalHandle | None = None) -> LocalHandle:
     """Open the owner's buffer in this process.
 
     Args:
@@ -184,29 +184,30 @@ def approach(offer: Offer, near: Near | None = None) -> Near:
             is taken over.
 
     Raises:
-        Apart: it is on another machine, its path does not lead to it here, or it cannot be opened
+        Unreachable: it is on another machine, its path does not lead to it here, or it cannot be
+        opened
             by this process; or the offer refuses it.
     """
     if "" in offer.refused:
-        raise Apart(offer.refused[""])
+        raise Unreachable(offer.refused[""])
     if offer.boot_id == identity.UNKNOWN_BOOT or offer.boot_id != identity.boot_id():
-        raise Apart("its owner runs on another machine")
+        raise Unreachable("its owner runs on another machine")
     storage: Any = None
     try:
         cls, state = pickle.loads(offer.payload)  # before the directory is opened: it may fail
         if near is not None and near.offer.place == offer.place:
-            return Near(_rebuilt(cls, state, near.give_up()), offer)
+            return LocalHandle(_rebuilt(cls, state, near.give_up()), offer)
         _require_same(offer)
         storage = pickle.loads(offer.storage)
         if storage.engine().superblock.uuid != offer.uuid:
-            raise Apart(f"another buffer has taken the place of the owner's in {offer.path}")
-        return Near(_rebuilt(cls, state, storage), offer)
+            raise Unreachable(f"another buffer has taken the place of the owner's in {offer.path}")
+        return LocalHandle(_rebuilt(cls, state, storage), offer)
     except Exception as error:  # unpickling runs the code of users' classes
         if storage is not None:
             storage.close()
-        if isinstance(error, Apart):
+        if isinstance(error, Unreachable):
             raise
-        raise Apart(
+        raise Unreachable(
             f"this process cannot open it in {offer.path} ({type(error).__name__}: {error})"
         ) from error
 
@@ -218,19 +219,19 @@ def engine_of(buffer: ReplayBuffer) -> Engine:
     return storage.engine()
 
 
-def _require_same(offer: Offer) -> None:
-    """Apart, unless the path leads to the owner's files: not to a copy, not to a successor."""
+def _require_same(offer: Address) -> None:
+    """Unreachable, unless the path leads to the owner's own files."""
     assert offer.path is not None
     if not Path(offer.path).is_dir():
-        raise Apart(f"its directory {offer.path} cannot be seen from this process")
+        raise Unreachable(f"its directory {offer.path} cannot be seen from this process")
     with Directory.open(offer.path) as directory:
         files = Files(directory)
         if not files.has_control():
-            raise Apart(f"there is no buffer in {offer.path} as seen from this process")
+            raise Unreachable(f"there is no buffer in {offer.path} as seen from this process")
         found = directory.stat(layout.CONTROL)
         superblock = files.open_control(writable=False).superblock()
     if superblock.uuid != offer.uuid or (found.st_dev, found.st_ino) != offer.file:
-        raise Apart(f"{offer.path} leads to another buffer here than where its owner runs")
+        raise Unreachable(f"{offer.path} leads to another buffer here than where its owner runs")
 
 
 def _owners_business(buffer: ReplayBuffer) -> dict[str, str]:

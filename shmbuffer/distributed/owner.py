@@ -1,13 +1,13 @@
 """What runs beside a buffer, in its owner's process, for handles elsewhere.
 
     Handle ──call, get, put, offer──▶ Owner ──▶ buffer
-                                        └─ mark ──▶ its directory, read by every `Near`
+                                        └─ mark ──▶ its directory, read by every `LocalHandle`
 
-Whoever has opened the owner's directory knows the owner's configuration as it was then: transforms,
-`collate_fn`, sampler, batch size. After a call that may have changed any of it the owner pickles it
-once more; if that gives something else, it leaves a new mark in the directory, and whoever sees
-another mark than the one it knows asks again. Calls that move data change no configuration, and do
-not pay for the comparison.
+A process that has opened the owner's directory knows the owner's configuration as it was then:
+transforms, `collate_fn`, sampler, batch size. After a call that may have changed any of it the
+owner pickles it once more; if that gives something else, it leaves a new mark in the directory, and
+a process that sees another mark than the one it knows asks again. Calls that move data change no
+configuration, and do not pay for the comparison.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 
 from tensordict import MemoryMappedTensor
 
-from shmbuffer.distributed.nearby import MARK, READ, SAMPLE, WRITE, Offer
+from shmbuffer.distributed.nearby import MARK, READ, SAMPLE, WRITE, Address
 from shmbuffer.errors import ShmBufferError
 from shmbuffer.memory import Engine
 from shmbuffer.replay.buffers import ReplayBuffer
@@ -75,7 +75,7 @@ class Itself:
 
 
 @dataclass(frozen=True)
-class Parcel:
+class Message:
     """What the handle unpickles. It was pickled when it could be, and cannot any more."""
 
     data: bytes
@@ -93,7 +93,7 @@ class Owner:
         self.buffer = buffer
         self.lock = threading.RLock()
         self._dumps = dumps
-        self._told: Offer | None = None
+        self._published: Address | None = None
         self._engine: Engine | None = None  # of the directory that the offer names
         self._former: list[Storage] = []  # in directories
 
@@ -108,7 +108,7 @@ class Owner:
 
         Returns:
             What it returns; `Itself` in place of the buffer. A part that was exchanged comes as a
-            `Parcel`, with None in it if it cannot be pickled; a storage is closed here.
+            `Message`, with None in it if it cannot be pickled; a storage is closed here.
         """
         with self.lock:
             if name in _EXCHANGE and args:
@@ -147,22 +147,22 @@ class Owner:
         ring = storage.ring()
         return 0 if ring is None else extent(ring)
 
-    def offer(self) -> Offer:
+    def offer(self) -> Address:
         """Where the buffer is, with a mark that stands in its directory."""
         with self.lock:
-            offer = Offer.of(self.buffer, self._dumps)
-            if self._told is None or replace(self._told, mark="") != offer:
+            offer = Address.of(self.buffer, self._dumps)
+            if self._published is None or replace(self._published, mark="") != offer:
                 try:
                     self._tell(offer)
                 except (ShmBufferError, ValueError) as error:  # closed; no room for a mark
                     reason = f"its directory takes no mark ({error})"
-                    self._told = Offer(offer.boot_id, offer.pid, refused={"": reason})
-            assert self._told is not None
-            return self._told
+                    self._published = Address(offer.boot_id, offer.pid, refused={"": reason})
+            assert self._published is not None
+            return self._published
 
     def announce(self) -> None:
         """Leave a new mark if the configuration is another one than was told."""
-        if self._told is not None:  # else nobody knows any
+        if self._published is not None:  # else nobody knows any
             self.offer()
 
     def leave(self) -> None:
@@ -173,7 +173,7 @@ class Owner:
                     storage.cleanup()
             self.buffer.close()
 
-    def _tell(self, offer: Offer) -> None:
+    def _tell(self, offer: Address) -> None:
         storage = self.buffer.storage
         before, now = self._engine, None
         if offer.path is not None and isinstance(storage, RingBacked):
@@ -183,14 +183,14 @@ class Owner:
             assert engine is not None
             if not engine.closed:
                 engine.update_settings(extra={MARK: mark})
-        self._engine, self._told = now, replace(offer, mark=mark)
+        self._engine, self._published = now, replace(offer, mark=mark)
 
-    def _given_up(self, part: Any) -> Parcel:
+    def _given_up(self, part: Any) -> Message:
         """A part that was exchanged: packed for who asked, and of no use here any more."""
         try:
-            parcel = Parcel(self._dumps(part))
+            parcel = Message(self._dumps(part))
         except Exception:  # pickling runs the code of users' classes
-            parcel = Parcel(self._dumps(None))
+            parcel = Message(self._dumps(None))
         if isinstance(part, Storage):
             part.close()
             if part.shared:

@@ -12,7 +12,7 @@ import torch
 
 from shmbuffer.distributed.handle import Handle
 from shmbuffer.distributed.host import Host, made_of, opened
-from shmbuffer.distributed.nearby import Offer
+from shmbuffer.distributed.nearby import Address
 from shmbuffer.distributed.runtime import Lease, require_ray
 from shmbuffer.errors import BufferClosedError
 from shmbuffer.replay.buffers import ReplayBuffer
@@ -45,7 +45,7 @@ class RayClient(Handle):
     """
 
     def __init__(
-        self, actor: Any, has_gpu: bool, offer: Offer | None = None, remote_only: str = ""
+        self, actor: Any, has_gpu: bool, offer: Address | None = None, remote_only: str = ""
     ) -> None:
         super().__init__(offer, remote_only)
         self._ray = require_ray()
@@ -233,7 +233,7 @@ class RayReplayBuffer(RayClient, ReplayBuffer):
     def close(self) -> None:
         """End the actor. What was committed stays in its directory, unless that is temporary.
 
-        A copy that came by pickle only leaves: the actor is that of whoever made it. Idempotent.
+        A copy that came by pickle only leaves: the actor belongs to its creator. Idempotent.
         """
         self.detach()
         self._offer, self._settled = None, True

@@ -12,7 +12,7 @@ from typing import Any
 from torch.distributed import rpc
 
 from shmbuffer.distributed.handle import Handle
-from shmbuffer.distributed.nearby import Offer
+from shmbuffer.distributed.nearby import Address
 from shmbuffer.distributed.owner import METHODS, Owner
 from shmbuffer.replay.buffers import TensorDictReplayBuffer
 
@@ -37,7 +37,7 @@ class RemoteClient(Handle):
 
     owner_is_gone = (RuntimeError,)  # what torch raises where nobody answers
 
-    def __init__(self, rref: Any, offer: Offer | None = None, *, weak: bool = False) -> None:
+    def __init__(self, rref: Any, offer: Address | None = None, *, weak: bool = False) -> None:
         super().__init__(offer)
         self._rref: Callable[[], Any] = weakref.ref(rref) if weak else lambda: rref
 

@@ -55,7 +55,7 @@ STATES = 4
 
 
 class Newest:
-    """The newest state of the agent, for whoever acts with it or goes on learning."""
+    """The newest state of the agent, to act with, or to go on learning from."""
 
     def __init__(self, weights: ReplayBuffer) -> None:
         self._weights = weights

@@ -86,7 +86,7 @@ class Crew:
         )
 
     def __enter__(self) -> Self:
-        """Starts them; whoever has started is killed if a signal comes meanwhile."""
+        """Starts them; those that have started are killed if a signal comes meanwhile."""
         try:
             for role in (self._coordinator, self._learner):
                 role.start()
@@ -96,7 +96,7 @@ class Crew:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Tells everybody to end, and waits; whoever does not is killed.
+        """Tells everybody to end, and waits; those that do not are killed.
 
         Who has said nothing yet is still starting; that is not worth a wait.
         """

@@ -50,7 +50,7 @@ class Kill:
 
 
 class Watcher(Protocol):
-    """Whoever wants to know what happens."""
+    """The listeners."""
 
     def event(self, text: str) -> None:
         """Something happened."""
@@ -185,7 +185,9 @@ class Trial:
 
     def _kill_all(self, crew: Crew, *, planned: bool) -> None:
         self._note(Kill("all", self._outcome.step, crew.kill_all(), planned))
-        self._outcome.stats |= dict.fromkeys(("inserts_per_s", "samples_per_s", "clients_alive"), 0)
+        self._outcome.stats |= dict.fromkeys(
+            ("inserts_per_s", "batches_sampled_per_s", "clients_alive"), 0
+        )
 
     def _note(self, kill: Kill) -> None:
         self._outcome.kills.append(kill)

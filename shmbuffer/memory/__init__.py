@@ -7,22 +7,23 @@ here without paying for that import.
 from __future__ import annotations
 
 from shmbuffer.memory.engine import Engine
+from shmbuffer.memory.item_snapshot import LIVE_READS, ItemSnapshot
 from shmbuffer.memory.limiter import RateLimiter
-from shmbuffer.memory.moment import LIVING, Moment
+from shmbuffer.memory.masses import Masses, masses_of, masses_of_snapshot
 from shmbuffer.memory.record_batch import Drawn, RecordBatch
 from shmbuffer.memory.records import Records
 from shmbuffer.memory.recovery_report import RecoveryReport
 from shmbuffer.memory.ring import Ring
 from shmbuffer.memory.schema import Leaf, Schema
 from shmbuffer.memory.settings import Settings
-from shmbuffer.memory.weighing import Weighed, weigh, weigh_moment
 
 __all__ = [
-    "LIVING",
+    "LIVE_READS",
     "Drawn",
     "Engine",
+    "ItemSnapshot",
     "Leaf",
-    "Moment",
+    "Masses",
     "RateLimiter",
     "RecordBatch",
     "Records",
@@ -30,7 +31,6 @@ __all__ = [
     "Ring",
     "Schema",
     "Settings",
-    "Weighed",
-    "weigh",
-    "weigh_moment",
+    "masses_of",
+    "masses_of_snapshot",
 ]

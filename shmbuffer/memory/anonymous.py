@@ -24,8 +24,8 @@ from shmbuffer.memory.control import Control, first_superblock
 from shmbuffer.memory.layout import Flag
 from shmbuffer.memory.locks import Lock
 from shmbuffer.memory.native import Mapped
+from shmbuffer.memory.path_checks import explained
 from shmbuffer.memory.schema import Schema
-from shmbuffer.memory.trust import explained
 
 WHERE = "anonymous memory"
 
@@ -110,7 +110,7 @@ class Anonymous:
         return self._dictionary
 
     def discard_unfinished(self) -> None:
-        """Nothing: a definition that was not finished is built anew over itself."""
+        """Nothing: an unfinished definition is built again in place."""
 
     def discarding(self) -> Callable[[], None]:
         """What gives the memory behind the control file back, which begins with zeros then."""

@@ -22,11 +22,11 @@ from shmbuffer.errors import (
 )
 from shmbuffer.memory import history, layout
 from shmbuffer.memory.control import Control, Superblock
+from shmbuffer.memory.deadline import LOCK_TIMEOUT_NS
 from shmbuffer.memory.diagnosis import Diagnosis
 from shmbuffer.memory.files import Files
 from shmbuffer.memory.layout import BufferState, EntryState, Flag, Phase, Role
 from shmbuffer.memory.native import Mapped
-from shmbuffer.memory.patience import LOCK_TIMEOUT_NS
 from shmbuffer.memory.progress import OnProgress, Progress, hearing
 from shmbuffer.memory.recovery import wrong_checksums
 from shmbuffer.memory.region import Directory
@@ -80,8 +80,8 @@ def check(
 ) -> CheckReport:
     """Checks a directory, living or dead, without joining it.
 
-    Holds init.lock while it looks at words and priorities: whoever takes the mutex without an entry
-    of its own must keep a recovery from making a new one meanwhile.
+    Holds init.lock while it looks at words and priorities: a process that takes the mutex without
+    an entry of its own must keep a recovery from making a new one meanwhile.
 
     Args:
         path: the scratch directory.
@@ -162,7 +162,7 @@ def _impossible_fields(control: Control, superblock: Superblock) -> list[str]:
     found = []
     state = int(control.runtime["state"][0])
     if state not in list(BufferState):
-        found.append(f"the state of the buffer is {state}, which is none")
+        found.append(f"invalid buffer state {state}")
     head, since = (int(control.runtime[name][0]) for name in ("head", "queue_since"))
     if since > head:
         found.append(f"the queue begins at ticket {since}, and {head} is the next")

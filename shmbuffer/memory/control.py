@@ -27,7 +27,7 @@ from shmbuffer.memory import identity, layout
 from shmbuffer.memory.identity import Identity
 from shmbuffer.memory.layout import BufferState, Flag
 from shmbuffer.memory.limiter import NO_LIMIT, NUMBERS, RateLimiter
-from shmbuffer.memory.trust import not_durable
+from shmbuffer.memory.path_checks import not_durable
 
 _LAYOUT = _core.layout()
 NO_FLAGS = Flag(0)
@@ -255,7 +255,7 @@ class Control:
             self._store(copy, replace(superblock, sequence=sequence + 1 + copy))
 
     def note_recovery(self, found: Mapping[str, Any]) -> None:
-        """Stores what a recovery found, for whoever looks later; nothing depends on it.
+        """Stores what a recovery found, for later readers; nothing depends on it.
 
         Args:
             found: the fields of `layout.RECOVERY`, but for the checksum.

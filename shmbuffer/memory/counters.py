@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from shmbuffer.memory import layout
+from shmbuffer.memory.rate_status import rate_status
 from shmbuffer.memory.ring import Ring
 from shmbuffer.memory.seat import Seat
-from shmbuffer.memory.standing import standing
 
 #: Counters of the runtime page that are shown as they are.
 RUNTIME_COUNTERS = (
@@ -47,7 +47,7 @@ def totals(runtime: Any, entries: Any, *, width: int, elements: int) -> dict[str
         ``samples_ahead`` (that the inserts are ahead by), ``min_size``, ``max_times_sampled`` and
         ``queued`` (0: there is no queue) and ``limited`` (clients that wait for the other side).
     """
-    flow = standing(runtime, width=width, capacity=max(1, elements // width))
+    flow = rate_status(runtime, width=width, capacity=max(1, elements // width))
     return {
         "length": int(runtime["length"]) * width,
         "elements": elements,

@@ -8,8 +8,8 @@
                             └──── undefine (empty, alone) ──────┘  └──▶ RECOVERING (all died)
 
 Creation has two steps. The control file comes first, so that clients may join before anything is
-known of the items; the first write brings the schema, and whoever comes first builds the files
-under init.lock while the others wait, with a deadline, and load them.
+known of the items; the first write brings the schema, and the first process to write builds the
+files under init.lock while the others wait, with a deadline, and load them.
 
 If a process dies while creating or defining: the next one that takes init.lock removes what is
 unfinished and starts again. After ``fork`` the child joins with an entry of its own on first use.
@@ -24,7 +24,7 @@ from typing import Any
 
 from shmbuffer._native import _core
 from shmbuffer.errors import BufferClosedError
-from shmbuffer.memory import barrier, cleanup, counters, definition, limiter, removal
+from shmbuffer.memory import cleanup, counters, definition, flush, limiter, removal
 from shmbuffer.memory.anonymous import Anonymous
 from shmbuffer.memory.check import CheckReport, check_living
 from shmbuffer.memory.control import Superblock
@@ -119,7 +119,7 @@ class Engine:
         """
         require_platform()
         if settings is not None:
-            removal.sweep(besides=Path(path))
+            removal.sweep(excluding=Path(path))
         seat, report = open_seat(
             path, settings, existing, Role[role.upper()], timeout=timeout, temporary=temporary
         )
@@ -320,7 +320,7 @@ class Engine:
         """
         self.seat.require_open()
         if self.shared and (ring := self.ring()) is not None:
-            barrier.flush(self.seat, ring, timeout)
+            flush.flush(self.seat, ring, timeout)
 
     # Leaving, and removing.
 
@@ -335,7 +335,7 @@ class Engine:
     def cleanup(self, *, timeout: float = removal.TIMEOUT_S) -> bool:
         """Removes the files that we made, by list; then the directory, if it is ours and empty.
 
-        Whoever has it open keeps its maps: reads go on, writes raise BufferClosedError.
+        Processes that have it open keep their maps: reads go on, writes raise BufferClosedError.
 
         Returns:
             Whether there was something to remove. Idempotent.

@@ -6,7 +6,7 @@
         made.json                what we made in the scratch directory, before we make it
         schema.json, slots       there once the schema is
         records, dictionary      of records: the byte ring; what they are compressed with
-        history                  what it was at, where a coordinator looks after it
+        history                  the counters over time, if there is a coordinator
         init.lock, coordinator.lock, procs/NNN.lock
         spawned/<16 hex>         who a coordinator started (service/roster.py)
 
@@ -43,9 +43,9 @@ from shmbuffer.memory.layout import Flag
 from shmbuffer.memory.locks import InitLock
 from shmbuffer.memory.native import Mapped
 from shmbuffer.memory.neighbours import did_you_mean
+from shmbuffer.memory.path_checks import explained, not_durable
 from shmbuffer.memory.region import Directory
 from shmbuffer.memory.schema import Schema
-from shmbuffer.memory.trust import explained, not_durable
 
 _NEW_CONTROL = f"{layout.CONTROL}.new"
 _NEW_SLOTS = f"{layout.SLOTS}.new"
@@ -86,7 +86,7 @@ class Files:
         return self.directory.exists(layout.CONTROL)
 
     def require_control(self, otherwise: str = "check the path") -> None:
-        """BufferNotFoundError if the directory is none; it names one that is a directory away."""
+        """BufferNotFoundError if it is not a buffer; it names one that is a directory away."""
         if not self.has_control():
             text = f"{self.path}: there is no buffer here; {did_you_mean(self.path) or otherwise}"
             raise BufferNotFoundError(text, path=str(self.path))

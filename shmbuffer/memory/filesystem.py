@@ -1,10 +1,11 @@
 """The file system below a buffer: whether it can be relied on, and how much room it has.
 
 A buffer needs four things of it: maps of one file share their pages, a file lock ends with its
-holder, room that was reserved stays reserved, and whoever opens the file runs on this machine. The
-last is why cluster file systems are refused although their maps are coherent: the rule of death
-compares boot ids, and another node has another one while it lives. What is refused is listed; what
-the list does not know is accepted: new local file systems come more often than new networks.
+holder, room that was reserved stays reserved, and every process that opens the file runs on this
+machine. The last is why cluster file systems are refused although their maps are coherent: the rule
+of death compares boot ids, and another node has another one while it lives. What is refused is
+listed; what the list does not know is accepted: new local file systems come more often than new
+networks.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from shmbuffer._native import _core
-from shmbuffer.memory import patience
+from shmbuffer.memory import deadline
 from shmbuffer.memory.engine import Engine
 from shmbuffer.memory.layout import Side, Why
 from shmbuffer.memory.ring import Ring
@@ -21,14 +21,14 @@ def first_ring(engine: Engine, min_size: int) -> Ring:
     """The ring; waited for while nobody has written anything, for a sample of ``min_size`` items.
 
     Raises:
-        RateLimitTimeout: the deadline of `patience.within` has passed.
-        RateLimitError: nobody is there to write, and ``when_alone`` is "error".
+        RateLimitTimeout: the deadline of `deadline.within` has passed.
+        RateLimitError: nobody is there to write, and ``when_no_peer`` is "error".
         BufferClosedError: the handle was closed meanwhile.
     """
     ring = engine.ring()
     if ring is not None:
         return ring
-    seat, limit = engine.seat, patience.limit(None)
+    seat, limit = engine.seat, deadline.ends(None)
     schema = Schema((), engine.settings.capacity)  # as far as anybody knows
     waiting = Waiting(seat, schema, Sides(seat), "sample")
     with _shown(seat, min_size):

@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shmbuffer._native import _core
+from shmbuffer.memory.deadline import LOCK_TIMEOUT_NS
 from shmbuffer.memory.layout import Limit
-from shmbuffer.memory.patience import LOCK_TIMEOUT_NS
-from shmbuffer.memory.standing import Standing, standing
+from shmbuffer.memory.rate_status import RateStatus, rate_status
 from shmbuffer.memory.waiting import Calls
 
 _NO_QUEUE = 1  # of a call to take
@@ -40,11 +40,11 @@ class Flow:
         """Whether items are handed out first in, first out, each a limited number of times."""
         return bool(self.limits & Limit.QUEUE)
 
-    def standing(self) -> Standing:
+    def rate_status(self) -> RateStatus:
         """How the sides stand now."""
         schema = self._calls.schema
         runtime = self._seat.control.runtime[0]
-        return standing(runtime, width=schema.width, capacity=schema.capacity)
+        return rate_status(runtime, width=schema.width, capacity=schema.capacity)
 
     def admit_now(self, count: int) -> bool:
         """Admits a sampler's draw of ``count`` elements, if that is so without waiting.
@@ -66,8 +66,8 @@ class Flow:
             How many count as drawn now; 0 where nothing counts them.
 
         Raises:
-            RateLimitTimeout: the deadline of `patience.within` has passed.
-            RateLimitError: it can never be, or nobody inserts and ``when_alone`` is "error".
+            RateLimitTimeout: the deadline of `deadline.within` has passed.
+            RateLimitError: it can never be, or nobody inserts and ``when_no_peer`` is "error".
         """
         self._calls.sides.draws_here()
 
@@ -76,7 +76,7 @@ class Flow:
 
         return self._calls.run(call, "sample")
 
-    def take_back(self, counted: int, version: int = 0) -> None:
+    def cancel(self, counted: int, version: int = 0) -> None:
         """What was admitted was not drawn.
 
         Args:
@@ -85,9 +85,7 @@ class Flow:
         """
         if counted:
             native = self._seat.native
-            self._calls.run(
-                lambda: int(native.take_back(counted, version, LOCK_TIMEOUT_NS)), "sample"
-            )
+            self._calls.run(lambda: int(native.cancel(counted, version, LOCK_TIMEOUT_NS)), "sample")
 
     def take(self, index: NDArray[np.int64], tickets: NDArray[np.int64]) -> bool:
         """Takes the oldest elements out of a queue; their slots stay as they are until `release`.

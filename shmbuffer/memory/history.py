@@ -259,7 +259,7 @@ def read(directory: Directory) -> History:
 
     Raises:
         BufferNotFoundError: there is none.
-        FormatError, CorruptBufferError, UnsafePathError: what is there is none that can be read.
+        FormatError, CorruptBufferError, UnsafePathError: the file cannot be read.
     """
     where = directory.path / layout.HISTORY
     size = directory.stat(layout.HISTORY).st_size
@@ -293,14 +293,16 @@ def header_of(
 ) -> tuple[bytes, dict[str, str], tuple[Ring, Ring, Ring]]:
     """Whose a file of some size is, its fields, and its rings; from the first page at least."""
     if data[: len(MAGIC)] != MAGIC:
-        raise FormatError(f"{where}: not a history of shmbuffer; the next recorder starts it anew")
+        raise FormatError(
+            f"{where}: not a history of shmbuffer; the next recorder starts a new one"
+        )
     if len(data) < HEADER_BYTES:
         raise _damaged(where, f"has {len(data)} bytes, too few for a header")
     page = np.frombuffer(data, HEADER, 1)[0]
     if page["version"] != VERSION or page["endian"] != layout.ENDIAN_TAG:
         raise IncompatibleVersionError(
             f"{where}: a history of format version {page['version']}, this is version {VERSION}; "
-            "read it with the version that wrote it, the next recorder starts it anew"
+            "read it with the version that wrote it, the next recorder starts a new one"
         )
     if _core.crc32c(data[: HEADER_BYTES - 4]) != page["crc32c"]:
         raise _damaged(where, "has a header that does not fit its checksum")
@@ -315,7 +317,7 @@ def header_of(
 
 
 def _fields_of(text: bytes) -> dict[str, str]:
-    """Names and types out of a header; of what is none, none, which fits no record."""
+    """Names and types out of a header; none if it is invalid."""
     try:
         fields = json.loads(text)
     except (ValueError, RecursionError):
@@ -359,5 +361,6 @@ def open_ends(events: Iterable[Event]) -> dict[int, Event]:
 
 def _damaged(where: Path, what: str) -> CorruptBufferError:
     return CorruptBufferError(
-        f"{where}: {what}; nothing else is harmed, and the next recorder starts it anew", path=where
+        f"{where}: {what}; nothing else is harmed, and the next recorder starts a new one",
+        path=where,
     )

@@ -18,11 +18,11 @@ from shmbuffer.memory.diagnosis import Diagnosis
 from shmbuffer.memory.files import Files
 from shmbuffer.memory.filesystem import UNLIMITED
 from shmbuffer.memory.layout import BufferState, Flag
+from shmbuffer.memory.rate_status import waits
 from shmbuffer.memory.region import Directory
 from shmbuffer.memory.residency import Residency, residency, resident_bytes
 from shmbuffer.memory.schema import Schema
 from shmbuffer.memory.slots_file import SlotsFile
-from shmbuffer.memory.standing import waits
 
 #: Of a histogram of priorities: slots that are looked at, from all over the ring.
 _LOOKED_SLOTS = 1 << 14
@@ -56,7 +56,7 @@ def inspect(
         ``waits`` (who waits for the other side of a limited buffer: ``entry``, ``pid``,
         ``seconds``, ``text``).
 
-        A client of ``clients`` has what `Client` has, ``mutex`` (whether it is his now), and
+        A client of ``clients`` has what `Client` has, ``mutex`` (whether it holds it now), and
         ``memory_bytes`` of its process, shared pages included; None where it cannot be seen.
 
     Cost: about a millisecond, whatever the capacity, without ``live_bytes``; it reads some pages
@@ -232,7 +232,7 @@ def _spread(files: Files, schema: Schema | None, control: Control) -> dict[str, 
 
 
 def _looked_at(capacity: int) -> NDArray[np.int64]:
-    """Slots, in runs from all over the ring: each run is a fault, because a look maps anew."""
+    """Slots, in runs from all over the ring: each run is a fault, because each look maps again."""
     runs = _LOOKED_SLOTS // _RUN
     if capacity <= _LOOKED_SLOTS:
         return np.arange(capacity)

@@ -130,7 +130,7 @@ class Why(IntEnum):
 
 
 def name_of(kind: type[IntEnum], number: int) -> str:
-    """The name of a number in shared memory; of one that is none of them, the number."""
+    """The name of a number in shared memory; of an unknown one, the number."""
     return next((one.name for one in kind if one == number), f"UNKNOWN {number}")
 
 
@@ -202,7 +202,7 @@ LIMITER = _fields(
     ("samples_base", "<u8", 32),
     ("max_times_sampled", "<u8", 40),
     ("queue_next", "<u8", 48),
-    ("when_alone", "<u4", 56),
+    ("when_no_peer", "<u4", 56),
     ("limits", "<u4", 60),
     itemsize=64,
 )
@@ -281,8 +281,8 @@ ENTRY = _fields(
     ("byte_first", "<u8", 112),
     ("inserts", "<u8", 120),
     ("aborts", "<u8", 128),
-    ("samples", "<u8", 136),
-    ("sampled", "<u8", 144),
+    ("batches_sampled", "<u8", 136),
+    ("items_sampled", "<u8", 144),
     ("redraws", "<u8", 152),
     ("age_sum", "<u8", 160),
     ("updates_applied", "<u8", 168),
@@ -306,8 +306,8 @@ ENTRY = _fields(
 COUNTERS = (
     "inserts",
     "aborts",
-    "samples",
-    "sampled",
+    "batches_sampled",
+    "items_sampled",
     "redraws",
     "age_sum",
     "updates_applied",

@@ -25,7 +25,7 @@ from shmbuffer._native import _core
 from shmbuffer.memory import layout
 from shmbuffer.memory.layout import Alone, Limit
 
-WhenAlone = Literal["pass", "wait", "error"]
+WhenNoPeer = Literal["pass", "wait", "error"]
 
 _TOLERANCE = 0.1  # of the samples that the first min_size inserts stand for
 
@@ -47,14 +47,14 @@ class RateLimiter:
             None is a tenth of ``samples_per_insert * min_size`` (Acme's tolerance), and not less
             than what is needed at least.
         max_times_sampled: how often an item is handed out at most: the buffer is a queue, first in,
-            first out, and writes wait while it is full. None: it is none.
-        when_alone: what a call does that has to wait for the other side while no living client is
+            first out, and writes wait while it is full. None: no queue.
+        when_no_peer: what a call does that has to wait for the other side while no living client is
             on it. "pass": go on and not count it, so that the ratio goes on where it was when
             somebody comes. "wait": wait, with a warning every 30 s. "error": raise RateLimitError.
             None is "pass", and "wait" for a queue, which would lose items.
 
     Raises:
-        ValueError: a number out of range, or ``when_alone="pass"`` for a queue.
+        ValueError: a number out of range, or ``when_no_peer="pass"`` for a queue.
 
     Source: ``reverb.rate_limiters.SampleToInsertRatio``, and ``max_times_sampled`` of
         ``reverb.Table``.
@@ -64,7 +64,7 @@ class RateLimiter:
     min_size: int = 1
     error_buffer: float | None = None
     max_times_sampled: int | None = None
-    when_alone: WhenAlone | None = None
+    when_no_peer: WhenNoPeer | None = None
 
     def __post_init__(self) -> None:
         _require_whole("min_size", self.min_size)
@@ -81,11 +81,13 @@ class RateLimiter:
                     f"error_buffer has to be at least max(1, samples_per_insert) = "
                     f"{max(1.0, ratio):g}, or neither side could go on; got {buffer!r}"
                 )
-        if self.when_alone is not None and self.when_alone not in get_args(WhenAlone):
-            raise ValueError(f"when_alone is 'pass', 'wait' or 'error', got {self.when_alone!r}")
-        if self.max_times_sampled is not None and self.when_alone == "pass":
+        if self.when_no_peer is not None and self.when_no_peer not in get_args(WhenNoPeer):
             raise ValueError(
-                "when_alone='pass' would write over what a queue has not handed out; take 'wait' "
+                f"when_no_peer is 'pass', 'wait' or 'error', got {self.when_no_peer!r}"
+            )
+        if self.max_times_sampled is not None and self.when_no_peer == "pass":
+            raise ValueError(
+                "when_no_peer='pass' would write over what a queue has not handed out; take 'wait' "
                 "or 'error', or leave max_times_sampled out"
             )
 
@@ -101,10 +103,10 @@ class RateLimiter:
 
     @property
     def alone(self) -> Alone:
-        """What counts as ``when_alone``."""
-        if self.when_alone is None:
+        """What counts as ``when_no_peer``."""
+        if self.when_no_peer is None:
             return Alone.PASS if self.max_times_sampled is None else Alone.WAIT
-        return Alone[self.when_alone.upper()]
+        return Alone[self.when_no_peer.upper()]
 
     @property
     def limits(self) -> Limit:
@@ -113,7 +115,7 @@ class RateLimiter:
         return ratio | (Limit.QUEUE if self.max_times_sampled is not None else Limit(0))
 
     def changed(self, **changes: Any) -> RateLimiter:
-        """A copy with other values; an error buffer too small for another ratio is made anew.
+        """A copy with other values; an error buffer too small for another ratio is computed again.
 
         Raises:
             ValueError, TypeError: as the constructor.
@@ -124,8 +126,8 @@ class RateLimiter:
         )
         if too_small:
             changes = {"error_buffer": None} | changes
-        if self.when_alone == "pass" and changes.get("max_times_sampled") is not None:
-            changes = {"when_alone": None} | changes
+        if self.when_no_peer == "pass" and changes.get("max_times_sampled") is not None:
+            changes = {"when_no_peer": None} | changes
         return replace(self, **changes)
 
     def says_the_same(self, other: RateLimiter | None) -> bool:
@@ -163,10 +165,10 @@ class RateLimiter:
 
 NUMBERS = (
     *("limits", "samples_per_insert", "error_buffer", "min_size", "max_times_sampled"),
-    "when_alone",
+    "when_no_peer",
 )
 NO_LIMIT = (0, 0.0, 0.0, 0, 0, 0)
-"""Of ``_core.Ring.limit``: there is none any more."""
+"""Of ``_core.Ring.limit``: it is gone."""
 
 
 def active(runtime: Any) -> Any:
@@ -210,7 +212,7 @@ def read(runtime: Any) -> RateLimiter | None:
         min_size=max(1, int(block["min_size"])),
         error_buffer=float(block["error_buffer"]) if limits & Limit.RATIO else None,
         max_times_sampled=int(block["max_times_sampled"]) if limits & Limit.QUEUE else None,
-        when_alone=Alone(int(block["when_alone"])).name.lower(),  # type: ignore[arg-type]
+        when_no_peer=Alone(int(block["when_no_peer"])).name.lower(),  # type: ignore[arg-type]
     )
 
 

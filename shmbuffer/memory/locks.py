@@ -5,7 +5,7 @@
 
 A lock is flock(2) on a descriptor of our own: it ends with the last copy of that descriptor, in
 whatever way its process ends. Age and content of the file mean nothing. What takes it is
-`filelock.lock_descriptor`, a FileLock without the path. FileLock itself opens the path anew, and
+`filelock.lock_descriptor`, a FileLock without the path. FileLock itself opens the path again, and
 follows links above its last part; and where flock is missing, it becomes a soft lock, which no
 death ends.
 
@@ -40,8 +40,8 @@ from shmbuffer.errors import (
 )
 from shmbuffer.memory import layout
 from shmbuffer.memory.identity import process_state
+from shmbuffer.memory.path_checks import explained
 from shmbuffer.memory.region import Directory
-from shmbuffer.memory.trust import explained
 
 INIT_LOCK = ".shmbuffer/init.lock"
 POLL_S = 0.005
@@ -177,7 +177,7 @@ class InitLock(Lock):
             try:
                 self._hold(make=self.creating)
             except BufferNotFoundError as error:
-                # Whoever removes a buffer removes this file after the control file.
+                # The process that removes a buffer removes this file after the control file.
                 if not self.directory.exists(layout.CONTROL):
                     raise BufferUnlinkedError(
                         f"{self.directory.path}: the buffer was removed; close this handle, and "
@@ -229,7 +229,7 @@ class LivenessFile:
 
 
 def _lock(fd: int, where: Path) -> bool:
-    from filelock import lock_descriptor  # late: it takes 40 ms, and whoever only reads needs none
+    from filelock import lock_descriptor  # late: it takes 40 ms, and readers do not need it
 
     try:
         return lock_descriptor(fd, blocking=False)

@@ -1,7 +1,7 @@
 """Pages that are there before they are needed.
 
     first touch of a page   a fault: the kernel clears it (once, for all processes) and enters it
-                            in the page table (once for each process); whoever touches it waits
+                            in the page table (once for each process); the first touch waits
     prefault                the same, piece by piece, from a thread that ends with the handle
 
 It is the affair of one handle: nothing of it is recorded, and who gets the handle by pickling or
@@ -111,7 +111,7 @@ class Populating:
         self._thread = threading.Thread(target=self._run, name="shmbuffer-prefault", daemon=True)
 
     def start(self) -> None:
-        """Begin. Apart from the constructor, so that whoever can stop it is known before."""
+        """Begin. Not in the constructor: who can stop it has to be known before."""
         try:
             self._thread.start()
         except BaseException:  # of a signal's handler, for one

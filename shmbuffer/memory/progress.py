@@ -1,4 +1,4 @@
-"""How far long work is: told to whoever asks, some times a second.
+"""Progress of long work: reported some times a second.
 
     with hearing(on_progress):                        the door: check, recover, dumps, loads, attach
         ...
@@ -67,7 +67,7 @@ _raised: ContextVar[BaseException | None] = ContextVar("shmbuffer_on_progress_ra
 
 @contextmanager
 def hearing(on_progress: OnProgress | None) -> Iterator[None]:
-    """Has the work inside tell ``on_progress``. With None, whoever hears already goes on to.
+    """Has the work inside report to ``on_progress``; None keeps the listener of the call around it.
 
     Raises:
         TypeError: it cannot be called.
@@ -85,7 +85,7 @@ def hearing(on_progress: OnProgress | None) -> Iterator[None]:
 
 
 def is_of_callback(error: BaseException) -> bool:
-    """Whether ``on_progress`` raised it: whoever mends or explains our errors leaves it alone."""
+    """Whether ``on_progress`` raised it: code that handles our errors leaves it alone."""
     return error is _raised.get()
 
 
@@ -102,7 +102,7 @@ class Progress:
         what: see `ProgressReport`.
         total: how much there is; of nothing nothing is told.
         unit: what is counted.
-        on_progress: who is told; None: whoever hears, see `hearing`.
+        on_progress: the listener; None: the one of `hearing`.
 
     Attributes:
         heard: whether anybody is told.

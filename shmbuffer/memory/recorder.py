@@ -34,8 +34,8 @@ from shmbuffer.memory.history import (
     Ring,
 )
 from shmbuffer.memory.locks import Lock
+from shmbuffer.memory.path_checks import explained
 from shmbuffer.memory.region import Directory
-from shmbuffer.memory.trust import explained
 
 _log = logging.getLogger(__name__)
 

@@ -38,9 +38,9 @@ from numpy.typing import NDArray
 from shmbuffer._native import _core
 from shmbuffer.memory import filesystem, layout
 from shmbuffer.memory.claims import address, address_of_priorities
+from shmbuffer.memory.deadline import LOCK_TIMEOUT_NS, WRITE_TIMEOUT_S
 from shmbuffer.memory.extents import live_bytes
-from shmbuffer.memory.moment import Moment
-from shmbuffer.memory.patience import LOCK_TIMEOUT_NS, WRITE_TIMEOUT_S
+from shmbuffer.memory.item_snapshot import ItemSnapshot
 from shmbuffer.memory.progress import Progress
 from shmbuffer.memory.record_batch import Drawn, RecordBatch, addresses_of
 from shmbuffer.memory.slots_file import SlotsFile
@@ -234,7 +234,7 @@ class Records:
         )
         return Drawn(batch, index, tickets, None)
 
-    def copy_out(self, descriptor: int, where: str) -> tuple[Moment, NDArray[Any]]:
+    def copy_out(self, descriptor: int, where: str) -> tuple[ItemSnapshot, NDArray[Any]]:
         """Copies every record to a file, all of one moment, while others go on writing.
 
         A record does not change once it is committed, so what nobody is writing any more is copied
@@ -290,7 +290,7 @@ class Records:
         raw[tickets < 0] = np.nan
         extents["position"][tickets >= 0] -= np.uint64(base)
         extents[tickets < 0] = np.zeros((), layout.EXTENT)
-        moment = Moment(
+        moment = ItemSnapshot(
             tickets, sources, raw, head, write_count, greatest if greatest >= 0 else None
         )
         return moment, extents

@@ -4,7 +4,8 @@
      READY
 
 Under init.lock, so that one does it and nobody joins before it is done. Each step may be repeated:
-whoever is killed in it is followed by another, who starts from the first. READY is stored last.
+a process that is killed in it is followed by another, which starts from the first. READY is stored
+last.
 
 Within one boot the pages of a file are the kernel's: what a dead process stored is there. After a
 reboot, in a copy of the directory, or where a copy was put back, any page may be older than
@@ -87,12 +88,12 @@ def recover_directory(
         report = _Repair(control, superblock, settings, mapped).run(report, verify=verify)
         state = BufferState.READY
     _core.reached("recover.tree")
-    # Only now: whoever repeats an interrupted recovery has to find the same reason for it.
+    # Only now: a process that repeats an interrupted recovery has to find the same reason for it.
     files.vouch(mapped.schema if mapped else None)
     control.write(replace(_adopted(superblock, files, reason), state=state))
     _core.reached("recover.superblock")
     report = replace(report, duration_ms=(time.perf_counter_ns() - began) / 1e6)
-    report.note(control)  # before READY, so that whoever sees that it is over sees what it found
+    report.note(control)  # before READY, so that a process that sees its end sees what it found
     control.entries["last_seen_ns"] = 0  # of those who are gone; a clock may have been ahead
     _core.reached("recover.seen")
     control.touch()
@@ -102,7 +103,7 @@ def recover_directory(
 
 
 def _adopted(superblock: Superblock, files: Files, reason: str) -> Superblock:
-    """What the superblock has to say anew: this boot; of a copy, that it is another buffer."""
+    """What changes in the superblock: this boot; of a copy, that it is another buffer."""
     found = files.directory.stat(layout.CONTROL)
     if reason == "copy":
         superblock = superblock.owned(uuid=np.random.default_rng().bytes(16))
@@ -202,9 +203,9 @@ class _Repair:
         _core.reached("recover.max_priority")
 
     def _settle_flow(self) -> None:
-        """Nobody waits, and no claim is open; a limiter that cannot be one is none.
+        """Nobody waits, and no claim is open; an invalid limiter is removed.
 
-        Where its sides are further apart than they can be, they start anew.
+        Where its sides are further apart than they can be, they start from zero.
         """
         runtime, entries = self.control.runtime, self.control.entries
         for name in ("pending", "reading", "waits_for"):
@@ -245,7 +246,7 @@ class _Repair:
         """Claims are finished as their owners would have, unless they may be older than the slots.
 
         Then what was claimed is over, and finishing it would lose items: of an emptying all that
-        was written since. The words alone say what there is.
+        was written since. The words alone decide.
         """
         entries = self.control.entries
         retired = 0

@@ -6,7 +6,8 @@
                              ──rename, unlink, rmdir, sync──▶ names
 
 A `Directory` holds one descriptor and reaches everything from there, part by part and never
-through a link (walk.py). A name may be nested, "next/obs.memmap". Nothing here knows what is in it.
+through a link (beneath.py). A name may be nested, "next/obs.memmap". Nothing here knows what is in
+it.
 
 Always true
   1. A descriptor that `open_file` returns is of a regular file of ours, with one name and exactly
@@ -38,8 +39,8 @@ from shmbuffer.errors import (
     BufferUnlinkedError,
     UnsafePathError,
 )
-from shmbuffer.memory import filesystem, walk
-from shmbuffer.memory.trust import (
+from shmbuffer.memory import beneath, filesystem
+from shmbuffer.memory.path_checks import (
     explained,
     name_of,
     not_durable,
@@ -103,8 +104,8 @@ class Directory:
         where, file, created = Path(path).absolute(), _core.Descriptor(), False
         try:
             with explained(where, wanted="a directory"):
-                created = create and walk.make_with_parents(where)
-                fd = file.take(os.open, where, walk.FOLDER | (os.O_PATH if anybodys else 0))
+                created = create and beneath.make_with_parents(where)
+                fd = file.take(os.open, where, beneath.FOLDER | (os.O_PATH if anybodys else 0))
                 if not anybodys:
                     require_own_directory(os.fstat(fd), where)
                 if not (allow_unsafe_fs or anybodys):
@@ -121,7 +122,7 @@ class Directory:
     def make(self, name: str, *, mode: int = 0o700) -> bool:
         """Make a directory with exactly this mode, and return whether it was not there yet."""
         with self._within(name, make=True) as (folder, last):
-            return walk.make_folder(last, mode, dir_fd=folder)
+            return beneath.make_folder(last, mode, dir_fd=folder)
 
     def folder(self, name: str) -> Directory:
         """Open a directory below this one; it has to be ours."""
@@ -230,7 +231,7 @@ class Directory:
         Raises:
             DurabilityError: the old file or the new one is there; after other errors the old one.
         """
-        walk.parts(name, self.path)  # "a/" is no name, though "a/.5f02.tmp" is one
+        beneath.parts(name, self.path)  # "a/" is no name, though "a/.5f02.tmp" is one
         temporary = f"{name}.{secrets.token_hex(8)}.tmp"
         with self.create(temporary, 0) as file:
             try:
@@ -375,14 +376,14 @@ class Directory:
         What the system refuses in the body is said of `name`; see `explained`.
         """
         root = self._root()
-        *folders, last = walk.parts(name, self.path)
+        *folders, last = beneath.parts(name, self.path)
         if make and not self._has_a_name():
             raise BufferUnlinkedError(
                 f"{self.path}: was removed while it was in use; close it, and create it again",
                 path=self.path,
             )
         with (
-            walk.walk(root, self.path, folders, make=make) as folder,
+            beneath.walk(root, self.path, folders, make=make) as folder,
             explained(self.path / name, wanted=wanted, needed=needed, free=self.free_bytes),
         ):
             yield folder, last
@@ -390,10 +391,10 @@ class Directory:
     @contextmanager
     def _folder(self, name: str) -> Iterator[int]:
         """A descriptor of a directory with an offset of its own, which `listdir` moves."""
-        folders = [] if name == "." else walk.parts(name, self.path)
+        folders = [] if name == "." else beneath.parts(name, self.path)
         with (
             _core.Descriptor() as opened,
-            walk.walk(self._root(), self.path, folders) as folder,
+            beneath.walk(self._root(), self.path, folders) as folder,
             explained(self.path / name, wanted="a directory"),
         ):
-            yield opened.take(os.open, ".", walk.FOLDER, dir_fd=folder)
+            yield opened.take(os.open, ".", beneath.FOLDER, dir_fd=folder)

@@ -34,10 +34,10 @@ from shmbuffer.errors import (
 )
 from shmbuffer.memory import identity, layout
 from shmbuffer.memory.control import Control
+from shmbuffer.memory.deadline import LOCK_TIMEOUT_NS
 from shmbuffer.memory.identity import Identity, prove_dead
 from shmbuffer.memory.layout import EntryState, Phase, Role
 from shmbuffer.memory.locks import LivenessFile, Lock
-from shmbuffer.memory.patience import LOCK_TIMEOUT_NS
 from shmbuffer.memory.region import Directory
 
 
@@ -283,7 +283,7 @@ class Registry:
 
 @dataclass(eq=False)
 class Membership:
-    """Our own entry: what there is to give back when a handle ends.
+    """Our own entry: what a handle gives back at its end.
 
     Attributes:
         liveness: what holds the liveness file; None in anonymous memory.

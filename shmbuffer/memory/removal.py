@@ -3,9 +3,9 @@
     temporary directory     removed by its owner's exit, SIGTERM or SIGINT; else by the next start
     directory of the user   removed when he says so; only what we made, by list
 
-The superblock says CLOSING before the first file goes. Whoever finds it so under init.lock finishes
-what a remover began and did not live to end. Processes that have the buffer open keep their maps:
-reads go on, writes raise BufferClosedError.
+The superblock says CLOSING before the first file goes. A process that finds it so under init.lock
+finishes what a remover began and did not live to end. Processes that have the buffer open keep
+their maps: reads go on, writes raise BufferClosedError.
 """
 
 from __future__ import annotations
@@ -91,15 +91,15 @@ def finish(found: Diagnosis, *, keep_lock: bool = False) -> bool:
     return files.remove(created_directory=created and not keep_lock, keep_lock=keep_lock)
 
 
-def sweep(besides: Path | None = None) -> list[Path]:
+def sweep(excluding: Path | None = None) -> list[Path]:
     """Removes the temporary directories that killed owners of this user left, and returns them.
 
     Args:
-        besides: one to let be, because it is being opened.
+        excluding: one to let be, because it is being opened.
     """
 
     def is_abandoned(path: Path) -> bool:
-        if besides is not None and besides.exists() and path.samefile(besides):
+        if excluding is not None and excluding.exists() and path.samefile(excluding):
             return False
         return _is_abandoned(path)
 

@@ -34,8 +34,8 @@ from typing import TYPE_CHECKING
 from shmbuffer._native import _core
 from shmbuffer.errors import BufferNotFoundError
 from shmbuffer.memory import layout
+from shmbuffer.memory.path_checks import explained
 from shmbuffer.memory.region import Directory
-from shmbuffer.memory.trust import explained
 
 if TYPE_CHECKING:
     from shmbuffer.memory.control import Control

@@ -2,7 +2,7 @@
 
      write:   claim ── fill ── commit      (the mutex is held for claim and commit, not while bytes
          are copied)
-     sample:  draw ── copy ── look again, draw what changed anew
+     sample:  draw ── copy ── look again, draw again what changed
      update:  priorities, by element and ticket
 
 Elements and slots: a slot is one index of the first storage dimension and holds ``width`` elements
@@ -22,14 +22,14 @@ from numpy.typing import NDArray
 
 from shmbuffer._native import _core
 from shmbuffer.memory.claims import Claims, address, address_of_priorities
+from shmbuffer.memory.deadline import LOCK_TIMEOUT_NS, WRITE_TIMEOUT_S
 from shmbuffer.memory.flow import Flow
+from shmbuffer.memory.item_snapshot import ItemSnapshot, copy_rows
 from shmbuffer.memory.limiter import NO_LIMIT, RateLimiter
-from shmbuffer.memory.moment import Moment, copy_rows
-from shmbuffer.memory.patience import LOCK_TIMEOUT_NS, WRITE_TIMEOUT_S
 from shmbuffer.memory.records import Records
-from shmbuffer.memory.refusals import refuse
 from shmbuffer.memory.seat import Seat
 from shmbuffer.memory.slots_file import SlotsFile
+from shmbuffer.memory.status import raise_for_status
 from shmbuffer.memory.tree import PriorityTree
 from shmbuffer.memory.waiting import Calls
 
@@ -151,7 +151,7 @@ class Ring:
             LockTimeout: that it has waited for once is enough.
         """
         if status == -_core.LOCK_TIMEOUT:
-            refuse(self.seat, -status, "write")
+            raise_for_status(self.seat, -status, "write")
 
     def require_linked(self) -> None:
         """Raises BufferUnlinkedError if the directory was removed; looks once a second.
@@ -350,7 +350,7 @@ class Ring:
     def empty(self, *, keep_write_count: bool = False) -> None:
         """Forgets every item, and the largest priority. O(capacity).
 
-        Slots that a writer is filling stay his.
+        Slots that a writer is filling stay its own.
         """
         self._calls.run(lambda: self.seat.native.empty(keep_write_count, LOCK_TIMEOUT_NS), "empty")
 
@@ -376,7 +376,7 @@ class Ring:
             "restore",
         )
 
-    def copy_out(self, out: Sequence[int]) -> Moment:
+    def copy_out(self, out: Sequence[int]) -> ItemSnapshot:
         """Copies every item, all of one moment, while others go on writing.
 
         Args:

@@ -30,12 +30,12 @@ from shmbuffer.errors import (
 )
 from shmbuffer.memory.anonymous import WHERE, Anonymous
 from shmbuffer.memory.control import Control
+from shmbuffer.memory.deadline import LOCK_TIMEOUT_NS
 from shmbuffer.memory.files import Files
 from shmbuffer.memory.layout import BufferState, Flag, Phase, Role
 from shmbuffer.memory.native import Mapped
-from shmbuffer.memory.patience import LOCK_TIMEOUT_NS
+from shmbuffer.memory.path_checks import name_of
 from shmbuffer.memory.registry import Membership, Registry
-from shmbuffer.memory.trust import name_of
 
 
 class Seat:
@@ -255,7 +255,7 @@ class Seat:
             return BufferState(found)
         except ValueError:
             raise BufferNeedsRestart(
-                f"{self.where}: the state of the buffer is {found:#x}, which is none: something "
+                f"{self.where}: invalid buffer state {found:#x}: something "
                 "else has written over the shared memory; close every handle, then recover"
             ) from None
 

@@ -17,7 +17,7 @@ ORDINARY_PRIORITY = 1e3
 
 @dataclass(frozen=True)
 class Settings:
-    """What is recorded of a buffer when it is created, and found by whoever attaches.
+    """What is recorded of a buffer when it is created, and found by every process that attaches.
 
     Attributes:
         capacity: elements, as the user gave it.

@@ -6,8 +6,8 @@ import os
 from threading import get_native_id
 
 from shmbuffer.memory.layout import Side
+from shmbuffer.memory.rate_status import clients_on
 from shmbuffer.memory.seat import Seat
-from shmbuffer.memory.standing import others
 
 ALONE_S = 1.0
 """That nobody is on a side, before it counts as left: a client may be starting again."""
@@ -30,7 +30,7 @@ class Sides:
 
     def are_left(self, side: Side, now: float) -> bool:
         """Whether nobody is on a side, and has not been for a while."""
-        there = others(self._seat.control.entries, side, besides=self._seat.entry)
+        there = clients_on(self._seat.control.entries, side, excluding=self._seat.entry)
         if there or self._has_thread(side):
             self._alone.pop(side, None)
             self._left.discard(side)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from shmbuffer.memory.patience import LOCK_TIMEOUT_NS
+from shmbuffer.memory.deadline import LOCK_TIMEOUT_NS
 from shmbuffer.memory.slots_file import Floats, SlotsFile
 from shmbuffer.memory.waiting import Calls
 

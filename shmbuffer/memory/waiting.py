@@ -5,7 +5,7 @@
     FORKED    the handle came through fork: a seat of our own is taken
     else      an error, see `refusals`
 
-    a call is limited ──▶ is anybody on the other side? ──no──▶ pass, wait or error (when_alone)
+    a call is limited ──▶ is anybody on the other side? ──no──▶ pass, wait or error (when_no_peer)
                                       │ yes
                                       ▼
                           asleep on the futex, 5 ms at most ──▶ tried again
@@ -23,18 +23,18 @@ from typing import Any
 
 from shmbuffer._native import _core
 from shmbuffer.errors import RateLimitError, RateLimitTimeout, RingOverrunError
-from shmbuffer.memory import limiter, patience
+from shmbuffer.memory import deadline, limiter
+from shmbuffer.memory.deadline import LOCK_TIMEOUT_NS, WRITE_TIMEOUT_S
+from shmbuffer.memory.deadlock import find_deadlock
 from shmbuffer.memory.identity import process_state
-from shmbuffer.memory.knots import knot
 from shmbuffer.memory.layout import Alone, Side, Why
 from shmbuffer.memory.limiter import RateLimiter
-from shmbuffer.memory.patience import LOCK_TIMEOUT_NS, WRITE_TIMEOUT_S
-from shmbuffer.memory.refusals import refuse
+from shmbuffer.memory.rate_status import RateStatus, clients_on, explain, rate_status
 from shmbuffer.memory.schema import Schema
 from shmbuffer.memory.seat import Seat
 from shmbuffer.memory.sides import Sides
 from shmbuffer.memory.slots_file import SlotsFile
-from shmbuffer.memory.standing import Standing, explain, others, standing
+from shmbuffer.memory.status import raise_for_status
 
 _log = logging.getLogger("shmbuffer.flow")
 
@@ -108,11 +108,11 @@ class Calls:
     ) -> int:
         """Waits, reaps or takes another seat, whatever the status says, until the call succeeds.
 
-        A call that may have to wait has said so before it is here: whoever makes it gives that up
+        A call that may have to wait has said so before it is here: the caller gives that up
         in an ``except`` which encloses both, by one call of the core (see `run`).
         """
         seat = self.seat
-        limit = patience.limit(timeout)
+        limit = deadline.ends(timeout)
         behind: tuple[int, float] | None = None
         waiting: Waiting | None = None
         while result < 0:
@@ -121,14 +121,14 @@ class Calls:
             elif result == -_core.LIMITED:
                 waiting = waiting or Waiting(seat, self.schema, self.sides, what)
                 native = seat.native
-                waiting.wait(Why(native.why), native.needed, patience.limit(None))
-                limit = patience.limit(timeout)  # of waits for a slot: from here on
+                waiting.wait(Why(native.why), native.needed, deadline.ends(None))
+                limit = deadline.ends(timeout)  # of waits for a slot: from here on
             elif result == -_core.FORKED:
                 seat.rejoin()
             elif result == -_core.NOTHING and self._is_being_filled(limit):
                 time.sleep(_FILLING_S)
             else:
-                refuse(seat, -result, what, priorities, index)
+                raise_for_status(seat, -result, what, priorities, index)
             self.require_linked()
             result = call()
         if waiting is not None:  # where nothing is limited any more the core has not asked
@@ -141,9 +141,9 @@ class Calls:
         Cost: 0.1 µs.
         """
         if (status := self.seat.native.look()) < 0:
-            refuse(self.seat, -status, "look")
+            raise_for_status(self.seat, -status, "look")
 
-    def _is_being_filled(self, limit: patience.Limit | None) -> bool:
+    def _is_being_filled(self, limit: deadline.Deadline | None) -> bool:
         """Whether writers hold slots now, or did a moment ago: an empty ring does not stay so."""
         self.seat.reap_dead()
         if limit is not None and time.monotonic() >= limit.deadline:
@@ -151,7 +151,7 @@ class Calls:
         return int(self.seat.native.length) > 0 or bool(self._live.writing().any())
 
     def _wait_for_blocker(
-        self, what: str, limit: patience.Limit | None, behind: tuple[int, float] | None
+        self, what: str, limit: deadline.Deadline | None, behind: tuple[int, float] | None
     ) -> tuple[int, float] | None:
         """One look at the client that is in the way: reaped if dead, else waited for.
 
@@ -211,7 +211,7 @@ class Waiting:
         self._full: tuple[int, int] | None = None
         self._side = Side.INSERTS if what == "sample" else Side.SAMPLES
 
-    def wait(self, why: Why, count: int, limit: patience.Limit | None) -> None:
+    def wait(self, why: Why, count: int, limit: deadline.Deadline | None) -> None:
         """Once: until something has changed, or a few milliseconds have passed.
 
         Args:
@@ -230,7 +230,7 @@ class Waiting:
             self._require_possible(why, count)
             self._seat.reap_dead()
             if self._sides.are_left(self._side, now) and self._passes(why, count, now):
-                native.let_pass(True)
+                native.bypass(True)
                 return
             self._require_no_knot(why)
             if now - self._began >= SAY_S and now - self._said >= SAY_S:
@@ -253,14 +253,14 @@ class Waiting:
         alone = Alone.WAIT if found is None else found.alone
         if alone == Alone.ERROR:
             raise RateLimitError(
-                f"{self._seat.where}: {self._text(why, count)}, and when_alone is 'error'; "
+                f"{self._seat.where}: {self._text(why, count)}, and when_no_peer is 'error'; "
                 "nothing was changed",
                 pids=[],
             )
         if alone == Alone.PASS and why in (Why.AHEAD, Why.BEHIND):
             if self._sides.note_left(self._side):
                 text = self._text(why, count)
-                self._say(f"{text}; it goes on, uncounted (when_alone='pass')", now)
+                self._say(f"{text}; it goes on, uncounted (when_no_peer='pass')", now)
             return True
         if now - self._said >= SAY_S or self._said < 0:
             self._say(self._text(why, count), now)
@@ -317,7 +317,7 @@ class Waiting:
         """Both sides wait, each for the other: what they may differ by is too small for them."""
         control = self._seat.control
         runtime = control.runtime[0]
-        found = knot(control, self._standing(), why, self._in_queue)
+        found = find_deadlock(control, self._standing(), why, self._in_queue)
         state = tuple(int(runtime[name]) for name in ("write_count", "drawn", "pending", "head"))
         state += (self._standing().left,)
         if found is None:
@@ -336,16 +336,16 @@ class Waiting:
             return None
         found = self._seat.native.waits_in_queue(entry, side, LOCK_TIMEOUT_NS)
         if found < 0:
-            refuse(self._seat, -found, self._what)
+            raise_for_status(self._seat, -found, self._what)
         return Why(found) if found else None
 
     def _limiter(self) -> RateLimiter | None:
         return limiter.read(self._seat.control.runtime[0])
 
-    def _standing(self) -> Standing:
+    def _standing(self) -> RateStatus:
         schema = self._schema
         runtime = self._seat.control.runtime[0]
-        return standing(runtime, width=schema.width, capacity=schema.capacity)
+        return rate_status(runtime, width=schema.width, capacity=schema.capacity)
 
     def _text(self, why: Why, count: int) -> str:
         entries, now_ns = self._seat.control.entries, time.monotonic_ns()
@@ -354,5 +354,5 @@ class Waiting:
 
     def _pids(self) -> list[int]:
         entries = self._seat.control.entries
-        there = others(entries, self._side, besides=self._seat.entry)
+        there = clients_on(entries, self._side, excluding=self._seat.entry)
         return sorted({int(entries["pid"][entry]) for entry in there})

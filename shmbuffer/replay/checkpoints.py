@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from shmbuffer.errors import BufferExistsError
-from shmbuffer.memory import Moment
+from shmbuffer.memory import ItemSnapshot
 from shmbuffer.memory.layout import CONTROL
 from shmbuffer.memory.progress import OnProgress, hearing
 from shmbuffer.replay.publication import finish, publish
@@ -32,7 +32,7 @@ class Loaded(NamedTuple):
     """The item that was saved in slot i is in slot ``(i - shift) % slots`` now."""
     in_place: bool = False
     """The storage's own files were opened: cursor, counts and priorities are there already."""
-    moment: Moment | None = None
+    moment: ItemSnapshot | None = None
     """It was copied from a live buffer, whose priorities win over those in older files."""
 
     def places(self, elements: Any) -> Any:
@@ -51,7 +51,7 @@ class Saves:
     def dump(self, path: str | os.PathLike[str], *, on_progress: OnProgress | None = None) -> None:
         """The same as `dumps`."""
         with hearing(on_progress):
-            self.dumps(path)  # type: ignore[attr-defined] # of whoever is saved
+            self.dumps(path)  # type: ignore[attr-defined] # of the part that is saved
 
     def save(self, path: str | os.PathLike[str], *, on_progress: OnProgress | None = None) -> None:
         """The same as `dumps`."""
@@ -60,7 +60,7 @@ class Saves:
     def load(self, path: str | os.PathLike[str], *, on_progress: OnProgress | None = None) -> None:
         """The same as `loads`."""
         with hearing(on_progress):
-            self.loads(path)  # type: ignore[attr-defined] # of whoever is loaded
+            self.loads(path)  # type: ignore[attr-defined] # of the part that is loaded
 
 
 class Checkpoints(Saves):
@@ -123,7 +123,8 @@ class Checkpoints(Saves):
 
         Args:
             directory: of this part.
-            moment: the `Moment` of the storage that is being saved with it, or `LIVING` where that
+            moment: the `ItemSnapshot` of the storage that is being saved with it, or `LIVE_READS`
+            where that
                 goes on in the files that are saved; None if it is saved alone.
 
         Returns:
@@ -170,7 +171,7 @@ def dump_part(part: Any, directory: Path, moment: Any = None) -> Any:
     """Save a part of a buffer, with its own ``dumps`` where it has one.
 
     Returns:
-        A storage on a ring: the `Moment` that was saved.
+        A storage on a ring: the `ItemSnapshot` that was saved.
     """
     if has_its_own(part, "dumps"):
         directory.mkdir(exist_ok=True)

@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 
 from shmbuffer._native import _core
 from shmbuffer.memory.layout import PAGE
+from shmbuffer.memory.path_checks import explained
 from shmbuffer.memory.progress import Progress
 from shmbuffer.memory.region import Directory
-from shmbuffer.memory.trust import explained
 
 MANIFEST = "shmbuffer.files.json"
 """The list of the files of a save, in its directory."""

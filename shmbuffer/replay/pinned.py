@@ -12,7 +12,7 @@ entry included, however many more he samples; nobody writes to it again. Then to
 back and gives them out for one of the next batches, but not before the transfers from them have
 ended: torch notes an event on the stream of each, whichever it was. So the number of blocks settles
 at the batches that are held, made ahead or under way at a time, and from then on nothing is pinned
-anew. A ring of our own could promise less: it sees neither the views nor the streams.
+again. A ring of our own could promise less: it sees neither the views nor the streams.
 """
 
 from __future__ import annotations

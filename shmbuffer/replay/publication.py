@@ -42,8 +42,8 @@ from shmbuffer.errors import (
     ShmBufferError,
     UnsafePathError,
 )
+from shmbuffer.memory.path_checks import explained, followed
 from shmbuffer.memory.region import Directory
-from shmbuffer.memory.trust import explained, followed
 from shmbuffer.replay.file_tree import (
     LIST_BYTES,
     MANIFEST,

@@ -153,7 +153,7 @@ class LinearScheduler(ParameterScheduler):
 class StepScheduler(ParameterScheduler):
     """A factor, or a summand, every ``n_steps``.
 
-    It is applied to the value that the parameter has by then, whoever has set it.
+    It is applied to the value that the parameter has by then.
 
     Args:
         obj: see `ParameterScheduler`.

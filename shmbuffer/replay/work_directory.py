@@ -39,9 +39,9 @@ from shmbuffer.errors import (
 )
 from shmbuffer.memory.filesystem import too_large
 from shmbuffer.memory.locks import Lock
+from shmbuffer.memory.path_checks import explained
 from shmbuffer.memory.progress import is_of_callback
 from shmbuffer.memory.region import Directory
-from shmbuffer.memory.trust import explained
 
 MARK = ".shmbuffer-save"
 """The name of a work directory, or its end."""

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from shmbuffer.errors import AttachTimeout, BufferNotFoundError
 from shmbuffer.memory import layout
 from shmbuffer.memory.engine import Engine
+from shmbuffer.memory.path_checks import explained
 from shmbuffer.memory.prefault import Prefault
 from shmbuffer.memory.progress import hearing
-from shmbuffer.memory.trust import explained
 
 if TYPE_CHECKING:
     from shmbuffer.memory.progress import OnProgress

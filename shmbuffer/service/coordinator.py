@@ -22,11 +22,11 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVarTuple, get_args
 from shmbuffer.errors import BufferClosedError, ForkedHandleError
 from shmbuffer.memory import RateLimiter
 from shmbuffer.memory.prefault import Prefault
+from shmbuffer.service.buffer_config import ALPHA, BETA, EPS, BufferConfig, split
 from shmbuffer.service.orphans import Orphans
 from shmbuffer.service.spawned import Spawned
 from shmbuffer.service.supervisor import Supervisor
 from shmbuffer.service.tenure import OnExisting, Tenure
-from shmbuffer.service.wishes import ALPHA, BETA, EPS, Wishes, split
 from shmbuffer.watch.historian import Death
 from shmbuffer.watch.metrics import MetricsServer
 from shmbuffer.watch.stats import Meter, Number
@@ -138,7 +138,7 @@ class Coordinator:
         rate_limiter: RateLimiter | None = None,
         **options: Any,
     ) -> None:
-        wishes = Wishes(
+        wishes = BufferConfig(
             capacity=capacity,
             ndim=ndim,
             alpha=alpha,

@@ -2,7 +2,7 @@
 
      coordinator: makes an empty file ──starts──▶ child: writes who it is, locks the file for life,
                                                   then looks whether the file still has its name
-     whoever looks: gets the lock ──▶ nobody lives there: removes the file; a child that was on its
+     a reader: gets the lock ──▶ nobody lives there: removes the file; a child that was on its
                                       way does not run
                     does not ──▶ the file says who lives
 
@@ -11,7 +11,7 @@
         {"exitcode", "failed"}                                                at its end
 
 Always true
-  1. The file is there before its process is. So whoever is killed, at whatever step, no process
+  1. The file is there before its process is. So at whatever step a process is killed, no process
      runs a target that a later look does not find.
   2. A file that is locked for longer than a look takes says who holds it: the child writes first.
   3. A name is used once: no child writes into the file of another.
@@ -134,12 +134,12 @@ def last_words(scratch_dir: Path, file: str) -> LastWords:
     return LastWords()
 
 
-def living(scratch_dir: Path, besides: Collection[str] = ()) -> list[Entry]:
+def living(scratch_dir: Path, excluding: Collection[str] = ()) -> list[Entry]:
     """Those who live; removes the files of those who do not.
 
     Args:
         scratch_dir: of the buffer.
-        besides: files that are not looked at: their processes are just being started.
+        excluding: files that are not looked at: their processes are just being started.
 
     Raises:
         AttachTimeout: a file is locked by somebody who does not say who he is.
@@ -152,7 +152,7 @@ def living(scratch_dir: Path, besides: Collection[str] = ()) -> list[Entry]:
             return found
         for name in filter(_NAME.fullmatch, names):
             file = f"{layout.SPAWNED}/{name}"
-            entry = None if file in besides else _look(directory, file)
+            entry = None if file in excluding else _look(directory, file)
             if entry is not None:
                 found.append(entry)
     return found

@@ -42,9 +42,9 @@ from shmbuffer.service.spawned import (
     names_of,
 )
 from shmbuffer.service.stopping import is_being_stopped
-from shmbuffer.watch.held_back import HeldBack
 from shmbuffer.watch.historian import Death, Historian
 from shmbuffer.watch.stats import Number
+from shmbuffer.watch.writeback_warning import WritebackWarning
 
 if TYPE_CHECKING:
     from shmbuffer.memory.engine import Engine
@@ -89,7 +89,7 @@ class Supervisor:
         self._settled: set[_Key] = set()  # other clients without one, or whose pidfd has fired
         self._reported: set[_Key] = set()  # dead clients that are still in the registry
         self._buffer_is_gone = False
-        self._held_back = HeldBack(scratch_dir) if engine.on_disk else None
+        self._held_back = WritebackWarning(scratch_dir) if engine.on_disk else None
         self._historian = Historian(engine, scratch_dir)
         self._complaint = ""  # the last one of the engine, to be logged once
         self._at_sigterm: cleanup.Ownership | None = None
@@ -238,7 +238,7 @@ class Supervisor:
                         self._settle(others[fd])
         except BaseException as error:
             with self._changed:
-                self._failure = error  # whoever waits for us must not wait for ever
+                self._failure = error  # a caller must not wait for ever
                 self._changed.notify_all()
             raise
         finally:

@@ -20,12 +20,12 @@ from typing import Literal, get_args
 from shmbuffer.errors import AttachTimeout, BufferInUseError
 from shmbuffer.memory import Engine, RateLimiter, cleanup, layout, removal
 from shmbuffer.memory.locks import Lock
+from shmbuffer.memory.path_checks import explained
 from shmbuffer.memory.prefault import Prefault
 from shmbuffer.memory.progress import hearing
 from shmbuffer.memory.region import Directory
-from shmbuffer.memory.trust import explained
+from shmbuffer.service.buffer_config import BufferConfig
 from shmbuffer.service.main_module import refuse_while_imported
-from shmbuffer.service.wishes import Wishes
 
 OnExisting = Literal["error", "recover", "overwrite"]
 
@@ -55,7 +55,7 @@ class Tenure:
     def __init__(
         self,
         scratch_dir: str | os.PathLike[str] | None,
-        wishes: Wishes,
+        wishes: BufferConfig,
         *,
         existing: OnExisting,
         auto_cleanup: bool | None,

@@ -2,7 +2,7 @@
 
      counters ──▶ stats ──▶ loggers, metrics          numbers, for a training script and Prometheus
         └──────▶ historian ──▶ memory/recorder        the coordinator records, each second
-     inspect, census, history ──▶ look ──▶ findings, report      what looks wrong; one picture
+     inspect, item_stats, history ──▶ look ──▶ findings, report      what looks wrong; one picture
      inspect, inspect, ...    ──▶ pace, changes ──▶ panels, screen, live      seen as it happens
 
     tables, units, words      what is found, in rows, in numbers and in words for people

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shmbuffer.memory.census import Writer
 from shmbuffer.memory.history import BY_RECOVERY, Event, EventKind
+from shmbuffer.memory.item_stats import Writer
 from shmbuffer.watch import tables, units
 from shmbuffer.watch.look import Look
 from shmbuffer.watch.timeline import Timeline
@@ -39,7 +39,7 @@ _WIDE_APART = 20  # times that one rate is another, from which an axis is logari
 
 
 def _rates(axes: Axes, look: Look, line: Timeline) -> None:
-    times, (written, drawn) = line.rates("inserts", "sampled")
+    times, (written, drawn) = line.rates("inserts", "items_sampled")
     _line(axes, times, written, WRITTEN, "written")
     _line(axes, times, drawn, DRAWN, "drawn")
     typical = [np.median(each[each > 0]) for each in (written, drawn) if (each > 0).any()]
@@ -74,11 +74,11 @@ def _items(axes: Axes, look: Look, line: Timeline) -> None:
 
 
 def _ratio(axes: Axes, look: Look, line: Timeline) -> str | None:
-    inserts, sampled = look.total("inserts"), look.total("sampled")
+    inserts, sampled = look.total("inserts"), look.total("items_sampled")
     if inserts:
         mean = sampled / inserts
         axes.set_title(f"draws per insert: {mean:{',.0f' if mean >= 100 else '.3g'}}")
-    times, (written, drawn) = line.lines("inserts", "sampled")
+    times, (written, drawn) = line.lines("inserts", "items_sampled")
     ratios = _share(drawn, written)
     if not np.isfinite(ratios).any():
         return "nothing was written"
@@ -137,7 +137,7 @@ def _row(one: Event) -> str:
 
 
 def _age(axes: Axes, look: Look, line: Timeline) -> str | None:
-    times, (ages, drawn) = line.lines("age_sum", "sampled")
+    times, (ages, drawn) = line.lines("age_sum", "items_sampled")
     means = _share(ages, drawn)
     if not np.isfinite(means).any():
         return "nothing was drawn"
@@ -151,7 +151,7 @@ def _age(axes: Axes, look: Look, line: Timeline) -> str | None:
 
 
 def _losses(axes: Axes, look: Look, line: Timeline) -> str | None:
-    names = ("updates_stale", "updates_applied", "redraws", "sampled", "waits", "inserts")
+    names = ("updates_stale", "updates_applied", "redraws", "items_sampled", "waits", "inserts")
     times, (stale, applied, redraws, drawn, waits, written) = line.lines(*names)
     for label, share, color in (
         ("updates that came too late", _share(stale, stale + applied), BAD),
@@ -190,10 +190,10 @@ def _priorities(axes: Axes, look: Look, line: Timeline) -> str | None:
 def _distribution(axes: Axes, look: Look) -> str | None:
     if not look.found["counters"]["prioritized"]:
         return _without_priorities(look)
-    if look.census is None or not len(look.census.priorities):
+    if look.item_stats is None or not len(look.item_stats.priorities):
         return "there is no item"
-    known = ~np.isnan(look.census.priorities)
-    given, masses = look.census.priorities[known], look.census.masses[known]
+    known = ~np.isnan(look.item_stats.priorities)
+    given, masses = look.item_stats.priorities[known], look.item_stats.masses[known]
     positive = given > 0
     if not positive.any():
         return "every priority is 0"
@@ -210,10 +210,10 @@ def _distribution(axes: Axes, look: Look) -> str | None:
 
 
 def _ages(axes: Axes, look: Look) -> str | None:
-    if look.census is None or not len(look.census.ages):
+    if look.item_stats is None or not len(look.item_stats.ages):
         return "there is no item"
-    ages = look.census.ages
-    _spread(axes, ages, look.census.masses, np.linspace(0, ages.max() + 1, 41))
+    ages = look.item_stats.ages
+    _spread(axes, ages, look.item_stats.masses, np.linspace(0, ages.max() + 1, 41))
     axes.set_xlabel(_oldest(look, int(ages.max())))
     axes.locator_params(axis="x", nbins=5)
     _thousands(axes.xaxis)
@@ -247,16 +247,16 @@ def _oldest(look: Look, age: int) -> str:
 
 
 def _collectors(axes: Axes, look: Look) -> str | None:
-    if look.census is None or not len(look.census.sources):
+    if look.item_stats is None or not len(look.item_stats.sources):
         return "there is no item"
-    sources, counts = np.unique(look.census.sources, return_counts=True)
+    sources, counts = np.unique(look.item_stats.sources, return_counts=True)
     order = np.argsort(-counts, kind="stable")
     shares = (100 * counts[order] / counts.sum()).tolist()
     shown = len(order) if len(order) <= _MOST_ROWS else _MOST_ROWS - 1
     alive = {client["incarnation"] for client in look.living}
     labels, colors = [], []
     for source in sources[order][:shown].tolist():
-        writer = look.census.writers[source]
+        writer = look.item_stats.writers[source]
         labels.append(_cut(_name(look, writer), 24))
         colors.append(WRITTEN if writer.living and source in alive else _GONE)
     if shown < len(order):

@@ -50,8 +50,8 @@ none."""
 ENOUGH_UPDATES = 100
 
 QUIET_S = 30.0
-"""Without an insert, or a draw, while whoever should do it is alive: longer than a step of any
-environment or learner that we know of, though not than every evaluation or reset."""
+"""Without an insert, or a draw, while a process that should do it is alive: longer than a step of
+any environment or learner that we know of, though not than every evaluation or reset."""
 
 SILENT_S = 60.0
 """The same of one collector, while others write."""
@@ -112,7 +112,7 @@ def no_insert(look: Look) -> str | None:
 
 def no_draw(look: Look) -> str | None:
     """Nothing is drawn, although somebody lives who has done it before."""
-    return _quiet(look, "samples", "nothing was drawn")
+    return _quiet(look, "batches_sampled", "nothing was drawn")
 
 
 def silent_collector(look: Look) -> str | None:
@@ -156,7 +156,7 @@ def dies_again(look: Look) -> str | None:
 
 def drawn_too_often(look: Look) -> str | None:
     """Each item is drawn very often, and nobody has wished it by a rate limiter."""
-    inserts, sampled = look.total("inserts"), look.total("sampled")
+    inserts, sampled = look.total("inserts"), look.total("items_sampled")
     if look.found["counters"].get("samples_per_insert"):
         return None
     if sampled < ENOUGH_ITEMS or not inserts or sampled / inserts <= MANY_DRAWS:
@@ -167,10 +167,10 @@ def drawn_too_often(look: Look) -> str | None:
 def overwritten_undrawn(look: Look) -> str | None:
     """Most items go without having been drawn, of a buffer that is there to be drawn from."""
     counters = look.found["counters"]
-    inserts, sampled = look.total("inserts"), look.total("sampled")
+    inserts, sampled = look.total("inserts"), look.total("items_sampled")
     if counters["length"] < counters["elements"] or inserts < ENOUGH_ITEMS:
         return None
-    if not counters["sampled"] or sampled >= FEW_DRAWS * inserts:
+    if not counters["items_sampled"] or sampled >= FEW_DRAWS * inserts:
         return None
     ratio = f"drawn {sampled / inserts:.2g} times per insert" if sampled else "nothing is drawn"
     return f"{ratio}: most items are overwritten before anybody has drawn them"
@@ -187,7 +187,7 @@ def late_updates(look: Look) -> str | None:
 
 def never_updated(look: Look) -> str | None:
     """There are priorities, and nobody sends any back."""
-    if not look.found["counters"]["prioritized"] or look.total("sampled") < ENOUGH_ITEMS:
+    if not look.found["counters"]["prioritized"] or look.total("items_sampled") < ENOUGH_ITEMS:
         return None
     if look.total("updates_applied") + look.total("updates_stale"):
         return None
@@ -196,9 +196,9 @@ def never_updated(look: Look) -> str | None:
 
 def few_have_the_mass(look: Look) -> str | None:
     """Nearly all draws are of a few items."""
-    if look.census is None:
+    if look.item_stats is None:
         return None
-    masses = np.sort(look.census.masses)[::-1]
+    masses = np.sort(look.item_stats.masses)[::-1]
     if len(masses) < ENOUGH_ITEMS or not masses.sum() > 0:
         return None
     share = float(masses[: round(TOP * len(masses))].sum() / masses.sum())
@@ -209,7 +209,7 @@ def few_have_the_mass(look: Look) -> str | None:
 
 def drawn_again(look: Look) -> str | None:
     """Rows are overwritten while they are copied."""
-    redraws, sampled = look.total("redraws"), look.total("sampled")
+    redraws, sampled = look.total("redraws"), look.total("items_sampled")
     if sampled < ENOUGH_ITEMS or redraws <= REDRAWN * sampled:
         return None
     share = units.percent(redraws / sampled)

@@ -224,7 +224,7 @@ class Historian:
         self._deaths = len(deaths)
         gone = [self._clients[key] for key in sorted(self._clients.keys() - present.keys())]
         others = [client for client in gone if client.pid not in self._died]
-        # Whoever was reaped by another client, before he was seen dead here, has died too. Where
+        # A client that another one reaped, before it was seen dead here, has died too. Where
         # some were, and some left in good order, nobody can say who was who.
         reaped = int(now["reaped"]) - self._reaped - (len(gone) - len(others))
         kind = EventKind.DIED if reaped >= len(others) else EventKind.LEFT

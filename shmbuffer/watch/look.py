@@ -1,4 +1,4 @@
-"""One look at a directory, living or dead: what there is to judge and to draw."""
+"""One look at a directory, living or dead: what is judged and drawn."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from shmbuffer.errors import BufferNotFoundError, ShmBufferError
-from shmbuffer.memory import census, history
-from shmbuffer.memory.census import Census
+from shmbuffer.memory import history, item_stats
 from shmbuffer.memory.inspect import inspect
+from shmbuffer.memory.item_stats import ItemStats
 from shmbuffer.memory.region import Directory
 from shmbuffer.watch.timeline import Timeline
 
@@ -21,14 +21,14 @@ class Look:
 
     Attributes:
         found: what `inspect` found.
-        census: the items; None before the first write.
+        item_stats: the items; None before the first write.
         timeline: the part of the history that is looked at; None without.
         absent: why there is no timeline, in words.
         now_s: when it was looked, in seconds since 1970.
     """
 
     found: Mapping[str, Any]
-    census: Census | None
+    item_stats: ItemStats | None
     timeline: Timeline | None
     absent: str
     now_s: float
@@ -76,4 +76,4 @@ def look_at(path: str, last_s: float | None) -> Look:
         absent = "nobody has recorded: a Coordinator, or shmbuffer serve, does it"
     except ShmBufferError as error:
         absent = str(error)
-    return Look(found, census.take(path), timeline, absent, time.time())
+    return Look(found, item_stats.take(path), timeline, absent, time.time())

@@ -26,8 +26,8 @@ LOOPBACK = "127.0.0.1"
 #: What only grows, and what it says.
 COUNTERS = {
     "inserts": "items written",
-    "samples": "batches drawn",
-    "sampled": "items drawn",
+    "batches_sampled": "batches drawn",
+    "items_sampled": "items drawn",
     "age_sum": "writes between an item and its being drawn, summed over drawn items",
     "updates_applied": "priorities that were set",
     "updates_stale": "priorities that were dropped, because their item had been overwritten",

@@ -1,7 +1,7 @@
 """How a buffer is used: what is different from one look to the next.
 
 Counters only grow, and outlive the process that counted; a directory that was removed and made
-again, which another uuid tells, begins anew.
+again, which another uuid tells, starts over.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from shmbuffer.watch.changes import Change, Kind
 #: What is counted per second, under the counters' names.
 RATED = (
     "inserts",
-    "samples",
-    "sampled",
+    "batches_sampled",
+    "items_sampled",
     "updates_applied",
     "updates_stale",
     "redraws",
@@ -61,7 +61,7 @@ class Pace:
     def ratio(self) -> float | None:
         """Items drawn for each that was written; None if none was."""
         written = self.rates.get("inserts")
-        return self.rates["sampled"] / written if written else None
+        return self.rates["items_sampled"] / written if written else None
 
     def to_json(self) -> dict[str, Any]:
         """As a dict of plain values."""
@@ -165,12 +165,12 @@ def _between(
         if then is not None:
             clients[client["incarnation"]] = (
                 (mine["inserts"] - then["inserts"]) / seconds,
-                (mine["sampled"] - then["sampled"]) / seconds,
+                (mine["items_sampled"] - then["items_sampled"]) / seconds,
             )
     return Pace(
         seconds,
         {name: grown[name] / seconds for name in RATED},
-        grown["age_sum"] / grown["sampled"] if grown["sampled"] > 0 else None,
+        grown["age_sum"] / grown["items_sampled"] if grown["items_sampled"] > 0 else None,
         clients,
         seen,
     )

@@ -125,8 +125,8 @@ def _rate(name: object, values: Sequence[float | None], width: int) -> Sequence[
 
 _SHOWN = (
     ("items written/s", "inserts", ""),
-    ("items drawn/s", "sampled", ""),
-    ("batches drawn/s", "samples", ""),
+    ("items drawn/s", "items_sampled", ""),
+    ("batches drawn/s", "batches_sampled", ""),
     ("priorities set/s", "updates_applied", ""),
     ("stale updates/s", "updates_stale", "yellow"),
     ("redraws/s", "redraws", "yellow"),
@@ -134,7 +134,7 @@ _SHOWN = (
     ("waits for the lock/s", "lock_waits", "yellow"),
     ("evictions/s", "evicted", ""),
 )
-_ALWAYS = ("inserts", "sampled", "samples", "updates_applied")
+_ALWAYS = ("inserts", "items_sampled", "batches_sampled", "updates_applied")
 
 
 def _spread(histogram: Mapping[str, float] | None) -> str | None:

@@ -4,7 +4,8 @@
     utilization, fill                 size / capacity, under TorchRL's name and under ours
     initialized                       whether somebody has written, so there is a schema (TorchRL's)
     inserts, samples, sampled         items written, batches drawn, items drawn, since creation
-    inserts_per_s, samples_per_s, sampled_per_s   the same per second since the last reading
+    inserts_per_s, batches_sampled_per_s,
+    items_sampled_per_s               the same per second since the last reading
     sampled_age                       mean age of an item when it was drawn, counted in writes:
                                       since the last reading, or ever if nothing was drawn since
     updates_applied, updates_stale    priorities set; dropped because their item was overwritten
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 Number = int | float
 
-RATED = ("inserts", "samples", "sampled")
+RATED = ("inserts", "batches_sampled", "items_sampled")
 """Counters that a meter also gives per second."""
 
 
@@ -92,7 +93,7 @@ _INTERNAL = {"length", "elements", "age_sum", "time_ns"}
 
 
 def _age(now: Mapping[str, Number], before: Mapping[str, Number]) -> float:
-    sampled = now["sampled"] - before["sampled"]
+    sampled = now["items_sampled"] - before["items_sampled"]
     if sampled > 0:
         return (now["age_sum"] - before["age_sum"]) / sampled
-    return now["age_sum"] / now["sampled"] if now["sampled"] else 0.0
+    return now["age_sum"] / now["items_sampled"] if now["items_sampled"] else 0.0

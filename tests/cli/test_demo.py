@@ -36,7 +36,12 @@ OUTCOME = Outcome(
         Evidence(16_000, 15_984, lost=0, torn=0, repeated=0, unacknowledged=16),
     ],
     torn_samples=0,
-    stats={"write_count": 16_000, "sampled": 128_000, "samples": 1_000, "updates_applied": 127_872},
+    stats={
+        "write_count": 16_000,
+        "items_sampled": 128_000,
+        "batches_sampled": 1_000,
+        "updates_applied": 127_872,
+    },
 )
 
 

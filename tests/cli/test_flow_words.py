@@ -27,7 +27,9 @@ def test_it_says_how_the_sides_stand_and_who_waits_for_whom(
 ) -> None:
     path = tmp_path / "rb"
     with items.create(path, 8) as collector, Engine.open(path, None, role="learner") as learner:
-        collector.set_limiter(RateLimiter(samples_per_insert=2, error_buffer=4, when_alone="wait"))
+        collector.set_limiter(
+            RateLimiter(samples_per_insert=2, error_buffer=4, when_no_peer="wait")
+        )
         items.write(collector, [1, 2, 3])
         assert lines(capsys, verb, path)["flow"] == "2 samples an insert; inserts are 4 of 4 ahead"
         writer = threading.Thread(target=items.write, args=(collector, [4]), daemon=True)

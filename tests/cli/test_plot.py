@@ -16,9 +16,9 @@ import pytest
 from shmbuffer.cli import main, plot
 from shmbuffer.extras import command
 from shmbuffer.memory import Engine, Settings, history, layout
-from shmbuffer.memory.census import Writer
 from shmbuffer.memory.files import Files
 from shmbuffer.memory.history import EventKind
+from shmbuffer.memory.item_stats import Writer
 from shmbuffer.memory.region import Directory
 from shmbuffer.service.coordinator import Coordinator
 from shmbuffer.watch import findings
@@ -30,7 +30,7 @@ from tests.crash import harness
 from tests.memory import rows
 from tests.service import items
 from tests.service.programs import Program
-from tests.watch.histories import census, client, event, history_of, look, steady
+from tests.watch.histories import client, event, history_of, item_stats, look, steady
 
 pytest.importorskip("matplotlib")
 
@@ -41,8 +41,8 @@ PANELS = {
 }
 RATES = {
     "inserts": 100.0,
-    "samples": 4.0,
-    "sampled": 800.0,
+    "batches_sampled": 4.0,
+    "items_sampled": 800.0,
     "age_sum": 300_000.0,
     "updates_applied": 95.0,
     "updates_stale": 5.0,
@@ -176,7 +176,7 @@ def run() -> Look:
     writers = [Writer(6, 21, "collector", True), Writer(2, None, "", False)]
     writers.append(Writer(2**48 + 3, None, "", False))
     priorities = np.random.default_rng(1).lognormal(size=1000)
-    held = census(priorities, [2] * 250 + [6] * 700 + [2**48 + 3] * 50, writers)
+    held = item_stats(priorities, [2] * 250 + [6] * 700 + [2**48 + 3] * 50, writers)
     clients = [
         client(incarnation=5, role="coordinator", pid=20),
         client(incarnation=6, pid=21),
@@ -263,14 +263,14 @@ def test_no_text_lies_on_another(run: Look) -> None:
     many = [client(incarnation=n, pid=n) for n in range(2, 40)]
     joined = [event(EventKind.JOINED, n, incarnation=n, pid=10**7 + n) for n in range(2, 40)]
     for count in (3000, 20_000, 999_999):
-        require_apart(drawn(look(items=census(np.ones(count)))))
-    crowd = Timeline(history_of(steady(60, inserts=1e7, sampled=1e9), happened=joined))
-    held = census(np.logspace(-12, 9, 38), list(range(2, 40)))
+        require_apart(drawn(look(items=item_stats(np.ones(count)))))
+    crowd = Timeline(history_of(steady(60, inserts=1e7, items_sampled=1e9), happened=joined))
+    held = item_stats(np.logspace(-12, 9, 38), list(range(2, 40)))
     require_apart(drawn(look(crowd, clients=many, items=held, elements=10**9, length=10**9)))
 
 
 def test_many_clients_are_some_and_the_number_of_all(run: Look) -> None:
-    held = census(np.ones(40), list(range(2, 42)))
+    held = item_stats(np.ones(40), list(range(2, 42)))
     joined = [event(EventKind.JOINED, n, incarnation=n, pid=n) for n in range(2, 42)]
     axes = panel(
         drawn(look(Timeline(history_of(steady(60), happened=joined)), items=held)), "collectors"
@@ -281,14 +281,14 @@ def test_many_clients_are_some_and_the_number_of_all(run: Look) -> None:
 
 
 def test_without_a_history_the_panels_say_so() -> None:
-    figure = drawn(look(items=census(np.ones(10))))
+    figure = drawn(look(items=item_stats(np.ones(10))))
     for name in ("rates", "items", "ratio", "clients", "age", "losses", "priorities"):
         assert words(panel(figure, name)) == "no history: nobody has recorded"
     assert not words(panel(figure, "ages"))
 
 
 def test_without_items_or_priorities_the_panels_say_so() -> None:
-    figure = drawn(look(prioritized=0, items=census([], [2, 2])))
+    figure = drawn(look(prioritized=0, items=item_stats([], [2, 2])))
     assert words(panel(figure, "distribution")) == "this buffer has no priorities"
     figure = drawn(look(Timeline(history_of(steady(3))), write_count=0, prioritized=0, length=0))
     assert words(panel(figure, "distribution")) == "nothing was written"
@@ -296,7 +296,7 @@ def test_without_items_or_priorities_the_panels_say_so() -> None:
     assert words(panel(figure, "ratio")) == "nothing was written"
     assert words(panel(figure, "age")) == "nothing was drawn"
     assert "Nothing has been written yet" in headline(figure)
-    figure = drawn(look(items=census(np.zeros(4))))
+    figure = drawn(look(items=item_stats(np.zeros(4))))
     assert words(panel(figure, "distribution")) == "every priority is 0"
 
 
@@ -338,7 +338,7 @@ def test_a_living_buffer_is_drawn(
     one = look_at(str(living), None)
     assert one.timeline is not None
     assert one.total("inserts") == 10 or one.total("inserts") == 50
-    assert one.total("sampled") == 16
+    assert one.total("items_sampled") == 16
     assert {seen.role for seen in one.timeline.known.values()} == {
         *("coordinator", "collector", "learner"),
     }
@@ -378,7 +378,7 @@ def test_a_copy_that_was_recovered_shows_what_was_recorded_before(
     Engine.open(copy, None).close()
     assert main(["plot", str(copy), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert found["history"]["grown"]["sampled"] == 16
+    assert found["history"]["grown"]["items_sampled"] == 16
 
 
 def test_a_directory_without_a_history_is_drawn(

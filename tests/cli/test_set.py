@@ -24,7 +24,9 @@ def test_without_changes_it_says_what_is_set(
 def test_what_is_named_changes_and_the_rest_stays(
     closed: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["set", str(closed), "samples_per_insert=4", "min_size=3", "when_alone=wait"]) == 0
+    assert (
+        main(["set", str(closed), "samples_per_insert=4", "min_size=3", "when_no_peer=wait"]) == 0
+    )
     capsys.readouterr()
     assert main(["set", str(closed), "samples_per_insert=0.5", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["rate_limiter"] == {
@@ -32,7 +34,7 @@ def test_what_is_named_changes_and_the_rest_stays(
         "min_size": 3,
         "error_buffer": 4.0,
         "max_times_sampled": None,
-        "when_alone": "wait",
+        "when_no_peer": "wait",
     }
     assert main(["set", str(closed)]) == 0
     shown = capsys.readouterr().out
@@ -40,7 +42,7 @@ def test_what_is_named_changes_and_the_rest_stays(
         ["samples_per_insert", "0.5"],
         ["min_size", "3"],
         ["error_buffer", "4"],
-        ["when_alone", "wait"],
+        ["when_no_peer", "wait"],
     ]
 
 
@@ -49,7 +51,7 @@ def test_off_takes_it_away(closed: Path, off: str, capsys: pytest.CaptureFixture
     assert main(["set", str(closed), "samples_per_insert=4", "min_size=3"]) == 0
     assert main(["set", str(closed), f"samples_per_insert={off}"]) == 0
     with Engine.open(closed, None) as engine:
-        assert engine.limiter == RateLimiter(min_size=3, when_alone="pass")
+        assert engine.limiter == RateLimiter(min_size=3, when_no_peer="pass")
     assert main(["set", str(closed), f"min_size={off}"]) == 0
     with Engine.open(closed, None) as engine:
         assert engine.limiter is None
@@ -79,7 +81,7 @@ def test_what_is_no_change_is_bad_usage(
     [
         ("samples_per_insert=-1", "samples_per_insert has to be a number above 0"),
         ("min_size=9", "min_size is 9, and the buffer has room for 8 items"),
-        ("when_alone=WAIT", "when_alone is 'pass', 'wait' or 'error', got 'WAIT'"),
+        ("when_no_peer=WAIT", "when_no_peer is 'pass', 'wait' or 'error', got 'WAIT'"),
         ("max_times_sampled=1", "this buffer has priorities"),
     ],
 )

@@ -69,7 +69,7 @@ def test_once_shows_rates_of_a_moment(tmp_path: Path, capsys: pytest.CaptureFixt
         assert main(["top", str(path), "--once", "--json"]) == 0
         found = json.loads(capsys.readouterr().out)
         assert found["pace"]["rates"]["inserts"] > 0
-        assert found["pace"]["rates"]["sampled"] == 0
+        assert found["pace"]["rates"]["items_sampled"] == 0
         assert sum(found["priorities"].values()) == pytest.approx(1.0)
 
 

@@ -27,7 +27,7 @@ import numpy as np
 import shmbuffer.memory
 from shmbuffer._native import _core
 from shmbuffer.errors import RateLimitTimeout
-from shmbuffer.memory import Engine, Leaf, Ring, Schema, Settings, patience
+from shmbuffer.memory import Engine, Leaf, Ring, Schema, Settings, deadline
 from tests.memory.numbered import number_of, records
 
 CAPACITY = 8
@@ -255,7 +255,7 @@ def arm_and_open(path: Path, point: str, after: int) -> None:
 def goes(call: Callable[[], object]) -> bool:
     """Whether a limited call goes on at once."""
     try:
-        with patience.within(0):
+        with deadline.within(0):
             call()
     except RateLimitTimeout:
         return False

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from shmbuffer._native import _core
-from shmbuffer.memory import Engine, RateLimiter, Ring, patience
+from shmbuffer.memory import Engine, RateLimiter, Ring, deadline
 from shmbuffer.memory.layout import EntryState, Phase
 from tests.crash.deeds import ring_of
 from tests.crash.harness import (
@@ -43,7 +43,7 @@ from tests.crash.harness import (
 pytestmark = [pytest.mark.crash, pytest.mark.product]
 
 RATIO = RateLimiter(samples_per_insert=1, min_size=2, error_buffer=6)
-OTHER = RateLimiter(samples_per_insert=2, min_size=3, error_buffer=9, when_alone="error")
+OTHER = RateLimiter(samples_per_insert=2, min_size=3, error_buffer=9, when_no_peer="error")
 QUEUE = RateLimiter(max_times_sampled=2)
 THRICE = RateLimiter(max_times_sampled=3, min_size=2)
 ONCE = RateLimiter(max_times_sampled=1)
@@ -58,7 +58,7 @@ WRITTEN, DRAWN = 6, 3
 def take(ring: Ring, count: int, *, release: bool = True) -> list[int]:
     """Numbers of the next items of a queue."""
     index, tickets = np.empty(count, np.int64), np.empty(count, np.int64)
-    with patience.within(0):
+    with deadline.within(0):
         assert ring.flow.take(index, tickets)
     if ring.records is not None:
         drawn = ring.records.read(index)
@@ -91,7 +91,7 @@ def places(engine: Engine) -> None:
 
 def writes_past_the_limit(engine: Engine) -> None:
     assert not goes(lambda: write(ring_of(engine), range(100, 108)))
-    ring_of(engine).seat.native.let_pass(True)
+    ring_of(engine).seat.native.bypass(True)
     write(ring_of(engine), range(100, 108))
 
 
@@ -101,13 +101,13 @@ def samples(engine: Engine) -> None:
 
 def samples_past_the_limit(engine: Engine) -> None:
     waits_to_sample(engine)
-    ring_of(engine).seat.native.let_pass(True)
+    ring_of(engine).seat.native.bypass(True)
     ring_of(engine).flow.admit(8)
 
 
 def samples_and_takes_it_back(engine: Engine) -> None:
     ring_of(engine).flow.admit(4)
-    ring_of(engine).flow.take_back(4)
+    ring_of(engine).flow.cancel(4)
 
 
 def takes(engine: Engine) -> None:
@@ -340,7 +340,7 @@ def require_mended(engine: Engine, deed: Deed) -> None:
         require_queue(ring_of(engine), limiter, deed, ours, bool(there))
     else:
         if deed.work in NOT_COUNTED:
-            assert ring_of(engine).flow.standing().ahead == 1
+            assert ring_of(engine).flow.rate_status().ahead == 1
         require_ratio(ring_of(engine), limiter)
 
 
@@ -376,12 +376,12 @@ def require_queue(
 def require_ratio(ring: Ring, limiter: RateLimiter) -> None:
     """Both sides stay within the error buffer, and one of them can always go on."""
     buffer = limiter.tolerance
-    assert abs(ring.flow.standing().ahead) <= buffer
+    assert abs(ring.flow.rate_status().ahead) <= buffer
     went = {"write": 0, "sample": 0}
     for step in range(40):
         first = ("write", "sample") if step % 16 < 8 else ("sample", "write")
         for what in first:
-            before = ring.flow.standing()
+            before = ring.flow.rate_status()
             share = before.wanted if what == "write" else -1.0
             assert share is not None
             fits = abs(before.ahead + share) <= buffer or before.ahead * share < 0
@@ -393,7 +393,7 @@ def require_ratio(ring: Ring, limiter: RateLimiter) -> None:
                 break
         else:
             pytest.fail("neither side can go on")
-        assert abs(ring.flow.standing().ahead) <= buffer
+        assert abs(ring.flow.rate_status().ahead) <= buffer
     assert min(went.values()) > 0
 
 

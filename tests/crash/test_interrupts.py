@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from shmbuffer.errors import RateLimitTimeout, RingOverrunError
-from shmbuffer.memory import Engine, RateLimiter, Settings, patience
+from shmbuffer.memory import Engine, RateLimiter, Settings, deadline
 from shmbuffer.service.recovery import recover
 from shmbuffer.service.tenure import hold_lock
 from tests.crash.interrupts import Deed, walk
@@ -172,7 +172,7 @@ class Deeds:
 
 def refused(error: type[Exception], call: Callable[[], object]) -> None:
     """A call that is not waited for."""
-    with patience.within(0.0), suppress(error):
+    with deadline.within(0.0), suppress(error):
         call()
 
 

@@ -24,7 +24,7 @@ from shmbuffer import (
     TensorDictPrioritizedReplayBuffer,
     TensorDictReplayBuffer,
 )
-from shmbuffer.distributed.nearby import Apart, Near, Offer, approach, engine_of
+from shmbuffer.distributed.nearby import Address, LocalHandle, Unreachable, approach, engine_of
 from shmbuffer.distributed.owner import Owner
 from tests.distributed.parts import (
     Oldest,
@@ -58,11 +58,11 @@ def make(tmp_path: Path) -> Iterator[Make]:
 
 
 @pytest.fixture
-def near() -> Iterator[Callable[[Offer], Near]]:
+def near() -> Iterator[Callable[[Address], LocalHandle]]:
     """`approach`, undone at the end."""
-    opened: list[Near] = []
+    opened: list[LocalHandle] = []
 
-    def approached(offer: Offer) -> Near:
+    def approached(offer: Address) -> LocalHandle:
         opened.append(approach(offer))
         return opened[-1]
 
@@ -71,12 +71,12 @@ def near() -> Iterator[Callable[[Offer], Near]]:
         one.close()
 
 
-def offer_of(buffer: ReplayBuffer) -> Offer:
-    return Offer.of(buffer, pickle.dumps)
+def offer_of(buffer: ReplayBuffer) -> Address:
+    return Address.of(buffer, pickle.dumps)
 
 
-def why_apart(offer: Offer) -> str:
-    with pytest.raises(Apart) as caught:
+def why_apart(offer: Address) -> str:
+    with pytest.raises(Unreachable) as caught:
         approach(offer)
     return str(caught.value)
 
@@ -137,7 +137,7 @@ def test_closing_leaves_the_registry(make: Make, near: Any) -> None:
 
 def test_a_near_that_nobody_holds_leaves_by_itself(make: Make) -> None:
     owners = make()
-    one: Near | None = approach(offer_of(owners))
+    one: LocalHandle | None = approach(offer_of(owners))
     assert len(engine_of(owners).seat.registry.alive()) == 2
     del one
     assert len(engine_of(owners).seat.registry.alive()) == 1
@@ -207,10 +207,10 @@ import pickle, sys
 sys.path.insert(0, sys.argv[2])
 from known_there import transform
 from shmbuffer import LazyMemmapStorage, TensorDictReplayBuffer
-from shmbuffer.distributed.nearby import Offer
+from shmbuffer.distributed.nearby import Address
 storage = LazyMemmapStorage(20, scratch_dir=sys.argv[1], shared_init=True)
 with TensorDictReplayBuffer(storage=storage, transform=transform) as buffer:
-    sys.stdout.buffer.write(pickle.dumps(Offer.of(buffer, pickle.dumps)))
+    sys.stdout.buffer.write(pickle.dumps(Address.of(buffer, pickle.dumps)))
 """
 
 

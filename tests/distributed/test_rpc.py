@@ -176,7 +176,7 @@ def test_errors_are_those_of_the_buffer(group: Group, storage: Callable[[], Any]
     assert unknown == "AttributeError: 'OwnedByRpc' object has no attribute 'no_such_thing'"
     assert life == (
         "AttributeError: RemoteClient has no 'close': it is a handle, and the buffer belongs to "
-        "whoever made it; to leave it call detach()"
+        "its creator; to leave it call detach()"
     )
 
 

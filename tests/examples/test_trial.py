@@ -48,7 +48,7 @@ def test_a_run_survives_every_kill_and_no_item_is_lost_or_torn(tmp_path: Path) -
     recovered, last = outcome.evidence
     assert 0 < recovered.acknowledged <= recovered.items < last.items
     assert outcome.evaluations[-1][0] > outcome.kills[-1].step
-    assert outcome.stats["sampled"] > 0
+    assert outcome.stats["items_sampled"] > 0
 
 
 @pytest.mark.slow

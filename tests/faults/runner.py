@@ -58,7 +58,7 @@ def run(
     told, tell = os.pipe()
     try:
         scenario = make(folder, kind)
-        pid = fork(lambda: _meet(scenario, fault, tell, stays=stays))
+        pid = fork(lambda: _attach_ring(scenario, fault, tell, stays=stays))
         os.close(tell)
         with os.fdopen(told, "rb") as file:
             said = file.read()
@@ -91,7 +91,7 @@ def _watched_by_a_clock(body: Callable[[], None]) -> None:
     signal.alarm(0)
 
 
-def _meet(scenario: Scenario, fault: Fault | None, tell: int, *, stays: bool) -> None:
+def _attach_ring(scenario: Scenario, fault: Fault | None, tell: int, *, stays: bool) -> None:
     logging.disable(logging.CRITICAL)  # what the janitor could not remove
     injector = Injector()
     outcome = Outcome()

@@ -1184,7 +1184,7 @@ def test_whoever_comes_while_the_abandoned_is_swept_keeps_the_buffer(
 
     monkeypatch.setattr(removal, "_is_abandoned", asked)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    assert removal.sweep(besides=tmp_path / "another") == []
+    assert removal.sweep(excluding=tmp_path / "another") == []
     (engine,) = came
     with engine:
         assert contents(ring_of(engine)) == {0: 1}
@@ -1261,14 +1261,22 @@ def test_stats_are_one_flat_snapshot(make: Maker) -> None:
     assert all(isinstance(value, int | float) for value in found.values())
     assert {
         name: found[name]
-        for name in ("length", "write_count", "head", "inserts", "samples", "sampled", "p_sum")
+        for name in (
+            "length",
+            "write_count",
+            "head",
+            "inserts",
+            "batches_sampled",
+            "items_sampled",
+            "p_sum",
+        )
     } == {
         "length": 8,
         "write_count": 10,
         "head": 10,
         "inserts": 8,
-        "samples": 2,
-        "sampled": 11,
+        "batches_sampled": 2,
+        "items_sampled": 11,
         "p_sum": ring.tree.p_sum,
     }
     assert (found["clients_alive"], found["clients_dead"], found["epoch"]) == (1, 0, 0)

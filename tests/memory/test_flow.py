@@ -12,11 +12,11 @@ import pytest
 
 from shmbuffer._native import _core
 from shmbuffer.errors import RateLimitError, RateLimitTimeout
-from shmbuffer.memory import Engine, RateLimiter, Ring, Settings, patience, waiting
+from shmbuffer.memory import Engine, RateLimiter, Ring, Settings, deadline, waiting
 from shmbuffer.memory.layout import Side, Why
 from tests.memory.rows import Parent, child, ring_of, schema, write
 
-LIMITER = RateLimiter(2, error_buffer=8, when_alone="wait")
+LIMITER = RateLimiter(2, error_buffer=8, when_no_peer="wait")
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def pending(engine: Engine) -> tuple[int, int]:
 
 
 def ahead(ring: Ring) -> float:
-    return ring.flow.standing().ahead
+    return ring.flow.rate_status().ahead
 
 
 def write_as_another(engine: Engine, numbers: range, point: str) -> None:
@@ -78,7 +78,7 @@ def test_a_writer_that_is_killed_promises_nothing_any_more(
     assert ring.write_count == 1 + written
     assert ahead(ring) == 2 * written
     write(ring, range(4 - written))  # up to the error buffer, and no further
-    with pytest.raises(RateLimitTimeout), patience.within(0):
+    with pytest.raises(RateLimitTimeout), deadline.within(0):
         write(ring, range(1))
 
 
@@ -101,7 +101,7 @@ def test_what_waits_for_samples_has_its_usual_time_for_a_slot_afterwards(
         parent.pause_at("write.claimed")
         write(ring_of(engine), range(8))
 
-    for module in (patience, waiting):
+    for module in (deadline, waiting):
         monkeypatch.setattr(module, "time", Clock())
     write(ring, range(5))
     with child(work) as other:
@@ -134,11 +134,11 @@ def test_writes_go_on_while_there_are_too_few_items_to_sample(engine: Engine, ri
     write(ring, range(3))
     write_as_another(engine, range(1), "write.claimed")
     assert (ring.length, ahead(ring)) == (7, 6)
-    with patience.within(0):
+    with deadline.within(0):
         for _ in range(4):  # until the ring comes round to the slot that is missing
             write(ring, range(2))
     assert (ring.length, ahead(ring)) == (8, 22)  # samples have to make up for it
-    with pytest.raises(RateLimitTimeout), patience.within(0):
+    with pytest.raises(RateLimitTimeout), deadline.within(0):
         write(ring, range(1))
 
 
@@ -146,13 +146,13 @@ def test_a_sample_that_passes_counts_for_nothing_also_if_it_fails(ring: Ring) ->
     write(ring, range(1))
     assert ring.flow.admit(8) == 8
     assert ahead(ring) == -8
-    ring.flow.take_back(8)
+    ring.flow.cancel(8)
     assert ahead(ring) == 0
     assert ring.flow.admit(8) == 8
-    ring.seat.native.let_pass(True)
+    ring.seat.native.bypass(True)
     assert ring.flow.admit(8) == 0
-    ring.flow.take_back(0)
-    ring.flow.take_back(8)  # of the draw before: this thread's last one was not counted
+    ring.flow.cancel(0)
+    ring.flow.cancel(8)  # of the draw before: this thread's last one was not counted
     assert ahead(ring) == -8
 
 
@@ -204,19 +204,19 @@ def test_whoever_may_go_on_but_is_stopped_is_waited_for(
         other.stop()
         ring.flow.admit(12)
         says = rf"pid {other.pid} \(stopped\), last inserted"
-        with pytest.raises(RateLimitTimeout, match=says), patience.within(0.2):
+        with pytest.raises(RateLimitTimeout, match=says), deadline.within(0.2):
             ring.flow.admit(6)
-        assert (ring.flow.standing().why(Side.SAMPLES, 1), ahead(ring)) == (None, -4)
+        assert (ring.flow.rate_status().why(Side.SAMPLES, 1), ahead(ring)) == (None, -4)
 
 
 def test_the_registry_says_what_a_client_waits_for(engine: Engine, ring: Ring) -> None:
     write(ring, range(5))
     mine = engine.seat.control.entries[engine.seat.entry]
-    with pytest.raises(RateLimitTimeout), patience.within(0):
+    with pytest.raises(RateLimitTimeout), deadline.within(0):
         write(ring, np.arange(3))
     assert (mine["waits_for"], mine["inserts_wanted"], mine["waits_why"]) == (0, 3, Why.AHEAD)
     says = "5 items are there, 7 have to be"
-    with pytest.raises(RateLimitTimeout, match=says), patience.within(0):
+    with pytest.raises(RateLimitTimeout, match=says), deadline.within(0):
         ring.flow.admit(1, 7)
     assert (mine["waits_for"], mine["samples_wanted"], mine["waits_why"]) == (0, 7, Why.FEW)
     assert pending(engine) == (0, 0)

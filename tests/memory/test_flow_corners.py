@@ -17,7 +17,7 @@ import pytest
 
 from shmbuffer._native import _core
 from shmbuffer.errors import RateLimitError, RateLimitTimeout
-from shmbuffer.memory import Engine, RateLimiter, Ring, Settings, patience
+from shmbuffer.memory import Engine, RateLimiter, Ring, Settings, deadline
 from tests.crash.deeds import ring_of
 from tests.crash.harness import (
     CAPACITY,
@@ -48,7 +48,7 @@ def engine(tmp_path: Path) -> Iterator[Engine]:
 def take(ring: Ring, count: int) -> list[int]:
     """Numbers of the next items of a queue."""
     index, tickets = np.empty(count, np.int64), np.empty(count, np.int64)
-    with patience.within(0):
+    with deadline.within(0):
         assert ring.flow.take(index, tickets)
     try:
         if ring.records is not None:
@@ -67,7 +67,7 @@ def test_a_claim_that_ended_in_a_repair_is_settled_once(engine: Engine) -> None:
     assert engine.path is not None
     assert dies(engine.path, "write.mark", lambda victim: write(ring_of(victim), [1, 2]) and None)
     engine.seat.reap_dead()
-    assert ring.flow.standing().pending == 0
+    assert ring.flow.rate_status().pending == 0
     write(ring, [3])
     assert not goes(lambda: write(ring, range(5)))
     assert goes(lambda: write(ring, range(4)))
@@ -91,7 +91,7 @@ def test_a_queue_full_of_what_nobody_will_commit_has_room(engine: Engine, end: s
         )
         engine.seat.reap_dead()
     assert goes(lambda: write(ring, range(20, 28)))
-    assert ring.flow.standing().queued == 8
+    assert ring.flow.rate_status().queued == 8
     assert not goes(lambda: write(ring, [28]))
     assert take(ring, 8) == list(range(20, 28))
 
@@ -208,7 +208,7 @@ def test_below_min_size_inserts_do_not_wait_for_samples(engine: Engine, end: str
     assert not goes(lambda: ring.flow.admit(1))
     while ring.length < 8:
         assert goes(lambda: write(ring, [22, 23, 24]))
-    ahead = int(ring.flow.standing().ahead)
+    ahead = int(ring.flow.rate_status().ahead)
     assert ahead > 4
     assert not goes(lambda: write(ring, [25]))
     assert goes(lambda: ring.flow.admit(ahead + 4))
@@ -233,14 +233,14 @@ def test_what_is_being_written_for_the_first_time_is_not_there(engine: Engine) -
     with stopped_at(
         engine.path, "write.claimed", lambda writer: write(ring_of(writer), range(4)) and None
     ):
-        assert (ring.length, ring.flow.standing().size) == (4, 4)
+        assert (ring.length, ring.flow.rate_status().size) == (4, 4)
         assert not goes(lambda: ring.flow.admit(1))
     engine.seat.reap_dead()
     write(ring, range(8))
     with stopped_at(
         engine.path, "write.claimed", lambda writer: write(ring_of(writer), range(4)) and None
     ):
-        assert (ring.length, ring.flow.standing().size) == (4, 8)
+        assert (ring.length, ring.flow.rate_status().size) == (4, 8)
         assert goes(lambda: ring.flow.admit(1))
 
 
@@ -249,22 +249,22 @@ def test_a_draw_is_taken_back_from_the_ratio_that_counted_it(engine: Engine) -> 
     engine.set_limiter(RATIO)
     write(ring, range(4))
     ring.flow.admit(3)
-    ring.flow.take_back(3)
-    assert ring.flow.standing().ahead == 3
+    ring.flow.cancel(3)
+    assert ring.flow.rate_status().ahead == 3
     ring.flow.admit(3)
     engine.set_limiter(RATIO)
-    ring.flow.take_back(3)
-    assert ring.flow.standing().ahead == 0
+    ring.flow.cancel(3)
+    assert ring.flow.rate_status().ahead == 0
     engine.set_limiter(None)
     ring.flow.admit(3)
     engine.set_limiter(RATIO)
-    ring.flow.take_back(3)
-    assert ring.flow.standing().ahead == 0
+    ring.flow.cancel(3)
+    assert ring.flow.rate_status().ahead == 0
     ring.flow.admit(3)
     ring.empty()
-    ring.flow.take_back(3)
+    ring.flow.cancel(3)
     write(ring, range(4))
-    assert ring.flow.standing().ahead == 3
+    assert ring.flow.rate_status().ahead == 3
     assert int(ring.seat.control.runtime["drawn"][0]) == 6
 
 
@@ -308,10 +308,10 @@ def test_the_child_of_a_fork_is_limited_through_its_own_handle(engine: Engine) -
         assert ring.flow.take(index, index.copy())
         ring.flow.release()
         ring.flow.admit(2)
-        ring.flow.take_back(2)
+        ring.flow.cancel(2)
 
     assert ended(fork(child)) == 0
-    assert ring.flow.standing().ahead == 1
+    assert ring.flow.rate_status().ahead == 1
     assert take(ring, 2) == [2, 3]
 
 
@@ -337,7 +337,7 @@ def _say_that_it_waits(engine: Engine, told: int) -> None:
 def test_whoever_could_go_on_but_is_stopped_is_no_knot(engine: Engine) -> None:
     """A writer that had not woken up for 0.1 s made the sampler say that both wait for ever."""
     ring = ring_of(engine)
-    engine.set_limiter(RateLimiter(samples_per_insert=1, error_buffer=4, when_alone="wait"))
+    engine.set_limiter(RateLimiter(samples_per_insert=1, error_buffer=4, when_no_peer="wait"))
     write(ring, range(5))
     path = engine.path
     assert path is not None
@@ -347,7 +347,7 @@ def test_whoever_could_go_on_but_is_stopped_is_no_knot(engine: Engine) -> None:
     os.kill(pid, signal.SIGSTOP)
     os.waitpid(pid, os.WUNTRACED)
     ring.flow.admit(8)  # and now the writer could go on
-    with pytest.raises(RateLimitTimeout), patience.within(0.35):
+    with pytest.raises(RateLimitTimeout), deadline.within(0.35):
         ring.flow.admit(1)
     os.kill(pid, signal.SIGCONT)
     assert ended(pid) == 0
@@ -383,7 +383,7 @@ def test_both_sides_are_told_that_they_wait_for_each_other(
         ring.flow.admit(draws)
         ring.flow.take(index, index.copy())
 
-    with pytest.raises(RateLimitError, match=says) as raised, patience.within(20):
+    with pytest.raises(RateLimitError, match=says) as raised, deadline.within(20):
         draw()
     assert not isinstance(raised.value, RateLimitTimeout)
     os.kill(pid, signal.SIGKILL)
@@ -409,11 +409,11 @@ def test_a_claim_that_is_open_when_the_first_limiter_is_set_counts(
 
     with stopped_at(engine.path, "write.claimed", writes):
         engine.set_limiter(RATIO)
-        assert ring.flow.standing().pending == 3
+        assert ring.flow.rate_status().pending == 3
         assert not goes(lambda: write(ring, [4, 5]))
         assert goes(lambda: write(ring, [4]))
     engine.seat.reap_dead()
-    assert ring.flow.standing().pending == 0
+    assert ring.flow.rate_status().pending == 0
     assert goes(lambda: write(ring, [5, 6, 7]))
     assert not goes(lambda: write(ring, [8]))
 
@@ -428,7 +428,7 @@ def test_what_changes_items_in_place_counts_for_no_limiter(engine: Engine) -> No
         lambda writer: place(ring_of(writer), [4, 5], [1, 2], in_place=True),
     ):
         engine.set_limiter(RATIO)
-        assert ring.flow.standing().pending == 0
+        assert ring.flow.rate_status().pending == 0
 
 
 LARGE = [9, 28, 47, 18, 37, 56, 65, 75]
@@ -461,7 +461,7 @@ def test_both_sides_are_told_that_a_queue_has_too_few_bytes_for_them(tmp_path: P
     """Both waited for ever: its slots were not full."""
     with full_of_records(tmp_path / "buffer") as ring:
         index = np.empty(6, np.int64)
-        with pytest.raises(RateLimitError) as raised, patience.within(20):
+        with pytest.raises(RateLimitError) as raised, deadline.within(20):
             ring.flow.take(index, index.copy())
         assert not isinstance(raised.value, RateLimitTimeout)
         text = str(raised.value)
@@ -482,7 +482,7 @@ def test_a_stopped_writer_whose_bytes_are_free_by_now_is_no_knot(tmp_path: Path)
     with full_of_records(tmp_path / "buffer") as ring:
         assert take(ring, 2) == LARGE[:2]
         index = np.empty(4, np.int64)
-        with pytest.raises(RateLimitTimeout), patience.within(0.35):
+        with pytest.raises(RateLimitTimeout), deadline.within(0.35):
             ring.flow.take(index, index.copy())
 
 
@@ -490,7 +490,7 @@ def test_a_full_queue_of_records_says_that_it_has_no_bytes(tmp_path: Path) -> No
     with (
         full_of_records(tmp_path / "buffer") as ring,
         pytest.raises(RateLimitTimeout) as raised,
-        patience.within(0),
+        deadline.within(0),
     ):
         write(ring, LARGE[6:7])
     assert re.fullmatch(
@@ -505,12 +505,12 @@ def test_an_abort_gives_back_what_it_was_counted_for(engine: Engine) -> None:
     engine.set_limiter(RATIO)
     write(ring, range(2))
     ring.claims.claim(3)
-    assert ring.flow.standing().pending == 3
+    assert ring.flow.rate_status().pending == 3
     assert not goes(lambda: ring.flow.admit(6))
     other = Engine.open(engine.path, None)
     assert not goes(lambda: write(ring_of(other), range(2)))
     ring.claims.abort()
-    assert ring.flow.standing().pending == 0
+    assert ring.flow.rate_status().pending == 0
     assert goes(lambda: write(ring_of(other), range(2)))
     other.close()
 
@@ -532,7 +532,7 @@ def test_who_waits_for_the_other_side_is_woken_by_whatever_it_waits_for(engine: 
     wakes(ring.flow.release)
     wakes(lambda: engine.set_limiter(RATIO))
     wakes(lambda: ring.flow.admit(1))
-    wakes(lambda: ring.flow.take_back(1))
+    wakes(lambda: ring.flow.cancel(1))
     wakes(ring.empty)
     ring.claims.claim(1)
     wakes(ring.claims.abort)
@@ -556,7 +556,7 @@ def test_sides_that_damage_has_set_apart_start_anew(tmp_path: Path, field: str, 
         block[field] = (int(block[field][0]) + wrong) % 2**64
     with Engine.open(path, None) as engine:
         ring = ring_of(engine)
-        assert ring.flow.standing().ahead == 0
+        assert ring.flow.rate_status().ahead == 0
         assert goes(lambda: ring.flow.admit(4))
         assert goes(lambda: write(ring, range(8)))
         assert not goes(lambda: write(ring, [1]))

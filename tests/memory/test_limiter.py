@@ -38,14 +38,14 @@ NO_NUMBER = "samples_per_insert has to be a number above 0, got "
         ),
         *(
             (
-                {"when_alone": bad},
-                f"when_alone is 'pass', 'wait' or 'error', got {bad!r}",
+                {"when_no_peer": bad},
+                f"when_no_peer is 'pass', 'wait' or 'error', got {bad!r}",
             )
             for bad in ("PASS", "never", 1)
         ),
         (
-            {"max_times_sampled": 1, "when_alone": "pass"},
-            "when_alone='pass' would write over what a queue has not handed out; take 'wait' or "
+            {"max_times_sampled": 1, "when_no_peer": "pass"},
+            "when_no_peer='pass' would write over what a queue has not handed out; take 'wait' or "
             "'error', or leave max_times_sampled out",
         ),
     ],
@@ -75,17 +75,17 @@ def test_a_queue_waits_where_nobody_is_and_a_ratio_passes() -> None:
     assert (RateLimiter(4).alone, RateLimiter(4).limits) == (Alone.PASS, Limit.RATIO)
     queue = RateLimiter(max_times_sampled=1)
     assert (queue.alone, queue.limits) == (Alone.WAIT, Limit.QUEUE)
-    assert RateLimiter(4, when_alone="error").alone == Alone.ERROR
+    assert RateLimiter(4, when_no_peer="error").alone == Alone.ERROR
 
 
 def test_a_change_leaves_the_rest_as_it_is() -> None:
-    limiter = RateLimiter(4, min_size=10, error_buffer=20, when_alone="wait")
+    limiter = RateLimiter(4, min_size=10, error_buffer=20, when_no_peer="wait")
     assert limiter.changed(samples_per_insert=8) == RateLimiter(
-        8, min_size=10, error_buffer=20, when_alone="wait"
+        8, min_size=10, error_buffer=20, when_no_peer="wait"
     )
     assert limiter.changed(samples_per_insert=30).tolerance == 30  # 20 would be too little
-    assert limiter.changed(samples_per_insert=None) == RateLimiter(min_size=10, when_alone="wait")
-    assert RateLimiter(4, when_alone="pass").changed(max_times_sampled=2).alone == Alone.WAIT
+    assert limiter.changed(samples_per_insert=None) == RateLimiter(min_size=10, when_no_peer="wait")
+    assert RateLimiter(4, when_no_peer="pass").changed(max_times_sampled=2).alone == Alone.WAIT
     with pytest.raises(TypeError, match="often"):
         limiter.changed(often=1)
     with pytest.raises(ValueError, match="min_size"):
@@ -93,7 +93,7 @@ def test_a_change_leaves_the_rest_as_it_is() -> None:
 
 
 def test_what_is_left_to_defaults_says_the_same_as_what_is_given() -> None:
-    given = RateLimiter(4.0, min_size=1000, error_buffer=400.0, when_alone="pass")
+    given = RateLimiter(4.0, min_size=1000, error_buffer=400.0, when_no_peer="pass")
     assert RateLimiter(4, min_size=1000) != given
     assert RateLimiter(4, min_size=1000).says_the_same(given)
     assert not RateLimiter(4, min_size=1000).says_the_same(None)
@@ -104,11 +104,11 @@ def test_what_is_left_to_defaults_says_the_same_as_what_is_given() -> None:
 @pytest.mark.parametrize(
     "limiter",
     [
-        RateLimiter(0.1, min_size=3, error_buffer=1.5, when_alone="error"),
-        RateLimiter(4.0, error_buffer=4.0, when_alone="wait"),
-        RateLimiter(max_times_sampled=3, when_alone="wait"),
-        RateLimiter(2.0, error_buffer=8.0, max_times_sampled=2, when_alone="error"),
-        RateLimiter(min_size=8, when_alone="pass"),
+        RateLimiter(0.1, min_size=3, error_buffer=1.5, when_no_peer="error"),
+        RateLimiter(4.0, error_buffer=4.0, when_no_peer="wait"),
+        RateLimiter(max_times_sampled=3, when_no_peer="wait"),
+        RateLimiter(2.0, error_buffer=8.0, max_times_sampled=2, when_no_peer="error"),
+        RateLimiter(min_size=8, when_no_peer="pass"),
         None,
     ],
 )
@@ -134,8 +134,8 @@ def test_it_is_read_back_by_everybody_also_after_all_have_left(
 def test_a_copy_of_two_settings_is_not_taken_for_one(fast_path: Path) -> None:
     """Another process sets one of two as long as we look; a copy of both would be a third."""
     settings = [
-        RateLimiter(2, error_buffer=20, when_alone="wait"),
-        RateLimiter(4, error_buffer=40, when_alone="error"),
+        RateLimiter(2, error_buffer=20, when_no_peer="wait"),
+        RateLimiter(4, error_buffer=40, when_no_peer="error"),
     ]
     with Engine.open(fast_path, Settings(8)) as engine:
         engine.define(schema(8))
@@ -167,6 +167,6 @@ def test_a_change_while_a_queue_is_full_keeps_what_was_handed_out(make: Maker) -
     engine.set_limiter(RateLimiter(max_times_sampled=2))
     assert ring.flow.is_queue
     engine.set_limiter(RateLimiter(max_times_sampled=3))
-    assert (ring.flow.standing().queued, ring.flow.standing().left) == (0, 0)
+    assert (ring.flow.rate_status().queued, ring.flow.rate_status().left) == (0, 0)
     engine.set_limiter(None)
     assert not ring.flow.limits

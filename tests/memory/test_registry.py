@@ -96,8 +96,8 @@ def test_a_client_shows_what_it_is_doing(make: Maker) -> None:
     assert {name: counters[name] for name in layout.COUNTERS if name != "age_sum"} == {
         "inserts": 4,
         "aborts": 3,
-        "samples": 1,
-        "sampled": 5,
+        "batches_sampled": 1,
+        "items_sampled": 5,
         "redraws": 0,
         "updates_applied": 3,
         "updates_stale": 1,

@@ -45,7 +45,7 @@ def abandoned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Abandoned:
 
 
 def swept(path: Path) -> list[Path]:
-    return removal.sweep(besides=path.with_name("another"))
+    return removal.sweep(excluding=path.with_name("another"))
 
 
 def test_what_a_killed_owner_left_is_swept(abandoned: Abandoned) -> None:

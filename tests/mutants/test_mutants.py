@@ -109,7 +109,7 @@ def test_a_mutant_that_no_test_notices_has_survived(tmp_path: Path, objects: Pat
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_case_that_is_not_there_has_noticed_nothing(tmp_path: Path, objects: Path) -> None:
-    file = "shmbuffer/memory/barrier.py"
+    file = "shmbuffer/memory/flush.py"
     line = '    _core.reached("flush.locked")'
     case = "test_the_words_of_a_fresh_buffer_are_zero[nowhere]"
     with pytest.raises(SurvivedError, match=r"pytest ended with 4:\n(.*\n)*ERROR: not found: "):

@@ -116,7 +116,7 @@ void draw_once(struct shmb_ring *ring) {
     else if (random_below(8))
         learn_once(ring);
     else
-        expect(shmb_take_back(ring, &call, counted, 0), "take_back");
+        expect(shmb_cancel(ring, &call, counted, 0), "cancel");
 }
 
 void read_once(struct shmb_ring *ring) {
@@ -217,7 +217,7 @@ static void restore_once(struct shmb_ring *ring, struct shmb_call *call) {
 }
 
 static void limit_once(struct shmb_ring *ring, struct shmb_call *call) {
-    struct shmb_limiter limiter = {.min_size = 1 + random_below(ring->capacity), .when_alone = SHMB_ALONE_WAIT};
+    struct shmb_limiter limiter = {.min_size = 1 + random_below(ring->capacity), .when_no_peer = SHMB_ALONE_WAIT};
     limiter.limits = (uint32_t)random_below(4);
     limiter.samples_per_insert = limiter.limits & SHMB_RATIO ? (double)(1 + random_below(8)) / 4 : 0;
     limiter.error_buffer = limiter.limits & SHMB_RATIO ? 64 : 0;

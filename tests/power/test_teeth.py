@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from shmbuffer.memory import barrier, made, recovery, slots
+from shmbuffer.memory import flush, made, recovery, slots
 from shmbuffer.memory.control import Control
 from shmbuffer.memory.files import Files
 from shmbuffer.memory.region import Directory
@@ -36,7 +36,7 @@ def no_item_is_verified(patch: pytest.MonkeyPatch) -> None:
 
 
 def the_superblock_is_written_first(patch: pytest.MonkeyPatch) -> None:
-    right = barrier._raise
+    right = flush._raise
 
     def wrong(seat: Seat, snapshot: bytes) -> None:
         assert seat.mapped is not None
@@ -44,21 +44,21 @@ def the_superblock_is_written_first(patch: pytest.MonkeyPatch) -> None:
         for mapping in seat.mapped.maps:
             mapping.sync()
 
-    patch.setattr(barrier, "_raise", wrong)
+    patch.setattr(flush, "_raise", wrong)
 
 
 def leaves_are_not_synced(patch: pytest.MonkeyPatch) -> None:
-    right = barrier._raise
+    right = flush._raise
 
     def wrong(seat: Seat, snapshot: bytes) -> None:
         assert seat.mapped is not None
         right(with_maps(seat, seat.mapped.slots, []), snapshot)
 
-    patch.setattr(barrier, "_raise", wrong)
+    patch.setattr(flush, "_raise", wrong)
 
 
 def with_maps(seat: Seat, slots_map: Any, leaves: list[Any]) -> Seat:
-    """The same seat, for the barrier, with these maps."""
+    """The same seat, for the flush, with these maps."""
     assert seat.mapped is not None
     other = copy.copy(seat)
     other.mapped = seat.mapped._replace(slots=slots_map, leaves=leaves)

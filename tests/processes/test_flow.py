@@ -106,7 +106,7 @@ def says(text: str, pattern: str) -> None:
 def test_a_run_keeps_its_ratio_whoever_is_fast_dies_or_comes_back(
     stage: Stage, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    stage.make(limiter(when_alone="wait"))
+    stage.make(limiter(when_no_peer="wait"))
     collector, learner = stage.player(), stage.player()
     collectors, learners = [collector], [learner]
 
@@ -240,7 +240,7 @@ def phases(stage: Stage) -> dict[int, str]:
 def test_a_side_that_is_killed_is_waited_for_passed_by_or_an_error(
     stage: Stage, alone: str, killed: str
 ) -> None:
-    stage.make(limiter(when_alone=alone))
+    stage.make(limiter(when_no_peer=alone))
     collector, learner = stage.player(), stage.player()
     stage.extended(collector, 2)
     learner.done("sample", 4)
@@ -265,11 +265,11 @@ def test_a_side_that_is_killed_is_waited_for_passed_by_or_an_error(
         answer = waiting.answer()
         if alone == "error":
             assert isinstance(answer.error, RateLimitError)
-            assert str(answer.error) == f"{text}, and when_alone is 'error'; nothing was changed"
+            assert str(answer.error) == f"{text}, and when_no_peer is 'error'; nothing was changed"
             assert answer.error.pids == []
         else:
             assert answer.error is None
-            assert answer.said[-1] == f"{text}; it goes on, uncounted (when_alone='pass')"
+            assert answer.said[-1] == f"{text}; it goes on, uncounted (when_no_peer='pass')"
             for _ in range(20):
                 if killed == "learner":
                     stage.extended(collector)
@@ -295,7 +295,7 @@ def test_a_side_that_is_killed_is_waited_for_passed_by_or_an_error(
 
 @pytest.mark.parametrize("side", ["extend", "sample", "sample, before anything is there"])
 def test_an_interrupt_ends_a_wait_and_nothing_of_it_stays(stage: Stage, side: str) -> None:
-    stage.make(limiter(when_alone="wait"))
+    stage.make(limiter(when_no_peer="wait"))
     player = stage.player()
     if side == "extend":
         stage.until_limited(player)
@@ -311,7 +311,7 @@ def test_an_interrupt_ends_a_wait_and_nothing_of_it_stays(stage: Stage, side: st
 
 
 def test_a_fork_beside_a_thread_that_waits_is_another_client(stage: Stage) -> None:
-    stage.make(limiter(when_alone="wait"))
+    stage.make(limiter(when_no_peer="wait"))
     collector, learner = stage.player(), stage.player()
     stage.extended(collector, 2)
     learner.done("sample", 4)

@@ -130,7 +130,7 @@ def test_a_collector_and_a_learner_whose_directory_is_removed_get_an_error(share
     [
         (RateLimiter(max_times_sampled=1), ("extend", 8, 1)),
         (
-            RateLimiter(samples_per_insert=1, error_buffer=4, min_size=1, when_alone="wait"),
+            RateLimiter(samples_per_insert=1, error_buffer=4, min_size=1, when_no_peer="wait"),
             ("sample", 6),
         ),
     ],

@@ -625,7 +625,7 @@ def test_stats_are_one_flat_dict_with_torchrls_keys(make: Any) -> None:
     assert stats["write_count"] == 4
     assert stats["initialized"] is True
     assert stats["prefetch_queue_size"] == 0
-    assert stats["sampled"] == 2
+    assert stats["items_sampled"] == 2
     assert all(isinstance(value, (int, float)) for value in stats.values())
 
 

@@ -38,7 +38,7 @@ from tests.replay.conftest import MakeStorage
 
 pytestmark = pytest.mark.filterwarnings("ignore:sample.batch_size")
 
-LIMITER = RateLimiter(2, error_buffer=8, when_alone="wait")
+LIMITER = RateLimiter(2, error_buffer=8, when_no_peer="wait")
 QUEUE = RateLimiter(max_times_sampled=1)
 
 
@@ -57,7 +57,7 @@ def items(count: int, first: int = 0) -> TensorDict:
 def ahead(rb: ReplayBuffer) -> float:
     ring = rb._storage.ring()
     assert ring is not None
-    ahead: float = ring.flow.standing().ahead
+    ahead: float = ring.flow.rate_status().ahead
     return ahead
 
 
@@ -234,22 +234,22 @@ def test_calls_with_short_timeouts_find_out_that_they_are_alone(
 
 
 def test_alone_may_be_an_error(make: MakeStorage) -> None:
-    rb = buffer(make(16), RateLimiter(2, error_buffer=4, when_alone="error"))
+    rb = buffer(make(16), RateLimiter(2, error_buffer=4, when_no_peer="error"))
     rb.extend(items(3))
     refuses(
         lambda: rb.extend(items(1)),
         ".*: extend waits: 2 samples per insert wanted, 0 seen; there is no learner, and "
-        "when_alone is 'error'; nothing was changed",
+        "when_no_peer is 'error'; nothing was changed",
         RateLimitError,
     )
 
 
 def test_before_the_first_write_too(make: MakeStorage) -> None:
-    rb = buffer(make(16), RateLimiter(2, min_size=3, when_alone="error"))
+    rb = buffer(make(16), RateLimiter(2, min_size=3, when_no_peer="error"))
     refuses(
         rb.sample,
-        ".*: sample waits: 0 items are there, 3 have to be; there is no collector, and when_alone "
-        "is 'error'; nothing was changed",
+        ".*: sample waits: 0 items are there, 3 have to be; there is no collector, and "
+        "when_no_peer is 'error'; nothing was changed",
         RateLimitError,
     )
     rb.rate_limiter = RateLimiter(2, min_size=3)
@@ -265,7 +265,7 @@ def test_two_threads_share_a_handle(
     make: MakeStorage, alone: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sides, "ALONE_S", 30.0)
-    rb = buffer(make(16), RateLimiter(2, error_buffer=8, when_alone=alone))
+    rb = buffer(make(16), RateLimiter(2, error_buffer=8, when_no_peer=alone))
     failed: list[BaseException] = []
 
     def collect() -> None:
@@ -335,7 +335,9 @@ def test_the_same_limiter_again_leaves_the_balance_alone(tmp_path: Path) -> None
     assert ahead(first) == 1
     second = again()
     assert ahead(second) == 1
-    assert second.rate_limiter == RateLimiter(4.0, min_size=10, error_buffer=4.0, when_alone="pass")
+    assert second.rate_limiter == RateLimiter(
+        4.0, min_size=10, error_buffer=4.0, when_no_peer="pass"
+    )
     first.storage.close()
     second.storage.close()
     third = again()
@@ -402,7 +404,7 @@ def test_a_queue_takes_no_checkpoint_before_it_is_none(make: MakeStorage, tmp_pa
         refuses(
             load,
             rf"{name}: the buffer is a queue \(max_times_sampled\), which is written at its end "
-            "only; load into one that is none. Nothing was changed",
+            "only; load into one that is not a queue. Nothing was changed",
             ShmBufferError,
         )
     assert len(rb) == 5
@@ -578,7 +580,7 @@ def test_a_sample_of_an_ensemble_that_fails_counts_for_nothing_in_any_buffer() -
 
 
 def test_an_ensemble_waits_for_the_first_items_of_a_limited_buffer() -> None:
-    rb = ensemble(RateLimiter(min_size=3, when_alone="wait"), None)
+    rb = ensemble(RateLimiter(min_size=3, when_no_peer="wait"), None)
     rb[1].extend(items(4))
     refuses(lambda: rb.sample(timeout=0), ".*sample waits: 0 items are there, 3 have to be.*")
     rb[0].extend(items(3))
@@ -635,7 +637,7 @@ def test_a_queue_gives_nothing_while_another_buffer_has_nothing_to_draw() -> Non
 
 
 def test_a_learner_of_an_ensemble_and_a_collector_for_each_buffer_keep_in_step() -> None:
-    rb = ensemble(LIMITER, RateLimiter(1, error_buffer=6, when_alone="wait"))
+    rb = ensemble(LIMITER, RateLimiter(1, error_buffer=6, when_no_peer="wait"))
     failed: list[BaseException] = []
 
     def collect(at: int, count: int) -> None:

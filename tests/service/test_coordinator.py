@@ -379,7 +379,7 @@ def test_stats_are_one_flat_dict_of_numbers(scratch_dir: Path) -> None:
         "fill": 0.75,
         "initialized": 1,
         "inserts": 6,
-        "samples": 0,
+        "batches_sampled": 0,
         "sampled_age": 0.0,
         "updates_stale": 0,
         "redraws": 0,
@@ -459,7 +459,7 @@ def test_the_buffer_is_of_the_family_and_sees_what_others_write(scratch_dir: Pat
         buffer.extend(TensorDict({"obs": torch.arange(6)}, [6]))
         sample = buffer.sample()
         assert sample.batch_size == (4,)
-        assert coordinator.stats()["sampled"] == 4
+        assert coordinator.stats()["items_sampled"] == 4
 
 
 def test_a_coordinator_needs_no_torch_before_its_buffer_is_used(scratch_dir: Path) -> None:

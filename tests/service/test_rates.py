@@ -12,7 +12,7 @@ from shmbuffer.errors import BufferClosedError
 from shmbuffer.memory.inspect import inspect
 from tests.processes.players import Player, until, waits
 
-LIMITER = RateLimiter(4.0, error_buffer=8.0, when_alone="wait")
+LIMITER = RateLimiter(4.0, error_buffer=8.0, when_no_peer="wait")
 
 
 def test_a_coordinator_sets_the_limiter_of_its_directory(scratch_dir: Path) -> None:
@@ -46,7 +46,7 @@ def test_a_limiter_of_an_earlier_run_is_reported_at_the_start(
     assert said.startswith(f"{scratch_dir}: goes on with the rate limiter that was set earlier")
     for part in (
         "samples_per_insert=4.0, ",
-        "when_alone='wait'",
+        "when_no_peer='wait'",
         "rate_limiter=",
         "set_rate(None)",
     ):

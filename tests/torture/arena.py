@@ -246,7 +246,7 @@ class Arena:
         if poll.poll(0):
             os._exit(0)
 
-    # Standing still.
+    # RateStatus still.
 
     def still(self) -> None:
         """Everybody comes to a stand between two calls."""

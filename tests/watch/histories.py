@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from shmbuffer.memory import history
-from shmbuffer.memory.census import Census, Writer
 from shmbuffer.memory.history import Event, EventKind, History
+from shmbuffer.memory.item_stats import ItemStats, Writer
 from shmbuffer.memory.layout import COUNTERS
 from shmbuffer.watch.look import Look
 from shmbuffer.watch.timeline import Timeline
@@ -76,24 +76,24 @@ def client(**changes: Any) -> dict[str, Any]:
     }
 
 
-def census(
+def item_stats(
     masses: Sequence[float] | np.ndarray = (),  # type: ignore[type-arg]
     sources: Sequence[int] = (),
     writers: Iterable[Writer] = (),
-) -> Census:
+) -> ItemStats:
     mass = np.asarray(masses, np.float64)
     source = np.asarray(sources if len(sources) else np.full(len(mass), 2), np.uint64)
     ages = np.arange(len(source))[::-1].copy()
     by = {writer.incarnation: writer for writer in writers}
     known = {int(one): by.get(int(one), Writer(int(one), 42, "collector", True)) for one in source}
-    return Census(1.0, ages, source, mass.copy(), mass, known)
+    return ItemStats(1.0, ages, source, mass.copy(), mass, known)
 
 
 def look(
     timeline: Timeline | None = None,
     *,
     clients: Sequence[Mapping[str, Any]] | None = None,
-    items: Census | None = None,
+    items: ItemStats | None = None,
     now_s: float | None = None,
     **changes: Any,
 ) -> Look:

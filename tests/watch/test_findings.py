@@ -12,12 +12,12 @@ from shmbuffer.memory.history import Event, EventKind
 from shmbuffer.watch import findings
 from shmbuffer.watch.findings import judge
 from shmbuffer.watch.timeline import Timeline
-from tests.watch.histories import BEGIN_S, census, client, event, history_of, look, steady
+from tests.watch.histories import BEGIN_S, client, event, history_of, item_stats, look, steady
 
 HEALTHY = {
     "inserts": 100.0,
-    "samples": 4.0,
-    "sampled": 800.0,
+    "batches_sampled": 4.0,
+    "items_sampled": 800.0,
     "updates_applied": 790.0,
     "updates_stale": 10.0,
 }
@@ -38,7 +38,7 @@ def stops_at(second: int, *names: str, until: int = 120) -> Timeline:
 
 def test_a_healthy_buffer_has_none() -> None:
     learner = client(incarnation=3, role="learner")
-    items = census(np.random.default_rng(0).exponential(size=1000))
+    items = item_stats(np.random.default_rng(0).exponential(size=1000))
     healthy = look(timeline(), clients=[client(), learner], items=items)
     assert judge(healthy) == []
     assert findings.verdict(healthy, []) == "looks healthy"
@@ -49,7 +49,7 @@ def test_an_empty_one_is_neither_healthy_nor_not() -> None:
 
 
 def test_the_most_urgent_comes_first() -> None:
-    found = judge(look(timeline(updates_stale=800.0, sampled=90000.0)))
+    found = judge(look(timeline(updates_stale=800.0, items_sampled=90000.0)))
     assert [one.name for one in found] == ["late_updates", "drawn_too_often"]
     assert findings.verdict(look(), found) == "2 things look unhealthy"
     assert findings.verdict(look(), found[:1]) == "1 thing looks unhealthy"
@@ -84,8 +84,8 @@ def test_a_coordinator_that_died() -> None:
     assert findings.coordinator_gone(look(timeline(happened=(joined,)), clients=[])) is None
 
 
-WRITER = client(counters={"inserts": 9, "samples": 0})
-LEARNER = client(role="learner", counters={"inserts": 0, "samples": 9})
+WRITER = client(counters={"inserts": 9, "batches_sampled": 0})
+LEARNER = client(role="learner", counters={"inserts": 0, "batches_sampled": 9})
 
 
 def test_no_insert() -> None:
@@ -103,7 +103,7 @@ def test_no_insert() -> None:
 
 def test_no_draw() -> None:
     def says(until: int, one: dict[str, object]) -> str | None:
-        return findings.no_draw(look(stops_at(until, "samples"), clients=[one]))
+        return findings.no_draw(look(stops_at(until, "batches_sampled"), clients=[one]))
 
     assert says(75, LEARNER) == "nothing was drawn for 45 s"
     assert says(91, LEARNER) is None
@@ -145,32 +145,32 @@ def test_who_dies_again_and_again() -> None:
 
 
 def test_drawn_too_often() -> None:
-    assert findings.drawn_too_often(look(timeline(sampled=60000.0))) == (
+    assert findings.drawn_too_often(look(timeline(items_sampled=60000.0))) == (
         "drawn 600 times per insert"
     )
-    assert findings.drawn_too_often(look(timeline(sampled=51200.0))) is None
-    assert findings.drawn_too_often(look(inserts=10, sampled=10000)) == (
+    assert findings.drawn_too_often(look(timeline(items_sampled=51200.0))) is None
+    assert findings.drawn_too_often(look(inserts=10, items_sampled=10000)) == (
         "drawn 1,000 times per insert"  # without a history: since it was made
     )
-    assert findings.drawn_too_often(look(inserts=1, sampled=999)) is None
-    wished = look(timeline(sampled=60000.0), samples_per_insert=600.0)
+    assert findings.drawn_too_often(look(inserts=1, items_sampled=999)) is None
+    wished = look(timeline(items_sampled=60000.0), samples_per_insert=600.0)
     assert findings.drawn_too_often(wished) is None
 
 
 def test_overwritten_before_it_is_drawn() -> None:
     def says(line: Timeline | None = None, **counters: int) -> str | None:
-        return findings.overwritten_undrawn(look(line, **{"sampled": 256, **counters}))
+        return findings.overwritten_undrawn(look(line, **{"items_sampled": 256, **counters}))
 
-    assert says(timeline(sampled=20.0)) == (
+    assert says(timeline(items_sampled=20.0)) == (
         "drawn 0.2 times per insert: most items are overwritten before anybody has drawn them"
     )
-    nothing = says(timeline(sampled=0.0))
+    nothing = says(timeline(items_sampled=0.0))
     assert nothing is not None
     assert nothing.startswith("nothing is drawn")
     assert says(inserts=2000) is not None
-    assert says(inserts=2000, sampled=0) is None  # it is there for something else
-    assert says(timeline(sampled=50.0)) is None
-    assert says(timeline(sampled=20.0), length=999) is None
+    assert says(inserts=2000, items_sampled=0) is None  # it is there for something else
+    assert says(timeline(items_sampled=50.0)) is None
+    assert says(timeline(items_sampled=20.0), length=999) is None
 
 
 def test_late_updates() -> None:
@@ -190,19 +190,19 @@ def test_never_updated() -> None:
     assert says.startswith("priorities are never updated")
     assert findings.never_updated(look(none, prioritized=0)) is None
     assert findings.never_updated(look(timeline(updates_stale=0.0))) is None
-    assert findings.never_updated(look(sampled=999)) is None
+    assert findings.never_updated(look(items_sampled=999)) is None
 
 
 def test_few_items_have_the_mass() -> None:
     masses = np.ones(1000)
     masses[:10] = 4 * 990 / 10
-    assert findings.few_have_the_mass(look(items=census(masses))) == (
+    assert findings.few_have_the_mass(look(items=item_stats(masses))) == (
         "80 % of the mass is in 1 % of the items"
     )
     masses[:10] = 990 / 10
-    assert findings.few_have_the_mass(look(items=census(masses))) is None
-    assert findings.few_have_the_mass(look(items=census([1.0, 0.0]))) is None
-    assert findings.few_have_the_mass(look(items=census(np.zeros(1000)))) is None
+    assert findings.few_have_the_mass(look(items=item_stats(masses))) is None
+    assert findings.few_have_the_mass(look(items=item_stats([1.0, 0.0]))) is None
+    assert findings.few_have_the_mass(look(items=item_stats(np.zeros(1000)))) is None
     assert findings.few_have_the_mass(look()) is None
 
 

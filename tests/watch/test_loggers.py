@@ -90,7 +90,7 @@ def test_tensorboard_has_every_number_at_its_step(writer: Any) -> None:
     found = read_back(Path(writer.log_dir))
     assert found.keys() == {f"buffer/{name}" for name in stats}
     assert found["buffer/size"] == (2, 10.0)
-    assert found["buffer/samples"] == (2, 2.0)
+    assert found["buffer/batches_sampled"] == (2, 2.0)
     assert found["buffer/initialized"] == (2, 1.0)
     for name, value in stats.items():
         assert found[f"buffer/{name}"] == (2, pytest.approx(float(value), rel=1e-6))

@@ -44,11 +44,11 @@ def test_the_first_look_has_no_rates() -> None:
 
 def test_rates_are_per_second() -> None:
     watch = Watch()
-    watch.see(look(inserts=10, sampled=100, age_sum=50), at=1.0)
-    pace = watch.see(look(inserts=30, sampled=140, age_sum=130, updates_stale=1), at=3.0)
+    watch.see(look(inserts=10, items_sampled=100, age_sum=50), at=1.0)
+    pace = watch.see(look(inserts=30, items_sampled=140, age_sum=130, updates_stale=1), at=3.0)
     assert pace.seconds == 2.0
     assert pace.rates["inserts"] == 10.0
-    assert pace.rates["sampled"] == 20.0
+    assert pace.rates["items_sampled"] == 20.0
     assert pace.rates["updates_stale"] == 0.5
     assert pace.age == 2.0
     assert pace.clients == {1: (10.0, 20.0)}
@@ -81,8 +81,8 @@ def test_history_is_bounded() -> None:
 def test_the_ratio_is_of_items_drawn_to_items_written() -> None:
     watch = Watch()
     assert watch.see(look(), at=0.0).ratio is None
-    assert watch.see(look(inserts=2, sampled=16), at=1.0).ratio == 8.0
-    pace = watch.see(look(inserts=2, sampled=20), at=2.0)
+    assert watch.see(look(inserts=2, items_sampled=16), at=1.0).ratio == 8.0
+    pace = watch.see(look(inserts=2, items_sampled=20), at=2.0)
     assert (pace.ratio, pace.to_json()["ratio"]) == (None, None)
 
 

@@ -12,7 +12,16 @@ if TYPE_CHECKING:
 
 def counters(**changed: float) -> dict[str, float]:
     zero = dict.fromkeys(
-        ("length", "write_count", "samples", "sampled", "inserts", "age_sum", "time_ns"), 0
+        (
+            "length",
+            "write_count",
+            "batches_sampled",
+            "items_sampled",
+            "inserts",
+            "age_sum",
+            "time_ns",
+        ),
+        0,
     )
     return {**zero, "elements": 100, "redraws": 5, **changed}
 
@@ -49,11 +58,11 @@ def test_the_keys_are_torchrls_where_it_has_them() -> None:
 def test_rates_are_between_two_readings() -> None:
     meter = meter_of(
         counters(),
-        counters(inserts=100, samples=10, sampled=320, time_ns=2 * 10**9),
-        counters(inserts=400, samples=10, sampled=320, time_ns=3 * 10**9),
+        counters(inserts=100, batches_sampled=10, items_sampled=320, time_ns=2 * 10**9),
+        counters(inserts=400, batches_sampled=10, items_sampled=320, time_ns=3 * 10**9),
     )
     first, second = meter.read(), meter.read()
-    names = ("inserts_per_s", "samples_per_s", "sampled_per_s")
+    names = ("inserts_per_s", "batches_sampled_per_s", "items_sampled_per_s")
     assert [first[name] for name in names] == [50.0, 5.0, 160.0]
     assert [second[name] for name in names] == [300.0, 0.0, 0.0]
 
@@ -68,8 +77,8 @@ def test_the_age_is_that_of_what_was_drawn_since() -> None:
     meter = meter_of(
         counters(),
         counters(),
-        counters(sampled=10, age_sum=100),
-        counters(sampled=30, age_sum=700),
-        counters(sampled=30, age_sum=700),
+        counters(items_sampled=10, age_sum=100),
+        counters(items_sampled=30, age_sum=700),
+        counters(items_sampled=30, age_sum=700),
     )
     assert [meter.read()["sampled_age"] for _ in range(4)] == [0.0, 10.0, 30.0, 700 / 30]

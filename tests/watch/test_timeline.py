@@ -15,8 +15,8 @@ def since(times: object) -> list[float]:
 
 
 def test_rates_are_per_second_and_the_first_is_not_known() -> None:
-    line = Timeline(history_of(steady(4, inserts=100.0, sampled=256.0)))
-    times, (written, drawn) = line.rates("inserts", "sampled")
+    line = Timeline(history_of(steady(4, inserts=100.0, items_sampled=256.0)))
+    times, (written, drawn) = line.rates("inserts", "items_sampled")
     assert since(times) == [0, 1, 2, 3, 4]
     assert np.isnan(written[0])
     assert written[1:].tolist() == [100.0] * 4

@@ -95,7 +95,7 @@ def form_of(code: bytes, told: NDArray[np.int64]) -> Form:
     """The form of records whose code is this, and which have so many numbers each.
 
     Raises:
-        ImpossibleError: it is none, or has another number of them.
+        ImpossibleError: it is invalid, or has another number of them.
     """
     try:
         form = parse_form(code)

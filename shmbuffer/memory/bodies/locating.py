@@ -49,7 +49,7 @@ def locate(batch: RecordBatch, where: str) -> list[Located]:
         One for each form, in the order of their first rows; the rows of each ascend.
 
     Raises:
-        CorruptBufferError: a record is none, or says what cannot be.
+        CorruptBufferError: a record is invalid.
     """
     if not len(batch):
         return []

@@ -188,7 +188,7 @@ class StorageOrder(Parts):
         return self[:end]
 
     def write_all(self, data: Any, end: int | None = None) -> None:
-        """Write every item anew in storage order: ``rb[:end] = data``.
+        """Write every item again in storage order: ``rb[:end] = data``.
 
         The cursor, the write count and the priorities stay.
 

@@ -22,7 +22,7 @@ _ATTEMPTS = 16  # to read what a sampler of somebody else's chose, where other p
 
 
 def drawn(plan: Plan, count: int, *, pins: bool) -> Batch:
-    """Draw, gather, validate and weigh in one native call; only where ``plan.draws``."""
+    """Draw, gather, validate and masses_of in one native call; only where ``plan.draws``."""
     storage, by_priority = plan.storage, plan.by_priority
     key = draw_key(plan.sampler._rng)
     beta = None if by_priority is None else by_priority.beta
@@ -52,7 +52,7 @@ def chosen(plan: Plan, index: Any, known: dict[Any, Any]) -> Batch:
 
 
 def taken(plan: Plan, ring: Ring, count: int) -> Batch | None:
-    """The oldest items of a queue, as the storage has them; None if it is none any more."""
+    """The oldest items of a queue, as the storage has them; None if it is a queue no more."""
     index = torch.empty(count, dtype=torch.int64)
     tickets = torch.full_like(index, _NOT_TAKEN)
     lanes = lanes_of(plan.storage)

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from shmbuffer.memory.patience import LOCK_TIMEOUT_NS
-from shmbuffer.replay.buffers.refilled import Refills
+from shmbuffer.memory.deadline import LOCK_TIMEOUT_NS
+from shmbuffer.replay.buffers.refilled import OutputReuse
 from shmbuffer.replay.form.nodes import TensorDictNode
 from shmbuffer.replay.samplers.sampler import draw_key
 from shmbuffer.replay.storages.native_rows import NativeRows
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 NO_OUT = (
     "sample(out=...) is there where one native call makes the sample: items are TensorDicts of "
     "tensors of one shape in the ring's own memory, with one storage dimension, and there is no "
-    "collate_fn, transform, pin_memory, prefetch or include_info; leave out away"
+    "collate_fn, transform, pin_memory, prefetch or include_info; call sample() without out="
 )
 
 
@@ -57,7 +57,7 @@ class FastRead:
         assert type(rows.leaves.node) is TensorDictNode
         self._storage, self._rows, self._node = storage, rows, rows.leaves.node
         self._sampler, self._by_priority, self._info = sampler, by_priority, info
-        self.refills = Refills()
+        self.refills = OutputReuse()
 
     def sample(self, count: int) -> tuple[Any, dict[str, Any]] | None:
         """Draw; a TensorDict ``[count]`` and its info. None: the storage has got other rows."""
@@ -85,7 +85,7 @@ class FastRead:
         """`sample` into ``out``.
 
         Raises:
-            TypeError, ValueError, RuntimeError: see `Refills.of`; rows that torch moves.
+            TypeError, ValueError, RuntimeError: see `OutputReuse.of`; rows that torch moves.
         """
         rows, by_priority = self._rows, self._by_priority
         if self._storage._mover is not rows:

@@ -20,7 +20,7 @@ import torch
 from tensordict import TensorDict
 
 from shmbuffer.errors import SchemaMismatchError
-from shmbuffer.memory.patience import LOCK_TIMEOUT_NS
+from shmbuffer.memory.deadline import LOCK_TIMEOUT_NS
 from shmbuffer.replay.form.nodes import (
     LEAF,
     BranchNode,

@@ -26,7 +26,7 @@ class Turn(NamedTuple):
 
     def give_back(self) -> None:
         """It was not made."""
-        self.ring.flow.take_back(self.counted, self.version)
+        self.ring.flow.cancel(self.counted, self.version)
 
 
 class Limits:
@@ -66,10 +66,10 @@ class Limits:
         """Whether a draw may be made without waiting; it counts then."""
         return self.ring is not None and self.ring.flow.admit_now(count)
 
-    def take_back(self, count: int) -> None:
+    def cancel(self, count: int) -> None:
         """A draw that was admitted, where anything is limited, was not made."""
         if self.ring is not None and self.version[0]:
-            self.ring.flow.take_back(count)
+            self.ring.flow.cancel(count)
 
     def turn(self, count: int, min_size: int = 0) -> Turn | None:
         """Wait until so many items may be drawn, which count as drawn then; None: no limits.

@@ -244,7 +244,7 @@ class Parts:
         """Forget every item; the cursor goes to 0.
 
         The next write may bring items of another form (keys, dtypes, shapes) if no other handle has
-        the buffer: it defines them anew, here or in the process that the buffer is pickled to
+        the buffer: it defines them, here or in the process that the buffer is pickled to
         meanwhile. Where another process has it, the form stays.
 
         Args:

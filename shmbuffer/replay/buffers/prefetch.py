@@ -47,7 +47,7 @@ class Prefetcher:
         self.depth = depth
         self._order = order
         self._lock = RLock()
-        #: Held by whoever asks the sampler: a worker may do so again while the next batch is drawn.
+        #: Held while the sampler is asked: a worker may do so again while the next batch is drawn.
         self.choosing = RLock()
         self._queue: deque[tuple[Order, Future[Batch]]] = deque()
         self._executor: ThreadPoolExecutor | None = None

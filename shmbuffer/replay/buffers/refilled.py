@@ -1,4 +1,4 @@
-"""A sample that is filled anew: ``sample(out=...)`` makes no tensor where it was used before.
+"""A sample that is reused: ``sample(out=...)`` makes no tensor where it was used before.
 
     first call      what fits is kept, anything else in it is made new or dropped; all is noted
     from then on    compared with what was noted, one by one, and filled by one native call
@@ -133,7 +133,7 @@ class Refilled:
         self._noted.append((entries, len(entries), list(entries.items())))
 
 
-class Refills:
+class OutputReuse:
     """The samples that one buffer has filled before."""
 
     def __init__(self) -> None:

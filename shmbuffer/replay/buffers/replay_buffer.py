@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from shmbuffer.memory import patience
+from shmbuffer.memory import deadline
 from shmbuffer.replay import pinned
 from shmbuffer.replay.buffers.access import StorageOrder, swap_dims
 from shmbuffer.replay.buffers.arguments import refuse
@@ -179,7 +179,7 @@ class ReplayBuffer(Sampling, StorageOrder, Saving):
         self._join()
         limiter = makers["rate_limiter"]
         if limiter is not None and not limiter.says_the_same(self.rate_limiter):
-            self.rate_limiter = limiter  # else the ratio would count anew
+            self.rate_limiter = limiter  # else the ratio would start from zero
 
     if not TYPE_CHECKING:
 
@@ -293,7 +293,7 @@ class ReplayBuffer(Sampling, StorageOrder, Saving):
         """`add` or `extend`, of data that the fast way has not taken as they are."""
         if timeout is not None:
             given = {} if update_priority is None else {"update_priority": update_priority}
-            with patience.within(timeout):
+            with deadline.within(timeout):
                 return self.add(data) if single else self.extend(data, **given)
         if data is None:
             call, what = "add", "an item"

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from shmbuffer.memory import patience
+from shmbuffer.memory import deadline
 from shmbuffer.replay import pinned
 from shmbuffer.replay.buffers.access import swap_dims
 from shmbuffer.replay.buffers.drawing import chosen, drawn, taken
@@ -87,7 +87,7 @@ class Sampling(Parts):
         return self._sampler if self._prefetcher is None else self._prefetcher
 
     def next(self) -> Any:
-        """The next sample of an iteration over the buffer; None at its end, and then anew."""
+        """The next sample of an iteration over the buffer; None at its end; then the next pass."""
         if self._iterator is None:
             self._iterator = iter(self)
         data = next(self._iterator, None)
@@ -173,7 +173,7 @@ class Sampling(Parts):
             try:
                 return draw(count)
             except BaseException:
-                limits.take_back(count)
+                limits.cancel(count)
                 raise
         if min_size is not None and min_size < 0:
             raise ValueError(f"min_size has to be at least 0, got {min_size}")
@@ -182,7 +182,7 @@ class Sampling(Parts):
                 "min_size and timeout need a storage of this package; "
                 f"{type(self._storage).__name__} is not one"
             )
-        with patience.within(timeout):
+        with deadline.within(timeout):
             turn = limits.turn(count, min_size or 0)
             if turn is None:
                 return draw(count)

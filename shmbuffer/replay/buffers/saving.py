@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from shmbuffer.errors import CorruptBufferError, ShmBufferError
-from shmbuffer.memory import LIVING
+from shmbuffer.memory import LIVE_READS
 from shmbuffer.memory.progress import OnProgress, hearing, is_of_callback
 from shmbuffer.replay.buffers.parts import Parts
 from shmbuffer.replay.checkpoints import (
@@ -53,7 +53,7 @@ _TRANSFORM = "transform.t"
 _RNG = "rng_state"
 # Files of TorchRL's that would be taken for part of a newer save which has none of that name.
 _STALE = (_PREFETCHED, _TRANSFORM, f"{_RNG}/meta.json", f"{_RNG}/rng_state.memmap")
-_ATTEMPTS = 5  # at loading what another process saves anew at the same time
+_ATTEMPTS = 5  # at loading what another process replaces at the same time
 
 _log = logging.getLogger(__name__)
 
@@ -102,7 +102,7 @@ class Saving(Saves, Parts):
             if in_place:
                 (directory / "storage").mkdir()
                 self._storage._dump_in_place(directory / "storage")
-                moment = LIVING
+                moment = LIVE_READS
             else:
                 moment = dump_part(self._storage, directory / "storage")
             dump_part(self._sampler, directory / "sampler", moment)
@@ -156,11 +156,11 @@ class Saving(Saves, Parts):
             except (FileNotFoundError, CorruptBufferError) as error:
                 if attempt == _ATTEMPTS - 1 or _is_still(path, before) or is_of_callback(error):
                     raise
-                continue  # another process saved anew while this one was reading
+                continue  # another process replaced it while this one was reading
             if _is_still(path, before):
                 return
         raise RuntimeError(
-            f"{path}: was saved anew each of the {_ATTEMPTS} times that it was read; load it when "
+            f"{path}: was replaced each of the {_ATTEMPTS} times that it was read; load it when "
             "the other process is done"
         )
 
@@ -219,7 +219,7 @@ class Saving(Saves, Parts):
         if limiter is not None and limiter.max_times_sampled is not None:
             raise ShmBufferError(
                 f"{what}: the buffer is a queue (max_times_sampled), which is written at its end "
-                "only; load into one that is none. Nothing was changed"
+                "only; load into one that is not a queue. Nothing was changed"
             )
 
     def _loads(self, path: Path) -> None:

@@ -143,7 +143,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
             return_info: return ``(data, info)``.
             include_info: False leaves index and weights out of the sample; they are in ``info``.
             out: a sample that is not needed any more, to become this one: its tensors are filled
-                anew, entries of its own are dropped. Any TensorDict ``[batch_size]`` will do. Only
+                again, its own entries are dropped. Any TensorDict ``[batch_size]`` will do. Only
                 where one native call makes the sample; see ``ValueError``.
             min_size: wait until so many items are there.
             timeout: seconds to wait, for them and for a `RateLimiter`; None: as long as it takes.

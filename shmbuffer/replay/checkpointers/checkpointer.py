@@ -22,7 +22,7 @@ class StorageCheckpointerBase:
 
     A checkpointer of your own needs `dumps` and `loads`, and is given to a storage or a buffer as
     ``checkpointer=``. It writes plain files into the directory that it is handed; that nothing is
-    seen before all of it is there is the business of whoever calls it.
+    seen before all of it is there is the caller's business.
 
     Source: ``torchrl.data.StorageCheckpointerBase``.
     """
@@ -55,7 +55,7 @@ class StorageCheckpointerBase:
         """Write ``storage`` into the directory ``path``, which is made if it is not there.
 
         Returns:
-            None, or the `Moment` that was written, where the storage lies on a ring.
+            None, or the `ItemSnapshot` that was written, where the storage lies on a ring.
         """
         raise NotImplementedError(f"{type(self).__name__} has no dumps()")
 

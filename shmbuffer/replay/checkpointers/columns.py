@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from shmbuffer._native import _core
-from shmbuffer.memory import Moment, filesystem
+from shmbuffer.memory import ItemSnapshot, filesystem
 from shmbuffer.replay.compat.storages import files_of
 from shmbuffer.replay.form.leaves import Leaves
 
@@ -32,7 +32,7 @@ _MAKE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 Opened = dict[int, _core.Descriptor]
 
 
-def copied(rows: Rows, folder: Path, *, named: bool) -> tuple[Moment, list[Any]]:
+def copied(rows: Rows, folder: Path, *, named: bool) -> tuple[ItemSnapshot, list[Any]]:
     """Copy all items into files.
 
     Args:

@@ -29,7 +29,7 @@ from shmbuffer.replay.values import (
 )
 
 if TYPE_CHECKING:
-    from shmbuffer.memory import Engine, Moment
+    from shmbuffer.memory import Engine, ItemSnapshot
 
 _ITEMS = "shmbuffer.list"
 
@@ -48,7 +48,7 @@ class ListStorageCheckpointer(RingStorageCheckpointer):
     or on the storage's ``device``. TorchRL has no format for lists.
 
     Args:
-        allow_pickle: pickle what is none of these. To load what was pickled runs code from the
+        allow_pickle: pickle everything else. To load what was pickled runs code from the
             file: allow it only for files that you trust. Give the same to the buffer that loads.
 
     Example:
@@ -61,7 +61,7 @@ class ListStorageCheckpointer(RingStorageCheckpointer):
     Source: ``torchrl.data.ListStorageCheckpointer``, which saves nothing.
     """
 
-    def dumps(self, storage: Any, path: str | os.PathLike[str]) -> Moment:
+    def dumps(self, storage: Any, path: str | os.PathLike[str]) -> ItemSnapshot:
         """Write the items into a directory.
 
         Args:
@@ -202,8 +202,8 @@ class CompressedListStorageCheckpointer(ListStorageCheckpointer):
     """Items of a `CompressedListStorage`: compressed bytes are saved and loaded as they are.
 
     What TorchRL has saved is loaded too: decompressed with the storage's own ``decompression_fn``,
-    or with zlib or zstd where it has none, whichever TorchRL has used, and compressed anew. What is
-    saved here cannot be loaded there, where the codec depends on the version of Python.
+    or with zlib or zstd where it has none, whichever TorchRL has used, and compressed again. What
+    is saved here cannot be loaded there, where the codec depends on the version of Python.
 
     Args:
         allow_pickle: see `ListStorageCheckpointer`.

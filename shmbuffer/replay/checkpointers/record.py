@@ -25,7 +25,7 @@ from shmbuffer.replay.values import OURS, reading, write_json
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from shmbuffer.memory import Moment, Ring
+    from shmbuffer.memory import ItemSnapshot, Ring
     from shmbuffer.replay.form.leaves import Leaves
 
 TENSORS, LIST = "tensors", "a list of objects"
@@ -70,7 +70,7 @@ class Record:
     sources: NDArray[np.int64] | None = None
 
     @classmethod
-    def of_moment(cls, moment: Moment, leaves: Leaves | None = None) -> Record:
+    def of_moment(cls, moment: ItemSnapshot, leaves: Leaves | None = None) -> Record:
         """What there is to remember of a moment; of a list, which has no leaves, too."""
         slots = len(moment.tickets)
         return cls(
@@ -146,7 +146,7 @@ class Record:
 
         Args:
             folder: of the storage.
-            metadata: what TorchRL says of a PyTree's tensors; None: it is none.
+            metadata: what TorchRL says of a PyTree's tensors; None: no PyTree.
             kind: `TENSORS` or `LIST`.
         """
         content = metadata_of(metadata, self.extent * self.width)

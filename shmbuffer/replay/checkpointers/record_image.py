@@ -32,7 +32,7 @@ from shmbuffer.replay.values import damaged, reading
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from shmbuffer.memory import Moment, Records
+    from shmbuffer.memory import ItemSnapshot, Records
     from shmbuffer.replay.storages.record_codec import RecordCodec
 
 _DATA = "shmbuffer.records.data"
@@ -84,7 +84,9 @@ class RecordImage:
         return cls(data, slots, positions, sizes, dictionary, where)
 
     @classmethod
-    def in_memory(cls, records: Records, dictionary: bytes | None) -> tuple[RecordImage, Moment]:
+    def in_memory(
+        cls, records: Records, dictionary: bytes | None
+    ) -> tuple[RecordImage, ItemSnapshot]:
         """What a ring holds now, and the moment that it is of."""
         with _core.Descriptor() as memory:
             fd = memory.take(os.memfd_create, "shmbuffer-records", os.MFD_CLOEXEC)
@@ -195,7 +197,7 @@ class RecordImage:
         """The items in the order of their slots, some megabytes of records at a time.
 
         Raises:
-            CorruptBufferError: a record is none, or is damaged.
+            CorruptBufferError: a record is invalid or damaged.
         """
         for rows in self.pieces():
             yield codec.decoder.items(self.batch(rows))
@@ -210,7 +212,7 @@ class RecordImage:
         return RecordBatch(data, positions - first, sizes)
 
 
-def write_records(folder: Path, records: Records, dictionary: bytes | None) -> Moment:
+def write_records(folder: Path, records: Records, dictionary: bytes | None) -> ItemSnapshot:
     """Write what a ring holds.
 
     Args:
@@ -234,7 +236,9 @@ def write_records(folder: Path, records: Records, dictionary: bytes | None) -> M
     return moment
 
 
-def _copied(records: Records, descriptor: int, where: str) -> tuple[Moment, NDArray[np.int64]]:
+def _copied(
+    records: Records, descriptor: int, where: str
+) -> tuple[ItemSnapshot, NDArray[np.int64]]:
     """Copies a ring's records to a file, all of one moment.
 
     Returns:

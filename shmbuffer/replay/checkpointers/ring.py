@@ -34,7 +34,7 @@ class RingStorageCheckpointer(StorageCheckpointerBase):
     def dumps_in_place(self, storage: Any, folder: Path) -> None:
         """Write what is to be known beside the storage's own files, which stay as they are.
 
-        The items are the live buffer's: whoever loads them sees what is there then.
+        The items are the live buffer's: a load sees those of its time.
 
         Args:
             storage: a storage whose ``scratch_dir`` will have the files of ``folder``.
@@ -91,7 +91,7 @@ class RingStorageCheckpointer(StorageCheckpointerBase):
     _has_format_of_its_own = False
 
     def _metadata_of(self, storage: Any) -> dict[str, Any] | None:
-        """What TorchRL says of a PyTree's tensors; None where it is none."""
+        """What TorchRL says of a PyTree's tensors; None: no PyTree."""
         return None
 
     def _loads_buffer(self, storage: Any, engine: Engine, path: Path) -> Loaded:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from shmbuffer.errors import SchemaMismatchError
-from shmbuffer.memory import Engine, Leaf, Moment, Ring
+from shmbuffer.memory import Engine, ItemSnapshot, Leaf, Ring
 from shmbuffer.replay.checkpointers.objects import read_objects
 from shmbuffer.replay.checkpointers.record import Record
 from shmbuffer.replay.compat.folders import (
@@ -52,7 +52,7 @@ class Saved:
         return cls(where, record, node, dict(zip(node.paths(), columns, strict=True)))
 
     @classmethod
-    def of_buffer(cls, engine: Engine, path: Path) -> tuple[Saved, Moment]:
+    def of_buffer(cls, engine: Engine, path: Path) -> tuple[Saved, ItemSnapshot]:
         """What the buffer in a directory holds, and the moment that it is of.
 
         Nothing is copied while nobody else has it open; else it is, into memory.
@@ -190,12 +190,12 @@ class Saved:
         return column
 
 
-def _looked_at(ring: Ring) -> Moment:
+def _looked_at(ring: Ring) -> ItemSnapshot:
     """Counters and slots of a ring that nobody else has open."""
     tickets = ring.live.tickets()
     raw = np.where(np.repeat(tickets < 0, ring.width), np.nan, ring.tree.priorities())
     sources = np.where(tickets < 0, -1, ring.live.sources.astype(np.int64))
-    return Moment(tickets, sources, raw, ring.head, ring.write_count, ring.tree.max_priority)
+    return ItemSnapshot(tickets, sources, raw, ring.head, ring.write_count, ring.tree.max_priority)
 
 
 def blank(column: Any) -> Any:

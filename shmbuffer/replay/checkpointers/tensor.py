@@ -25,7 +25,7 @@ from shmbuffer.replay.form.leaves import Leaves
 from shmbuffer.replay.form.nodes import TensorDictNode, is_collection
 
 if TYPE_CHECKING:
-    from shmbuffer.memory import Engine, Moment
+    from shmbuffer.memory import Engine, ItemSnapshot
     from shmbuffer.replay.storages.rows import Rows
 
 
@@ -47,7 +47,7 @@ class TensorStorageCheckpointer(RingStorageCheckpointer):
     Source: ``torchrl.data.TensorStorageCheckpointer``.
     """
 
-    def dumps(self, storage: Any, path: str | os.PathLike[str]) -> Moment | None:
+    def dumps(self, storage: Any, path: str | os.PathLike[str]) -> ItemSnapshot | None:
         """Write the storage into a directory.
 
         Args:
@@ -143,7 +143,7 @@ class TensorStorageCheckpointer(RingStorageCheckpointer):
 
     # -- hooks ---------------------------------------------------------------------------------
 
-    def _dumps_through_hooks(self, rows: Rows, path: Path, folder: Path | None) -> Moment:
+    def _dumps_through_hooks(self, rows: Rows, path: Path, folder: Path | None) -> ItemSnapshot:
         leaves = rows.leaves
         scratch = path.parent if folder is None else folder
         moment, columns = copied(rows, scratch, named=False)

@@ -96,7 +96,7 @@ def read_folder(path: Path, dims: int = 1) -> Folder:
 
     Raises:
         FileNotFoundError: there is no ``meta.json``.
-        CorruptBufferError: it is none, or something in it cannot be read.
+        CorruptBufferError: it is invalid, or something in it cannot be read.
     """
     folder = Folder(path)
     folder.node = _node_of(folder, path, (), dims)

@@ -27,7 +27,7 @@ from shmbuffer.replay.samplers.priority.raw import from_zero
 from shmbuffer.replay.values import OURS, read_json, reading, write_json
 
 if TYPE_CHECKING:
-    from shmbuffer.memory import Weighed
+    from shmbuffer.memory import Masses
 
 _METADATA = "sampler_metadata.json"
 _RAW = "shmbuffer.priorities.memmap"
@@ -43,7 +43,7 @@ _SCHEMA_VERSION = 1  # TorchRL's: _max_priority is raw
 
 def write_priorities(
     directory: Path,
-    weighed: Weighed,
+    weighed: Masses,
     beta: float,
     capacity: int,
     dtype: torch.dtype,
@@ -62,7 +62,7 @@ def write_priorities(
     """
     directory.mkdir(exist_ok=True)
     nothing, elements, left = torch.finfo(dtype).max, weighed.elements, capacity
-    # A third less to write; whoever has this sampler's files alone needs no more than masses.
+    # A third less to write; masses are enough without the storage's files.
     from_masses = beside_ring and elements <= capacity and weighed.alpha >= _LEAST_ALPHA
     names = (*_TREES, _RAW) if elements and not from_masses else _TREES
     with ExitStack() as stack:

@@ -8,7 +8,7 @@ from typing import Any, NoReturn, Self
 import torch
 from tensordict import TensorDict, TensorDictBase
 
-from shmbuffer.memory import patience
+from shmbuffer.memory import deadline
 from shmbuffer.replay.buffers import ReplayBuffer, TensorDictReplayBuffer
 from shmbuffer.replay.buffers.access import ConditionalUpdateResult
 from shmbuffer.replay.buffers.priority_entry import no_index, reduce, say_what_is_missing
@@ -148,7 +148,7 @@ class Buffers(ReplayBuffer, Ensemble):
         items, ids = routed(data, len(self._members), self._routing_key, self._routing_dim)
         known = {} if update_priority is None else {"update_priority": update_priority}
         written: list[tuple[torch.Tensor, torch.Tensor]] = []
-        with patience.within(timeout):
+        with deadline.within(timeout):
             for at in range(len(self._members)):
                 rows = torch.nonzero(ids == at).flatten()
                 if len(rows):

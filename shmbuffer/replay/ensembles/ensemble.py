@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from tensordict import TensorDictBase
 
-from shmbuffer.memory import patience
+from shmbuffer.memory import deadline
 from shmbuffer.replay.buffers import ReplayBuffer, drawing
 from shmbuffer.replay.buffers.access import _is_key
 from shmbuffer.replay.buffers.prefetch import Batch
@@ -223,7 +223,7 @@ class ReplayBufferEnsemble(Buffers):
                 "a sample of an ensemble has no min_size: wait for the items of each buffer, "
                 "ensemble[i].sample(min_size=...), or give the buffers a RateLimiter(min_size=...)"
             )
-        with patience.within(timeout):
+        with deadline.within(timeout):
             data, info = self._next(self._count(batch_size))
         if include_info is not False and isinstance(data, TensorDictBase):
             data, info = with_infos(data, info)  # type: ignore[arg-type] # a TensorDict here

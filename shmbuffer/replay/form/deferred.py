@@ -38,7 +38,7 @@ def deferred(
     """
     if count < 1 or not 0 <= dim <= len(batch_size):
         raise ValueError(
-            f"a stack of {count} items of batch size {list(batch_size)} along dim {dim} is none"
+            f"{count} items of batch size {list(batch_size)} cannot be stacked along dim {dim}"
         )
     made = _Deferred.__new__(_Deferred)
     attributes = made.__dict__

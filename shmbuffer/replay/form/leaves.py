@@ -99,7 +99,7 @@ class Leaves:
 
     @classmethod
     def of_schema(cls, schema: Schema, where: str) -> Leaves:
-        """Compile a schema, whoever defined it."""
+        """Compile a schema, ours or another process's."""
         recorded = schema.structure
         paths = [leaf.path for leaf in schema.leaves]
         if recorded.get("kind") == "leaf" or "items" in recorded:

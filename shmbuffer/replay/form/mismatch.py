@@ -130,7 +130,7 @@ def no_names(data: Any) -> str:
 
 
 def not_a_tensor(data: Any, why: Exception | None = None) -> str:
-    """The words for data that a tensor storage cannot hold, and why it is none."""
+    """The words for data that a tensor storage cannot hold, and why."""
     what = repr(data.data if isinstance(data, NonTensorData) else data)
     reason = "" if why is None else f" ({why})"
     return (

@@ -80,7 +80,7 @@ def unpack(packed: Packed, decompress: Decompress) -> Any:
             ``"dtype"`` and ``"device"`` of what is to come out.
 
     Raises:
-        FormatError: the form is none.
+        FormatError: the form is invalid.
         RuntimeError: ``decompress`` gave something else than what was compressed.
     """
     return _Unpacker(packed, decompress).item(packed.form)

@@ -162,7 +162,7 @@ class Batch(Rows):
 
 
 def _collated(values: Sequence[Any]) -> Any:
-    """Numbers as a tensor; what is none as a list."""
+    """Numbers as a tensor; anything else as a list."""
     try:
         return collate(list(values))
     except (OverflowError, RuntimeError, ValueError) as error:  # an int of more than 64 bits

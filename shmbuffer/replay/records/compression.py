@@ -54,7 +54,7 @@ class Zstd:
 
     Raises:
         ValueError: another level, or no threads.
-        CorruptBufferError: ``dictionary`` is none.
+        CorruptBufferError: ``dictionary`` is invalid.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class Zstd:
 
         Raises:
             UnknownDictionaryError: a frame was made with another dictionary. Nothing was written.
-            CorruptBufferError: a frame is none, or of another size (nothing was written), or its
+            CorruptBufferError: a frame is invalid, or of another size (nothing was written), or its
                 bytes are damaged (destinations may hold anything).
 
         Cost: that of zstd, and 1 µs a piece.

@@ -72,7 +72,7 @@ def values(
         chunk: what it is.
 
     Raises:
-        ValueError: bytes that are none of these.
+        ValueError: other bytes.
     """
     at, data = starts.tolist(), memory.data
     match chunk.kind:

@@ -40,7 +40,7 @@ _PLAIN = frozenset(("bytes", "str", "int", "float", "bool", "none"))
 class Decoder:
     """Makes items of records.
 
-    Whoever gives a batch to a decoder gives it away: what comes out may lie in its memory.
+    A batch that is given to a decoder is given away: the result may lie in its memory.
 
     Args:
         expand: decompresses zstd (`Zstd.expand`); None where nothing is compressed with it.
@@ -69,7 +69,7 @@ class Decoder:
         where they are stored raw. One item that is kept keeps that memory.
 
         Raises:
-            CorruptBufferError: a record is none, or is damaged.
+            CorruptBufferError: a record is invalid or damaged.
             RuntimeError: ``own`` is needed and not there, or gave something else than was stored.
 
         Cost: 2 µs an item and 0.6 µs a leaf; decompression.
@@ -91,7 +91,7 @@ class Decoder:
             sizes of several dims, no such ``dim``, no records. Take `items`.
 
         Raises:
-            CorruptBufferError: a record is none.
+            CorruptBufferError: a record is invalid.
 
         Cost: 10 µs, and 0.1 to 0.5 µs to look at each record; at the first look that of `items`.
         """
@@ -125,7 +125,7 @@ class Decoder:
             take `items`.
 
         Raises:
-            CorruptBufferError: a record is none, or is damaged.
+            CorruptBufferError: a record is invalid or damaged.
             RuntimeError: see `items`.
 
         Cost: a copy of the bytes, or their decompression; 25 µs a leaf, and 0.1 to 0.5 µs to look
@@ -162,7 +162,7 @@ class Decoder:
             bool, int or float; None where there is no such entry, or it is something else.
 
         Raises:
-            CorruptBufferError: a record is none, or is damaged.
+            CorruptBufferError: a record is invalid or damaged.
             RuntimeError: see `items`.
 
         Cost: 50 µs a form, 0.1 to 0.5 µs to look at each record, and 0.6 µs an entry;
@@ -189,7 +189,7 @@ class Decoder:
         """All records as columns; None where there are none, or they differ in what they hold.
 
         Raises:
-            CorruptBufferError: a record is none.
+            CorruptBufferError: a record is invalid.
             RuntimeError: see `items`.
         """
         located = bodies.locate(batch, self.where)

@@ -118,7 +118,7 @@ def padded(
         mask_key: see `pad`.
 
     Raises:
-        CorruptBufferError: a record is none, or is damaged.
+        CorruptBufferError: a record is invalid or damaged.
         Exception: see `pad`.
 
     Cost: where the records are of one form, 0.5 µs a record, 40 µs a leaf, and a copy of what is
@@ -136,7 +136,7 @@ def nested(decoder: Decoder, batch: RecordBatch, keys: Collection[Key] = ()) -> 
         keys: see `densify`.
 
     Raises:
-        CorruptBufferError: a record is none, or is damaged.
+        CorruptBufferError: a record is invalid or damaged.
         Exception: see `densify`.
 
     Cost: as for `padded`, and 70 µs for each nested tensor.

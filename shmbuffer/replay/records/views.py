@@ -1,6 +1,6 @@
-"""Memory at an address, as a buffer of Python: in a third of a microsecond, whoever owns it.
+"""Memory at an address, as a buffer of Python: in a third of a microsecond.
 
-Whoever makes a view keeps the owner of the memory alive as long as the view is used.
+The caller keeps the owner of the memory alive for as long as the view is used.
 """
 
 from __future__ import annotations

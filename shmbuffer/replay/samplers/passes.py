@@ -5,7 +5,7 @@ place comes its slot word says whether there is something:
 
     COMMITTED          it is drawn, with what it holds now
     WRITING, ABORTED   it is left out
-    EMPTY              the storage was emptied since: the pass is none of this storage any more
+    EMPTY              the storage was emptied since: the pass is over
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import torch
 
 from shmbuffer.errors import EmptyBufferError
 from shmbuffer.memory import slots
+from shmbuffer.memory.deadline import WRITE_TIMEOUT_S
 from shmbuffer.memory.layout import SlotState
-from shmbuffer.memory.patience import WRITE_TIMEOUT_S
 from shmbuffer.replay.keys import GENERATION
 from shmbuffer.replay.samplers.sampler import NOTHING_THERE, in_storage
 from shmbuffer.replay.storages.mover import draw_from

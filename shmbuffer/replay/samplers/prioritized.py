@@ -8,12 +8,12 @@ import numpy as np
 import torch
 
 from shmbuffer.errors import EmptyBufferError
-from shmbuffer.memory import LIVING, Moment, Weighed, weigh, weigh_moment
+from shmbuffer.memory import LIVE_READS, ItemSnapshot, Masses, masses_of, masses_of_snapshot
 from shmbuffer.memory.recorded import REDUCTIONS
 from shmbuffer.replay.compat.samplers import moved, read_priorities, write_priorities
 from shmbuffer.replay.keys import GENERATION, WEIGHT_KEYS
-from shmbuffer.replay.samplers.priority.keeper import PriorityKeeper
 from shmbuffer.replay.samplers.priority.raw import from_zero
+from shmbuffer.replay.samplers.priority.store import PriorityStore
 from shmbuffer.replay.samplers.priority.table import raw_of
 from shmbuffer.replay.samplers.sampler import NOTHING_THERE, draw_key, in_storage
 from shmbuffer.replay.storages.mover import draw_from
@@ -32,7 +32,7 @@ DTYPES = (torch.float32, torch.float64)
 _SAME_WEIGHT = 1e-4
 
 
-class PrioritizedSampler(PriorityKeeper):
+class PrioritizedSampler(PriorityStore):
     """Item i is drawn with probability ``mass_i / sum(mass)``.
 
     ``mass = (priority + eps) ** alpha``.
@@ -72,7 +72,7 @@ class PrioritizedSampler(PriorityKeeper):
         grows with the logarithm of the capacity, to base 16. With ``max_priority_within_buffer`` a
         write of items without a priority looks at the items written since the last one, and at the
         masses of all of them (a millisecond for a million) when the largest has gone, or where
-        others have set priorities since; see `Greatest`.
+        others have set priorities since; see `MaxPriority`.
 
     Example:
         >>> import torch
@@ -259,18 +259,18 @@ class PrioritizedSampler(PriorityKeeper):
     def _dump(self, directory: Path, moment: Any) -> None:
         ring, ours = self.ring(), self._ring is not None  # the storage's, that is
         if ring is None:
-            weighed = Weighed(self.alpha, self.eps, None, 0, iter(()))
-        elif ours and isinstance(moment, Moment):
-            weighed = weigh_moment(moment, ring.width, self.alpha, self.eps)
+            weighed = Masses(self.alpha, self.eps, None, 0, iter(()))
+        elif ours and isinstance(moment, ItemSnapshot):
+            weighed = masses_of_snapshot(moment, ring.width, self.alpha, self.eps)
         else:
-            weighed = weigh(ring)
+            weighed = masses_of(ring)
         write_priorities(
             directory,
             weighed,
             self._beta,
             self._max_capacity,
             self.dtype,
-            beside_ring=ours and moment is LIVING,
+            beside_ring=ours and moment is LIVE_READS,
         )
 
     def _read(self, directory: Path) -> dict[str, Any]:

@@ -78,7 +78,7 @@ class Sampler(Checkpoints):
         """Items were written at ``index``."""
 
     def mark_update(self, index: Any, *, storage: Any = None) -> None:
-        """The items at ``index`` were written anew."""
+        """The items at ``index`` were written again."""
 
     def update_priority(
         self, index: Any, priority: Any, *, storage: Any = None, generation: Any = None

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 class SliceSamplerWithoutReplacement(SliceSampler, SamplerWithoutReplacement):
     """One slice of every trajectory that is long enough, then the next pass.
 
-    Which slice of a trajectory it is, is drawn anew in every pass. The last batch of a pass is
+    Which slice of a trajectory it is, is drawn again in every pass. The last batch of a pass is
     shorter where the slices do not go up; after it `ran_out` is True, which ends an iteration over
     the buffer.
 
@@ -105,13 +105,13 @@ class SliceSamplerWithoutReplacement(SliceSampler, SamplerWithoutReplacement):
         else:
             heads = table.elements_of(table.starts[left])
             self._pass = Pass(heads, 0, whole, table.rows, tickets=_tickets(ring, heads))
-        self._told = False
+        self._written = False
         return Cuts(chosen, self._begins(table, chosen, steps))
 
     def _left(self, ring: Ring | None, table: Trajectories, allowed: Ints) -> Ints | None:
         """What is left of the pass, as trajectories of ``table``; None: it is over."""
         now = self._pass
-        if now.order is None or self._told:
+        if now.order is None or self._written:
             return None
         if now.tickets is None and now.items != table.rows:
             return None

@@ -78,7 +78,7 @@ class SamplerWithoutReplacement(Sampler):
         self.shuffle = bool(shuffle)
         self._pass = Pass()
         self._storage: weakref.ref[Any] | None = None  # what the pass is of
-        self._told = False  # our buffer has written since the last draw
+        self._written = False  # our buffer has written since the last draw
         self._loaded = False  # the pass came from a state: it is compared with the storage once
 
     # -- drawing -------------------------------------------------------------------------------
@@ -114,7 +114,7 @@ class SamplerWithoutReplacement(Sampler):
         now = now._replace(at=drawn.at, ran_out=False)
         ended = is_over(ring, now, max(whole, 1))
         self._pass = Pass(whole=now.whole, items=now.items, ran_out=True) if ended else now
-        self._told = self._loaded = False
+        self._written = self._loaded = False
         if self._storage is None or self._storage() is not storage:
             self._storage = weakref.ref(storage)
         return described(storage, drawn.elements, drawn.tickets)
@@ -130,7 +130,7 @@ class SamplerWithoutReplacement(Sampler):
         if self._loaded:
             return length != now.items or bool((now.order >= ring.elements).any())
         # Fewer is no sign: a place that is being written over holds no item for the moment.
-        return length > now.items and (self._told or not storage.shared)
+        return length > now.items and (self._written or not storage.shared)
 
     def _new_pass(self, storage: Any, ring: Ring | None, batch_size: int) -> Pass:
         """All that is there, in the order of a new pass. O(capacity)."""
@@ -178,20 +178,20 @@ class SamplerWithoutReplacement(Sampler):
 
     def add(self, index: Any) -> None:
         """An item was written by the buffer."""
-        self._told = True
+        self._written = True
 
     def extend(self, index: Any) -> None:
         """Items were written by the buffer."""
-        self._told = True
+        self._written = True
 
     def _empty(self) -> None:
-        self._pass, self._told = Pass(), False
+        self._pass, self._written = Pass(), False
 
     def _position(self) -> Any:
-        return self._pass, self._told, self._loaded
+        return self._pass, self._written, self._loaded
 
     def _rewind(self, position: Any) -> None:
-        self._pass, self._told, self._loaded = position
+        self._pass, self._written, self._loaded = position
 
     # -- state ---------------------------------------------------------------------------------
 
@@ -222,7 +222,7 @@ class SamplerWithoutReplacement(Sampler):
         self.drop_last = bool(state_dict["drop_last"])
         items = int(state_dict["len_storage"])
         self._pass = Pass(order, 0, items, items, bool(state_dict["_ran_out"]))
-        self._storage, self._told, self._loaded = None, False, True
+        self._storage, self._written, self._loaded = None, False, True
 
     def _dump(self, directory: Path, moment: Any) -> None:
         write_pass(directory, self.state_dict())

@@ -15,7 +15,7 @@ from shmbuffer.replay.checkpointers.list import CompressedListStorageCheckpointe
 from shmbuffer.replay.form.batches import collate, stack_lazily
 from shmbuffer.replay.form.nodes import is_collection
 from shmbuffer.replay.storages.item_codec import BodyCodec, PackedCodec, bytes_of
-from shmbuffer.replay.storages.record_codec import Compress, Decompress, Fetched, RecordCodec
+from shmbuffer.replay.storages.record_codec import Compress, Decompress, RawBatch, RecordCodec
 from shmbuffer.replay.storages.record_list import RecordList, RecordOptions
 
 if TYPE_CHECKING:
@@ -256,7 +256,7 @@ class CompressedListStorage(RecordList):
 
     def _collate(self, data: Any) -> Any:
         # What was kept as records is one TensorDict, where their forms and shapes agree.
-        if isinstance(data, Fetched):
+        if isinstance(data, RawBatch):
             dense = data.dense()
             if dense is not None:
                 return dense

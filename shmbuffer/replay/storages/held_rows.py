@@ -22,7 +22,7 @@ from shmbuffer.replay.storages.rows import Rows
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from shmbuffer.memory import Moment, Ring
+    from shmbuffer.memory import ItemSnapshot, Ring
     from shmbuffer.replay.form.leaves import Leaves
     from shmbuffer.replay.storages.mover import Drawn
 
@@ -139,7 +139,7 @@ class HeldRows(Rows):
                 tensor[changed.to(tensor.device)] = part
         return tensors, index, tickets, weights
 
-    def copy_out(self, columns: list[torch.Tensor]) -> Moment:
+    def copy_out(self, columns: list[torch.Tensor]) -> ItemSnapshot:
         """See `Rows.copy_out`. Writers of this process wait meanwhile."""
         with self._claim:
             moment = self.ring.copy_out([])

@@ -24,7 +24,7 @@ from shmbuffer.replay.storages.mover import to_device
 from shmbuffer.replay.storages.record_codec import (
     Compress,
     Decompress,
-    Fetched,
+    RawBatch,
     RecordCodec,
     with_metadata,
 )
@@ -64,7 +64,7 @@ class ItemCodec:
         return kept
 
     def give_all(self, kept: list[Any]) -> Any:
-        """The items, from what is kept of them: a list, or `Fetched`."""
+        """The items, from what is kept of them: a list, or `RawBatch`."""
         return kept
 
     def saved(self, kept: Any) -> Any:
@@ -212,7 +212,7 @@ class BodyCodec(ItemCodec):
     def give_all(self, kept: list[Any]) -> Any:
         """See `ItemCodec.give_all`."""
         if kept and set(map(type, kept)) == {bytes}:
-            return Fetched(join(kept), self._codec.decoder)
+            return RawBatch(join(kept), self._codec.decoder)
         return [self.give(one) for one in kept]
 
     def saved(self, kept: bytes | Packed) -> dict[str, Any]:

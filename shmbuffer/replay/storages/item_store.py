@@ -17,7 +17,7 @@ from shmbuffer.replay.storages.mover import Mover
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from shmbuffer.memory import Moment
+    from shmbuffer.memory import ItemSnapshot
 
 _ALIKE = (bool, int, float, complex, str, bytes, type(None))  # one for all items
 
@@ -52,11 +52,11 @@ class ItemStore(Mover):
         """
 
     @abstractmethod
-    def copy_out(self) -> tuple[list[Any], Moment]:
+    def copy_out(self) -> tuple[list[Any], ItemSnapshot]:
         """Every item as it is kept, in storage order, and the moment that they are of."""
 
     @abstractmethod
-    def _state(self) -> tuple[dict[str, Any], Moment]:
+    def _state(self) -> tuple[dict[str, Any], ItemSnapshot]:
         """The items as a state has them, and the moment that they are of."""
 
     def state_dict(self) -> dict[str, Any]:
@@ -84,7 +84,7 @@ class ItemStore(Mover):
         return self.build(found if held is None else self.some(found, held.numpy()), lead)
 
 
-def held_slots(moment: Moment) -> NDArray[np.int64]:
+def held_slots(moment: ItemSnapshot) -> NDArray[np.int64]:
     """Slots that held an item."""
     return np.flatnonzero(moment.tickets >= 0)
 

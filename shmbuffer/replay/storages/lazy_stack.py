@@ -9,7 +9,7 @@ from tensordict import LazyStackedTensorDict
 
 from shmbuffer.replay.form.batches import stack_lazily
 from shmbuffer.replay.storages.indexing import is_int
-from shmbuffer.replay.storages.record_codec import Fetched
+from shmbuffer.replay.storages.record_codec import RawBatch
 from shmbuffer.replay.storages.record_list import RecordList, RecordOptions
 
 
@@ -93,7 +93,7 @@ class LazyStackStorage(RecordList):
 
     def uncollated(self, data: Any) -> Any:
         """See `Storage.uncollated`: a lazy stack."""
-        if isinstance(data, Fetched):
+        if isinstance(data, RawBatch):
             return data.stacked(self.stack_dim)
         return stack_lazily(data, self.stack_dim) if type(data) is list else data
 

@@ -36,7 +36,7 @@ class LazyTensorStorage(TensorStorage):
         compilable: accepted; `torch.compile` leaves the native calls alone either way.
         consolidated: accepted, and without effect: on the CPU all leaves lie in one piece of memory
             either way, which is what TorchRL's option is about.
-        shared_init: whoever writes first defines the storage for all: it lies in a temporary
+        shared_init: the first write defines the storage for all: it lies in a temporary
             directory then, as a `LazyMemmapStorage` does, and can be passed on before anything was
             written.
         cleanup_memmap: with ``shared_init``, remove that directory when the process that made it

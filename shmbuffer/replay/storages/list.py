@@ -16,14 +16,14 @@ from shmbuffer.replay.storages.indexing import is_int, is_one
 from shmbuffer.replay.storages.item_codec import ItemCodec
 from shmbuffer.replay.storages.item_store import edited
 from shmbuffer.replay.storages.object_store import ObjectStore
-from shmbuffer.replay.storages.record_codec import Fetched, RecordCodec
+from shmbuffer.replay.storages.record_codec import RawBatch, RecordCodec
 from shmbuffer.replay.storages.ring_backed import RingBacked
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from shmbuffer.memory import Engine, Moment
+    from shmbuffer.memory import Engine, ItemSnapshot
     from shmbuffer.replay.storages.item_store import ItemStore
 
 UNLIMITED: int = torch.iinfo(torch.int64).max
@@ -143,7 +143,7 @@ class ListStorage(RingBacked):
 
         Raises:
             TypeError: a tuple or number, which has no items of its own; nothing was changed.
-            ValueError: a priority is none, or entries of a dict differ in length; nothing was
+            ValueError: a priority is invalid, or entries of a dict differ in length; nothing was
                 changed.
         """
         items = self._codec.encode(data, single)
@@ -195,7 +195,7 @@ class ListStorage(RingBacked):
 
     def uncollated(self, data: Any) -> Any:
         """See `Storage.uncollated`: a list of items."""
-        return data.items() if isinstance(data, Fetched) else data
+        return data.items() if isinstance(data, RawBatch) else data
 
     def iter_in_order(self, chunk: int) -> Iterator[Any]:
         """See `Storage.iter_in_order`. There may be none in some places, where others write."""
@@ -221,7 +221,7 @@ class ListStorage(RingBacked):
 
     # -- everything ----------------------------------------------------------------------------
 
-    def copy_out(self) -> tuple[list[Any], Moment]:
+    def copy_out(self) -> tuple[list[Any], ItemSnapshot]:
         """Everything in here, of one moment. The items themselves, not copies."""
         return self._store().copy_out()
 

@@ -9,7 +9,7 @@ import torch
 from tensordict import MemoryMappedTensor
 from torch import empty_like
 
-from shmbuffer.memory.patience import LOCK_TIMEOUT_NS
+from shmbuffer.memory.deadline import LOCK_TIMEOUT_NS
 from shmbuffer.replay.form.tensors import address_of, reads_elsewhere, template
 from shmbuffer.replay.storages.mover import require_one_each
 from shmbuffer.replay.storages.rows import Rows
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shmbuffer.memory import Moment, Ring
+    from shmbuffer.memory import ItemSnapshot, Ring
     from shmbuffer.replay.form.leaves import Leaves
     from shmbuffer.replay.storages.mover import Drawn
 
@@ -142,7 +142,7 @@ class NativeRows(Rows):
             self._has_no_outtake = True
             return None
 
-    def copy_out(self, columns: list[torch.Tensor]) -> Moment:
+    def copy_out(self, columns: list[torch.Tensor]) -> ItemSnapshot:
         """See `Rows.copy_out`."""
         return self.ring.copy_out([column.data_ptr() for column in columns])
 

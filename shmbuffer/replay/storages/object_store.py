@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from shmbuffer.memory import Engine, Schema, Settings
-from shmbuffer.memory.growth import grow
+from shmbuffer.memory.resize import grow
 from shmbuffer.replay.storages.indexing import as_array, is_int, tickets_at
 from shmbuffer.replay.storages.item_codec import cloned
 from shmbuffer.replay.storages.item_store import Edit, ItemStore, held_slots
@@ -20,7 +20,7 @@ from shmbuffer.replay.storages.mover import drawn_slots, require_priorities
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from shmbuffer.memory import Moment, Ring
+    from shmbuffer.memory import ItemSnapshot, Ring
     from shmbuffer.replay.storages.item_codec import ItemCodec
     from shmbuffer.replay.storages.mover import Drawn
 
@@ -157,7 +157,7 @@ class ObjectStore(ItemStore):
 
     # -- everything ----------------------------------------------------------------------------
 
-    def copy_out(self) -> tuple[list[Any], Moment]:
+    def copy_out(self) -> tuple[list[Any], ItemSnapshot]:
         """See `ItemStore.copy_out`. What is kept itself, not copies."""
         with self._claim:
             moment = self.ring.copy_out(())
@@ -174,7 +174,7 @@ class ObjectStore(ItemStore):
                 self.place(slots, kept, in_place=False)
             self.ring.restore(cursor % self.ring.capacity, write_count, None)
 
-    def _state(self) -> tuple[dict[str, Any], Moment]:
+    def _state(self) -> tuple[dict[str, Any], ItemSnapshot]:
         items, moment = self.copy_out()
         return {"_list": [self.codec.saved(kept) for kept in items]}, moment
 

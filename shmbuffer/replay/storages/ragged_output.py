@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from shmbuffer.replay.records import ragged
 
 if TYPE_CHECKING:
-    from shmbuffer.replay.storages.record_codec import Fetched
+    from shmbuffer.replay.storages.record_codec import RawBatch
 
 PadOutput = float | Literal["nested"] | Mapping[str, Any] | None
 """None; the number behind the end of what is shorter; ``"nested"``; or the arguments of
@@ -24,7 +24,7 @@ class RaggedOutput:
         asked: see `PadOutput`; not None.
 
     Raises:
-        TypeError: it is none of these.
+        TypeError: something else.
     """
 
     def __init__(self, asked: PadOutput) -> None:
@@ -47,7 +47,7 @@ class RaggedOutput:
         """A list of TensorDicts, or a lazy stack of them."""
         return (ragged.densify if self._nested else ragged.pad)(items, **self._how)
 
-    def of_records(self, fetched: Fetched) -> Any:
+    def of_records(self, fetched: RawBatch) -> Any:
         """What was read of a byte ring."""
         make = ragged.nested if self._nested else ragged.padded
         return make(fetched.decoder, fetched.batch, **self._how)

@@ -32,7 +32,7 @@ _PIECES = 64  # and of so many pieces at least: from a few, nothing can be learn
 _log = logging.getLogger(__name__)
 
 
-class Fetched:
+class RawBatch:
     """Several items as they lie in a byte ring: a copy of their bytes, each of them validated.
 
     What comes out may lie in these bytes, so it is asked for once.
@@ -93,7 +93,7 @@ class RecordCodec:
         dictionary_bytes: int = 0,
         device: torch.device | None = None,
     ) -> None:
-        self._told: dict[str, Any] = {
+        self._config: dict[str, Any] = {
             "level": level,
             "keys": None if keys is None else list(keys),
             "compress": compress,
@@ -111,7 +111,7 @@ class RecordCodec:
         self.encoder = Encoder(
             zstd=self._zstd.current if self._compresses else None,
             own=compress,
-            keys=self._told["keys"],
+            keys=self._config["keys"],
             share=share,
         )
         self.decoder = Decoder(
@@ -146,7 +146,7 @@ class RecordCodec:
         return batch
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return partial(RecordCodec, **self._told), ()
+        return partial(RecordCodec, **self._config), ()
 
 
 def with_metadata(function: Decompress) -> Callable[[torch.Tensor, dict[str, Any]], Any]:

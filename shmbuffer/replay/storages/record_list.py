@@ -19,7 +19,7 @@ from shmbuffer.replay.storages.list import ListStorage
 from shmbuffer.replay.storages.location import Location, Place, unmade
 from shmbuffer.replay.storages.mover import whole_or_empty
 from shmbuffer.replay.storages.ragged_output import PadOutput, RaggedOutput
-from shmbuffer.replay.storages.record_codec import Fetched, RecordCodec
+from shmbuffer.replay.storages.record_codec import RawBatch, RecordCodec
 from shmbuffer.replay.storages.record_store import RecordStore
 
 if TYPE_CHECKING:
@@ -146,7 +146,7 @@ class RecordList(ListStorage):
             raise
         return engine
 
-    def _meet(self, ring: Ring) -> RecordStore:
+    def _attach_ring(self, ring: Ring) -> RecordStore:
         assert isinstance(self._codec, RecordCodec)
         store = RecordStore(type(self).__name__, self.engine(), ring, self._codec)
         self._mover = store
@@ -185,7 +185,7 @@ class RecordList(ListStorage):
         """A batch from what `fetch` or `get` gives for several; see ``pad_output``."""
         if self._output is None:
             return self._collate(items)
-        if isinstance(items, Fetched):
+        if isinstance(items, RawBatch):
             return self._output.of_records(items)
         return self._output.of_items(items)
 

@@ -20,12 +20,12 @@ from shmbuffer.replay.checkpointers.record_image import RecordImage
 from shmbuffer.replay.storages.indexing import slots_of, tickets_at
 from shmbuffer.replay.storages.item_store import Edit, ItemStore
 from shmbuffer.replay.storages.mover import ATTEMPTS, last_of_each, require_one_each
-from shmbuffer.replay.storages.record_codec import Fetched
+from shmbuffer.replay.storages.record_codec import RawBatch
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from shmbuffer.memory import Engine, Moment, Ring
+    from shmbuffer.memory import Engine, ItemSnapshot, Ring
     from shmbuffer.replay.storages.mover import Drawn
     from shmbuffer.replay.storages.record_codec import RecordCodec
 
@@ -133,8 +133,8 @@ class RecordStore(ItemStore):
         return drawn.batch, torch.from_numpy(drawn.tickets), missing
 
     def build(self, found: Any, lead: tuple[int, ...]) -> Any:
-        """See `Mover.build`: `Fetched`, where it is not one item."""
-        fetched = Fetched(found, self.codec.decoder)
+        """See `Mover.build`: `RawBatch`, where it is not one item."""
+        fetched = RawBatch(found, self.codec.decoder)
         return fetched if lead else fetched.items()[0]
 
     def sample(self, count: int, key: int, beta: float | None) -> Drawn:
@@ -163,14 +163,14 @@ class RecordStore(ItemStore):
 
     # -- everything ----------------------------------------------------------------------------
 
-    def copy_out(self) -> tuple[list[Any], Moment]:
+    def copy_out(self) -> tuple[list[Any], ItemSnapshot]:
         """See `ItemStore.copy_out`: the items, all of them in memory."""
         image, moment = self._image()
         return [item for part in image.items(self.codec) for item in part], moment
 
-    def _state(self) -> tuple[dict[str, Any], Moment]:
+    def _state(self) -> tuple[dict[str, Any], ItemSnapshot]:
         image, moment = self._image()
         return {"_records": image.state_dict()}, moment
 
-    def _image(self) -> tuple[RecordImage, Moment]:
+    def _image(self) -> tuple[RecordImage, ItemSnapshot]:
         return RecordImage.in_memory(self.records, self._engine.seat.dictionary())

@@ -93,7 +93,7 @@ class RingBacked(Storage):
         """What is to be done first with an engine that was opened."""
         return engine
 
-    def _meet(self, ring: Ring) -> Any:
+    def _attach_ring(self, ring: Ring) -> Any:
         """Have a mover for the ring."""
         raise NotImplementedError(type(self).__name__)
 
@@ -102,7 +102,7 @@ class RingBacked(Storage):
         if self._mover is None and self._engine is not None:
             ring = self._engine.ring()
             if ring is not None:
-                return self._meet(ring)
+                return self._attach_ring(ring)
         return self._mover
 
     def _need(self, index: Any = None) -> Any:

@@ -25,7 +25,7 @@ from shmbuffer.replay.storages.mover import Mover, whole_or_empty
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from shmbuffer.memory import Moment, Ring
+    from shmbuffer.memory import ItemSnapshot, Ring
     from shmbuffer.replay.form.leaves import Leaves
 
 # What is replaced in one claim, and gathered in memory before: slots, and about so many bytes.
@@ -67,7 +67,7 @@ class Rows(Mover):
         """The leaves themselves, ``[slots, *lanes, *shape]``, not copied and not validated."""
 
     @abstractmethod
-    def copy_out(self, columns: list[torch.Tensor]) -> Moment:
+    def copy_out(self, columns: list[torch.Tensor]) -> ItemSnapshot:
         """Copy every item, all of one moment, while others go on writing; see `Ring.copy_out`.
 
         Args:

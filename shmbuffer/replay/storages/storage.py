@@ -245,7 +245,7 @@ class Storage(Checkpoints):
     # -- who uses it ---------------------------------------------------------------------------
 
     def attach(self, buffer: Any) -> None:
-        """Have ``buffer.mark_update(index)`` called for every write, whoever writes.
+        """Have ``buffer.mark_update(index)`` called for every write, by any process.
 
         Args:
             buffer: whatever keeps something about the items: a buffer, or a sampler. Held weakly.

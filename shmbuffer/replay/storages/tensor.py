@@ -325,7 +325,7 @@ class TensorStorage(RingBacked):
         """Rows in the memory of a ring that is made for them."""
         opened_here, engine = self._engine is None, self.engine()
         try:
-            return self._meet(engine.define(leaves.schema(self._slots(leaves))))
+            return self._attach_ring(engine.define(leaves.schema(self._slots(leaves))))
         except SpaceError:
             if opened_here and unmade(engine):
                 self._engine = None
@@ -346,7 +346,7 @@ class TensorStorage(RingBacked):
         wider = HeldRows.widened(rows, self._described(data, single))
         return None if wider is None else self._settle(wider)
 
-    def _meet(self, ring: Ring) -> Rows:
+    def _attach_ring(self, ring: Ring) -> Rows:
         leaves = Leaves.of_schema(ring.schema, self.where)
         return self._settle(NativeRows(ring, leaves, memory_mapped=self._memory_mapped))
 

@@ -47,7 +47,7 @@ class TED2Flat(Roles):
     from under ``"next"`` and move to the root; everything else keeps its ``n`` rows. `Flat2TED`
     gives back every item as it was, bit for bit.
 
-    ``shift`` and ``is_full`` are set by whoever saves a storage; not set, the data are items in the
+    ``shift`` and ``is_full`` are set when a storage is saved; not set, the data are items in the
     order of time.
 
     Args:

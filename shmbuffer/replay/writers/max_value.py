@@ -177,7 +177,7 @@ class TensorDictMaxValueWriter(Writer):
     def get_insert_index(self, data: Any) -> int | None:
         """The place for one item, which is taken for it; None where it is rejected.
 
-        Whoever calls this writes the item there, and nothing else.
+        The caller writes the item there, and nothing else.
 
         Raises as `add`.
         """

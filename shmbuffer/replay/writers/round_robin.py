@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from shmbuffer.memory import Moment
+from shmbuffer.memory import ItemSnapshot
 from shmbuffer.replay.compat.writers import Cursor, read_cursor, write_cursor
 from shmbuffer.replay.eager import eager
 from shmbuffer.replay.form.nodes import is_collection
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class RoundRobinWriter(Writer):
-    """Writes at the cursor, and begins anew at the end of the storage.
+    """Writes at the cursor, and wraps at the end of the storage.
 
     Cursor and count belong to the storage where it lies on a ring: every writer on it, in any
     process, sees and moves the same ones. On a storage of your own the writer keeps them.
@@ -113,12 +113,12 @@ class RoundRobinWriter(Writer):
         ring = ring_of(self._storage)
         width = 1 if ring is None else ring.width
         cursor, count = self._cursor, self.write_count
-        if ring is not None and isinstance(moment, Moment):
+        if ring is not None and isinstance(moment, ItemSnapshot):
             cursor = moment.head % len(moment.tickets)
             count = moment.write_count + self._count_offset
         tickets = None
         if self.track_generations and ring is not None:
-            tickets = moment.tickets if isinstance(moment, Moment) else ring.live.tickets()
+            tickets = moment.tickets if isinstance(moment, ItemSnapshot) else ring.live.tickets()
         write_cursor(directory, cursor, count, width, tickets)
 
     def _read(self, directory: Path) -> Cursor:

@@ -82,7 +82,7 @@ class Boundaries:
         ends: bool ``[slots, *lanes]``.
         trajectories: integers ``[slots, *lanes]``.
         cache_values: while nothing is written the stored flags are not looked at again.
-        others: entries that will be asked for besides.
+        others: entries that will be asked for as well.
     """
 
     def __init__(
@@ -151,7 +151,7 @@ class Boundaries:
         return found
 
     def forget(self) -> None:
-        """Look anew."""
+        """Look again."""
         self._seen = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -233,7 +233,7 @@ class Boundaries:
         """The entries that are looked at, of those that the items have.
 
         Raises:
-            KeyError: ``end_keys`` were given, and there is none of them.
+            KeyError: ``end_keys`` were given, and none of them is there.
             RuntimeError: there is nothing that says where a trajectory ends.
         """
         wanted = () if self._ends else USUAL_IDS

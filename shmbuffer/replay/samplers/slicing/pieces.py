@@ -10,7 +10,7 @@ the same collector, and of the same life of it. A slot without an item cuts all 
 nobody knows whose item is missing.
 
 Writers go on while somebody looks. What is written from then on has tickets from the head that was
-seen, so whoever draws items checks theirs: where all are older, nothing of what was seen of them
+seen, so a draw checks its own: where all are older, nothing of what was seen of them
 has changed. What was seen of others does not matter: a cut is between two items, and only who holds
 both of them crosses it.
 """

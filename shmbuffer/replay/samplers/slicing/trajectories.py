@@ -89,7 +89,7 @@ class Trajectories:
         return self._grid.elements(self._pieces.cells_of(rows, self._first_rows))
 
     def rows_of(self, elements: Ints) -> Ints:
-        """The row of each element, int64 ``[n]``; -1 where it is none."""
+        """The row of each element, int64 ``[n]``; -1 where there is none."""
         return self._pieces.rows_of(self._grid.cells(elements), self._first_rows)
 
     def are_there(self, ring: Ring, elements: Ints) -> Ints | None:

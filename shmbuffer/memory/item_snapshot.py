@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from shmbuffer.memory.patience import LOCK_TIMEOUT_NS
+from shmbuffer.memory.deadline import LOCK_TIMEOUT_NS
 from shmbuffer.memory.progress import Progress
 from shmbuffer.memory.waiting import Calls
 
@@ -18,7 +18,7 @@ _COPY_SLOTS = 65536
 _COPY_LOCKED = 256
 
 
-class Moment(NamedTuple):
+class ItemSnapshot(NamedTuple):
     """A ring at one moment."""
 
     tickets: NDArray[np.int64]
@@ -39,14 +39,14 @@ class _Living:
     """Of which there is one."""
 
     def __repr__(self) -> str:
-        return "LIVING"
+        return "LIVE_READS"
 
 
-LIVING: Final = _Living()
+LIVE_READS: Final = _Living()
 """In the place of a moment: the ring itself is what is saved, and goes on."""
 
 
-def copy_rows(calls: Calls, out: tuple[int, ...], length: int) -> Moment:
+def copy_rows(calls: Calls, out: tuple[int, ...], length: int) -> ItemSnapshot:
     """Copies the rows of a ring to addresses, one a leaf; see `Ring.copy_out`.
 
     What has changed since the last round is copied again, without a lock; when little is left it is
@@ -73,4 +73,6 @@ def copy_rows(calls: Calls, out: tuple[int, ...], length: int) -> Moment:
     )
     sources[tickets < 0] = -1
     raw[np.repeat(tickets < 0, width)] = np.nan
-    return Moment(tickets, sources, raw, head, write_count, greatest if greatest >= 0 else None)
+    return ItemSnapshot(
+        tickets, sources, raw, head, write_count, greatest if greatest >= 0 else None
+    )

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shmbuffer.memory import counters
-from shmbuffer.memory.moment import Moment
+from shmbuffer.memory.item_snapshot import ItemSnapshot
 from shmbuffer.memory.priorities import mass_of
 from shmbuffer.memory.ring import Ring
 from shmbuffer.memory.slots_file import Floats
@@ -18,7 +18,7 @@ from shmbuffer.memory.slots_file import Floats
 _PIECE = 16384
 
 
-class Weighed(NamedTuple):
+class Masses(NamedTuple):
     """Priorities of all elements of a ring, in their order."""
 
     alpha: float
@@ -34,7 +34,7 @@ class Weighed(NamedTuple):
     raw priorities may be those of the ring itself, which change."""
 
 
-def weigh(ring: Ring) -> Weighed:
+def masses_of(ring: Ring) -> Masses:
     """Those of a ring that goes on living: one look at each of them.
 
     What is given meanwhile is seen or not; but all masses are of one alpha and eps.
@@ -44,7 +44,7 @@ def weigh(ring: Ring) -> Weighed:
     runtime, _ = counters.of_snapshot(ring.snapshot())
     greatest = float(runtime["max_priority"])
     alpha, eps = float(runtime["alpha"]), float(runtime["eps"])
-    return Weighed(
+    return Masses(
         alpha,
         eps,
         greatest if greatest >= 0 else None,
@@ -53,9 +53,9 @@ def weigh(ring: Ring) -> Weighed:
     )
 
 
-def weigh_moment(moment: Moment, width: int, alpha: float, eps: float) -> Weighed:
+def masses_of_snapshot(moment: ItemSnapshot, width: int, alpha: float, eps: float) -> Masses:
     """Those of a moment that has been copied; ``width`` elements are a slot."""
-    return Weighed(
+    return Masses(
         alpha,
         eps,
         moment.max_priority,
@@ -79,7 +79,7 @@ def _living(ring: Ring, alpha: float, eps: float, version: int) -> Iterator[tupl
 
 
 def _copied(
-    moment: Moment, width: int, alpha: float, eps: float
+    moment: ItemSnapshot, width: int, alpha: float, eps: float
 ) -> Iterator[tuple[Floats, Floats]]:
     for where, places in _pieces(len(moment.tickets), width):
         missing = np.repeat(moment.tickets[places] < 0, width)

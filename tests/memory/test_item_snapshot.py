@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shmbuffer.memory import Engine, Moment, Ring, Settings
+from shmbuffer.memory import Engine, ItemSnapshot, Ring, Settings
 from tests.memory.programs import heard, program
 from tests.memory.rows import (
     LEAVES,
@@ -25,7 +25,7 @@ from tests.memory.rows import (
 )
 
 
-def copy_out(ring: Ring) -> tuple[Moment, dict[int, int]]:
+def copy_out(ring: Ring) -> tuple[ItemSnapshot, dict[int, int]]:
     """The moment, and element -> number of the copied rows that it says are there."""
     rows = Rows(ring.schema.leaves, ring.elements)
     moment = ring.copy_out(rows.addresses)
@@ -190,14 +190,14 @@ def test_a_copy_says_who_wrote_each_item(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def saved(make: Maker) -> Callable[[], tuple[Moment, dict[int, int]]]:
+def saved(make: Maker) -> Callable[[], tuple[ItemSnapshot, dict[int, int]]]:
     ring = ring_of(make(8))
     write(ring, range(5))
     return lambda: copy_out(ring)
 
 
 def test_a_copy_does_not_change_the_ring(
-    saved: Callable[[], tuple[Moment, dict[int, int]]],
+    saved: Callable[[], tuple[ItemSnapshot, dict[int, int]]],
 ) -> None:
     first, second = saved(), saved()
     assert first[1] == second[1]

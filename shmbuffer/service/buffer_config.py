@@ -53,7 +53,7 @@ EPS = Default(1e-8)
 
 
 @dataclass(frozen=True)
-class Wishes:
+class BufferConfig:
     """The arguments of a coordinator that concern its directory; see ``Coordinator``.
 
     Attributes:
@@ -155,7 +155,7 @@ class Wishes:
             if is_wish and wish != fact:
                 raise ValueError(
                     f"{engine.path}: the buffer there has {name}={fact!r}, not {wish!r}; leave it "
-                    "out to take what is there, or start anew with on_existing='overwrite'"
+                    "out to take what is there, or start over with on_existing='overwrite'"
                 )
         if foreign := sorted(self.of_storage.keys() - STORAGES.get(kind, OF_STORAGES)):
             raise ValueError(
@@ -188,7 +188,7 @@ class Wishes:
 
 
 def split(options: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Takes what is recorded out of a coordinator's options, as arguments of `Wishes`.
+    """Takes what is recorded out of a coordinator's options, as arguments of `BufferConfig`.
 
     Raises:
         TypeError: one of the others is no argument of a coordinator.

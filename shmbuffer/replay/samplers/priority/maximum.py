@@ -30,7 +30,7 @@ _PIECE = 16384
 _ROUNDING = 1e-9
 
 
-class Greatest:
+class MaxPriority:
     """The largest raw priority among the items of a ring.
 
     Args:

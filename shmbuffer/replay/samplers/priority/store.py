@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from shmbuffer.memory import slots
-from shmbuffer.replay.samplers.priority.greatest import Greatest
+from shmbuffer.replay.samplers.priority.maximum import MaxPriority
 from shmbuffer.replay.samplers.priority.raw import as_raw, check_raw, from_zero
 from shmbuffer.replay.samplers.priority.table import PriorityTable, raw_of
 from shmbuffer.replay.samplers.sampler import PriorityUpdate, Sampler, lanes_of
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _REALS = (torch.float32, torch.float64)
 
 
-class PriorityKeeper(Sampler):
+class PriorityStore(Sampler):
     """A sampler that has priorities: all of it but the draw.
 
         a storage of this package   its ring keeps them, for one sampler; in a directory, for all
@@ -51,7 +51,7 @@ class PriorityKeeper(Sampler):
         self._ring: Ring | None = None  # that has our priorities, of the storage
         self._waits_for: weakref.ref[Any] | None = None  # a storage that has no ring yet
         self._table: PriorityTable | None = None  # or that has them, of our own
-        self._greatest: Greatest | None = None
+        self._greatest: MaxPriority | None = None
 
     @property
     def alpha(self) -> float:
@@ -144,7 +144,7 @@ class PriorityKeeper(Sampler):
         storage._table_owner = weakref.ref(self)
         self._storage = weakref.ref(storage)
         self._ring = ring
-        self._meet(ring)
+        self._attach_ring(ring)
         if before is not None:
             known = before.ring.live.committed()
             known = known[known < ring.elements]
@@ -169,9 +169,9 @@ class PriorityKeeper(Sampler):
         settings = storage.engine().settings
         return bool((settings.alpha, settings.eps) == (self._alpha, self._eps))
 
-    def _meet(self, ring: Ring) -> None:
+    def _attach_ring(self, ring: Ring) -> None:
         """Decide what new items in this ring get."""
-        self._greatest = Greatest(ring) if self._within else None
+        self._greatest = MaxPriority(ring) if self._within else None
         ring.tree.initial = None if self._greatest is None else self._greatest.default
 
     def release(self, storage: Any) -> None:
@@ -201,7 +201,7 @@ class PriorityKeeper(Sampler):
             if before is not None:
                 table.load(raw_of(before.ring), before.ring.tree.max_priority)
             self._table = table
-            self._meet(table.ring)
+            self._attach_ring(table.ring)
         if storage is None:
             return table
         ring = ring_of(storage)
@@ -293,7 +293,7 @@ class PriorityKeeper(Sampler):
     ) -> PriorityUpdate | None:
         """Set priorities that are tensors of the core's own form, as a learner has them.
 
-        None: they are something else, or an index is none; nothing was changed.
+        None: they are something else, or an index is invalid; nothing was changed.
         """
         if not (
             type(index) is torch.Tensor

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from shmbuffer.memory import throttling
+from shmbuffer.memory import writeback
 from shmbuffer.service import supervisor
 from shmbuffer.service.coordinator import Coordinator
 from shmbuffer.service.supervisor import SCAN_S
-from shmbuffer.watch import held_back
-from shmbuffer.watch.held_back import SOME, HeldBack
+from shmbuffer.watch import writeback_warning
+from shmbuffer.watch.writeback_warning import SOME, WritebackWarning
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def waited_us(monkeypatch: pytest.MonkeyPatch) -> list[int | None]:
     """What the kernel says next of all waits for disks; the last one stays."""
     said: list[int | None] = [0]
     monkeypatch.setattr(
-        throttling, "waited_for_disks_us", lambda: said.pop(0) if len(said) > 1 else said[0]
+        writeback, "waited_for_disks_us", lambda: said.pop(0) if len(said) > 1 else said[0]
     )
     return said
 
@@ -29,11 +29,11 @@ def waited_us(monkeypatch: pytest.MonkeyPatch) -> list[int | None]:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     now = [1000.0]
-    monkeypatch.setattr(held_back.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(writeback_warning.time, "monotonic", lambda: now[0])
     return now
 
 
-def looked(it: HeldBack, clock: list[float], times: int) -> None:
+def looked(it: WritebackWarning, clock: list[float], times: int) -> None:
     for _ in range(times):
         clock[0] += SCAN_S
         it.look([7, 8])
@@ -45,10 +45,10 @@ def test_a_writer_that_is_held_back_again_and_again_is_worth_a_warning(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(throttling, "throttled", lambda pids: [pid for pid in pids if pid == 8])
-    monkeypatch.setattr(throttling, "dirty_bytes", lambda: (3 * 2**30, 4 * 2**30))
+    monkeypatch.setattr(writeback, "throttled", lambda pids: [pid for pid in pids if pid == 8])
+    monkeypatch.setattr(writeback, "dirty_bytes", lambda: (3 * 2**30, 4 * 2**30))
     waited_us[:] = [None]
-    it = HeldBack(Path("run/replay"))
+    it = WritebackWarning(Path("run/replay"))
     looked(it, clock, SOME - 1)
     assert caplog.messages == []
     looked(it, clock, 5)
@@ -59,7 +59,7 @@ def test_a_writer_that_is_held_back_again_and_again_is_worth_a_warning(
         "vm.dirty_bytes; see docs/memory.md"
     ]
     assert it.seconds == SCAN_S * (SOME + 4)
-    clock[0] += held_back.WARN_EVERY_S
+    clock[0] += writeback_warning.WARN_EVERY_S
     looked(it, clock, 1)
     assert len(caplog.messages) == 2
 
@@ -68,9 +68,9 @@ def test_where_nobody_waits_for_a_disk_nobody_is_looked_at(
     waited_us: list[int | None], clock: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[object] = []
-    monkeypatch.setattr(throttling, "throttled", lambda pids: asked.append(pids) or [])
+    monkeypatch.setattr(writeback, "throttled", lambda pids: asked.append(pids) or [])
     waited_us[:] = [0, 9_999, 9_999 + 10_000]
-    it = HeldBack(Path("run/replay"))
+    it = WritebackWarning(Path("run/replay"))
     looked(it, clock, 1)
     assert asked == []
     looked(it, clock, 1)
@@ -87,9 +87,9 @@ def test_a_wait_now_and_then_is_not_worth_a_warning(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     turns = iter(range(1000))
-    monkeypatch.setattr(throttling, "throttled", lambda pids: [7] if next(turns) % 10 == 0 else [])
+    monkeypatch.setattr(writeback, "throttled", lambda pids: [7] if next(turns) % 10 == 0 else [])
     waited_us[:] = [None]
-    looked(HeldBack(Path("run/replay")), clock, 100)
+    looked(WritebackWarning(Path("run/replay")), clock, 100)
     assert caplog.messages == []
 
 
@@ -98,8 +98,8 @@ def test_a_coordinator_looks_after_a_buffer_on_a_disk(
 ) -> None:
     scratch_dir = on_disk / "buffer"
     monkeypatch.setattr(supervisor, "SCAN_S", 0.01)
-    monkeypatch.setattr(throttling, "waited_for_disks_us", lambda: None)
-    monkeypatch.setattr(throttling, "throttled", list)
+    monkeypatch.setattr(writeback, "waited_for_disks_us", lambda: None)
+    monkeypatch.setattr(writeback, "throttled", list)
     caplog.set_level(logging.WARNING, "shmbuffer.service")
     with Coordinator(scratch_dir, capacity=8) as coordinator:
         assert coordinator._engine.on_disk

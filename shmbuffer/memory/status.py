@@ -17,13 +17,13 @@ from shmbuffer.errors import (
     RecordTooLargeError,
     ShmBufferError,
 )
+from shmbuffer.memory.deadline import LOCK_TIMEOUT_NS
 from shmbuffer.memory.identity import process_of, process_state
-from shmbuffer.memory.patience import LOCK_TIMEOUT_NS
 from shmbuffer.memory.priorities import largest_mass
 from shmbuffer.memory.seat import Seat, unlinked
 
 
-def refuse(
+def raise_for_status(
     seat: Seat, status: int, what: str, priorities: object = None, index: object = None
 ) -> NoReturn:
     """Raises what a status of the C core means.

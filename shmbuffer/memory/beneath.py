@@ -16,7 +16,7 @@ from pathlib import Path
 
 from shmbuffer._native import _core
 from shmbuffer.errors import UnsafePathError
-from shmbuffer.memory.trust import explained, require_own_directory
+from shmbuffer.memory.path_checks import explained, require_own_directory
 
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 

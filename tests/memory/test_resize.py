@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from shmbuffer.memory import Engine, Ring, Schema, Settings
-from shmbuffer.memory.growth import grow
+from shmbuffer.memory.resize import grow
 
 ITEM = {"kind": "leaf"}
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from shmbuffer.errors import BufferNotFoundError
-from shmbuffer.memory import Engine, Settings, census
+from shmbuffer.memory import Engine, Settings, item_stats
 from shmbuffer.memory.layout import SlotState
 from tests.crash import harness
 from tests.memory.rows import ring_of, schema, write
@@ -21,7 +21,7 @@ def test_items_have_age_source_priority_and_mass(fast_path: Path) -> None:
         with Engine.open(path, None, role="learner") as second:
             write(ring_of(second), range(3, 5))
             ring_of(first).update(np.array([0, 4]), np.array([4.0, 9.0]))
-            found = census.take(path)
+            found = item_stats.take(path)
             assert found is not None
             assert found.share == 1.0
             assert found.ages.tolist() == [4, 3, 2, 1, 0]
@@ -32,7 +32,7 @@ def test_items_have_age_source_priority_and_mass(fast_path: Path) -> None:
             roles = {number: one.role for number, one in found.writers.items()}
             assert roles == {1: "collector", 2: "learner"}
             assert all(one.living for one in found.writers.values())
-    found = census.take(path)
+    found = item_stats.take(path)
     assert found is not None
     assert not any(one.living for one in found.writers.values())
 
@@ -44,7 +44,7 @@ def test_only_committed_items_count(fast_path: Path) -> None:
         write(ring, range(6))
         ring.live.words[2] |= np.uint64(SlotState.ABORTED)
         ring.live.words[4] = 0
-        found = census.take(path)
+        found = item_stats.take(path)
         assert found is not None
         assert found.ages.tolist() == [5, 4, 2, 0]
 
@@ -54,7 +54,7 @@ def test_items_with_lanes_count_elements(fast_path: Path) -> None:
     with Engine.open(path, Settings(capacity=4, ndim=2, alpha=0.5)) as engine:
         ring = engine.define(schema(4, lanes=(3,)))
         write(ring, range(6))
-        found = census.take(path)
+        found = item_stats.take(path)
         assert found is not None
         assert found.ages.tolist() == [3, 3, 3, 0, 0, 0]
         assert len(found.masses) == len(found.priorities) == len(found.sources) == 6
@@ -63,11 +63,11 @@ def test_items_with_lanes_count_elements(fast_path: Path) -> None:
 def test_of_a_large_buffer_some_items_are_looked_at(
     fast_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(census, "LOOKED_SLOTS", 3)
+    monkeypatch.setattr(item_stats, "LOOKED_SLOTS", 3)
     path = fast_path / "buffer"
     with Engine.open(path, Settings(capacity=8, alpha=0.5)) as engine:
         write(engine.define(schema()), range(8))
-        found = census.take(path)
+        found = item_stats.take(path)
         assert found is not None
         assert found.share == 3 / 8
         assert found.ages.tolist() == [7, 4, 1]
@@ -77,13 +77,13 @@ def test_records_and_buffers_without_priorities_have_items_too(fast_path: Path) 
     path = fast_path / "records"
     with Engine.open(path, harness.settings("records")) as engine:
         harness.write(engine.define(harness.schema("records")), range(5))
-        found = census.take(path)
+        found = item_stats.take(path)
         assert found is not None
         assert (len(found.ages), len(found.masses)) == (5, 5)
     path = fast_path / "uniform"
     with Engine.open(path, Settings(capacity=8)) as engine:
         write(engine.define(schema()), range(5))
-        found = census.take(path)
+        found = item_stats.take(path)
         assert found is not None
         assert (len(found.ages), len(found.masses)) == (5, 0)
 
@@ -93,13 +93,13 @@ def test_a_writer_whose_place_another_one_has_is_not_known(fast_path: Path) -> N
     with Engine.open(path, Settings(capacity=8, alpha=0.5)) as engine:
         write(engine.define(schema()), range(2))
     with Engine.open(path, None):
-        found = census.take(path)
+        found = item_stats.take(path)
         assert found is not None
-        assert found.writers == {1: census.Writer(1, None, "", False)}
+        assert found.writers == {1: item_stats.Writer(1, None, "", False)}
 
 
 def test_before_the_first_write_there_is_nothing(fast_path: Path) -> None:
     with Engine.open(fast_path / "empty", Settings(capacity=8)):
-        assert census.take(fast_path / "empty") is None
+        assert item_stats.take(fast_path / "empty") is None
     with pytest.raises(BufferNotFoundError):
-        census.take(fast_path / "none")
+        item_stats.take(fast_path / "none")

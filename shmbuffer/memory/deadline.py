@@ -30,14 +30,14 @@ def within(seconds: float | None) -> Iterator[None]:
     if not seconds >= 0:
         raise ValueError(f"timeout is a number of seconds from 0 on, or None; got {seconds!r}")
     before = _own.limit
-    _own.limit = Limit(seconds, time.monotonic() + seconds)
+    _own.limit = Deadline(seconds, time.monotonic() + seconds)
     try:
         yield
     finally:
         _own.limit = before
 
 
-class Limit(NamedTuple):
+class Deadline(NamedTuple):
     """How long a wait may take."""
 
     seconds: float
@@ -45,7 +45,7 @@ class Limit(NamedTuple):
     """In seconds of `time.monotonic`."""
 
 
-def limit(usual: float | None) -> Limit | None:
+def ends(usual: float | None) -> Deadline | None:
     """Of a wait that begins now; None: it may take for ever.
 
     Args:
@@ -53,11 +53,11 @@ def limit(usual: float | None) -> Limit | None:
     """
     if _own.limit is not None or usual is None:
         return _own.limit
-    return Limit(usual, time.monotonic() + usual)
+    return Deadline(usual, time.monotonic() + usual)
 
 
 class _Own(threading.local):
-    limit: Limit | None = None
+    limit: Deadline | None = None
 
 
 _own = _Own()

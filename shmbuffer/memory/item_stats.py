@@ -41,7 +41,7 @@ class Writer:
 
 
 @dataclass(frozen=True)
-class Census:
+class ItemStats:
     """The items that were looked at, one element each.
 
     Attributes:
@@ -61,7 +61,7 @@ class Census:
     writers: dict[int, Writer]
 
 
-def take(path: str | PathLike[str]) -> Census | None:
+def take(path: str | PathLike[str]) -> ItemStats | None:
     """Looks at the items of a directory; None before the first write.
 
     Raises:
@@ -87,7 +87,7 @@ def take(path: str | PathLike[str]) -> Census | None:
     def of_held(values: NDArray[np.float64]) -> NDArray[np.float64]:
         return values.reshape(capacity, width)[::step][held].ravel()
 
-    return Census(
+    return ItemStats(
         len(words) / capacity,
         np.repeat(np.maximum(ages, 0), width),  # a moment later the head is another one
         np.repeat(sources, width),

@@ -1,8 +1,8 @@
 """Who waits for whom: how the two sides of a limited buffer stand, in numbers and in words.
 
 Reads the runtime page and the registry, mapped or copied, and takes no lock: for the error at a
-deadline, for the log, and for the live view. Whoever samples is called a learner here, and whoever
-inserts a collector, whatever their roles are.
+deadline, for the log, and for the live view. A client that samples is called a learner here, and
+one that inserts a collector, whatever their roles are.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _LONG_S = 1.0  # a side that did something since then is at it
 
 
 @dataclass(frozen=True)
-class Standing:
+class RateStatus:
     """How the sides stand at one moment.
 
     Attributes:
@@ -68,7 +68,7 @@ class Standing:
         return None
 
 
-def standing(runtime: Any, *, width: int, capacity: int) -> Standing:
+def rate_status(runtime: Any, *, width: int, capacity: int) -> RateStatus:
     """Of a runtime page.
 
     Args:
@@ -80,7 +80,7 @@ def standing(runtime: Any, *, width: int, capacity: int) -> Standing:
     head = int(runtime["head"])
     block = limiter.active(runtime)
     if block is None:
-        return Standing(
+        return RateStatus(
             None, None, 0.0, 0.0, 0, size, size + pending, None, 0, capacity * width, pending, 0
         )
     limits = Limit(int(block["limits"]))
@@ -95,7 +95,7 @@ def standing(runtime: Any, *, width: int, capacity: int) -> Standing:
         end, oldest = head * width, max(0, head - 2 * capacity) * width
         following = min(max(int(block["queue_next"]), oldest * times), end * times)
         queued, left = end - following // times, end * times - following
-    return Standing(
+    return RateStatus(
         wanted=ratio if limits & Limit.RATIO else None,
         seen=drawn / inserted if inserted > 0 and limits & Limit.RATIO else None,
         ahead=inserted * ratio - drawn if limits & Limit.RATIO else 0.0,
@@ -111,13 +111,13 @@ def standing(runtime: Any, *, width: int, capacity: int) -> Standing:
     )
 
 
-def others(entries: Any, side: Side, *, besides: int | None = None) -> list[int]:
+def clients_on(entries: Any, side: Side, *, excluding: int | None = None) -> list[int]:
     """Entries of the clients on a side: who has done what it does, is there for it, or waits to.
 
     Args:
         entries: the registry.
         side: SAMPLES: who samples; INSERTS: who inserts.
-        besides: an entry that is left out.
+        excluding: an entry that is left out.
     """
     field, other, role, waiting = (
         ("last_sample_ns", "last_insert_ns", Role.LEARNER, Side.INSERTS)
@@ -129,11 +129,11 @@ def others(entries: Any, side: Side, *, besides: int | None = None) -> list[int]
     there = (entries["state"] == EntryState.LIVE) & (
         (entries[field] > 0) | to_come | (entries["waits_for"] & waiting > 0)
     )
-    return [int(i) for i in there.nonzero()[0] if i != besides]
+    return [int(i) for i in there.nonzero()[0] if i != excluding]
 
 
 def explain(
-    now: Standing, entries: Any, side: Side, count: int, why: Why, now_ns: int, besides: int
+    now: RateStatus, entries: Any, side: Side, count: int, why: Why, now_ns: int, excluding: int
 ) -> str:
     """Why a call waits, and for whom: "4 samples per insert wanted, 3.2 seen; the only ...".
 
@@ -144,9 +144,9 @@ def explain(
         count: items that it is to write or draw; or, where there are too few, that have to be.
         why: what it is limited by.
         now_ns: monotonic clock.
-        besides: its own entry.
+        excluding: its own entry.
     """
-    who = _who(entries, side, now_ns, besides)
+    who = _who(entries, side, now_ns, excluding)
     match why:
         case Why.AHEAD | Why.BEHIND:
             seen = "none yet" if now.seen is None else f"{now.seen:.3g} seen"
@@ -160,7 +160,7 @@ def explain(
                 what = "items that were taken out of the queue are still being read"
                 who = f"{_name(entries, reader)} reads them"
             elif (now.queued or 0) + count <= now.room and (
-                size := int(entries["byte_first"][besides])
+                size := int(entries["byte_first"][excluding])
             ):
                 what = (
                     f"the queue is full: {now.queued:,} items are not handed out, and {size:,} "
@@ -181,7 +181,7 @@ def waits(
     runtime: Any, entries: Any, *, width: int, capacity: int, now_ns: int
 ) -> list[dict[str, Any]]:
     """Every client that waits for the other side: ``pid``, ``entry``, ``seconds``, ``text``."""
-    now = standing(runtime, width=width, capacity=capacity)
+    now = rate_status(runtime, width=width, capacity=capacity)
     found = []
     live = entries["state"] == EntryState.LIVE
     for entry in (live & (entries["waits_for"] > 0)).nonzero()[0]:
@@ -207,10 +207,10 @@ def wanted(entry: Any, side: Side) -> int:
     return int(entry["inserts_wanted" if side == Side.SAMPLES else "samples_wanted"])
 
 
-def limited_by(now: Standing, entry: Any, side: Side) -> Why | None:
+def limited_by(now: RateStatus, entry: Any, side: Side) -> Why | None:
     """What a client that waits for a side is limited by now; None: it does not, or may go on.
 
-    The ratio is looked at anew; a queue says more under the mutex than its numbers do.
+    The ratio is computed again; a queue says more under the mutex than its numbers do.
     """
     if not int(entry["waits_for"]) & side:
         return None
@@ -224,18 +224,18 @@ def limited_by(now: Standing, entry: Any, side: Side) -> Why | None:
     return now.why(side, wanted(entry, side))
 
 
-def _who(entries: Any, side: Side, now_ns: int, besides: int) -> str:
+def _who(entries: Any, side: Side, now_ns: int, excluding: int) -> str:
     noun, did, field = (
         ("learner", "sampled", "last_sample_ns")
         if side == Side.SAMPLES
         else ("collector", "inserted", "last_insert_ns")
     )
-    there = others(entries, side, besides=besides)
+    there = clients_on(entries, side, excluding=excluding)
     if not there:
-        itself = int(entries[field][besides])
+        itself = int(entries[field][excluding])
         if itself == 0:
             return f"there is no {noun}"
-        pid, when = int(entries["pid"][besides]), _span(_seconds(now_ns, itself))
+        pid, when = int(entries["pid"][excluding]), _span(_seconds(now_ns, itself))
         return f"there is no other {noun}, pid {pid} itself last {did} {when} ago"
     last = max(there, key=lambda entry: int(entries[field][entry]))
     at = int(entries[field][last])

@@ -1,4 +1,4 @@
-"""Says so when the kernel holds the writers of a buffer back; see memory/throttling.py."""
+"""Says so when the kernel holds the writers of a buffer back; see memory/writeback.py."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections import Counter, deque
 from collections.abc import Iterable
 from pathlib import Path
 
-from shmbuffer.memory import throttling
+from shmbuffer.memory import writeback
 from shmbuffer.memory.filesystem import human_size
 
 log = logging.getLogger("shmbuffer.service")
@@ -21,7 +21,7 @@ WORTH_A_LOOK_US = 10_000
 """Waits for disks between two looks, of anybody on the machine, below which nobody is looked at."""
 
 
-class HeldBack:
+class WritebackWarning:
     """Looks whether the kernel holds writers back, warns of it, and adds it up.
 
     Args:
@@ -36,7 +36,7 @@ class HeldBack:
         self._path = path
         self._looks: deque[list[int]] = deque(maxlen=LOOKS)
         self._warned_s: float | None = None
-        self._waited_us = throttling.waited_for_disks_us()
+        self._waited_us = writeback.waited_for_disks_us()
         self._last_s = time.monotonic()
 
     def look(self, pids: Iterable[int]) -> None:
@@ -45,12 +45,12 @@ class HeldBack:
         Args:
             pids: of the clients.
         """
-        before, self._waited_us = self._waited_us, throttling.waited_for_disks_us()
+        before, self._waited_us = self._waited_us, writeback.waited_for_disks_us()
         now_s = time.monotonic()
         past_s, self._last_s = now_s - self._last_s, now_s
         found: list[int] = []
         if before is None or self._waited_us is None or self._waited_us - before >= WORTH_A_LOOK_US:
-            found = throttling.throttled(pids)
+            found = writeback.throttled(pids)
         self._looks.append(found)
         if found:
             self.seconds += past_s
@@ -63,7 +63,7 @@ class HeldBack:
         self._warned_s = now_s
         times = Counter(pid for found in self._looks for pid in found)
         who = ", ".join(f"pid {pid} in {count}" for pid, count in times.most_common(3))
-        dirty, limit = throttling.dirty_bytes()
+        dirty, limit = writeback.dirty_bytes()
         log.warning(
             "%s: the kernel holds writers back until the disk has caught up (%s of the last %d "
             "looks; %s wait to be written on this machine, %s are allowed): put the buffer into "

@@ -11,13 +11,13 @@ import torch
 
 from shmbuffer import LazyMemmapStorage, LazyTensorStorage, PrioritizedSampler, ReplayBuffer
 from shmbuffer.memory import Engine, Ring
-from shmbuffer.replay.samplers.priority import greatest
+from shmbuffer.replay.samplers.priority import maximum
 from tests.crash.harness import dies
 
 
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(greatest, "_PIECE", 4)
+    monkeypatch.setattr(maximum, "_PIECE", 4)
 
 
 def within(storage: LazyMemmapStorage | LazyTensorStorage, **options: float) -> ReplayBuffer:

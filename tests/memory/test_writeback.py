@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from shmbuffer.memory import throttling
+from shmbuffer.memory import writeback
 
 
 @contextmanager
@@ -41,9 +41,9 @@ def a_child_that_reads_a_pipe(*, thread: bool = False) -> Iterator[int]:
 
 def asleep_in(pid: int, name: str) -> str:
     """Waits until a process sleeps in a function with this in its name; its whole name."""
-    while not (found := [one for one in throttling.sleeps_in(pid) if name in one]):
+    while not (found := [one for one in writeback.sleeps_in(pid) if name in one]):
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-        if state == "S" and not throttling.sleeps_in(pid):
+        if state == "S" and not writeback.sleeps_in(pid):
             pytest.skip("this kernel does not say where a thread sleeps")
         time.sleep(0.001)
     return found[0]
@@ -55,32 +55,32 @@ def test_the_kernel_says_where_a_thread_sleeps(
 ) -> None:
     with a_child_that_reads_a_pipe(thread=thread) as child:
         name = asleep_in(child, "pipe_read")
-        monkeypatch.setattr(throttling, "THROTTLE", name[:-1])
-        assert throttling.throttled([child]) == [child]
-        monkeypatch.setattr(throttling, "THROTTLE", f"{name}_elsewhere")
-        assert throttling.throttled([child]) == []
+        monkeypatch.setattr(writeback, "THROTTLE", name[:-1])
+        assert writeback.throttled([child]) == [child]
+        monkeypatch.setattr(writeback, "THROTTLE", f"{name}_elsewhere")
+        assert writeback.throttled([child]) == []
 
 
 def test_who_is_gone_sleeps_nowhere() -> None:
     with a_child_that_reads_a_pipe() as child:
         pass
-    assert throttling.sleeps_in(child) == set()
-    assert throttling.throttled([child]) == []
+    assert writeback.sleeps_in(child) == set()
+    assert writeback.throttled([child]) == []
 
 
 def test_waits_for_disks_are_counted_where_the_kernel_counts_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(throttling, "PRESSURE", tmp_path / "io")
-    assert throttling.waited_for_disks_us() is None
+    monkeypatch.setattr(writeback, "PRESSURE", tmp_path / "io")
+    assert writeback.waited_for_disks_us() is None
     (tmp_path / "io").write_text(
         "some avg10=7.76 avg60=2.82 avg300=1.01 total=6855401\n"
         "full avg10=0.47 avg60=0.22 avg300=0.31 total=4292781\n"
     )
-    assert throttling.waited_for_disks_us() == 6855401
+    assert writeback.waited_for_disks_us() == 6855401
 
 
 def test_the_limit_of_dirty_pages_is_that_of_the_machine() -> None:
-    dirty, limit = throttling.dirty_bytes()
+    dirty, limit = writeback.dirty_bytes()
     assert dirty >= 0
     assert limit > 2**20

@@ -17,14 +17,14 @@ from dataclasses import dataclass
 from shmbuffer.memory.control import Control
 from shmbuffer.memory.layout import EntryState, Side, Why
 from shmbuffer.memory.limiter import RateLimiter
+from shmbuffer.memory.rate_status import RateStatus, wanted
 from shmbuffer.memory.schema import Schema
-from shmbuffer.memory.standing import Standing, wanted
 
 InQueue = Callable[[int, Side], Why | None]
 
 
 @dataclass(frozen=True)
-class Knot:
+class Deadlock:
     """The largest batches that wait for each other.
 
     Attributes:
@@ -37,7 +37,7 @@ class Knot:
     draws: int
     in_queue: bool
 
-    def text(self, control: Control, schema: Schema, found: RateLimiter, now: Standing) -> str:
+    def text(self, control: Control, schema: Schema, found: RateLimiter, now: RateStatus) -> str:
         """What waits for what, and what has to be larger."""
         text = f"writes of {self.writes:,} items and samples of {self.draws:,} wait for each other:"
         if not self.in_queue:
@@ -55,7 +55,7 @@ class Knot:
             f"{schema.elements:,}"
         )
 
-    def _of_bytes(self, control: Control, room: int, now: Standing, short: int) -> str:
+    def _of_bytes(self, control: Control, room: int, now: RateStatus, short: int) -> str:
         """Records may have any size: those to come are taken to be like those that are there."""
         runtime, entries = control.runtime[0], control.entries
         waits = (entries["state"] == EntryState.LIVE) & (entries["waits_for"] & Side.SAMPLES > 0)
@@ -70,7 +70,7 @@ class Knot:
         )
 
 
-def knot(control: Control, now: Standing, why: Why, asked: InQueue) -> Knot | None:
+def find_deadlock(control: Control, now: RateStatus, why: Why, asked: InQueue) -> Deadlock | None:
     """The knot that the clients are in, if everybody waits and none may go on.
 
     Args:
@@ -83,7 +83,7 @@ def knot(control: Control, now: Standing, why: Why, asked: InQueue) -> Knot | No
     in_queue = now.queued is not None
     live = entries["state"] == EntryState.LIVE
     if (why == Why.FEW and not in_queue) or now.pending or entries["reading"][live].any():
-        return None  # more comes, or what is written and read now changes what there is
+        return None  # more comes, or what is written and read now changes the numbers
     busy = live & (
         (entries["last_insert_ns"] > 0)
         | (entries["last_sample_ns"] > 0)
@@ -101,10 +101,10 @@ def knot(control: Control, now: Standing, why: Why, asked: InQueue) -> Knot | No
             (writes if side == Side.SAMPLES else draws).append(count)
         if not sides:
             return None
-    return Knot(max(writes), max(draws), in_queue) if writes and draws else None
+    return Deadlock(max(writes), max(draws), in_queue) if writes and draws else None
 
 
-def _limited(asked: InQueue, now: Standing, entry: int, side: Side, count: int) -> Why | None:
+def _limited(asked: InQueue, now: RateStatus, entry: int, side: Side, count: int) -> Why | None:
     """What a client is limited by at this moment."""
     if now.queued is not None and (why := asked(entry, side)) is not None:
         return why
