@@ -15,13 +15,7 @@ class MissingExtra(ModuleNotFoundError):  # noqa: N818 - it is what is missing
 
 
 def missing(needs: str, extra: str, *, name: str | None) -> MissingExtra:
-    """Returns the error for a package that is missing.
-
-    Args:
-        needs: what needs it: "the demo needs gymnasium".
-        extra: of pyproject.toml, which brings it.
-        name: that it is imported by.
-    """
+    """Returns the error for a package that is missing."""
     return MissingExtra(f"{needs}, which is not installed: {command(extra)}", name=name)
 
 

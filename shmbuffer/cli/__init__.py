@@ -44,14 +44,7 @@ a dead run left behind.
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command line and returns its exit code.
-
-    Args:
-        argv: the arguments after the program's name; None takes those of this process.
-
-    Raises:
-        SystemExit: wrong usage (2), or ``--help`` and ``--version`` (0), as argparse does.
-    """
+    """Runs one command line and returns its exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     verb = next((word for word in arguments if not word.startswith("-")), None)
     module = importlib.import_module(f"shmbuffer.cli.{verb}") if verb in VERBS else None

@@ -24,11 +24,7 @@ def add_timeout(parser: argparse.ArgumentParser) -> None:
 
 
 def seconds(text: str) -> float:
-    """Parses a number of seconds.
-
-    Raises:
-        argparse.ArgumentTypeError: it is not one.
-    """
+    """Parses a number of seconds."""
     try:
         value = float(text)
     except ValueError:
@@ -39,11 +35,7 @@ def seconds(text: str) -> float:
 
 
 def whole(text: str) -> int:
-    """Parses a whole number: 1000000, 1_000_000 or 1e6.
-
-    Raises:
-        argparse.ArgumentTypeError: it is not one.
-    """
+    """Parses a whole number: 1000000, 1_000_000 or 1e6."""
     with suppress(ValueError):
         return int(text)
     with suppress(ValueError):
@@ -67,11 +59,7 @@ def at_least(least: int) -> Callable[[str], int]:
 
 
 def number(text: str) -> float:
-    """Parses a number.
-
-    Raises:
-        argparse.ArgumentTypeError: it is not one.
-    """
+    """Parses a number."""
     try:
         return float(text)
     except ValueError:

@@ -26,11 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Removes, or lists.
-
-    Raises:
-        OSError, ShmBufferError: the folder, or what is in it, cannot be looked at.
-    """
+    """Removes, or lists."""
     from shmbuffer.memory import removal
 
     found = {path: _taken(path) for path in removal.abandoned()}

@@ -31,9 +31,6 @@ def save(curve: Curve, path: Path) -> Path | None:
 
     Returns:
         Its absolute path; None if matplotlib is not installed.
-
-    Raises:
-        OSError: it cannot be written there.
     """
     try:
         from matplotlib.figure import Figure

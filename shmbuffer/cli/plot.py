@@ -53,13 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Looks, draws, and says what looks unhealthy.
-
-    Raises:
-        BufferNotFoundError, FormatError, CorruptBufferError, UnsafePathError: of the directory.
-        OSError: the picture cannot be written.
-        MissingExtra: matplotlib is not installed.
-    """
+    """Looks, draws, and says what looks unhealthy."""
     from shmbuffer.watch import findings
     from shmbuffer.watch.look import look_at
 

@@ -114,11 +114,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _require_room(path: str) -> None:
-    """Says what to do with a buffer that is there, in the words of this verb.
-
-    Raises:
-        BufferExistsError: one is there.
-    """
+    """Says what to do with a buffer that is there, in the words of this verb."""
     if os.path.exists(os.path.join(path, layout.CONTROL)):
         raise BufferExistsError(
             f"{path}: there is a buffer already; to go on with it: {_again(path)} "

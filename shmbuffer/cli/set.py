@@ -38,12 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Sets it, and says what is set.
-
-    Raises:
-        ValueError: a number out of range; nothing was changed.
-        BufferNotFoundError, AttachTimeout, LockTimeout, CorruptBufferError: as they say.
-    """
+    """Sets it, and says what is set."""
     from shmbuffer.memory.engine import Engine
 
     changes: dict[str, Any] = dict(args.changes)
@@ -61,11 +56,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _change(text: str) -> tuple[str, Any]:
-    """Parses one NAME=VALUE.
-
-    Raises:
-        argparse.ArgumentTypeError: no such name, or no such value.
-    """
+    """Parses one NAME=VALUE."""
     name, equals, value = text.partition("=")
     if not equals or name not in _NAMES:
         raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE with one of {_NAMES}")

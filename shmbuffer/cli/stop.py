@@ -30,11 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Stops them, and says who that was.
-
-    Raises:
-        BufferNotFoundError, AttachTimeout, FormatError, CorruptBufferError: as they say.
-    """
+    """Stops them, and says who that was."""
     from shmbuffer.service.stopping import stop
 
     stopped = stop(args.dir, grace_s=args.grace)

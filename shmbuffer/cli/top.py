@@ -45,12 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Looks again and again, and shows it.
-
-    Raises:
-        BufferNotFoundError, FormatError, CorruptBufferError, UnsafePathError: at the first look.
-            Later ones are shown, and waited for.
-    """
+    """Looks again and again, and shows it."""
     watch = Watch()
 
     def show(found: Mapping[str, Any], pace: Pace) -> None:

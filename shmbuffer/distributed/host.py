@@ -38,9 +38,6 @@ class Host:
     def answer(self, request: bytes) -> bytes:
         """Call a method of `Owner`.
 
-        Args:
-            request: name of the method and its arguments, pickled. ``""``: nothing is called.
-
         Returns:
             ``(True, result)`` or ``(False, exception)``, pickled.
         """

@@ -88,12 +88,7 @@ class Address:
 
     @classmethod
     def of(cls, buffer: ReplayBuffer, dumps: Callable[[Any], bytes]) -> Address:
-        """The offer of a buffer's owner, without a mark.
-
-        Args:
-            buffer: the buffer; if its parts are made on first use, they are made now.
-            dumps: pickles it.
-        """
+        """The offer of a buffer's owner, without a mark."""
         storage = buffer.storage
         me = identity.current()
         here = (me.boot_id, me.pid)
@@ -176,18 +171,7 @@ class LocalHandle:
 
 
 def approach(offer: Address, near: LocalHandle | None = None) -> LocalHandle:
-    """Open the owner's buffer in this process.
-
-    Args:
-        offer: where and what it is.
-        near: what is open here already, for another configuration. In the same directory its handle
-            is taken over.
-
-    Raises:
-        Unreachable: it is on another machine, its path does not lead to it here, or it cannot be
-        opened
-            by this process; or the offer refuses it.
-    """
+    """Open the owner's buffer in this process."""
     if "" in offer.refused:
         raise Unreachable(offer.refused[""])
     if offer.boot_id == identity.UNKNOWN_BOOT or offer.boot_id != identity.boot_id():

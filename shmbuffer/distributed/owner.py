@@ -100,12 +100,6 @@ class Owner:
     def call(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call a method of the buffer.
 
-        Args:
-            name: of the method. A storage, a sampler or a writer that is set may be given as
-                something to call that makes it, which is called here.
-            args: see there.
-            kwargs: see there.
-
         Returns:
             What it returns; `Itself` in place of the buffer. A part that was exchanged comes as a
             `Message`, with None in it if it cannot be pickled; a storage is closed here.
@@ -132,11 +126,7 @@ class Owner:
             self.announce()
 
     def is_method(self, name: str) -> bool:
-        """Whether an attribute can be called.
-
-        Raises:
-            AttributeError: there is none of that name.
-        """
+        """Whether an attribute can be called."""
         return callable(getattr(self.buffer, name))
 
     def extent(self) -> int:

@@ -12,11 +12,7 @@ _leases: set[Lease] | None = None  # of a Ray that was started here
 
 
 def require_ray() -> Any:
-    """The module ``ray``.
-
-    Raises:
-        MissingExtra: it is not installed.
-    """
+    """The module ``ray``."""
     try:
         import ray
     except ImportError as error:

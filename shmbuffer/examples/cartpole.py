@@ -107,14 +107,7 @@ def serve(
     on_existing: Literal["error", "recover"],
     control: Connection,
 ) -> None:
-    """Coordinates a run: makes or recovers both buffers, starts collectors, reports.
-
-    Args:
-        run: the directory of the run.
-        config: of the run. A collector that dies is started again.
-        on_existing: what to do with buffers that are there.
-        control: reports go out; the end of the run comes in, as a message or as its own end.
-    """
+    """Coordinates a run: makes or recovers both buffers, starts collectors, reports."""
     weights = Coordinator(run / "weights", capacity=STATES, alpha=None, on_existing=on_existing)
     replay = Coordinator(
         run / "replay",
@@ -133,13 +126,7 @@ def serve(
 
 
 def collect(replay_dir: Path, index: int, config: Config) -> None:
-    """Acts with the newest weights and writes what happens, until it is stopped.
-
-    Args:
-        replay_dir: the directory of the replay buffer.
-        index: of this collector.
-        config: of the run.
-    """
+    """Acts with the newest weights and writes what happens, until it is stopped."""
     torch.set_num_threads(1)
     run = replay_dir.parent
     with (
@@ -169,13 +156,7 @@ def collect(replay_dir: Path, index: int, config: Config) -> None:
 
 
 def learn(run: Path, config: Config, control: Connection) -> None:
-    """Learns from what the collectors write, and publishes the weights, until it is stopped.
-
-    Args:
-        run: the directory of the run.
-        config: of the run.
-        control: reports go out; the end of the run comes in, as a message or as its own end.
-    """
+    """Learns from what the collectors write, and publishes the weights, until it is stopped."""
     torch.set_num_threads(1)
     with (
         attach(run / "replay", role="learner") as replay,

@@ -116,10 +116,6 @@ class Agent:
     def update(self, batch: TensorDictBase, step: int) -> torch.Tensor:
         """Makes one step of the optimizer.
 
-        Args:
-            batch: a prioritized sample of what `Rollout` gives.
-            step: of the run, for the learning rate.
-
         Returns:
             The absolute temporal differences ``[n]``, which are the new priorities.
         """
@@ -211,11 +207,6 @@ class Rollout:
 
     def collect(self, network: QNetwork, epsilon: float, rows: int) -> TensorDict:
         """Steps until there are enough transitions.
-
-        Args:
-            network: chooses the actions.
-            epsilon: how often a random action is taken instead.
-            rows: how many transitions to return at least.
 
         Returns:
             A batch: ``observation``, ``action``, ``gamma`` (the discount of what follows), and

@@ -132,10 +132,6 @@ def examine(replay: ReplayBuffer, ledgers: Path) -> Evidence:
     A ring overwrites the oldest items of every writer first. So, once the buffer has been full,
     an item counts as lost only if an older one of the same writer is there.
 
-    Args:
-        replay: the buffer; others may be writing to it.
-        ledgers: the directory that the ledgers are in.
-
     Returns:
         The evidence.
 

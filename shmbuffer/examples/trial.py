@@ -127,11 +127,7 @@ class Trial:
         self._outcome = Outcome()
 
     def play(self) -> Outcome:
-        """Runs it.
-
-        Raises:
-            RuntimeError: the processes end by themselves as often as they are started.
-        """
+        """Runs it."""
         outcome, self._began_s = self._outcome, time.monotonic()
         self._say(f"the run is in {self._run_dir}")
         on_existing: Literal["error", "recover"] = "error"

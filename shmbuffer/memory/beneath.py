@@ -36,14 +36,7 @@ def parts(name: str, root: Path) -> list[str]:
 
 @contextmanager
 def walk(root: int, where: Path, folders: list[str], *, make: bool = False) -> Iterator[int]:
-    """Yield the descriptor of a directory below `root`, which is open and lies at `where`.
-
-    Args:
-        root: where to begin; it stays open, everything else is closed at the end.
-        where: for messages.
-        folders: the names on the way down.
-        make: make what is missing, 0700.
-    """
+    """Yield the descriptor of a directory below `root`, which is open and lies at `where`."""
     with _core.Descriptor() as reached:
         fd = root
         for folder in folders:

@@ -82,19 +82,6 @@ def check(
 
     Holds init.lock while it looks at words and priorities: a process that takes the mutex without
     an entry of its own must keep a recovery from making a new one meanwhile.
-
-    Args:
-        path: the scratch directory.
-        timeout: seconds to wait for another process that creates or recovers it.
-        on_progress: called with a `ProgressReport` while checksums are compared. What it raises
-            comes out of this call.
-
-    Raises:
-        BufferNotFoundError: there is no buffer.
-        FormatError: the control file is not ours, or of another version.
-        AttachTimeout: somebody holds init.lock.
-        LockTimeout: a living process holds the mutex and does not run.
-        ReadOnlyError: the directory cannot be written, so nothing in it can be locked.
     """
     with Directory.open(path) as directory:
         files = Files(directory)

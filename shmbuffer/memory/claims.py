@@ -55,12 +55,6 @@ class Claims:
     ) -> NDArray[np.bool_]:
         """Takes named slots; then `commit` or `abort`, in the same thread.
 
-        Args:
-            where: int64[n], slots.
-            in_place: an item that is there keeps its raw priority and its source.
-            tickets: int64[n]; a slot that does not hold the item of its ticket is left alone.
-            timeout: as for `Ring.write`.
-
         Returns:
             bool[n]: what was taken. If that is nothing, no claim is open.
 
@@ -89,16 +83,7 @@ class Claims:
         return kept
 
     def commit(self, priorities: NDArray[np.float64] | int | None = None) -> None:
-        """Publishes what was claimed; if it raises, that was given back.
-
-        Args:
-            priorities: raw, float64, one for each element that was claimed: of more slots than
-                there are, those that stay.
-
-        Raises:
-            ValueError: a priority is NaN, infinite, negative or too large.
-            ShmBufferError: this thread has claimed nothing.
-        """
+        """Publishes what was claimed; if it raises, that was given back."""
         try:
             if priorities is None and not self._in_place:
                 priorities = self._tree.of_new(None, self._elements)

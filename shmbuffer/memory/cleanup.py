@@ -123,14 +123,7 @@ class Ownership:
 
 
 def own(directory_path: str | os.PathLike[str], remove: Callable[[], object]) -> Ownership:
-    """Make this process the one that removes a directory at its end.
-
-    Args:
-        directory_path: the directory.
-        remove: removes it, idempotently; False says that it was gone. It is kept until then, with
-            all that it refers to. It may be called in a signal handler, between any two steps of
-            the main thread, so it must not wait for what that thread may hold.
-    """
+    """Make this process the one that removes a directory at its end."""
     ownership = Ownership(Path(directory_path), remove)
     _owned.append(ownership)
     _put_handlers_up()
@@ -153,9 +146,6 @@ def left_behind() -> Iterator[Path]:
 
     Where it cannot, as from another container, an init.lock has to be there: creation has begun
     then, and locks can tell whether somebody uses it.
-
-    Raises:
-        OSError: the folder for temporary files cannot be listed.
     """
     uid = os.geteuid()
     pattern = re.compile(rf"{PREFIX}{uid}-([0-9a-f]+)-([0-9]+)-([0-9]+)-\w+")
@@ -182,11 +172,6 @@ def janitor(is_abandoned: Callable[[Path], bool], remove: Callable[[Path], bool]
 
     Looks at what `left_behind` finds. An empty one is removed without a question. What cannot be
     removed is logged, not raised: it shall not keep a new buffer from starting.
-
-    Args:
-        is_abandoned: whether the buffer's owner is dead and nobody uses it; may find a directory
-            that is incomplete.
-        remove: removes it, and returns whether it did.
     """
     removed: list[Path] = []
     try:

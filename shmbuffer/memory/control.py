@@ -80,11 +80,7 @@ class Superblock:
         )
 
     def pack(self) -> bytes:
-        """The 4096 bytes of it.
-
-        Raises:
-            ValueError: the settings do not fit.
-        """
+        """The 4096 bytes of it."""
         settings = json.dumps(self.settings, sort_keys=True).encode()
         room = layout.SUPERBLOCK["settings"].itemsize
         if len(settings) > room:
@@ -206,13 +202,7 @@ class Control:
         return self._bytes[at : at + layout.LIMITER.itemsize].view(layout.LIMITER)
 
     def superblock(self) -> Superblock:
-        """The valid copy with the higher sequence; a page that is known is not decoded again.
-
-        Raises:
-            IncompatibleVersionError: ours, but of another format version or kind of machine.
-            FormatError: not one of our files.
-            CorruptBufferError: both copies are damaged.
-        """
+        """The valid copy with the higher sequence; a page that is known is not decoded again."""
         pages = self._pages()
         if not all(page in self._known for page in pages):
             self._require_compatible(pages)
@@ -236,11 +226,7 @@ class Control:
         return max(copies, key=lambda copy: copy.sequence)
 
     def write(self, superblock: Superblock) -> Superblock:
-        """Stores the next superblock over the older copy, and returns it with its sequence.
-
-        Raises:
-            DurabilityError: the newest copy could not be brought to the disk; nothing was changed.
-        """
+        """Stores the next superblock over the older copy, and returns it with its sequence."""
         newest = self.superblock()
         self.sync()
         following = replace(superblock, sequence=newest.sequence + 1)
@@ -255,11 +241,7 @@ class Control:
             self._store(copy, replace(superblock, sequence=sequence + 1 + copy))
 
     def note_recovery(self, found: Mapping[str, Any]) -> None:
-        """Stores what a recovery found, for later readers; nothing depends on it.
-
-        Args:
-            found: the fields of `layout.RECOVERY`, but for the checksum.
-        """
+        """Stores what a recovery found, for later readers; nothing depends on it."""
         page = np.zeros((), layout.RECOVERY)
         for name, value in found.items():
             page[name] = value
@@ -367,13 +349,7 @@ def _is_whole(page: bytes) -> bool:
 
 
 def first_superblock(settings: dict[str, Any], flags: Flag, file: tuple[int, int]) -> Superblock:
-    """The superblock of a new buffer, owned by this process.
-
-    Args:
-        settings: what is recorded of the buffer, JSON-able.
-        flags: see `layout.Flag`.
-        file: device and inode of the control file; a copy of a directory is known by them.
-    """
+    """The superblock of a new buffer, owned by this process."""
     return Superblock().owned(
         uuid=uuid.uuid4().bytes,
         boot_id=identity.current().boot_id,

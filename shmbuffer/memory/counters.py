@@ -34,12 +34,6 @@ def of_snapshot(snapshot: bytes) -> tuple[Any, Any]:
 def totals(runtime: Any, entries: Any, *, width: int, elements: int) -> dict[str, int | float]:
     """What the buffer counts, over all clients that it ever had.
 
-    Args:
-        runtime: a runtime page.
-        entries: the registry.
-        width: elements of a slot.
-        elements: of the whole buffer.
-
     Returns:
         ``length``, ``elements``, ``write_count`` (elements), ``head`` (ticket), ``prioritized``,
         ``alpha``, ``eps``, ``max_priority``, the sums of `layout.COUNTERS`, what `RUNTIME_COUNTERS`

@@ -16,14 +16,7 @@ WRITE_TIMEOUT_S = 5.0
 
 @contextmanager
 def within(seconds: float | None) -> Iterator[None]:
-    """What this thread's calls wait for others ends after so long, whichever call it is.
-
-    Args:
-        seconds: None leaves each wait its usual length.
-
-    Raises:
-        ValueError: no number of seconds.
-    """
+    """What this thread's calls wait for others ends after so long, whichever call it is."""
     if seconds is None:
         yield
         return
@@ -46,11 +39,7 @@ class Deadline(NamedTuple):
 
 
 def ends(usual: float | None) -> Deadline | None:
-    """Of a wait that begins now; None: it may take for ever.
-
-    Args:
-        usual: seconds, where `within` says nothing.
-    """
+    """Of a wait that begins now; None: it may take for ever."""
     if _own.limit is not None or usual is None:
         return _own.limit
     return Deadline(usual, time.monotonic() + usual)

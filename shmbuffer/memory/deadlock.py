@@ -71,14 +71,7 @@ class Deadlock:
 
 
 def find_deadlock(control: Control, now: RateStatus, why: Why, asked: InQueue) -> Deadlock | None:
-    """The knot that the clients are in, if everybody waits and none may go on.
-
-    Args:
-        control: of the buffer.
-        now: how the sides stand.
-        why: what a client that waits is limited by.
-        asked: what a queue has the client of an entry wait for, on a side; under the mutex.
-    """
+    """The knot that the clients are in, if everybody waits and none may go on."""
     entries = control.entries
     in_queue = now.queued is not None
     live = entries["state"] == EntryState.LIVE

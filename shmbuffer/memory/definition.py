@@ -26,18 +26,7 @@ _FIELDS = ("capacity", "lanes", "leaves", "schema_sha256", "slots_bytes", "salt"
 
 
 def build(seat: Seat, schema: Schema, *, adopting: bool, prefault: Prefault) -> None:
-    """Builds slots and leaves, and says READY; under init.lock, in state NO_SCHEMA.
-
-    Args:
-        seat: of the handle that writes first.
-        schema: what an item is made of.
-        adopting: leaf files that are there are taken over.
-        prefault: what becomes of the pages: whether there is memory for all of them.
-
-    Raises:
-        SpaceError, DurabilityError, BufferExistsError, SchemaMismatchError: as they say; the buffer
-            has no schema still.
-    """
+    """Builds slots and leaves, and says READY; under init.lock, in state NO_SCHEMA."""
     control, ground = seat.control, seat.ground
     superblock = control.superblock()
     settings = Settings.recorded(superblock.settings, seat.where)
@@ -86,9 +75,6 @@ def withdraw(seat: Seat) -> tuple[Seat, Callable[[], None]]:
 
     Returns:
         The seat to go on with; and what removes the files, which comes last.
-
-    Raises:
-        DurabilityError: the superblock could not be brought to the disk; nothing was changed.
     """
     control = seat.control
     discard = seat.ground.discarding()  # what can fail, first

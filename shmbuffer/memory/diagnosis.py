@@ -39,13 +39,7 @@ class Diagnosis:
 
     @classmethod
     def of(cls, files: Files, *, writable: bool = True) -> Diagnosis:
-        """Looks at a directory.
-
-        Raises:
-            BufferNotFoundError: there is no buffer; it names one that is a directory away.
-            FormatError, CorruptBufferError, UnsafePathError: the control file is not one of ours,
-                or damaged.
-        """
+        """Looks at a directory."""
         files.require_control()
         return cls.of_control(files, files.open_control(writable=writable))
 
@@ -64,11 +58,7 @@ class Diagnosis:
         return self.files.recorded_schema(self.superblock)
 
     def load(self) -> Mapped | None:
-        """Maps what was built; None before the first write.
-
-        Raises:
-            CorruptBufferError: a file is missing, or is not what the superblock says.
-        """
+        """Maps what was built; None before the first write."""
         if self.superblock.schema_sha256 == bytes(32):
             return None
         return self.files.load(self.superblock, vars(self).get("schema"))

@@ -14,11 +14,6 @@ from shmbuffer.memory.slots_file import SlotsFile
 def misplaced(runtime: Any, live: SlotsFile, record_bytes: int) -> NDArray[np.bool_]:
     """Items whose record cannot be where their slot says.
 
-    Args:
-        runtime: the runtime page; None: what it says of tail and head may be old.
-        live: the slots.
-        record_bytes: of the byte ring.
-
     Returns:
         bool[capacity].
     """
@@ -37,12 +32,6 @@ def not_theirs(
     live: SlotsFile, record_bytes: int, records_map: Any, placed: NDArray[np.bool_]
 ) -> NDArray[np.bool_]:
     """Items where the record at their place has another one's header.
-
-    Args:
-        live: the slots.
-        record_bytes: of the byte ring.
-        records_map: the byte ring.
-        placed: bool[capacity]: which extents can be looked at; see `misplaced`.
 
     Returns:
         bool[capacity].

@@ -121,14 +121,7 @@ class Files:
         return control
 
     def open_control(self, *, writable: bool = True) -> Control:
-        """Maps the control file.
-
-        Args:
-            writable: else it can only be looked at, also on a read-only file system.
-
-        Raises:
-            CorruptBufferError, UnsafePathError: it is not a whole plain file of ours.
-        """
+        """Maps the control file."""
         with (
             self.directory.open_file(
                 layout.CONTROL, nbytes=layout.CONTROL_BYTES, writable=writable
@@ -142,11 +135,7 @@ class Files:
         return Control(mapped, str(self.path), (found.st_dev, found.st_ino))
 
     def control_if_there(self, known: Control | None = None) -> Control | None:
-        """The control file, mapped; None without a buffer.
-
-        Args:
-            known: one that was mapped before; it is returned if it is the one that is there.
-        """
+        """The control file, mapped; None without a buffer."""
         try:
             found = self.directory.stat(layout.CONTROL)
             is_known = known is not None and known.file == (found.st_dev, found.st_ino)
@@ -159,18 +148,7 @@ class Files:
         restored.vouch(self.directory, [layout.CONTROL, *(schema.mapped_files if schema else ())])
 
     def build(self, schema: Schema, *, reserve: bool, adopt: bool) -> Mapped:
-        """Makes every file of the schema; under init.lock, in state NO_SCHEMA.
-
-        Args:
-            schema: what to build.
-            reserve: take all space now.
-            adopt: leaf files that are there are taken over, if their sizes are right.
-
-        Raises:
-            SpaceError: with the bytes needed and free; what was made is removed again.
-            BufferExistsError: a file of that name is there and is not ours.
-            SchemaMismatchError: it should be taken over, and has another size.
-        """
+        """Makes every file of the schema; under init.lock, in state NO_SCHEMA."""
         self.discard_unfinished()
         slots_bytes = schema.sections["bytes"]
         leaves = {
@@ -216,15 +194,7 @@ class Files:
             raise
 
     def load(self, superblock: Superblock, schema: Schema | None = None) -> Mapped:
-        """Maps what another process built.
-
-        Args:
-            superblock: names the schema.
-            schema: as schema.json says, where that was read already.
-
-        Raises:
-            CorruptBufferError: a file is missing, or is not what the superblock says.
-        """
+        """Maps what another process built."""
         if schema is None:
             data = self._read_required(layout.SCHEMA, layout.SCHEMA_LIMIT)
             schema = Schema.from_json(data, f"{self.path}/{layout.SCHEMA}")
@@ -242,11 +212,7 @@ class Files:
         return self._map(schema)
 
     def dictionary(self) -> bytes | None:
-        """What records are compressed with; None as long as nobody has published it.
-
-        Raises:
-            CorruptBufferError: larger than a dictionary may be.
-        """
+        """What records are compressed with; None as long as nobody has published it."""
         if not self.directory.exists(layout.DICTIONARY):
             return None
         return self.directory.read(layout.DICTIONARY, limit=layout.SCHEMA_LIMIT)
@@ -278,10 +244,6 @@ class Files:
 
     def remove(self, *, created_directory: bool, keep_lock: bool = False) -> bool:
         """Removes every file that we made, then the directories that are empty; under init.lock.
-
-        Args:
-            created_directory: the scratch directory is ours too.
-            keep_lock: a buffer is made here next, so init.lock has to go on keeping others out.
 
         Returns:
             Whether anything was there to remove.
@@ -360,11 +322,7 @@ class Files:
         _core.reached("define.synced")
 
     def map_slots(self, schema: Schema, *, writable: bool = True) -> Any:
-        """Maps the slots file.
-
-        Raises:
-            CorruptBufferError: it is missing, or of another size.
-        """
+        """Maps the slots file."""
         size = schema.sections["bytes"]
         return self._map_file(layout.SLOTS, size, writable=writable, aligned=True)
 

@@ -115,9 +115,6 @@ def allocate(fd: int, nbytes: int, *, reserve: bool, free: int) -> None:
 
     The room is compared with `free` first: tmpfs takes page after page before it sees that the next
     one is missing, and the machine may be out of memory before that.
-
-    Raises:
-        OSError: ENOSPC or EDQUOT for want of room, EFBIG for a limit on the size of one file.
     """
     if not reserve:
         os.ftruncate(fd, nbytes)

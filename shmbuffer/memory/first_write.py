@@ -18,13 +18,7 @@ from shmbuffer.memory.waiting import Waiting
 
 
 def first_ring(engine: Engine, min_size: int) -> Ring:
-    """The ring; waited for while nobody has written anything, for a sample of ``min_size`` items.
-
-    Raises:
-        RateLimitTimeout: the deadline of `deadline.within` has passed.
-        RateLimitError: nobody is there to write, and ``when_no_peer`` is "error".
-        BufferClosedError: the handle was closed meanwhile.
-    """
+    """The ring; a sample of ``min_size`` items waits here for the first write."""
     ring = engine.ring()
     if ring is not None:
         return ring

@@ -58,16 +58,8 @@ class Flow:
     def admit(self, count: int, min_size: int = 0) -> int:
         """Waits until ``count`` elements may be drawn.
 
-        Args:
-            count: elements.
-            min_size: how many have to be there, if that is more than the limiter says.
-
         Returns:
             How many count as drawn now; 0 where nothing counts them.
-
-        Raises:
-            RateLimitTimeout: the deadline of `deadline.within` has passed.
-            RateLimitError: it can never be, or nobody inserts and ``when_no_peer`` is "error".
         """
         self._calls.sides.draws_here()
 
@@ -77,22 +69,13 @@ class Flow:
         return self._calls.run(call, "sample")
 
     def cancel(self, counted: int, version: int = 0) -> None:
-        """What was admitted was not drawn.
-
-        Args:
-            counted: as many elements as `admit` says.
-            version: of the limiter then; 0: it was this thread's last draw, which the core knows.
-        """
+        """What was admitted was not drawn."""
         if counted:
             native = self._seat.native
             self._calls.run(lambda: int(native.cancel(counted, version, LOCK_TIMEOUT_NS)), "sample")
 
     def take(self, index: NDArray[np.int64], tickets: NDArray[np.int64]) -> bool:
         """Takes the oldest elements out of a queue; their slots stay as they are until `release`.
-
-        Args:
-            index: int64[n], filled with elements.
-            tickets: int64[n], filled.
 
         Returns:
             False if there is no queue, or none any more: then nothing is to be released.

@@ -35,12 +35,7 @@ def flush(seat: Seat, ring: Ring, timeout: float) -> None:
 
 
 def _raise(seat: Seat, snapshot: bytes) -> None:
-    """Syncs all files; under init.lock. What was committed at the snapshot is covered then.
-
-    Raises:
-        DurabilityError: a sync failed. It is not tried again: the kernel may have dropped the
-            pages, and a second success would prove nothing (fsync(2), EIO).
-    """
+    """Syncs all files; under init.lock. What was committed at the snapshot is covered then."""
     control, mapped = seat.control, seat.mapped
     assert mapped is not None
     runtime, entries = counters.of_snapshot(snapshot)

@@ -255,12 +255,7 @@ def rooms(rings: tuple[Ring, Ring, Ring]) -> dict[str, int]:
 
 
 def read(directory: Directory) -> History:
-    """Reads the history of a buffer, also while it is being written; takes no lock.
-
-    Raises:
-        BufferNotFoundError: there is none.
-        FormatError, CorruptBufferError, UnsafePathError: the file cannot be read.
-    """
+    """Reads the history of a buffer, also while it is being written; takes no lock."""
     where = directory.path / layout.HISTORY
     size = directory.stat(layout.HISTORY).st_size
     if size > LIMIT:
@@ -269,12 +264,7 @@ def read(directory: Directory) -> History:
 
 
 def parse(data: bytes, where: Path) -> History:
-    """Reads a history from its bytes.
-
-    Raises:
-        FormatError: not a history, or one of another version.
-        CorruptBufferError: a header that is damaged, or another size than it says.
-    """
+    """Reads a history from its bytes."""
     uuid, fields, places = header_of(data, len(data), where)
     found, torn = zip(*(ring.whole(data[ring.begin : ring.end]) for ring in places), strict=True)
     return History(

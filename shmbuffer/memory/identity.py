@@ -83,15 +83,7 @@ def prove_dead(
     lock_is_free: Callable[[], bool],
     is_another_program: Callable[[], bool] = lambda: False,
 ) -> bool:
-    """Whether a process can be proved to be dead. Does not wait; some 100 µs if it is alive.
-
-    Args:
-        identity: the process, as it described itself with `current`.
-        lock_is_free: asked where the facts do not decide, in other namespaces above all; whether
-            nobody holds its lock file.
-        is_another_program: asked where the process runs; whether what it runs now is not what
-            described itself.
-    """
+    """Whether a process can be proved to be dead. Does not wait; some 100 µs if it is alive."""
     me = current()
     if is_of_another_boot(identity):
         return lock_is_free()

@@ -34,13 +34,6 @@ def inspect(
 ) -> dict[str, Any]:
     """Everything that the directory says of itself, as plain values.
 
-    Args:
-        path: the directory.
-        priorities: also how they are spread, under ``priorities``: for each power of two the share
-            of items whose raw priority is up to it, and above half of it. Of a large buffer some
-            16,384 slots from all over are looked at. None without a priority tree.
-        live_bytes: also what the items of a buffer of records take, which sorts all of them.
-
     Returns:
         Keys ``path``, ``uuid``, ``state``, ``needs_recovery`` (None, or the reason), ``epoch``,
         ``created``, ``flags``, ``settings``, ``schema`` (None before the first write),
@@ -61,9 +54,6 @@ def inspect(
 
     Cost: about a millisecond, whatever the capacity, without ``live_bytes``; it reads some pages
     that everybody else reads, and stores nothing.
-
-    Raises:
-        BufferNotFoundError, FormatError, CorruptBufferError, UnsafePathError: as they say.
     """
     with Directory.open(path) as directory:
         files = Files(directory)

@@ -62,11 +62,7 @@ class ItemStats:
 
 
 def take(path: str | PathLike[str]) -> ItemStats | None:
-    """Looks at the items of a directory; None before the first write.
-
-    Raises:
-        BufferNotFoundError, FormatError, CorruptBufferError, UnsafePathError: as they say.
-    """
+    """Looks at the items of a directory; None before the first write."""
     with Directory.open(path) as directory:
         files = Files(directory)
         look = Diagnosis.of(files, writable=False)

@@ -172,23 +172,13 @@ NO_LIMIT = (0, 0.0, 0.0, 0, 0, 0)
 
 
 def active(runtime: Any) -> Any:
-    """A copy of the `layout.LIMITER` that counts, all of one setting; None: there is none.
-
-    Args:
-        runtime: a runtime page, mapped or copied.
-    """
+    """A copy of the `layout.LIMITER` that counts, all of one setting; None: there is none."""
     found = _core.limiter(runtime)
     return None if found is None else np.frombuffer(found, layout.LIMITER)[0]
 
 
 def is_far_apart(runtime: Any, elements: int) -> bool:
-    """Whether one side is so far ahead of the other as no limiter lets it come.
-
-    Args:
-        runtime: a runtime page.
-        elements: that the buffer has room for: claims that began without a limiter, and what was
-            found after a reboot, may be that many each.
-    """
+    """Whether one side is so far ahead of the other as no limiter lets it come."""
     block = active(runtime)
     if block is None:
         return False

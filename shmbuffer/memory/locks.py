@@ -81,20 +81,8 @@ class Lock(_core.Descriptor):
 
         Polls every 5 ms, because a wait in the kernel has no deadline; a timeout of 0 asks once.
 
-        Args:
-            directory: where `name` begins.
-            name: the lock file.
-            timeout: seconds.
-            purpose: what the holder does with it, for the message.
-            make: the file, if it is not there; else that is a BufferNotFoundError.
-
         Returns:
             This object.
-
-        Raises:
-            AttachTimeout: somebody else holds it. Attributes: `path`, `pids`, `timeout_s`.
-            UnsafeFilesystemError: the file system has no file locks.
-            BufferUnlinkedError, ReadOnlyError, UnsafePathError: as for `Directory.create`.
         """
         deadline = time.monotonic() + timeout
         where = directory.path / name
@@ -210,11 +198,7 @@ class LivenessFile:
 
     @staticmethod
     def hold(directory: Directory, entry: int) -> Lock:
-        """Say that the client of this entry lives, until the lock is closed, or its death.
-
-        Raises:
-            AttachTimeout: another process says so, and not only for a moment.
-        """
+        """Say that the client of this entry lives, until the lock is closed, or its death."""
         return Lock().hold(
             directory,
             LivenessFile.name(entry),

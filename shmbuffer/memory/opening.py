@@ -95,12 +95,6 @@ def _clear_the_way(
 ) -> tuple[Control | None, RecoveryReport | None, Mapped | None]:
     """What has to happen to a buffer that is there before anybody joins; under init.lock.
 
-    Args:
-        files: the directory.
-        control: its control file, if it has one.
-        existing: what is to be done with a buffer.
-        creating: a new one is made where there is none.
-
     Returns:
         The control file, if there is a buffer still; what a recovery did, and what it has mapped.
     """

@@ -23,11 +23,7 @@ class Pages:
         return self._prefault if self._maker == os.getpid() else OFF
 
     def make(self, seat: Seat, *, wait: bool = False) -> None:
-        """Begins, once there is something to make; ``wait``: until it is done, if that was asked.
-
-        Raises:
-            SpaceError: memory is not enough, or ran out.
-        """
+        """Begins, once there are pages to make; ``wait``: until all are there, if asked."""
         if not self.prefault or seat.mapped is None:
             return
         if self._populating is None:

@@ -105,14 +105,7 @@ def explained(
     needed: int = 0,
     free: Callable[[], int] = lambda: 0,
 ) -> Iterator[None]:
-    """Turn an OSError of the body into the error of ours that it means.
-
-    Args:
-        where: what the body works on.
-        wanted: what should be there.
-        needed: bytes that the body writes or reserves.
-        free: asked when they do not fit, after the body has cleaned up.
-    """
+    """Turn an OSError of the body into the error of ours that it means."""
     try:
         yield
     except ShmBufferError:

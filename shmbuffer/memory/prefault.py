@@ -119,12 +119,7 @@ class Populating:
             raise
 
     def wait(self) -> None:
-        """Return when all of it is there, or it was stopped; a signal handler may end the wait.
-
-        Raises:
-            SpaceError: memory is not enough, or ran out.
-            whatever ``on_progress`` raised. Both once.
-        """
+        """Return when all of it is there, or it was stopped; a signal handler may end the wait."""
         try:
             if self._thread.is_alive():
                 self._thread.join()

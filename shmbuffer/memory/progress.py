@@ -67,11 +67,7 @@ _raised: ContextVar[BaseException | None] = ContextVar("shmbuffer_on_progress_ra
 
 @contextmanager
 def hearing(on_progress: OnProgress | None) -> Iterator[None]:
-    """Has the work inside report to ``on_progress``; None keeps the listener of the call around it.
-
-    Raises:
-        TypeError: it cannot be called.
-    """
+    """Has the work inside report to ``on_progress``; None keeps the listener around it."""
     if on_progress is None:
         yield
         return
@@ -127,13 +123,7 @@ class Progress:
             self._next_s = time.monotonic() + EVERY_S
 
     def cut(self, count: int, nbytes: int, most: int | None = None) -> Iterator[tuple[int, int]]:
-        """Pieces of the work, as the first of ``count`` and how many.
-
-        Args:
-            count: of all pieces together.
-            nbytes: of each that is counted.
-            most: in a piece, also where nobody is told.
-        """
+        """Pieces of the work, as the first of ``count`` and how many."""
         at_once = count if most is None else most
         if self.heard:
             at_once = min(at_once, max(1, PIECE_BYTES // max(1, nbytes)))

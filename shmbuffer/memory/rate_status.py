@@ -69,13 +69,7 @@ class RateStatus:
 
 
 def rate_status(runtime: Any, *, width: int, capacity: int) -> RateStatus:
-    """Of a runtime page.
-
-    Args:
-        runtime: one structured value.
-        width: elements of a slot.
-        capacity: slots.
-    """
+    """Of a runtime page."""
     size, pending = int(runtime["length"]) * width, int(runtime["pending"])
     head = int(runtime["head"])
     block = limiter.active(runtime)
@@ -112,13 +106,7 @@ def rate_status(runtime: Any, *, width: int, capacity: int) -> RateStatus:
 
 
 def clients_on(entries: Any, side: Side, *, excluding: int | None = None) -> list[int]:
-    """Entries of the clients on a side: who has done what it does, is there for it, or waits to.
-
-    Args:
-        entries: the registry.
-        side: SAMPLES: who samples; INSERTS: who inserts.
-        excluding: an entry that is left out.
-    """
+    """Entries of the clients on a side: who has done what it does, is there for it, or waits to."""
     field, other, role, waiting = (
         ("last_sample_ns", "last_insert_ns", Role.LEARNER, Side.INSERTS)
         if side == Side.SAMPLES
@@ -135,17 +123,7 @@ def clients_on(entries: Any, side: Side, *, excluding: int | None = None) -> lis
 def explain(
     now: RateStatus, entries: Any, side: Side, count: int, why: Why, now_ns: int, excluding: int
 ) -> str:
-    """Why a call waits, and for whom: "4 samples per insert wanted, 3.2 seen; the only ...".
-
-    Args:
-        now: how the sides stand.
-        entries: the registry.
-        side: whom it waits for.
-        count: items that it is to write or draw; or, where there are too few, that have to be.
-        why: what it is limited by.
-        now_ns: monotonic clock.
-        excluding: its own entry.
-    """
+    """Why a call waits, and for whom: "4 samples per insert wanted, 3.2 seen; the only ..."."""
     who = _who(entries, side, now_ns, excluding)
     match why:
         case Why.AHEAD | Why.BEHIND:

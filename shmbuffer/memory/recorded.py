@@ -20,20 +20,12 @@ _MOST_DIMS = 64
 
 
 def of_buffer(settings: Settings, where: str) -> dict[str, Any]:
-    """What is recorded of the buffer, by the names of its arguments; see `buffers.record`.
-
-    Raises:
-        CorruptBufferError: a value that no buffer records.
-    """
+    """What is recorded of the buffer, by the names of its arguments; see `buffers.record`."""
     return _checked(settings.extra, _OF_BUFFERS, "", where)
 
 
 def of_storage(settings: Settings, where: str) -> dict[str, Any]:
-    """What is recorded of a storage of records; empty for one of rows.
-
-    Raises:
-        CorruptBufferError: as `of_buffer`.
-    """
+    """What is recorded of a storage of records; empty for one of rows."""
     return _checked(of_buffer(settings, where).get("storage", {}), _OF_STORAGES, "storage.", where)
 
 

@@ -63,18 +63,7 @@ class Recorder:
 
     @classmethod
     def open(cls, files: Files, uuid: bytes) -> Self:
-        """Goes on with the history of a buffer, or begins one; under init.lock.
-
-        Args:
-            files: of the buffer.
-            uuid: of the buffer. In place of a history of another one, such as the one that this was
-                copied from, a new one is begun.
-
-        Raises:
-            AttachTimeout: another process records it.
-            SpaceError: there is no room for it.
-            ReadOnlyError, UnsafePathError, BufferUnlinkedError: as for `Directory.create`.
-        """
+        """Goes on with the history of a buffer, or begins one; under init.lock."""
         directory, where = files.directory, files.path / layout.HISTORY
         try:
             file = _locked(directory)
@@ -91,15 +80,7 @@ class Recorder:
             return cls(_made(directory, uuid), where, reason=found)
 
     def record(self, values: Mapping[str, int | float], recorder: int) -> None:
-        """Writes a record of this moment, and, once a minute, another one that is kept for longer.
-
-        Args:
-            values: the fields, and whatever else; a field that is missing is recorded as 0.
-            recorder: incarnation of the client that we are.
-
-        Raises:
-            OSError: it could not be written.
-        """
+        """Writes a record of this moment and, once a minute, one that is kept for longer."""
         stamp = _stamp(recorder)
         self._put(self._fine, {**values, **stamp})
         _core.reached("history.fine")
@@ -112,11 +93,7 @@ class Recorder:
             self._coarse_ns = now_ns
 
     def note(self, event: Event, recorder: int) -> None:
-        """Writes an event of this moment.
-
-        Raises:
-            OSError: it could not be written.
-        """
+        """Writes an event of this moment."""
         self._put(self._events, {**event.to_row(), **_stamp(recorder)})
         _core.reached("history.event")
 

@@ -103,17 +103,8 @@ class Records:
     ) -> int:
         """Writes a batch at the head; the oldest records go as their bytes are needed.
 
-        Args:
-            batch: of more records than there are slots the last ones stay.
-            priorities: raw, float64[n]; without, the default priority.
-            timeout: seconds to wait for a slot, or for bytes, that a living writer is filling.
-
         Returns:
             The ticket of the first: record k is in slot ``(ticket + k) % capacity``.
-
-        Raises:
-            RecordTooLargeError: the batch needs more bytes than there are; nothing was changed.
-            RingOverrunError, ValueError, BufferClosedError, LockTimeout: as `Ring.write`.
         """
         count, head, capacity = len(batch), int(self._seat.native.head), self._capacity
         if count == 0:
@@ -141,20 +132,8 @@ class Records:
     ) -> NDArray[np.bool_]:
         """Writes record i of a batch, whose records do not overlap, to slot ``where[i]``.
 
-        Args:
-            where: int64[n], slots, each once.
-            batch: n records.
-            priorities: raw, float64[n]; not together with ``tickets``.
-            in_place: an item that is there keeps its raw priority and its source, and is not
-                counted as written.
-            tickets: int64[n]; a slot that does not hold the item of its ticket is left alone.
-            timeout: as for `write`.
-
         Returns:
             bool[n]: what was written.
-
-        Raises:
-            IndexError: no such slot; and as `write`.
         """
         count = len(batch)
         if count != len(where):
@@ -189,16 +168,7 @@ class Records:
         return kept
 
     def sample(self, count: int, key: int, *, beta: float | None) -> Drawn:
-        """Draws records and copies them out, each validated. See `Ring.sample`.
-
-        Args:
-            count: how many.
-            key: 64 bits; the same key on the same buffer draws the same items.
-            beta: importance-sampling exponent; None draws uniformly, and gives no weights.
-
-        Raises:
-            EmptyBufferError: nothing is committed.
-        """
+        """Draws records and copies them out, each validated. See `Ring.sample`."""
         index, tickets = np.empty(count, np.int64), np.empty(count, np.int64)
         weights = None if beta is None else np.empty(count, np.float32)
         how = (
@@ -218,11 +188,7 @@ class Records:
         return Drawn(batch, index, tickets, weights)
 
     def read(self, index: NDArray[np.int64]) -> Drawn:
-        """Copies records by slot, each validated; where there is no item the size is 0.
-
-        Raises:
-            IndexError: no such slot.
-        """
+        """Copies records by slot, each validated; where there is no item the size is 0."""
         index = np.ascontiguousarray(index, np.int64)
         count, tickets = len(index), np.empty(len(index), np.int64)
         at, whose = index.ctypes.data, tickets.ctypes.data
@@ -240,15 +206,8 @@ class Records:
         A record does not change once it is committed, so what nobody is writing any more is copied
         once, without a lock; the mutex is held for the last megabyte, and a scan of the slots.
 
-        Args:
-            descriptor: of an empty file; `os.pwrite` writes to it from 0.
-            where: its name, for messages.
-
         Returns:
             The moment; and the extents of all slots, positions counted from the start of the file.
-
-        Raises:
-            SpaceError: the file system is full; bytes needed and free.
         """
         self._seat.reap_dead()  # behind a dead writer's claim all would be left for the mutex
         base, safe, _ = self._span()

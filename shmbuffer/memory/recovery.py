@@ -51,16 +51,8 @@ def recover_directory(
 ) -> tuple[RecoveryReport, Mapped | None]:
     """Recovers; under init.lock, when there is a reason to.
 
-    Args:
-        found: the directory.
-        reason: see `Diagnosis.reason_to_recover`.
-        verify: compare items with their checksums also where the bytes are believed.
-
     Returns:
         What was done; and what is mapped, where there is a schema.
-
-    Raises:
-        CorruptBufferError, FormatError: a file that recovery needs is damaged; nothing was changed.
     """
     files, control, superblock = found.files, found.control, found.superblock
     began = time.perf_counter_ns()

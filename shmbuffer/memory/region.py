@@ -87,18 +87,7 @@ class Directory:
         allow_unsafe_fs: bool = False,
         anybodys: bool = False,
     ) -> Directory:
-        """Open a directory for a buffer to live in.
-
-        Args:
-            path: the directory; its last part must not be a link.
-            create: make it, and what is missing above it, if it is not there.
-            allow_unsafe_fs: accept network and cluster file systems.
-            anybodys: accept another user's, and one that cannot be listed: only what is opened
-                below it has to be ours. It is on any file system.
-
-        Raises:
-            UnsafeFilesystemError: see `filesystem.UNSAFE`.
-        """
+        """Open a directory for a buffer to live in."""
         if not os.fspath(path):
             raise ValueError(f"the path of a directory cannot be empty, as {path!r} is")
         where, file, created = Path(path).absolute(), _core.Descriptor(), False
@@ -134,15 +123,7 @@ class Directory:
     def create(
         self, name: str, nbytes: int, *, reserve: bool = True, into: _core.Descriptor | None = None
     ) -> _core.Descriptor:
-        """Make a file of zeros and return what owns it; directories on the way are made too.
-
-        Args:
-            name: the file; nothing may be there.
-            nbytes: its size, which may be 0.
-            reserve: take the room now: on tmpfs the cost of writing it, on a disk next to none.
-                Otherwise the file is sparse, and a full disk is a SIGBUS for some later writer.
-            into: what shall own it; None: a new one.
-        """
+        """Make a file of zeros and return what owns it; directories on the way are made too."""
         file = into or _core.Descriptor()
         if nbytes < 0:
             raise ValueError(f"{self.path / name}: a file cannot have {nbytes} bytes")
@@ -172,17 +153,7 @@ class Directory:
         writable: bool = True,
         into: _core.Descriptor | None = None,
     ) -> _core.Descriptor:
-        """Open a file that has to be there, and return what owns it.
-
-        Args:
-            name: the file.
-            nbytes: the size that it must have.
-            writable: open it for reading and writing, not only for reading.
-            into: what shall own it; None: a new one.
-
-        Raises:
-            CorruptBufferError: it has another size. Attributes: `path`, `expected`, `found`.
-        """
+        """Open a file that has to be there, and return what owns it."""
         where, file = self.path / name, into or _core.Descriptor()
         flags = _FILE | (os.O_RDWR if writable else os.O_RDONLY)
         with self._within(name) as (folder, last):
@@ -209,11 +180,7 @@ class Directory:
                     return self.create(name, 0, into=into)
 
     def read(self, name: str, *, limit: int) -> bytes:
-        """Return the content of a file that has `limit` bytes at most.
-
-        Raises:
-            CorruptBufferError: it has more.
-        """
+        """Return the content of a file that has `limit` bytes at most."""
         with self.open_file(name, writable=False) as file, explained(self.path / name):
             fd, data = file.fd, bytearray()
             while len(data) <= limit and (more := os.read(fd, min(limit + 1, _CHUNK_BYTES))):
@@ -227,9 +194,6 @@ class Directory:
         """Replace a file as a whole; after a crash or a power cut it is the old one or the new one.
 
         Two callers at a time do not disturb each other: the last rename wins. Costs two syncs.
-
-        Raises:
-            DurabilityError: the old file or the new one is there; after other errors the old one.
         """
         beneath.parts(name, self.path)  # "a/" is no name, though "a/.5f02.tmp" is one
         temporary = f"{name}.{secrets.token_hex(8)}.tmp"

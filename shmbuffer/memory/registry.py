@@ -142,11 +142,7 @@ class Registry:
         return sorted({int(self._control.entries["pid"][entry]) for entry, _ in self.alive()})
 
     def join(self, role: Role) -> Membership:
-        """Takes a free entry. Under init.lock, after the dead were reaped.
-
-        Raises:
-            RegistryFullError: 256 living clients.
-        """
+        """Takes a free entry. Under init.lock, after the dead were reaped."""
         entry, liveness = self._free_entry()
         _core.reached("join.liveness")
         try:

@@ -52,9 +52,6 @@ def remove(path: Path, uuid: bytes, *, timeout: float = TIMEOUT_S) -> bool:
 
     Returns:
         Whether it was.
-
-    Raises:
-        AttachTimeout: somebody holds init.lock.
     """
     try:
         directory = Directory.open(path)
@@ -75,12 +72,7 @@ def remove(path: Path, uuid: bytes, *, timeout: float = TIMEOUT_S) -> bool:
 
 
 def finish(found: Diagnosis, *, keep_lock: bool = False) -> bool:
-    """Removes by list; under init.lock, when the superblock says CLOSING.
-
-    Args:
-        found: the directory.
-        keep_lock: a buffer is made there next; the directory is as much ours as it was.
-    """
+    """Removes by list; under init.lock, when the superblock says CLOSING."""
     files, control = found.files, found.control
     control.runtime["state"] = BufferState.CLOSING
     _core.reached("remove.state")
@@ -92,11 +84,7 @@ def finish(found: Diagnosis, *, keep_lock: bool = False) -> bool:
 
 
 def sweep(excluding: Path | None = None) -> list[Path]:
-    """Removes the temporary directories that killed owners of this user left, and returns them.
-
-    Args:
-        excluding: one to let be, because it is being opened.
-    """
+    """Removes the temporary directories that killed owners of this user left, and returns them."""
 
     def is_abandoned(path: Path) -> bool:
         if excluding is not None and excluding.exists() and path.samefile(excluding):
@@ -107,11 +95,7 @@ def sweep(excluding: Path | None = None) -> list[Path]:
 
 
 def abandoned() -> list[Path]:
-    """What `sweep` would remove now.
-
-    Raises:
-        OSError, ShmBufferError: one of them cannot be looked at.
-    """
+    """What `sweep` would remove now."""
     return [
         path for path in cleanup.left_behind() if not any(path.iterdir()) or _is_abandoned(path)
     ]

@@ -48,10 +48,6 @@ class Residency:
 def residency(fd: int, nbytes: int) -> Residency | None:
     """Returns what of an open file is in memory.
 
-    Args:
-        fd: its descriptor.
-        nbytes: its size; beyond 8 MiB the answer is an estimate.
-
     Returns:
         None where the kernel does not tell: before Linux 6.5, on hugetlbfs, or below a filter of
         system calls.

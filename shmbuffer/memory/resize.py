@@ -23,17 +23,8 @@ from shmbuffer.memory.schema import Schema
 def grow(engine: Engine, capacity: int) -> Engine:
     """Move a ring to more slots.
 
-    Args:
-        engine: of the ring: anonymous, without leaves, one element a slot, no claim open. It is
-            closed.
-        capacity: slots, more than there are. The next item goes where it would have gone, unless
-            that was back to slot 0.
-
     Returns:
         The engine that the ring belongs to now.
-
-    Raises:
-        SpaceError: there is no memory for it; nothing was changed.
 
     Cost: O(capacity); doubling makes that constant for an item.
     """

@@ -49,13 +49,7 @@ _HINT = (1).to_bytes(8, "little")  # RWH_WRITE_LIFE_NONE: asks for nothing, and 
 
 
 def is_restored(directory: Directory, control: Control, schema: Schema | None) -> bool:
-    """Whether somebody else has changed the files, as far as it can be told; some µs a file.
-
-    Args:
-        directory: of the buffer.
-        control: its control file, mapped.
-        schema: what else there is; None: nothing.
-    """
+    """Whether somebody else has changed the files, as far as it can be told; some µs a file."""
     last = max(int(control.runtime["touched_ns"][0]), int(control.entries["last_seen_ns"].max()))
     names = [layout.CONTROL, *(schema.mapped_files if schema else ())]
     try:

@@ -242,11 +242,7 @@ class Schema:
 
     @classmethod
     def from_json(cls, data: bytes, where: str) -> Schema:
-        """Reads what `to_json` wrote.
-
-        Raises:
-            CorruptBufferError: it is not that; nothing is allocated from what it claims.
-        """
+        """Reads what `to_json` wrote."""
         try:
             what = json.loads(data)
             leaves = tuple(

@@ -110,11 +110,7 @@ class Seat:
             raise BufferClosedError(f"{self.where}: the buffer is being removed") from error
 
     def catch_up(self) -> None:
-        """Maps and connects, once, if there is a definition by now; in the child of a fork rejoins.
-
-        Raises:
-            BufferUnlinkedError, ForkedHandleError: the directory is gone.
-        """
+        """Maps and connects, once, if the buffer is defined; joins again after a fork."""
         if self.closed or self.native is not None or self.state() == BufferState.NO_SCHEMA:
             return
         if not self.is_ours():
@@ -160,11 +156,7 @@ class Seat:
         return os.getpid() == self.membership.pid
 
     def rejoin(self, *, timeout: float = 60.0) -> None:
-        """Takes a seat of our own, in the child of a fork.
-
-        Raises:
-            ForkedHandleError: the directory is gone.
-        """
+        """Takes a seat of our own, in the child of a fork."""
         self.require_open()
         try:
             self.require_there()
@@ -202,13 +194,7 @@ class Seat:
     # Ways in and out that are made once.
 
     def intake(self, priority: int | str | None, **form: Any) -> _core.Intake | None:
-        """Makes the way in for batches that lie as they have to; None once the handle is closed.
-
-        Args:
-            priority: what becomes the priorities: number of a leaf, or the key of an entry that is
-                no leaf. The way is kept under it.
-            **form: see ``_core.Intake``.
-        """
+        """Makes the way in for batches that lie as they have to; None once the handle is closed."""
         native = self.native
         if isinstance(native, Closed):
             return None
@@ -219,15 +205,7 @@ class Seat:
         return made
 
     def take_out(self, examples: tuple[Any, ...], tensors: type) -> _core.Outtake | None:
-        """Makes the way out for batches; None once the handle is closed.
-
-        Args:
-            examples: an item's tensor for each leaf.
-            tensors: their class.
-
-        Raises:
-            ValueError: there is no such way for these.
-        """
+        """Makes the way out for batches; None once the handle is closed."""
         native = self.native
         if isinstance(native, Closed):
             return None
@@ -270,11 +248,7 @@ class Seat:
         return last == self.incarnation and len(self.registry.live()) == 1
 
     def settled(self, head: int) -> int:
-        """A ticket below which nobody is writing any more.
-
-        Args:
-            head: read before, so that a claim that has moved it is seen here, or over.
-        """
+        """A ticket below which nobody is writing any more."""
         entries = self.control.entries
         claims = entries["first"][entries["phase"] != Phase.IDLE]
         return min([head, *map(int, claims)])

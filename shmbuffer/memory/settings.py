@@ -57,11 +57,7 @@ class Settings:
 
     @classmethod
     def recorded(cls, found: dict[str, Any], where: object) -> Settings:
-        """What a superblock says.
-
-        Raises:
-            CorruptBufferError: no buffer was made with these.
-        """
+        """What a superblock says."""
         try:
             for name in found.keys() & _KINDS.keys():
                 if type(found[name]) not in _KINDS[name]:

@@ -26,15 +26,7 @@ from shmbuffer.memory.seat import Seat, unlinked
 def raise_for_status(
     seat: Seat, status: int, what: str, priorities: object = None, index: object = None
 ) -> NoReturn:
-    """Raises what a status of the C core means.
-
-    Args:
-        seat: whose call it was.
-        status: of `_core`.
-        what: the call, for the message.
-        priorities: its argument, to show the one that was refused.
-        index: the same.
-    """
+    """Raises what a status of the C core means."""
     where, native, mapped = seat.where, seat.native, seat.mapped
     assert mapped is not None
     schema = mapped.schema

@@ -90,32 +90,19 @@ class PriorityTree:
         return self._live.mass.copy() if elements is None else self._live.mass[elements]
 
     def of_new(self, taken: NDArray[np.int64] | None, count: int) -> Floats | None:
-        """Priorities of ``count`` new elements that come without; None: the core knows.
-
-        Args:
-            taken: the slots that they take; None: they are taken already.
-            count: elements.
-        """
+        """Priorities of ``count`` new elements that come without; None: the core knows."""
         return None if self.initial is None else np.full(count, self.initial(taken))
 
     # Exponents.
 
     def bind(self, alpha: float, eps: float) -> None:
-        """Switches the tree on; what is committed gets its mass. O(capacity), once.
-
-        Raises:
-            ValueError: it is on with another alpha or eps; or as `set_alpha`.
-        """
+        """Switches the tree on; what is committed gets its mass. O(capacity), once."""
         self._set(alpha, eps, f"bind_priorities({alpha}, {eps})", bind=True)
 
     def set_alpha(self, alpha: float | None, eps: float | None = None) -> None:
         """Changes the exponent exactly: masses are recomputed from raw priorities. O(capacity).
 
         None: that one stays as it is, even if another process changes it meanwhile.
-
-        Raises:
-            ValueError: negative, no number, or too large for the priorities that are there;
-                nothing was changed.
         """
         self._set(alpha, eps, f"set_alpha({alpha}, {eps})", bind=False)
 

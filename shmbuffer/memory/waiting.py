@@ -73,15 +73,7 @@ class Calls:
         priorities: object = None,
         index: object = None,
     ) -> int:
-        """Makes a call until it succeeds, and returns what it says: a number from 0 on.
-
-        Args:
-            call: answers below 0 with a status.
-            what: for messages.
-            timeout: seconds to wait for a slot; None: for ever.
-            priorities: that were given, to show one.
-            index: that was given, to show one.
-        """
+        """Makes a call until it succeeds, and returns what it says: a number from 0 on."""
         try:
             result = call()
             if result < 0:
@@ -212,17 +204,7 @@ class Waiting:
         self._side = Side.INSERTS if what == "sample" else Side.SAMPLES
 
     def wait(self, why: Why, count: int, limit: deadline.Deadline | None) -> None:
-        """Once: until something has changed, or a few milliseconds have passed.
-
-        Args:
-            why: what the call is limited by.
-            count: items that it writes or draws; or, where there are too few, that have to be.
-            limit: how long.
-
-        Raises:
-            RateLimitTimeout: the limit has passed.
-            RateLimitError: waiting is of no use.
-        """
+        """Once: until something has changed, or a few milliseconds have passed."""
         native = self._seat.native
         now = time.monotonic()
         if now - self._looked >= LOOK_S:

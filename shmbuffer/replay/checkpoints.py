@@ -121,12 +121,6 @@ class Checkpoints(Saves):
     def _dump(self, directory: Path, moment: Any) -> Any:
         """Write plain files into ``directory``, which may be made by this.
 
-        Args:
-            directory: of this part.
-            moment: the `ItemSnapshot` of the storage that is being saved with it, or `LIVE_READS`
-            where that
-                goes on in the files that are saved; None if it is saved alone.
-
         Returns:
             A storage on a ring: the moment that was saved.
         """
@@ -144,21 +138,11 @@ class Checkpoints(Saves):
         raise NotImplementedError(type(self).__name__)
 
     def _read(self, directory: Path) -> Any:
-        """What `_dump` or TorchRL wrote, for `_apply`; nothing is changed yet.
-
-        Raises:
-            FileNotFoundError: nothing was saved there, and something has to be.
-        """
+        """What `_dump` or TorchRL wrote, for `_apply`; nothing is changed yet."""
         return read_state(directory)
 
     def _apply(self, saved: Any, loaded: Any) -> Any:
         """Become what `_read` gave.
-
-        Args:
-            saved: see there.
-            loaded: what became of the storage beside it, a `Loaded`; None if it was not loaded. A
-                storage: what the writer beside it says, see
-                `StorageCheckpointerBase.loads_beside`.
 
         Returns:
             A storage: the `Loaded` for the other parts, or None.
@@ -186,11 +170,6 @@ def read_part(part: Any, directory: Path) -> Any:
 
 def apply_part(part: Any, saved: Any, loaded: Any = None) -> Any:
     """Load a part of a buffer, with its own ``loads`` where it has one.
-
-    Args:
-        part: which.
-        saved: from `read_part`.
-        loaded: see `Checkpoints._apply`.
 
     Returns:
         A storage: the `Loaded` for the other parts, or None.

@@ -85,26 +85,6 @@ def publish(
 ) -> Iterator[Path]:
     """Write a directory that appears at ``path`` when the block ends without an error.
 
-    Args:
-        path: where it will be; a directory that is missing above it is made. Files of somebody
-            else that are there stay.
-        within: something at ``path`` is in use and has to stay where it is.
-        merge: files of an earlier save that have no successor stay too, but for ``stale``.
-        stale: files (relative) that go like those of the list, if the new save has none of that
-            name: of saves that have no list.
-
-    Yields:
-        An empty directory on the same file system, to write files into. If it stays empty nothing
-        happens.
-
-    Raises:
-        NotADirectoryError, FileExistsError: something else is at ``path``, or at the place of a
-            file; nothing was changed.
-        UnsafePathError: what is at ``path`` belongs to another user, or everybody can write there;
-            or it is a link that another user put where everybody can write.
-        BufferInUseError: another process is saving there right now.
-        OSError: no room, or no permission; what was there is as it was.
-
     Cost: a sync of every file.
     """
     path = followed(path)
@@ -143,11 +123,7 @@ def publish(
 
 @contextmanager
 def publish_file(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Write a file that appears at ``path`` when the block ends without an error.
-
-    Yields:
-        A path on the same file system that nothing is at, to write to.
-    """
+    """Write a file that appears at ``path`` when the block ends without an error."""
     above, name = os.path.split(os.path.abspath(path))
     with Directory.open(os.path.realpath(above), anybodys=True) as folder:
         sweep(folder, name)
@@ -201,13 +177,7 @@ def _publish(
 
 
 def finish(path: str | os.PathLike[str]) -> None:
-    """Complete what a process left that died after its save was complete, and before it was seen.
-
-    Raises:
-        ReadOnlyError: that cannot be done here, or not by this user.
-        CorruptBufferError, UnsafePathError: what it left was changed by others; nothing is done.
-        BufferInUseError: another process has been at it for a minute.
-    """
+    """Complete a save whose process died before it was published."""
     path = followed(path)
     deadline = time.monotonic() + _WAIT_S
     while is_being_published(path):

@@ -57,12 +57,7 @@ class RefusedError(ValueError):
 
 @contextmanager
 def reading(file: Path) -> Iterator[None]:
-    """Have values that make no sense be an error that names the file that they are read from.
-
-    Raises:
-        CorruptBufferError: the body failed to read them, or a file that belongs to them is missing.
-        FormatError, SchemaMismatchError: it did not know their format.
-    """
+    """Have values that make no sense be an error that names the file that they are read from."""
     try:
         yield
     except RefusedError:
@@ -86,17 +81,7 @@ def damaged(file: Path | str, why: str, **parts: Any) -> CorruptBufferError:
 
 
 def read_json(file: Path, kind: type = dict, *, missing: str | None = None) -> Any:
-    """A JSON file.
-
-    Args:
-        file: where it is.
-        kind: what is in it, ``dict`` or ``list``.
-        missing: what follows where it is not there, for the message.
-
-    Raises:
-        FileNotFoundError: it is not there.
-        CorruptBufferError: it is something else.
-    """
+    """A JSON file."""
     try:
         found = json.loads(file.read_bytes())
     except FileNotFoundError as error:
@@ -158,20 +143,7 @@ def write_values(
     remedy: str | None = None,
     packing: Callable[[Any], Packed] = pack_plainly,
 ) -> None:
-    """Write values, one after the other.
-
-    Args:
-        directory: where to; it is there.
-        name: of the two files, without an ending.
-        values: any number of them.
-        allow_pickle: whether an object that has no other form is pickled.
-        what: a value is called in messages; its number is added.
-        remedy: what to do so that pickle is allowed, for the message; None: it never is.
-        packing: how a value is packed.
-
-    Raises:
-        TypeError: a value holds an object that could only be pickled.
-    """
+    """Write values, one after the other."""
     forms: dict[str, int] = {}
     with (
         open(directory / f"{name}.jsonl", "w", encoding="utf-8") as lines,
@@ -203,14 +175,7 @@ def read_values(
     allow_pickle: bool,
     unpacking: Callable[[Packed], Any] = unpack_plainly,
 ) -> Iterator[Any]:
-    """The values that `write_values` wrote; tensors are on the CPU.
-
-    Raises:
-        FileNotFoundError: there are none.
-        RefusedError: something was pickled, and ``allow_pickle`` is False; it was not unpickled.
-            A ValueError.
-        CorruptBufferError: the files are damaged, or not of this format.
-    """
+    """The values that `write_values` wrote; tensors are on the CPU."""
     where = directory / f"{name}.jsonl"
     with open(where, encoding="utf-8") as lines, open(directory / f"{name}.data", "rb") as data:
         forms: list[Any] = []

@@ -155,11 +155,7 @@ class Work:
         self.directory.sync()
 
     def move_to(self, above: Directory) -> None:
-        """Have it lie within the directory that it is for.
-
-        Raises:
-            UnsafePathError: another one was put in its place.
-        """
+        """Have it lie within the directory that it is for."""
         self.above.rename(self.name, MARK, into=above)
         _core.reached("save.within")
         self.above, self.name = above, MARK

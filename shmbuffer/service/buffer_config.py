@@ -130,11 +130,7 @@ class BufferConfig:
         )
 
     def agree(self, engine: Engine) -> None:
-        """Compares with what is recorded, and records the wishes that may change it.
-
-        Raises:
-            ValueError: the buffer was made with another capacity, ndim, alpha or eps.
-        """
+        """Compares with what is recorded, and records the wishes that may change it."""
         recorded, ring = engine.settings, engine.ring()
         # The exponent may have been changed since it was recorded.
         there = ring.tree if ring is not None and ring.tree.prioritized else recorded
@@ -170,11 +166,7 @@ class BufferConfig:
             engine.update_settings(extra={**recorded.extra, **changes})
 
     def _to_be_recorded(self, storage: dict[str, Any] | None = None) -> dict[str, Any]:
-        """The wishes that may change the record, as JSON has them: it knows no tuples.
-
-        Args:
-            storage: what is recorded of the storage; None: the buffer is created.
-        """
+        """The wishes that may change the record, as JSON has them: it knows no tuples."""
         kind = {"kind": self.storage} if storage is None else storage
         of_storage = {name: _as_json(wish) for name, wish in self.of_storage.items()}
         wishes = {
@@ -188,11 +180,7 @@ class BufferConfig:
 
 
 def split(options: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Takes what is recorded out of a coordinator's options, as arguments of `BufferConfig`.
-
-    Raises:
-        TypeError: one of the others is no argument of a coordinator.
-    """
+    """Takes what is recorded out of a coordinator's options, as arguments of `BufferConfig`."""
     more = {name: options.pop(name) for name in RECORDED & options.keys()}
     of_storage = {name: options.pop(name) for name in OF_STORAGES & options.keys()}
     if unknown := sorted(options.keys() - LOCAL - LOCAL_OF_STORAGES):

@@ -27,11 +27,7 @@ _OTHER_GUARD = "current_process"  # its name; parent_process() does not know it 
 
 
 def refuse_while_imported(scratch_dir: object) -> None:
-    """Ends a spawned process in which a module makes a coordinator while it is imported.
-
-    Raises:
-        RuntimeError: it does.
-    """
+    """Ends a spawned process in which a module makes a coordinator while it is imported."""
     if getattr(process.current_process(), "_inheriting", False):
         raise RuntimeError(
             f"{scratch_dir}: the spawned process {process.current_process().name} imports the main "
@@ -42,13 +38,7 @@ def refuse_while_imported(scratch_dir: object) -> None:
 
 
 def require_importable(scratch_dir: object, target: object, args: Sequence[object]) -> None:
-    """Says what is wrong with a program that spawns, before a process is started.
-
-    Raises:
-        RuntimeError: the main module is imported by a spawned process right now; it has no file; it
-            would spawn whenever it is imported; or the target, or an argument, is of a main module
-            that is not imported.
-    """
+    """Says what is wrong with a program that spawns, before a process is started."""
     refuse_while_imported(scratch_dir)
     imported = spawn.get_preparation_data("")
     name, path = imported.get("init_main_from_name"), imported.get("init_main_from_path")

@@ -24,17 +24,8 @@ def take_over(
 ) -> dict[int, tuple[roster.Entry, int]]:
     """Adopts one of each index below ``n``, and ends the others.
 
-    Args:
-        scratch_dir: of the buffer.
-        found: those that live, of one name.
-        n: how many are wanted; 0 ends all.
-        grace_s: seconds between SIGTERM and SIGKILL.
-
     Returns:
         The adopted by index, each with a descriptor of its process, which the caller closes.
-
-    Raises:
-        BufferInUseError: one cannot be ended from here; ``pids``.
     """
     me = identity.current()  # spawned itself, where a collector has become the coordinator
     found = [one for one in found if one.identity != me]

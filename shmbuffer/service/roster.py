@@ -94,11 +94,7 @@ def forget(scratch_dir: Path, file: str) -> None:
 
 
 def check_in(scratch_dir: Path, file: str, name: str, index: int) -> bool:
-    """Says who this process is and that it lives, until its end; False if nobody wants it any more.
-
-    Raises:
-        AttachTimeout: somebody holds the file.
-    """
+    """Says who this process is and that it lives; False if it is not wanted any more."""
     me = identity.current()
     found = {"name": name, "index": index, **asdict(me), "boot_id": me.boot_id.hex()}
     try:
@@ -135,15 +131,7 @@ def last_words(scratch_dir: Path, file: str) -> LastWords:
 
 
 def living(scratch_dir: Path, excluding: Collection[str] = ()) -> list[Entry]:
-    """Those who live; removes the files of those who do not.
-
-    Args:
-        scratch_dir: of the buffer.
-        excluding: files that are not looked at: their processes are just being started.
-
-    Raises:
-        AttachTimeout: a file is locked by somebody who does not say who he is.
-    """
+    """Those who live; removes the files of those who do not."""
     found: list[Entry] = []
     with Directory.open(scratch_dir) as directory:
         try:

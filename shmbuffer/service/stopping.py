@@ -97,19 +97,9 @@ def stop(scratch_dir: str | os.PathLike[str], *, grace_s: float = 5.0) -> list[S
     plain clients, learners, and the coordinator, which removes a temporary directory. A process
     with several handles is ended with the last of them. Meanwhile no coordinator starts any.
 
-    Args:
-        scratch_dir: the directory of the buffer.
-        grace_s: seconds between SIGTERM and SIGKILL.
-
     Returns:
         The processes, in the order in which they were ended; those that were left, too: in another
         pid namespace, or another user's.
-
-    Raises:
-        BufferNotFoundError: there is no buffer.
-        AttachTimeout: another process stops it right now; or one that was spawned holds its file,
-            and does not say who it is.
-        FormatError, CorruptBufferError, UnsafePathError: as they say; nothing was changed.
 
     Cost: what the processes need to end, and at most the grace for each role.
     """

@@ -136,9 +136,6 @@ def hold_lock(scratch_dir: Path) -> Lock:
 
     The file stays when it is released: a new file would be another lock.
 
-    Raises:
-        BufferInUseError: another coordinator has it; ``pids`` names it.
-
     Cost: some ten microseconds.
     """
     purpose = "is its coordinator"

@@ -112,16 +112,7 @@ class Historian:
     def look(
         self, clients: Iterable[Client], deaths: Sequence[Death], names: Mapping[int, str]
     ) -> None:
-        """Notes who came and went since the last look, and, each second, the counters.
-
-        Args:
-            clients: the registry.
-            deaths: all that the supervisor has noticed.
-            names: of processes that it started, by pid.
-
-        Raises:
-            ShmBufferError: the engine cannot be asked.
-        """
+        """Notes who came and went since the last look, and, each second, the counters."""
         present = {(client.entry, client.incarnation): client for client in clients}
         is_due = time.monotonic() >= self._next_s
         news = present.keys() != self._clients.keys() or len(deaths) != self._deaths

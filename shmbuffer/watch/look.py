@@ -56,15 +56,7 @@ class Look:
 
 
 def look_at(path: str, last_s: float | None) -> Look:
-    """Looks.
-
-    Args:
-        path: the directory.
-        last_s: seconds of the history that are wanted, counted back from its end; None: all.
-
-    Raises:
-        BufferNotFoundError, FormatError, CorruptBufferError, UnsafePathError: of the directory.
-    """
+    """Looks."""
     found = inspect(path)
     timeline, absent = None, "it has no record yet"
     try:

@@ -88,13 +88,7 @@ class Watch:
     def see(
         self, found: Mapping[str, Any], at: float | None = None, wall_s: float | None = None
     ) -> Pace:
-        """Takes in what `inspect` has found.
-
-        Args:
-            found: see there.
-            at: seconds, of a clock that does not jump; None is now.
-            wall_s: seconds since the epoch; None is now.
-        """
+        """Takes in what `inspect` has found."""
         at = time.monotonic() if at is None else at
         wall_s = time.time() if wall_s is None else wall_s
         last, seen = self.last, []

@@ -54,11 +54,6 @@ def save(look: Look, findings: Sequence[Finding], path: Path) -> Path:
 
     Returns:
         Its absolute path.
-
-    Raises:
-        ModuleNotFoundError: matplotlib is not installed.
-        ValueError: matplotlib does not know the suffix.
-        OSError: it cannot be written there.
     """
     import matplotlib as mpl
 

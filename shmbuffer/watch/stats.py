@@ -51,9 +51,6 @@ class Meter:
     def read(self) -> dict[str, Number]:
         """Returns the numbers of this moment and the rates since the reading before.
 
-        Raises:
-            BufferClosedError: the handle was closed.
-
         Cost: one short locked section of the engine and a walk through the registry; some ten
             microseconds.
         """
@@ -70,12 +67,7 @@ class Meter:
 
 
 def describe(now: Mapping[str, Number], before: Mapping[str, Number]) -> dict[str, Number]:
-    """Returns the flat dict, without rates, of one engine snapshot.
-
-    Args:
-        now: the snapshot.
-        before: an earlier one, from which the recent age of sampled items is counted.
-    """
+    """Returns the flat dict, without rates, of one engine snapshot."""
     length, capacity = now["length"], now["elements"]
     utilization = length / capacity
     renamed = {

@@ -73,13 +73,7 @@ def plain(table: Table) -> Iterator[str]:
 
 
 def drawn(table: Table, *, compact: bool = False) -> Any:
-    """Returns a table of rich's.
-
-    Args:
-        table: see there.
-        compact: each row on one line, and no frame: the title heads the first column; of pairs,
-            which have no heading, the names stand out instead.
-    """
+    """Returns a table of rich's."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table as RichTable
 

@@ -71,9 +71,6 @@ def unwound_on(*numbers: int) -> Iterator[list[int]]:
     """Lets signals unwind a block, in place of what they do else; the rest of the program goes on.
 
     Only the first unwinds: the way out has deadlines of its own, which a second would cut short.
-
-    Yields:
-        A list, in which the signal is as soon as it came.
     """
     came: list[int] = []
 

@@ -39,12 +39,7 @@ def use(found: Found) -> tuple[str, str]:
 
 
 def holds(client: Found, held_s: float = 0.0) -> str | None:
-    """Returns what a client has that others may want; None if it has nothing.
-
-    Args:
-        client: one of ``clients``.
-        held_s: for how long it has been seen with that.
-    """
+    """Returns what a client has that others may want; None if it has nothing."""
     since = f" for {units.span(held_s)}" if held_s >= 1 else ""
     parts = []
     if client["mutex"]:

@@ -40,11 +40,7 @@ class WritebackWarning:
         self._last_s = time.monotonic()
 
     def look(self, pids: Iterable[int]) -> None:
-        """Look now.
-
-        Args:
-            pids: of the clients.
-        """
+        """Look now."""
         before, self._waited_us = self._waited_us, writeback.waited_for_disks_us()
         now_s = time.monotonic()
         past_s, self._last_s = now_s - self._last_s, now_s

@@ -32,23 +32,7 @@ def assemble(
     sizes: NDArray[np.int64],
     owners: NDArray[np.int64] | None = None,
 ) -> RecordBatch:
-    """Lays out n records of one form; one native call moves the bytes.
-
-    Args:
-        form: of all of them.
-        batch_dims: int64[n, form.batch_dims].
-        dims: int64[n, rank], one for each chunk.
-        addresses: int64[n, pieces]: where each piece is now; chunk after chunk.
-        sizes: int64[n, pieces]: its bytes, as they are to be stored.
-        owners: int64[n, pieces], for placed pieces (the rest is not looked at): the row that holds
-            the bytes, this one or a later one. That row has a placed piece with the same address
-            and size, which it owns; it holds the bytes once, however many of its pieces they are.
-            None: each piece has bytes of its own.
-
-    Raises:
-        ValueError: a size or a number does not fit into 32 bits; the sizes are not what the dims
-            say; a piece has no such owner; an argument has another shape.
-    """
+    """Lays out n records of one form; one native call moves the bytes."""
     count, columns = len(addresses), form.columns
     _require_shape("addresses", addresses, (count, columns.pieces))
     _require_shape("sizes", sizes, (count, columns.pieces))

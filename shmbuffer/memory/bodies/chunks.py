@@ -77,11 +77,7 @@ class Chunk:
 
 
 def itemsize_of(kind: str, dtype: str = "") -> int:
-    """Bytes of one number of a chunk of this kind and dtype: its `Chunk.itemsize`.
-
-    Raises:
-        ValueError: there is no such kind, or it has no such dtype.
-    """
+    """Bytes of one number of a chunk of this kind and dtype: its `Chunk.itemsize`."""
     if kind in _PLAIN:
         if dtype:
             raise ValueError(f"a chunk of the kind {kind!r} has no dtype, got {dtype!r}")

@@ -61,17 +61,7 @@ class Form:
 
 
 def encode_form(tree: Any, chunks: Sequence[Chunk]) -> Form:
-    """A form from its tree and leaves.
-
-    Args:
-        tree: as `Form.tree`. Keys of dicts are as `labels.to_json` gives them.
-        chunks: those that the tree has, each once, in order.
-
-    Raises:
-        TypeError: something in the tree that the grammar does not have.
-        ValueError: deeper, or larger, than a form may be; or what cannot be: a chunk of another
-            itemsize than its dtype, an entry of a tensordict with fewer dims than the tensordict.
-    """
+    """A form from its tree and leaves."""
     chunks = tuple(chunks)
     if len(chunks) > MAX_CHUNKS:
         raise ValueError(f"the item has {len(chunks)} leaves, {MAX_CHUNKS} are the limit")
@@ -92,11 +82,7 @@ def encode_form(tree: Any, chunks: Sequence[Chunk]) -> Form:
 
 
 def form_of(code: bytes, told: NDArray[np.int64]) -> Form:
-    """The form of records whose code is this, and which have so many numbers each.
-
-    Raises:
-        ImpossibleError: it is invalid, or has another number of them.
-    """
+    """The form of records whose code is this, and which have so many numbers each."""
     try:
         form = parse_form(code)
     except ValueError as error:
@@ -125,11 +111,7 @@ _parsed_large = lru_cache(8)(_parse)
 
 
 def parse_form(code: bytes) -> Form:
-    """The form that these bytes say, if they were parsed lately the same object.
-
-    Raises:
-        ValueError: they are none.
-    """
+    """The form that these bytes say, if they were parsed lately the same object."""
     return (_parsed if len(code) <= SMALL_BYTES else _parsed_large)(code)
 
 
@@ -143,11 +125,7 @@ class _Reader:
         self._parts = 0
 
     def whole(self) -> Any:
-        """The tree.
-
-        Raises:
-            ValueError: the code is no form.
-        """
+        """The tree."""
         tree = self._node(0)
         if self._at != len(self._code):
             raise ValueError(f"{len(self._code) - self._at} bytes are left behind its end")

@@ -69,11 +69,7 @@ def join(kind: str, batch: Any, about: Iterable[Any], held: Sequence[tuple[Any, 
 
 
 def split(tree: Any) -> Container:
-    """A container, taken apart by one level.
-
-    Raises:
-        TypeError: it is none.
-    """
+    """A container, taken apart by one level."""
     with suppress(TypeError, ValueError):
         kind, *about, held = tree
         if kind in TAGS and len(about) == (kind in BATCHED) + _ABOUT.get(kind, 0):

@@ -32,11 +32,7 @@ class Heads(NamedTuple):
 
 
 def heads_of(batch: RecordBatch) -> Heads:
-    """The heads of all records of a batch.
-
-    Raises:
-        ImpossibleError: a record is not in the batch, or its head says what cannot be.
-    """
+    """The heads of all records of a batch."""
     data, starts, sizes = batch.data, batch.starts, batch.sizes
     refuse(
         (starts < 0) | (starts & 7 != 0) | (starts > len(data)) | (sizes > len(data) - starts),

@@ -41,15 +41,8 @@ class Located(NamedTuple):
 def locate(batch: RecordBatch, where: str) -> list[Located]:
     """Finds every piece of every record, and checks that it is there.
 
-    Args:
-        batch: records as they were read.
-        where: the path of the buffer; messages start with it.
-
     Returns:
         One for each form, in the order of their first rows; the rows of each ascend.
-
-    Raises:
-        CorruptBufferError: a record is invalid.
     """
     if not len(batch):
         return []

@@ -46,12 +46,6 @@ class Mold:
     ) -> RecordBatch | None:
         """The record of one item, the same bytes that `assemble` gives.
 
-        Args:
-            batch_dims: as many as the form has.
-            dims: those of all chunks, one chunk after the other.
-            pieces: one for each chunk, as it is to be stored; of one dimension, uint8. What is
-                joined to another stores nothing.
-
         Returns:
             None where there can be no such record: `assemble` says why.
 

@@ -39,17 +39,9 @@ class StorageOrder(Parts):
     def __getitem__(self, index: Any) -> Any:
         """Items by index, through ``collate_fn`` and the transforms.
 
-        Args:
-            index: int, slice, list, array or tensor of the first dimension; a tuple for several,
-                which goes on in the items' own dimensions; a key of the data.
-
         Returns:
             The items. On a buffer that is shared: validated copies of what is committed. Else an
             int or a slice gives views of the storage.
-
-        Raises:
-            IndexError: a place that holds no item.
-            EmptyBufferError: nothing was ever written.
         """
         if isinstance(index, str) or _is_key(index):
             return self[:][index]
@@ -62,17 +54,7 @@ class StorageOrder(Parts):
         return self._transformed(data)
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        """Change items where they are; their priority and the write count stay.
-
-        Args:
-            index: as for reading. A key changes that entry of every item.
-            value: the data, as ``rb[index]`` gives them, on their way in through the transforms.
-
-        Raises:
-            SchemaMismatchError: other leaves. A new key adds a column where the buffer is not
-                shared.
-            ValueError: another number of items than the index names.
-        """
+        """Change items where they are; their priority and the write count stay."""
         if isinstance(index, str) or _is_key(index):
             if self._storage.knows((index,) if isinstance(index, str) else index):
                 self.set_(index, value)

@@ -25,12 +25,7 @@ _INSTEAD = {
 
 
 def refuse(cls: str, given: dict[str, Any]) -> None:
-    """Check arguments that are not there yet.
-
-    Raises:
-        NotImplementedError: one of them asks for something.
-        TypeError: a name that TorchRL has not either.
-    """
+    """Check arguments that are not there yet."""
     for name, value in given.items():
         if name not in _DEFAULTS:
             raise TypeError(f"{cls}() got an unexpected keyword argument {name!r}")

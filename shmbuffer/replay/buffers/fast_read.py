@@ -82,11 +82,7 @@ class FastRead:
         return node.wrap(source, size, device), info
 
     def refill(self, out: TensorDict, count: int) -> tuple[Any, dict[str, Any]] | None:
-        """`sample` into ``out``.
-
-        Raises:
-            TypeError, ValueError, RuntimeError: see `OutputReuse.of`; rows that torch moves.
-        """
+        """`sample` into ``out``."""
         rows, by_priority = self._rows, self._by_priority
         if self._storage._mover is not rows:
             return None

@@ -87,9 +87,6 @@ class FastWrite:
 
         Returns:
             Its index, int64 ``[n]``, or an int; None: it is to be converted, refused or waited for.
-
-        Raises:
-            LockTimeout: that it has waited for once is enough.
         """
         ring, storage = self._ring, self._storage
         if ring.tree.initial is not None or storage._mover is not self._rows or storage._watchers:

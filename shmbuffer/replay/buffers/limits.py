@@ -72,12 +72,7 @@ class Limits:
             self.ring.flow.cancel(count)
 
     def turn(self, count: int, min_size: int = 0) -> Turn | None:
-        """Wait until so many items may be drawn, which count as drawn then; None: no limits.
-
-        Raises:
-            ValueError: the buffer is a queue, and something else is to choose the items.
-            RateLimitTimeout, RateLimitError: see `Flow.admit`.
-        """
+        """Wait until so many items may be drawn, which count as drawn then; None: no limits."""
         ring = self._first_ring(min_size) if isinstance(self._storage, RingBacked) else None
         if ring is None:
             return None

@@ -24,11 +24,7 @@ if TYPE_CHECKING:
 
 
 def shareable(storage: RingBacked) -> Engine:
-    """The engine of a storage, which keeps both sides in step.
-
-    Raises:
-        RuntimeError: the items are objects of this process.
-    """
+    """The engine of a storage, which keeps both sides in step."""
     try:
         return storage.engine()
     except RuntimeError as error:

@@ -55,11 +55,7 @@ class Prefetcher:
         self.ran_out = False  # the batch that was delivered last has ended a pass
 
     def next(self) -> Batch:
-        """The oldest batch; the next ones are ordered before it is waited for.
-
-        Raises:
-            whatever drawing or making it raised.
-        """
+        """The oldest batch; the next ones are ordered before it is waited for."""
         self._own()
         with self._lock:
             self._fill()

@@ -21,16 +21,7 @@ Key = str | tuple[str, ...]
 
 
 def reduce(priority: Any, count: int, how: str) -> NDArray[np.float64]:
-    """Priorities ``[count, ...]`` as float64 ``[count]``: of several for one item, one.
-
-    Args:
-        priority: tensor or array whose leading dimensions hold ``count`` items.
-        count: items.
-        how: ``"max"``, ``"min"``, ``"mean"``, ``"median"`` or ``"sum"``.
-
-    Raises:
-        RuntimeError: the numbers cannot be divided among the items.
-    """
+    """Priorities ``[count, ...]`` as float64 ``[count]``: of several for one item, one."""
     size = priority.numel() if isinstance(priority, torch.Tensor) else np.size(priority)
     if size == count or size <= 1:
         return as_raw(priority, count)
@@ -43,14 +34,7 @@ def reduce(priority: Any, count: int, how: str) -> NDArray[np.float64]:
 
 
 def in_batch(data: Any, key: Key, dims: int, how: str) -> NDArray[np.float64] | None:
-    """Raw priorities in a batch, or an item, of rows; None if there are none.
-
-    Args:
-        data: a TensorDict, or a dict.
-        key: of the entry.
-        dims: leading dimensions that hold items.
-        how: see `reduce`.
-    """
+    """Raw priorities in a batch, or an item, of rows; None if there are none."""
     if isinstance(data, dict):
         priority = data.get(key)
         if priority is None and type(key) is tuple:

@@ -140,12 +140,7 @@ class OutputReuse:
         self._known: dict[int, Refilled] = {}
 
     def of(self, out: Any, count: int, leaves: Leaves, info: SampleInfo) -> Refilled:
-        """What `Refilled` says of ``out``, noted or looked for now.
-
-        Raises:
-            TypeError: no TensorDict.
-            ValueError: of another batch size; see also `Refilled`.
-        """
+        """What `Refilled` says of ``out``, noted or looked for now."""
         found = self._known.get(id(out))
         if found is not None and found.fits(out, leaves, info):
             return found

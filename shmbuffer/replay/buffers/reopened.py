@@ -42,23 +42,10 @@ _DEFAULT_ALPHA, _DEFAULT_BETA = 0.6, 0.4
 def from_engine(engine: Engine, **overrides: Any) -> ReplayBuffer:
     """The buffer of an open directory, with the class and the arguments that were recorded.
 
-    Args:
-        engine: the handle; the buffer owns it from now on.
-        **overrides: arguments of the buffer's class, in place of recorded ones or beside them:
-            ``transform``, ``collate_fn``, ``batch_size``, ``beta``, ``generator``, ...; a
-            ``sampler`` (or what makes one), also of the classes that make their own; and, of a
-            buffer of records, what its storage cannot record: ``device``, ``pad_output``,
-            ``compression_fn``, ``decompression_fn``.
-
     Returns:
         A buffer of the recorded class; where none was recorded, a
         `TensorDictPrioritizedReplayBuffer` if there are priorities, else a
         `TensorDictReplayBuffer`.
-
-    Raises:
-        ValueError: alpha or eps differ from what is there, also those of a prioritized ``sampler``.
-        CorruptBufferError: what is recorded can be of no buffer.
-        TypeError: the class takes no such argument.
     """
     settings, ring = engine.settings, engine.ring()
     extra = recorded.of_buffer(settings, engine.where)

@@ -43,16 +43,7 @@ class SampleInfo(NamedTuple):
 
 
 def with_info(data: Any, info: dict[str, Any], *, by_item: bool) -> Any:
-    """``data`` with index and weights among its entries; anything but a TensorDict as it is.
-
-    Args:
-        data: the items of a sample.
-        info: their entries.
-        by_item: a lazy stack is of items of any shapes, each of which gets its own entries.
-
-    Raises:
-        RuntimeError: a transform or ``collate_fn`` has changed the batch size.
-    """
+    """``data`` with index and weights among its entries; anything but a TensorDict as it is."""
     if not isinstance(data, TensorDictBase):
         return data
     dims = data.batch_dims

@@ -70,9 +70,6 @@ class Sampling(Parts):
         """Samples, until the sampler has run out; a `RandomSampler` never does.
 
         A pass that was left in the middle goes on where it was.
-
-        Raises:
-            RuntimeError: the constructor was given no batch size.
         """
         if self._batch_size is None:
             raise RuntimeError("iteration needs a batch size: give batch_size to the constructor")
@@ -155,15 +152,7 @@ class Sampling(Parts):
         draw: Callable[[int], Batch],
         shown: Callable[[Batch], Batch] | None = None,
     ) -> Batch:
-        """A sample, once it may be made.
-
-        Args:
-            count: how many items.
-            min_size: how many have to be there.
-            timeout: seconds to wait for them; None: as long as it takes.
-            draw: makes it.
-            shown: makes it of what came out of a queue.
-        """
+        """A sample, once it may be made."""
         limits = self._planned().limits
         if (
             min_size is None

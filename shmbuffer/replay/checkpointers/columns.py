@@ -35,16 +35,8 @@ Opened = dict[int, _core.Descriptor]
 def copied(rows: Rows, folder: Path, *, named: bool) -> tuple[ItemSnapshot, list[Any]]:
     """Copy all items into files.
 
-    Args:
-        rows: what to copy.
-        folder: where the files are; it is there.
-        named: in TorchRL's layout; else they are gone when nobody uses them any more.
-
     Returns:
         The moment; and one column ``[slots, *lanes, *shape]`` for each leaf, a tensor or `Objects`.
-
-    Raises:
-        SpaceError: bytes needed and free.
     """
     ring = rows.ring
     columns, descriptors = make_columns(rows.leaves, ring.capacity, folder, named=named)
@@ -74,12 +66,6 @@ def make_columns(
     leaves: Leaves, slots: int, path: Path, *, named: bool = True
 ) -> tuple[list[Any], Opened]:
     """Make the files of a whole storage, sparse.
-
-    Args:
-        leaves: of the storage.
-        slots: its capacity.
-        path: a directory that is there.
-        named: see `copied`.
 
     Returns:
         A map ``[slots, *lanes, *shape]`` of each leaf's file, or `Objects` of that shape; and what

@@ -118,15 +118,7 @@ class ListStorageCheckpointer(RingStorageCheckpointer):
         image: RecordImage | None,
         kept: list[Any] | None = None,
     ) -> Loaded:
-        """Items in place of what the storage has: records as they are, unless hooks look at them.
-
-        Args:
-            storage: where to.
-            record: where they were.
-            path: where they are, if there is no ``image`` of them, and they are not ``kept``.
-            image: see there.
-            kept: as the storage keeps them.
-        """
+        """Replaces the storage's items: records as they are, unless hooks look at them."""
         require_alone(storage)
         places = record.places(storage.max_size, str(path), "places")
         of = {"cursor": places.cursor, "write_count": record.written}

@@ -35,19 +35,7 @@ def write_objects(
     allow_pickle: bool,
     remedy: str,
 ) -> None:
-    """Write what is no tensor of every item.
-
-    Args:
-        folder: of the storage, with tensordict's files of the tensors in it.
-        leaves: of the storage.
-        columns: of all leaves; objects are `Objects` ``[slots, *lanes, *shape]``.
-        present: bool ``[slots]``: where an item is.
-        allow_pickle: pickle what cannot be saved otherwise.
-        remedy: what to write for that, in the message.
-
-    Raises:
-        TypeError: an object could only be pickled.
-    """
+    """Write what is no tensor of every item."""
     if not leaves.objects:
         return
     mine = {leaves.leaves[at].path: columns[at] for at in sorted(leaves.objects)}
@@ -70,19 +58,7 @@ def read_objects(
     *,
     allow_pickle: bool,
 ) -> dict[Key, Objects]:
-    """What `write_objects` wrote; None where there is no item.
-
-    Args:
-        folder: of the storage.
-        shapes: of the objects of one element, by key, in the order of the leaves.
-        present: bool ``[slots]``: where an item is.
-        lanes: sizes of the storage's dimensions after the first.
-        allow_pickle: unpickle what was pickled, which runs code from the file.
-
-    Raises:
-        RefusedError: something was pickled, and ``allow_pickle`` is False. A ValueError.
-        CorruptBufferError: the file is damaged.
-    """
+    """What `write_objects` wrote; None where there is no item."""
     if not shapes:
         return {}
     columns = {key: Objects.of((), (len(present), *lanes, *shape)) for key, shape in shapes.items()}

@@ -117,9 +117,6 @@ class Record:
 
         They keep their slots. Where the capacity is another one and the ring had gone round, they
         are put in the order of their age, from slot 0 on.
-
-        Raises:
-            ValueError: more than there is room for. ``what`` slots are called in the message.
         """
         slots, shift = np.nonzero(self.present)[0], 0
         cursor = self.extent % self.slots if self.cursor is None else self.cursor
@@ -142,13 +139,7 @@ class Record:
         metadata: dict[str, Any] | None = None,
         kind: str = TENSORS,
     ) -> None:
-        """Write TorchRL's ``storage_metadata.json`` with our key in it, and the file of the slots.
-
-        Args:
-            folder: of the storage.
-            metadata: what TorchRL says of a PyTree's tensors; None: no PyTree.
-            kind: `TENSORS` or `LIST`.
-        """
+        """Write TorchRL's ``storage_metadata.json`` with our key, and the file of the slots."""
         content = metadata_of(metadata, self.extent * self.width)
         content[OURS] = {
             "format": 1,
@@ -166,17 +157,7 @@ class Record:
 
     @classmethod
     def read(cls, folder: Path, found: dict[str, Any], *, kind: str = TENSORS) -> Record | None:
-        """What we have remembered; None where another program wrote ``found`` last.
-
-        Args:
-            folder: of the storage.
-            found: the content of its ``storage_metadata.json``.
-            kind: `TENSORS` or `LIST`.
-
-        Raises:
-            SchemaMismatchError: it is of the other kind.
-            CorruptBufferError: it makes no sense.
-        """
+        """What we have remembered; None where another program wrote ``found`` last."""
         ours = found.get(OURS)
         if ours is None:
             return None
@@ -205,11 +186,6 @@ def write_beside(folder: Path, ring: Ring, *, metadata: dict[str, Any] | None = 
     """Write TorchRL's ``storage_metadata.json`` for the files of a ring that goes on living.
 
     It remembers all else itself.
-
-    Args:
-        folder: where to.
-        ring: the ring.
-        metadata: see `Record.write`.
     """
     held = ring.live.committed()
     write_json(folder / METADATA, metadata_of(metadata, int(held[-1]) + 1 if len(held) else 0))
@@ -228,11 +204,7 @@ def runs_of(tickets: NDArray[np.int64], sources: NDArray[np.int64]) -> NDArray[n
 
 
 def slots_of(runs: NDArray[np.int64], slots: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Tickets and sources of what `runs_of` made, int64 ``[slots]``; -1 where there is no item.
-
-    Raises:
-        ValueError: it is something else.
-    """
+    """Tickets and sources of what `runs_of` made, int64 ``[slots]``; -1 where there is no item."""
     if runs.ndim != 2 or runs.shape[1] != 4 or runs.dtype != np.int64:
         raise ValueError(f"the slots are {runs.dtype}{list(runs.shape)}, not int64[runs, 4]")
     tickets, sources = np.full(slots, -1, np.int64), np.full(slots, -1, np.int64)

@@ -96,11 +96,7 @@ class RecordImage:
 
     @classmethod
     def in_files(cls, folder: Path) -> RecordImage | None:
-        """What `write_records` wrote; its bytes are a map of the file. None if it was not there.
-
-        Raises:
-            CorruptBufferError: the files are damaged.
-        """
+        """What `write_records` wrote; its bytes are a map of the file. None if it was not there."""
         where = folder / _DATA
         if not (folder / _TABLE).exists():
             return None
@@ -159,12 +155,7 @@ class RecordImage:
         return len(self.slots)
 
     def runs(self, slots: NDArray[np.int64], capacity: int) -> Iterator[Run]:
-        """All records in the order in which they lay, oldest first.
-
-        Args:
-            slots: int64[n]: where each of them is to be, of ``capacity``.
-            capacity: see there.
-        """
+        """All records in the order in which they lay, oldest first."""
         order = np.argsort(self.positions, kind="stable")
         if not len(order):
             return
@@ -194,11 +185,7 @@ class RecordImage:
         yield from np.split(np.arange(len(self)), np.flatnonzero(np.diff(piece)) + 1)
 
     def items(self, codec: RecordCodec) -> Iterator[list[Any]]:
-        """The items in the order of their slots, some megabytes of records at a time.
-
-        Raises:
-            CorruptBufferError: a record is invalid or damaged.
-        """
+        """The items in the order of their slots, some megabytes of records at a time."""
         for rows in self.pieces():
             yield codec.decoder.items(self.batch(rows))
 
@@ -215,16 +202,8 @@ class RecordImage:
 def write_records(folder: Path, records: Records, dictionary: bytes | None) -> ItemSnapshot:
     """Write what a ring holds.
 
-    Args:
-        folder: it is there.
-        records: the ring.
-        dictionary: of zstd, as the buffer has it.
-
     Returns:
         The moment that was written.
-
-    Raises:
-        SpaceError: bytes needed and free.
     """
     target = folder / _DATA
     flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
@@ -243,9 +222,6 @@ def _copied(
 
     Returns:
         The moment; and int64[n, 3]: slot, position and bytes of each item, by slot.
-
-    Raises:
-        SpaceError: bytes needed and free.
     """
     moment, extents = records.copy_out(descriptor, where)
     slots = np.flatnonzero(moment.tickets >= 0)

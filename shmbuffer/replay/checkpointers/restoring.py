@@ -21,20 +21,7 @@ _FIRST_SOURCE = 2**48
 
 
 def restore(storage: Any, saved: Saved, *, there: bool = False) -> Loaded:
-    """Put columns in place of what ``storage`` has; it is defined first if it is not.
-
-    Args:
-        storage: a storage of tensors.
-        saved: what was saved; see `Record.places` for where it goes.
-        there: the files are where the storage is to have its own, which TorchRL has written: they
-            are taken over as they are.
-
-    Raises:
-        SchemaMismatchError: other leaves, or other lanes; nothing was changed.
-        ValueError: more than there is room for, or another capacity than that of files that are to
-            be taken over; nothing was changed.
-        BufferInUseError: other processes use the storage; nothing was changed.
-    """
+    """Put columns in place of what ``storage`` has; it is defined first if it is not."""
     record, rows = saved.record, storage.mover()
     capacity = -(-storage.max_size // record.width)
     if there and capacity != record.slots:

@@ -56,13 +56,6 @@ class Saved:
         """What the buffer in a directory holds, and the moment that it is of.
 
         Nothing is copied while nobody else has it open; else it is, into memory.
-
-        Args:
-            engine: open on the directory, for as long as the columns are used.
-            path: the directory, for messages.
-
-        Raises:
-            RuntimeError: nothing was written to it yet.
         """
         ring = engine.ring()
         if ring is None:
@@ -86,19 +79,7 @@ class Saved:
 
     @classmethod
     def in_files(cls, path: Path, *, ndim: int, allow_pickle: bool) -> Saved:
-        """Look at what is in a directory.
-
-        Args:
-            path: of the storage.
-            ndim: leading dimensions of the data that belong to the storage that it is for: TorchRL
-                does not say how many it had.
-            allow_pickle: unpickle what was pickled, which runs code from the file.
-
-        Raises:
-            FileNotFoundError: no tensor storage was saved there.
-            CorruptBufferError: the files are damaged.
-            ValueError: something in there could only be unpickled.
-        """
+        """Look at what is in a directory."""
         found = read_metadata(path)
         record = Record.read(path, found)
         node: Node | None = None
@@ -126,12 +107,7 @@ class Saved:
         return cls(str(path), record, node, columns)
 
     def example(self) -> Any:
-        """A batch of one item of this form, without content.
-
-        Raises:
-            RuntimeError: the files do not tell the form.
-            CorruptBufferError: a leaf of it is missing, or they are not of this form.
-        """
+        """A batch of one item of this form, without content."""
         if self.node is None:
             raise RuntimeError(
                 f"{self.where}: holds a PyTree that TorchRL saved, without its form: write an item "
@@ -146,11 +122,7 @@ class Saved:
             return self.node.build(map(blank, columns), lead, torch.device("cpu"))
 
     def columns(self, leaves: Leaves) -> list[Any]:
-        """One column for each leaf of a storage.
-
-        Raises:
-            SchemaMismatchError: a leaf is missing, unknown, or of another dtype or shape.
-        """
+        """One column for each leaf of a storage."""
         wanted = list(leaves.node.paths())
         for key in self.by_key:
             if key not in wanted and key[0] not in leaves.optional:

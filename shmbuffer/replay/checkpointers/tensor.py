@@ -117,13 +117,7 @@ class TensorStorageCheckpointer(RingStorageCheckpointer):
         return path
 
     def _write(self, data: Any, path: Path, length: int) -> None:
-        """Write what the save hooks returned.
-
-        Args:
-            data: a TensorDict or tensorclass of any batch size.
-            path: as it was given to `dumps`.
-            length: elements up to the last one that holds an item.
-        """
+        """Write what the save hooks returned."""
         saved_path = data.saved_path if data.is_memmap() else None
         if saved_path is None or os.path.realpath(saved_path) != os.path.realpath(path):
             data.memmap(path, copy_existing=True)  # else a hook has written it there

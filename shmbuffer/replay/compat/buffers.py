@@ -33,12 +33,7 @@ def write_metadata(path: Path, batch_size: int | None) -> None:
 
 
 def read_batch_size(path: Path) -> int | None:
-    """The batch size of the buffer that was saved in a directory.
-
-    Raises:
-        FileNotFoundError: none was saved there.
-        CorruptBufferError: it makes no sense.
-    """
+    """The batch size of the buffer that was saved in a directory."""
     missing = "no buffer was saved in this directory"
     found = read_json(path / METADATA, missing=missing)
     with reading(path / METADATA):
@@ -86,10 +81,6 @@ def read_states(file: Path, chain: Compose) -> dict[str, Any] | None:
 
     Returns:
         None if there is no such file.
-
-    Raises:
-        ValueError: there is something in it that could only be unpickled, or no transform for it;
-            nothing was changed.
     """
     if not file.exists():
         return None
@@ -113,11 +104,7 @@ def read_states(file: Path, chain: Compose) -> dict[str, Any] | None:
 
 
 def load_plainly(file: Path) -> Any:
-    """What torch.save wrote.
-
-    Raises:
-        ValueError: it could only be unpickled, or is damaged: torch does not tell the two apart.
-    """
+    """What torch.save wrote."""
     try:
         return torch.load(file, weights_only=True)
     except Exception as error:

@@ -33,15 +33,7 @@ def is_of_torchrl(path: Path) -> bool:
 
 
 def read_items(path: Path, codec: PackedCodec) -> list[tuple[Any] | None]:
-    """Each item, decompressed, in a tuple; None for a place without one.
-
-    Args:
-        path: of the storage.
-        codec: what it was compressed with; zstd stands for zlib too.
-
-    Raises:
-        CorruptBufferError: it is something else, or damaged.
-    """
+    """Each item, decompressed, in a tuple; None for a place without one."""
     try:
         entries = read_json(path / _METADATA, list)
         numbers = read_json(path / "data_indices.json", list)

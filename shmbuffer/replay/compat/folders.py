@@ -77,27 +77,14 @@ class Folder:
     refused: list[str] = field(default_factory=list)
 
     def tensor(self, key: Key) -> torch.Tensor:
-        """The tensor at a nested key, as a map of its file.
-
-        Raises:
-            CorruptBufferError: there is none, or its file is too short.
-        """
+        """The tensor at a nested key, as a map of its file."""
         with reading(self.path / "meta.json"):
             dtype, shape, file = self.tensors[key]
             return mapped(file, dtype, shape)
 
 
 def read_folder(path: Path, dims: int = 1) -> Folder:
-    """Look at a directory that tensordict has written.
-
-    Args:
-        path: of the directory.
-        dims: leading dimensions that belong to the storage, and not to an element.
-
-    Raises:
-        FileNotFoundError: there is no ``meta.json``.
-        CorruptBufferError: it is invalid, or something in it cannot be read.
-    """
+    """Look at a directory that tensordict has written."""
     folder = Folder(path)
     folder.node = _node_of(folder, path, (), dims)
     return folder
@@ -175,12 +162,7 @@ def _class_name(kind: str) -> str:
 
 
 def mapped(file: Path, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
-    """The tensor in a file, read when it is looked at.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        CorruptBufferError: it is too short.
-    """
+    """The tensor in a file, read when it is looked at."""
     nbytes = math.prod(shape) * dtype.itemsize
     if any(size < 0 for size in shape):
         raise damaged(file, f"cannot hold a tensor of shape {list(shape)}")
@@ -216,12 +198,6 @@ def write_folder(
     lead: tuple[int, ...],
 ) -> list[Path]:
     """Write ``meta.json`` of a TensorDict, and of all that is nested in it.
-
-    Args:
-        path: of the directory; it is made.
-        node: a TensorDict's. What is no tensor is left out; see `write_objects`.
-        forms: dtype and shape of one element of each leaf, in order.
-        lead: sizes of the storage's dimensions.
 
     Returns:
         The file of each leaf, in order; none of them is made. Of objects it is the directory.
@@ -267,14 +243,7 @@ def shapes_of_objects(node: Node) -> dict[Key, tuple[int, ...]]:
 
 
 def write_objects(folder: Path, at: Key, column: Objects, present: NDArray[np.bool_]) -> None:
-    """Add an entry that is no tensor to tensordict's files, if JSON can hold it.
-
-    Args:
-        folder: the root of the files.
-        at: the entry's nested key.
-        column: ``[slots, *lanes, *shape]``.
-        present: bool ``[slots]``: where an item is. Empty places get some item's.
-    """
+    """Add an entry that is no tensor to tensordict's files, if JSON can hold it."""
     held = np.nonzero(present)[0]
     if not len(held):
         return
@@ -295,11 +264,7 @@ def write_objects(folder: Path, at: Key, column: Objects, present: NDArray[np.bo
 
 
 def objects_of(data: Any, shape: tuple[int, ...]) -> Objects:
-    """Tensordict's nested lists as objects ``shape``.
-
-    Raises:
-        ValueError: they are not as many.
-    """
+    """Tensordict's nested lists as objects ``shape``."""
     level = [data]
     for size in shape:
         if any(not isinstance(part, list) or len(part) != size for part in level):

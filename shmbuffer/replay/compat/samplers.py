@@ -50,16 +50,7 @@ def write_priorities(
     *,
     beside_ring: bool = False,
 ) -> None:
-    """Write the state of a `PrioritizedSampler`.
-
-    Args:
-        directory: where to; it is made.
-        weighed: its priorities; without elements there is nothing yet that has one.
-        beta: exponent of its importance weights.
-        capacity: ``max_capacity``, which TorchRL compares.
-        dtype: of TorchRL's trees: the largest number stands for "no item" in one of them.
-        beside_ring: the ring that has these priorities is saved where it is.
-    """
+    """Write the state of a `PrioritizedSampler`."""
     directory.mkdir(exist_ok=True)
     nothing, elements, left = torch.finfo(dtype).max, weighed.elements, capacity
     # A third less to write; masses are enough without the storage's files.
@@ -97,12 +88,7 @@ def write_priorities(
 
 
 def read_priorities(directory: Path) -> dict[str, Any]:
-    """The state of a `PrioritizedSampler` that was written here or by TorchRL.
-
-    Raises:
-        FileNotFoundError: there is none.
-        CorruptBufferError: it makes no sense.
-    """
+    """The state of a `PrioritizedSampler` that was written here or by TorchRL."""
     found = read_json(directory / _METADATA, missing=_MISSING)
     with reading(directory / _METADATA):
         alpha, eps = from_zero("_alpha", found["_alpha"]), from_zero("_eps", found["_eps"])
@@ -143,11 +129,6 @@ def _raw_of_masses(directory: Path, capacity: int, alpha: float, eps: float) -> 
 def moved(raw: torch.Tensor, loaded: Loaded, elements: int) -> torch.Tensor:
     """Priorities of a storage of another capacity, where its items are now.
 
-    Args:
-        raw: float64 ``[n]``, by the place where each item was saved; NaN where there was none.
-        loaded: what became of the storage.
-        elements: capacity of the storage now.
-
     Returns:
         float64 ``[elements]``.
     """
@@ -168,11 +149,7 @@ def write_pass(directory: Path, state: dict[str, Any]) -> None:
 
 
 def read_pass(directory: Path) -> dict[str, Any]:
-    """What `write_pass`, or TorchRL, wrote.
-
-    Raises:
-        FileNotFoundError: there is none.
-    """
+    """What `write_pass`, or TorchRL, wrote."""
     read_json(directory / "meta.json", missing=_MISSING)
     with reading(directory / "meta.json"):
         folder = read_folder(directory)

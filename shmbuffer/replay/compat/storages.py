@@ -31,11 +31,7 @@ _SINGLE = "_-single-tensor-_"
 
 
 def read_metadata(folder: Path) -> dict[str, Any]:
-    """The content of ``storage_metadata.json``.
-
-    Raises:
-        FileNotFoundError: no tensor storage was saved there.
-    """
+    """The content of ``storage_metadata.json``."""
     missing = "no tensor storage was saved in this directory"
     found: dict[str, Any] = read_json(folder / METADATA, missing=missing)
     return found
@@ -59,11 +55,7 @@ def files_of(leaves: Leaves, lead: tuple[int, ...], path: Path) -> list[Path]:
 
 
 def _pytree_names(leaves: Leaves) -> list[str]:
-    """The names of a PyTree's tensors in TorchRL's layout, in the order of the leaves.
-
-    Raises:
-        SchemaMismatchError: a key cannot be the name of a file.
-    """
+    """The names of a PyTree's tensors in TorchRL's layout, in the order of the leaves."""
     for path in leaves.node.paths():
         for key in path:
             if not is_file_name(key) or not key:
@@ -95,16 +87,7 @@ def pytree_metadata(leaves: Leaves, slots: int) -> dict[str, Any]:
 def pytree_columns(
     path: Path, found: dict[str, Any], node: Node | None
 ) -> tuple[Node | None, dict[Key, torch.Tensor]]:
-    """Form and columns of a PyTree's files, in which there is no pickle.
-
-    Args:
-        path: of the storage.
-        found: the content of its metadata.
-        node: the form, where it is remembered; of a single tensor it is known anyway.
-
-    Raises:
-        CorruptBufferError: they make no sense, or a file is missing or too short.
-    """
+    """Form and columns of a PyTree's files, in which there is no pickle."""
     with reading(path / METADATA):
         metadata: dict[str, Any] = found["metadata"]
         if node is None and list(metadata) == [_SINGLE]:

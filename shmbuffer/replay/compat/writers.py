@@ -40,16 +40,7 @@ _RANKS = "current_top_values.memmap"
 def write_cursor(
     directory: Path, cursor: int, count: int, width: int, tickets: NDArray[np.int64] | None
 ) -> None:
-    """Write cursor and count of a writer that goes round.
-
-    Args:
-        directory: where to; it is made.
-        cursor: slot of the next item.
-        count: elements written so far.
-        width: elements of a slot.
-        tickets: int64 ``[slots]``, -1 where there is no item: how often each slot was written.
-            None: that is not tracked.
-    """
+    """Write cursor and count of a writer that goes round."""
     directory.mkdir(exist_ok=True)
     content: dict[str, Any] = {"cursor": cursor, "write_count": count // width}
     if tickets is not None:
@@ -75,12 +66,7 @@ class Cursor(NamedTuple):
 
 
 def read_cursor(directory: Path) -> Cursor:
-    """What `write_cursor`, or TorchRL, wrote.
-
-    Raises:
-        FileNotFoundError: there is nothing.
-        CorruptBufferError: it makes no sense.
-    """
+    """What `write_cursor`, or TorchRL, wrote."""
     found = read_json(directory / _METADATA, missing=_MISSING)
     with reading(directory / _METADATA):
         ours = found.get(OURS)
@@ -107,14 +93,7 @@ def read_counts(directory: Path) -> Any:
 
 
 def write_ranks(directory: Path, state: dict[str, Any], key: Any, reduction: str) -> None:
-    """Write the state of a `TensorDictMaxValueWriter`.
-
-    Args:
-        directory: where to; it is made.
-        state: as its ``state_dict`` gives it.
-        key: entry that holds the rank.
-        reduction: how several values become it.
-    """
+    """Write the state of a `TensorDictMaxValueWriter`."""
     directory.mkdir(exist_ok=True)
     ranks = [[float(rank), index] for rank, index in state["_current_top_values"]]
     values = torch.tensor(ranks, dtype=torch.float64).reshape(-1, 2)
@@ -134,12 +113,7 @@ def write_ranks(directory: Path, state: dict[str, Any], key: Any, reduction: str
 
 
 def read_ranks(directory: Path) -> tuple[dict[str, Any], Any, str | None]:
-    """The state that was written here or by TorchRL; the rank's entry; its reduction, if known.
-
-    Raises:
-        FileNotFoundError: there is none.
-        CorruptBufferError: it makes no sense.
-    """
+    """The state that was written here or by TorchRL; the rank's entry; its reduction, if known."""
     found = read_json(directory / _METADATA, missing=_MISSING)
     with reading(directory / _METADATA):
         key = found["rank_key"]

@@ -234,16 +234,9 @@ class ReplayBufferEnsemble(Buffers):
     def __getitem__(self, index: Any) -> Any:
         """A buffer, an ensemble of some of them, or items of one or several.
 
-        Args:
-            index: which buffers (an int, slice, list, array, tensor), or a tuple of that and an
-                index of items.
-
         Returns:
             ``ensemble[i]``: the buffer. ``ensemble[i, index]``: its items. ``ensemble[:, index]``:
             those of each, stacked as a sample is. ``ensemble[1:]``: an ensemble.
-
-        Raises:
-            IndexError: there is no such buffer or item.
         """
         if isinstance(index, str) or _is_key(index):
             return self[:, :][index]

@@ -89,19 +89,7 @@ class PartsOf(Sequence[Any]):
 
 
 def named(index: Any, count: int, what: str) -> int | list[int]:
-    """The member at an int, the members of anything else.
-
-    Args:
-        index: int, slice, Ellipsis, or a list, range, array or tensor of ints (or of booleans, one
-            for each member).
-        count: how many there are.
-        what: of the ensemble, for messages.
-
-    Raises:
-        IndexError: there is no such member, or it is no index.
-        TypeError: floating-point numbers.
-        RuntimeError: more than one dimension.
-    """
+    """The member at an int, the members of anything else."""
     if index is Ellipsis:
         return list(range(count))
     if isinstance(index, slice):

@@ -24,10 +24,6 @@ BUFFER_IDS = "buffer_ids"
 def stack_index(buffer_ids: list[int], indices: list[torch.Tensor]) -> Any:
     """The index of a sample.
 
-    Args:
-        buffer_ids: of each row.
-        indices: of each row, int64 ``[n]`` or ``[n, ndim]``.
-
     Returns:
         A TensorDict ``[rows]`` with ``"buffer_ids"`` and ``"index"``.
     """
@@ -55,9 +51,6 @@ def stack_batches(batches: list[Any]) -> Any:
     """Batches of one form with a dimension in front.
 
     TensorDicts that differ in keys or shapes are stacked lazily.
-
-    Raises:
-        RuntimeError: tensors that differ in shape.
     """
     if is_collection(batches[0]):
         return LazyStackedTensorDict.maybe_dense_stack(batches, 0)
@@ -73,13 +66,7 @@ def stack_batches(batches: list[Any]) -> Any:
 def stack_infos(
     buffer_ids: list[int], infos: list[dict[Any, Any]], fillings: dict[str, float]
 ) -> Any:
-    """What is known about each row, as one TensorDict ``[rows]``.
-
-    Args:
-        buffer_ids: of each row.
-        infos: of each row: ``"index"`` ``[n]``, and more with ``n`` in front.
-        fillings: what a row has ``n`` times that lacks such an entry.
-    """
+    """What is known about each row, as one TensorDict ``[rows]``."""
     indices, rows = [], []
     for info in infos:
         index = info[INDEX]
@@ -96,15 +83,8 @@ def stack_infos(
 def with_infos(data: TensorDictBase, info: TensorDictBase) -> tuple[Any, Any]:
     """A sample with what is known about it among its entries.
 
-    Args:
-        data: ``[rows, n, ...]``.
-        info: ``[rows]``, from `stack_infos`.
-
     Returns:
         Both, with ``buffer_ids`` for each item.
-
-    Raises:
-        RuntimeError: the sample has another batch size than was drawn.
     """
     rows = len(info)
     items = [row.get(INDEX).get(INDEX).shape[0] for row in info.unbind(0)]
@@ -143,20 +123,7 @@ class Route(NamedTuple):
 def routes(
     index: Any, storage: Any, entries: dict[Any, Any], *, several: bool = False
 ) -> Iterator[Route]:
-    """Divide what belongs to a sample among its buffers.
-
-    Args:
-        index: the entry ``"index"`` of a sample or of its info: ``"buffer_ids"`` ``[rows]`` or
-            ``[rows, n]``, and ``"index"`` ``[rows, n]`` (``[rows, n, ndim]``); or a part of it.
-        storage: the `StorageEnsemble`.
-        entries: tensors with the shape of the items in front, a number for all, or None.
-        several: an item may stand several times in a row, once for each step of a trajectory; the
-            entries of all of them are the item's.
-
-    Raises:
-        TypeError: another kind of index.
-        RuntimeError: an entry cannot be divided among the items.
-    """
+    """Divide what belongs to a sample among its buffers."""
     if not isinstance(index, TensorDictBase) or BUFFER_IDS not in index.keys():  # noqa: SIM118
         raise TypeError(
             f"an index of an ensemble is a TensorDict with {BUFFER_IDS!r} and {INDEX!r}, as a "
@@ -204,19 +171,8 @@ def routed(
 ) -> tuple[TensorDictBase, torch.Tensor]:
     """A batch, flat, and the number of the buffer of each item.
 
-    Args:
-        data: a TensorDict.
-        count: how many buffers there are.
-        key: entry with the numbers, one for each item.
-        dim: or the dimension of the data with an entry for each buffer.
-
     Returns:
         The items ``[n]``, and int64 ``[n]``.
-
-    Raises:
-        TypeError: no TensorDict, or the numbers are no integers.
-        KeyError: no such entry.
-        ValueError: another number of numbers than of items, or a number of no buffer.
     """
     if not isinstance(data, TensorDictBase):
         raise TypeError(

@@ -227,10 +227,6 @@ class StorageEnsemble(Ensemble, Storage):
 def local(index: torch.Tensor, storage: Any) -> Any:
     """The index of one row of a sample, as the storage of its buffer takes it.
 
-    Args:
-        index: int64 ``[n]``, or ``[n, ndim]`` where there are lanes.
-        storage: of the buffer.
-
     Returns:
         int64 ``[n]``, or a tuple of ``ndim`` of them.
     """

@@ -52,14 +52,7 @@ class Turns:
         draw: Callable[[int], Row],
         join: Callable[[list[Row]], Batch],
     ) -> Batch:
-        """A sample, once all of its rows may be drawn.
-
-        Args:
-            chosen: the buffer of each row.
-            share: items of a row.
-            draw: makes a row as the sampler of its buffer chooses it.
-            join: makes the sample of the rows.
-        """
+        """A sample, once all of its rows may be drawn."""
         turns: list[Turn | None] = []
         taken: list[tuple[int, Batch]] = []
         try:

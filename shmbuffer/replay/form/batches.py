@@ -21,18 +21,7 @@ _DIFFERS = (RuntimeError, KeyError, TypeError, ValueError)  # torch.stack of unl
 
 
 def stack(items: list[Any], mapping: str = "dict", *, tensors: bool = False) -> Any:
-    """Items of one form as a batch of that form: every leaf gets a dimension in front.
-
-    Args:
-        items: see there.
-        mapping: what a plain dict in them is, see `structure.describe`.
-        tensors: plain numbers become tensors, too, and no `Numbers`.
-
-    Raises:
-        ValueError: there are none.
-        RuntimeError: they differ in form, or a leaf differs in shape.
-        TypeError: something in there is not a tensor and cannot become one.
-    """
+    """Items of one form as a batch of that form: every leaf gets a dimension in front."""
     if not items:
         raise ValueError("an empty list has no form; write nothing, or a batch of size 0")
     return _joined(items, "the item", _How(True, mapping == "tensordict", tensors))
@@ -43,24 +32,12 @@ def collate(items: list[Any]) -> Any:
 
     TensorDicts that differ in keys or shapes are stacked lazily. What is neither tensor nor number,
     and items of different kinds, stay a list.
-
-    Raises:
-        RuntimeError: tensors that differ in shape, dicts in keys, tuples in length.
     """
     return _joined(items, "the item", _How(False, False, True)) if items else items
 
 
 def stack_lazily(items: list[Any], dim: int = 0, *, fresh: bool = False) -> Any:
     """TensorDicts or tensorclasses as a lazy stack; an entry that is set in it is not set in them.
-
-    Args:
-        items: they may differ in keys and shapes. Tensors of one shape are stacked as torch does.
-        dim: of the stack, in the batch dimensions of the result; negative from their end.
-        fresh: nobody else has them, so that they need not be copied.
-
-    Raises:
-        EmptyBufferError: there are none.
-        TypeError: one of them is something else.
 
     Cost: 0.1 µs an item; a shallow copy of each, 0.5 µs, at the first look at the stack.
     """
@@ -119,15 +96,7 @@ def is_batch(data: Any) -> bool:
 
 
 def as_tensordict(data: Mapping[Any, Any], dims: int) -> TensorDict:
-    """The TensorDict with these entries, nested or with tuple keys, but for those of a sample.
-
-    Args:
-        data: tensors, arrays, numbers, lists of them, text and other objects.
-        dims: how many leading dimensions are its batch size; 0: it is one item.
-
-    Raises:
-        ValueError: they differ between entries, or are not there.
-    """
+    """The TensorDict with these entries, nested or with tuple keys, but for those of a sample."""
     entries = _as_entries(nest({key: data[key] for key in data if key not in OWN_KEYS}))
     if not dims:
         return TensorDict(entries, [])
@@ -167,11 +136,6 @@ def unbound(data: Any) -> list[Any]:
     """The items of an iterable; of a tensor, array or TensorDict along its first dimension.
 
     So are the entries of a dict taken apart, a list by its parts: an item is a dict.
-
-    Raises:
-        TypeError: a tuple, text or number, which has no items of its own; also in a dict.
-        ValueError: entries of a dict differ in length.
-        RuntimeError: no dimension to take apart.
     """
     if isinstance(data, list):
         return list(data)

@@ -119,14 +119,7 @@ def names_of(keys: Keys) -> Sequence[Any]:
 def made(
     node: Container, rows: Sequence[Any], sizes: Sequence[torch.Size], new: Any = new_tensordict
 ) -> Sequence[Any]:
-    """A container for each row of what is to be in them.
-
-    Args:
-        node: what they are, with the keys and devices that they get.
-        rows: tuples, in the order of the keys.
-        sizes: batch sizes, where they have one.
-        new: makes the TensorDicts.
-    """
+    """A container for each row of what is to be in them."""
     kind, _, about, keys, _ = node
     match kind:
         case "tensordict":

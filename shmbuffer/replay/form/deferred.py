@@ -19,19 +19,9 @@ def deferred(
 ) -> LazyStackedTensorDict:
     """The lazy stack of what ``make`` gives.
 
-    Args:
-        make: gives the items: TensorDicts (or lazy stacks of them) on one device. Threads that take
-            the first look at once call it once each, and one of the results is kept.
-        count: how many items there are, at least one.
-        batch_size: of an item; -1 where they differ.
-        dim: of the stack, 0 to ``len(batch_size)``.
-
     Returns:
         A `LazyStackedTensorDict`: of its class from the first look on, of a subclass before. What
         ``make`` raises comes out at that look, and the next one tries again.
-
-    Raises:
-        ValueError: no items, or no such ``dim``.
 
     Cost: 4 µs; the rest at the first look at an entry, key or item. ``batch_size``, ``shape``,
         ``len`` and ``stack_dim`` are no looks.
@@ -51,10 +41,6 @@ def deferred(
 
 def amended(stack: LazyStackedTensorDict, amend: Callable[[list[Any]], None]) -> bool:
     """Have the items of a stack changed when they are made.
-
-    Args:
-        stack: any lazy stack.
-        amend: called with the items, which nobody else has yet.
 
     Returns:
         Whether that is still to come; else nothing was done.

@@ -115,19 +115,7 @@ class Leaves:
 
     @classmethod
     def of_data(cls, data: Any, *, ndim: int, single: bool, mapping: str, where: str) -> Leaves:
-        """Describe a first batch.
-
-        Args:
-            data: the batch, or one item where ``single``.
-            ndim: dimensions of the storage.
-            single: ``data`` is one item (of ``lanes`` elements), without a batch dimension.
-            mapping: what a plain dict is: ``"dict"`` or ``"tensordict"``.
-            where: the buffer's name in messages.
-
-        Raises:
-            TypeError: not a tensor.
-            ValueError: fewer dimensions than the storage has, or sizes that differ between leaves.
-        """
+        """Describe a first batch."""
         dims = ndim - 1 if single else ndim
         if is_collection(data) and len(data.batch_size) < dims:
             raise ValueError(
@@ -158,11 +146,7 @@ class Leaves:
         return cls(node, leaves, lanes, where)
 
     def schema(self, capacity: int) -> Schema:
-        """The schema of a storage of ``capacity`` slots of these.
-
-        Raises:
-            TypeError: the data hold something that only this process can keep.
-        """
+        """The schema of a storage of ``capacity`` slots of these."""
         if (reason := self.node.private()) is not None:
             raise TypeError(
                 f"{self.where}: what was to be written {reason}, and only a process by itself can "
@@ -188,18 +172,9 @@ class Leaves:
     def match(self, data: Any, single: bool = False) -> tuple[list[int], list[Any], int]:
         """Check a batch and find its bytes.
 
-        Args:
-            data: the batch ``[count, *lanes, ...]``, or one item ``[*lanes, ...]`` where
-                ``single``.
-            single: see there.
-
         Returns:
             The address of each leaf; the objects that own these addresses, to be kept alive while
             they are used; and the number of slots.
-
-        Raises:
-            SchemaMismatchError: a leaf is missing, is not known here, or has another dtype or
-                shape.
 
         Cost: 0.25 µs a leaf where nothing has to be converted.
         """
@@ -264,10 +239,6 @@ class Leaves:
         """Checked tensors ``[*lead, *lanes, *shape]``, for a write that torch does.
 
         Of a leaf of objects: `Objects`.
-
-        Args:
-            data: a batch.
-            lead: dimensions before the lanes, where they are known; else one, of any size.
         """
         values = self._collect(data)
         if lead is None:

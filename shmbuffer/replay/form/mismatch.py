@@ -18,15 +18,7 @@ from shmbuffer.replay.keys import OWN_KEYS
 def refuse_form(
     where: str, kind: str, leaves: Sequence[Leaf], optional: Iterable[str], data: Any
 ) -> NoReturn:
-    """Raise SchemaMismatchError for data of another form: a leaf too few, one too many, or neither.
-
-    Args:
-        where: the buffer's name.
-        kind: what the buffer holds, such as ``"tensordict"``.
-        leaves: its leaves.
-        optional: root keys that may be there beside them.
-        data: what was to be written.
-    """
+    """Raise SchemaMismatchError for data of another form."""
     known = {leaf.path for leaf in leaves}
     nested = kind in ("tensordict", "tensorclass")
     if nested and isinstance(data, (tuple, list)):
@@ -61,14 +53,7 @@ def refuse_form(
 
 
 def refuse_leaf(where: str, leaf: Leaf, shape: Sequence[int], found: str) -> NoReturn:
-    """Raise SchemaMismatchError for a leaf of another dtype or shape.
-
-    Args:
-        where: the buffer's name.
-        leaf: what the buffer has.
-        shape: what this write should have.
-        found: what it has, as ``"float64[3, 4]"``.
-    """
+    """Raise SchemaMismatchError for a leaf of another dtype or shape."""
     name = ".".join(leaf.path)
     expected = f"{leaf.dtype}{list(shape)}"
     raise SchemaMismatchError(
@@ -81,14 +66,7 @@ def refuse_leaf(where: str, leaf: Leaf, shape: Sequence[int], found: str) -> NoR
 
 
 def refuse_number(where: str, leaf: Leaf, count: int, found: int) -> NoReturn:
-    """Raise SchemaMismatchError for a leaf of which a batch has more or fewer than of the others.
-
-    Args:
-        where: the buffer's name.
-        leaf: what the buffer has.
-        count: items of the batch.
-        found: how many there are of this leaf.
-    """
+    """Raise SchemaMismatchError for a leaf with more or fewer items than the others."""
     name = ".".join(leaf.path)
     raise SchemaMismatchError(
         f"{where}: this write has {found} of leaf {name!r}, and {count} of others; give each leaf "
@@ -100,12 +78,7 @@ def refuse_number(where: str, leaf: Leaf, count: int, found: int) -> NoReturn:
 
 
 def refuse_list(node: Node, path: Path) -> None:
-    """Raise ValueError where a leaf that does not fit the batch is a part of a list or tuple.
-
-    Args:
-        node: of the batch.
-        path: where the leaf is.
-    """
+    """Raise ValueError where a leaf that does not fit the batch is a part of a list or tuple."""
     for depth, name in enumerate(path):
         if not isinstance(node, BranchNode):
             return
@@ -141,14 +114,7 @@ def not_a_tensor(data: Any, why: Exception | None = None) -> str:
 
 
 def leaves_of(data: Any, nested: bool = True, prefix: Path = ()) -> dict[Path, Any]:
-    """The leaves of any data by their place, without the entries that a sample adds.
-
-    Args:
-        data: a batch.
-        nested: as in a TensorDict, a tuple as a key of a dict is a nested key, and a list is an
-            array; else both are of a PyTree.
-        prefix: where the data are.
-    """
+    """The leaves of any data by their place, without the entries that a sample adds."""
     if is_collection(data) and not is_non_tensor(data):
         data = fields(data)
     if isinstance(data, Mapping) and not is_collection(data):

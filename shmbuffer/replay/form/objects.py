@@ -123,16 +123,7 @@ def objects_in(data: Any) -> Objects:
 
 
 def as_objects(value: Any, shape: tuple[int, ...]) -> Objects:
-    """A value as objects in that shape.
-
-    Args:
-        value: what tensordict has for them; or a list with one for each element; or one object for
-            all.
-        shape: see there.
-
-    Raises:
-        RuntimeError: they are not as many.
-    """
+    """A value as objects in that shape."""
     if is_non_tensor(value):
         return objects_in(value).expand(*shape)
     if not isinstance(value, list) or not shape:

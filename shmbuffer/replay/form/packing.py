@@ -56,33 +56,13 @@ class Packed(NamedTuple):
 
 
 def pack(item: Any, compress: Compress, device: torch.device | None = None) -> Packed:
-    """Compress an item.
-
-    Args:
-        item: anything.
-        compress: called with each tensor that has a number in it, and with the numbers of each
-            array as one, where torch has their dtype (else with their bytes).
-        device: where tensors will be when they come back; None is where they are.
-
-    Raises:
-        TypeError: ``compress`` gave something else than a uint8 tensor.
-    """
+    """Compress an item."""
     packer = _Packer(compress, device)
     return Packed(packer.form(item), packer.values, packer.chunks)
 
 
 def unpack(packed: Packed, decompress: Decompress) -> Any:
-    """The item again: dtypes, shapes, batch sizes and devices are those that it had.
-
-    Args:
-        packed: from `pack`.
-        decompress: called with a chunk and a dict with ``"type"`` (``"tensor"``), ``"shape"``,
-            ``"dtype"`` and ``"device"`` of what is to come out.
-
-    Raises:
-        FormatError: the form is invalid.
-        RuntimeError: ``decompress`` gave something else than what was compressed.
-    """
+    """The item again: dtypes, shapes, batch sizes and devices are those that it had."""
     return _Unpacker(packed, decompress).item(packed.form)
 
 
@@ -211,11 +191,7 @@ class _Unpacker:
 
 
 def compressed(compress: Compress, tensor: torch.Tensor) -> torch.Tensor:
-    """What the user's function makes of a tensor: contiguous, uint8, on the CPU.
-
-    Raises:
-        TypeError: it gave something else.
-    """
+    """What the user's function makes of a tensor: contiguous, uint8, on the CPU."""
     chunk = compress(tensor)
     if not isinstance(chunk, torch.Tensor) or chunk.dtype is not torch.uint8:
         found = chunk.dtype if isinstance(chunk, torch.Tensor) else type(chunk).__name__
@@ -224,11 +200,7 @@ def compressed(compress: Compress, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def expanded(found: Any, dtype: torch.dtype, shape: torch.Size | None) -> torch.Tensor:
-    """What the user's function gave, if it is that tensor, or its bytes.
-
-    Raises:
-        RuntimeError: it is not.
-    """
+    """What the user's function gave, if it is that tensor, or its bytes."""
     if not isinstance(found, torch.Tensor):
         raise RuntimeError(
             f"decompression_fn gives the tensor that was compressed, got {type(found).__name__}"

@@ -34,18 +34,7 @@ from shmbuffer.replay.keys import OWN_KEYS
 
 
 def describe(data: Any, dims: int, *, mapping: str, root: bool = True) -> Node:
-    """The tree of a first batch.
-
-    Args:
-        data: the batch.
-        dims: how many leading dimensions belong to the storage; they are no part of an element.
-        mapping: what a plain dict is, ``"dict"`` (a PyTree) or ``"tensordict"``. In the latter
-            lists and tuples are arrays, as TensorDict takes them.
-        root: leave out the keys that a sample adds.
-
-    Raises:
-        TypeError: something in there is not a tensor and cannot become one.
-    """
+    """The tree of a first batch."""
     if is_non_tensor(data):
         if root:
             raise TypeError(not_a_tensor(data))
@@ -118,11 +107,7 @@ def without_own_keys(data: Any, keys: frozenset[str] = OWN_KEYS) -> Any:
 
 
 def from_json(spec: dict[str, Any]) -> Node:
-    """The tree that `Node.to_json` wrote.
-
-    Raises:
-        FormatError: a kind of node that this version does not know, or no tree at all.
-    """
+    """The tree that `Node.to_json` wrote."""
     try:
         return _from_json(spec)
     except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:

@@ -36,14 +36,7 @@ def is_number(value: Any) -> bool:
 
 
 def as_tensor(value: Any) -> torch.Tensor:
-    """A tensor over the same memory where that is possible.
-
-    Args:
-        value: what `is_number` takes; or a list or tuple of it, which has no memory of its own.
-
-    Raises:
-        TypeError, ValueError, RuntimeError: it cannot become one.
-    """
+    """A tensor over the same memory where that is possible."""
     if isinstance(value, torch.Tensor):
         return value
     if isinstance(value, np.ndarray) and not value.flags.writeable:

@@ -59,11 +59,7 @@ def chunks_at(tree: Any, path: tuple[Any, ...] = ()) -> dict[tuple[Any, ...], in
 
 
 def built(make: Callable[[], Made], where: str) -> Made:
-    """What ``make`` gives of records from there; no error of tensordict's comes through.
-
-    Raises:
-        CorruptBufferError: no such items can be made.
-    """
+    """What ``make`` gives of records from there; no error of tensordict's comes through."""
     try:
         return make()
     except _IMPOSSIBLE as error:
@@ -128,11 +124,7 @@ class Batch(Rows):
     """
 
     def of(self, tree: Any, dims: Any = None) -> Any:
-        """One thing for all items; ``dims`` is the batch sizes that it is in.
-
-        Raises:
-            NotDenseError: items of this tree cannot be one batch.
-        """
+        """One thing for all items; ``dims`` is the batch sizes that it is in."""
         if tree[0] == "chunk":
             return self.leaf(self.columns[tree[1]], dims)
         if tree[0] in APART:

@@ -70,15 +70,9 @@ class Columns:
 def of_batch(data: Any) -> Columns | None:
     """The items of a tensor, array, TensorDict or tensorclass, along its first dimension.
 
-    Args:
-        data: a batch; not empty.
-
     Returns:
         None where they are no rows of one memory, or may be of several kinds (lazy stacks, objects
         that differ): then they are to be taken apart.
-
-    Raises:
-        RefusedError: something in there cannot be stored.
 
     Cost: 10 µs a leaf, however many items; tensors whose items are not contiguous are copied.
     """
@@ -92,9 +86,6 @@ def of_batch(data: Any) -> Columns | None:
 
 def of_items(items: Sequence[Any]) -> list[tuple[NDArray[np.int64], Columns]]:
     """Items by kind: their positions, ascending, and what they are.
-
-    Raises:
-        RefusedError, ValueError: as `forms.describe`.
 
     Cost: that of `forms.describe`, and 0.3 µs a leaf.
     """
@@ -112,11 +103,7 @@ def of_items(items: Sequence[Any]) -> list[tuple[NDArray[np.int64], Columns]]:
 
 
 def of_described(group: list[Described]) -> Columns:
-    """Items of one kind, at least one.
-
-    Raises:
-        TypeError: a leaf has no memory.
-    """
+    """Items of one kind, at least one."""
     kind, count = group[0].kind, len(group)
     batch_dims = _table([one.batch_dims for one in group], count)
     numbers = _table([one.dims for one in group], count)
@@ -156,13 +143,7 @@ def _sizes(
 
 
 def joined(values: list[bytes], sizes: NDArray[np.int64], keeps: list[Any]) -> NDArray[np.int64]:
-    """Addresses of values, one behind the other in a memory of their own.
-
-    Args:
-        values: of these sizes.
-        sizes: int64[n].
-        keeps: gets the memory.
-    """
+    """Addresses of values, one behind the other in a memory of their own."""
     whole = np.frombuffer(b"".join(values), np.uint8)
     keeps.append(whole)
     starts: NDArray[np.int64] = whole.ctypes.data + np.cumsum(sizes) - sizes

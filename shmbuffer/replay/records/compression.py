@@ -75,9 +75,6 @@ class Zstd:
     def compress(self, pieces: Sequence[Buffer]) -> list[bytes]:
         """Each piece as a frame that knows its size; one without bytes as no bytes.
 
-        Args:
-            pieces: contiguous; they are not changed meanwhile.
-
         Cost: that of zstd, and 1 µs a piece.
         """
         whole: list[Any] = [piece for piece in pieces if len(piece)]
@@ -105,17 +102,6 @@ class Zstd:
     ) -> None:
         """Writes what each frame holds to its destination.
 
-        Args:
-            sources: from `compress`.
-            destinations: as many; writable, uint8, of one dimension and the size that comes out,
-                or several that have it together.
-            where: they are from: what the message of an error starts with.
-
-        Raises:
-            UnknownDictionaryError: a frame was made with another dictionary. Nothing was written.
-            CorruptBufferError: a frame is invalid, or of another size (nothing was written), or its
-                bytes are damaged (destinations may hold anything).
-
         Cost: that of zstd, and 1 µs a piece.
         """
         places = [one if isinstance(one, list) else [one] for one in destinations]
@@ -140,15 +126,6 @@ class Zstd:
     @staticmethod
     def train(samples: Sequence[Buffer], nbytes: int, level: int = 3) -> bytes:
         """A dictionary: what many samples have in common, for pieces too small to say it each time.
-
-        Args:
-            samples: pieces as they will be compressed. Of more than 100 times ``nbytes``, some
-                from all over are looked at.
-            nbytes: of the dictionary, 256 or more.
-            level: that it will be used with.
-
-        Raises:
-            ValueError: nothing can be learned of so few samples; use none, or wait for more.
 
         Cost: 0.1 s for a megabyte that is looked at.
         """
@@ -293,9 +270,6 @@ def _in_threads(work: Callable[[Iterator[range]], None], runs: list[range], coun
     """Runs ``work`` in threads, this one among them, on one iterator over the runs.
 
     None of them runs any more when this returns or raises: what they read and write may go then.
-
-    Raises:
-        BaseException: what the first that failed has raised.
     """
     left = iter(runs)  # the next of a list is one step: each run goes to one thread
     errors: list[BaseException] = []

@@ -81,17 +81,6 @@ class Encoder:
     def encode(self, data: Any, single: bool = False, *, apart: bool = False) -> RecordBatch:
         """Records of one item or of a batch, in its order.
 
-        Args:
-            data: one item where ``single``; else a list or other iterable of items, or a tensor,
-                array, TensorDict or tensorclass that is taken apart along its first dimension.
-            single: see there.
-            apart: records do not overlap, as `Records.place` needs them.
-
-        Raises:
-            TypeError: something in there cannot be stored (the message says where it is); a PyTree,
-                which has no items of its own; ``own`` gave something else than a uint8 tensor.
-            ValueError: an item is larger than a record may be.
-
         Cost: of a batch 10 µs a leaf and a copy of the bytes; of a list 2 µs an item and 1 µs a
             leaf; of a single item 5 µs, 2 µs a leaf and a copy of the bytes. Compression: that of
             zstd, and 2 µs a piece. With ``own``, or while frames that an item shares with itself
@@ -105,11 +94,7 @@ class Encoder:
         return _in_order([(at, self._encode(columns, apart=True)) for at, columns in groups])
 
     def samples(self, data: Any, single: bool = False) -> list[bytes]:
-        """The pieces of these items that are to be compressed with zstd: to train a dictionary.
-
-        Raises:
-            TypeError, ValueError: as `encode`.
-        """
+        """The pieces of these items that are to be compressed with zstd: to train a dictionary."""
         found: list[bytes] = []
         for _, columns in of_items([data]) if single else self._columns(data):
             plan = self._plan(columns.kind)

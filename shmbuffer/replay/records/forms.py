@@ -111,25 +111,12 @@ class Walk:
         self.leaves: list[Any] = []
 
     def add(self, item: Any) -> None:
-        """Adds what this item is made of.
-
-        Raises:
-            RefusedError: something in there cannot be stored.
-        """
+        """Adds what this item is made of."""
         _HANDLERS.get(type(item), _other)(item, self)
 
 
 def describe(item: Any) -> Described:
     """Takes an item apart.
-
-    Args:
-        item: a tensor, numpy array or number, text, bytes, int, float, bool or None; or a
-            TensorDict, tensorclass, lazy stack, NonTensorData, dict, list, tuple or namedtuple of
-            them, to any depth up to 64.
-
-    Raises:
-        RefusedError: something in there is something else. The message says where, and what may be.
-        ValueError: deeper, or larger, than a record may be.
 
     Cost: 1.2 µs, and 0.6 µs a leaf.
     """
@@ -158,11 +145,7 @@ def kind_of(key: tuple[Any, ...]) -> Kind:
 
 
 def plain(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor as one whose bytes in a row are its numbers: contiguous, on the CPU, detached.
-
-    Raises:
-        RefusedError: sparse, nested or quantized.
-    """
+    """A tensor as one whose bytes in a row are its numbers: contiguous, on the CPU, detached."""
     if tensor.layout is not torch.strided or tensor.is_nested or tensor.dtype not in DTYPES:
         nested = "nested " if tensor.is_nested else ""
         words = f"{nested}{dtype_name(tensor.dtype)} tensor ({tensor.layout})"
@@ -171,11 +154,7 @@ def plain(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def array_token(array: Any) -> str:
-    """Numpy's name of the dtype of an array or number.
-
-    Raises:
-        RefusedError: its bytes are not the value: objects, structures, masked arrays.
-    """
+    """Numpy's name of the dtype of an array or number."""
     dtype = array.dtype
     if dtype.kind not in _ARRAYS or isinstance(array, np.ma.MaskedArray):
         raise RefusedError(

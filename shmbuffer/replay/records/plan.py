@@ -66,14 +66,7 @@ class Units:
         sizes: Sequence[int],
         measure: Callable[[Unit], tuple[int, int, int]],
     ) -> list[Unit]:
-        """Leaves that are to be compressed, those as one that belong together.
-
-        Args:
-            leaves: ascending.
-            sizes: bytes of all leaves in an item.
-            measure: compresses leaves of some items: how many items, the bytes that their leaves
-                take apart and together. It is called as long as there is something to learn.
-        """
+        """Leaves that are to be compressed, those as one that belong together."""
         groups: dict[tuple[object, ...], Unit] = {}
         for leaf in leaves:
             chunk, size = self._chunks[leaf], sizes[leaf]
@@ -153,12 +146,7 @@ class Plan:
         return self.whole if self._layout is None else self._layout.cut(columns, look=look)
 
     def stays_whole(self, dims: Sequence[int], sizes: Sequence[int]) -> bool:
-        """Whether one item is not cut, and says nothing of how to; see `sharing.Layout`.
-
-        Args:
-            dims: as `forms.Described.dims`.
-            sizes: bytes of each leaf.
-        """
+        """Whether one item is not cut, and says nothing of how to; see `sharing.Layout`."""
         return self._layout is None or self._layout.stays_whole(self.kind.chunks, dims, sizes)
 
     def tried(self, leaf: int, largest: int) -> bool:
@@ -168,13 +156,7 @@ class Plan:
         return self._looked[leaf] < _LOOKED_PIECES and largest >= _LEAST_BYTES
 
     def learn(self, unit: Unit, saved: int, pieces: int) -> bool:
-        """Tells what compression has made of pieces; whether its result is to be stored.
-
-        Args:
-            unit: whose pieces they are.
-            saved: bytes by which all of them together got smaller.
-            pieces: how many they are.
-        """
+        """Tells what compression has made of pieces; whether its result is to be stored."""
         for leaf in () if self._sure else unit:
             if self._looked[leaf] < _LOOKED_PIECES:
                 self._saved[leaf] += saved
@@ -184,13 +166,7 @@ class Plan:
     def form(
         self, codecs: Sequence[Codec], frames: Sequence[int], units: Iterable[Unit] = ()
     ) -> Form:
-        """The form of items that are stored so.
-
-        Args:
-            codecs: of each leaf.
-            frames: of each leaf; `sharing.INLINE` where it has no place of its own.
-            units: leaves that are compressed as one; ``codecs`` has that of the first of them.
-        """
+        """The form of items that are stored so."""
         codecs, joined = list(codecs), [-1] * len(codecs)
         for head, *others in units:
             for leaf in others:

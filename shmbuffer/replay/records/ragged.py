@@ -111,16 +111,6 @@ def padded(
 ) -> Any:
     """What `pad` gives for the items of records.
 
-    Args:
-        decoder: of the records.
-        batch: it is given away.
-        value: see `pad`.
-        mask_key: see `pad`.
-
-    Raises:
-        CorruptBufferError: a record is invalid or damaged.
-        Exception: see `pad`.
-
     Cost: where the records are of one form, 0.5 µs a record, 40 µs a leaf, and a copy of what is
         raw or the decompression of what is not. Else that of `Decoder.items` and `pad`.
     """
@@ -129,15 +119,6 @@ def padded(
 
 def nested(decoder: Decoder, batch: RecordBatch, keys: Collection[Key] = ()) -> Any:
     """What `densify` gives for the items of records.
-
-    Args:
-        decoder: of the records.
-        batch: it is given away.
-        keys: see `densify`.
-
-    Raises:
-        CorruptBufferError: a record is invalid or damaged.
-        Exception: see `densify`.
 
     Cost: as for `padded`, and 70 µs for each nested tensor.
     """

@@ -64,12 +64,7 @@ class Pieces(NamedTuple):
 
 
 def cut(columns: Columns, frames: Sequence[int]) -> Pieces:
-    """Cuts leaves into frames.
-
-    Args:
-        columns: n items.
-        frames: as `Cut.frames`; where it is one, the first dim of the leaf in all items.
-    """
+    """Cuts leaves into frames."""
     if max(frames, default=0) <= 1:
         return Pieces(columns.addresses, columns.sizes, np.arange(len(frames)))
     counts = np.maximum(frames, 1)
@@ -99,11 +94,6 @@ def find_equal(
     addresses: NDArray[np.int64], sizes: NDArray[np.int64], reach: int = REACH
 ) -> Shared:
     """Finds equal pieces.
-
-    Args:
-        addresses: int64[n, pieces].
-        sizes: int64[n, pieces], bytes. Pieces without any are their own owners.
-        reach: how many rows ahead an owner may be; 0: pieces of one row share only.
 
     Cost: that of reading all pieces twice, and 0.2 µs a piece.
     """
@@ -186,10 +176,6 @@ class Layout:
     def cut(self, columns: Columns, *, look: bool) -> Cut:
         """How the leaves of these items are cut.
 
-        Args:
-            columns: items of the kind.
-            look: whether to learn from them, as long as there is something to learn.
-
         Cost: while it learns, that of compressing the first 64 items three times.
         """
         frames, heads = map(list, Cut.none(len(columns.dims)))
@@ -212,11 +198,6 @@ class Layout:
         self, chunks: Sequence[Chunk], dims: Sequence[int], sizes: Sequence[int]
     ) -> bool:
         """Whether `cut` does not cut one item, and learns nothing from it.
-
-        Args:
-            chunks: its leaves.
-            dims: those of all leaves, one after the other.
-            sizes: of each leaf, bytes.
 
         Cost: 0.2 µs a leaf, 1 µs one that is large enough to be shared.
         """

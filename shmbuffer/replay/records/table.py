@@ -109,17 +109,7 @@ class Table(NamedTuple):
 
     @classmethod
     def of(cls, batch: RecordBatch, located: Sequence[Located], own: Own | None) -> Table | None:
-        """The records of these forms; None where the forms differ in what they hold.
-
-        Args:
-            batch: where they are.
-            located: their forms. Rows of the table are those of ``located[0]`` where it is the only
-                one, else those of the batch.
-            own: the user's ``decompression_fn``. It is called here, for all of its chunks.
-
-        Raises:
-            RuntimeError: ``own`` is needed and not there, or gave something else than was stored.
-        """
+        """The records of these forms; None where the forms differ in what they hold."""
         first = located[0].form
         for other in located[1:]:
             if other.form.tree != first.tree or not all(
@@ -135,17 +125,7 @@ class Table(NamedTuple):
 def columns_of(
     batch: RecordBatch, located: Sequence[Located], numbers: Collection[int], own: Own | None
 ) -> list[Column]:
-    """Some chunks of records whose forms differ only in how bytes are stored.
-
-    Args:
-        batch: see `Table.of`.
-        located: see `Table.of`.
-        numbers: of the chunks, ascending.
-        own: see `Table.of`.
-
-    Raises:
-        RuntimeError: see `Table.of`.
-    """
+    """Some chunks of records whose forms differ only in how bytes are stored."""
     rows, base = _rows_of(located), address_of(batch.data)
     columns = []
     at = [0] * len(located)
@@ -197,11 +177,7 @@ def _frames_of(located: Located) -> dict[int, tuple[int, Frame]]:
 
 
 def torch_dtype_of(chunk: Chunk) -> torch.dtype | None:
-    """Torch's dtype of a chunk: of a tensor, or of an array that torch can have; else None.
-
-    Raises:
-        SchemaMismatchError: a tensor of a dtype that this torch does not know.
-    """
+    """Torch's dtype of a chunk: of a tensor, or of an array that torch can have; else None."""
     if chunk.kind == "tensor":
         return torch_dtype(chunk.dtype)
     return torch_dtype_like(chunk.dtype) if chunk.kind in ("array", "number") else None

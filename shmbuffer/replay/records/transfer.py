@@ -54,13 +54,7 @@ class Transfer:
         self._kept: list[Any] = []
 
     def add(self, column: Column, out: torch.Tensor, starts: NDArray[np.int64]) -> None:
-        """Row i of a column goes to byte ``starts[i]`` of ``out``, in one run.
-
-        Args:
-            column: of any codecs.
-            out: contiguous, on the CPU. It is written by `run`.
-            starts: int64[n].
-        """
+        """Row i of a column goes to byte ``starts[i]`` of ``out``, in one run."""
         base = out.data_ptr()
         self._kept.append(out)
         for rows, codec, placed, addresses, sizes, kept, frame in column.pieces:
@@ -101,11 +95,7 @@ class Transfer:
         self._raw.append((addresses.ravel(), sizes.ravel(), to.ravel()))
 
     def run(self) -> None:
-        """Everything goes to its place.
-
-        Raises:
-            CorruptBufferError: something was not compressed with zstd, or is damaged.
-        """
+        """Everything goes to its place."""
         if self._packed or self._joined:
             self._decompress()
         if self._raw:

@@ -112,11 +112,7 @@ def wait_for(ring: Ring | None, elements: Ints) -> bool:
 
 
 def wait_for_items(storage: Any, ring: Ring | None, otherwise: str) -> None:
-    """Returns once there are items: others may be writing over all of them right now.
-
-    Raises:
-        EmptyBufferError: there are none; ``otherwise`` says so where there is no ring.
-    """
+    """Returns once there are items: others may be writing over all of them right now."""
     if ring is None:
         if not len(storage):
             raise EmptyBufferError(otherwise)
@@ -125,11 +121,7 @@ def wait_for_items(storage: Any, ring: Ring | None, otherwise: str) -> None:
 
 
 def places_of(storage: Any, ring: Ring | None) -> Ints:
-    """Elements that hold an item or are about to, in storage order. O(capacity).
-
-    Raises:
-        EmptyBufferError: there is none.
-    """
+    """Elements that hold an item or are about to, in storage order. O(capacity)."""
     wait_for_items(storage, ring, NOTHING_THERE)
     if ring is None:
         return np.arange(len(storage), dtype=np.int64)

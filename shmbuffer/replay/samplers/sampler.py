@@ -113,10 +113,6 @@ class Sampler(Checkpoints):
     def _again(self, storage: Any, index: Any) -> tuple[Any, dict[str, Any]]:
         """What takes the place of a draw whose items were written over before they were read.
 
-        Args:
-            storage: where from.
-            index: of the draw, as `sample` gave it.
-
         Returns:
             As `sample`. Another draw; where there are passes, the same places with what they hold
             now, so that nothing is left out and nothing comes twice.

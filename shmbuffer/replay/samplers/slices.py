@@ -282,11 +282,7 @@ class SliceSampler(Sampler, metaclass=WithOrWithout):
         return Cuts(chosen, self._begins(table, chosen, steps))
 
     def _allowed(self, table: Trajectories, steps: int) -> Ints:
-        """Trajectories that may be drawn from.
-
-        Raises:
-            RuntimeError: there is none.
-        """
+        """Trajectories that may be drawn from."""
         allowed = table.long(self._shortest(steps))
         if not len(allowed):
             raise RuntimeError(

@@ -47,10 +47,6 @@ class HeldRows(Rows):
     def widened(cls, rows: Rows, wider: Leaves) -> HeldRows | None:
         """The same rows with a column more for each new leaf; zeros where nothing was written.
 
-        Args:
-            rows: what is there.
-            wider: the leaves of a write.
-
         Returns:
             None if the write differs in more than new leaves.
         """

@@ -39,17 +39,6 @@ class Selection(NamedTuple):
 def select(index: Any, ring: Ring, lanes: tuple[int, ...], dim_extend: int = 0) -> Selection:
     """Resolve ``index``.
 
-    Args:
-        index: int, slice, range, list, array or tensor of integers or booleans, Ellipsis, or a
-            tuple of them.
-        ring: the ring that knows which slots hold an item.
-        lanes: sizes of the storage's dimensions after the first.
-        dim_extend: the dimension that the first one was in the user's data; indices are in the
-            user's order.
-
-    Raises:
-        IndexError: a slot that is out of range or holds no item.
-
     Cost: constant for an int, a look at every slot word where the storage is neither full nor
         filled in order,
     linear in the capacity for a tuple.
@@ -84,16 +73,7 @@ def select(index: Any, ring: Ring, lanes: tuple[int, ...], dim_extend: int = 0) 
 
 
 def slots_of(cursor: Any, ring: Ring) -> NDArray[np.int64]:
-    """The slots of a write.
-
-    Args:
-        cursor: int, range, slice, list, array or tensor; booleans are a mask. A slice without an
-            end (or with one that counts from the end) names the slots that hold an item.
-        ring: where to.
-
-    Raises:
-        IndexError: beyond the capacity.
-    """
+    """The slots of a write."""
     if isinstance(cursor, slice):
         open_end = cursor.stop is None or cursor.stop < 0
         slots = np.arange(extent(ring) if open_end else ring.capacity, dtype=np.int64)[cursor]
@@ -147,17 +127,8 @@ def is_one(index: Any) -> bool:
 def ravel(index: Any, lanes: tuple[int, ...]) -> NDArray[np.int64]:
     """Element indices from what a sample or a write has given out as ``index``.
 
-    Args:
-        index: int, list, array or tensor of element indices, of any shape. Where there are lanes:
-            coordinates, ``[..., ndim]`` or a tuple of ``ndim`` arrays; an int is an element there
-            too.
-        lanes: sizes of the storage's dimensions after the first.
-
     Returns:
         int64 ``[n]``, contiguous.
-
-    Raises:
-        IndexError: the last dimension is not ``ndim``.
     """
     if not lanes or isinstance(index, int):
         numbers = _numbers(index).reshape(-1)
@@ -181,11 +152,7 @@ def ravel(index: Any, lanes: tuple[int, ...]) -> NDArray[np.int64]:
 def meant(
     index: Any, generation: Any, lanes: tuple[int, ...]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Elements int64 ``[n]`` and tickets int64 ``[n]``, from the entries of a sample.
-
-    Raises:
-        RuntimeError: their numbers differ.
-    """
+    """Elements int64 ``[n]`` and tickets int64 ``[n]``, from the entries of a sample."""
     elements, tickets = ravel(index, lanes), ravel(generation, ())
     if len(tickets) != len(elements):
         raise RuntimeError(

@@ -49,11 +49,7 @@ class ItemCodec:
         return item if self.device is None else to_device(item, self.device)
 
     def encode(self, data: Any, single: bool, *, apart: bool = False) -> list[Any]:
-        """What is kept of one item where ``single``, else of each item of a batch.
-
-        Raises:
-            TypeError, ValueError: see `unbound`.
-        """
+        """What is kept of one item where ``single``, else of each item of a batch."""
         return [self.keep(data)] if single else self._keep_all(data)
 
     def _keep_all(self, data: Any) -> list[Any]:
@@ -105,23 +101,14 @@ class PackedCodec(ItemCodec):
         self._forms: dict[str, list[Any]] = {}  # items of one form share it
 
     def keep(self, item: Any) -> Packed:
-        """See `ItemCodec.keep`.
-
-        Raises:
-            TypeError: ``compress`` gave something else than a uint8 tensor.
-        """
+        """See `ItemCodec.keep`."""
         packed = pack(item, self.compress, self.device)
         if len(self._forms) >= _KEPT_FORMS:
             self._forms.clear()
         return packed._replace(form=self._forms.setdefault(repr(packed.form), packed.form))
 
     def give(self, kept: Packed) -> Any:
-        """See `ItemCodec.give`.
-
-        Raises:
-            CorruptBufferError: these are no bytes that zstd has written.
-            RuntimeError: ``decompress`` gave something else than what was compressed.
-        """
+        """See `ItemCodec.give`."""
         return unpack(kept, self.expand)
 
     def give_all(self, kept: list[Packed]) -> list[Any]:

@@ -45,11 +45,7 @@ class ItemStore(Mover):
 
     @abstractmethod
     def change(self, index: Any, edit: Edit) -> None:
-        """Put something in the place of items, which keep their priorities.
-
-        Raises:
-            IndexError: a place without an item. A slice leaves such places out.
-        """
+        """Put something in the place of items, which keep their priorities."""
 
     @abstractmethod
     def copy_out(self) -> tuple[list[Any], ItemSnapshot]:
@@ -92,19 +88,8 @@ def held_slots(moment: ItemSnapshot) -> NDArray[np.int64]:
 def edited(item: Any, changes: Mapping[Path, Any], row: int | None) -> Any:
     """Change entries of an item.
 
-    Args:
-        item: a TensorDict or tensorclass; it is changed itself.
-        changes: by path. Several items at once: a value has a row for each, or is one number or
-            text for all.
-        row: which row is this item's; None: it is the only one.
-
     Returns:
         The item.
-
-    Raises:
-        TypeError: it has no entries.
-        KeyError: it has no such entry.
-        RuntimeError: the value has another shape.
     """
     if not is_collection(item):
         raise TypeError(
@@ -117,11 +102,7 @@ def edited(item: Any, changes: Mapping[Path, Any], row: int | None) -> Any:
 
 
 def changes_of(patch: Any, above: Path = ()) -> dict[Path, Any]:
-    """The entries of a TensorDict or dict of them, nested ones by their whole path.
-
-    Raises:
-        TypeError: it has no entries.
-    """
+    """The entries of a TensorDict or dict of them, nested ones by their whole path."""
     if not is_collection(patch) and not isinstance(patch, Mapping):
         raise TypeError(f"a patch is a TensorDict or a dict of entries, got {type(patch).__name__}")
     changes: dict[Path, Any] = {}

@@ -80,16 +80,7 @@ class Location:
         return self.shared_init or (self.existsok and self.directory is not None)
 
     def open(self, settings: Settings, *, existsok: bool = False) -> Engine:
-        """Open it.
-
-        Args:
-            settings: of a buffer that is created; one that is there has to agree.
-            existsok: open a buffer that is there, whatever `existsok` of the place says.
-
-        Raises:
-            SchemaMismatchError: the buffer there has another size.
-            BufferExistsError, AttachTimeout, ...: see `Engine.open`.
-        """
+        """Open it."""
         if not self.is_directory:
             settings = replace(settings, checksum=False, reserve=False)
             return Engine.anonymous(settings, prefault=self.prefault)

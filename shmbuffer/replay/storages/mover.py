@@ -53,11 +53,6 @@ class Mover(ABC):
     def put(self, slots: NDArray[np.int64], data: Any, *, in_place: bool) -> NDArray[np.int64]:
         """Write row i of ``data`` to ``slots[i]``.
 
-        Args:
-            slots: int64 ``[n]``; of one that is named twice, the last row stays.
-            data: as `place` takes it.
-            in_place: items that are there keep their priority and are not counted as written.
-
         Returns:
             The slots, each once.
         """
@@ -97,27 +92,14 @@ class Mover(ABC):
 
     @abstractmethod
     def sample(self, count: int, key: int, beta: float | None) -> Drawn:
-        """Draw, copy and validate, for `build`. ``beta`` None draws uniformly.
-
-        Raises:
-            EmptyBufferError: nothing to draw from.
-        """
+        """Draw, copy and validate, for `build`. ``beta`` None draws uniformly."""
 
     def build(self, found: Any, lead: tuple[int, ...]) -> Any:
         """The data, from what `read` or `sample` gave, and its leading shape."""
         raise NotImplementedError(type(self).__name__)
 
     def fetch(self, index: Any, *, dim_extend: int = 0, as_views: bool = False) -> Any:
-        """Items by index, in the form in which they were written.
-
-        Args:
-            index: see `select`.
-            dim_extend: the dimension along which the user's batches are appended.
-            as_views: give views where that is possible; else validated copies.
-
-        Raises:
-            IndexError: a slot that holds no item. A slice leaves such slots out.
-        """
+        """Items by index, in the form in which they were written."""
         if not dim_extend and drawn_slots(self, index) is not None:
             found, _, missing = self.read(index)
             if not missing:
@@ -195,12 +177,6 @@ def draw_from(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
     """Draw, without copying what was drawn. Waits while others fill all of the ring.
 
-    Args:
-        ring: where to draw from.
-        count: how many.
-        key: of the draw.
-        beta: exponent of the weights; None draws uniformly.
-
     Returns:
         Elements and tickets, int64 ``[count]``; weights, float32 ``[count]``, or None.
     """
@@ -221,12 +197,7 @@ def draw_from(
 
 @contextmanager
 def whole_or_empty(ring: Ring, where: str) -> Iterator[None]:
-    """Empties the ring where what fills it raises, and has the error say so.
-
-    Args:
-        ring: what was in it is gone already.
-        where: its name, for the note.
-    """
+    """Empties the ring where what fills it raises, and has the error say so."""
     try:
         yield
     except BaseException as error:

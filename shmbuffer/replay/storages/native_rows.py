@@ -105,16 +105,7 @@ class NativeRows(Rows):
         key: int,
         beta: float | None,
     ) -> None:
-        """`sample` into memory that is there.
-
-        Args:
-            addresses: of ``[count, *shape]``, one a leaf.
-            index: int64 ``[count]``, of elements.
-            tickets: int64 ``[count]``.
-            weights: float32 ``[count]``; None where ``beta`` is.
-            key: of the draw.
-            beta: exponent of the weights; None draws uniformly.
-        """
+        """`sample` into memory that is there."""
         at = 0 if weights is None else weights.data_ptr()
         self.ring.sample(
             len(index),

@@ -55,11 +55,7 @@ class ObjectStore(ItemStore):
 
     @property
     def ring(self) -> Ring:  # type: ignore[override] # it grows
-        """The ring of the items. It is the same object also after it has grown.
-
-        Raises:
-            RuntimeError: in the child of a fork.
-        """
+        """The ring of the items. It is the same object also after it has grown."""
         if os.getpid() != self._pid:
             raise RuntimeError(
                 f"this {self.name} came through a fork, and its items belong to process "
@@ -193,21 +189,8 @@ class ObjectStore(ItemStore):
 def places_of(cursor: Any, count: int, length: int, max_size: int) -> list[int]:
     """The places of a write.
 
-    Args:
-        cursor: int, slice, range, list, array or tensor of ints (negative from the end) or of
-            booleans. A slice without an end, or with one that counts from the end, ends with the
-            list.
-        count: how many items are to be written.
-        length: how many there are.
-        max_size: how many there may be.
-
     Returns:
         ``count`` places, from 0.
-
-    Raises:
-        RuntimeError: one of them is behind the first free one, or beyond ``max_size``.
-        IndexError: it is before the first, or no index of one dimension.
-        ValueError: they are not ``count``.
     """
     named = [int(cursor)] if is_int(cursor) else _named(cursor, length)
     if len(named) != count:

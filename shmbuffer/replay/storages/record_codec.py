@@ -235,10 +235,6 @@ class DictionaryTrainer:
     def learn(self, samples: Sequence[bytes], where: str) -> bytes | None:
         """Look at more pieces, until it is `done`.
 
-        Args:
-            samples: as `Encoder.samples` gives them.
-            where: the buffer, for the log.
-
         Returns:
             The dictionary, once; None: not yet, or nothing can be learned (the log says so).
 

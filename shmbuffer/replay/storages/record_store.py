@@ -100,11 +100,6 @@ class RecordStore(ItemStore):
     ) -> NDArray[np.bool_]:
         """Change those items that still have these tickets.
 
-        Args:
-            slots: int64[n]; of one that is named twice, the last row counts.
-            tickets: int64[n].
-            edit: see `change`.
-
         Returns:
             bool[n]: what was changed.
         """

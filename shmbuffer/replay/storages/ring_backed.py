@@ -106,11 +106,7 @@ class RingBacked(Storage):
         return self._mover
 
     def _need(self, index: Any = None) -> Any:
-        """The mover.
-
-        Raises:
-            IndexError, EmptyBufferError: nobody has written; which of them, the index says.
-        """
+        """The mover."""
         mover = self._mover or self.mover()
         if mover is None:
             nothing = "nothing was written yet, so there is nothing to read"

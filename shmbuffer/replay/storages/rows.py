@@ -55,12 +55,7 @@ class Rows(Mover):
     def write(
         self, data: Any, single: bool, priorities: NDArray[np.float64] | None
     ) -> tuple[int, int]:
-        """Append a batch, or one item where ``single``. The first ticket, and how many slots.
-
-        Raises:
-            SchemaMismatchError: nothing was changed.
-            RingOverrunError, LockTimeout: see `Ring.write`.
-        """
+        """Append a batch, or one item where ``single``. The first ticket, and how many slots."""
 
     @abstractmethod
     def views(self) -> list[torch.Tensor]:
@@ -68,12 +63,7 @@ class Rows(Mover):
 
     @abstractmethod
     def copy_out(self, columns: list[torch.Tensor]) -> ItemSnapshot:
-        """Copy every item, all of one moment, while others go on writing; see `Ring.copy_out`.
-
-        Args:
-            columns: one ``[slots, *lanes, *shape]`` on the CPU for each leaf, contiguous; they may
-                be maps of files. What is in places without an item has no meaning.
-        """
+        """Copy every item, all of one moment, while others go on writing; see `Ring.copy_out`."""
 
     def some(self, data: Any, which: NDArray[Any]) -> Any:
         """See `Mover.some`."""
@@ -140,11 +130,6 @@ class Rows(Mover):
         The rest of the item, its priority, its source and the write count stay. Nobody can write
         to the item between the look at it and the change.
 
-        Args:
-            elements: int64 ``[n]``; of an element that is named twice, the last row.
-            columns: by number of the leaf, ``[n, *shape]``, of the leaf's dtype.
-            tickets: int64 ``[n]``: items that were written over since are left alone.
-
         Returns:
             bool ``[n]``: what was changed.
         """
@@ -180,14 +165,6 @@ class Rows(Mover):
         write_count: int,
     ) -> None:
         """Replace everything that is there.
-
-        Args:
-            columns: one ``[n, *lanes, *shape]`` for each leaf; None: the bytes are in their places
-                already.
-            rows: int64 ``[items]``: which row of the columns each item is.
-            slots: int64 ``[items]``: where it goes.
-            cursor: slot of the next item.
-            write_count: elements written so far.
 
         Cost: the bytes once, in pieces.
         """
@@ -250,19 +227,8 @@ def columns_of(
 ) -> dict[int, torch.Tensor]:
     """What is to change in some items.
 
-    Args:
-        leaves: of the items.
-        lead: the shape in which they were selected.
-        data: what belongs there, ``[*lead, ...]``, or what can be expanded to it: a tensor or
-            number for the leaf ``key``, a TensorDict or dict of those that are to change below it.
-        key: where in an item; None: ``data`` has every leaf.
-
     Returns:
         By number of the leaf, ``[n, *shape]``.
-
-    Raises:
-        KeyError: no leaf of that name.
-        SchemaMismatchError: another dtype or shape; with ``key`` None also other leaves.
     """
     number = {leaf.path: at for at, leaf in enumerate(leaves.leaves)}
     columns: dict[int, Any] = {}

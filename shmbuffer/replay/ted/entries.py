@@ -73,11 +73,7 @@ def assemble(found: Mapping[Path, Any], batch: Sequence[int]) -> TensorDict:
 
 
 def constant(found: Mapping[Path, Any], path: Path, hook: str) -> Any:
-    """A number or tuple that was stored beside the data.
-
-    Raises:
-        ValueError: it is not there: this is not what the hook reads.
-    """
+    """A number or tuple that was stored beside the data."""
     value = found.get(path)
     if value is None:
         raise ValueError(
@@ -90,11 +86,7 @@ def constant(found: Mapping[Path, Any], path: Path, hook: str) -> Any:
 
 
 def shape_of(found: Mapping[Path, Any], hook: str) -> list[int]:
-    """Sizes of the ring.
-
-    Raises:
-        ValueError: see `constant`.
-    """
+    """Sizes of the ring."""
     path = CUT_SHAPE if CUT_SHAPE in found else STORAGE_SHAPE
     return [int(size) for size in constant(found, path, hook)]
 

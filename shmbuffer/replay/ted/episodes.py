@@ -105,10 +105,6 @@ class Episodes:
     def cuts(self, root: Bytes, after: Bytes) -> torch.Tensor:
         """Rows that do not end, and that the next row does not go on from: bool ``[rows]``.
 
-        Args:
-            root: an entry, `as_bytes`.
-            after: the same entry under ``"next"``.
-
         Cost: both are read once.
         """
         found = torch.zeros(self.rows, dtype=torch.bool)

@@ -101,18 +101,9 @@ class TED2Flat(Roles):
     def __call__(self, data: Any, path: str | os.PathLike[str] | None = None) -> TensorDict:
         """The compact form.
 
-        Args:
-            data: TensorDict or tensorclass ``[slots, *lanes]``: a whole ring, in its own order.
-            path: directory for the result, in tensordict's layout; None keeps it in memory that
-                belongs to no file.
-
         Returns:
             A locked TensorDict without batch dimensions. Places of the ring that hold no item are
             rows of zeros.
-
-        Raises:
-            ValueError: there is no item, or no entry ``done_key``, or it has more than one value an
-                item, or an entry has a name that the form needs for itself. Nothing was written.
 
         Cost: the data are read twice and written once; memory beside them, about 50 bytes an item.
         """

@@ -27,15 +27,8 @@ class H5Split(TED2Flat):
     def __call__(self, data: TensorDict) -> TensorDict:  # type: ignore[override] # TorchRL's way
         """The trajectories as ``traj_0``, ``traj_1`` and so on, beside what is there once.
 
-        Args:
-            data: what `TED2Nested` gave, ``[trajectories]``.
-
         Returns:
             A TensorDict without batch dimensions; its tensors are views.
-
-        Raises:
-            TypeError: an entry holds objects that are no numbers, or is bfloat16.
-            ValueError: a name has a slash in it.
         """
         width = len(str(len(data) - 1))
         split = TensorDict()
@@ -75,15 +68,8 @@ class H5Combine:
     def __call__(self, data: Any, out: Any = None) -> TensorDict:
         """Nested tensors with one row a trajectory, as `TED2Nested` gave them.
 
-        Args:
-            data: what `H5Split` gave, as a TensorDict, or as the PersistentTensorDict of a file.
-            out: not used.
-
         Returns:
             A TensorDict ``[trajectories]`` of tensors in memory that belongs to no file.
-
-        Raises:
-            ValueError: there is no trajectory in there.
 
         Cost: each trajectory is read once; one at a time is in memory beside the result.
         """

@@ -75,18 +75,8 @@ class Flat2TED(Roles):
     def __call__(self, data: Any, out: Any = None) -> Any:
         """The items, in the order of the ring.
 
-        Args:
-            data: what `TED2Flat` gave, here or in TorchRL.
-            out: a TensorDict or tensorclass ``[slots, *lanes]`` to write them into; its places
-                that hold no item are left alone.
-
         Returns:
             ``out``, or a new TensorDict with zeros where there is no item.
-
-        Raises:
-            ValueError: ``data`` are not what `TED2Flat` gives.
-            SchemaMismatchError: ``out`` has other entries, or others in shape or dtype. Nothing was
-                changed.
 
         Cost: the data are read twice and written once.
         """

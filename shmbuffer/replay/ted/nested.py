@@ -71,12 +71,7 @@ class Nested2TED(Flat2TED):
     """
 
     def __call__(self, data: TensorDict, out: Any = None) -> Any:
-        """The items, in the order of the ring; see `Flat2TED.__call__`.
-
-        Args:
-            data: what `TED2Nested` or `H5Combine` gave, here or in TorchRL.
-            out: a TensorDict or tensorclass ``[slots, *lanes]`` to write them into.
-        """
+        """The items, in the order of the ring; see `Flat2TED.__call__`."""
         return super().__call__(data, out)
 
     def _rows(self, saved: dict[Path, Any], episodes: Episodes) -> dict[Path, Any]:

@@ -19,19 +19,7 @@ def rank_of(item: Any, key: Key, reduction: str) -> Rank:
 
 
 def ranks_of(data: Any, key: Key, reduction: str) -> list[Rank]:
-    """The rank of each item of a batch.
-
-    Args:
-        data: a TensorDict or tensorclass ``[n, ...]``, or a list of ``n``.
-        key: the entry to rank by.
-        reduction: ``"max"``, ``"min"``, ``"mean"``, ``"median"`` (the lower one of the two in the
-            middle, as torch has it) or ``"sum"``.
-
-    Raises:
-        RuntimeError: ``data`` is no TensorDict.
-        KeyError: it has no such entry.
-        ValueError: a rank is NaN, or of no values.
-    """
+    """The rank of each item of a batch."""
     if isinstance(data, LazyStackedTensorDict):
         data = list(data.unbind(0))  # their entries need not have one shape
     if isinstance(data, list):

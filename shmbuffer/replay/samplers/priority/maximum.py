@@ -51,9 +51,6 @@ class MaxPriority:
 
         What others write or set while we look is taken into account the next time.
 
-        Args:
-            leaving: int64, slots that the new items take; what is in them does not count.
-
         Cost: O(items written since the last call), or O(capacity), a millisecond for a million; see
             the module.
         """

@@ -13,11 +13,7 @@ if TYPE_CHECKING:
 
 
 def as_raw(priority: Any, count: int) -> Floats:
-    """Priorities as float64 ``[count]``, contiguous; a single one stands for all.
-
-    Raises:
-        RuntimeError: neither one nor ``count``.
-    """
+    """Priorities as float64 ``[count]``, contiguous; a single one stands for all."""
     if type(priority) is np.ndarray and priority.dtype == np.float64 and priority.shape == (count,):
         return priority if priority.flags.c_contiguous else np.ascontiguousarray(priority)
     if isinstance(priority, torch.Tensor):
@@ -45,11 +41,7 @@ def check_raw(raw: Floats) -> None:
 
 
 def from_zero(name: str, value: float) -> float:
-    """``value`` as a float.
-
-    Raises:
-        ValueError: below 0, infinite or NaN.
-    """
+    """``value`` as a float."""
     if not 0 <= value < math.inf:
         raise ValueError(
             f"{name} must be a finite number, greater or equal to 0, got {name}={value}"

@@ -63,13 +63,7 @@ class PriorityTable:
             self.add(np.arange(count))
 
     def load(self, priorities: Floats, largest: float | None) -> None:
-        """Have these and no others.
-
-        Args:
-            priorities: float64 ``[n]``, NaN where there is no item; what is beyond the capacity
-                is left out.
-            largest: ever given; None: none was.
-        """
+        """Have these and no others."""
         self.ring.empty()
         known = np.nonzero(~np.isnan(priorities[: self.ring.elements]))[0]
         self.update(known, priorities[known])

@@ -115,10 +115,6 @@ class Boundaries:
         What was found before is found again if nothing was written since and, unless
         ``cache_values``, the flags still have the same bytes.
 
-        Raises:
-            EmptyBufferError: there are no items.
-            KeyError, RuntimeError: no entry says where a trajectory ends.
-
         Cost: where nothing was written, a look at the flags: 0.1 ms for a million; nothing with
             ``cache_values``. Else `look` and `cut`, too. Of objects, and of a storage of somebody
             else's, every item is read each time, unless ``cache_values``; of records each once.
@@ -230,12 +226,7 @@ class Boundaries:
         return self._given_ends is not None or self._given_ids is not None
 
     def _keys(self, entries: Entries) -> tuple[Path | None, tuple[Path, ...]]:
-        """The entries that are looked at, of those that the items have.
-
-        Raises:
-            KeyError: ``end_keys`` were given, and none of them is there.
-            RuntimeError: there is nothing that says where a trajectory ends.
-        """
+        """The entries that are looked at, of those that the items have."""
         wanted = () if self._ends else USUAL_IDS
         wanted = wanted if self._ids is None else (self._ids,)
         ids = next((path for path in wanted if entries.has(path)), None)

@@ -50,11 +50,7 @@ class Span(NamedTuple):
 
     @classmethod
     def of(cls, span: Side | tuple[Side, Side] | list[Side]) -> Span:
-        """From what the user gives.
-
-        Raises:
-            ValueError: no bool, no int from 0, and no two of them.
-        """
+        """From what the user gives."""
         sides: tuple[Any, ...] = tuple(span) if isinstance(span, (tuple, list)) else (span, span)
         if len(sides) != 2 or any(not isinstance(side, int) or side < 0 for side in sides):
             raise ValueError(
@@ -89,14 +85,7 @@ def places(lengths: Ints, steps: int, span: Span) -> tuple[Ints, Ints]:
 
 
 def rows_of(table: Trajectories, cuts: Cuts, steps: int, *, pad: bool) -> Rows:
-    """The rows of slices of at most ``steps`` steps.
-
-    Args:
-        table: of the trajectories.
-        cuts: where they begin.
-        steps: of a slice that is neither cut off nor of a short trajectory.
-        pad: repeat the last step of shorter ones.
-    """
+    """The rows of slices of at most ``steps`` steps."""
     lengths = table.lengths[cuts.trajectories]
     end = np.minimum(cuts.begins + np.minimum(lengths, steps), lengths)
     begin = np.maximum(cuts.begins, 0)

@@ -138,12 +138,7 @@ class RecordEntries(Entries):
         return not len(self._new(ring))
 
     def look(self, ring: Ring) -> None:
-        """Read what came since the last look.
-
-        Raises:
-            CorruptBufferError: a record is damaged.
-            RuntimeError: an entry differs in shape between items.
-        """
+        """Read what came since the last look."""
         new = self._new(ring)
         if not len(new):
             return

@@ -107,11 +107,6 @@ class Pieces(NamedTuple):
 def look(ring: Ring, *, by_age: bool) -> tuple[Grid, Pieces, int]:
     """Which slots of a ring hold items, in the order in which they follow each other.
 
-    Args:
-        ring: where to look.
-        by_age: from the oldest item, each source for itself. Else in the order of the slots, with a
-            cut where the ring writes next.
-
     Returns:
         The grid, the pieces of one lane, and the ring's head.
 

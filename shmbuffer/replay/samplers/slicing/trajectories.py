@@ -107,12 +107,6 @@ class Trajectories:
 def scan(flags: list[NDArray[Any]], ids: NDArray[Any] | None, slots: int) -> Ends:
     """Look for ends.
 
-    Args:
-        flags: ``[slots, lanes, numbers]`` each: an item is the last of its trajectory where any
-            number of any of them is not 0.
-        ids: ``[slots, lanes, numbers]``: of the trajectory.
-        slots: how many have to be looked at.
-
     Cost: one look at each number: 0.1 ms for a million flags, 1 ms for a million ids.
     """
     ends = changes = np.zeros(0, np.int64)
@@ -131,14 +125,7 @@ def scan(flags: list[NDArray[Any]], ids: NDArray[Any] | None, slots: int) -> End
 
 
 def cut(grid: Grid, pieces: Pieces, ends: Ends, head: int | None) -> Trajectories:
-    """Cut the items of all lanes where a trajectory ends.
-
-    Args:
-        grid: where the cells are.
-        pieces: of all lanes.
-        ends: what the items say.
-        head: of the ring.
-    """
+    """Cut the items of all lanes where a trajectory ends."""
     if not len(pieces.first):
         return Trajectories(grid, pieces, np.zeros(0, np.int64), head)
     rows = pieces.first_rows()
@@ -184,18 +171,6 @@ def cut_by_step(
     """Trajectories whose items do not follow each other: by id and number of the step.
 
     A step that is missing cuts. Of each source for itself.
-
-    Args:
-        grid: in the order of the slots.
-        pieces: of one lane.
-        sources: uint64 ``[slots]``; None: one.
-        said: integers; steps are not negative.
-        head: of the ring.
-
-    Raises:
-        TypeError: no integers, or several for one item.
-        ValueError: a step is negative.
-        RuntimeError: two items are the same step of a trajectory.
 
     Cost: O(n log n) in the number of items.
     """
