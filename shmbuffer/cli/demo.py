@@ -91,11 +91,11 @@ def run(args: argparse.Namespace) -> int:
     if importlib.util.find_spec("gymnasium") is None:
         raise missing("the demo needs gymnasium", "demo", name="gymnasium")
     from shmbuffer.examples.cartpole import Config
-    from shmbuffer.examples.trial import Plan, Trial
+    from shmbuffer.examples.trial import Trial, TrialPlan
 
-    plan = Plan(max_s=60.0 * args.max_minutes)
+    plan = TrialPlan(max_s=60.0 * args.max_minutes)
     if args.no_kill:
-        plan = Plan(max_s=plan.max_s, kill_collector_at=None, kill_all_at=None)
+        plan = TrialPlan(max_s=plan.max_s, kill_collector_at=None, kill_all_at=None)
     # With --json only the object goes to stdout. What was started is ended on the way out.
     with (
         terminal.unwound_on(signal.SIGTERM) as came,

@@ -95,7 +95,7 @@ def run(args: argparse.Namespace) -> int:
     """Serves until SIGTERM or SIGINT; both are a good end."""
     from shmbuffer.service.coordinator import Coordinator
 
-    wished = {k: v for k, v in vars(args).items() if k not in ("dir", "json", "debug")}
+    arguments = {k: v for k, v in vars(args).items() if k not in ("dir", "json", "debug")}
     if args.on_existing == "error":
         _require_room(args.dir)
     logging.basicConfig(format="%(message)s")
@@ -103,7 +103,7 @@ def run(args: argparse.Namespace) -> int:
     with (
         terminal.unwound_on(signal.SIGTERM, signal.SIGINT),
         Bar(wanted=not args.json) as bar,
-        Coordinator(args.dir, on_progress=bar, **wished) as coordinator,
+        Coordinator(args.dir, on_progress=bar, **arguments) as coordinator,
     ):
         served = coordinator.scratch_dir
         _announce(coordinator, as_json=args.json)

@@ -39,7 +39,7 @@ from shmbuffer.replay.writers import RoundRobinWriter
 READ, WRITE, SAMPLE = GROUPS = ("read", "write", "sample")
 """What is done to a buffer, as far as it can be done from another process."""
 
-MARK = "arrangement"
+MARK = "config_version"
 """The entry of the directory's settings that changes when the owner's configuration does."""
 
 _OPERATIONS = {

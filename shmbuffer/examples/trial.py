@@ -26,7 +26,7 @@ FRUITLESS_STARTS = 3
 
 
 @dataclass(frozen=True)
-class Plan:
+class TrialPlan:
     """When to kill, in steps (None: never), and when the run has come to its end.
 
     All are killed before the ring has come round: then every item that was ever acknowledged has to
@@ -119,7 +119,7 @@ class Trial:
         watcher: is told what happens.
     """
 
-    def __init__(self, run_dir: Path, config: Config, plan: Plan, watcher: Watcher) -> None:
+    def __init__(self, run_dir: Path, config: Config, plan: TrialPlan, watcher: Watcher) -> None:
         self._run_dir = run_dir
         self._config = config
         self._plan = plan

@@ -10,7 +10,7 @@ from shmbuffer.memory.engine import Engine
 from shmbuffer.memory.item_snapshot import LIVE_READS, ItemSnapshot
 from shmbuffer.memory.limiter import RateLimiter
 from shmbuffer.memory.masses import Masses, masses_of, masses_of_snapshot
-from shmbuffer.memory.record_batch import Drawn, RecordBatch
+from shmbuffer.memory.record_batch import RecordBatch, RecordSample
 from shmbuffer.memory.records import Records
 from shmbuffer.memory.recovery_report import RecoveryReport
 from shmbuffer.memory.ring import Ring
@@ -19,13 +19,13 @@ from shmbuffer.memory.settings import Settings
 
 __all__ = [
     "LIVE_READS",
-    "Drawn",
     "Engine",
     "ItemSnapshot",
     "Leaf",
     "Masses",
     "RateLimiter",
     "RecordBatch",
+    "RecordSample",
     "Records",
     "RecoveryReport",
     "Ring",

@@ -5,7 +5,7 @@
                                   ──▶ what they may differ by is too small for their batches
 
 Told from the registry, which says what everybody waits for, and by the core under the mutex where
-a queue is asked: a client that could go on, and has not yet, is no part of a knot.
+a queue is asked: a client that could go on, and has not yet, is not part of a deadlock.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Deadlock:
 
 
 def find_deadlock(control: Control, now: RateStatus, why: Why, asked: InQueue) -> Deadlock | None:
-    """The knot that the clients are in, if everybody waits and none may go on."""
+    """The deadlock of the clients, if everybody waits and none may go on."""
     entries = control.entries
     in_queue = now.queued is not None
     live = entries["state"] == EntryState.LIVE

@@ -37,7 +37,7 @@ class RecordBatch:
 
 
 @dataclass(frozen=True)
-class Drawn:
+class RecordSample:
     """Records that were read, each validated."""
 
     batch: RecordBatch

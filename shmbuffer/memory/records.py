@@ -42,7 +42,7 @@ from shmbuffer.memory.deadline import LOCK_TIMEOUT_NS, WRITE_TIMEOUT_S
 from shmbuffer.memory.extents import live_bytes
 from shmbuffer.memory.item_snapshot import ItemSnapshot
 from shmbuffer.memory.progress import Progress
-from shmbuffer.memory.record_batch import Drawn, RecordBatch, addresses_of
+from shmbuffer.memory.record_batch import RecordBatch, RecordSample, addresses_of
 from shmbuffer.memory.slots_file import SlotsFile
 from shmbuffer.memory.tree import PriorityTree
 from shmbuffer.memory.waiting import Calls
@@ -167,7 +167,7 @@ class Records:
         kept[order] = taken
         return kept
 
-    def sample(self, count: int, key: int, *, beta: float | None) -> Drawn:
+    def sample(self, count: int, key: int, *, beta: float | None) -> RecordSample:
         """Draws records and copies them out, each validated. See `Ring.sample`."""
         index, tickets = np.empty(count, np.int64), np.empty(count, np.int64)
         weights = None if beta is None else np.empty(count, np.float32)
@@ -185,9 +185,9 @@ class Records:
             ),
             "sample",
         )
-        return Drawn(batch, index, tickets, weights)
+        return RecordSample(batch, index, tickets, weights)
 
-    def read(self, index: NDArray[np.int64]) -> Drawn:
+    def read(self, index: NDArray[np.int64]) -> RecordSample:
         """Copies records by slot, each validated; where there is no item the size is 0."""
         index = np.ascontiguousarray(index, np.int64)
         count, tickets = len(index), np.empty(len(index), np.int64)
@@ -198,7 +198,7 @@ class Records:
             "read",
             index,
         )
-        return Drawn(batch, index, tickets, None)
+        return RecordSample(batch, index, tickets, None)
 
     def copy_out(self, descriptor: int, where: str) -> tuple[ItemSnapshot, NDArray[Any]]:
         """Copies every record to a file, all of one moment, while others go on writing.

@@ -42,7 +42,7 @@ SLICE_NS = 5_000_000
 """Asleep, at most: a death is noticed within this time, and who dies before waking us costs no
 more."""
 LOOK_S = 0.1
-"""Between two looks for the dead, and for a knot that nobody can undo."""
+"""Between two looks for the dead, and for a deadlock."""
 SAY_S = 30.0
 """Between two warnings."""
 

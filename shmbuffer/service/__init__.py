@@ -2,7 +2,7 @@
 
     coordinator.py   a run, from its start to its end
     tenure.py        its hold on the directory: taken or made, left or removed
-    wishes.py        what it was asked for, beside what the directory says
+    buffer_config.py what it was asked for, beside what the directory says
     supervisor.py    starts, watches, reaps and restarts collectors
     orphans.py       what a killed coordinator has left running
     spawned.py       one process that was started, seen from both ends

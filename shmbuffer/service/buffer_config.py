@@ -1,6 +1,6 @@
 """What a coordinator was asked for, beside what its directory says already.
 
-    fixed when the buffer is created   capacity, ndim, alpha, eps,     another wish is an error
+    fixed when the buffer is created   capacity, ndim, alpha, eps,     another value is an error
                                        storage, max_bytes
     recorded, and may be changed       beta, batch_size, priority_key,
                                        weight_key, reduction, dim_extend,
@@ -11,7 +11,7 @@
                                        of records: device, pad_output, compression_fn,
                                        decompression_fn
 
-What the caller left out is no wish: the record counts, and in a new directory the default.
+What the caller left out is not requested: the record counts, and in a new directory the default.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ class BufferConfig:
         )
 
     def agree(self, engine: Engine) -> None:
-        """Compares with what is recorded, and records the wishes that may change it."""
+        """Compares with what is recorded, and records the requested that may change it."""
         recorded, ring = engine.settings, engine.ring()
         # The exponent may have been changed since it was recorded.
         there = ring.tree if ring is not None and ring.tree.prioritized else recorded
@@ -146,11 +146,11 @@ class BufferConfig:
             "alpha": (self.alpha, there.alpha),
             "eps": (self.eps, there.eps),
         }
-        for name, (wish, fact) in fixed.items():
-            is_wish = not isinstance(wish, Default) and (wish is not None or name == "alpha")
-            if is_wish and wish != fact:
+        for name, (value, fact) in fixed.items():
+            is_requested = not isinstance(value, Default) and (value is not None or name == "alpha")
+            if is_requested and value != fact:
                 raise ValueError(
-                    f"{engine.path}: the buffer there has {name}={fact!r}, not {wish!r}; leave it "
+                    f"{engine.path}: the buffer there has {name}={fact!r}, not {value!r}; leave it "
                     "out to take what is there, or start over with on_existing='overwrite'"
                 )
         if foreign := sorted(self.of_storage.keys() - STORAGES.get(kind, OF_STORAGES)):
@@ -158,25 +158,25 @@ class BufferConfig:
                 f"{engine.path}: the buffer there lies in a {kind}, which takes no {foreign[0]}"
             )
         changes = {
-            name: wish
-            for name, wish in self._to_be_recorded(recorded.extra.get("storage")).items()
-            if wish != recorded.extra.get(name)
+            name: value
+            for name, value in self._to_be_recorded(recorded.extra.get("storage")).items()
+            if value != recorded.extra.get(name)
         }
         if changes:
             engine.update_settings(extra={**recorded.extra, **changes})
 
     def _to_be_recorded(self, storage: dict[str, Any] | None = None) -> dict[str, Any]:
-        """The wishes that may change the record, as JSON has them: it knows no tuples."""
+        """The requested that may change the record, as JSON has them: it knows no tuples."""
         kind = {"kind": self.storage} if storage is None else storage
-        of_storage = {name: _as_json(wish) for name, wish in self.of_storage.items()}
-        wishes = {
+        of_storage = {name: _as_json(value) for name, value in self.of_storage.items()}
+        requested = {
             "storage": {**kind, **of_storage} if of_storage else None,
             "beta": None if isinstance(self.beta, Default) else float(self.beta),
             "batch_size": self.batch_size,
             "priority_key": self.priority_key,
             **self.more,
         }
-        return {name: _as_json(wish) for name, wish in wishes.items() if wish is not None}
+        return {name: _as_json(value) for name, value in requested.items() if value is not None}
 
 
 def split(options: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -192,6 +192,6 @@ def split(options: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return {"more": more, "of_storage": of_storage}
 
 
-def _as_json(wish: Any) -> Any:
+def _as_json(value: Any) -> Any:
     """Tuples as lists, at any depth of lists."""
-    return [_as_json(one) for one in wish] if isinstance(wish, (tuple, list)) else wish
+    return [_as_json(one) for one in value] if isinstance(value, (tuple, list)) else value

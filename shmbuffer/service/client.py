@@ -97,9 +97,9 @@ def attach(
     path, role = Path(scratch_dir), role or role_of_this_process
     if role not in get_args(Role):
         raise ValueError(f"role is one of {', '.join(get_args(Role))}, not {role!r}")
-    wished = Prefault(prefault, on_progress)
+    requested = Prefault(prefault, on_progress)
     deadline_s = time.monotonic() + timeout
-    while (engine := _opened(path, role, deadline_s, wished)) is None:
+    while (engine := _opened(path, role, deadline_s, requested)) is None:
         if time.monotonic() >= deadline_s:
             raise _nothing_there(path, timeout)
         time.sleep(LOOK_S)

@@ -138,7 +138,7 @@ class Coordinator:
         rate_limiter: RateLimiter | None = None,
         **options: Any,
     ) -> None:
-        wishes = BufferConfig(
+        config = BufferConfig(
             capacity=capacity,
             ndim=ndim,
             alpha=alpha,
@@ -160,7 +160,7 @@ class Coordinator:
         with ExitStack() as undo:
             self._tenure = Tenure(
                 scratch_dir,
-                wishes,
+                config,
                 existing=on_existing,
                 auto_cleanup=auto_cleanup,
                 limiter=rate_limiter,

@@ -89,7 +89,7 @@ class Supervisor:
         self._settled: set[_Key] = set()  # other clients without one, or whose pidfd has fired
         self._reported: set[_Key] = set()  # dead clients that are still in the registry
         self._buffer_is_gone = False
-        self._held_back = WritebackWarning(scratch_dir) if engine.on_disk else None
+        self._writeback = WritebackWarning(scratch_dir) if engine.on_disk else None
         self._historian = Historian(engine, scratch_dir)
         self._complaint = ""  # the last one of the engine, to be logged once
         self._at_sigterm: cleanup.Ownership | None = None
@@ -110,7 +110,7 @@ class Supervisor:
             "processes": sum(spawned.is_alive() for spawned in self.processes),
             "deaths": len(self.deaths),
             "restarts": sum(spawned.restarts for spawned in self.processes),
-            "held_back_s": 0.0 if self._held_back is None else self._held_back.seconds,
+            "held_back_s": 0.0 if self._writeback is None else self._writeback.seconds,
         }
 
     def spawn(
@@ -338,10 +338,10 @@ class Supervisor:
                 self._others[key] = os.pidfd_open(living[key])
             except OSError:
                 self._settled.add(key)  # in another pid namespace, or just gone
-        if self._held_back is not None:
+        if self._writeback is not None:
             alive = {client.pid for client in clients if client.alive}
             pids = ours & alive | {living[key] for key in self._others}
-            self._asked(functools.partial(self._held_back.look, pids), None)
+            self._asked(functools.partial(self._writeback.look, pids), None)
         self._asked(lambda: self._historian.look(clients, self.deaths, names), None)
 
     def _settle(self, key: _Key) -> None:

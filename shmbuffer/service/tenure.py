@@ -37,7 +37,7 @@ class Tenure:
 
     Args:
         scratch_dir: the directory; None makes a temporary one.
-        wishes: what is recorded, or has to be.
+        config: what is recorded, or has to be.
         existing: what to do with a buffer that is there.
         auto_cleanup: whether the buffer is removed in the end; None: if it is a temporary one.
         limiter: what is set in the directory; None leaves what is there, and says so.
@@ -55,7 +55,7 @@ class Tenure:
     def __init__(
         self,
         scratch_dir: str | os.PathLike[str] | None,
-        wishes: BufferConfig,
+        config: BufferConfig,
         *,
         existing: OnExisting,
         auto_cleanup: bool | None,
@@ -65,7 +65,7 @@ class Tenure:
     ) -> None:
         if existing not in get_args(OnExisting):
             raise ValueError(f"on_existing is 'error', 'recover' or 'overwrite', not {existing!r}")
-        if wishes.capacity is None and (scratch_dir is None or existing != "recover"):
+        if config.capacity is None and (scratch_dir is None or existing != "recover"):
             raise ValueError("capacity, the number of items, is needed to create a buffer")
         self._is_temporary = scratch_dir is None
         self._auto_cleanup = auto_cleanup
@@ -84,7 +84,7 @@ class Tenure:
             with hearing(prefault.on_progress):
                 self.engine = Engine.open(
                     path,
-                    wishes.settings(),
+                    config.settings(),
                     existing=existing,
                     role="coordinator",
                     timeout=timeout,
@@ -96,7 +96,7 @@ class Tenure:
                 undo.callback(self._forget_what_was_just_made)
             self.path: Path = path if self.engine.path is None else self.engine.path
             self._lock = undo.enter_context(hold_lock(self.path))
-            wishes.agree(self.engine)
+            config.agree(self.engine)
             kept = self.engine.limiter
             if limiter is None and kept is not None:
                 _say_what_limits(self.path, kept)

@@ -6,7 +6,7 @@
      inspect, inspect, ...    ──▶ pace, changes ──▶ panels, screen, live      seen as it happens
 
     tables, units, words      what is found, in rows, in numbers and in words for people
-    held_back                 says so when a disk holds the writers back
+    writeback_warning         says so when a disk holds the writers back
 
 The service calls it, and the command line shows it; it knows neither. It changes nothing but the
 history. Nothing is imported here, so that each part starts without the others' packages.

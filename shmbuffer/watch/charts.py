@@ -85,9 +85,9 @@ def _ratio(axes: Axes, look: Look, line: Timeline) -> str | None:
     axes.plot(_dates(times), ratios, color=DRAWN, marker=".", markersize=2.5)
     if line.has("samples_per_insert") and line.values("samples_per_insert").any():
         axes.get_lines()[0].set_label("drawn")
-        times, wished = line.levels("samples_per_insert")
-        wished[wished == 0] = np.nan
-        _line(axes, times, wished, MUTED, "wished", dashed=True)
+        times, wanted = line.levels("samples_per_insert")
+        wanted[wanted == 0] = np.nan
+        _line(axes, times, wanted, MUTED, "wanted", dashed=True)
         axes.margins(y=0.25)
     axes.set_ylim(bottom=0)
     return None

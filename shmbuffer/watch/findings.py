@@ -155,7 +155,7 @@ def dies_again(look: Look) -> str | None:
 
 
 def drawn_too_often(look: Look) -> str | None:
-    """Each item is drawn very often, and nobody has wished it by a rate limiter."""
+    """Each item is drawn very often, and no rate limiter asks for it."""
     inserts, sampled = look.total("inserts"), look.total("items_sampled")
     if look.found["counters"].get("samples_per_insert"):
         return None

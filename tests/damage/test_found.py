@@ -54,7 +54,7 @@ def cell(cells: list[Cell], name: str) -> Cell:
 @pytest.mark.parametrize(
     ("field", "value", "says"),
     [
-        ("runtime.state", 77, "the state of the buffer is 77, which is none"),
+        ("runtime.state", 77, "invalid buffer state 77"),
         ("entry[0].state", 9, "registry entry 0: its state is 9, 1 is the limit"),
         ("entry[0].role", 77, "registry entry 0: its role is 77, 3 is the limit"),
         ("entry[0].phase", 66, "registry entry 0: its phase is 66, 4 is the limit"),
@@ -87,7 +87,7 @@ def test_a_pid_that_no_process_can_have_is_gone_and_proves_nothing(
 def test_a_state_that_is_none_stops_a_client_that_has_no_ring_yet(specimen: Specimen) -> None:
     with Engine.open(specimen.path, None) as engine:
         engine.seat.control.runtime["state"] = 77
-        with pytest.raises(BufferNeedsRestart, match=r"0x4d, which is none.*then recover"):
+        with pytest.raises(BufferNeedsRestart, match=r"invalid buffer state 0x4d.*then recover"):
             Engine.open(specimen.path, None)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from shmbuffer.examples.cartpole import Config
-from shmbuffer.examples.trial import Outcome, Plan, Trial
+from shmbuffer.examples.trial import Outcome, Trial, TrialPlan
 
 SMALL = Config(
     hidden=16,
@@ -38,7 +38,7 @@ class Silent:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_run_survives_every_kill_and_no_item_is_lost_or_torn(tmp_path: Path) -> None:
-    plan = Plan(kill_collector_at=400, kill_all_at=800, goal=1.0)
+    plan = TrialPlan(kill_collector_at=400, kill_all_at=800, goal=1.0)
     outcome = Trial(tmp_path, SMALL, plan, Silent()).play()
     assert outcome.solved
     assert [kill.what for kill in outcome.kills] == ["a collector", "all"]
@@ -73,7 +73,7 @@ def test_a_run_that_somebody_else_hurts_is_recovered_and_ctrl_c_ends_it(tmp_path
                 learner.kill()
 
     vandal = Vandal()
-    plan = Plan(kill_collector_at=None, kill_all_at=None, goal=1e9)
+    plan = TrialPlan(kill_collector_at=None, kill_all_at=None, goal=1e9)
     with pytest.raises(KeyboardInterrupt):
         Trial(tmp_path, replace(SMALL, collectors=1), plan, vandal).play()
     assert "learn ended with exit code -9; the others are killed" in vandal.events
@@ -81,6 +81,6 @@ def test_a_run_that_somebody_else_hurts_is_recovered_and_ctrl_c_ends_it(tmp_path
 
 
 def test_a_run_that_has_no_time_ends_without_a_buffer(tmp_path: Path) -> None:
-    outcome = Trial(tmp_path, replace(SMALL, collectors=1), Plan(max_s=0.0), Silent()).play()
+    outcome = Trial(tmp_path, replace(SMALL, collectors=1), TrialPlan(max_s=0.0), Silent()).play()
     assert not outcome.solved
     assert (outcome.lost, outcome.torn, outcome.kills, outcome.mean_return) == (0, 0, [], None)

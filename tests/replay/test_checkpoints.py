@@ -795,7 +795,7 @@ def test_what_is_saved_anew_while_it_is_read_is_read_again(foreign: bool, tmp_pa
     assert numbers(other.storage.get(slice(None))) == [0, 1, 2, 100, 100]
     assert other.write_count == 5
     restless = ReplayBuffer(storage=LazyTensorStorage(90), transform=SavesAgain(rb, path, 99))
-    with pytest.raises(RuntimeError, match="saved anew each of the 5 times"):
+    with pytest.raises(RuntimeError, match="replaced each of the 5 times"):
         restless.loads(path)
 
 

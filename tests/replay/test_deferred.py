@@ -167,5 +167,5 @@ def test_threads_that_look_at_once_see_the_same_items() -> None:
 
 @pytest.mark.parametrize(("count", "dim"), [(0, 0), (3, 2), (3, -1)])
 def test_what_cannot_be_a_stack_is_refused(count: int, dim: int, maker: Maker) -> None:
-    with pytest.raises(ValueError, match=f"a stack of {count} items .* along dim {dim} is none"):
+    with pytest.raises(ValueError, match=f"{count} items .* cannot be stacked along dim {dim}"):
         deferred(maker, count, torch.Size([2]), dim)

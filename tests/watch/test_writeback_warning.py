@@ -115,5 +115,5 @@ def test_a_buffer_in_memory_has_no_disk_that_could_be_behind(
     with Coordinator(fast_path / "buffer", capacity=8) as coordinator:
         if coordinator._engine.on_disk:
             pytest.skip("there is no file system in memory")
-        assert coordinator._supervisor._held_back is None
+        assert coordinator._supervisor._writeback is None
         assert coordinator.stats()["held_back_s"] == 0.0

@@ -23,7 +23,7 @@ from shmbuffer.replay.compat.storages import METADATA, pytree_columns, read_meta
 from shmbuffer.replay.form import structure
 from shmbuffer.replay.form.leaves import Leaves
 from shmbuffer.replay.form.nodes import LEAF, Node
-from shmbuffer.replay.form.nodes import Path as Key
+from shmbuffer.replay.form.nodes import KeyPath as Key
 from shmbuffer.replay.form.objects import OBJECT, Objects
 from shmbuffer.replay.form.tensors import dtype_name
 from shmbuffer.replay.values import damaged, reading

@@ -33,7 +33,7 @@ from shmbuffer.replay.form.nodes import (
     TensorClassNode,
     TensorDictNode,
 )
-from shmbuffer.replay.form.nodes import Path as Key
+from shmbuffer.replay.form.nodes import KeyPath as Key
 from shmbuffer.replay.form.objects import Objects
 from shmbuffer.replay.form.tensors import torch_dtype
 from shmbuffer.replay.keys import OWN_KEYS

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from shmbuffer.errors import SchemaMismatchError
 from shmbuffer.replay.compat.folders import described, is_file_name, mapped, write_folder
 from shmbuffer.replay.form.nodes import LEAF, Node, TensorDictNode
-from shmbuffer.replay.form.nodes import Path as Key
+from shmbuffer.replay.form.nodes import KeyPath as Key
 from shmbuffer.replay.values import read_json, reading
 
 if TYPE_CHECKING:

@@ -1,6 +1,6 @@
 """The containers that data are made of: how each is taken apart, and how it is made.
 
-Trees are in the grammar of `bodies.grammar`.
+Trees are in the grammar of `record_format.grammar`.
 
 A class is named, and nothing is imported on behalf of a tree: without the class here, a tensorclass
 is a TensorDict, and a namedtuple a tuple.
@@ -25,7 +25,7 @@ from tensordict import (
     is_tensorclass,
 )
 
-from shmbuffer.memory.bodies.grammar import Container
+from shmbuffer.memory.record_format.grammar import Container
 
 new_tensordict = partial(TensorDict._new_unsafe, nested=False)
 """A TensorDict that is not checked, at a tenth of the cost."""

@@ -28,8 +28,8 @@ from shmbuffer.replay.form.mismatch import (
 )
 from shmbuffer.replay.form.nodes import (
     FormDiffersError,
+    KeyPath,
     Node,
-    Path,
     TensorDictNode,
     is_collection,
 )
@@ -251,7 +251,7 @@ class Leaves:
                 self._convert(values, at, shape, move=False)
         return values, lead
 
-    def new_keys(self, data: Any) -> list[Path]:
+    def new_keys(self, data: Any) -> list[KeyPath]:
         """Leaves of ``data`` that the buffer has not, in order."""
         nested = isinstance(self.node, TensorDictNode)
         return sorted(leaves_of(data, nested).keys() - {leaf.path for leaf in self.leaves})

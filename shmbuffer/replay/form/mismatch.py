@@ -10,7 +10,7 @@ from tensordict import NonTensorData, is_non_tensor
 from shmbuffer.errors import SchemaMismatchError
 from shmbuffer.memory import Leaf
 from shmbuffer.replay.form.labels import names_of
-from shmbuffer.replay.form.nodes import BranchNode, Node, Path, fields, is_collection, nest
+from shmbuffer.replay.form.nodes import BranchNode, KeyPath, Node, fields, is_collection, nest
 from shmbuffer.replay.form.tensors import Numbers
 from shmbuffer.replay.keys import OWN_KEYS
 
@@ -77,7 +77,7 @@ def refuse_number(where: str, leaf: Leaf, count: int, found: int) -> NoReturn:
     )
 
 
-def refuse_list(node: Node, path: Path) -> None:
+def refuse_list(node: Node, path: KeyPath) -> None:
     """Raise ValueError where a leaf that does not fit the batch is a part of a list or tuple."""
     for depth, name in enumerate(path):
         if not isinstance(node, BranchNode):
@@ -113,7 +113,7 @@ def not_a_tensor(data: Any, why: Exception | None = None) -> str:
     )
 
 
-def leaves_of(data: Any, nested: bool = True, prefix: Path = ()) -> dict[Path, Any]:
+def leaves_of(data: Any, nested: bool = True, prefix: KeyPath = ()) -> dict[KeyPath, Any]:
     """The leaves of any data by their place, without the entries that a sample adds."""
     if is_collection(data) and not is_non_tensor(data):
         data = fields(data)
@@ -132,5 +132,5 @@ def leaves_of(data: Any, nested: bool = True, prefix: Path = ()) -> dict[Path, A
     }
 
 
-def _names(paths: Iterable[Path]) -> list[str]:
+def _names(paths: Iterable[KeyPath]) -> list[str]:
     return [".".join(path) for path in sorted(paths)]

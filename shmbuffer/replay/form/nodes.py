@@ -27,7 +27,7 @@ from shmbuffer.replay.form import labels
 from shmbuffer.replay.form.containers import class_of
 from shmbuffer.replay.form.objects import non_tensor
 
-Path = tuple[str, ...]
+KeyPath = tuple[str, ...]
 
 
 class FormDiffersError(Exception):
@@ -50,7 +50,7 @@ class LeafNode:
         """The data again, from tensors ``[*lead, *shape]``."""
         return next(leaves)
 
-    def paths(self) -> Iterator[Path]:
+    def paths(self) -> Iterator[KeyPath]:
         """Where each leaf is, in order."""
         yield ()
 
@@ -117,7 +117,7 @@ class BranchNode:
         """See `LeafNode.build`."""
         raise NotImplementedError
 
-    def paths(self) -> Iterator[Path]:
+    def paths(self) -> Iterator[KeyPath]:
         """See `LeafNode.paths`."""
         for name, child in zip(self.names, self.items.values(), strict=True):
             for path in child.paths():

@@ -12,7 +12,8 @@ chunks can be written to a disk without pickle. Forms:
     ["bytes"]                                    a chunk
     ["value"]                                    a value
 
-and the containers of `bodies.grammar`, with the key ``{"value": true}`` for one that is a value.
+and the containers of `record_format.grammar`, with the key ``{"value": true}`` for one that is a
+value.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ import torch
 from tensordict import TensorDict
 
 from shmbuffer.errors import FormatError
-from shmbuffer.memory.bodies.grammar import DICTS, join, split
+from shmbuffer.memory.record_format.grammar import DICTS, join, split
 from shmbuffer.replay.form import labels
 from shmbuffer.replay.form.containers import made, names_of, take_of
 from shmbuffer.replay.form.tensors import dtype_name, numbers_of, torch_dtype, torch_dtype_like

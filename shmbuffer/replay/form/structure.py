@@ -18,10 +18,10 @@ from shmbuffer.replay.form.containers import register
 from shmbuffer.replay.form.mismatch import no_names, not_a_tensor
 from shmbuffer.replay.form.nodes import (
     LEAF,
+    KeyPath,
     LazyStackNode,
     Node,
     ObjectNode,
-    Path,
     PyTreeNode,
     TensorClassNode,
     TensorDictNode,
@@ -144,7 +144,7 @@ def _from_json(spec: dict[str, Any]) -> Node:
     )
 
 
-def from_paths(paths: list[Path]) -> Node:
+def from_paths(paths: list[KeyPath]) -> Node:
     """The TensorDict with leaves at these places: for a schema without a structure."""
     items: dict[str, Any] = {}
     for path in paths:

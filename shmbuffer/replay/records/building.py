@@ -1,7 +1,7 @@
 """Items from their leaves: all items of one form at once, one column of leaves after the other.
 
-A tree is in the grammar of `bodies.grammar`, as `bodies.Form` has it. It is walked once
-for all items, so that what an item costs is making its containers.
+A tree is in the grammar of `record_format.grammar`, as `record_format.Form` has it. It is walked
+once for all items, so that what an item costs is making its containers.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from shmbuffer.errors import CorruptBufferError
-from shmbuffer.memory.bodies.grammar import DICTS, KEYED, Container, split
+from shmbuffer.memory.record_format.grammar import DICTS, KEYED, Container, split
 from shmbuffer.replay.form import labels
 from shmbuffer.replay.form.batches import collate
 from shmbuffer.replay.form.containers import made
@@ -71,7 +71,7 @@ def built(make: Callable[[], Made], where: str) -> Made:
         ) from error
 
 
-class Rows:
+class RecordRows:
     """Makes one thing for each item. It takes the sizes of batches as it meets them.
 
     Args:
@@ -117,7 +117,7 @@ class Rows:
         return node, self._batch_dims[:, self._at - rank : self._at]
 
 
-class Batch(Rows):
+class Batch(RecordRows):
     """Makes one batch of all items: as `torch.stack` does it, and `collate` what is no TensorDict.
 
     A column is a tensor ``[m, ...]``, or a list of m. All batch sizes of a tree are equal.

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from tensordict import NonTensorData, NonTensorStack
 
-from shmbuffer.memory.bodies import Chunk, volumes
+from shmbuffer.memory.record_format import Chunk, volumes
 from shmbuffer.replay.form.containers import Taken, take_of
 from shmbuffer.replay.form.nodes import is_collection
 from shmbuffer.replay.records.forms import (

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from shmbuffer.memory.bodies import Chunk
+from shmbuffer.memory.record_format import Chunk
 
 
 def tensors(

@@ -12,16 +12,16 @@ from numpy.typing import NDArray
 from tensordict import LazyStackedTensorDict
 
 from shmbuffer.errors import CorruptBufferError
-from shmbuffer.memory import bodies
-from shmbuffer.memory.bodies import Located
+from shmbuffer.memory import record_format
 from shmbuffer.memory.record_batch import RecordBatch
+from shmbuffer.memory.record_format import Located
 from shmbuffer.replay.form.deferred import deferred
 from shmbuffer.replay.records import cutting
 from shmbuffer.replay.records.building import (
     OBJECTS,
     Batch,
     NotDenseError,
-    Rows,
+    RecordRows,
     built,
     chunks_at,
     chunks_under,
@@ -29,7 +29,7 @@ from shmbuffer.replay.records.building import (
 from shmbuffer.replay.records.table import Column, Own, Table, columns_of
 from shmbuffer.replay.records.transfer import Expand, Transfer, empty, homes
 
-Path = tuple[Any, ...]
+TreePath = tuple[Any, ...]
 
 _CPU = torch.device("cpu")
 _NOTHING = np.empty(0, np.uint8)
@@ -71,7 +71,7 @@ class Decoder:
         Cost: 2 µs an item and 0.6 µs a leaf; decompression.
         """
         batch = writable(batch)
-        return self._items(batch, bodies.locate(batch, self.where))
+        return self._items(batch, record_format.locate(batch, self.where))
 
     def stack(self, batch: RecordBatch, dim: int = 0) -> LazyStackedTensorDict | None:
         """All records as a lazy stack, which makes its items when somebody looks at them.
@@ -85,7 +85,7 @@ class Decoder:
         Cost: 10 µs, and 0.1 to 0.5 µs to look at each record; at the first look that of `items`.
         """
         batch = writable(batch)
-        located = bodies.locate(batch, self.where)
+        located = record_format.locate(batch, self.where)
         roots = [one.form.tree for one in located]
         if not roots or any(root[0] != "tensordict" for root in roots):
             return None
@@ -135,7 +135,7 @@ class Decoder:
         except NotDenseError:
             return None
 
-    def entries(self, batch: RecordBatch, paths: Sequence[Path]) -> list[list[Any]]:
+    def entries(self, batch: RecordBatch, paths: Sequence[TreePath]) -> list[list[Any]]:
         """Some entries of every record; the others are not decompressed.
 
         Returns:
@@ -147,7 +147,7 @@ class Decoder:
         """
         batch = writable(batch)
         found: list[list[Any]] = [[None] * len(batch) for _ in paths]
-        for one in bodies.locate(batch, self.where):
+        for one in record_format.locate(batch, self.where):
             there = chunks_at(one.form.tree)
             chunks = [there.get(path) for path in paths]
             numbers = sorted({at for at in chunks if at is not None and _is_number(one, at)})
@@ -164,7 +164,7 @@ class Decoder:
 
     def table(self, batch: RecordBatch) -> Table | None:
         """All records as columns; None where there are none, or they differ in what they hold."""
-        located = bodies.locate(batch, self.where)
+        located = record_format.locate(batch, self.where)
         return Table.of(batch, located, self.own) if located else None
 
     def _items(self, batch: RecordBatch, located: Sequence[Located]) -> list[Any]:
@@ -181,7 +181,7 @@ class Decoder:
         assert table is not None  # one form does not differ from itself
         reading = Reading(self, batch.data)
         leaves = reading.read([reading.rows(column) for column in table.columns])
-        rows = Rows(table.batch_dims, leaves, self.device)
+        rows = RecordRows(table.batch_dims, leaves, self.device)
         return built(lambda: rows.rows(table.tree), self.where)
 
 

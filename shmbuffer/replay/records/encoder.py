@@ -14,16 +14,16 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from shmbuffer.memory.bodies import Codec, assemble, move
 from shmbuffer.memory.record_batch import RecordBatch, gather
+from shmbuffer.memory.record_format import Codec, assemble, move
 from shmbuffer.replay.form.batches import is_batch, unbound
 from shmbuffer.replay.form.packing import compressed
 from shmbuffer.replay.form.tensors import numbers_of
 from shmbuffer.replay.records.columns import Columns, joined, of_batch, of_described, of_items
 from shmbuffer.replay.records.compression import Buffer, Zstd
 from shmbuffer.replay.records.forms import Described, Kind, describe
-from shmbuffer.replay.records.plan import Plan, Unit
-from shmbuffer.replay.records.sharing import INLINE, REACH, Cut, Pieces, cut, find_equal
+from shmbuffer.replay.records.plan import EncodingPlan, Unit
+from shmbuffer.replay.records.sharing import INLINE, REACH, Cut, SharedPieces, cut, find_equal
 from shmbuffer.replay.records.views import readable
 
 _KEPT_PLANS = 4096
@@ -76,7 +76,7 @@ class Encoder:
             else frozenset(key if isinstance(key, tuple) else (key,) for key in keys)
         )
         self.share = share
-        self._plans: dict[tuple[Any, ...], Plan] = {}
+        self._plans: dict[tuple[Any, ...], EncodingPlan] = {}
 
     def encode(self, data: Any, single: bool = False, *, apart: bool = False) -> RecordBatch:
         """Records of one item or of a batch, in its order.
@@ -117,13 +117,13 @@ class Encoder:
                 return [(np.arange(count), columns)]
         return of_items(unbound(data))
 
-    def _plan(self, kind: Kind) -> Plan:
+    def _plan(self, kind: Kind) -> EncodingPlan:
         plan = self._plans.get(kind.key)
         if plan is None:
             if len(self._plans) >= _KEPT_PLANS:
                 self._plans.clear()
             codec = Codec.RAW if self.zstd is None else Codec.ZSTD
-            plan = self._plans[kind.key] = Plan(
+            plan = self._plans[kind.key] = EncodingPlan(
                 kind,
                 codec if self.own is None else Codec.OWN,
                 self.keys,
@@ -151,12 +151,12 @@ class Encoder:
         pieces = _buffers(one.leaves) if self.own is None else None
         if pieces is not None and plan.stays_whole(one.dims, list(map(len, pieces))):
             compressed = self._compress(plan, pieces)
-            record = plan.mold(compressed).record(one.batch_dims, one.dims, pieces)
+            record = plan.template(compressed).record(one.batch_dims, one.dims, pieces)
             if record is not None:
                 return record
         return self._encode(of_described([one]), apart)
 
-    def _compress(self, plan: Plan, pieces: list[Buffer]) -> tuple[Unit, ...]:
+    def _compress(self, plan: EncodingPlan, pieces: list[Buffer]) -> tuple[Unit, ...]:
         """Puts what zstd makes of some leaves of an item in their place; which."""
         zstd = self.zstd
         sizes = list(map(len, pieces))
@@ -206,8 +206,8 @@ class Encoder:
 
     def _by_zstd(
         self,
-        plan: Plan,
-        pieces: Pieces,
+        plan: EncodingPlan,
+        pieces: SharedPieces,
         how: Cut,
         holders: NDArray[np.int64] | None,
         keeps: list[Any],
@@ -272,7 +272,7 @@ class Encoder:
     def _by_own(
         self,
         compress: Callable[[torch.Tensor], Any],
-        plan: Plan,
+        plan: EncodingPlan,
         columns: Columns,
         keeps: list[Any],
     ) -> tuple[tuple[Codec, ...], Addresses, Sizes]:
@@ -311,7 +311,7 @@ def _buffers(leaves: list[Any]) -> list[Buffer] | None:
 
 
 def _shared(
-    pieces: Pieces, how: Cut, reach: int
+    pieces: SharedPieces, how: Cut, reach: int
 ) -> tuple[NDArray[np.int64] | None, NDArray[np.int64] | None]:
     """Owners and holders of all pieces, as `sharing.Shared` has them; None if none is shared."""
     sharing = {head for head, one in zip(how.heads, how.frames, strict=True) if one != INLINE}
@@ -331,7 +331,7 @@ def _shared(
 
 
 def _held(
-    leaf: int, pieces: Pieces, heads: tuple[int, ...], holders: NDArray[np.int64] | None
+    leaf: int, pieces: SharedPieces, heads: tuple[int, ...], holders: NDArray[np.int64] | None
 ) -> NDArray[np.int64]:
     """Flat indices of the pieces that leaves with this head hold themselves."""
     count, width = pieces.sizes.shape

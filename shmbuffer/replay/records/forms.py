@@ -13,8 +13,8 @@ The key is a prefix code: read from its start, each token says how many more bel
     "bytes" | "str" | "int" | "float" | "bool" | "none"
     a container of `grammar`, rank, about, keys            then what is under each key
 
-The tree of a kind is in the grammar of `bodies.grammar`, as `bodies.Form` has it. The device of a
-TensorDict is ``"cpu"`` if it has any: records lie in shared memory.
+The tree of a kind is in the grammar of `record_format.grammar`, as `record_format.Form` has it. The
+device of a TensorDict is ``"cpu"`` if it has any: records lie in shared memory.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from shmbuffer.memory.bodies import Chunk, itemsize_of
-from shmbuffer.memory.bodies.grammar import DICTS, UNNAMED, join
+from shmbuffer.memory.record_format import Chunk, itemsize_of
+from shmbuffer.memory.record_format.grammar import DICTS, UNNAMED, join
 from shmbuffer.memory.schema import ITEMSIZES
 from shmbuffer.replay.form import labels
 from shmbuffer.replay.form.containers import (
@@ -42,7 +42,7 @@ from shmbuffer.replay.form.containers import (
 )
 from shmbuffer.replay.form.tensors import contiguous, dtype_name
 
-Path = tuple[Any, ...]
+TreePath = tuple[Any, ...]
 
 _KEPT_KINDS = 4096
 _ARRAYS = "biufcSUmM"  # kinds of numpy dtypes whose bytes are the value
@@ -69,7 +69,7 @@ class Kind:
 
     Attributes:
         key: what a walk through such an item meets.
-        tree: as in `bodies.Form`.
+        tree: as in `record_format.Form`.
         batch_dims: how many numbers belong to batch sizes.
         chunks: the leaves, raw and inline.
         paths: where each leaf is: keys of TensorDicts and dicts, positions in lists and tuples, of
@@ -80,7 +80,7 @@ class Kind:
     tree: Any
     batch_dims: int
     chunks: tuple[Chunk, ...]
-    paths: tuple[Path, ...]
+    paths: tuple[TreePath, ...]
 
 
 class Described(NamedTuple):
@@ -337,14 +337,14 @@ class _KindReader:
         self._key = key
         self._tokens: Iterator[Any] = iter(key)
         self._chunks: list[Chunk] = []
-        self._paths: list[Path] = []
+        self._paths: list[TreePath] = []
         self._batch_dims = 0
 
     def kind(self) -> Kind:
         tree = self._tree(())
         return Kind(self._key, tree, self._batch_dims, tuple(self._chunks), tuple(self._paths))
 
-    def _tree(self, path: Path) -> Any:
+    def _tree(self, path: TreePath) -> Any:
         take = self._tokens.__next__
         token = take()
         if isinstance(token, torch.dtype):
@@ -366,7 +366,7 @@ class _KindReader:
         about = [list(one) if type(one) is tuple else one for one in about]
         return join(token, ["dims", rank], about, held)
 
-    def _leaf(self, kind: str, dtype: str, rank: int, path: Path) -> Any:
+    def _leaf(self, kind: str, dtype: str, rank: int, path: TreePath) -> Any:
         self._chunks.append(Chunk(kind, dtype, itemsize_of(kind, dtype), rank))
         self._paths.append(path)
         return ["chunk", len(self._chunks) - 1]

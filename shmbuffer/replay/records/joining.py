@@ -12,7 +12,7 @@ from tensordict import NonTensorStack, is_non_tensor, lazy_stack
 
 from shmbuffer.replay.records.building import APART, Batch, built, chunks_at, chunks_under
 from shmbuffer.replay.records.decoder import Reading
-from shmbuffer.replay.records.layers import Key, Path, Tensors, name_of, path_of
+from shmbuffer.replay.records.layers import Key, KeyPath, Tensors, name_of, path_of
 from shmbuffer.replay.records.table import Column, Table
 from shmbuffer.replay.records.transfer import empty, homes
 
@@ -35,7 +35,7 @@ class Joining(Batch):
         KeyError: one of them is not.
     """
 
-    def __init__(self, table: Table, reading: Reading, asked: Collection[Path]) -> None:
+    def __init__(self, table: Table, reading: Reading, asked: Collection[KeyPath]) -> None:
         super().__init__(table.batch_dims, list(table.columns), reading.device)
         self.tree = table.tree
         self.reading = reading
@@ -44,7 +44,7 @@ class Joining(Batch):
             for path, number in chunks_at(table.tree).items()
             if not isinstance(self.columns[number], list)
         }
-        self.leaves: dict[Path, Leaf] = {
+        self.leaves: dict[KeyPath, Leaf] = {
             path: self.columns[number] for path, number in self._numbers.items()
         }
         for path in asked:
@@ -79,7 +79,7 @@ class Joining(Batch):
             return NonTensorStack(*values)
         return lazy_stack(values)
 
-    def _leaf(self, leaf: Leaf, path: Path) -> Later:
+    def _leaf(self, leaf: Leaf, path: KeyPath) -> Later:
         """What a leaf becomes."""
         raise NotImplementedError
 
@@ -107,7 +107,7 @@ class Nesting(Joining):
         sizes: list[int] = np.where((dims != dims[:1]).any(axis=0), -1, dims[0]).tolist()
         return sizes
 
-    def _leaf(self, leaf: Leaf, path: Path) -> Later:
+    def _leaf(self, leaf: Leaf, path: KeyPath) -> Later:
         ragged = leaf.ragged or ([0] if path in self._keys else [])
         if not ragged:
             return self._dense(leaf)

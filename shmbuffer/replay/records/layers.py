@@ -33,7 +33,7 @@ from shmbuffer.replay.form.tensors import dtype_name
 from shmbuffer.replay.records.table import Table, differing
 
 Key = str | tuple[str, ...]
-Path = tuple[str, ...]
+KeyPath = tuple[str, ...]
 
 
 class Tensors:
@@ -63,7 +63,7 @@ class Tensors:
         return differing(self.dims)
 
 
-def has(tree: Any, path: Path) -> bool:
+def has(tree: Any, path: KeyPath) -> bool:
     """Whether there is anything at a path, or on the way to it what is no TensorDict."""
     for key in path:
         tree = tree[2] if tree[0] == "tensorclass" else tree
@@ -75,22 +75,22 @@ def has(tree: Any, path: Path) -> bool:
     return True
 
 
-def path_of(key: Key) -> Path:
+def path_of(key: Key) -> KeyPath:
     """A key as a path."""
     return (key,) if isinstance(key, str) else tuple(key)
 
 
-def by_path(values: Mapping[Key, Any]) -> dict[Path, Any]:
+def by_path(values: Mapping[Key, Any]) -> dict[KeyPath, Any]:
     """What is under each key, under its path."""
     return {path_of(key): value for key, value in values.items()}
 
 
-def name_of(path: Path) -> str:
+def name_of(path: KeyPath) -> str:
     """A path as one writes the key, for messages."""
     return repr(path[0] if len(path) == 1 else path)
 
 
-def _place(path: Path) -> str:
+def _place(path: KeyPath) -> str:
     return f"the entries {name_of(path)} of the items" if path else "the items"
 
 
@@ -147,7 +147,7 @@ class _Sides:
         self.columns: list[Any] = []
         self.batch_dims: list[NDArray[np.int64]] = []
 
-    def tree(self, items: list[Any], path: Path) -> Any:
+    def tree(self, items: list[Any], path: KeyPath) -> Any:
         """The tree of a TensorDict of every item, or of a tensorclass."""
         kinds = _one_of_each(items)
         classes = [type(item) for item in kinds if is_tensorclass(item)]
@@ -170,7 +170,7 @@ class _Sides:
             tree = ["tensorclass", register(classes[0]), tree]
         return tree
 
-    def _entry(self, values: list[Any], sizes: list[torch.Size], path: Path) -> Any:
+    def _entry(self, values: list[Any], sizes: list[torch.Size], path: KeyPath) -> Any:
         """What is under one key of all items. None is an item without it."""
         kinds = [value for value in _one_of_each(values) if value is not None]
         if all(isinstance(value, torch.Tensor) for value in kinds):
@@ -214,7 +214,7 @@ def _is_lazy(value: Any) -> bool:
     return isinstance(inner, LazyStackedTensorDict)
 
 
-def _tensors(values: list[Any], sizes: list[torch.Size], path: Path) -> Tensors:
+def _tensors(values: list[Any], sizes: list[torch.Size], path: KeyPath) -> Tensors:
     """A leaf of all items."""
     if any(value is None for value in values):
         values = _filled(values, sizes, path)
@@ -232,7 +232,7 @@ def _tensors(values: list[Any], sizes: list[torch.Size], path: Path) -> Tensors:
     return Tensors(values)
 
 
-def _filled(values: list[Any], sizes: list[torch.Size], path: Path) -> list[torch.Tensor]:
+def _filled(values: list[Any], sizes: list[torch.Size], path: KeyPath) -> list[torch.Tensor]:
     """A leaf of length 0 for the items that do not have it."""
     first = next(value for value in values if value is not None)
     filled = []

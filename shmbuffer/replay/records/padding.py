@@ -11,13 +11,13 @@ import torch
 from numpy.typing import NDArray
 from tensordict import TensorDict, is_non_tensor
 
-from shmbuffer.memory.bodies.limits import MAX_RAW_BYTES
+from shmbuffer.memory.record_format.limits import MAX_RAW_BYTES
 from shmbuffer.replay.form.objects import Objects, non_tensor, objects_in
 from shmbuffer.replay.records.decoder import Reading
 from shmbuffer.replay.records.joining import Joining, Later, Leaf
 from shmbuffer.replay.records.layers import (
     Key,
-    Path,
+    KeyPath,
     Tensors,
     by_path,
     has,
@@ -64,7 +64,7 @@ class Padding(Joining):
         self._any_ragged = any(leaf.ragged for leaf in self.leaves.values())
         devices = (one.tensors[0].device for one in self.leaves.values() if type(one) is Tensors)
         self._mask_device = reading.device or next(devices, None)
-        self._masks: list[tuple[Path, NDArray[np.int64]]] = []
+        self._masks: list[tuple[KeyPath, NDArray[np.int64]]] = []
 
     def size(self, dims: NDArray[np.int64]) -> list[int]:
         """See `Batch.size`."""
@@ -89,7 +89,7 @@ class Padding(Joining):
             parts.append(room)
         return non_tensor(Objects(np.stack(parts)))
 
-    def _leaf(self, leaf: Leaf, path: Path) -> Later:
+    def _leaf(self, leaf: Leaf, path: KeyPath) -> Later:
         ragged, masked = leaf.ragged, False
         if self._named is not None:
             masked = path in self._named
@@ -110,7 +110,7 @@ class Padding(Joining):
             self._masks.append((path, leaf.dims[:, :rank]))
         return self._padded(leaf, last, path) if ragged else self._dense(leaf)
 
-    def _padded(self, leaf: Leaf, last: int, path: Path) -> Later:
+    def _padded(self, leaf: Leaf, last: int, path: KeyPath) -> Later:
         """A leaf whose rows differ; ``last`` is the last dim in which they do."""
         value = self._values.get(path, self._value)
         count, shape = len(leaf.dims), leaf.dims.max(axis=0).tolist()
@@ -139,7 +139,7 @@ class Padding(Joining):
         """The batch, with its masks."""
         batch = super().joined()
         made: dict[bytes, torch.Tensor] = {}  # of the same lengths
-        masks: dict[Path, torch.Tensor] = {}
+        masks: dict[KeyPath, torch.Tensor] = {}
         for path, dims in self._masks:
             mask = made.get(dims.tobytes())
             if mask is None:
@@ -164,7 +164,7 @@ class Padding(Joining):
             batch.set(self._mask_key, group)
         return batch
 
-    def _mask(self, path: Path, dims: NDArray[np.int64]) -> torch.Tensor:
+    def _mask(self, path: KeyPath, dims: NDArray[np.int64]) -> torch.Tensor:
         """bool[n, *longest]: True within ``dims``, int64[n, rank]."""
         shape: list[int] = dims.max(axis=0).tolist()
         _require_possible(path, shape, math.prod(shape))
@@ -187,7 +187,7 @@ def _filled(tensors: Sequence[torch.Tensor], shape: list[int], value: float) -> 
     return whole
 
 
-def _require_possible(path: Path, shape: list[int], nbytes: int) -> None:
+def _require_possible(path: KeyPath, shape: list[int], nbytes: int) -> None:
     """Before anything is allocated: shapes with a zero in them may say anything."""
     if nbytes > MAX_RAW_BYTES:
         raise RuntimeError(
@@ -196,7 +196,7 @@ def _require_possible(path: Path, shape: list[int], nbytes: int) -> None:
         )
 
 
-def _require_few(path: Path, shape: list[int]) -> None:
+def _require_few(path: KeyPath, shape: list[int]) -> None:
     """Steps without a byte in them may be any number, and a mask takes a byte for each."""
     if math.prod(shape) > _MAX_HOLLOW_STEPS:
         raise RuntimeError(

@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from shmbuffer.memory.bodies import Chunk, Codec, Form, Mold, encode_form
+from shmbuffer.memory.record_format import Chunk, Codec, Form, Template, encode_form
 from shmbuffer.replay.records.columns import Columns
-from shmbuffer.replay.records.forms import Kind, Path
+from shmbuffer.replay.records.forms import Kind, TreePath
 from shmbuffer.replay.records.sharing import INLINE, Cut, Layout
 
 _LEAST_BYTES = 64  # of a leaf that is compressed without being named
@@ -96,7 +96,7 @@ class Units:
         return seen.together < _WORTH * seen.apart
 
 
-class Plan:
+class EncodingPlan:
     """How items of one kind are stored.
 
     Args:
@@ -118,7 +118,7 @@ class Plan:
         self,
         kind: Kind,
         codec: Codec,
-        keys: frozenset[Path] | None,
+        keys: frozenset[TreePath] | None,
         measure: Callable[[NDArray[np.int64], NDArray[np.int64]], int] | None,
     ) -> None:
         self.kind = kind
@@ -136,7 +136,7 @@ class Plan:
         self._looked = dict.fromkeys(self.compressible, 0)
         self.units = Units(kind.chunks)
         self._forms: dict[tuple[Sequence[Codec], Sequence[int], Sequence[int]], Form] = {}
-        self._molds: dict[tuple[Unit, ...], Mold] = {}
+        self._templates: dict[tuple[Unit, ...], Template] = {}
 
     def cut(self, columns: Columns, *, look: bool) -> Cut:
         """How the leaves of these items are cut; see `sharing.Layout.cut`.
@@ -191,19 +191,19 @@ class Plan:
             form = self._forms[key] = encode_form(self.kind.tree, chunks)
         return form
 
-    def mold(self, compressed: tuple[Unit, ...]) -> Mold:
+    def template(self, compressed: tuple[Unit, ...]) -> Template:
         """What one whole item is put into, of which these leaves are compressed."""
-        mold = self._molds.get(compressed)
-        if mold is None:
-            if len(self._molds) >= _KEPT_FORMS:
-                self._molds.clear()
+        template = self._templates.get(compressed)
+        if template is None:
+            if len(self._templates) >= _KEPT_FORMS:
+                self._templates.clear()
             codecs = list(self.raw)
             for head, *_ in compressed:
                 codecs[head] = self.codec
             form = self.form(codecs, self.whole.frames, compressed)
-            mold = self._molds[compressed] = Mold(form)
-        return mold
+            template = self._templates[compressed] = Template(form)
+        return template
 
 
-def _leads_to(keys: frozenset[Path], path: Path) -> bool:
+def _leads_to(keys: frozenset[TreePath], path: TreePath) -> bool:
     return any(path[:length] in keys for length in range(1, len(path) + 1))

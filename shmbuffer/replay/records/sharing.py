@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shmbuffer._native import _core
-from shmbuffer.memory.bodies import Chunk
+from shmbuffer.memory.record_format import Chunk
 from shmbuffer.replay.records.columns import Columns
 
 REACH = 8
@@ -52,7 +52,7 @@ class Cut(NamedTuple):
         return cls((INLINE,) * leaves, tuple(range(leaves)))
 
 
-class Pieces(NamedTuple):
+class SharedPieces(NamedTuple):
     """The leaves of n items, cut into what is stored on its own."""
 
     addresses: NDArray[np.int64]
@@ -63,15 +63,15 @@ class Pieces(NamedTuple):
     """int64[pieces]: the leaf of each."""
 
 
-def cut(columns: Columns, frames: Sequence[int]) -> Pieces:
+def cut(columns: Columns, frames: Sequence[int]) -> SharedPieces:
     """Cuts leaves into frames."""
     if max(frames, default=0) <= 1:
-        return Pieces(columns.addresses, columns.sizes, np.arange(len(frames)))
+        return SharedPieces(columns.addresses, columns.sizes, np.arange(len(frames)))
     counts = np.maximum(frames, 1)
     leaves = np.repeat(np.arange(len(frames)), counts)
     number = np.arange(len(leaves)) - (np.cumsum(counts) - counts)[leaves]  # of it in its leaf
     sizes = columns.sizes[:, leaves] // counts[leaves]
-    return Pieces(columns.addresses[:, leaves] + number * sizes, sizes, leaves)
+    return SharedPieces(columns.addresses[:, leaves] + number * sizes, sizes, leaves)
 
 
 class Shared(NamedTuple):

@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from shmbuffer.memory.bodies import Chunk, Codec, Located, volumes
 from shmbuffer.memory.record_batch import RecordBatch
+from shmbuffer.memory.record_format import Chunk, Codec, Located, volumes
 from shmbuffer.replay.form.packing import expanded
 from shmbuffer.replay.form.tensors import (
     address_of,
@@ -33,7 +33,7 @@ Own = Callable[[torch.Tensor, dict[str, Any]], Any]
 _ALL = slice(None)
 
 
-class Pieces(NamedTuple):
+class TablePieces(NamedTuple):
     """Where the bytes of a column are, for those of its rows that have one form."""
 
     rows: NDArray[np.int64] | slice
@@ -72,7 +72,9 @@ class Column:
         nbytes: int64[n]: size of each row, in bytes.
     """
 
-    def __init__(self, chunk: Chunk, dims: NDArray[np.int64], pieces: Sequence[Pieces]) -> None:
+    def __init__(
+        self, chunk: Chunk, dims: NDArray[np.int64], pieces: Sequence[TablePieces]
+    ) -> None:
         self.chunk = chunk
         self.dims = dims
         self.pieces = pieces
@@ -149,7 +151,9 @@ def columns_of(
                 offsets, sizes = one.offsets[:, head : head + 1], one.sizes[:, head : head + 1]
             where = offsets + base
             pieces.append(
-                Pieces(rows[part], stored.codec, stored.placed, where, sizes, batch.data, frame)
+                TablePieces(
+                    rows[part], stored.codec, stored.placed, where, sizes, batch.data, frame
+                )
             )
         if pieces:
             columns.append(
@@ -221,7 +225,7 @@ def _by_user(
     dims: NDArray[np.int64],
     offsets: NDArray[np.int64],
     sizes: NDArray[np.int64],
-) -> Pieces:
+) -> TablePieces:
     """What the user's function makes of pieces, raw. ``rows`` is for the caller to say."""
     if own is None:
         raise RuntimeError(
@@ -244,4 +248,4 @@ def _by_user(
             tensor = contiguous(expanded(found, dtype or torch.uint8, plain))
             kept.append(tensor)
             addresses[row, piece], found_sizes[row, piece] = tensor.data_ptr(), nbytes
-    return Pieces(_ALL, Codec.RAW, True, addresses, found_sizes, kept)
+    return TablePieces(_ALL, Codec.RAW, True, addresses, found_sizes, kept)

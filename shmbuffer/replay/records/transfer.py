@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from shmbuffer.memory import bodies
-from shmbuffer.memory.bodies import Codec
+from shmbuffer.memory import record_format
+from shmbuffer.memory.record_format import Codec
 from shmbuffer.replay.form.tensors import address_of
 from shmbuffer.replay.records.compression import Destination
 from shmbuffer.replay.records.table import Column
@@ -99,7 +99,7 @@ class Transfer:
         if self._packed or self._joined:
             self._decompress()
         if self._raw:
-            bodies.move(*(np.concatenate(parts) for parts in zip(*self._raw, strict=True)))
+            record_format.move(*(np.concatenate(parts) for parts in zip(*self._raw, strict=True)))
         self._raw, self._packed, self._joined, self._kept = [], [], [], []
 
     def _decompress(self) -> None:
@@ -133,7 +133,7 @@ class Transfer:
             destinations += _cut(out, packed.to[chosen], packed.nbytes[chosen])
         self._expand(sources, destinations, self._where)
         if again.any():
-            bodies.move(to[leader[again]], nbytes[again], to[again])
+            record_format.move(to[leader[again]], nbytes[again], to[again])
 
     def _frames(self) -> tuple[list[memoryview], list[Destination]]:
         """Frames that several columns lie in, and where each goes, part by part.

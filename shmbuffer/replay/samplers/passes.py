@@ -52,7 +52,7 @@ class Pass(NamedTuple):
         return None if self.order is None else self.order[self.at :]
 
 
-class Drawn(NamedTuple):
+class PassDraw(NamedTuple):
     """Items of a pass."""
 
     elements: Ints
@@ -64,7 +64,7 @@ class Drawn(NamedTuple):
     """Whether a place was passed over because somebody is writing it."""
 
 
-def held_next(ring: Ring | None, now: Pass, count: int) -> Drawn | None:
+def held_next(ring: Ring | None, now: Pass, count: int) -> PassDraw | None:
     """The next ``count`` items of a pass; fewer at its end.
 
     Returns:
@@ -75,7 +75,7 @@ def held_next(ring: Ring | None, now: Pass, count: int) -> Drawn | None:
     elements = order[at : at + count]
     at += len(elements)
     if ring is None:
-        return Drawn(elements, None, at, False)
+        return PassDraw(elements, None, at, False)
     filling = False
     words = ring.live.words[elements // ring.width]
     while not (held := slots.committed(words)).all():
@@ -87,7 +87,7 @@ def held_next(ring: Ring | None, now: Pass, count: int) -> Drawn | None:
         at += len(more)
         elements = np.concatenate([elements[held], more])
         words = np.concatenate([words[held], ring.live.words[more // ring.width]])
-    return Drawn(elements, slots.tickets(words), at, filling)
+    return PassDraw(elements, slots.tickets(words), at, filling)
 
 
 def is_over(ring: Ring | None, now: Pass, count: int) -> bool:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from shmbuffer.memory import ItemSnapshot, Ring
     from shmbuffer.replay.form.leaves import Leaves
-    from shmbuffer.replay.storages.mover import Drawn
+    from shmbuffer.replay.storages.mover import RowSample
 
 # Of drawing again what changed while it was copied; only threads of this process can change it.
 _ROUNDS = 64
@@ -114,7 +114,7 @@ class HeldRows(Rows):
                 tensor[changed.to(tensor.device)] = again
         return tensors, tickets, int((tickets < 0).sum())
 
-    def sample(self, count: int, key: int, beta: float | None) -> Drawn:
+    def sample(self, count: int, key: int, beta: float | None) -> RowSample:
         """See `Mover.sample`."""
         index, tickets, weights = draw_from(self.ring, count, key, beta)
         tensors = self._take(index)

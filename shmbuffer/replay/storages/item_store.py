@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from tensordict import is_non_tensor
 
-from shmbuffer.replay.form.nodes import Path, is_collection
+from shmbuffer.replay.form.nodes import KeyPath, is_collection
 from shmbuffer.replay.storages.indexing import Selection
 from shmbuffer.replay.storages.mover import Mover
 
@@ -85,7 +85,7 @@ def held_slots(moment: ItemSnapshot) -> NDArray[np.int64]:
     return np.flatnonzero(moment.tickets >= 0)
 
 
-def edited(item: Any, changes: Mapping[Path, Any], row: int | None) -> Any:
+def edited(item: Any, changes: Mapping[KeyPath, Any], row: int | None) -> Any:
     """Change entries of an item.
 
     Returns:
@@ -101,11 +101,11 @@ def edited(item: Any, changes: Mapping[Path, Any], row: int | None) -> Any:
     return item
 
 
-def changes_of(patch: Any, above: Path = ()) -> dict[Path, Any]:
+def changes_of(patch: Any, above: KeyPath = ()) -> dict[KeyPath, Any]:
     """The entries of a TensorDict or dict of them, nested ones by their whole path."""
     if not is_collection(patch) and not isinstance(patch, Mapping):
         raise TypeError(f"a patch is a TensorDict or a dict of entries, got {type(patch).__name__}")
-    changes: dict[Path, Any] = {}
+    changes: dict[KeyPath, Any] = {}
     for key, value in patch.items():
         path = (*above, *(key if isinstance(key, tuple) else (key,)))
         if isinstance(value, Mapping) or (is_collection(value) and not is_non_tensor(value)):

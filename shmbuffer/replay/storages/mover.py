@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 ATTEMPTS = 16
 """At reading what other processes keep writing over."""
 
-Drawn = tuple[Any, torch.Tensor, torch.Tensor, torch.Tensor | None]
+RowSample = tuple[Any, torch.Tensor, torch.Tensor, torch.Tensor | None]
 """What was drawn; element indices int64 ``[n]``; tickets int64 ``[n]``; weights float32 ``[n]`` or
 None."""
 
@@ -91,7 +91,7 @@ class Mover(ABC):
         """Copies of elements, for `build`; tickets, -1 where there is none; how many are -1."""
 
     @abstractmethod
-    def sample(self, count: int, key: int, beta: float | None) -> Drawn:
+    def sample(self, count: int, key: int, beta: float | None) -> RowSample:
         """Draw, copy and validate, for `build`. ``beta`` None draws uniformly."""
 
     def build(self, found: Any, lead: tuple[int, ...]) -> Any:

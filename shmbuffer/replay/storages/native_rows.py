@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from shmbuffer.memory import ItemSnapshot, Ring
     from shmbuffer.replay.form.leaves import Leaves
-    from shmbuffer.replay.storages.mover import Drawn
+    from shmbuffer.replay.storages.mover import RowSample
 
 
 class NativeRows(Rows):
@@ -75,7 +75,7 @@ class NativeRows(Rows):
             missing = self.ring.read(index.data_ptr(), count, addresses, tickets.data_ptr())
         return tensors, tickets, missing
 
-    def sample(self, count: int, key: int, beta: float | None) -> Drawn:
+    def sample(self, count: int, key: int, beta: float | None) -> RowSample:
         """See `Mover.sample`."""
         core = self.ring.seat.outtake or self._outtake()
         if core is not None and not reads_elsewhere():
@@ -84,7 +84,7 @@ class NativeRows(Rows):
                 return found
         return self.sample_patiently(count, key, beta)
 
-    def sample_patiently(self, count: int, key: int, beta: float | None) -> Drawn:
+    def sample_patiently(self, count: int, key: int, beta: float | None) -> RowSample:
         """`sample`, where the shortest way was refused: waits, or says what is wrong."""
         tensors, addresses = self.leaves.outputs((count,))
         drawn = self._drawn  # another thread may put another one there

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from shmbuffer.memory import ItemSnapshot, Ring
     from shmbuffer.replay.storages.item_codec import ItemCodec
-    from shmbuffer.replay.storages.mover import Drawn
+    from shmbuffer.replay.storages.mover import RowSample
 
 _WHOLE = 2**20  # a ring of up to so many slots is made at once; others begin small and grow
 _FIRST = 2**10
@@ -147,7 +147,7 @@ class ObjectStore(ItemStore):
         """See `Mover.build`."""
         return self.codec.give_all(found) if lead else self.codec.give(found[0])
 
-    def sample(self, count: int, key: int, beta: float | None) -> Drawn:
+    def sample(self, count: int, key: int, beta: float | None) -> RowSample:
         """See `Mover.sample`: Python has the items, so a sampler draws indices."""
         raise NotImplementedError(f"a sampler draws from a {self.name}, by index")
 

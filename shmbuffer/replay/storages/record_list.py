@@ -10,8 +10,8 @@ import torch
 
 from shmbuffer.errors import SpaceError
 from shmbuffer.memory import Schema, Settings
-from shmbuffer.memory.bodies import locate
 from shmbuffer.memory.progress import Progress
+from shmbuffer.memory.record_format import locate
 from shmbuffer.memory.recorded import of_storage
 from shmbuffer.replay.storages.indexing import meant
 from shmbuffer.replay.storages.item_store import changes_of, edited

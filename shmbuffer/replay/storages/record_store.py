@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shmbuffer.memory import Engine, ItemSnapshot, Ring
-    from shmbuffer.replay.storages.mover import Drawn
+    from shmbuffer.replay.storages.mover import RowSample
     from shmbuffer.replay.storages.record_codec import RecordCodec
 
 
@@ -132,7 +132,7 @@ class RecordStore(ItemStore):
         fetched = RawBatch(found, self.codec.decoder)
         return fetched if lead else fetched.items()[0]
 
-    def sample(self, count: int, key: int, beta: float | None) -> Drawn:
+    def sample(self, count: int, key: int, beta: float | None) -> RowSample:
         """See `Mover.sample`."""
         drawn = self.records.sample(count, key, beta=beta)
         weights = None if drawn.weights is None else torch.from_numpy(drawn.weights)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shmbuffer.memory import Engine, Ring, Settings
-    from shmbuffer.replay.storages.mover import Drawn
+    from shmbuffer.replay.storages.mover import RowSample
 
 
 class RingBacked(Storage):
@@ -323,7 +323,7 @@ class RingBacked(Storage):
         slots = ravel(index, mover.lanes) // mover.ring.width
         return torch.from_numpy(tickets_at(mover.ring, slots))
 
-    def draw(self, count: int, key: int, beta: float | None) -> Drawn:
+    def draw(self, count: int, key: int, beta: float | None) -> RowSample:
         """See `Storage.draw`."""
         mover = self._mover or self.mover()
         if mover is None:

@@ -16,7 +16,7 @@ import torch
 
 from shmbuffer.memory.progress import Progress
 from shmbuffer.replay.form.mismatch import leaves_of, refuse_form, refuse_leaf
-from shmbuffer.replay.form.nodes import Path, TensorDictNode, is_collection
+from shmbuffer.replay.form.nodes import KeyPath, TensorDictNode, is_collection
 from shmbuffer.replay.form.objects import as_objects
 from shmbuffer.replay.form.tensors import as_tensor
 from shmbuffer.replay.storages.indexing import Selection, meant
@@ -223,7 +223,7 @@ class Rows(Mover):
 
 
 def columns_of(
-    leaves: Leaves, lead: tuple[int, ...], data: Any, key: Path | None
+    leaves: Leaves, lead: tuple[int, ...], data: Any, key: KeyPath | None
 ) -> dict[int, torch.Tensor]:
     """What is to change in some items.
 
@@ -265,7 +265,9 @@ def columns_of(
     return columns
 
 
-def _changes(data: Any, key: Path | None, known: Collection[Path], nested: bool) -> dict[Path, Any]:
+def _changes(
+    data: Any, key: KeyPath | None, known: Collection[KeyPath], nested: bool
+) -> dict[KeyPath, Any]:
     """What is to change, by the path of the leaf."""
     if key is None:
         return leaves_of(data, nested)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from shmbuffer.memory import Engine, Ring
     from shmbuffer.replay.storages.location import Location
-    from shmbuffer.replay.storages.mover import Drawn
+    from shmbuffer.replay.storages.mover import RowSample
 
 
 class Storage(Checkpoints):
@@ -138,7 +138,7 @@ class Storage(Checkpoints):
         """
         return self.get(index)
 
-    def draw(self, count: int, key: int, beta: float | None) -> Drawn:
+    def draw(self, count: int, key: int, beta: float | None) -> RowSample:
         """Choose and read in one native call; only where `draws_natively`.
 
         Args:

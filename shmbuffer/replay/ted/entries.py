@@ -10,25 +10,25 @@ from tensordict import NonTensorData, NonTensorStack, TensorDict, is_non_tensor
 
 from shmbuffer.replay.form.nodes import fields, is_collection
 
-Path = tuple[str, ...]
+KeyPath = tuple[str, ...]
 Key = str | tuple[Any, ...]
 
-STORAGE_SHAPE: Path = ("_storage_shape",)
+STORAGE_SHAPE: KeyPath = ("_storage_shape",)
 """Sizes of the ring, slots first."""
 
-CUTS: Path = ("_cuts",)
+CUTS: KeyPath = ("_cuts",)
 """Where items do not continue each other although no episode ended: rows in the flat form, flags of
 trajectories in a nested one. Written only if there is such a place."""
 
-CUT_SHAPE: Path = ("_cut_storage_shape",)
+CUT_SHAPE: KeyPath = ("_cut_storage_shape",)
 """The place of `STORAGE_SHAPE` where there are cuts: TorchRL does not know of them, would put the
 observations together wrongly, and stops with an error where the other entry is missing."""
 
-ROOT: Path = ("_root",)
+ROOT: KeyPath = ("_root",)
 """Root entries under a done or reward key. Written only where they are not what TorchRL makes up:
 a flag that is False for every flag under ``"next"``, and no reward."""
 
-LENGTH: Path = ("_len",)
+LENGTH: KeyPath = ("_len",)
 """Elements that hold an item, in an HDF5 file."""
 
 NEXT = "next"
@@ -36,24 +36,24 @@ DONE_KEYS = ("done", "truncated", "terminated")
 REWARD_KEYS = ("reward",)
 
 
-def path_of(key: str | Sequence[Any]) -> Path:
+def path_of(key: str | Sequence[Any]) -> KeyPath:
     """A key, or nested key, as the tuple of its names."""
     if isinstance(key, str):
         return (key,)
     return tuple(name for part in key for name in path_of(part))
 
 
-def dotted(path: Path) -> str:
+def dotted(path: KeyPath) -> str:
     """A path for a message."""
     return ".".join(path)
 
 
-def entries(data: Any) -> dict[Path, Any]:
+def entries(data: Any) -> dict[KeyPath, Any]:
     """Tensors and non-tensor entries of any TensorDict, tensorclass or dict of them, by path.
 
     Nothing is copied.
     """
-    found: dict[Path, Any] = {}
+    found: dict[KeyPath, Any] = {}
     for name, value in (data if isinstance(data, dict) else fields(data)).items():
         if isinstance(value, torch.Tensor) or is_non_tensor(value):
             found[(name,)] = value
@@ -64,7 +64,7 @@ def entries(data: Any) -> dict[Path, Any]:
     return found
 
 
-def assemble(found: Mapping[Path, Any], batch: Sequence[int]) -> TensorDict:
+def assemble(found: Mapping[KeyPath, Any], batch: Sequence[int]) -> TensorDict:
     """The TensorDict with these entries."""
     data = TensorDict(batch_size=torch.Size(batch))
     for path, value in found.items():
@@ -72,7 +72,7 @@ def assemble(found: Mapping[Path, Any], batch: Sequence[int]) -> TensorDict:
     return data
 
 
-def constant(found: Mapping[Path, Any], path: Path, hook: str) -> Any:
+def constant(found: Mapping[KeyPath, Any], path: KeyPath, hook: str) -> Any:
     """A number or tuple that was stored beside the data."""
     value = found.get(path)
     if value is None:
@@ -85,13 +85,13 @@ def constant(found: Mapping[Path, Any], path: Path, hook: str) -> Any:
     return value.data if isinstance(value, NonTensorData) else value
 
 
-def shape_of(found: Mapping[Path, Any], hook: str) -> list[int]:
+def shape_of(found: Mapping[KeyPath, Any], hook: str) -> list[int]:
     """Sizes of the ring."""
     path = CUT_SHAPE if CUT_SHAPE in found else STORAGE_SHAPE
     return [int(size) for size in constant(found, path, hook)]
 
 
-def names(found: Iterable[Path]) -> str:
+def names(found: Iterable[KeyPath]) -> str:
     """Paths for a message."""
     return ", ".join(sorted(dotted(path) for path in found))
 
@@ -128,7 +128,7 @@ class Roles:
         self._rewards = {path_of(key) for key in self.reward_keys}
 
     @property
-    def _taken(self) -> set[Path]:
+    def _taken(self) -> set[KeyPath]:
         return {self._shift_path, self._is_full_path, STORAGE_SHAPE, CUT_SHAPE, CUTS, LENGTH}
 
 

@@ -21,7 +21,7 @@ from shmbuffer.replay.ted.entries import (
     ROOT,
     STORAGE_SHAPE,
     Key,
-    Path,
+    KeyPath,
     Roles,
     assemble,
     entries,
@@ -34,7 +34,7 @@ from shmbuffer.replay.ted.episodes import Episodes, as_bytes, flags_of, rows_of,
 class Kept:
     """An entry of the compact form: the root leaf, and the one under ``"next"`` if both are in."""
 
-    path: Path
+    path: KeyPath
     leaf: torch.Tensor
     after: torch.Tensor | None = None
 
@@ -125,7 +125,7 @@ class TED2Flat(Roles):
                 root, after = (as_bytes(leaf, episodes.rows) for leaf in (entry.leaf, entry.after))
                 cuts |= episodes.cuts(root, after)
         episodes.end(cuts)
-        constants: dict[Path, Any] = {
+        constants: dict[KeyPath, Any] = {
             self._is_full_path: NonTensorData(episodes.is_full),
             self._shift_path: NonTensorData(episodes.shift),
             CUT_SHAPE if cuts.any() else STORAGE_SHAPE: NonTensorData([*episodes.shape]),
@@ -137,7 +137,7 @@ class TED2Flat(Roles):
             constants[ROOT] = TensorDict(batch_size=self._batch(episodes))
         return self._write(kept, constants, episodes, path)
 
-    def _ended(self, found: Mapping[Path, Any], episodes: Episodes) -> torch.Tensor:
+    def _ended(self, found: Mapping[KeyPath, Any], episodes: Episodes) -> torch.Tensor:
         done = found.get(self._done)
         if not isinstance(done, torch.Tensor):
             raise ValueError(
@@ -153,7 +153,7 @@ class TED2Flat(Roles):
             )
         return flags_of(done, episodes.rows)[episodes.elements] & episodes.holds
 
-    def _kept(self, found: Mapping[Path, Any], usual: bool) -> list[Kept]:
+    def _kept(self, found: Mapping[KeyPath, Any], usual: bool) -> list[Kept]:
         """What the compact form is made of."""
         kept = []
         for path, leaf in found.items():
@@ -172,7 +172,7 @@ class TED2Flat(Roles):
                 kept.append(Kept(path, leaf, after if isinstance(after, torch.Tensor) else None))
         return kept
 
-    def _is_usual(self, found: Mapping[Path, Any], episodes: Episodes) -> bool:
+    def _is_usual(self, found: Mapping[KeyPath, Any], episodes: Episodes) -> bool:
         """Whether the root has the flags that are under next, all False, and no reward."""
         flags = {path for path in found if path in self._flags}
         if flags != {path[1:] for path in found if path[0] == NEXT and path[1:] in self._flags}:
@@ -185,7 +185,7 @@ class TED2Flat(Roles):
     def _write(
         self,
         kept: list[Kept],
-        constants: Mapping[Path, Any],
+        constants: Mapping[KeyPath, Any],
         episodes: Episodes,
         path: str | os.PathLike[str] | None,
     ) -> TensorDict:
@@ -201,7 +201,7 @@ class TED2Flat(Roles):
         items = episodes.holds.nonzero()[:, 0]
         elements = episodes.elements[items]
         ends = episodes.ends.nonzero()[:, 0]
-        plain: dict[Path, torch.Tensor] = {}
+        plain: dict[KeyPath, torch.Tensor] = {}
         for entry, shape in zip(kept, shapes, strict=True):
             both = entry.after is not None
             tensor = _made(output, entry, shape, mapped=path is not None)
@@ -222,8 +222,8 @@ class TED2Flat(Roles):
             output.lock_()
         return output
 
-    def _non_tensors(self, found: Mapping[Path, Any], episodes: Episodes) -> dict[Path, Any]:
-        kept: dict[Path, Any] = {}
+    def _non_tensors(self, found: Mapping[KeyPath, Any], episodes: Episodes) -> dict[KeyPath, Any]:
+        kept: dict[KeyPath, Any] = {}
         for path, value in found.items():
             if isinstance(value, NonTensorStack):
                 objects = _flattened(value.tolist(), len(episodes.shape))

@@ -8,7 +8,7 @@ import torch
 from tensordict import MemoryMappedTensor, NonTensorData, PersistentTensorDict, TensorDict
 
 from shmbuffer.replay.form.nodes import fields
-from shmbuffer.replay.ted.entries import ROOT, Path, assemble, dotted, entries, path_of
+from shmbuffer.replay.ted.entries import ROOT, KeyPath, assemble, dotted, entries, path_of
 from shmbuffer.replay.ted.episodes import rows_of
 from shmbuffer.replay.ted.flat import TED2Flat
 
@@ -85,7 +85,7 @@ class H5Combine:
                 f"them; they have {', '.join(sorted(present))}"
             )
         parts = [data[name] for _, name in numbered]
-        combined: dict[Path, Any] = {}
+        combined: dict[KeyPath, Any] = {}
         for name in present:
             if (name,) == ROOT:
                 combined[ROOT] = TensorDict(batch_size=[len(parts)])
@@ -96,7 +96,7 @@ class H5Combine:
         return assemble(combined, [len(parts)])
 
 
-def _joined(parts: list[Any], path: Path) -> torch.Tensor:
+def _joined(parts: list[Any], path: KeyPath) -> torch.Tensor:
     """One entry of all trajectories."""
     shapes = [_shape(part, path) for part in parts]
     dtype = parts[0].get(path).dtype
@@ -109,7 +109,7 @@ def _joined(parts: list[Any], path: Path) -> torch.Tensor:
     return nested
 
 
-def _shape(part: Any, path: Path) -> tuple[int, ...]:
+def _shape(part: Any, path: KeyPath) -> tuple[int, ...]:
     if isinstance(part, PersistentTensorDict):  # without reading it
         return tuple(part.file["/".join(path)].shape)
     return tuple(part.get(path).shape)

@@ -18,7 +18,7 @@ from shmbuffer.replay.ted.entries import (
     REWARD_KEYS,
     ROOT,
     Key,
-    Path,
+    KeyPath,
     Roles,
     assemble,
     constant,
@@ -109,7 +109,7 @@ class Flat2TED(Roles):
             out[path] = value
         return out
 
-    def _rows(self, saved: dict[Path, Any], episodes: Episodes) -> dict[Path, Any]:
+    def _rows(self, saved: dict[KeyPath, Any], episodes: Episodes) -> dict[KeyPath, Any]:
         """The entries, with one row for each step; ``episodes`` learns where trajectories end."""
         done = saved.get(self._done)
         if not isinstance(done, torch.Tensor) or done.numel() != episodes.rows:
@@ -126,10 +126,10 @@ class Flat2TED(Roles):
         return saved
 
     def _plan(
-        self, found: Mapping[Path, Any], episodes: Episodes, usual: bool
-    ) -> dict[Path, tuple[torch.Tensor, torch.Tensor]]:
+        self, found: Mapping[KeyPath, Any], episodes: Episodes, usual: bool
+    ) -> dict[KeyPath, tuple[torch.Tensor, torch.Tensor]]:
         """Where each entry of the items comes from: a leaf, and its row for each row."""
-        plan: dict[Path, tuple[torch.Tensor, torch.Tensor]] = {}
+        plan: dict[KeyPath, tuple[torch.Tensor, torch.Tensor]] = {}
         rows = torch.arange(episodes.rows)
         # Of a ring that has not gone round, TorchRL may leave out the last of what holds no item.
         needed = int(episodes.steps[episodes.holds].max()) + 2
@@ -160,9 +160,9 @@ class Flat2TED(Roles):
                 plan[NEXT, *path] = leaf, episodes.steps + 1
         return plan
 
-    def _others(self, found: Mapping[Path, Any], episodes: Episodes) -> dict[Path, Any]:
+    def _others(self, found: Mapping[KeyPath, Any], episodes: Episodes) -> dict[KeyPath, Any]:
         """What is no tensor, in the order and shape of the ring."""
-        others: dict[Path, Any] = {}
+        others: dict[KeyPath, Any] = {}
         for path, value in found.items():
             if path in self._taken or not is_non_tensor(value):
                 continue
@@ -177,8 +177,8 @@ class Flat2TED(Roles):
 
     def _fit(
         self,
-        plan: Mapping[Path, tuple[torch.Tensor, torch.Tensor]],
-        target: Mapping[Path, torch.Tensor],
+        plan: Mapping[KeyPath, tuple[torch.Tensor, torch.Tensor]],
+        target: Mapping[KeyPath, torch.Tensor],
         episodes: Episodes,
     ) -> None:
         """Raise SchemaMismatchError where ``target`` cannot take the plan."""

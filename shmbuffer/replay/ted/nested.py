@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDict, is_non_tensor
 
-from shmbuffer.replay.ted.entries import CUTS, Path, dotted
+from shmbuffer.replay.ted.entries import CUTS, KeyPath, dotted
 from shmbuffer.replay.ted.episodes import Episodes, rows_of
 from shmbuffer.replay.ted.flat import Kept, TED2Flat
 from shmbuffer.replay.ted.items import Flat2TED
@@ -74,8 +74,8 @@ class Nested2TED(Flat2TED):
         """The items, in the order of the ring; see `Flat2TED.__call__`."""
         return super().__call__(data, out)
 
-    def _rows(self, saved: dict[Path, Any], episodes: Episodes) -> dict[Path, Any]:
-        rows: dict[Path, Any] = {}
+    def _rows(self, saved: dict[KeyPath, Any], episodes: Episodes) -> dict[KeyPath, Any]:
+        rows: dict[KeyPath, Any] = {}
         for path, leaf in saved.items():
             if path in self._taken:
                 rows[path] = leaf

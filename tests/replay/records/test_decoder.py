@@ -22,9 +22,9 @@ from tensordict import (
 )
 
 from shmbuffer.errors import CorruptBufferError
-from shmbuffer.memory import bodies
-from shmbuffer.memory.bodies import Chunk, Codec
+from shmbuffer.memory import record_format
 from shmbuffer.memory.record_batch import RecordBatch
+from shmbuffer.memory.record_format import Chunk, Codec
 from shmbuffer.replay.form.batches import collate
 from shmbuffer.replay.records.compression import Zstd
 from shmbuffer.replay.records.decoder import Decoder
@@ -144,7 +144,7 @@ def written(items: Sequence[Any], encoder: Encoder | None = None) -> RecordBatch
 
 def damaged(batch: RecordBatch, chunk: int, content: bytes) -> RecordBatch:
     """Other bytes at the start of a leaf of the first record."""
-    at = int(bodies.locate(batch, "here")[0].offsets[0, chunk])
+    at = int(record_format.locate(batch, "here")[0].offsets[0, chunk])
     data = batch.data.copy()
     data[at : at + len(content)] = np.frombuffer(content, np.uint8)
     return replace(batch, data=data)
@@ -382,7 +382,7 @@ def test_the_rows_of_a_mixed_batch_are_in_their_order(decoder: Decoder) -> None:
 def test_frames_that_items_have_in_common_come_back(decoder: Decoder) -> None:
     steps = transitions(40)
     batch = as_read(Encoder(zstd=zstd, share=True).encode(steps, single=False))
-    assert any(chunk.frames for chunk in bodies.locate(batch, "here")[0].form.chunks)
+    assert any(chunk.frames for chunk in record_format.locate(batch, "here")[0].form.chunks)
     assert alike(decoder.items(batch), list(steps.unbind(0)))
     assert alike(decoder.dense(batch), steps)
     rows = [7, 3, 3, 39, 8]
@@ -392,7 +392,7 @@ def test_frames_that_items_have_in_common_come_back(decoder: Decoder) -> None:
 def test_frames_that_a_row_has_several_times_are_decompressed_once() -> None:
     steps = transitions(20)
     batch = as_read(Encoder(zstd=zstd, share=True).encode(steps, single=False))
-    (located,) = bodies.locate(batch, "here")
+    (located,) = record_format.locate(batch, "here")
     distinct = {
         (at, size) for at, size in zip(located.offsets.flat, located.sizes.flat, strict=True)
     }
@@ -415,7 +415,7 @@ def test_pieces_with_places_of_their_own_are_found(frames: int, codec: Codec) ->
     count = max(frames, 1)
     rows = torch.arange(3 * count * 64, dtype=torch.int32).reshape(3, count, 64) % 11
     chunk = Chunk("tensor", "int32", 4, 2, codec, placed=True, frames=frames)
-    form = bodies.encode_form(["chunk", 0], [chunk])
+    form = record_format.encode_form(["chunk", 0], [chunk])
     pieces = [
         bytes(part.contiguous().numpy().data.cast("B"))
         for row in rows
@@ -426,7 +426,7 @@ def test_pieces_with_places_of_their_own_are_found(frames: int, codec: Codec) ->
     addresses = np.array([one.ctypes.data for one in arrays], np.int64).reshape(3, -1)
     sizes = np.array([len(one) for one in arrays], np.int64).reshape(3, -1)
     dims = np.tile([count, 64], (3, 1))
-    batch = bodies.assemble(form, np.zeros((3, 0), np.int64), [dims], addresses, sizes)
+    batch = record_format.assemble(form, np.zeros((3, 0), np.int64), [dims], addresses, sizes)
     decoder = Decoder(zstd.expand)
     assert alike(decoder.dense(as_read(batch)), rows)
     assert alike(decoder.items(as_read(batch)), list(rows))

@@ -24,9 +24,9 @@ from tensordict import (
 )
 
 from shmbuffer import CompressedListStorage
-from shmbuffer.memory import bodies
-from shmbuffer.memory.bodies import Codec
+from shmbuffer.memory import record_format
 from shmbuffer.memory.record_batch import RecordBatch
+from shmbuffer.memory.record_format import Codec
 from shmbuffer.replay.records.columns import Columns
 from shmbuffer.replay.records.compression import Zstd
 from shmbuffer.replay.records.decoder import Decoder
@@ -76,7 +76,7 @@ def codecs(batch: RecordBatch) -> dict[Any, list[str]]:
     """Of each kind of records in a batch, the codecs of its leaves."""
     return {
         tuple(one.rows.tolist()): [chunk.codec.name for chunk in one.form.chunks]
-        for one in bodies.locate(as_read(batch), "here")
+        for one in record_format.locate(as_read(batch), "here")
     }
 
 
@@ -504,7 +504,7 @@ def test_the_users_function_is_called_with_each_tensor_and_its_result_is_stored(
         (torch.float32, ()),
         (torch.uint8, (2,)),
     ]
-    ((located),) = bodies.locate(batch, "here")
+    ((located),) = record_format.locate(batch, "here")
     assert [chunk.codec.name for chunk in located.form.chunks] == ["OWN"] * 6 + ["RAW"] * 2
     stored = [
         batch.data[start : start + size].tobytes()

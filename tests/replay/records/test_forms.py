@@ -19,7 +19,7 @@ from tensordict import (
     tensorclass,
 )
 
-from shmbuffer.memory.bodies import encode_form, itemsize_of
+from shmbuffer.memory.record_format import encode_form, itemsize_of
 from shmbuffer.memory.schema import ITEMSIZES
 from shmbuffer.replay.form.tensors import torch_dtype
 from shmbuffer.replay.records import forms

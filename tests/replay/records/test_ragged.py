@@ -23,9 +23,9 @@ from tensordict import (
 )
 
 from shmbuffer.errors import CorruptBufferError, EmptyBufferError
-from shmbuffer.memory import bodies
-from shmbuffer.memory.bodies import Chunk
+from shmbuffer.memory import record_format
 from shmbuffer.memory.record_batch import RecordBatch
+from shmbuffer.memory.record_format import Chunk
 from shmbuffer.replay.records.compression import Zstd
 from shmbuffer.replay.records.decoder import Decoder
 from shmbuffer.replay.records.encoder import Encoder
@@ -625,10 +625,10 @@ def test_lazy_stacks_in_episodes_are_not_padded(padding: Make) -> None:
 def test_a_shape_that_would_take_terabytes_is_refused_before_anything_is_allocated() -> None:
     chunk = Chunk("tensor", "uint8", 1, 2)
     tree = ["tensordict", ["dims", 0], None, None, [["a", ["chunk", 0]]]]
-    form = bodies.encode_form(tree, [chunk])
+    form = record_format.encode_form(tree, [chunk])
     sizes = np.array([[2**32 - 1, 0], [1, 0]], np.int64)
     nothing = np.zeros((2, 1), np.int64)
-    batch = bodies.assemble(form, np.zeros((2, 0), np.int64), [sizes], nothing, nothing)
+    batch = record_format.assemble(form, np.zeros((2, 0), np.int64), [sizes], nothing, nothing)
     huge = RecordBatch(batch.data, batch.starts, batch.sizes)
     assert padded(decoder, huge, mask_key=None)["a"].shape == torch.Size([2, 2**32 - 1, 0])
     with pytest.raises(RuntimeError, match=r"'a' holds no numbers.* a mask of \[4294967295\]"):
@@ -640,7 +640,7 @@ def test_a_shape_that_would_take_terabytes_is_refused_before_anything_is_allocat
 
 def test_damage_is_refused_by_name() -> None:
     batch = written([item(300), item(200)], ENCODERS["zstd"]())
-    (located,) = bodies.locate(batch, "here")
+    (located,) = record_format.locate(batch, "here")
     at = int(located.offsets[0, 0])
     batch.data[at : at + 4] = 0
     for make in (padded, nested):

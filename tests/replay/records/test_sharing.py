@@ -12,7 +12,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from shmbuffer.memory import Engine, Schema, Settings, bodies
+from shmbuffer.memory import Engine, Schema, Settings, record_format
 from shmbuffer.memory.record_batch import RecordBatch
 from shmbuffer.replay.records import sharing
 from shmbuffer.replay.records.compression import Zstd
@@ -27,8 +27,8 @@ def read(batch: RecordBatch) -> list[Any]:
     return Decoder(Zstd().expand).items(as_read(batch))
 
 
-def chunks_of(batch: RecordBatch) -> tuple[bodies.Chunk, ...]:
-    (located,) = bodies.locate(as_read(batch), "here")
+def chunks_of(batch: RecordBatch) -> tuple[record_format.Chunk, ...]:
+    (located,) = record_format.locate(as_read(batch), "here")
     return located.form.chunks
 
 
@@ -276,7 +276,7 @@ def test_a_leaf_that_is_compressed_and_one_that_is_not_do_not_share() -> None:
     data = TensorDict({"packed": same, "plain": same}, [30])
     encoder = Encoder(zstd=Zstd(), keys=["packed"], share=True)
     packed, plain = chunks_of(check(encoder, data))
-    assert (packed.codec, plain.codec) == (bodies.Codec.ZSTD, bodies.Codec.RAW)
+    assert (packed.codec, plain.codec) == (record_format.Codec.ZSTD, record_format.Codec.RAW)
 
 
 def test_leaves_that_share_are_compressed_all_or_none() -> None:
@@ -286,7 +286,7 @@ def test_leaves_that_share_are_compressed_all_or_none() -> None:
     first = torch.stack([shown[at : at + 4] for at in range(30)])
     data = TensorDict({"first": first, "second": first.clone()}, [30])
     first, second = chunks_of(check(Encoder(zstd=Zstd(), share=True), data))
-    assert first.codec == second.codec == bodies.Codec.ZSTD
+    assert first.codec == second.codec == record_format.Codec.ZSTD
 
 
 def test_items_of_several_kinds_and_sizes_come_back_in_their_order(encoder: Encoder) -> None:

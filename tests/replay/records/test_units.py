@@ -8,9 +8,9 @@ import torch
 from tensordict import TensorDict
 
 from shmbuffer.errors import CorruptBufferError
-from shmbuffer.memory import bodies
-from shmbuffer.memory.bodies import Codec
+from shmbuffer.memory import record_format
 from shmbuffer.memory.record_batch import RecordBatch, join
+from shmbuffer.memory.record_format import Codec
 from shmbuffer.replay.records.compression import Zstd
 from shmbuffer.replay.records.decoder import Decoder
 from shmbuffer.replay.records.encoder import Encoder
@@ -32,7 +32,7 @@ def steps(count: int, *, size: int = 3000, seed: int = 0) -> TensorDict:
 
 
 def chunks(batch: RecordBatch) -> list[tuple[str, int | None]]:
-    (one,) = bodies.locate(as_read(batch), "here")
+    (one,) = record_format.locate(as_read(batch), "here")
     return [(chunk.codec.name, chunk.joined) for chunk in one.form.chunks]
 
 
@@ -131,7 +131,7 @@ def test_records_that_are_joined_and_others_are_one_batch() -> None:
 def test_a_frame_of_another_size_is_refused() -> None:
     data = pairs(4)
     batch = as_read(encoder().encode(data))
-    (one,) = bodies.locate(batch, "here")
+    (one,) = record_format.locate(batch, "here")
     assert one.form.chunks[0].codec is Codec.ZSTD
     at, size = int(one.offsets[2, 0]), int(one.sizes[2, 0])
     frame = Zstd().compress([b"x" * 10])[0]

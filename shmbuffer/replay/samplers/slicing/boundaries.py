@@ -19,7 +19,7 @@ from shmbuffer.replay.samplers.slicing.entries import (
     RecordEntries,
     path_of,
 )
-from shmbuffer.replay.samplers.slicing.pieces import Grid, Pieces, in_order, look
+from shmbuffer.replay.samplers.slicing.pieces import Grid, TrajectoryPieces, in_order, look
 from shmbuffer.replay.samplers.slicing.trajectories import (
     Ends,
     Steps,
@@ -40,13 +40,13 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shmbuffer.memory import Ring
-    from shmbuffer.replay.form.nodes import Path
+    from shmbuffer.replay.form.nodes import KeyPath
 
 _ATTEMPTS = 16  # to read objects that other threads write over
 _EMPTY = "the storage is empty: write something before sampling"
-DONE: Path = ("next", "done")
+DONE: KeyPath = ("next", "done")
 #: Where ids of trajectories are looked for; the first one is what TorchRL's collectors write.
-USUAL_IDS: tuple[Path, ...] = (("collector", "traj_ids"), ("episode",))
+USUAL_IDS: tuple[KeyPath, ...] = (("collector", "traj_ids"), ("episode",))
 
 
 class Found(NamedTuple):
@@ -95,7 +95,7 @@ class Boundaries:
         ends: torch.Tensor | None,
         trajectories: torch.Tensor | None,
         cache_values: bool,
-        others: Sequence[Path],
+        others: Sequence[KeyPath],
     ) -> None:
         self._all_ends = end_keys is not None
         given = () if end_keys is None else tuple(path_of(key) for key in end_keys)
@@ -201,7 +201,7 @@ class Boundaries:
             return Steps(ids[:slots].copy(), steps[:slots].copy(), what)
         return scan([entries.column(path) for path in ends], ids, slots)
 
-    def _objects(self, storage: Any, grid: Grid, pieces: Pieces) -> Entries:
+    def _objects(self, storage: Any, grid: Grid, pieces: TrajectoryPieces) -> Entries:
         if lanes_of(storage):
             raise TypeError(
                 f"slices of a {type(storage).__name__} need one with ndim=1, or a storage of "
@@ -216,7 +216,7 @@ class Boundaries:
         return self._records[1]
 
     @property
-    def _paths(self) -> tuple[Path, ...]:
+    def _paths(self) -> tuple[KeyPath, ...]:
         """Every entry that may be asked for."""
         named = tuple(path for path in (self._ids, self._step) if path is not None)
         return tuple(dict.fromkeys((*self._ends, *USUAL_IDS, DONE, *self._others, *named)))
@@ -225,7 +225,7 @@ class Boundaries:
     def _static(self) -> bool:
         return self._given_ends is not None or self._given_ids is not None
 
-    def _keys(self, entries: Entries) -> tuple[Path | None, tuple[Path, ...]]:
+    def _keys(self, entries: Entries) -> tuple[KeyPath | None, tuple[KeyPath, ...]]:
         """The entries that are looked at, of those that the items have."""
         wanted = () if self._ends else USUAL_IDS
         wanted = wanted if self._ids is None else (self._ids,)
@@ -269,5 +269,5 @@ def _same(said: Ends | Steps, before: Ends | Steps) -> bool:
     return all(np.array_equal(one, other) for one, other in zip(said[:2], before[:2], strict=True))
 
 
-def _names(paths: Sequence[Path | None]) -> str:
+def _names(paths: Sequence[KeyPath | None]) -> str:
     return ", ".join(repr(path[0] if len(path) == 1 else path) for path in paths if path)

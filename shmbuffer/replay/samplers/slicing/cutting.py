@@ -27,7 +27,7 @@ class Cuts(NamedTuple):
     """``[slices]``, where there are any."""
 
 
-class Rows(NamedTuple):
+class SliceRows(NamedTuple):
     """The rows of slices, one slice behind the other."""
 
     rows: Ints
@@ -84,7 +84,7 @@ def places(lengths: Ints, steps: int, span: Span) -> tuple[Ints, Ints]:
     return -left, lengths - whole + 1 + left + span.off(span.right, whole)
 
 
-def rows_of(table: Trajectories, cuts: Cuts, steps: int, *, pad: bool) -> Rows:
+def rows_of(table: Trajectories, cuts: Cuts, steps: int, *, pad: bool) -> SliceRows:
     """The rows of slices of at most ``steps`` steps."""
     lengths = table.lengths[cuts.trajectories]
     end = np.minimum(cuts.begins + np.minimum(lengths, steps), lengths)
@@ -93,7 +93,7 @@ def rows_of(table: Trajectories, cuts: Cuts, steps: int, *, pad: bool) -> Rows:
     if pad:
         step = np.arange(steps)
         rows = first[:, None] + np.minimum(step, count[:, None] - 1)
-        return Rows(
+        return SliceRows(
             rows.ravel(),
             np.full(len(count), steps),
             np.tile(step == 0, len(count)),
@@ -106,4 +106,4 @@ def rows_of(table: Trajectories, cuts: Cuts, steps: int, *, pad: bool) -> Rows:
     is_first, is_last = np.zeros((2, total), np.bool_)
     is_first[stops - count] = True
     is_last[stops - 1] = True
-    return Rows(rows, count, is_first, is_last, None)
+    return SliceRows(rows, count, is_first, is_last, None)

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from shmbuffer.memory import slots as slot_words
-from shmbuffer.replay.form.nodes import LEAF, Path, is_collection
+from shmbuffer.replay.form.nodes import LEAF, KeyPath, is_collection
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -30,7 +30,7 @@ _PIECE_BYTES = 2**24  # of records that are read at once
 Key = str | tuple[str, ...]
 
 
-def path_of(key: Key) -> Path:
+def path_of(key: Key) -> KeyPath:
     """A key of a TensorDict, which may be nested, as a path."""
     return (key,) if isinstance(key, str) else tuple(key)
 
@@ -39,18 +39,18 @@ class Entries(ABC):
     """Entries of the items of a storage, by path."""
 
     @abstractmethod
-    def has(self, path: Path) -> bool:
+    def has(self, path: KeyPath) -> bool:
         """Whether the items have a tensor there."""
 
     @abstractmethod
-    def column(self, path: Path) -> NDArray[Any]:
+    def column(self, path: KeyPath) -> NDArray[Any]:
         """That entry of all slots, ``[slots, lanes, numbers]``, to look at: it may be live memory.
 
         What slots without an item have there means nothing.
         """
 
     @abstractmethod
-    def take(self, path: Path, elements: Ints) -> torch.Tensor:
+    def take(self, path: KeyPath, elements: Ints) -> torch.Tensor:
         """A copy of that entry of some elements, ``[n, *shape]``."""
 
 
@@ -60,21 +60,21 @@ class LeafEntries(Entries):
     def __init__(self, rows: Rows) -> None:
         self._rows = rows
         leaves = rows.leaves
-        self._at: dict[Path, int] = {}
+        self._at: dict[KeyPath, int] = {}
         if leaves.node is not LEAF:  # one tensor has no entries
             self._at = {leaf.path: at for at, leaf in enumerate(leaves.leaves)}
 
-    def has(self, path: Path) -> bool:
+    def has(self, path: KeyPath) -> bool:
         """See `Entries.has`."""
         return path in self._at
 
-    def column(self, path: Path) -> NDArray[Any]:
+    def column(self, path: KeyPath) -> NDArray[Any]:
         """See `Entries.column`."""
         view = self._rows.views()[self._at[path]].as_subclass(torch.Tensor)
         ring = self._rows.ring
         return as_numbers(view).reshape(ring.capacity, ring.width, -1)
 
-    def take(self, path: Path, elements: Ints) -> torch.Tensor:
+    def take(self, path: KeyPath, elements: Ints) -> torch.Tensor:
         """See `Entries.take`."""
         view = self._rows.views()[self._at[path]].as_subclass(torch.Tensor)
         shape = self._rows.leaves.leaves[self._at[path]].shape
@@ -91,25 +91,25 @@ class ObjectEntries(Entries):
         paths: the entries that are wanted; others are forgotten with the items.
     """
 
-    def __init__(self, storage: Any, slots: Ints, paths: Sequence[Path]) -> None:
+    def __init__(self, storage: Any, slots: Ints, paths: Sequence[KeyPath]) -> None:
         items = storage.get(torch.from_numpy(slots))
         found = {path: pick(items, path) for path in paths}
         self._found = {path: entry for path, entry in found.items() if entry is not None}
         self._places = int(slots.max()) + 1 if len(slots) else 0
         self._slots = slots
 
-    def has(self, path: Path) -> bool:
+    def has(self, path: KeyPath) -> bool:
         """See `Entries.has`."""
         return path in self._found
 
-    def column(self, path: Path) -> NDArray[Any]:
+    def column(self, path: KeyPath) -> NDArray[Any]:
         """See `Entries.column`."""
         numbers = as_numbers(self._found[path]).reshape(len(self._slots), 1, -1)
         column = np.zeros((self._places, *numbers.shape[1:]), numbers.dtype)
         column[self._slots] = numbers
         return column
 
-    def take(self, path: Path, elements: Ints) -> torch.Tensor:
+    def take(self, path: KeyPath, elements: Ints) -> torch.Tensor:
         """See `Entries.take`."""
         where = np.searchsorted(self._slots, elements)
         return self._found[path].index_select(0, torch.from_numpy(where))
@@ -127,7 +127,7 @@ class RecordEntries(Entries):
         paths: the entries that are wanted.
     """
 
-    def __init__(self, store: RecordStore, paths: Sequence[Path]) -> None:
+    def __init__(self, store: RecordStore, paths: Sequence[KeyPath]) -> None:
         self._store = store
         self._paths = paths
         self._tickets = np.full(store.max_size, -1, np.int64)  # of what was read
@@ -152,15 +152,15 @@ class RecordEntries(Entries):
                 self._columns[path].put(part[there], kept)
             self._tickets[part] = tickets  # only now: others look at them first
 
-    def has(self, path: Path) -> bool:
+    def has(self, path: KeyPath) -> bool:
         """See `Entries.has`."""
         return path in self._columns and self._columns[path].is_in(self._tickets >= 0)
 
-    def column(self, path: Path) -> NDArray[Any]:
+    def column(self, path: KeyPath) -> NDArray[Any]:
         """See `Entries.column`."""
         return self._columns[path].values
 
-    def take(self, path: Path, elements: Ints) -> torch.Tensor:
+    def take(self, path: KeyPath, elements: Ints) -> torch.Tensor:
         """See `Entries.take`."""
         column = self._columns[path]
         found = torch.from_numpy(column.values[elements])
@@ -176,7 +176,7 @@ class RecordEntries(Entries):
 class _Column:
     """One entry of all slots."""
 
-    def __init__(self, path: Path, capacity: int) -> None:
+    def __init__(self, path: KeyPath, capacity: int) -> None:
         self._path = path
         self._there = np.zeros(capacity, np.bool_)
         self.values: NDArray[Any] = np.zeros((capacity, 1, 0), np.bool_)
@@ -212,7 +212,7 @@ class _Column:
         return self.shape is not None and bool(self._there[held].all())
 
 
-def pick(data: Any, path: Path) -> torch.Tensor | None:
+def pick(data: Any, path: KeyPath) -> torch.Tensor | None:
     """One entry of a batch, or of a list of items; None where it is not there, or is no tensor."""
     if isinstance(data, (list, tuple)):
         parts = [pick(item, path) for item in data]

@@ -9,12 +9,12 @@ import torch
 from shmbuffer.replay.samplers.slicing.entries import Key, path_of
 
 if TYPE_CHECKING:
-    from shmbuffer.replay.form.nodes import Path
+    from shmbuffer.replay.form.nodes import KeyPath
     from shmbuffer.replay.samplers.arrays import Ints
-    from shmbuffer.replay.samplers.slicing.cutting import Rows
+    from shmbuffer.replay.samplers.slicing.cutting import SliceRows
     from shmbuffer.replay.samplers.slicing.entries import Entries
 
-MASK: Path = ("collector", "mask")
+MASK: KeyPath = ("collector", "mask")
 """Where steps are told from padding, as in TorchRL."""
 
 
@@ -27,10 +27,10 @@ class Marks(NamedTuple):
     that of another of the three, else ``[n, 1]``.
     """
 
-    truncated: Path | None
-    done: Path
-    terminated: Path
-    init: Path | None
+    truncated: KeyPath | None
+    done: KeyPath
+    terminated: KeyPath
+    init: KeyPath | None
 
     @classmethod
     def of(cls, truncated_key: Key | None, init_key: Key | None) -> Marks:
@@ -45,12 +45,14 @@ class Marks(NamedTuple):
         )
 
     @property
-    def paths(self) -> tuple[Path, ...]:
+    def paths(self) -> tuple[KeyPath, ...]:
         """The entries that have to be read."""
         flags = () if self.truncated is None else (self.truncated, self.done, self.terminated)
         return flags if self.init is None else (*flags, self.init)
 
-    def of_rows(self, entries: Entries, elements: Ints, found: Rows) -> dict[Any, torch.Tensor]:
+    def of_rows(
+        self, entries: Entries, elements: Ints, found: SliceRows
+    ) -> dict[Any, torch.Tensor]:
         """The marks of drawn items, bool ``[n, *shape]``, by key.
 
         A key of one level is a string, a nested one a tuple.
@@ -79,7 +81,7 @@ class Marks(NamedTuple):
         return marks
 
 
-def _key(path: Path) -> Key:
+def _key(path: KeyPath) -> Key:
     return path[0] if len(path) == 1 else path
 
 

@@ -53,7 +53,7 @@ class Grid(NamedTuple):
         return cells
 
 
-class Pieces(NamedTuple):
+class TrajectoryPieces(NamedTuple):
     """Cells one behind the other, piece by piece, in the order of the rows."""
 
     first: Ints
@@ -90,13 +90,13 @@ class Pieces(NamedTuple):
         there = (within >= 0) & (within < self.counts[piece])
         return np.where(there, within + first_rows[piece], -1)
 
-    def in_lanes(self, grid: Grid) -> Pieces:
+    def in_lanes(self, grid: Grid) -> TrajectoryPieces:
         """Pieces of one lane, the same for every lane."""
         if grid.width == 1:
             return self
         lanes = np.arange(grid.width)[:, None]
         by_cell = self.by_cell
-        return Pieces(
+        return TrajectoryPieces(
             (lanes * grid.capacity + self.first).ravel(),
             np.tile(self.counts, grid.width),
             np.tile(self.cut, grid.width),
@@ -104,7 +104,7 @@ class Pieces(NamedTuple):
         )
 
 
-def look(ring: Ring, *, by_age: bool) -> tuple[Grid, Pieces, int]:
+def look(ring: Ring, *, by_age: bool) -> tuple[Grid, TrajectoryPieces, int]:
     """Which slots of a ring hold items, in the order in which they follow each other.
 
     Returns:
@@ -125,7 +125,7 @@ def look(ring: Ring, *, by_age: bool) -> tuple[Grid, Pieces, int]:
         return grid, _split(first, end, np.array([head % capacity])), head
     sources = ring.live.sources[:reached]
     if not reached or not (sources != sources[0]).any():
-        return grid, Pieces(first, end - first, np.ones(len(first), np.bool_)), head
+        return grid, TrajectoryPieces(first, end - first, np.ones(len(first), np.bool_)), head
     sources = np.concatenate((sources[grid.start :], sources[: grid.start]))  # a copy, read once
     pieces = _split(first, end, np.flatnonzero(sources[1:] != sources[:-1]) + 1)
     their = sources[pieces.first]
@@ -136,15 +136,15 @@ def look(ring: Ring, *, by_age: bool) -> tuple[Grid, Pieces, int]:
     run = np.searchsorted(end, first, side="right")  # what is in another run lies behind a hole
     cut = np.ones(len(order), np.bool_)
     cut[:-1] = (their[1:] != their[:-1]) | (run[1:] != run[:-1])
-    return grid, Pieces(first, pieces.counts[order], cut, by_cell), head
+    return grid, TrajectoryPieces(first, pieces.counts[order], cut, by_cell), head
 
 
-def in_order(count: int) -> tuple[Grid, Pieces]:
+def in_order(count: int) -> tuple[Grid, TrajectoryPieces]:
     """Of a storage without a ring: one piece, in the order of its indices."""
     some = min(count, 1)
     return (
         Grid(max(count, 1), 1, 0),
-        Pieces(np.zeros(some, np.int64), np.full(some, count), np.ones(some, np.bool_)),
+        TrajectoryPieces(np.zeros(some, np.int64), np.full(some, count), np.ones(some, np.bool_)),
     )
 
 
@@ -154,7 +154,7 @@ def _runs(there: Flags) -> tuple[Ints, Ints]:
     return edges[::2], edges[1::2]
 
 
-def _split(first: Ints, end: Ints, at: Ints) -> Pieces:
+def _split(first: Ints, end: Ints, at: Ints) -> TrajectoryPieces:
     """Runs, divided where they contain one of the places ``at``."""
     run = np.searchsorted(end, at, side="right")  # the first one that ends behind it
     run, at = run[run < len(end)], at[run < len(end)]
@@ -162,7 +162,7 @@ def _split(first: Ints, end: Ints, at: Ints) -> Pieces:
     begins.sort(kind="stable")  # two increasing runs: quick
     stops = end[np.searchsorted(end, begins, side="right")]
     stops[:-1] = np.minimum(stops[:-1], begins[1:])
-    return Pieces(begins, stops - begins, np.ones(len(begins), np.bool_))
+    return TrajectoryPieces(begins, stops - begins, np.ones(len(begins), np.bool_))
 
 
 def _small(sources: NDArray[np.uint64]) -> NDArray[Any]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from shmbuffer.memory import slots as slot_words
-from shmbuffer.replay.samplers.slicing.pieces import Grid, Pieces
+from shmbuffer.replay.samplers.slicing.pieces import Grid, TrajectoryPieces
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -60,7 +60,7 @@ class Trajectories:
         lengths: int64 ``[trajectories]``: rows of each.
     """
 
-    def __init__(self, grid: Grid, pieces: Pieces, stops: Ints, head: int | None) -> None:
+    def __init__(self, grid: Grid, pieces: TrajectoryPieces, stops: Ints, head: int | None) -> None:
         self._grid = grid
         self._pieces = pieces
         self._first_rows = pieces.first_rows()
@@ -124,7 +124,7 @@ def scan(flags: list[NDArray[Any]], ids: NDArray[Any] | None, slots: int) -> End
     return Ends(ends, changes, ids)
 
 
-def cut(grid: Grid, pieces: Pieces, ends: Ends, head: int | None) -> Trajectories:
+def cut(grid: Grid, pieces: TrajectoryPieces, ends: Ends, head: int | None) -> Trajectories:
     """Cut the items of all lanes where a trajectory ends."""
     if not len(pieces.first):
         return Trajectories(grid, pieces, np.zeros(0, np.int64), head)
@@ -146,7 +146,9 @@ def cut(grid: Grid, pieces: Pieces, ends: Ends, head: int | None) -> Trajectorie
     return Trajectories(grid, pieces, stops, head)
 
 
-def cut_in_circle(grid: Grid, pieces: Pieces, ends: Ends, head: int | None) -> Trajectories:
+def cut_in_circle(
+    grid: Grid, pieces: TrajectoryPieces, ends: Ends, head: int | None
+) -> Trajectories:
     """`cut`, of slots of which the first one comes after the last one, where all hold items."""
     size = grid.capacity
     if int(pieces.counts.sum()) < size:
@@ -162,11 +164,17 @@ def cut_in_circle(grid: Grid, pieces: Pieces, ends: Ends, head: int | None) -> T
     cuts = np.stack((behind == 0, np.ones(grid.width, np.bool_)), 1)
     some = count > 0
     first = first[some]
-    return cut(grid, Pieces(first, count[some], cuts[some], np.argsort(first)), ends, head)
+    return cut(
+        grid, TrajectoryPieces(first, count[some], cuts[some], np.argsort(first)), ends, head
+    )
 
 
 def cut_by_step(
-    grid: Grid, pieces: Pieces, sources: NDArray[np.uint64] | None, said: Steps, head: int | None
+    grid: Grid,
+    pieces: TrajectoryPieces,
+    sources: NDArray[np.uint64] | None,
+    said: Steps,
+    head: int | None,
 ) -> Trajectories:
     """Trajectories whose items do not follow each other: by id and number of the step.
 
@@ -199,7 +207,7 @@ def cut_by_step(
     cuts = np.ones(len(at), np.bool_)
     cuts[:-1] = ~same | (step[1:] != step[:-1] + 1)
     cells = grid.cells(at)
-    alone = Pieces(cells, np.ones(len(at), np.int64), cuts, np.argsort(cells))
+    alone = TrajectoryPieces(cells, np.ones(len(at), np.int64), cuts, np.argsort(cells))
     return Trajectories(grid, alone, np.flatnonzero(cuts), head)
 
 

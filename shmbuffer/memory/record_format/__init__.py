@@ -88,24 +88,24 @@ Here, from below:
     chunks, grammar, numbers            leaves; tags of the binary form; where the numbers are
     form_writer, forms                  a form, and its code
     pieces, heads                       sizes and places; first bytes, and what equal ones tell
-    assembling, mold, locating          from pieces to records, many or one; and back
+    assembling, template, locating          from pieces to records, many or one; and back
 """
 
 from __future__ import annotations
 
-from shmbuffer.memory.bodies.assembling import assemble
-from shmbuffer.memory.bodies.chunks import Chunk, Codec, itemsize_of
-from shmbuffer.memory.bodies.forms import Form, encode_form
-from shmbuffer.memory.bodies.locating import Located, locate
-from shmbuffer.memory.bodies.mold import Mold
-from shmbuffer.memory.bodies.pieces import move, volumes
+from shmbuffer.memory.record_format.assembling import assemble
+from shmbuffer.memory.record_format.chunks import Chunk, Codec, itemsize_of
+from shmbuffer.memory.record_format.forms import Form, encode_form
+from shmbuffer.memory.record_format.locating import Located, locate
+from shmbuffer.memory.record_format.pieces import move, volumes
+from shmbuffer.memory.record_format.template import Template
 
 __all__ = [
     "Chunk",
     "Codec",
     "Form",
     "Located",
-    "Mold",
+    "Template",
     "assemble",
     "encode_form",
     "itemsize_of",

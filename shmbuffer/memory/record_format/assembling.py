@@ -7,10 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from shmbuffer.memory.bodies.forms import Form
-from shmbuffer.memory.bodies.heads import FRONT_AT, FRONT_WORD, Model, head_of, model
-from shmbuffer.memory.bodies.limits import MAX_U32, SMALL_BYTES, ImpossibleError, refuse
-from shmbuffer.memory.bodies.pieces import (
+from shmbuffer.memory.record_batch import HEADER_BYTES, RecordBatch
+from shmbuffer.memory.record_format.forms import Form
+from shmbuffer.memory.record_format.headers import FRONT_AT, FRONT_WORD, Model, head_of, model
+from shmbuffer.memory.record_format.limits import MAX_U32, SMALL_BYTES, ImpossibleError, refuse
+from shmbuffer.memory.record_format.pieces import (
     address,
     aligned,
     measure,
@@ -21,7 +22,6 @@ from shmbuffer.memory.bodies.pieces import (
     require_raw,
     require_short,
 )
-from shmbuffer.memory.record_batch import HEADER_BYTES, RecordBatch
 
 
 def assemble(

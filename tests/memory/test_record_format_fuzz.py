@@ -14,7 +14,8 @@ from unittest.mock import patch
 import pytest
 
 from shmbuffer.errors import CorruptBufferError
-from shmbuffer.memory.bodies import (
+from shmbuffer.memory.record_batch import HEADER_BYTES, RecordBatch, join
+from shmbuffer.memory.record_format import (
     Chunk,
     Codec,
     Form,
@@ -22,15 +23,14 @@ from shmbuffer.memory.bodies import (
     locate,
     locating,
 )
-from shmbuffer.memory.bodies.forms import parse_form
-from shmbuffer.memory.bodies.limits import (
+from shmbuffer.memory.record_format.forms import parse_form
+from shmbuffer.memory.record_format.limits import (
     MAX_FORM_BYTES,
     MAX_NUMBERS,
     MAX_RAW_BYTES,
     plausible,
 )
-from shmbuffer.memory.record_batch import HEADER_BYTES, RecordBatch, join
-from tests.memory.test_bodies import drawn, example
+from tests.memory.test_record_format import drawn, example
 
 SEED = 20240817
 HEAD = struct.Struct("<BBHIII")

@@ -8,9 +8,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shmbuffer._native import _core
-from shmbuffer.memory.bodies.chunks import Chunk
-from shmbuffer.memory.bodies.forms import Form
-from shmbuffer.memory.bodies.limits import MAX_RAW_BYTES, MAX_U32, MAX_VOLUME, plausible, refuse
+from shmbuffer.memory.record_format.chunks import Chunk
+from shmbuffer.memory.record_format.forms import Form
+from shmbuffer.memory.record_format.limits import (
+    MAX_RAW_BYTES,
+    MAX_U32,
+    MAX_VOLUME,
+    plausible,
+    refuse,
+)
 
 
 def measure(form: Form, numbers: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -9,17 +9,25 @@ from numpy.typing import NDArray
 
 from shmbuffer._native import _core
 from shmbuffer.errors import CorruptBufferError
-from shmbuffer.memory.bodies.forms import Form, form_of
-from shmbuffer.memory.bodies.heads import FRONT_AT, HEAD, VERSION, Heads, heads_of, model, words_of
-from shmbuffer.memory.bodies.limits import SMALL_BYTES, ImpossibleError, refuse
-from shmbuffer.memory.bodies.pieces import (
+from shmbuffer.memory.record_batch import HEADER_BYTES, RecordBatch
+from shmbuffer.memory.record_format.forms import Form, form_of
+from shmbuffer.memory.record_format.headers import (
+    FRONT_AT,
+    HEAD,
+    VERSION,
+    Headers,
+    heads_of,
+    model,
+    words_of,
+)
+from shmbuffer.memory.record_format.limits import SMALL_BYTES, ImpossibleError, refuse
+from shmbuffer.memory.record_format.pieces import (
     address,
     measure,
     name_of,
     place_inline,
     require_short,
 )
-from shmbuffer.memory.record_batch import HEADER_BYTES, RecordBatch
 
 
 class Located(NamedTuple):
@@ -101,7 +109,7 @@ def _located_alike(batch: RecordBatch) -> Located | None:
     )
 
 
-def _alike(batch: RecordBatch, heads: Heads) -> list[NDArray[np.int64]]:
+def _alike(batch: RecordBatch, heads: Headers) -> list[NDArray[np.int64]]:
     """Rows by form: one call compares all with the first; others are looked up one by one."""
     nbytes = int(heads.form_bytes[0])
     alike = heads.form_bytes == nbytes
@@ -125,12 +133,12 @@ def _same(batch: RecordBatch, at: NDArray[np.int64], nbytes: int) -> NDArray[np.
     return found
 
 
-def _code(batch: RecordBatch, heads: Heads, row: int) -> bytes:
+def _code(batch: RecordBatch, heads: Headers, row: int) -> bytes:
     at = int(batch.starts[row] + heads.form_at[row])
     return batch.data[at : at + int(heads.form_bytes[row])].tobytes()
 
 
-def _located(batch: RecordBatch, heads: Heads, rows: NDArray[np.int64]) -> Located:
+def _located(batch: RecordBatch, heads: Headers, rows: NDArray[np.int64]) -> Located:
     """Records of one form, of any sizes."""
     starts, limits = batch.starts[rows], batch.sizes[rows]
     try:

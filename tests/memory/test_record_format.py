@@ -16,20 +16,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shmbuffer.errors import CorruptBufferError
-from shmbuffer.memory.bodies import (
+from shmbuffer.memory.record_batch import HEADER_BYTES, RecordBatch, join
+from shmbuffer.memory.record_format import (
     Chunk,
     Codec,
     Form,
     Located,
-    Mold,
+    Template,
     assemble,
     encode_form,
     itemsize_of,
     locate,
 )
-from shmbuffer.memory.bodies import forms as parsed_forms
-from shmbuffer.memory.bodies.forms import parse_form
-from shmbuffer.memory.bodies.limits import (
+from shmbuffer.memory.record_format import forms as parsed_forms
+from shmbuffer.memory.record_format.forms import parse_form
+from shmbuffer.memory.record_format.limits import (
     MAX_CHUNKS,
     MAX_DEPTH,
     MAX_FORM_BYTES,
@@ -39,7 +40,6 @@ from shmbuffer.memory.bodies.limits import (
     MAX_RAW_BYTES,
     plausible,
 )
-from shmbuffer.memory.record_batch import HEADER_BYTES, RecordBatch, join
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
@@ -1016,7 +1016,7 @@ def test_a_record_has_less_than_4_gib() -> None:
 
 def molded(items: Items, *, row: int = 0) -> RecordBatch | None:
     """A record from the mold of its form."""
-    return Mold(items.form).record(
+    return Template(items.form).record(
         items.batch_dims[row].tolist(),
         [size for dims in items.dims for size in dims[row].tolist()],
         [piece.tobytes() for piece in items.pieces[row]],
@@ -1098,7 +1098,7 @@ def test_what_is_joined_has_no_bytes_of_its_own() -> None:
     form = encode_form(
         ["list", [CHUNK, ["chunk", 1]]], [Chunk("bytes", rank=1, codec=Codec.ZSTD), JOINED]
     )
-    assert Mold(form).record([], [4, 4], [b"xyz", b"a"]) is None
+    assert Template(form).record([], [4, 4], [b"xyz", b"a"]) is None
     with pytest.raises(ValueError, match=r"chunk 1 .bytes. is joined to another, and has 1 bytes"):
         items_of(form, [[[4]], [[4]]], [[b"xyz", b"a"]]).assemble()
 
@@ -1107,14 +1107,14 @@ def test_a_mold_makes_no_item_of_more_than_4_gib() -> None:
     form = encode_form(
         ["list", [CHUNK, ["chunk", 1]]], [Chunk("bytes", rank=1, codec=Codec.OWN)] * 2
     )
-    assert Mold(form).record([], [2**31, 2**31], [b"", b""]) is not None
-    assert Mold(form).record([], [2**31, 2**31 + 1], [b"", b""]) is None
+    assert Template(form).record([], [2**31, 2**31], [b"", b""]) is not None
+    assert Template(form).record([], [2**31, 2**31 + 1], [b"", b""]) is None
 
 
-def test_placed_chunks_have_no_mold() -> None:
+def test_placed_chunks_have_no_template() -> None:
     form = encode_form(CHUNK, [Chunk("bytes", rank=1, placed=True)])
-    with pytest.raises(ValueError, match="no mold; assemble its records"):
-        Mold(form)
+    with pytest.raises(ValueError, match="no template; assemble its records"):
+        Template(form)
 
 
 def test_what_would_not_be_believed_is_not_written() -> None:

@@ -9,10 +9,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from shmbuffer.memory.bodies.forms import Form, form_of
-from shmbuffer.memory.bodies.limits import refuse
-from shmbuffer.memory.bodies.pieces import aligned, measure, place_inline, require_short
 from shmbuffer.memory.record_batch import HEADER_BYTES, RecordBatch
+from shmbuffer.memory.record_format.forms import Form, form_of
+from shmbuffer.memory.record_format.limits import refuse
+from shmbuffer.memory.record_format.pieces import aligned, measure, place_inline, require_short
 
 VERSION = 1
 HEAD = struct.Struct("<BBHIII")
@@ -22,7 +22,7 @@ FRONT_WORD = HEADER_BYTES // 4 + 2
 """Of a record: ``front_bytes``."""
 
 
-class Heads(NamedTuple):
+class Headers(NamedTuple):
     """What the first bytes of bodies say, int64[n] each; the bytes that they name are there."""
 
     numbers: NDArray[np.int64]
@@ -31,7 +31,7 @@ class Heads(NamedTuple):
     form_at: NDArray[np.int64]
 
 
-def heads_of(batch: RecordBatch) -> Heads:
+def heads_of(batch: RecordBatch) -> Headers:
     """The heads of all records of a batch."""
     data, starts, sizes = batch.data, batch.starts, batch.sizes
     refuse(
@@ -59,7 +59,7 @@ def heads_of(batch: RecordBatch) -> Heads:
             f"{form_bytes[row]} bytes do not fit into its {sizes[row]} bytes"
         ),
     )
-    return Heads(numbers, form_bytes, numbers_at, form_at)
+    return Headers(numbers, form_bytes, numbers_at, form_at)
 
 
 def words_of(batch: RecordBatch) -> NDArray[np.uint32]:

@@ -8,7 +8,7 @@ from enum import IntEnum
 
 import numpy as np
 
-from shmbuffer.memory.bodies.limits import MAX_NUMBERS, MAX_RANK
+from shmbuffer.memory.record_format.limits import MAX_NUMBERS, MAX_RANK
 from shmbuffer.memory.schema import ITEMSIZES
 
 DTYPED = ("tensor", "array", "number")

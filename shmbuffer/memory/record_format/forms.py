@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shmbuffer.memory.bodies.chunks import DTYPED, KINDS, Chunk, Codec, itemsize_of, rank_of
-from shmbuffer.memory.bodies.form_writer import FormWriter
-from shmbuffer.memory.bodies.grammar import (
+from shmbuffer.memory.record_format.chunks import DTYPED, KINDS, Chunk, Codec, itemsize_of, rank_of
+from shmbuffer.memory.record_format.form_writer import FormWriter
+from shmbuffer.memory.record_format.grammar import (
     BATCHED,
     CHUNK_TAG,
     CLASSES,
@@ -26,7 +26,7 @@ from shmbuffer.memory.bodies.grammar import (
     STACKS,
     join,
 )
-from shmbuffer.memory.bodies.limits import (
+from shmbuffer.memory.record_format.limits import (
     MAX_CHUNKS,
     MAX_DEPTH,
     MAX_FORM_BYTES,
@@ -36,7 +36,7 @@ from shmbuffer.memory.bodies.limits import (
     ImpossibleError,
     refuse,
 )
-from shmbuffer.memory.bodies.numbers import Columns, columns_of
+from shmbuffer.memory.record_format.numbers import NumberColumns, columns_of
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Form:
     tree: Any = field(compare=False)
     batch_dims: int = field(compare=False)
     chunks: tuple[Chunk, ...] = field(compare=False)
-    columns: Columns = field(compare=False, repr=False)
+    columns: NumberColumns = field(compare=False, repr=False)
     """Where its numbers are; for this package."""
 
 

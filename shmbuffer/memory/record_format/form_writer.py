@@ -6,7 +6,7 @@ import math
 import struct
 from typing import Any
 
-from shmbuffer.memory.bodies.chunks import (
+from shmbuffer.memory.record_format.chunks import (
     DTYPED,
     KINDS,
     Chunk,
@@ -14,7 +14,7 @@ from shmbuffer.memory.bodies.chunks import (
     rank_of,
     require_possible,
 )
-from shmbuffer.memory.bodies.grammar import (
+from shmbuffer.memory.record_format.grammar import (
     CHUNK_TAG,
     KEYED,
     NAMED,
@@ -25,14 +25,14 @@ from shmbuffer.memory.bodies.grammar import (
     TAGS,
     split,
 )
-from shmbuffer.memory.bodies.limits import (
+from shmbuffer.memory.record_format.limits import (
     MAX_DEPTH,
     MAX_INT_KEY_BITS,
     MAX_PARTS,
     MAX_RANK,
     MAX_U32,
 )
-from shmbuffer.memory.bodies.numbers import Place
+from shmbuffer.memory.record_format.numbers import Place
 
 _STACKED = frozenset({"tensordict", "tensorclass", "lazy"})
 _OBJECTS = frozenset({"objects", "object"})

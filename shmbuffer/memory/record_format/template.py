@@ -8,14 +8,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from shmbuffer.memory.bodies.chunks import Codec
-from shmbuffer.memory.bodies.forms import Form
-from shmbuffer.memory.bodies.heads import FRONT_AT, head_of
-from shmbuffer.memory.bodies.limits import MAX_RAW_BYTES, MAX_U32, MAX_VOLUME, plausible
 from shmbuffer.memory.record_batch import HEADER_BYTES, RecordBatch
+from shmbuffer.memory.record_format.chunks import Codec
+from shmbuffer.memory.record_format.forms import Form
+from shmbuffer.memory.record_format.headers import FRONT_AT, head_of
+from shmbuffer.memory.record_format.limits import MAX_RAW_BYTES, MAX_U32, MAX_VOLUME, plausible
 
 
-class Mold:
+class Template:
     """What all records of a form have in common; from it each of them is made.
 
     Args:
@@ -28,7 +28,7 @@ class Mold:
     def __init__(self, form: Form) -> None:
         columns = form.columns
         if len(columns.placed):
-            raise ValueError("a form with placed chunks has no mold; assemble its records")
+            raise ValueError("a form with placed chunks has no template; assemble its records")
         self._start = bytes(HEADER_BYTES) + head_of(form)
         self._numbers = struct.Struct(f"<{columns.numbers}I")
         self._code = form.code

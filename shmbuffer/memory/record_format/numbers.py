@@ -7,13 +7,13 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from shmbuffer.memory.bodies.chunks import Chunk, Codec
+from shmbuffer.memory.record_format.chunks import Chunk, Codec
 
 Place = tuple[str, int, int]
 """A size: ("batch", column, 0), ("dim", chunk, dim) or ("value", itself, 0)."""
 
 
-class Columns(NamedTuple):
+class NumberColumns(NamedTuple):
     """Where the numbers and the pieces of a form are; pieces are counted chunk after chunk.
 
     A row of numbers is made longer by constants, so that one comparison says all that must be equal
@@ -59,7 +59,7 @@ class Columns(NamedTuple):
 
 def columns_of(
     batch_dims: int, chunks: tuple[Chunk, ...], equal: list[tuple[Place, Place]]
-) -> Columns:
+) -> NumberColumns:
     """Of a form with these chunks, in which these sizes have to be equal."""
     at = batch_dims
     dims, sizes, offsets = [], [], []
@@ -109,7 +109,7 @@ def columns_of(
     left, right = ([found_in(pair[side]) for pair in equal] for side in (0, 1))
     front = max((chunk.alignment for chunk in chunks if chunk.placed), default=1)
     gapped = [piece for piece, alignment in inline if alignment > 1]
-    return Columns(
+    return NumberColumns(
         numbers=at,
         pieces=len(raw),
         constants=np.array(list(constants), np.int64),
