@@ -34,17 +34,21 @@ def sample(cases: Mapping[str, Case], together: Iterable[str] = ()) -> list[str]
     # taken; where several do, a hash decides, so that what is named first is not taken each time.
     for need in sorted(meets, key=lambda need: len(meets[need])):
         if need in missing:
-            best = max(meets[need], key=lambda name: (len(needs[name] & missing), _hash(name)))
+            best = max(
+                meets[need], key=lambda name: (len(needs[name].keys() & missing), _hash(name))
+            )
             taken.add(best)
-            missing -= needs[best]
+            missing -= needs[best].keys()
     return [name for name in cases if name in taken]
 
 
-def _needs(values: dict[str, Hashable], groups: list[list[str]]) -> set[Need]:
-    """What the case meets: its values, and the combinations of them that are asked for."""
-    return set(values.items()) | {
-        tuple((name, values[name]) for name in names if name in values) for names in groups
-    }
+def _needs(values: dict[str, Hashable], groups: list[list[str]]) -> dict[Need, None]:
+    """What the case meets: its values, and the combinations of them that are asked for.
+
+    In order, where a set has another one in each process, and so would the cases be.
+    """
+    combined = [tuple((name, values[name]) for name in names if name in values) for names in groups]
+    return dict.fromkeys([*values.items(), *combined])
 
 
 def _values(case: Case) -> dict[str, Hashable]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -12,6 +13,7 @@ from pathlib import Path
 from tests.mutants.mutant import mutants
 from tests.selection import sample
 
+ROOT = Path(__file__).parents[1]
 POINTS = [f"point {number}" for number in range(40)]
 
 
@@ -70,6 +72,27 @@ def test_a_dataclass_counts_as_its_fields() -> None:
 
 def test_what_has_no_hash_counts_too() -> None:
     assert len(taken(crossed(index=[[0, 1], [2]], kind=["rows", "records"]))) == 2
+
+
+def test_every_process_takes_the_same_cases() -> None:
+    """Those of xdist have to, and each hashes text in its own way."""
+    program = (
+        "import sys; from tests.test_selection import POINTS, crossed, taken; "
+        "cases = [crossed(kind=['rows', 'records'], boot=[str(n), 'another']) for n in range(9)]; "
+        "print(*map(taken, cases))"
+    )
+    said = [
+        subprocess.run(
+            [sys.executable, "-c", program],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            cwd=ROOT,
+            capture_output=True,
+            check=True,
+            text=True,
+        ).stdout
+        for seed in ("1", "2", "3")
+    ]
+    assert len(set(said)) == 1
 
 
 def test_equal_values_of_two_types_are_two() -> None:

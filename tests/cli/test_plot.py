@@ -212,15 +212,15 @@ def test_the_panels_over_time_say_what_the_counters_say(run: Look) -> None:
     assert panel(figure, "items").get_title(loc="left") == "items: 100 % of 1,000"
 
 
-def test_what_a_rate_limiter_wishes_stands_beside_what_is_drawn() -> None:
+def test_what_a_rate_limiter_wants_stands_beside_what_is_drawn() -> None:
     limited = steady(20, samples_per_insert=0.0, **RATES)
     for row in limited[8:]:
         row["samples_per_insert"] = 7.5
     axes = panel(drawn(look(Timeline(history_of(limited)))), "ratio")
     found = lines(axes)
     assert np.nanmedian(found["drawn"]) == pytest.approx(8)
-    assert np.isnan(found["wished"][:8]).all()
-    assert (found["wished"][8:] == 7.5).all()
+    assert np.isnan(found["wanted"][:8]).all()
+    assert (found["wanted"][8:] == 7.5).all()
 
 
 def test_who_was_there_is_a_bar_each_with_a_cross_for_a_death(run: Look) -> None:
