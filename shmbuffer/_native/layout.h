@@ -44,7 +44,7 @@ struct shmb_limiter {
     uint64_t samples_base;      /* `drawn` from which on samples count */
     uint64_t max_times_sampled; /* of an element in a queue */
     uint64_t queue_next;        /* elements that were handed out, from ticket 0 on, each max_times_sampled times */
-    uint32_t when_no_peer;        /* enum shmb_alone */
+    uint32_t when_no_peer;      /* enum shmb_alone */
     uint32_t limits;            /* SHMB_RATIO, SHMB_QUEUE */
 };
 enum shmb_limit_kind { SHMB_RATIO = 1, SHMB_QUEUE = 2, SHMB_MIN_SIZE = 4 };
