@@ -143,7 +143,8 @@ class Populating:
         except BaseException as error:
             if self._prefault.waits:
                 self._failure = error
-            log.warning("%s: pages are not made ahead any more: %s", self._where, error)
+            # Its words alone: who keeps the record would keep the maps by way of the traceback.
+            log.warning("%s: pages are not made ahead any more: %s", self._where, str(error))
         finally:
             self._maps, self._prefault = (), OFF  # ``on_progress`` may refer to the handle
 

@@ -255,7 +255,7 @@ class Process(SpawnProcess):
                 words = roster.LastWords(code, self._failed)
                 roster.check_out(self._scratch_dir, self._entry[0], words)
         except (OSError, ShmBufferError) as error:
-            log.error("%s: how it ended could not be written down: %s", self.name, error)
+            log.error("%s: how it ended could not be written down: %s", self.name, str(error))
         finally:
             os._exit(code)
 

@@ -246,4 +246,4 @@ class Historian:
         self._stopped = True
         if self._recorder is not None:
             self._recorder.close()
-        log.warning("%s: no history is written any more: %s", self._scratch_dir, error)
+        log.warning("%s: no history is written any more: %s", self._scratch_dir, str(error))

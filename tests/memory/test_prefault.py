@@ -373,6 +373,7 @@ def test_who_opens_more_than_there_is_memory_is_told(
             finish(other)
             assert other.ring() is not None
         assert "would have all of it in memory" in caplog.text
+        assert not any(isinstance(one, BaseException) for one in caplog.records[-1].args or ())
         assert len(engine.clients()) == 1
 
 
