@@ -13,6 +13,7 @@ runs whatever code the file says.
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import pickle
@@ -24,6 +25,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from shmbuffer.errors import CorruptBufferError, ShmBufferError
 from shmbuffer.replay.form.packing import Packed, pack, unpack
@@ -68,6 +70,16 @@ def reading(file: Path) -> Iterator[None]:
         raise type(error)(f"{file}: {error.message}", **error.parts) from error
     except _DAMAGES as error:
         raise damaged(file, f"cannot be read ({error!r:.200})") from error
+
+
+def read_array(file: Path) -> NDArray[Any]:
+    """The array in a ``.npy`` file; nothing is unpickled.
+
+    Not from an open file: numpy's `fromfile` takes an interrupt for the answer to a question of its
+    own, and says TypeError, which would be taken for damage.
+    """
+    found: NDArray[Any] = np.load(io.BytesIO(file.read_bytes()), allow_pickle=False)
+    return found
 
 
 def damaged(file: Path | str, why: str, **parts: Any) -> CorruptBufferError:

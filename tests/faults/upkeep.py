@@ -226,7 +226,9 @@ class TakeOver(Sweep):
 
 
 class Check(Scenario):
-    """A verdict on a living buffer, and then on a dead one."""
+    """A verdict on a living buffer, and then on a dead one; a bad history is a note in it."""
+
+    unheard = "/.shmbuffer/history"
 
     def prepare(self) -> None:
         self.engine = self.keep(self.filled())

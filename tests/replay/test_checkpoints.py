@@ -20,6 +20,7 @@ from tensordict import NonTensorStack, TensorDict, lazy_stack, tensorclass
 from shmbuffer import (
     LazyMemmapStorage,
     LazyTensorStorage,
+    ListStorage,
     PrioritizedReplayBuffer,
     PrioritizedSampler,
     RandomSampler,
@@ -1316,3 +1317,20 @@ def test_items_with_a_lazy_stack_in_them_come_back(tmp_path: Path) -> None:
         file.unlink()  # as another program would have saved it
     whole = dict(read_folder(tmp_path / "storage").node.to_json()["items"])
     assert whole == dict(rb.storage.mover().leaves.node.to_json()["items"])
+
+
+def test_an_interrupt_that_numpy_swallows_is_not_taken_for_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where numpy asks an open file whether it is a path, Ctrl-C becomes this TypeError."""
+
+    def swallows(*_: object, **__: object) -> None:
+        raise TypeError("expected str, bytes or os.PathLike object, not BufferedReader")
+
+    rb = ReplayBuffer(storage=ListStorage(4), batch_size=1)
+    rb.extend([1, 2, 3])
+    rb.dumps(tmp_path / "save")
+    monkeypatch.setattr(np, "fromfile", swallows)
+    loaded = ReplayBuffer(storage=ListStorage(4), batch_size=1)
+    loaded.loads(tmp_path / "save")
+    assert list(loaded[:]) == [1, 2, 3]

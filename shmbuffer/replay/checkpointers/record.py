@@ -20,7 +20,7 @@ import numpy as np
 
 from shmbuffer.errors import IncompatibleVersionError, SchemaMismatchError
 from shmbuffer.replay.compat.storages import METADATA, metadata_of
-from shmbuffer.replay.values import OURS, reading, write_json
+from shmbuffer.replay.values import OURS, read_array, reading, write_json
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -169,7 +169,7 @@ class Record:
                 )
             slots, lanes = int(ours["slots"]), tuple(int(size) for size in ours["lanes"])
             with reading(folder / _ITEMS):
-                tickets, sources = slots_of(np.load(folder / _ITEMS, allow_pickle=False), slots)
+                tickets, sources = slots_of(read_array(folder / _ITEMS), slots)
             cursor, count = int(ours["cursor"]), int(ours["write_count"])
             if not 0 <= cursor < slots or not 0 <= count < 2**62:
                 raise ValueError(f"cursor {cursor}, write count {count} of {slots} slots")

@@ -27,7 +27,7 @@ from shmbuffer._native import _core
 from shmbuffer.memory import RecordBatch
 from shmbuffer.memory.extents import padded
 from shmbuffer.memory.record_batch import HEADER_BYTES, gather
-from shmbuffer.replay.values import damaged, reading
+from shmbuffer.replay.values import damaged, read_array, reading
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -101,7 +101,7 @@ class RecordImage:
         if not (folder / _TABLE).exists():
             return None
         with reading(folder / _TABLE):
-            table = np.load(folder / _TABLE, allow_pickle=False)
+            table = read_array(folder / _TABLE)
             if table.dtype != np.int64 or table.ndim != 2 or table.shape[1] != 3:
                 found = f"{table.dtype}{list(table.shape)}"
                 raise ValueError(f"the items are {found}, not int64[n, 3]")
