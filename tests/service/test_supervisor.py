@@ -406,10 +406,10 @@ def test_sigterm_stops_the_collectors_before_their_temporary_directory_goes() ->
 
 
 def test_a_handler_of_the_programs_own_decides_what_sigterm_means(scratch_dir: Path) -> None:
-    handled = "signal.signal(15, lambda *_: print('handled', flush=True))" + COORDINATOR.replace(
-        "import multiprocessing", "import multiprocessing", 1
-    )
-    source = "import signal\n" + handled + "signal.pause()\ncoordinator.close()\nprint('closed')"
+    # No pause(): a signal that comes before it would never end it.
+    handled = "signal.signal(15, lambda *_: done.append(print('handled', flush=True)))"
+    waits = "while not done: time.sleep(0.01)\ncoordinator.close()\nprint('closed')"
+    source = f"import signal, time\ndone = []\n{handled}{COORDINATOR}{waits}"
     with Program.python(source, scratch_dir) as program:
         program.line()
         pids = [int(pid) for pid in program.line().split()]
