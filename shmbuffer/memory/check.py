@@ -1,7 +1,7 @@
 """Is it whole? Everything that can be verified is, and nothing is changed.
 
 A living buffer is looked at under its mutex, for some milliseconds a million elements; checksums
-are compared without it. Of a dead one it is not taken: whoever takes it repairs. What recovery will
+are compared without it. Of a dead one it is not taken, as taking it repairs. What recovery will
 mend is a note, not a problem.
 """
 

@@ -130,7 +130,7 @@ class BufferConfig:
         )
 
     def agree(self, engine: Engine) -> None:
-        """Compares with what is recorded, and records the requested that may change it."""
+        """Compares with what is recorded, and records the requested values that may change."""
         recorded, ring = engine.settings, engine.ring()
         # The exponent may have been changed since it was recorded.
         there = ring.tree if ring is not None and ring.tree.prioritized else recorded
@@ -166,7 +166,7 @@ class BufferConfig:
             engine.update_settings(extra={**recorded.extra, **changes})
 
     def _to_be_recorded(self, storage: dict[str, Any] | None = None) -> dict[str, Any]:
-        """The requested that may change the record, as JSON has them: it knows no tuples."""
+        """The requested values that may change the record, as JSON has them: it knows no tuples."""
         kind = {"kind": self.storage} if storage is None else storage
         of_storage = {name: _as_json(value) for name, value in self.of_storage.items()}
         requested = {

@@ -225,16 +225,6 @@ class Leaves:
         """The data in their own form, from one tensor ``[*lead, *shape]`` a leaf."""
         return self.node.build(iter(tensors), lead, self.device)
 
-    def build_with(
-        self, tensors: list[torch.Tensor], lead: tuple[int, ...], info: dict[str, torch.Tensor]
-    ) -> Any:
-        """`build` for a TensorDict, with ``info`` among its entries."""
-        node = self.node
-        assert type(node) is TensorDictNode
-        source = node.children(iter(tensors), lead, self.device)
-        source.update(info)
-        return node.wrap(source, lead, self.device)
-
     def values(self, data: Any, lead: torch.Size | None = None) -> tuple[list[Any], torch.Size]:
         """Checked tensors ``[*lead, *lanes, *shape]``, for a write that torch does.
 
