@@ -22,7 +22,7 @@ def lines(capsys: pytest.CaptureFixture[str], verb: str, path: Path) -> dict[str
 
 
 @pytest.mark.parametrize("verb", ["top", "inspect"])
-def test_it_says_how_the_sides_stand_and_who_waits_for_whom(
+def test_it_says_how_far_each_side_is_and_who_waits_for_which_client(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], verb: str
 ) -> None:
     path = tmp_path / "rb"

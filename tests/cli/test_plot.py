@@ -212,7 +212,7 @@ def test_the_panels_over_time_say_what_the_counters_say(run: Look) -> None:
     assert panel(figure, "items").get_title(loc="left") == "items: 100 % of 1,000"
 
 
-def test_what_a_rate_limiter_wants_stands_beside_what_is_drawn() -> None:
+def test_the_ratio_a_rate_limiter_wants_is_drawn_next_to_the_measured_one() -> None:
     limited = steady(20, samples_per_insert=0.0, **RATES)
     for row in limited[8:]:
         row["samples_per_insert"] = 7.5

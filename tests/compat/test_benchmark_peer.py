@@ -57,7 +57,7 @@ def test_its_calls_are_timed(peer: TorchRL, tmp_path: Path, prioritized: bool) -
     assert not peer.prepare(Operation("sample", 256, "arrays"), 1e-4)
 
 
-def test_others_write_beside_it(peer: TorchRL, tmp_path: Path) -> None:
+def test_others_write_meanwhile(peer: TorchRL, tmp_path: Path) -> None:
     peer.open(str(tmp_path), "S", 300, True)
     assert peer.share(1, 32) == 1
     found = peer.contend(1, 32, 0.05)

@@ -167,9 +167,7 @@ WAITED_FOR = [
 
 
 @pytest.mark.parametrize(("deed", "point"), WAITED_FOR)
-def test_whoever_waits_for_the_mutex_of_the_dead_gets_it(
-    tmp_path: Path, deed: str, point: str
-) -> None:
+def test_a_waiter_gets_the_mutex_of_a_dead_process(tmp_path: Path, deed: str, point: str) -> None:
     path = tmp_path / "buffer"
     with prepare(path) as survivor:
         started, start = os.pipe()

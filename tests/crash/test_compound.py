@@ -117,12 +117,14 @@ def two_deaths_and_nobody_left(
 
 
 @pytest.mark.parametrize(("deed", "point"), FIRST_DEATHS)
-def test_whoever_dies_mending_is_followed_by_another(tmp_path: Path, deed: str, point: str) -> None:
+def test_a_process_that_dies_repairing_is_followed_by_another(
+    tmp_path: Path, deed: str, point: str
+) -> None:
     assert two_deaths_beside_a_survivor(tmp_path / "buffer", deed, point, STRIDE) >= 0
 
 
 @pytest.mark.parametrize(("deed", "point"), FIRST_DEATHS)
-def test_whoever_dies_recovering_is_followed_by_another(
+def test_a_process_that_dies_recovering_is_followed_by_another(
     tmp_path: Path, deed: str, point: str
 ) -> None:
     assert two_deaths_and_nobody_left(tmp_path / "buffer", deed, point, STRIDE) > 0

@@ -298,7 +298,7 @@ def test_every_crash_point_belongs_to_a_protocol_that_is_killed_at_it() -> None:
 
 
 @pytest.mark.parametrize(("kind", "point"), cases(python_points("remove")))
-def test_whoever_has_not_looked_at_the_items_yet_is_told_of_a_removal(
+def test_a_handle_that_has_not_read_an_item_yet_learns_of_a_removal(
     tmp_path: Path, kind: str, point: str
 ) -> None:
     def define_and_remove(engine: Engine) -> None:

@@ -439,9 +439,7 @@ HELD = [(name, point) for name, point in PAIRS if name != "leave in a wait"]
 
 
 @pytest.mark.parametrize(("name", "point"), HELD)
-def test_whoever_waits_for_the_mutex_of_a_limited_victim_gets_it(
-    tmp_path: Path, name: str, point: str
-) -> None:
+def test_a_waiter_gets_the_mutex_of_a_limited_victim(tmp_path: Path, name: str, point: str) -> None:
     deed, path = DEEDS[name], tmp_path / "buffer"
     started, start = os.pipe()
 
@@ -476,7 +474,7 @@ def mends(path: Path, point: str, after: int) -> bool:
 
 
 @pytest.mark.parametrize(("name", "point"), MENDING)
-def test_who_mends_a_limited_buffer_is_followed_by_another(
+def test_a_process_that_dies_repairing_a_limited_buffer_is_followed_by_another(
     tmp_path: Path, name: str, point: str
 ) -> None:
     deed, dead = DEAD[name]

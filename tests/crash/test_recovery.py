@@ -138,9 +138,7 @@ def recovery_dies_at(path: Path, point: str) -> int:
         *("recover.misplaced", "relink.header", "relink.tail", "relink.head"),
     ],
 )
-def test_a_recovery_from_a_reboot_starts_again_from_whichever_step(
-    survivor: Engine, point: str
-) -> None:
+def test_a_recovery_from_a_reboot_starts_again_from_any_step(survivor: Engine, point: str) -> None:
     rows = survivor.settings.record_bytes == 0
     path = damaged_after_a_reboot(survivor, header=point == "relink.header")
     kills = recovery_dies_at(path, point)

@@ -90,9 +90,7 @@ def test_a_fresh_process_finds_sums_that_fit_after_the_death_of_all(
 
 
 @pytest.mark.parametrize("point", ["update.locked", "update.raw", "update.leaf", "update.parents"])
-def test_whoever_waits_for_the_mutex_of_a_dead_learner_gets_it(
-    survivor: Engine, point: str
-) -> None:
+def test_a_waiter_gets_the_mutex_of_a_dead_learner(survivor: Engine, point: str) -> None:
     path = survivor.path
     assert path is not None
     write(survivor.ring(), range(8))  # type: ignore[arg-type]

@@ -149,9 +149,7 @@ HELD = [
 
 
 @pytest.mark.parametrize(("kind", "point"), HELD)
-def test_whoever_waits_for_the_mutex_of_a_dead_writer_gets_it(
-    tmp_path: Path, kind: str, point: str
-) -> None:
+def test_a_waiter_gets_the_mutex_of_a_dead_writer(tmp_path: Path, kind: str, point: str) -> None:
     situation = SITUATIONS["over a full ring"]
     path = tmp_path / "buffer"
     engine = prepare(path, situation, kind)
@@ -301,7 +299,7 @@ def test_a_sample_from_a_ring_that_a_dead_writer_holds_says_that_it_is_empty(
         sample(ring)
 
 
-def test_recover_says_what_was_done_for_the_dead_beside_the_living(survivor: Engine) -> None:
+def test_recover_reports_what_was_done_for_the_dead_while_others_live(survivor: Engine) -> None:
     path = survivor.path
     assert path is not None
     write(survivor.ring(), range(3))  # type: ignore[arg-type]

@@ -63,7 +63,7 @@ def test_a_wrong_byte_of_a_text_is_refused_or_does_no_harm(
     require_mended(specimen, single(specimen, cells, rng, 1))
 
 
-def test_a_wrong_way_from_record_to_record_is_made_anew(
+def test_a_wrong_chain_of_records_is_rebuilt(
     specimens: Specimens, kind: str, rebooted: bool
 ) -> None:
     specimen, rng = specimens(kind, rebooted), random.Random(15)

@@ -84,7 +84,7 @@ def test_a_pid_that_no_process_can_have_is_gone_and_proves_nothing(
         assert contents(ring_of(engine)) == specimen.truth
 
 
-def test_a_state_that_is_none_stops_a_client_that_has_no_ring_yet(specimen: Specimen) -> None:
+def test_an_invalid_state_stops_a_client_that_has_no_ring_yet(specimen: Specimen) -> None:
     with Engine.open(specimen.path, None) as engine:
         engine.seat.control.runtime["state"] = 77
         with pytest.raises(BufferNeedsRestart, match=r"invalid buffer state 0x4d.*then recover"):
@@ -305,7 +305,7 @@ def _bits(value: float) -> int:
     return int(np.float64(value).view(np.uint64))
 
 
-def test_a_priority_is_not_blamed_for_an_alpha_that_is_none(opened: Engine) -> None:
+def test_a_priority_is_not_blamed_for_an_invalid_alpha(opened: Engine) -> None:
     opened.seat.control.runtime["alpha"] = np.nan
     with pytest.raises(CorruptBufferError, match="alpha is nan"):
         harness.write(ring_of(opened), [1])

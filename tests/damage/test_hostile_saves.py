@@ -276,7 +276,7 @@ def test_a_work_directory_that_is_exchanged_on_its_way_into_the_save_is_not_take
     assert tree(path) == {"a": "1", "b/c": "2"}
 
 
-def test_a_link_beside_a_single_file_is_not_written_through(tmp_path: Path, away: Path) -> None:
+def test_a_link_next_to_a_single_file_is_not_written_through(tmp_path: Path, away: Path) -> None:
     target = tmp_path / "run.h5"
     (tmp_path / f".run.h5.{os.getpid()}.shmbuffer-save").symlink_to(away / "precious")
     with publish_file(target) as file:
@@ -306,7 +306,7 @@ def public() -> Iterator[Path]:
 
 
 @needs_root
-def test_what_others_put_beside_a_save_is_ignored_and_left_as_it_is(public: Path) -> None:
+def test_foreign_files_next_to_a_save_are_ignored_and_kept(public: Path) -> None:
     path, mine = public / "run", public / "precious"
     mine.write_text("mine")
 

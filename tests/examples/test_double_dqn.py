@@ -57,7 +57,7 @@ def test_a_transition_goes_n_steps_ahead_or_to_the_end_of_the_episode(
     assert batch["next", "terminated"].tolist() == [False, terminated, terminated]
 
 
-def test_the_next_episode_begins_anew(counting: str) -> None:
+def test_the_next_episode_starts_from_a_reset(counting: str) -> None:
     batch = Rollout(Config(environment=counting, n_step=2), 0).collect(QNetwork(8), 1.0, rows=5)
     assert batch["observation"][:, 0].tolist() == [0, 1, 2, 0, 1, 2][: len(batch)]
 

@@ -98,7 +98,7 @@ def test_a_file_that_cannot_be_looked_at_is_closed_again(sweeper: Sweeper) -> No
 
 
 @pytest.mark.parametrize(("name", "said"), [(one.__name__, said) for one, said in BROKEN.items()])
-def test_whoever_does_wrong_after_a_fault_is_found_out(
+def test_a_run_that_misbehaves_after_a_fault_is_caught(
     sweeper: Sweeper, name: str, said: str
 ) -> None:
     with pytest.raises(AssertionError, match=re.escape(said)):

@@ -97,7 +97,7 @@ def test_the_hot_calls_need_no_file_and_no_descriptor(tmp_path: Path, kind: str)
         lambda ring: ring_of(Path("/"), "rows"),
     ],
 )
-def test_whoever_asks_for_a_file_then_is_ended(
+def test_a_process_that_asks_for_a_file_is_killed(
     tmp_path: Path, call: Callable[[Ring], object]
 ) -> None:
     assert quietly(tmp_path / "buffer", "rows", call) == -signal.SIGSYS

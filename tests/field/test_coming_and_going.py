@@ -78,7 +78,7 @@ def test_iceoryx2_1578_a_buffer_that_is_removed_while_it_is_opened_is_a_missing_
 
 
 @pytest.mark.slow
-def test_iceoryx2_1578_whoever_opens_beside_removals_gets_a_whole_buffer_or_none(
+def test_iceoryx2_1578_an_open_during_removals_gets_a_whole_buffer_or_none(
     path: Path,
 ) -> None:
     def make_and_remove(parent: Parent) -> None:
@@ -112,7 +112,7 @@ def test_iceoryx2_1252_a_cleanup_leaves_no_file(path: Path) -> None:
     assert os.listdir(path.parent) == []
 
 
-def test_iceoryx2_1670_whoever_reads_while_the_files_are_removed_reads_on(
+def test_iceoryx2_1670_a_reader_goes_on_reading_after_the_files_are_removed(
     engine: Engine, ring: Ring
 ) -> None:
     """Files were made shorter before they went, and a reader of the memory died by SIGBUS."""

@@ -38,7 +38,9 @@ ROUNDS = 30
 
 
 @pytest.mark.crash
-def test_heimdal_1090_closing_beside_a_writer_spoils_no_lock(engine: Engine, ring: Ring) -> None:
+def test_heimdal_1090_closing_while_another_writes_keeps_the_lock(
+    engine: Engine, ring: Ring
+) -> None:
     """LMDB destroyed its shared mutex at the last close of a process: EINVAL for all others."""
 
     def come_and_go(parent: Parent) -> None:
@@ -55,7 +57,7 @@ def test_heimdal_1090_closing_beside_a_writer_spoils_no_lock(engine: Engine, rin
     assert ring.write_count == 8 + 21 * ROUNDS
 
 
-def test_fapolicyd_413_whoever_has_it_open_goes_on_when_all_others_have_closed(
+def test_fapolicyd_413_an_open_client_goes_on_when_all_others_have_closed(
     engine: Engine, ring: Ring
 ) -> None:
     """The same, seen from a daemon that keeps its handle: it could not write any more."""

@@ -165,7 +165,7 @@ input()
     assert sorted(os.listdir(tmp_path)) == ["named"]
 
 
-def test_cpython_82300_whoever_leaves_first_takes_nobodys_memory_along(engine: Engine) -> None:
+def test_cpython_82300_the_first_to_leave_takes_no_memory_from_the_others(engine: Engine) -> None:
     """A tracker of resources removed shared memory that other processes were using."""
     source = """
 import sys

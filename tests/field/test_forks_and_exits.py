@@ -85,7 +85,7 @@ def test_cpython_83856_114279_the_exit_of_a_forked_child_cleans_nothing_up(tmp_p
 
 
 @pytest.mark.slow
-def test_cpython_84559_a_fork_beside_threads_leaves_no_lock_behind(
+def test_cpython_84559_a_fork_in_a_threaded_process_leaves_no_lock_held(
     engine: Engine, ring: Ring
 ) -> None:
     """A lock that another thread held at the fork is held in the child for ever."""

@@ -84,7 +84,7 @@ def test_reverb_118_after_a_restore_the_same_is_sampled(tmp_path: Path) -> None:
 
 
 @pytest.mark.crash
-def test_rl_3463_what_is_sampled_beside_an_extend_is_of_one_write(tmp_path: Path) -> None:
+def test_rl_3463_an_item_sampled_during_an_extend_is_of_one_write(tmp_path: Path) -> None:
     """Rows that a learner drew were half of the old item and half of the new one."""
     path = tmp_path / "live"
     rb = filled(path)

@@ -137,7 +137,7 @@ def test_a_reader_that_meets_two_writes_in_a_row_looks_again(
     assert not control.repaired
 
 
-def test_a_reader_beside_a_writer_never_sees_damage(control: Control) -> None:
+def test_a_reader_never_sees_damage_while_another_writes(control: Control) -> None:
     def work(parent: Parent) -> None:
         parent.pause()
         for epoch in range(1_000_000):

@@ -255,7 +255,9 @@ def test_nobody_gets_in_between_the_removal_and_the_creation(path: Path, point: 
 @pytest.mark.parametrize(
     "point", ["remove.file", "remove.leaves", "remove.control", "create.formatted"]
 )
-def test_whoever_dies_while_overwriting_leaves_no_half_buffer(path: Path, point: str) -> None:
+def test_a_process_that_dies_while_overwriting_leaves_no_half_buffer(
+    path: Path, point: str
+) -> None:
     left_behind(path)
 
     def work(parent: Parent) -> None:
@@ -308,7 +310,7 @@ def test_another_schema_is_refused_and_the_leaf_is_named(make: Maker) -> None:
     assert contents(ring_of(engine)) == {0: 0, 1: 1, 2: 2}
 
 
-def test_whoever_comes_second_loads_what_the_first_has_built(make: Maker) -> None:
+def test_the_second_process_loads_the_core_that_the_first_built(make: Maker) -> None:
     engine = make.undefined()
     second = make.second(engine)
 
@@ -328,7 +330,7 @@ def test_whoever_comes_second_loads_what_the_first_has_built(make: Maker) -> Non
     require_sound(second)
 
 
-def test_whoever_waits_too_long_for_the_first_gives_up(make: Maker) -> None:
+def test_a_process_that_waits_too_long_for_the_first_gives_up(make: Maker) -> None:
     engine = make.undefined()
     second = make.second(engine)
 
@@ -1100,7 +1102,7 @@ def test_an_empty_directory_of_the_user_stays(path: Path) -> None:
     assert path.exists()
 
 
-def test_whoever_has_a_removed_buffer_open_can_read_and_not_write(path: Path) -> None:
+def test_a_handle_on_a_removed_buffer_can_read_and_not_write(path: Path) -> None:
     with Engine.open(path, SETTINGS) as engine, Engine.open(path, None) as other:
         write(engine.define(schema()), range(5))
         ring = ring_of(other)
@@ -1167,7 +1169,7 @@ def test_a_temporary_directory_ends_with_its_owner(tmp_path: Path, end: str) -> 
     assert os.listdir(tmp_path) == []
 
 
-def test_whoever_comes_while_the_abandoned_is_swept_keeps_the_buffer(
+def test_a_client_that_opens_an_abandoned_buffer_during_its_removal_keeps_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It comes between the question whether anybody needs the directory and its removal."""

@@ -41,7 +41,7 @@ def test_a_network_file_system_is_refused_and_nothing_is_left_there(
     assert os.listdir(tmp_path) == []
 
 
-def test_a_network_file_system_is_accepted_from_whoever_knows_better(
+def test_a_network_file_system_is_accepted_where_the_user_insists(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(filesystem, "filesystem_type", lambda fd: 0x6969)

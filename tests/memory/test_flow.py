@@ -186,7 +186,7 @@ def test_both_sides_that_wait_for_each_other_are_told_what_they_need(
     assert str(errors[0]) == text
 
 
-def test_whoever_may_go_on_but_is_stopped_is_waited_for(
+def test_a_stopped_client_that_could_go_on_is_waited_for(
     engine: Engine, ring: Ring, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It still says that it waits, but no bigger buffer would help."""

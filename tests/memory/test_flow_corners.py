@@ -334,7 +334,7 @@ def _say_that_it_waits(engine: Engine, told: int) -> None:
     os.write(told, b".")
 
 
-def test_whoever_could_go_on_but_is_stopped_is_no_knot(engine: Engine) -> None:
+def test_a_stopped_client_that_could_go_on_is_no_deadlock(engine: Engine) -> None:
     """A writer that had not woken up for 0.1 s made the sampler say that both wait for ever."""
     ring = ring_of(engine)
     engine.set_limiter(RateLimiter(samples_per_insert=1, error_buffer=4, when_no_peer="wait"))
@@ -478,7 +478,7 @@ def test_both_sides_are_told_that_a_queue_has_too_few_bytes_for_them(tmp_path: P
         assert take(ring, 5) == LARGE[:5]
 
 
-def test_a_stopped_writer_whose_bytes_are_free_by_now_is_no_knot(tmp_path: Path) -> None:
+def test_a_stopped_writer_whose_bytes_are_free_again_is_no_deadlock(tmp_path: Path) -> None:
     with full_of_records(tmp_path / "buffer") as ring:
         assert take(ring, 2) == LARGE[:2]
         index = np.empty(4, np.int64)
@@ -542,7 +542,9 @@ def test_who_waits_for_the_other_side_is_woken_by_whatever_it_waits_for(engine: 
 
 @pytest.mark.parametrize("field", ["inserts_base", "samples_base"])
 @pytest.mark.parametrize("wrong", [-(2**40), 2**40])
-def test_sides_that_damage_has_set_apart_start_anew(tmp_path: Path, field: str, wrong: int) -> None:
+def test_sides_that_damage_has_set_apart_start_again(
+    tmp_path: Path, field: str, wrong: int
+) -> None:
     """One of them waited for ever, also after a recovery."""
     path = tmp_path / "buffer"
     with Engine.open(path, Settings(capacity=CAPACITY)) as engine:
@@ -568,9 +570,7 @@ def test_sides_that_damage_has_set_apart_start_anew(tmp_path: Path, field: str, 
     ("field", "wrong"),
     [("samples_per_insert", 0.0), ("error_buffer", 0.5), ("limits", 2), ("limits", 9)],
 )
-def test_a_limiter_that_cannot_have_been_set_is_none(
-    engine: Engine, field: str, wrong: float
-) -> None:
+def test_an_impossible_limiter_is_ignored(engine: Engine, field: str, wrong: float) -> None:
     """Whoever asked for it got a ValueError of numbers that he had not given."""
     engine.set_limiter(RateLimiter(samples_per_insert=1, error_buffer=4))
     block = engine.seat.control.limiter_block(

@@ -193,7 +193,7 @@ def test_one_process_records_at_a_time(engine: Engine) -> None:
     succeeds(lambda: recorder_of(engine).close())
 
 
-def test_a_torn_record_is_left_out_wherever_it_is_torn(engine: Engine) -> None:
+def test_a_record_torn_at_any_byte_is_left_out(engine: Engine) -> None:
     filled(engine, 5)
     whole = file_of(engine).read_bytes()
     size = read(engine).fine.dtype.itemsize
@@ -223,7 +223,7 @@ def test_any_damaged_byte_of_a_record_takes_that_record_alone(engine: Engine) ->
         assert (found.left_out, len(found.events)) == (1, 3)
 
 
-def test_a_record_in_another_place_is_none(engine: Engine) -> None:
+def test_a_record_in_the_wrong_place_is_ignored(engine: Engine) -> None:
     filled(engine, 2)
     size = read(engine).fine.dtype.itemsize
     data = bytearray(file_of(engine).read_bytes())
@@ -314,7 +314,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], None], type[ShmBufferError], str]] = {
 
 
 @pytest.mark.parametrize("name", DAMAGE)
-def test_a_damaged_history_is_told_of_and_begun_anew(engine: Engine, name: str) -> None:
+def test_a_damaged_history_is_reported_and_replaced(engine: Engine, name: str) -> None:
     damage, kind, says = DAMAGE[name]
     filled(engine, 3)
     damage(file_of(engine))

@@ -89,7 +89,7 @@ def test_one_lock_object_serves_many_times(directory: Directory) -> None:
     assert open_locks() == 0
 
 
-def test_another_process_waits_and_the_error_says_for_whom(directory: Directory) -> None:
+def test_another_process_waits_and_the_error_names_the_holder(directory: Directory) -> None:
     with program(HOLDS_INIT, directory.path) as process:
         assert heard(process) == "holds"
         with (

@@ -323,7 +323,7 @@ def test_the_child_of_a_fork_does_not_go_on_with_it(fast_path: Path) -> None:
         assert all_there(engine)
 
 
-def test_a_wish_is_not_handed_on(fast_path: Path) -> None:
+def test_a_prefault_is_not_pickled_with_the_engine(fast_path: Path) -> None:
     wished = Prefault("full", lambda *_: None)
     assert pickle.loads(pickle.dumps(wished)) == OFF
     with Engine.open(fast_path / "buffer", SETTINGS, prefault=wished) as engine:
@@ -334,7 +334,7 @@ def test_a_wish_is_not_handed_on(fast_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", ["on", "", None, True])
-def test_a_mode_that_is_none_is_refused(mode: Any) -> None:
+def test_an_unknown_mode_is_refused(mode: Any) -> None:
     with pytest.raises(ValueError, match="prefault is 'off', 'background' or 'full', not"):
         Prefault(mode)
 

@@ -188,9 +188,7 @@ def test_the_same_leaves_give_the_same_bits_on_every_path(make: Maker) -> None:
     st.sampled_from([0.0, 0.5, 1.0]),
 )
 @settings(max_examples=60)
-def test_no_priorities_make_a_draw_fall_beside_what_has_mass(
-    raw: list[float], alpha: float
-) -> None:
+def test_every_drawn_item_has_mass_whatever_the_priorities(raw: list[float], alpha: float) -> None:
     """However far apart they are, and wherever rounding puts the end of a node."""
     with Engine.anonymous(Settings(capacity=len(raw), alpha=alpha, eps=0.0)) as engine:
         ring = define(engine, len(raw))
@@ -624,7 +622,7 @@ def test_another_alpha_reaches_a_call_that_waits_for_the_mutex(make: Maker, call
 
 
 @pytest.mark.parametrize("change", [(2.0, None), (None, 3.0)], ids=["alpha", "eps"])
-def test_whoever_changes_alpha_keeps_the_eps_of_another_and_the_other_way_round(
+def test_a_change_of_alpha_keeps_the_eps_of_another_process_and_the_reverse(
     make: Maker, change: tuple[float | None, float | None]
 ) -> None:
     """What stays is what it is when the mutex was got, not when it was asked for."""

@@ -722,7 +722,7 @@ TD = ["tensordict", RANK0, None, None, []]
         (["objects", 0, [7]], [], "7 is no form that a record may have"),
     ],
 )
-def test_what_the_grammar_does_not_have(tree: Any, chunks: list[Chunk], message: str) -> None:
+def test_an_expression_outside_the_grammar(tree: Any, chunks: list[Chunk], message: str) -> None:
     with pytest.raises(TypeError, match=message):
         encode_form(tree, chunks)
 
@@ -843,7 +843,7 @@ def test_what_the_grammar_does_not_have(tree: Any, chunks: list[Chunk], message:
         (CHUNK, [replace(TEXT, joined=0)], "chunk 0 is either joined to another, without a place"),
     ],
 )
-def test_what_a_form_cannot_be(tree: Any, chunks: list[Chunk], message: str) -> None:
+def test_an_impossible_form(tree: Any, chunks: list[Chunk], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         encode_form(tree, chunks)
 
@@ -901,7 +901,7 @@ def test_a_form_may_be_as_large_as_the_limits_say() -> None:
         ),
     ],
 )
-def test_bytes_that_are_no_form(code: str, message: str) -> None:
+def test_invalid_bytes_of_a_form(code: str, message: str) -> None:
     with pytest.raises(ValueError) as caught:  # noqa: PT011 - its words are compared below
         parse_form(bytes.fromhex(code))
     assert message in str(caught.value)
@@ -981,7 +981,7 @@ def arguments(**changed: Any) -> dict[str, Any]:
         ({"owners": np.array([[-1, 0], [1, 0]])}, "record 0 cannot be written: row -1 cannot own"),
     ],
 )
-def test_what_cannot_be_written(changed: dict[str, Any], message: str) -> None:
+def test_an_invalid_write(changed: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         assemble(**arguments(**changed))
 

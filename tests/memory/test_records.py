@@ -638,7 +638,7 @@ def counters(path: Path, **values: int) -> None:
 
 @pytest.mark.parametrize("there", [0, 3])
 @pytest.mark.parametrize(("head", "tail"), [(2**63, 0), (4, 4), (0, 4096), (BYTES + 8, 0)])
-def test_a_head_and_a_tail_that_cannot_be_are_found_anew(
+def test_an_impossible_head_and_tail_are_recomputed(
     fast_path: Path, there: int, head: int, tail: int
 ) -> None:
     path = fast_path / "buffer"
@@ -653,7 +653,7 @@ def test_a_head_and_a_tail_that_cannot_be_are_found_anew(
         require_sound(found)
 
 
-def test_a_recovery_that_dies_before_the_way_is_made_anew_is_repeated(fast_path: Path) -> None:
+def test_a_recovery_that_dies_before_the_chain_is_rebuilt_is_repeated(fast_path: Path) -> None:
     path = fast_path / "buffer"
     with opened(path) as engine:
         for number in range(6):
@@ -701,7 +701,7 @@ def test_one_damaged_copy_of_the_superblock_loses_nothing(fast_path: Path, copy:
         assert contents(parts(found)[0]) == {n: n for n in range(5)}
 
 
-def test_a_number_of_clients_that_cannot_be_is_counted_anew(fast_path: Path) -> None:
+def test_an_impossible_number_of_clients_is_recounted(fast_path: Path) -> None:
     path = fast_path / "buffer"
     with opened(path) as engine:
         parts(engine)[1].write(records(range(5)))

@@ -217,7 +217,7 @@ def test_every_dead_client_is_retired(path: Path) -> None:
         assert not (engine.seat.control.entries["phase"] != Phase.IDLE).any()
 
 
-def test_a_mutex_that_died_with_its_holder_is_made_anew(path: Path) -> None:
+def test_a_mutex_that_died_with_its_holder_is_recreated(path: Path) -> None:
     made(path)
     dies(
         path,
@@ -291,7 +291,7 @@ def test_a_handle_says_what_its_recovery_did(path: Path) -> None:
 
 
 @pytest.mark.parametrize("bad", [-1.0, np.inf, -np.inf, 1e301, np.nan])
-def test_a_priority_that_is_none_becomes_the_default(path: Path, bad: float) -> None:
+def test_an_invalid_priority_becomes_the_default(path: Path, bad: float) -> None:
     made(path)
     with raw(path) as found:
         found[[2, 5]] = bad
@@ -322,7 +322,7 @@ def test_priorities_that_were_never_switched_on_are_not_repaired(path: Path) -> 
 
 
 @pytest.mark.parametrize("section", ["mass", "sum1", "min1"])
-def test_the_tree_is_built_anew(path: Path, section: str) -> None:
+def test_the_tree_is_rebuilt(path: Path, section: str) -> None:
     made(path)
     at = _core.sections(8, 1)[section]
     with edited(path, layout.SLOTS) as data:
@@ -334,7 +334,7 @@ def test_the_tree_is_built_anew(path: Path, section: str) -> None:
         require_sound(engine)
 
 
-def test_the_number_of_items_is_counted_anew(path: Path) -> None:
+def test_the_items_are_recounted(path: Path) -> None:
     made(path)
     with runtime(path) as page:
         page["length"] = 200
@@ -398,7 +398,7 @@ def test_a_claim_that_makes_no_sense_does_no_harm(path: Path, field: str, value:
     ("field", "bad", "good"),
     [("alpha", np.nan, 1.0), ("alpha", -1.0, 1.0), ("eps", np.inf, 0.0), ("eps", -0.5, 0.0)],
 )
-def test_an_alpha_that_is_none_becomes_the_recorded_one(
+def test_an_invalid_alpha_becomes_the_recorded_one(
     path: Path, field: str, bad: float, good: float
 ) -> None:
     made(path)
@@ -410,7 +410,7 @@ def test_an_alpha_that_is_none_becomes_the_recorded_one(
         require_sound(engine)
 
 
-def test_a_largest_priority_that_is_none_is_forgotten(path: Path) -> None:
+def test_an_invalid_largest_priority_is_forgotten(path: Path) -> None:
     made(path)
     with runtime(path) as page:
         page["max_priority"] = np.inf
@@ -492,7 +492,7 @@ def test_on_the_same_boot_the_bytes_are_the_kernels(path: Path) -> None:
     assert report.problems == ["slot 5: the bytes do not fit their checksum"]
 
 
-def test_a_mutex_that_was_held_when_the_power_went_is_made_anew(path: Path) -> None:
+def test_a_mutex_that_was_held_at_a_power_cut_is_recreated(path: Path) -> None:
     """Its owner is of the boot before, and no kernel will ever say that it died."""
     made(path)
     with Engine.open(path, None) as engine, mutex_held(engine):
@@ -665,7 +665,7 @@ def test_a_copy_made_while_in_use_recovers_on_its_own(path: Path) -> None:
         require_sound(engine)
 
 
-def test_a_copy_made_beside_a_writer_has_whole_items_only(path: Path) -> None:
+def test_a_copy_made_while_another_writes_has_whole_items_only(path: Path) -> None:
     """Its files are of different moments, and each of them of several."""
     copy = path.with_name("copy")
     with Engine.open(path, Settings(capacity=64, alpha=1.0)) as engine:

@@ -105,7 +105,7 @@ def test_a_client_shows_what_it_is_doing(make: Maker) -> None:
     }
 
 
-def test_whoever_leaves_frees_the_entry_for_the_next(make: Maker) -> None:
+def test_a_client_that_leaves_frees_its_entry_for_the_next(make: Maker) -> None:
     engine = make()
     second, third = make.second(engine), make.second(engine)
     second.close()
@@ -338,7 +338,7 @@ def test_reaping_gives_the_slots_of_the_dead_back(make: Maker) -> None:
     assert engine.stats()["rolled_back"] == 3
 
 
-def test_whoever_joins_finishes_the_claim_of_whose_entry_it_takes(make: Maker) -> None:
+def test_a_client_that_joins_finishes_the_claim_of_the_entry_it_takes(make: Maker) -> None:
     engine = make(alpha=1.0)
     write(ring_of(engine), range(8))
 
@@ -414,7 +414,7 @@ def test_somebody_who_was_reaped_already_counts_as_reaped(make: Maker) -> None:
 @pytest.mark.parametrize(
     "point", ["join.liveness", "join.incarnation", "join.identity", "join.live"]
 )
-def test_whoever_dies_while_joining_is_in_nobodys_way(make: Maker, point: str) -> None:
+def test_a_client_that_dies_while_joining_blocks_nobody(make: Maker, point: str) -> None:
     from shmbuffer._native import _core
 
     engine = make()

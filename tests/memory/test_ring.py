@@ -454,7 +454,7 @@ def test_a_writer_waits_for_the_one_who_fills_its_slot(make: Maker) -> None:
 
 
 @pytest.mark.parametrize("state", ["running", "stopped"])
-def test_it_gives_up_in_time_and_says_whom_it_waited_for(make: Maker, state: str) -> None:
+def test_it_gives_up_in_time_and_names_the_client_it_waited_for(make: Maker, state: str) -> None:
     engine = make()
     ring = ring_of(engine)
     with slot_held(engine) as other:
@@ -563,7 +563,7 @@ def test_a_turn_that_is_not_used_holds_nobody_up(make: Maker, fate: str) -> None
     require_sound(engine)
 
 
-def test_whoever_gives_up_leaves_the_queue_whatever_made_him(make: Maker) -> None:
+def test_a_waiter_that_gives_up_for_any_reason_leaves_the_queue(make: Maker) -> None:
     engine = make()
     ring = ring_of(engine)
     native = ring.seat.native
@@ -590,7 +590,7 @@ def test_whoever_gives_up_leaves_the_queue_whatever_made_him(make: Maker) -> Non
         assert runtime(engine, "waiters") == 0
 
 
-def test_whoever_waits_is_woken_by_everything_that_may_free_a_slot(make: Maker) -> None:
+def test_everything_that_may_free_a_slot_wakes_a_waiter(make: Maker) -> None:
     engine = make(alpha=1.0)
     ring = ring_of(engine)
     second = make.second(engine)

@@ -56,7 +56,7 @@ def ring(kind: str) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_wrong_argument_is_refused_wherever_it_stands(ring: Any, kind: str, method: str) -> None:
+def test_a_wrong_argument_is_refused_in_any_position(ring: Any, kind: str, method: str) -> None:
     nowhere = (0,) * len(schema(kind).leaves)
     right = [nowhere if name in ADDRESSES else 0 for name in parameters(method)]
     call = getattr(ring, method)

@@ -53,7 +53,7 @@ def test_the_slots_that_it_was_filling_are_free_again(engine: Engine) -> None:
     require_sound(engine)
 
 
-def test_a_program_that_starts_itself_again_takes_its_place_anew(engine: Engine) -> None:
+def test_a_program_that_executes_itself_again_joins_as_a_new_client(engine: Engine) -> None:
     source = """
 AGAIN = '''
 import sys

@@ -103,7 +103,7 @@ def says(text: str, pattern: str) -> None:
     assert re.fullmatch(pattern, text), text
 
 
-def test_a_run_keeps_its_ratio_whoever_is_fast_dies_or_comes_back(
+def test_a_run_keeps_its_ratio_when_any_side_speeds_up_dies_or_returns(
     stage: Stage, capsys: pytest.CaptureFixture[str]
 ) -> None:
     stage.make(limiter(when_no_peer="wait"))
@@ -310,7 +310,7 @@ def test_an_interrupt_ends_a_wait_and_nothing_of_it_stays(stage: Stage, side: st
     assert inspect(stage.path)["counters"]["limited"] == 0
 
 
-def test_a_fork_beside_a_thread_that_waits_is_another_client(stage: Stage) -> None:
+def test_a_fork_while_a_thread_waits_is_another_client(stage: Stage) -> None:
     stage.make(limiter(when_no_peer="wait"))
     collector, learner = stage.player(), stage.player()
     stage.extended(collector, 2)

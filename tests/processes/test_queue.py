@@ -92,7 +92,7 @@ def test_a_full_queue_holds_writers_back(stage: Stage) -> None:
     assert learner.answer().numbers == [10, 11]
 
 
-def test_several_learners_share_what_there_is(fast_path: Path) -> None:
+def test_several_learners_share_the_items(fast_path: Path) -> None:
     stage = Stage(fast_path / "thrice")
     stage.make(RateLimiter(max_times_sampled=3), CAPACITY)
     try:

@@ -212,7 +212,7 @@ def same(one: Any, other: Any) -> bool:
     return type(one) is type(other) and bool((one == other).all())
 
 
-def test_text_and_objects_beside_tensors_come_back(tmp_path: Path) -> None:
+def test_text_and_objects_next_to_tensors_come_back(tmp_path: Path) -> None:
     notes = ["a", {"k": [1, 2.5, None]}, (1, b"x"), torch.arange(3)]
     data = TensorDict({"a": torch.arange(4), "n": {"note": NonTensorStack(*notes)}}, [4])
     rb = ReplayBuffer(storage=LazyTensorStorage(6))
@@ -779,7 +779,9 @@ class SavesAgain(torch.nn.Module):
 
 
 @pytest.mark.parametrize("foreign", [False, True])
-def test_what_is_saved_anew_while_it_is_read_is_read_again(foreign: bool, tmp_path: Path) -> None:
+def test_a_save_that_is_replaced_while_it_is_read_is_read_again(
+    foreign: bool, tmp_path: Path
+) -> None:
     class Still(SavesAgain):
         def load_state_dict(self, *arguments: Any, **options: Any) -> Any:
             return torch.nn.Module.load_state_dict(self, *arguments, **options)

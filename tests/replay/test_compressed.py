@@ -339,7 +339,7 @@ def test_a_packed_item_is_json_and_bytes() -> None:
 @pytest.mark.parametrize(
     "form", [["what"], [], "tensor", ["tensor", "float32"], ["array", "|O", [1]], {"a": 1}, None]
 )
-def test_a_form_that_is_none_is_refused(form: Any) -> None:
+def test_an_unknown_form_is_refused(form: Any) -> None:
     storage = CompressedListStorage(3)
     with pytest.raises(FormatError, match="not known to this version"):
         storage.unpack(Packed(form, [], [torch.zeros(1, dtype=torch.uint8)]))

@@ -90,7 +90,7 @@ def test_a_sample_has_the_entries_of_the_data_and_those_of_its_sampler(maker: Ma
 
 
 @every_case_but_one_writer
-def test_return_info_gives_index_and_weights_beside_the_data(maker: Maker) -> None:
+def test_return_info_gives_index_and_weights_next_to_the_data(maker: Maker) -> None:
     rb = maker.buffer(12, cls="ReplayBuffer")
     rb.extend(steps(0, 12))
     data, info = rb.sample(return_info=True)

@@ -172,7 +172,7 @@ def test_a_transform_may_drop_and_add_entries_and_change_dtypes(maker: Maker) ->
 
 
 @every_sampler
-def test_a_transform_finds_index_and_weights_or_they_are_put_beside(maker: Maker) -> None:
+def test_a_transform_that_selects_keys_does_not_lose_the_index(maker: Maker) -> None:
     rb = maker.buffer(12, transform=lambda data: data.select("id", "obs"))
     rb.extend(steps(0, 12))
     sample = rb.sample()

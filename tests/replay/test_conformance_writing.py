@@ -125,7 +125,7 @@ def test_an_empty_buffer_cannot_be_sampled_and_says_so(maker: Maker) -> None:
 
 @pytest.mark.product("storage sampler")
 @every_storage_and_sampler
-def test_after_empty_writing_begins_anew(maker: Maker) -> None:
+def test_after_empty_writing_starts_at_index_0(maker: Maker) -> None:
     rb = maker.buffer(8)
     rb.extend(steps(0, 11))
     rb.sample()

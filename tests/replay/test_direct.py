@@ -149,7 +149,7 @@ def test_many_leaves_and_many_priorities_have_room() -> None:
 
 @pytest.mark.parametrize("real", [torch.float32, torch.float64])
 @pytest.mark.parametrize("as_array", [False, True])
-def test_priorities_beside_the_leaves_are_read(real: torch.dtype, as_array: bool) -> None:
+def test_priorities_next_to_the_leaves_are_read(real: torch.dtype, as_array: bool) -> None:
     rb = prioritized()
     rb.extend(TensorDict({"a": torch.arange(2)}, [2]))
     error = torch.tensor([[3.0], [0.5], [7.0]], dtype=real)
@@ -243,7 +243,7 @@ def test_what_does_not_fit_is_refused_by_the_usual_way_alone(name: str) -> None:
 
 
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf"), -1.0, 1e300])
-def test_a_priority_that_is_none_is_refused_and_nothing_is_changed(wrong: float) -> None:
+def test_an_invalid_priority_is_refused_and_changes_nothing(wrong: float) -> None:
     rb = prioritized()
     rb.extend(TensorDict({"a": torch.arange(2)}, [2]))
     before = contents(rb)
@@ -310,7 +310,7 @@ def test_without_priorities_in_the_data_the_default_one_is_given() -> None:
     assert rb.storage.ring().tree.priorities()[:5].tolist() == [5, 2, 5, 5, 5]
 
 
-def test_whoever_comes_in_between_is_asked() -> None:
+def test_a_class_in_between_is_asked() -> None:
     rb = prioritized()
     rb.extend(batch(0, 2))
     assert went_in(rb, batch(0, 1)).tolist() == [2]

@@ -1220,7 +1220,7 @@ def test_late_priorities_are_counted_as_stale(tmp_path: Path) -> None:
         assert rb.update_priority(sample["index"], 4.0) == (10, 0)
 
 
-def test_a_private_buffer_beside_a_shared_one_has_no_tickets(tmp_path: Path) -> None:
+def test_a_private_buffer_next_to_a_shared_one_has_no_tickets(tmp_path: Path) -> None:
     rbs = [*shared(tmp_path, 0), *prioritized(100)]
     with ReplayBufferEnsemble(*rbs, sample_from_all=True, batch_size=10) as rb:
         sample = rb.sample()

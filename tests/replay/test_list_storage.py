@@ -474,7 +474,7 @@ def test_a_pass_without_replacement_reaches_what_came_by_growth() -> None:
     assert max(seen) > 2000
 
 
-def test_whoever_reads_while_the_list_grows_sees_whole_items() -> None:
+def test_a_reader_sees_whole_items_while_the_list_grows() -> None:
     rb = ReplayBuffer(storage=ListStorage(), collate_fn=list, batch_size=20)
     rb.extend([(0, "0")])
     stop, wrong = threading.Event(), []
@@ -513,7 +513,7 @@ def test_threads_that_write_at_once_lose_nothing() -> None:
 # -- as a whole ------------------------------------------------------------------------------------
 
 
-def test_an_emptied_list_begins_anew() -> None:
+def test_an_emptied_list_starts_at_index_0() -> None:
     rb = ReplayBuffer(storage=ListStorage(), collate_fn=list, batch_size=2)
     rb.extend(list(range(3000)))
     rb.empty()

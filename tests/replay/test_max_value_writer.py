@@ -498,7 +498,7 @@ def test_two_writers_on_one_storage_agree() -> None:
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "tensors"])
-def test_after_empty_it_begins_anew(kind: str) -> None:
+def test_after_empty_it_starts_from_the_beginning(kind: str) -> None:
     rb = buffer(storage_of(kind, 2))
     rb.extend(scored(8, 9))
     rb.empty()

@@ -56,7 +56,7 @@ def test_a_sample_brings_the_text_of_its_items() -> None:
     assert sample.get(TEXT).batch_size == torch.Size([20])
 
 
-def test_text_is_indexed_like_the_tensors_beside_it() -> None:
+def test_text_is_indexed_like_the_tensors_next_to_it() -> None:
     rb = rb_of("w", "x", "y", "z")
     assert rb[:][TEXT] == ["w", "x", "y", "z"]
     assert rb[2][TEXT] == "y"
@@ -192,7 +192,7 @@ def test_a_tensordict_buffer_adds_index_and_weights() -> None:
 
 
 @pytest.mark.parametrize("wrong", [float("nan"), -1.0, float("inf"), 1e300])
-def test_a_priority_that_is_none_changes_nothing(wrong: float) -> None:
+def test_an_invalid_priority_changes_nothing(wrong: float) -> None:
     rb = TensorDictPrioritizedReplayBuffer(
         alpha=1.0, beta=1.0, storage=LazyTensorStorage(4), batch_size=8
     )
@@ -282,7 +282,7 @@ def test_a_state_brings_text_back() -> None:
     assert other.extend(items("z")).tolist() == [1]
 
 
-def test_the_callers_tensors_may_have_text_beside_them() -> None:
+def test_the_callers_tensors_may_have_text_next_to_them() -> None:
     data = items("w", "x", "y")
     rb = ReplayBuffer(storage=TensorStorage(data), batch_size=10)
     assert rb[:][TEXT] == ["w", "x", "y"]

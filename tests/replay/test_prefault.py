@@ -81,7 +81,7 @@ def test_a_storage_that_finds_a_buffer_makes_its_own(tmp_path: Path) -> None:
         lambda mode: CompressedListStorage(4, prefault=mode),
     ],
 )
-def test_a_mode_that_is_none_is_refused(make: Any) -> None:
+def test_an_unknown_mode_is_refused(make: Any) -> None:
     with pytest.raises(ValueError, match="prefault is 'off', 'background' or 'full', not 'on'"):
         make("on")
 

@@ -650,7 +650,7 @@ def test_a_users_storage_may_be_larger_than_max_capacity() -> None:
     assert raw(rb) == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
 
 
-def test_whoever_joins_a_directory_later_finds_alpha_as_it_is_by_then(directory: Any) -> None:
+def test_a_client_that_joins_later_finds_the_current_alpha(directory: Any) -> None:
     rb = filled(directory(4), [1.0, 2.0, 3.0, 4.0])
     sent = pickle.dumps(rb)
     rb.sampler.alpha = 0.2

@@ -363,7 +363,7 @@ def test_a_buffer_that_is_loaded_from_where_it_lives_tells_of_the_copy(tmp_path:
     assert numbers(rb) == numbers(live)
 
 
-def test_objects_beside_tensors_are_counted_as_references(tmp_path: Path) -> None:
+def test_objects_next_to_tensors_are_counted_as_references(tmp_path: Path) -> None:
     rb = ReplayBuffer(storage=LazyTensorStorage(32))
     words = NonTensorStack(*map(str, range(N)))
     rb.extend(TensorDict({"obs": torch.rand(N, 3), "word": words}, [N]))

@@ -289,7 +289,7 @@ def unfinished(path: Path, files: dict[str, str], remove: list[str]) -> None:
     (work / "complete.json").write_text(json.dumps({"remove": remove}))
 
 
-def test_a_complete_save_is_finished_by_whoever_comes(tmp_path: Path) -> None:
+def test_a_complete_save_is_finished_by_the_next_process(tmp_path: Path) -> None:
     path = tmp_path / "run"
     save(path, {"a": "1", "b": "2"})
     unfinished(path, {"a": "3", "c/d": "4"}, ["b", "../outside"])

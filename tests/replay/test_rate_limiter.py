@@ -380,7 +380,9 @@ def test_a_handle_that_is_closed_wakes_who_waits_for_the_first_item(tmp_path: Pa
     require_that_closing_wakes(storage, rb, rb.sample)
 
 
-def test_a_checkpoint_makes_the_ratio_count_anew(make: MakeStorage, tmp_path: Path) -> None:
+def test_loading_a_checkpoint_restarts_the_count_of_the_ratio(
+    make: MakeStorage, tmp_path: Path
+) -> None:
     rb = buffer(make(16))
     rb.extend(items(5))
     rb.dumps(tmp_path / "save")
@@ -391,7 +393,9 @@ def test_a_checkpoint_makes_the_ratio_count_anew(make: MakeStorage, tmp_path: Pa
     assert (len(rb), ahead(rb)) == (5, 0)
 
 
-def test_a_queue_takes_no_checkpoint_before_it_is_none(make: MakeStorage, tmp_path: Path) -> None:
+def test_a_queue_loads_no_checkpoint_until_its_limiter_is_removed(
+    make: MakeStorage, tmp_path: Path
+) -> None:
     """What is in it stays, where it is refused."""
     rb = buffer(make(16), QUEUE)
     rb.extend(items(5))

@@ -89,9 +89,7 @@ NOT_PASSED = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("before", NOT_PASSED)
-def test_whoever_comes_next_finds_a_whole_save_and_nothing_else(
-    tmp_path: Path, before: str
-) -> None:
+def test_the_next_process_finds_a_whole_save_and_nothing_else(tmp_path: Path, before: str) -> None:
     path, passed = tmp_path / "runs" / "run", set()
     foreign = FOREIGN if before == "foreign files" else {}
     old = {} if before == "nothing" else OLD

@@ -129,7 +129,7 @@ def test_every_pass_has_an_order_of_its_own_and_a_seed_decides_it() -> None:
     assert len({str(order) for order in orders(1)}) > 1
 
 
-def test_a_pass_that_is_left_goes_on_where_it_was_and_one_that_ended_begins_anew() -> None:
+def test_an_interrupted_pass_goes_on_and_a_finished_one_starts_again() -> None:
     rb = buffer(LazyTensorStorage(20), 2, slice_len=2, shuffle=False)
     rb.extend(episodes(4, 4, 4))
     for batch in rb:

@@ -255,7 +255,7 @@ def test_a_size_below_one_is_refused(cls: type[Storage]) -> None:
         cls(0)
 
 
-def test_whoever_is_attached_hears_of_every_write(make: Any) -> None:
+def test_an_attached_sampler_hears_of_every_write(make: Any) -> None:
     heard = []
 
     class Ear:

@@ -81,7 +81,7 @@ def test_roles_are_in_the_registry(scratch_dir: Path, monkeypatch: pytest.Monkey
             close(buffer)
 
 
-def test_a_role_that_is_none_is_refused_by_its_name(scratch_dir: Path) -> None:
+def test_an_unknown_role_is_refused_by_its_name(scratch_dir: Path) -> None:
     with (
         Coordinator(scratch_dir, capacity=8),
         pytest.raises(
@@ -171,7 +171,7 @@ def test_it_waits_for_a_buffer_that_comes_later(scratch_dir: Path) -> None:
 
 
 @pytest.mark.parametrize("made", [False, True])
-def test_it_says_for_what_it_waited_in_vain(scratch_dir: Path, made: bool) -> None:
+def test_a_timeout_says_what_it_waited_for(scratch_dir: Path, made: bool) -> None:
     if made:
         scratch_dir.mkdir()
     with pytest.raises(AttachTimeout) as caught:

@@ -109,7 +109,7 @@ def test_recover_without_capacity_and_without_a_buffer_says_so(scratch_dir: Path
     assert not scratch_dir.exists()
 
 
-def test_overwrite_begins_anew(scratch_dir: Path) -> None:
+def test_overwrite_creates_an_empty_buffer(scratch_dir: Path) -> None:
     with Coordinator(scratch_dir, capacity=8) as coordinator:
         items.write(coordinator._engine, [1, 2, 3])
     (scratch_dir / "mine.txt").write_text("not the buffer's")
@@ -199,7 +199,9 @@ def test_what_is_recorded_cannot_be_contradicted(
         pass
 
 
-def test_what_is_recorded_wins_over_defaults_and_wishes_are_recorded(scratch_dir: Path) -> None:
+def test_recorded_settings_win_over_defaults_and_requested_ones_are_recorded(
+    scratch_dir: Path,
+) -> None:
     Coordinator(scratch_dir, capacity=8, alpha=0.9, beta=0.1, batch_size=4).close()
     Coordinator(scratch_dir, on_existing="recover", priority_key="p", beta=0.2).close()
     with Engine.open(scratch_dir, None) as engine:
@@ -613,7 +615,7 @@ def test_the_pages_of_what_a_collector_defines_are_made_when_they_are_there(
         assert done.wait(30)
 
 
-def test_a_prefault_that_is_none_makes_nothing(scratch_dir: Path) -> None:
+def test_an_invalid_prefault_makes_nothing(scratch_dir: Path) -> None:
     with pytest.raises(ValueError, match="prefault is 'off', 'background' or 'full', not 'on'"):
         Coordinator(scratch_dir, capacity=8, prefault="on")
     assert not scratch_dir.exists()

@@ -9,7 +9,7 @@ from tests.torture.programs import figures_of
 pytestmark = [pytest.mark.crash, pytest.mark.full, pytest.mark.slow, pytest.mark.timeout(600)]
 
 
-def test_no_rule_is_broken_whichever_process_of_a_user_is_killed() -> None:
+def test_no_rule_is_broken_when_any_process_of_a_user_is_killed() -> None:
     figures = figures_of("tests.torture.full_kills", 1)
     assert figures["rounds"] == 3
     assert figures["kills"] >= 100

@@ -38,7 +38,7 @@ def test_a_log_that_is_cut_is_not_read(tmp_path: Path) -> None:
         History.read(tmp_path)
 
 
-def test_whoever_dies_in_opening_his_logs_has_said_nothing(
+def test_a_process_that_dies_opening_its_logs_has_reported_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real, opened = os.open, list[int]()

@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.crash, pytest.mark.slow, pytest.mark.timeout(600)]
 @pytest.mark.parametrize(
     "seed", [1, *(pytest.param(seed, marks=pytest.mark.full) for seed in range(2, 9))]
 )
-def test_no_rule_is_broken_whoever_is_killed(seed: int) -> None:
+def test_no_rule_is_broken_when_any_process_is_killed(seed: int) -> None:
     figures = figures_of("tests.torture.kills", seed)
     assert figures["kills"] >= 250
     assert figures["recoveries"] > 1

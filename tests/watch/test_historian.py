@@ -178,7 +178,7 @@ def test_who_is_there_when_a_recorder_begins_is_noted_by_it(
         assert line.known[other.seat.incarnation] == first
 
 
-def test_those_whom_a_recovery_finds_dead_are_noted_once_by_name(
+def test_clients_that_a_recovery_finds_dead_are_noted_once_by_name(
     scratch_dir: Path, reports: Reports
 ) -> None:
     with Program.python(SPAWNER, scratch_dir) as program:
@@ -325,7 +325,7 @@ def test_a_disk_that_becomes_full_ends_it_with_one_warning(
     follower.close()
 
 
-def test_a_damaged_history_is_begun_anew_and_said(
+def test_a_damaged_history_is_replaced_and_reported(
     coordinator: Engine, scratch_dir: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (scratch_dir / layout.HISTORY).write_bytes(b"something else")

@@ -61,7 +61,7 @@ def test_an_entry_that_was_given_to_another_client_goes_on_counting() -> None:
     assert watch.see(look(clients=(2,), inserts=14), at=1.0).clients == {2: (4.0, 0.0)}
 
 
-def test_another_buffer_in_the_same_place_begins_anew() -> None:
+def test_another_buffer_in_the_same_place_starts_from_the_beginning() -> None:
     watch = Watch()
     watch.see(look(inserts=1000), at=0.0)
     watch.see(look(inserts=2000), at=1.0)

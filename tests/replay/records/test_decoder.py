@@ -587,7 +587,7 @@ def test_zstd_needs_its_decompressor() -> None:
 # -- damage ------------------------------------------------------------------------------------
 
 
-def test_a_record_that_is_none_is_refused_by_name(decoder: Decoder) -> None:
+def test_an_invalid_record_is_refused_by_name(decoder: Decoder) -> None:
     batch = written([torch.ones(2)])
     batch.data[32] = 99
     for read in (decoder.items, decoder.dense, lambda one: decoder.entries(one, [()])):

@@ -548,7 +548,7 @@ def test_a_function_that_gives_no_bytes_is_refused(gives: Any, found: str) -> No
         Encoder(own=lambda _: gives).encode([torch.zeros(3)])
 
 
-def test_the_users_function_has_nothing_beside_it() -> None:
+def test_the_users_function_excludes_other_options() -> None:
     with pytest.raises(ValueError, match="cannot be had together with share_frames"):
         Encoder(own=backwards, share=True)
     with pytest.raises(ValueError, match="cannot be had together with zstd"):

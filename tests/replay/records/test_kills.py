@@ -126,7 +126,7 @@ def context() -> Any:
 @pytest.mark.slow
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("kind", ["frames", "sequences"])
-def test_what_four_writers_write_comes_back_bit_exact_whoever_is_killed(
+def test_items_of_four_writers_come_back_bit_exact_when_any_of_them_is_killed(
     kind: str, tmp_path: Path, context: Any
 ) -> None:
     path, acknowledged, looked_at = tmp_path / "buffer", tmp_path / "written", tmp_path / "read"
