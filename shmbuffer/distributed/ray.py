@@ -142,7 +142,9 @@ class RayReplayBuffer(RayClient, ReplayBuffer):
 
         rb = RayReplayBuffer(
             replay_buffer_cls=TensorDictPrioritizedReplayBuffer,
-            storage=partial(LazyMemmapStorage, 1_000_000, scratch_dir="run", shared_init=True),
+            storage=partial(
+                LazyMemmapStorage, 1_000_000, scratch_dir="run", shared_init=True
+            ),
             alpha=0.7, beta=0.5, batch_size=256,
         )
         collect.remote(rb.client())

@@ -118,7 +118,7 @@ class LinearScheduler(ParameterScheduler):
     Example:
         >>> from shmbuffer import LinearScheduler, PrioritizedSampler
         >>> sampler = PrioritizedSampler(10, alpha=0.7, beta=0.5)
-        >>> schedule = LinearScheduler(sampler, "beta", final_value=1.0, num_steps=2)
+        >>> schedule = LinearScheduler(sampler, "beta", 1.0, num_steps=2)
         >>> for _ in range(3):
         ...     schedule.step()
         ...     print(sampler.beta)
@@ -167,7 +167,9 @@ class StepScheduler(ParameterScheduler):
     Example:
         >>> from shmbuffer import PrioritizedSampler, StepScheduler
         >>> sampler = PrioritizedSampler(10, alpha=0.7, beta=0.5)
-        >>> schedule = StepScheduler(sampler, "beta", 0.25, 2, mode="additive", max_value=1.0)
+        >>> schedule = StepScheduler(
+        ...     sampler, "beta", 0.25, 2, mode="additive", max_value=1.0
+        ... )
         >>> for _ in range(8):
         ...     schedule.step()
         >>> sampler.beta

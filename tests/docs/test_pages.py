@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import doctest
 import functools
 import itertools
 import os
@@ -102,6 +103,19 @@ def test_code_is_not_wider_than_the_site_shows(page: str) -> None:
         if block.language
         for number, line in enumerate(f"{block.code}{block.prints or ''}".splitlines())
         if len(line) > WIDEST
+    ]
+    assert wide == []
+
+
+def test_examples_of_docstrings_are_not_wider_than_the_site_shows() -> None:
+    """Any example: a public class shows those of its methods, and of the methods it inherits."""
+    wide = [
+        (str(path.relative_to(ROOT)), example.source)
+        for path in sorted((ROOT / "shmbuffer").rglob("*.py"))
+        for node in ast.walk(_parsed(str(path.relative_to(ROOT))))
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
+        for example in doctest.DocTestParser().get_examples(ast.get_docstring(node) or "")
+        if any(len(f">>> {line}") > WIDEST for line in example.source.splitlines())
     ]
     assert wide == []
 

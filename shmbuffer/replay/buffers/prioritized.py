@@ -62,7 +62,9 @@ class PrioritizedReplayBuffer(Prioritized):
     Example:
         >>> import torch
         >>> from shmbuffer import LazyTensorStorage, PrioritizedReplayBuffer
-        >>> rb = PrioritizedReplayBuffer(alpha=0.7, beta=0.9, storage=LazyTensorStorage(10))
+        >>> rb = PrioritizedReplayBuffer(
+        ...     alpha=0.7, beta=0.9, storage=LazyTensorStorage(10)
+        ... )
         >>> index = rb.extend(torch.arange(3))
         >>> rb.update_priority(index, torch.tensor([1.0, 0.0, 0.0]))
         PriorityUpdate(applied=3, stale=0)
@@ -99,7 +101,8 @@ class TensorDictPrioritizedReplayBuffer(Prioritized, TensorDictReplayBuffer):
     Example:
         >>> import torch
         >>> from tensordict import TensorDict
-        >>> from shmbuffer import LazyTensorStorage, TensorDictPrioritizedReplayBuffer
+        >>> from shmbuffer import LazyTensorStorage
+        >>> from shmbuffer import TensorDictPrioritizedReplayBuffer
         >>> rb = TensorDictPrioritizedReplayBuffer(
         ...     alpha=0.7, beta=1.1, storage=LazyTensorStorage(10), batch_size=5
         ... )

@@ -87,10 +87,13 @@ class ReplayBufferEnsemble(Buffers):
 
     Example:
         >>> import torch
-        >>> from shmbuffer import LazyTensorStorage, ReplayBuffer, ReplayBufferEnsemble
+        >>> from shmbuffer import LazyTensorStorage, ReplayBuffer
+        >>> from shmbuffer import ReplayBufferEnsemble
         >>> one = ReplayBuffer(storage=LazyTensorStorage(10))
         >>> other = ReplayBuffer(storage=LazyTensorStorage(10))
-        >>> rb = ReplayBufferEnsemble(one, other, sample_from_all=True, batch_size=6)
+        >>> rb = ReplayBufferEnsemble(
+        ...     one, other, sample_from_all=True, batch_size=6
+        ... )
         >>> index = rb[0].extend(torch.zeros(10)), rb[1].extend(torch.ones(10))
         >>> rb.sample()
         tensor([[0., 0., 0.],

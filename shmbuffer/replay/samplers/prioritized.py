@@ -76,9 +76,12 @@ class PrioritizedSampler(PriorityStore):
 
     Example:
         >>> import torch
-        >>> from shmbuffer import LazyTensorStorage, PrioritizedSampler, ReplayBuffer
+        >>> from shmbuffer import LazyTensorStorage, PrioritizedSampler
+        >>> from shmbuffer import ReplayBuffer
         >>> sampler = PrioritizedSampler(max_capacity=10, alpha=1.0, beta=1.0)
-        >>> rb = ReplayBuffer(storage=LazyTensorStorage(10), sampler=sampler, batch_size=4)
+        >>> rb = ReplayBuffer(
+        ...     storage=LazyTensorStorage(10), sampler=sampler, batch_size=4
+        ... )
         >>> index = rb.extend(torch.arange(3))
         >>> rb.update_priority(index, torch.tensor([0.0, 1000.0, 0.0]))
         PriorityUpdate(applied=3, stale=0)

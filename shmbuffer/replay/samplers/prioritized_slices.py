@@ -55,11 +55,11 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
         >>> from shmbuffer import TensorDictReplayBuffer
         >>> rb = TensorDictReplayBuffer(
         ...     storage=LazyTensorStorage(6),
-        ...     sampler=PrioritizedSliceSampler(6, alpha=1.0, beta=1.0, num_slices=2),
+        ...     sampler=PrioritizedSliceSampler(6, alpha=1, beta=1, num_slices=2),
         ...     batch_size=4,
         ... )
-        >>> data = TensorDict({"step": torch.arange(6), "episode": torch.arange(6) // 3}, [6])
-        >>> index = rb.extend(data)
+        >>> step = torch.arange(6)
+        >>> index = rb.extend(TensorDict({"step": step, "episode": step // 3}, [6]))
         >>> rb.update_priority(index, torch.tensor([0.0, 0.0, 0.0, 0.0, 1.0, 0.0]))
         PriorityUpdate(applied=6, stale=0)
         >>> rb.sample()["step"].tolist()

@@ -101,12 +101,16 @@ class SliceSampler(Sampler, metaclass=WithOrWithout):
     Example:
         >>> import torch
         >>> from tensordict import TensorDict
-        >>> from shmbuffer import LazyTensorStorage, SliceSampler, TensorDictReplayBuffer
+        >>> from shmbuffer import LazyTensorStorage, SliceSampler
+        >>> from shmbuffer import TensorDictReplayBuffer
         >>> rb = TensorDictReplayBuffer(
-        ...     storage=LazyTensorStorage(8), sampler=SliceSampler(slice_len=2), batch_size=4
+        ...     storage=LazyTensorStorage(8),
+        ...     sampler=SliceSampler(slice_len=2),
+        ...     batch_size=4,
         ... )
         >>> done = torch.tensor([0, 0, 1, 0, 0, 0, 1, 0]).bool().unsqueeze(-1)
-        >>> data = TensorDict({"step": torch.arange(8), ("next", "done"): done}, [8])
+        >>> step = torch.arange(8)
+        >>> data = TensorDict({"step": step, ("next", "done"): done}, [8])
         >>> index = rb.extend(data)
         >>> sample = rb.sample()
         >>> (sample["step"][1::2] - sample["step"][::2]).tolist()

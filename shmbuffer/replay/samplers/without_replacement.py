@@ -60,7 +60,8 @@ class SamplerWithoutReplacement(Sampler):
 
     Example:
         >>> import torch
-        >>> from shmbuffer import LazyTensorStorage, ReplayBuffer, SamplerWithoutReplacement
+        >>> from shmbuffer import LazyTensorStorage, ReplayBuffer
+        >>> from shmbuffer import SamplerWithoutReplacement
         >>> rb = ReplayBuffer(
         ...     storage=LazyTensorStorage(10),
         ...     sampler=SamplerWithoutReplacement(shuffle=False),

@@ -78,7 +78,7 @@ class LazyMemmapStorage(LazyTensorStorage):
         >>> from tensordict import TensorDict
         >>> from shmbuffer import LazyMemmapStorage
         >>> storage = LazyMemmapStorage(100)
-        >>> data = TensorDict({"some data": torch.randn(10, 11)}, batch_size=[10, 11])
+        >>> data = TensorDict({"some data": torch.randn(10, 11)}, [10, 11])
         >>> storage.set(range(10), data)
         >>> len(storage)
         10

@@ -13,10 +13,13 @@ class ImmutableDatasetWriter(Writer):
     Example:
         >>> import torch
         >>> from tensordict import TensorDict
-        >>> from shmbuffer import ImmutableDatasetWriter, ReplayBuffer, TensorStorage
+        >>> from shmbuffer import ImmutableDatasetWriter, ReplayBuffer
+        >>> from shmbuffer import TensorStorage
         >>> data = TensorDict({"obs": torch.arange(4)}, [4])
         >>> rb = ReplayBuffer(
-        ...     storage=TensorStorage(data), writer=ImmutableDatasetWriter(), batch_size=2
+        ...     storage=TensorStorage(data),
+        ...     writer=ImmutableDatasetWriter(),
+        ...     batch_size=2,
         ... )
         >>> rb.sample().shape
         torch.Size([2])
