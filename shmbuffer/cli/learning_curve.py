@@ -11,27 +11,16 @@ WIDTH, HEIGHT = 64, 12  # of the drawing in the terminal, in characters
 
 @dataclass(frozen=True)
 class Curve:
-    """What is drawn.
+    """What is drawn."""
 
-    Attributes:
-        title: above the picture.
-        points: steps and mean returns, in order.
-        marks: steps and names of what happened there.
-        goal: a line that the returns are to reach.
-    """
-
-    title: str
-    points: Sequence[tuple[int, float]]
-    marks: Sequence[tuple[int, str]]
-    goal: float
+    title: str  # above the picture
+    points: Sequence[tuple[int, float]]  # steps and mean returns, in order
+    marks: Sequence[tuple[int, str]]  # steps and names of what happened there
+    goal: float  # a line that the returns are to reach
 
 
 def save(curve: Curve, path: Path) -> Path | None:
-    """Draws a PNG.
-
-    Returns:
-        Its absolute path; None if matplotlib is not installed.
-    """
+    """Draws a PNG. Returns its absolute path; None if matplotlib is not installed."""
     try:
         from matplotlib.figure import Figure
     except ModuleNotFoundError:

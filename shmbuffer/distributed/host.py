@@ -38,8 +38,7 @@ class Host:
     def answer(self, request: bytes) -> bytes:
         """Call a method of `Owner`.
 
-        Returns:
-            ``(True, result)`` or ``(False, exception)``, pickled.
+        Returns ``(True, result)`` or ``(False, exception)``, pickled.
         """
         if self._failure:
             return self._failure

@@ -100,9 +100,8 @@ class Owner:
     def call(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call a method of the buffer.
 
-        Returns:
-            What it returns; `Itself` in place of the buffer. A part that was exchanged comes as a
-            `Message`, with None in it if it cannot be pickled; a storage is closed here.
+        Returns what it returns; `Itself` in place of the buffer. A part that was exchanged comes as
+        a `Message`, with None in it if it cannot be pickled; a storage is closed here.
         """
         with self.lock:
             if name in _EXCHANGE and args:

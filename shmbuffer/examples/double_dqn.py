@@ -116,8 +116,7 @@ class Agent:
     def update(self, batch: TensorDictBase, step: int) -> torch.Tensor:
         """Makes one step of the optimizer.
 
-        Returns:
-            The absolute temporal differences ``[n]``, which are the new priorities.
+        Returns the absolute temporal differences ``[n]``, which are the new priorities.
         """
         config, after = self.config, batch["next"]
         with torch.no_grad():
@@ -208,9 +207,8 @@ class Rollout:
     def collect(self, network: QNetwork, epsilon: float, rows: int) -> TensorDict:
         """Steps until there are enough transitions.
 
-        Returns:
-            A batch: ``observation``, ``action``, ``gamma`` (the discount of what follows), and
-            ``next`` with ``observation``, ``reward`` (of all n steps) and ``terminated``.
+        Returns a batch: ``observation``, ``action``, ``gamma`` (the discount of what follows), and
+        ``next`` with ``observation``, ``reward`` (of all n steps) and ``terminated``.
         """
         while len(self._rows) < rows:
             self._step(network, epsilon)

@@ -107,23 +107,14 @@ def torn(rows: TensorDictBase) -> int:
 
 @dataclass(frozen=True)
 class Evidence:
-    """What the items of a buffer say.
+    """What the items of a buffer say."""
 
-    Attributes:
-        items: items that are there.
-        acknowledged: items that their writers know to have been written.
-        lost: acknowledged items that are not there and were not overwritten either.
-        torn: items whose bytes do not fit their stamp.
-        repeated: items that are there more than once.
-        unacknowledged: items that are there, written by one that was killed before it knew.
-    """
-
-    items: int
-    acknowledged: int
-    lost: int
-    torn: int
-    repeated: int
-    unacknowledged: int
+    items: int  # items that are there
+    acknowledged: int  # items that their writers know to have been written
+    lost: int  # acknowledged items that are not there and were not overwritten either
+    torn: int  # items whose bytes do not fit their stamp
+    repeated: int  # items that are there more than once
+    unacknowledged: int  # items that are there, written by one that was killed before it knew
 
 
 def examine(replay: ReplayBuffer, ledgers: Path) -> Evidence:

@@ -61,26 +61,18 @@ class Watcher(Protocol):
 
 @dataclass
 class Outcome:
-    """What became of a run, as far as it has come.
+    """What became of a run, as far as it has come."""
 
-    Attributes:
-        solved: whether an evaluation after all kills reached the goal.
-        evaluations: steps and mean returns.
-        seconds: since the first start.
-        kills: what was killed.
-        reports: of the recoveries, one a buffer and kill.
-        evidence: what the items say, after each recovery and in the end.
-        torn_samples: items that the learner was given and that did not fit their stamp.
-        stats: the counters of the replay buffer; while it runs, as its coordinator tells them.
-    """
-
-    solved: bool = False
-    evaluations: list[tuple[int, float]] = field(default_factory=list)
-    seconds: float = 0.0
+    solved: bool = False  # whether an evaluation after all kills reached the goal
+    evaluations: list[tuple[int, float]] = field(default_factory=list)  # steps and mean returns
+    seconds: float = 0.0  # since the first start
     kills: list[Kill] = field(default_factory=list)
+    # of the recoveries, one a buffer and kill
     reports: list[RecoveryReport] = field(default_factory=list)
+    # what the items say, after each recovery and in the end
     evidence: list[Evidence] = field(default_factory=list)
-    torn_samples: int = 0
+    torn_samples: int = 0  # items that the learner was given and that did not fit their stamp
+    # the counters of the replay buffer; while it runs, as its coordinator tells them
     stats: dict[str, float] = field(default_factory=dict)
 
     @property

@@ -38,22 +38,14 @@ NO_SCHEMA = "nothing has been written yet: there is no schema"
 
 @dataclass
 class CheckReport:
-    """What a check found.
+    """What a check found."""
 
-    Attributes:
-        path: the directory, or "anonymous memory".
-        alive: whether somebody uses it.
-        items: elements that are committed.
-        verified: elements whose checksum was compared.
-        problems: damage, one sentence each.
-        notes: what the next recovery will mend, and what could not be checked.
-    """
-
-    path: str
-    alive: bool = False
-    items: int = 0
-    verified: int = 0
-    problems: list[str] = field(default_factory=list)
+    path: str  # the directory, or "anonymous memory"
+    alive: bool = False  # whether somebody uses it
+    items: int = 0  # elements that are committed
+    verified: int = 0  # elements whose checksum was compared
+    problems: list[str] = field(default_factory=list)  # damage, one sentence each
+    # what the next recovery will mend, and what could not be checked
     notes: list[str] = field(default_factory=list)
 
     @property

@@ -25,17 +25,11 @@ InQueue = Callable[[int, Side], Why | None]
 
 @dataclass(frozen=True)
 class Deadlock:
-    """The largest batches that wait for each other.
+    """The largest batches that wait for each other."""
 
-    Attributes:
-        writes: items of a write.
-        draws: items of a sample.
-        in_queue: whether a queue is too small for them; else the error buffer is.
-    """
-
-    writes: int
-    draws: int
-    in_queue: bool
+    writes: int  # items of a write
+    draws: int  # items of a sample
+    in_queue: bool  # whether a queue is too small for them; else the error buffer is
 
     def text(self, control: Control, schema: Schema, found: RateLimiter, now: RateStatus) -> str:
         """What waits for what, and what has to be larger."""

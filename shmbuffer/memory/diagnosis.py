@@ -23,17 +23,10 @@ from shmbuffer.memory.settings import Settings
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """A directory with a buffer in it.
-
-    Attributes:
-        files: the directory.
-        control: its control file, mapped.
-        superblock: what that says.
-        registry: the clients.
-    """
+    """A directory with a buffer in it."""
 
     files: Files
-    control: Control
+    control: Control  # its control file, mapped
     superblock: Superblock
     registry: Registry
 

@@ -12,11 +12,7 @@ from shmbuffer.memory.slots_file import SlotsFile
 
 
 def misplaced(runtime: Any, live: SlotsFile, record_bytes: int) -> NDArray[np.bool_]:
-    """Items whose record cannot be where their slot says.
-
-    Returns:
-        bool[capacity].
-    """
+    """Items whose record cannot be where their slot says. Returns bool[capacity]."""
     position, nbytes = live.extents["position"], live.extents["bytes"]
     wrong = (nbytes < layout.RECORD.itemsize) | (nbytes > record_bytes) | (position % 8 != 0)
     wrong |= position > np.uint64(2**62)
@@ -31,11 +27,7 @@ def misplaced(runtime: Any, live: SlotsFile, record_bytes: int) -> NDArray[np.bo
 def not_theirs(
     live: SlotsFile, record_bytes: int, records_map: Any, placed: NDArray[np.bool_]
 ) -> NDArray[np.bool_]:
-    """Items where the record at their place has another one's header.
-
-    Returns:
-        bool[capacity].
-    """
+    """Items where the record at their place has another one's header. Returns bool[capacity]."""
     held = (placed & live.holds()).nonzero()[0]
     extents = live.extents[held]
     numbers = np.frombuffer(records_map, np.uint64)

@@ -58,8 +58,7 @@ class Flow:
     def admit(self, count: int, min_size: int = 0) -> int:
         """Waits until ``count`` elements may be drawn.
 
-        Returns:
-            How many count as drawn now; 0 where nothing counts them.
+        Returns how many count as drawn now; 0 where nothing counts them.
         """
         self._calls.sides.draws_here()
 
@@ -77,8 +76,7 @@ class Flow:
     def take(self, index: NDArray[np.int64], tickets: NDArray[np.int64]) -> bool:
         """Takes the oldest elements out of a queue; their slots stay as they are until `release`.
 
-        Returns:
-            False if there is no queue, or none any more: then nothing is to be released.
+        Returns False if there is no queue, or none any more: then nothing is to be released.
 
         Raises as `admit`.
         """

@@ -107,33 +107,21 @@ class EventKind(IntEnum):
 
 @dataclass(frozen=True)
 class Event:
-    """Something that happened to a buffer.
-
-    Attributes:
-        kind: what.
-        role: of the client, in lower case; of a recovery, of its recorder.
-        pid: of the client; 0 of a recovery.
-        incarnation: of the client; 0 where it is not known.
-        epoch: number of recoveries at that time.
-        name: of a process that a coordinator started, else "".
-        exitcode: of one that died, as ``multiprocessing`` gives it; None where nobody knows.
-        restarted: whether one that died was started again.
-        recorder: incarnation of its recorder; 0 (`BY_RECOVERY`) of one that was found dead.
-        time_ns: by the wall clock; 0 of one that is not noted yet.
-        boottime_ns: since boot, in the same way.
-    """
+    """Something that happened to a buffer."""
 
     kind: EventKind
-    role: str = "client"
-    pid: int = 0
-    incarnation: int = 0
-    epoch: int = 0
-    name: str = ""
+    role: str = "client"  # of the client, in lower case; of a recovery, of its recorder
+    pid: int = 0  # of the client; 0 of a recovery
+    incarnation: int = 0  # of the client; 0 where it is not known
+    epoch: int = 0  # number of recoveries at that time
+    name: str = ""  # of a process that a coordinator started, else ""
+    # of one that died, as ``multiprocessing`` gives it; None where nobody knows
     exitcode: int | None = None
-    restarted: bool = False
+    restarted: bool = False  # whether one that died was started again
+    # incarnation of its recorder; 0 (`BY_RECOVERY`) of one that was found dead
     recorder: int = BY_RECOVERY
-    time_ns: int = 0
-    boottime_ns: int = 0
+    time_ns: int = 0  # by the wall clock; 0 of one that is not noted yet
+    boottime_ns: int = 0  # since boot, in the same way
 
     @property
     def time_s(self) -> float:
@@ -159,25 +147,15 @@ class Event:
 
 @dataclass(frozen=True)
 class History:
-    """A history as it was read; whatever did not fit its checksum is left out.
+    """A history as it was read; whatever did not fit its checksum is left out."""
 
-    Attributes:
-        uuid: of the buffer that it was recorded of.
-        fields: what is recorded, by name, with the type.
-        fine: a record a second, oldest first; `STAMP` and the fields.
-        coarse: a record a minute, in the same way.
-        events: oldest first.
-        rings: with the number of the last record of each.
-        left_out: places with something in them that is no record.
-    """
-
-    uuid: bytes
-    fields: Mapping[str, str]
-    fine: NDArray[np.void]
-    coarse: NDArray[np.void]
-    events: Sequence[Event]
-    rings: tuple[Ring, Ring, Ring]
-    left_out: int
+    uuid: bytes  # of the buffer that it was recorded of
+    fields: Mapping[str, str]  # what is recorded, by name, with the type
+    fine: NDArray[np.void]  # a record a second, oldest first; `STAMP` and the fields
+    coarse: NDArray[np.void]  # a record a minute, in the same way
+    events: Sequence[Event]  # oldest first
+    rings: tuple[Ring, Ring, Ring]  # with the number of the last record of each
+    left_out: int  # places with something in them that is no record
 
 
 def recorded_fields() -> dict[str, str]:

@@ -34,19 +34,12 @@ _INITIAL_TIME_NAMESPACE = 0xEFFFFFFA  # the kernel's ABI: TIME_NS_INIT_INO
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """The four facts.
+    """The four facts."""
 
-    Attributes:
-        pid: as the process itself sees it.
-        start_time: clock ticks between boot and its start; 0 if not known.
-        boot_id: 16 bytes, other ones after each boot; zeros if not known.
-        pid_namespace: inode of /proc/self/ns/pid; 0 if not known.
-    """
-
-    pid: int
-    start_time: int
-    boot_id: bytes
-    pid_namespace: int
+    pid: int  # as the process itself sees it
+    start_time: int  # clock ticks between boot and its start; 0 if not known
+    boot_id: bytes  # 16 bytes, other ones after each boot; zeros if not known
+    pid_namespace: int  # inode of /proc/self/ns/pid; 0 if not known
 
 
 _current: Identity | None = None
@@ -110,9 +103,8 @@ def is_of_another_boot(identity: Identity) -> bool:
 def opened(who: Identity) -> int | None:
     """A descriptor (pidfd) of a process that runs; a signal through it meets no other one.
 
-    Returns:
-        None where it has ended, and where it cannot be proved that this is the process: in another
-        pid namespace, or with a fact that is not known.
+    Returns None where it has ended, and where it cannot be proved that this is the process: in
+    another pid namespace, or with a fact that is not known.
     """
     me = current()
     known = UNKNOWN_BOOT != who.boot_id == me.boot_id and 0 not in (who.start_time, me.start_time)

@@ -42,23 +42,14 @@ class Writer:
 
 @dataclass(frozen=True)
 class ItemStats:
-    """The items that were looked at, one element each.
+    """The items that were looked at, one element each."""
 
-    Attributes:
-        share: of all slots that were looked at, from 0 to 1.
-        ages: elements written since, by anybody.
-        sources: incarnation of the writer.
-        priorities: as they were given; NaN where somebody was just writing.
-        masses: of the priority tree; empty without one.
-        writers: of `sources`, by incarnation.
-    """
-
-    share: float
-    ages: NDArray[np.int64]
-    sources: NDArray[np.uint64]
-    priorities: NDArray[np.float64]
-    masses: NDArray[np.float64]
-    writers: dict[int, Writer]
+    share: float  # of all slots that were looked at, from 0 to 1
+    ages: NDArray[np.int64]  # elements written since, by anybody
+    sources: NDArray[np.uint64]  # incarnation of the writer
+    priorities: NDArray[np.float64]  # as they were given; NaN where somebody was just writing
+    masses: NDArray[np.float64]  # of the priority tree; empty without one
+    writers: dict[int, Writer]  # of `sources`, by incarnation
 
 
 def take(path: str | PathLike[str]) -> ItemStats | None:

@@ -80,9 +80,6 @@ class Lock(_core.Descriptor):
         """Lock a file.
 
         Polls every 5 ms, because a wait in the kernel has no deadline; a timeout of 0 asks once.
-
-        Returns:
-            This object.
         """
         deadline = time.monotonic() + timeout
         where = directory.path / name

@@ -41,18 +41,15 @@ PIECE = 4 * 2**20
 class Prefault:
     """What a handle does about the pages of its buffer.
 
-    Attributes:
-        mode: ``"off"``: nothing. ``"background"``: a thread makes and maps them. ``"full"``: the
-            same, and who creates or opens the buffer waits for it.
-        on_progress: told of it, in that thread.
-
     Raises:
         ValueError: there is no such mode.
         TypeError: ``on_progress`` cannot be called.
     """
 
+    # ``"off"``: nothing. ``"background"``: a thread makes and maps them. ``"full"``: the same, and
+    # who creates or opens the buffer waits for it
     mode: str = "off"
-    on_progress: OnProgress | None = None
+    on_progress: OnProgress | None = None  # told of it, in that thread
 
     def __post_init__(self) -> None:
         if self.mode not in MODES:

@@ -20,35 +20,22 @@ _LONG_S = 1.0  # a side that did something since then is at it
 
 @dataclass(frozen=True)
 class RateStatus:
-    """How the sides stand at one moment.
+    """How the sides stand at one moment."""
 
-    Attributes:
-        wanted: samples per insert; None: there is no ratio.
-        seen: samples drawn for each insert since the ratio counts; None before the first insert.
-        ahead: samples that the inserts are ahead by; below 0, the samples are.
-        error_buffer: how far they may be apart.
-        min_size: items that have to be there.
-        size: items that are there.
-        filled: items that are there once those that are being written are.
-        queued: items that a queue has not handed out as often as it may; None: there is no queue.
-        left: hand-outs of them that are left.
-        room: items that the ring has room for.
-        pending: items that are being written.
-        max_times_sampled: 0: there is no queue.
-    """
-
-    wanted: float | None
+    wanted: float | None  # samples per insert; None: there is no ratio
+    # samples drawn for each insert since the ratio counts; None before the first insert
     seen: float | None
-    ahead: float
-    error_buffer: float
-    min_size: int
-    size: int
-    filled: int
+    ahead: float  # samples that the inserts are ahead by; below 0, the samples are
+    error_buffer: float  # how far they may be apart
+    min_size: int  # items that have to be there
+    size: int  # items that are there
+    filled: int  # items that are there once those that are being written are
+    # items that a queue has not handed out as often as it may; None: there is no queue
     queued: int | None
-    left: int
-    room: int
-    pending: int
-    max_times_sampled: int
+    left: int  # hand-outs of them that are left
+    room: int  # items that the ring has room for
+    pending: int  # items that are being written
+    max_times_sampled: int  # 0: there is no queue
 
     def why(self, side: Side, count: int) -> Why | None:
         """What a call for ``count`` items would be limited by now; None: nothing."""

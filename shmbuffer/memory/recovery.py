@@ -51,8 +51,7 @@ def recover_directory(
 ) -> tuple[RecoveryReport, Mapped | None]:
     """Recovers; under init.lock, when there is a reason to.
 
-    Returns:
-        What was done; and what is mapped, where there is a schema.
+    Returns what was done; and what is mapped, where there is a schema.
     """
     files, control, superblock = found.files, found.control, found.superblock
     began = time.perf_counter_ns()

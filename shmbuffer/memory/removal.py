@@ -38,8 +38,7 @@ def own(path: Path, uuid: bytes) -> cleanup.Ownership:
 def take_ownership(found: Diagnosis) -> bool:
     """Takes over a temporary directory whose owner is dead; under init.lock.
 
-    Returns:
-        False if it is not temporary, or its owner lives.
+    Returns False if it is not temporary, or its owner lives.
     """
     if not found.superblock.flags & Flag.TEMPORARY or not found.owner_is_dead():
         return False
@@ -48,11 +47,7 @@ def take_ownership(found: Diagnosis) -> bool:
 
 
 def remove(path: Path, uuid: bytes, *, timeout: float = TIMEOUT_S) -> bool:
-    """Removes the buffer of that uuid, if it is still there.
-
-    Returns:
-        Whether it was.
-    """
+    """Removes the buffer of that uuid, if it is still there. Returns whether it was."""
     try:
         directory = Directory.open(path)
     except BufferNotFoundError:

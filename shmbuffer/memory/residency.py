@@ -30,15 +30,10 @@ class _Answer(ctypes.Structure):
 
 @dataclass(frozen=True)
 class Residency:
-    """Bytes of files.
+    """Bytes of files."""
 
-    Attributes:
-        cached: in memory.
-        unwritten: of those, what the kernel has not written to the disk since it was changed.
-    """
-
-    cached: int
-    unwritten: int
+    cached: int  # in memory
+    unwritten: int  # of those, what the kernel has not written to the disk since it was changed
 
     def __add__(self, other: Residency) -> Residency:
         """Of both."""
@@ -48,9 +43,8 @@ class Residency:
 def residency(fd: int, nbytes: int) -> Residency | None:
     """Returns what of an open file is in memory.
 
-    Returns:
-        None where the kernel does not tell: before Linux 6.5, on hugetlbfs, or below a filter of
-        system calls.
+    Returns None where the kernel does not tell: before Linux 6.5, on hugetlbfs, or below a filter
+    of system calls.
     """
     if nbytes <= _WINDOWS * _WINDOW_BYTES:
         windows = [(0, nbytes)]

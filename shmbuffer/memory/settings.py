@@ -17,27 +17,18 @@ ORDINARY_PRIORITY = 1e3
 
 @dataclass(frozen=True)
 class Settings:
-    """What is recorded of a buffer when it is created, and found by every process that attaches.
+    """What is recorded of a buffer when it is created, and found by every process that attaches."""
 
-    Attributes:
-        capacity: elements, as the user gave it.
-        ndim: dimensions that count as storage.
-        checksum: write a CRC32C over ticket and payload at each commit.
-        reserve: take all space when the schema is known; without, a full disk is a SIGBUS later.
-        alpha: priority exponent; None: no priorities until a sampler binds them.
-        eps: added to raw priorities.
-        record_bytes: size of the byte ring of a buffer of records; rounded up to whole pages. 0:
-            items are rows of leaves.
-        extra: what the family records of itself; JSON.
-    """
-
-    capacity: int
-    ndim: int = 1
-    checksum: bool = True
+    capacity: int  # elements, as the user gave it
+    ndim: int = 1  # dimensions that count as storage
+    checksum: bool = True  # write a CRC32C over ticket and payload at each commit
+    # take all space when the schema is known; without, a full disk is a SIGBUS later
     reserve: bool = True
-    alpha: float | None = None
-    eps: float = 1e-8
-    extra: dict[str, Any] = field(default_factory=dict)
+    alpha: float | None = None  # priority exponent; None: no priorities until a sampler binds them
+    eps: float = 1e-8  # added to raw priorities
+    extra: dict[str, Any] = field(default_factory=dict)  # what the family records of itself; JSON
+    # size of the byte ring of a buffer of records; rounded up to whole pages. 0: items are rows of
+    # leaves
     record_bytes: int = 0
 
     def __post_init__(self) -> None:

@@ -147,8 +147,7 @@ class Calls:
     ) -> tuple[int, float] | None:
         """One look at the client that is in the way: reaped if dead, else waited for.
 
-        Returns:
-            The turn that we wait behind and since when, to lose patience with it.
+        Returns the turn that we wait behind and since when, to lose patience with it.
         """
         seat = self.seat
         entry, incarnation, turn, by_turn = seat.native.blocker

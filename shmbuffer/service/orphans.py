@@ -24,8 +24,7 @@ def take_over(
 ) -> dict[int, tuple[roster.Entry, int]]:
     """Adopts one of each index below ``n``, and ends the others.
 
-    Returns:
-        The adopted by index, each with a descriptor of its process, which the caller closes.
+    Returns the adopted by index, each with a descriptor of its process, which the caller closes.
     """
     me = identity.current()  # spawned itself, where a collector has become the coordinator
     found = [one for one in found if one.identity != me]

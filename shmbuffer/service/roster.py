@@ -49,32 +49,21 @@ _alive = Lock()
 
 @dataclass(frozen=True)
 class Entry:
-    """A process that lives.
+    """A process that lives."""
 
-    Attributes:
-        file: of the entry.
-        name: that it was spawned under.
-        index: among those of its ``spawn``.
-        identity: of the process, as it said.
-    """
-
-    file: str
-    name: str
-    index: int
-    identity: Identity
+    file: str  # of the entry
+    name: str  # that it was spawned under
+    index: int  # among those of its ``spawn``
+    identity: Identity  # of the process, as it said
 
 
 @dataclass(frozen=True)
 class LastWords:
-    """What a process wrote at its end.
+    """What a process wrote at its end."""
 
-    Attributes:
-        exitcode: of the process; None if it was killed before, or what it wrote is damaged.
-        failed: where it failed, as a number; "" if no exception ended it.
-    """
-
+    # of the process; None if it was killed before, or what it wrote is damaged
     exitcode: int | None = None
-    failed: str = ""
+    failed: str = ""  # where it failed, as a number; "" if no exception ended it
 
 
 def plan(scratch_dir: Path) -> str:

@@ -43,22 +43,15 @@ How = Literal["ended", "killed", "left"]
 
 @dataclass(frozen=True)
 class Stopped:
-    """A process that `stop` dealt with.
+    """A process that `stop` dealt with."""
 
-    Attributes:
-        pid: in the pid namespace that it lives in.
-        role: of its handles the one that is ended last; "collector" of a spawned process that has
-            not attached.
-        name: that it was spawned under, with its index; else "".
-        how: "ended" on SIGTERM, "killed" after the grace, or "left": it could not be ended.
-        why: it was left, in words.
-    """
-
-    pid: int
+    pid: int  # in the pid namespace that it lives in
+    # of its handles the one that is ended last; "collector" of a spawned process that has not
+    # attached
     role: str
-    name: str
-    how: How
-    why: str = ""
+    name: str  # that it was spawned under, with its index; else ""
+    how: How  # "ended" on SIGTERM, "killed" after the grace, or "left": it could not be ended
+    why: str = ""  # it was left, in words
 
     def to_json(self) -> dict[str, Any]:
         """As a dict of plain values."""

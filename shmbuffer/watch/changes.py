@@ -36,17 +36,11 @@ Client = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Change:
-    """One thing that has happened between two looks.
+    """One thing that has happened between two looks."""
 
-    Attributes:
-        at_s: wall clock, when it was seen.
-        kind: in one or two words.
-        text: to whom, or what.
-    """
-
-    at_s: float
-    kind: Kind
-    text: str
+    at_s: float  # wall clock, when it was seen
+    kind: Kind  # in one or two words
+    text: str  # to whom, or what
 
 
 @dataclass(frozen=True)

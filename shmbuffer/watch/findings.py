@@ -21,15 +21,10 @@ from shmbuffer.watch.look import Look
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that looks unhealthy.
+    """One thing that looks unhealthy."""
 
-    Attributes:
-        name: of the function that found it.
-        says: a sentence, with the reason.
-    """
-
-    name: str
-    says: str
+    name: str  # of the function that found it
+    says: str  # a sentence, with the reason
 
 
 MANY_DRAWS = 512

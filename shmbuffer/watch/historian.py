@@ -42,26 +42,16 @@ log = logging.getLogger("shmbuffer.service")
 
 @dataclass(frozen=True)
 class Death:
-    """One client that ended without leaving.
+    """One client that ended without leaving."""
 
-    Attributes:
-        pid: of the dead process.
-        role: what it was in the registry; "collector" for a spawned one that was not in there.
-        name: ``target-index`` of a spawned process, else "".
-        index: of a spawned process among those of its ``spawn``, else None.
-        exitcode: as ``multiprocessing`` gives it (negative: the signal); None where it is not ours
-            to know.
-        restarted: whether it is started again.
-        time_s: when it was noticed, in seconds since 1970.
-    """
-
-    pid: int
-    role: str
-    name: str
-    index: int | None
+    pid: int  # of the dead process
+    role: str  # what it was in the registry; "collector" for a spawned one that was not in there
+    name: str  # ``target-index`` of a spawned process, else ""
+    index: int | None  # of a spawned process among those of its ``spawn``, else None
+    # as ``multiprocessing`` gives it (negative: the signal); None where it is not ours to know
     exitcode: int | None
-    restarted: bool
-    time_s: float = field(default_factory=time.time)
+    restarted: bool  # whether it is started again
+    time_s: float = field(default_factory=time.time)  # when it was noticed, in seconds since 1970
 
     @property
     def cause(self) -> str:

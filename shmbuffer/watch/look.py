@@ -17,21 +17,13 @@ from shmbuffer.watch.timeline import Timeline
 
 @dataclass(frozen=True)
 class Look:
-    """What was found.
+    """What was found."""
 
-    Attributes:
-        found: what `inspect` found.
-        item_stats: the items; None before the first write.
-        timeline: the part of the history that is looked at; None without.
-        absent: why there is no timeline, in words.
-        now_s: when it was looked, in seconds since 1970.
-    """
-
-    found: Mapping[str, Any]
-    item_stats: ItemStats | None
-    timeline: Timeline | None
-    absent: str
-    now_s: float
+    found: Mapping[str, Any]  # what `inspect` found
+    item_stats: ItemStats | None  # the items; None before the first write
+    timeline: Timeline | None  # the part of the history that is looked at; None without
+    absent: str  # why there is no timeline, in words
+    now_s: float  # when it was looked, in seconds since 1970
 
     def total(self, name: str) -> int:
         """How much a counter has grown in the part that is looked at, or since the beginning."""

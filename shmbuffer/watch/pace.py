@@ -36,21 +36,14 @@ once, and nobody would see who it was."""
 
 @dataclass(frozen=True)
 class Pace:
-    """What happened between two looks.
+    """What happened between two looks."""
 
-    Attributes:
-        seconds: between them.
-        rates: per second, by the names in `RATED`; none after the first look.
-        age: mean age of an item when it was drawn, counted in writes; None if none was drawn.
-        clients: items written and drawn per second, by incarnation.
-        events: who came and went, and what else happened.
-    """
-
-    seconds: float
-    rates: Mapping[str, float]
+    seconds: float  # between them
+    rates: Mapping[str, float]  # per second, by the names in `RATED`; none after the first look
+    # mean age of an item when it was drawn, counted in writes; None if none was drawn
     age: float | None
-    clients: Mapping[int, tuple[float, float]]
-    events: tuple[Change, ...] = ()
+    clients: Mapping[int, tuple[float, float]]  # items written and drawn per second, by incarnation
+    events: tuple[Change, ...] = ()  # who came and went, and what else happened
 
     @classmethod
     def nothing(cls, *events: Change) -> Pace:

@@ -52,8 +52,7 @@ _FORMS = ((600.0, "%H:%M:%S"), (2 * 86400.0, "%H:%M"), (float("inf"), "%d %b"))
 def save(look: Look, findings: Sequence[Finding], path: Path) -> Path:
     """Draws the picture into a file, of the kind that its suffix says.
 
-    Returns:
-        Its absolute path.
+    Returns its absolute path.
     """
     import matplotlib as mpl
 

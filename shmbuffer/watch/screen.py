@@ -32,19 +32,12 @@ _FEWEST_EVENTS = 3
 
 @dataclass(frozen=True)
 class Screen:
-    """A renderable of rich's that takes all of a terminal.
+    """A renderable of rich's that takes all of a terminal."""
 
-    Attributes:
-        path: as it was given.
-        found: what `inspect` found, with priorities; or ``path`` and ``error``.
-        pace: since the look before.
-        watch: what was seen so far.
-    """
-
-    path: str
-    found: Mapping[str, Any]
-    pace: Pace
-    watch: Watch
+    path: str  # as it was given
+    found: Mapping[str, Any]  # what `inspect` found, with priorities; or ``path`` and ``error``
+    pace: Pace  # since the look before
+    watch: Watch  # what was seen so far
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Asked by rich at each refresh, so that a terminal may change its size."""

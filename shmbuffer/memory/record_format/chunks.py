@@ -32,30 +32,20 @@ class Codec(IntEnum):
 
 @dataclass(frozen=True)
 class Chunk:
-    """A leaf of a form: what its numbers and pieces mean.
+    """A leaf of a form: what its numbers and pieces mean."""
 
-    Attributes:
-        kind: ``tensor``, ``array`` (numpy), ``number`` (numpy scalar), ``bytes``, ``str``, ``int``,
-            ``float``, ``bool`` or ``none``.
-        dtype: torch's name (``float32``) of a tensor, numpy's (``<f4``) of an array or number;
-            else empty.
-        itemsize: bytes of one number, as `itemsize_of` gives it; 1 for text, bytes and integers,
-            0 for None.
-        rank: how many dims it has; text, bytes and integers have one.
-        codec: of its pieces.
-        placed: its pieces have places of their own.
-        frames: pieces along the first dim of what is placed; 0: one piece.
-        joined: the chunk in whose frame its bytes are; None: its bytes are its own.
-    """
-
+    # ``tensor``, ``array`` (numpy), ``number`` (numpy scalar), ``bytes``, ``str``, ``int``,
+    # ``float``, ``bool`` or ``none``
     kind: str
+    # torch's name (``float32``) of a tensor, numpy's (``<f4``) of an array or number; else empty
     dtype: str = ""
+    # bytes of one number, as `itemsize_of` gives it; 1 for text, bytes and integers, 0 for None
     itemsize: int = 1
-    rank: int = 0
-    codec: Codec = Codec.RAW
-    placed: bool = False
-    frames: int = 0
-    joined: int | None = None
+    rank: int = 0  # how many dims it has; text, bytes and integers have one
+    codec: Codec = Codec.RAW  # of its pieces
+    placed: bool = False  # its pieces have places of their own
+    frames: int = 0  # pieces along the first dim of what is placed; 0: one piece
+    joined: int | None = None  # the chunk in whose frame its bytes are; None: its bytes are its own
 
     @property
     def pieces(self) -> int:

@@ -59,8 +59,7 @@ class FormWriter:
     def node(self, tree: Any, lead: tuple[int, ...], depth: int) -> int:
         """Writes a node, whose shape starts with ``lead``.
 
-        Returns:
-            How many batch dims it has; 0 where it has none.
+        Returns how many batch dims it has; 0 where it has none.
         """
         self._part(depth)
         match tree:

@@ -49,8 +49,7 @@ class Located(NamedTuple):
 def locate(batch: RecordBatch, where: str) -> list[Located]:
     """Finds every piece of every record, and checks that it is there.
 
-    Returns:
-        One for each form, in the order of their first rows; the rows of each ascend.
+    Returns one for each form, in the order of their first rows; the rows of each ascend.
     """
     if not len(batch):
         return []

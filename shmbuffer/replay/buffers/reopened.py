@@ -42,10 +42,8 @@ _DEFAULT_ALPHA, _DEFAULT_BETA = 0.6, 0.4
 def from_engine(engine: Engine, **overrides: Any) -> ReplayBuffer:
     """The buffer of an open directory, with the class and the arguments that were recorded.
 
-    Returns:
-        A buffer of the recorded class; where none was recorded, a
-        `TensorDictPrioritizedReplayBuffer` if there are priorities, else a
-        `TensorDictReplayBuffer`.
+    Returns a buffer of the recorded class; where none was recorded, a
+    `TensorDictPrioritizedReplayBuffer` if there are priorities, else a `TensorDictReplayBuffer`.
     """
     settings, ring = engine.settings, engine.ring()
     extra = recorded.of_buffer(settings, engine.where)

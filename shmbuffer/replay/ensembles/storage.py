@@ -227,7 +227,6 @@ class StorageEnsemble(Ensemble, Storage):
 def local(index: torch.Tensor, storage: Any) -> Any:
     """The index of one row of a sample, as the storage of its buffer takes it.
 
-    Returns:
-        int64 ``[n]``, or a tuple of ``ndim`` of them.
+    Returns int64 ``[n]``, or a tuple of ``ndim`` of them.
     """
     return tuple(index.unbind(-1)) if getattr(storage, "ndim", 1) > 1 else index

@@ -42,8 +42,7 @@ def deferred(
 def amended(stack: LazyStackedTensorDict, amend: Callable[[list[Any]], None]) -> bool:
     """Have the items of a stack changed when they are made.
 
-    Returns:
-        Whether that is still to come; else nothing was done.
+    Returns whether that is still to come; else nothing was done.
     """
     make = stack.__dict__.get("_make") if type(stack) is _Deferred else None
     if make is None:

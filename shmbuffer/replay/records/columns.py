@@ -33,24 +33,16 @@ from shmbuffer.replay.records.forms import (
 
 @dataclass(frozen=True, eq=False)
 class Columns:
-    """n items of one kind. A TypeError where a leaf has no memory.
+    """n items of one kind. A TypeError where a leaf has no memory."""
 
-    Attributes:
-        kind: what they have in common.
-        batch_dims: int64[n, kind.batch_dims].
-        dims: int64[n, rank], one for each leaf.
-        addresses: int64[n, leaves]: where the bytes of each leaf start.
-        sizes: int64[n, leaves]: how many they are.
-        keeps: whose memory it is; the addresses are good as long as these are there.
-        leaves: where the items were apart: as `forms.Described` has them, a list for each leaf.
-    """
-
-    kind: Kind
-    batch_dims: NDArray[np.int64]
-    dims: tuple[NDArray[np.int64], ...]
-    addresses: NDArray[np.int64]
-    sizes: NDArray[np.int64]
+    kind: Kind  # what they have in common
+    batch_dims: NDArray[np.int64]  # int64[n, kind.batch_dims]
+    dims: tuple[NDArray[np.int64], ...]  # int64[n, rank], one for each leaf
+    addresses: NDArray[np.int64]  # int64[n, leaves]: where the bytes of each leaf start
+    sizes: NDArray[np.int64]  # int64[n, leaves]: how many they are
+    # whose memory it is; the addresses are good as long as these are there
     keeps: list[Any] = field(repr=False)
+    # where the items were apart: as `forms.Described` has them, a list for each leaf
     leaves: list[list[Any]] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:

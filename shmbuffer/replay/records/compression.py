@@ -100,10 +100,7 @@ class Zstd:
         destinations: Sequence[Destination],
         where: str = "a batch of records",
     ) -> None:
-        """Writes what each frame holds to its destination.
-
-        Cost: that of zstd, and 1 µs a piece.
-        """
+        """Writes what each frame holds to its destination. Cost: that of zstd, and 1 µs a piece."""
         places = [one if isinstance(one, list) else [one] for one in destinations]
         sizes = [sum(map(len, parts)) for parts in places]
         self._look(sources, sizes, where)

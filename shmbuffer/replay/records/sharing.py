@@ -93,10 +93,7 @@ class Shared(NamedTuple):
 def find_equal(
     addresses: NDArray[np.int64], sizes: NDArray[np.int64], reach: int = REACH
 ) -> Shared:
-    """Finds equal pieces.
-
-    Cost: that of reading all pieces twice, and 0.2 µs a piece.
-    """
+    """Finds equal pieces. Cost: that of reading all pieces twice, and 0.2 µs a piece."""
     count, width = addresses.shape
     at, nbytes = addresses.ravel(), sizes.ravel()
     groups = _groups(at, nbytes)

@@ -127,8 +127,7 @@ def is_one(index: Any) -> bool:
 def ravel(index: Any, lanes: tuple[int, ...]) -> NDArray[np.int64]:
     """Element indices from what a sample or a write has given out as ``index``.
 
-    Returns:
-        int64 ``[n]``, contiguous.
+    Returns int64 ``[n]``, contiguous.
     """
     if not lanes or isinstance(index, int):
         numbers = _numbers(index).reshape(-1)

@@ -146,8 +146,7 @@ def _listed(parts: list[str]) -> str:
 def unmade(engine: Engine) -> bool:
     """Remove a buffer that was made just now and has nothing in it, if nobody else has joined.
 
-    Returns:
-        Whether that was so; the engine is closed then.
+    Returns whether that was so; the engine is closed then.
     """
     if engine.seat.incarnation != 1 or not engine.seat.is_alone():
         return False

@@ -36,26 +36,17 @@ None."""
 
 
 class Mover(ABC):
-    """Moves the items of one ring.
+    """Moves the items of one ring."""
 
-    Attributes:
-        ring: where their order, words, tickets and priorities are.
-        lanes: sizes of the dimensions behind the first; ``()`` where there is one.
-        where: the buffer's name in messages.
-    """
-
-    ring: Ring
+    ring: Ring  # where their order, words, tickets and priorities are
+    # sizes of the dimensions behind the first; ``()`` where there is one
     lanes: tuple[int, ...] = ()
-    where: str
+    where: str  # the buffer's name in messages
 
     # -- writing -------------------------------------------------------------------------------
 
     def put(self, slots: NDArray[np.int64], data: Any, *, in_place: bool) -> NDArray[np.int64]:
-        """Write row i of ``data`` to ``slots[i]``.
-
-        Returns:
-            The slots, each once.
-        """
+        """Write row i of ``data`` to ``slots[i]``. Returns the slots, each once."""
         if len(slots) > 1:
             last = last_of_each(slots)
             if len(last) < len(slots):
@@ -177,8 +168,7 @@ def draw_from(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
     """Draw, without copying what was drawn. Waits while others fill all of the ring.
 
-    Returns:
-        Elements and tickets, int64 ``[count]``; weights, float32 ``[count]``, or None.
+    Returns elements and tickets, int64 ``[count]``; weights, float32 ``[count]``, or None.
     """
     elements = torch.empty(count, dtype=torch.int64)
     tickets = torch.empty_like(elements)

@@ -27,8 +27,7 @@ class H5Split(TED2Flat):
     def __call__(self, data: TensorDict) -> TensorDict:  # type: ignore[override] # TorchRL's way
         """The trajectories as ``traj_0``, ``traj_1`` and so on, beside what is there once.
 
-        Returns:
-            A TensorDict without batch dimensions; its tensors are views.
+        Returns a TensorDict without batch dimensions; its tensors are views.
         """
         width = len(str(len(data) - 1))
         split = TensorDict()
