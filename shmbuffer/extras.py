@@ -20,10 +20,10 @@ def missing(needs: str, extra: str, *, name: str | None) -> MissingExtra:
 
 
 def command(extra: str) -> str:
-    """Returns the command that installs an extra, for how this package itself was installed.
+    """Returns the command that installs an extra.
 
-    One that came from a clone is installed from there again. Any other is there already, so pip
-    asks an index for what the extra brings and for nothing else.
+    A package that came from a clone is installed from there again. Any other is installed already,
+    so pip asks an index only for what the extra brings.
     """
     wanted = f"[{extra}]"
     try:

@@ -1,6 +1,6 @@
 """What a verb prints: tables, with rich where it is installed and somebody watches; or JSON.
 
-FORCE_COLOR, which is not empty, stands for somebody who watches; NO_COLOR takes that back.
+FORCE_COLOR stands for somebody who watches, NO_COLOR takes that back.
 """
 
 from __future__ import annotations

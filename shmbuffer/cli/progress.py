@@ -68,14 +68,10 @@ class Progress:
 
 
 class Bar:
-    """How far long work is, on stderr: stdout is for results. Called with `ProgressReport`.
+    """How far long work is, on stderr (stdout is for results). Called with `ProgressReport`.
 
-    Where somebody watches, and from half a second on; nothing in a pipe. With rich a bar for each
-    thing that is done, which all go when the last is full; without it a line now and then. It may
-    be called from any thread.
-
-    Args:
-        wanted: False shows nothing.
+    Where somebody watches, after half a second; ``wanted=False`` shows nothing. Any thread may call
+    it.
     """
 
     def __init__(self, *, wanted: bool = True) -> None:

@@ -144,10 +144,7 @@ class Handle:
     # -- what a buffer can do ------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[Any]:
-        """Samples, until the sampler has run out.
-
-        Where the owner draws, a pass is one for all its handles: each batch goes to one of them.
-        """
+        """Samples until the sampler has run out; where the owner draws, all handles share that."""
         while (near := self._reach(SAMPLE)) is not None:  # there is no end to such draws
             yield near.buffer.sample()
         while (batch := self._call("next")) is not None:

@@ -19,11 +19,7 @@ from shmbuffer.distributed.runtime import require_ray
 
 
 class Host:
-    """The actor.
-
-    Args:
-        made_of: class, positional and keyword arguments of the buffer, pickled.
-    """
+    """The actor. ``made_of``: class, positional and keyword arguments of the buffer, pickled."""
 
     def __init__(self, made_of: bytes) -> None:
         self._dumps: Callable[[Any], bytes] = require_ray().cloudpickle.dumps
@@ -36,10 +32,7 @@ class Host:
             self._failure = self._error(error)
 
     def answer(self, request: bytes) -> bytes:
-        """Call a method of `Owner`.
-
-        Returns ``(True, result)`` or ``(False, exception)``, pickled.
-        """
+        """Calls a method of `Owner`: ``(True, result)`` or ``(False, exception)``, pickled."""
         if self._failure:
             return self._failure
         try:

@@ -1,13 +1,12 @@
-"""What runs beside a buffer, in its owner's process, for handles elsewhere.
+"""What runs in the owner's process, for handles in other processes.
 
     Handle ──call, get, put, offer──▶ Owner ──▶ buffer
                                         └─ mark ──▶ its directory, read by every `LocalHandle`
 
-A process that has opened the owner's directory knows the owner's configuration as it was then:
-transforms, `collate_fn`, sampler, batch size. After a call that may have changed any of it the
-owner pickles it once more; if that gives something else, it leaves a new mark in the directory, and
-a process that sees another mark than the one it knows asks again. Calls that move data change no
-configuration, and do not pay for the comparison.
+A process that has opened the owner's directory knows transforms, `collate_fn`, sampler and batch
+size as they were then. After a call that may have changed them the owner pickles them again. If the
+result differs, it leaves a new mark in the directory, and a process that sees an unknown mark asks
+again. Calls that move data change no configuration and skip the comparison.
 """
 
 from __future__ import annotations
@@ -82,12 +81,7 @@ class Message:
 
 
 class Owner:
-    """Answers for a buffer. One call at a time, whatever threads they come in by.
-
-    Args:
-        buffer: what the handles are handles of.
-        dumps: pickles its configuration.
-    """
+    """Answers for a buffer, one call at a time. ``dumps`` pickles the buffer's configuration."""
 
     def __init__(self, buffer: ReplayBuffer, dumps: Callable[[Any], bytes]) -> None:
         self.buffer = buffer
@@ -193,10 +187,7 @@ def _made(part: Any) -> Any:
 
 
 def detached(data: Any) -> Any:
-    """``data`` as it can be pickled: a view of a memory map would refer to memory of this process.
-
-    Such views are what ``rb[a:b]`` gives where the storage is not shared.
-    """
+    """``data`` that can be pickled: views of memory maps (``rb[a:b]``, not shared) are copied."""
     if isinstance(data, MemoryMappedTensor):
         return data.clone()
     if is_collection(data):

@@ -26,13 +26,9 @@ _clients: MutableMapping[Any, RemoteClient] = weakref.WeakKeyDictionary()
 class RemoteClient(Handle):
     """A handle on a `RemoteTensorDictReplayBuffer` that another process of the RPC group owns.
 
-    Made by `RemoteTensorDictReplayBuffer.client`. It can be passed in RPC calls, as the RRef can;
-    where it arrives on the buffer's machine it attaches to the buffer's directory.
-
-    Args:
-        rref: the buffer.
-        offer: see `Handle`.
-        weak: do not keep the RRef, and with it the buffer, alive.
+    Made by `RemoteTensorDictReplayBuffer.client`; passed in RPC calls, as the RRef can be. On the
+    buffer's machine it attaches to the directory. ``weak``: do not keep the RRef, and the buffer,
+    alive.
     """
 
     owner_is_gone = (RuntimeError,)  # what torch raises where nobody answers

@@ -21,11 +21,7 @@ def require_ray() -> Any:
 
 
 class Lease:
-    """One user of Ray in this process. If we started it, the last one to release shuts it down.
-
-    Args:
-        config: arguments of ``ray.init``, where Ray is not initialised yet.
-    """
+    """One user of Ray in this process. If we started it, the last one to release shuts it down."""
 
     def __init__(self, config: dict[str, Any] | None = None) -> None:
         global _leases

@@ -96,10 +96,7 @@ class Crew:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Tells everybody to end, and waits; those that do not are killed.
-
-        Who has said nothing yet is still starting; that is not worth a wait.
-        """
+        """Ends every process, and kills those that do not end; a starting one is not waited for."""
         if self._all_killed:
             return
         if not (self._learner.has_spoken and self._coordinator.has_spoken):

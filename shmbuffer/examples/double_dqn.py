@@ -114,10 +114,7 @@ class Agent:
         self.optimizer = torch.optim.Adam(self.parameters, fused=True)
 
     def update(self, batch: TensorDictBase, step: int) -> torch.Tensor:
-        """Makes one step of the optimizer.
-
-        Returns the absolute temporal differences ``[n]``, which are the new priorities.
-        """
+        """Makes one step of the optimizer; returns the absolute TD errors, the new priorities."""
         config, after = self.config, batch["next"]
         with torch.no_grad():
             # One network chooses the action, the other one says what it is worth.
@@ -188,12 +185,7 @@ class _Moment(NamedTuple):
 
 
 class Rollout:
-    """Steps one environment for ever and makes n-step transitions of what happens.
-
-    Args:
-        config: environment, discount and number of steps.
-        seed: of the environment and of the exploration.
-    """
+    """Steps one environment for ever and makes n-step transitions of what happens."""
 
     def __init__(self, config: Config, seed: int) -> None:
         self._gamma = config.gamma
@@ -207,8 +199,8 @@ class Rollout:
     def collect(self, network: QNetwork, epsilon: float, rows: int) -> TensorDict:
         """Steps until there are enough transitions.
 
-        Returns a batch: ``observation``, ``action``, ``gamma`` (the discount of what follows), and
-        ``next`` with ``observation``, ``reward`` (of all n steps) and ``terminated``.
+        ``next`` has ``observation``, ``reward`` (of all n steps), ``terminated``; ``gamma`` is the
+        discount of what follows.
         """
         while len(self._rows) < rows:
             self._step(network, epsilon)

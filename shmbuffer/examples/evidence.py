@@ -49,12 +49,7 @@ CHUNK = 8_192  # items that are read at a time
 
 
 class Ledger:
-    """What one life of a collector has written, and what of it was acknowledged.
-
-    Args:
-        directory: where the ledgers of a run are; made if it is not there.
-        index: of the collector. Each of its lives takes the next free ledger.
-    """
+    """What one life of collector ``index`` has written, and what of it was acknowledged."""
 
     def __init__(self, directory: Path, index: int) -> None:
         directory.mkdir(parents=True, exist_ok=True)
@@ -120,13 +115,8 @@ class Evidence:
 def examine(replay: ReplayBuffer, ledgers: Path) -> Evidence:
     """Compares the items of a buffer with their stamps and with the ledgers of their writers.
 
-    A ring overwrites the oldest items of every writer first. So, once the buffer has been full,
-    an item counts as lost only if an older one of the same writer is there.
-
-    Returns:
-        The evidence.
-
-    Cost: reads every item, about a second for a million.
+    A ring overwrites the oldest items of every writer first: once the buffer has been full, an item
+    counts as lost only if an older one of the same writer is there. Reads every item.
     """
     acknowledged = _acknowledged(ledgers)  # before the items: what was acknowledged must be there
     ring_was_full = replay.write_count > len(replay)

@@ -102,14 +102,7 @@ class Outcome:
 
 
 class Trial:
-    """One run, from its start until it is solved or out of time.
-
-    Args:
-        run_dir: the directory of the run, which holds none yet.
-        config: of the run.
-        plan: what to kill when, and what is good enough.
-        watcher: is told what happens.
-    """
+    """One run, from its start until it is solved or out of time."""
 
     def __init__(self, run_dir: Path, config: Config, plan: TrialPlan, watcher: Watcher) -> None:
         self._run_dir = run_dir

@@ -1,7 +1,6 @@
 """Shared bytes: where items lie, who may touch them, and what is left when a process dies.
 
-numpy and the C core only; nothing here imports torch. A collector that has arrays can write from
-here without paying for that import.
+numpy and the C core only: a collector that has arrays pays for no import of torch.
 """
 
 from __future__ import annotations

@@ -31,11 +31,7 @@ WHERE = "anonymous memory"
 
 
 class Anonymous:
-    """The ground of a buffer without a name.
-
-    Args:
-        file: the memfd; owned by this object from now on.
-    """
+    """The ground of a buffer without a name. It owns ``file``, the memfd."""
 
     directory = None
     path = None

@@ -67,10 +67,7 @@ def make_with_parents(where: Path) -> bool:
 
 
 def make_folder(name: str | Path, mode: int, *, dir_fd: int | None = None) -> bool:
-    """Make a directory with exactly this mode; false if something is there already.
-
-    Whether it is setgid is not ours to say: it has that from the directory above, with the group.
-    """
+    """Make a directory of exactly this mode (setgid as its parent); false if the name exists."""
     try:
         os.mkdir(name, mode, dir_fd=dir_fd)
     except FileExistsError:

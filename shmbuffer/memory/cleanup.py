@@ -54,12 +54,7 @@ _thread = threading.local()  # the signal mask that a thread had before it forke
 
 
 class Ownership:
-    """The right and the duty of one process to remove a directory; made by `own`.
-
-    Attributes:
-        path: the directory.
-        owner: the process.
-    """
+    """The right and the duty of one process to remove a directory; made by `own`."""
 
     def __init__(self, path: Path, remove: Callable[[], object]) -> None:
         self.path = path
@@ -70,10 +65,7 @@ class Ownership:
         self._remover = 0
 
     def remove(self) -> bool:
-        """Remove the directory, and return whether this call did it; False if it was gone.
-
-        If that fails the error is raised, and it is tried again when the process ends.
-        """
+        """Remove the directory; true if this call did. What fails is tried again at exit."""
         if not self.is_ours() or not self._busy.acquire(timeout=PATIENCE_S):
             return False
         try:
@@ -170,8 +162,8 @@ def left_behind() -> Iterator[Path]:
 def janitor(is_abandoned: Callable[[Path], bool], remove: Callable[[Path], bool]) -> list[Path]:
     """Remove the temporary directories of owners that were killed, and return them.
 
-    Looks at what `left_behind` finds. An empty one is removed without a question. What cannot be
-    removed is logged, not raised: it shall not keep a new buffer from starting.
+    An empty one is removed without a question. What cannot be removed is logged, not raised: it
+    must not keep a new buffer from starting.
     """
     removed: list[Path] = []
     try:

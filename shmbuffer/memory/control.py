@@ -1,11 +1,10 @@
 """The control file: what the buffer is, who uses it, and the words that they share.
 
 The superblock changes at creation, definition, recovery, barrier and change of settings, always
-under
-init.lock, and never in the hot path. There are two copies, in pages of their own: the older one is
-overwritten, so that a valid one is there whatever happens; the valid copy with the higher sequence
-counts. It is on the disk before the other one is overwritten, because a power cut may tear any page
-that is not.
+under init.lock, and never in the hot path. There are two copies, in pages of their own: the older
+one is overwritten, so that a valid one is there whatever happens; the valid copy with the higher
+sequence counts. It is on the disk before the other one is overwritten, because a power cut may tear
+any page that is not.
 
 If a process dies while writing a copy, its checksum is wrong and the other copy is read.
 """
@@ -165,10 +164,7 @@ class Control:
 
     @property
     def sequences(self) -> tuple[int, int]:
-        """Of both copies, as they are, valid or not.
-
-        Where they are what they were, the superblock was not written since. Costs 0.2 µs.
-        """
+        """Of both copies, valid or not; if equal, the superblock was not written since. 0.2 µs."""
         first, second = self._sequences
         return first[0], second[0]
 
@@ -251,11 +247,7 @@ class Control:
         _core.reached("recover.noted")
 
     def last_recovery(self) -> dict[str, Any] | None:
-        """What the last recovery found.
-
-        None if there was none, its record is damaged, or just being written, or an older version
-        has made it, which left none.
-        """
+        """What the last recovery found; None without a record, or if that is damaged."""
         data = self._bytes[layout.RECOVERY_OFFSET : layout.REGISTRY_OFFSET].tobytes()
         record = np.frombuffer(data, layout.RECOVERY)[0]
         if int(_core.crc32c(data[:-4])) != record["crc32c"]:

@@ -1,10 +1,10 @@
-"""Knots: both sides of a buffer wait, each for the other, and none of them can ever go on.
+"""Deadlock: both sides of a buffer wait, each for the other, and neither can ever go on.
 
     writes wait for samples (the error buffer, the slots or the bytes of a queue)
     samples wait for writes (the error buffer, too few items)
                                   ──▶ what they may differ by is too small for their batches
 
-Told from the registry, which says what everybody waits for, and by the core under the mutex where
+Told from the registry, which says what each client waits for, and by the core under the mutex where
 a queue is asked: a client that could go on, and has not yet, is not part of a deadlock.
 """
 

@@ -84,10 +84,7 @@ class Diagnosis:
         return True  # it may have been damaged on that way; the one who needs it says so
 
     def owner_is_dead(self) -> bool:
-        """Whether the process that owns the directory is proven dead.
-
-        A zombie is, once nobody holds a liveness file; an owner in another container is not.
-        """
+        """Whether the owner is proven dead: a zombie is, once nobody holds a liveness file."""
         owner = self.superblock.owner
         here = owner.pid_namespace == identity.current().pid_namespace
         here |= identity.is_of_another_boot(owner)  # nobody there holds a lock, or for good

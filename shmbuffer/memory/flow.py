@@ -19,15 +19,12 @@ _NO_QUEUE = 1  # of a call to take
 
 
 class Flow:
-    """Flow control of one handle's ring. Use `Ring.flow`.
-
-    Attributes:
-        version: ``[0]`` is 0 as long as nothing was ever limited, which a hot call asks first.
-    """
+    """Flow control of one handle's ring. Use `Ring.flow`."""
 
     def __init__(self, calls: Calls) -> None:
         self._calls = calls
         self._seat = calls.seat
+        # ``[0]`` is 0 as long as nothing was ever limited, which a hot call asks first
         self.version = calls.seat.control.limiter_version
 
     @property
@@ -47,19 +44,13 @@ class Flow:
         return rate_status(runtime, width=schema.width, capacity=schema.capacity)
 
     def admit_now(self, count: int) -> bool:
-        """Admits a sampler's draw of ``count`` elements, if that is so without waiting.
-
-        Cost: 0.3 µs.
-        """
+        """Admits a sampler's draw of ``count`` elements, if it need not wait. Cost: 0.3 µs."""
         self._calls.sides.draws_here()
         found: int = self._seat.native.admit_sample(count, 0, True, LOCK_TIMEOUT_NS)
         return found >= 0
 
     def admit(self, count: int, min_size: int = 0) -> int:
-        """Waits until ``count`` elements may be drawn.
-
-        Returns how many count as drawn now; 0 where nothing counts them.
-        """
+        """Waits until ``count`` elements may be drawn; returns how many count as drawn now."""
         self._calls.sides.draws_here()
 
         def call() -> int:
@@ -76,9 +67,7 @@ class Flow:
     def take(self, index: NDArray[np.int64], tickets: NDArray[np.int64]) -> bool:
         """Takes the oldest elements out of a queue; their slots stay as they are until `release`.
 
-        Returns False if there is no queue, or none any more: then nothing is to be released.
-
-        Raises as `admit`.
+        False: there is no queue (any more), and nothing to release. Raises as `admit`.
         """
         count = len(index)
         self._calls.sides.draws_here()

@@ -103,8 +103,8 @@ def is_of_another_boot(identity: Identity) -> bool:
 def opened(who: Identity) -> int | None:
     """A descriptor (pidfd) of a process that runs; a signal through it meets no other one.
 
-    Returns None where it has ended, and where it cannot be proved that this is the process: in
-    another pid namespace, or with a fact that is not known.
+    None where it has ended, and where it cannot be proved that this is the process: in another pid
+    namespace, or with an unknown fact.
     """
     me = current()
     known = UNKNOWN_BOOT != who.boot_id == me.boot_id and 0 not in (who.start_time, me.start_time)

@@ -54,10 +54,7 @@ _gate = threading.RLock()  # reentrant: a signal handler may fork while its thre
 
 
 class Lock(_core.Descriptor):
-    """A file that is locked, from `hold` to `close`; in one thread.
-
-    Before and after it is nothing. As a context manager it only closes.
-    """
+    """A file that is locked, from `hold` to `close`; in one thread. ``with`` only closes it."""
 
     def __init__(self) -> None:
         super().__init__(inherited=False)
@@ -77,10 +74,7 @@ class Lock(_core.Descriptor):
         purpose: str,
         make: bool = True,
     ) -> Self:
-        """Lock a file.
-
-        Polls every 5 ms, because a wait in the kernel has no deadline; a timeout of 0 asks once.
-        """
+        """Lock a file. Polls every 5 ms: no wait in the kernel has a deadline; 0 asks once."""
         deadline = time.monotonic() + timeout
         where = directory.path / name
         try:
@@ -101,10 +95,7 @@ class Lock(_core.Descriptor):
 
 
 def is_free(directory: Directory, name: str) -> bool:
-    """Whether nobody holds the lock, this process included.
-
-    A file that is not there proves nothing, so it is not free: its holder may be alive.
-    """
+    """Whether nobody holds the lock. A missing file is not free: it proves nothing."""
     with Lock() as lock:
         try:
             directory.open_file(name, writable=False, into=lock)

@@ -1,7 +1,6 @@
 """made.json: what a definition makes in the scratch directory, noted before it is made.
 
-So whatever a crash leaves is removed by list, and nothing else: the list is believed only for names
-that we give.
+So what a crash leaves is removed by list; the list is believed only for names that we give.
 """
 
 from __future__ import annotations

@@ -35,9 +35,7 @@ class Masses(NamedTuple):
 
 
 def masses_of(ring: Ring) -> Masses:
-    """Those of a ring that goes on living: one look at each of them.
-
-    What is given meanwhile is seen or not; but all masses are of one alpha and eps.
+    """Masses of a live ring, read once without stopping writers; all are of one alpha and eps.
 
     Cost: the mutex for some microseconds, and the masses and raw priorities read once.
     """

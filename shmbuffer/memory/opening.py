@@ -93,10 +93,9 @@ def _open_once(
 def _clear_the_way(
     files: Files, control: Control | None, existing: Existing, *, creating: bool
 ) -> tuple[Control | None, RecoveryReport | None, Mapped | None]:
-    """What has to happen to a buffer that is there before anybody joins; under init.lock.
+    """What has to happen to an existing buffer before anybody joins; under init.lock.
 
-    Returns:
-        The control file, if there is a buffer still; what a recovery did, and what it has mapped.
+    Returns the control file, if the buffer is still there; what a recovery did, and what it mapped.
     """
     if control is None:
         return None, None, None

@@ -78,25 +78,18 @@ OFF = Prefault()
 
 
 class Populating:
-    """A thread that makes and maps pages.
-
-    Args:
-        maps: whose.
-        in_memory: no disk is below them, so pages are made to be written. Those of a disk are only
-            read: made to be written they would all have to be written back.
-        prefault: says who hears of it.
-        reserved: they have their memory already.
-        where: for messages.
-    """
+    """A thread that makes and maps pages."""
 
     def __init__(
         self,
-        maps: Sequence[_core.Map],
+        maps: Sequence[_core.Map],  # whose
         *,
+        # no disk is below them, so pages are made to be written. Those of a disk are only read:
+        # made to be written they would all have to be written back
         in_memory: bool,
-        reserved: bool,
-        prefault: Prefault,
-        where: str,
+        reserved: bool,  # they have their memory already
+        prefault: Prefault,  # says who hears of it
+        where: str,  # for messages
     ) -> None:
         self._maps = maps
         self._in_memory = in_memory

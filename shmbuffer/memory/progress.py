@@ -99,9 +99,6 @@ class Progress:
         total: how much there is; of nothing nothing is told.
         unit: what is counted.
         on_progress: the listener; None: the one of `hearing`.
-
-    Attributes:
-        heard: whether anybody is told.
     """
 
     def __init__(
@@ -113,7 +110,7 @@ class Progress:
         self._on_progress = _heard_by.get() if on_progress is None else on_progress
         self._done = 0
         self._next_s = time.monotonic() + EVERY_S
-        self.heard = self._on_progress is not None and total > 0
+        self.heard = self._on_progress is not None and total > 0  # whether anybody is told
 
     def advance(self, by: int) -> None:
         """So much more is done. What goes beyond the total is not counted."""

@@ -1,6 +1,6 @@
-"""What a directory says of the buffer and of the storage that made it, checked where it is read.
+"""What a directory says of the buffer and storage that made it: JSON under a checksum.
 
-It is JSON under a checksum. What fails here was written by something else, or by another version.
+Checked where it is read: what fails here was written by something else, or by another version.
 """
 
 from __future__ import annotations

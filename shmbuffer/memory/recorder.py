@@ -41,17 +41,13 @@ _log = logging.getLogger(__name__)
 
 
 class Recorder:
-    """Writes a history. Open one with `open`; it is the only one as long as it is open.
-
-    Attributes:
-        history: what was there when it was opened; None if it is a new one.
-        reason: why it is a new one, if there was something that could not be gone on with.
-    """
+    """Writes a history. Open one with `open`; it is the only one as long as it is open."""
 
     def __init__(
         self, file: Lock, where: Path, found: History | None = None, reason: str | None = None
     ) -> None:
-        self.history = found
+        self.history = found  # what was there when it was opened; None if it is a new one
+        # why it is a new one, if there was something that could not be gone on with
         self.reason = reason
         self._file = file
         self._where = where
@@ -125,10 +121,9 @@ class Recorder:
 
 
 def note_deaths(files: Files, control: Control, superblock: Superblock) -> None:
-    """Notes those whom a recovery has found dead, where there is a history; under init.lock.
+    """Notes the clients that a recovery found dead and no event has; under init.lock.
 
-    Those whose end is in there already are left out. What keeps it from being written is logged:
-    the recovery goes on.
+    What keeps the history from being written is logged: the recovery goes on.
     """
     where = files.path / layout.HISTORY
     try:

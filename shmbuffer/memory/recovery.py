@@ -1,7 +1,6 @@
 """Recovery: what the first process to open a directory does when nobody who used it is alive.
 
-     READY ──nobody alive──▶ RECOVERING ── mutex, claims, words, checksums, priorities, tree ──▶
-     READY
+    READY ──nobody alive──▶ RECOVERING ──mutex, claims, words, checksums, priorities, tree──▶ READY
 
 Under init.lock, so that one does it and nobody joins before it is done. Each step may be repeated:
 a process that is killed in it is followed by another, which starts from the first. READY is stored
@@ -49,10 +48,7 @@ _PIECE = 16384
 def recover_directory(
     found: Diagnosis, reason: str, *, verify: bool = False
 ) -> tuple[RecoveryReport, Mapped | None]:
-    """Recovers; under init.lock, when there is a reason to.
-
-    Returns what was done; and what is mapped, where there is a schema.
-    """
+    """Recovers, under init.lock; returns the report, and what is mapped where there is a schema."""
     files, control, superblock = found.files, found.control, found.superblock
     began = time.perf_counter_ns()
     settings = found.settings()
@@ -194,10 +190,7 @@ class _Repair:
         _core.reached("recover.max_priority")
 
     def _settle_flow(self) -> None:
-        """Nobody waits, and no claim is open; an invalid limiter is removed.
-
-        Where its sides are further apart than they can be, they start from zero.
-        """
+        """Removes an invalid limiter; sides further apart than they can be start from zero."""
         runtime, entries = self.control.runtime, self.control.entries
         for name in ("pending", "reading", "waits_for"):
             entries[name] = 0
@@ -220,10 +213,7 @@ class _Repair:
         _core.reached("recover.bases")
 
     def _sane_head(self) -> None:
-        """A head at the end of all tickets, far beyond every item, would end the buffer.
-
-        Nobody writes so much, and nobody is alive who remembers a ticket.
-        """
+        """A head far beyond every item would end the buffer; nobody alive knows a ticket of it."""
         runtime, head = self.control.runtime, int(self.control.runtime["head"][0])
         if head > _MANY_TICKETS:
             tickets = slots.tickets(self.live.words)
@@ -270,10 +260,7 @@ class _Repair:
         return retired
 
     def _refuse_impossible_words(self, trusted: bool) -> int:
-        """A ticket must be of its slot, and not from the future.
-
-        After a reboot it may be ``head`` that is old, so that is not held against a ticket.
-        """
+        """A ticket must be of its slot, and below ``head`` where a reboot did not make that old."""
         head, refused = int(self.control.runtime["head"][0]), 0
         for piece in self._pieces():
             words = self.live.words[piece]

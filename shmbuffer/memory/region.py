@@ -56,12 +56,6 @@ _FILE = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # opening a FIFO would wai
 class Directory:
     """The scratch directory of a buffer, held open.
 
-    Attributes:
-        path: where it was opened, absolute; links above it are allowed, and not resolved.
-        file: what owns its descriptor.
-        identity: device and inode.
-        created: whether `open` made it. Directories above it that were made too do not count.
-
     Raises, in every method:
         BufferNotFoundError, BufferExistsError: also a FileNotFoundError, a FileExistsError.
         BufferUnlinkedError: this directory was removed, and something is to be made in it.
@@ -72,11 +66,13 @@ class Directory:
     """
 
     def __init__(self, path: Path, file: _core.Descriptor, *, created: bool) -> None:
+        # where it was opened, absolute; links above it are allowed, and not resolved
         self.path = path
+        # whether `open` made it. Directories above it that were made too do not count
         self.created = created
         found = os.fstat(file.fd)
-        self.identity = (found.st_dev, found.st_ino)
-        self.file = file
+        self.identity = (found.st_dev, found.st_ino)  # device and inode
+        self.file = file  # what owns its descriptor
 
     @classmethod
     def open(
@@ -240,10 +236,7 @@ class Directory:
             return sorted(os.listdir(folder))
 
     def rename(self, old: str, new: str, *, into: Directory | None = None) -> None:
-        """Move a file to `new`, in the directory `into` if that is another one.
-
-        What is there is replaced; directories on the way are made.
-        """
+        """Move a file to `new` (in `into`), over what is there; make the directories on the way."""
         with (
             self._within(old) as (source, old_last),
             (into or self)._within(new, make=True) as (target, new_last),

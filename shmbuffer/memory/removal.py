@@ -29,17 +29,14 @@ PATIENCE_AT_THE_END_S = 0.5
 def own(path: Path, uuid: bytes) -> cleanup.Ownership:
     """Makes this process remove the buffer of that uuid in ``path`` at its end.
 
-    Then it waits for init.lock only shortly: its own main thread may be what holds it, interrupted
-    by the signal. What is left then is swept by the next start.
+    It waits for init.lock only shortly then: its own main thread, interrupted by the signal, may
+    hold it. The next start sweeps what is left.
     """
     return cleanup.own(path, lambda: remove(path, uuid, timeout=PATIENCE_AT_THE_END_S))
 
 
 def take_ownership(found: Diagnosis) -> bool:
-    """Takes over a temporary directory whose owner is dead; under init.lock.
-
-    Returns False if it is not temporary, or its owner lives.
-    """
+    """Takes over a temporary directory; under init.lock. False if it is not, or its owner lives."""
     if not found.superblock.flags & Flag.TEMPORARY or not found.owner_is_dead():
         return False
     found.control.write(found.superblock.owned())

@@ -43,8 +43,7 @@ class Residency:
 def residency(fd: int, nbytes: int) -> Residency | None:
     """Returns what of an open file is in memory.
 
-    Returns None where the kernel does not tell: before Linux 6.5, on hugetlbfs, or below a filter
-    of system calls.
+    None where the kernel does not tell: before Linux 6.5, on hugetlbfs, or below a seccomp filter.
     """
     if nbytes <= _WINDOWS * _WINDOW_BYTES:
         windows = [(0, nbytes)]

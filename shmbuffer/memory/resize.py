@@ -21,13 +21,7 @@ from shmbuffer.memory.schema import Schema
 
 
 def grow(engine: Engine, capacity: int) -> Engine:
-    """Move a ring to more slots.
-
-    Returns:
-        The engine that the ring belongs to now.
-
-    Cost: O(capacity); doubling makes that constant for an item.
-    """
+    """Moves a ring to more slots; returns its engine. O(capacity), constant an item by doubling."""
     ring = engine.ring()
     assert ring is not None
     assert not engine.shared

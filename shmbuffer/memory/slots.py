@@ -21,8 +21,8 @@ Always true
   3. The claim in the registry is written before the first word, so a WRITING slot always says whom
      to ask.
   4. Words change only while the mutex is held, or in a recovery, when nobody is alive; payload,
-  checksum, source and raw priority of a
-     WRITING slot belong to its writer alone, who needs no lock for them.
+     checksum, source and raw priority of a WRITING slot belong to its writer alone, who needs no
+     lock for them.
   5. A placed write gives slot i the ticket head + ((i - head) mod N) and claims the whole lap, so
      the position of the ring stays and no ticket is used twice.
 If the writer dies: before its phase is COMMITTING the batch is aborted, from then on it is

@@ -70,19 +70,13 @@ class PriorityTree:
 
     @property
     def updates(self) -> int:
-        """Grows with every priority that anybody sets, and with every death.
-
-        A process that died may not have counted what it set.
-        """
+        """Grows with every priority set, and with every death: a dead one may not have counted."""
         control = self._seat.control
         deaths = control.runtime["reaped"][0] + control.runtime["repairs"][0]
         return int(control.entries["updates_applied"].sum() + deaths)
 
     def priorities(self, elements: NDArray[np.int64] | slice | None = None) -> Floats:
-        """Raw priorities of all elements or of some, a copy; NaN where none is known.
-
-        Of a slice they are the ring's own, to be looked at.
-        """
+        """Raw priorities of all or some elements, a copy; of a slice a view. NaN: none is known."""
         return self._live.raw.copy() if elements is None else self._live.raw[elements]
 
     def mass(self, elements: NDArray[np.int64] | slice | None = None) -> Floats:
@@ -100,10 +94,7 @@ class PriorityTree:
         self._set(alpha, eps, f"bind_priorities({alpha}, {eps})", bind=True)
 
     def set_alpha(self, alpha: float | None, eps: float | None = None) -> None:
-        """Changes the exponent exactly: masses are recomputed from raw priorities. O(capacity).
-
-        None: that one stays as it is, even if another process changes it meanwhile.
-        """
+        """Recomputes the masses from raw priorities, O(capacity); None keeps that exponent."""
         self._set(alpha, eps, f"set_alpha({alpha}, {eps})", bind=False)
 
     def _set(self, alpha: float | None, eps: float | None, what: str, *, bind: bool) -> None:

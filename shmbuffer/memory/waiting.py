@@ -128,10 +128,7 @@ class Calls:
         return int(result)
 
     def require_linked(self) -> None:
-        """Raises BufferUnlinkedError if the directory was removed; looks once a second.
-
-        Cost: 0.1 µs.
-        """
+        """Raises BufferUnlinkedError if the directory was removed; looks once a second. 0.1 µs."""
         if (status := self.seat.native.look()) < 0:
             raise_for_status(self.seat, -status, "look")
 
@@ -145,10 +142,7 @@ class Calls:
     def _wait_for_blocker(
         self, what: str, limit: deadline.Deadline | None, behind: tuple[int, float] | None
     ) -> tuple[int, float] | None:
-        """One look at the client that is in the way: reaped if dead, else waited for.
-
-        Returns the turn that we wait behind and since when, to lose patience with it.
-        """
+        """Reaps the client in the way if dead, else waits; returns its turn and since when."""
         seat = self.seat
         entry, incarnation, turn, by_turn = seat.native.blocker
         if seat.reap_if_dead(entry, incarnation):

@@ -24,10 +24,7 @@ VMSTAT = Path("/proc/vmstat")
 
 
 def sleeps_in(pid: int) -> set[str]:
-    """Names of the kernel's functions that threads of a process sleep in, as far as it tells us.
-
-    Cost: some 15 µs a thread.
-    """
+    """The kernel's functions that threads of a process sleep in, where visible. 15 µs a thread."""
     found = set()
     with suppress(OSError):  # gone, or another user's
         for thread in os.listdir(f"/proc/{pid}/task"):
@@ -42,10 +39,7 @@ def throttled(pids: Iterable[int]) -> list[int]:
 
 
 def waited_for_disks_us() -> int | None:
-    """Microseconds since the start of the machine in which some thread has waited for a disk.
-
-    None: the kernel does not count them (CONFIG_PSI).
-    """
+    """Microseconds since boot in which some thread waited for a disk; None without CONFIG_PSI."""
     try:
         some = PRESSURE.read_text("ascii").splitlines()[0]
     except OSError:
@@ -54,10 +48,7 @@ def waited_for_disks_us() -> int | None:
 
 
 def dirty_bytes() -> tuple[int, int]:
-    """What is to be written back, and how much of that the kernel allows; all of the machine.
-
-    A disk or a cgroup may be allowed less.
-    """
+    """The machine's pages to write back and the kernel's limit; a disk or cgroup may have less."""
     counts = dict(line.split() for line in VMSTAT.read_text("ascii").splitlines())
     page = os.sysconf("SC_PAGE_SIZE")
     dirty = int(counts["nr_dirty"]) + int(counts["nr_writeback"])

@@ -1,4 +1,1 @@
-"""What is replayed.
-
-TorchRL's family of buffers on the engine. Knows no file format and no process.
-"""
+"""What is replayed: TorchRL's family of buffers on the engine."""

@@ -18,10 +18,7 @@ R = TypeVar("R")
 
 
 def _leave_alone() -> Any:
-    """What tells the interpreter's hook for compiled code to leave a frame alone, and all below it.
-
-    None where this torch has no such thing.
-    """
+    """What tells the hook for compiled code to leave a frame and its calls alone, or None."""
     try:
         from torch._C._dynamo.eval_frame import (
             _FrameAction,

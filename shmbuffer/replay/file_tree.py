@@ -1,7 +1,4 @@
-"""The files of a save: a tree below a directory that is held open.
-
-Nothing here follows a link, also where others exchange names at the same time.
-"""
+"""The files of a save below a directory that is held open. No link is followed, also in a race."""
 
 from __future__ import annotations
 
@@ -55,10 +52,7 @@ class Folder(NamedTuple):
 
 
 def walk(root: Directory, *, topdown: bool = True) -> Iterator[Folder]:
-    """`os.fwalk` below ``root``.
-
-    A directory that cannot be listed is an error: its files would be missed.
-    """
+    """`os.fwalk` below ``root``; a directory that cannot be listed is an error."""
 
     def refuse(error: OSError) -> None:
         raise error

@@ -83,10 +83,7 @@ def publish(
     merge: bool = False,
     stale: tuple[str, ...] = (),
 ) -> Iterator[Path]:
-    """Write a directory that appears at ``path`` when the block ends without an error.
-
-    Cost: a sync of every file.
-    """
+    """Write a directory that appears at ``path`` when the block ends without error, synced."""
     path = followed(path)
     if path.exists() and not path.is_dir():
         raise NotADirectoryError(f"{path} is not a directory; a checkpoint is one")

@@ -2,9 +2,8 @@
 
     extend, add  ──inv, last to first──▶  storage  ──forward, first to last──▶  sample, rb[i]
 
-A transform is called on the way out. On the way in its ``inv`` is called, if it has one.
-``invert=True`` turns it
-round: it is called on the way in, and its ``inv`` on the way out.
+A transform is called on the way out, its ``inv`` (if any) on the way in; ``invert=True`` swaps
+them.
 """
 
 from __future__ import annotations

@@ -191,10 +191,7 @@ class Work:
             raise
 
     def leave(self) -> None:
-        """Remove it, unless it holds a complete save that has not been moved to its place.
-
-        The lock goes last, so that what a process leaves that dies here is swept later.
-        """
+        """Remove it, unless it holds a complete save; the lock last, so that a death is swept."""
         with suppress(OSError, ShmBufferError):
             if self.mine and not self.directory.exists(COMPLETE):
                 shutil.rmtree(NEW, ignore_errors=True, dir_fd=self.directory.file.fd)

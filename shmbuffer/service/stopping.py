@@ -84,17 +84,12 @@ def end(processes: Collection[Identity], grace_s: float) -> dict[Identity, How]:
 
 
 def stop(scratch_dir: str | os.PathLike[str], *, grace_s: float = 5.0) -> list[Stopped]:
-    """Ends every client of a buffer but this process.
+    """Ends every client of a buffer but this process; one of several handles in its last role.
 
-    Collectors first, with those that a coordinator has spawned and that have not attached yet; then
-    plain clients, learners, and the coordinator, which removes a temporary directory. A process
-    with several handles is ended with the last of them. Meanwhile no coordinator starts any.
-
-    Returns:
-        The processes, in the order in which they were ended; those that were left, too: in another
-        pid namespace, or another user's.
-
-    Cost: what the processes need to end, and at most the grace for each role.
+    Collectors first, with spawned ones that have not attached yet; then plain clients, learners,
+    and the coordinator, which removes a temporary directory. Returns the processes in that order,
+    also those that were left (in another pid namespace, or another user's). Takes at most the grace
+    a role.
     """
     with ExitStack() as undo:
         directory = undo.enter_context(Directory.open(scratch_dir))

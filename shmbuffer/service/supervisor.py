@@ -66,12 +66,10 @@ class Supervisor:
         engine: the coordinator's handle; it lists the clients and reaps the dead.
         scratch_dir: what the targets are called with.
         grace_s: seconds between SIGTERM and SIGKILL when they are stopped.
-
-    Attributes:
-        deaths: every client that died since, in the order in which it was noticed.
     """
 
     def __init__(self, engine: Engine, scratch_dir: Path, *, grace_s: float = 5.0) -> None:
+        # every client that died since, in the order in which it was noticed
         self.deaths: list[Death] = []
         self._engine = engine
         self._scratch_dir = scratch_dir

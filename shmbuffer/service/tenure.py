@@ -35,15 +35,6 @@ log = logging.getLogger("shmbuffer.service")
 class Tenure:
     """From the start of a coordinator to its end.
 
-    Args:
-        scratch_dir: the directory; None makes a temporary one.
-        config: what is recorded, or has to be.
-        existing: what to do with a buffer that is there.
-        auto_cleanup: whether the buffer is removed in the end; None: if it is a temporary one.
-        limiter: what is set in the directory; None leaves what is there, and says so.
-        timeout: seconds to wait for another process that creates or recovers the directory.
-        prefault: of the pages; it is told of the recovery, too.
-
     Attributes:
         engine: the handle.
         path: the directory.
@@ -54,14 +45,17 @@ class Tenure:
 
     def __init__(
         self,
-        scratch_dir: str | os.PathLike[str] | None,
-        config: BufferConfig,
+        scratch_dir: str | os.PathLike[str] | None,  # the directory; None makes a temporary one
+        config: BufferConfig,  # what is recorded, or has to be
         *,
-        existing: OnExisting,
+        existing: OnExisting,  # what to do with a buffer that is there
+        # whether the buffer is removed in the end; None: if it is a temporary one
         auto_cleanup: bool | None,
+        # what is set in the directory; None leaves what is there, and says so
         limiter: RateLimiter | None,
+        # seconds to wait for another process that creates or recovers the directory
         timeout: float,
-        prefault: Prefault,
+        prefault: Prefault,  # of the pages; it is told of the recovery, too
     ) -> None:
         if existing not in get_args(OnExisting):
             raise ValueError(f"on_existing is 'error', 'recover' or 'overwrite', not {existing!r}")
@@ -132,11 +126,9 @@ class Tenure:
 
 
 def hold_lock(scratch_dir: Path) -> Lock:
-    """Takes ``coordinator.lock``: until it is closed, or this process ends; no child has it.
+    """Takes ``coordinator.lock`` until it is closed, or this process ends; no child has it.
 
     The file stays when it is released: a new file would be another lock.
-
-    Cost: some ten microseconds.
     """
     purpose = "is its coordinator"
     with Directory.open(scratch_dir) as directory:

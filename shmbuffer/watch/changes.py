@@ -94,10 +94,7 @@ def between(before: Mapping[str, Any], now: Mapping[str, Any]) -> Difference:
 def _departed(
     before: Mapping[str, Any], now: Mapping[str, Any], missing: Sequence[Client]
 ) -> list[tuple[Client, Kind]]:
-    """The counter of the reaped says how many of those who are missing had died.
-
-    It does not say who; where some had died and some had left, that stays open.
-    """
+    """The counter of the reaped says how many of the missing died, not which."""
     living = [client for client in missing if client["alive"]]
     reaped = _grown("reaped", before, now) - (len(missing) - len(living))
     how: Kind = "left" if reaped <= 0 else "died" if reaped >= len(living) else "gone"

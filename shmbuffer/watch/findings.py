@@ -279,7 +279,7 @@ def verdict(look: Look, findings: Sequence[Finding]) -> str:
 
 
 def _quiet(look: Look, counter: str, says: str) -> str | None:
-    """For how long nobody has counted, where somebody lives who has, or whose predecessor has.
+    """For how long nobody has counted, where a client lives that has, or whose predecessor has.
 
     A role proves nothing: where weights lie in a buffer, learners write and collectors read.
     """

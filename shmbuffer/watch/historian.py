@@ -78,14 +78,9 @@ def _signal_name(number: int) -> str:
 
 
 class Historian:
-    """Records what a buffer is at, and who comes and goes.
+    """Records the counters of a buffer, and which clients come and go.
 
-    Those who are there when it begins are noted as if they came: whatever becomes of them, it was
-    this recorder that saw them last.
-
-    Args:
-        engine: the coordinator's handle.
-        scratch_dir: of the buffer.
+    Clients that are there when it begins are noted as if they came: it saw them last.
     """
 
     def __init__(self, engine: Engine, scratch_dir: Path) -> None:

@@ -69,13 +69,6 @@ GAUGES = {
 class MetricsServer:
     """Answers ``GET /metrics`` in a thread of its own until it is closed.
 
-    Args:
-        engine: whose numbers.
-        more: further ones, asked for at each request.
-        directory: the label of all of them.
-        port: 0 takes one that is free.
-        address: to listen at; nothing is encrypted or asked for, so it is this machine alone.
-
     Raises:
         MissingExtra: prometheus-client is not installed.
         OSError: the port is in use, or not for this user.
@@ -83,10 +76,11 @@ class MetricsServer:
 
     def __init__(
         self,
-        engine: Engine,
-        more: Callable[[], Mapping[str, Number]],
-        directory: Path,
-        port: int,
+        engine: Engine,  # whose numbers
+        more: Callable[[], Mapping[str, Number]],  # further ones, asked for at each request
+        directory: Path,  # the label of all of them
+        port: int,  # 0 takes one that is free
+        # to listen at; nothing is encrypted or asked for, so it is this machine alone
         address: str = LOOPBACK,
     ) -> None:
         try:

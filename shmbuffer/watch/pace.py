@@ -62,16 +62,11 @@ class Pace:
 
 
 class Watch:
-    """Looks, one after the other, and what happened between them.
-
-    Attributes:
-        history: the paces of the last looks, oldest first.
-        events: the last of them, oldest first.
-    """
+    """Looks, one after the other, and what happened between them."""
 
     def __init__(self) -> None:
-        self.history: deque[Pace] = deque(maxlen=_KEPT)
-        self.events: deque[Change] = deque(maxlen=_KEPT_EVENTS)
+        self.history: deque[Pace] = deque(maxlen=_KEPT)  # the paces of the last looks, oldest first
+        self.events: deque[Change] = deque(maxlen=_KEPT_EVENTS)  # the last of them, oldest first
         self.last: Mapping[str, Any] | None = None
         self._at = 0.0
         self._is_lost = False

@@ -50,10 +50,7 @@ _FORMS = ((600.0, "%H:%M:%S"), (2 * 86400.0, "%H:%M"), (float("inf"), "%d %b"))
 
 
 def save(look: Look, findings: Sequence[Finding], path: Path) -> Path:
-    """Draws the picture into a file, of the kind that its suffix says.
-
-    Returns its absolute path.
-    """
+    """Draws the picture into a file of the kind that its suffix says; returns its path."""
     import matplotlib as mpl
 
     with mpl.rc_context(_STYLE):

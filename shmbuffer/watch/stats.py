@@ -3,9 +3,9 @@
     size, capacity, write_count       items present, room for items, items ever written (TorchRL's)
     utilization, fill                 size / capacity, under TorchRL's name and under ours
     initialized                       whether somebody has written, so there is a schema (TorchRL's)
-    inserts, samples, sampled         items written, batches drawn, items drawn, since creation
-    inserts_per_s, batches_sampled_per_s,
-    items_sampled_per_s               the same per second since the last reading
+    inserts, batches_sampled,
+    items_sampled                     items written, batches and items drawn, since creation
+    ..._per_s of these                the same per second since the last reading
     sampled_age                       mean age of an item when it was drawn, counted in writes:
                                       since the last reading, or ever if nothing was drawn since
     updates_applied, updates_stale    priorities set; dropped because their item was overwritten
@@ -15,8 +15,8 @@
     repairs, rolled_back, rolled_forward, reaped   what deaths made necessary
     epoch, bytes, p_sum, ...          the engine's other numbers, under its own names
 
-One reading is one snapshot of the engine: all values belong to the same moment. Counters are shared
-by all processes; rates belong to the meter that computes them, so each process sees its own pace.
+One reading is one snapshot of the engine. Counters are shared by all processes; rates belong to the
+meter that computes them, so each process sees its own pace.
 """
 
 from __future__ import annotations
@@ -35,12 +35,7 @@ RATED = ("inserts", "batches_sampled", "items_sampled")
 
 
 class Meter:
-    """Turns the engine's counters into rates.
-
-    Args:
-        engine: whose counters. It is read once here, so that the first reading has rates too: those
-            since the meter was made.
-    """
+    """Turns the engine's counters into rates; the first reading has those since its making."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -49,10 +44,9 @@ class Meter:
         self._rates: dict[str, float] = dict.fromkeys((f"{name}_per_s" for name in RATED), 0.0)
 
     def read(self) -> dict[str, Number]:
-        """Returns the numbers of this moment and the rates since the reading before.
+        """Returns the numbers of this moment, and the rates since the reading before.
 
-        Cost: one short locked section of the engine and a walk through the registry; some ten
-            microseconds.
+        Cost: one short locked section and a walk through the registry; some ten microseconds.
         """
         with self._lock:
             now, before = self._engine.stats(), self._last

@@ -9,10 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Table:
-    """Rows under a title; ``columns`` may be empty, for pairs that need no heading.
-
-    A heading with a blank in front is of numbers, which stand at the right.
-    """
+    """Rows under a title; ``columns`` may be empty. A heading after a blank is of numbers."""
 
     title: str
     columns: Sequence[str]

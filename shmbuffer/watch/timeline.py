@@ -108,9 +108,9 @@ class Timeline:
         return int(grown[grown > 0].sum())
 
     def lines(self, *names: str) -> tuple[Floats, list[Floats]]:
-        """Counters as lines: times, and what each has grown by since the time before.
+        """Counters as lines: times, and what each has grown by since; at most some `MOST_POINTS`.
 
-        At most some `MOST_POINTS`. NaN at the first record of a recorder: nobody counted before.
+        NaN at the first record of a recorder: nobody counted before.
         """
         at = self._shown()
         times, grown = self.times_s[at], []

@@ -51,10 +51,7 @@ def rate(value: float | None) -> str:
 
 
 def bars(values: Sequence[float | None], width: int = 40) -> str:
-    """Returns the last values as a line of bars, the greatest of them as high as a line is.
-
-    What is None is a gap.
-    """
+    """Returns the last values as a line of bars, scaled to the greatest of them; None is a gap."""
     shown = list(values)[-width:]
     greatest = max((value for value in shown if value is not None), default=0.0)
 

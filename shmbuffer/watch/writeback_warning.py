@@ -22,17 +22,10 @@ WORTH_A_LOOK_US = 10_000
 
 
 class WritebackWarning:
-    """Looks whether the kernel holds writers back, warns of it, and adds it up.
-
-    Args:
-        path: the directory of the buffer, on a disk.
-
-    Attributes:
-        seconds: in which somebody was found held back, at the pace of the looks.
-    """
+    """Looks whether the kernel holds writers back, warns of it, and adds up the seconds."""
 
     def __init__(self, path: Path) -> None:
-        self.seconds = 0.0
+        self.seconds = 0.0  # in which somebody was found held back, at the pace of the looks
         self._path = path
         self._looks: deque[list[int]] = deque(maxlen=LOOKS)
         self._warned_s: float | None = None

@@ -47,10 +47,7 @@ class Located(NamedTuple):
 
 
 def locate(batch: RecordBatch, where: str) -> list[Located]:
-    """Finds every piece of every record, and checks that it is there.
-
-    Returns one for each form, in the order of their first rows; the rows of each ascend.
-    """
+    """Finds and checks every piece of every record; one result a form, in order of first rows."""
     if not len(batch):
         return []
     try:

@@ -18,11 +18,8 @@ from shmbuffer.memory.record_format.limits import MAX_RAW_BYTES, MAX_U32, MAX_VO
 class Template:
     """What all records of a form have in common; from it each of them is made.
 
-    Args:
-        form: no chunk of it is placed.
-
     Raises:
-        ValueError: one is.
+        ValueError: a chunk of the form is placed.
     """
 
     def __init__(self, form: Form) -> None:
@@ -44,10 +41,7 @@ class Template:
     def record(
         self, batch_dims: Sequence[int], dims: Sequence[int], pieces: Sequence[bytes | memoryview]
     ) -> RecordBatch | None:
-        """The record of one item, the same bytes that `assemble` gives.
-
-        Returns:
-            None where there can be no such record: `assemble` says why.
+        """The record of one item, the same bytes as `assemble` gives; None where that refuses.
 
         Cost: 2 µs, 0.5 µs a chunk, and a copy of the bytes.
         """

@@ -36,12 +36,7 @@ class Order(NamedTuple):
 
 
 class Prefetcher:
-    """A queue of batches that are being made.
-
-    Args:
-        depth: batches that are ahead of the one that is delivered; also the number of threads.
-        order: draws the next batch.
-    """
+    """A queue of batches that are being made: ``depth`` ahead, in as many threads."""
 
     def __init__(self, depth: int, order: Callable[[], Order]) -> None:
         self.depth = depth
@@ -64,10 +59,7 @@ class Prefetcher:
         return future.result()
 
     def drop(self) -> None:
-        """Forget what was ordered and not delivered, as if it had never been drawn.
-
-        Returns when no worker is at it any more.
-        """
+        """Forgets what was ordered and not delivered; returns when no worker is at it any more."""
         self._own()
         with self._lock:
             futures = [future for _, future in self._queue]

@@ -15,9 +15,7 @@ if TYPE_CHECKING:
 
 
 def record(buffer: Any) -> None:
-    """Say in the buffer's directory what kind of buffer it is; now, or when it is made.
-
-    What is recorded already is left as it is.
+    """Records in the buffer's directory what kind of buffer it is, unless it is recorded already.
 
     Cost: nothing where the storage is not in a directory; else a file lock, once.
     """

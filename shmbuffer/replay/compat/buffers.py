@@ -77,10 +77,7 @@ def write_states(file: Path, chain: Compose) -> None:
 
 
 def read_states(file: Path, chain: Compose) -> dict[str, Any] | None:
-    """What `write_states`, or TorchRL, wrote, as ``chain.load_state_dict`` takes it.
-
-    Returns None if there is no such file.
-    """
+    """What `write_states`, or TorchRL, wrote, for ``load_state_dict``; None without a file."""
     if not file.exists():
         return None
     content = load_plainly(file)

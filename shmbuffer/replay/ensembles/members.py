@@ -68,12 +68,7 @@ class Ensemble:
 
 
 class PartsOf(Sequence[Any]):
-    """The storage, sampler or writer of each buffer, which may be exchanged at any time.
-
-    Args:
-        buffers: of the ensemble.
-        name: ``"_storage"``, ``"_sampler"`` or ``"_writer"``.
-    """
+    """The storage, sampler or writer of each buffer, which may be exchanged at any time."""
 
     def __init__(self, buffers: Sequence[Any], name: str) -> None:
         self._buffers, self._name = buffers, name

@@ -2,11 +2,11 @@
 
 Here, from below:
 
-    tensors                        what is a tensor or can become one; its dtype and its bytes
-    labels, objects                keys as names and JSON; text and objects in place of numbers
-    containers                     what holds things: taken apart and made (trees:
-    `record_format.grammar`) nodes, structure               the form of a buffer's columns, which is
-    JSON in its schema mismatch, leaves               batches against the form of the columns
-    deferred, batches              items as a batch, made at the first look or now; and back
-    packing                        an item as a tree, bytes and JSON
+    tensors             what is a tensor or can become one; its dtype and its bytes
+    labels, objects     keys as names and JSON; text and objects in place of numbers
+    containers          taken apart and made; their trees are in `record_format.grammar`
+    nodes, structure    the form of a buffer's columns, which is JSON in its schema
+    mismatch, leaves    batches against the form of the columns
+    deferred, batches   items as a batch, made at the first look or now; and back
+    packing             an item as a tree, bytes and JSON
 """

@@ -1,9 +1,7 @@
-"""The containers that data are made of: how each is taken apart, and how it is made.
+"""The containers that data are made of: taken apart and made, by the trees of `grammar`.
 
-Trees are in the grammar of `record_format.grammar`.
-
-A class is named, and nothing is imported on behalf of a tree: without the class here, a tensorclass
-is a TensorDict, and a namedtuple a tuple.
+Nothing is imported on behalf of a tree: without its class here, a tensorclass is a TensorDict, and
+a namedtuple a tuple.
 """
 
 from __future__ import annotations
@@ -190,10 +188,7 @@ def _non_tensor(value: Any, size: torch.Size) -> Any:
 
 
 def class_of(name: str) -> type | None:
-    """The class of that name (``module:qualname``) if this process has it already.
-
-    Imports nothing.
-    """
+    """The class of that name (``module:qualname``) if this process has it; imports nothing."""
     found = _classes.get(name)
     if found is None:
         module, _, qualname = name.partition(":")

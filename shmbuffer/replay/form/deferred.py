@@ -17,14 +17,11 @@ from torch.utils import _pytree
 def deferred(
     make: Callable[[], list[Any]], count: int, batch_size: torch.Size, dim: int = 0
 ) -> LazyStackedTensorDict:
-    """The lazy stack of what ``make`` gives.
+    """The lazy stack of what ``make`` gives; of a subclass until the first look.
 
-    Returns:
-        A `LazyStackedTensorDict`: of its class from the first look on, of a subclass before. What
-        ``make`` raises comes out at that look, and the next one tries again.
-
-    Cost: 4 µs; the rest at the first look at an entry, key or item. ``batch_size``, ``shape``,
-        ``len`` and ``stack_dim`` are no looks.
+    What ``make`` raises comes out at that look, and the next one tries again. Cost: 4 µs; the rest
+    at the first look at an entry, key or item; ``batch_size``, ``shape``, ``len`` and ``stack_dim``
+    are no looks.
     """
     if count < 1 or not 0 <= dim <= len(batch_size):
         raise ValueError(
@@ -40,10 +37,7 @@ def deferred(
 
 
 def amended(stack: LazyStackedTensorDict, amend: Callable[[list[Any]], None]) -> bool:
-    """Have the items of a stack changed when they are made.
-
-    Returns whether that is still to come; else nothing was done.
-    """
+    """Have the items of a stack changed when they are made; false if they are made already."""
     make = stack.__dict__.get("_make") if type(stack) is _Deferred else None
     if make is None:
         return False

@@ -16,13 +16,10 @@ _CPU = torch.device("cpu")
 
 
 class Objects:
-    """Python objects in the shape of a tensor.
+    """Python objects in the shape of a tensor, for rows that torch moves.
 
-    Where rows are moved by torch, a column may be this: it has the methods of a tensor that are
-    used for that, with the same meaning. What torch shares between views is shared here.
-
-    Args:
-        array: numpy array of objects.
+    It has the methods of a tensor that are used for that. What torch shares between views is
+    shared.
     """
 
     __slots__ = ("array",)

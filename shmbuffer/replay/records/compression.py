@@ -73,10 +73,7 @@ class Zstd:
         self._decompressors: list[zstandard.ZstdDecompressor] = []
 
     def compress(self, pieces: Sequence[Buffer]) -> list[bytes]:
-        """Each piece as a frame that knows its size; one without bytes as no bytes.
-
-        Cost: that of zstd, and 1 µs a piece.
-        """
+        """Each piece as a frame that knows its size, empty ones as no bytes. Cost: 1 µs a piece."""
         whole: list[Any] = [piece for piece in pieces if len(piece)]
         total = sum(map(len, whole))
         codec = _lent(self._compressors, self._compressor)
@@ -122,10 +119,7 @@ class Zstd:
 
     @staticmethod
     def train(samples: Sequence[Buffer], nbytes: int, level: int = 3) -> bytes:
-        """A dictionary: what many samples have in common, for pieces too small to say it each time.
-
-        Cost: 0.1 s for a megabyte that is looked at.
-        """
+        """A dictionary of what many samples have in common. Cost: 0.1 s a megabyte of samples."""
         if nbytes < _LEAST_DICTIONARY:
             raise ValueError(f"a dictionary has {_LEAST_DICTIONARY} bytes or more, got {nbytes!r}")
         step = max(1, sum(map(len, samples)) // (_LEARNT * nbytes))
@@ -264,10 +258,7 @@ def _damaged(where: str, run: range, found: str, error: Exception | None = None)
 
 
 def _in_threads(work: Callable[[Iterator[range]], None], runs: list[range], count: int) -> None:
-    """Runs ``work`` in threads, this one among them, on one iterator over the runs.
-
-    None of them runs any more when this returns or raises: what they read and write may go then.
-    """
+    """Runs ``work`` in threads on one iterator; all have ended when it returns or raises."""
     left = iter(runs)  # the next of a list is one step: each run goes to one thread
     errors: list[BaseException] = []
 

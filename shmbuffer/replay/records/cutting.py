@@ -21,8 +21,7 @@ def tensors(
 ) -> Sequence[torch.Tensor]:
     """Views of a memory, one for each row.
 
-    Cost: 0.3 to 0.6 µs a view of one dim, or where all rows have one shape and lie equally far from
-        each other; else 1 µs.
+    Cost: 1 µs a view; 0.3 to 0.6 of one dim, or where all rows have one shape and distance.
     """
     count, rank = dims.shape
     if count == 1:

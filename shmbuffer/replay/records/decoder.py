@@ -41,21 +41,17 @@ class Decoder:
     """Makes items of records.
 
     A batch that is given to a decoder is given away: the result may lie in its memory.
-
-    Args:
-        expand: decompresses zstd (`Zstd.expand`); None where nothing is compressed with it.
-        device: where tensors of what comes out are; None is the CPU.
-        own: the user's ``decompression_fn``: called with a chunk (uint8) and a dict of ``"type"``
-            (``"tensor"``), ``"shape"``, ``"dtype"`` and ``"device"`` of what was compressed.
-        where: the buffer's name in messages.
     """
 
     def __init__(
         self,
+        # decompresses zstd (`Zstd.expand`); None where nothing is compressed with it
         expand: Expand | None = None,
-        device: torch.device | None = None,
+        device: torch.device | None = None,  # where tensors of what comes out are; None is the CPU
+        # the user's ``decompression_fn``: called with a chunk (uint8) and a dict of ``"type"``
+        # (``"tensor"``), ``"shape"``, ``"dtype"`` and ``"device"`` of what was compressed
         own: Own | None = None,
-        where: str = "this buffer",
+        where: str = "this buffer",  # the buffer's name in messages
     ) -> None:
         self.expand = expand
         self.device = device
@@ -65,24 +61,20 @@ class Decoder:
     def items(self, batch: RecordBatch) -> list[Any]:
         """Every record as the item that was written.
 
-        Tensors of one batch may be views of one memory, which nobody else has: of the batch's own,
-        where they are stored raw. One item that is kept keeps that memory.
-
-        Cost: 2 µs an item and 0.6 µs a leaf; decompression.
+        Tensors of one batch may be views of one memory that nobody else has: an item that is kept
+        keeps all of it. Cost: 2 µs an item and 0.6 µs a leaf; decompression.
         """
         batch = writable(batch)
         return self._items(batch, record_format.locate(batch, self.where))
 
     def stack(self, batch: RecordBatch, dim: int = 0) -> LazyStackedTensorDict | None:
-        """All records as a lazy stack, which makes its items when somebody looks at them.
+        """All records as a lazy stack, which makes its items at the first look at them.
 
-        That every record is one is seen now; damage in compressed leaves is seen at that look.
+        Damage in compressed leaves is seen at that look. None where the items cannot be stacked so
+        (tensorclasses, no TensorDicts, several batch dims, no such ``dim``, no records): take
+        `items`.
 
-        Returns:
-            None where the items cannot be stacked so: tensorclasses, what is no TensorDict, batch
-            sizes of several dims, no such ``dim``, no records. Take `items`.
-
-        Cost: 10 µs, and 0.1 to 0.5 µs to look at each record; at the first look that of `items`.
+        Cost: 10 µs, and 0.1 to 0.5 µs a record; at the first look that of `items`.
         """
         batch = writable(batch)
         located = record_format.locate(batch, self.where)
@@ -106,15 +98,10 @@ class Decoder:
     def dense(self, batch: RecordBatch) -> Any:
         """All records as one batch with fresh contiguous tensors ``[n, ...]``.
 
-        TensorDicts become one TensorDict, as `torch.stack` makes it; tensors one tensor; dicts and
-        tuples one of such batches, as `batches.collate` makes it.
+        TensorDicts as `torch.stack` makes it; dicts and tuples as `batches.collate` does. None
+        where items differ in form or in the shape of a leaf, or hold lazy stacks: take `items`.
 
-        Returns:
-            None where the items differ in form or in the shape of a leaf, or hold lazy stacks:
-            take `items`.
-
-        Cost: a copy of the bytes, or their decompression; 25 µs a leaf, and 0.1 to 0.5 µs to look
-            at each record.
+        Cost: a copy of the bytes, or their decompression; 25 µs a leaf, and 0.1 to 0.5 µs a record.
         """
         table = self.table(batch := writable(batch))
         if table is None or (table.batch_dims != table.batch_dims[:1]).any():
@@ -136,14 +123,10 @@ class Decoder:
             return None
 
     def entries(self, batch: RecordBatch, paths: Sequence[TreePath]) -> list[list[Any]]:
-        """Some entries of every record; the others are not decompressed.
+        """Some entries of every record, a list for each path; the others are not decompressed.
 
-        Returns:
-            A list for each path, with one thing for each record: a tensor, array, numpy number,
-            bool, int or float; None where there is no such entry, or it is something else.
-
-        Cost: 50 µs a form, 0.1 to 0.5 µs to look at each record, and 0.6 µs an entry;
-            decompression.
+        Tensors, arrays, numbers; None where there is no such entry, or it is something else. Cost:
+        50 µs a form, 0.1 to 0.5 µs a record, and 0.6 µs an entry; decompression.
         """
         batch = writable(batch)
         found: list[list[Any]] = [[None] * len(batch) for _ in paths]

@@ -212,10 +212,7 @@ class Encoder:
         holders: NDArray[np.int64] | None,
         keeps: list[Any],
     ) -> tuple[tuple[Codec, ...], Addresses, Sizes, list[Unit]]:
-        """Pieces as they are stored, those that zstd makes smaller as frames of zstd.
-
-        Leaves with one head may have pieces in common, so they are compressed all or none.
-        """
+        """Pieces as stored; leaves with one head may share some, so all or none are compressed."""
         flat = pieces.sizes.reshape(-1)
         held: dict[int, NDArray[np.int64]] = {}
         for leaf in plan.compressible:

@@ -37,11 +37,7 @@ KeyPath = tuple[str, ...]
 
 
 class Tensors:
-    """A leaf of all items of this process: of one dtype, rank and device.
-
-    Args:
-        tensors: one for each item.
-    """
+    """A leaf of all items of this process: of one dtype, rank and device."""
 
     def __init__(self, tensors: list[torch.Tensor]) -> None:
         self.tensors = tensors

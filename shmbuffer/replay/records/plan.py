@@ -50,11 +50,7 @@ class _Seen:
 
 
 class Units:
-    """Which leaves of one kind of items are compressed as one, as far as is known.
-
-    Args:
-        chunks: the leaves.
-    """
+    """Which leaves of one kind of items are compressed as one, as far as is known."""
 
     def __init__(self, chunks: Sequence[Chunk]) -> None:
         self._chunks = chunks
@@ -99,13 +95,6 @@ class Units:
 class EncodingPlan:
     """How items of one kind are stored.
 
-    Args:
-        kind: of the items.
-        codec: of what is compressed; RAW: nothing is.
-        keys: which leaves are compressed: paths that lead to them; None: with zstd those of 64
-            bytes and more that it makes smaller, with the user's functions all.
-        measure: see `sharing.Layout`; None: leaves are not shared.
-
     Attributes:
         kind, codec: see there.
         units: which leaves are compressed as one.
@@ -116,9 +105,12 @@ class EncodingPlan:
 
     def __init__(
         self,
-        kind: Kind,
-        codec: Codec,
+        kind: Kind,  # of the items
+        codec: Codec,  # of what is compressed; RAW: nothing is
+        # which leaves are compressed: paths that lead to them; None: with zstd those of 64 bytes
+        # and more that it makes smaller, with the user's functions all
         keys: frozenset[TreePath] | None,
+        # see `sharing.Layout`; None: leaves are not shared
         measure: Callable[[NDArray[np.int64], NDArray[np.int64]], int] | None,
     ) -> None:
         self.kind = kind

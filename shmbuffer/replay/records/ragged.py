@@ -111,17 +111,14 @@ def padded(
 ) -> Any:
     """What `pad` gives for the items of records.
 
-    Cost: where the records are of one form, 0.5 µs a record, 40 µs a leaf, and a copy of what is
-        raw or the decompression of what is not. Else that of `Decoder.items` and `pad`.
+    Cost: of one form 0.5 µs a record, 40 µs a leaf, and a copy or the decompression; else that of
+    `Decoder.items` and `pad`.
     """
     return Padding(*_read(decoder, batch), value, mask_key).joined()
 
 
 def nested(decoder: Decoder, batch: RecordBatch, keys: Collection[Key] = ()) -> Any:
-    """What `densify` gives for the items of records.
-
-    Cost: as for `padded`, and 70 µs for each nested tensor.
-    """
+    """What `densify` gives for records. Cost: as for `padded`, and 70 µs for each nested tensor."""
     return Nesting(*_read(decoder, batch), keys).joined()
 
 

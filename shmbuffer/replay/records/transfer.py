@@ -28,22 +28,16 @@ _LARGE_BYTES = 2**22  # from here on numpy does so
 
 
 class Transfer:
-    """Pieces on their way to their places.
+    """Pieces on their way to their places; equal bytes are decompressed once.
 
-    Args:
-        expand: decompresses what is stored with zstd; None: nothing is.
-        data: the bytes of the batch, in which all compressed pieces lie.
-        where: the buffer's name in messages.
-
-    Cost: 15 µs, and 4 a column; beyond that a copy of each piece, or its decompression. Pieces that
-        are the same bytes are decompressed once.
+    Cost: 15 µs, and 4 a column; beyond that a copy of each piece, or its decompression.
     """
 
     def __init__(
         self,
-        expand: Expand | None,
-        data: NDArray[np.uint8],
-        where: str,
+        expand: Expand | None,  # decompresses what is stored with zstd; None: nothing is
+        data: NDArray[np.uint8],  # the bytes of the batch, in which all compressed pieces lie
+        where: str,  # the buffer's name in messages
     ) -> None:
         self._expand = expand
         self._data = data
@@ -136,10 +130,7 @@ class Transfer:
             record_format.move(to[leader[again]], nbytes[again], to[again])
 
     def _frames(self) -> tuple[list[memoryview], list[Destination]]:
-        """Frames that several columns lie in, and where each goes, part by part.
-
-        Parts that no column asked for go to a place of their own, in which nobody looks.
-        """
+        """Frames that several columns lie in, part by part; unread parts go where nobody looks."""
         if not self._joined:
             return [], []
         every = [np.concatenate(parts) for parts in zip(*self._joined, strict=True)]
@@ -197,10 +188,7 @@ class _Packed(NamedTuple):
 
 
 def empty(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """A tensor to be written whole.
-
-    Large ones are numpy's: it asks for pages of 2 MB, which are there seven times sooner.
-    """
+    """A tensor to be written whole; large ones are numpy's, whose 2 MB pages come sooner."""
     nbytes = math.prod(shape) * dtype.itemsize
     if nbytes < _LARGE_BYTES:
         return torch.empty(shape, dtype=dtype)

@@ -39,9 +39,8 @@ class Selection(NamedTuple):
 def select(index: Any, ring: Ring, lanes: tuple[int, ...], dim_extend: int = 0) -> Selection:
     """Resolve ``index``.
 
-    Cost: constant for an int, a look at every slot word where the storage is neither full nor
-        filled in order,
-    linear in the capacity for a tuple.
+    Cost: constant for an int; every slot word in a storage that is neither full nor filled in
+    order; linear in the capacity for a tuple.
     """
     if is_int(index):
         index = int(index)
@@ -125,10 +124,7 @@ def is_one(index: Any) -> bool:
 
 
 def ravel(index: Any, lanes: tuple[int, ...]) -> NDArray[np.int64]:
-    """Element indices from what a sample or a write has given out as ``index``.
-
-    Returns int64 ``[n]``, contiguous.
-    """
+    """Element indices, int64 ``[n]`` contiguous, from the ``index`` of a sample or a write."""
     if not lanes or isinstance(index, int):
         numbers = _numbers(index).reshape(-1)
         return numbers if numbers.flags.c_contiguous else np.ascontiguousarray(numbers)

@@ -34,12 +34,7 @@ _RECORD = "record"
 
 
 class ItemCodec:
-    """Items are kept as they are.
-
-    Args:
-        device: where tensors in them are sent when they are written; None leaves them where they
-            are.
-    """
+    """Items are kept as they are; ``device`` is where their tensors are sent, None leaves them."""
 
     def __init__(self, device: torch.device | None) -> None:
         self.device = device
@@ -73,22 +68,16 @@ class ItemCodec:
 
 
 class PackedCodec(ItemCodec):
-    """Items are kept as `Packed`.
-
-    Args:
-        level: of zstd.
-        compress: called with a tensor, gives a uint8 tensor; None is zstd.
-        decompress: called with what ``compress`` gave, and with a dict of the tensor's shape, dtype
-            and device if it takes two arguments; None is zstd.
-        device: where tensors of what is given are; None is where they were.
-    """
+    """Items are kept as `Packed`."""
 
     def __init__(
         self,
-        level: int,
-        compress: Compress | None,
+        level: int,  # of zstd
+        compress: Compress | None,  # called with a tensor, gives a uint8 tensor; None is zstd
+        # called with what ``compress`` gave, and with a dict of the tensor's shape, dtype and
+        # device if it takes two arguments; None is zstd
         decompress: Decompress | None,
-        device: torch.device | None,
+        device: torch.device | None,  # where tensors of what is given are; None is where they were
     ) -> None:
         super().__init__(device)
         self.level = level
@@ -158,12 +147,7 @@ def bytes_of(tensor: torch.Tensor) -> memoryview:
 
 
 class BodyCodec(ItemCodec):
-    """Items are kept as the bodies of their records, or as `Packed`.
-
-    Args:
-        codec: items to records and back.
-        compressing: keeps what is no record.
-    """
+    """Items are kept as the bodies of their records, or as `Packed` where they are no record."""
 
     def __init__(self, codec: RecordCodec, compressing: PackedCodec) -> None:
         super().__init__(compressing.device)

@@ -144,10 +144,7 @@ def _listed(parts: list[str]) -> str:
 
 
 def unmade(engine: Engine) -> bool:
-    """Remove a buffer that was made just now and has nothing in it, if nobody else has joined.
-
-    Returns whether that was so; the engine is closed then.
-    """
+    """Closes and removes a buffer made just now, if it is empty and nobody joined; else false."""
     if engine.seat.incarnation != 1 or not engine.seat.is_alone():
         return False
     engine.cleanup()

@@ -62,10 +62,7 @@ class Mover(ABC):
 
     @abstractmethod
     def place(self, slots: NDArray[np.int64], data: Any, *, in_place: bool) -> None:
-        """Row i of ``data`` goes to ``slots[i]``; slots are unique.
-
-        ``in_place`` keeps priority and write count.
-        """
+        """Row i of ``data`` goes to ``slots[i]``; ``in_place`` keeps priority and write count."""
 
     @abstractmethod
     def some(self, data: Any, which: NDArray[Any]) -> Any:
@@ -166,9 +163,9 @@ def require_priorities(ring: Ring, priorities: NDArray[np.float64]) -> None:
 def draw_from(
     ring: Ring, count: int, key: int, beta: float | None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """Draw, without copying what was drawn. Waits while others fill all of the ring.
+    """Draws elements without copying them: ``(index, tickets, weights or None)``, ``[count]`` each.
 
-    Returns elements and tickets, int64 ``[count]``; weights, float32 ``[count]``, or None.
+    Waits while others fill all of the ring.
     """
     elements = torch.empty(count, dtype=torch.int64)
     tickets = torch.empty_like(elements)

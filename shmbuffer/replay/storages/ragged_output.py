@@ -18,14 +18,7 @@ _PAD, _NEST = {"value", "mask_key"}, {"keys"}
 
 
 class RaggedOutput:
-    """Makes batches as ``pad_output`` says.
-
-    Args:
-        asked: see `PadOutput`; not None.
-
-    Raises:
-        TypeError: something else.
-    """
+    """Makes batches as ``pad_output`` says; TypeError where that is no `PadOutput`."""
 
     def __init__(self, asked: PadOutput) -> None:
         self._nested = False

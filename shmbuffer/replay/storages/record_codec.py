@@ -33,14 +33,7 @@ _log = logging.getLogger(__name__)
 
 
 class RawBatch:
-    """Several items as they lie in a byte ring: a copy of their bytes, each of them validated.
-
-    What comes out may lie in these bytes, so it is asked for once.
-
-    Args:
-        batch: the records.
-        decoder: makes items of them.
-    """
+    """Several items as they lie in a byte ring, validated; a result may lie in their bytes."""
 
     def __init__(self, batch: RecordBatch, decoder: Decoder) -> None:
         self.batch = batch
@@ -67,15 +60,6 @@ class RawBatch:
 class RecordCodec:
     """How items are stored in a byte ring.
 
-    Args:
-        level: of zstd; None: leaves are stored raw.
-        keys: which leaves are compressed; see `Encoder`.
-        compress: the user's, in place of zstd.
-        decompress: the user's, for what was compressed with it.
-        share: frames that consecutive items have in common are stored once.
-        dictionary_bytes: of the dictionary that is learned from the first items; 0: none is.
-        device: where tensors of what is read are; None is the CPU.
-
     Whatever it was told, it reads what others have written: a record says how it is stored. For
     what a user's function has compressed ``decompress`` is needed.
 
@@ -85,13 +69,14 @@ class RecordCodec:
     def __init__(
         self,
         *,
-        level: int | None = None,
-        keys: Iterable[Any] | None = None,
-        compress: Compress | None = None,
-        decompress: Decompress | None = None,
-        share: bool = False,
+        level: int | None = None,  # of zstd; None: leaves are stored raw
+        keys: Iterable[Any] | None = None,  # which leaves are compressed; see `Encoder`
+        compress: Compress | None = None,  # the user's, in place of zstd
+        decompress: Decompress | None = None,  # the user's, for what was compressed with it
+        share: bool = False,  # frames that consecutive items have in common are stored once
+        # of the dictionary that is learned from the first items; 0: none is
         dictionary_bytes: int = 0,
-        device: torch.device | None = None,
+        device: torch.device | None = None,  # where tensors of what is read are; None is the CPU
     ) -> None:
         self._config: dict[str, Any] = {
             "level": level,
@@ -175,14 +160,11 @@ class BufferZstd:
 
     Args:
         level: of zstd.
-
-    Attributes:
-        current: without a dictionary, or with the buffer's.
     """
 
     def __init__(self, level: int) -> None:
         self.level = level
-        self.current = Zstd(level)
+        self.current = Zstd(level)  # without a dictionary, or with the buffer's
         self._engine: Engine | None = None
 
     def join(self, engine: Engine) -> None:
@@ -217,12 +199,7 @@ class BufferZstd:
 
 
 class DictionaryTrainer:
-    """Collects what is compressed until a dictionary can be made of it.
-
-    Args:
-        level: of zstd, that it will be used with.
-        nbytes: size of the dictionary.
-    """
+    """Collects what is compressed until a dictionary of ``nbytes`` can be made of it."""
 
     def __init__(self, level: int, nbytes: int) -> None:
         self._level = level
@@ -233,12 +210,9 @@ class DictionaryTrainer:
         self.done = False
 
     def learn(self, samples: Sequence[bytes], where: str) -> bytes | None:
-        """Look at more pieces, until it is `done`.
+        """Looks at more pieces until `done`; returns the dictionary once, else None.
 
-        Returns:
-            The dictionary, once; None: not yet, or nothing can be learned (the log says so).
-
-        Cost: a second for a dictionary of 100 KB, once.
+        The log says if nothing can be learned. Cost: a second for a dictionary of 100 KB, once.
         """
         with self._lock:
             if self.done:

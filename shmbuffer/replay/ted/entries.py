@@ -49,10 +49,7 @@ def dotted(path: KeyPath) -> str:
 
 
 def entries(data: Any) -> dict[KeyPath, Any]:
-    """Tensors and non-tensor entries of any TensorDict, tensorclass or dict of them, by path.
-
-    Nothing is copied.
-    """
+    """Tensors and other entries of a TensorDict, tensorclass or dict of them, by path; no copy."""
     found: dict[KeyPath, Any] = {}
     for name, value in (data if isinstance(data, dict) else fields(data)).items():
         if isinstance(value, torch.Tensor) or is_non_tensor(value):

@@ -38,16 +38,7 @@ CHUNK_BYTES = 1 << 24
 
 
 class Episodes:
-    """Rows of a ring, and where trajectories end.
-
-    Args:
-        shape: sizes of the ring, slots first.
-        shift: the slot after the one that was written last.
-        is_full: whether the ring has gone round.
-
-    Raises:
-        ValueError: there is no place in a ring of this shape.
-    """
+    """Rows of a ring, and where trajectories end; ValueError if ``shift`` is not in the shape."""
 
     def __init__(self, shape: Sequence[int], shift: int, is_full: bool) -> None:
         self.shape = tuple(int(size) for size in shape)
@@ -103,10 +94,7 @@ class Episodes:
         return torch.diff(at, prepend=torch.tensor([-1])), self.ends[at]
 
     def cuts(self, root: Bytes, after: Bytes) -> torch.Tensor:
-        """Rows that do not end, and that the next row does not go on from: bool ``[rows]``.
-
-        Cost: both are read once.
-        """
+        """Rows that do not end and that the next row does not continue: bool ``[rows]``."""
         found = torch.zeros(self.rows, dtype=torch.bool)
         asked = (self.holds & ~self.ends).nonzero()[:, 0]
         for rows in torch.split(asked, max(1, CHUNK_BYTES // root.itemsize)):

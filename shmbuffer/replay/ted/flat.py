@@ -99,13 +99,9 @@ class TED2Flat(Roles):
             )
 
     def __call__(self, data: Any, path: str | os.PathLike[str] | None = None) -> TensorDict:
-        """The compact form.
+        """The compact form: a locked TensorDict without batch dimensions; empty places are zeros.
 
-        Returns:
-            A locked TensorDict without batch dimensions. Places of the ring that hold no item are
-            rows of zeros.
-
-        Cost: the data are read twice and written once; memory beside them, about 50 bytes an item.
+        Cost: the data are read twice and written once; about 50 more bytes an item.
         """
         found = entries(data)
         if taken := {item for item in found if item in self._taken or item[0] == ROOT[0]}:

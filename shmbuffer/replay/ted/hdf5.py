@@ -25,10 +25,7 @@ class H5Split(TED2Flat):
     """
 
     def __call__(self, data: TensorDict) -> TensorDict:  # type: ignore[override] # TorchRL's way
-        """The trajectories as ``traj_0``, ``traj_1`` and so on, beside what is there once.
-
-        Returns a TensorDict without batch dimensions; its tensors are views.
-        """
+        """The trajectories as ``traj_0``, ``traj_1`` and so on, views; and the common entries."""
         width = len(str(len(data) - 1))
         split = TensorDict()
         if ROOT[0] in fields(data):
@@ -65,12 +62,9 @@ class H5Combine:
     """
 
     def __call__(self, data: Any, out: Any = None) -> TensorDict:
-        """Nested tensors with one row a trajectory, as `TED2Nested` gave them.
+        """A TensorDict ``[trajectories]`` of nested tensors, as `TED2Nested` gives; in no file.
 
-        Returns:
-            A TensorDict ``[trajectories]`` of tensors in memory that belongs to no file.
-
-        Cost: each trajectory is read once; one at a time is in memory beside the result.
+        Cost: each trajectory is read once; one at a time is in memory with the result.
         """
         present = list(data.keys())
         numbered = sorted(
