@@ -55,7 +55,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser(verb: str | None, module: ModuleType | None) -> argparse.ArgumentParser:
-    """Returns the whole parser; only the asked verb is imported and has its options."""
     parser = argparse.ArgumentParser(
         prog="shmbuffer",
         description="Replay buffers in shared memory, from the outside.",

@@ -56,7 +56,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _change(text: str) -> tuple[str, Any]:
-    """Parses one NAME=VALUE."""
     name, equals, value = text.partition("=")
     if not equals or name not in _NAMES:
         raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE with one of {_NAMES}")

@@ -80,7 +80,6 @@ class RayClient(Handle):
         )
 
     def _state(self) -> tuple[Any, ...]:
-        """The arguments of another handle on the same actor."""
         return self._actor, self.has_gpu, self._carried(), self._remote_only
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -105,7 +105,6 @@ class RemoteTensorDictReplayBuffer(TensorDictReplayBuffer):
 
 
 def _answer(request: str, args: tuple[Any, ...], rref: Any) -> tuple[bool, Any]:
-    """In the owner: call a method of its `Owner`."""
     try:
         return True, getattr(_owner_of(rref.local_value()), request)(*args)
     except Exception as error:  # raised again by who asked

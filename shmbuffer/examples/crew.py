@@ -113,8 +113,6 @@ class Crew:
 
 
 class _Role:
-    """A process, and the wire to it."""
-
     def __init__(self, target: Callable[..., None], *args: Any) -> None:
         context = multiprocessing.get_context("spawn")
         self.name = target.__name__

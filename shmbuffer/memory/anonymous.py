@@ -135,8 +135,6 @@ class Anonymous:
 
 
 class _Joining(Lock):
-    """The lock on a memfd, as a context manager."""
-
     def __init__(self, fd: int, timeout: float) -> None:
         super().__init__()
         self._name = f"/proc/self/fd/{fd}"
@@ -170,7 +168,6 @@ def _explained(needed: int = 0) -> AbstractContextManager[None]:
 
 
 def _places(schema: Schema, schema_bytes: int) -> tuple[int, list[int]]:
-    """Size of the memfd, and where slots and leaves start."""
     at = layout.CONTROL_BYTES + _pages(8 + schema_bytes)
     places = []
     for nbytes in (schema.sections["bytes"], *schema.map_bytes):

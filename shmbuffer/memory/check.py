@@ -164,7 +164,6 @@ def _impossible_fields(control: Control, superblock: Superblock) -> list[str]:
 def _compare_slots(
     report: CheckReport, control: Control, mapped: Mapped, native: _core.Ring
 ) -> None:
-    """Adds to a report what words, counters and tree show."""
     live = SlotsFile(mapped.slots, mapped.schema)
     report.items = int(np.count_nonzero(live.holds())) * live.width
     found = native.check(report.alive, LOCK_TIMEOUT_NS)
@@ -203,7 +202,6 @@ def _died_in_it(control: Control) -> bool:
 def _compare_checksums(
     report: CheckReport, superblock: Superblock, mapped: Mapped, native: _core.Ring
 ) -> None:
-    """Adds to a report which items' bytes do not fit their checksum."""
     if not superblock.flags & Flag.CHECKSUM:
         report.notes.append("made with checksum=False: the items' bytes cannot be verified")
         return

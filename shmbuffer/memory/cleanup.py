@@ -246,7 +246,6 @@ def _let_signals_through() -> None:
 
 
 def _forget() -> None:
-    """In a forked child."""
     _owned.clear()
     _deferred.clear()
     _put_default_handlers_back()

@@ -92,7 +92,6 @@ def find_deadlock(control: Control, now: RateStatus, why: Why, asked: InQueue) -
 
 
 def _limited(asked: InQueue, now: RateStatus, entry: int, side: Side, count: int) -> Why | None:
-    """What a client is limited by at this moment."""
     if now.queued is not None and (why := asked(entry, side)) is not None:
         return why
     numbers = now.why(side, count)

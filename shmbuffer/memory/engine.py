@@ -362,7 +362,6 @@ class Engine:
         return taken
 
     def _own(self) -> None:
-        """This process removes the directory at its end."""
         if self.path is not None:
             self._ownership = removal.own(self.path, self.superblock.uuid)
 

@@ -285,7 +285,6 @@ def header_of(
 
 
 def _fields_of(text: bytes) -> dict[str, str]:
-    """Names and types out of a header; none if it is invalid."""
     try:
         fields = json.loads(text)
     except (ValueError, RecursionError):

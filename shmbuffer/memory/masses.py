@@ -91,7 +91,6 @@ def _weighed(raw: NDArray[np.float64], alpha: float, eps: float) -> Floats:
 
 
 def _pieces(capacity: int, width: int) -> Iterator[tuple[slice, slice]]:
-    """Elements and slots of each piece."""
     step = max(1, _PIECE // width)
     for first in range(0, capacity, step):
         end = min(first + step, capacity)

@@ -128,7 +128,6 @@ def _clear_the_way(
 
 
 def _create(files: Files, settings: Settings | None, *, temporary: bool) -> Control:
-    """A new control file; under init.lock."""
     if settings is None:
         raise BufferNotFoundError(
             f"{files.path}: the buffer was removed while this process was attaching",

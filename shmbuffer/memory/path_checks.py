@@ -186,7 +186,6 @@ def _mount_of(where: Path) -> Path:
 
 
 def _whose(where: Path) -> str:
-    """Of what is another user's: that it is."""
     try:
         found = os.lstat(where).st_uid
     except OSError:

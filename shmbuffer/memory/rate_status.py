@@ -218,7 +218,6 @@ def _name(entries: Any, entry: int) -> str:
 
 
 def _first(entries: Any, field: str, which: Any) -> int | None:
-    """The living entry with the least number in a field."""
     there = (which & (entries["state"] == EntryState.LIVE)).nonzero()[0]
     return min(map(int, there), key=lambda entry: int(entries[field][entry]), default=None)
 

@@ -356,6 +356,5 @@ class _Repair:
         return refused
 
     def _pieces(self) -> Iterator[slice]:
-        """All slots, some thousand at a time."""
         for first in range(0, self.capacity, _PIECE):
             yield slice(first, min(first + _PIECE, self.capacity))

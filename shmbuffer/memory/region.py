@@ -320,7 +320,6 @@ class Directory:
         return self.file.fd
 
     def _has_a_name(self) -> bool:
-        """Whether nobody has removed it."""
         with explained(self.path, wanted="a directory"):
             return os.fstat(self._root()).st_nlink > 0
 

@@ -71,7 +71,6 @@ _WAIT_S = 60.0  # for another process that is moving the files of its save right
 
 
 def _step(name: str) -> None:
-    """A crash point."""
     _core.reached(f"save.{name}")
 
 
@@ -220,7 +219,6 @@ def _opened(above: Directory, name: str, held: ExitStack) -> Directory | None:
 
 
 def _beside(above: Directory, name: str) -> Work:
-    """A work directory for ``name`` beside it."""
     while True:
         work = Work(above, f".{name}.{secrets.token_hex(6)}{MARK}")
         if work.mine:

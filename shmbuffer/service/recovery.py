@@ -80,7 +80,6 @@ def recover(
 
 
 def _mended(path: str | os.PathLike[str]) -> dict[str, int]:
-    """What was done for the dead so far, by any process."""
     with Directory.open(path) as directory:
         files = Files(directory)
         found = files.open_control().runtime if files.has_control() else None

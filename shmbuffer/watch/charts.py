@@ -300,13 +300,11 @@ def _line(
 
 
 def _share(part: Floats, whole: Floats) -> Floats:
-    """One by the other; NaN where the other is 0."""
     found: Floats = np.divide(part, whole, out=np.full(len(part), np.nan), where=whole > 0)
     return found
 
 
 def _rows(axes: Axes, labels: Sequence[str], room: int) -> None:
-    """Names of rows, from top to bottom."""
     axes.set_yticks(range(len(labels)), labels)
     axes.set_ylim(room - 0.4, -0.6)
     axes.grid(axis="y", visible=False)

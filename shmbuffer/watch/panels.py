@@ -216,7 +216,6 @@ def _departed(client: Mapping[str, Any]) -> list[object]:
 
 
 def _state(client: Mapping[str, Any]) -> tuple[str, str]:
-    """A word for it, and a colour."""
     if not client["alive"]:
         return "dead", "red"
     if client["state"] == "stopped":

@@ -58,7 +58,6 @@ def _numbers(
     dims: Sequence[NDArray[np.int64]],
     sizes: NDArray[np.int64],
 ) -> NDArray[np.int64]:
-    """int64[n, numbers], places left out."""
     columns = form.columns
     numbers = np.zeros((count, columns.numbers), np.int64)
     _require_shape("batch_dims", batch_dims, (count, form.batch_dims))

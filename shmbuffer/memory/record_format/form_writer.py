@@ -215,7 +215,6 @@ class FormWriter:
         return key
 
     def _entry(self, key: Any, kind: str, known: set[Any], depth: int) -> None:
-        """Writes the key of an entry."""
         if kind != "tensordict":
             value = self._key(key, depth)
         elif isinstance(key, str):

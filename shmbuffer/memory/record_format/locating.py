@@ -135,7 +135,6 @@ def _code(batch: RecordBatch, heads: Headers, row: int) -> bytes:
 
 
 def _located(batch: RecordBatch, heads: Headers, rows: NDArray[np.int64]) -> Located:
-    """Records of one form, of any sizes."""
     starts, limits = batch.starts[rows], batch.sizes[rows]
     try:
         form = form_of(_code(batch, heads, int(rows[0])), heads.numbers[rows])

@@ -152,7 +152,6 @@ class Sampling(Parts):
         draw: Callable[[int], Batch],
         shown: Callable[[Batch], Batch] | None = None,
     ) -> Batch:
-        """A sample, once it may be made."""
         limits = self._planned().limits
         if (
             min_size is None
@@ -186,7 +185,6 @@ class Sampling(Parts):
                 raise
 
     def _next(self, count: int) -> Batch:
-        """The next batch, made now or ahead."""
         if self._prefetcher is not None and count == self._batch_size:
             return self._prefetcher.next()
         plan = self._planned()
@@ -213,7 +211,6 @@ class Sampling(Parts):
         return Order(partial(self._gathered, index, known), ran_out, undo)
 
     def _gathered(self, index: Any, known: dict[Any, Any]) -> Batch:
-        """The items that a sampler has chosen, as a sample."""
         with pinned.gathering(self._pin_memory):
             batch = chosen(self._planned(), index, known)
         return self._finished(*batch)

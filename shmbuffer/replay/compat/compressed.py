@@ -75,7 +75,6 @@ def _tensor(chunk: torch.Tensor, entry: dict[str, Any], codec: PackedCodec) -> t
 
 
 def _plain(value: Any) -> Any:
-    """A value from TorchRL's JSON."""
     if not isinstance(value, dict) or "__type__" not in value:
         return value
     content = value["value"]

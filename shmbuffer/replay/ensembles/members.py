@@ -35,7 +35,6 @@ class Ensemble:
         return self._members[found] if isinstance(found, int) else self._some(found)
 
     def _some(self, found: list[int]) -> Any:
-        """An ensemble of these members."""
         raise NotImplementedError
 
     def __len__(self) -> int:

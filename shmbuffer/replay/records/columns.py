@@ -111,7 +111,6 @@ def of_described(group: list[Described]) -> Columns:
 
 
 def _table(rows: list[list[int]], count: int) -> NDArray[np.int64]:
-    """int64[count, width] of lists of one length."""
     width = len(rows[0])
     return np.fromiter(chain.from_iterable(rows), np.int64, count * width).reshape(count, width)
 
@@ -195,7 +194,6 @@ class _Rows(Walk):
             self._leaf(dims[0].tolist(), int(columns.addresses[0, at]), columns.keeps)
 
     def _leaf(self, shape: Sequence[int], address: Any, keeps: Any) -> None:
-        """A leaf of this shape in every item."""
         dims = np.empty((self._count, len(shape)), np.int64)
         dims[:] = shape
         self._shapes.append(dims)

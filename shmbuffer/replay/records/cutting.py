@@ -85,7 +85,6 @@ def values(
 
 
 def _strides(shape: Sequence[int]) -> list[int]:
-    """Of a contiguous tensor."""
     strides = [1] * len(shape)
     for dim in range(len(shape) - 1, 0, -1):
         strides[dim - 1] = strides[dim] * max(shape[dim], 1)

@@ -151,7 +151,6 @@ class Decoder:
         return Table.of(batch, located, self.own) if located else None
 
     def _items(self, batch: RecordBatch, located: Sequence[Located]) -> list[Any]:
-        """The items of all forms, in order."""
         items: list[Any] = [None] * len(batch)
         for one in located:
             for row, item in zip(one.rows.tolist(), self._items_of(batch, one), strict=True):
@@ -159,7 +158,6 @@ class Decoder:
         return items
 
     def _items_of(self, batch: RecordBatch, located: Located) -> Sequence[Any]:
-        """The items of one form."""
         table = Table.of(batch, [located], self.own)
         assert table is not None  # one form does not differ from itself
         reading = Reading(self, batch.data)
@@ -263,7 +261,6 @@ class Reading:
 
 
 def _is_number(located: Located, chunk: int) -> bool:
-    """Whether a chunk is a tensor, an array or a number."""
     return located.form.chunks[chunk].kind not in ("bytes", "str", "none")
 
 

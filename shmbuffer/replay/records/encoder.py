@@ -341,7 +341,6 @@ def _held(
 
 
 def _tensor(leaf: Any) -> torch.Tensor:
-    """What the user's function is called with."""
     if isinstance(leaf, torch.Tensor):
         return leaf
     if isinstance(leaf, bytes):

@@ -80,17 +80,14 @@ class Joining(Batch):
         return lazy_stack(values)
 
     def _leaf(self, leaf: Leaf, path: KeyPath) -> Later:
-        """What a leaf becomes."""
         raise NotImplementedError
 
     def _dense(self, leaf: Leaf) -> Later:
-        """A leaf whose rows have one shape."""
         if isinstance(leaf, Tensors):
             return lambda: torch.stack(leaf.tensors)
         return self.reading.batch(leaf)
 
     def _rows(self, leaf: Leaf) -> Callable[[], Sequence[torch.Tensor]]:
-        """The rows of a leaf, for torch to join."""
         return (lambda: leaf.tensors) if isinstance(leaf, Tensors) else self.reading.rows(leaf)
 
 

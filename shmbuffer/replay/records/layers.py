@@ -205,13 +205,11 @@ def _entries_of(item: TensorDictBase) -> dict[str, Any]:
 
 
 def _is_lazy(value: Any) -> bool:
-    """A lazy stack, or a tensorclass of one."""
     inner = value._tensordict if is_tensorclass(value) else value
     return isinstance(inner, LazyStackedTensorDict)
 
 
 def _tensors(values: list[Any], sizes: list[torch.Size], path: KeyPath) -> Tensors:
-    """A leaf of all items."""
     if any(value is None for value in values):
         values = _filled(values, sizes, path)
     kinds = {(one.dtype, one.ndim, one.layout, one.is_nested) for one in values}

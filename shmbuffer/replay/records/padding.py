@@ -180,7 +180,6 @@ class Padding(Joining):
 
 
 def _filled(tensors: Sequence[torch.Tensor], shape: list[int], value: float) -> torch.Tensor:
-    """Tensors, each at the start of a row of this shape."""
     whole = tensors[0].new_full((len(tensors), *shape), value, requires_grad=False)
     for row, tensor in enumerate(tensors):
         whole[row][tuple([slice(size) for size in tensor.shape])] = tensor

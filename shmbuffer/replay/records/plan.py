@@ -42,8 +42,6 @@ _MOST_GROUPS = 32  # of a kind: sizes that are never the same are not worth a lo
 
 @dataclass
 class _Seen:
-    """Bytes that the items which were looked at take."""
-
     items: int = 0
     apart: int = 0
     together: int = 0

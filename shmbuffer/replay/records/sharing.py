@@ -245,5 +245,4 @@ class Layout:
 
 
 def _is_large(chunk: Chunk, size: int) -> bool:
-    """Whether a leaf of so many bytes may be worth sharing."""
     return size >= _LEAST_BYTES and chunk.rank > 0 and chunk.kind in ("tensor", "array")

@@ -204,6 +204,5 @@ def homes(nbytes: NDArray[np.int64]) -> tuple[NDArray[np.int64], int]:
 def _cut(
     memory: memoryview, starts: NDArray[np.int64], nbytes: NDArray[np.int64]
 ) -> list[memoryview]:
-    """So many bytes from each start."""
     ends = starts + nbytes
     return [memory[a:b] for a, b in zip(starts.tolist(), ends.tolist(), strict=True)]

@@ -113,7 +113,6 @@ class LazyTensorStorage(TensorStorage):
 
 
 def _device_of(data: Any) -> torch.device:
-    """Where the first leaf of ``data`` is."""
     while not isinstance(data, torch.Tensor):
         if getattr(data, "device", None) is not None:
             return torch.device(data.device)

@@ -133,7 +133,6 @@ def check_recorded(recorded: Settings, asked: Settings, where: str) -> None:
 
 
 def _kind_of(settings: Settings, where: str) -> str:
-    """What a buffer is made of, in words."""
     if not settings.record_bytes:
         return "rows, as in a LazyMemmapStorage"
     return f"records, as in a {of_storage(settings, where).get('kind', 'LazyStackStorage')}"

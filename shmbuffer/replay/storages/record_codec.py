@@ -191,7 +191,6 @@ class BufferZstd:
             self.current.expand(sources, destinations, where)
 
     def _look(self) -> bool:
-        """Use the buffer's dictionary, if it has one."""
         found = None if self._engine is None else self._engine.seat.dictionary()
         if found is not None:
             self.use(found)

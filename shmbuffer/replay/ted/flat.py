@@ -150,7 +150,6 @@ class TED2Flat(Roles):
         return flags_of(done, episodes.rows)[episodes.elements] & episodes.holds
 
     def _kept(self, found: Mapping[KeyPath, Any], usual: bool) -> list[Kept]:
-        """What the compact form is made of."""
         kept = []
         for path, leaf in found.items():
             if is_non_tensor(leaf):
@@ -185,7 +184,6 @@ class TED2Flat(Roles):
         episodes: Episodes,
         path: str | os.PathLike[str] | None,
     ) -> TensorDict:
-        """The result, with every entry in its place."""
         used = path is not None and any(Directory(path).glob("**/*.memmap"))
         shapes = [
             self._shape(entry, episodes, tuple(entry.leaf.shape[len(episodes.shape) :]))
@@ -231,15 +229,12 @@ class TED2Flat(Roles):
     # -- what a nested form does otherwise -----------------------------------------------------
 
     def _batch(self, episodes: Episodes) -> tuple[int, ...]:
-        """Batch size of the result."""
         return ()
 
     def _shape(self, entry: Kept, episodes: Episodes, item: tuple[int, ...]) -> Any:
-        """Shape of an entry of the result, whose items have the shape ``item``."""
         return torch.Size((episodes.rows if entry.after is None else episodes.kept, *item))
 
     def _objects(self, objects: list[Any], episodes: Episodes) -> Any:
-        """What is no tensor, one for each row."""
         return NonTensorStack(*(NonTensorData(one) for one in objects))
 
     def _cuts(self, cuts: torch.Tensor, episodes: Episodes) -> torch.Tensor:

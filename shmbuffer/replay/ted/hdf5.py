@@ -90,7 +90,6 @@ class H5Combine:
 
 
 def _joined(parts: list[Any], path: KeyPath) -> torch.Tensor:
-    """One entry of all trajectories."""
     shapes = [_shape(part, path) for part in parts]
     dtype = parts[0].get(path).dtype
     nested: torch.Tensor = MemoryMappedTensor.empty(torch.tensor(shapes), dtype=dtype)

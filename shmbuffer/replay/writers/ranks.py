@@ -56,7 +56,6 @@ def _ranks(data: Any, count: int | None, key: Key, reduction: str) -> list[Rank]
 
 
 def _reduced(values: torch.Tensor, how: str) -> list[Rank]:
-    """One number for each row of ``[n, m]``."""
     if values.shape[1] == 1:
         return values[:, 0].tolist()
     if not values.shape[1]:

@@ -73,7 +73,6 @@ class RoundRobinWriter(Writer):
 
     @property
     def _cursor(self) -> int:
-        """The slot that the next write goes to."""
         ring = ring_of(self._storage)
         return self._own_cursor if ring is None else int(ring.head % ring.capacity)
 
