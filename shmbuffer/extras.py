@@ -20,11 +20,7 @@ def missing(needs: str, extra: str, *, name: str | None) -> MissingExtra:
 
 
 def command(extra: str) -> str:
-    """Returns the command that installs an extra.
-
-    A package that came from a clone is installed from there again. Any other is installed already,
-    so pip asks an index only for what the extra brings.
-    """
+    """Returns the command that installs an extra; from the clone, if the package came from it."""
     wanted = f"[{extra}]"
     try:
         recorded = metadata.distribution(PACKAGE).read_text("direct_url.json")

@@ -1,8 +1,7 @@
 """The command line: ``shmbuffer VERB ...``, one file a verb, each imported when it is asked for.
 
-A verb's module has ``DESCRIPTION``, ``EXAMPLES``, ``add_arguments(parser)`` and ``run(args)``: call
-one function, print, return the exit code. Nothing here imports torch; a verb that needs it imports
-it in ``run``.
+A verb has ``DESCRIPTION``, ``EXAMPLES``, ``add_arguments(parser)`` and ``run(args)``, which returns
+the exit code. Nothing here imports torch; a verb that needs it imports it in ``run``.
 """
 
 from __future__ import annotations

@@ -68,11 +68,7 @@ class Progress:
 
 
 class Bar:
-    """How far long work is, on stderr (stdout is for results). Called with `ProgressReport`.
-
-    Where somebody watches, after half a second; ``wanted=False`` shows nothing. Any thread may call
-    it.
-    """
+    """How far long work is, on stderr, after half a second; nothing in a pipe. From any thread."""
 
     def __init__(self, *, wanted: bool = True) -> None:
         self._wanted = wanted and sys.stderr.isatty()

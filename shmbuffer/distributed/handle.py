@@ -3,10 +3,9 @@
     handle.sample() ──▶ LocalHandle ──▶ the owner's directory, open here   where it can be reached
                    └──▶ Owner, by RPC                                      everything else
 
-Every public method and property of the buffer's class is one of the handle. What moves data takes
-the direct path where there is one; what changes the buffer itself (`set_sampler`, `empty`, `dumps`,
-...) is done by the owner. The owner is asked once where it is, at the first use. From then on it
-may be busy, stopped or dead: the direct path does not need it.
+It has every public method and property of the buffer's class. What moves data takes the direct path
+where there is one; the owner does what changes the buffer (`set_sampler`, `empty`, `dumps`, ...).
+It is asked once where it is, at the first use; then it may be busy, stopped or dead.
 """
 
 from __future__ import annotations

@@ -92,10 +92,10 @@ class Owner:
         self._former: list[Storage] = []  # in directories
 
     def call(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call a method of the buffer.
+        """Call a method of the buffer and return its result; `Itself` in place of the buffer.
 
-        Returns what it returns; `Itself` in place of the buffer. A part that was exchanged comes as
-        a `Message`, with None in it if it cannot be pickled; a storage is closed here.
+        A part that was exchanged comes as a `Message`, empty if it cannot be pickled; a storage is
+        closed.
         """
         with self.lock:
             if name in _EXCHANGE and args:

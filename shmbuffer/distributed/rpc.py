@@ -24,11 +24,10 @@ _clients: MutableMapping[Any, RemoteClient] = weakref.WeakKeyDictionary()
 
 
 class RemoteClient(Handle):
-    """A handle on a `RemoteTensorDictReplayBuffer` that another process of the RPC group owns.
+    """A handle on the `RemoteTensorDictReplayBuffer` of another process, made by its `client`.
 
-    Made by `RemoteTensorDictReplayBuffer.client`; passed in RPC calls, as the RRef can be. On the
-    buffer's machine it attaches to the directory. ``weak``: do not keep the RRef, and the buffer,
-    alive.
+    It travels in RPC calls as the RRef does, and on the buffer's machine it attaches to the
+    directory.
     """
 
     owner_is_gone = (RuntimeError,)  # what torch raises where nobody answers

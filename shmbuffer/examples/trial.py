@@ -29,8 +29,7 @@ FRUITLESS_STARTS = 3
 class TrialPlan:
     """When to kill, in steps (None: never), and when the run has come to its end.
 
-    All are killed before the ring has come round: then every item that was ever acknowledged has to
-    be there, and `examine` is at its strictest.
+    All are killed before the ring has come round, while every acknowledged item has to be there.
     """
 
     kill_collector_at: int | None = 5_000

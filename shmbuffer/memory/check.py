@@ -72,8 +72,8 @@ def check(
 ) -> CheckReport:
     """Checks a directory, living or dead, without joining it.
 
-    Holds init.lock while it looks at words and priorities: a process that takes the mutex without
-    an entry of its own must keep a recovery from making a new one meanwhile.
+    Holds init.lock while it has the mutex without an entry: a recovery must not make a new one
+    then.
     """
     with Directory.open(path) as directory:
         files = Files(directory)

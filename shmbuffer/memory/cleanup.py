@@ -136,8 +136,7 @@ def temporary_directory() -> Path:
 def left_behind() -> Iterator[Path]:
     """Temporary directories of this user whose maker is dead, as far as that can be proved.
 
-    Where it cannot, as from another container, an init.lock has to be there: creation has begun
-    then, and locks can tell whether somebody uses it.
+    Else (another container) by the locks, where init.lock says that creation has begun.
     """
     uid = os.geteuid()
     pattern = re.compile(rf"{PREFIX}{uid}-([0-9a-f]+)-([0-9]+)-([0-9]+)-\w+")

@@ -299,11 +299,7 @@ class Control:
         _core.reached("superblock.stored")
 
     def _require_compatible(self, pages: list[bytes]) -> None:
-        """The newest whole copy says what wrote it.
-
-        Of two damaged ones only the version counts, if they agree: another version may have its
-        checksum elsewhere.
-        """
+        """The newest whole copy says what wrote it; two damaged ones do if they agree."""
         fields = {
             "format_major": (layout.FORMAT_MAJOR, "format version"),
             "endian": (layout.ENDIAN_TAG, "byte order"),

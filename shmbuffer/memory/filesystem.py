@@ -54,11 +54,7 @@ UNLIMITED = sys.maxsize
 
 
 def filesystem_type(fd: int) -> int:
-    """The magic number of the file system that holds an open file.
-
-    Asked by ctypes: `os.statvfs` leaves the type out, and the device numbers of mountinfo are not
-    those that btrfs gives to its files.
-    """
+    """The magic number of an open file's file system, by ctypes: `os.statvfs` has no type."""
     import ctypes
 
     libc = ctypes.CDLL(None, use_errno=True)
@@ -70,11 +66,7 @@ def filesystem_type(fd: int) -> int:
 
 
 def shut(fd: int) -> None:
-    """Close a descriptor, whatever the kernel says to that.
-
-    The number is free in any case, so a second close would hit another file; and what has to be on
-    the disk was synced before, where an error counts.
-    """
+    """Close a descriptor, errors ignored: the number is free, and what counts was synced before."""
     with suppress(OSError):
         os.close(fd)
 
@@ -113,8 +105,8 @@ def free_memory_bytes() -> int:
 def allocate(fd: int, nbytes: int, *, reserve: bool, free: int) -> None:
     """Give a new, empty file its size, and with `reserve` its room.
 
-    The room is compared with `free` first: tmpfs takes page after page before it sees that the next
-    one is missing, and the machine may be out of memory before that.
+    Compares with `free` first: tmpfs takes page after page before it sees that one is missing, and
+    the machine may be out of memory before that.
     """
     if not reserve:
         os.ftruncate(fd, nbytes)

@@ -189,11 +189,7 @@ def _exists(pid: int) -> bool:
 
 
 def _proc_is_ours() -> bool:
-    """Whether /proc shows the pids of our own namespace, and not those of one above it.
-
-    `unshare --pid` without a new /proc gives the other case. There we have more than one pid, and
-    /proc/self/status lists them all.
-    """
+    """Whether /proc shows the pids of our own namespace, and not of one above (`unshare --pid`)."""
     try:
         if os.readlink(_PROC / "self") != str(os.getpid()):
             return False

@@ -165,11 +165,7 @@ def _mutex(control: Control) -> dict[str, int] | None:
 def _now(
     client: dict[str, Any], clients: list[dict[str, Any]], mutex: dict[str, int] | None
 ) -> dict[str, Any]:
-    """What of a client is not in the registry.
-
-    Of several handles of the process that holds the mutex it is the one with a claim in a phase
-    that needs it, or the first.
-    """
+    """What of a client is not in the registry; several handles may be of the mutex holder."""
     here = client["state"] != "elsewhere"
     theirs = [
         one

@@ -130,16 +130,11 @@ def holders(fd: int) -> list[int]:
 
 
 class InitLock(Lock):
-    """The lock for creation, attach, recovery and cleanup, as a context manager.
+    """The lock for creation, attach, recovery and cleanup, for processes and threads.
 
-    Processes exclude each other, and so do threads, each with an object of its own. A thread that
-    takes it twice waits for itself until the timeout.
-
-    Args:
-        directory: of the buffer.
-        timeout: seconds to wait; entering raises AttachTimeout after that.
-        creating: a buffer may be made here. Where none may, and none is, entering raises
-            BufferUnlinkedError: it would leave a lock file that nobody removes.
+    A thread that takes it twice waits for itself until the timeout (AttachTimeout). ``creating``: a
+    buffer may be made here; where none may and none is, entering raises BufferUnlinkedError, as it
+    would leave a lock file that nobody removes.
     """
 
     def __init__(self, directory: Directory, timeout: float, *, creating: bool = True) -> None:

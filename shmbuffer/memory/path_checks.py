@@ -72,9 +72,9 @@ def require_own_file(found: os.stat_result, where: Path) -> None:
 def followed(path: str | os.PathLike[str]) -> Path:
     """Where a path leads; UnsafePathError if its last part is a link that another user put there.
 
-    Of links in a sticky directory that everybody can write to, those of this user, of root and of
-    the owner of the directory are followed, as by the kernel where fs.protected_symlinks is set.
-    What is returned is not to be followed again: a link may have appeared there.
+    As with fs.protected_symlinks: in a sticky directory those of this user, root and the
+    directory's owner are followed. The result is not to be followed again: a link may have appeared
+    there.
     """
     where = Path(path).absolute()
     for _ in range(_LINKS):

@@ -39,12 +39,7 @@ PIECE = 4 * 2**20
 
 @dataclass(frozen=True)
 class Prefault:
-    """What a handle does about the pages of its buffer.
-
-    Raises:
-        ValueError: there is no such mode.
-        TypeError: ``on_progress`` cannot be called.
-    """
+    """What a handle does about the pages of its buffer; ValueError, TypeError for anything else."""
 
     # ``"off"``: nothing. ``"background"``: a thread makes and maps them. ``"full"``: the same, and
     # who creates or opens the buffer waits for it

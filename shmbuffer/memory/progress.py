@@ -92,13 +92,9 @@ def require_callable(on_progress: object) -> None:
 
 
 class Progress:
-    """One piece of work; use ``with``, which tells the end of it unless it failed.
+    """One piece of work; use ``with``, which reports its end unless it failed.
 
-    Args:
-        what: see `ProgressReport`.
-        total: how much there is; of nothing nothing is told.
-        unit: what is counted.
-        on_progress: the listener; None: the one of `hearing`.
+    ``on_progress``: the listener; None: the one of `hearing`. Of nothing nothing is reported.
     """
 
     def __init__(

@@ -83,10 +83,9 @@ def _libc() -> ctypes.CDLL:
 
 
 def resident_bytes(pid: int) -> int | None:
-    """Memory that a process of our own pid namespace has mapped, shared pages included.
+    """Memory that a process of our own pid namespace has mapped; None if it is gone or not ours.
 
-    None if it is gone, or not ours to look at. Read from /proc/PID/statm, where the kernel keeps
-    sums: smaps would walk its page tables under a lock that the process needs.
+    Read from /proc/PID/statm: smaps would walk its page tables under a lock that the process needs.
     """
     try:
         with open(f"/proc/{pid}/statm", "rb") as file:

@@ -51,13 +51,7 @@ _PATIENCE_S = 0.1  # a turn that is not used for this long goes to the end of th
 
 
 class Calls:
-    """The native calls of one handle's ring.
-
-    Args:
-        seat: whose.
-        schema: of the ring.
-        live: its slots.
-    """
+    """The native calls of one handle's ring."""
 
     def __init__(self, seat: Seat, schema: Schema, live: SlotsFile) -> None:
         self.seat = seat
@@ -175,14 +169,7 @@ class Calls:
 
 
 class Waiting:
-    """One call that is limited.
-
-    Args:
-        seat: of the handle; it may have no ring yet.
-        schema: of the ring.
-        sides: who is on them.
-        what: the call, for messages.
-    """
+    """One call that is limited."""
 
     def __init__(self, seat: Seat, schema: Schema, sides: Sides, what: str) -> None:
         self._seat = seat

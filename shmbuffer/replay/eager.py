@@ -39,10 +39,9 @@ FRAMES = 0 if _LEAVE_ALONE is not None else 1
 
 
 def eager(function: Callable[P, R]) -> Callable[P, R]:
-    """``function``, called as it is from compiled code.
+    """``function``, called as it is from compiled code, at no cost.
 
-    Cost: none. ``torch.compiler.disable``, which it stands for, puts a function around it that
-        takes 0.3 to 0.7 µs a call; it is used where this torch has no other way.
+    ``torch.compiler.disable`` costs 0.3 to 0.7 µs a call; it is used where torch has no other way.
     """
     if _LEAVE_ALONE is None:
         return cast(Callable[P, R], torch.compiler.disable(function))  # type: ignore[no-untyped-call]

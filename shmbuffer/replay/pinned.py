@@ -4,15 +4,14 @@
                           ▲                                   │
                           └── torch's pool of pinned blocks ◀─┘ when nothing refers to them any more
 
-The rows are gathered where they are fetched from, with no copy in between; what a transform, a
-``collate_fn`` or a storage without columns makes is copied there.
+Rows are gathered there with no copy in between; what a transform, a ``collate_fn`` or a storage
+without columns makes is copied there.
 
-Whose it is: a batch belongs to the caller for as long as he holds any part of it, a view of one
-entry included, however many more he samples; nobody writes to it again. Then torch has its blocks
-back and gives them out for one of the next batches, but not before the transfers from them have
-ended: torch notes an event on the stream of each, whichever it was. So the number of blocks settles
-at the batches that are held, made ahead or under way at a time, and from then on nothing is pinned
-again. A ring of our own could promise less: it sees neither the views nor the streams.
+A batch belongs to the caller for as long as he holds any part of it, a view included; nobody writes
+to it again. Then torch gives its blocks to a later batch, but not before the transfers from them
+have ended: it notes an event on the stream of each. So the blocks settle at the batches that are
+held, made ahead or under way, and from then on nothing is pinned again. A ring of our own could
+promise less: it sees neither the views nor the streams.
 """
 
 from __future__ import annotations

@@ -4,20 +4,20 @@
 
 Two ways, by what is at ``path`` already:
 
-- nothing, an empty directory, or only files of an earlier save (its list, `MANIFEST`, says
-  which): everything is written into a work directory beside it, which then takes its place by one
-  rename, or by an exchange of the two (renameat2(2), RENAME_EXCHANGE).
-- files of somebody else, or a live buffer: these stay where they are. The work directory lies
-  within, and once it is complete and says so its files are moved to their places one by one.
+- nothing, an empty directory, or only files of an earlier save (its list, `MANIFEST`, says which):
+  the work directory beside it takes its place by one rename, or by an exchange of the two
+  (renameat2(2), RENAME_EXCHANGE).
+- files of somebody else, or a live buffer: these stay. The work directory lies within, and once it
+  is complete and says so its files are moved to their places one by one.
 
 If the process dies here: before the rename, or before "complete" is written, the earlier save is
 as it was. After it the new one counts: `finish`, which every load and every save begins with, moves
 what has not been moved yet. What is left of dead saves is removed by the next one, and nothing that
 is not in a work directory of ours.
 
-What is made, moved and removed lies below directories that are held open, and no link on the way is
-followed: a save may come from anywhere, and others may write beside it. The directory of a save has
-to belong to the process that changes it; reading one needs no more than the right to.
+All this happens below directories that are held open, and follows no link: a save may come from
+anywhere, and others may write there. The directory of a save has to belong to the process that
+changes it; reading one needs no more than the right to.
 """
 
 from __future__ import annotations

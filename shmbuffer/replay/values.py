@@ -75,8 +75,8 @@ def reading(file: Path) -> Iterator[None]:
 def read_array(file: Path) -> NDArray[Any]:
     """The array in a ``.npy`` file; nothing is unpickled.
 
-    Not from an open file: numpy's `fromfile` takes an interrupt for the answer to a question of its
-    own, and says TypeError, which would be taken for damage.
+    Not from an open file: numpy's `fromfile` turns an interrupt into a TypeError, as if it were
+    damage.
     """
     found: NDArray[Any] = np.load(io.BytesIO(file.read_bytes()), allow_pickle=False)
     return found

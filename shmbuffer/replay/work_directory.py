@@ -59,16 +59,6 @@ _PID_BYTES = 20
 class Work:
     """A work directory, held open, and locked by its owner for as long as that lives.
 
-    Args:
-        above: the directory that it lies in; it stays open for as long as this is used.
-        name: of the work directory there.
-        make: make it if it is not there.
-
-    Attributes:
-        directory: the work directory.
-        mine: whether this is its owner; False where another process is.
-        pid: of the owner, as far as is known.
-
     Raises:
         BufferNotFoundError: it is not there, and `make` is false.
         UnsafePathError: it, or its `owner`, is a link or another user's, or something else.

@@ -86,10 +86,8 @@ def end(processes: Collection[Identity], grace_s: float) -> dict[Identity, How]:
 def stop(scratch_dir: str | os.PathLike[str], *, grace_s: float = 5.0) -> list[Stopped]:
     """Ends every client of a buffer but this process; one of several handles in its last role.
 
-    Collectors first, with spawned ones that have not attached yet; then plain clients, learners,
-    and the coordinator, which removes a temporary directory. Returns the processes in that order,
-    also those that were left (in another pid namespace, or another user's). Takes at most the grace
-    a role.
+    Collectors first, spawned ones too, then plain clients, learners, the coordinator. Returns
+    those, and those that were left (another pid namespace or user). Takes at most the grace a role.
     """
     with ExitStack() as undo:
         directory = undo.enter_context(Directory.open(scratch_dir))

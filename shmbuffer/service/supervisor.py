@@ -60,13 +60,7 @@ SCAN_S = 0.5
 
 
 class Supervisor:
-    """Starts, watches and stops the processes of one coordinator.
-
-    Args:
-        engine: the coordinator's handle; it lists the clients and reaps the dead.
-        scratch_dir: what the targets are called with.
-        grace_s: seconds between SIGTERM and SIGKILL when they are stopped.
-    """
+    """Starts, watches and stops the processes of one coordinator."""
 
     def __init__(self, engine: Engine, scratch_dir: Path, *, grace_s: float = 5.0) -> None:
         # every client that died since, in the order in which it was noticed

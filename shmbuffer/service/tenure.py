@@ -33,15 +33,7 @@ log = logging.getLogger("shmbuffer.service")
 
 
 class Tenure:
-    """From the start of a coordinator to its end.
-
-    Attributes:
-        engine: the handle.
-        path: the directory.
-
-    Raises:
-        See ``Coordinator``.
-    """
+    """From the start of a coordinator to its end. Raises as ``Coordinator``."""
 
     def __init__(
         self,

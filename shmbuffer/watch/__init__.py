@@ -1,13 +1,10 @@
 """Watching: what a buffer does and did, for people, programs and pictures.
 
-     counters ──▶ stats ──▶ loggers, metrics          numbers, for a training script and Prometheus
-        └──────▶ historian ──▶ memory/recorder        the coordinator records, each second
-     inspect, item_stats, history ──▶ look ──▶ findings, report      what looks wrong; one picture
-     inspect, inspect, ...    ──▶ pace, changes ──▶ panels, screen, live      seen as it happens
+    counters ──▶ stats ──▶ loggers, metrics          numbers, for a training script and Prometheus
+       └──────▶ historian ──▶ memory/recorder        the coordinator records, each second
+    inspect, item_stats, history ──▶ look ──▶ findings, report      what looks wrong; one picture
+    inspect, inspect, ...    ──▶ pace, changes ──▶ panels, screen, live      seen as it happens
 
-    tables, units, words      what is found, in rows, in numbers and in words for people
-    writeback_warning         says so when a disk holds the writers back
-
-The service calls it, and the command line shows it; it knows neither. It changes nothing but the
-history. Nothing is imported here, so that each part starts without the others' packages.
+The service calls it, and the command line shows it; it knows neither. Nothing is imported here, so
+that each part starts without the others' packages.
 """

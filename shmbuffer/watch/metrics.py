@@ -69,9 +69,7 @@ GAUGES = {
 class MetricsServer:
     """Answers ``GET /metrics`` in a thread of its own until it is closed.
 
-    Raises:
-        MissingExtra: prometheus-client is not installed.
-        OSError: the port is in use, or not for this user.
+    Raises MissingExtra without prometheus-client, OSError where the port is in use or not ours.
     """
 
     def __init__(

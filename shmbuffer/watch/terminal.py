@@ -22,10 +22,9 @@ def sleep(seconds: float) -> bool:
 
 @contextmanager
 def keys() -> Iterator[Callable[[float], bool]]:
-    """Yields what waits some seconds, or until q is pressed, and says whether it was.
+    """Waits some seconds, or until q is pressed; says whether it was. What is typed is not shown.
 
-    What is typed is not shown meanwhile; Ctrl-C is a signal as before. Where standard input is no
-    terminal, or belongs to another program now, it is left alone.
+    A standard input that is no terminal, or belongs to another program now, is left alone.
     """
     if sys.stdin is None or not sys.stdin.isatty() or not _is_ours(sys.stdin.fileno()):
         yield sleep

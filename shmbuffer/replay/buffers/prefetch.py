@@ -3,13 +3,10 @@
     sample()  ◀── oldest batch ◀── gather, collate, transform ◀── draw
                                    in a worker                    in the caller's thread
 
-What a batch is made of is drawn when it is ordered, by the thread that samples. So a seed gives the
-same batches with and without prefetching, a pass without replacement is exactly one pass, and only
-the copying and the transforms happen in the workers. Orders stop at the end of a pass: what is
-written before the next one begins is part of it.
-
-Draws that were ordered and never delivered can be taken back, so that a checkpoint, or another
-sampler, finds the state of what the caller has seen.
+The thread that samples draws when a batch is ordered, so a seed gives the same batches with and
+without prefetching, and a pass without replacement is one pass. Orders stop at its end: what is
+written before the next pass is part of that. Draws that were never delivered can be taken back, so
+that a checkpoint, or another sampler, finds the state of what the caller has seen.
 """
 
 from __future__ import annotations

@@ -1,12 +1,9 @@
-"""zstd for the pieces of a batch: all of them in one call, side by side in threads.
+"""zstd for the pieces of a batch, all in one call, in threads that live as long as the call.
 
-A context (the tables that zstd works with, some 100 KB) is made once and lent from call to call;
-only where a call compresses a megabyte or more, its threads have contexts of their own. Threads
-live as long as the call: to start one takes less time than zstd needs for 64 KiB, and a process
-that forks has none of them, so that nothing is to be made again in the child.
-
-zstd runs without the GIL, and to take it again costs more than a small piece: so pieces are
-expanded as one stream, those that lie one behind the other in one step.
+A context (zstd's tables, some 100 KB) is made once and lent from call to call; from a megabyte on
+a call's threads have their own. To start a thread takes less than zstd needs for 64 KiB, and a
+process that forks has none of them. zstd runs without the GIL, and to take it again costs more than
+a small piece: so neighbouring pieces are expanded in one step.
 """
 
 from __future__ import annotations

@@ -167,16 +167,7 @@ class Decoder:
 
 
 class Reading:
-    """Reads columns: what each of them becomes is said first, and is there after `read`.
-
-    Args:
-        decoder: says how and where to.
-        data: the bytes of the records, which can be written; columns may lie elsewhere.
-
-    Attributes:
-        transfer: brings what is read to its place.
-        device, where: of the decoder.
-    """
+    """Reads columns: what each of them becomes is said first, and is there after `read`."""
 
     def __init__(self, decoder: Decoder, data: NDArray[np.uint8] = _NOTHING) -> None:
         self.transfer = Transfer(decoder.expand, data, decoder.where)

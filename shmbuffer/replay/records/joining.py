@@ -22,17 +22,10 @@ Later = Callable[[], Any]
 
 
 class Joining(Batch):
-    """Makes one batch of the leaves of items: says what goes where, and takes it when it is there.
-
-    Subclasses say what becomes of a leaf.
-
-    Args:
-        table: all items; see `layers`.
-        reading: reads its columns.
-        asked: leaves that must be there.
+    """Makes one batch of the leaves of items; subclasses say what becomes of a leaf.
 
     Raises:
-        KeyError: one of them is not.
+        KeyError: one of the leaves that are asked for is not there.
     """
 
     def __init__(self, table: Table, reading: Reading, asked: Collection[KeyPath]) -> None:

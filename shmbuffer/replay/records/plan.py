@@ -1,9 +1,8 @@
 """What is decided once for all items of a kind: how leaves are cut, and which are compressed.
 
-Leaves may be compressed as one, because what they hold is partly the same: the next observation of
-a stack of frames is the observation but for one frame. In one frame of zstd the second says little
-more than where the first has it; in two, each says all. Leaves of one dtype and size are
-candidates; whether it pays is seen from the first items.
+Leaves may be compressed as one, because they hold partly the same: the next observation of a stack
+of frames is the observation but for one frame. Candidates have one dtype and size; whether it pays
+is seen from the first items.
 """
 
 from __future__ import annotations
@@ -91,15 +90,7 @@ class Units:
 
 
 class EncodingPlan:
-    """How items of one kind are stored.
-
-    Attributes:
-        kind, codec: see there.
-        units: which leaves are compressed as one.
-        compressible: leaves that may be compressed.
-        whole: no leaf is cut.
-        raw: no leaf is compressed.
-    """
+    """How items of one kind are stored; ``units``, ``whole`` and ``raw`` say how leaves are cut."""
 
     def __init__(
         self,

@@ -72,11 +72,7 @@ class Location:
 
     @property
     def opens_at_once(self) -> bool:
-        """Whether the constructor opens it.
-
-        A directory that must not hold a buffer waits for the first write, as in TorchRL; of any
-        other, what is in it is to be seen, and a temporary one needs its name.
-        """
+        """Whether the constructor opens it; one that must not hold a buffer waits for a write."""
         return self.shared_init or (self.existsok and self.directory is not None)
 
     def open(self, settings: Settings, *, existsok: bool = False) -> Engine:

@@ -60,10 +60,8 @@ class RawBatch:
 class RecordCodec:
     """How items are stored in a byte ring.
 
-    Whatever it was told, it reads what others have written: a record says how it is stored. For
-    what a user's function has compressed ``decompress`` is needed.
-
-    It pickles as it was told, without what it has learned; `join` finds that again.
+    It reads what others have written otherwise: a record says how it is stored. It pickles as it
+    was told, without what it has learned; `join` finds that again.
     """
 
     def __init__(
@@ -156,11 +154,7 @@ def _takes_two(function: Callable[..., Any]) -> bool:
 
 
 class BufferZstd:
-    """Follows a buffer's dictionary: there is none at first, and then one that stays.
-
-    Args:
-        level: of zstd.
-    """
+    """Follows a buffer's dictionary: there is none at first, and then one that stays."""
 
     def __init__(self, level: int) -> None:
         self.level = level
