@@ -78,7 +78,13 @@ class Ring:
         file: tuple[int, str, int, int] | None = ...,
     ) -> None: ...
     def write(
-        self, addresses: tuple[int, ...], count: int, priorities: int, timeout_ns: int, /
+        self,
+        addresses: tuple[int, ...],
+        count: int,
+        priorities: int,
+        streams: int,
+        timeout_ns: int,
+        /,
     ) -> int: ...
     def place(
         self,
@@ -90,7 +96,7 @@ class Ring:
         timeout_ns: int,
         /,
     ) -> int: ...
-    def claim(self, count: int, timeout_ns: int, /) -> int: ...
+    def claim(self, count: int, streams: int, timeout_ns: int, /) -> int: ...
     def claim_slots(
         self,
         slots: int,
@@ -171,6 +177,7 @@ class Ring:
         sizes: int,
         count: int,
         priorities: int,
+        streams: int,
         timeout_ns: int,
         /,
     ) -> int: ...
@@ -289,8 +296,8 @@ class Intake:
         reals: tuple[Any, Any],
         priority: int | str | None,
     ) -> None: ...
-    def add(self, item: Any, timeout_ns: int, /) -> int | None: ...
-    def extend(self, batch: Any, timeout_ns: int, /) -> Any: ...
+    def add(self, item: Any, timeout_ns: int, streams: Any, /) -> int | None: ...
+    def extend(self, batch: Any, timeout_ns: int, streams: Any, /) -> Any: ...
 
 class Outtake:
     def __init__(self, ring: Ring, examples: tuple[Any, ...], tensors: type) -> None: ...

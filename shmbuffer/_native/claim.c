@@ -64,8 +64,17 @@ static int end_as_damaged(struct shmb_ring *ring) {
     return end_without_claim(ring, SHMB_DAMAGED);
 }
 
-/* W2 to W8. The mutex is held; it is released here. write_count is to grow by so many elements. */
-static void open_claim(struct shmb_ring *ring, uint64_t first, uint64_t count, uint64_t elements) {
+/* W5. Of rows that were marked: nobody looks at a slot's source before its word says COMMITTED. */
+static void note_streams(struct shmb_ring *ring, const uint32_t *streams) {
+    for (uint64_t row = 0; row < ring->claim_rows; row++) {
+        ring->sources[shmb_slot_of_row(ring, row)] = shmb_source(ring->incarnation, streams[row]);
+        CP(write_source);
+    }
+}
+
+/* W2 to W8. The mutex is held; it is released here. write_count is to grow by so many elements. `streams` has one a
+ * row, or is NULL: all are in stream 0. */
+static void open_claim(struct shmb_ring *ring, uint64_t first, uint64_t count, uint64_t elements, const uint32_t *streams) {
     struct shmb_runtime *runtime = ring->runtime;
     struct shmb_entry *me = ring->me;
     bool prioritized = atomic_load_explicit(&runtime->prioritized, memory_order_relaxed) != 0, unmassed = false;
@@ -109,6 +118,7 @@ static void open_claim(struct shmb_ring *ring, uint64_t first, uint64_t count, u
             }
         }
     }
+    if (streams) note_streams(ring, streams);
     atomic_fetch_sub_explicit(&runtime->length, gone, memory_order_relaxed); /* a repair counts again */
     CP(write_length);
     if (ring->bytes) shmb_take_bytes(ring);
@@ -129,7 +139,7 @@ static int end_limited(struct shmb_ring *ring, int status) {
 }
 
 int shmb_claim_ring(struct shmb_ring *ring, struct shmb_call *call, uint64_t count, const struct shmb_batch *batch,
-                    uint64_t *first) {
+                    const uint32_t *streams, uint64_t *first) {
     uint64_t rows = count < ring->capacity ? count : ring->capacity;
     int status = begin_claim(ring, call, rows);
     if (status != SHMB_OK) return status;
@@ -151,7 +161,7 @@ int shmb_claim_ring(struct shmb_ring *ring, struct shmb_call *call, uint64_t cou
     ring->claim_written = count * ring->lanes;
     if (shmb_is_limited(ring) && (status = shmb_admit_insert(ring, count, ring->claim_written)) != SHMB_OK)
         return end_limited(ring, status);
-    open_claim(ring, ticket, rows, ring->claim_written);
+    open_claim(ring, ticket, rows, ring->claim_written, streams ? streams + (count - rows) : NULL);
     *first = head;
     return SHMB_OK;
 }
@@ -189,7 +199,7 @@ int shmb_claim_slots(struct shmb_ring *ring, struct shmb_call *call, const int64
     if (shmb_is_limited(ring) && (status = shmb_admit_insert(ring, 0, elements)) != SHMB_OK)
         return end_limited(ring, status);
     *taken = rows;
-    open_claim(ring, head, ring->capacity, elements);
+    open_claim(ring, head, ring->capacity, elements, NULL);
     ring->claim_written = in_place ? 0 : ring->claim_slots_taken * ring->lanes;
     return SHMB_OK;
 }

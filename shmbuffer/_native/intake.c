@@ -190,6 +190,31 @@ static double *read_priorities(const struct intake_object *self, PyObject *given
     return out;
 }
 
+/* Of each item: an int for all of them, or a buffer of uint32[count]. Their numbers were checked by Python. */
+struct streams {
+    uint32_t little[ROOM_PRIORITIES], *all;
+    Py_buffer view;
+};
+
+static bool read_streams(PyObject *given, uint64_t count, struct streams *out) {
+    if (!PyLong_Check(given)) {
+        if (PyObject_GetBuffer(given, &out->view, PyBUF_SIMPLE) != 0) return PyErr_Clear(), false;
+        out->all = out->view.buf;
+        return (uint64_t)out->view.len == count * sizeof *out->all;
+    }
+    uint32_t stream = (uint32_t)PyLong_AsUnsignedLong(given);
+    out->all = count <= ROOM_PRIORITIES ? out->little : malloc(count * sizeof *out->all);
+    for (uint64_t i = 0; out->all != NULL && i < count; i++) out->all[i] = stream;
+    return out->all != NULL;
+}
+
+static void forget_streams(struct streams *streams) {
+    if (streams->view.obj != NULL)
+        PyBuffer_Release(&streams->view);
+    else if (streams->all != streams->little)
+        free(streams->all);
+}
+
 /* Index of the items, int64[count], in memory of its own that goes with it. */
 struct index_memory {
     struct dl_managed managed;
@@ -217,12 +242,13 @@ static PyObject *index_of(const struct intake_object *self, struct index_memory 
 }
 
 /* None: Python has to look at it. A negative number: a status, and nothing was written. */
-static PyObject *take(struct intake_object *self, PyObject *data, bool single, int64_t timeout_ns) {
+static PyObject *take(struct intake_object *self, PyObject *data, bool single, int64_t timeout_ns, PyObject *in_streams) {
     struct shmb_ring *ring = shmb_binding_ring(self->ring);
     PyObject *room[ROOM_LEAVES], *given = NULL, *result = NULL, **leaves = room;
     const unsigned char *addresses[ROOM_LEAVES], **from = addresses;
     double little[ROOM_PRIORITIES], *priorities = NULL;
     struct index_memory *index = NULL;
+    struct streams streams;
     unsigned n = 0;
     uint64_t count = single, first = 0;
     if (self->n_leaves > ROOM_LEAVES) {
@@ -245,9 +271,14 @@ static PyObject *take(struct intake_object *self, PyObject *data, bool single, i
     }
     if (fits && self->priority_leaf >= 0) given = Py_NewRef(leaves[self->priority_leaf]);
     if (fits && given != NULL) fits = (priorities = read_priorities(self, given, count, little)) != NULL;
+    streams.all = NULL;
+    if (in_streams != Py_None) {
+        streams.view.obj = NULL;
+        fits = fits && read_streams(in_streams, count, &streams);
+    }
     if (fits && !single) fits = (index = malloc(sizeof *index + count * sizeof *index->numbers)) != NULL;
     if (fits) {
-        int status = shmb_binding_write(self->ring, from, count, priorities, timeout_ns, &first);
+        int status = shmb_binding_write(self->ring, from, count, priorities, streams.all, timeout_ns, &first);
         if ((status == SHMB_BLOCKED || status == SHMB_LIMITED) &&
             shmb_binding_give_up(self->ring, timeout_ns) == SHMB_INTERRUPTED)
             status = SHMB_INTERRUPTED;
@@ -262,6 +293,7 @@ static PyObject *take(struct intake_object *self, PyObject *data, bool single, i
     } else {
         result = Py_NewRef(Py_None);
     }
+    if (in_streams != Py_None) forget_streams(&streams);
     if (priorities != little) free(priorities);
     for (unsigned i = 0; leaves != NULL && i < n; i++) Py_DECREF(leaves[i]);
     Py_XDECREF(given);
@@ -271,10 +303,10 @@ static PyObject *take(struct intake_object *self, PyObject *data, bool single, i
 }
 
 static PyObject *intake_call(PyObject *object, PyObject *const *args, Py_ssize_t nargs, const char *name, bool single) {
-    if (nargs != 2) return PyErr_Format(PyExc_TypeError, "%s takes 2 arguments, %zd were given", name, nargs);
+    if (nargs != 3) return PyErr_Format(PyExc_TypeError, "%s takes 3 arguments, %zd were given", name, nargs);
     int64_t timeout_ns = PyLong_AsLongLong(args[1]);
     if (timeout_ns == -1 && PyErr_Occurred()) return NULL;
-    return take((struct intake_object *)object, args[0], single, timeout_ns);
+    return take((struct intake_object *)object, args[0], single, timeout_ns, args[2]);
 }
 
 static PyObject *intake_add(PyObject *object, PyObject *const *args, Py_ssize_t nargs) {
@@ -445,8 +477,8 @@ static PyObject *intake_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
 
 #define FAST(name, text) {#name, (PyCFunction)(void (*)(void))intake_##name, METH_FASTCALL, text}
 static PyMethodDef methods[] = {
-    FAST(add, "add(item, timeout_ns): write one item; its slot, a status below 0, or None: not as it lies."),
-    FAST(extend, "extend(batch, timeout_ns): write a batch; int64 slots, a status below 0, or None: not as it lies."),
+    FAST(add, "add(item, timeout_ns, streams): write one item; its slot, a status below 0, or None: not as it lies."),
+    FAST(extend, "extend(batch, timeout_ns, streams): write a batch; int64 slots, a status below 0, or None: not as it lies."),
     {NULL, NULL, 0, NULL},
 };
 

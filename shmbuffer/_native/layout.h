@@ -27,6 +27,20 @@ enum shmb_state { SHMB_EMPTY = 0, SHMB_WRITING = 1, SHMB_COMMITTED = 2, SHMB_ABO
 #define SHMB_TICKET(word) ((uint64_t)(word) >> 2)
 #define SHMB_LAST_TICKET (UINT64_MAX >> 2)
 
+/* The source of a slot: who wrote it, and in which of its streams. What is followed as a trajectory has equal words.
+ *
+ *     bits 0-38   incarnation of the client; from SHMB_INCARNATIONS on of no client: the item was loaded
+ *     bits 39-62  stream
+ *     bit 63      0 where the word is an incarnation alone, in stream 0
+ *
+ * With that bit no word with a stream looks like the number of a client, or of a loaded item (2^48 on), to a version
+ * that knows neither streams nor the bit. memory/layout.py takes words apart; here they are only made. */
+#define SHMB_STREAMS ((uint64_t)1 << 24)
+#define SHMB_INCARNATIONS ((uint64_t)1 << 38)
+static inline uint64_t shmb_source(uint64_t incarnation, uint32_t stream) {
+    return stream ? (uint64_t)1 << 63 | (uint64_t)stream << 39 | incarnation : incarnation;
+}
+
 /* Phases of a claim. All but IDLE and PAYLOAD exist only while the mutex is held. */
 enum shmb_phase { SHMB_IDLE = 0, SHMB_MARKING = 1, SHMB_PAYLOAD = 2, SHMB_COMMITTING = 3, SHMB_EMPTYING = 4 };
 
@@ -97,7 +111,7 @@ struct shmb_runtime {
 struct shmb_entry {
     _Atomic uint32_t state; /* enum shmb_entry_state */
     uint32_t role;
-    _Atomic uint64_t incarnation; /* unique in the directory; the source of the items it writes */
+    _Atomic uint64_t incarnation; /* unique in the directory; part of the source of its items */
     uint64_t pid;
     uint64_t start_time;    /* clock ticks since boot, /proc/<pid>/stat field 22 */
     uint64_t pid_namespace; /* inode of /proc/self/ns/pid */

@@ -6,9 +6,9 @@
 #include "binding.h"
 
 #define METHODS(X) \
-    X(write, ROWS, "annt", "(addresses, count, priorities, timeout_ns): claim, fill, commit.") \
+    X(write, ROWS, "annnt", "(addresses, count, priorities, streams, timeout_ns): claim, fill, commit.") \
     X(place, ROWS, "nnanbt", "(slots, count, addresses, priorities, in_place, timeout_ns): the same for named slots.") \
-    X(claim, ROWS, "nt", "(count, timeout_ns): take slots; the caller fills them.") \
+    X(claim, ROWS, "nnt", "(count, streams, timeout_ns): take slots; the caller fills them.") \
     X(claim_slots, ROWS, "nnbnnt", "(slots, count, in_place, tickets or 0, kept or 0, timeout_ns): take named slots.") \
     X(commit, ANY, "nnt", "(priorities, skip_rows, timeout_ns): publish what was claimed.") \
     X(abort, ANY, "t", "(timeout_ns): give the claimed slots back, empty.") \
@@ -39,7 +39,7 @@
     X(limit, ANY, "nrrnnnt", "(limits, samples_per_insert, error_buffer, min_size, max_times_sampled, when_no_peer, timeout_ns).") \
     X(waits_in_queue, ANY, "ent", "(entry, side, timeout_ns): why a queue makes a client wait, or 0.") \
     X(give_up, ANY, "t", "(timeout_ns): stop waiting, for a slot and for the other side.") \
-    X(write_records, RECORDS, "nnnnnnt", "(data, bytes, starts, sizes, count, priorities, timeout_ns): claim, fill, commit.") \
+    X(write_records, RECORDS, "nnnnnnnt", "(data, bytes, starts, sizes, count, priorities, streams, timeout_ns): claim, fill, commit.") \
     X(place_records, RECORDS, "nnnnnnnbnnt", "(slots, data, bytes, starts, sizes, count, priorities, in_place, tickets or 0,\n" \
                                              "kept or 0, timeout_ns): the same for named slots, in ascending order.") \
     X(sample_records, RECORDS, "nknnnnnnnnrbt", "(count, key, data, room, starts, sizes, positions, index, tickets, weights, beta,\n" \

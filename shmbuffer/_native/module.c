@@ -121,7 +121,8 @@ static PyObject *core_layout(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(ig
     failed = failed || put(dict, "page", SHMB_PAGE) || put(dict, "runtime", SHMB_RUNTIME_OFFSET) ||
              put(dict, "registry", SHMB_REGISTRY_OFFSET) || put(dict, "entries", SHMB_ENTRIES) ||
              put(dict, "entry_bytes", SHMB_ENTRY_BYTES) || put(dict, "control_bytes", SHMB_CONTROL_BYTES) ||
-             put(dict, "recovery_bytes", SHMB_RECOVERY_BYTES) ||
+             put(dict, "recovery_bytes", SHMB_RECOVERY_BYTES) || put(dict, "streams", SHMB_STREAMS) ||
+             put(dict, "incarnations", SHMB_INCARNATIONS) ||
              put(dict, "fanout", SHMB_FANOUT) || put(dict, "mutex_bytes", sizeof(pthread_mutex_t)) ||
              put(dict, "mutex_align", _Alignof(pthread_mutex_t));
     if (failed) Py_CLEAR(dict);

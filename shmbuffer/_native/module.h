@@ -25,7 +25,7 @@ void shmb_descriptors_of_parent(void);
 struct shmb_ring *shmb_binding_ring(PyObject *ring);
 /* Claim, fill, commit. Of SHMB_INTERRUPTED the exception is set. */
 int shmb_binding_write(PyObject *ring, const unsigned char *const *from, uint64_t count, const double *priorities,
-                       int64_t timeout_ns, uint64_t *first);
+                       const uint32_t *streams, int64_t timeout_ns, uint64_t *first);
 /* A call that was refused is not tried again: nobody is waited for any more. */
 int shmb_binding_give_up(PyObject *ring, int64_t timeout_ns);
 /* Draw, copy, validate, weigh. Of SHMB_INTERRUPTED the exception is set. */

@@ -322,7 +322,7 @@ int shmb_abort(struct shmb_ring *ring, struct shmb_call *call);
 
 /* claim.c */
 int shmb_claim_ring(struct shmb_ring *ring, struct shmb_call *call, uint64_t count, const struct shmb_batch *batch,
-                    uint64_t *first);
+                    const uint32_t *streams, uint64_t *first);
 int shmb_claim_slots(struct shmb_ring *ring, struct shmb_call *call, const int64_t *slots, uint64_t count,
                      bool in_place, const int64_t *tickets, unsigned char *kept, const struct shmb_batch *batch,
                      uint64_t *taken);

@@ -7,13 +7,13 @@
 /* Rows of leaves. */
 
 int shmb_binding_write(PyObject *object, const unsigned char *const *from, uint64_t count, const double *priorities,
-                       int64_t timeout_ns, uint64_t *first) {
+                       const uint32_t *streams, int64_t timeout_ns, uint64_t *first) {
     struct ring_object *self = (struct ring_object *)object;
     struct shmb_ring *ring = &self->ring;
     struct python_call python = shmb_python_begin(timeout_ns);
     int status = priorities ? shmb_priorities_in_order(ring, priorities, count * ring->lanes) : SHMB_OK;
     shmb_release_for(&python, count * self->row_bytes);
-    if (status == SHMB_OK) status = shmb_claim_ring(ring, &python.call, count, NULL, first);
+    if (status == SHMB_OK) status = shmb_claim_ring(ring, &python.call, count, NULL, streams, first);
     if (status == SHMB_OK) {
         uint64_t skip = count > ring->capacity ? count - ring->capacity : 0;
         shmb_fill(ring, from, skip);
@@ -27,7 +27,8 @@ int shmb_binding_write(PyObject *object, const unsigned char *const *from, uint6
 /* -> first ticket */
 PyObject *shmb_ring_write(struct ring_object *self, struct asked *asked) {
     uint64_t first = 0;
-    int status = shmb_binding_write((PyObject *)self, asked->addresses, NUMBER(1), AT(const double, 2), CALL->timeout_ns, &first);
+    int status = shmb_binding_write((PyObject *)self, asked->addresses, NUMBER(1), AT(const double, 2), AT(const uint32_t, 3),
+                                    CALL->timeout_ns, &first);
     return shmb_answer(asked, status, first);
 }
 
@@ -51,7 +52,7 @@ PyObject *shmb_ring_place(struct ring_object *self, struct asked *asked) {
 /* -> first ticket; the payload is moved by the caller, then commit or abort */
 PyObject *shmb_ring_claim(struct ring_object *self, struct asked *asked) {
     uint64_t first = 0;
-    int status = shmb_claim_ring(&self->ring, CALL, NUMBER(0), NULL, &first);
+    int status = shmb_claim_ring(&self->ring, CALL, NUMBER(0), NULL, AT(const uint32_t, 1), &first);
     if (status == SHMB_OK) shmb_gate_pause(&self->ring);
     return shmb_answer(asked, status, first);
 }

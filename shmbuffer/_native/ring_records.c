@@ -26,7 +26,7 @@ PyObject *shmb_ring_write_records(struct ring_object *self, struct asked *asked)
     int status = shmb_batch_in_order(ring, &batch, bytes, false);
     if (status == SHMB_OK && priorities) status = shmb_priorities_in_order(ring, priorities, batch.count);
     shmb_release_for(&asked->python, bytes);
-    if (status == SHMB_OK) status = shmb_claim_ring(ring, CALL, batch.count, &batch, &first);
+    if (status == SHMB_OK) status = shmb_claim_ring(ring, CALL, batch.count, &batch, AT(const uint32_t, 6), &first);
     if (status == SHMB_OK)
         status = fill_and_commit(self, CALL, priorities, batch.count > ring->capacity ? batch.count - ring->capacity : 0);
     return shmb_answer(asked, status, first);

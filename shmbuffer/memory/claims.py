@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from shmbuffer.memory.deadline import LOCK_TIMEOUT_NS, WRITE_TIMEOUT_S
 from shmbuffer.memory.seat import Closed
+from shmbuffer.memory.streams import Streams
 from shmbuffer.memory.tree import PriorityTree
 from shmbuffer.memory.waiting import Calls
 
@@ -28,8 +29,16 @@ class Claims:
         self._elements = 0
         self._in_place = False
 
-    def claim(self, count: int, *, timeout: float | None = WRITE_TIMEOUT_S) -> int:
+    def claim(
+        self,
+        count: int,
+        *,
+        streams: Streams | None = None,
+        timeout: float | None = WRITE_TIMEOUT_S,
+    ) -> int:
         """Takes ``count`` slots at the head; then `commit` or `abort`, in the same thread.
+
+        Their streams are in ``streams``, uint32 ``[count]``; None: stream 0.
 
         Returns the ticket of the first. Raises as `Ring.write`.
         """
@@ -37,7 +46,7 @@ class Claims:
 
         def call() -> int:
             native = self._seat.native
-            result = int(native.claim(count, LOCK_TIMEOUT_NS))
+            result = int(native.claim(count, address(streams), LOCK_TIMEOUT_NS))
             if result >= 0:
                 self._native, self._in_place = native, False
                 self._elements = min(count, schema.capacity) * schema.width

@@ -23,8 +23,8 @@ class ItemSnapshot(NamedTuple):
 
     tickets: NDArray[np.int64]
     """int64[capacity]: of the item in each slot; -1: there is none."""
-    sources: NDArray[np.int64]
-    """int64[capacity]: the incarnation that wrote it; -1: there is none."""
+    sources: NDArray[np.uint64]
+    """uint64[capacity]: writer and stream, see `layout.source_of`; where there is an item."""
     priorities: NDArray[np.float64]
     """float64[elements], raw; NaN where none is known."""
     head: int
@@ -55,7 +55,7 @@ def copy_rows(calls: Calls, out: tuple[int, ...], length: int) -> ItemSnapshot:
     seat, schema = calls.seat, calls.schema
     capacity, width = schema.capacity, schema.width
     tickets = np.full(capacity, -1, np.int64)
-    raw, sources = np.empty(schema.elements, np.float64), np.empty(capacity, np.int64)
+    raw, sources = np.empty(schema.elements, np.float64), np.empty(capacity, np.uint64)
     at, whose = tickets.ctypes.data, sources.ctypes.data
     slot_bytes = sum(schema.leaf_bytes) // capacity if out else 0
     with Progress("copy", length // width * slot_bytes) as progress:
@@ -71,7 +71,6 @@ def copy_rows(calls: Calls, out: tuple[int, ...], length: int) -> ItemSnapshot:
         lambda: seat.native.copy_moment(out, at, whose, raw.ctypes.data, LOCK_TIMEOUT_NS),
         "copy_out",
     )
-    sources[tickets < 0] = -1
     raw[np.repeat(tickets < 0, width)] = np.nan
     return ItemSnapshot(
         tickets, sources, raw, head, write_count, greatest if greatest >= 0 else None

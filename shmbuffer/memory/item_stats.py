@@ -46,7 +46,7 @@ class ItemStats:
 
     share: float  # of all slots that were looked at, from 0 to 1
     ages: NDArray[np.int64]  # elements written since, by anybody
-    sources: NDArray[np.uint64]  # incarnation of the writer
+    sources: NDArray[np.uint64]  # the writer, as `layout.writer_of` has it
     priorities: NDArray[np.float64]  # as they were given; NaN where somebody was just writing
     masses: NDArray[np.float64]  # of the priority tree; empty without one
     writers: dict[int, Writer]  # of `sources`, by incarnation
@@ -68,7 +68,7 @@ def take(path: str | PathLike[str]) -> ItemStats | None:
     capacity, width = schema.capacity, schema.width
     words = live.words[::step].copy()
     held = slots.committed(words)
-    sources = live.sources[::step][held]
+    writers = layout.writer_of(live.sources[::step][held])
     ages = (head - 1 - slots.tickets(words[held])) * width
 
     def of_held(values: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -77,10 +77,10 @@ def take(path: str | PathLike[str]) -> ItemStats | None:
     return ItemStats(
         len(words) / capacity,
         np.repeat(np.maximum(ages, 0), width),  # a moment later the head is another one
-        np.repeat(sources, width),
+        np.repeat(writers, width),
         of_held(live.raw),
         of_held(live.mass) if prioritized else np.empty(0),
-        {int(one): _writer(int(one), entries) for one in np.unique(sources)},
+        {int(one): _writer(int(one), entries) for one in np.unique(writers)},
     )
 
 

@@ -23,12 +23,13 @@ import platform
 from enum import IntEnum, IntFlag
 
 import numpy as np
+from numpy.typing import NDArray
 
 MAGIC = b"SHMBUF\x00\x01"
 FORMAT_MAJOR = 1
-FORMAT_MINOR = (
-    3  # 1: records; 2: flow control, the last recovery, lock waits; 3: dated stores, queue_since
-)
+#: 1: records; 2: flow control, the last recovery, lock waits; 3: dated stores, queue_since;
+#: 4: streams
+FORMAT_MINOR = 4
 ENDIAN_TAG = 0x01020304
 
 PAGE = 4096
@@ -44,13 +45,37 @@ FANOUT = 16
 ARCHITECTURES = {"x86_64": 0x8664, "aarch64": 0xAA64}
 ARCHITECTURE = ARCHITECTURES.get(platform.machine(), 0)
 
-#: No buffer has had so many clients: a number beyond is damage, or the source of an item that was
-#: loaded.
-INCARNATIONS = 2**48
+#: No buffer has had so many clients: a number beyond is damage, or stands for who wrote an item
+#: that was loaded.
+INCARNATIONS = 2**38
+#: Of each client, from 0 on.
+STREAMS = 2**24
+_HAS_STREAM, _STREAM_SHIFT, _WRITER = np.uint64(2**63), np.uint64(39), np.uint64(2**39 - 1)
 
 #: Header of a record in the byte ring, and the entry of a slot that says where its record is.
 RECORD = np.dtype([("ticket", "<u8"), ("position", "<u8"), ("bytes", "<u8"), ("stride", "<u8")])
 EXTENT = np.dtype([("position", "<u8"), ("bytes", "<u8")])
+
+
+def source_of(writers: NDArray[np.uint64], streams: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """The source words of slots; see ``layout.h``."""
+    plain = (streams == 0) & (writers < np.uint64(INCARNATIONS))
+    return np.where(plain, writers, _HAS_STREAM | streams << _STREAM_SHIFT | writers)
+
+
+def writer_of(sources: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Who wrote each slot: an incarnation, or from `INCARNATIONS` on the number of a loaded one.
+
+    Before format 1.4 the latter were words from 2**48 on.
+    """
+    loaded = np.uint64(INCARNATIONS) | sources & np.uint64(INCARNATIONS - 1)
+    plain = np.where(sources < np.uint64(INCARNATIONS), sources, loaded)
+    return np.where(sources < _HAS_STREAM, plain, sources & _WRITER)
+
+
+def stream_of(sources: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """In which of its writer's streams each slot is."""
+    return np.where(sources < _HAS_STREAM, np.uint64(0), (sources ^ _HAS_STREAM) >> _STREAM_SHIFT)
 
 
 class SlotState(IntEnum):

@@ -44,6 +44,7 @@ from shmbuffer.memory.item_snapshot import ItemSnapshot
 from shmbuffer.memory.progress import Progress
 from shmbuffer.memory.record_batch import RecordBatch, RecordSample, addresses_of
 from shmbuffer.memory.slots_file import SlotsFile
+from shmbuffer.memory.streams import Streams
 from shmbuffer.memory.tree import PriorityTree
 from shmbuffer.memory.waiting import Calls
 
@@ -99,9 +100,12 @@ class Records:
         batch: RecordBatch,
         priorities: NDArray[np.float64] | None = None,
         *,
+        streams: Streams | None = None,
         timeout: float | None = WRITE_TIMEOUT_S,
     ) -> int:
         """Writes a batch at the head; the oldest records go as their bytes are needed.
+
+        Their streams are in ``streams``, uint32 ``[n]``; None: stream 0.
 
         Returns:
             The ticket of the first: record k is in slot ``(ticket + k) % capacity``.
@@ -112,7 +116,8 @@ class Records:
         if priorities is None and self._tree.initial is not None:
             taken = (head + np.arange(min(count, capacity))) % capacity
             priorities = self._tree.of_new(taken, count)
-        arguments = (*addresses_of(batch), address_of_priorities(priorities, count))
+        given = address_of_priorities(priorities, count)
+        arguments = *addresses_of(batch), given, address(streams)
         return self._calls.run(
             lambda: int(self._seat.native.write_records(*arguments, LOCK_TIMEOUT_NS)),
             "write",
@@ -221,7 +226,7 @@ class Records:
                 if head - copied <= _COPY_LOCKED_BYTES:
                     break
         capacity = self._capacity
-        tickets, sources = np.empty(capacity, np.int64), np.empty(capacity, np.int64)
+        tickets, sources = np.empty(capacity, np.int64), np.empty(capacity, np.uint64)
         raw, extents = np.empty(capacity), np.empty(capacity, layout.EXTENT)
         room = 2 * _COPY_LOCKED_BYTES
         while True:
@@ -245,7 +250,6 @@ class Records:
         head, write_count, greatest, tail, byte_head = answer
         start = max(copied, tail)
         self._pwrite(descriptor, rest[: byte_head - start].data, start - base, where)
-        sources[tickets < 0] = -1
         raw[tickets < 0] = np.nan
         extents["position"][tickets >= 0] -= np.uint64(base)
         extents[tickets < 0] = np.zeros((), layout.EXTENT)

@@ -251,7 +251,7 @@ class _Repair:
         _core.reached("recover.turns")
         # After a reboot the slots may be newer than the page that counts.
         known = [self.control.runtime["next_incarnation"], entries["incarnation"]]
-        known += [self.live.sources[piece] for piece in self._pieces()]
+        known += [layout.writer_of(self.live.sources[piece]) for piece in self._pieces()]
         self.control.runtime["next_incarnation"] = max(
             int(np.where(numbers < np.uint64(layout.INCARNATIONS), numbers, 0).max())
             for numbers in known

@@ -30,6 +30,7 @@ from shmbuffer.memory.records import Records
 from shmbuffer.memory.seat import Seat
 from shmbuffer.memory.slots_file import SlotsFile
 from shmbuffer.memory.status import raise_for_status
+from shmbuffer.memory.streams import Streams
 from shmbuffer.memory.tree import PriorityTree
 from shmbuffer.memory.waiting import Calls
 
@@ -106,6 +107,7 @@ class Ring:
         count: int,
         priorities: NDArray[np.float64] | int | None = None,
         *,
+        streams: Streams | None = None,
         timeout: float | None = WRITE_TIMEOUT_S,
     ) -> int:
         """Writes ``count`` slots at the head of the ring: claim, fill, commit.
@@ -115,6 +117,7 @@ class Ring:
             count: slots. Of more than the capacity the last ones stay.
             priorities: raw, float64, ``count * width``, as an array or an address; without, the
                 largest ever given, at least 1.
+            streams: uint32 ``[count]``, of each slot; None: stream 0.
             timeout: seconds to wait for a slot that a living writer is filling; None: for ever.
 
         Returns:
@@ -132,7 +135,7 @@ class Ring:
             taken = (self.head + np.arange(min(count, self.capacity))) % self.capacity
             priorities = self.tree.of_new(taken, count * self.width)
         given = address_of_priorities(priorities, count * self.width)
-        batch = tuple(addresses), count, given, LOCK_TIMEOUT_NS
+        batch = tuple(addresses), count, given, address(streams), LOCK_TIMEOUT_NS
         try:
             result = int(self.seat.native.write(*batch))
             if result >= 0:

@@ -12,7 +12,7 @@ One 64-bit word a slot, little-endian:
      bits 2-63  ticket   the write that the slot belongs to; slot = ticket mod capacity
 
 Beside the word, in arrays of their own: a checksum (CRC32C over ticket and payload), the source
-(the incarnation of the client that wrote it), and the raw priority of each lane.
+(who wrote it, in which of its streams: `layout.source_of`), and the raw priority of each lane.
 
 Always true
   1. A ticket is used once, so two equal looks at a word mean that nothing happened between them.

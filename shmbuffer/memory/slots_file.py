@@ -29,7 +29,7 @@ class SlotsFile:
 
     Attributes:
         words: uint64[capacity]: state and ticket; see `slots`.
-        sources: uint64[capacity]: incarnation that wrote the item.
+        sources: uint64[capacity]: who wrote the item, in which stream; see `layout`.
         raw: float64[elements]: priorities as they were given, NaN where none was.
         masses: float64, the leaves of the priority tree, padded to a multiple of 16.
         levels: sums and minima of each level of the tree above the leaves.

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from shmbuffer.memory import layout
 from shmbuffer.memory.history import BY_RECOVERY, Event, EventKind
 from shmbuffer.memory.item_stats import Writer
 from shmbuffer.watch import tables, units
@@ -281,7 +282,11 @@ def _name(look: Look, writer: Writer) -> str:
         return f"{name} ({known.pid})" if name else f"{known.role} {known.pid}"
     if writer.pid is not None:
         return f"{writer.role} {writer.pid}"
-    return "loaded" if writer.incarnation >= 2**48 else f"client no. {writer.incarnation}"
+    return (
+        "loaded"
+        if writer.incarnation >= layout.INCARNATIONS
+        else f"client no. {writer.incarnation}"
+    )
 
 
 def _without_priorities(look: Look) -> str:

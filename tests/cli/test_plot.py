@@ -174,9 +174,9 @@ def run() -> Look:
         row.update(length=min(1000, 100 * row["t"]), p_sum=800.0, max_priority=4.0)
     timeline = Timeline(history_of(recorded, happened=happened))
     writers = [Writer(6, 21, "collector", True), Writer(2, None, "", False)]
-    writers.append(Writer(2**48 + 3, None, "", False))
+    writers.append(Writer(2**38 + 3, None, "", False))
     priorities = np.random.default_rng(1).lognormal(size=1000)
-    held = item_stats(priorities, [2] * 250 + [6] * 700 + [2**48 + 3] * 50, writers)
+    held = item_stats(priorities, [2] * 250 + [6] * 700 + [2**38 + 3] * 50, writers)
     clients = [
         client(incarnation=5, role="coordinator", pid=20),
         client(incarnation=6, pid=21),

@@ -128,7 +128,7 @@ def waits_to_take(engine: Engine) -> None:
 
 def registers(engine: Engine) -> None:
     """Waits to write, and does not say that it has given up."""
-    assert ring_of(engine).seat.native.claim(8, LONG_NS) == -_core.LIMITED
+    assert ring_of(engine).seat.native.claim(8, 0, LONG_NS) == -_core.LIMITED
 
 
 def registers_and_writes(engine: Engine) -> None:
@@ -181,7 +181,7 @@ def dies_in(path: Path, work: Callable[[Engine], None]) -> None:
 
 
 def claims(engine: Engine) -> None:
-    assert ring_of(engine).seat.native.claim(2, LONG_NS) >= 0
+    assert ring_of(engine).seat.native.claim(2, 0, LONG_NS) >= 0
 
 
 def reads(engine: Engine) -> None:

@@ -41,7 +41,7 @@ PRIVATE = """
     action applied arena armed asked at b bool branch bytes c call const count counted
     counted_draw d draws file first form found freed from gate given leaves life_page
     locks map me memory missing moment n next out pool presence priorities python random
-    records redrawn release result ring self shmb_refusal taken tensor to touched tree
+    records redrawn release result ring self shmb_refusal streams taken tensor to touched tree
     version whose why x
 """
 

@@ -77,6 +77,8 @@ def test_c_and_python_agree_on_the_sizes() -> None:
         "control_bytes": layout.CONTROL_BYTES,
         "recovery_bytes": layout.RECOVERY_BYTES,
         "fanout": layout.FANOUT,
+        "streams": layout.STREAMS,
+        "incarnations": layout.INCARNATIONS,
         "mutex_bytes": NATIVE["mutex_bytes"],
         "mutex_align": NATIVE["mutex_align"],
     }

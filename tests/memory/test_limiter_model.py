@@ -143,7 +143,7 @@ def ring_of(engine: Engine) -> Ring:
 
 def claims(ring: Ring, count: int) -> bool:
     """Whether a claim is admitted; if so, it is open."""
-    status = ring.seat.native.claim(count, LONG_NS)
+    status = ring.seat.native.claim(count, 0, LONG_NS)
     if status >= 0:
         return True
     assert status == -_core.LIMITED

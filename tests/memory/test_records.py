@@ -321,9 +321,9 @@ def test_a_ring_of_records_takes_no_rows_and_the_other_way_round(engine: Engine)
     ring, _ = parts(engine)
     native = ring.seat.native
     for call in (
-        lambda: native.write((), 1, 0, 0),
+        lambda: native.write((), 1, 0, 0, 0),
         lambda: native.place(0, 1, (), 0, False, 0),
-        lambda: native.claim(1, 0),
+        lambda: native.claim(1, 0, 0),
         lambda: native.claim_slots(0, 1, False, 0, 0, 0),
         lambda: native.read(0, 1, (), 0, 0),
         lambda: native.copy_slots(0, 1, (), 0),

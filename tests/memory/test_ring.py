@@ -1349,10 +1349,10 @@ def test_a_native_call_takes_exactly_its_arguments(ring: Ring) -> None:
     native: Any = ring.seat.native
     calls: tuple[Callable[[], object], ...] = (
         lambda: native.write(()),
-        lambda: native.write((0,), 1, 0, 0),
-        lambda: native.write([0, 0, 0, 0], 1, 0, 0),
-        lambda: native.write((0, 0, "x", 0), 1, 0, 0),
-        lambda: native.claim(1.5, 0),
+        lambda: native.write((0,), 1, 0, 0, 0),
+        lambda: native.write([0, 0, 0, 0], 1, 0, 0, 0),
+        lambda: native.write((0, 0, "x", 0), 1, 0, 0, 0),
+        lambda: native.claim(1.5, 0, 0),
         lambda: native.read(0, 1, (0,), 0, 0),
         lambda: native.sample(1, 0, None, 0, 0, 0, "x", True, 0),
         lambda: native.abort("x"),
@@ -1361,7 +1361,7 @@ def test_a_native_call_takes_exactly_its_arguments(ring: Ring) -> None:
         with pytest.raises(TypeError):
             call()
     with pytest.raises(OverflowError):
-        native.claim(-1, 0)
+        native.claim(-1, 0, 0)
     assert ring.head == 0
 
 

@@ -47,7 +47,7 @@ static void write_rows(struct shmb_ring *ring, struct call *call, uint64_t count
     for (unsigned leaf = 0; leaf < LEAVES; leaf++) sources[leaf] = bytes;
     struct call own = plain_call();
     if (priorities) expect(shmb_priorities_in_order(ring, priorities, count), "priorities");
-    expect(shmb_claim_ring(ring, &own.call, count, NULL, &first), "claim");
+    expect(shmb_claim_ring(ring, &own.call, count, NULL, NULL, &first), "claim");
     shmb_fill(ring, sources, 0);
     if (priorities) shmb_fill_priorities(ring, priorities, 0);
     if (call->alpha) *call = call_beside(call->alpha);
@@ -93,7 +93,7 @@ static void a_write_under_a_greater_alpha(void) {
     const double priorities[] = {1, 1e200};
     uint64_t first;
     expect(shmb_priorities_in_order(&one, priorities, 2), "priorities");
-    expect(shmb_claim_ring(&one, &call.call, 2, NULL, &first), "claim");
+    expect(shmb_claim_ring(&one, &call.call, 2, NULL, NULL, &first), "claim");
     expect(shmb_set_alpha(&other, &call.call, 2, 0, false), "set_alpha"); /* looks at priorities that are not there yet */
     shmb_fill_priorities(&one, priorities, 0);
     right(shmb_commit(&one, &call.call, true) == SHMB_BAD_PRIORITY, "the write is refused");

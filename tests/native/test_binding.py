@@ -136,7 +136,7 @@ def test_the_parts_of_an_intake_may_be_wrong_each() -> None:
             "reals": (1, 2),
             "priority": None,
         }
-        assert _core.Intake(**right).extend([], 0) is None
+        assert _core.Intake(**right).extend([], 0, None) is None
         wrong: list[tuple[str, Any]] = [
             *((name, SPOILT) for name in right if name not in ("priority", "reals")),
             ("tree", (("a", None),) * (len(leaves) + 1)),
@@ -156,7 +156,7 @@ def test_the_parts_of_an_intake_may_be_wrong_each() -> None:
             with pytest.raises((TypeError, ValueError, OverflowError)):
                 _core.Intake(**{**right, name: value})
         intake = _core.Intake(**right)
-        for arguments in ((), ([],), ([], SPOILT), ([], 0, 0)):
+        for arguments in ((), ([],), ([], 0), ([], SPOILT, None), ([], 0, None, 0)):
             with pytest.raises(TypeError):
                 intake.add(*arguments)
             with pytest.raises(TypeError):

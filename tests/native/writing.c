@@ -95,7 +95,7 @@ static uint64_t claim(struct shmb_ring *ring, struct shmb_call *call, enum shmb_
     }
     for (uint64_t waited = 0;; waited++) {
         int status = kind == SHMB_RING_WRITE
-                         ? shmb_claim_ring(ring, call, count, batch, &first)
+                         ? shmb_claim_ring(ring, call, count, batch, NULL, &first)
                          : shmb_claim_slots(ring, call, slots, count, kind == SHMB_IN_PLACE,
                                             if_still_there ? tickets : NULL, if_still_there ? kept : NULL, batch, &taken);
         if (status == SHMB_OK) return taken;

@@ -45,6 +45,7 @@ from shmbuffer.errors import (
     IncompatibleVersionError,
     SpaceError,
 )
+from shmbuffer.memory import layout
 from shmbuffer.replay.compat.folders import read_folder
 from shmbuffer.replay.storages import rows
 from tests.memory.programs import heard, program
@@ -352,7 +353,8 @@ def test_who_wrote_an_item_is_remembered_and_nobody_new_is_taken_for_them(
         first, second, *rest, new = loaded.storage.ring().live.sources[:7].tolist()
         assert rest == [first, second] * 2
         assert len({first, second, new}) == 3
-        assert min(first, second) >= 2**48  # no client of this buffer gets these
+        writers = layout.writer_of(loaded.storage.ring().live.sources[:2])
+        assert writers.min() >= layout.INCARNATIONS  # no client of this buffer gets these
         loaded.dumps(tmp_path / "again")
     again = LazyTensorStorage(10)
     again.loads(tmp_path / "again" / "storage")

@@ -31,6 +31,7 @@ from shmbuffer.replay.samplers.priority.raw import as_raw
 from shmbuffer.replay.storages.native_rows import NativeRows
 
 if TYPE_CHECKING:
+    from shmbuffer.memory.streams import Streams
     from shmbuffer.replay.form.leaves import Leaves
     from shmbuffer.replay.storages.tensor import TensorStorage
 
@@ -82,7 +83,7 @@ class FastWrite:
             return None
         return cls(storage, rows, tree, key)
 
-    def write(self, data: Any, single: bool) -> Any:
+    def write(self, data: Any, single: bool, streams: int | Streams | None = None) -> Any:
         """Write a batch, or one item.
 
         Returns:
@@ -97,17 +98,17 @@ class FastWrite:
             return None
         index: Any
         if single:
-            index = core.add(data, LOCK_TIMEOUT_NS)
+            index = core.add(data, LOCK_TIMEOUT_NS, streams)
             if index is None or index >= 0:
                 return index
         else:
-            index = core.extend(data, LOCK_TIMEOUT_NS)
+            index = core.extend(data, LOCK_TIMEOUT_NS, streams)
             if type(index) is not int:
                 return index
         ring.refused(index)
         return None
 
-    def convert(self, data: Any, single: bool) -> Any:
+    def convert(self, data: Any, single: bool, streams: int | Streams | None = None) -> Any:
         """`write` of data that do not lie as they have to; None: the storage has to look at them.
 
         Nothing is converted where `write` would not take it either, or where several numbers are
@@ -129,7 +130,7 @@ class FastWrite:
             if size != count:
                 return None
             plain[self._priority] = as_raw(given, count)
-        return self.write(plain, single)
+        return self.write(plain, single, streams)
 
 
 def _priority(leaves: Leaves, key: str | tuple[str, ...] | None) -> int | str | None:

@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from shmbuffer.memory import deadline
 from shmbuffer.replay import pinned
-from shmbuffer.replay.buffers.access import StorageOrder, swap_dims
+from shmbuffer.replay.buffers.access import StorageOrder
 from shmbuffer.replay.buffers.arguments import refuse
 from shmbuffer.replay.buffers.prefetch import Prefetcher
 from shmbuffer.replay.buffers.sampling import Sampling
 from shmbuffer.replay.buffers.saving import Saving
+from shmbuffer.replay.buffers.writing import Writing
 from shmbuffer.replay.eager import eager
-from shmbuffer.replay.form.batches import stack
-from shmbuffer.replay.form.nodes import is_collection
 from shmbuffer.replay.keys import WEIGHT_KEYS
 from shmbuffer.replay.samplers import RandomSampler, Sampler
 from shmbuffer.replay.storages import ListStorage, Storage
-from shmbuffer.replay.storages.tensor import TensorStorage
 from shmbuffer.replay.transforms import Transform, compose
 from shmbuffer.replay.writers import RoundRobinWriter, Writer
 
@@ -33,7 +28,7 @@ DEFAULT_CAPACITY = 1000  # of the ListStorage that a buffer without a storage ge
 _PARTS = frozenset(("_storage", "_sampler", "_writer", "_transform", "_plan"))
 
 
-class ReplayBuffer(Sampling, StorageOrder, Saving):
+class ReplayBuffer(Writing, Sampling, StorageOrder, Saving):
     """A replay buffer made of three parts.
 
     Where all parts are of this package, a batch is one native call: ``extend`` is claim, copy,
@@ -219,13 +214,16 @@ class ReplayBuffer(Sampling, StorageOrder, Saving):
     # -- writing -------------------------------------------------------------------------------
 
     @eager
-    def add(self, data: Any, timeout: float | None = None) -> int | torch.Tensor:
+    def add(
+        self, data: Any, timeout: float | None = None, *, streams: int | None = None
+    ) -> int | torch.Tensor:
         """Write one item ``[*lanes, ...]``.
 
         Args:
             data: the item.
             timeout: seconds to wait for others. None: 5 s for a slot that is being written, and as
                 long as it takes for a `RateLimiter`.
+            streams: number of its stream; see `extend`.
 
         Returns:
             Its index, an int; where the storage has lanes, int64 ``[lanes, ndim]``.
@@ -241,6 +239,8 @@ class ReplayBuffer(Sampling, StorageOrder, Saving):
 
         Cost: one native call.
         """
+        if streams is not None:
+            return self._in_streams(data, True, streams, None, None, timeout)  # type: ignore[no-any-return]
         plan = self._plan
         if timeout is None and plan.fast_write is not None and not plan.transforms:
             index = plan.fast_write.write(data, True)
@@ -250,7 +250,13 @@ class ReplayBuffer(Sampling, StorageOrder, Saving):
 
     @eager
     def extend(
-        self, data: Any, *, update_priority: bool | None = None, timeout: float | None = None
+        self,
+        data: Any,
+        *,
+        update_priority: bool | None = None,
+        timeout: float | None = None,
+        streams: Any = None,
+        stream_dim: int | None = None,
     ) -> torch.Tensor:
         """Write a batch: whole or not at all, also if the process is killed in the middle.
 
@@ -259,6 +265,13 @@ class ReplayBuffer(Sampling, StorageOrder, Saving):
                 is a stack of items; a tuple or dict is a PyTree.
             update_priority: of TensorDict buffers; has to be None here.
             timeout: as of `add`.
+            streams: which of this handle's environments each item is from, so that no slice mixes
+                two of them: integers ``[n]`` (a list, an array, a tensor) from 0 to 2**24 - 1, or
+                one int for the whole batch; None: 0. Where the storage has lanes, one int: each
+                lane is a stream already. They count the items that transforms have left.
+            stream_dim: data that have a dimension for the streams: 0 for ``[streams, T, ...]``, 1
+                for ``[T, streams, ...]``. The items are stored step by step, in the streams 0, 1,
+                ...; the index has the form of the data.
 
         Returns:
             Indices, int64 ``[n]``; where the storage has lanes, ``[n * lanes, ndim]``. Of more
@@ -268,7 +281,9 @@ class ReplayBuffer(Sampling, StorageOrder, Saving):
         Raises:
             SchemaMismatchError: a leaf is missing, unknown, or of another dtype or shape; nothing
                 was changed.
-            TypeError: None; an empty list writes nothing.
+            TypeError: None; an empty list writes nothing. Streams that are no integers, or of a
+                storage or writer that keeps none; nothing was changed.
+            ValueError: other streams than ``n``, or out of range; nothing was changed.
             RingOverrunError, RateLimitTimeout, RateLimitError: as `add`.
 
         Cost: one native call; 0.6 µs a leaf more where something has to be converted.
@@ -278,100 +293,14 @@ class ReplayBuffer(Sampling, StorageOrder, Saving):
                 f"{type(self).__name__}.extend(update_priority={update_priority}): only TensorDict "
                 "buffers find priorities in the data; use update_priority(index, priority)"
             )
+        if streams is not None or stream_dim is not None:
+            return self._in_streams(data, False, streams, stream_dim, None, timeout)  # type: ignore[no-any-return]
         plan = self._plan
         if timeout is None and plan.fast_write is not None and not plan.transforms:
             index = plan.fast_write.write(data, False)
             if index is not None:
                 return index  # type: ignore[no-any-return]
         return self._written(data, False, None, timeout)  # type: ignore[no-any-return]
-
-    # -- inside --------------------------------------------------------------------------------
-
-    def _written(
-        self, data: Any, single: bool, update_priority: bool | None, timeout: float | None
-    ) -> Any:
-        """`add` or `extend`, of data that the fast way has not taken as they are."""
-        if timeout is not None:
-            given = {} if update_priority is None else {"update_priority": update_priority}
-            with deadline.within(timeout):
-                return self.add(data) if single else self.extend(data, **given)
-        if data is None:
-            call, what = "add", "an item"
-            if not single:
-                call, what = "extend", "a batch (an empty list writes nothing)"
-            raise TypeError(
-                f"{type(self).__name__}.{call}(None): there is nothing to write; give it {what}, "
-                "or leave the call out"
-            )
-        plan = self._plan
-        changed = plan.rewrites or plan.transforms or type(data) is list
-        if changed:
-            data = self._taken_in(data, single)
-        if data is None:  # kept back by a transform, or an empty list
-            ndim = self._storage.ndim
-            return torch.zeros((0,) if ndim == 1 else (0, ndim), dtype=torch.int64)
-        if plan.fast_write is not None and update_priority is None:
-            index = plan.fast_write.write(data, single) if changed else None
-            if index is None:
-                index = plan.fast_write.convert(data, single)
-            if index is not None:
-                return index
-        priorities = None if update_priority is False else self._priorities_in(data, single)
-        return self._write(data, single, priorities)
-
-    def _taken_in(self, data: Any, single: bool) -> Any:
-        """Data as the storage takes them: stacked, transformed, the right dimension first."""
-        plan = self._plan
-        if single:
-            return self._inverted(data) if plan.transforms else data
-        if type(data) is list and isinstance(self._storage, TensorStorage):
-            if not data:
-                return None
-            # Transforms, and writers of somebody else's, are given tensors.
-            seen = not plan.appends or bool(plan.transforms or self.dim_extend)
-            data = stack(data, self._mapping, tensors=seen)
-        if plan.transforms:
-            data = self._transform.inv(data)
-        if self.dim_extend and data is not None:
-            data = swap_dims(data, self.dim_extend)
-        return data
-
-    def _inverted(self, item: Any) -> Any:
-        """One item on its way in. Transforms see a TensorDict with a dimension more, of size 1."""
-        if not is_collection(item):
-            return self._transform.inv(item)
-        with item.unsqueeze(-1) as batch:
-            found = self._transform.inv(batch)
-            return None if found is None else found.squeeze(-1)
-
-    def _priorities_in(self, data: Any, single: bool) -> NDArray[np.float64] | None:
-        """Raw priorities in the data; None if there are none."""
-        return None
-
-    def _write(self, data: Any, single: bool, priorities: NDArray[np.float64] | None) -> Any:
-        plan, sampler = self._planned(), self._sampler
-        storage = plan.ring_backed
-        if storage is not None and plan.appends:
-            if plan.payload is None:  # so that priorities go with the write
-                data = data if single or not isinstance(data, Iterator) else list(data)
-                storage.prepare(data, single)
-                plan = self._planned()
-            given = priorities if plan.gives_priorities else None
-            first, count = storage.append(data, single, given)
-            index: Any = storage.written(first, count, single=single)
-            if (plan.payload is None or given is not None) and self._planned() is not plan:
-                given = None  # of another form, or the first of a list: it is another ring
-            if plan.tells_sampler:
-                (sampler.add if single else sampler.extend)(index)
-            if given is not priorities:
-                sampler.update_priority(index, priorities, storage=storage)
-            return index
-        index = (self._writer.add if single else self._writer.extend)(data)
-        if index is not None:
-            (sampler.add if single else sampler.extend)(index)
-            if priorities is not None:
-                sampler.update_priority(index, priorities, storage=self._storage)
-        return index
 
 
 def made(part: Any) -> Any:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shmbuffer.errors import SchemaMismatchError
+from shmbuffer.memory import layout
 from shmbuffer.memory.progress import Progress
 from shmbuffer.replay.checkpointers.record import LIST, Record
 from shmbuffer.replay.checkpointers.record_image import RecordImage, write_records
@@ -90,7 +91,9 @@ class ListStorageCheckpointer(RingStorageCheckpointer):
                 items = self._hooked(storage, items, hooks, "save")
             self._write(storage, items, path)
             if ring.records is None:  # one process is all that writes into a list
-                moment = moment._replace(sources=np.where(moment.tickets >= 0, 1, -1))
+                streams = layout.stream_of(moment.sources)
+                sources = layout.source_of(np.ones_like(streams), streams)
+                moment = moment._replace(sources=sources)
         Record.of_moment(moment).write(path, kind=LIST)
         return moment
 
@@ -122,13 +125,11 @@ class ListStorageCheckpointer(RingStorageCheckpointer):
         require_alone(storage)
         places = record.places(storage.max_size, str(path), "places")
         of = {"cursor": places.cursor, "write_count": record.written}
-        if not storage.shared:
-            record.sources = None  # one process is all that writes into it
         if image is not None and storage.shared and not self._load_hooks:
             _require_number(len(image), record, path)
             storage.notify_emptied()
             storage.load_image(image, places.slots, **of)
-            return restored(storage, record, places)
+            return restored(storage, record, places, by_us=not storage.shared)
         if kept is None:
             kept = self._read(storage, record, path, image)
             _require_number(len(kept), record, path)
@@ -137,7 +138,7 @@ class ListStorageCheckpointer(RingStorageCheckpointer):
                 kept = self._hooked(storage, kept, hooks, "load")
         storage.notify_emptied()
         storage.copy_in(kept, places.slots, **of)
-        return restored(storage, record, places)
+        return restored(storage, record, places, by_us=not storage.shared)
 
     def _write(self, storage: Any, items: list[Any], path: Path) -> None:
         """Write what the storage keeps of its items."""

@@ -4,10 +4,12 @@ TorchRL's layout has a length: items are in the first slots. Ours may be anywher
 writer died holds none), they have an age, and a cursor that belongs to the storage. The numbers are
 under our key in ``storage_metadata.json``; the slots are in a file of their own, as runs:
 
-    shmbuffer.items.npy   int64 [runs, 4]: first slot, how many, ticket of the first, source
+    shmbuffer.items.npy     int64 [runs, 4]: first slot, how many, ticket of the first, writer
+    shmbuffer.streams.npy   unsigned [items]: the stream of each, where one of them is not 0
 
-A source is who wrote an item: a slice of a trajectory never goes from one to another. Only
-whether two are the same means something; 0 is not known, and the same as no other.
+A slice of a trajectory never goes from one writer, or one of its streams, to another. Of writers
+only whether two are the same means something; 0 is not known, and the same as no other. A save with
+streams is of format 2, which versions refuse that would mix them.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from shmbuffer.errors import IncompatibleVersionError, SchemaMismatchError
+from shmbuffer.memory import layout
 from shmbuffer.replay.compat.storages import METADATA, metadata_of
 from shmbuffer.replay.values import OURS, read_array, reading, write_json
 
@@ -31,7 +34,7 @@ if TYPE_CHECKING:
 TENSORS, LIST = "tensors", "a list of objects"
 """Kinds of storages."""
 
-_ITEMS = "shmbuffer.items.npy"
+_ITEMS, _STREAMS = "shmbuffer.items.npy", "shmbuffer.streams.npy"
 
 
 class Places(NamedTuple):
@@ -57,7 +60,7 @@ class Record:
         write_count: elements written so far; None where that is not known.
         structure: the form of the data, as the schema has it; None where that is not known.
         tickets: int64 ``[slots]``, -1 where there is no item; None where that is not known.
-        sources: int64 ``[slots]``; None where that is not known.
+        sources: uint64 ``[slots]``, as in the ring; None where that is not known.
     """
 
     slots: int
@@ -67,7 +70,7 @@ class Record:
     write_count: int | None = None
     structure: dict[str, Any] | None = None
     tickets: NDArray[np.int64] | None = None
-    sources: NDArray[np.int64] | None = None
+    sources: NDArray[np.uint64] | None = None
 
     @classmethod
     def of_moment(cls, moment: ItemSnapshot, leaves: Leaves | None = None) -> Record:
@@ -141,8 +144,9 @@ class Record:
     ) -> None:
         """Write TorchRL's ``storage_metadata.json`` with our key, and the file of the slots."""
         content = metadata_of(metadata, self.extent * self.width)
+        streams = self._streams()
         content[OURS] = {
-            "format": 1,
+            "format": 1 if streams is None else 2,
             "kind": kind,
             "slots": self.slots,
             "lanes": list(self.lanes),
@@ -151,8 +155,10 @@ class Record:
             "structure": self.structure,
         }
         if self.tickets is not None and self.sources is not None:
-            runs = runs_of(self.tickets, self.sources)
-            np.save(folder / _ITEMS, runs, allow_pickle=False)
+            writers = layout.writer_of(self.sources).astype(np.int64)
+            np.save(folder / _ITEMS, runs_of(self.tickets, writers), allow_pickle=False)
+        if streams is not None:
+            np.save(folder / _STREAMS, streams, allow_pickle=False)
         write_json(folder / METADATA, content)
 
     @classmethod
@@ -162,14 +168,18 @@ class Record:
         if ours is None:
             return None
         with reading(folder / METADATA):
-            if ours["format"] != 1:
+            if ours["format"] not in (1, 2):
                 raise IncompatibleVersionError(
                     f"{folder}: was saved in format {ours['format']!r} by another version of "
-                    "shmbuffer, and this one knows format 1; load it with that one"
+                    "shmbuffer, and this one knows formats 1 and 2; load it with that one"
                 )
             slots, lanes = int(ours["slots"]), tuple(int(size) for size in ours["lanes"])
             with reading(folder / _ITEMS):
-                tickets, sources = slots_of(read_array(folder / _ITEMS), slots)
+                tickets, writers = slots_of(read_array(folder / _ITEMS), slots)
+            streams = np.zeros(slots, np.uint64)
+            if ours["format"] == 2:
+                with reading(folder / _STREAMS):
+                    streams[tickets >= 0] = _in_range(read_array(folder / _STREAMS))
             cursor, count = int(ours["cursor"]), int(ours["write_count"])
             if not 0 <= cursor < slots or not 0 <= count < 2**62:
                 raise ValueError(f"cursor {cursor}, write count {count} of {slots} slots")
@@ -179,7 +189,16 @@ class Record:
                     f"{folder}: a storage of {ours['kind']} was saved there, and this one holds "
                     f"{kind}; load it into a storage of its own kind"
                 )
+        sources = layout.source_of(writers.astype(np.uint64), streams)
         return cls(slots, lanes, tickets >= 0, cursor, count, structure, tickets, sources)
+
+    def _streams(self) -> NDArray[Any] | None:
+        """Of each item, as narrow as they can be; None: all are in stream 0."""
+        if self.tickets is None or self.sources is None:
+            return None
+        streams = layout.stream_of(self.sources[self.present])
+        most = int(streams.max()) if len(streams) else 0
+        return streams.astype(np.min_scalar_type(most)) if most else None
 
 
 def write_beside(folder: Path, ring: Ring, *, metadata: dict[str, Any] | None = None) -> None:
@@ -191,12 +210,21 @@ def write_beside(folder: Path, ring: Ring, *, metadata: dict[str, Any] | None = 
     write_json(folder / METADATA, metadata_of(metadata, int(held[-1]) + 1 if len(held) else 0))
 
 
-def runs_of(tickets: NDArray[np.int64], sources: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Slots with consecutive tickets of one source, as one row each; see the module."""
+def _in_range(streams: NDArray[Any]) -> NDArray[np.uint64]:
+    """The streams of a file; ValueError where they are none."""
+    if streams.dtype.kind != "u" or streams.ndim != 1:
+        raise ValueError(f"the streams are {streams.dtype}{list(streams.shape)}")
+    if len(streams) and int(streams.max()) >= layout.STREAMS:
+        raise ValueError(f"stream {streams.max()} of {layout.STREAMS}")
+    return streams.astype(np.uint64)
+
+
+def runs_of(tickets: NDArray[np.int64], writers: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Slots with consecutive tickets of one writer, as one row each; see the module."""
     slots = np.nonzero(tickets >= 0)[0]
     if not len(slots):
         return np.empty((0, 4), np.int64)
-    mine, whose = tickets[slots], sources[slots]
+    mine, whose = tickets[slots], writers[slots]
     broken = (np.diff(slots) != 1) | (np.diff(mine) != 1) | (np.diff(whose) != 0)
     first = np.nonzero(np.r_[True, broken])[0]
     counts = np.diff(np.r_[first, len(slots)])
@@ -204,13 +232,13 @@ def runs_of(tickets: NDArray[np.int64], sources: NDArray[np.int64]) -> NDArray[n
 
 
 def slots_of(runs: NDArray[np.int64], slots: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Tickets and sources of what `runs_of` made, int64 ``[slots]``; -1 where there is no item."""
+    """Tickets and writers of what `runs_of` made, int64 ``[slots]``; -1 where there is no item."""
     if runs.ndim != 2 or runs.shape[1] != 4 or runs.dtype != np.int64:
         raise ValueError(f"the slots are {runs.dtype}{list(runs.shape)}, not int64[runs, 4]")
-    tickets, sources = np.full(slots, -1, np.int64), np.full(slots, -1, np.int64)
-    for first, count, ticket, source in runs.tolist():
-        if min(first, count - 1, ticket, source) < 0 or first + count > slots:
+    tickets, writers = np.full(slots, -1, np.int64), np.zeros(slots, np.int64)
+    for first, count, ticket, writer in runs.tolist():
+        if min(first, count - 1, ticket, writer) < 0 or first + count > slots:
             raise ValueError(f"slots {first} to {first + count} of {slots}")
         tickets[first : first + count] = np.arange(ticket, ticket + count)
-        sources[first : first + count] = source
-    return tickets, sources
+        writers[first : first + count] = writer
+    return tickets, writers

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from shmbuffer.errors import BufferInUseError, SchemaMismatchError
+from shmbuffer.memory import layout
 from shmbuffer.replay.checkpointers.record import Places, Record
 from shmbuffer.replay.checkpointers.saved import Saved
 from shmbuffer.replay.checkpoints import Loaded
@@ -15,9 +16,6 @@ from shmbuffer.replay.form.nodes import TensorDictNode
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-# Sources of items that were loaded: beyond those that a directory gives to its clients.
-_FIRST_SOURCE = 2**48
 
 
 def restore(storage: Any, saved: Saved, *, there: bool = False) -> Loaded:
@@ -53,23 +51,38 @@ def restore(storage: Any, saved: Saved, *, there: bool = False) -> Loaded:
     return restored(storage, record, places)
 
 
-def restored(storage: Any, record: Record, places: Places) -> Loaded:
-    """Say who wrote the items that are there now, and let samplers know of them."""
+def restored(storage: Any, record: Record, places: Places, *, by_us: bool = False) -> Loaded:
+    """Say who wrote the items that are there now, and let samplers know of them.
+
+    Args:
+        storage: where they are.
+        record: of what was loaded.
+        places: where they went.
+        by_us: they count as written by this handle, and by nobody else.
+    """
     ring = storage.ring()
     if record.sources is not None:
-        ring.live.sources[places.slots] = _as_loaded(record.sources[record.present])
+        whose = ring.seat.incarnation if by_us else None
+        ring.live.sources[places.slots] = as_loaded(record.sources[record.present], whose)
     elements = torch.from_numpy(ring.live.committed())
     if len(elements):
         storage.notify(storage.index(elements) if record.lanes else elements)
     return Loaded(record.slots, record.width, places.shift)
 
 
-def _as_loaded(sources: NDArray[np.int64]) -> NDArray[np.uint64]:
-    """Numbers that no client of this buffer has or gets; the same where they were the same."""
-    _, numbers = np.unique(sources, return_inverse=True)
-    unknown = sources == 0
+def as_loaded(sources: NDArray[np.uint64], whose: int | None = None) -> NDArray[np.uint64]:
+    """Sources whose writers no client of this buffer is: the same where they were the same.
+
+    Args:
+        sources: uint64 ``[n]``, of another ring, or of this one at another time.
+        whose: an incarnation that all of them get instead; None: of their own.
+    """
+    writers, streams = layout.writer_of(sources), layout.stream_of(sources)
+    _, numbers = np.unique(writers, return_inverse=True)
+    unknown = writers == 0
     numbers[unknown] = len(sources) + np.arange(int(unknown.sum()))
-    return (numbers + _FIRST_SOURCE).astype(np.uint64)
+    found = numbers.astype(np.uint64) + np.uint64(layout.INCARNATIONS)
+    return layout.source_of(found if whose is None else np.full_like(found, whose), streams)
 
 
 def require_alone(storage: Any) -> None:

@@ -166,7 +166,7 @@ def _looked_at(ring: Ring) -> ItemSnapshot:
     """Counters and slots of a ring that nobody else has open."""
     tickets = ring.live.tickets()
     raw = np.where(np.repeat(tickets < 0, ring.width), np.nan, ring.tree.priorities())
-    sources = np.where(tickets < 0, -1, ring.live.sources.astype(np.int64))
+    sources = ring.live.sources.copy()
     return ItemSnapshot(tickets, sources, raw, ring.head, ring.write_count, ring.tree.max_priority)
 
 

@@ -9,6 +9,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 
 from shmbuffer.memory import deadline
+from shmbuffer.memory.streams import checked, of_each
 from shmbuffer.replay.buffers import ReplayBuffer, TensorDictReplayBuffer
 from shmbuffer.replay.buffers.access import ConditionalUpdateResult
 from shmbuffer.replay.buffers.priority_entry import no_index, reduce, say_what_is_missing
@@ -105,12 +106,13 @@ class Buffers(ReplayBuffer, Ensemble):
     # -- writes --------------------------------------------------------------------------------
 
     @eager
-    def add(self, data: Any, timeout: float | None = None) -> Any:
+    def add(self, data: Any, timeout: float | None = None, *, streams: int | None = None) -> Any:
         """Write one item into the buffer that its entry ``routing_key`` names.
 
         Args:
             data: the item.
             timeout: see `extend`.
+            streams: see `extend`.
 
         Returns and raises as `extend`.
         """
@@ -118,11 +120,17 @@ class Buffers(ReplayBuffer, Ensemble):
             raise RuntimeError(refusal("an item was given to the ensemble"))
         if not isinstance(data, TensorDictBase) or data.batch_dims:
             raise ValueError("add() takes one item, a TensorDict with batch size []; use extend()")
-        return self.extend(data.unsqueeze(0), timeout=timeout)[0]
+        return self.extend(data.unsqueeze(0), timeout=timeout, streams=streams)[0]
 
     @eager
     def extend(
-        self, data: Any, *, update_priority: bool | None = None, timeout: float | None = None
+        self,
+        data: Any,
+        *,
+        update_priority: bool | None = None,
+        timeout: float | None = None,
+        streams: Any = None,
+        stream_dim: int | None = None,
     ) -> Any:
         """Write each item of a batch into the buffer that ``routing_key`` or ``routing_dim`` names.
 
@@ -130,6 +138,8 @@ class Buffers(ReplayBuffer, Ensemble):
             data: a TensorDict ``[...]``; it is flattened.
             update_priority: see `TensorDictReplayBuffer.extend`.
             timeout: seconds to wait for others, in all; see `ReplayBuffer.add`.
+            streams: of the items ``[n]``, in the order of the flat data; see `ReplayBuffer.extend`.
+            stream_dim: has to be None here.
 
         Returns:
             A TensorDict ``[n]``, in the order of the flat data: ``"buffer_ids"``, and ``"index"``
@@ -143,15 +153,25 @@ class Buffers(ReplayBuffer, Ensemble):
         """
         if self._routing_key is None and self._routing_dim is None:
             raise RuntimeError(refusal("a batch was given to the ensemble"))
+        if stream_dim is not None:
+            raise TypeError(
+                "stream_dim: an ensemble takes items in any order apart by their buffer; give each "
+                "item its stream with streams. Nothing was written"
+            )
         if len(self._transform):
             data = self._transform.inv(data)
         items, ids = routed(data, len(self._members), self._routing_key, self._routing_dim)
-        known = {} if update_priority is None else {"update_priority": update_priority}
+        known: dict[str, Any] = (
+            {} if update_priority is None else {"update_priority": update_priority}
+        )
+        of = None if streams is None else of_each(checked(streams), len(ids))
         written: list[tuple[torch.Tensor, torch.Tensor]] = []
         with deadline.within(timeout):
             for at in range(len(self._members)):
                 rows = torch.nonzero(ids == at).flatten()
                 if len(rows):
+                    if of is not None:
+                        known["streams"] = of[rows.numpy()]
                     written.append((rows, self._members[at].extend(items[rows], **known)))
         index = torch.zeros(
             (len(ids), *(written[0][1].shape[1:] if written else ())), dtype=torch.int64

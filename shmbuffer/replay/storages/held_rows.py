@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from shmbuffer.memory.progress import Progress
+from shmbuffer.memory.streams import Streams, of_each
 from shmbuffer.replay.storages.indexing import tickets_at
 from shmbuffer.replay.storages.mover import draw_from, require_one_each, require_priorities
 from shmbuffer.replay.storages.rows import Rows
@@ -68,7 +69,11 @@ class HeldRows(Rows):
         return cls(rows.ring, wider, columns)
 
     def write(
-        self, data: Any, single: bool, priorities: NDArray[np.float64] | None
+        self,
+        data: Any,
+        single: bool,
+        priorities: NDArray[np.float64] | None,
+        streams: int | Streams | None = None,
     ) -> tuple[int, int]:
         """See `Rows.write`."""
         self._require_owner()
@@ -79,12 +84,14 @@ class HeldRows(Rows):
         capacity, width = self.ring.capacity, self.ring.width
         if priorities is not None:
             require_priorities(self.ring, priorities)  # before anything is claimed
+        of = of_each(streams, count)
         first = -1
         for start in range(0, count, capacity):  # what exceeds the ring is written over by the rest
             part = slice(start, min(start + capacity, count))
             given = None if priorities is None else priorities[start * width : part.stop * width]
+            its = None if of is None else of[part]
             with self._claim:
-                ticket = self.ring.claims.claim(part.stop - start)
+                ticket = self.ring.claims.claim(part.stop - start, streams=its)
                 slots = (ticket + np.arange(part.stop - start, dtype=np.int64)) % capacity
                 self._fill(slots, [value[part] for value in values], given)
             first = ticket if first < 0 else first

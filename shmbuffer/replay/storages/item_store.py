@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shmbuffer.memory import ItemSnapshot
+    from shmbuffer.memory.streams import Streams
 
 _ALIKE = (bool, int, float, complex, str, bytes, type(None))  # one for all items
 
@@ -36,7 +37,12 @@ class ItemStore(Mover):
     name: str
 
     @abstractmethod
-    def write(self, items: Any, priorities: NDArray[np.float64] | None) -> tuple[int, int]:
+    def write(
+        self,
+        items: Any,
+        priorities: NDArray[np.float64] | None,
+        streams: int | Streams | None = None,
+    ) -> tuple[int, int]:
         """Append items, at least one. The place of the first, and how many."""
 
     @abstractmethod

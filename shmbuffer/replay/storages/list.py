@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shmbuffer.memory import Engine, ItemSnapshot
+    from shmbuffer.memory.streams import Streams
     from shmbuffer.replay.storages.item_store import ItemStore
 
 UNLIMITED: int = torch.iinfo(torch.int64).max
@@ -126,7 +127,11 @@ class ListStorage(RingBacked):
     # -- writing -------------------------------------------------------------------------------
 
     def append(
-        self, data: Any, single: bool = False, priorities: NDArray[np.float64] | None = None
+        self,
+        data: Any,
+        single: bool = False,
+        priorities: NDArray[np.float64] | None = None,
+        streams: int | Streams | None = None,
     ) -> tuple[int, int]:
         """Write behind what was written last: one item, or all of a list or batch.
 
@@ -137,6 +142,7 @@ class ListStorage(RingBacked):
             single: see there.
             priorities: raw, float64, one for each item; None gives the largest that the buffer has
                 seen.
+            streams: as of `RingBacked.append`.
 
         Returns:
             The slot of the first, and how many.
@@ -149,7 +155,7 @@ class ListStorage(RingBacked):
         items = self._codec.encode(data, single)
         if not len(items):
             return 0, 0
-        first, count = self._store().write(items, priorities)
+        first, count = self._store().write(items, priorities, streams)
         if self._watchers:
             self.notify(self.written(first, count))
         return first, count

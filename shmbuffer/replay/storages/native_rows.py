@@ -10,6 +10,7 @@ from tensordict import MemoryMappedTensor
 from torch import empty_like
 
 from shmbuffer.memory.deadline import LOCK_TIMEOUT_NS
+from shmbuffer.memory.streams import Streams, of_each
 from shmbuffer.replay.form.tensors import address_of, reads_elsewhere, template
 from shmbuffer.replay.storages.mover import require_one_each
 from shmbuffer.replay.storages.rows import Rows
@@ -41,7 +42,11 @@ class NativeRows(Rows):
         self._drawn: tuple[torch.Tensor, torch.Tensor] | None = None  # forms of index and weights
 
     def write(
-        self, data: Any, single: bool, priorities: NDArray[np.float64] | None
+        self,
+        data: Any,
+        single: bool,
+        priorities: NDArray[np.float64] | None,
+        streams: int | Streams | None = None,
     ) -> tuple[int, int]:
         """See `Rows.write`."""
         addresses, kept, count = self.leaves.match(data, single)
@@ -53,7 +58,7 @@ class NativeRows(Rows):
                 f"{count * self.ring.width} items; nothing was changed"
             )
         given = None if priorities is None else address_of(priorities)
-        first = self.ring.write(addresses, count, given)
+        first = self.ring.write(addresses, count, given, streams=of_each(streams, count))
         del kept, priorities  # the bytes were ours to read until here
         return first, count
 

@@ -12,6 +12,7 @@ import torch
 
 from shmbuffer.memory import Engine, Schema, Settings
 from shmbuffer.memory.resize import grow
+from shmbuffer.memory.streams import Streams, of_each
 from shmbuffer.replay.storages.indexing import as_array, is_int, tickets_at
 from shmbuffer.replay.storages.item_codec import cloned
 from shmbuffer.replay.storages.item_store import Edit, ItemStore, held_slots
@@ -65,8 +66,14 @@ class ObjectStore(ItemStore):
 
     # -- writing -------------------------------------------------------------------------------
 
-    def write(self, items: Any, priorities: NDArray[np.float64] | None) -> tuple[int, int]:
+    def write(
+        self,
+        items: Any,
+        priorities: NDArray[np.float64] | None,
+        streams: int | Streams | None = None,
+    ) -> tuple[int, int]:
         """See `ItemStore.write`."""
+        of = of_each(streams, len(items))
         with self._claim:
             ring, count = self.ring, len(items)
             if priorities is not None:
@@ -76,7 +83,8 @@ class ObjectStore(ItemStore):
             first = ring.cursor
             for start in range(0, count, ring.capacity):
                 part = items if count <= ring.capacity else items[start : start + ring.capacity]
-                at = ring.claims.claim(len(part)) % ring.capacity
+                its = None if of is None else of[start : start + len(part)]
+                at = ring.claims.claim(len(part), streams=its) % ring.capacity
                 end = min(at + len(part), ring.capacity)
                 self._kept[at:end] = part[: end - at]
                 if end - at < len(part):  # and on from the front

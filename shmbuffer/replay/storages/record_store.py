@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from shmbuffer.memory import RecordBatch
+from shmbuffer.memory.streams import Streams, of_each
 from shmbuffer.replay.checkpointers.record_image import RecordImage
 from shmbuffer.replay.storages.indexing import slots_of, tickets_at
 from shmbuffer.replay.storages.item_store import Edit, ItemStore
@@ -53,9 +54,15 @@ class RecordStore(ItemStore):
 
     # -- writing -------------------------------------------------------------------------------
 
-    def write(self, items: Any, priorities: NDArray[np.float64] | None) -> tuple[int, int]:
+    def write(
+        self,
+        items: Any,
+        priorities: NDArray[np.float64] | None,
+        streams: int | Streams | None = None,
+    ) -> tuple[int, int]:
         """See `ItemStore.write`."""
-        return self.records.write(items, priorities), len(items)
+        of = of_each(streams, len(items))
+        return self.records.write(items, priorities, streams=of), len(items)
 
     def write_at(self, cursor: Any, items: Any, *, in_place: bool) -> NDArray[np.int64]:
         """See `ItemStore.write_at`."""

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shmbuffer.memory import Engine, Ring, Settings
+    from shmbuffer.memory.streams import Streams
     from shmbuffer.replay.storages.mover import RowSample
 
 
@@ -199,7 +200,11 @@ class RingBacked(Storage):
 
     @abstractmethod
     def append(
-        self, data: Any, single: bool = False, priorities: NDArray[np.float64] | None = None
+        self,
+        data: Any,
+        single: bool = False,
+        priorities: NDArray[np.float64] | None = None,
+        streams: int | Streams | None = None,
     ) -> tuple[int, int]:
         """Write at the ring's head.
 
@@ -208,6 +213,7 @@ class RingBacked(Storage):
             single: see there.
             priorities: raw, float64, one for each element; None gives the largest that the buffer
                 has seen.
+            streams: from 0 to 2**24 - 1, of each slot, or one for all; None: 0.
 
         Returns:
             The first place, as `written` takes it, and how many slots were written.

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from shmbuffer.memory.progress import Progress
+from shmbuffer.memory.streams import Streams
 from shmbuffer.replay.form.mismatch import leaves_of, refuse_form, refuse_leaf
 from shmbuffer.replay.form.nodes import KeyPath, TensorDictNode, is_collection
 from shmbuffer.replay.form.objects import as_objects
@@ -53,7 +54,11 @@ class Rows(Mover):
 
     @abstractmethod
     def write(
-        self, data: Any, single: bool, priorities: NDArray[np.float64] | None
+        self,
+        data: Any,
+        single: bool,
+        priorities: NDArray[np.float64] | None,
+        streams: int | Streams | None = None,
     ) -> tuple[int, int]:
         """Append a batch, or one item where ``single``. The first ticket, and how many slots."""
 

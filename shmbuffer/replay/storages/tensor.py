@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shmbuffer.memory import Ring
+    from shmbuffer.memory.streams import Streams
     from shmbuffer.replay.storages.rows import Rows
 
 
@@ -167,7 +168,11 @@ class TensorStorage(RingBacked):
     # -- writing -------------------------------------------------------------------------------
 
     def append(
-        self, data: Any, single: bool = False, priorities: NDArray[np.float64] | None = None
+        self,
+        data: Any,
+        single: bool = False,
+        priorities: NDArray[np.float64] | None = None,
+        streams: int | Streams | None = None,
     ) -> tuple[int, int]:
         """See `RingBacked.append`.
 
@@ -180,9 +185,9 @@ class TensorStorage(RingBacked):
         """
         rows = self._mover or self.mover() or self._define(data, single)
         try:
-            first, count = rows.write(data, single, priorities)
+            first, count = rows.write(data, single, priorities, streams)
         except SchemaMismatchError:
-            first, count = self._redefined(data, single).write(data, single, priorities)
+            first, count = self._redefined(data, single).write(data, single, priorities, streams)
         if self._watchers and count:
             self.notify(self.written(first, count))
         return first, count

@@ -76,7 +76,7 @@ static void write_some(struct shmb_ring *ring, uint64_t count, bool commit) {
     struct shmb_batch batch = batch_of(count);
     uint64_t first;
     if (ring->bytes && shmb_batch_in_order(ring, &batch, sizeof bodies, false) != SHMB_OK) return;
-    if (shmb_claim_ring(ring, &call, count, ring->bytes ? &batch : NULL, &first) != SHMB_OK) return;
+    if (shmb_claim_ring(ring, &call, count, ring->bytes ? &batch : NULL, NULL, &first) != SHMB_OK) return;
     fill(ring, 0);
     commit_or_abort(ring, commit);
 }

@@ -1,0 +1,66 @@
+"""Streams: which environment of its collector an item is from. Given with a write, as numbers.
+
+What is known of a slot's writer and its stream is one word, the slot's source (`layout.source_of`):
+the C core makes it from the writer's incarnation and these numbers.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shmbuffer.memory.layout import STREAMS
+
+Streams = NDArray[np.uint32]
+
+
+def checked(streams: Any) -> int | Streams:
+    """What the caller has given, as the number for all items, or as one for each.
+
+    Args:
+        streams: an int; or a list, array or tensor of them ``[n]``.
+
+    Returns:
+        The int; or uint32 ``[n]``, a copy.
+
+    Raises:
+        TypeError: no integers, or in more than one dimension.
+        ValueError: one of them is not from 0 to 2**24 - 1.
+    """
+    given = np.asarray(streams)
+    if given.dtype.kind not in "iu" and (given.size or given.dtype.kind != "f"):
+        raise TypeError(
+            "streams is an int, or one for each item of the batch [n]; this is of dtype "
+            f"{given.dtype} and shape {list(given.shape)}. Nothing was written"
+        )
+    if given.ndim > 1:
+        raise TypeError(
+            f"streams has one number an item, [n]; this has shape {list(given.shape)}. Nothing was "
+            "written. For data [streams, T, ...] say stream_dim=0"
+        )
+    outside = np.flatnonzero((given < 0) | (given >= STREAMS))
+    if len(outside):
+        at = int(outside[0])
+        raise ValueError(
+            f"stream {given.reshape(-1)[at]} at position {at} is not a number from 0 to "
+            f"{STREAMS - 1}; nothing was written"
+        )
+    return given.astype(np.uint32) if given.ndim else int(given)
+
+
+def of_each(streams: int | Streams | None, count: int) -> Streams | None:
+    """One for each of ``count`` items, uint32; None: all are in stream 0.
+
+    Raises:
+        ValueError: there are more or fewer.
+    """
+    if streams is None or isinstance(streams, int):
+        return np.full(count, streams, np.uint32) if streams else None
+    if len(streams) != count:
+        raise ValueError(
+            f"{len(streams)} streams were given for {count} items; give one for each item, or one "
+            "int for all of them. Nothing was written"
+        )
+    return streams

@@ -1,0 +1,102 @@
+"""Streams of a write, as the user gives them: with each item, or as a dimension of the data."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from shmbuffer.memory.streams import Streams, checked
+from shmbuffer.replay.form.nodes import is_collection
+from shmbuffer.replay.storages.ring_backed import RingBacked
+
+if TYPE_CHECKING:
+    from shmbuffer.replay.buffers.plan import Plan
+    from shmbuffer.replay.storages import Storage
+    from shmbuffer.replay.writers import Writer
+
+
+def taken_in(streams: Any, plan: Plan, storage: Storage, writer: Writer) -> int | Streams:
+    """What the user has given as ``streams``, checked as far as it can be without the data.
+
+    Raises:
+        TypeError, ValueError: see `checked`; or the items of this buffer have no streams.
+    """
+    found = checked(streams)
+    if not plan.appends or not isinstance(storage, RingBacked):
+        raise TypeError(
+            f"streams: a {type(storage).__name__} with a {type(writer).__name__} keeps no streams; "
+            "they belong to items that a RoundRobinWriter appends to a storage of this package. "
+            "Nothing was written"
+        )
+    if storage.ndim > 1 and not isinstance(found, int):
+        raise ValueError(
+            f"streams: on a storage with ndim={storage.ndim} each lane of a slot is followed for "
+            "itself already; give one int for the whole batch, or store rows with ndim=1. Nothing "
+            "was written"
+        )
+    return found
+
+
+def in_time_order(data: Any, dim: int, ndim: int) -> tuple[Any, Streams, tuple[int, int]]:
+    """Items from data whose leading dimensions are streams and time.
+
+    Args:
+        data: ``[streams, T, ...]``, or ``[T, streams, ...]``: a tensor, an array, a TensorDict, or
+            a PyTree of them.
+        dim: of the two, which the streams are: 0 or 1.
+        ndim: of the storage.
+
+    Returns:
+        The items ``[T * streams, ...]``, step by step; the stream of each; and T with the number of
+        streams.
+
+    Raises:
+        ValueError: ``dim`` is another, the storage has several dimensions, or the leaves do not
+            have these two; nothing was written.
+    """
+    if dim not in (0, 1) or ndim > 1:
+        raise ValueError(
+            f"stream_dim={dim!r} on a storage with ndim={ndim}: it is 0 for data [streams, T, ...] "
+            "and 1 for [T, streams, ...], on a storage with ndim=1. Nothing was written"
+        )
+    leaves, form = tree_flatten(data, is_leaf=is_collection)
+    leads = sorted({tuple(_lead(leaf)) for leaf in leaves})
+    if len(leads) != 1 or len(leads[0]) != 2:
+        raise ValueError(
+            f"stream_dim={dim}: the data have to begin with the same two dimensions everywhere, "
+            f"streams and time; found {list(map(list, leads))}. Nothing was written"
+        )
+    lead = leads[0]
+    if dim == 0:
+        leaves = [
+            leaf.transpose(0, 1) if _is_torch(leaf) else leaf.swapaxes(0, 1) for leaf in leaves
+        ]
+        lead = lead[::-1]
+    items = [_flat(leaf) for leaf in leaves]
+    streams = np.tile(np.arange(lead[1], dtype=np.uint32), lead[0])
+    return tree_unflatten(items, form), streams, lead
+
+
+def as_given(index: torch.Tensor, lead: tuple[int, int], dim: int) -> torch.Tensor:
+    """The index of `in_time_order`'s items in the form of the data."""
+    if index.numel() != lead[0] * lead[1]:
+        return index  # a transform has kept some of them back
+    shaped = index.view(lead)
+    return shaped.t() if dim == 0 else shaped
+
+
+def _is_torch(leaf: Any) -> bool:
+    return isinstance(leaf, torch.Tensor) or is_collection(leaf)
+
+
+def _lead(leaf: Any) -> Any:
+    return (leaf.batch_size if is_collection(leaf) else np.shape(leaf))[:2]
+
+
+def _flat(leaf: Any) -> Any:
+    if is_collection(leaf):
+        return leaf.reshape(leaf.batch_size[:2].numel(), *leaf.batch_size[2:])
+    return leaf.reshape(leaf.shape[0] * leaf.shape[1], *leaf.shape[2:])

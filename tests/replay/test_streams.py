@@ -1,0 +1,332 @@
+"""Streams: which environment of its collector an item is from, given with the write."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tensordict import TensorDict
+
+from shmbuffer import (
+    CompressedListStorage,
+    LazyMemmapStorage,
+    LazyStackStorage,
+    LazyTensorStorage,
+    ListStorage,
+    ReplayBuffer,
+    SliceSampler,
+    TensorDictMaxValueWriter,
+    TensorDictReplayBuffer,
+    TensorStorage,
+)
+from shmbuffer.memory import layout
+from shmbuffer.replay.storages import Storage
+
+STREAMS, STEPS = 3, 8
+END = ("next", "done")
+
+
+def held(size: int) -> TensorStorage:
+    """Over tensors of ours, without an item."""
+    storage = TensorStorage(rows(0, size).clone())
+    storage.forget(keep_write_count=False)
+    return storage
+
+
+#: Every kind of storage, by what moves its items.
+KINDS: dict[str, Callable[[int, Path], Any]] = {
+    "native rows": lambda size, path: LazyTensorStorage(size),
+    "native rows in a directory": lambda size, path: LazyMemmapStorage(
+        size, scratch_dir=path, shared_init=True
+    ),
+    "held rows": lambda size, path: held(size),
+    "objects": lambda size, path: ListStorage(size),
+    "objects without a limit": lambda size, path: ListStorage(),
+    "lazy stack": lambda size, path: LazyStackStorage(size),
+    "records": lambda size, path: LazyStackStorage(
+        size, max_bytes=10**6, scratch_dir=path, shared_init=True
+    ),
+    "compressed records": lambda size, path: CompressedListStorage(
+        size, max_bytes=10**6, scratch_dir=path, shared_init=True
+    ),
+}
+
+
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[int], Any]:
+    return lambda size: KINDS[request.param](size, tmp_path / "buffer")
+
+
+def rows(step: int, streams: int = STREAMS) -> TensorDict:
+    """One step of each stream."""
+    done = torch.zeros(streams, 1, dtype=torch.bool)
+    return TensorDict(
+        {
+            "env": torch.arange(streams),
+            "step": torch.full((streams,), step),
+            "next": TensorDict({"done": done}, [streams]),
+        },
+        [streams],
+    )
+
+
+def buffer(storage: Storage, slice_len: int = 4, **options: Any) -> TensorDictReplayBuffer:
+    sampler = SliceSampler(slice_len=slice_len, end_key=END)
+    return TensorDictReplayBuffer(
+        storage=storage, sampler=sampler, batch_size=16 * slice_len, **options
+    )
+
+
+def streams_in(rb: ReplayBuffer) -> list[int]:
+    """Of each slot that holds an item."""
+    ring: Any = rb.storage.ring()
+    found: list[int] = layout.stream_of(ring.live.sources[ring.live.holds()]).tolist()
+    return found
+
+
+def require_whole_slices(sample: Any, slice_len: int = 4) -> None:
+    """Each slice is of one stream, step after step."""
+    env, step = (sample[key].reshape(-1, slice_len) for key in ("env", "step"))
+    assert (env == env[:, :1]).all()
+    assert (step == step[:, :1] + torch.arange(slice_len)).all()
+
+
+def test_slices_of_any_storage_follow_one_stream(kind: Callable[[int], Any]) -> None:
+    rb = buffer(kind(100))
+    for step in range(STEPS):
+        index = rb.extend(rows(step), streams=range(STREAMS))
+        assert index.tolist() == list(range(STREAMS * step, STREAMS * (step + 1)))
+    assert streams_in(rb) == list(range(STREAMS)) * STEPS
+    for _ in range(4):
+        sample = rb.sample()
+        require_whole_slices(sample)
+    assert set(sample["env"].tolist()) == set(range(STREAMS))
+
+
+def test_without_streams_the_items_are_one_sequence(kind: Callable[[int], Any]) -> None:
+    rb = buffer(kind(100))
+    for step in range(STEPS):
+        rb.extend(rows(step))
+    assert streams_in(rb) == [0] * STREAMS * STEPS
+    env = rb.sample()["env"].view(-1, 4)
+    assert (env != env[:, :1]).any()
+
+
+def test_a_stream_goes_on_around_the_end_of_the_ring(kind: Callable[[int], Any]) -> None:
+    rb = buffer(kind(20))
+    for step in range(40):
+        rb.extend(rows(step), streams=np.arange(STREAMS))
+    if len(rb) <= 20:
+        assert rb[:]["step"].min() >= 33
+    for _ in range(4):
+        require_whole_slices(rb.sample())
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        [0, 1, 2],
+        range(3),
+        np.arange(3),
+        np.arange(3, dtype=np.uint8),
+        torch.arange(3),
+        torch.arange(3, dtype=torch.int32),
+        np.arange(6)[::2] // 2,
+    ],
+    ids=lambda given: f"{type(given).__module__}.{getattr(given, 'dtype', type(given).__name__)}",
+)
+def test_streams_are_any_integers(given: Any) -> None:
+    rb = buffer(LazyTensorStorage(10))
+    rb.extend(rows(0), streams=given)
+    rb.extend(rows(1), streams=given)  # by the fast way
+    assert streams_in(rb) == [0, 1, 2] * 2
+
+
+def test_one_int_is_the_stream_of_the_whole_batch(kind: Callable[[int], Any]) -> None:
+    rb = buffer(kind(50))
+    for stream in (5, 0, 2**24 - 1, np.int64(7)):
+        rb.extend(rows(0), streams=stream)
+    rb.add(rows(1)[0], streams=9)
+    rb.add(rows(1)[0])
+    assert streams_in(rb) == [*[5] * 3, *[0] * 3, *[2**24 - 1] * 3, *[7] * 3, 9, 0]
+
+
+def test_streams_of_more_items_than_the_ring_holds_are_those_of_the_last() -> None:
+    rb = buffer(LazyTensorStorage(4))
+    rb.extend(rows(0, 10), streams=range(10))
+    assert streams_in(rb) == [8, 9, 6, 7]
+    rb.extend(rows(0, 300), streams=range(300))  # by the fast way, beyond what lies on its stack
+    assert sorted(streams_in(rb)) == [296, 297, 298, 299]
+    rb.extend(rows(0, 300), streams=3)
+    assert streams_in(rb) == [3] * 4
+
+
+@pytest.mark.parametrize(
+    ("given", "kind_of_error", "said"),
+    [
+        ([0, 1], ValueError, "2 streams were given for 3 items; give one for each item, or one"),
+        ([0, 1, 2, 3], ValueError, "4 streams were given for 3 items"),
+        ([], ValueError, "0 streams were given for 3 items"),
+        ([0, -1, 2], ValueError, "stream -1 at position 1 is not a number from 0 to 16777215"),
+        (2**24, ValueError, "stream 16777216 at position 0 is not a number from 0 to 16777215"),
+        (-1, ValueError, "stream -1 at position 0"),
+        (
+            [0.0, 1.0, 2.0],
+            TypeError,
+            r"one for each item of the batch \[n\]; this is of dtype float64 and shape \[3\]",
+        ),
+        (True, TypeError, r"this is of dtype bool and shape \[\]"),
+        ("abc", TypeError, "this is of dtype <U3"),
+        ([[0, 1, 2]], TypeError, r"one number an item, \[n\]; this has shape \[1, 3\]"),
+    ],
+)
+@pytest.mark.parametrize("written", [False, True])
+def test_wrong_streams_are_refused_before_anything_is_touched(
+    kind: Callable[[int], Any],
+    given: Any,
+    kind_of_error: type[Exception],
+    said: str,
+    written: bool,
+) -> None:
+    rb = buffer(kind(10))
+    if written:
+        rb.extend(rows(0))
+    with pytest.raises(kind_of_error, match=said):
+        rb.extend(rows(0), streams=given)
+    assert len(rb) == (STREAMS if written else 0)
+    if not written and isinstance(rb.storage, (LazyTensorStorage, LazyMemmapStorage)):
+        assert rb.storage.ring() is None
+    rb.extend(rows(0), streams=[0, 1, 2])
+    assert streams_in(rb)[-3:] == [0, 1, 2]
+
+
+def test_an_item_that_is_added_has_one_stream() -> None:
+    rb = buffer(LazyTensorStorage(10))
+    rb.add(rows(0)[0], streams=np.array([4]))
+    with pytest.raises(ValueError, match="2 streams were given for 1 items"):
+        rb.add(rows(0)[0], streams=[1, 2])  # type: ignore[arg-type]
+    assert streams_in(rb) == [4]
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+def test_a_leading_dimension_says_which_streams_there_are(
+    kind: Callable[[int], Any], dim: int
+) -> None:
+    rb = buffer(kind(100))
+    data = torch.stack([rows(step) for step in range(STEPS)], 1 - dim)
+    index = rb.extend(data, stream_dim=dim)
+    assert index.shape == data.batch_size
+    in_time = index if dim == 1 else index.t()
+    assert in_time.flatten().tolist() == list(range(STREAMS * STEPS))
+    stored = rb[:]
+    assert stored["step"].tolist() == sorted(stored["step"].tolist())
+    assert streams_in(rb) == stored["env"].tolist()
+    require_whole_slices(rb.sample())
+    assert (rb[index.flatten()]["env"].view(index.shape) == data["env"]).all()
+
+
+def test_dicts_of_arrays_have_a_dimension_of_streams_as_well() -> None:
+    rb = buffer(LazyTensorStorage(100))
+    data = {"env": np.arange(6).reshape(3, 2), "next": {"done": np.zeros((3, 2, 1), bool)}}
+    assert rb.extend(data, stream_dim=0).tolist() == [[0, 3], [1, 4], [2, 5]]
+    assert rb[:]["env"].tolist() == [0, 2, 4, 1, 3, 5]
+    plain = ReplayBuffer(storage=LazyTensorStorage(100))
+    assert plain.extend(torch.arange(6).view(2, 3), stream_dim=1).tolist() == [[0, 1, 2], [3, 4, 5]]
+    assert streams_in(plain) == [0, 1, 2] * 2
+
+
+@pytest.mark.parametrize(
+    ("options", "data", "kind_of_error", "said"),
+    [
+        ({"stream_dim": 2}, rows(0), ValueError, "stream_dim=2 on a storage with ndim=1: it is 0"),
+        ({"stream_dim": 0}, rows(0), ValueError, r"two dimensions everywhere.*found \[\[3\]\]"),
+        ({"stream_dim": 0, "streams": 1}, rows(0), TypeError, "streams and stream_dim exclude"),
+        (
+            {"stream_dim": 0},
+            {"a": np.zeros((2, 3)), "b": np.zeros((2, 4))},
+            ValueError,
+            r"found \[\[2, 3\], \[2, 4\]\]",
+        ),
+    ],
+)
+def test_a_wrong_dimension_of_streams_is_refused(
+    options: dict[str, Any], data: Any, kind_of_error: type[Exception], said: str
+) -> None:
+    rb = buffer(LazyTensorStorage(10))
+    with pytest.raises(kind_of_error, match=said):
+        rb.extend(data, **options)
+    assert rb.storage.ring() is None
+
+
+def test_lanes_are_streams_already() -> None:
+    rb = buffer(LazyTensorStorage(60, ndim=2))
+    lanes = torch.stack([rows(step) for step in range(3)], 1)
+    for _ in range(2):  # before and after there is a ring
+        with pytest.raises(ValueError, match="ndim=2 each lane of a slot is followed for itself"):
+            rb.extend(lanes, streams=range(3))
+        with pytest.raises(ValueError, match="stream_dim=0 on a storage with ndim=2"):
+            rb.extend(lanes, stream_dim=0)
+        rb.extend(lanes)
+    for step in range(3, 6):  # two groups of environments take turns
+        rb.extend(rows(step).unsqueeze(1), streams=1)
+        rb.extend(rows(step).unsqueeze(1), streams=2)
+    assert streams_in(rb) == [0] * 6 + [1, 2] * 3
+    for _ in range(4):
+        sample = buffer_slices(rb, 3)
+        assert (sample["env"] == sample["env"][:, :1]).all()
+        later = sample["step"][sample["step"][:, 0] >= 3]
+        assert (later == torch.arange(3, 6)).all()
+
+
+def buffer_slices(rb: TensorDictReplayBuffer, slice_len: int) -> TensorDict:
+    found = TensorDictReplayBuffer(
+        storage=rb.storage, sampler=SliceSampler(slice_len=slice_len, end_key=END), batch_size=48
+    ).sample()
+    return found.view(-1, slice_len)  # type: ignore[no-any-return]
+
+
+class Own(Storage):
+    """A storage of the user's."""
+
+    def __init__(self) -> None:
+        super().__init__(10)
+        self.items: dict[int, Any] = {}
+
+    def set(self, cursor: Any, data: Any, *, set_cursor: bool = True) -> None:
+        self.items.update(zip(cursor.tolist(), data, strict=True))
+
+    def get(self, index: Any) -> Any:
+        return self.items[index]
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+
+def test_who_keeps_no_streams_says_so() -> None:
+    for rb in (
+        ReplayBuffer(storage=Own()),
+        TensorDictReplayBuffer(
+            storage=LazyTensorStorage(10), writer=TensorDictMaxValueWriter(rank_key="step")
+        ),
+    ):
+        with pytest.raises(TypeError, match="keeps no streams; they belong to items that a Round"):
+            rb.extend(rows(0), streams=1)
+        assert len(rb) == 0
+        rb.extend(rows(0))
+
+
+def test_what_is_changed_where_it_is_keeps_its_stream(kind: Callable[[int], Any]) -> None:
+    rb = buffer(kind(10))
+    rb.extend(rows(0), streams=[4, 5, 6])
+    rb[1] = rows(7)[2]
+    rb[0:2] = rows(8)[:2]
+    assert streams_in(rb) == [4, 5, 6]
+    rb.storage.set(2, rows(9)[0])  # another item in its place
+    assert streams_in(rb) == [4, 5, 0]
+    rb.empty()
+    rb.extend(rows(0))
+    assert streams_in(rb) == [0, 0, 0]
