@@ -140,6 +140,16 @@
     X(relink_forgotten, "relink.forgotten")                                                                  \
     X(relink_tail, "relink.tail")                                                                            \
     X(relink_head, "relink.head")                                                                            \
+    X(weights_begun, "weights.begun")                                                                        \
+    X(weights_copied, "weights.copied")                                                                      \
+    X(weights_step, "weights.step")                                                                          \
+    X(weights_dated, "weights.dated")                                                                        \
+    X(weights_signed, "weights.signed")                                                                      \
+    X(weights_checksum, "weights.checksum")                                                                  \
+    X(weights_whole, "weights.whole")                                                                        \
+    X(weights_published, "weights.published")                                                                \
+    X(weights_looked, "weights.looked")                                                                      \
+    X(weights_taken, "weights.taken")                                                                        \
     X(count_added, "count.added")
 
 enum shmb_crash_point {

@@ -161,6 +161,34 @@ struct shmb_extent {
     uint64_t position, bytes;
 };
 
+/* Of one copy of the weights: whose bytes it has, and that they are whole. */
+struct shmb_stamp {
+    _Atomic uint64_t version; /* 0 while the copy is written, and of one that a recovery found damaged */
+    int64_t step;             /* as the publisher gave it */
+    uint64_t time_ns;         /* CLOCK_REALTIME */
+    uint64_t pid;             /* of the publisher, in its pid namespace; for display */
+    uint32_t crc32c;          /* over the four above and the copy */
+    uint32_t pad[7];
+};
+
+/* The first page of the file of the weights. Behind it come the JSON that says what they are made of, which does not change
+ * any more, and two copies of them: version n lies in copy n mod 2. See weights.c. */
+struct shmb_weights {
+    unsigned char magic[8];
+    uint16_t format, pad;
+    uint32_t endian;
+    uint64_t copy_bytes; /* of each copy */
+    uint64_t copies;     /* where the first one starts; the other follows it */
+    uint32_t form_bytes; /* of the JSON */
+    uint32_t crc32c;     /* over all before it, and the JSON */
+    uint64_t spare[3];
+    _Atomic uint64_t newest; /* the version that counts; 0: nothing was published */
+    uint64_t beside[7];
+    struct shmb_stamp stamps[2];
+};
+_Static_assert(sizeof(struct shmb_stamp) == 64, "a stamp is one cache line");
+_Static_assert(sizeof(struct shmb_weights) == 256, "the page of the weights has its fixed size");
+
 enum shmb_claim_kind { SHMB_RING_WRITE = 0, SHMB_PLACED = 1, SHMB_IN_PLACE = 2 };
 
 _Static_assert(sizeof(struct shmb_record) == 32, "the header of a record has its fixed size");

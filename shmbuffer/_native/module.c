@@ -118,6 +118,11 @@ static PyObject *core_layout(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(ig
     ENTRY(aborts) ENTRY(batches_sampled) ENTRY(items_sampled) ENTRY(redraws) ENTRY(age_sum) ENTRY(updates_applied)
     ENTRY(updates_stale) ENTRY(waits) ENTRY(last_seen_ns) ENTRY(pending) ENTRY(reading) ENTRY(waits_for) ENTRY(waits_why)
     ENTRY(inserts_wanted) ENTRY(samples_wanted) ENTRY(waits_since_ns) ENTRY(last_insert_ns) ENTRY(last_sample_ns)
+#define WEIGHTS(field) failed = failed || put(dict, "weights." #field, offsetof(struct shmb_weights, field));
+    WEIGHTS(magic) WEIGHTS(format) WEIGHTS(pad) WEIGHTS(endian) WEIGHTS(copy_bytes) WEIGHTS(copies) WEIGHTS(form_bytes)
+    WEIGHTS(crc32c) WEIGHTS(newest) WEIGHTS(stamps)
+#define STAMP(field) failed = failed || put(dict, "stamp." #field, offsetof(struct shmb_stamp, field));
+    STAMP(version) STAMP(step) STAMP(time_ns) STAMP(pid) STAMP(crc32c)
     failed = failed || put(dict, "page", SHMB_PAGE) || put(dict, "runtime", SHMB_RUNTIME_OFFSET) ||
              put(dict, "registry", SHMB_REGISTRY_OFFSET) || put(dict, "entries", SHMB_ENTRIES) ||
              put(dict, "entry_bytes", SHMB_ENTRY_BYTES) || put(dict, "control_bytes", SHMB_CONTROL_BYTES) ||
@@ -236,6 +241,11 @@ static PyMethodDef methods[] = {
     {"layout", core_layout, METH_NOARGS, "layout(): offsets in the control file as the C core sees them."},
     {"sections", core_sections, METH_VARARGS, "sections(capacity, lanes, records=False): offsets in the slots file."},
     {"limiter", core_limiter, METH_O, "limiter(runtime): what limits both sides, as layout.LIMITER; None: nothing does."},
+    {"publish", shmb_core_publish, METH_VARARGS,
+     "publish(weights, copies, nbytes, pieces, count, step): under the lock of the file; returns the version. Pieces: an\n"
+     "address of uint64[3, count], which are addresses, sizes and places in a copy."},
+    {"newest", shmb_core_newest, METH_VARARGS,
+     "newest(weights, copies, nbytes, than, out): copy out what is newer; (version, step, time_ns, pid), or a status."},
     {"close_in_child", core_close_in_child, METH_NOARGS, "close_in_child(): close every Descriptor that is not inherited."},
     {"begin_life", core_begin_life, METH_NOARGS, "begin_life(): number of this process, another one after fork."},
     {NULL, NULL, 0, NULL},
@@ -266,7 +276,7 @@ PyMODINIT_FUNC PyInit__core(void) {
     STATUS(FENCED) STATUS(NOTHING) STATUS(NO_MEMORY) STATUS(NO_CLAIM) STATUS(OTHER_SETTINGS)
     STATUS(LEFT) STATUS(BAD_PRIORITY) STATUS(BAD_INDEX) STATUS(BAD_ALPHA) STATUS(REENTERED) STATUS(NO_TICKETS)
     STATUS(TOO_LARGE) STATUS(BAD_BATCH) STATUS(NO_ROOM) STATUS(LIMITED) STATUS(IN_QUEUE) STATUS(DAMAGED)
-    STATUS(UNLINKED)
+    STATUS(UNLINKED) STATUS(LAPPED)
     Py_XDECREF(intake_type);
     Py_XDECREF(outtake_type);
     Py_XDECREF(descriptor_type);

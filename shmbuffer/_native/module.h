@@ -22,6 +22,10 @@ int shmb_map_is_twice(PyObject *map);
 /* In the child of a fork: closes the locks of its parent. */
 void shmb_descriptors_of_parent(void);
 
+/* weights_binding.c */
+PyObject *shmb_core_publish(PyObject *module, PyObject *args);
+PyObject *shmb_core_newest(PyObject *module, PyObject *args);
+
 struct shmb_ring *shmb_binding_ring(PyObject *ring);
 /* Claim, fill, commit. Of SHMB_INTERRUPTED the exception is set. */
 int shmb_binding_write(PyObject *ring, const unsigned char *const *from, uint64_t count, const double *priorities,

@@ -49,6 +49,7 @@ enum shmb_status {
     SHMB_IN_QUEUE,       /* a queue is written at its end only */
     SHMB_DAMAGED,        /* shared memory says what cannot be; slot shmb_refusal.bad_at, or SHMB_NO_SLOT */
     SHMB_UNLINKED,       /* the directory was removed: see presence.c */
+    SHMB_LAPPED,         /* what was read was written over each time */
     SHMB_OWNER_DIED,     /* the mutex is ours, its last owner died holding it: section.c repairs, and tells nobody */
 };
 
@@ -208,6 +209,26 @@ void shmb_life_begin(void);
 int64_t shmb_now_ns(void);
 int64_t shmb_clock_ns(clockid_t clock);
 void shmb_touch(struct shmb_runtime *runtime);
+
+/* weights.c: knows no ring. Each call is one of the file's own, which is mapped here */
+struct shmb_weights_map {
+    struct shmb_weights *page;
+    unsigned char *copies; /* two of them */
+    uint64_t bytes;        /* of each */
+};
+struct shmb_pieces {
+    const uint64_t *from, *sizes, *places; /* addresses, bytes, offsets within a copy */
+    uint64_t count;
+};
+struct shmb_told { /* what a stamp says */
+    uint64_t version;
+    int64_t step;
+    uint64_t time_ns, pid;
+    uint32_t crc32c;
+};
+enum { SHMB_WEIGHTS_LOOKS = 64 }; /* so often a reader begins again before it gives up */
+uint64_t shmb_publish(const struct shmb_weights_map *map, const struct shmb_pieces *pieces, int64_t step, uint64_t pid);
+int shmb_newest(const struct shmb_weights_map *map, uint64_t than, unsigned char *out, struct shmb_told *found);
 
 /* presence.c */
 bool shmb_is_removed(struct shmb_ring *ring, int64_t now_ns);

@@ -24,4 +24,13 @@
 #define SYNC_LIMITER_REUSE_RELEASE memory_order_release
 #define SYNC_LIMITER_REUSE_ACQUIRE memory_order_acquire
 
+/* A copy of the weights is whole before its version is the newest... */
+#define SYNC_WEIGHTS_SET_RELEASE memory_order_release
+#define SYNC_WEIGHTS_SET_ACQUIRE memory_order_acquire
+
+/* ...and it is written over only after another one is the newest, and its stamp says so: a reader whose copy has a byte of
+ * what comes next sees in its second look that the stamp changed. */
+#define SYNC_WEIGHTS_REUSE_RELEASE memory_order_release
+#define SYNC_WEIGHTS_REUSE_ACQUIRE memory_order_acquire
+
 #endif

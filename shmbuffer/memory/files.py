@@ -7,6 +7,7 @@
         schema.json, slots       there once the schema is
         records, dictionary      of records: the byte ring; what they are compressed with
         history                  the counters over time, if there is a coordinator
+        weights                  what a learner has published, in two copies
         init.lock, coordinator.lock, procs/NNN.lock
         spawned/<16 hex>         who a coordinator started (service/roster.py)
 
@@ -50,6 +51,7 @@ from shmbuffer.memory.schema import Schema
 _NEW_CONTROL = f"{layout.CONTROL}.new"
 _NEW_SLOTS = f"{layout.SLOTS}.new"
 NEW_HISTORY = f"{layout.HISTORY}.new"
+NEW_WEIGHTS = f"{layout.WEIGHTS}.new"
 _OF_THE_SCHEMA = (layout.SLOTS, _NEW_SLOTS, layout.SCHEMA, layout.RECORDS, layout.DICTIONARY)
 
 # Bytes of a slot in a leaf: huge pages are worth making (some milliseconds each) where a page is
@@ -251,7 +253,8 @@ class Files:
         found = self.has_control()
         made.remove(self.directory)
         _core.reached("remove.leaves")
-        for name in (*_OF_THE_SCHEMA, _NEW_CONTROL, layout.HISTORY, NEW_HISTORY):
+        beside = (layout.HISTORY, NEW_HISTORY, layout.WEIGHTS, NEW_WEIGHTS)
+        for name in (*_OF_THE_SCHEMA, _NEW_CONTROL, *beside):
             made.unlink(self.directory, name)
         for folder in (f"{layout.PRIVATE}/procs", layout.SPAWNED):
             if self.directory.exists(folder):

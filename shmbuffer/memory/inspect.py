@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shmbuffer.memory import counters, extents, identity, layout
+from shmbuffer.memory import counters, extents, identity, layout, weights_file
 from shmbuffer.memory.control import Control, Superblock
 from shmbuffer.memory.diagnosis import Diagnosis
 from shmbuffer.memory.files import Files
@@ -43,9 +43,11 @@ def inspect(
         not yet on the disk), ``filesystem`` (whether it is ``in_memory``, and its ``free_bytes``,
         None without a limit), ``records`` (None where items are rows; ``max_bytes``,
         ``used_bytes`` from the oldest record in use to the head, ``live_bytes`` of the items with
-        their headers, ``dictionary_bytes``), ``owner``, ``durable_ticket``, ``recovery`` (what the
-        last one found, when; None if there was none, or a version that kept no record did it),
-        ``mutex`` (``tid`` and ``pid`` of its holder at this moment; None if nobody holds it),
+        their headers, ``dictionary_bytes``), ``weights``
+        (the newest that were published: ``version``, ``step``, ``pid`` of the publisher, ``at_s``,
+        ``tensors``, ``bytes``; None: there are none), ``owner``, ``durable_ticket``, ``recovery``
+        (what the last one found, when; None if there was none, or a version that kept no record did
+        it), ``mutex`` (``tid`` and ``pid`` of its holder at this moment; None if nobody holds it),
         ``waits`` (who waits for the other side of a limited buffer: ``entry``, ``pid``,
         ``seconds``, ``text``).
 
@@ -84,6 +86,7 @@ def inspect(
             "clients": [{**client, **_now(client, clients, mutex)} for client in clients],
             **_room(files, schema),
             "records": _records(files, schema, control, live_bytes=live_bytes),
+            "weights": _weights(files),
             "recovery": _recovery(control, superblock),
             "mutex": mutex,
             "owner": {
@@ -121,7 +124,7 @@ def _room(files: Files, schema: Schema | None) -> dict[str, Any]:
     names = [layout.CONTROL]
     if schema is not None:
         names += [layout.SCHEMA, *schema.mapped_files]
-    names += [layout.HISTORY] if files.directory.exists(layout.HISTORY) else []
+    names += filter(files.directory.exists, (layout.HISTORY, layout.WEIGHTS))
     nbytes = 0
     on_disk, in_memory = 0, Residency(0, 0)
     told = True
@@ -143,6 +146,14 @@ def _room(files: Files, schema: Schema | None) -> dict[str, Any]:
             "free_bytes": None if free == UNLIMITED else free,
         },
     }
+
+
+def _weights(files: Files) -> dict[str, Any] | None:
+    """The newest, without a look at their bytes; None where there are none."""
+    found = weights_file.opened(files.directory, writable=False)
+    if found is None or not found.newest:
+        return None
+    return {**found.stamp(), "tensors": len(found.form.leaves), "bytes": found.form.nbytes}
 
 
 def _recovery(control: Control, superblock: Superblock) -> dict[str, Any] | None:

@@ -326,6 +326,32 @@ ENTRY = _fields(
     itemsize=ENTRY_BYTES,
 )
 
+#: Of one copy of the weights.
+STAMP = _fields(
+    ("version", "<u8", 0),
+    ("step", "<i8", 8),
+    ("time_ns", "<u8", 16),
+    ("pid", "<u8", 24),
+    ("crc32c", "<u4", 32),
+    itemsize=64,
+)
+STAMP_SIGNED_BYTES = 32
+
+#: The head of the file of the weights; the rest of its page is zero.
+WEIGHTS_HEAD = _fields(
+    ("magic", "V8", 0),
+    ("format", "<u2", 8),
+    ("pad", "<u2", 10),
+    ("endian", "<u4", 12),
+    ("copy_bytes", "<u8", 16),
+    ("copies", "<u8", 24),
+    ("form_bytes", "<u4", 32),
+    ("crc32c", "<u4", 36),
+    ("newest", "<u8", 64),
+    ("stamps", "V128", 128),
+    itemsize=256,
+)
+
 #: Counters of an entry; the totals of the buffer are their sums over all entries, dead ones
 #: included.
 COUNTERS = (
@@ -348,6 +374,7 @@ SCHEMA = f"{PRIVATE}/schema.json"
 RECORDS = f"{PRIVATE}/records"
 DICTIONARY = f"{PRIVATE}/dictionary"
 HISTORY = f"{PRIVATE}/history"
+WEIGHTS = f"{PRIVATE}/weights"
 COORDINATOR_LOCK = f"{PRIVATE}/coordinator.lock"
 SPAWNED = f"{PRIVATE}/spawned"
 SCHEMA_LIMIT = 16 * 1024 * 1024

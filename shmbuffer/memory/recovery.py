@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from shmbuffer._native import _core
 from shmbuffer.errors import LockTimeout
-from shmbuffer.memory import extents, identity, layout, limiter, slots
+from shmbuffer.memory import extents, identity, layout, limiter, slots, weights_file
 from shmbuffer.memory.control import Control, Superblock
 from shmbuffer.memory.diagnosis import Diagnosis
 from shmbuffer.memory.files import Files
@@ -75,6 +75,8 @@ def recover_directory(
         report = _Repair(control, superblock, settings, mapped).run(report, verify=verify)
         state = BufferState.READY
     _core.reached("recover.tree")
+    if verify or reason != "nobody alive":
+        weights_file.recover(files.directory)
     # Only now: a process that repeats an interrupted recovery has to find the same reason for it.
     files.vouch(mapped.schema if mapped else None)
     control.write(replace(_adopted(superblock, files, reason), state=state))

@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote
@@ -88,6 +88,16 @@ class Leaf:
 
     def __str__(self) -> str:
         return f"{self.dtype}{list(self.shape)}"
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON says it."""
+        return {"path": list(self.path), "dtype": self.dtype, "shape": list(self.shape)}
+
+    @classmethod
+    def from_json(cls, one: Any) -> Leaf:
+        """Reads what `to_json` wrote; ValueError, KeyError, TypeError where it did not."""
+        path = tuple(map(_string, one["path"]))
+        return cls(path, _string(one["dtype"]), _sizes(one["shape"]))
 
 
 @dataclass(frozen=True)
@@ -230,10 +240,7 @@ class Schema:
         what: dict[str, Any] = {
             "capacity": self.capacity,
             "lanes": list(self.lanes),
-            "leaves": [
-                {"path": list(leaf.path), "dtype": leaf.dtype, "shape": list(leaf.shape)}
-                for leaf in self.leaves
-            ],
+            "leaves": [leaf.to_json() for leaf in self.leaves],
             "structure": self.structure,
         }
         if self.record_bytes:
@@ -245,12 +252,8 @@ class Schema:
         """Reads what `to_json` wrote."""
         try:
             what = json.loads(data)
-            leaves = tuple(
-                Leaf(tuple(map(_string, one["path"])), _string(one["dtype"]), _sizes(one["shape"]))
-                for one in what["leaves"]
-            )
             schema = cls(
-                leaves,
+                tuple(map(Leaf.from_json, what["leaves"])),
                 _size(what["capacity"]),
                 _sizes(what["lanes"]),
                 what["structure"],
@@ -280,16 +283,9 @@ class Schema:
 
         ``self`` is what the buffer has, ``other`` what a write brings.
         """
-        mine = {leaf.path: leaf for leaf in self.leaves}
-        theirs = {leaf.path: leaf for leaf in other.leaves}
-        for path, leaf in mine.items():
-            if path not in theirs:
-                return f"leaf '{leaf.name}' ({leaf}) is missing in this write"
-            if (theirs[path].dtype, theirs[path].shape) != (leaf.dtype, leaf.shape):
-                return f"leaf '{leaf.name}' is {leaf}, this write has {theirs[path]}"
-        for path, leaf in theirs.items():
-            if path not in mine:
-                return f"leaf '{leaf.name}' ({leaf}) is not a leaf of this buffer"
+        leaves = difference_of(self.leaves, other.leaves, "this buffer", "this write")
+        if leaves is not None:
+            return leaves
         if self.record_bytes != other.record_bytes:
             return (
                 f"the byte ring has {self.record_bytes} bytes, "
@@ -331,6 +327,22 @@ class Schema:
             ).encode()
             for path, folder in folders.items()
         }
+
+
+def difference_of(
+    mine: Iterable[Leaf], theirs: Iterable[Leaf], here: str, given: str
+) -> str | None:
+    """The first leaf in which what is ``given`` differs, as a sentence; None if none does."""
+    known, found = ({leaf.path: leaf for leaf in leaves} for leaves in (mine, theirs))
+    for path, leaf in known.items():
+        if path not in found:
+            return f"leaf '{leaf.name}' ({leaf}) is missing in {given}"
+        if found[path] != leaf:
+            return f"leaf '{leaf.name}' is {leaf}, {given} has {found[path]}"
+    for path, leaf in found.items():
+        if path not in known:
+            return f"leaf '{leaf.name}' ({leaf}) is not a leaf of {here}"
+    return None
 
 
 def _is_nameable(key: str) -> bool:

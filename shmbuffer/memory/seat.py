@@ -36,6 +36,7 @@ from shmbuffer.memory.layout import BufferState, Flag, Phase, Role
 from shmbuffer.memory.native import Mapped
 from shmbuffer.memory.path_checks import name_of
 from shmbuffer.memory.registry import Membership, Registry
+from shmbuffer.memory.weights_file import WeightsFile
 
 
 class Seat:
@@ -55,6 +56,7 @@ class Seat:
         native: the C core's ring of our entry; None before there are slots.
         intakes: ways in for batches that lie as they have to, by what becomes the priorities.
         outtake: the way out for batches.
+        weights: the file of the weights, once it was mapped here; see `weights`.
     """
 
     def __init__(
@@ -71,6 +73,7 @@ class Seat:
         self.native: Any = None
         self.intakes: dict[int | str | None, _core.Intake] = {}
         self.outtake: _core.Outtake | None = None
+        self.weights: WeightsFile | None = None
         self._take()
 
     # Taking a seat, and leaving it.
@@ -181,6 +184,7 @@ class Seat:
     def leave(self) -> bool:
         """Frees the entry; returns False if a call in flight still needs it: then ask again."""
         self.closed = True
+        self.weights = None
         self.use(Closed(self.where))
         left = _leave(self.membership)
         self._finalizer.detach()

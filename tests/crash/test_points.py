@@ -33,6 +33,7 @@ MILESTONES = {
     *("repair_claims", "repair_leaves", "repair_parents", "reap_leaf", "empty_leaf"),
     *("write_claimed", "write_done", "update_unlocked", "reap_unlocked", "empty_unlocked"),
     *("sample_drawn", "sample_unlocked", "sample_copy", "sample_validate", "leave_claim"),
+    *("weights_looked", "weights_taken"),
 }
 
 

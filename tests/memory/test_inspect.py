@@ -120,6 +120,7 @@ def test_it_tells_everything_as_plain_values(path: Path) -> None:
         "memory_bytes": found["memory_bytes"],
         "unwritten_bytes": found["unwritten_bytes"],
         "filesystem": {"in_memory": found["unwritten_bytes"] is None},
+        "weights": None,
         "records": None,
         "mutex": None,
         "bytes": 77824 + (path / layout.SLOTS).stat().st_size + 64 + 296 + 8,

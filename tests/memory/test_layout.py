@@ -19,6 +19,8 @@ STRUCTURES = {
     "Limiter": layout.LIMITER,
     "Recovery record": layout.RECOVERY,
     "Registry entry": layout.ENTRY,
+    "Weights": layout.WEIGHTS_HEAD,
+    "A stamp": layout.STAMP,
 }
 NATIVE = _core.layout()
 
@@ -56,7 +58,13 @@ def test_the_document_has_every_field_where_python_has_it(heading: str) -> None:
 
 @pytest.mark.parametrize(
     ("prefix", "structure"),
-    [("runtime", layout.RUNTIME), ("limiter", layout.LIMITER), ("entry", layout.ENTRY)],
+    [
+        ("runtime", layout.RUNTIME),
+        ("limiter", layout.LIMITER),
+        ("entry", layout.ENTRY),
+        ("weights", layout.WEIGHTS_HEAD),
+        ("stamp", layout.STAMP),
+    ],
 )
 def test_c_has_every_field_where_python_has_it(prefix: str, structure: np.dtype[np.void]) -> None:
     native = {

@@ -28,7 +28,10 @@ from tests.crash.sources.c_tokens import (
 from tests.crash.sources.flow import Call, Goto, Label, Leave, Loop, Point, Step, Store, Ways
 
 #: What a pointer to one of these types leads to is shared.
-SHARED_TYPES = ("shmb_runtime", "shmb_limiter", "shmb_entry", "shmb_record", "shmb_extent")
+SHARED_TYPES = (
+    *("shmb_runtime", "shmb_limiter", "shmb_entry", "shmb_record", "shmb_extent"),
+    *("shmb_weights", "shmb_stamp"),
+)
 #: Members of private structs that lead into shared memory: what is behind them is shared.
 SHARED_MEMBERS = "words|checksums|sources|raw|extents|mass"
 TREE_LEVELS = "sum|min"
@@ -37,7 +40,7 @@ _SHARED = re.compile(
     r"|(->|\.)(runtime|me)->|\b(header_at|shmb_record_at)\("
 )
 _LEADS_THERE = re.compile(
-    rf"(->|\.)({SHARED_MEMBERS}|base|runtime|me|entries|bytes)\b(?!->)"
+    rf"(->|\.)({SHARED_MEMBERS}|base|copies|runtime|me|entries|bytes)\b(?!->)"
     r"|\b(header_at|shmb_record_at)\("
 )
 #: Store where their first argument leads.

@@ -52,12 +52,13 @@ FILLING = {
     *("setfield",),
 }
 #: Methods of the C core that store, and what they are called on.
-CORE_CALLS = {"reap", "rebuild", "relink", "leave", "format_mutex"}
+CORE_CALLS = {"reap", "rebuild", "relink", "leave", "format_mutex", "publish"}
 CORE = {"_core", "native", "_native"}
 #: Arrays and dicts of the process's own, by the name of the variable.
 PRIVATE = {
     *("page", "numbers", "settings", "_memberships", "least", "data", "kept"),
     *("sources", "raw", "extents", "what", "folders", "wrong", "self.intakes", "intakes"),
+    *("folder",),
 }
 
 

@@ -1,0 +1,185 @@
+"""Weights beside the buffer: a learner publishes them, collectors look for newer ones.
+
+    learner                     .shmbuffer/weights                        collectors
+    publish ──lock, write──▶ the copy that does not count
+                             newest = version ◀──look, copy out, look again── newest
+
+A publisher waits for another publisher, and for nobody else; a reader waits for nobody. The file
+is made by the first publish, and a handle maps it when it first finds it. Nothing here needs torch:
+tensors are leaves with addresses, and what is read is bytes.
+"""
+
+from __future__ import annotations
+
+import operator
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from shmbuffer.errors import BufferNotFoundError, ShmBufferError
+from shmbuffer.memory import layout, weights_file
+from shmbuffer.memory.locks import Lock
+from shmbuffer.memory.region import Directory
+from shmbuffer.memory.schema import ITEMSIZES, Leaf
+from shmbuffer.memory.seat import Seat
+from shmbuffer.memory.weights_file import Copied, WeightsFile
+
+TIMEOUT_S = 5.0
+"""How long a publisher waits for another one, which takes milliseconds."""
+
+_STEPS = 2**63
+
+
+class Weights(NamedTuple):
+    """Weights as they were published.
+
+    Attributes:
+        version: how many were published before, and 1; it only grows.
+        step: as the publisher gave it.
+        state_dict: the tensors, or arrays, under their names; the caller's own.
+    """
+
+    version: int
+    step: int
+    state_dict: dict[str, Any]
+
+
+def publish(
+    seat: Seat,
+    leaves: Sequence[Leaf],
+    addresses: Sequence[int],
+    step: int,
+    timeout: float = TIMEOUT_S,
+) -> int:
+    """Makes these weights the newest; see `ReplayBuffer.publish`.
+
+    Args:
+        seat: of the handle.
+        leaves: names, dtypes and shapes.
+        addresses: where the bytes of each are, in C order; nobody changes them meanwhile.
+        step: of the caller.
+        timeout: seconds to wait for another publisher.
+
+    Returns:
+        The version.
+    """
+    seat.require_open()
+    directory, step = _directory_of(seat), operator.index(step)
+    if not -_STEPS <= step < _STEPS:
+        raise ValueError(f"publish: step is a number of 64 bits, not {step}")
+    try:
+        lock = _locked(directory, timeout)
+    except BufferNotFoundError:
+        with seat.ground.lock(timeout):
+            seat.require_there()
+            if not directory.exists(layout.WEIGHTS):
+                weights_file.make(directory, leaves)
+        lock = _locked(directory, timeout)
+    with lock:
+        file, found = seat.weights, os.fstat(lock.fd)
+        if file is None or file.identity != (found.st_dev, found.st_ino):
+            file = seat.weights = WeightsFile(lock.fd, directory.path / layout.WEIGHTS)
+        return file.publish(file.form.in_order(leaves, addresses, file.where), step)
+
+
+def newest(seat: Seat, than: int | None = None) -> Copied | None:
+    """The newest weights, copied out; None if they are not newer than ``than``."""
+    file = seat.weights
+    if file is None:
+        seat.require_open()
+        directory = _directory_of(seat)
+        if not os.access(layout.WEIGHTS, os.F_OK, dir_fd=directory.file.fd):
+            return None
+        file = seat.weights = weights_file.opened(directory)
+        if file is None:
+            return None
+    return file.copy(0 if than is None else than)
+
+
+def flat(state_dict: Mapping[str, Any]) -> dict[tuple[str, ...], Any]:
+    """What is in a mapping, and in the mappings in it, by path."""
+    if not isinstance(state_dict, Mapping):
+        raise TypeError(f"publish: a state_dict is a mapping, not a {type(state_dict).__name__}")
+    found: dict[tuple[str, ...], Any] = {}
+    for key, value in state_dict.items():
+        if not isinstance(key, str):
+            raise TypeError(f"publish: the name of a tensor is a string, not {key!r}")
+        if isinstance(value, Mapping):
+            found |= {(key, *path): inner for path, inner in flat(value).items()}
+        else:
+            found |= {(key,): value}
+    return found
+
+
+def nested(leaves: Iterable[Leaf], values: Iterable[Any]) -> dict[str, Any]:
+    """The values under the paths of the leaves: `flat`, turned round."""
+    whole: dict[str, Any] = {}
+    for leaf, value in zip(leaves, values, strict=True):
+        folder = whole
+        for key in leaf.path[:-1]:
+            folder = folder.setdefault(key, {})
+        folder[leaf.path[-1]] = value
+    return whole
+
+
+def publish_arrays(
+    seat: Seat, state_dict: Mapping[str, Any], step: int, timeout: float = TIMEOUT_S
+) -> int:
+    """`publish`, of NumPy arrays or of what NumPy makes one of."""
+    arrays = {path: _array(path, value) for path, value in flat(state_dict).items()}
+    leaves = [Leaf(path, array.dtype.name, array.shape) for path, array in arrays.items()]
+    return publish(seat, leaves, [one.ctypes.data for one in arrays.values()], step, timeout)
+
+
+def newest_arrays(seat: Seat, than: int | None = None) -> Weights | None:
+    """`newest`, as NumPy arrays; of a dtype that NumPy does not have, unsigned numbers."""
+    found = newest(seat, than)
+    if found is None:
+        return None
+    leaves = found.form.leaves
+    arrays = [
+        part.view(numpy_dtype(leaf.dtype)).reshape(leaf.shape)
+        for leaf, part in zip(leaves, found.parts(), strict=True)
+    ]
+    return Weights(found.version, found.step, nested(leaves, arrays))
+
+
+def numpy_dtype(name: str) -> np.dtype[Any]:
+    """NumPy's dtype of that name; where it has none, unsigned numbers of that size."""
+    try:
+        return np.dtype(name)
+    except TypeError:
+        return np.dtype(f"u{ITEMSIZES[name]}")
+
+
+def _array(path: tuple[str, ...], value: Any) -> np.ndarray[Any, Any]:
+    array = np.asarray(value)
+    if array.dtype.name not in ITEMSIZES:
+        raise TypeError(
+            f"publish: '{'.'.join(path)}' is a {type(value).__name__} of dtype {array.dtype}, not "
+            "an array of numbers; leave it out, or convert it"
+        )
+    return np.asarray(array, array.dtype.newbyteorder("<"), "C")
+
+
+def _directory_of(seat: Seat) -> Directory:
+    directory = seat.ground.directory
+    if directory is None:
+        raise nowhere(seat.where)
+    return directory
+
+
+def nowhere(where: str) -> ShmBufferError:
+    """What is raised where a buffer has no directory."""
+    return ShmBufferError(
+        f"{where}: weights are handed over in the directory of a buffer, and this one has none; "
+        "make it in one, with LazyMemmapStorage(..., scratch_dir=...) or a Coordinator"
+    )
+
+
+def _locked(directory: Directory, timeout: float) -> Lock:
+    return Lock().hold(
+        directory, layout.WEIGHTS, timeout=timeout, purpose="publishes weights", make=False
+    )
