@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from shmbuffer.errors import *  # noqa: F403
     from shmbuffer.memory.limiter import RateLimiter as RateLimiter
     from shmbuffer.memory.progress import ProgressReport as ProgressReport
+    from shmbuffer.memory.weights import Weights as Weights
     from shmbuffer.replay.buffers import *  # noqa: F403
     from shmbuffer.replay.checkpointers import *  # noqa: F403
     from shmbuffer.replay.ensembles import *  # noqa: F403
@@ -110,6 +111,7 @@ _HOMES = {
         "Writer",
     ),
     "shmbuffer.memory.limiter": ("RateLimiter",),
+    "shmbuffer.memory.weights": ("Weights",),
     "shmbuffer.service.client": ("attach",),
     "shmbuffer.service.coordinator": ("Coordinator",),
     "shmbuffer.watch.loggers": ("log_stats",),

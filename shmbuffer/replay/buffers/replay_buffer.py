@@ -11,6 +11,7 @@ from shmbuffer.replay import pinned
 from shmbuffer.replay.buffers.access import StorageOrder
 from shmbuffer.replay.buffers.arguments import refuse
 from shmbuffer.replay.buffers.prefetch import Prefetcher
+from shmbuffer.replay.buffers.publishing import Publishing
 from shmbuffer.replay.buffers.sampling import Sampling
 from shmbuffer.replay.buffers.saving import Saving
 from shmbuffer.replay.buffers.writing import Writing
@@ -28,7 +29,7 @@ DEFAULT_CAPACITY = 1000  # of the ListStorage that a buffer without a storage ge
 _PARTS = frozenset(("_storage", "_sampler", "_writer", "_transform", "_plan"))
 
 
-class ReplayBuffer(Writing, Sampling, StorageOrder, Saving):
+class ReplayBuffer(Writing, Sampling, StorageOrder, Saving, Publishing):
     """A replay buffer made of three parts.
 
     Where all parts are of this package, a batch is one native call: ``extend`` is claim, copy,
