@@ -189,7 +189,7 @@ def test_the_plots_are_drawn(run: tuple[str, dict[str, Any], Path]) -> None:
     assert plots.draw({**found, "benchmarks": []}, out) == []
 
 
-def test_what_was_found_is_shown_again_without_measuring(
+def test_stored_results_are_shown_again_without_measuring(
     run: tuple[str, dict[str, Any], Path],
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -364,7 +364,7 @@ def test_the_default_plan_asks_for_the_items_of_the_table() -> None:
     assert plan(["add"], "L") == [("add", "L")]
 
 
-def test_what_was_not_measured_is_said_by_name(run: tuple[str, dict[str, Any], Path]) -> None:
+def test_missing_measurements_are_named(run: tuple[str, dict[str, Any], Path]) -> None:
     assert "\n  sb3: not asked for\n" in run[0]
     assert "\n  flashbax: flashbax is not here\n" in run[0]
     assert run[1]["peers"]["flashbax"] == "flashbax is not here"
@@ -454,7 +454,7 @@ def test_sampling_into_a_batch_of_the_caller_is_measured_where_there_is_such_a_c
     assert _sampling_into(Without(), 3) is None
 
 
-def test_what_is_lost_while_somebody_looks_is_measured_in_pairs() -> None:
+def test_the_cost_of_a_live_view_is_measured_in_pairs() -> None:
     found = watched.measure(items=1000, pairs=2, seconds=0.05)
     assert found["alone"] > 0
     assert found["watched"] > 0

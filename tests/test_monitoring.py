@@ -46,7 +46,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
     return {one["name"]: set(re.findall(r'(\w+)="', one["labels"])) for one in found if one}
 
 
-def test_what_is_served_is_what_the_tables_name(served: dict[str, set[str]]) -> None:
+def test_the_served_metrics_are_those_of_the_tables(served: dict[str, set[str]]) -> None:
     named = {f"shmbuffer_{name}_total" for name in COUNTERS}
     assert named | {f"shmbuffer_{name}" for name in GAUGES} <= served.keys()
 

@@ -70,7 +70,7 @@ def test_a_dataclass_counts_as_its_fields() -> None:
     assert len(taken(crossed(case=parts), "storage sampler")) == 9
 
 
-def test_what_has_no_hash_counts_too() -> None:
+def test_values_without_a_hash_count_too() -> None:
     assert len(taken(crossed(index=[[0, 1], [2]], kind=["rows", "records"]))) == 2
 
 
@@ -130,6 +130,6 @@ def test_a_case_that_is_named_is_run() -> None:
     assert collected(test) == {test}
 
 
-def test_what_has_to_catch_a_seeded_bug_is_always_run() -> None:
+def test_a_case_that_has_to_catch_a_seeded_bug_always_runs() -> None:
     wanted = {test for mutant in mutants() for test in mutant.caught_by if "[" in test}
     assert wanted <= collected(*{test.partition("::")[0] for test in wanted})

@@ -39,7 +39,7 @@ def test_a_truncated_one(closed: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert "number.memmap" in capsys.readouterr().out
 
 
-def test_what_recovery_will_mend_is_no_damage(
+def test_repairs_left_to_recovery_are_not_damage(
     dead: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = contents(dead)

@@ -61,9 +61,7 @@ def test_a_dry_run_says_what_the_next_one_removes(
     assert json.loads(capsys.readouterr().out)["directories"] == {}
 
 
-def test_what_lives_and_what_was_named_stays(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_live_and_named_directories_stay(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     named = folder / "named"
     with items.create(named, 8) as engine:
         items.write(engine, [1])
@@ -78,7 +76,7 @@ def test_what_lives_and_what_was_named_stays(
     assert sorted(os.listdir(folder)) == ["named"]
 
 
-def test_what_somebody_uses_stays_though_its_owner_was_killed(
+def test_a_directory_in_use_stays_though_its_owner_was_killed(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with Program.python(OWNER) as program:

@@ -115,7 +115,7 @@ def test_an_error_is_an_object_with_json(
 
 
 @pytest.mark.parametrize("verb", ["inspect", "recover"])
-def test_what_is_no_buffer_is_told_from_damage(verb: str, tmp_path: Path) -> None:
+def test_a_missing_buffer_is_told_from_a_damaged_one(verb: str, tmp_path: Path) -> None:
     tmp_path.chmod(0o700)
     (tmp_path / ".shmbuffer").mkdir(mode=0o700)
     control = tmp_path / ".shmbuffer" / "control"

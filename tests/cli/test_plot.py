@@ -223,7 +223,7 @@ def test_the_ratio_a_rate_limiter_wants_is_drawn_next_to_the_measured_one() -> N
     assert (found["wanted"][8:] == 7.5).all()
 
 
-def test_who_was_there_is_a_bar_each_with_a_cross_for_a_death(run: Look) -> None:
+def test_each_client_is_a_bar_with_a_cross_for_its_death(run: Look) -> None:
     axes = panel(drawn(run), "clients")
     labels = [label.get_text() for label in axes.get_yticklabels()]
     assert labels == ["collect-0", "collect-1", "coordinator"]
@@ -435,7 +435,7 @@ def test_a_picture_that_cannot_be_written_is_an_error(
 @pytest.mark.parametrize(
     "argv", [["-o", "a.jpg"], ["--last", "10"], ["--last", "0s"], ["--last", "x"]]
 )
-def test_what_makes_no_sense_is_wrong_usage(
+def test_a_senseless_argument_is_wrong_usage(
     closed: Path, argv: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:

@@ -42,7 +42,7 @@ def without_rich(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "rich", None)
 
 
-def test_what_is_done_in_no_time_is_not_shown(
+def test_short_work_shows_no_bar(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(progress, "SHOWN_AFTER_S", 3600.0)

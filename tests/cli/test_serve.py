@@ -104,7 +104,7 @@ def test_alpha_none_is_a_buffer_without_priorities(path: Path) -> None:
             assert engine.settings.alpha is None
 
 
-def test_what_is_there_is_refused_recovered_or_overwritten(closed: Path) -> None:
+def test_an_existing_buffer_is_refused_recovered_or_overwritten(closed: Path) -> None:
     for capacity in ([], ["--capacity=8"]):
         assert run("serve", closed, *capacity) == (
             exits.REFUSED,

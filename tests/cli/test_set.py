@@ -21,7 +21,7 @@ def test_without_changes_it_says_what_is_set(
     assert json.loads(capsys.readouterr().out) == {"path": str(closed), "rate_limiter": None}
 
 
-def test_what_is_named_changes_and_the_rest_stays(
+def test_named_settings_change_and_the_rest_stays(
     closed: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert (
@@ -67,7 +67,7 @@ def test_off_takes_it_away(closed: Path, off: str, capsys: pytest.CaptureFixture
         ("error_buffer=much", "error_buffer is a number or off, not 'much'"),
     ],
 )
-def test_what_is_no_change_is_bad_usage(
+def test_a_call_without_a_change_is_bad_usage(
     closed: Path, change: str, text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:
@@ -85,7 +85,7 @@ def test_what_is_no_change_is_bad_usage(
         ("max_times_sampled=1", "this buffer has priorities"),
     ],
 )
-def test_what_cannot_be_changes_nothing(
+def test_an_impossible_value_changes_nothing(
     closed: Path, change: str, text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["set", str(closed), change]) != 0

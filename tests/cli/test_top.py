@@ -242,7 +242,7 @@ def test_a_buffer_that_is_gone_says_whether_its_directory_is(
     assert "removed" in shown
 
 
-def test_what_is_damaged_while_it_is_watched_is_told(
+def test_damage_during_a_live_view_is_reported(
     closed: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     watch = Watch()
@@ -280,7 +280,7 @@ def test_each_client_is_told_in_words(closed: Path, change: dict[str, Any], word
     assert re.fullmatch(rf"collector +101 .*{re.escape(words)}.*", shown), shown
 
 
-def test_what_is_held_for_long_says_for_how_long(closed: Path) -> None:
+def test_a_claim_held_for_long_shows_its_duration(closed: Path) -> None:
     watch, held = Watch(), {"claimed": {"first": 5, "count": 2}, "phase": "PAYLOAD"}
     for at in (0.0, 3.0):
         pace = watch.see(look(closed, client(1, **held)), at=at)

@@ -104,9 +104,7 @@ def test_a_split_is_torchrls() -> None:
 
 
 @pytest.mark.parametrize(("saving", "loading"), FORMS)
-def test_what_torchrl_makes_of_places_without_an_item_is_not_looked_at(
-    saving: str, loading: str
-) -> None:
+def test_torchrls_rows_for_empty_places_are_not_compared(saving: str, loading: str) -> None:
     random = torch.Generator().manual_seed(0)
     for seed in range(20):
         data, shift, is_full = ring(stream(5, (2,), seed=seed), 9)
@@ -150,7 +148,7 @@ def test_a_buffer_saved_in_one_library_is_loaded_in_the_other(
 
 
 @pytest.mark.parametrize("checkpointer", CHECKPOINTERS)
-def test_what_torchrl_saves_over_a_save_of_ours_counts(checkpointer: str, tmp_path: Path) -> None:
+def test_a_save_by_torchrl_over_one_of_ours_counts(checkpointer: str, tmp_path: Path) -> None:
     rb, other = (buffer(library, checkpointer, 10, 1) for library in (ours, theirs))
     rb.extend(stream(13, seed=1))
     rb.dumps(tmp_path / "saved")

@@ -119,7 +119,7 @@ def test_a_waiting_process_takes_over_from_a_dead_creator(
 
 @pytest.mark.parametrize("kind", ["rows", "records"])
 @pytest.mark.parametrize("point", [*python_points("undefine"), "superblock.half", "remove.file"])
-def test_what_is_half_undefined_is_empty_for_the_next_process(
+def test_a_half_withdrawn_definition_is_empty_for_the_next_process(
     tmp_path: Path, kind: str, point: str
 ) -> None:
     def undefines(engine: Engine) -> None:

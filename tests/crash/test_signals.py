@@ -82,7 +82,7 @@ def test_sigterm_is_a_death_where_nobody_catches_it(tmp_path: Path, deed: str, f
 
 
 @DEED
-def test_who_becomes_another_program_leaves_as_the_dead_do(
+def test_a_process_that_executes_another_program_counts_as_dead(
     tmp_path: Path, deed: str, full: bool
 ) -> None:
     def look(path: Path, survivor: Engine, point: str) -> None:

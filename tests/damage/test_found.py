@@ -91,7 +91,7 @@ def test_an_invalid_state_stops_a_client_that_has_no_ring_yet(specimen: Specimen
             Engine.open(specimen.path, None)
 
 
-def test_a_number_of_clients_that_cannot_be_stops_who_joins(opened: Engine) -> None:
+def test_an_impossible_number_of_clients_stops_a_joining_process(opened: Engine) -> None:
     opened.seat.control.runtime["next_incarnation"] = 2**64 - 1
     assert opened.path is not None
     with pytest.raises(BufferNeedsRestart, match="clients are said to have been here"):
@@ -107,7 +107,7 @@ def test_an_empty_word_with_a_ticket_is_counted(specimen: Specimen) -> None:
         assert engine.report.words_refused == 1
 
 
-def test_a_priority_that_is_no_number_is_a_problem_and_no_warning(specimen: Specimen) -> None:
+def test_a_nan_priority_is_a_problem_and_raises_no_warning(specimen: Specimen) -> None:
     slot = next(iter(specimen.truth))
     cells = slots_cells(specimen)
     specimen.damage(
@@ -240,7 +240,9 @@ def test_a_head_of_the_byte_ring_that_cannot_be_copies_and_takes_nothing(
 
 
 @pytest.mark.parametrize("field", ["first", "count"])
-def test_a_claim_of_more_tickets_than_there_are_is_nobodys(opened: Engine, field: str) -> None:
+def test_a_claim_of_more_tickets_than_there_are_belongs_to_no_client(
+    opened: Engine, field: str
+) -> None:
     """Whoever reaped it went through all of them, with the mutex held."""
 
     def trial(engine: Engine) -> None:

@@ -82,7 +82,7 @@ def test_a_list_of_files_that_lies_removes_nothing_of_others(
 @pytest.mark.parametrize(
     "text", [b"[" * 100_000, b'["a.memmap', b"\xff\xfe", b"", b"[" + b'"a",' * 10**6], ids=range(5)
 )
-def test_a_list_of_files_that_is_no_json_is_an_error_of_ours(
+def test_an_invalid_list_of_files_is_an_error_of_this_package(
     specimen: Specimen, text: bytes
 ) -> None:
     (specimen.path / MADE).write_bytes(text)
@@ -165,7 +165,7 @@ def _swap_directory(path: Path, theirs: Path) -> None:
 @pytest.mark.crash
 @pytest.mark.parametrize("point", ["remove.closing", "remove.file", "remove.leaves"])
 @pytest.mark.parametrize("swap", [_swap_folder, _swap_private, _swap_directory])
-def test_what_is_exchanged_for_a_link_during_a_removal_is_not_followed(
+def test_a_file_exchanged_for_a_link_during_a_removal_is_not_followed(
     specimens: Specimens, tmp_path: Path, point: str, swap: Callable[[Path, Path], None]
 ) -> None:
     specimen = specimens("rows", False)

@@ -72,7 +72,7 @@ def a_directory(owner: Path, away: Path) -> None:
 
 
 @pytest.mark.parametrize("trap", [to_a_file, by_a_hard_link, a_fifo, a_directory])
-def test_what_lies_in_the_place_of_an_owner_is_not_opened(
+def test_a_foreign_file_in_the_place_of_an_owner_file_is_not_opened(
     path: Path, away: Path, trap: Callable[[Path, Path], None]
 ) -> None:
     beside = work_directory(path.parent / ".run.0a1b.shmbuffer-save")
@@ -227,7 +227,7 @@ def exchange_names(work: Path, away: Path) -> None:
     (work / "owner").symlink_to(away / "precious")
 
 
-def test_what_is_written_goes_to_the_work_directory_whatever_is_put_in_its_place(
+def test_a_save_writes_to_its_work_directory_even_if_its_name_is_replaced(
     path: Path, away: Path
 ) -> None:
     with publish(path) as directory:
@@ -239,7 +239,7 @@ def test_what_is_written_goes_to_the_work_directory_whatever_is_put_in_its_place
     assert tree(path) == {"a": "3", "below/precious": "4"}
 
 
-def test_what_is_moved_into_its_place_is_looked_at_again(
+def test_a_file_is_checked_again_after_its_move(
     path: Path, away: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Between the look at the earlier save and the exchange another directory takes its name."""
@@ -328,7 +328,7 @@ def test_foreign_files_next_to_a_save_are_ignored_and_kept(public: Path) -> None
 
 
 @needs_root
-def test_a_save_of_somebody_else_is_not_changed_and_can_be_read(public: Path) -> None:
+def test_a_save_of_another_user_can_be_read_and_is_not_changed(public: Path) -> None:
     path = public / "run"
 
     def theirs() -> None:
@@ -345,7 +345,7 @@ def test_a_save_of_somebody_else_is_not_changed_and_can_be_read(public: Path) ->
 
 
 @needs_root
-def test_the_work_directory_of_somebody_else_says_nothing_of_our_save(public: Path) -> None:
+def test_the_work_directory_of_another_user_is_ignored_for_our_save(public: Path) -> None:
     path = public / "run"
     save(path, {"a": "1"})
     path.chmod(0o777)
@@ -363,7 +363,7 @@ def test_the_work_directory_of_somebody_else_says_nothing_of_our_save(public: Pa
 
 @needs_root
 @pytest.mark.parametrize("by_a_link_of_ours", [False, True])
-def test_a_link_of_somebody_else_in_a_directory_for_all_is_not_followed(
+def test_a_link_of_another_user_in_a_shared_directory_is_not_followed(
     public: Path, away: Path, by_a_link_of_ours: bool
 ) -> None:
     public.chmod(0o1777)

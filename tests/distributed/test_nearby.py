@@ -84,7 +84,7 @@ def why_apart(offer: Address) -> str:
 # -- the same machine, the same files --------------------------------------------------------------
 
 
-def test_what_is_opened_nearby_is_the_memory_of_the_owner(make: Make, near: Any) -> None:
+def test_a_local_handle_maps_the_owners_memory(make: Make, near: Any) -> None:
     owners = make()
     theirs = near(offer_of(owners)).buffer
     assert theirs[:]["a"].tolist() == list(range(8))
@@ -247,7 +247,7 @@ def test_a_directory_that_the_first_write_makes_is_offered_after_it(
         assert near(offer_of(owner)).buffer[:]["a"].tolist() == [0, 1, 2]
 
 
-def test_what_cannot_be_pickled_stays_with_the_owner(make: Make) -> None:
+def test_a_part_that_cannot_be_pickled_stays_with_the_owner(make: Make) -> None:
     assert why_apart(offer_of(make(transform=Tied()))) == (
         "its configuration cannot be pickled (TypeError: cannot pickle '_thread.lock' object)"
     )
@@ -276,17 +276,17 @@ def test_a_generator_draws_where_it_is(make: Make) -> None:
     }
 
 
-def test_a_sampler_of_somebody_else_draws_where_it_is(make: Make) -> None:
+def test_a_foreign_sampler_draws_in_the_owners_process(make: Make) -> None:
     assert refused(make(sampler=Oldest())) == {
         "sample": "Oldest is not a sampler of shmbuffer, and may remember what it drew"
     }
 
 
-def test_a_sampler_that_hears_of_writes_hears_of_all(make: Make) -> None:
+def test_a_sampler_that_is_told_of_writes_keeps_them_in_the_owners_process(make: Make) -> None:
     assert refused(make(sampler=Told()))["write"] == "Told has to be told what is written"
 
 
-def test_a_writer_of_somebody_else_writes_where_it_is(make: Make) -> None:
+def test_a_foreign_writer_writes_in_the_owners_process(make: Make) -> None:
     assert refused(make(writer=Picky())) == {"write": "Picky decides in one process what is kept"}
 
 
@@ -296,7 +296,7 @@ def test_a_method_that_was_overridden_is_called_where_the_owner_is(make: Make) -
     }
 
 
-def test_who_wants_to_hear_of_writes_hears_of_all(make: Make) -> None:
+def test_an_attached_listener_keeps_writes_in_the_owners_process(make: Make) -> None:
     class Ear:
         def mark_update(self, index: Any) -> None: ...
 

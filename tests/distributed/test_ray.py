@@ -202,7 +202,7 @@ def test_what_is_written_is_there(rb: RayReplayBuffer) -> None:
     ]
 
 
-def test_what_is_changed_in_place_is_changed(rb: RayReplayBuffer) -> None:
+def test_a_change_in_place_is_visible(rb: RayReplayBuffer) -> None:
     rb[0] = items(80, 1)[0]
     rb[1:3] = items(81, 2)
     assert rb[:]["a"].tolist() == [80, 81, 82, 3, 4, 5, 6, 7]
@@ -432,7 +432,7 @@ def test_clients_are_independent(direct: RayReplayBuffer) -> None:
         direct.clients(0)
 
 
-def test_what_the_owner_does_to_the_buffer_holds_for_direct_clients(tmp_path: Path) -> None:
+def test_direct_clients_follow_the_owners_changes(tmp_path: Path) -> None:
     with made(
         storage=memmap(tmp_path / "buffer"),
         replay_buffer_cls=TensorDictReplayBuffer,
@@ -582,7 +582,7 @@ def test_iteration_is_one_full_pass_and_can_be_repeated(plain: RayReplayBuffer) 
     assert isinstance(plain.set_sampler(before), SamplerWithoutReplacement)
 
 
-def test_what_is_set_may_be_made_by_the_actor(plain: RayReplayBuffer) -> None:
+def test_a_part_that_is_set_may_be_made_by_the_actor(plain: RayReplayBuffer) -> None:
     assert plain.set_storage(partial(ListStorage, 20)) is None  # the former one cannot leave it
     plain.extend([torch.arange(3).numpy() + i for i in range(2)])
     found = plain[1]
@@ -640,7 +640,7 @@ def test_the_constructor_raises_what_the_buffers_constructor_raises() -> None:
         RayReplayBuffer(**{**PRIORITIZED, "alpha": -1}, remote_config=SMALL)
 
 
-def test_what_is_made_already_is_sent_if_it_can_be() -> None:
+def test_a_part_that_is_made_already_is_pickled_if_possible() -> None:
     storage = LazyTensorStorage(20)
     storage.set(range(2), torch.zeros(2))
     with pytest.raises(TypeError) as caught:

@@ -72,7 +72,7 @@ def saves_and_tells(storage: Callable[[], Any], path: Path) -> tuple[int, int]:
     return os.getpid(), rpc.rpc_sync("buffer", os.getpid)
 
 
-def test_whose_buffer_it_is_tells_how_far_a_save_is(
+def test_the_owner_of_a_buffer_reports_the_progress_of_a_save(
     group: Group, storage: Callable[[], Any], tmp_path: Path
 ) -> None:
     mine, owner = group.run(saves_and_tells, storage, tmp_path)
@@ -263,7 +263,7 @@ def sees_changes(storage: Callable[[], Any]) -> list[Any]:
     return found
 
 
-def test_what_changes_the_buffer_changes_the_handles(group: Group, tmp_path: Path) -> None:
+def test_a_change_of_the_buffer_reaches_the_handles(group: Group, tmp_path: Path) -> None:
     assert group.run(sees_changes, in_files(tmp_path)) == [
         False,
         True,
@@ -287,7 +287,7 @@ def counts_clients(storage: Callable[[], Any]) -> list[int]:
     return counts
 
 
-def test_handles_leave_with_who_holds_them(group: Group, tmp_path: Path) -> None:
+def test_a_handle_leaves_when_its_holder_is_gone(group: Group, tmp_path: Path) -> None:
     assert group.run(counts_clients, in_files(tmp_path)) == [1, 3, 2]
     # The RRef is gone, and with it the handle behind it. The owner drops the buffer when it hears
     # of it.

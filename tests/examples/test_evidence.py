@@ -38,7 +38,7 @@ def write(rb: TensorDictReplayBuffer, ledger: Ledger, n: int) -> None:
     ledger.acknowledge()
 
 
-def test_what_was_written_and_acknowledged_is_there_and_whole(tmp_path: Path) -> None:
+def test_acknowledged_items_are_there_and_whole(tmp_path: Path) -> None:
     with buffer(tmp_path) as rb, Ledger(tmp_path, 0) as one, Ledger(tmp_path, 1) as two:
         for ledger in (one, two, one):
             write(rb, ledger, 5)
@@ -91,7 +91,7 @@ def test_an_item_whose_writer_never_knew_is_no_loss(tmp_path: Path) -> None:
     assert (found.lost, found.unacknowledged) == (0, 2)
 
 
-def test_what_the_ring_has_overwritten_is_not_lost(tmp_path: Path) -> None:
+def test_an_overwritten_item_is_not_lost(tmp_path: Path) -> None:
     with buffer(tmp_path, 8) as rb, Ledger(tmp_path, 0) as old, Ledger(tmp_path, 1) as new:
         write(rb, old, 4)
         for _ in range(3):

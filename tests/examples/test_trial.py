@@ -53,7 +53,7 @@ def test_a_run_survives_every_kill_and_no_item_is_lost_or_torn(tmp_path: Path) -
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_a_run_that_somebody_else_hurts_is_recovered_and_ctrl_c_ends_it(tmp_path: Path) -> None:
+def test_a_run_killed_from_outside_is_recovered_and_ctrl_c_ends_it(tmp_path: Path) -> None:
     class Vandal(Silent):
         """Kills the learner, and presses Ctrl-C when everybody is started again."""
 

@@ -115,7 +115,7 @@ def test_an_error_has_to_be_one_of_ours_or_say_where() -> None:
         assert what_is_wrong_with(foreign, folder) is not None
 
 
-def test_a_fault_that_nobody_hears_of_is_one_that_changes_nothing() -> None:
+def test_a_fault_without_an_error_changes_nothing() -> None:
     here = "/dev/shm/shmbuffer-faulted-abcdefgh"
     broken, again = Fault(0, errno.EIO, sticky=False), Fault(0, errno.EINTR, sticky=False)
     create = SCENARIOS["Create"]

@@ -283,7 +283,7 @@ def test_mass_without_an_item_is_found(path: Path) -> None:
             handle.close()
 
 
-def test_what_the_next_recovery_will_mend_is_a_note(path: Path) -> None:
+def test_repairs_left_to_the_next_recovery_are_notes(path: Path) -> None:
     def victim(parent: Parent) -> None:
         engine = Engine.open(path, None)
         _core.arm("write.commit")

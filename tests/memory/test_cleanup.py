@@ -484,7 +484,7 @@ def test_a_directory_is_removed_once() -> None:
     assert calls == [1]
 
 
-def test_what_was_released_is_not_removed() -> None:
+def test_a_released_directory_is_not_removed() -> None:
     ownership = own("first", lambda: pytest.fail("removed"))
     assert ownership.release()
     assert not ownership.release()
@@ -668,7 +668,9 @@ def test_a_directory_made_in_another_container_is_judged_by_its_locks(
     assert janitor(always, remove_tree) == [path]
 
 
-def test_what_is_not_ours_is_never_looked_at(temporary: Path, tmp_path: Path) -> None:
+def test_directories_with_other_names_or_owners_are_never_examined(
+    temporary: Path, tmp_path: Path
+) -> None:
     name = abandoned().name
     (temporary / name).rename(tmp_path / "moved")
     (temporary / name).symlink_to(tmp_path / "moved")

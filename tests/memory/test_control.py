@@ -329,7 +329,7 @@ def test_a_map_may_be_read_only_or_empty(fd: int) -> None:
     ("arguments", "error"),
     [((-1, 4096), OSError), ((0, -1), ValueError), (("x", 1), TypeError)],
 )
-def test_what_cannot_be_mapped_is_an_error(
+def test_a_file_that_cannot_be_mapped_is_an_error(
     arguments: tuple[object, ...], error: type[Exception]
 ) -> None:
     with pytest.raises(error):

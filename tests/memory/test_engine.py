@@ -701,7 +701,7 @@ REFUSED: list[tuple[str, str, Spoil, type[ShmBufferError], str]] = [
     [case[1:] for case in REFUSED],
     ids=[case[0] for case in REFUSED],
 )
-def test_what_is_damaged_or_not_ours_is_refused_and_left_as_it_is(
+def test_damaged_and_foreign_files_are_refused_and_kept(
     path: Path, name: str, spoil: Spoil, kind: type[ShmBufferError], message: str
 ) -> None:
     left_behind(path)
@@ -723,7 +723,7 @@ def test_what_is_damaged_or_not_ours_is_refused_and_left_as_it_is(
 
 @needs_root
 @pytest.mark.parametrize("name", ["", ".shmbuffer", CONTROL, OBS])
-def test_what_belongs_to_somebody_else_is_refused(path: Path, name: str) -> None:
+def test_files_of_another_user_are_refused(path: Path, name: str) -> None:
     left_behind(path)
     os.chown(path / name, 65534, 65534)
     before = files_of(path)
@@ -1064,7 +1064,7 @@ def test_a_directory_that_we_made_goes_when_it_is_empty(path: Path) -> None:
     assert not path.exists()
 
 
-def test_what_was_killed_in_the_middle_of_a_small_file_is_removed_too(path: Path) -> None:
+def test_a_small_file_left_half_written_by_a_kill_is_removed_too(path: Path) -> None:
     with Engine.open(path, SETTINGS) as engine:
         write(engine.define(schema()), [1])
         for name in (

@@ -82,7 +82,7 @@ def test_a_writer_that_is_killed_promises_nothing_any_more(
         write(ring, range(1))
 
 
-def test_what_waits_for_samples_has_its_usual_time_for_a_slot_afterwards(
+def test_a_write_that_waited_for_samples_has_its_full_time_for_a_slot(
     engine: Engine, ring: Ring, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of the 5 s that a write waits for a slot, none goes while it waits for the other side."""

@@ -109,9 +109,7 @@ def test_a_gap_in_the_middle_of_a_queue_is_passed(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("before", [3, 6])
-def test_what_is_written_while_a_queue_is_emptied_is_handed_out(
-    engine: Engine, before: int
-) -> None:
+def test_items_written_while_a_queue_is_emptied_are_handed_out(engine: Engine, before: int) -> None:
     """Also where it lies around the ring's end."""
     ring = ring_of(engine)
     engine.set_limiter(QUEUE)
@@ -225,7 +223,7 @@ def test_a_first_fill_that_misses_min_size_by_little_goes_on(engine: Engine) -> 
     assert goes(lambda: ring.flow.admit(1))
 
 
-def test_what_is_being_written_for_the_first_time_is_not_there(engine: Engine) -> None:
+def test_an_item_in_its_first_write_does_not_count(engine: Engine) -> None:
     ring = ring_of(engine)
     engine.set_limiter(RateLimiter(min_size=8))
     write(ring, range(5))
@@ -268,7 +266,7 @@ def test_a_draw_is_taken_back_from_the_ratio_that_counted_it(engine: Engine) -> 
     assert int(ring.seat.control.runtime["drawn"][0]) == 6
 
 
-def test_nothing_out_of_a_queue_releases_nobody_elses(engine: Engine) -> None:
+def test_taking_nothing_from_a_queue_releases_no_other_take(engine: Engine) -> None:
     ring, none = ring_of(engine), np.empty(0, np.int64)
     engine.set_limiter(QUEUE)
     write(ring, range(8))
@@ -281,7 +279,7 @@ def test_nothing_out_of_a_queue_releases_nobody_elses(engine: Engine) -> None:
     assert goes(lambda: write(ring, [8]))
 
 
-def test_who_waits_for_a_queue_that_is_taken_away_is_told(engine: Engine) -> None:
+def test_a_waiter_learns_that_its_queue_was_removed(engine: Engine) -> None:
     """It asked again and again for 5 s, and was told that the buffer is empty."""
     ring, found = ring_of(engine), list[bool]()
     engine.set_limiter(QUEUE)
@@ -418,7 +416,7 @@ def test_a_claim_that_is_open_when_the_first_limiter_is_set_counts(
     assert not goes(lambda: write(ring, [8]))
 
 
-def test_what_changes_items_in_place_counts_for_no_limiter(engine: Engine) -> None:
+def test_a_change_in_place_counts_for_no_limiter(engine: Engine) -> None:
     ring = ring_of(engine)
     write(ring, range(8))
     assert engine.path is not None
@@ -515,7 +513,7 @@ def test_an_abort_gives_back_what_it_was_counted_for(engine: Engine) -> None:
     other.close()
 
 
-def test_who_waits_for_the_other_side_is_woken_by_whatever_it_waits_for(engine: Engine) -> None:
+def test_a_waiter_for_the_other_side_is_woken_by_any_change_it_needs(engine: Engine) -> None:
     """Not by its slice of a few milliseconds alone."""
     ring, runtime = ring_of(engine), engine.seat.control.runtime
     engine.set_limiter(QUEUE)

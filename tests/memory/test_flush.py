@@ -79,7 +79,7 @@ def test_the_superblock_names_the_ticket_and_the_epoch(engine: Engine) -> None:
     assert engine.superblock.durable_ticket == ring_of(engine).head == 20
 
 
-def test_what_is_being_written_is_not_covered(engine: Engine, make_files: Maker) -> None:
+def test_an_item_being_written_is_not_covered(engine: Engine, make_files: Maker) -> None:
     other = make_files.second(engine)
     ring_of(other).claims.claim(2)
     write(ring_of(engine), [7])

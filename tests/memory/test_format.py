@@ -117,7 +117,7 @@ def test_the_runtime_page_lies_at_8192(engine: Engine) -> None:
     assert (max_priority, alpha, eps) == (-1.0, 1.0, 0.0)
 
 
-def test_what_a_recovery_found_lies_at_12032(engine: Engine) -> None:
+def test_the_recovery_record_lies_at_12032(engine: Engine) -> None:
     assert engine.path is not None
     assert control(engine)[12032:12288] == bytes(256)
     path = engine.path

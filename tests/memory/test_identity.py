@@ -78,7 +78,7 @@ def test_a_process_knows_itself() -> None:
     assert current() is me
 
 
-def test_a_forked_child_is_somebody_else() -> None:
+def test_a_forked_child_has_another_identity() -> None:
     parent = current()
 
     def look() -> None:

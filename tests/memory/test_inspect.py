@@ -195,7 +195,7 @@ def test_whether_there_is_one_is_seen_from_outside(path: Path) -> None:
     assert exists(str(path))
 
 
-def test_what_is_damaged_is_not_shown(path: Path) -> None:
+def test_damaged_numbers_are_not_shown(path: Path) -> None:
     with (path / layout.SCHEMA).open("wb") as file:
         file.write(b"{}")
     with pytest.raises(CorruptBufferError, match="schema cannot be read"):
@@ -266,7 +266,7 @@ def test_a_damaged_record_of_a_recovery_is_not_told(path: Path) -> None:
     assert inspect(path)["recovery"] is None
 
 
-def test_who_holds_the_mutex_is_named(path: Path) -> None:
+def test_the_holder_of_the_mutex_is_named(path: Path) -> None:
     with Engine.open(path, None) as engine:
         assert inspect(path)["mutex"] is None
         with mutex_held(engine) as holder:
@@ -276,7 +276,7 @@ def test_who_holds_the_mutex_is_named(path: Path) -> None:
             assert mine == {os.getpid(): False, holder.pid: True}
 
 
-def test_who_waits_for_a_slot_says_for_how_long(path: Path) -> None:
+def test_a_waiter_for_a_slot_says_for_how_long(path: Path) -> None:
     with Engine.open(path, None) as engine:
         write(ring_of(engine), range(8))
         with slot_held(engine) as holder:
@@ -296,7 +296,7 @@ def test_who_waits_for_a_slot_says_for_how_long(path: Path) -> None:
                 waiter.kill()
 
 
-def test_what_is_dear_is_left_out_where_it_is_not_asked_for(tmp_path: Path) -> None:
+def test_expensive_numbers_are_left_out_unless_asked_for(tmp_path: Path) -> None:
     with Engine.open(tmp_path / "records", Settings(capacity=8, record_bytes=65536)) as engine:
         engine.define(Schema((), 8, (), {"kind": "tensordict"}, record_bytes=65536))
         assert inspect(engine.path)["records"]["live_bytes"] == 0

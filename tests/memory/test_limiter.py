@@ -92,7 +92,7 @@ def test_a_change_leaves_the_rest_as_it_is() -> None:
         limiter.changed(min_size=-1)
 
 
-def test_what_is_left_to_defaults_says_the_same_as_what_is_given() -> None:
+def test_defaults_equal_the_same_values_given_explicitly() -> None:
     given = RateLimiter(4.0, min_size=1000, error_buffer=400.0, when_no_peer="pass")
     assert RateLimiter(4, min_size=1000) != given
     assert RateLimiter(4, min_size=1000).says_the_same(given)

@@ -438,7 +438,7 @@ def test_many_can_ask_at_once(directory: Directory) -> None:
     asking.close()
 
 
-def test_a_client_waits_for_somebody_who_asks(
+def test_a_client_waits_while_another_process_probes_its_lock(
     directory: Directory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asking = directory.open_lock(LivenessFile.name(7))
@@ -482,7 +482,7 @@ def test_only_holders_of_this_file_are_named(directory: Directory) -> None:
         assert holders(other.fd) == [os.getpid()]
 
 
-def test_those_who_wait_in_the_kernel_are_not_holders(
+def test_waiters_in_the_kernel_are_not_holders(
     directory: Directory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = directory.open_lock("a.lock")

@@ -26,7 +26,7 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("_impatient")
-def test_the_mutex_of_a_dead_owner_goes_to_the_next_who_asks(make: Maker) -> None:
+def test_the_mutex_of_a_dead_owner_goes_to_the_next_caller(make: Maker) -> None:
     engine = make(alpha=1.0)
     ring = ring_of(engine)
     write(ring, range(8))
@@ -59,7 +59,7 @@ def test_an_owner_in_another_container_may_have_the_number_of_our_thread(make: M
 
 
 @pytest.mark.usefixtures("_impatient")
-def test_who_has_to_sleep_for_the_mutex_is_counted(make: Maker) -> None:
+def test_sleeps_for_the_mutex_are_counted(make: Maker) -> None:
     engine = make(alpha=1.0)
     ring = ring_of(engine)
     write(ring, range(3))

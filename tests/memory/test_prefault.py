@@ -113,7 +113,7 @@ def test_in_the_background_it_is_done_while_the_caller_goes_on(opened: Any) -> N
         assert (np.frombuffer(ring.leaf(0), np.uint8)[: rows.size] == 7).all()
 
 
-def test_the_report_hears_of_every_piece_and_of_the_end(fast_path: Path) -> None:
+def test_progress_is_reported_for_every_piece_and_the_end(fast_path: Path) -> None:
     heard: list[ProgressReport] = []
     wished = Prefault("full", heard.append)
     with Engine.open(fast_path / "buffer", SETTINGS, prefault=wished) as engine:
@@ -147,7 +147,7 @@ def test_a_file_on_a_disk_has_nothing_to_be_written_back(on_disk: Path) -> None:
         assert "Private_Dirty:         0 kB" in of_leaf
 
 
-def test_who_opens_a_buffer_that_is_there_has_its_own_pages_made(fast_path: Path) -> None:
+def test_opening_an_existing_buffer_prefaults_the_openers_pages(fast_path: Path) -> None:
     path = fast_path / "buffer"
     with Engine.open(path, SETTINGS) as engine:
         engine.define(SCHEMA)
@@ -360,7 +360,7 @@ def test_more_than_there_is_memory_is_refused_before_anything_is_made(
         assert engine.ring() is None
 
 
-def test_who_opens_more_than_there_is_memory_is_told(
+def test_opening_more_than_the_memory_is_reported(
     on_disk: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = on_disk / "buffer"
@@ -473,7 +473,7 @@ def test_a_piece_that_is_not_of_the_map_is_refused(start: int, nbytes: int) -> N
         os.close(fd)
 
 
-def test_what_may_only_be_read_is_made_to_be_read(fast_path: Path) -> None:
+def test_read_only_maps_get_pages_for_reading(fast_path: Path) -> None:
     path = fast_path / "file"
     path.write_bytes(b"7" * 3 * layout.PAGE)
     fd = os.open(path, os.O_RDONLY)

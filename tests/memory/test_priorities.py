@@ -538,7 +538,7 @@ def test_an_update_whose_last_priority_is_bad_changes_nothing(make: Maker) -> No
     require_tree(engine)
 
 
-def test_what_a_thread_was_refused_for_is_not_changed_by_another_thread(ring: Ring) -> None:
+def test_the_reason_of_a_refusal_belongs_to_its_thread(ring: Ring) -> None:
     write(ring, range(8))
     positions = []
 
@@ -677,9 +677,7 @@ def test_another_alpha_between_the_pieces_of_an_update_reaches_the_rest(
     ("alpha", "eps"),
     [(-0.1, 0.0), (math.nan, 0.0), (math.inf, 0.0), (1.0, -1e-9), (1.0, math.nan), (1.0, math.inf)],
 )
-def test_an_alpha_or_eps_that_is_no_exponent_is_refused(
-    make: Maker, alpha: float, eps: float
-) -> None:
+def test_an_invalid_alpha_or_eps_is_refused(make: Maker, alpha: float, eps: float) -> None:
     engine = make(alpha=0.5, eps=0.0)
     ring = ring_of(engine)
     write(ring, range(8))
@@ -758,7 +756,7 @@ def test_the_room_behind_the_last_leaf_is_cleared_when_leaves_are_recomputed(
     require_tree(engine)
 
 
-def test_what_is_claimed_while_priorities_are_switched_on_gets_one(make: Maker) -> None:
+def test_a_slot_claimed_while_priorities_are_switched_on_gets_one(make: Maker) -> None:
     engine = make()
     ring, other = ring_of(engine), ring_of(make.second(engine))
     write(ring, range(4))

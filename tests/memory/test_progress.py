@@ -153,7 +153,7 @@ def test_the_innermost_hears_and_none_leaves_the_one_before(every_step: None) ->
     assert ([one.what for one in first], [one.what for one in second]) == (["sync"], ["copy"])
 
 
-def test_what_is_told_may_be_kept_in_something_empty(every_step: None) -> None:
+def test_a_report_may_go_to_an_empty_container(every_step: None) -> None:
     class Kept(list[ProgressReport]):
         def __call__(self, report: ProgressReport) -> None:
             self.append(report)
@@ -165,7 +165,7 @@ def test_what_is_told_may_be_kept_in_something_empty(every_step: None) -> None:
     assert [one.what for one in kept] == ["copy", "sync"]
 
 
-def test_what_a_callback_does_itself_is_not_told_to_it(every_step: None) -> None:
+def test_work_inside_a_callback_is_not_reported_to_it(every_step: None) -> None:
     heard: Heard = []
 
     def work_too(report: ProgressReport) -> None:

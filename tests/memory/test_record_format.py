@@ -333,7 +333,7 @@ def one(form: Form, dims: list[list[int]], *pieces: bytes) -> RecordBatch:
 
 @settings(max_examples=400)
 @given(st.randoms(use_true_random=True), st.integers(1, 5))
-def test_what_was_written_is_located(source: random.Random, count: int) -> None:
+def test_written_records_are_located(source: random.Random, count: int) -> None:
     items = drawn(source, count)
     batch = items.assemble()
     assert len(batch) == count
@@ -1069,7 +1069,7 @@ def test_a_mold_makes_no_record_that_cannot_be_assembled() -> None:
                 items.assemble()
 
 
-def test_what_is_joined_is_dense_together() -> None:
+def test_joined_chunks_are_dense_together() -> None:
     form = encode_form(
         ["list", [CHUNK, ["chunk", 1], ["chunk", 2]]],
         [Chunk("bytes", rank=1, codec=Codec.ZSTD), JOINED, JOINED],
@@ -1094,7 +1094,7 @@ def test_what_is_joined_is_dense_together() -> None:
                 items.assemble()
 
 
-def test_what_is_joined_has_no_bytes_of_its_own() -> None:
+def test_a_joined_chunk_has_no_bytes_of_its_own() -> None:
     form = encode_form(
         ["list", [CHUNK, ["chunk", 1]]], [Chunk("bytes", rank=1, codec=Codec.ZSTD), JOINED]
     )
@@ -1117,7 +1117,7 @@ def test_placed_chunks_have_no_template() -> None:
         Template(form)
 
 
-def test_what_would_not_be_believed_is_not_written() -> None:
+def test_a_record_that_a_reader_would_refuse_is_not_written() -> None:
     form = encode_form(CHUNK, [Chunk("bytes", rank=1, codec=Codec.ZSTD)])
     with pytest.raises(ValueError, match="163841 bytes are compressed in 1, which cannot be"):
         one(form, [[2**17 + 2**15 + 1]], b"x")
@@ -1282,7 +1282,7 @@ def test_the_head_of_a_body_is_that_of_its_version(at: int) -> None:
         locate(whole, "here")
 
 
-def test_what_is_wrong_in_all_records_is_said_of_the_first() -> None:
+def test_a_defect_of_all_records_is_reported_for_the_first() -> None:
     form = encode_form(["list", [CHUNK]], [FLOATS])
     batch = items_of(form, [[[2]] * 3], [[bytes(8)]] * 3).assemble()
     words = batch.data.view(np.uint32).reshape(3, -1)

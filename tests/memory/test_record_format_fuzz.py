@@ -294,7 +294,7 @@ FRAMES = encode_form(
         body_of(bytes(2 * MAX_FORM_BYTES)),
     ],
 )
-def test_what_is_refused_needs_little_memory(body: bytes) -> None:
+def test_a_refusal_needs_little_memory(body: bytes) -> None:
     batch = join([body] * 4)
     tracemalloc.start()
     try:

@@ -135,7 +135,7 @@ def strides(batch: RecordBatch, *, apart: bool = False) -> list[int]:
     return [*np.diff(batch.starts).tolist(), last]
 
 
-def test_what_is_there_after_any_writes_is_what_the_oracle_has(engine: Engine) -> None:
+def test_after_any_writes_the_items_equal_those_of_the_oracle(engine: Engine) -> None:
     ring, held = parts(engine)
     oracle, random = Oracle(CAPACITY, BYTES), np.random.default_rng(0)
     for step in range(1500):

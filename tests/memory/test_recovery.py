@@ -133,7 +133,7 @@ def numbers(report: RecoveryReport) -> dict[str, int]:
 # Nobody alive.
 
 
-def test_what_was_committed_is_there(path: Path) -> None:
+def test_committed_items_survive(path: Path) -> None:
     made(path)
     dies(path, lambda engine: write(ring_of(engine), [12], np.array([12.0])))
     report = recover(path)
@@ -149,7 +149,7 @@ def test_what_was_committed_is_there(path: Path) -> None:
         assert contents(ring)[5] == 13
 
 
-def test_what_was_being_written_is_gone_as_a_whole(path: Path) -> None:
+def test_a_batch_being_written_is_gone_as_a_whole(path: Path) -> None:
     made(path)
     dies(path, lambda engine: ring_of(engine).claims.claim(3))
     report = recover(path)
@@ -161,7 +161,7 @@ def test_what_was_being_written_is_gone_as_a_whole(path: Path) -> None:
 
 
 @pytest.mark.parametrize("point", ["write.committing", "write.commit", "write.count", "write.idle"])
-def test_what_was_being_committed_is_there_as_a_whole(path: Path, point: str) -> None:
+def test_a_batch_being_committed_is_there_as_a_whole(path: Path, point: str) -> None:
     made(path)
     dies(path, lambda engine: write(ring_of(engine), [12, 13], np.array([1.0, 2.0])), point)
     report = recover(path)
@@ -175,7 +175,7 @@ def test_what_was_being_committed_is_there_as_a_whole(path: Path, point: str) ->
         require_sound(engine)
 
 
-def test_what_is_committed_for_a_writer_that_gave_no_priorities_has_the_default(
+def test_items_rolled_forward_without_a_priority_have_the_default(
     path: Path,
 ) -> None:
     """And not what the item that was there before had."""
@@ -304,7 +304,7 @@ def test_an_invalid_priority_becomes_the_default(path: Path, bad: float) -> None
         require_sound(engine)
 
 
-def test_the_priority_of_an_empty_slot_is_nobodys_business(path: Path) -> None:
+def test_the_priority_of_an_empty_slot_is_ignored(path: Path) -> None:
     with Engine.open(path, SETTINGS) as engine:
         write(engine.define(schema()), range(3))
     with raw(path) as found:

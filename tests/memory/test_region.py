@@ -429,7 +429,7 @@ def test_the_limit_of_a_process_on_its_files_is_named(directory: Directory) -> N
     assert in_fork(attempt) == 0
 
 
-def test_an_error_that_was_dealt_with_keeps_nobodys_variables(directory: Directory) -> None:
+def test_a_handled_error_keeps_no_variables_alive(directory: Directory) -> None:
     class Large: ...
 
     def caller() -> weakref.ref[Large]:
@@ -935,7 +935,7 @@ def test_a_file_is_moved_into_another_directory(tmp_path: Path) -> None:
 
 
 @needs_root
-def test_in_anybodys_directory_only_what_is_ours_is_opened(tmp_path: Path) -> None:
+def test_in_a_directory_of_anybody_only_our_own_folders_are_opened(tmp_path: Path) -> None:
     (tmp_path / "ours").mkdir()
     (tmp_path / "theirs").mkdir()
     os.chown(tmp_path, 65534, 65534)

@@ -373,7 +373,7 @@ def test_a_reaper_compares_the_incarnation(make: Maker) -> None:
         native.reap(256, 1, 10**9)
 
 
-def test_whose_entry_was_taken_is_fenced_off(make: Maker) -> None:
+def test_a_client_whose_entry_was_taken_is_fenced_off(make: Maker) -> None:
     """It was proven dead, wrongly: what it still writes must not be committed."""
     from shmbuffer.errors import BufferNeedsRestart
 

@@ -48,7 +48,7 @@ def swept(path: Path) -> list[Path]:
     return removal.sweep(excluding=path.with_name("another"))
 
 
-def test_what_a_killed_owner_left_is_swept(abandoned: Abandoned) -> None:
+def test_the_directory_of_a_killed_owner_is_swept(abandoned: Abandoned) -> None:
     path = abandoned("temporary")
     assert swept(path) == [path]
     assert not path.exists()

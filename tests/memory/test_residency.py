@@ -20,7 +20,7 @@ def _the_kernel_tells(tmp_path: Path) -> None:
             pytest.skip("the kernel has no cachestat(2), which came with Linux 6.5")
 
 
-def test_what_was_written_is_in_memory_and_not_yet_on_the_disk(on_disk: Path) -> None:
+def test_a_write_is_in_memory_and_not_yet_on_the_disk(on_disk: Path) -> None:
     with open(on_disk / "file", "w+b") as file:
         file.write(bytes(SMALL // 2))
         file.truncate(SMALL)
@@ -43,7 +43,7 @@ def test_of_a_large_file_it_is_an_estimate(fast_path: Path) -> None:
         assert LARGE * 0.2 < found.cached < LARGE * 0.3
 
 
-def test_where_the_kernel_does_not_tell_nothing_is_said(
+def test_without_an_answer_of_the_kernel_nothing_is_reported(
     fast_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_CACHESTAT", 10**6)

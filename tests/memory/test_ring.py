@@ -280,7 +280,7 @@ def test_emptying_an_empty_buffer_changes_nothing(engine: Engine, ring: Ring) ->
     require_sound(engine)
 
 
-def test_what_is_being_written_while_the_buffer_is_emptied_comes_after_it(make: Maker) -> None:
+def test_a_write_in_progress_while_the_buffer_is_emptied_comes_after_it(make: Maker) -> None:
     engine = make(alpha=1.0)
     ring = ring_of(engine)
     write(ring, range(5))
@@ -503,7 +503,7 @@ def wait_for(engine: Engine, count: int) -> None:
         pass
 
 
-def test_those_who_wait_go_in_the_order_in_which_they_came(
+def test_waiters_proceed_in_the_order_of_their_arrival(
     make: Maker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(waiting, "_PATIENCE_S", 60.0)  # nobody is sent to the end
@@ -786,7 +786,7 @@ def test_a_row_that_changed_between_copy_and_second_look_is_drawn_again(make: Ma
         assert reader.end() == 0
 
 
-def test_what_was_never_committed_is_never_drawn(make: Maker) -> None:
+def test_an_uncommitted_item_is_never_drawn(make: Maker) -> None:
     """A priority that is given before the tree is kept does not make a draw of it."""
     engine = make()
     ring = ring_of(engine)

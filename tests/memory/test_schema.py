@@ -180,7 +180,7 @@ def test_the_order_of_leaves_is_no_difference() -> None:
     assert Schema((OBS, DONE), 8).difference(Schema((DONE, OBS), 8)) is None
 
 
-def test_what_the_family_records_is_in_the_digest() -> None:
+def test_recorded_settings_are_in_the_digest() -> None:
     one, other = Schema((OBS,), 8), Schema((OBS,), 8, structure={"kind": "tensor"})
     assert one.digest != other.digest
     assert one.difference(other) is None
@@ -235,7 +235,7 @@ BAD = [
 
 
 @pytest.mark.parametrize("data", BAD, ids=range(len(BAD)))
-def test_what_is_no_schema_is_refused(data: bytes) -> None:
+def test_an_invalid_schema_is_refused(data: bytes) -> None:
     with pytest.raises(CorruptBufferError, match=r"^there: the schema cannot be read \("):
         Schema.from_json(data, "there")
 

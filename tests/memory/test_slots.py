@@ -76,7 +76,7 @@ def test_an_aborted_slot_is_claimed_again_in_its_turn(ring: Ring) -> None:
     assert life(ring) == [(8 + i, COMMITTED) for i in range(8)]
 
 
-def test_what_is_being_written_over_is_gone_from_the_claim_on(ring: Ring) -> None:
+def test_an_item_being_overwritten_is_gone_from_the_claim_on(ring: Ring) -> None:
     write(ring, range(8), np.arange(8.0) + 1)
     before = ring.tree.p_sum
     ring.claims.claim(2)

@@ -61,7 +61,7 @@ def test_the_kernel_says_where_a_thread_sleeps(
         assert writeback.throttled([child]) == []
 
 
-def test_who_is_gone_sleeps_nowhere() -> None:
+def test_a_process_that_is_gone_sleeps_nowhere() -> None:
     with a_child_that_reads_a_pipe() as child:
         pass
     assert writeback.sleeps_in(child) == set()

@@ -32,7 +32,7 @@ def test_a_buffer_is_created_and_defined_as_a_whole_or_not_at_all(kind: str) -> 
 @pytest.mark.parametrize(
     ("script", "images"), [(scripts.changes, 3), (scripts.restarts, 3), (scripts.writers, 2)]
 )
-def test_what_flush_covered_is_there_and_nothing_torn_is(
+def test_items_covered_by_a_flush_are_there_and_none_is_torn(
     script: scripts.Script, images: int, kind: str
 ) -> None:
     simulation = Simulation(kind, 2, images=images, worst=images, again=2, created=False)

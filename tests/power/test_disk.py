@@ -72,7 +72,7 @@ def test_a_rename_happens_as_a_whole(disk: Disk) -> None:
     assert seen == {(("f", 7),), (("f", 7), ("new", 8)), (("f", 8),)}
 
 
-def test_what_was_not_synced_goes_with_the_directory_that_it_is_in(disk: Disk) -> None:
+def test_an_unsynced_file_goes_with_its_directory(disk: Disk) -> None:
     disk.files[8], disk.folders = File(bytearray(TWO), {}, [PAGE]), {1}
     disk.pending += [{(0, "d"): 1}, {(1, "g"): 8}]
     disk.sync(1)

@@ -110,7 +110,7 @@ def test_several_learners_share_the_items(fast_path: Path) -> None:
         stage.close()
 
 
-def test_what_is_too_large_for_the_queue_is_said_at_once(stage: Stage) -> None:
+def test_a_batch_too_large_for_the_queue_is_refused_at_once(stage: Stage) -> None:
     player = stage.player()
     error = player.refused("extend", 0, 9)
     assert str(error) == (
@@ -187,7 +187,7 @@ def test_batches_that_cannot_meet_are_told_how_large_the_queue_has_to_be(stage: 
     )
 
 
-def test_a_writer_that_is_stopped_is_named_by_who_waits_for_its_items(stage: Stage) -> None:
+def test_a_stopped_writer_is_named_by_the_client_that_waits_for_its_items(stage: Stage) -> None:
     slow, collector, learner = stage.player(), stage.player(), stage.player()
     slow.tell("extend and stop", 0, 2, "write.claimed")
     slow.stopped()

@@ -136,7 +136,7 @@ def test_a_collector_and_a_learner_whose_directory_is_removed_get_an_error(share
     ],
     ids=["a writer", "a learner"],
 )
-def test_who_waits_for_the_other_side_of_a_removed_buffer_gets_an_error(
+def test_a_waiter_for_the_other_side_of_a_removed_buffer_gets_an_error(
     shared: Path, limiter: RateLimiter, order: tuple[Any, ...]
 ) -> None:
     with Engine.open(shared, None) as engine, Player(shared) as player:
@@ -147,14 +147,14 @@ def test_who_waits_for_the_other_side_of_a_removed_buffer_gets_an_error(
         assert isinstance(player.answer().error, BufferUnlinkedError)
 
 
-def test_who_waits_for_the_first_write_to_a_removed_buffer_gets_an_error(fast_path: Path) -> None:
+def test_a_waiter_for_the_first_write_to_a_removed_buffer_gets_an_error(fast_path: Path) -> None:
     with Engine.open(fast_path / "buffer", Settings(capacity=8)) as engine:
         shutil.rmtree(fast_path / "buffer")
         with pytest.raises(BufferUnlinkedError, match="removed or replaced"):
             first_ring(engine, 1)
 
 
-def test_who_waits_for_a_slot_of_a_removed_buffer_gets_an_error(shared: Path) -> None:
+def test_a_waiter_for_a_slot_of_a_removed_buffer_gets_an_error(shared: Path) -> None:
     with Player(shared) as other, Player(shared) as player:
         other.tell("extend and stop", 8, 8, "write.claimed")
         other.stopped()
@@ -205,7 +205,7 @@ def test_a_directory_that_is_moved_goes_on_and_only_a_flush_misses_it(path: Path
             engine.flush()
 
 
-def test_who_reads_what_the_library_has_removed_may_read_on(path: Path) -> None:
+def test_a_reader_of_a_removed_buffer_may_read_on(path: Path) -> None:
     with Engine.open(path, None) as engine, Engine.open(path, None) as other:
         ring = ring_of(other)
         assert engine.cleanup()

@@ -66,7 +66,7 @@ def test_the_story_is_found_in_its_order() -> None:
 
 
 @pytest.mark.parametrize("left_out", [0, 1, 2, 4, 5])
-def test_what_no_frame_shows_is_missed(left_out: int) -> None:
+def test_a_scene_without_a_frame_is_reported_as_missing(left_out: int) -> None:
     story = Story([one for at, one in enumerate(STORY) if at != left_out])
     assert len(story.missing) == 1, story.missing
 

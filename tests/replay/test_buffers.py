@@ -783,7 +783,7 @@ def test_a_list_of_nothing_writes_nothing(make: Any) -> None:
     assert len(rb) == 0
 
 
-def test_what_is_no_part_is_refused() -> None:
+def test_an_object_that_is_not_a_part_is_refused() -> None:
     with pytest.raises(TypeError, match=r"a storage, sampler or writer is needed.*got 3"):
         ReplayBuffer(storage=3)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"max_size=4\): the tensors have 5 places"):

@@ -335,7 +335,7 @@ def test_the_callers_own_tensors_are_saved_and_filled(tmp_path: Path) -> None:
     assert numbers(data) == [0, 1, 2, 3, 4]
 
 
-def test_who_wrote_an_item_is_remembered_and_nobody_new_is_taken_for_them(
+def test_the_source_of_an_item_is_kept_and_no_new_client_gets_it(
     directory: Any, tmp_path: Path
 ) -> None:
     one, two = learner(directory()), learner(directory())
@@ -1046,7 +1046,7 @@ def test_save_hooks_are_told_where_the_ring_is(
     assert hook.calls == [([8], shift, is_full)]
 
 
-def test_what_hooks_make_of_the_data_is_saved_and_made_of_them_again(
+def test_data_changed_by_save_hooks_are_saved_and_restored_by_load_hooks(
     make: MakeStorage, tmp_path: Path
 ) -> None:
     def halve(data: Any, path: Path) -> Any:

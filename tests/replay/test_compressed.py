@@ -140,7 +140,7 @@ def test_an_array_comes_back_as_an_array(array: np.ndarray[Any, Any]) -> None:
     ],
     ids=repr,
 )
-def test_what_is_no_tensor_comes_back_as_it_was(item: Any) -> None:
+def test_other_values_than_tensors_come_back_as_they_were(item: Any) -> None:
     found = there_and_back(item)
     assert type(found) is type(item)
     assert found == item
@@ -208,7 +208,7 @@ def test_tensorclasses_and_lazy_stacks_come_back() -> None:
     assert again["s"] == ["2", "3"]
 
 
-def test_what_comes_back_is_a_copy() -> None:
+def test_a_read_item_is_a_copy() -> None:
     data = torch.zeros(2, 3)
     storage = CompressedListStorage(3)
     storage.set(range(2), data)

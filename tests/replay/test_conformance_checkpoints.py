@@ -65,7 +65,7 @@ every_way = pytest.mark.parametrize(
 @pytest.mark.product("transfer storage", "transfer sampler")
 @every_case
 @every_way
-def test_what_was_saved_comes_back(maker: Maker, transfer: Transfer, tmp_path: Path) -> None:
+def test_a_save_is_restored(maker: Maker, transfer: Transfer, tmp_path: Path) -> None:
     rb = maker.buffer(12)
     rb.extend(steps(0, 17))
     rb.sample()

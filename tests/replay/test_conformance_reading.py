@@ -179,7 +179,7 @@ def test_a_list_of_items_is_assigned_item_by_item(maker: Maker) -> None:
 
 
 @every_storage
-def test_what_was_read_can_be_written_back(maker: Maker) -> None:
+def test_a_read_item_can_be_written_back(maker: Maker) -> None:
     rb = maker.buffer(10, batch_size=3)
     rb.extend(steps(0, 6))
     everything = rb[:].clone()

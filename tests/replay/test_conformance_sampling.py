@@ -120,7 +120,7 @@ def test_every_item_is_reached(maker: Maker) -> None:
 
 
 @every_sampler
-def test_what_was_written_over_is_never_sampled(maker: Maker) -> None:
+def test_an_overwritten_item_is_never_sampled(maker: Maker) -> None:
     rb = maker.buffer(8, batch_size=8)
     rb.extend(steps(0, 8))
     rb.sample()
@@ -241,7 +241,7 @@ def test_sampling_goes_round_pass_after_pass(maker: Maker, prefetch: int | None)
 
 @without_replacement
 @prefetching
-def test_iteration_can_be_broken_off_and_begun_again(maker: Maker, prefetch: int | None) -> None:
+def test_iteration_can_be_interrupted_and_restarted(maker: Maker, prefetch: int | None) -> None:
     rb = maker.buffer(10, batch_size=3, prefetch=prefetch)
     rb.extend(steps(0, 10))
     rest = [numbers(batch) for batch in rb]
@@ -255,7 +255,7 @@ def test_iteration_can_be_broken_off_and_begun_again(maker: Maker, prefetch: int
 
 
 @without_replacement
-def test_what_is_written_in_between_is_part_of_the_next_pass(maker: Maker) -> None:
+def test_items_written_during_a_pass_are_part_of_the_next(maker: Maker) -> None:
     rb = maker.buffer(10, batch_size=2)
     rb.extend(steps(0, 4))
     assert sorted(number for batch in rb for number in numbers(batch)) == [0, 1, 2, 3]

@@ -232,7 +232,7 @@ def test_a_top_k_writer_refuses_a_directory(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("storage", [LazyTensorStorage, LazyMemmapStorage])
-def test_what_nobody_has_written_needs_shared_init_to_be_handed_on(storage: Any) -> None:
+def test_an_unwritten_buffer_needs_shared_init_to_be_passed_on(storage: Any) -> None:
     rb = ReplayBuffer(storage=storage(10), batch_size=2)
     with pytest.raises(RuntimeError, match="shared_init"):
         multiprocessing.get_context("spawn").Process(target=len, args=(rb,)).start()

@@ -97,7 +97,7 @@ def test_a_transform_cannot_be_inserted_where_there_is_no_place(maker: Maker) ->
 
 
 @every_storage
-def test_what_has_an_inverse_is_inverted_when_it_is_written(maker: Maker) -> None:
+def test_a_transform_with_an_inverse_is_inverted_on_writes(maker: Maker) -> None:
     rb = maker.buffer(12, transform=Scale(10.0))
     rb.extend(steps(0, 6))
     rb.add(steps(6, 7)[0])

@@ -33,7 +33,7 @@ every_ring_of_items = pytest.mark.parametrize("maker", IN_ORDER, indirect=True, 
 
 
 @every_case
-def test_what_is_written_is_what_is_there(maker: Maker) -> None:
+def test_a_write_is_read_back(maker: Maker) -> None:
     rb = maker.buffer()
     index = rb.extend(steps(0, 7))
     assert index.dtype is torch.int64

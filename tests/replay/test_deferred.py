@@ -137,7 +137,7 @@ def test_it_may_be_stacked_along_any_dim(dim: int) -> None:
     assert alike(stack["b"], expected["b"])
 
 
-def test_what_is_raised_at_the_first_look_is_raised_again_at_the_next() -> None:
+def test_an_error_at_the_first_access_is_raised_again_at_the_next() -> None:
     def fail() -> list[Any]:
         raise ValueError("no items today")
 
@@ -166,6 +166,6 @@ def test_threads_that_look_at_once_see_the_same_items() -> None:
 
 
 @pytest.mark.parametrize(("count", "dim"), [(0, 0), (3, 2), (3, -1)])
-def test_what_cannot_be_a_stack_is_refused(count: int, dim: int, maker: Maker) -> None:
+def test_items_that_cannot_be_a_stack_are_refused(count: int, dim: int, maker: Maker) -> None:
     with pytest.raises(ValueError, match=f"{count} items .* cannot be stacked along dim {dim}"):
         deferred(maker, count, torch.Size([2]), dim)

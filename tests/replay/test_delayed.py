@@ -111,7 +111,7 @@ def test_another_process_makes_the_parts_for_itself(tmp_path: Any) -> None:
     rb.close()
 
 
-def test_what_is_wrong_is_said_when_the_parts_are_made() -> None:
+def test_a_wrong_argument_is_reported_when_the_parts_are_made() -> None:
     rb = ReplayBuffer(sampler=partial(SamplerWithoutReplacement, drop_last=True), delayed_init=True)
     with pytest.raises(ValueError, match="a predictable batch-size: give batch_size"):
         len(rb)

@@ -172,7 +172,7 @@ CONVERTED = {
 
 
 @pytest.mark.parametrize("name", CONVERTED)
-def test_what_is_converted_takes_the_usual_way(name: str) -> None:
+def test_converted_data_take_the_usual_way(name: str) -> None:
     rb = TensorDictReplayBuffer(storage=LazyTensorStorage(10))
     rb.extend({"a": torch.arange(4)})
     assert went_in(rb, {"a": CONVERTED[name]}) is None
@@ -232,7 +232,7 @@ REFUSED: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_does_not_fit_is_refused_by_the_usual_way_alone(name: str) -> None:
+def test_data_that_do_not_fit_are_refused_by_the_usual_way_alone(name: str) -> None:
     rb = prioritized()
     rb.extend(TensorDict({"a": torch.arange(2), "b": torch.zeros(2, 2)}, [2]))
     before = contents(rb)
@@ -267,7 +267,7 @@ def test_priorities_to_be_reduced_or_converted_take_the_usual_way(error: torch.T
     assert len(rb) == 5
 
 
-def test_what_was_looked_at_is_let_go_of() -> None:
+def test_the_fast_write_keeps_no_reference_to_its_data() -> None:
     rb = prioritized()
     rb.extend(batch(0, 2))
     right = boxed(batch(0, 3), 3)

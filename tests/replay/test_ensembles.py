@@ -810,7 +810,7 @@ def test_a_storage_ensemble_reads_what_a_sampler_ensemble_chose() -> None:
     assert (storages.max_size, storages.initialized, storages.shared) == (20, True, False)
 
 
-def test_what_a_buffer_exchanges_is_exchanged_in_the_ensemble() -> None:
+def test_a_part_exchanged_in_a_buffer_is_exchanged_in_the_ensemble() -> None:
     rbs = numbers(0, 100)
     rb = ReplayBufferEnsemble(*rbs, sample_from_all=True, batch_size=40)
     sampler = PrioritizedSampler(SIZE, alpha=1.0, beta=1.0, eps=0.0)
@@ -921,7 +921,7 @@ def test_its_parts_may_be_made_when_it_is_first_used() -> None:
         ((torch.ones(3),), {}, TypeError, "an ensemble is made of buffers, got tensor"),
     ],
 )
-def test_what_an_ensemble_cannot_be_made_of(
+def test_invalid_members_of_an_ensemble_are_refused(
     arguments: tuple[Any, ...], options: dict[str, Any], error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):

@@ -149,7 +149,7 @@ def test_tensors_of_one_shape_are_stacked() -> None:
     assert rb[:][:, 1].tolist() == [[1.0] * 3] * 2
 
 
-def test_what_cannot_be_stacked_lazily_names_a_list() -> None:
+def test_an_item_that_cannot_be_stacked_lazily_is_told_to_use_a_list() -> None:
     with pytest.raises(TypeError, match=r"got a str; use a ListStorage"):
         rb_of("a", "b").sample()
     with pytest.raises(EmptyBufferError, match="there are no items here"):
@@ -158,7 +158,7 @@ def test_what_cannot_be_stacked_lazily_names_a_list() -> None:
         ReplayBuffer(storage=LazyStackStorage(3), batch_size=1).sample()
 
 
-def test_what_is_set_in_a_sample_is_not_set_in_the_items() -> None:
+def test_an_entry_set_in_a_sample_is_not_set_in_the_items() -> None:
     rb = rb_of(item(2), item(3))
     sample = rb.sample()
     sample.set("more", torch.arange(6))
@@ -176,7 +176,7 @@ def test_a_stack_without_a_limit_grows() -> None:
 
 
 @pytest.mark.parametrize("stack_dim", [0, 1, -1])
-def test_what_was_read_can_be_written_back(stack_dim: int) -> None:
+def test_a_read_item_can_be_written_back(stack_dim: int) -> None:
     rb = rb_of(item(2, 3), item(4, 3), stack_dim=stack_dim)
     batch = rb[:]
     batch.set("more", torch.zeros(batch.batch_size))

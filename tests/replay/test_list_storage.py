@@ -209,9 +209,7 @@ def test_a_list_of_one_batch_is_one_item() -> None:
     ],
     ids=["dict", "tuple", "namedtuple", "str", "bytes", "int", "scalar", "no batch"],
 )
-def test_what_has_no_items_of_its_own_does_not_extend_the_list(
-    batch: Any, error: type[Exception]
-) -> None:
+def test_data_without_items_do_not_extend_the_list(batch: Any, error: type[Exception]) -> None:
     rb = ReplayBuffer(storage=ListStorage(10))
     with pytest.raises(error, match=r"list\(data\)|one item: use add"):
         rb.extend(batch)
@@ -318,7 +316,7 @@ def test_items_that_cannot_be_one_batch_say_where_they_differ(items: Any, words:
     assert "collate_fn" in str(caught.value)
 
 
-def test_what_is_set_in_a_sample_is_not_set_in_the_items() -> None:
+def test_an_entry_set_in_a_sample_is_not_set_in_the_items() -> None:
     rb = TensorDictReplayBuffer(storage=ListStorage(10), batch_size=8)
     rb.extend([TensorDict(a=torch.zeros(1)), TensorDict(a=torch.zeros(2))])
     sample = rb.sample()

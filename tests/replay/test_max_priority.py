@@ -50,7 +50,7 @@ def set_priority(ring: Ring, element: int, priority: float) -> None:
     assert ring.update(np.array([element]), np.array([priority])) == (1, 0)
 
 
-def test_what_others_set_is_seen_in_the_next_write(ours: ReplayBuffer, theirs: Ring) -> None:
+def test_the_next_write_sees_priorities_set_by_others(ours: ReplayBuffer, theirs: Ring) -> None:
     set_priority(theirs, 3, 5.0)
     assert ours.sampler.default_priority == 5.0
     set_priority(theirs, 3, 0.5)  # less again
@@ -61,7 +61,9 @@ def test_what_others_set_is_seen_in_the_next_write(ours: ReplayBuffer, theirs: R
     assert theirs.tree.priorities()[0] == pytest.approx(0.8)
 
 
-def test_what_others_were_writing_counts_when_it_is_there(ours: ReplayBuffer, theirs: Ring) -> None:
+def test_an_item_that_others_were_writing_counts_once_committed(
+    ours: ReplayBuffer, theirs: Ring
+) -> None:
     theirs.claims.claim(1)
     for number in range(8):
         ours.add(torch.tensor(number))
@@ -70,7 +72,7 @@ def test_what_others_were_writing_counts_when_it_is_there(ours: ReplayBuffer, th
     assert ours.sampler.default_priority == 7.0
 
 
-def test_what_the_dead_have_set_counts_once_they_are_known_to_be_dead(
+def test_priorities_set_by_the_dead_count_once_they_are_known_to_be_dead(
     ours: ReplayBuffer, theirs: Ring
 ) -> None:
     def raise_one(victim: Engine) -> None:

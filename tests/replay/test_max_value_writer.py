@@ -317,7 +317,9 @@ def test_items_of_different_shapes_are_ranked_each(as_list: bool) -> None:
 )
 @pytest.mark.parametrize("how", ["add", "extend"])
 @pytest.mark.parametrize("cls", [ReplayBuffer, TensorDictReplayBuffer])
-def test_what_is_no_tensordict_is_refused(data: Any, how: str, cls: type[ReplayBuffer]) -> None:
+def test_other_data_than_tensordicts_are_refused(
+    data: Any, how: str, cls: type[ReplayBuffer]
+) -> None:
     rb = cls(storage=ListStorage(3), writer=TensorDictMaxValueWriter("score"))
     if cls is TensorDictReplayBuffer and isinstance(data, dict):
         return  # it is the TensorDict with these entries
@@ -422,7 +424,7 @@ def test_without_a_priority_an_accepted_item_gets_the_default_one() -> None:
     assert sampler.ring().tree.mass().tolist() == [7, 7]  # the largest so far, in place of 0.5
 
 
-def test_a_sampler_with_a_table_of_its_own_hears_of_accepted_items_only() -> None:
+def test_a_sampler_with_its_own_table_hears_of_accepted_items_only() -> None:
     rb = TensorDictReplayBuffer(
         storage=Own(3),
         sampler=PrioritizedSampler(3, alpha=1.0, beta=1.0, eps=0.0),
@@ -470,7 +472,7 @@ def test_items_that_are_there_already_are_ranked() -> None:
     assert rb.write_count == 1
 
 
-def test_what_others_write_into_the_storage_is_ranked_too() -> None:
+def test_items_written_into_the_storage_by_others_are_ranked_too() -> None:
     storage = LazyTensorStorage(3)
     rb, other = buffer(storage), ReplayBuffer(storage=storage, writer=RoundRobinWriter())
     rb.extend(scored(1, 2, 3))

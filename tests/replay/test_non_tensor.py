@@ -318,7 +318,7 @@ def test_threads_never_see_the_text_of_another_item() -> None:
 
 
 @pytest.mark.parametrize("where", ["directory", "shared tensors"])
-def test_what_other_processes_could_open_refuses_text_and_names_what_does_not(
+def test_a_shared_storage_refuses_text_and_names_one_that_takes_it(
     where: str, tmp_path: Path
 ) -> None:
     storage: Any = {

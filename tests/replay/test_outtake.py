@@ -107,7 +107,7 @@ def test_its_tensors_are_aligned_and_contiguous() -> None:
             assert sample[key].data_ptr() % 64 == 0
 
 
-def test_what_cannot_be_drawn_is_said_as_usual() -> None:
+def test_an_impossible_draw_raises_the_usual_error() -> None:
     rb = TensorDictReplayBuffer(storage=LazyTensorStorage(50))
     rb.extend(data(50))
     rb.sample(3)

@@ -104,7 +104,7 @@ def test_two_buffers_on_one_storage_differ(region: Region) -> None:
     assert not region.is_pinned(rb[:]["a"])  # what is looked at is no sample
 
 
-def test_what_a_transform_makes_is_copied_there(region: Region) -> None:
+def test_the_result_of_a_transform_is_copied_to_pinned_memory(region: Region) -> None:
     def add(batch: TensorDict) -> TensorDict:
         batch["c"] = batch["a"] + 1
         return batch
@@ -146,7 +146,7 @@ def test_a_batch_is_not_written_to_while_it_is_held(region: Region) -> None:
     assert len(set(addresses)) == len(addresses)
 
 
-def test_what_is_read_elsewhere_stays_in_ordinary_memory_after_an_error(region: Region) -> None:
+def test_after_an_error_reads_use_ordinary_memory_again(region: Region) -> None:
     with pytest.raises(RuntimeError, match="stop"), reads_into(region.empty_like):
         raise RuntimeError("stop")
     assert tensors.reads.empty_like is torch.empty_like

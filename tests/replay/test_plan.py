@@ -194,7 +194,7 @@ def test_a_plan_is_kept_until_a_part_is_exchanged() -> None:
     assert len(rb.sample(4)) == 4
 
 
-def test_what_another_handle_wrote_first_is_met_by_the_next_call(tmp_path: Path) -> None:
+def test_the_next_call_finds_the_first_write_of_another_handle(tmp_path: Path) -> None:
     def handle() -> TensorDictPrioritizedReplayBuffer:
         storage = LazyMemmapStorage(8, scratch_dir=tmp_path / "buffer", shared_init=True)
         return TensorDictPrioritizedReplayBuffer(

@@ -84,7 +84,7 @@ def test_an_iteration_is_exactly_one_pass(
         assert len(set(seen)) == len(seen) == sum(sizes)
 
 
-def test_what_is_written_after_a_pass_is_in_the_next_one() -> None:
+def test_items_written_after_a_pass_are_in_the_next_one() -> None:
     rb = TensorDictReplayBuffer(
         storage=LazyTensorStorage(20),
         sampler=SamplerWithoutReplacement(),

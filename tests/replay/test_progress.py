@@ -169,7 +169,7 @@ def test_a_save_that_is_ended_leaves_the_one_before(
     assert len(rb.sample()) == 2
 
 
-def test_the_last_report_of_a_save_comes_before_anybody_sees_it(tmp_path: Path) -> None:
+def test_the_last_report_of_a_save_comes_before_it_is_visible(tmp_path: Path) -> None:
     def stop(report: ProgressReport) -> None:
         if report.what == "sync" and report.done == report.total:
             raise StoppedError
@@ -180,7 +180,7 @@ def test_the_last_report_of_a_save_comes_before_anybody_sees_it(tmp_path: Path) 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_files_of_somebody_else_do_not_change_that(tmp_path: Path) -> None:
+def test_foreign_files_do_not_change_the_last_report_of_a_save(tmp_path: Path) -> None:
     (tmp_path / "save").mkdir()
     (tmp_path / "save" / "notes.txt").write_text("mine")
     rb = filled(ReplayBuffer(storage=LazyMemmapStorage(32)))
@@ -307,7 +307,7 @@ def test_what_cannot_be_called_is_refused_before_anything_is_done(tmp_path: Path
 
 
 @pytest.mark.parametrize("kind", [BrokenPipeError, FileNotFoundError])
-def test_what_it_raises_comes_out_as_it_is(kind: type[OSError], tmp_path: Path) -> None:
+def test_an_error_of_the_callback_comes_out_unchanged(kind: type[OSError], tmp_path: Path) -> None:
     def fail(_report: ProgressReport) -> None:
         raise kind(32, "of the terminal")  # which errors of ours get the name of a file with
 
@@ -319,7 +319,7 @@ def test_what_it_raises_comes_out_as_it_is(kind: type[OSError], tmp_path: Path) 
         assert str(ended.value) == "[Errno 32] of the terminal"
 
 
-def test_what_it_raises_while_files_are_synced_comes_out_as_it_is(tmp_path: Path) -> None:
+def test_an_error_of_the_callback_during_a_sync_comes_out_unchanged(tmp_path: Path) -> None:
     def fail(report: ProgressReport) -> None:
         if report.what == "sync":
             raise PermissionError(13, "of the terminal")
@@ -410,7 +410,9 @@ def dead_copy(tmp_path: Path) -> Path:
     ],
     ids=["attach", "coordinator", "storage"],
 )
-def test_who_opens_a_directory_hears_of_its_recovery(open_it: Any, tmp_path: Path) -> None:
+def test_a_recovery_is_reported_to_the_process_that_opens_the_directory(
+    open_it: Any, tmp_path: Path
+) -> None:
     heard: list[ProgressReport] = []
     path = dead_copy(tmp_path)
     with pytest.raises(StoppedError):
@@ -446,9 +448,7 @@ def killed_at(*arguments: object) -> None:
 
 
 @pytest.mark.parametrize(("what", "number"), [("copy", 5), ("sync", 3)])
-def test_who_is_killed_while_saving_leaves_the_save_before(
-    what: str, number: int, tmp_path: Path
-) -> None:
+def test_a_kill_while_saving_leaves_the_save_before(what: str, number: int, tmp_path: Path) -> None:
     path = tmp_path / "buffer"
     rb = filled(ReplayBuffer(storage=MAKERS["directory"](path)))
     rb.dumps(tmp_path / "save")
@@ -461,7 +461,7 @@ def test_who_is_killed_while_saving_leaves_the_save_before(
     assert sorted(one.name for one in tmp_path.iterdir()) == ["buffer", "save"]
 
 
-def test_who_is_killed_while_loading_leaves_a_sound_buffer_that_can_be_loaded(
+def test_a_kill_while_loading_leaves_a_sound_buffer_that_can_be_loaded(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "buffer"

@@ -139,7 +139,7 @@ def test_files_of_an_earlier_save_are_replaced_and_what_has_no_successor_goes(
     assert os.listdir(tmp_path) == ["run"]
 
 
-def test_files_of_somebody_else_stay(tmp_path: Path, exchange: str) -> None:
+def test_foreign_files_stay(tmp_path: Path, exchange: str) -> None:
     path = tmp_path / "run"
     save(path, {"a": "1", "b/c": "2"})
     (path / "notes.txt").write_text("mine")
@@ -404,7 +404,7 @@ def test_other_users_load_the_earlier_save_until_files_of_the_next_are_moved(
         shutil.rmtree(public)
 
 
-def test_what_dead_saves_have_left_is_removed_and_nothing_else(tmp_path: Path) -> None:
+def test_leftovers_of_dead_saves_are_removed_and_nothing_else(tmp_path: Path) -> None:
     path = tmp_path / "run"
     kept = [".run.notes", ".run.shmbuffer-save", ".running.1.shmbuffer-save", "run.shmbuffer-save"]
     for name in [".run.0a1b.shmbuffer-save", ".run.ff.shmbuffer-save", *kept]:
@@ -419,7 +419,7 @@ def test_what_dead_saves_have_left_is_removed_and_nothing_else(tmp_path: Path) -
     assert tree(path) == {"a": "1"}
 
 
-def test_what_a_save_could_not_remove_of_itself_is_removed_by_the_next(
+def test_the_next_save_removes_leftovers_of_the_one_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "run"
@@ -518,7 +518,7 @@ def test_a_directory_that_cannot_be_listed_is_not_taken_for_empty(
     assert os.listdir(tmp_path) == ["run"]
 
 
-def test_files_of_somebody_else_that_cannot_be_listed_stay(
+def test_foreign_files_that_cannot_be_listed_stay(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "run"

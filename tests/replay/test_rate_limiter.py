@@ -129,7 +129,7 @@ def test_a_sample_that_fails_counts_for_nothing(make: MakeStorage) -> None:
     assert ahead(rb) == begin
 
 
-def test_what_is_made_ahead_counts_when_it_is_delivered(make: MakeStorage) -> None:
+def test_a_prefetched_batch_counts_when_it_is_delivered(make: MakeStorage) -> None:
     rb = buffer(make(16), RateLimiter(8, error_buffer=100), prefetch=2)
     rb.extend(items(4))
     begin = ahead(rb)
@@ -181,7 +181,7 @@ def test_lanes_are_counted_as_items() -> None:
     assert ahead(rb) == 4
 
 
-def test_objects_of_one_process_are_nobody_elses() -> None:
+def test_objects_of_one_process_have_no_flow_control() -> None:
     why = (
         "a ListStorage holds objects of this process; use a LazyMemmapStorage with a scratch_dir "
         "and shared_init=True, or a LazyTensorStorage, for tensors that processes share"
@@ -367,14 +367,14 @@ def require_that_closing_wakes(
     assert [type(error) for error in raised] == [BufferClosedError]
 
 
-def test_a_handle_that_is_closed_wakes_who_waits_on_it(tmp_path: Path) -> None:
+def test_closing_a_handle_wakes_its_waiting_thread(tmp_path: Path) -> None:
     storage = LazyMemmapStorage(16, scratch_dir=tmp_path / "buffer", shared_init=True)
     rb = buffer(storage)
     rb.extend(items(5))
     require_that_closing_wakes(storage, rb, lambda: rb.extend(items(1)))
 
 
-def test_a_handle_that_is_closed_wakes_who_waits_for_the_first_item(tmp_path: Path) -> None:
+def test_closing_a_handle_wakes_its_thread_that_waits_for_the_first_item(tmp_path: Path) -> None:
     storage = LazyMemmapStorage(16, scratch_dir=tmp_path / "buffer", shared_init=True)
     rb = buffer(storage)
     require_that_closing_wakes(storage, rb, rb.sample)
@@ -513,7 +513,7 @@ def test_a_queue_that_is_set_on_a_recovered_buffer_hands_out_all_of_it(
     ("options", "asked"),
     [({"prefetch": 2}, "prefetch"), ({"sampler": SamplerWithoutReplacement()}, "a Sampler.*")],
 )
-def test_a_queue_is_nobodys_choice(options: Any, asked: str) -> None:
+def test_a_queue_refuses_parts_that_choose_items(options: Any, asked: str) -> None:
     rb = buffer(None, QUEUE, **options)
     rb.extend(items(5))
     refuses(
@@ -605,7 +605,7 @@ def test_a_row_of_a_queue_is_its_oldest_items_once() -> None:
     assert numbers(rb.sample(timeout=0))[1] == [108, 109, 110, 111]
 
 
-def test_what_a_failed_sample_took_out_of_a_queue_comes_with_the_next_in_order() -> None:
+def test_items_taken_by_a_failed_sample_come_with_the_next_one_in_order() -> None:
     """It was lost to a transform that raised, and stranded by another batch size."""
     rb = ensemble(QUEUE, QUEUE)
 

@@ -112,7 +112,7 @@ def test_a_tensor_that_fits_is_filled_where_it_is(rb: Any) -> None:
     ],
     ids=["dtype", "shape", "strided", "expanded", "gradient", "parameter", "device", "negative"],
 )
-def test_what_does_not_fit_is_replaced(rb: Any, other: torch.Tensor) -> None:
+def test_entries_that_do_not_fit_are_replaced(rb: Any, other: torch.Tensor) -> None:
     out = rb.sample(32)
     out._tensordict["obs"] = other
     require_the_same(rb, out)
@@ -120,7 +120,7 @@ def test_what_does_not_fit_is_replaced(rb: Any, other: torch.Tensor) -> None:
     assert not other.any() if other.device.type != "meta" else True
 
 
-def test_what_was_set_in_it_since_is_no_part_of_the_next_one(rb: Any) -> None:
+def test_entries_set_in_a_reused_sample_are_not_in_the_next_one(rb: Any) -> None:
     out = rb.sample(32)
     require_the_same(rb, out)
     out["loss"] = torch.ones(32)

@@ -29,7 +29,7 @@ def columns_of(rows: Rows) -> list[torch.Tensor]:
     ]
 
 
-def test_what_is_copied_out_comes_back_in(make: Any) -> None:
+def test_rows_that_were_copied_out_can_be_copied_in(make: Any) -> None:
     rb = learner(make(8))
     rb.extend(steps(11))
     rb.storage.ring().claims.claim(2)

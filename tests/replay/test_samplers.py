@@ -183,7 +183,7 @@ def test_a_new_item_gets_the_largest_priority_ever_given(make: Any) -> None:
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -1.0])
-def test_a_priority_that_is_no_priority_is_refused_as_a_batch(make: Any, bad: float) -> None:
+def test_an_invalid_priority_refuses_the_whole_batch(make: Any, bad: float) -> None:
     for rb in (
         prioritized(make(4)),
         PrioritizedReplayBuffer(alpha=0.7, beta=0.9, storage=TwoMethods(4), batch_size=10),

@@ -101,7 +101,7 @@ def test_zero_is_a_bound_as_any_other() -> None:
     assert found == [0, 0]
 
 
-def test_a_step_schedule_goes_on_from_what_somebody_else_has_set() -> None:
+def test_a_step_schedule_goes_on_from_a_value_set_elsewhere() -> None:
     sampler = sampler_of(beta=0.5)
     scheduler = StepScheduler(sampler, "beta", 0.5)
     scheduler.step()
@@ -204,7 +204,7 @@ def test_a_schedule_of_ones_own_says_the_value_of_each_step() -> None:
 # -- what is refused -------------------------------------------------------------------------------
 
 
-def test_what_makes_no_sense_is_refused() -> None:
+def test_a_senseless_argument_is_refused() -> None:
     sampler = sampler_of()
     with pytest.raises(TypeError, match=r"takes a ReplayBuffer or a Sampler, got int"):
         LinearScheduler(3, "beta", 1.0, 2)  # type: ignore[arg-type]

@@ -46,7 +46,7 @@ def learner(storage: Any, **options: Any) -> TensorDictPrioritizedReplayBuffer:
 # -- two handles in one process --------------------------------------------------------------------
 
 
-def test_what_one_handle_writes_the_other_reads(directory: Any) -> None:
+def test_one_handle_reads_the_writes_of_another(directory: Any) -> None:
     one, other = learner(directory()), learner(directory())
     assert one.shared
     assert not other.storage.initialized
@@ -278,7 +278,7 @@ def test_an_emptied_buffer_takes_its_form_from_the_next_write_of_any_process(mak
     assert rb[:].tolist() == [0, 0]
 
 
-def test_an_emptied_buffer_keeps_its_form_where_somebody_else_has_it(directory: Any) -> None:
+def test_an_emptied_buffer_keeps_its_form_while_another_process_has_it_open(directory: Any) -> None:
     one, other = learner(directory()), learner(directory())
     one.extend(step(0, 3))
     one.empty()
@@ -447,7 +447,7 @@ def _extend_in_child(rb: ReplayBuffer) -> int:
     return 5
 
 
-def test_what_was_never_written_is_not_shared_by_a_fork() -> None:
+def test_an_unwritten_buffer_is_not_shared_by_a_fork() -> None:
     rb = TensorDictReplayBuffer(storage=LazyTensorStorage(10))
     pid = os.fork()
     if pid == 0:

@@ -453,7 +453,7 @@ def test_which_entries_say_where_a_trajectory_ends(
     assert pairs == {(at, at + 1) for at in range(7) if at not in cuts}
 
 
-def test_what_says_nowhere_where_a_trajectory_ends_is_refused() -> None:
+def test_data_without_trajectory_ends_are_refused() -> None:
     data = TensorDict({"number": torch.arange(8)}, [8])
     with pytest.raises(RuntimeError, match=r"nothing says .* traj_key or end_key"):
         filled(data, batch_size=4, slice_len=2).sample()
@@ -506,7 +506,7 @@ def test_without_an_end_at_its_end_what_is_given_is_a_circle() -> None:
     assert pairs_of(rb) == {(0, 1), (2, 3), (5, 0)}
 
 
-def test_what_is_given_is_no_circle_where_the_ring_writes_next_or_is_not_full() -> None:
+def test_given_ends_are_no_circle_at_the_write_position_or_before_the_ring_is_full() -> None:
     ends = torch.zeros(6, dtype=torch.bool)
     rb = buffer(LazyTensorStorage(8), 600, slice_len=2, ends=ends, cache_values=True)
     rb.extend(episodes(6))
@@ -519,14 +519,14 @@ def test_what_is_given_is_no_circle_where_the_ring_writes_next_or_is_not_full() 
     assert pairs_of(rb) == {(2, 3), (3, 4), (4, 5), (5, 6), (6, 7)}
 
 
-def test_what_is_given_for_lanes_is_a_circle_in_each() -> None:
+def test_given_ends_of_lanes_are_a_circle_in_each() -> None:
     ends = torch.tensor([[0, 1], [0, 0], [1, 0], [0, 1]]).bool()  # of the slots, as they are stored
     storage = TensorStorage(TensorDict({"number": torch.arange(8).view(4, 2)}, [4, 2]), ndim=2)
     rb = buffer(storage, 800, slice_len=2, ends=ends, cache_values=True)
     assert pairs_of(rb) == {(0, 2), (2, 4), (6, 0), (3, 5), (5, 7)}
 
 
-def test_what_is_given_fits_the_storage() -> None:
+def test_given_ends_must_fit_the_storage() -> None:
     ends = torch.zeros(5, dtype=torch.bool)
     rb = filled(episodes(6), batch_size=4, slice_len=2, ends=ends, cache_values=True)
     with pytest.raises(ValueError, match="ends has 5 entries for a storage with 6 items"):
@@ -625,7 +625,7 @@ class Shelf(Storage):
         return self.length
 
 
-def test_a_storage_of_somebody_elses_needs_get_and_a_length() -> None:
+def test_a_foreign_storage_needs_get_and_a_length() -> None:
     rb = buffer(Shelf(10), 400, slice_len=2)
     with pytest.raises(EmptyBufferError):
         rb.sample()
@@ -678,7 +678,7 @@ def test_dim_extend_says_which_dimension_time_is() -> None:
 
 
 @pytest.mark.parametrize("cache_values", [False, True])
-def test_what_is_written_is_seen_by_the_next_sample(make: Any, cache_values: bool) -> None:
+def test_the_next_sample_sees_a_write(make: Any, cache_values: bool) -> None:
     rb = buffer(make(6), 400, slice_len=2, cache_values=cache_values)
     other = buffer(rb.storage, 400, slice_len=2)
     rb.extend(episodes(4, done=False))
@@ -812,7 +812,7 @@ def test_a_span_leaves_something_of_a_slice() -> None:
         rb.sample()
 
 
-def test_what_speeds_torchrl_up_is_accepted() -> None:
+def test_torchrls_speed_options_are_accepted() -> None:
     rb = filled(episodes(6), batch_size=4, slice_len=2, compile={"mode": "default"}, use_gpu=True)
     assert rb.sample().shape == (4,)
     assert rb.sampler.num_slices is None

@@ -183,7 +183,7 @@ def test_without_short_batches_there_have_to_be_enough_trajectories() -> None:
 # -- what is written in the middle -----------------------------------------------------------------
 
 
-def test_what_the_buffer_writes_begins_a_new_pass(make: Any) -> None:
+def test_a_write_through_the_buffer_begins_a_new_pass(make: Any) -> None:
     rb = buffer(make(20), 2, slice_len=2, shuffle=False)
     rb.extend(episodes(4, 4, 4))
     assert rb.sample()["episode"].tolist() == [0, 0]
@@ -195,7 +195,7 @@ def test_what_the_buffer_writes_begins_a_new_pass(make: Any) -> None:
     assert rb.sample()["episode"].tolist() == [0, 0]
 
 
-def test_what_others_write_joins_at_the_next_pass(directory: Any) -> None:
+def test_items_of_others_join_at_the_next_pass(directory: Any) -> None:
     rb = buffer(directory(30), 2, slice_len=2, shuffle=False, traj_key="episode")
     others = TensorDictReplayBuffer(storage=directory(30))
     others.extend(episodes(4, 4, 4))
@@ -320,7 +320,7 @@ def test_it_is_both_of_what_its_name_says() -> None:
 
 
 @pytest.mark.parametrize("name", ["cache_values", "pad_output", "span", "fragmented", "step_key"])
-def test_what_torchrl_does_not_take_is_not_taken(name: str) -> None:
+def test_arguments_that_torchrl_refuses_are_refused(name: str) -> None:
     with pytest.raises(TypeError, match=name):
         SliceSamplerWithoutReplacement(num_slices=2, **{name: True})
 

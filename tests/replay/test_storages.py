@@ -124,7 +124,7 @@ def test_an_index_of_any_shape_gives_items_in_that_shape(make: Any) -> None:
         storage.get([0.5])
 
 
-def test_what_is_not_shared_may_be_changed_through_a_view(make_private: Any) -> None:
+def test_an_unshared_item_may_be_changed_through_a_view(make_private: Any) -> None:
     storage = make_private(10)
     storage.set(range(4), items(4))
     storage.get(1)["a"].fill_(100)
@@ -132,7 +132,7 @@ def test_what_is_not_shared_may_be_changed_through_a_view(make_private: Any) -> 
     assert storage.get(slice(None))["a"].tolist() == [0, 100, 200, 200]
 
 
-def test_what_is_shared_is_copied(directory: Any) -> None:
+def test_reads_of_a_shared_storage_are_copies(directory: Any) -> None:
     storage = directory(10)
     storage.set(range(4), items(4))
     storage.get(1)["a"].fill_(100)
@@ -427,7 +427,7 @@ def test_cleanup_removes_our_files_and_no_others(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("owned", [True, False])
-def test_cleanup_of_what_somebody_else_has_removed_says_so(tmp_path: Path, owned: bool) -> None:
+def test_cleanup_of_a_directory_removed_elsewhere_says_so(tmp_path: Path, owned: bool) -> None:
     """It said that it had removed it."""
     storage = LazyMemmapStorage(10, scratch_dir=tmp_path / "mine", auto_cleanup=owned)
     storage.set(range(2), items(2))

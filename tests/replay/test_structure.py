@@ -184,7 +184,7 @@ def _of(kind: Any, *names: str) -> Any:
         object(),
     ],
 )
-def test_what_is_not_a_tensor_is_refused_and_the_way_out_is_named(make: Any, data: Any) -> None:
+def test_a_value_that_is_not_a_tensor_is_refused_with_the_way_out(make: Any, data: Any) -> None:
     with pytest.raises(TypeError, match="ListStorage"):
         rb_of(make).extend(data)
 
@@ -360,7 +360,7 @@ def test_data_without_a_leaf_are_refused(make: Any) -> None:
         rb_of(make).extend(TensorDict({}, [3]))
 
 
-def test_what_a_sample_adds_is_not_stored(make: Any) -> None:
+def test_entries_that_a_sample_adds_are_not_stored(make: Any) -> None:
     rb = rb_of(make)
     data = TensorDict({"a": torch.zeros(3)}, [3])
     rb.extend(data)

@@ -501,7 +501,7 @@ def test_a_target_need_not_have_the_root_flags_that_torchrl_makes_up() -> None:
     same(Flat2TED()(flat, out=out), two_episodes().exclude("done"))
 
 
-def test_what_an_hdf5_file_would_not_give_back_is_refused() -> None:
+def test_data_that_hdf5_cannot_restore_are_refused() -> None:
     data = two_episodes()
     data["text"] = NonTensorStack(*"abcde")
     with pytest.raises(TypeError, match=r"'text' holds objects that are no numbers"):

@@ -241,7 +241,7 @@ def test_a_storage_that_grows_begins_a_new_pass_with_everything(make: Any) -> No
     assert sorted(flat(batches(rb))) == list(range(16))
 
 
-def test_what_is_written_between_two_passes_is_part_of_the_next(make: Any) -> None:
+def test_items_written_between_two_passes_are_part_of_the_next(make: Any) -> None:
     rb = buffer(make(20))
     batches(rb)
     rb.extend(torch.arange(10, 12))
@@ -256,7 +256,7 @@ def test_a_place_that_is_written_over_is_drawn_once_with_what_it_holds_then(make
     assert batches(rb) == [[10, 11, 12], [13, 14, 5], [6, 7, 8], [9]]
 
 
-def test_what_another_handle_adds_joins_at_the_next_pass(directory: Any) -> None:
+def test_items_of_another_handle_join_at_the_next_pass(directory: Any) -> None:
     rb = buffer(directory(20))
     other = ReplayBuffer(storage=directory(20))
     seen = rb.sample().tolist()
@@ -268,7 +268,7 @@ def test_what_another_handle_adds_joins_at_the_next_pass(directory: Any) -> None
     assert sorted(flat(batches(rb))) == list(range(14))
 
 
-def test_what_another_buffer_on_the_storage_adds_begins_a_new_pass(make_private: Any) -> None:
+def test_a_write_through_another_buffer_on_the_storage_begins_a_new_pass(make_private: Any) -> None:
     storage = make_private(20)
     rb, other = buffer(storage), ReplayBuffer(storage=storage)
     rb.sample()

@@ -142,7 +142,7 @@ def test_before_the_first_write_a_sampler_with_another_alpha_is_refused_too(
         attach(scratch_dir, sampler=PrioritizedSliceSampler(8, 0.7, 0.4, slice_len=2))
 
 
-def test_what_only_a_coordinator_decides_is_refused_with_its_name(scratch_dir: Path) -> None:
+def test_an_argument_for_coordinators_only_is_refused_with_its_name(scratch_dir: Path) -> None:
     with pytest.raises(TypeError, match=r"no 'capacity'.*Coordinator\(\.\.\., capacity=\.\.\.\)"):
         attach(scratch_dir, capacity=8)
 
@@ -254,7 +254,7 @@ def close(buffer: ReplayBuffer) -> None:
     buffer.close()
 
 
-def test_who_attaches_may_have_its_pages_made_ahead(scratch_dir: Path) -> None:
+def test_an_attaching_client_may_prefault_its_pages(scratch_dir: Path) -> None:
     heard: list[ProgressReport] = []
     with items.create(scratch_dir, 8) as engine:
         items.write(engine, [1, 2, 3])

@@ -188,7 +188,7 @@ def test_a_forked_child_does_not_keep_the_lock_of_its_dead_parent(scratch_dir: P
         ({"ndim": 2}, "ndim=1, not 2"),
     ],
 )
-def test_what_is_recorded_cannot_be_contradicted(
+def test_a_recorded_setting_cannot_be_contradicted(
     scratch_dir: Path, given: dict[str, Any], named: str
 ) -> None:
     Coordinator(scratch_dir, capacity=8).close()
@@ -315,7 +315,7 @@ def test_a_storage_that_makes_no_sense_is_refused_and_leaves_nothing(
     assert not scratch_dir.exists()
 
 
-def test_what_records_need_is_recorded_where_they_are_recovered(scratch_dir: Path) -> None:
+def test_a_coordinator_recovers_records_without_repeating_their_options(scratch_dir: Path) -> None:
     kind = "CompressedListStorage"
     with Coordinator(scratch_dir, capacity=8, storage=kind, max_bytes=2**16) as first:
         first.buffer.extend(torch.zeros(2, 3))

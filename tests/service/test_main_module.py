@@ -130,7 +130,7 @@ def test_a_program_from_standard_input_is_told_to_become_a_file(
         ("targets.stay", ", collect", "collect"),
     ],
 )
-def test_what_a_notebook_or_a_prompt_defines_is_told_to_become_a_module(
+def test_a_target_defined_in_a_notebook_is_told_to_move_to_a_module(
     tmp_path: Path, target: str, more: str, named: str
 ) -> None:
     """-c has a main module without a file, as the kernel of a notebook and the prompt have."""

@@ -99,7 +99,7 @@ def test_a_script_that_is_started_again_ends_what_it_had_spawned_before(
     assert files(scratch_dir) == []
 
 
-def test_what_has_another_name_and_what_nobody_spawned_runs_on(
+def test_processes_of_another_name_and_foreign_ones_run_on(
     scratch_dir: Path, reports: Reports
 ) -> None:
     with (
@@ -115,7 +115,7 @@ def test_what_has_another_name_and_what_nobody_spawned_runs_on(
         assert collectors(coordinator) >= {old[0], os.getpid()}
 
 
-def test_what_has_not_attached_is_found_too_and_so_is_what_is_stopped_or_deaf(
+def test_orphans_that_have_not_attached_are_stopped_or_deaf_are_found_too(
     scratch_dir: Path, reports: Reports, caplog: pytest.LogCaptureFixture
 ) -> None:
     with (
@@ -132,7 +132,7 @@ def test_what_has_not_attached_is_found_too_and_so_is_what_is_stopped_or_deaf(
             assert f"deaf to SIGTERM, so killed (pids {deaf[0]})" in caplog.text
 
 
-def test_what_a_coordinator_has_spawned_itself_is_no_orphan(
+def test_a_child_of_the_running_coordinator_is_no_orphan(
     scratch_dir: Path, reports: Reports
 ) -> None:
     with Coordinator(scratch_dir, capacity=8) as coordinator:

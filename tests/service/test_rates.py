@@ -93,7 +93,7 @@ def test_a_rate_may_become_a_queue(scratch_dir: Path) -> None:
         assert player.done("sample", 4) == [5, 5, 6, 6]
 
 
-def test_what_is_no_change_is_refused(scratch_dir: Path) -> None:
+def test_a_call_without_a_change_is_refused(scratch_dir: Path) -> None:
     with Coordinator(scratch_dir, capacity=16) as coordinator:
         text = r"^set_rate\(\) takes a RateLimiter \(or None\), or changes to what is set$"
         with pytest.raises(TypeError, match=text):

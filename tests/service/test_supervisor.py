@@ -139,7 +139,7 @@ def test_ctrl_c_ends_everybody_quietly_and_what_is_registered_for_the_end_runs(
         assert engine.report.clients_retired == 0  # they have left
 
 
-def test_what_a_target_has_left_in_buffers_is_written(
+def test_buffered_output_of_a_target_is_written(
     scratch_dir: Path,
     tmp_path: Path,
     capfd: pytest.CaptureFixture[str],

@@ -48,7 +48,7 @@ def test_everybody_stands_still_and_goes_on(tmp_path: Path) -> None:
         assert len(History.read(arena.logs).batches) >= counts[-1]
 
 
-def test_who_is_told_to_end_ends_one_way_or_the_other(tmp_path: Path) -> None:
+def test_sigterm_ends_processes_with_and_without_a_handler(tmp_path: Path) -> None:
     with Arena(tmp_path / "logs", {"worker": works}, ["worker"] * 4, 2) as arena:
         arena.fill()
         arena.still()
@@ -57,7 +57,9 @@ def test_who_is_told_to_end_ends_one_way_or_the_other(tmp_path: Path) -> None:
         assert 0 < died < 4, "some have a handler, some have none"
 
 
-def test_who_hangs_is_named_with_its_stack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hanging_process_is_named_with_its_stack(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(arena_module, "PATIENCE_S", 0.0)
     hear, tell = os.pipe()
 
@@ -74,7 +76,7 @@ def test_who_hangs_is_named_with_its_stack(tmp_path: Path, monkeypatch: pytest.M
             arena.still()
 
 
-def test_who_ends_by_itself_has_failed(tmp_path: Path) -> None:
+def test_a_process_that_ends_by_itself_has_failed(tmp_path: Path) -> None:
     roles = {"worker": works, "failure": fails}
     with Arena(tmp_path / "logs", roles, ["worker", "failure"], 1) as arena:
         arena.fill()
@@ -83,7 +85,7 @@ def test_who_ends_by_itself_has_failed(tmp_path: Path) -> None:
         assert [chair.pid > 0 for chair in arena.chairs] == [True, False]
 
 
-def test_who_ended_before_it_was_killed_has_failed(tmp_path: Path) -> None:
+def test_a_process_that_ended_before_its_kill_has_failed(tmp_path: Path) -> None:
     with Arena(tmp_path / "logs", {"failure": fails}, ["failure"], 1) as arena:
         arena.fill()
         os.waitid(os.P_PID, arena.chairs[0].pid, os.WEXITED | os.WNOWAIT)

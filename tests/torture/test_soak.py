@@ -66,7 +66,7 @@ def test_a_line_is_told_with_its_interval() -> None:
         Slope.of("maps", [0.0, 1.0], [1.0, 1.0])
 
 
-def test_what_is_left_out_of_the_logs_is_counted(tmp_path: Path) -> None:
+def test_entries_left_out_of_the_logs_are_counted(tmp_path: Path) -> None:
     with Log(tmp_path, 1, items.who_of(1, 1)) as log:
         for first in range(0, 40, 4):
             log.invoked(first, 4)

@@ -77,7 +77,7 @@ BOTH = look(client(1), client(2, "learner"))
         (look(client(1, state="stopped")), look(dead(1)), [("died", "collector 101")]),
     ],
 )
-def test_who_came_and_went(
+def test_clients_that_join_and_leave_are_events(
     before: dict[str, Any], now: dict[str, Any], told: list[tuple[str, str]]
 ) -> None:
     assert list(between(before, now).kinds) == told

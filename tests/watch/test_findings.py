@@ -127,7 +127,7 @@ def test_a_silent_collector() -> None:
     assert findings.silent_collector(look(clients=[silent])) is None
 
 
-def test_who_dies_again_and_again() -> None:
+def test_repeated_deaths_are_a_finding() -> None:
     def died(name: str, t: int) -> Event:
         return event(EventKind.DIED, t, name=name, incarnation=t)
 

@@ -90,7 +90,7 @@ def test_the_counters_are_recorded_second_by_second(scratch_dir: Path) -> None:
         assert (steps_s >= history.FINE_S * 0.9).all()
 
 
-def test_who_comes_and_goes_is_noted(scratch_dir: Path, reports: Reports) -> None:
+def test_joining_and_leaving_clients_are_noted(scratch_dir: Path, reports: Reports) -> None:
     with Coordinator(scratch_dir, capacity=8) as coordinator:
         (one,) = coordinator.spawn(targets.stay, 1, reports.out, restart=True)
         first = reports.next()[2]
@@ -129,7 +129,7 @@ def coordinator(scratch_dir: Path) -> Iterator[Engine]:
         yield engine
 
 
-def test_a_client_that_somebody_else_reaped_has_died_too(
+def test_a_client_that_another_process_reaped_is_noted_as_dead(
     coordinator: Engine, scratch_dir: Path
 ) -> None:
     items.write(coordinator, [1])
@@ -163,7 +163,7 @@ def test_a_client_that_leaves_in_good_order_has_left(
     assert [event.name for event in read(scratch_dir).events] == ["me", "me", "", ""]
 
 
-def test_who_is_there_when_a_recorder_begins_is_noted_by_it(
+def test_clients_present_when_a_recorder_begins_are_noted(
     coordinator: Engine, scratch_dir: Path
 ) -> None:
     with Engine.open(scratch_dir, None) as other:
@@ -215,7 +215,7 @@ def test_clients_that_a_recovery_finds_dead_are_noted_once_by_name(
 
 
 @pytest.mark.parametrize("orderly", [True, False])
-def test_those_who_went_while_nobody_recorded_are_noted_by_the_next(
+def test_clients_that_left_without_a_recorder_are_noted_by_the_next_one(
     coordinator: Engine, scratch_dir: Path, orderly: bool
 ) -> None:
     items.write(coordinator, [1])

@@ -52,7 +52,7 @@ def test_the_stats_of_a_buffer_are_flat_names_and_plain_numbers(make: Callable[[
     assert {type(value) for value in stats.values()} <= {int, float, bool}
 
 
-def test_so_are_those_of_a_coordinator_and_of_who_attaches(tmp_path: Path) -> None:
+def test_the_stats_of_a_coordinator_and_a_client_are_plain_numbers(tmp_path: Path) -> None:
     with (
         Coordinator(tmp_path / "buffer", capacity=10, batch_size=2) as coordinator,
         attach(tmp_path / "buffer") as rb,
@@ -145,26 +145,26 @@ class Scalars:
 
 
 @pytest.mark.parametrize("make", [Run, Metrics])
-def test_who_takes_a_dict_gets_one(make: type[Run]) -> None:
+def test_a_logger_that_takes_a_dict_gets_one(make: type[Run]) -> None:
     logger = make()
     log_stats(logger, {"size": 3, "initialized": True}, 5)
     assert logger.logged == [({"buffer/size": 3, "buffer/initialized": 1}, 5)]
     assert type(logger.logged[0][0]["buffer/initialized"]) is int
 
 
-def test_who_takes_numbers_gets_each(tmp_path: Path) -> None:
+def test_a_logger_that_takes_numbers_gets_each(tmp_path: Path) -> None:
     logger = Scalars()
     log_stats(logger, {"size": 3, "fill": 0.5}, None, prefix="")
     assert logger.logged == [("size", 3, None), ("fill", 0.5, None)]
 
 
 @pytest.mark.parametrize("logger", [None, print, "run", {"log": 3}])
-def test_what_is_no_logger_is_refused(logger: object) -> None:
+def test_an_object_without_a_logging_method_is_refused(logger: object) -> None:
     with pytest.raises(TypeError, match=r"a \w+ is no logger that is known: it has none of log_"):
         log_stats(logger, {"size": 3}, 1)
 
 
-def test_what_is_no_number_is_refused_before_anything_is_logged() -> None:
+def test_a_value_that_is_not_a_number_is_refused_before_anything_is_logged() -> None:
     logger = Scalars()
     with pytest.raises(TypeError, match="'name' is 'x', which is no number; nothing was logged"):
         log_stats(logger, {"size": 3, "name": "x"}, 1)  # type: ignore[dict-item]

@@ -43,7 +43,7 @@ def test_every_number_is_there_and_right(tmp_path: Path) -> None:
         assert found["bytes"] == stats["bytes"]
 
 
-def test_who_follows_a_run_sees_how_the_sides_stand(tmp_path: Path) -> None:
+def test_the_metrics_show_how_far_each_side_is(tmp_path: Path) -> None:
     limiter = RateLimiter(4, min_size=2, error_buffer=20)
     with Coordinator(
         tmp_path / "buffer", capacity=8, alpha=None, metrics_port=0, rate_limiter=limiter

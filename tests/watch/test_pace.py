@@ -86,7 +86,7 @@ def test_the_ratio_is_of_items_drawn_to_items_written() -> None:
     assert (pace.ratio, pace.to_json()["ratio"]) == (None, None)
 
 
-def test_what_happens_is_kept_with_the_time_of_the_look() -> None:
+def test_events_are_kept_with_the_time_of_the_poll() -> None:
     watch = Watch()
     assert watch.see(look(), at=0.0, wall_s=1000.0).events == ()
     pace = watch.see(look(clients=(1, 2)), at=1.0, wall_s=1001.0)
@@ -97,7 +97,7 @@ def test_what_happens_is_kept_with_the_time_of_the_look() -> None:
     assert list(told) == [{"at_s": 1001.0, "kind": "joined", "text": "client 102"}]
 
 
-def test_who_died_and_was_reaped_is_kept_for_ten_seconds() -> None:
+def test_a_reaped_client_is_shown_for_ten_seconds() -> None:
     watch = Watch()
     watch.see(look(clients=(1, 2)), at=0.0)
     watch.see(look(clients=(1,), reaped=1), at=1.0)
@@ -122,7 +122,7 @@ def test_a_buffer_that_is_removed_and_made_again_is_told_once() -> None:
     ]
 
 
-def test_what_a_client_holds_is_timed_as_long_as_it_is_the_same() -> None:
+def test_a_claim_is_timed_as_long_as_it_is_the_same() -> None:
     watch, found = Watch(), look()
     client = found["clients"][0]
     watch.see(found, at=0.0)

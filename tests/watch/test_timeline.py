@@ -95,7 +95,7 @@ def test_a_line_has_few_points_and_loses_nothing_of_a_total() -> None:
     assert np.allclose(written[~np.isnan(written)], 7.0)
 
 
-def test_what_happened_is_told_by_name() -> None:
+def test_events_are_told_by_name() -> None:
     happened = [
         event(EventKind.JOINED, 1, incarnation=2, pid=7, name="collect-0"),
         event(EventKind.DIED, 3, incarnation=2, pid=7, name="c-0", exitcode=-9, restarted=True),

@@ -309,7 +309,7 @@ def test_a_frame_that_does_not_say_its_size_is_refused() -> None:
 
 
 @pytest.mark.parametrize("found", [b"", b"x", b"no zstd at all, but some bytes"])
-def test_what_is_no_frame_is_refused(found: bytes) -> None:
+def test_bytes_that_are_not_a_frame_are_refused(found: bytes) -> None:
     with pytest.raises(CorruptBufferError, match="compressed piece 0 cannot be expanded"):
         expanded(Zstd(), [found], [100])
 

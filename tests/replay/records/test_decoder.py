@@ -202,7 +202,7 @@ def test_raw_leaves_are_not_copied_where_that_is_cheaper(
 @pytest.mark.product
 @pytest.mark.parametrize("shape", [(), (3,), (2, 3), (2000,), (40, 50)])
 @pytest.mark.parametrize("ragged", [False, True])
-def test_what_is_written_into_one_item_is_in_no_other(
+def test_a_change_of_one_item_reaches_no_other(
     shape: tuple[int, ...], ragged: bool, way: Encoder, decoder: Decoder
 ) -> None:
     leaves = [torch.ones(n + 1 if ragged else 2, *shape) for n in range(4)]
@@ -470,7 +470,7 @@ def test_a_lazy_stack_may_hold_items_of_several_forms(decoder: Decoder) -> None:
         ([], 0),
     ],
 )
-def test_what_is_no_lazy_stack_is_taken_as_items(
+def test_other_data_than_a_lazy_stack_are_taken_as_items(
     items: list[Any], dim: int, decoder: Decoder
 ) -> None:
     assert decoder.stack(written(items), dim) is None

@@ -387,7 +387,7 @@ def test_leaves_from_64_bytes_on_are_compressed_where_they_get_smaller() -> None
     assert codecs(batch) == {tuple(range(40)): ["ZSTD", "RAW", "RAW", "ZSTD", "RAW"]}
 
 
-def test_what_is_decided_holds_for_the_items_to_come() -> None:
+def test_a_decision_on_the_first_items_holds_for_later_ones() -> None:
     encoder = Encoder(zstd=Zstd())
     zeros, noise = torch.zeros(40, 400).byte(), torch.randint(0, 256, (40, 400)).byte()
     assert codecs(encoder.encode(zeros)) == codecs(encoder.encode(noise))
@@ -558,7 +558,7 @@ def test_the_users_function_excludes_other_options() -> None:
 # -- refusals ----------------------------------------------------------------------------------
 
 
-def test_what_cannot_be_stored_is_refused_by_its_place(encoder: Encoder) -> None:
+def test_an_unsupported_value_is_refused_by_its_place(encoder: Encoder) -> None:
     for data, words in (
         ([1, {"a": 1j}], "entry 'a' is a builtins.complex"),
         (TensorDict({"x": NonTensorData({"k": Color.RED}, [3])}, [3]), "entry 'x' -> 'k' is a "),
@@ -581,7 +581,7 @@ def test_a_pytree_is_no_batch(tree: Any, encoder: Encoder) -> None:
         encoder.encode(tree)
 
 
-def test_what_has_no_dimension_is_no_batch(encoder: Encoder) -> None:
+def test_data_without_a_dimension_are_no_batch(encoder: Encoder) -> None:
     for data in (torch.tensor(1), np.array(1), TensorDict({"a": torch.zeros(3)})):
         with pytest.raises(RuntimeError, match="without a batch dimension is one item"):
             encoder.encode(data)

@@ -356,7 +356,7 @@ def test_kinds_are_kept_and_their_number_is_bounded(monkeypatch: pytest.MonkeyPa
     ],
     ids=lambda value: str(value)[:20],
 )
-def test_what_cannot_be_stored_is_refused_by_its_place_and_class(value: Any, words: str) -> None:
+def test_an_unsupported_value_is_refused_by_its_place_and_class(value: Any, words: str) -> None:
     for item, where in (
         (value, "an item "),
         ({"a": [0, {"b": value}]}, "entry 'a' -> 1 -> 'b' "),

@@ -126,7 +126,7 @@ def making(request: pytest.FixtureRequest) -> Make:
 # -- padded ------------------------------------------------------------------------------------
 
 
-def test_what_is_shorter_is_filled_up_and_masked(padding: Make) -> None:
+def test_shorter_leaves_are_padded_and_masked(padding: Make) -> None:
     batch = padding([item(3), item(1), item(2)])
     assert batch.batch_size == torch.Size([3])
     assert batch["tokens"].tolist() == [[0, 1, 2], [0, 0, 0], [0, 1, 0]]
@@ -159,7 +159,7 @@ def test_sequences_of_ten_to_ten_thousand_tokens_are_padded(padding: Make) -> No
     assert batch["mask"].sum(1).tolist() == [len(one["tokens"]) for one in items]
 
 
-def test_what_stands_behind_the_end_can_be_said(padding: Make) -> None:
+def test_the_padding_value_can_be_chosen(padding: Make) -> None:
     batch = padding([item(2, 1), item(1, 1)], value=-1)
     assert batch["tokens"].tolist() == [[1, 2], [1, -1]]
     assert batch["logp"][1, 1].tolist() == [-1, -1]
@@ -322,7 +322,7 @@ def test_a_tensorclass_of_a_lazy_stack_stays_lazy(padding: Make) -> None:
     assert batch.get("t").batch_size == torch.Size([2, 2])
 
 
-def test_what_is_given_is_not_changed(padding: Make) -> None:
+def test_the_arguments_are_not_changed(padding: Make) -> None:
     items = [item(2), item(1)]
     batch = padding(items)
     batch["tokens"].fill_(9)
@@ -332,7 +332,7 @@ def test_what_is_given_is_not_changed(padding: Make) -> None:
 # -- nested ------------------------------------------------------------------------------------
 
 
-def test_what_differs_is_nested_and_the_rest_dense(nesting: Make) -> None:
+def test_leaves_that_differ_are_nested_and_the_rest_dense(nesting: Make) -> None:
     items = [item(3), item(1), item(2)]
     batch = nesting(items)
     assert batch.batch_size == torch.Size([3])
@@ -426,7 +426,7 @@ def test_records_that_differ_in_how_they_are_stored_make_one_batch() -> None:
 
 
 @pytest.mark.product
-def test_what_an_item_does_not_have_is_a_leaf_of_length_zero(padding: Make, nesting: Make) -> None:
+def test_a_missing_leaf_has_length_zero(padding: Make, nesting: Make) -> None:
     items = [
         TensorDict({"a": torch.ones(2), "n": {"b": torch.ones(1, 2)}, "t": "text"}),
         TensorDict({"c": torch.ones(3)}),
@@ -559,7 +559,7 @@ def test_items_of_several_batch_dims_are_refused(making: Make) -> None:
 @pytest.mark.parametrize(
     "values", [(torch.ones(2), "text"), (torch.ones(2), TensorDict()), ("text", TensorDict())]
 )
-def test_a_leaf_that_is_no_tensor_in_some_items_is_refused(values: Any, making: Make) -> None:
+def test_a_leaf_that_is_not_a_tensor_in_some_items_is_refused(values: Any, making: Make) -> None:
     with pytest.raises(TypeError, match=r"'a' is a \w+ in some items and a \w+ in others"):
         making([TensorDict(a=value) for value in values])
 

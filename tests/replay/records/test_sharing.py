@@ -75,7 +75,7 @@ def test_without_reach_rows_share_nothing_with_each_other() -> None:
     assert found.holders.tolist() == [[0, 1, 2], [5, 4, 5]]
 
 
-def test_what_is_needed_further_ahead_is_stored_again() -> None:
+def test_frames_needed_beyond_the_reach_are_stored_again() -> None:
     found = of(*"aaaaaaaaaaaaaaaaaaaaaaa").find(reach=8)
     assert found.owners.ravel().tolist() == [4] * 5 + [13] * 9 + [22] * 9
     far = of("a", "b", "a").find(reach=1)
@@ -220,7 +220,7 @@ def test_stacks_are_cut_into_frames_and_images_are_not() -> None:
     assert batch.data.nbytes < 0.7 * Encoder(zstd=Zstd()).encode(data).data.nbytes
 
 
-def test_what_items_do_not_have_in_common_stays_in_its_record(encoder: Encoder) -> None:
+def test_bytes_that_items_do_not_share_stay_in_their_record(encoder: Encoder) -> None:
     noise = torch.randint(0, 256, (40, 4, 400), dtype=torch.uint8)
     data = TensorDict({"obs": noise[:20], "next": TensorDict({"obs": noise[20:]}, [20])}, [20])
     batch = check(encoder, data)

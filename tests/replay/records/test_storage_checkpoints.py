@@ -158,7 +158,7 @@ def frames(count: int) -> TensorDict:
 
 
 @WAYS
-def test_what_records_share_is_there_once_also_after_loading(
+def test_bytes_that_records_share_stay_shared_after_loading(
     way: Any, make: Make, tmp_path: Path
 ) -> None:
     data = frames(30)
@@ -277,9 +277,7 @@ def test_a_save_is_of_one_moment_while_others_write(
 
 
 @every_kind
-def test_what_is_loaded_keeps_apart_who_wrote_it(
-    kind: type[Any], make: Make, tmp_path: Path
-) -> None:
+def test_loaded_items_keep_their_sources_apart(kind: type[Any], make: Make, tmp_path: Path) -> None:
     one = TensorDictReplayBuffer(storage=shared(kind, tmp_path / "two"), batch_size=8)
     other = TensorDictReplayBuffer(storage=shared(kind, tmp_path / "two"), batch_size=8)
     for start in (0, 2):  # they take turns

@@ -176,7 +176,7 @@ def test_a_buffer_is_handed_to_a_process_and_both_go_on(
 
 @pytest.mark.slow
 @every_kind
-def test_what_was_committed_is_there_when_all_processes_were_killed(
+def test_committed_records_survive_the_kill_of_all_processes(
     kind: type[Any], tmp_path: Path
 ) -> None:
     rb = TensorDictReplayBuffer(

@@ -77,7 +77,7 @@ def test_items_of_any_shape_come_back_one_by_one_and_together(kind: type[Any], m
     ],
     ids=["tensordict", "tensor", "array", "dicts", "lazy stack", "generator"],
 )
-def test_what_can_extend_a_list_extends_a_ring_of_records(
+def test_any_data_that_extend_a_list_extend_a_ring_of_records(
     kind: type[Any], batch: Any, make: Make
 ) -> None:
     expected = list(batch) if not isinstance(batch, (TensorDict, LazyStackedTensorDict)) else None
@@ -104,7 +104,7 @@ def test_records_of_one_form_are_one_dense_batch_of_a_compressed_storage(make: M
 
 
 @every_kind
-def test_what_comes_back_is_a_copy(kind: type[Any], make: Make) -> None:
+def test_a_read_item_is_a_copy(kind: type[Any], make: Make) -> None:
     rb = ReplayBuffer(storage=make(kind), batch_size=4)
     data = torch.zeros(2, 3)
     rb.extend(TensorDict({"a": data}, [2]))
@@ -516,7 +516,7 @@ def test_a_dictionary_is_learned_from_the_first_items_and_everybody_uses_it(make
     assert early[610] == small(700)
 
 
-def test_what_nothing_can_be_learned_from_is_compressed_without_a_dictionary(
+def test_samples_too_few_to_learn_from_are_compressed_without_a_dictionary(
     make: Make, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def train(samples: list[bytes], *_: int) -> bytes:
@@ -589,7 +589,7 @@ def test_ragged_batches_are_padded_or_nested_as_the_storage_was_told(make: Make)
         assert [row.tolist() for row in found.unbind()] == [[0, 1], [0, 1, 2, 3]]
 
 
-def test_what_is_read_is_sent_to_the_device_of_the_storage(make: Make) -> None:
+def test_items_are_sent_to_the_device_of_the_storage_when_they_are_read(make: Make) -> None:
     for kind in KINDS:
         storage = make(kind, name=kind.__name__, device="meta")
         storage.set(range(2), [TensorDict(a=torch.zeros(2)), TensorDict(a=torch.ones(3))])
@@ -667,7 +667,7 @@ def test_what_is_read_is_sent_to_the_device_of_the_storage(make: Make) -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_what_makes_no_sense_is_refused_by_its_value(
+def test_a_senseless_argument_is_refused_by_its_value(
     make_it: Callable[[], Any], error: type[Exception], words: str
 ) -> None:
     with pytest.raises(error, match=words):
@@ -684,7 +684,7 @@ def test_what_makes_no_sense_is_refused_by_its_value(
     ],
     ids=["set", "object", "complex"],
 )
-def test_what_could_only_be_pickled_is_refused_and_makes_no_directory(
+def test_an_item_that_needs_pickle_is_refused_and_makes_no_directory(
     kind: type[Any], wrong: Any, words: str, tmp_path: Path
 ) -> None:
     storage = kind(9, scratch_dir=tmp_path / "none", max_bytes=2**16)

@@ -52,7 +52,7 @@ JOINED = [("ZSTD", None), ("RAW", None), ("JOINED", 0)]
 
 
 @pytest.mark.parametrize("count", [1, 7, 64])
-def test_what_an_item_holds_twice_is_stored_once(count: int) -> None:
+def test_bytes_that_an_item_holds_twice_are_stored_once(count: int) -> None:
     data = pairs(count)
     batch = encoder().encode(data)
     assert chunks(batch) == JOINED
@@ -71,7 +71,7 @@ def test_a_list_and_single_items_are_stored_as_a_batch_is() -> None:
         assert record.body(0).tobytes() == batch.body(row).tobytes()
 
 
-def test_what_is_not_alike_is_not_joined() -> None:
+def test_leaves_that_differ_are_not_joined() -> None:
     noise = steps(40).select("obs", "noise")
     assert chunks(encoder().encode(noise)) == [("RAW", None)] * 2
     zeros = TensorDict({"a": torch.zeros(40, 500), "b": torch.zeros(40, 500).int()}, [40])
