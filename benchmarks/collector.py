@@ -22,7 +22,7 @@ _LOOKS = 8  # batches between two looks at the clock
 
 
 class Collector:
-    """A collector, seen from whoever began it.
+    """A collector, seen from the process that started it.
 
     Args:
         opener: called there for the call that writes a batch.

@@ -5,7 +5,7 @@
 
 valgrind counts them (callgrind), which runs the program on a processor of its own making, with AVX2
 and without AVX-512: so counts are comparable between machines, as those of hardware counters are
-not, and there whoever has none can count too. What they leave out: what an instruction costs,
+not, and a machine without them can count too. What they leave out: what an instruction costs,
 caches and waiting for each other; and the AVX-512 kernels, which stay with the seconds.
 
 Counting is off except during the calls. They are counted some at a time, and the median of these
@@ -55,7 +55,7 @@ class CannotCountError(Exception):
 
 
 def versions() -> dict[str, str]:
-    """What counts depend on besides the code that is counted."""
+    """What else counts depend on."""
     return {
         "python": ".".join(platform.python_version_tuple()[:2]),
         "machine": platform.machine(),
@@ -129,7 +129,7 @@ def differing(recorded: dict[str, Any]) -> str | None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Count, and compare or record."""
     asked = argparse.ArgumentParser(prog="scripts/instructions")
-    asked.add_argument("--record", action="store_true", help="write instructions.json anew")
+    asked.add_argument("--record", action="store_true", help="rewrite instructions.json")
     arguments = asked.parse_args(argv)
     try:
         found = count()

@@ -1,7 +1,7 @@
 """How long does it take to recover a full buffer after kill -9 of everybody?
 
 Two processes write and are killed in the middle of it; nobody else has the buffer open. It is made
-whole by `recover`, and, after another such death, by the `attach` of whoever comes next. No peer
+whole by `recover`, and, after another such death, by the `attach` of the next process. No peer
 has anything to compare with: what its processes had not saved is gone with them.
 """
 

@@ -7,7 +7,7 @@ VISIBLE int counting(void) { return RUNNING_ON_VALGRIND != 0; }
 
 VISIBLE void begin(void) { CALLGRIND_START_INSTRUMENTATION; }
 
-/* Writes a file of its own, numbered from 1, and begins anew at zero. */
+/* Writes a file of its own, numbered from 1, and starts again at zero. */
 VISIBLE void write_down(void) { CALLGRIND_DUMP_STATS; }
 
 VISIBLE void end(void) { CALLGRIND_STOP_INSTRUMENTATION; }

@@ -218,7 +218,7 @@ def _descendants() -> set[int]:
 
 
 def _marked() -> set[int]:
-    """Every running program with our mark in its environment, whoever its parent is now."""
+    """Every running program with our mark in its environment, under any parent."""
     mark = "=".join(MARK).encode()
     return {
         pid

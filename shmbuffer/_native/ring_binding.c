@@ -182,7 +182,7 @@ static PyMethodDef methods[] = {METHODS(ROW){NULL, NULL, 0, NULL}};
 
 #define GET(name, text) {#name, get_##name, NULL, text, NULL}
 static PyGetSetDef properties[] = {
-    GET(blocker, "(entry, incarnation, turn, by_turn) of whom the last blocked call of this thread met."),
+    GET(blocker, "(entry, incarnation, turn, by_turn) of the client that blocked this thread's last call."),
     GET(head, "Next ticket."),
     GET(write_count, "Elements written so far."),
     GET(length, "Elements that are committed."),

@@ -1,4 +1,4 @@
-/* Writers that wait for a slot: whom each of them waits for, whose turn comes first, and the futex on which they sleep. */
+/* Writers that wait for a slot: the client that each waits for, the order of turns, and the futex on which they sleep. */
 #include <limits.h>
 #include <linux/futex.h>
 #include <sys/syscall.h>

@@ -29,7 +29,7 @@ class Flow:
 
     @property
     def limits(self) -> int:
-        """What there is to wait for; 0: nothing."""
+        """What a call may have to wait for; 0: nothing."""
         return int(self._seat.native.limits)
 
     @property

@@ -1,4 +1,4 @@
-"""Which items there are: how old, of whom, with which priority. Of a living buffer or a dead one.
+"""The stored items: age, writer and priority. Of a live buffer or a dead one.
 
 Nothing is locked: of a busy buffer some items are of slightly different moments. Of a large one
 some are looked at, from all over the ring.

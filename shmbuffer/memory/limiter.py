@@ -110,7 +110,7 @@ class RateLimiter:
 
     @property
     def limits(self) -> Limit:
-        """What there is to wait for."""
+        """What a call may have to wait for."""
         ratio = Limit.RATIO if self.samples_per_insert is not None else Limit(0)
         return ratio | (Limit.QUEUE if self.max_times_sampled is not None else Limit(0))
 

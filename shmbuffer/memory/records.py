@@ -78,7 +78,7 @@ class Records:
         self.extents = live.extents
         self._usual_bytes = 256.0  # of a record, as far as we know
 
-    # What there is.
+    # Queries.
 
     @property
     def used(self) -> int:

@@ -15,8 +15,8 @@ Always true
      runs a target that a later look does not find.
   2. A file that is locked for longer than a look takes says who holds it: the child writes first.
   3. A name is used once: no child writes into the file of another.
-  4. The lock alone says that it lives; what is written says whom to signal, and is compared with
-     what the kernel says of that process (`identity.opened`).
+  4. The lock alone says that it lives; what is written names the process to signal, and is
+     compared with what the kernel says of that process (`identity.opened`).
 If a process dies here: the kernel unlocks; the file goes at the next look.
 """
 

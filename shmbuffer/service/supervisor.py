@@ -72,7 +72,7 @@ class Supervisor:
         self._changed = threading.Condition(threading.RLock())  # guards what follows
         self._spawned: list[Spawned] = []
         self._spawned_pids: dict[int, str] = {}  # with the names
-        self._due: list[tuple[float, Spawned]] = []  # when to start whom again
+        self._due: list[tuple[float, Spawned]] = []  # what to restart, and when
         self._stopping = False
         self._failure: BaseException | None = None  # what ended the watch before its time
         self._wake_up = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)

@@ -40,7 +40,7 @@ class Change:
 
     at_s: float  # wall clock, when it was seen
     kind: Kind  # in one or two words
-    text: str  # to whom, or what
+    text: str  # the client, or the thing
 
 
 @dataclass(frozen=True)

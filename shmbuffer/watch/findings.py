@@ -134,7 +134,7 @@ def dies_again(look: Look) -> str | None:
     """The same process dies, and dies again."""
     if look.timeline is None:
         return None
-    # Those whom a recovery found died together: that says nothing of any one of them.
+    # Clients that a recovery found died together: that says nothing about one of them.
     died = [
         one
         for one in look.timeline.events

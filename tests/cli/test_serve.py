@@ -156,7 +156,7 @@ def test_a_dead_client_is_reaped_and_reported(path: Path) -> None:
         server.signal(signal.SIGTERM)
         code, _, err = server.end()
     assert code == exits.DONE
-    if err:  # whoever came first reaped it: the server, or the engine above as it joined
+    if err:  # the first of the two reaped it: the server, or the engine above as it joined
         assert err == f"{path}: collector (pid {collector.pid}) died\n"
 
 

@@ -1,4 +1,4 @@
-"""``top`` shows what happens as it happens, changes nothing, and outlives whom it watches."""
+"""``top`` shows what happens, changes nothing, and outlives the processes it watches."""
 
 from __future__ import annotations
 

@@ -149,7 +149,7 @@ def wrong_arguments(family: Any, step: Step) -> None:
             storage=family.LazyTensorStorage(4, ndim=2), dim_extend=-1
         ),
         "a size that is not the data's": lambda: family.TensorStorage(torch.zeros(5), max_size=4),
-        "a storage that is none": lambda: family.ReplayBuffer(storage=3, batch_size=2).add(1),
+        "a storage of another type": lambda: family.ReplayBuffer(storage=3, batch_size=2).add(1),
         "schedule of nothing": lambda: family.LinearScheduler(
             family.PrioritizedReplayBuffer(alpha=1.0, beta=1.0), "gamma", 1.0, 3
         ),

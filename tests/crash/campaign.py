@@ -150,7 +150,7 @@ def creating(folder: Path, draw: random.Random) -> int:
 
 
 def by_instruction(folder: Path, draw: random.Random) -> int:
-    """Every state of a deed, or of whoever mends one; in the figures a state counts as a kill."""
+    """Every state of a deed, or of its repair; in the figures a state counts as a kill."""
     if platform.machine() != "x86_64":
         return 0
     kind = draw.choice(("rows", "records"))

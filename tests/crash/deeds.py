@@ -139,7 +139,7 @@ def begins(path: Path, deed: str) -> Callable[[Engine], None]:
 def ends_at(path: Path, deed: str, point: str, after: int = 0) -> bool:
     """A victim is killed at the point; whether it came by.
 
-    A joiner reaps before it takes an entry, so whoever reaps arms before it joins.
+    A joiner reaps before it takes an entry, so a reaper arms before it joins.
     """
     work = begins(path, deed)
     if deed != "reap":

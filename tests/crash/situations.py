@@ -123,7 +123,7 @@ def killed_at_passings(
         folder: the buffers are made here.
         kind: of items.
         point: where.
-        situation: what there is, and what the victim does.
+        situation: the state of the buffer, and what the victim does.
         look: is told whether it is the first time, when it is worth a process of its own.
         alone: nobody else is there when the victim dies, so that recovery is the first to see what
             it left.

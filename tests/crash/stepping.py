@@ -62,7 +62,7 @@ def walk(path: Path, deed: Callable[[Engine], None], releases: int) -> Walk:
 
 
 def walk_of_a_mender(path: Path) -> Walk:
-    """Follows whoever takes the mutex of a dead one, from the first look at what that one left."""
+    """Follows a process that takes the mutex of a dead one, from its first look at what is left."""
 
     def joins() -> None:
         _stop_at("repair.waiters")

@@ -108,7 +108,7 @@ def test_every_state_that_a_kill_of_a_mender_can_leave_is_mended(
 
 
 def states_of_a_mender(path: Path, point: str, after: int, kind: str = "rows") -> int:
-    """Follows whoever mends what a victim left, and mends what that one would leave."""
+    """Follows a process that repairs after a victim, and repairs what that one would leave."""
     deed = point.split(".")[0]
     with prepare(path, kind) as survivor:
         if not ends_at(path, deed, point, after):

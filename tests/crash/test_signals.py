@@ -29,7 +29,7 @@ DEED = pytest.mark.parametrize("deed", [deed for deed in DEEDS if deed != "reap"
 
 
 def at(path: Path, deed: str, point: str, action: str, then: Callable[[Engine], None]) -> int:
-    """Starts a process whom that happens at the point; ``then``: if it goes on."""
+    """Starts a process to which that happens at the point; ``then``: if it goes on."""
     work = begins(path, deed)
 
     def body() -> None:

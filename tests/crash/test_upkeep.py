@@ -109,7 +109,7 @@ def test_a_reaper_that_dies_is_followed_by_another(
     victim(path, write_point)
     # A joiner reaps the dead before it takes an entry, so the second victim arms before it joins.
     killed = ended(fork(lambda: _arm_and_join(path, point))) == -signal.SIGKILL
-    # Who died in the mutex is repaired by whoever locks next; the reaper finds nothing left to do
+    # The next to lock repairs after a death in the mutex; the reaper finds nothing left to do
     # but free.
     assert killed or (write_point, point) == ("write.mark", "reap.parents")
     survivor.seat.reap_dead()
@@ -168,7 +168,7 @@ def test_leaving_half_way_is_as_good_as_dying(survivor: Engine, point: str) -> N
 
 
 def test_an_entry_is_free_only_after_the_mutex_is(survivor: Engine) -> None:
-    """Else whoever finds nobody alive makes a new mutex under the hands of the one who leaves."""
+    """Else a process that finds nobody alive recreates the mutex while another one leaves."""
     path = survivor.path
     assert path is not None
     with stopped_at(path, "leave.claim", lambda engine: engine.close()):

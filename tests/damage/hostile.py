@@ -79,7 +79,7 @@ ROOT_TRAPS: dict[str, Trap] = {
 
 
 def spring(specimen: Specimen, name: str, trap: Trap) -> None:
-    """Looks at, opens, removes and makes anew a buffer with a trap in the place of a file.
+    """Looks at, opens, removes and recreates a buffer with a trap in the place of a file.
 
     Nothing outside of its directory is changed, whatever the calls answer.
     """
@@ -113,7 +113,7 @@ def _made_anew(path: Path) -> object:
 
 
 def _everything(folder: Path) -> dict[str, bytes]:
-    """Names and contents of regular files below a folder; locks are empty whoever takes them."""
+    """Names and contents of regular files below a folder; locks are always empty."""
     return {
         str(path.relative_to(folder)): path.read_bytes() if path.is_file() else b""
         for path in sorted(folder.rglob("*"))

@@ -47,7 +47,7 @@ class Specimen:
         kind: what items are, a key of `harness.KINDS`.
         rebooted: whether the machine was started again since.
         files: name below the path to content.
-        truth: what there is.
+        truth: the items as they were written.
     """
 
     def __init__(self, path: Path, kind: str, *, rebooted: bool = False) -> None:
@@ -168,7 +168,7 @@ def reboot(path: Path) -> None:
 
 @contextmanager
 def edited_control(path: Path) -> Iterator[Control]:
-    """The control file of a directory, to be changed by whoever knows its checksums."""
+    """The control file of a directory, to be changed with valid checksums."""
     with (path / layout.CONTROL).open("r+b") as file:
         yield Control(_core.Map(file.fileno(), layout.CONTROL_BYTES), str(path))
 

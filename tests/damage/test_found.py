@@ -243,7 +243,7 @@ def test_a_head_of_the_byte_ring_that_cannot_be_copies_and_takes_nothing(
 def test_a_claim_of_more_tickets_than_there_are_belongs_to_no_client(
     opened: Engine, field: str
 ) -> None:
-    """Whoever reaped it went through all of them, with the mutex held."""
+    """The reaper went through all of them, with the mutex held."""
 
     def trial(engine: Engine) -> None:
         assert engine.path is not None

@@ -73,7 +73,7 @@ def exchanged(value: Any, at: tuple[Any, ...], by: Any) -> Any:
 
 
 def require_refused_or_served(path: Path) -> None:
-    """Whoever attaches gets a sample, or an error that names the directory and what to do."""
+    """A client gets a sample, or an error that names the directory and what to do."""
     try:
         with attach(path) as buffer:
             assert len(buffer.sample(None if buffer._batch_size else 4)) >= 1

@@ -531,7 +531,7 @@ def test_an_actor_that_is_killed_takes_nothing_with_it(tmp_path: Path) -> None:
                 [0.0] * 6 + [2.0, 0.0, 2.0]
             )
             successor.extend(items(9, 1))
-            assert client[:]["a"].tolist() == list(range(10))  # the same memory, whoever owns it
+            assert client[:]["a"].tolist() == list(range(10))  # the same memory, under any owner
         client.detach()
 
 

@@ -24,7 +24,7 @@ from pathlib import Path
 from tests.docs.blocks import ROOT, Block, blocks_of
 
 PATIENCE_S = 40.0  # with one command
-LONGEST_S = 100  # of a page; then it is ended, and whoever asked hears of a signal
+LONGEST_S = 100  # of a page; then it is ended, and its caller gets a signal
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 

@@ -90,7 +90,7 @@ class Save(Scenario):
 
     def look_afterwards(self) -> None:
         self.require_a_save()
-        fresh = self.made()  # whoever saves next sweeps what the dead one left
+        fresh = self.made()  # the next save sweeps what the dead one left
         fresh.extend(items(0, 2))
         fresh.dumps(self.folder / "save")
         fresh.close()

@@ -86,7 +86,7 @@ PLAUSIBLE: dict[str, tuple[int, ...]] = {
 }
 #: Of /proc: there is no disk behind it, but descriptors and memory end, and it may be hidden.
 _PLAUSIBLE_IN_PROC = (*_NO_DESCRIPTOR, errno.ENOMEM, errno.EACCES, errno.EINTR, SHORT)
-#: Python asks again for as long as it hears EINTR, and whoever meets a lock that is taken, waits.
+#: Python asks again for as long as it gets EINTR, and a process that meets a taken lock waits.
 _PASSES = (errno.EINTR, errno.EAGAIN)
 
 

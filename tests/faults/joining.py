@@ -75,7 +75,7 @@ class Undefine(Scenario):
 
 
 class DefineAndDie(Define):
-    """The same; whoever tries again is killed when the first files are there."""
+    """The same; the next attempt is killed when the first files are there."""
 
     def again(self) -> None:
         def victim() -> None:

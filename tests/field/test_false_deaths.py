@@ -219,7 +219,7 @@ def test_biggraphite_202_readers_that_were_killed_while_they_read_are_cleared_aw
             reader.reached()
             reader.kill()
         with Engine.open(engine.path, None) as fresh:  # type: ignore[arg-type]
-            assert len(fresh.clients()) == 2, "whoever joins clears the dead away"
+            assert len(fresh.clients()) == 2, "a joining client clears the dead away"
     write(ring, range(8, 16))
 
 

@@ -57,7 +57,7 @@ with Engine.open(place / "buffer", Settings(capacity=8)) as engine:
 
 @needs_root
 def test_ray_14182_16540_16824_a_full_memory_file_system_kills_nobody(fast_path: Path) -> None:
-    """Memory was promised and not there: SIGBUS at the first touch, whoever touched it.
+    """Memory was promised and not there: SIGBUS at the first touch, by any process.
 
     Neither where there was too little from the start, nor where others filled the rest later.
     """
@@ -113,7 +113,7 @@ def test_pytorch_5040_5247_161910_too_little_room_is_an_error_of_the_one_who_ask
 def test_pytorch_176073_176075_the_answer_of_an_allocation_is_what_it_returns(
     fast_path: Path,
 ) -> None:
-    """posix_fallocate returns its error; whoever looks at errno finds another call's, or none."""
+    """posix_fallocate returns its error; errno holds another call's, or none."""
     source = """
 import resource, sys
 from shmbuffer.errors import SpaceError

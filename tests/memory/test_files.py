@@ -17,7 +17,7 @@ from shmbuffer.memory import Engine, Leaf, Schema, Settings
 def unsynced(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[str]]:
     """The directories in which a name was made or moved since they were last synced.
 
-    Lock files and their directory do not count: whoever misses one makes it.
+    Lock files and their directory do not count: a process that needs one makes it.
     """
     found: set[str] = set()
     real: dict[str, Any] = {name: getattr(os, name) for name in ("open", "mkdir", "rename")}

@@ -295,7 +295,7 @@ def test_a_waiter_learns_that_its_queue_was_removed(engine: Engine) -> None:
 
 
 def test_the_child_of_a_fork_is_limited_through_its_own_handle(engine: Engine) -> None:
-    """It attached anew, asked through the old handle, and attached anew without an end."""
+    """It attached again, asked through the old handle, and repeated that without an end."""
     ring = ring_of(engine)
     engine.set_limiter(RateLimiter(samples_per_insert=1, error_buffer=4, max_times_sampled=1))
     write(ring, range(4))
@@ -569,7 +569,7 @@ def test_sides_that_damage_has_set_apart_start_again(
     [("samples_per_insert", 0.0), ("error_buffer", 0.5), ("limits", 2), ("limits", 9)],
 )
 def test_an_impossible_limiter_is_ignored(engine: Engine, field: str, wrong: float) -> None:
-    """Whoever asked for it got a ValueError of numbers that he had not given."""
+    """A caller got a ValueError about numbers that it had not given."""
     engine.set_limiter(RateLimiter(samples_per_insert=1, error_buffer=4))
     block = engine.seat.control.limiter_block(
         int(engine.seat.control.runtime["limiter_version"][0])

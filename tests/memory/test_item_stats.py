@@ -1,4 +1,4 @@
-"""Items as they are: how old, of whom, with which priority; nothing is locked or changed."""
+"""Items as they are: age, writer, priority; nothing is locked or changed."""
 
 from __future__ import annotations
 

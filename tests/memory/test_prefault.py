@@ -389,7 +389,7 @@ def test_reserved_memory_is_not_counted_twice(
 
 @needs_root
 def test_memory_that_runs_out_is_an_error_that_says_how_far_it_came(tmp_path: Path) -> None:
-    """A sparse file in a file system that is too small: whoever touches it first gets a SIGBUS."""
+    """A sparse file in a file system that is too small: the first to touch it gets a SIGBUS."""
 
     def run() -> None:
         sparse = replace(SETTINGS, reserve=False)

@@ -480,7 +480,7 @@ def test_it_gives_up_in_time_and_names_the_client_it_waited_for(make: Maker, sta
             assert (error.pid, error.state, error.timeout) == (other.pid, state, 0.05)
             assert (ring.live.words.tolist(), ring.head, ring.write_count) == before
             assert runtime(engine, "waiters") == 0, "its turn is given back"
-        place(ring, [3], [33])  # whom it does not concern, goes on
+        place(ring, [3], [33])  # an unaffected writer goes on
         assert contents(ring)[3] == 33
 
 
@@ -552,7 +552,7 @@ def test_a_turn_that_is_not_used_holds_nobody_up(make: Maker, fate: str) -> None
             waiter.kill()
         other.go()
         assert other.end() == 0
-        assert write(ring, [8]) == 8, "past whoever stands in front"
+        assert write(ring, [8]) == 8, "past the waiter in front"
         assert contents(ring)[0] == 8
         if fate == "stopped":
             assert runtime(engine, "waiters") == 1, "he keeps a place, at the end"

@@ -100,7 +100,7 @@ class Clients(Mending):
             self.next_op(s, b)
         return "leave.freed"
 
-    # Look: whoever takes the mutex holds an entry, or the lock of initialisation.
+    # Look: a process that takes the mutex holds an entry, or the lock of initialisation.
 
     def look_started(self, s: bytearray, b: int) -> str | None:
         """With that lock nobody recovers meanwhile, even if all others die."""

@@ -1,4 +1,4 @@
-"""Flow control as an exhaustive small model: who waits for the other side, and who wakes whom.
+"""Flow control as an exhaustive small model: who waits for the other side, and who wakes them.
 
     Flow ──explore──▶ all states that can be reached ──▶ lost wake-ups, knots, who never goes on
 

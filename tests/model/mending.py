@@ -1,4 +1,4 @@
-"""What is done for the dead: reap, repair, recovery. Whoever dies in it is followed by another."""
+"""What is done for the dead: reap, repair, recovery. Another process takes over after a death."""
 
 from __future__ import annotations
 
@@ -205,7 +205,7 @@ class Mending(Shared):
     def recover_locked(self, s: bytearray, b: int) -> str | None:
         """The lock of initialisation, not the mutex.
 
-        Whoever finds RECOVERING under it knows that the one who was at it is dead, and all others.
+        RECOVERING found under it means that the recovering process is dead, and all others.
         """
         if s[INIT] or (s[READY] and not self.nobody_lives(s)) or self.op(s, b).kind == "join":
             return None
@@ -214,7 +214,7 @@ class Mending(Shared):
         return "recover.locked"
 
     def recover_state(self, s: bytearray, b: int) -> str:
-        """RECOVERING: whoever comes now recovers again."""
+        """RECOVERING: the next process recovers again."""
         s[READY] = 0
         s[b] = At.RECOVER_MUTEX
         return "recover.state"
@@ -245,7 +245,7 @@ class Mending(Shared):
         return "reap.freed"
 
     def recover_words(self, s: bytearray, b: int) -> str:
-        """Words that cannot be: after a mere death there is none left, once all are reaped."""
+        """Impossible words: a mere death leaves none, once all are reaped."""
         if s[self.word + s[b + K]] & 3 == WRITING:
             fail("a WRITING slot is covered by one claim")
         self.loop(s, b, self.n, At.RECOVER_WORDS, At.RECOVER_PRIORITIES)

@@ -46,16 +46,16 @@ Rules that the search asked for, beyond the description that it started from
      meaning with the highest priority so far, at the next repair.
   2. An in-place write keeps the raw priority only of a slot that is COMMITTED when it is claimed;
      elsewhere an item that is long gone would leave its priority to the new one.
-  3. An entry is freed by its owner after the last unlock, and whoever takes the mutex without an
-     entry holds init.lock. Otherwise "nobody is alive" can be true while somebody holds the mutex,
-     and recovery makes a new one under him.
+  3. An entry is freed by its owner after the last unlock, and a process that takes the mutex
+     without an entry holds init.lock. Otherwise "nobody is alive" can be true while somebody holds
+     the mutex, and recovery makes a new one under it.
   4. A reaper compares the state of the entry as well as its incarnation, or entries are taken under
      the mutex: a free entry must not be freed again while a newcomer takes it.
   5. `empty()` notes its goal: who finishes it does not know whether the count is kept.
   6. While the state is RECOVERING nobody joins, even if an entry looks alive: the kernel may not
      yet show that the one who was recovering is dead.
-  7. A sleeper looks anew whom it waits for: behind a turn as well as before a slot that may be
-     somebody dead. (If it asks about slots only, the turn has to be forfeited.)
+  7. A sleeper checks again which client it waits for: behind a turn as well as before a slot that
+     may be somebody dead. (If it asks about slots only, the turn has to be forfeited.)
 
 The reduction: while a living process holds the mutex, it alone takes steps (or dies). Steps outside
 the mutex touch payload that nobody else may write, or read one word, so each of them can be moved

@@ -28,7 +28,7 @@ class DoesNotCompileError(Exception):
 
 
 class DoesNotApplyError(Exception):
-    """A patch is of other sources than these: write it anew, for what they are now."""
+    """A patch is of other sources than these: rewrite it for the current ones."""
 
 
 def copy_of_the_repository(into: Path) -> Path:

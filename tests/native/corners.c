@@ -114,7 +114,7 @@ static void a_write_that_alpha_overtakes(void) {
     check_whole();
 }
 
-/* The ring has four slots; whoever reads finds every one of them written again. */
+/* The ring has four slots; a reader finds every one of them written again. */
 static void write_all_again(int point) {
     if (point != SHMB_CP_sample_copy) return;
     struct call call = plain_call();

@@ -10,7 +10,7 @@ static bool interrupted(struct shmb_call *call) { return false; }
 
 struct shmb_call a_call(void) { return (struct shmb_call){may_block, interrupted, (int64_t)60 * 1000 * 1000 * 1000}; }
 
-/* As ring.py waits: whoever is in the way is reaped if he is dead, else waited for. */
+/* As ring.py waits: a client in the way is reaped if it is dead, else waited for. */
 static void wait_for_blocker(struct shmb_ring *ring, uint64_t waited) {
     struct shmb_call call = a_call();
     uint32_t entry = shmb_refusal.blocker.entry;

@@ -89,7 +89,7 @@ class History:
         return owed
 
     def cut(self) -> History:
-        """As it is for whoever comes after a power cut at this step."""
+        """As the next process finds it after a power cut at this step."""
         there = set(self.now.places()) if self.now else set()
         after = replace(self, now=None, over=self.over | (self.acked.keys() - there))
         if self.removing:  # what is found then, the old buffer or a new one, owes nothing yet

@@ -107,7 +107,7 @@ class Machine:
         return self._mapped.recovered(contents)
 
     def use_and_remove(self, image: Image) -> None:
-        """Makes a buffer of what there is now; then nothing is left but what others put there."""
+        """Makes a buffer; nothing is left but what others put there."""
         self._mapped = None
         with Engine.open(self.path, settings(self._kind)) as engine:
             write(engine.define(schema(self._kind)), [200])
@@ -159,7 +159,7 @@ class _Mapped:
         return self._stat
 
     def open_file(self, name: str, **_: Any) -> Any:
-        """None: whoever records a history does so in a recovery that has directories."""
+        """None: a history is recorded in a recovery that has directories."""
         raise BufferNotFoundError(f"{name}: is not mapped")
 
     def vouch(self, schema: Any) -> None:

@@ -98,7 +98,7 @@ class Player:
         return error
 
     def waits(self) -> str:
-        """Waits until it waits, and says for whom."""
+        """Waits until it waits, and says for which client."""
         return until(lambda: next((w.text for w in waits(self._path) if w.pid == self.pid), None))
 
     def signal(self, number: int) -> None:

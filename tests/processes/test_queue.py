@@ -1,4 +1,4 @@
-"""A queue between processes: every item comes out in order, as often as it may, whoever dies."""
+"""A queue between processes: items come out in order, as often as they may, through any death."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def frames(folder: Path, *, seed: int, max_minutes: float) -> Iterator[Frame]:
         ]
     )
     top = shlex.join([*python, "top", "run/replay", "--interval", str(INTERVAL_S)])
-    # What there is to see begins with the buffer.
+    # Nothing can be seen before the buffer exists.
     first = f'{demo}; echo "{_ENDED} $?"'
     second = f"until test -e run/replay/.shmbuffer/control; do sleep 0.1; done; {top}"
     began, last = time.monotonic(), ("", "")

@@ -762,7 +762,7 @@ def test_a_buffer_that_others_use_is_not_loaded_into(directory: Any, tmp_path: P
 
 
 class SavesAgain(torch.nn.Module):
-    """While it is loaded another process saves anew, as a trainer may while it is evaluated."""
+    """While it is loaded another process saves again, as a trainer may during an evaluation."""
 
     def __init__(self, rb: ReplayBuffer, path: Path, times: int) -> None:
         super().__init__()

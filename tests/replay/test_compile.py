@@ -80,7 +80,7 @@ def test_extending_and_sampling_stop_recompiling(
         sample = step(TensorDict({"a": torch.arange(size) + i}, [size]))
         assert torch.equal(sample["twice"], sample["a"] * 2)
         compiled.append(frames())
-    assert compiled[-1] == compiled[5], "compiled anew with the buffer in a later state"
+    assert compiled[-1] == compiled[5], "compiled again with the buffer in a later state"
     assert len(rb) == 50
     rb.close()
 

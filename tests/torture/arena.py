@@ -1,7 +1,7 @@
 """Processes that work, and die: chairs that are filled again, pauses to look, and who is to die.
 
 Processes are forked from one that has loaded what they need, and told by a word of shared memory to
-stand still. Whoever ends by itself, or does not come to a stand, has failed.
+stand still. A process that ends by itself, or does not come to a stand, has failed.
 
 Each chair has a process group of its own: what its process has forked may outlive it there for some
 calls, as a child of ours, and is waited for. Some chairs are in containers (containers.py).

@@ -1,6 +1,6 @@
 """Processes in pid and mount namespaces of their own, which see another boot id, as containers do.
 
-The process that is started is the first of its namespace: with it dies everyone whom it has forked.
+The process that is started is the first of its namespace: all its children die with it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def adopt_orphans(yes: bool) -> None:
-    """Whoever loses its parent below this process becomes its child (PR_SET_CHILD_SUBREAPER)."""
+    """An orphan below this process becomes its child (PR_SET_CHILD_SUBREAPER)."""
     _require(_libc.prctl(_ADOPT_ORPHANS, int(yes), 0, 0, 0))
 
 

@@ -50,7 +50,7 @@ class Kind(IntEnum):
     """The ring was looked at between ``began`` and ``ended``: ``a`` head, ``b`` write_count;
     through the handle ``count`` (its incarnation), in epoch ``first`` (-1: nobody asked)."""
     DIED = 6
-    """Told by whoever killed: ``who`` did nothing any more from ``ended`` on."""
+    """Told by the killer: ``who`` did nothing any more from ``ended`` on."""
     INTERRUPTED = 7
     """KeyboardInterrupt came out of a call, and left ``a`` locks that belong to no handle."""
     FORKED = 8

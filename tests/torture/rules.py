@@ -1,4 +1,4 @@
-"""Rules that a history and what is in the directory keep, whoever was killed in between.
+"""Rules that a history and the directory keep through any kill.
 
     H1  no item is torn                     H6  head and write_count never fall
     H2  no item was invented                H7  masses, sums and checksums are exact
@@ -8,7 +8,7 @@
     H13 nobody alive is taken for dead      H14 an interrupt leaves no lock behind
     H15 of a copy that was put back there is what stood still while it was made, nothing later
 
-H10 (nobody hangs) is the business of whoever runs the processes, H11 (draws follow priorities) of
+H10 (nobody hangs) is checked by what runs the processes, H11 (draws follow priorities) of
 tests/torture/test_draws.py. Nobody writes while `violations` looks.
 
 A copy that is put back begins a new era (lineage.py). What is torn (H1), invented (H2), there twice

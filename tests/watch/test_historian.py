@@ -138,7 +138,7 @@ def test_a_client_that_another_process_reaped_is_noted_as_dead(
         program.line()
         historian.look(coordinator.clients(), [], {})
         program.kill()
-    Engine.open(scratch_dir, None).close()  # whoever joins reaps
+    Engine.open(scratch_dir, None).close()  # joining reaps
     assert coordinator.glance()["reaped"] == 1
     historian.look(coordinator.clients(), [], {})
     assert ("DIED", "LEARNER", program.pid) in events(scratch_dir)
@@ -226,7 +226,7 @@ def test_clients_that_left_without_a_recorder_are_noted_by_the_next_one(
         historian.close()
         program.signal(signal.SIGINT if orderly else signal.SIGKILL)
         program.end()
-    Engine.open(scratch_dir, None).close()  # whoever joins reaps
+    Engine.open(scratch_dir, None).close()  # joining reaps
     historian = Historian(coordinator, scratch_dir)
     historian.look(coordinator.clients(), [], {})
     historian.close()

@@ -1,4 +1,4 @@
-"""Prometheus finds the numbers of the directory, whoever serves them."""
+"""Prometheus finds the numbers of the directory, from any server."""
 
 from __future__ import annotations
 

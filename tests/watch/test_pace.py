@@ -1,4 +1,4 @@
-"""Rates are what counters grew by between two looks; another buffer in the place begins anew."""
+"""Rates are what counters grew by between two looks; another buffer in the place starts over."""
 
 from __future__ import annotations
 

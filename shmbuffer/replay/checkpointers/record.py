@@ -74,7 +74,7 @@ class Record:
 
     @classmethod
     def of_moment(cls, moment: ItemSnapshot, leaves: Leaves | None = None) -> Record:
-        """What there is to remember of a moment; of a list, which has no leaves, too."""
+        """What a save keeps of a moment; also of a list, which has no leaves."""
         slots = len(moment.tickets)
         return cls(
             slots,

@@ -58,7 +58,7 @@ class CompressedListStorage(RecordList):
             that get smaller.
         dictionary_bytes: of records: size of a dictionary for zstd, learned from the first items
             and kept in the directory, for items too small to compress well alone; 100,000 is usual.
-            0 is none.
+            0: no dictionary.
         share_frames: of records: frames that consecutive items of a batch have in common (of stacks
             of frames, and of the same entry in ``"next"``) are stored once. Exact on reading back.
         scratch_dir: the directory of the files.

@@ -46,7 +46,7 @@ PATH_CALLS = {
 }
 #: Attributes that are views of shared memory.
 ARRAYS = {"runtime", "entries", "words", "raw", "sources", "extents", "data", "_bytes"}
-#: Whoever fills an array, whichever it is.
+#: Functions that fill any array.
 FILLING = {
     *("fill", "put", "copyto", "pack_into", "memmove", "memset", "itemset"),
     *("setfield",),

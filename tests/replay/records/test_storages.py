@@ -510,7 +510,7 @@ def test_a_dictionary_is_learned_from_the_first_items_and_everybody_uses_it(make
     rb.extend([small(number) for number in range(510, 610)])
     assert (storage.bytes() - held) / 100 < before - 30
     late = ReplayBuffer(storage=make(CompressedListStorage, max_size=4000), batch_size=4)
-    for buffer in (rb, early, late):  # also whoever was there before it was known
+    for buffer in (rb, early, late):  # also handles from before it was known
         assert [buffer[at] for at in (0, 300, 609)] == [small(at) for at in (0, 300, 609)]
     late.extend([small(700)])
     assert early[610] == small(700)
