@@ -103,6 +103,8 @@ struct shmb_runtime {
     _Atomic uint64_t lock_waits; /* times that the mutex was not to be had at once, nor soon: it was slept for */
     struct shmb_limiter limiters[2];
     _Atomic uint64_t touched_ns; /* CLOCK_REALTIME of the last store that no entry dates: restored.py */
+    unsigned char unused[1400];
+    uint64_t first_draws[SHMB_ENTRIES]; /* what each handle's first draw came from; 0: none. Only Python has it */
 };
 
 /* One client. Identity is written under init.lock before state = LIVE; the claim by its owner, or by

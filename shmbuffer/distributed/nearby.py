@@ -260,7 +260,7 @@ def _is_ours(function: Any) -> bool:
 
 def _configuration(buffer: ReplayBuffer, refused: dict[str, str]) -> dict[str, Any]:
     """The buffer's state as it travels: what stays with the owner has no place in it."""
-    state = {**buffer.__getstate__(), "_generator": None}
+    state = {**buffer.__getstate__(), "_generator": None, "_rank_given": None}
     del state["_storage"]
     if SAMPLE in refused and not isinstance(buffer.sampler, PrioritizedSampler):
         state["_sampler"] = RandomSampler()  # never asked

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 MAGIC = b"SHMBUF\x00\x01"
 FORMAT_MAJOR = 1
 #: 1: records; 2: flow control, the last recovery, lock waits; 3: dated stores, queue_since;
-#: 4: streams
+#: 4: streams, first_draws.
 FORMAT_MINOR = 4
 ENDIAN_TAG = 0x01020304
 
@@ -263,6 +263,7 @@ RUNTIME = _fields(
     ("lock_waits", "<u8", 248),
     ("limiters", "V128", 256),
     ("touched_ns", "<u8", 384),
+    ("first_draws", "(256,)<u8", 1792),
     itemsize=PAGE,
 )
 

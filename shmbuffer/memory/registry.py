@@ -182,6 +182,7 @@ class Registry:
             "last_insert_ns": 0,
             "last_sample_ns": 0,
         }
+        self._control.runtime["first_draws"][0, entry] = 0  # that of who had it before
         for name, value in fields.items():
             mine[name] = value
             _core.reached("join.identity")
@@ -191,6 +192,23 @@ class Registry:
         _core.reached("join.live")
         self._control.touch()
         return membership
+
+    def note_first_draw(self, entry: int, origin: int) -> list[int]:
+        """Says what our first draw came from, a number above 0; nothing if that is said already.
+
+        Returns:
+            Process ids of living clients in other processes that said the same.
+        """
+        draws = self._control.runtime["first_draws"][0]
+        if draws[entry]:
+            return []
+        draws[entry] = origin
+        _core.reached("draw.noted")
+        self._control.touch()
+        me = identity.current()
+        same = [each for each, _ in self.live() if draws[each] == origin and each != entry]
+        others = [each for each in same if self.identity(each) != me and not self.is_dead(each)]
+        return sorted({self.identity(each).pid for each in others})
 
     def free(self, entry: int) -> None:
         """Frees an entry without a claim: our own, or before there are slots to claim."""

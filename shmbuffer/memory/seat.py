@@ -251,6 +251,10 @@ class Seat:
         last = int(self.control.runtime["next_incarnation"][0])
         return last == self.incarnation and len(self.registry.live()) == 1
 
+    def was_joined(self) -> bool:
+        """Whether another handle has ever been there."""
+        return int(self.control.runtime["next_incarnation"][0]) > 1
+
     def settled(self, head: int) -> int:
         """A ticket below which nobody is writing any more."""
         entries = self.control.entries

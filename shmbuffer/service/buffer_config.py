@@ -7,7 +7,7 @@
                                        of records: stack_dim, compression_level, compress,
                                        dictionary_bytes, share_frames
     of one process, never recorded     sampler, transform, collate_fn, pin_memory, prefetch,
-                                       generator, prefault,
+                                       generator, rank, prefault,
                                        of records: device, pad_output, compression_fn,
                                        decompression_fn
 
@@ -28,7 +28,9 @@ PRIORITIZED, PLAIN = "TensorDictPrioritizedReplayBuffer", "TensorDictReplayBuffe
 PRIORITY_KEY = "td_error"
 
 RECORDED = frozenset({"weight_key", "reduction", "dim_extend"})
-LOCAL = frozenset({"sampler", "transform", "collate_fn", "pin_memory", "prefetch", "generator"})
+LOCAL = frozenset(
+    {"sampler", "transform", "collate_fn", "pin_memory", "prefetch", "generator", "rank"}
+)
 
 STORAGES: Mapping[str, frozenset[str]] = {
     "LazyMemmapStorage": frozenset(),

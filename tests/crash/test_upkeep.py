@@ -192,6 +192,26 @@ def test_a_client_that_dies_while_joining_leaves_room(survivor: Engine, point: s
     require_sound(survivor)
 
 
+@pytest.mark.parametrize("point", python_points("draw"))
+def test_what_a_dead_client_drew_from_is_forgotten_with_its_entry(
+    survivor: Engine, point: str
+) -> None:
+    path = survivor.path
+    assert path is not None
+
+    def draws(engine: Engine) -> None:
+        engine.seat.registry.note_first_draw(engine.seat.entry, 77)
+
+    assert dies(path, point, draws)
+    assert survivor.seat.registry.note_first_draw(survivor.seat.entry, 77) == []
+    survivor.seat.reap_dead()
+    with Engine.open(path, None) as other:
+        said = survivor.seat.control.runtime["first_draws"][0]
+        assert said[other.seat.entry] == 0
+        assert said[survivor.seat.entry] == 77
+    require_sound(survivor)
+
+
 @pytest.mark.parametrize("point", [*python_points("flush"), "superblock.half", "superblock.stored"])
 def test_a_barrier_that_dies_loses_nothing(survivor: Engine, point: str) -> None:
     path = survivor.path

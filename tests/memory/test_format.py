@@ -132,6 +132,11 @@ def test_the_recovery_record_lies_at_12032(engine: Engine) -> None:
     assert record[252:] == _core.crc32c(record[:252]).to_bytes(4, "little")
 
 
+def test_what_first_draws_came_from_lies_at_9984(engine: Engine) -> None:
+    assert engine.seat.registry.note_first_draw(engine.seat.entry, 2**63 + 5) == []
+    assert control(engine)[9984:12032] == struct.pack("<Q", 2**63 + 5) + bytes(2040)
+
+
 def test_the_registry_lies_at_12288(engine: Engine) -> None:
     entry = control(engine)[12288 : 12288 + 256]
     me = identity.current()

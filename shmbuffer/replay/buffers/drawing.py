@@ -24,7 +24,7 @@ _ATTEMPTS = 16  # to read what a sampler of somebody else's chose, where other p
 def drawn(plan: Plan, count: int, *, pins: bool) -> Batch:
     """Draw, gather, validate and masses_of in one native call; only where ``plan.draws``."""
     storage, by_priority = plan.storage, plan.by_priority
-    key = draw_key(plan.sampler._rng)
+    key = draw_key(plan.sampler, storage)
     beta = None if by_priority is None else by_priority.beta
     with pinned.gathering(pins):
         data, index, tickets, weights = storage.draw(count, key, beta)

@@ -64,7 +64,7 @@ class FastRead:
         rows, by_priority = self._rows, self._by_priority
         if self._storage._mover is not rows:
             return None
-        key = draw_key(self._sampler._rng)
+        key = draw_key(self._sampler, self._storage)
         beta = None if by_priority is None else by_priority._beta
         if type(rows) is NativeRows and (core := rows.ring.seat.outtake) is not None:
             drawn: Any = core.sample(count, key, beta, LOCK_TIMEOUT_NS)
@@ -91,7 +91,7 @@ class FastRead:
         into = self.refills.of(out, count, rows.leaves, self._info)
         index, weights, shown = into.index, into.weights, into.shown
         beta = None if by_priority is None else by_priority._beta
-        key = draw_key(self._sampler._rng)
+        key = draw_key(self._sampler, self._storage)
         rows.sample_into(into.addresses, index, into.tickets, weights, key, beta)
         if by_priority is not None and shown is not None and shown is not weights:
             shown.copy_(by_priority._weights(index, weights))

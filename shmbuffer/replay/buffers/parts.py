@@ -13,6 +13,7 @@ from shmbuffer.replay.buffers.prefetch import Prefetcher
 from shmbuffer.replay.buffers.record import record
 from shmbuffer.replay.eager import eager
 from shmbuffer.replay.samplers import PrioritizedSampler, Sampler
+from shmbuffer.replay.samplers.rank import UNKNOWN
 from shmbuffer.replay.storages import Storage
 from shmbuffer.replay.storages.ring_backed import RingBacked
 from shmbuffer.replay.storages.tensor import TensorStorage
@@ -45,6 +46,7 @@ class Parts:
     _batch_size: int | None
     _dim_extend: int | None
     _generator: torch.Generator | None
+    _rank_given: int | None  # which of several learners this is, as far as it was said
     _prefetcher: Prefetcher | None
     _shared: bool
     _pin_memory: bool
@@ -137,6 +139,7 @@ class Parts:
         self._generator = generator
         for part in (self._storage, self._sampler, self._writer):
             part._rng = generator  # TorchRL's name: parts of others read it
+        self._ask_rank()
 
     def set_rng(self, generator: torch.Generator | None) -> None:
         """The same as setting `generator`."""
@@ -151,6 +154,7 @@ class Parts:
         """Treat the buffer as shared, or not; a storage in a directory always is."""
         self._shared = shared
         if self.initialized:
+            self._ask_rank()
             self._make_plan()
         return self
 
@@ -307,6 +311,11 @@ class Parts:
         self.close()
 
     # -- inside --------------------------------------------------------------------------------
+
+    def _ask_rank(self) -> None:
+        """Have the sampler's next draw ask which of several learners this is."""
+        self._sampler._rank_in_draws = UNKNOWN
+        self._sampler._rank_given = self._rank_given, self._shared
 
     def _drop_prefetched(self) -> None:
         """Forget the batches that were made ahead, as if they had never been drawn."""

@@ -18,6 +18,7 @@ from shmbuffer.replay.buffers.writing import Writing
 from shmbuffer.replay.eager import eager
 from shmbuffer.replay.keys import WEIGHT_KEYS
 from shmbuffer.replay.samplers import RandomSampler, Sampler
+from shmbuffer.replay.samplers.rank import require_rank
 from shmbuffer.replay.storages import ListStorage, Storage
 from shmbuffer.replay.transforms import Transform, compose
 from shmbuffer.replay.writers import RoundRobinWriter, Writer
@@ -59,6 +60,9 @@ class ReplayBuffer(Writing, Sampling, StorageOrder, Saving, Publishing):
             ``storage.ndim - 1``.
         checkpointer: of the storage; None leaves the storage's own.
         generator: of the draws; None is torch's default one.
+        rank: which of several learners this handle is, from 0; None: torch.distributed's, else that
+            in the variable ``RANK``, else 0. Draws from torch's default generator on a shared
+            buffer differ by rank, those of rank 0 being what they are without.
         shared: treat the buffer as shared also where its storage is in anonymous memory: samples
             carry ``index_generation``, reads are validated copies. A storage in a directory is
             shared by itself.
@@ -109,6 +113,7 @@ class ReplayBuffer(Writing, Sampling, StorageOrder, Saving, Publishing):
         dim_extend: int | None = None,
         checkpointer: Any = None,
         generator: torch.Generator | None = None,
+        rank: int | None = None,
         shared: bool = False,
         compilable: bool | None = None,
         delayed_init: bool | None = None,
@@ -131,6 +136,7 @@ class ReplayBuffer(Writing, Sampling, StorageOrder, Saving, Publishing):
         self._batch_size = batch_size
         self._dim_extend = dim_extend
         self._generator = generator
+        self._rank_given = require_rank(rank)
         self._shared = shared
         self.compilable = bool(compilable)
         self._weight_key = weight_key

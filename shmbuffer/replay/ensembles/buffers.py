@@ -279,6 +279,7 @@ class Buffers(ReplayBuffer, Ensemble):
     @generator.setter
     def generator(self, generator: torch.Generator | None) -> None:
         self._generator = self._sampler._rng = generator
+        self._ask_rank()
         if generator is not None:
             for rb in self._members:
                 rb.generator = generator

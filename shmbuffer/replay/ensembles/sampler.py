@@ -20,7 +20,7 @@ from shmbuffer.replay.ensembles.members import Ensemble
 from shmbuffer.replay.ensembles.rows import known_tickets, routes, stack_index, stack_rows
 from shmbuffer.replay.ensembles.storage import StorageEnsemble
 from shmbuffer.replay.samplers import PriorityUpdate, Sampler
-from shmbuffer.replay.samplers.sampler import between_forks
+from shmbuffer.replay.samplers.sampler import ask_rank, drawn_by
 from shmbuffer.replay.values import read_state, write_state
 
 SAMPLEABLE = "sampleable"
@@ -150,6 +150,7 @@ class SamplerEnsemble(Ensemble, Sampler):
                 f"a batch of {batch_size} cannot be divided among {rows} buffers "
                 "(num_buffer_sampled); make batch_size a multiple of it"
             )
+        ask_rank(self, storage)
         return self._choose(storage._members)
 
     def _choose(self, storages: Sequence[Any]) -> list[int]:
@@ -159,8 +160,7 @@ class SamplerEnsemble(Ensemble, Sampler):
             return list(range(count))
         p = self._p
         if p is None:
-            drawn = between_forks(torch.randint, len(storages), (count,), generator=self._rng)
-            return drawn.tolist()
+            return drawn_by(self, torch.randint, len(storages), (count,)).tolist()
         if isinstance(p, str):
             p = torch.tensor([float(len(storage)) for storage in storages])
         if not bool(p.any()):
@@ -169,7 +169,7 @@ class SamplerEnsemble(Ensemble, Sampler):
                 if p is self._p
                 else "there is no buffer to choose: all of them are empty"
             )
-        return between_forks(torch.multinomial, p, count, True, generator=self._rng).tolist()
+        return drawn_by(self, torch.multinomial, p, count, True).tolist()
 
     def _draw(self, at: int, storage: Any, count: int) -> tuple[torch.Tensor, dict[Any, Any]]:
         """One row; where a pass of its sampler ends before it is full, the next pass fills it."""

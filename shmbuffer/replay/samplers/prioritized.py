@@ -169,7 +169,7 @@ class PrioritizedSampler(PriorityStore):
             raise EmptyBufferError(NOTHING_THERE)
         if ring is None or not self.bind(storage):
             ring = self._keep_table(storage).ring
-        elements, tickets, found = draw_from(ring, batch_size, draw_key(self._rng), self._beta)
+        elements, tickets, found = draw_from(ring, batch_size, draw_key(self, storage), self._beta)
         info = dict.fromkeys(WEIGHT_KEYS, self._weights(elements, found))
         if self._table is None and storage.shared:
             info[GENERATION] = tickets

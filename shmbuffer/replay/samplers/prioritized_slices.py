@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import torch
 
 from shmbuffer.replay.keys import WEIGHT_KEYS
 from shmbuffer.replay.samplers.prioritized import PrioritizedSampler
-from shmbuffer.replay.samplers.sampler import between_forks, lanes_of
+from shmbuffer.replay.samplers.sampler import drawn_by, lanes_of
 from shmbuffer.replay.samplers.slices import SliceSampler, refuse
 from shmbuffer.replay.samplers.slicing.cutting import Cuts, places
 from shmbuffer.replay.storages.indexing import ravel
@@ -161,7 +162,7 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
                 f"priorities of all {len(rows)} items with room for it are 0, and eps is 0; draw "
                 "shorter slices, or use eps > 0"
             )
-        numbers = between_forks(torch.rand, count, dtype=torch.float64, generator=self._rng).numpy()
+        numbers = drawn_by(self, partial(torch.rand, dtype=torch.float64), count).numpy()
         at = np.searchsorted(before, numbers * before[-1], side="right")
         at = np.minimum(at, np.flatnonzero(mass)[-1])  # rounding may lead beyond the last one
         least = tree.p_min

@@ -12,8 +12,9 @@ from shmbuffer.replay.samplers.sampler import (
     NOTHING_THERE,
     Sampler,
     WithOrWithout,
-    between_forks,
+    ask_rank,
     draw_key,
+    drawn_by,
     in_storage,
 )
 from shmbuffer.replay.samplers.without_replacement import SamplerWithoutReplacement
@@ -58,11 +59,12 @@ class RandomSampler(Sampler, metaclass=WithOrWithout):
         """
         ring = ring_of(storage)
         if ring is not None and (batch_size or ring.length):
-            elements, tickets, _ = draw_from(ring, batch_size, draw_key(self._rng), None)
+            elements, tickets, _ = draw_from(ring, batch_size, draw_key(self, storage), None)
             info = {GENERATION: tickets} if storage.shared else {}
             return in_storage(storage, elements), info
         length = len(storage)
         if not length:
             raise EmptyBufferError(NOTHING_THERE)
-        index = between_forks(torch.randint, length, (batch_size,), generator=self._rng)
+        ask_rank(self, storage)
+        index = drawn_by(self, torch.randint, length, (batch_size,))
         return in_storage(storage, index), {}

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import os
 import threading
+import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
 from shmbuffer.replay.checkpoints import Checkpoints
+from shmbuffer.replay.samplers.rank import UNKNOWN, mixed, rank_of_draws
 from shmbuffer.replay.storages.indexing import unravel
 from shmbuffer.replay.storages.ring_backed import RingBacked
-
-if TYPE_CHECKING:
-    pass
 
 NOTHING_THERE = "Cannot sample from an empty storage: write something into it first"
 
@@ -57,6 +56,16 @@ class Sampler(Checkpoints):
 
     _rng: torch.Generator | None = None
     """The buffer's generator; None is torch's default one."""
+    _rank_in_draws: int = UNKNOWN
+    """What is mixed into its draws: 0 nothing, `UNKNOWN` until the first draw."""
+    _rank_given: tuple[int | None, bool] = None, False
+    """The buffer's ``rank``, and whether it says that others have it too."""
+    _own_rank: int | None = None
+    """The ``rank`` that the sampler itself was given."""
+
+    @property
+    def _given_rank(self) -> int | None:
+        return self._rank_given[0] if self._own_rank is None else self._own_rank
 
     def sample(self, storage: Any, batch_size: int) -> tuple[Any, dict[str, Any]]:
         """Draw.
@@ -129,6 +138,9 @@ class Sampler(Checkpoints):
     def _empty(self) -> None:
         """The storage was emptied."""
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_rank_in_draws": UNKNOWN}  # another process, another learner
+
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"
 
@@ -150,6 +162,7 @@ def in_storage(storage: Any, elements: torch.Tensor) -> Any:
 _T = TypeVar("_T")
 
 _scratch = threading.local()
+_asked: weakref.WeakSet[Sampler] = weakref.WeakSet()
 _gate = threading.RLock()  # reentrant: a signal handler may fork while its thread draws
 
 
@@ -163,13 +176,15 @@ def between_forks(call: Callable[..., _T], *arguments: Any, **options: Any) -> _
         return call(*arguments, **options)
 
 
-def draw_key(generator: torch.Generator | None) -> int:
-    """One key of 63 bits for a draw, from ``generator`` or torch's default one.
+def draw_key(sampler: Sampler, storage: Any) -> int:
+    """One key of 63 bits for a draw, from the sampler's generator or torch's default one.
 
-    `torch.manual_seed` decides it.
+    `torch.manual_seed` decides it, and on a shared buffer the rank of this learner: see `rank`.
 
     Cost: 0.5 µs; the tensor that torch fills is kept, one a thread, and read where it is.
     """
+    if rank := sampler._rank_in_draws:
+        rank = ask_rank(sampler, storage)
     try:
         key, number = _scratch.key
     except AttributeError:
@@ -177,11 +192,40 @@ def draw_key(generator: torch.Generator | None) -> int:
         number = key.numpy()
         _scratch.key = key, number
     with _gate:
-        key.random_(generator=generator)
-    return int(number.item())
+        key.random_(generator=sampler._rng)
+    found = int(number.item())
+    return mixed(found, rank) if rank else found
+
+
+def drawn_by(sampler: Sampler, call: Callable[..., torch.Tensor], *arguments: Any) -> torch.Tensor:
+    """What a function of torch draws for a sampler that has asked for its rank."""
+    generator = sampler._rng
+    if sampler._rank_in_draws > 0:
+        generator = torch.Generator().manual_seed(draw_key(sampler, None))
+    return between_forks(call, *arguments, generator=generator)
+
+
+def ask_rank(sampler: Sampler, storage: Any) -> int:
+    """What is mixed into the draws of a sampler: decided once a process, at its first draw."""
+    if sampler._rank_in_draws < 0:
+        sampler._rank_in_draws = between_forks(
+            rank_of_draws,
+            storage,
+            sampler._rng,
+            sampler._given_rank,
+            shared=sampler._rank_given[1],
+        )
+        _asked.add(sampler)
+    return sampler._rank_in_draws
+
+
+def _forget_ranks() -> None:
+    for sampler in list(_asked):
+        sampler._rank_in_draws = UNKNOWN
 
 
 # Methods of C: Ctrl-C comes in at the start of a function.
 os.register_at_fork(
     before=_gate.acquire, after_in_parent=_gate.release, after_in_child=_gate.release
 )
+os.register_at_fork(after_in_child=_forget_ranks)  # a child may be another learner

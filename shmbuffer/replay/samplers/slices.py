@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from shmbuffer.replay.keys import GENERATION, WEIGHT_KEYS
-from shmbuffer.replay.samplers.sampler import Sampler, WithOrWithout, between_forks, in_storage
+from shmbuffer.replay.samplers.sampler import Sampler, WithOrWithout, ask_rank, drawn_by, in_storage
 from shmbuffer.replay.samplers.slicing.boundaries import DONE, Boundaries
 from shmbuffer.replay.samplers.slicing.cutting import Cuts, Side, Span, places, rows_of
 from shmbuffer.replay.samplers.slicing.marks import Marks
@@ -241,6 +241,7 @@ class SliceSampler(Sampler, metaclass=WithOrWithout):
         self, storage: Any, steps: int, choose: Callable[[Trajectories], Cuts]
     ) -> tuple[Any, dict[Any, Any]]:
         """Choose slices that are still there once their flags were read."""
+        ask_rank(self, storage)
         ring, position = ring_of(storage), self._position()
         for _ in range(_ATTEMPTS):
             bounds = self._boundaries.of(storage)
@@ -307,9 +308,7 @@ class SliceSampler(Sampler, metaclass=WithOrWithout):
 
     def _numbers(self, count: int) -> Ints:
         """Random numbers below `_NUMBERS`."""
-        numbers: Ints = between_forks(
-            torch.randint, _NUMBERS, (count,), generator=self._rng
-        ).numpy()
+        numbers: Ints = drawn_by(self, torch.randint, _NUMBERS, (count,)).numpy()
         return numbers
 
     def _again(self, storage: Any, index: Any) -> tuple[Any, dict[Any, Any]]:

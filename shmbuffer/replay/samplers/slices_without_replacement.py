@@ -9,7 +9,7 @@ import torch
 
 from shmbuffer.memory import slots
 from shmbuffer.replay.samplers.passes import Pass
-from shmbuffer.replay.samplers.sampler import between_forks
+from shmbuffer.replay.samplers.sampler import drawn_by
 from shmbuffer.replay.samplers.slices import SliceSampler, refuse
 from shmbuffer.replay.samplers.slicing.cutting import Cuts
 from shmbuffer.replay.samplers.without_replacement import SamplerWithoutReplacement
@@ -37,6 +37,10 @@ class SliceSamplerWithoutReplacement(SliceSampler, SamplerWithoutReplacement):
     Args:
         drop_last: leave out the last batch of a pass where it would be short.
         shuffle: a new random order each pass; False is the order of age.
+        world_size: how many learners share a pass; see `SamplerWithoutReplacement`. Each trajectory
+            belongs to one of them. It is exact as long as nothing is written.
+        rank: see there.
+        seed: see there.
         **slices: see `SliceSampler`; all but ``fragmented``, ``pad_output``, ``span`` and
             ``step_key``. ``cache_values`` is True.
 
@@ -65,11 +69,16 @@ class SliceSamplerWithoutReplacement(SliceSampler, SamplerWithoutReplacement):
         *,
         drop_last: bool = False,
         shuffle: bool = True,
+        world_size: int | None = None,
+        rank: int | None = None,
+        seed: int = 0,
         **slices: Any,
     ) -> None:
         refuse(type(self), slices, "cache_values", "fragmented", "pad_output", "span", "step_key")
         SliceSampler.__init__(self, cache_values=True, **slices)
-        SamplerWithoutReplacement.__init__(self, drop_last, shuffle)
+        SamplerWithoutReplacement.__init__(
+            self, drop_last, shuffle, world_size=world_size, rank=rank, seed=seed
+        )
 
     # -- drawing -------------------------------------------------------------------------------
 
@@ -92,13 +101,14 @@ class SliceSamplerWithoutReplacement(SliceSampler, SamplerWithoutReplacement):
         ring: Ring | None = ring_of(storage)
         left, whole = self._left(ring, table, allowed), self._pass.whole
         if left is None or len(left) < least:
-            if self.drop_last and len(allowed) < count:
+            ours = allowed[self._ours(np.arange(len(allowed)))]
+            if len(ours) < least:
                 raise ValueError(
-                    f"a batch has {count} slices, and {len(allowed)} trajectories are long enough; "
+                    f"a batch has {count} slices, and {len(ours)} trajectories are long enough; "
                     "drop_last=True leaves out short batches: draw fewer slices, write more, or "
                     "use drop_last=False"
                 )
-            left, whole = self._in_order(allowed), len(allowed)
+            left, whole = self._in_order(ours), len(ours)
         chosen, left = left[:count], left[count:]
         if len(left) < max(least, 1):
             self._pass = Pass(whole=whole, ran_out=True)
@@ -132,9 +142,7 @@ class SliceSamplerWithoutReplacement(SliceSampler, SamplerWithoutReplacement):
 
         def choose(table: Trajectories) -> Cuts:
             allowed = self._allowed(table, steps)
-            chosen = between_forks(torch.randperm, len(allowed), generator=self._rng)[
-                :count
-            ].numpy()
+            chosen = drawn_by(self, torch.randperm, len(allowed))[:count].numpy()
             return Cuts(allowed[chosen], self._begins(table, allowed[chosen], steps))
 
         return self._draw(storage, steps, choose)
@@ -152,12 +160,10 @@ class SliceSamplerWithoutReplacement(SliceSampler, SamplerWithoutReplacement):
         """
         state = super().state_dict()
         return {
-            "len_storage": state["len_storage"],
+            **state,
             "_sample_list": None,
             "_heads": state["_sample_list"],
             "_trajectories": self._pass.whole,
-            "drop_last": state["drop_last"],
-            "_ran_out": state["_ran_out"],
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

@@ -18,7 +18,8 @@ from shmbuffer.replay.samplers.passes import (
     places_of,
     wait_for,
 )
-from shmbuffer.replay.samplers.sampler import Sampler, between_forks, lanes_of
+from shmbuffer.replay.samplers.rank import Share, require_rank, share_rank
+from shmbuffer.replay.samplers.sampler import Sampler, ask_rank, drawn_by, lanes_of
 from shmbuffer.replay.storages.indexing import ravel
 from shmbuffer.replay.storages.storage import ring_of
 
@@ -48,13 +49,27 @@ class SamplerWithoutReplacement(Sampler):
       holds no item when its turn comes is left out.
     - A storage that was emptied begins a new pass.
 
-    The pass belongs to this sampler, in this process. Where the storage is shared, a sample has the
-    tickets of its items under ``"index_generation"``.
+    The pass belongs to this sampler, in this process. With ``world_size`` several learners share
+    each pass: every item is drawn by one of them. Their parts differ by one item at most, and by
+    none with ``drop_last``, so that all make equally many batches. Who draws what follows from
+    ``seed``, rank, place and number of the pass, and not from any generator. It is exact as long as
+    all begin their passes at the same length of the storage; a place that is written over stays
+    with its learner.
+
+    Where the storage is shared, a sample has the tickets of its items under
+    ``"index_generation"``.
 
     Args:
         drop_last: leave out the last batch of a pass where it would be short. The buffer needs a
             ``batch_size`` then.
         shuffle: a new random order each pass; False is the order of the storage.
+        world_size: how many learners share a pass; None: this one has it alone.
+        rank: which of them this is, from 0; None is the buffer's, else torch.distributed's, else
+            that in the variable ``RANK``.
+        seed: of the passes that are shared, the same in each of the learners.
+
+    Raises:
+        ValueError: ``world_size`` below 1, or a ``rank`` that is not below it.
 
     Cost: O(items) for a new pass; a draw costs what it draws.
 
@@ -74,9 +89,24 @@ class SamplerWithoutReplacement(Sampler):
     Source: ``torchrl.data.replay_buffers.SamplerWithoutReplacement``.
     """
 
-    def __init__(self, drop_last: bool = False, shuffle: bool = True) -> None:
+    def __init__(
+        self,
+        drop_last: bool = False,
+        shuffle: bool = True,
+        *,
+        world_size: int | None = None,
+        rank: int | None = None,
+        seed: int = 0,
+    ) -> None:
         self.drop_last = bool(drop_last)
         self.shuffle = bool(shuffle)
+        self.world_size, self._own_rank, self.seed = world_size, require_rank(rank), int(seed)
+        if world_size is not None and (rank or 0) >= world_size:
+            raise ValueError(
+                f"world_size={world_size} learners have the ranks from 0 to world_size - 1; got "
+                f"rank={rank}"
+            )
+        self._begun = 0  # passes that were shared
         self._pass = Pass()
         self._storage: weakref.ref[Any] | None = None  # what the pass is of
         self._written = False  # our buffer has written since the last draw
@@ -95,6 +125,8 @@ class SamplerWithoutReplacement(Sampler):
             ValueError: with ``drop_last``, a batch is larger than what is there; nothing has
                 changed.
         """
+        if self.world_size is None:
+            ask_rank(self, storage)
         ring: Ring | None = ring_of(storage)
         now, whole = self._pass, batch_size if self.drop_last else min(batch_size, 1)
         if now.order is None or self._has_changed(storage, ring, now):
@@ -136,19 +168,35 @@ class SamplerWithoutReplacement(Sampler):
     def _new_pass(self, storage: Any, ring: Ring | None, batch_size: int) -> Pass:
         """All that is there, in the order of a new pass. O(capacity)."""
         places = places_of(storage, ring)
-        if self.drop_last and len(places) < batch_size:
+        ours = self._ours(places)
+        if self.drop_last and len(ours) < batch_size:
             raise ValueError(
                 f"The batch size ({batch_size}) is greater than the storage capacity in use "
-                f"({len(places)} items), and drop_last=True leaves out short batches: write more "
+                f"({len(ours)} items), and drop_last=True leaves out short batches: write more "
                 "items first, draw fewer, or use drop_last=False"
             )
-        return Pass(self._in_order(places), 0, len(places), len(places))
+        if not len(ours):
+            raise EmptyBufferError(
+                f"{len(places)} items are there for {self.world_size} learners, and this one has "
+                "no share in them; write more items first"
+            )
+        return Pass(self._in_order(ours), 0, len(ours), len(places))
 
-    def _in_order(self, places: Ints) -> Ints:
-        """What a pass goes through, in the order of this one."""
-        if self.shuffle:
-            places = places[between_forks(torch.randperm, len(places), generator=self._rng).numpy()]
-        return places
+    def _ours(self, places: Ints) -> Ints:
+        """Of what a pass goes through, this learner's share."""
+        if self.world_size is None:
+            return places
+        rank = share_rank(self._given_rank, self.world_size)
+        share = Share(rank, self.world_size, self.seed, self._begun)
+        return share.of(places, shuffle=self.shuffle, even=self.drop_last)
+
+    def _in_order(self, ours: Ints) -> Ints:
+        """The order of a new pass, which begins."""
+        if self.world_size is not None:
+            self._begun += 1
+        elif self.shuffle:
+            ours = ours[drawn_by(self, torch.randperm, len(ours)).numpy()]
+        return ours
 
     def _again(self, storage: Any, index: Any) -> tuple[Any, dict[str, Any]]:
         """The places of a draw with what they hold now: they were written over before being read.
@@ -189,10 +237,10 @@ class SamplerWithoutReplacement(Sampler):
         self._pass, self._written = Pass(), False
 
     def _position(self) -> Any:
-        return self._pass, self._written, self._loaded
+        return self._pass, self._written, self._loaded, self._begun
 
     def _rewind(self, position: Any) -> None:
-        self._pass, self._written, self._loaded = position
+        self._pass, self._written, self._loaded, self._begun = position
 
     # -- state ---------------------------------------------------------------------------------
 
@@ -201,10 +249,13 @@ class SamplerWithoutReplacement(Sampler):
 
         Returns:
             ``len_storage``, items of the pass; ``_sample_list``, int64, the elements that are left
-            in their order, or None between two passes; ``drop_last``; ``_ran_out``.
+            in their order, or None between two passes; ``drop_last``; ``_ran_out``; with
+            ``world_size`` also ``_begun``, how many passes were begun.
         """
         left = self._pass.left()
+        shared = {} if self.world_size is None else {"_begun": self._begun}
         return {
+            **shared,
             "len_storage": self._pass.items,
             "_sample_list": None if left is None else torch.from_numpy(left.copy()),
             "drop_last": self.drop_last,
@@ -221,7 +272,7 @@ class SamplerWithoutReplacement(Sampler):
         if left is not None:
             order = torch.as_tensor(left).to("cpu", torch.int64, copy=True).numpy()
         self.drop_last = bool(state_dict["drop_last"])
-        items = int(state_dict["len_storage"])
+        items, self._begun = int(state_dict["len_storage"]), int(state_dict.get("_begun", 0))
         self._pass = Pass(order, 0, items, items, bool(state_dict["_ran_out"]))
         self._storage, self._written, self._loaded = None, False, True
 
@@ -240,7 +291,7 @@ class SamplerWithoutReplacement(Sampler):
         return self._pass.items
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_storage": None, "_loaded": True}
+        return {**super().__getstate__(), "_storage": None, "_loaded": True}
 
     def __repr__(self) -> str:
         order = self._pass.left()

@@ -378,7 +378,7 @@ class PriorityStore(Sampler):
                 "priorities they share too"
             )
         return {  # it is bound again where it arrives
-            **self.__dict__,
+            **super().__getstate__(),
             "_alpha": self.alpha,
             "_eps": self.eps,
             "_follows": self._follows or self._ring is not None,
