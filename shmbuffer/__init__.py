@@ -18,6 +18,7 @@ from shmbuffer import errors
 if TYPE_CHECKING:
     # Every name of these modules' __all__, for type checkers; the test of the front door compares.
     from shmbuffer.distributed import *  # noqa: F403
+    from shmbuffer.environments import *  # noqa: F403
     from shmbuffer.errors import *  # noqa: F403
     from shmbuffer.memory.limiter import RateLimiter as RateLimiter
     from shmbuffer.memory.progress import ProgressReport as ProgressReport
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from shmbuffer.watch.loggers import log_stats as log_stats
 
 _HOMES = {
+    "shmbuffer.environments": ("Recorder",),
     "shmbuffer.memory.progress": ("ProgressReport",),
     "shmbuffer.distributed": ("RayReplayBuffer", "RemoteTensorDictReplayBuffer"),
     "shmbuffer.replay.buffers": (

@@ -29,6 +29,7 @@ FLOORS = {
     "watch": 2,
     "memory": 1,
     "_native": 0,
+    "environments": 0,
     "errors": 0,
     "extras": 0,
 }

@@ -30,7 +30,7 @@ from shmbuffer.memory.layout import BufferState, EntryState, Flag, Phase, SlotSt
 from shmbuffer.memory.native import Mapped
 from shmbuffer.memory.priorities import are_priorities
 from shmbuffer.memory.progress import Progress
-from shmbuffer.memory.recorder import note_deaths
+from shmbuffer.memory.history_writer import note_deaths
 from shmbuffer.memory.recovery_report import RecoveryReport
 from shmbuffer.memory.schema import Schema
 from shmbuffer.memory.settings import Settings, exponent_fits

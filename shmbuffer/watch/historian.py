@@ -30,7 +30,7 @@ from shmbuffer.memory.history import (
     open_ends,
 )
 from shmbuffer.memory.layout import Role
-from shmbuffer.memory.recorder import Recorder
+from shmbuffer.memory.history_writer import HistoryWriter
 from shmbuffer.memory.region import Directory
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ class Historian:
     def __init__(self, engine: Engine, scratch_dir: Path) -> None:
         self._engine = engine
         self._scratch_dir = scratch_dir
-        self._recorder: Recorder | None = None
+        self._recorder: HistoryWriter | None = None
         self._stopped = False
         self._next_s = 0.0  # when the next record is due
         self._clients: dict[tuple[int, int], Client] = {}  # as of the last look
@@ -144,7 +144,7 @@ class Historian:
             try:
                 with files.lock(0.0):
                     uuid = self._engine.superblock.uuid
-                    self._recorder = recorder = Recorder.open(files, uuid)
+                    self._recorder = recorder = HistoryWriter.open(files, uuid)
             except AttachTimeout:
                 return False
         if recorder.reason is not None:
@@ -159,7 +159,7 @@ class Historian:
             recorder.note(event, self._engine.seat.incarnation)
         return True
 
-    def _note_gone(self, recorder: Recorder, before: History, present: set[int]) -> None:
+    def _note_gone(self, recorder: HistoryWriter, before: History, present: set[int]) -> None:
         """Notes those who went while nobody recorded: by their number they died, or left."""
         ends = open_ends(before.events)
         gone = [event for incarnation, event in ends.items() if incarnation not in present]

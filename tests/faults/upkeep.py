@@ -13,7 +13,7 @@ from shmbuffer.memory.cleanup import temporary_directory
 from shmbuffer.memory.files import Files
 from shmbuffer.memory.history import Event, EventKind
 from shmbuffer.memory.inspect import inspect
-from shmbuffer.memory.recorder import Recorder
+from shmbuffer.memory.history_writer import HistoryWriter
 from shmbuffer.memory.region import Directory
 from shmbuffer.memory.removal import sweep
 from shmbuffer.service.recovery import recover
@@ -279,7 +279,7 @@ class Record(Scenario):
         with Directory.open(self.path) as directory:
             files = Files(directory)
             with files.lock(AT_ONCE):
-                recorder = Recorder.open(files, self.engine.superblock.uuid)
+                recorder = HistoryWriter.open(files, self.engine.superblock.uuid)
         try:
             recorder.record(self.engine.glance(), self.engine.seat.incarnation)
             recorder.note(Event(EventKind.JOINED), self.engine.seat.incarnation)

@@ -28,7 +28,7 @@ from shmbuffer.memory.check import check
 from shmbuffer.memory.files import Files
 from shmbuffer.memory.history import Event, EventKind, History
 from shmbuffer.memory.inspect import inspect
-from shmbuffer.memory.recorder import Recorder
+from shmbuffer.memory.history_writer import HistoryWriter
 from shmbuffer.memory.region import Directory
 from shmbuffer.service.recovery import recover
 from tests.crash.harness import dies, python_points, succeeds
@@ -54,11 +54,11 @@ def file_of(engine: Engine) -> Path:
     return path_of(engine) / layout.HISTORY
 
 
-def recorder_of(engine: Engine) -> Recorder:
+def recorder_of(engine: Engine) -> HistoryWriter:
     with Directory.open(path_of(engine)) as directory:
         files = Files(directory)
         with files.lock(5.0):
-            return Recorder.open(files, engine.superblock.uuid)
+            return HistoryWriter.open(files, engine.superblock.uuid)
 
 
 def read(engine: Engine) -> History:

@@ -40,7 +40,7 @@ from shmbuffer.memory.region import Directory
 _log = logging.getLogger(__name__)
 
 
-class Recorder:
+class HistoryWriter:
     """Writes a history. Open one with `open`; it is the only one as long as it is open."""
 
     def __init__(
@@ -132,7 +132,7 @@ def note_deaths(files: Files, control: Control, superblock: Superblock) -> None:
             page, size = os.pread(file.fd, HEADER_BYTES, 0), os.fstat(file.fd).st_size
             of, fields, _ = history.header_of(page, size, where)
             if of == superblock.uuid and fields == history.recorded_fields():
-                Recorder(file, where).note_deaths(_died(control, superblock.epoch))
+                HistoryWriter(file, where).note_deaths(_died(control, superblock.epoch))
     except BufferNotFoundError:
         return
     except (AttachTimeout, OSError, ShmBufferError) as error:

@@ -1,0 +1,303 @@
+"""What happens in environments, as transitions in a buffer.
+
+    reset(obs) ──▶ what the action is chosen from
+    step(...)  ──▶ windows of up to n steps, one stream an environment ──▶ buffer.extend
+
+A step becomes an item once the n - 1 steps after it are known, or its episode has ended. NumPy is
+enough: the buffer may be one of TensorDicts or one of `shmbuffer.numpy`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from operator import itemgetter
+from types import TracebackType
+from typing import Any, NamedTuple, Protocol, Self
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+__all__ = ["Recorder"]
+
+#: Where gymnasium puts the last observation of an episode that it has reset in the same call.
+_FINAL = ("final_obs", "final_observation")
+
+Tree = Any
+"""An array ``[n, *shape]``, or a dict of trees."""
+
+
+class Buffer(Protocol):
+    """What a recorder writes to."""
+
+    def extend(self, data: Any, *, streams: Any) -> Any:
+        """Write a batch; ``streams`` says which environment each row is of."""
+
+
+class _Step(NamedTuple):
+    """One step of all environments."""
+
+    before: dict[str, Tree]
+    """What is stored as it was before the step: observation, action, extra entries, version."""
+    reward: NDArray[np.float64]
+
+
+class Recorder:
+    """Writes the steps of gymnasium environments to a buffer, as n-step transitions.
+
+        recorder = Recorder(buffer, num_envs=8, n_step=3, gamma=0.99)
+        obs, _ = envs.reset(seed=0)
+        recorder.reset(obs)
+        while True:
+            action = policy(obs)
+            obs, reward, terminated, truncated, info = envs.step(action)
+            recorder.step(obs, action, reward, terminated, truncated, info)
+
+    An item has these entries, in arrays ``[n, ...]`` as the environment gives them:
+
+    - ``observation`` and ``action``: a state, and what was done there. An observation may be a
+      dict.
+    - ``next``: ``observation`` after up to n steps; ``reward``, their discounted sum, float32;
+      ``terminated``, ``truncated`` and ``done`` there, bool.
+    - ``gamma``: the discount of what follows, gamma ** steps, float32. The n-step target (Sutton
+      and Barto 2018, equation 7.1) is ``reward + gamma * ~terminated * value(next observation)``.
+    - ``policy_version``: int64, `policy_version` when the action was taken.
+
+    At the end of an episode the windows get shorter, and none reaches into the next episode. An
+    episode that is truncated (by a ``TimeLimit``, say) is not terminated: its last observation is
+    stored, and its value counts. All autoreset modes of gymnasium's vector environments are
+    recognized by what they give: final observations in ``info`` (SAME_STEP); a step after the end
+    that only resets, which is not stored (NEXT_STEP, and the wrapper ``Autoreset``); a call of
+    `reset` (DISABLED, and single environments).
+
+    Each environment is a stream of its own, so slices never mix them. A handle takes one recorder:
+    two of them would give their environments the same numbers. For sequences use ``n_step=1``: with
+    more steps the last n items of an episode are all marked as done.
+
+    Args:
+        buffer: ``ReplayBuffer`` or a relative of it, or the buffer of ``shmbuffer.numpy.attach``.
+        num_envs: environments of a vector environment, which gives arrays ``[num_envs, ...]``;
+            None: a single environment, which gives them without that dimension.
+        n_step: steps of a transition, from 1.
+        gamma: discount of one step, from 0 to 1.
+
+    Attributes:
+        policy_version: version of the weights that choose the actions; 0 until it is set. Set it to
+            the ``version`` of what ``newest`` returns.
+
+    Raises:
+        ValueError: a number is out of range.
+
+    Cost: a copy of the observations, and one ``extend`` a step. A collector that is killed loses
+    the last n - 1 steps of each environment, which are not items yet.
+    """
+
+    def __init__(
+        self, buffer: Buffer, num_envs: int | None = None, n_step: int = 1, gamma: float = 0.99
+    ) -> None:
+        if (num_envs is not None and num_envs < 1) or n_step < 1:
+            raise ValueError(f"num_envs and n_step are from 1, got {num_envs} and {n_step}")
+        if not 0 <= gamma <= 1:
+            raise ValueError(f"gamma is from 0 to 1, got {gamma}")
+        self.policy_version = 0
+        self._buffer = buffer
+        self._single, self._num_envs = num_envs is None, num_envs or 1
+        self._n_step, self._gamma = n_step, gamma
+        self._now: Tree = None  # observations that the next action is chosen from
+        self._recent: list[_Step] = []  # the last n_step steps at most, oldest first
+        self._open = np.zeros(self._num_envs, np.int64)  # how many of them are in no item yet
+        self._over = np.zeros(self._num_envs, np.bool_)  # ended, and not reset yet
+
+    def reset(self, obs: Tree, mask: ArrayLike | None = None) -> None:
+        """Take the first observations of episodes.
+
+        Args:
+            obs: what ``reset`` of the environment returned.
+            mask: bool ``[num_envs]``: which environments were reset; None: all of them. Steps of
+                theirs that no episode's end has completed are written as shorter windows.
+
+        Raises:
+            ValueError: the observations or the mask are not of ``num_envs`` environments.
+        """
+        new = self._rows("obs", obs)
+        which = np.ones(self._num_envs, np.bool_)
+        if mask is not None:
+            which = self._numbers("mask", mask, np.bool_)
+            if self._now is None:
+                raise ValueError("Recorder.reset: the first call takes all environments, no mask")
+            new = _map(lambda new, old: np.where(_beside(which, new), new, old), new, self._now)
+        if self._now is not None:
+            self._write(self._recent, self._open, which, self._now)
+        self._now = new
+        self._open, self._over = self._open * ~which, self._over & ~which
+
+    def step(
+        self,
+        obs: Tree,
+        action: Tree,
+        reward: ArrayLike,
+        terminated: ArrayLike,
+        truncated: ArrayLike,
+        info: Mapping[str, Any] | None = None,
+        *,
+        extra: Mapping[str, Tree] | None = None,
+    ) -> None:
+        """Record one step of all environments, and write the items that it completes.
+
+        Args:
+            obs: what the environment's ``step`` returned, as are the next five but ``action``. A
+                vector environment's arrays are ``[num_envs, ...]``.
+            action: what was done in the observations before.
+            reward: real numbers.
+            terminated: bool.
+            truncated: bool.
+            info: has the final observations, where the environment resets in the same call.
+            extra: further entries of the items, ``[num_envs, ...]`` each, such as the logarithm of
+                the action's probability.
+
+        Raises:
+            RuntimeError: no `reset` came first.
+            ValueError: the arrays are not of ``num_envs`` environments, or an environment that has
+                ended goes on without a reset. Nothing was written.
+
+        It waits and raises as ``extend`` of the buffer does; a step that was not written may be
+        given again.
+        """
+        if self._now is None:
+            raise RuntimeError(
+                "Recorder.step: pass the first observations to Recorder.reset(obs); step() takes "
+                "the observation that the environment's step returned, after the action"
+            )
+        rewards = self._numbers("reward", reward, np.float64)
+        ends = self._numbers("terminated", terminated, np.bool_)
+        cuts = self._numbers("truncated", truncated, np.bool_)
+        done = ends | cuts
+        waiting = self._over
+        if (waiting & done).any():
+            raise ValueError(
+                f"Recorder.step: environment {int(np.argmax(waiting & done))} ends again in the "
+                "step after the end of its episode, so nothing has reset it; reset it, and pass "
+                "what that returns to Recorder.reset"
+            )
+        now = self._rows("obs", obs)
+        final, replaced = _final(now, done, info or {})
+        before = {"observation": self._now, "action": self._rows("action", action)}
+        before |= {key: self._rows(key, value) for key, value in (extra or {}).items()}
+        before["policy_version"] = np.full(self._num_envs, self.policy_version, np.int64)
+        recent = [*self._recent, _Step(before, rewards)][-self._n_step :]
+        unwritten = self._open + ~waiting
+        self._write(recent, unwritten, done, final, ends, cuts)
+        self._recent, self._now = recent, now
+        self._open = np.where(done, 0, np.minimum(unwritten, self._n_step - 1))
+        self._over = done & ~replaced
+
+    def close(self) -> None:
+        """Write the steps that are in no item yet, as shorter windows. The buffer stays open."""
+        if self._now is not None:
+            self._write(self._recent, self._open, np.ones_like(self._over), self._now)
+            self._open[:] = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        if kind is None or not issubclass(kind, Exception):
+            self.close()
+
+    def _write(
+        self,
+        recent: list[_Step],
+        unwritten: NDArray[np.int64],
+        ending: NDArray[np.bool_],
+        final: Tree,
+        terminated: NDArray[np.bool_] | bool = False,
+        truncated: NDArray[np.bool_] | bool = False,
+    ) -> None:
+        """Write the whole windows that the last step completes, and the shorter ones of ``ending``.
+
+        Of a stream the longer window begins earlier, and is written first.
+        """
+        flags = {"terminated": terminated, "truncated": truncated, "done": terminated | truncated}
+        after = {name: np.broadcast_to(flag, self._num_envs) for name, flag in flags.items()}
+        after["observation"] = final
+        items, streams = [], []
+        for steps in range(len(recent), 0, -1):
+            complete = ending | (steps == self._n_step)
+            rows = np.flatnonzero(complete & (unwritten >= steps))
+            if len(rows):
+                items.append(self._windows(recent[-steps:], rows, after))
+                streams.append(rows)
+        if items:
+            batch = _map(lambda *parts: np.concatenate(parts), *items)
+            self._buffer.extend(batch, streams=np.concatenate(streams))
+
+    def _windows(
+        self, steps: list[_Step], rows: NDArray[np.intp], after: dict[str, Tree]
+    ) -> dict[str, Tree]:
+        rewards = sum(self._gamma**k * step.reward[rows] for k, step in enumerate(steps))
+        item: dict[str, Tree] = _map(lambda leaf: leaf[rows], {**steps[0].before, "next": after})
+        item["next"]["reward"] = np.asarray(rewards, np.float32)
+        item["gamma"] = np.full(len(rows), self._gamma ** len(steps), np.float32)
+        return item
+
+    def _numbers(self, name: str, values: ArrayLike, dtype: Any) -> NDArray[Any]:
+        rows = self._rows(name, values)
+        if isinstance(rows, Mapping) or rows.ndim != 1:
+            raise ValueError(f"Recorder: {name} is one number for each environment")
+        return np.asarray(rows, dtype)
+
+    def _rows(self, name: str, values: Tree) -> Tree:
+        """A copy with a row for each environment: they may use their arrays again."""
+
+        def rows(values: ArrayLike) -> NDArray[Any]:
+            array = np.array(values)
+            if self._single:
+                return array[None]
+            if array.shape[:1] != (self._num_envs,):
+                raise ValueError(
+                    f"Recorder: {name} is of shape {list(array.shape)}, which does not begin with "
+                    f"the {self._num_envs} environments; for a single environment leave num_envs "
+                    "out"
+                )
+            return array
+
+        return _map(rows, values)
+
+
+def _final(
+    now: Tree, done: NDArray[np.bool_], info: Mapping[str, Any]
+) -> tuple[Tree, NDArray[np.bool_]]:
+    """The observations that a step led to, and where they are not those of ``now``."""
+    key = next((key for key in _FINAL if key in info), None)
+    if key is None:
+        return now, np.zeros_like(done)
+    there = done & np.asarray(info.get(f"_{key}", done), np.bool_)
+    final, last = _map(np.copy, now), info[key]
+    for row in np.flatnonzero(there).tolist():
+        one = _map(itemgetter(row), last) if isinstance(last, Mapping) else last[row]
+        _set_row(final, row, one)
+    return final, there
+
+
+def _set_row(tree: Tree, row: int, values: Tree) -> None:
+    if isinstance(tree, Mapping):
+        for key, leaf in tree.items():
+            _set_row(leaf, row, values[key])
+    else:
+        tree[row] = values
+
+
+def _beside(rows: NDArray[np.bool_], leaf: NDArray[Any]) -> NDArray[np.bool_]:
+    """``rows`` with the number of dimensions of ``leaf``."""
+    return rows.reshape(-1, *[1] * (leaf.ndim - 1))
+
+
+def _map(function: Callable[..., Any], *trees: Tree) -> Tree:
+    """A tree of what the function makes of the leaves."""
+    if isinstance(trees[0], Mapping):
+        return {key: _map(function, *(tree[key] for tree in trees)) for key in trees[0]}
+    return function(*trees)

@@ -1,0 +1,272 @@
+"""Steps of gymnasium's environments become transitions, one stream an environment."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
+
+from shmbuffer import (
+    Coordinator,
+    Recorder,
+    ReplayBuffer,
+    SchemaMismatchError,
+    SliceSampler,
+    attach,
+)
+
+GAMMA = 0.5
+STEPS = 23
+ENVS = 3
+
+
+class Counting(gym.Env[Any, Any]):
+    """Its observation is [environment, episode, step], its reward the number of all steps so far.
+
+    Episode e has 2 + (environment + e) % 4 steps. Every third one is cut off by a time limit.
+    """
+
+    def __init__(self, number: int = 0, nested: bool = False) -> None:
+        box = gym.spaces.Box(-1, 1_000, (3,), np.float32)
+        self.observation_space = box
+        if nested:
+            self.observation_space = gym.spaces.Dict({"where": box, "in": gym.spaces.Dict(at=box)})
+        self.action_space = gym.spaces.Discrete(1_000)
+        self.number, self.nested = number, nested
+        self.episode, self.at, self.total = -1, 0, 0
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        self.episode, self.at = self.episode + 1, 0
+        return self.seen(), {}
+
+    def seen(self) -> Any:
+        seen = np.array([self.number, self.episode, self.at], np.float32)
+        return {"where": seen, "in": {"at": seen + 1}} if self.nested else seen
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.at, self.total = self.at + 1, self.total + 1
+        last = self.at == 2 + (self.number + self.episode) % 4
+        cut = self.episode % 3 == 2
+        return self.seen(), float(self.total), last and not cut, last and cut, {}
+
+
+def expected(number: int, steps: int, n_step: int) -> list[tuple[Any, ...]]:
+    """The items of one environment, from its definition: first, last, reward, gamma, flags."""
+    items, total, episode = [], 0, 0
+    while total < steps:
+        length = 2 + (number + episode) % 4
+        taken = min(length, steps - total)
+        rewards = [total + k + 1 for k in range(taken)]
+        for first in range(taken):
+            last = min(first + n_step, taken)
+            reward = sum(GAMMA**k * r for k, r in enumerate(rewards[first:last]))
+            ended = last == length
+            cut = episode % 3 == 2
+            flags = (ended and not cut, ended and cut, ended)
+            gamma = GAMMA ** (last - first)
+            items.append((episode, first, last, total + first + 1, reward, gamma, *flags))
+        total, episode = total + taken, episode + 1
+    return items
+
+
+def written(buffer: ReplayBuffer, number: int) -> list[tuple[Any, ...]]:
+    """The same of what was stored, in order."""
+    data = buffer[:]
+    mine = data[data["observation"][:, 0] == number]
+    after = mine["next"]
+    assert (after["observation"][:, :2] == mine["observation"][:, :2]).all()
+    columns = (
+        *(mine["observation"][:, 1], mine["observation"][:, 2], after["observation"][:, 2]),
+        *(mine["action"], after["reward"], mine["gamma"]),
+        *(after["terminated"], after["truncated"], after["done"]),
+    )
+    return [tuple(row) for row in zip(*(column.tolist() for column in columns), strict=True)]
+
+
+@pytest.fixture
+def buffer(tmp_path: Path) -> Iterator[ReplayBuffer]:
+    with Coordinator(tmp_path / "buffer", capacity=1_000, batch_size=16) as run:
+        yield run.buffer
+
+
+def play(recorder: Recorder, env: Any, vector: bool, resets: bool) -> list[int]:
+    """At least STEPS steps of each environment; the action is the number of the step, from 1."""
+    obs, _ = env.reset()
+    recorder.reset(obs)
+    taken = np.zeros(ENVS if vector else 1, np.int64)
+    over = np.zeros_like(taken, np.bool_)
+    while taken.min() < STEPS:
+        if over.any() and resets:
+            mask = {"options": {"reset_mask": over}} if vector else {}
+            recorder.reset(env.reset(**mask)[0], *([over] if vector else []))
+            over = np.zeros_like(over)
+        skipped = over if not resets and _resets_next(env) else np.zeros_like(over)
+        taken += ~skipped
+        obs, reward, terminated, truncated, info = env.step(taken if vector else int(taken[0]))
+        recorder.step(obs, taken if vector else int(taken[0]), reward, terminated, truncated, info)
+        over = np.atleast_1d(np.logical_or(terminated, truncated))
+    recorder.close()
+    return list(taken)
+
+
+def _resets_next(env: Any) -> bool:
+    return env.metadata.get("autoreset_mode") in (None, AutoresetMode.NEXT_STEP)
+
+
+@pytest.mark.parametrize("n_step", [1, 3])
+@pytest.mark.parametrize("mode", AutoresetMode)
+@pytest.mark.parametrize("kind", [SyncVectorEnv, AsyncVectorEnv])
+def test_a_vector_environment_of_every_mode_gives_the_transitions_of_its_episodes(
+    buffer: ReplayBuffer, kind: Any, mode: AutoresetMode, n_step: int
+) -> None:
+    envs = kind(
+        [lambda number=number: Counting(number) for number in range(ENVS)], autoreset_mode=mode
+    )
+    recorder = Recorder(buffer, num_envs=ENVS, n_step=n_step, gamma=GAMMA)
+    taken = play(recorder, envs, vector=True, resets=mode is AutoresetMode.DISABLED)
+    envs.close()
+    for number, steps in enumerate(taken):
+        assert written(buffer, number) == expected(number, steps, n_step)
+
+
+@pytest.mark.parametrize("n_step", [1, 4])
+@pytest.mark.parametrize("resets", [True, False])
+def test_a_single_environment_gives_the_transitions_of_its_episodes(
+    buffer: ReplayBuffer, n_step: int, resets: bool
+) -> None:
+    env: Any = Counting() if resets else gym.wrappers.Autoreset(Counting())
+    recorder = Recorder(buffer, n_step=n_step, gamma=GAMMA)
+    (steps,) = play(recorder, env, vector=False, resets=resets)
+    assert written(buffer, 0) == expected(0, steps, n_step)
+
+
+def test_observations_may_be_dicts_and_final_ones_are_whole(buffer: ReplayBuffer) -> None:
+    envs = SyncVectorEnv(
+        [lambda number=number: Counting(number, nested=True) for number in range(ENVS)],
+        autoreset_mode=AutoresetMode.SAME_STEP,
+    )
+    recorder = Recorder(buffer, num_envs=ENVS)
+    recorder.reset(envs.reset()[0])
+    for _ in range(9):
+        action = np.zeros(ENVS, np.int64)
+        obs, reward, *ends, info = envs.step(action)
+        recorder.step(obs, action, reward, *ends, info)
+    items = buffer[:]
+    before, after = items["observation"], items["next", "observation"]
+    assert (after["where"] == before["where"] + torch.tensor([0.0, 0.0, 1.0])).all()
+    assert (after["in", "at"] == after["where"] + 1).all()
+    assert items["next", "done"].any()
+
+
+def test_slices_are_of_one_environment(buffer: ReplayBuffer, tmp_path: Path) -> None:
+    envs = SyncVectorEnv([lambda number=number: Counting(number) for number in range(ENVS)])
+    play(Recorder(buffer, num_envs=ENVS), envs, vector=True, resets=False)
+    sampler = SliceSampler(slice_len=2, strict_length=True)
+    with attach(tmp_path / "buffer", sampler=sampler, batch_size=200) as learner:
+        slices = learner.sample().reshape(-1, 2)["observation"]
+    assert (slices[:, 0, :2] == slices[:, 1, :2]).all()
+    assert (slices[:, 0, 2] + 1 == slices[:, 1, 2]).all()
+    assert set(slices[:, 0, 0].tolist()) == {0, 1, 2}
+
+
+def test_items_have_the_policy_version_of_their_first_step_and_extra_entries(
+    buffer: ReplayBuffer,
+) -> None:
+    recorder = Recorder(buffer, n_step=2, gamma=GAMMA)
+    env = Counting(2)
+    recorder.reset(env.reset()[0])
+    for step in range(4):
+        recorder.policy_version = 10 + step
+        obs, *rest = env.step(0)
+        recorder.step(obs, 0, *rest, extra={"log_prob": np.float32(-step)})
+    recorder.close()
+    items = buffer[:]
+    assert items["policy_version"].tolist() == [10, 11, 12, 13]
+    assert items["log_prob"].tolist() == [0, -1, -2, -3]
+    assert items["next", "truncated"].tolist() == [False] * 4
+    assert items["next", "terminated"].tolist() == [False, False, True, True]
+
+
+def test_close_writes_the_steps_of_an_open_episode(buffer: ReplayBuffer) -> None:
+    env = Counting(2)
+    with Recorder(buffer, n_step=3, gamma=GAMMA) as recorder:
+        recorder.reset(env.reset()[0])
+        for _ in range(2):
+            recorder.step(env.step(0)[0], 0, 1.0, False, False)
+        assert len(buffer) == 0
+    items = buffer[:]
+    assert items["gamma"].tolist() == [0.25, 0.5]
+    assert items["next", "reward"].tolist() == [1.5, 1.0]
+    assert not items["next", "done"].any()
+
+
+def test_a_reset_in_an_episode_ends_its_windows(buffer: ReplayBuffer) -> None:
+    recorder = Recorder(buffer, num_envs=2, n_step=3, gamma=GAMMA)
+    recorder.reset(np.zeros((2, 1)))
+    zeros, off = np.zeros(2), np.zeros(2, np.bool_)
+    recorder.step(np.ones((2, 1)), zeros, np.ones(2), off, off)
+    recorder.reset(np.full((2, 1), 7.0), mask=[False, True])
+    recorder.step(np.full((2, 1), 8.0), zeros, np.ones(2), off, off)
+    recorder.close()
+    items = buffer[:]
+    assert items["observation"].flatten().tolist() == [0, 0, 1, 7]
+    assert items["next", "observation"].flatten().tolist() == [1, 8, 8, 8]
+    assert items["gamma"].tolist() == [0.5, 0.25, 0.5, 0.5]
+
+
+def test_a_step_that_was_refused_can_be_given_again(buffer: ReplayBuffer) -> None:
+    env, steps = Counting(3), 7
+    recorder = Recorder(buffer, n_step=2, gamma=GAMMA)
+    recorder.reset(env.reset()[0])
+    for step in range(1, steps + 1):
+        obs, *rest = env.step(step)
+        if step == 4:
+            with pytest.raises(SchemaMismatchError, match="observation"):
+                recorder.step(obs[:2], step, *rest)
+        recorder.step(obs, step, *rest)
+        if rest[1] or rest[2]:
+            recorder.reset(env.reset()[0])
+    recorder.close()
+    assert written(buffer, 3) == expected(3, steps, 2)
+
+
+def test_what_is_missing_is_said_and_nothing_is_written(buffer: ReplayBuffer) -> None:
+    recorder = Recorder(buffer, num_envs=2)
+    zeros, off = np.zeros(2), np.zeros(2, np.bool_)
+    with pytest.raises(
+        RuntimeError, match=r"pass the first observations to Recorder\.reset\(obs\)"
+    ):
+        recorder.step(np.zeros((2, 3)), zeros, zeros, off, off)
+    with pytest.raises(ValueError, match="the first call takes all environments"):
+        recorder.reset(np.zeros((2, 3)), mask=[True, False])
+    with pytest.raises(ValueError, match=r"obs is of shape \[3\].*leave num_envs out"):
+        recorder.reset(np.zeros(3))
+    recorder.reset(np.zeros((2, 3)))
+    with pytest.raises(ValueError, match=r"action is of shape \[3\].*the 2 environments"):
+        recorder.step(np.zeros((2, 3)), np.zeros(3), zeros, off, off)
+    with pytest.raises(ValueError, match="reward is one number for each environment"):
+        recorder.step(np.zeros((2, 3)), zeros, np.zeros((2, 1)), off, off)
+    assert len(buffer) == 0
+    recorder.step(np.zeros((2, 3)), zeros, zeros, [True, False], off)
+    with pytest.raises(ValueError, match=r"environment 0 ends again .* reset it"):
+        recorder.step(np.zeros((2, 3)), zeros, zeros, [True, False], off)
+    assert len(buffer) == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"num_envs": 0}, "num_envs and n_step are from 1"),
+        ({"n_step": 0}, "num_envs and n_step are from 1"),
+        ({"gamma": 1.5}, "gamma is from 0 to 1, got 1.5"),
+    ],
+)
+def test_numbers_are_checked(buffer: ReplayBuffer, arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Recorder(buffer, **arguments)
