@@ -26,11 +26,11 @@ from shmbuffer.memory import extents, identity, layout, limiter, slots, weights_
 from shmbuffer.memory.control import Control, Superblock
 from shmbuffer.memory.diagnosis import Diagnosis
 from shmbuffer.memory.files import Files
+from shmbuffer.memory.history_writer import note_deaths
 from shmbuffer.memory.layout import BufferState, EntryState, Flag, Phase, SlotState
 from shmbuffer.memory.native import Mapped
 from shmbuffer.memory.priorities import are_priorities
 from shmbuffer.memory.progress import Progress
-from shmbuffer.memory.history_writer import note_deaths
 from shmbuffer.memory.recovery_report import RecoveryReport
 from shmbuffer.memory.schema import Schema
 from shmbuffer.memory.settings import Settings, exponent_fits

@@ -29,8 +29,8 @@ from shmbuffer.memory.history import (
     living,
     open_ends,
 )
-from shmbuffer.memory.layout import Role
 from shmbuffer.memory.history_writer import HistoryWriter
+from shmbuffer.memory.layout import Role
 from shmbuffer.memory.region import Directory
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from shmbuffer.memory.check import check
 from shmbuffer.memory.cleanup import temporary_directory
 from shmbuffer.memory.files import Files
 from shmbuffer.memory.history import Event, EventKind
-from shmbuffer.memory.inspect import inspect
 from shmbuffer.memory.history_writer import HistoryWriter
+from shmbuffer.memory.inspect import inspect
 from shmbuffer.memory.region import Directory
 from shmbuffer.memory.removal import sweep
 from shmbuffer.service.recovery import recover

@@ -27,8 +27,8 @@ from shmbuffer.memory import Engine, Settings, history, layout
 from shmbuffer.memory.check import check
 from shmbuffer.memory.files import Files
 from shmbuffer.memory.history import Event, EventKind, History
-from shmbuffer.memory.inspect import inspect
 from shmbuffer.memory.history_writer import HistoryWriter
+from shmbuffer.memory.inspect import inspect
 from shmbuffer.memory.region import Directory
 from shmbuffer.service.recovery import recover
 from tests.crash.harness import dies, python_points, succeeds
