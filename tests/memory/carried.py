@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from shmbuffer.errors import CorruptBufferError
 from shmbuffer.memory import Engine, weights
 from shmbuffer.memory.weights import Weights
 
@@ -43,4 +44,8 @@ def publish(engine: Engine, number: int, *, size: int = SIZE, **options: Any) ->
 
 
 def newest(engine: Engine, than: int | None = None) -> Weights | None:
-    return weights.newest_arrays(engine.seat, than)
+    """The newest, which have to be whole where they are found."""
+    try:
+        return weights.newest_arrays(engine.seat, than)
+    except CorruptBufferError as error:
+        raise AssertionError(f"the newest weights are torn: {error}") from error

@@ -442,7 +442,7 @@ def test_a_byte_that_changed_is_noticed(engine: Engine) -> None:
     publish(engine, 1)
     change(file_of(engine), payload_at(file_of(engine), 1) + 100, b"x")
     with pytest.raises(CorruptBufferError, match=r"do not fit their checksum.*publish again"):
-        newest(engine)
+        weights.newest(engine.seat)
     assert publish(engine, 2) == 2
     assert number_in(newest(engine)) == 2
 
@@ -451,7 +451,7 @@ def test_a_stamp_of_other_weights_is_noticed(engine: Engine) -> None:
     publish(engine, 1)
     change(file_of(engine), COPY_1 + 8, struct.pack("<q", 11))
     with pytest.raises(CorruptBufferError, match="do not fit their checksum"):
-        newest(engine)
+        weights.newest(engine.seat)
 
 
 @pytest.mark.parametrize(
@@ -471,7 +471,7 @@ def test_a_damaged_head_is_refused(
     publish(engine, 1)
     change(file_of(engine), at, data)
     with Engine.open(path_of(engine), None) as other:
-        for call in (lambda: newest(other), lambda: publish(other, 2)):
+        for call in (lambda: weights.newest(other.seat), lambda: publish(other, 2)):
             with pytest.raises(error, match=says) as raised:
                 call()
             assert str(file_of(engine)) in str(raised.value)
@@ -484,7 +484,7 @@ def test_a_file_of_another_size_is_refused(engine: Engine) -> None:
         Engine.open(path_of(engine), None) as other,
         pytest.raises(CorruptBufferError, match=r"is damaged \(it has \d+ bytes\)"),
     ):
-        newest(other)
+        weights.newest(other.seat)
 
 
 def test_an_empty_file_is_refused(engine: Engine) -> None:

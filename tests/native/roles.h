@@ -15,4 +15,6 @@ void check_whole(struct shmb_ring *ring);
 void check_flow_once(struct shmb_ring *ring); /* what a limiter counts */
 struct shmb_call a_call(void);
 
+void publish_and_look(const struct options *options); /* threads that hand weights over, until enough were published */
+
 #endif

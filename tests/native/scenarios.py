@@ -31,6 +31,9 @@ SCENARIOS = {
     ),
     "one limited handle": ("--capacity", "11", "--limited", "--shared"),
     "written once": ("--capacity", "2048", "--once"),
+    "weights": ("--weights",),
+    "weights, and deaths": ("--weights", "--mortal"),
+    "weights, each copy once": ("--weights", "--once"),
 }
 MORTAL = tuple(name for name, options in SCENARIOS.items() if "--mortal" in options)
 

@@ -107,7 +107,7 @@ static void parse(int argc, char **argv, struct options *options) {
     static const struct option names[] = {
         {"seed", 1, NULL, 's'},   {"rounds", 1, NULL, 't'},  {"capacity", 1, NULL, 'c'}, {"lanes", 1, NULL, 'l'},
         {"threads", 1, NULL, 'n'}, {"records", 1, NULL, 'r'}, {"mortal", 0, NULL, 'm'},   {"shared", 0, NULL, 'h'},
-        {"once", 0, NULL, 'o'},   {"upkeep", 0, NULL, 'u'},  {"limited", 0, NULL, 'i'}, {NULL, 0, NULL, 0}};
+        {"once", 0, NULL, 'o'},   {"upkeep", 0, NULL, 'u'},  {"limited", 0, NULL, 'i'}, {"weights", 0, NULL, 'w'}, {NULL, 0, NULL, 0}};
     *options = (struct options){.seed = 1, .capacity = 7, .lanes = 1, .threads = 6, .rounds = 400};
     for (int name; (name = getopt_long(argc, argv, "", names, NULL)) != -1;) {
         uint64_t value = optarg ? strtoull(optarg, NULL, 10) : 0;
@@ -123,6 +123,7 @@ static void parse(int argc, char **argv, struct options *options) {
         case 'o': options->once = true; break;
         case 'u': options->upkeep = true; break;
         case 'i': options->limited = true; break;
+        case 'w': options->weights = true; break;
         default: exit(2);
         }
     }
@@ -142,7 +143,7 @@ int main(int argc, char **argv) {
     handle_open(&ring);
     expect(shmb_set_alpha(&ring, &call, 0.6, 0.01, true), "set_alpha");
     if (options.shared) handle_open(&shared);
-    let_live(&options);
+    (options.weights ? publish_and_look : let_live)(&options);
     audit(&ring);
     if (options.shared) handle_free(&shared);
     handle_free(&ring);

@@ -17,9 +17,10 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 def test_no_byte_is_touched_by_two_threads_without_order(folder_of: Folder, name: str) -> None:
     folder = folder_of("thread")
     counts = run("thread", build("thread", folder), *SCENARIOS[name], "--rounds", "120")
-    assert counts["checked"] > 1000
+    assert counts["checked"] > (0 if "once" in name else 1000)
     if name in MORTAL:
         assert counts["deaths"] > 0
+    if name in MORTAL and "weights" not in name:
         assert counts["repairs"] > 0
         assert counts["reaped"] > 0
 
@@ -31,7 +32,7 @@ def test_no_byte_is_touched_by_two_threads_without_order(folder_of: Folder, name
 def test_no_byte_outside_the_ring_is_touched(folder_of: Folder, name: str) -> None:
     folder = folder_of("address")
     counts = run("address", build("address", folder), *SCENARIOS[name], "--rounds", "120")
-    assert counts["repairs"] > 0
+    assert counts["deaths" if "weights" in name else "repairs"] > 0
 
 
 @pytest.mark.xdist_group("native-address")

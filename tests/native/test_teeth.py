@@ -111,6 +111,32 @@ FAULTS = {
         rf"{RACE}|FAILED",
         (("gate", "while (gate->thread != 0 && status == SHMB_OK) {", "while (false) {"),),
     ),
+    "weights are the newest before their bytes are visible": Fault(
+        "thread",
+        "weights, each copy once",
+        RACE,
+        (
+            (
+                "weights",
+                "atomic_store_explicit(&page->newest, version, SYNC_WEIGHTS_SET_RELEASE);",
+                "atomic_store_explicit(&page->newest, version, memory_order_relaxed);",
+            ),
+        ),
+    ),
+    "a reader of weights looks at their stamp before the bytes only": Fault(
+        "thread",
+        "weights",
+        "FAILED: .*newest: status",
+        (
+            (
+                "weights",
+                "        CP(weights_taken);\n"
+                "        atomic_thread_fence(SYNC_WEIGHTS_REUSE_ACQUIRE);\n"
+                "        if (!holds(page, version)) continue;\n",
+                "",
+            ),
+        ),
+    ),
     "a priority is written beyond the last slot": Fault(
         "address",
         "rows and deaths",

@@ -18,12 +18,14 @@ struct options {
     bool once;    /* no slot is written twice */
     bool upkeep;  /* the buffer is emptied, and counts are restored */
     bool limited; /* by a ratio, or a queue, or neither: it changes */
+    bool weights; /* they are published and looked for, and nobody uses the ring */
 };
 
 /* One number for each thing that was done, by all threads. */
 #define COUNTS(X)                                                                                            \
     X(writes) X(items) X(aborts) X(samples) X(checked) X(missing) X(updates) X(empties) X(alphas) X(checks)  \
-    X(copies) X(blocked) X(deaths) X(reaped) X(no_room) X(limited) X(admitted) X(taken) X(limiters)
+    X(copies) X(blocked) X(deaths) X(reaped) X(no_room) X(limited) X(admitted) X(taken) X(limiters)  \
+    X(lapped)
 
 struct world {
     struct options options;
