@@ -1,7 +1,7 @@
 /* Whether the directory of a buffer is still there. Maps outlive the names of their files: after `rm -rf` a write goes
  * into pages that no process will ever find again. So a process that writes, draws, weighs or waits looks for the control file,
- * once a second, with no lock held. The look begins at the descriptor of the directory: one that was moved is there.
- * What the library itself removes is CLOSING before its first file goes; that has errors of its own. */
+ * once a second, with no lock held. It starts from the descriptor of the directory, so a moved one is found.
+ * A removal by the library sets CLOSING before its first file goes, which has errors of its own. */
 #include <errno.h>
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -16,7 +16,7 @@ static bool is_there(const struct shmb_presence *presence) {
     return (uint64_t)found.st_dev == presence->device && (uint64_t)found.st_ino == presence->inode;
 }
 
-/* A closed handle closes its descriptor after it has left: what was looked at then says nothing. */
+/* A closed handle closes its descriptor after it has left: a look after that says nothing. */
 bool shmb_is_removed(struct shmb_ring *ring, int64_t now_ns) {
     struct shmb_presence *presence = &ring->presence;
     if (presence->name == NULL) return false;

@@ -57,7 +57,7 @@ class Crew:
         return pid
 
     def kill_all(self) -> tuple[int, ...]:
-        """Kills everybody, and returns who that was once they are dead."""
+        """Kills every process, and returns them once they are dead."""
         self._all_killed = True
         coordinator, learner = self._coordinator.process, self._learner.process
         watched = []
@@ -78,7 +78,7 @@ class Crew:
         return tuple(pid for pid in pids if pid is not None)
 
     def losses(self) -> str:
-        """Says who has ended by himself."""
+        """Names the processes that ended by themselves."""
         return ", ".join(
             f"{role.name} ended with exit code {role.exit_code()}"
             for role in (self._coordinator, self._learner)

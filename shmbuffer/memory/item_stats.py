@@ -29,9 +29,9 @@ class Writer:
 
     Attributes:
         incarnation: unique in the directory.
-        pid: its process; None where its place in the registry is another's by now.
+        pid: its process; None where another client has its entry by now.
         role: as in the registry; "" where it is not known.
-        living: whether its place is still taken.
+        living: whether it still has its entry.
     """
 
     incarnation: int

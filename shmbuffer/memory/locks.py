@@ -1,10 +1,10 @@
-"""File locks: what is rare is done by one process at a time, and a death shows.
+"""File locks: rare work is done by one process at a time, and a death shows.
 
     .shmbuffer/init.lock        InitLock: creation, attach, recovery, cleanup
     .shmbuffer/procs/NNN.lock   LivenessFile: the client of registry entry NNN is alive
 
 A lock is flock(2) on a descriptor of our own: it ends with the last copy of that descriptor, in
-whatever way its process ends. Age and content of the file mean nothing. What takes it is
+whatever way its process ends. Age and content of the file mean nothing. It is taken by
 `filelock.lock_descriptor`, a FileLock without the path. FileLock itself opens the path again, and
 follows links above its last part; and where flock is missing, it becomes a soft lock, which no
 death ends.

@@ -2,8 +2,8 @@
 
 Recovery within one boot believes the page cache, which holds all that the dead have stored. A copy
 that is put back over the files (`cp -T`, `tar --overwrite`, `rsync --inplace`) and a snapshot that
-is rolled back are older, and of no single moment. Three facts of the kernel tell, which no copy
-brings along:
+is rolled back are older, and of no single moment. Three facts of the kernel show it, and no copy
+carries them along:
 
     ctime > last store      the control file was written later than its own content says that
                             anybody stored into it, or another one a second later. Nobody can set
@@ -56,7 +56,7 @@ def is_restored(directory: Directory, control: Control, schema: Schema | None) -
         found = [directory.stat(name) for name in names]
         hint = _hint(directory)
     except BufferNotFoundError:
-        return True  # what is missing is said by those who need it
+        return True  # a missing file is reported where it is needed
     return (
         not found[0].st_ctime_ns <= last <= time.time_ns()
         or any(one.st_ctime_ns > last + _FILLING_NS for one in found)

@@ -1,4 +1,4 @@
-"""The two families beside each other: TorchRL's names and ours, and what a result looks like.
+"""The two families side by side: TorchRL's names and ours, and what a result looks like.
 
 Importing this module skips the module that imports it where TorchRL is not installed.
 """
@@ -22,7 +22,7 @@ from tensordict import NonTensorData, NonTensorStack, TensorDictBase, is_tensor_
 
 import shmbuffer
 
-os.environ.setdefault("RL_LOGGING_LEVEL", "ERROR")  # TorchRL tells of every storage that it makes
+os.environ.setdefault("RL_LOGGING_LEVEL", "ERROR")  # TorchRL logs every storage that it makes
 
 with warnings.catch_warnings():
     # TorchRL warns while it is imported, of what it deprecates and of its optional parts.

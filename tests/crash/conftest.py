@@ -23,7 +23,7 @@ def tmp_path() -> Iterator[Path]:
 
 @pytest.fixture(params=["rows", "records"])
 def kind(request: pytest.FixtureRequest) -> str:
-    """What items are."""
+    """The kinds of items."""
     return str(request.param)
 
 

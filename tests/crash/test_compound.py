@@ -1,8 +1,8 @@
-"""Who mends what a dead process left is killed too: at each step, after each death.
+"""A process that repairs after a death is killed too: at each step, after each death.
 
 The bytes that the first victim left are put back before each second one, so that a pair costs one
-process. The default run takes each fourth of the first deaths, `--full` all; each is followed by
-each ninth of the second ones, by other ones each time, and in the campaign by each third.
+process. The default run takes every fourth first death, `--full` all of them. Each is followed by
+every ninth second death, other ones each time, and in the campaign by every third.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from tests.crash.harness import ended, fork, native_points, python_points, requi
 pytestmark = pytest.mark.crash
 
 JOIN = (*python_points("join"), "count.added", *MUTEX, *TREE, *LEAVES)
-#: What a process passes that opens a directory where somebody lives, and mends there.
+#: Points of a process that opens a directory in use, and repairs it.
 BESIDE = (*native_points("repair"), *native_points("reap"), *JOIN)
 #: Where there is no schema, or bytes are not believed.
 NEVER = ("recover.entries", "recover.dropped", "recover.head", "recover.count")
-#: What the first one to come passes where nobody does.
+#: Points of the first process to open a directory that nobody uses.
 ALONE = (
     *(point for point in python_points("recover") if point not in NEVER),
     *("superblock.half", "superblock.stored", "mutex.cleared", "mutex.made"),
@@ -63,7 +63,7 @@ class Image:
 
 
 def opens(path: Path, point: str) -> bool:
-    """A second victim, which mends; whether it was killed at the point."""
+    """Runs a second victim, which repairs; returns whether it was killed at the point."""
 
     def body() -> None:
         _core.arm(point)

@@ -1172,7 +1172,7 @@ def test_a_temporary_directory_ends_with_its_owner(tmp_path: Path, end: str) -> 
 def test_a_client_that_opens_an_abandoned_buffer_during_its_removal_keeps_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It comes between the question whether anybody needs the directory and its removal."""
+    """It joins between the check whether the directory is needed and its removal."""
     with program(TEMPORARY, TMPDIR=str(tmp_path)) as process:
         abandoned = Path(heard(process))
         assert heard(process) == "True"

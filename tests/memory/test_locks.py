@@ -1,4 +1,4 @@
-"""File locks: what is rare is done by one process at a time, and a death shows."""
+"""File locks: rare work is done by one process at a time, and a death shows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A process that is killed while it saves leaves the save before, or the new one: whole."""
+"""A process killed while it saves leaves the earlier save or the new one, whole."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def new() -> TensorDictPrioritizedReplayBuffer:
 
 
 def state(rb: Any) -> dict[str, Any]:
-    """Everything that a save has a say in."""
+    """Everything that a save may change."""
     return {
         "items": rb[:]["a"].tolist(),
         "other leaf": rb[:]["b", "c"].tolist(),
@@ -154,7 +154,7 @@ def test_a_save_that_is_killed_at_any_step_leaves_a_whole_one(path: Callable[[],
         if kind == "beside foreign files":
             assert (where / "model.pt").read_text() == "mine"
             assert (where / "storage" / "notes.txt").read_text() == "mine too"
-        # The next one saves as ever, and tidies up.
+        # The next process saves as usual, and cleans up.
         saver.dumps(where)
         loaded = buffer()
         loaded.loads(where)
@@ -184,7 +184,7 @@ def test_a_save_that_is_killed_half_written_leaves_the_one_before(tmp_path: Path
         other.dumps(where)
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
-    assert len(os.listdir(tmp_path)) == 2  # what it has left lies beside
+    assert len(os.listdir(tmp_path)) == 2  # its leftovers lie next to the save
     loaded = TensorDictReplayBuffer(storage=LazyTensorStorage(CAPACITY))
     loaded.loads(where)
     assert loaded[:]["a"].tolist() == [0, 1, 2]

@@ -1,4 +1,4 @@
-"""A save that an earlier build has written is loaded: items, places, priorities, positions."""
+"""A save of an earlier build loads: items, places, priorities, positions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def state(rb: Any) -> Any:
-    """What it holds, without what a process or a place in memory has part in."""
+    """Its contents, without anything that depends on a process or an address."""
     storages = getattr(rb.storage, "_members", [rb.storage])
     rings = [storage.ring() for storage in storages]
     slots = [sorted({*(ring.live.committed() // ring.width).tolist()}) for ring in rings]

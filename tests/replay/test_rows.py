@@ -1,4 +1,4 @@
-"""The payload as a whole: copied out of one moment, put in its place, taken over where it lies."""
+"""The payload as a whole: a consistent copy, a restore, and its adoption in place."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def seeds(seed: int, seconds: float) -> Iterator[int]:
 
 @contextmanager
 def repeatable(module: str, seed: int) -> Iterator[None]:
-    """Add to whatever fails in the block the seed, and the command that repeats it."""
+    """Add the seed, and the command that repeats it, to any failure in the block."""
     try:
         yield
     except AssertionError as error:

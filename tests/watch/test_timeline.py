@@ -1,4 +1,4 @@
-"""Rates come from the clock that nobody sets, times from the other; gaps are gaps."""
+"""Rates use the clock since boot, times the wall clock; gaps are gaps."""
 
 from __future__ import annotations
 

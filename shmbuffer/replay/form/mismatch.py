@@ -1,4 +1,4 @@
-"""The words for data that do not fit: what was expected, what was found, what to do."""
+"""Messages for data that do not fit: what was expected, what was found, what to do."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def refuse_list(node: Node, path: KeyPath) -> None:
 
 
 def no_names(data: Any) -> str:
-    """The words for a tuple or list as an item of a TensorDict buffer."""
+    """The message for a tuple or list as an item of a TensorDict buffer."""
     kind = "tuple" if isinstance(data, tuple) else "list"
     return (
         f"a {kind} was to be written, and the entries of a TensorDict have names; "
@@ -103,7 +103,7 @@ def no_names(data: Any) -> str:
 
 
 def not_a_tensor(data: Any, why: Exception | None = None) -> str:
-    """The words for data that a tensor storage cannot hold, and why."""
+    """The message for data that a tensor storage cannot hold, and why."""
     what = repr(data.data if isinstance(data, NonTensorData) else data)
     reason = "" if why is None else f" ({why})"
     return (

@@ -43,7 +43,7 @@ class CompressedListStorage(RecordList):
     means.
 
     Args:
-        max_size: capacity in items; None is without a limit, in one process.
+        max_size: capacity in items; None: no limit, in one process only.
         compression_fn: called with a tensor, gives a uint8 tensor; None compresses with zstd.
         decompression_fn: called with what ``compression_fn`` gave, or with that and a dict
             (``"shape"``, ``"dtype"``, ``"device"`` of the tensor) if it takes two positional

@@ -27,7 +27,7 @@ class LazyStackStorage(RecordList):
     and read, and which survives them; see `RecordList` for what that means.
 
     Args:
-        max_size: capacity in items; None is without a limit, in one process.
+        max_size: capacity in items; None: no limit, in one process only.
         compilable: accepted; `torch.compile` leaves the native calls alone either way.
         stack_dim: dimension of the stack in the batch dimensions of a sample; negative counts from
             their end.
@@ -44,9 +44,9 @@ class LazyStackStorage(RecordList):
         timeout: see `LazyMemmapStorage`.
         prefault: of records, see `LazyMemmapStorage`.
         on_progress: see `LazyMemmapStorage`.
-        pad_output: what a batch of a buffer is, instead of a lazy stack. A number: dense, with that
-            number behind the end of what is shorter, and a mask under ``"mask"``. ``"nested"``:
-            nested tensors. More of both: the arguments of `pad` (``{"value": 0, "mask_key":
+        pad_output: what a batch of a buffer is, instead of a lazy stack. A number: dense,
+            shorter leaves padded with that number, and a mask under ``"mask"``. ``"nested"``:
+            nested tensors. With more control: the arguments of `pad` (``{"value": 0, "mask_key":
             {"tokens": "mask"}}``), or of `densify` (``{"keys": ["tokens"]}``).
 
     Raises:
