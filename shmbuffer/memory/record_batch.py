@@ -25,7 +25,7 @@ class RecordBatch:
     """int64[n]: offset of each record's header in ``data``, a multiple of 8."""
     sizes: NDArray[np.int64]
     """int64[n]: bytes of each record, header included. In a batch to be written they may reach over
-    the next records (see `bodies`); in one that was read they do not."""
+    the next records (see `record_format`); in one that was read they do not."""
 
     def __len__(self) -> int:
         return len(self.starts)

@@ -6,7 +6,7 @@
     file        the byte at a position is number position mod max_bytes; the file is mapped twice in
                 a row, so that no record is cut at its end
 
-    record      ticket u64 | position u64 | bytes u64 | stride u64 | body (see `bodies`)
+    record      ticket u64 | position u64 | bytes u64 | stride u64 | body (see `record_format`)
     slot        word, checksum, source, priority, as of every ring; and an extent: position, bytes
 
 A claim takes slots and bytes together, under the mutex: the tail moves on from header to header,

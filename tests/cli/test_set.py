@@ -47,7 +47,9 @@ def test_named_settings_change_and_the_rest_stays(
 
 
 @pytest.mark.parametrize("off", ["off", "none", "OFF"])
-def test_off_takes_it_away(closed: Path, off: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_off_removes_a_setting_of_the_limiter(
+    closed: Path, off: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["set", str(closed), "samples_per_insert=4", "min_size=3"]) == 0
     assert main(["set", str(closed), f"samples_per_insert={off}"]) == 0
     with Engine.open(closed, None) as engine:

@@ -135,7 +135,7 @@ def test_closing_leaves_the_registry(make: Make, near: Any) -> None:
     assert len(registry.alive()) == 1
 
 
-def test_a_near_that_nobody_holds_leaves_by_itself(make: Make) -> None:
+def test_a_local_handle_that_nobody_holds_leaves_by_itself(make: Make) -> None:
     owners = make()
     one: LocalHandle | None = approach(offer_of(owners))
     assert len(engine_of(owners).seat.registry.alive()) == 2

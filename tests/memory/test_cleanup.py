@@ -511,7 +511,7 @@ def test_a_removal_may_come_back_to_its_ownership() -> None:
     assert answers == [False, False]
 
 
-def test_of_two_threads_one_removes() -> None:
+def test_only_one_of_two_threads_removes() -> None:
     inside, go_on = threading.Event(), threading.Event()
 
     def remove() -> None:

@@ -314,7 +314,7 @@ def test_the_child_of_a_fork_is_limited_through_its_own_handle(engine: Engine) -
 
 
 def waits(path: Path, call: Callable[[Ring], object], told: int) -> None:
-    """A client that waits, and says so when it does; exit status 3: it was told of a knot."""
+    """A client that waits, and says so when it does; exit status 3: it was told of a deadlock."""
     with Engine.open(path, None) as engine:
         ring = ring_of(engine)
         say = threading.Thread(target=lambda: _say_that_it_waits(engine, told))

@@ -266,7 +266,7 @@ def test_batches_of_several_handles_go_on_as_the_model_says(
 
 
 @pytest.mark.parametrize("ratio", [0.1, 1 / 3, 1.0, 2.5, 8.0])
-def test_whatever_the_mix_the_ratio_is_within_the_error_buffer(
+def test_the_ratio_of_any_mix_is_within_the_error_buffer(
     handles: list[Engine], ratio: float
 ) -> None:
     """Greedy writers, greedy samplers, and both: as far as they may go, and never further."""

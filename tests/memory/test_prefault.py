@@ -93,7 +93,7 @@ def _every_piece_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "EVERY_S", 0.0)
 
 
-def test_off_makes_none(opened: Any) -> None:
+def test_prefault_off_makes_no_pages(opened: Any) -> None:
     with opened(OFF) as engine:
         engine.define(SCHEMA)
         assert mapped(maps(engine)[1]) == 0

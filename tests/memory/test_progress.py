@@ -117,7 +117,7 @@ def test_work_that_fails_has_no_end(every_step: None) -> None:
     assert [one.done for one in heard] == [7]
 
 
-def test_of_nothing_nothing_is_told(every_step: None) -> None:
+def test_empty_work_is_not_reported(every_step: None) -> None:
     heard: Heard = []
     with hearing(heard.append), Progress("copy", 0) as work:
         work.advance(0)

@@ -1015,7 +1015,7 @@ def test_a_record_has_less_than_4_gib() -> None:
 
 
 def molded(items: Items, *, row: int = 0) -> RecordBatch | None:
-    """A record from the mold of its form."""
+    """A record from the template of its form."""
     return Template(items.form).record(
         items.batch_dims[row].tolist(),
         [size for dims in items.dims for size in dims[row].tolist()],
@@ -1025,7 +1025,7 @@ def molded(items: Items, *, row: int = 0) -> RecordBatch | None:
 
 @settings(max_examples=400)
 @given(st.randoms(use_true_random=True))
-def test_a_record_from_a_mold_is_the_one_that_is_assembled(source: random.Random) -> None:
+def test_a_record_from_a_template_is_the_one_that_is_assembled(source: random.Random) -> None:
     items = drawn(source, 1)
     while len(items.form.columns.placed):
         items = drawn(source, 1)
@@ -1039,7 +1039,7 @@ def test_a_record_from_a_mold_is_the_one_that_is_assembled(source: random.Random
     assert address(record.data) % 8 == 0
 
 
-def test_a_mold_makes_no_record_that_cannot_be_assembled() -> None:
+def test_a_template_makes_no_record_that_cannot_be_assembled() -> None:
     lazy = ["lazy", 0, [["tensordict", ["dims", 1], None, None, [["x", CHUNK]]]]]
     led = encode_form(lazy, [Chunk("tensor", "bool", 1, 1)])
     packed = encode_form(CHUNK, [Chunk("bytes", rank=1, codec=Codec.ZSTD)])
@@ -1103,7 +1103,7 @@ def test_a_joined_chunk_has_no_bytes_of_its_own() -> None:
         items_of(form, [[[4]], [[4]]], [[b"xyz", b"a"]]).assemble()
 
 
-def test_a_mold_makes_no_item_of_more_than_4_gib() -> None:
+def test_a_template_makes_no_item_of_more_than_4_gib() -> None:
     form = encode_form(
         ["list", [CHUNK, ["chunk", 1]]], [Chunk("bytes", rank=1, codec=Codec.OWN)] * 2
     )

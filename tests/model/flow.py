@@ -1,6 +1,6 @@
 """Flow control as an exhaustive small model: who waits for the other side, and who wakes them.
 
-    Flow ──explore──▶ all states that can be reached ──▶ lost wake-ups, knots, who never goes on
+    Flow ──explore──▶ all states that can be reached ──▶ lost wake-ups, deadlocks, who never goes on
 
 A writer claims, fills and commits; a sampler draws; each for ever. What the limiter decides and
 what a claim or a commit changes is one step, because the mutex is held; between unlocking and
@@ -158,13 +158,13 @@ class Found(NamedTuple):
     Attributes:
         states: how many there are.
         lost: states with a lost wake-up.
-        knots: states that are told as knots.
+        deadlocks: states that are told as deadlocks.
         stuck: states from which some living client never goes on.
     """
 
     states: int
     lost: int
-    knots: frozenset[State]
+    deadlocks: frozenset[State]
     stuck: frozenset[State]
 
 

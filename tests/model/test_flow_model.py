@@ -19,20 +19,20 @@ def test_an_error_buffer_that_is_said_to_be_enough_is(
     """(w * samples_per_insert + s) / 2, exactly; with less both may wait, and are told so."""
     flow = Flow(ratio, 0, min_size, (write,), (draw,))
     found = explore(flow._replace(buffer=flow.enough))
-    assert (found.lost, len(found.knots), len(found.stuck)) == (0, 0, 0)
+    assert (found.lost, len(found.deadlocks), len(found.stuck)) == (0, 0, 0)
     less = explore(flow._replace(buffer=flow.enough - 1))
     assert less.lost == 0
-    assert less.knots <= less.stuck
+    assert less.deadlocks <= less.stuck
     ended = {state for state in less.stuck if not list(flow.steps(state))}
-    assert ended <= less.knots
+    assert ended <= less.deadlocks
 
 
 def test_with_a_smaller_error_buffer_both_sides_may_wait_for_ever() -> None:
-    knots = 0
+    deadlocks = 0
     for write, draw, min_size, ratio in SMALL:
         flow = Flow(ratio, 0, min_size, (write,), (draw,))
-        knots += bool(explore(flow._replace(buffer=flow.enough - 2)).knots)
-    assert knots >= 20
+        deadlocks += bool(explore(flow._replace(buffer=flow.enough - 2)).deadlocks)
+    assert deadlocks >= 20
 
 
 MANY = [
@@ -54,7 +54,7 @@ MANY = [
 def test_several_clients_go_on_also_where_some_of_them_die(flow: Flow, deaths: int) -> None:
     """As long as one of each side is alive; who is left alone passes, waits or raises."""
     found = explore(flow._replace(buffer=flow.enough, deaths=deaths))
-    assert not found.knots
+    assert not found.deadlocks
     if deaths == 0:
         assert found.lost == 0
         assert not found.stuck

@@ -60,7 +60,7 @@ def test_a_test_that_could_not_be_run_shows_nothing() -> None:
     assert found.not_passed((TEST,))
 
 
-def test_a_teardown_after_a_failure_is_not_looked_at() -> None:
+def test_a_teardown_after_a_failure_is_not_checked() -> None:
     torn_down = '<error message="failed on teardown">AssertionError</error>'
     assert outcomes(case(failure("assert 0") + torn_down)).survived((TEST,)) == ""
     assert "could not be run" in outcomes(case(torn_down)).survived((TEST,))

@@ -179,7 +179,7 @@ class Backwards(Writer):
         self.at = 10
 
 
-class Shelf(Storage):
+class ForeignStorage(Storage):
     """A dict of items."""
 
     def __init__(self, max_size: int) -> None:
@@ -251,7 +251,7 @@ def test_a_storage_of_ones_own_holds_the_items(sampler: str) -> None:
         "without replacement": SamplerWithoutReplacement,
         "prioritized": lambda: PrioritizedSampler(10, 0.7, 0.9),
     }
-    rb = TensorDictReplayBuffer(storage=Shelf(10), sampler=made[sampler](), batch_size=4)
+    rb = TensorDictReplayBuffer(storage=ForeignStorage(10), sampler=made[sampler](), batch_size=4)
     assert rb.extend(steps(0, 7)).tolist() == list(range(7))
     assert rb.add(steps(7, 8)[0]) == 7
     assert (len(rb), rb.write_count) == (8, 8)

@@ -22,7 +22,7 @@ from shmbuffer import (
     TensorDictReplayBuffer,
 )
 from tests.replay.slice_model import History, cut_up, slices
-from tests.replay.test_slices import Shelf, episodes
+from tests.replay.test_slices import ForeignStorage, episodes
 
 
 def buffer(
@@ -175,7 +175,9 @@ def test_a_trajectory_whose_priorities_are_all_zero_is_never_drawn(
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.7])
-def test_nor_is_it_in_lanes_and_once_the_ring_has_come_round(make: Any, alpha: float) -> None:
+def test_a_trajectory_of_zero_priorities_is_never_drawn_in_lanes_of_a_full_ring(
+    make: Any, alpha: float
+) -> None:
     rb = buffer(make(16, ndim=2), 2000, alpha=alpha, slice_len=2)
     history = History(3, lanes=2, ends=0.35)
     for _ in range(9):
@@ -214,7 +216,7 @@ def test_without_eps_a_slice_needs_an_item_to_begin_with() -> None:
 # -- it is a prioritized sampler -------------------------------------------------------------------
 
 
-def test_it_is_both_of_what_its_name_says() -> None:
+def test_the_prioritized_slice_sampler_is_both_of_its_parents() -> None:
     sampler = PrioritizedSliceSampler(10, 0.7, 0.9, 1e-6, torch.double, "mean", num_slices=2)
     assert isinstance(sampler, SliceSampler)
     assert isinstance(sampler, PrioritizedSampler)
@@ -301,7 +303,7 @@ def test_a_checkpoint_brings_the_priorities_back(tmp_path: Any) -> None:
     assert set(drawn(other)) == {(5, 6)}
 
 
-@pytest.mark.parametrize("cls", [ListStorage, Shelf])
+@pytest.mark.parametrize("cls", [ListStorage, ForeignStorage])
 def test_a_storage_without_priorities_gets_a_table(cls: Any) -> None:
     rb = buffer(cls(9), 200, slice_len=2)
     rb.extend(episodes(4, 5))

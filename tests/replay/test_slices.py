@@ -603,7 +603,7 @@ def test_a_list_of_dicts_has_entries_too() -> None:
     assert info["next", "truncated"].flatten().tolist() == [False, True] * 100
 
 
-class Shelf(Storage):
+class ForeignStorage(Storage):
     """A storage of somebody else's: get, set and a length."""
 
     def __init__(self, max_size: int) -> None:
@@ -626,7 +626,7 @@ class Shelf(Storage):
 
 
 def test_a_foreign_storage_needs_get_and_a_length() -> None:
-    rb = buffer(Shelf(10), 400, slice_len=2)
+    rb = buffer(ForeignStorage(10), 400, slice_len=2)
     with pytest.raises(EmptyBufferError):
         rb.sample()
     rb.extend(episodes(2, 4))

@@ -312,7 +312,7 @@ def test_the_state_of_another_storage_begins_a_new_pass() -> None:
 # -- arguments -------------------------------------------------------------------------------------
 
 
-def test_it_is_both_of_what_its_name_says() -> None:
+def test_the_prioritized_slice_sampler_is_both_of_its_parents() -> None:
     sampler = SliceSamplerWithoutReplacement(num_slices=2)
     assert isinstance(sampler, SliceSampler)
     assert isinstance(sampler, SamplerWithoutReplacement)

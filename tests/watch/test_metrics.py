@@ -96,7 +96,7 @@ def test_without_prometheus_client_it_says_what_to_install(
     assert not (tmp_path / "buffer").exists()
 
 
-def test_unasked_for_nothing_listens(tmp_path: Path) -> None:
+def test_no_metrics_server_listens_by_default(tmp_path: Path) -> None:
     with Coordinator(tmp_path / "buffer", capacity=8) as coordinator:
         assert coordinator.metrics_port is None
 

@@ -1,4 +1,4 @@
-"""The head of a body: its first 16 bytes, as `bodies` tells them; what equal starts tell."""
+"""The head of a body: its first 16 bytes, as `record_format` tells them; what equal starts tell."""
 
 from __future__ import annotations
 

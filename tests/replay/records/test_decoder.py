@@ -302,7 +302,7 @@ trees = st.recursive(
 
 @settings(max_examples=60)
 @given(st.lists(trees, min_size=1, max_size=5), st.sampled_from(["raw", "zstd"]))
-def test_whatever_is_nested_comes_back(items: list[Any], way: str) -> None:
+def test_nested_data_come_back(items: list[Any], way: str) -> None:
     assert alike(Decoder(zstd.expand).items(written(items, WAYS[way]())), items)
 
 

@@ -294,7 +294,7 @@ def test_games_and_sequences_come_back_exactly(encoder: Encoder) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
-def test_whatever_is_nested_comes_back_exactly(data: st.DataObject) -> None:
+def test_nested_data_come_back_exactly(data: st.DataObject) -> None:
     leaves = st.one_of(
         st.none(),
         st.booleans(),

@@ -410,9 +410,9 @@ def test_slices_read_the_ends_of_trajectories_once_and_nothing_else_of_the_items
     asked: list[int] = []
     entries = RecordStore.entries
 
-    def counted(shelf: Any, slots: Any, paths: Any) -> Any:
+    def counted(store: Any, slots: Any, paths: Any) -> Any:
         asked.extend(slots.tolist())
-        return entries(shelf, slots, paths)
+        return entries(store, slots, paths)
 
     monkeypatch.setattr(RecordStore, "entries", counted)
     rb = TensorDictReplayBuffer(
