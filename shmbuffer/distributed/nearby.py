@@ -55,31 +55,19 @@ class Unreachable(Exception):  # noqa: N818 - the state of things, not a failure
 
 @dataclass(frozen=True)
 class Address:
-    """What the owner of a buffer says of itself.
+    """What the owner of a buffer says of itself."""
 
-    Attributes:
-        boot_id: of the kernel that it runs on.
-        pid: its process, for messages.
-        path: the directory; None in anonymous memory.
-        uuid: of the buffer in there.
-        file: device and inode of its control file.
-        payload: class and configuration of the buffer, pickled.
-        storage: its storage, pickled to its path.
-        refused: why all, or one of `GROUPS`, has to be asked of the owner; ``""`` is all.
-        later: there will be a directory, once somebody has written.
-        mark: what the owner left in the directory with this offer.
-    """
-
-    boot_id: bytes
-    pid: int
-    path: str | None = None
-    uuid: bytes = b""
-    file: tuple[int, int] = (0, 0)
-    payload: bytes = b""
-    storage: bytes = b""
+    boot_id: bytes  # of the kernel that it runs on
+    pid: int  # its process, for messages
+    path: str | None = None  # the directory; None in anonymous memory
+    uuid: bytes = b""  # of the buffer in there
+    file: tuple[int, int] = (0, 0)  # device and inode of its control file
+    payload: bytes = b""  # class and configuration of the buffer, pickled
+    storage: bytes = b""  # its storage, pickled to its path
+    # why all, or one of `GROUPS`, has to be asked of the owner; ``""`` is all
     refused: dict[str, str] = field(default_factory=dict)
-    later: bool = False
-    mark: str = ""
+    later: bool = False  # there will be a directory, once somebody has written
+    mark: str = ""  # what the owner left in the directory with this offer
 
     @property
     def place(self) -> tuple[Any, ...]:
@@ -118,23 +106,13 @@ class Address:
 
 
 class LocalHandle:
-    """The owner's buffer, open in this process. Leaves the directory when nobody holds it.
-
-    Args:
-        buffer: the buffer, on a handle of its own.
-        offer: what it was made from.
-
-    Attributes:
-        buffer: see there.
-        offer: see there.
-        mark: the mark up to which the owner's configuration is known.
-        direct: those of `GROUPS` that need not be asked of the owner.
-    """
+    """The owner's buffer, open in this process. Leaves the directory when nobody holds it."""
 
     def __init__(self, buffer: ReplayBuffer, offer: Address) -> None:
         self.buffer = buffer
         self.offer = offer
-        self.mark = offer.mark
+        self.mark = offer.mark  # the mark up to which the owner's configuration is known
+        # those of `GROUPS` that need not be asked of the owner
         self.direct = frozenset(GROUPS) - offer.refused.keys()
         self._control = engine_of(buffer).seat.control
         self._sequences: tuple[int, int] | None = None
@@ -143,10 +121,7 @@ class LocalHandle:
         self._end.atexit = False  # the engine sees to it
 
     def is_current(self) -> bool:
-        """Whether the owner's configuration is known to be what it was.
-
-        Cost: two numbers are compared, 0.4 µs; the superblock is read only after it has changed.
-        """
+        """Whether the owner's configuration is unchanged: two numbers are compared, 0.4 µs."""
         return self._control.sequences == self._sequences or self.news() is None
 
     def news(self) -> str | None:

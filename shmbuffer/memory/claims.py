@@ -36,9 +36,7 @@ class Claims:
         streams: Streams | None = None,
         timeout: float | None = WRITE_TIMEOUT_S,
     ) -> int:
-        """Takes ``count`` slots at the head; then `commit` or `abort`, in the same thread.
-
-        Their streams are in ``streams``, uint32 ``[count]``; None: stream 0.
+        """Takes ``count`` slots at the head, for `commit` or `abort` in the same thread.
 
         Returns the ticket of the first. Raises as `Ring.write`.
         """
@@ -62,12 +60,9 @@ class Claims:
         tickets: NDArray[np.int64] | None = None,
         timeout: float | None = WRITE_TIMEOUT_S,
     ) -> NDArray[np.bool_]:
-        """Takes named slots; then `commit` or `abort`, in the same thread.
+        """Takes named slots, for `commit` or `abort` in the same thread. Raises as `Ring.place`.
 
-        Returns:
-            bool[n]: what was taken. If that is nothing, no claim is open.
-
-        Raises as `Ring.place`.
+        Returns bool[n]: what was taken. If that is nothing, no claim is open.
         """
         where = np.ascontiguousarray(where, np.int64)
         kept = np.ones(len(where), np.bool_)

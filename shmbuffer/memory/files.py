@@ -1,7 +1,7 @@
 """A scratch directory: which files a buffer is made of, in which order they come and go.
 
-    <scratch_dir>/               tensordict's memmap layout: meta.json, <leaf>.memmap, nested
-      directories .shmbuffer/
+    <scratch_dir>/               tensordict's memmap layout: meta.json, <leaf>.memmap, folders
+      .shmbuffer/
         control                  there as soon as the directory is a buffer
         made.json                what we made in the scratch directory, before we make it
         schema.json, slots       there once the schema is
@@ -60,11 +60,7 @@ _SMALL_ROW = 1024
 
 
 class Files:
-    """The ground of a buffer in a directory.
-
-    Args:
-        directory: the scratch directory; owned by this object from now on.
-    """
+    """The ground of a buffer in a directory, which it owns."""
 
     def __init__(self, directory: Directory) -> None:
         self.directory = directory
@@ -220,12 +216,9 @@ class Files:
         return self.directory.read(layout.DICTIONARY, limit=layout.SCHEMA_LIMIT)
 
     def publish_dictionary(self, data: bytes) -> bytes:
-        """Makes it what records are compressed with, if there is none yet; under init.lock.
+        """Makes it what records are compressed with; returns the first one; under init.lock.
 
-        It is on the disk before anybody uses it: without it what was compressed with it is lost.
-
-        Returns:
-            What is there now.
+        It is on the disk before it is used: without it what was compressed with it is lost.
         """
         there = self.dictionary()
         if there is not None:
@@ -245,11 +238,7 @@ class Files:
         return self.discard_unfinished
 
     def remove(self, *, created_directory: bool, keep_lock: bool = False) -> bool:
-        """Removes every file that we made, then the directories that are empty; under init.lock.
-
-        Returns:
-            Whether anything was there to remove.
-        """
+        """Removes every file that we made, then empty directories; under init.lock. False: none."""
         found = self.has_control()
         made.remove(self.directory)
         _core.reached("remove.leaves")

@@ -3,8 +3,8 @@
 The control file (fixed size, there as soon as the directory is a buffer):
 
     offset   bytes   what
-    0        4096    superblock, copy 0        identity, life cycle, settings; two copies, written
-    in turn 4096     4096    superblock, copy 1
+    0        4096    superblock, copy 0        identity, life cycle, settings; the copies are
+    4096     4096    superblock, copy 1        written in turn
     8192     4096    runtime page              the mutex and everything that it guards; at its
                                                end what the last recovery found
     12288    65536   registry                  256 entries of 256 bytes, one for each handle

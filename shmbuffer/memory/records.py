@@ -59,10 +59,6 @@ class Records:
     """The records of a ring: `Ring.records`, where its schema has ``record_bytes``.
 
     Order, slot words, tickets, priorities, waiting and refusals are the ring's.
-
-    Attributes:
-        max_bytes: of the byte ring.
-        extents: of each slot, ``layout.EXTENT``, live; of slots without an item without meaning.
     """
 
     def __init__(
@@ -74,7 +70,8 @@ class Records:
         self._live = live
         self._map = records_map
         self._capacity = calls.schema.capacity
-        self.max_bytes = calls.schema.record_bytes
+        self.max_bytes = calls.schema.record_bytes  # of the byte ring
+        # of each slot, ``layout.EXTENT``, live; of slots without an item without meaning
         self.extents = live.extents
         self._usual_bytes = 256.0  # of a record, as far as we know
 
@@ -105,10 +102,7 @@ class Records:
     ) -> int:
         """Writes a batch at the head; the oldest records go as their bytes are needed.
 
-        Their streams are in ``streams``, uint32 ``[n]``; None: stream 0.
-
-        Returns:
-            The ticket of the first: record k is in slot ``(ticket + k) % capacity``.
+        Returns the ticket of the first: record k is in slot ``(ticket + k) % capacity``.
         """
         count, head, capacity = len(batch), int(self._seat.native.head), self._capacity
         if count == 0:
@@ -135,11 +129,7 @@ class Records:
         tickets: NDArray[np.int64] | None = None,
         timeout: float | None = WRITE_TIMEOUT_S,
     ) -> NDArray[np.bool_]:
-        """Writes record i of a batch, whose records do not overlap, to slot ``where[i]``.
-
-        Returns:
-            bool[n]: what was written.
-        """
+        """Writes record i, of records that do not overlap, to slot ``where[i]``; bool[n]: if so."""
         count = len(batch)
         if count != len(where):
             raise ValueError(f"{count} records cannot be written to {len(where)} slots")

@@ -43,37 +43,25 @@ from shmbuffer.memory.region import Directory
 
 @dataclass(frozen=True)
 class Client:
-    """One handle on the buffer, as the registry tells of it.
+    """One handle on the buffer, as the registry tells of it."""
 
-    Attributes:
-        entry: its place in the registry.
-        incarnation: unique in the directory; the source of the items that it writes.
-        role: ``client``, ``collector``, ``learner`` or ``coordinator``.
-        pid: process id, in the pid namespace that it lives in.
-        alive: whether it could not be proven dead.
-        state: what the kernel says of the process: running, stopped, zombie, gone; elsewhere, if it
-            lives in another pid namespace, where its number means another process to us.
-        phase: of its claim; IDLE if it is writing nothing.
-        claimed: ``first`` ticket and ``count`` of slots of its claim; None if it writes nothing.
-        turn: its ``place`` in the queue of those who wait for a slot, and for how many ``seconds``
-            it has had that; None if it does not wait.
-        joined_s: seconds since the epoch.
-        idle_s: seconds since its last write, sample or update; None if there was none.
-        counters: see `layout.COUNTERS`; of all clients that ever had this entry.
-    """
-
-    entry: int
-    incarnation: int
-    role: str
-    pid: int
-    alive: bool
+    entry: int  # its place in the registry
+    incarnation: int  # unique in the directory; the source of the items that it writes
+    role: str  # ``client``, ``collector``, ``learner`` or ``coordinator``
+    pid: int  # process id, in the pid namespace that it lives in
+    alive: bool  # whether it could not be proven dead
+    # what the kernel says of the process: running, stopped, zombie, gone; elsewhere, if it lives in
+    # another pid namespace, where its number means another process to us
     state: str
-    phase: str
+    phase: str  # of its claim; IDLE if it is writing nothing
+    # ``first`` ticket and ``count`` of slots of its claim; None if it writes nothing
     claimed: dict[str, int] | None
+    # its ``place`` in the queue of those who wait for a slot, and for how many ``seconds`` it has
+    # had that; None if it does not wait
     turn: dict[str, float] | None
-    joined_s: float
-    idle_s: float | None
-    counters: dict[str, int]
+    joined_s: float  # seconds since the epoch
+    idle_s: float | None  # seconds since its last write, sample or update; None if there was none
+    counters: dict[str, int]  # see `layout.COUNTERS`; of all clients that ever had this entry
 
     def to_json(self) -> dict[str, Any]:
         """As a dict of plain values."""
@@ -117,10 +105,7 @@ class Registry:
         ]
 
     def is_dead(self, entry: int) -> bool:
-        """Whether the owner of the entry is proven dead.
-
-        Some 100 microseconds; never under the mutex.
-        """
+        """Whether the owner of the entry is proven dead. Some 100 µs; never under the mutex."""
         who = self.identity(entry)
         incarnation = int(self._control.entries["incarnation"][entry])
         if (self._control.where, incarnation) in _memberships and who == identity.current():
@@ -196,8 +181,7 @@ class Registry:
     def note_first_draw(self, entry: int, origin: int) -> list[int]:
         """Says what our first draw came from, a number above 0; nothing if that is said already.
 
-        Returns:
-            Process ids of living clients in other processes that said the same.
+        Returns process ids of living clients in other processes that said the same.
         """
         draws = self._control.runtime["first_draws"][0]
         if draws[entry]:
@@ -259,10 +243,7 @@ class Registry:
         return LivenessFile.is_free(self._directory, entry)
 
     def _is_another_program(self, entry: int, who: Identity) -> bool:
-        """Whether a running process is not the client any more, because it has called execve.
-
-        A lock that is free is not enough: programs close descriptors that they have not opened.
-        """
+        """Whether a running process called execve: its lock is free, and its map is gone."""
         if self._directory is None:
             return False
         try:
@@ -274,10 +255,7 @@ class Registry:
             return False
 
     def _free_entry(self) -> tuple[int, Lock | None]:
-        """A free entry, with its liveness file.
-
-        One who freed it may hold that still: he was stopped between the two, or taken for dead.
-        """
+        """A free entry, with its liveness file, which its last owner (stopped) may hold still."""
         free = (self._control.entries["state"] == EntryState.FREE).nonzero()[0].tolist()
         for entry in free:
             if self._directory is None:
@@ -297,27 +275,17 @@ class Registry:
 
 @dataclass(eq=False)
 class Membership:
-    """Our own entry: what a handle gives back at its end.
-
-    Attributes:
-        liveness: what holds the liveness file; None in anonymous memory.
-        control: the control file that it is in.
-        native: the C core's ring of the entry; None before there are slots.
-        pid: whose it is.
-    """
+    """Our own entry: what a handle gives back at its end."""
 
     entry: int
     incarnation: int
-    liveness: Lock | None
-    control: Control
-    native: _core.Ring | None = None
-    pid: int = field(default_factory=os.getpid)
+    liveness: Lock | None  # what holds the liveness file; None in anonymous memory
+    control: Control  # the control file that it is in
+    native: _core.Ring | None = None  # the C core's ring of the entry; None before there are slots
+    pid: int = field(default_factory=os.getpid)  # whose it is
 
     def leave(self) -> bool:
-        """Frees the entry, and returns whether that could be done; else it can be asked again.
-
-        In the child of a fork nothing: it is its parent's.
-        """
+        """Frees the entry, unless it is a parent's; false if that failed: it can be asked again."""
         if os.getpid() != self.pid:
             return True
         if self.native is not None:

@@ -1,7 +1,6 @@
 """The calls that move items: one native call each, and what to do where it says that it could not.
 
-     write:   claim ── fill ── commit      (the mutex is held for claim and commit, not while bytes
-         are copied)
+     write:   claim ── fill ── commit      (the mutex is held for claim and commit, not for fill)
      sample:  draw ── copy ── look again, draw again what changed
      update:  priorities, by element and ticket
 

@@ -54,17 +54,11 @@ MAX_RECORD_BYTES = 2**46
 
 @dataclass(frozen=True)
 class Leaf:
-    """One tensor of an item.
+    """One tensor of an item."""
 
-    Attributes:
-        path: nested key, outermost first.
-        dtype: torch's name of it, without the ``torch.``.
-        shape: of one element, without the storage's dimensions.
-    """
-
-    path: tuple[str, ...]
-    dtype: str
-    shape: tuple[int, ...]
+    path: tuple[str, ...]  # nested key, outermost first
+    dtype: str  # torch's name of it, without the ``torch.``
+    shape: tuple[int, ...]  # of one element, without the storage's dimensions
 
     @property
     def itemsize(self) -> int:
@@ -104,23 +98,18 @@ class Leaf:
 class Schema:
     """All leaves of an item, and the shape of the storage.
 
-    Attributes:
-        leaves: in the order in which writes pass their addresses.
-        capacity: slots, the first storage dimension.
-        lanes: the storage dimensions after the first; empty for ``ndim=1``.
-        structure: how the leaves make up what the user gave (TensorDict, tensor, PyTree); the
-            family's business, kept as it is. JSON.
-        record_bytes: size of the byte ring, a multiple of a page; 0: items are rows of leaves.
-
     Raises:
         SchemaMismatchError: a dtype that is not torch's, a reserved or repeated key, a size below
             one.
     """
 
-    leaves: tuple[Leaf, ...]
-    capacity: int
-    lanes: tuple[int, ...] = ()
+    leaves: tuple[Leaf, ...]  # in the order in which writes pass their addresses
+    capacity: int  # slots, the first storage dimension
+    lanes: tuple[int, ...] = ()  # the storage dimensions after the first; empty for ``ndim=1``
+    # how the leaves make up what the user gave (TensorDict, tensor, PyTree); the family's business,
+    # kept as it is. JSON
     structure: dict[str, Any] = field(default_factory=lambda: {"kind": "tensordict"})
+    # size of the byte ring, a multiple of a page; 0: items are rows of leaves
     record_bytes: int = 0
 
     def __post_init__(self) -> None:

@@ -47,16 +47,6 @@ class Seat:
         control: the mapped control file.
         role: what the registry says of us.
         mapped: what is mapped already.
-
-    Attributes:
-        where: for messages: the directory, or "anonymous memory".
-        registry: the clients.
-        closed: whether the handle was closed.
-        not_durable: why a sync failed, once one did.
-        native: the C core's ring of our entry; None before there are slots.
-        intakes: ways in for batches that lie as they have to, by what becomes the priorities.
-        outtake: the way out for batches.
-        weights: the file of the weights, once it was mapped here; see `weights`.
     """
 
     def __init__(
@@ -64,15 +54,18 @@ class Seat:
     ) -> None:
         self.ground = ground
         self.control = control
-        self.registry = Registry(control, ground.directory)
+        self.registry = Registry(control, ground.directory)  # the clients
+        # for messages: the directory, or "anonymous memory"
         self.where = str(ground.path) if ground.path else WHERE
         self.role = role
         self.mapped = mapped
-        self.closed = False
-        self.not_durable: str | None = None
-        self.native: Any = None
+        self.closed = False  # whether the handle was closed
+        self.not_durable: str | None = None  # why a sync failed, once one did
+        self.native: Any = None  # the C core's ring of our entry; None before there are slots
+        # ways in for batches that lie as they have to, by what becomes the priorities
         self.intakes: dict[int | str | None, _core.Intake] = {}
-        self.outtake: _core.Outtake | None = None
+        self.outtake: _core.Outtake | None = None  # the way out for batches
+        # the file of the weights, once it was mapped here; see `weights`
         self.weights: WeightsFile | None = None
         self._take()
 
@@ -267,11 +260,7 @@ class Seat:
         return self.ground.dictionary()
 
     def publish_dictionary(self, data: bytes, *, timeout: float = 60.0) -> bytes:
-        """Makes it what records are compressed with from now on, if there is none yet.
-
-        Returns:
-            What is there now: this one, or the one that came first.
-        """
+        """Makes it what records are compressed with, or returns the one that came first."""
         self.require_open()
         with self.ground.lock(timeout):
             self.require_there()
@@ -309,10 +298,7 @@ class Seat:
             raise BufferClosedError(f"{self.where}: this handle was closed; attach again")
 
     def require_linked(self) -> None:
-        """Raises BufferUnlinkedError if the directory was removed; one that was moved is there.
-
-        What is removed with ``cleanup`` is CLOSING, which is another error.
-        """
+        """Raises BufferUnlinkedError if the directory was removed, not if it was moved."""
         if self.state() == BufferState.CLOSING:
             return
         try:

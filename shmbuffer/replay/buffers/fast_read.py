@@ -3,7 +3,7 @@
     sample() ──▶ FastRead ──▶ one call of the C core ──▶ a TensorDict over what it has filled
                     └─ with out=: into the tensors of a sample that is not needed any more
 
-Of items that are TensorDicts of tensors, with nothing between them and the caller.
+For TensorDicts of tensors, with nothing between them and the caller.
 """
 
 from __future__ import annotations
@@ -34,25 +34,17 @@ NO_OUT = (
 
 
 class FastRead:
-    """What a buffer of TensorDicts asks first.
-
-    Args:
-        storage: whose rows they are: it may get others.
-        rows: where the payload lies.
-        sampler: whose generator decides the draw.
-        by_priority: the sampler, where it draws by priority.
-        info: what a sample has beside the items.
-    """
+    """What a buffer of TensorDicts asks first."""
 
     __slots__ = ("_by_priority", "_info", "_node", "_rows", "_sampler", "_storage", "refills")
 
     def __init__(
         self,
-        storage: TensorStorage,
-        rows: Rows,
-        sampler: Sampler,
-        by_priority: PrioritizedSampler | None,
-        info: SampleInfo,
+        storage: TensorStorage,  # whose rows they are: it may get others
+        rows: Rows,  # where the payload lies
+        sampler: Sampler,  # whose generator decides the draw
+        by_priority: PrioritizedSampler | None,  # the sampler, where it draws by priority
+        info: SampleInfo,  # what a sample has beside the items
     ) -> None:
         assert type(rows.leaves.node) is TensorDictNode
         self._storage, self._rows, self._node = storage, rows, rows.leaves.node

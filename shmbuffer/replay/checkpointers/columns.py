@@ -33,11 +33,7 @@ Opened = dict[int, _core.Descriptor]
 
 
 def copied(rows: Rows, folder: Path, *, named: bool) -> tuple[ItemSnapshot, list[Any]]:
-    """Copy all items into files.
-
-    Returns:
-        The moment; and one column ``[slots, *lanes, *shape]`` for each leaf, a tensor or `Objects`.
-    """
+    """Copies all items into files; returns the moment, and a column (tensor, `Objects`) a leaf."""
     ring = rows.ring
     columns, descriptors = make_columns(rows.leaves, ring.capacity, folder, named=named)
     try:
@@ -67,9 +63,8 @@ def make_columns(
 ) -> tuple[list[Any], Opened]:
     """Make the files of a whole storage, sparse.
 
-    Returns:
-        A map ``[slots, *lanes, *shape]`` of each leaf's file, or `Objects` of that shape; and what
-        owns the files that have bytes.
+    Returns a map ``[slots, *lanes, *shape]`` of each leaf's file, or `Objects` of that shape; and
+    what owns the files that have bytes.
     """
     lead = (slots, *leaves.lanes)
     files = files_of(leaves, lead, path) if named else []

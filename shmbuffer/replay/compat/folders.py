@@ -4,8 +4,8 @@
     <directory>/<key>.memmap    a tensor, C order, no header; the key is percent-encoded
     <directory>/<key>/          a nested TensorDict, tensorclass, or something that is no tensor
 
-Reading does not go through tensordict, because that
-unpickles what is in there and copies nothing into place: here a tensor is a map of its file.
+Reading does not go through tensordict, because that unpickles what is in there and copies nothing
+into place: here a tensor is a map of its file.
 """
 
 from __future__ import annotations

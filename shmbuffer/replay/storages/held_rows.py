@@ -46,11 +46,7 @@ class HeldRows(Rows):
 
     @classmethod
     def widened(cls, rows: Rows, wider: Leaves) -> HeldRows | None:
-        """The same rows with a column more for each new leaf; zeros where nothing was written.
-
-        Returns:
-            None if the write differs in more than new leaves.
-        """
+        """The same rows with a zero column for each new leaf; None if the write differs in more."""
         have = {
             leaf.path: (leaf, column)
             for leaf, column in zip(rows.leaves.leaves, rows.views(), strict=True)

@@ -195,11 +195,7 @@ class ObjectStore(ItemStore):
 
 
 def places_of(cursor: Any, count: int, length: int, max_size: int) -> list[int]:
-    """The places of a write.
-
-    Returns:
-        ``count`` places, from 0.
-    """
+    """The places of a write. Returns ``count`` places, from 0."""
     named = [int(cursor)] if is_int(cursor) else _named(cursor, length)
     if len(named) != count:
         raise ValueError(f"{count} items cannot be written to {len(named)} places")

@@ -105,11 +105,7 @@ class RecordStore(ItemStore):
     def change_held(
         self, slots: NDArray[np.int64], tickets: NDArray[np.int64], edit: Edit
     ) -> NDArray[np.bool_]:
-        """Change those items that still have these tickets.
-
-        Returns:
-            bool[n]: what was changed.
-        """
+        """Change those items that still have these tickets. Returns bool[n]: what was changed."""
         unique, row_of = np.unique(slots, return_inverse=True)
         last = last_of_each(slots)
         last = last[np.argsort(slots[last])]  # in the order of ``unique``
@@ -151,8 +147,7 @@ class RecordStore(ItemStore):
     ) -> tuple[list[list[Any]], NDArray[np.int64]]:
         """Some entries of items, without the rest of them; see `Decoder.entries`.
 
-        Returns:
-            For each path one leaf a slot; and the tickets, -1 where there is no item.
+        Returns for each path one leaf a slot; and the tickets, -1 where there is no item.
         """
         drawn = self.records.read(slots)
         held = drawn.tickets >= 0

@@ -19,13 +19,7 @@ if TYPE_CHECKING:
 
 
 class PriorityTable:
-    """Priorities of elements ``0 .. capacity - 1``, of this process.
-
-    Args:
-        capacity: elements.
-        alpha: priority exponent.
-        eps: added to every priority.
-    """
+    """Priorities of elements ``0 .. capacity - 1``, of this process."""
 
     def __init__(self, capacity: int, alpha: float, eps: float) -> None:
         self._engine = Engine.anonymous(Settings(capacity=capacity, checksum=False, reserve=False))
@@ -47,10 +41,7 @@ class PriorityTable:
         return self.ring.update(elements, priorities)[0]
 
     def fit(self, count: int) -> None:
-        """Have elements ``0 .. count - 1`` and no others: those of a storage with a length only.
-
-        Cost: nothing where there are ``count``.
-        """
+        """Have elements ``0 .. count - 1`` and no others: those of a storage with a length only."""
         if self.ring.length == count:
             return
         kept = self.ring.live.committed()

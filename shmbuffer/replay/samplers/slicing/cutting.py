@@ -75,9 +75,8 @@ class Span(NamedTuple):
 def places(lengths: Ints, steps: int, span: Span) -> tuple[Ints, Ints]:
     """Where a slice can begin in trajectories of these lengths.
 
-    Returns:
-        The first step (0, or below it where slices may be cut off at the left), and how many steps
-        from there on, int64 ``[n]`` each.
+    Returns the first step (0, or below it where slices may be cut off at the left), and how many
+    steps from there on, int64 ``[n]`` each.
     """
     whole = np.minimum(lengths, steps)
     left = span.off(span.left, whole)
