@@ -191,7 +191,11 @@ class Recorder:
         self._over = done & ~replaced
 
     def close(self) -> None:
-        """Write the steps that are in no item yet, as shorter windows. The buffer stays open."""
+        """Write the steps that are in no item yet, as shorter windows. The buffer stays open.
+
+        A ``with`` block does so at its end, unless an exception or a signal ends it: a process that
+        is told to stop must not wait for a learner that has stopped already.
+        """
         if self._now is not None:
             self._write(self._recent, self._open, np.ones_like(self._over), self._now)
             self._open[:] = 0
@@ -205,7 +209,7 @@ class Recorder:
         error: BaseException | None,
         at: TracebackType | None,
     ) -> None:
-        if kind is None or not issubclass(kind, Exception):
+        if kind is None:
             self.close()
 
     def _write(

@@ -206,6 +206,14 @@ def test_close_writes_the_steps_of_an_open_episode(buffer: ReplayBuffer) -> None
     assert not items["next", "done"].any()
 
 
+def test_an_interrupted_block_writes_nothing_more(buffer: ReplayBuffer) -> None:
+    with pytest.raises(SystemExit), Recorder(buffer, n_step=3) as recorder:
+        recorder.reset(Counting(2).reset()[0])
+        recorder.step(np.zeros(3, np.float32), 0, 1.0, False, False)
+        raise SystemExit
+    assert len(buffer) == 0
+
+
 def test_a_reset_in_an_episode_ends_its_windows(buffer: ReplayBuffer) -> None:
     recorder = Recorder(buffer, num_envs=2, n_step=3, gamma=GAMMA)
     recorder.reset(np.zeros((2, 1)))
