@@ -3,11 +3,11 @@
      collect()  × n                   RUN/replay                          learn()
        act, step ──────extend──▶  transitions, priorities  ──sample──▶  Agent.update
          ▲                           ▲     └──◀──update_tensordict_priority──┘  │
-         └─────newest────────────  RUN/weights  ◀──────────────────add──────────┘
+         └─────newest────────────  weights  ◀──────────────────publish──────────┘
                                      networks, optimizer, number of updates
 
-`serve` holds the coordinators of both buffers and starts the collectors. All that the run knows is
-in one of the two: any process, or all of them, may be killed at any time and started again.
+`serve` holds the coordinator of the buffer and starts the collectors. All that the run knows is in
+that directory: any process, or all of them, may be killed at any time and started again.
 
 Copy what you need: `double_dqn` is the algorithm; `serve`, `collect` and `learn` here are what the
 three kinds of process do; without the lines about the ledger and about `torn`, which are there to
@@ -23,14 +23,8 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-from tensordict import TensorDictBase
 
-from shmbuffer import (
-    Coordinator,
-    ReplayBuffer,
-    TensorDictPrioritizedReplayBuffer,
-    attach,
-)
+from shmbuffer import Coordinator, TensorDictPrioritizedReplayBuffer, attach
 from shmbuffer.examples import double_dqn
 from shmbuffer.examples.double_dqn import Agent, QNetwork, Rollout, evaluate
 from shmbuffer.examples.evidence import Ledger, torn
@@ -48,31 +42,6 @@ class Config(double_dqn.Config):
     patience_s: float = 60.0
     """A collector that sees no newer weights for so long ends: nobody learns any more."""
     evaluate_every: int = 2_000
-
-
-STATES = 4
-"""How many states of the agent are kept: while one is written the others can be read in peace."""
-
-
-class Newest:
-    """The newest state of the agent, to act with, or to go on learning from."""
-
-    def __init__(self, weights: ReplayBuffer) -> None:
-        self._weights = weights
-        self._seen = 0
-
-    def state(self) -> TensorDictBase | None:
-        """Returns the newest state, or None if it has been returned before or there is none.
-
-        Cost: a look at a counter; where there is something new, a copy of the states that are kept.
-        """
-        written = self._weights.write_count
-        if written == self._seen:
-            return None
-        self._seen = written
-        states: TensorDictBase = self._weights[:]
-        newest: TensorDictBase = states[int(states["updates"].argmax())]
-        return newest
 
 
 @dataclass(frozen=True)
@@ -107,17 +76,15 @@ def serve(
     on_existing: Literal["error", "recover"],
     control: Connection,
 ) -> None:
-    """Coordinates a run: makes or recovers both buffers, starts collectors, reports."""
-    weights = Coordinator(run / "weights", capacity=STATES, alpha=None, on_existing=on_existing)
-    replay = Coordinator(
+    """Coordinates a run: makes or recovers the buffer, starts collectors, reports."""
+    with Coordinator(
         run / "replay",
         capacity=config.capacity,
         batch_size=config.batch_size,
         alpha=config.alpha,
         beta=config.beta,
         on_existing=on_existing,
-    )
-    with weights, replay:
+    ) as replay:
         replay.spawn(collect, config.collectors, config, restart=True)
         while not control.poll(0.2):
             collecting = tuple(each.pid for each in replay.processes if each.is_alive())
@@ -128,23 +95,16 @@ def serve(
 def collect(replay_dir: Path, index: int, config: Config) -> None:
     """Acts with the newest weights and writes what happens, until it is stopped."""
     torch.set_num_threads(1)
-    run = replay_dir.parent
-    with (
-        attach(replay_dir) as replay,
-        attach(run / "weights") as weights,
-        Ledger(run / "ledgers", index) as ledger,
-    ):
+    with attach(replay_dir) as replay, Ledger(replay_dir.parent / "ledgers", index) as ledger:
         rollout = Rollout(config, seed=config.seed * 1_000_003 + ledger.source)
         network = QNetwork(config.hidden)
-        newest = Newest(weights)
-        most_steps = 0  # until the learner has published where it begins
+        version = most_steps = 0  # until the learner has published where it begins
         last_news_s = time.monotonic()
         while time.monotonic() - last_news_s < config.patience_s:
-            state = newest.state()
-            if state is not None:
-                last_news_s = time.monotonic()
-                network.load_flat(state["online"])
-                learned = int(state["updates"]) * config.steps_per_update
+            if (weights := replay.newest(than=version)) is not None:
+                version, last_news_s = weights.version, time.monotonic()
+                network.load_flat(weights.state_dict["online"])
+                learned = weights.step * config.steps_per_update
                 most_steps = config.warmup_steps + learned + config.most_steps_ahead
             step = replay.write_count
             if step >= most_steps:
@@ -158,17 +118,13 @@ def collect(replay_dir: Path, index: int, config: Config) -> None:
 def learn(run: Path, config: Config, control: Connection) -> None:
     """Learns from what the collectors write, and publishes the weights, until it is stopped."""
     torch.set_num_threads(1)
-    with (
-        attach(run / "replay", role="learner") as replay,
-        attach(run / "weights", role="learner") as weights,
-    ):
+    with attach(run / "replay", role="learner") as replay:
         assert isinstance(replay, TensorDictPrioritizedReplayBuffer)
         agent = Agent(config)
-        saved = Newest(weights).state()
-        if saved is None:
-            weights.add(agent.state())
+        if (saved := replay.newest()) is None:
+            replay.publish(agent.state(), step=0)
         else:
-            agent.load(saved)
+            agent.load(saved.state_dict, updates=saved.step)
         evaluations = replay.write_count // config.evaluate_every
         n_sampled = n_torn = 0
         while not control.poll():
@@ -182,7 +138,7 @@ def learn(run: Path, config: Config, control: Connection) -> None:
             batch["td_error"] = agent.update(batch, step)
             replay.update_tensordict_priority(batch)
             if agent.updates % config.updates_per_publication == 0:
-                weights.add(agent.state())
+                replay.publish(agent.state(), step=agent.updates)
                 control.send(Learning(agent.updates, n_sampled, n_torn))
             if step // config.evaluate_every > evaluations:
                 evaluations = step // config.evaluate_every

@@ -10,7 +10,7 @@ Double Q-learning: van Hasselt, Guez and Silver, AAAI 2016. Priorities: Schaul e
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -101,7 +101,7 @@ class QNetwork(nn.Module):
 
 
 class Agent:
-    """A double DQN. Its whole state is one TensorDict, so it can be an item of a buffer."""
+    """A double DQN. Its whole state is a dict of tensors and the number of its updates."""
 
     def __init__(self, config: Config) -> None:
         torch.manual_seed(config.seed)
@@ -139,23 +139,20 @@ class Agent:
         self.updates += 1
         return surprise
 
-    def state(self) -> TensorDict:
-        """Returns networks, optimizer and number of updates as one item."""
-        return TensorDict(
-            {
-                "online": flat(self.parameters),
-                "target": flat(self.target.parameters()),
-                "first_moment": self._moment("exp_avg"),
-                "second_moment": self._moment("exp_avg_sq"),
-                "updates": torch.tensor(self.updates),
-            }
-        )
+    def state(self) -> dict[str, torch.Tensor]:
+        """Returns networks and optimizer."""
+        return {
+            "online": flat(self.parameters),
+            "target": flat(self.target.parameters()),
+            "first_moment": self._moment("exp_avg"),
+            "second_moment": self._moment("exp_avg_sq"),
+        }
 
-    def load(self, state: TensorDictBase) -> None:
-        """Goes back to what `state` returned, in this or another process."""
+    def load(self, state: Mapping[str, torch.Tensor], updates: int) -> None:
+        """Goes back to what `state` returned after so many updates, in this or another process."""
         self.online.load_flat(state["online"])
         self.target.load_flat(state["target"])
-        self.updates = int(state["updates"])
+        self.updates = updates
         sizes = [parameter.numel() for parameter in self.parameters]
         first = torch.split(state["first_moment"], sizes)
         second = torch.split(state["second_moment"], sizes)

@@ -181,11 +181,10 @@ class Trial:
     # ---- after all were killed ----
 
     def _recover(self) -> None:
-        for name in ("replay", "weights"):
-            with suppress(BufferNotFoundError):  # the coordinator did not come so far
-                report = _recovered(self._run_dir / name)
-                self._outcome.reports.append(report)
-                self._say(str(report))
+        with suppress(BufferNotFoundError):  # the coordinator did not come so far
+            report = _recovered(self._run_dir / "replay")
+            self._outcome.reports.append(report)
+            self._say(str(report))
         self._examine()
 
     def _examine(self) -> None:
