@@ -34,6 +34,8 @@ METHODS = {
     "__getitem__": READ,
     "__len__": READ,
     "flush": READ,
+    "newest": READ,
+    "publish": READ,
     "read_all_in_order": READ,
     "stats": READ,
     "__setitem__": WRITE,

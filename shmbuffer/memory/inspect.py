@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from shmbuffer.errors import CorruptBufferError, FormatError
 from shmbuffer.memory import counters, extents, identity, layout, weights_file
 from shmbuffer.memory.control import Control, Superblock
 from shmbuffer.memory.diagnosis import Diagnosis
@@ -45,9 +46,10 @@ def inspect(
         ``used_bytes`` from the oldest record in use to the head, ``live_bytes`` of the items with
         their headers, ``dictionary_bytes``), ``weights``
         (the newest that were published: ``version``, ``step``, ``pid`` of the publisher, ``at_s``,
-        ``tensors``, ``bytes``; None: there are none), ``owner``, ``durable_ticket``, ``recovery``
-        (what the last one found, when; None if there was none, or a version that kept no record did
-        it), ``mutex`` (``tid`` and ``pid`` of its holder at this moment; None if nobody holds it),
+        ``tensors``, ``bytes``; or only the ``damage`` of their file; None: there are none),
+        ``owner``, ``durable_ticket``, ``recovery`` (what the last one found, when; None if there
+        was none, or a version that kept no record did it), ``mutex`` (``tid`` and ``pid`` of its
+        holder at this moment; None if nobody holds it),
         ``waits`` (who waits for the other side of a limited buffer: ``entry``, ``pid``,
         ``seconds``, ``text``).
 
@@ -150,7 +152,10 @@ def _room(files: Files, schema: Schema | None) -> dict[str, Any]:
 
 def _weights(files: Files) -> dict[str, Any] | None:
     """The newest, without a look at their bytes; None where there are none."""
-    found = weights_file.opened(files.directory, writable=False)
+    try:
+        found = weights_file.opened(files.directory, writable=False)
+    except (FormatError, CorruptBufferError) as error:
+        return {"damage": str(error)}
     if found is None or not found.newest:
         return None
     return {**found.stamp(), "tensors": len(found.form.leaves), "bytes": found.form.nbytes}

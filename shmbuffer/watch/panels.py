@@ -61,6 +61,7 @@ def buffer(found: Mapping[str, Any], watch: Watch, width: int, *, histogram: boo
         f"{counters['write_count']:,} written",
         "size": words.room(found),
         "records": words.records(found),
+        "weights": words.weights(found, time.time()),
         "flow": words.flow(found),
         "waits": words.waiting(found),
         "recoveries": words.recoveries(found, time.time()),

@@ -87,6 +87,19 @@ def records(found: Found) -> str | None:
     return ", ".join(parts)
 
 
+def weights(found: Found, now_s: float) -> str | None:
+    """Returns which weights are the newest, and how old they are; None if there are none."""
+    newest = found["weights"]
+    if newest is None:
+        return None
+    if "damage" in newest:
+        return str(newest["damage"])
+    age, size = units.span(now_s - newest["at_s"]), units.size(newest["bytes"])
+    tensors = units.counted(newest["tensors"], "tensor", "tensors")
+    told = f"version {newest['version']:,} of step {newest['step']:,}, {age} ago"
+    return f"{told}; {size} in {tensors}"
+
+
 def flow(found: Found) -> str | None:
     """Returns what limits writes and samples, and how the sides stand; None if nothing does."""
     counters = found["counters"]

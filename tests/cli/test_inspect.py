@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 
 from shmbuffer.cli import main
+from shmbuffer.memory import Engine
 from tests.cli.contents import contents
+from tests.memory.carried import publish
 from tests.service import items
 from tests.service.programs import run
 
@@ -52,6 +54,20 @@ def test_a_live_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert "used by     1 alive" in text
         assert str(os.getpid()) in text
         assert len(engine.clients()) == 1  # it did not join
+
+
+@pytest.mark.parametrize("verb", [("inspect",), ("top", "--once")])
+def test_the_newest_weights(
+    closed: Path, verb: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Engine.open(closed, None) as engine:
+        for number in (1, 2):
+            publish(engine, 10_000 * number)
+    assert main([verb[0], str(closed), *verb[1:]]) == 0
+    text = capsys.readouterr().out
+    assert re.search(r"weights +version 2 of step 200,000, .* ago; 4\.0 KiB in 5 tensors", text), (
+        text
+    )
 
 
 def test_json_is_one_object(closed: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -25,7 +25,7 @@ from shmbuffer import (
     TensorDictReplayBuffer,
 )
 from shmbuffer.distributed.nearby import Address, LocalHandle, Unreachable, approach, engine_of
-from shmbuffer.distributed.owner import Owner
+from shmbuffer.distributed.owner import METHODS, Owner
 from tests.distributed.parts import (
     Oldest,
     OwnSample,
@@ -307,6 +307,18 @@ def test_an_attached_listener_keeps_writes_in_the_owners_process(make: Make) -> 
     }
     buffer.storage.detach(ear)
     assert refused(buffer) == {}
+
+
+def test_weights_go_by_the_owners_directory_or_by_the_owner(make: Make, near: Any) -> None:
+    owner = Owner(make(writer=Picky()), pickle.dumps)
+    theirs = near(owner.offer())
+    assert {METHODS["publish"], METHODS["newest"]} <= theirs.direct
+    assert theirs.buffer.publish({"w": torch.ones(2)}, 5) == 1
+    found = pickle.loads(pickle.dumps(owner.call("newest", (), {"than": 0})))
+    assert (found.version, found.step) == (1, 5)
+    assert found.state_dict["w"].tolist() == [1, 1]
+    assert owner.call("publish", ({"w": torch.zeros(2)}, 6), {}) == 2
+    assert theirs.buffer.newest(1).state_dict["w"].tolist() == [0, 0]
 
 
 # -- changes ---------------------------------------------------------------------------------------

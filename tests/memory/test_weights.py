@@ -396,6 +396,14 @@ def test_inspect_tells_the_newest_and_counts_their_bytes(engine: Engine) -> None
     assert told["at_s"] > 1_700_000_000
 
 
+def test_inspect_tells_of_a_damaged_file(engine: Engine) -> None:
+    publish(engine, 1)
+    change(file_of(engine), 4100, b"x")
+    told = inspect(path_of(engine))["weights"]
+    assert told.keys() == {"damage"}
+    assert "the file of the weights is damaged" in told["damage"]
+
+
 def test_without_room_nothing_is_left_behind(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
