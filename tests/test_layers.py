@@ -19,14 +19,15 @@ PACKAGE = Path(__file__).parents[1] / "shmbuffer"
 # The first name below the package says which floor. The examples are written as a user would: they
 # come in by the front door, and the command line runs them.
 FLOORS = {
-    "__main__": 7,
-    "cli": 7,
-    "examples": 6,
-    "": 5,
-    "service": 4,
-    "distributed": 4,
-    "replay": 3,
-    "watch": 2,
+    "__main__": 8,
+    "cli": 8,
+    "examples": 7,
+    "": 6,
+    "service": 5,
+    "distributed": 5,
+    "replay": 4,
+    "watch": 3,
+    "numpy": 2,
     "memory": 1,
     "_native": 0,
     "environments": 0,
@@ -173,7 +174,9 @@ def test_the_front_door_and_the_command_line_start_without(foreign: str) -> None
     assert breaches(breach) == ""
 
 
-@pytest.mark.parametrize("module", ["shmbuffer", "shmbuffer.cli", "shmbuffer.memory"])
+@pytest.mark.parametrize(
+    "module", ["shmbuffer", "shmbuffer.cli", "shmbuffer.memory", "shmbuffer.numpy"]
+)
 def test_torch_is_not_loaded_by_an_import_of(module: str) -> None:
     program = f"import sys, {module}; print(*{{'torch', 'tensordict'}} & sys.modules.keys())"
     loaded = subprocess.run(

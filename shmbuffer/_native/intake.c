@@ -56,7 +56,7 @@ struct intake_object {
     struct form *forms;
     unsigned n_leaves;
     PyTypeObject *arrays, *tensors; /* exactly these classes; NULL: not looked at here */
-    const struct dl_table *table;
+    const struct dl_table *table;   /* NULL where there are no tensors: indices are bytes then */
     PyTypeObject *box; /* a class whose objects hold such a dict, under the attribute `inside` */
     PyObject *inside;
     PyObject *priority_key; /* of an entry that is no leaf; or NULL */
@@ -236,9 +236,10 @@ static PyObject *index_of(const struct intake_object *self, struct index_memory 
         .tensor = {memory->numbers, DL_CPU, 0, 1, {DL_INT, 64, 1}, memory->shape, NULL, 0},
     };
     void *index = NULL;
-    if (self->table->wrap(&memory->managed, &index) == 0) return index;
+    if (self->table != NULL && self->table->wrap(&memory->managed, &index) == 0) return index;
+    index = self->table != NULL ? NULL : PyByteArray_FromStringAndSize((char *)memory->numbers, (Py_ssize_t)(8 * count));
     free(memory);
-    return NULL;
+    return index;
 }
 
 /* None: Python has to look at it. A negative number: a status, and nothing was written. */
@@ -371,10 +372,7 @@ static struct branch *branch_of(PyObject *tree, unsigned *leaves) {
     branch->keys = PyMem_Calloc((size_t)size + 1, sizeof *branch->keys);
     branch->children = PyMem_Calloc((size_t)size + 1, sizeof *branch->children);
     bool made = branch->keys != NULL && branch->children != NULL;
-    if (made)
-        branch->size = size;
-    else
-        PyErr_NoMemory();
+    branch->size = made ? size : ((void)PyErr_NoMemory(), 0);
     for (Py_ssize_t i = 0; made && i < size; i++) {
         PyObject *pair = PyTuple_GetItem(tree, i), *key, *below;
         made = is_tuple(pair) && PyArg_ParseTuple(pair, "OO:Intake", &key, &below);
@@ -440,16 +438,17 @@ static PyObject *intake_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
                                      &PyType_Type, &tensors, &PyType_Type, &box, &inside, &single, &wide, &priority))
         return NULL;
     if (!PyObject_TypeCheck(ring, shmb_ring_type)) return PyErr_Format(PyExc_TypeError, "Intake: a Ring is needed");
-    const struct dl_table *table = shmb_dl_table((PyTypeObject *)tensors);
+    bool none = tensors == (PyObject *)Py_TYPE(Py_None); /* its class stands for "no tensors" */
+    const struct dl_table *table = none ? NULL : shmb_dl_table((PyTypeObject *)tensors);
     unsigned n = (unsigned)PyTuple_Size(forms), leaves = tree == Py_None;
     const struct shmb_ring *of = shmb_binding_ring(ring);
-    if (table == NULL || of->lanes != 1 || of->bytes != NULL || n != of->n_leaves)
+    if ((table == NULL && !none) || of->lanes != 1 || of->bytes != NULL || n != of->n_leaves)
         return PyErr_Format(PyExc_ValueError, "Intake: one form a leaf, one lane, and tensors with " DL_ATTRIBUTE " are needed");
     allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
     struct intake_object *self = (struct intake_object *)allocate(type, 0);
     if (self == NULL) return NULL;
     self->ring = Py_NewRef(ring);
-    self->tensors = (PyTypeObject *)Py_NewRef(tensors);
+    if (!none) self->tensors = (PyTypeObject *)Py_NewRef(tensors);
     self->table = table;
     self->box = (PyTypeObject *)Py_NewRef(box);
     self->inside = Py_NewRef(inside);

@@ -2,27 +2,16 @@
 
 from __future__ import annotations
 
-import math
 import os
-import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any
 
-from shmbuffer.errors import AttachTimeout, BufferNotFoundError
-from shmbuffer.memory import layout
-from shmbuffer.memory.engine import Engine
-from shmbuffer.memory.path_checks import explained
+from shmbuffer.memory.attaching import Role, attached
 from shmbuffer.memory.prefault import Prefault
-from shmbuffer.memory.progress import hearing
 
 if TYPE_CHECKING:
     from shmbuffer.memory.progress import OnProgress
     from shmbuffer.replay.buffers import ReplayBuffer
-
-Role = Literal["client", "collector", "learner", "coordinator"]
-
-role_of_this_process: Role = "client"
-"""What ``attach`` calls this process unless told; "collector" in what a coordinator spawned."""
 
 OF_COORDINATOR = frozenset(
     (
@@ -31,9 +20,6 @@ OF_COORDINATOR = frozenset(
     )
 )
 """Arguments of a `Coordinator` that have no meaning in ``attach``."""
-
-LOOK_S = 0.01
-"""How often a waiting ``attach`` looks whether the buffer is there by now."""
 
 
 def attach(
@@ -87,22 +73,12 @@ def attach(
 
     Cost: about a millisecond, after the import of torch; recovery comes on top where it is needed.
     """
-    if math.isnan(timeout) or timeout < 0:
-        raise ValueError(f"timeout is a number of seconds, not {timeout!r}")
     if decided := sorted(options.keys() & OF_COORDINATOR):
         raise TypeError(
             f"attach() takes no {decided[0]!r}: it is decided where the buffer is made, "
             f"Coordinator(..., {decided[0]}=...)"
         )
-    path, role = Path(scratch_dir), role or role_of_this_process
-    if role not in get_args(Role):
-        raise ValueError(f"role is one of {', '.join(get_args(Role))}, not {role!r}")
-    requested = Prefault(prefault, on_progress)
-    deadline_s = time.monotonic() + timeout
-    while (engine := _opened(path, role, deadline_s, requested)) is None:
-        if time.monotonic() >= deadline_s:
-            raise _nothing_there(path, timeout)
-        time.sleep(LOOK_S)
+    engine = attached(Path(scratch_dir), timeout, role, Prefault(prefault, on_progress))
     try:
         from shmbuffer.replay.buffers.reopened import from_engine
 
@@ -110,28 +86,3 @@ def attach(
     except BaseException:
         engine.close()
         raise
-
-
-def _opened(path: Path, role: Role, deadline_s: float, prefault: Prefault) -> Engine | None:
-    """Returns a handle, or None if there is no buffer now."""
-    with explained(path):
-        if not (path / layout.CONTROL).exists():
-            return None
-    remaining_s = max(0.0, deadline_s - time.monotonic())
-    try:
-        with hearing(prefault.on_progress):
-            return Engine.open(path, None, role=role, timeout=remaining_s, prefault=prefault)
-    except BufferNotFoundError:
-        return None  # removed since; the next one may come
-
-
-def _nothing_there(path: Path, timeout: float) -> AttachTimeout:
-    there = "holds no buffer" if path.is_dir() else "is no directory"
-    there = there if path.exists() else "does not exist"
-    return AttachTimeout(
-        f"{path}: waited {timeout:g} s for a buffer, and it still {there}; start a coordinator "
-        f"for it (shmbuffer serve {path} --capacity N), or check the path",
-        path=path,
-        timeout_s=timeout,
-        pids=[],
-    )

@@ -218,9 +218,9 @@ class Process(SpawnProcess):
         be reaped. The target does not run where its coordinator has been killed meanwhile, and the
         next one, or `shmbuffer stop`, was here before.
         """
-        from shmbuffer.service import client
+        from shmbuffer.memory import attaching
 
-        client.role_of_this_process = "collector"
+        attaching.role_of_this_process = "collector"
         for number in ENDING:
             signal.signal(number, _unwind)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # see `hold_ctrl_c_back`

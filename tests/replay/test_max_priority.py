@@ -11,7 +11,7 @@ import torch
 
 from shmbuffer import LazyMemmapStorage, LazyTensorStorage, PrioritizedSampler, ReplayBuffer
 from shmbuffer.memory import Engine, Ring
-from shmbuffer.replay.samplers.priority import maximum
+from shmbuffer.numpy import maximum
 from tests.crash.harness import dies
 
 

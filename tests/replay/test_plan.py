@@ -43,6 +43,10 @@ def items(count: int, first: int = 0) -> TensorDict:
     return TensorDict({"a": torch.arange(first, first + count)}, [count])
 
 
+def is_form(file: str) -> bool:
+    return "/form/" in file or "/shmbuffer/numpy/" in file
+
+
 def walk(call: Callable[[], object]) -> list[tuple[str, str]]:
     """The functions of the package that a call enters, each once, without those of the form's own.
 
@@ -55,7 +59,7 @@ def walk(call: Callable[[], object]) -> list[tuple[str, str]]:
         file = code.co_filename
         if event != "call" or not file.startswith(str(PACKAGE)) or "<locals>" in code.co_qualname:
             return
-        if "/form/" in file and "/form/" in caller:
+        if is_form(file) and is_form(caller):
             return
         name = str(Path(file).relative_to(PACKAGE)).removeprefix("replay/")
         if (code.co_qualname, name) not in entered:

@@ -22,7 +22,8 @@ from shmbuffer import (
     SchemaMismatchError,
     TensorDictReplayBuffer,
 )
-from shmbuffer.replay.form import labels, structure
+from shmbuffer.numpy import labels
+from shmbuffer.replay.form import structure
 
 Point = namedtuple("Point", ["x", "y"])
 Pair = namedtuple("Pair", ["left", "right"])

@@ -14,8 +14,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from shmbuffer.errors import BufferInUseError
+from shmbuffer.memory import attaching
 from shmbuffer.memory.engine import Engine
-from shmbuffer.service import client
 from shmbuffer.service.coordinator import Coordinator
 from tests.service import items
 
@@ -26,7 +26,7 @@ def say_what_you_got(scratch_dir: Path, index: int, out: Connection, word: str) 
 
 def stay(scratch_dir: Path, index: int, out: Connection) -> None:
     """Attach, say so, wait; say so when asked to end."""
-    with Engine.open(scratch_dir, None, role=client.role_of_this_process):
+    with Engine.open(scratch_dir, None, role=attaching.role_of_this_process):
         try:
             out.send(("attached", index, os.getpid()))
             while True:
@@ -37,7 +37,7 @@ def stay(scratch_dir: Path, index: int, out: Connection) -> None:
 
 def write(scratch_dir: Path, index: int, out: Connection) -> None:
     """Write one item after the other, for ever."""
-    with Engine.open(scratch_dir, None, role=client.role_of_this_process) as engine:
+    with Engine.open(scratch_dir, None, role=attaching.role_of_this_process) as engine:
         number = 0
         while True:
             items.write(engine, [number])
@@ -53,7 +53,7 @@ def fail(scratch_dir: Path, index: int) -> None:
 
 def claim_and_die(scratch_dir: Path, index: int) -> None:
     """Die with a claim open."""
-    engine = Engine.open(scratch_dir, None, role=client.role_of_this_process)
+    engine = Engine.open(scratch_dir, None, role=attaching.role_of_this_process)
     items.write(engine, [1])
     assert engine.ring() is not None
     engine.ring().claims.claim(4, timeout=5.0)
@@ -102,7 +102,7 @@ def end_late(scratch_dir: Path, index: int, out: Connection) -> None:
     atexit.register(out.send, ("at the end", index, os.getpid()))
     atexit.register(os.kill, os.getpid(), signal.SIGTERM)
     sys.modules[__name__].straggler = Straggler()  # type: ignore[attr-defined]
-    engine = Engine.open(scratch_dir, None, role=client.role_of_this_process)
+    engine = Engine.open(scratch_dir, None, role=attaching.role_of_this_process)
     print("one line,", end=" ")
     out.send(("attached", index, os.getpid()))
     while not engine.closed:
@@ -122,7 +122,7 @@ def wait(scratch_dir: Path, index: int) -> None:
 
 
 def stay_attached(scratch_dir: Path, index: int) -> None:
-    with Engine.open(scratch_dir, None, role=client.role_of_this_process):
+    with Engine.open(scratch_dir, None, role=attaching.role_of_this_process):
         wait(scratch_dir, index)
 
 

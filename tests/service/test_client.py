@@ -11,6 +11,7 @@ import torch
 from tensordict import TensorDict
 
 from shmbuffer.errors import AttachTimeout, BufferNotFoundError
+from shmbuffer.memory import attaching
 from shmbuffer.memory.progress import ProgressReport
 from shmbuffer.replay.buffers import (
     ReplayBuffer,
@@ -18,7 +19,6 @@ from shmbuffer.replay.buffers import (
     TensorDictReplayBuffer,
 )
 from shmbuffer.replay.samplers import PrioritizedSliceSampler, SliceSampler
-from shmbuffer.service import client
 from shmbuffer.service.client import attach
 from shmbuffer.service.coordinator import Coordinator
 from tests.service import items
@@ -73,7 +73,7 @@ def test_a_client_may_leave_and_come_again(scratch_dir: Path) -> None:
 def test_roles_are_in_the_registry(scratch_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with Coordinator(scratch_dir, capacity=8) as coordinator:
         buffers = [attach(scratch_dir), attach(scratch_dir, role="learner")]
-        monkeypatch.setattr(client, "role_of_this_process", "collector")
+        monkeypatch.setattr(attaching, "role_of_this_process", "collector")
         buffers.append(attach(scratch_dir))
         roles = [one.role for one in coordinator.clients()]
         assert roles == ["coordinator", "client", "learner", "collector"]

@@ -9,9 +9,9 @@ import torch
 from tensordict import TensorDictBase
 from torch.utils._pytree import tree_map
 
+from shmbuffer.numpy.keys import OWN_KEYS
 from shmbuffer.replay.buffers.parts import Parts
 from shmbuffer.replay.form.nodes import is_collection
-from shmbuffer.replay.keys import OWN_KEYS
 from shmbuffer.replay.storages.indexing import is_one
 from shmbuffer.replay.storages.list import ListStorage
 

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from shmbuffer.numpy.indices import unravel
+from shmbuffer.numpy.keys import GENERATION
 from shmbuffer.replay import pinned
 from shmbuffer.replay.checkpoints import has_its_own
-from shmbuffer.replay.keys import GENERATION
 from shmbuffer.replay.samplers.sampler import draw_key, lanes_of
-from shmbuffer.replay.storages.indexing import unravel
 
 if TYPE_CHECKING:
     from shmbuffer.memory import Ring

@@ -12,7 +12,7 @@ before every call.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,13 +21,10 @@ from tensordict import TensorDict
 
 from shmbuffer.errors import SchemaMismatchError
 from shmbuffer.memory.deadline import LOCK_TIMEOUT_NS
-from shmbuffer.replay.form.nodes import (
-    LEAF,
-    BranchNode,
-    Node,
-    is_collection,
-)
-from shmbuffer.replay.samplers.priority.raw import as_raw
+from shmbuffer.numpy.nodes import LEAF, as_dict, tree_of
+from shmbuffer.numpy.priorities import as_raw
+from shmbuffer.numpy.rows import priority_of
+from shmbuffer.replay.form.nodes import is_collection
 from shmbuffer.replay.storages.native_rows import NativeRows
 
 if TYPE_CHECKING:
@@ -45,7 +42,7 @@ class FastWrite:
     Args:
         storage: whose rows they are: it may get others, and somebody may begin to watch it.
         rows: where the payload lies.
-        tree: keys of the items, as `_tree` gives them; None: an item is one leaf.
+        tree: keys of the items, as `tree_of` gives them; None: an item is one leaf.
         key: entry of the data whose numbers become the items' priorities; None: they get the
             default one.
     """
@@ -61,7 +58,12 @@ class FastWrite:
     ) -> None:
         self._storage, self._rows, self._ring = storage, rows, rows.ring
         self._tree, self._key = tree, key
-        self._priority = _priority(rows.leaves, key)
+        leaves = rows.leaves
+        self._priority = priority_of(
+            [leaf.path for leaf in leaves.leaves],
+            leaves.optional,
+            key if leaves.is_tensordict else None,
+        )
         self._form = {
             "tree": tree,
             "forms": _forms(rows.leaves),
@@ -78,7 +80,7 @@ class FastWrite:
         if type(rows) is not NativeRows or rows.ring.width != 1 or rows.leaves.lanes:
             return None
         leaves = rows.leaves
-        tree = None if leaves.node is LEAF else _tree(leaves.node)
+        tree = None if leaves.node is LEAF else tree_of(leaves.node)
         if tree == () or any(len(leaf.shape) > _MOST_DIMS for leaf in leaves.leaves):
             return None
         return cls(storage, rows, tree, key)
@@ -124,41 +126,13 @@ class FastWrite:
             _, values, count = self._rows.leaves.match(data, single)
         except SchemaMismatchError:  # said by the storage, unless it takes another form now
             return None
-        plain: Any = values[0] if self._tree is None else _as_dict(self._tree, iter(values))
+        plain: Any = values[0] if self._tree is None else as_dict(self._tree, iter(values))
         if given is not None:
             size = given.numel() if isinstance(given, torch.Tensor) else getattr(given, "size", 0)
             if size != count:
                 return None
             plain[self._priority] = as_raw(given, count)
         return self.write(plain, single, streams)
-
-
-def _priority(leaves: Leaves, key: str | tuple[str, ...] | None) -> int | str | None:
-    """What becomes the priorities: number of a leaf, or the key of an entry that is no leaf."""
-    if key is None or not leaves.is_tensordict:
-        return None
-    paths = [leaf.path for leaf in leaves.leaves]
-    path = (key,) if isinstance(key, str) else key
-    if path in paths:
-        return paths.index(path)
-    return key if isinstance(key, str) and key in leaves.optional else None
-
-
-def _tree(node: Node) -> tuple[Any, ...]:
-    """``((key, None or the same for the dict that is there), ...)``; empty: not of dicts alone."""
-    if not isinstance(node, BranchNode) or node.kind not in ("tensordict", "dict"):
-        return ()
-    found = []
-    for key, child in node.pairs:
-        below = None if child is LEAF else _tree(child)
-        if below == () or type(key) is not str:
-            return ()
-        found.append((key, below))
-    return tuple(found)
-
-
-def _as_dict(tree: tuple[Any, ...], values: Iterator[Any]) -> dict[str, Any]:
-    return {key: next(values) if below is None else _as_dict(below, values) for key, below in tree}
 
 
 def _forms(leaves: Leaves) -> tuple[Any, ...]:

@@ -22,9 +22,9 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+from shmbuffer.numpy.limits import Limits
 from shmbuffer.replay.buffers.fast_read import FastRead
 from shmbuffer.replay.buffers.fast_write import FastWrite
-from shmbuffer.replay.buffers.limits import Limits
 from shmbuffer.replay.buffers.prefetch import Prefetcher
 from shmbuffer.replay.buffers.sample_info import SampleInfo
 from shmbuffer.replay.samplers import PrioritizedSampler, RandomSampler, Sampler
@@ -160,7 +160,7 @@ class Plan:
         if not self.why_sample and isinstance(storage, TensorStorage):
             self.fast_read = FastRead(storage, self.payload, sampler, by_priority, self.info)
         chooses = "prefetch" if prefetcher is not None else f"a {_name(sampler)}"
-        self.limits = Limits(storage, "" if uniform and prefetcher is None else chooses)
+        self.limits = Limits(self.ring_backed, "" if uniform and prefetcher is None else chooses)
 
     def is_current(self) -> bool:
         """Whether the items are still where they were."""

@@ -11,11 +11,13 @@ import torch
 from numpy.typing import NDArray
 from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 
+from shmbuffer.numpy import priorities
+from shmbuffer.numpy.keys import GENERATION, INDEX, OWN_KEYS
+from shmbuffer.numpy.nodes import nest
+from shmbuffer.numpy.priorities import as_raw
 from shmbuffer.replay.eager import FRAMES
-from shmbuffer.replay.form.nodes import is_collection, nest
+from shmbuffer.replay.form.nodes import is_collection
 from shmbuffer.replay.form.tensors import as_tensor
-from shmbuffer.replay.keys import GENERATION, INDEX, OWN_KEYS
-from shmbuffer.replay.samplers.priority.raw import as_raw
 
 Key = str | tuple[str, ...]
 
@@ -25,12 +27,7 @@ def reduce(priority: Any, count: int, how: str) -> NDArray[np.float64]:
     size = priority.numel() if isinstance(priority, torch.Tensor) else np.size(priority)
     if size == count or size <= 1:
         return as_raw(priority, count)
-    if not count or size % count:
-        raise RuntimeError(f"{size} priorities cannot be divided among {count} items")
-    several = as_raw(priority, size).reshape(count, -1)
-    if how == "median":  # of an even number the lower one, as torch.median has it
-        return np.ascontiguousarray(np.sort(several, axis=1)[:, (several.shape[1] - 1) // 2])
-    return np.ascontiguousarray(getattr(np, how)(several, axis=1))
+    return priorities.one_each(as_raw(priority, size), count, how)
 
 
 def in_batch(data: Any, key: Key, dims: int, how: str) -> NDArray[np.float64] | None:

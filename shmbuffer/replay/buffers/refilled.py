@@ -16,10 +16,11 @@ import torch
 from tensordict import TensorDict
 from torch.autograd.graph import increment_version
 
+from shmbuffer.numpy.keys import GENERATION, INDEX
+from shmbuffer.numpy.nodes import LEAF
 from shmbuffer.replay.buffers.sample_info import SampleInfo
 from shmbuffer.replay.form.leaves import Leaves
-from shmbuffer.replay.form.nodes import LEAF, TensorDictNode
-from shmbuffer.replay.keys import GENERATION, INDEX
+from shmbuffer.replay.form.nodes import TensorDictNode
 
 _KEPT = 16  # samples that are known at a time
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
+from shmbuffer.numpy.keys import WEIGHT_KEYS
 from shmbuffer.replay import pinned
 from shmbuffer.replay.buffers.access import StorageOrder
 from shmbuffer.replay.buffers.arguments import refuse
@@ -16,7 +17,6 @@ from shmbuffer.replay.buffers.sampling import Sampling
 from shmbuffer.replay.buffers.saving import Saving
 from shmbuffer.replay.buffers.writing import Writing
 from shmbuffer.replay.eager import eager
-from shmbuffer.replay.keys import WEIGHT_KEYS
 from shmbuffer.replay.samplers import RandomSampler, Sampler
 from shmbuffer.replay.samplers.rank import require_rank
 from shmbuffer.replay.storages import ListStorage, Storage

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import torch
 from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 
+from shmbuffer.numpy.keys import GENERATION, INDEX, WEIGHT_KEYS
 from shmbuffer.replay.form.deferred import amended
 from shmbuffer.replay.form.nodes import unlocked
-from shmbuffer.replay.keys import GENERATION, INDEX, WEIGHT_KEYS
 
 
 class SampleInfo(NamedTuple):

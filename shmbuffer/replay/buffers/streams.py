@@ -9,6 +9,7 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from shmbuffer.memory.streams import Streams, checked
+from shmbuffer.numpy.streams import require_rows, steps_and_streams
 from shmbuffer.replay.form.nodes import is_collection
 from shmbuffer.replay.storages.ring_backed import RingBacked
 
@@ -31,12 +32,7 @@ def taken_in(streams: Any, plan: Plan, storage: Storage, writer: Writer) -> int 
             "they belong to items that a RoundRobinWriter appends to a storage of this package. "
             "Nothing was written"
         )
-    if storage.ndim > 1 and not isinstance(found, int):
-        raise ValueError(
-            f"streams: on a storage with ndim={storage.ndim} each lane of a slot is followed for "
-            "itself already; give one int for the whole batch, or store rows with ndim=1. Nothing "
-            "was written"
-        )
+    require_rows(found, storage.ndim)
     return found
 
 
@@ -57,26 +53,13 @@ def in_time_order(data: Any, dim: int, ndim: int) -> tuple[Any, Streams, tuple[i
         ValueError: ``dim`` is another, the storage has several dimensions, or the leaves do not
             have these two; nothing was written.
     """
-    if dim not in (0, 1) or ndim > 1:
-        raise ValueError(
-            f"stream_dim={dim!r} on a storage with ndim={ndim}: it is 0 for data [streams, T, ...] "
-            "and 1 for [T, streams, ...], on a storage with ndim=1. Nothing was written"
-        )
     leaves, form = tree_flatten(data, is_leaf=is_collection)
-    leads = sorted({tuple(_lead(leaf)) for leaf in leaves})
-    if len(leads) != 1 or len(leads[0]) != 2:
-        raise ValueError(
-            f"stream_dim={dim}: the data have to begin with the same two dimensions everywhere, "
-            f"streams and time; found {list(map(list, leads))}. Nothing was written"
-        )
-    lead = leads[0]
+    lead, streams = steps_and_streams([tuple(_lead(leaf)) for leaf in leaves], dim, ndim)
     if dim == 0:
         leaves = [
             leaf.transpose(0, 1) if _is_torch(leaf) else leaf.swapaxes(0, 1) for leaf in leaves
         ]
-        lead = lead[::-1]
     items = [_flat(leaf) for leaf in leaves]
-    streams = np.tile(np.arange(lead[1], dtype=np.uint32), lead[0])
     return tree_unflatten(items, form), streams, lead
 
 

@@ -11,6 +11,9 @@ import torch
 from numpy.typing import NDArray
 from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 
+from shmbuffer.numpy.keys import GENERATION, INDEX, OWN_KEYS
+from shmbuffer.numpy.mismatch import no_names
+from shmbuffer.numpy.priorities import check_raw
 from shmbuffer.replay.buffers import priority_entry
 from shmbuffer.replay.buffers.fast_read import NO_OUT
 from shmbuffer.replay.buffers.prefetch import Batch
@@ -18,11 +21,8 @@ from shmbuffer.replay.buffers.replay_buffer import ReplayBuffer
 from shmbuffer.replay.buffers.sample_info import with_info
 from shmbuffer.replay.eager import eager
 from shmbuffer.replay.form.batches import as_tensordict
-from shmbuffer.replay.form.mismatch import no_names
 from shmbuffer.replay.form.nodes import is_collection
-from shmbuffer.replay.keys import GENERATION, INDEX, OWN_KEYS
 from shmbuffer.replay.samplers import PrioritizedSampler, PriorityUpdate
-from shmbuffer.replay.samplers.priority.raw import check_raw
 from shmbuffer.replay.samplers.sampler import lanes_of
 from shmbuffer.replay.storages.tensor import TensorStorage
 from shmbuffer.replay.writers import TensorDictRoundRobinWriter

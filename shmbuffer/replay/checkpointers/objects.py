@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from shmbuffer.numpy.nodes import KeyPath as Key
 from shmbuffer.replay.compat import folders
-from shmbuffer.replay.form.nodes import KeyPath as Key
 from shmbuffer.replay.form.nodes import TensorDictNode
 from shmbuffer.replay.form.objects import Objects
 from shmbuffer.replay.values import RefusedError, damaged, read_values, write_values

@@ -11,6 +11,8 @@ import torch
 
 from shmbuffer.errors import SchemaMismatchError
 from shmbuffer.memory import Engine, ItemSnapshot, Leaf, Ring
+from shmbuffer.numpy.nodes import LEAF, Node
+from shmbuffer.numpy.nodes import KeyPath as Key
 from shmbuffer.replay.checkpointers.objects import read_objects
 from shmbuffer.replay.checkpointers.record import Record
 from shmbuffer.replay.compat.folders import (
@@ -22,8 +24,6 @@ from shmbuffer.replay.compat.folders import (
 from shmbuffer.replay.compat.storages import METADATA, pytree_columns, read_metadata
 from shmbuffer.replay.form import structure
 from shmbuffer.replay.form.leaves import Leaves
-from shmbuffer.replay.form.nodes import LEAF, Node
-from shmbuffer.replay.form.nodes import KeyPath as Key
 from shmbuffer.replay.form.objects import OBJECT, Objects
 from shmbuffer.replay.form.tensors import dtype_name
 from shmbuffer.replay.values import damaged, reading

@@ -24,19 +24,12 @@ import numpy as np
 import torch
 
 from shmbuffer._native import _core
-from shmbuffer.replay.form.nodes import (
-    LEAF,
-    BranchNode,
-    LazyStackNode,
-    Node,
-    ObjectNode,
-    TensorClassNode,
-    TensorDictNode,
-)
-from shmbuffer.replay.form.nodes import KeyPath as Key
+from shmbuffer.numpy.keys import OWN_KEYS
+from shmbuffer.numpy.nodes import LEAF, BranchNode, Node
+from shmbuffer.numpy.nodes import KeyPath as Key
+from shmbuffer.replay.form.nodes import LazyStackNode, ObjectNode, TensorClassNode, TensorDictNode
 from shmbuffer.replay.form.objects import Objects
 from shmbuffer.replay.form.tensors import torch_dtype
-from shmbuffer.replay.keys import OWN_KEYS
 from shmbuffer.replay.values import damaged, read_json, reading
 
 if TYPE_CHECKING:

@@ -21,9 +21,9 @@ import torch
 from tensordict import TensorDict
 
 from shmbuffer.memory.priorities import are_priorities
+from shmbuffer.numpy.priorities import from_zero
 from shmbuffer.replay.checkpoints import Loaded
 from shmbuffer.replay.compat.folders import mapped, read_folder
-from shmbuffer.replay.samplers.priority.raw import from_zero
 from shmbuffer.replay.values import OURS, read_json, reading, write_json
 
 if TYPE_CHECKING:

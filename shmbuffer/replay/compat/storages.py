@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shmbuffer.errors import SchemaMismatchError
+from shmbuffer.numpy.nodes import LEAF, Node
+from shmbuffer.numpy.nodes import KeyPath as Key
 from shmbuffer.replay.compat.folders import described, is_file_name, mapped, write_folder
-from shmbuffer.replay.form.nodes import LEAF, Node, TensorDictNode
-from shmbuffer.replay.form.nodes import KeyPath as Key
+from shmbuffer.replay.form.nodes import TensorDictNode
 from shmbuffer.replay.values import read_json, reading
 
 if TYPE_CHECKING:

@@ -10,6 +10,7 @@ from tensordict import TensorDict, TensorDictBase
 
 from shmbuffer.memory import deadline
 from shmbuffer.memory.streams import checked, of_each
+from shmbuffer.numpy.keys import GENERATION, INDEX
 from shmbuffer.replay.buffers import ReplayBuffer, TensorDictReplayBuffer
 from shmbuffer.replay.buffers.access import ConditionalUpdateResult
 from shmbuffer.replay.buffers.priority_entry import no_index, reduce, say_what_is_missing
@@ -21,7 +22,6 @@ from shmbuffer.replay.ensembles.sampler import SamplerEnsemble
 from shmbuffer.replay.ensembles.storage import StorageEnsemble
 from shmbuffer.replay.ensembles.turns import Turns
 from shmbuffer.replay.ensembles.writer import WriterEnsemble, refusal
-from shmbuffer.replay.keys import GENERATION, INDEX
 from shmbuffer.replay.samplers import PrioritizedSampler, PriorityUpdate, Sampler
 from shmbuffer.replay.storages import Storage
 from shmbuffer.replay.writers import Writer

@@ -20,6 +20,7 @@ import torch
 from tensordict import TensorDictBase
 
 from shmbuffer.memory import deadline
+from shmbuffer.numpy.keys import GENERATION, INDEX
 from shmbuffer.replay.buffers import ReplayBuffer, drawing
 from shmbuffer.replay.buffers.access import _is_key
 from shmbuffer.replay.buffers.prefetch import Batch
@@ -36,7 +37,6 @@ from shmbuffer.replay.ensembles.sampler import SamplerEnsemble, Weights
 from shmbuffer.replay.ensembles.storage import StorageEnsemble, local
 from shmbuffer.replay.ensembles.turns import Row, Turns
 from shmbuffer.replay.ensembles.writer import WriterEnsemble
-from shmbuffer.replay.keys import GENERATION, INDEX
 from shmbuffer.replay.samplers import PrioritizedSampler
 from shmbuffer.replay.storages.indexing import is_one
 from shmbuffer.replay.transforms import Transform

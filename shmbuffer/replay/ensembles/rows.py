@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 import torch
 from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 
+from shmbuffer.numpy.keys import INDEX
 from shmbuffer.replay.buffers.priority_entry import one_each
 from shmbuffer.replay.form.batches import stack
 from shmbuffer.replay.form.nodes import is_collection, unlocked
-from shmbuffer.replay.keys import INDEX
 
 BUFFER_IDS = "buffer_ids"
 

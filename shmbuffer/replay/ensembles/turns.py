@@ -14,8 +14,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from shmbuffer.numpy.limits import Turn
 from shmbuffer.replay.buffers import drawing
-from shmbuffer.replay.buffers.limits import Turn
 from shmbuffer.replay.buffers.prefetch import Batch
 
 if TYPE_CHECKING:

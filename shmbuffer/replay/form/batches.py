@@ -11,11 +11,13 @@ import torch
 from tensordict import TensorDict, lazy_stack
 
 from shmbuffer.errors import EmptyBufferError
+from shmbuffer.numpy.keys import OWN_KEYS
+from shmbuffer.numpy.mismatch import Numbers
+from shmbuffer.numpy.nodes import nest
 from shmbuffer.replay.form.deferred import deferred
 from shmbuffer.replay.form.mismatch import leaves_of, not_a_tensor
-from shmbuffer.replay.form.nodes import is_collection, nest
-from shmbuffer.replay.form.tensors import NO_TENSOR, Numbers, as_tensor, is_number, is_plain
-from shmbuffer.replay.keys import OWN_KEYS
+from shmbuffer.replay.form.nodes import is_collection
+from shmbuffer.replay.form.tensors import NO_TENSOR, as_tensor, is_number, is_plain
 
 _DIFFERS = (RuntimeError, KeyError, TypeError, ValueError)  # torch.stack of unlike TensorDicts
 

@@ -15,24 +15,13 @@ import numpy as np
 import torch
 from tensordict import is_non_tensor
 
-from shmbuffer.errors import FormatError
 from shmbuffer.memory import Leaf, Schema
+from shmbuffer.numpy.keys import OWN_KEYS
+from shmbuffer.numpy.mismatch import refuse_leaf, refuse_list, refuse_number
+from shmbuffer.numpy.nodes import FormDiffersError, KeyPath, Node
 from shmbuffer.replay.form import structure
-from shmbuffer.replay.form.mismatch import (
-    leaves_of,
-    not_a_tensor,
-    refuse_form,
-    refuse_leaf,
-    refuse_list,
-    refuse_number,
-)
-from shmbuffer.replay.form.nodes import (
-    FormDiffersError,
-    KeyPath,
-    Node,
-    TensorDictNode,
-    is_collection,
-)
+from shmbuffer.replay.form.mismatch import leaves_of, not_a_tensor, refuse_form
+from shmbuffer.replay.form.nodes import TensorDictNode, is_collection
 from shmbuffer.replay.form.objects import OBJECT, Objects, objects_in
 from shmbuffer.replay.form.tensors import (
     NO_TENSOR,
@@ -48,7 +37,6 @@ from shmbuffer.replay.form.tensors import (
     tensor_like,
     torch_dtype,
 )
-from shmbuffer.replay.keys import OWN_KEYS
 
 _Wanted = list[tuple[int, torch.Size, torch.dtype, np.dtype[Any] | None, bool]]
 _NO_BYTES = (AttributeError, RuntimeError, TypeError, ValueError)  # a list, strided, read-only
@@ -100,17 +88,8 @@ class Leaves:
     @classmethod
     def of_schema(cls, schema: Schema, where: str) -> Leaves:
         """Compile a schema, ours or another process's."""
-        recorded = schema.structure
         paths = [leaf.path for leaf in schema.leaves]
-        if recorded.get("kind") == "leaf" or "items" in recorded:
-            node = structure.from_json(recorded)
-        else:
-            node = structure.from_paths(paths)
-        if [path or ("data",) for path in node.paths()] != paths:
-            raise FormatError(
-                f"{where}: leaves and structure of the schema do not fit together: {paths}, "
-                f"{recorded}"
-            )
+        node = structure.of_schema(schema.structure, paths, where)
         return cls(node, schema.leaves, schema.lanes, where)
 
     @classmethod

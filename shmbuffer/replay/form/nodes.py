@@ -22,47 +22,9 @@ from tensordict import (
     lazy_stack,
 )
 
-from shmbuffer.replay.form import labels
+from shmbuffer.numpy.nodes import BranchNode, FormDiffersError, LeafNode, Node, nest
 from shmbuffer.replay.form.containers import class_of
 from shmbuffer.replay.form.objects import non_tensor
-
-KeyPath = tuple[str, ...]
-
-
-class FormDiffersError(Exception):
-    """The data have another form than the tree; the caller finds the words for it (`leaves.py`)."""
-
-
-class LeafNode:
-    """One tensor."""
-
-    kind = "leaf"
-
-    def collect(self, data: Any, out: list[Any]) -> None:
-        """Append the leaves of ``data`` to ``out``, in order.
-
-        FormDiffersError where the form differs.
-        """
-        out.append(data)
-
-    def build(self, leaves: Iterator[Any], lead: tuple[int, ...], device: torch.device) -> Any:
-        """The data again, from tensors ``[*lead, *shape]``."""
-        return next(leaves)
-
-    def paths(self) -> Iterator[KeyPath]:
-        """Where each leaf is, in order."""
-        yield ()
-
-    def to_json(self) -> dict[str, Any]:
-        """The node in the words of the schema file; JSON where nothing in it is private."""
-        return {"kind": self.kind}
-
-    def private(self) -> str | None:
-        """What in here cannot leave this process, as the start of a sentence; None if all can."""
-        return None
-
-
-LEAF = LeafNode()
 
 
 class ObjectNode(LeafNode):
@@ -88,78 +50,6 @@ class ObjectNode(LeafNode):
     def private(self) -> str | None:
         """See `LeafNode.private`."""
         return "holds text or other Python objects"
-
-
-class BranchNode:
-    """A node with children under keys, whichever class holds them.
-
-    Args:
-        kind: of what holds them, in the words of the schema.
-        items: the children, by key.
-        about: what else the schema says of it.
-    """
-
-    def __init__(self, kind: str, items: dict[Any, Node], **about: Any) -> None:
-        self.kind = kind
-        self.items = items
-        self._about = about
-        self.names = labels.names_of(items)
-        self.size = len(items)
-        self.flat = tuple(items) if all(child is LEAF for child in items.values()) else None
-        self.pairs = tuple(items.items())
-
-    def collect(self, data: Any, out: list[Any]) -> None:
-        """See `LeafNode.collect`."""
-        raise NotImplementedError
-
-    def build(self, leaves: Iterator[Any], lead: tuple[int, ...], device: torch.device) -> Any:
-        """See `LeafNode.build`."""
-        raise NotImplementedError
-
-    def paths(self) -> Iterator[KeyPath]:
-        """See `LeafNode.paths`."""
-        for name, child in zip(self.names, self.items.values(), strict=True):
-            for path in child.paths():
-                yield (name, *path)
-
-    def children(
-        self, leaves: Iterator[Any], lead: tuple[int, ...], device: torch.device
-    ) -> dict[Any, Any]:
-        """What is under each key."""
-        if self.flat is not None:
-            # What is left of the iterator is for the nodes after this one.
-            return dict(zip(self.flat, leaves, strict=False))
-        return {key: child.build(leaves, lead, device) for key, child in self.pairs}
-
-    def to_json(self) -> dict[str, Any]:
-        """See `LeafNode.to_json`."""
-        return {
-            "kind": self.kind,
-            "items": [[labels.to_json(key), child.to_json()] for key, child in self.pairs],
-            **self._about,
-        }
-
-    def private(self) -> str | None:
-        """See `LeafNode.private`."""
-        for key, child in self.pairs:
-            if not labels.is_json(key):
-                return f"has the key {key!r}, which is no text, number or tuple of them"
-            if (reason := child.private()) is not None:
-                place = f"entry {key!r}"
-                return f"{place} {'-> ' if reason.startswith('entry') else ''}{reason}"
-        return None
-
-    def _collect(self, source: Mapping[Any, Any], out: list[Any]) -> None:
-        if len(source) != self.size:
-            raise FormDiffersError
-        try:
-            for key, child in self.pairs:
-                if child is LEAF:
-                    out.append(source[key])
-                else:
-                    child.collect(source[key], out)
-        except KeyError:
-            raise FormDiffersError from None
 
 
 class TensorDictNode(BranchNode):
@@ -276,10 +166,6 @@ class PyTreeNode(BranchNode):
         return tuple(children.values()) if cls is None else cls(*children.values())
 
 
-Node = LeafNode | BranchNode
-"""One level of a form: a leaf, or children, each under a key."""
-
-
 @contextmanager
 def unlocked(data: Any) -> Iterator[None]:
     """Has a TensorDict take entries for the length of a block.
@@ -311,17 +197,3 @@ def fields(data: Any) -> dict[str, Any]:
     if is_tensorclass(data):
         return {key: value for key, value in data._tensordict.items() if value is not None}
     return dict(data.items())
-
-
-def nest(data: Mapping[Any, Any]) -> Mapping[Any, Any]:
-    """A mapping with tuple keys as nested dicts; any other as it is."""
-    if not any(type(key) is tuple for key in data):
-        return data
-    nested: dict[Any, Any] = {}
-    for key, value in data.items():
-        path = key if isinstance(key, tuple) else (key,)
-        level = nested
-        for name in path[:-1]:
-            level = level.setdefault(name, {})
-        level[path[-1]] = value
-    return nested

@@ -28,7 +28,7 @@ from tensordict import TensorDict
 
 from shmbuffer.errors import FormatError
 from shmbuffer.memory.record_format.grammar import DICTS, join, split
-from shmbuffer.replay.form import labels
+from shmbuffer.numpy import labels
 from shmbuffer.replay.form.containers import made, names_of, take_of
 from shmbuffer.replay.form.tensors import dtype_name, numbers_of, torch_dtype, torch_dtype_like
 

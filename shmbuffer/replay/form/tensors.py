@@ -25,10 +25,6 @@ NO_TENSOR = (TypeError, ValueError, RuntimeError)
 """What `as_tensor` raises."""
 
 
-class Numbers(list[Any]):
-    """A plain number of each of several items: one leaf, which takes the dtype of the buffer's."""
-
-
 def is_number(value: Any) -> bool:
     """A tensor, an array (NumPy's, or any with DLPack or ``__array__``, as JAX's) or a number."""
     kind = type(value)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from shmbuffer.errors import CorruptBufferError
 from shmbuffer.memory.record_format.grammar import DICTS, KEYED, Container, split
-from shmbuffer.replay.form import labels
+from shmbuffer.numpy import labels
 from shmbuffer.replay.form.batches import collate
 from shmbuffer.replay.form.containers import made
 

@@ -32,7 +32,7 @@ import torch
 from shmbuffer.memory.record_format import Chunk, itemsize_of
 from shmbuffer.memory.record_format.grammar import DICTS, UNNAMED, join
 from shmbuffer.memory.schema import ITEMSIZES
-from shmbuffer.replay.form import labels
+from shmbuffer.numpy import labels
 from shmbuffer.replay.form.containers import (
     TAKES,
     Keys,

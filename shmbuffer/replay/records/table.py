@@ -19,12 +19,7 @@ from numpy.typing import NDArray
 from shmbuffer.memory.record_batch import RecordBatch
 from shmbuffer.memory.record_format import Chunk, Codec, Located, volumes
 from shmbuffer.replay.form.packing import expanded
-from shmbuffer.replay.form.tensors import (
-    address_of,
-    contiguous,
-    torch_dtype,
-    torch_dtype_like,
-)
+from shmbuffer.replay.form.tensors import address_of, contiguous, torch_dtype, torch_dtype_like
 
 Own = Callable[[torch.Tensor, dict[str, Any]], Any]
 """The user's ``decompression_fn``: called with a chunk and what is to come out of it."""

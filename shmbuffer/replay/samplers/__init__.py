@@ -1,9 +1,10 @@
 """Who draws: one sampler a file."""
 
+from shmbuffer.numpy.priorities import PriorityUpdate
 from shmbuffer.replay.samplers.prioritized import PrioritizedSampler
 from shmbuffer.replay.samplers.prioritized_slices import PrioritizedSliceSampler
 from shmbuffer.replay.samplers.random import RandomSampler
-from shmbuffer.replay.samplers.sampler import PriorityUpdate, Sampler
+from shmbuffer.replay.samplers.sampler import Sampler
 from shmbuffer.replay.samplers.slices import SliceSampler
 from shmbuffer.replay.samplers.slices_without_replacement import SliceSamplerWithoutReplacement
 from shmbuffer.replay.samplers.without_replacement import SamplerWithoutReplacement

@@ -20,7 +20,7 @@ from shmbuffer.errors import EmptyBufferError
 from shmbuffer.memory import slots
 from shmbuffer.memory.deadline import WRITE_TIMEOUT_S
 from shmbuffer.memory.layout import SlotState
-from shmbuffer.replay.keys import GENERATION
+from shmbuffer.numpy.keys import GENERATION
 from shmbuffer.replay.samplers.sampler import NOTHING_THERE, in_storage
 from shmbuffer.replay.storages.mover import draw_from
 

@@ -10,9 +10,9 @@ import torch
 from shmbuffer.errors import EmptyBufferError
 from shmbuffer.memory import LIVE_READS, ItemSnapshot, Masses, masses_of, masses_of_snapshot
 from shmbuffer.memory.recorded import REDUCTIONS
+from shmbuffer.numpy.keys import GENERATION, WEIGHT_KEYS
+from shmbuffer.numpy.priorities import from_zero
 from shmbuffer.replay.compat.samplers import moved, read_priorities, write_priorities
-from shmbuffer.replay.keys import GENERATION, WEIGHT_KEYS
-from shmbuffer.replay.samplers.priority.raw import from_zero
 from shmbuffer.replay.samplers.priority.store import PriorityStore
 from shmbuffer.replay.samplers.priority.table import raw_of
 from shmbuffer.replay.samplers.sampler import NOTHING_THERE, draw_key, in_storage

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from shmbuffer.replay.keys import WEIGHT_KEYS
+from shmbuffer.numpy.keys import WEIGHT_KEYS
 from shmbuffer.replay.samplers.prioritized import PrioritizedSampler
 from shmbuffer.replay.samplers.sampler import drawn_by, lanes_of
 from shmbuffer.replay.samplers.slices import SliceSampler, refuse

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from shmbuffer.errors import EmptyBufferError
-from shmbuffer.replay.keys import GENERATION
+from shmbuffer.numpy.keys import GENERATION
 from shmbuffer.replay.samplers.sampler import (
     NOTHING_THERE,
     Sampler,

@@ -6,25 +6,17 @@ import os
 import threading
 import weakref
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
+from shmbuffer.numpy.indices import unravel
+from shmbuffer.numpy.priorities import PriorityUpdate
 from shmbuffer.replay.checkpoints import Checkpoints
 from shmbuffer.replay.samplers.rank import UNKNOWN, mixed, rank_of_draws
-from shmbuffer.replay.storages.indexing import unravel
 from shmbuffer.replay.storages.ring_backed import RingBacked
 
 NOTHING_THERE = "Cannot sample from an empty storage: write something into it first"
-
-
-class PriorityUpdate(NamedTuple):
-    """What became of a priority update."""
-
-    applied: int
-    """Items whose priority was set."""
-    stale: int
-    """Items that had been written over since they were sampled; theirs was dropped."""
 
 
 class WithOrWithout(type):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from shmbuffer.replay.keys import GENERATION, WEIGHT_KEYS
+from shmbuffer.numpy.keys import GENERATION, WEIGHT_KEYS
 from shmbuffer.replay.samplers.sampler import Sampler, WithOrWithout, ask_rank, drawn_by, in_storage
 from shmbuffer.replay.samplers.slicing.boundaries import DONE, Boundaries
 from shmbuffer.replay.samplers.slicing.cutting import Cuts, Side, Span, places, rows_of

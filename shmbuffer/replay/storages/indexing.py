@@ -15,6 +15,7 @@ import torch
 
 from shmbuffer._native import _core
 from shmbuffer.memory import slots as slot_words
+from shmbuffer.numpy import indices
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -125,23 +126,7 @@ def is_one(index: Any) -> bool:
 
 def ravel(index: Any, lanes: tuple[int, ...]) -> NDArray[np.int64]:
     """Element indices, int64 ``[n]`` contiguous, from the ``index`` of a sample or a write."""
-    if not lanes or isinstance(index, int):
-        numbers = _numbers(index).reshape(-1)
-        return numbers if numbers.flags.c_contiguous else np.ascontiguousarray(numbers)
-    if isinstance(index, tuple):
-        parts = [_numbers(part) for part in index]
-    else:
-        numbers = _numbers(index)
-        parts = list(np.moveaxis(numbers, -1, 0)) if numbers.ndim else []
-    if len(parts) != len(lanes) + 1:
-        raise IndexError(
-            f"an index of this storage has {len(lanes) + 1} coordinates in its last dimension, as "
-            f"in a sample; this one has {len(parts)}"
-        )
-    flat = parts[0]
-    for size, coordinate in zip(lanes, parts[1:], strict=True):
-        flat = flat * size + coordinate
-    return np.ascontiguousarray(flat.reshape(-1))
+    return indices.ravel(index, lanes, _numbers)
 
 
 def meant(
@@ -155,15 +140,6 @@ def meant(
             "same sample"
         )
     return elements, tickets
-
-
-def unravel(index: torch.Tensor, lanes: tuple[int, ...]) -> tuple[torch.Tensor, ...]:
-    """Coordinates ``(slot, lane, ...)``, int64 ``[n]`` each, of element indices ``[n]``."""
-    coordinates = []
-    for size in reversed(lanes):
-        coordinates.append(index % size)
-        index = index // size
-    return (index, *reversed(coordinates))
 
 
 _BOOLS = (torch.bool, np.dtype(np.bool_))

@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from tensordict import is_non_tensor
 
-from shmbuffer.replay.form.nodes import KeyPath, is_collection
+from shmbuffer.numpy.nodes import KeyPath
+from shmbuffer.replay.form.nodes import is_collection
 from shmbuffer.replay.storages.indexing import Selection
 from shmbuffer.replay.storages.mover import Mover
 

@@ -23,9 +23,10 @@ import numpy as np
 import torch
 
 from shmbuffer.errors import EmptyBufferError
+from shmbuffer.numpy.indices import unravel
 from shmbuffer.replay.checkpoints import has_its_own
 from shmbuffer.replay.eager import eager
-from shmbuffer.replay.storages.indexing import extent, ravel, tickets_at, unravel
+from shmbuffer.replay.storages.indexing import extent, ravel, tickets_at
 from shmbuffer.replay.storages.storage import Storage
 
 if TYPE_CHECKING:

@@ -16,8 +16,10 @@ import torch
 
 from shmbuffer.memory.progress import Progress
 from shmbuffer.memory.streams import Streams
-from shmbuffer.replay.form.mismatch import leaves_of, refuse_form, refuse_leaf
-from shmbuffer.replay.form.nodes import KeyPath, TensorDictNode, is_collection
+from shmbuffer.numpy.mismatch import refuse_leaf
+from shmbuffer.numpy.nodes import KeyPath
+from shmbuffer.replay.form.mismatch import leaves_of, refuse_form
+from shmbuffer.replay.form.nodes import TensorDictNode, is_collection
 from shmbuffer.replay.form.objects import as_objects
 from shmbuffer.replay.form.tensors import as_tensor
 from shmbuffer.replay.storages.indexing import Selection, meant

@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
+from shmbuffer.numpy.nodes import Node
 from shmbuffer.replay.checkpointers.saved import blank
 from shmbuffer.replay.form import structure
-from shmbuffer.replay.form.nodes import Node
 from shmbuffer.replay.form.objects import Objects
 from shmbuffer.replay.storages.rows import Rows
 

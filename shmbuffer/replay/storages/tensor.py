@@ -10,12 +10,12 @@ import torch
 
 from shmbuffer.errors import SchemaMismatchError, SpaceError
 from shmbuffer.memory import Schema, Settings
+from shmbuffer.numpy.keys import OWN_KEYS
 from shmbuffer.replay.checkpointers.tensor import TensorStorageCheckpointer
 from shmbuffer.replay.checkpoints import has_its_own
 from shmbuffer.replay.form.batches import stack
 from shmbuffer.replay.form.leaves import Leaves
 from shmbuffer.replay.form.nodes import TensorDictNode, fields, is_collection
-from shmbuffer.replay.keys import OWN_KEYS
 from shmbuffer.replay.storages.held_rows import HeldRows
 from shmbuffer.replay.storages.indexing import is_int, slots_of
 from shmbuffer.replay.storages.location import Location, unmade

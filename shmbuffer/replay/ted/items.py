@@ -9,8 +9,8 @@ import torch
 from tensordict import NonTensorData, NonTensorStack, is_non_tensor
 
 from shmbuffer.errors import SchemaMismatchError
+from shmbuffer.numpy.keys import OWN_KEYS
 from shmbuffer.replay.form.nodes import fields
-from shmbuffer.replay.keys import OWN_KEYS
 from shmbuffer.replay.ted.entries import (
     CUTS,
     DONE_KEYS,

@@ -9,10 +9,10 @@ import numpy as np
 import torch
 
 from shmbuffer.memory import slots
-from shmbuffer.replay.samplers.priority.maximum import MaxPriority
-from shmbuffer.replay.samplers.priority.raw import as_raw, check_raw, from_zero
+from shmbuffer.numpy.maximum import MaxPriority
+from shmbuffer.numpy.priorities import PriorityUpdate, as_raw, check_raw, from_zero
 from shmbuffer.replay.samplers.priority.table import PriorityTable, raw_of
-from shmbuffer.replay.samplers.sampler import PriorityUpdate, Sampler, lanes_of
+from shmbuffer.replay.samplers.sampler import Sampler, lanes_of
 from shmbuffer.replay.storages.indexing import ravel
 from shmbuffer.replay.storages.ring_backed import RingBacked
 from shmbuffer.replay.storages.storage import ring_of

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shmbuffer.memory import Ring
-    from shmbuffer.replay.form.nodes import KeyPath
+    from shmbuffer.numpy.nodes import KeyPath
 
 _ATTEMPTS = 16  # to read objects that other threads write over
 _EMPTY = "the storage is empty: write something before sampling"

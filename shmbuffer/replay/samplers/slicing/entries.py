@@ -15,7 +15,8 @@ import numpy as np
 import torch
 
 from shmbuffer.memory import slots as slot_words
-from shmbuffer.replay.form.nodes import LEAF, KeyPath, is_collection
+from shmbuffer.numpy.nodes import LEAF, KeyPath
+from shmbuffer.replay.form.nodes import is_collection
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -21,8 +21,12 @@ from shmbuffer.memory import slots
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from numpy.typing import NDArray
+
     from shmbuffer.memory import Ring
-    from shmbuffer.replay.samplers.arrays import Floats, Ints
+
+    Ints = NDArray[np.int64]
+    Floats = NDArray[np.float64]
 
 # Elements that are looked at together; what is made of them stays in the cache.
 _PIECE = 16384

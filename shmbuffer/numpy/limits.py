@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from shmbuffer.memory.first_write import first_ring
-from shmbuffer.replay.storages.ring_backed import RingBacked
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from shmbuffer.memory import Ring
-    from shmbuffer.replay.storages import Storage
+    from shmbuffer.memory import Engine, Ring
+
+
+class Source(Protocol):
+    """Where samples come from: the storage of a buffer, or what stands for it."""
+
+    @property
+    def open_engine(self) -> Engine | None:
+        """The handle, if there is one."""
+
+    def engine(self) -> Engine:
+        """The handle; opened where it was not."""
+
+    def ring(self) -> Ring | None:
+        """The ring; None before the first write."""
 
 
 class Turn(NamedTuple):
@@ -33,7 +45,7 @@ class Limits:
     """The flow control of a storage, as its samples meet it.
 
     Args:
-        storage: one of somebody else's limits nothing.
+        source: where samples come from; None, a storage of somebody else's, limits nothing.
         chooses: who decides what a sample has, in words; empty where any item is as good as
             another. Out of a queue come the oldest items, and nobody else can choose.
 
@@ -42,13 +54,13 @@ class Limits:
         version: of the limiter; ``[0]`` is 0 where nothing was ever limited.
     """
 
-    __slots__ = ("_chooses", "_storage", "ring", "version")
+    __slots__ = ("_chooses", "_source", "ring", "version")
 
-    def __init__(self, storage: Storage, chooses: str) -> None:
-        self._storage = storage
+    def __init__(self, source: Source | None, chooses: str) -> None:
+        self._source = source
         self._chooses = chooses
-        self.ring: Ring | None = storage.ring() if isinstance(storage, RingBacked) else None
-        self.version: Sequence[int] = (int(isinstance(storage, RingBacked)),)
+        self.ring: Ring | None = None if source is None else source.ring()
+        self.version: Sequence[int] = (int(source is not None),)
         if self.ring is not None:
             self.version = self.ring.flow.version
 
@@ -59,7 +71,7 @@ class Limits:
             return False
         if self.ring is not None:
             return self.ring.flow.limits != 0
-        engine = self._storage.open_engine
+        engine = None if self._source is None else self._source.open_engine
         return engine is not None and not engine.closed and engine.limiter is not None
 
     def admit_now(self, count: int) -> bool:
@@ -73,7 +85,7 @@ class Limits:
 
     def turn(self, count: int, min_size: int = 0) -> Turn | None:
         """Wait until so many items may be drawn, which count as drawn then; None: no limits."""
-        ring = self._first_ring(min_size) if isinstance(self._storage, RingBacked) else None
+        ring = self._first_ring(self._source, min_size) if self._source is not None else None
         if ring is None:
             return None
         is_queue, version = ring.flow.is_queue, int(ring.flow.version[0])
@@ -84,13 +96,11 @@ class Limits:
             )
         return Turn(ring, is_queue, version, ring.flow.admit(count, min_size))
 
-    def _first_ring(self, min_size: int) -> Ring | None:
+    def _first_ring(self, source: Source, min_size: int) -> Ring | None:
         """The ring; waited for, where there has to be something in it and nobody has written."""
-        storage = self._storage
-        assert isinstance(storage, RingBacked)
-        ring = storage.ring()
+        ring = source.ring()
         if ring is not None or not (min_size or self.hold):
             return ring
-        limiter = None if storage.open_engine is None else storage.open_engine.limiter
-        first_ring(storage.engine(), max(1, min_size, 1 if limiter is None else limiter.min_size))
-        return storage.ring()
+        limiter = None if source.open_engine is None else source.open_engine.limiter
+        first_ring(source.engine(), max(1, min_size, 1 if limiter is None else limiter.min_size))
+        return source.ring()

@@ -1,0 +1,68 @@
+"""Attaching to a directory by its path: waiting until there is a buffer."""
+
+from __future__ import annotations
+
+import math
+import time
+from pathlib import Path
+from typing import Literal, get_args
+
+from shmbuffer.errors import AttachTimeout, BufferNotFoundError
+from shmbuffer.memory import layout
+from shmbuffer.memory.engine import Engine
+from shmbuffer.memory.path_checks import explained
+from shmbuffer.memory.prefault import Prefault
+from shmbuffer.memory.progress import hearing
+
+Role = Literal["client", "collector", "learner", "coordinator"]
+
+role_of_this_process: Role = "client"
+"""What ``attach`` calls this process unless told; "collector" in what a coordinator spawned."""
+
+LOOK_S = 0.01
+"""How often a waiting ``attach`` looks whether the buffer is there by now."""
+
+
+def attached(path: Path, timeout: float, role: Role | None, requested: Prefault) -> Engine:
+    """A handle on the buffer of a directory, which need not be there yet.
+
+    Raises:
+        AttachTimeout: there was none in time, or it was held all the time.
+        ValueError: ``timeout`` is not a number of seconds; there is no such ``role``.
+    """
+    if math.isnan(timeout) or timeout < 0:
+        raise ValueError(f"timeout is a number of seconds, not {timeout!r}")
+    role = role or role_of_this_process
+    if role not in get_args(Role):
+        raise ValueError(f"role is one of {', '.join(get_args(Role))}, not {role!r}")
+    deadline_s = time.monotonic() + timeout
+    while (engine := _opened(path, role, deadline_s, requested)) is None:
+        if time.monotonic() >= deadline_s:
+            raise _nothing_there(path, timeout)
+        time.sleep(LOOK_S)
+    return engine
+
+
+def _opened(path: Path, role: Role, deadline_s: float, prefault: Prefault) -> Engine | None:
+    """Returns a handle, or None if there is no buffer now."""
+    with explained(path):
+        if not (path / layout.CONTROL).exists():
+            return None
+    remaining_s = max(0.0, deadline_s - time.monotonic())
+    try:
+        with hearing(prefault.on_progress):
+            return Engine.open(path, None, role=role, timeout=remaining_s, prefault=prefault)
+    except BufferNotFoundError:
+        return None  # removed since; the next one may come
+
+
+def _nothing_there(path: Path, timeout: float) -> AttachTimeout:
+    there = "holds no buffer" if path.is_dir() else "is no directory"
+    there = there if path.exists() else "does not exist"
+    return AttachTimeout(
+        f"{path}: waited {timeout:g} s for a buffer, and it still {there}; start a coordinator "
+        f"for it (shmbuffer serve {path} --capacity N), or check the path",
+        path=path,
+        timeout_s=timeout,
+        pids=[],
+    )

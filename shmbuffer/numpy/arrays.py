@@ -1,0 +1,154 @@
+"""Arrays, and what becomes one: numbers, lists, and what has ``__array__`` or DLPack.
+
+NumPy has no names for some of torch's dtypes (`RAW`). Their numbers are bytes here, in unsigned
+integers of the same size, which ml_dtypes, JAX and torch look at with ``view``.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from shmbuffer.memory.schema import ITEMSIZES
+
+from_buffer: Callable[[Any], ctypes.c_char] = ctypes.c_char.from_buffer
+addressof = ctypes.addressof
+
+RAW = frozenset(
+    ("bfloat16", "complex32", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz")
+)
+"""Dtypes that NumPy has no name for."""
+
+NO_ARRAY = (TypeError, ValueError, RuntimeError, OverflowError, BufferError)
+"""What `named` raises."""
+
+_PLAIN = (bool, int, float, complex, np.generic)
+_RANKS = {"b": 0, "u": 1, "i": 1, "f": 2, "c": 3}
+_SHORTER = {"float64": np.float32, "complex128": np.complex64}
+"""What torch makes of Python's numbers."""
+
+DTYPES = {
+    name: np.dtype(f"uint{8 * size}" if name in RAW else name) for name, size in ITEMSIZES.items()
+}
+"""NumPy's dtype for each that can be stored."""
+
+
+def is_array(value: Any) -> bool:
+    """An array, or what says that it can be one, or a number."""
+    kind = type(value)
+    return (
+        isinstance(value, (np.ndarray, *_PLAIN))
+        or hasattr(kind, "__array__")
+        or hasattr(kind, "__dlpack__")
+    )
+
+
+def is_plain(value: Any) -> bool:
+    """A number, or a list of plain ones."""
+    if isinstance(value, (list, tuple)):
+        return all(map(is_plain, value))
+    return isinstance(value, _PLAIN)
+
+
+def _is_double(value: Any) -> bool:
+    """Whether NumPy's numbers are among these, in a dtype that torch keeps."""
+    if isinstance(value, (list, tuple)):
+        return any(map(_is_double, value))
+    return isinstance(value, (np.float64, np.complex128))
+
+
+def named(value: Any) -> tuple[str, np.ndarray[Any, Any]]:
+    """An array, over the same memory where that is possible, and the name of its dtype.
+
+    Returns:
+        A name that `ITEMSIZES` has, or that of a dtype which cannot be stored; of those in `RAW`
+        the array is one of unsigned integers.
+    """
+    if type(value) is not np.ndarray:
+        torch = sys.modules.get("torch")
+        if torch is not None and isinstance(value, torch.Tensor):
+            return _of_torch(value, torch)
+        if isinstance(value, (list, tuple)) and not is_plain(value):
+            parts = [named(part) for part in value]
+            return parts[0][0], np.stack([array for _, array in parts])
+        if hasattr(type(value), "__array__") or not hasattr(type(value), "__dlpack__"):
+            array = np.asarray(value)
+        else:
+            array = np.from_dlpack(value)
+        if not _is_double(value) and is_plain(value):
+            array = array.astype(_SHORTER.get(array.dtype.name, array.dtype), copy=False)
+        value = array
+    name = value.dtype.name
+    if not value.dtype.isnative:
+        value = value.astype(value.dtype.newbyteorder("="))
+    return name, value.view(DTYPES[name]) if name in RAW else value
+
+
+def like(value: Any, dtype: str) -> tuple[str, np.ndarray[Any, Any]]:
+    """`named`; plain numbers, and lists of them, in that dtype where it can hold them.
+
+    An integer may become any float, and a float a shorter one, but not infinite; nothing is cut
+    off. Into a dtype of `RAW` go its bytes, as unsigned integers.
+    """
+    wanted = DTYPES[dtype]
+    limits = _limits(dtype).get(type(value))
+    if limits is not None and limits[0] <= value <= limits[1]:
+        return dtype, np.array(value, wanted)
+    name, array = named(value)
+    if dtype in RAW:
+        bits = array.dtype == wanted and name == wanted.name and not is_plain(value)
+        return dtype if bits else name, array
+    if name == dtype or not is_plain(value):
+        return name, array
+    exact = np.asarray(value)
+    if not _RANKS.get(exact.dtype.kind, 9) <= _RANKS[wanted.kind] or (
+        wanted.kind == "b" and exact.dtype.kind != "b"
+    ):
+        return name, array
+    with np.errstate(over="ignore", invalid="ignore"):
+        cast = exact.astype(wanted)
+    if wanted.kind in "fc":
+        held = np.isfinite(cast) | ~np.isfinite(exact.astype(np.complex128))
+    else:
+        held = cast == exact
+    return (dtype, cast) if held.all() else (name, array)
+
+
+@cache
+def _limits(dtype: str) -> dict[type, tuple[Any, Any]]:
+    """By class, between which of Python's numbers a dtype can hold each."""
+    kind = DTYPES[dtype].kind
+    if dtype in RAW or kind == "c":
+        return {}
+    if kind == "b":
+        return {bool: (False, True)}
+    if kind == "f":
+        most = float(np.finfo(dtype).max)
+        return {bool: (False, True), int: (-int(most), int(most)), float: (-most, most)}
+    bounds = np.iinfo(dtype)
+    return {bool: (False, True), int: (int(bounds.min), int(bounds.max))}
+
+
+def _of_torch(tensor: Any, torch: Any) -> tuple[str, np.ndarray[Any, Any]]:
+    """A tensor as an array; torch is there already."""
+    name = str(tensor.dtype).removeprefix("torch.")
+    tensor = tensor.detach().cpu().resolve_conj().resolve_neg()
+    if name in RAW:
+        tensor = tensor.contiguous()
+        rows = tensor.reshape(-1).view(torch.uint8).numpy()
+        return name, rows.view(DTYPES[name]).reshape(tuple(tensor.shape))
+    return name, tensor.numpy()
+
+
+def address_of(array: np.ndarray[Any, Any]) -> int:
+    """Where the bytes of an array begin; a quarter of the usual cost, if it is writable."""
+    if not array.size:
+        return 0
+    if array.flags.writeable:
+        return addressof(from_buffer(array))
+    return int(array.__array_interface__["data"][0])

@@ -1,0 +1,252 @@
+"""A handle on a directory: what is recorded of its buffer, and its rows once there are any."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+
+from shmbuffer.errors import EmptyBufferError
+from shmbuffer.memory import recorded, weights
+from shmbuffer.memory.weights import Weights
+from shmbuffer.numpy.arrays import DTYPES
+from shmbuffer.numpy.keys import OWN_KEYS, WEIGHT_KEYS
+from shmbuffer.numpy.leaves import ArrayLeaves
+from shmbuffer.numpy.limits import Limits
+from shmbuffer.numpy.maximum import MaxPriority
+from shmbuffer.numpy.nodes import KeyPath, nest
+from shmbuffer.numpy.priorities import from_zero
+from shmbuffer.numpy.rows import ArrayRows
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from shmbuffer.memory import Engine, RateLimiter, Ring
+
+_DEFAULT_BETA = 0.4
+_PLAIN_FAMILY = ("ReplayBuffer", "PrioritizedReplayBuffer")
+"""Buffers in which a dict is a PyTree, and priorities are no entries of the data."""
+
+
+class Handle:
+    """The part of a buffer that is neither writing nor sampling."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        batch_size: int | None,
+        beta: float | None,
+        rng: np.random.Generator | int | None,
+        dtypes: Mapping[str | tuple[str, ...], str] | None,
+    ) -> None:
+        settings = engine.settings
+        extra = recorded.of_buffer(settings, engine.where)
+        self._engine = engine
+        self._rows: ArrayRows | None = None
+        self._making = threading.RLock()
+        self._greatest: MaxPriority | None = None
+        self._capacity, self._ndim = settings.capacity, settings.ndim
+        self._batch_size = extra.get("batch_size") if batch_size is None else batch_size
+        if self._batch_size is not None and self._batch_size < 1:
+            raise ValueError(f"batch_size has to be at least 1, got {batch_size}")
+        usual = _DEFAULT_BETA if extra.get("beta") is None else extra["beta"]
+        self._beta = from_zero("beta", usual if beta is None else beta)
+        self._rng = None if rng is None else np.random.default_rng(rng)
+        self._asked = {
+            (key,) if isinstance(key, str) else tuple(key): name
+            for key, name in (dtypes or {}).items()
+        }
+        for name in self._asked.values():
+            if name not in DTYPES:
+                raise ValueError(
+                    f"dtypes: {name!r} is no dtype that can be stored; those are {list(DTYPES)}"
+                )
+        named_entries = extra.get("buffer") not in _PLAIN_FAMILY
+        self._mapping = "tensordict" if named_entries else "dict"
+        key = extra.get("priority_key") or "td_error"
+        key = tuple(key) if isinstance(key, list) else key
+        self._priority_key: str | tuple[str, ...] | None = key if named_entries else None
+        weight_key = extra.get("weight_key")
+        self._weight_keys = WEIGHT_KEYS if weight_key is None else (weight_key,)
+        self._optional = OWN_KEYS
+        if named_entries:
+            self._optional |= {one for one in (key, weight_key) if isinstance(one, str)}
+        self._reduction = extra.get("reduction") or "max"
+        self._within = bool(extra.get("max_priority_within_buffer"))
+        self._kept_prioritized = settings.alpha is not None
+        dim = extra.get("dim_extend")
+        self._dim_extend = self._ndim - 1 if dim is None else dim
+        self._limits = Limits(_Source(self), "")
+        self._look()
+
+    @property
+    def scratch_dir(self) -> Path | None:
+        """The directory."""
+        return self._engine.path
+
+    @property
+    def batch_size(self) -> int | None:
+        """Of ``sample()``."""
+        return self._batch_size
+
+    @property
+    def beta(self) -> float:
+        """Exponent of the importance weights; of this handle.
+
+        Raises:
+            ValueError: below 0, or no finite number.
+        """
+        return self._beta
+
+    @beta.setter
+    def beta(self, value: float) -> None:
+        self._beta = from_zero("beta", value)
+
+    @property
+    def priority_key(self) -> str | tuple[str, ...] | None:
+        """Entry of the data that holds priorities; None where data hold none."""
+        return self._priority_key
+
+    @property
+    def prioritized(self) -> bool:
+        """Whether items are drawn by priority."""
+        ring = self._ring()
+        return self._kept_prioritized if ring is None else ring.tree.prioritized
+
+    @property
+    def dtypes(self) -> dict[tuple[str, ...], str]:
+        """The dtype of each leaf by its path, under torch's name; empty before the first write."""
+        ring = self._ring()
+        return {} if ring is None else {leaf.path: leaf.dtype for leaf in ring.schema.leaves}
+
+    @property
+    def rate_limiter(self) -> RateLimiter | None:
+        """What keeps writers and samplers in step, for all processes; None: nothing."""
+        return self._engine.limiter
+
+    def __len__(self) -> int:
+        """Elements that are there."""
+        ring = self._ring()
+        return 0 if ring is None else ring.length
+
+    def stats(self) -> dict[str, Any]:
+        """One flat dict, as that of other clients."""
+        counted = self._engine.stats()
+        ring = self._ring()
+        capacity = self._capacity if ring is None else ring.elements
+        size = counted["length"]
+        return {
+            **counted,
+            "size": size,
+            "capacity": capacity,
+            "utilization": size / capacity,
+            "prefetch_queue_size": 0,
+            "initialized": True,
+        }
+
+    # -- weights -------------------------------------------------------------------------------
+
+    def publish(
+        self, state_dict: Mapping[str, Any], step: int, *, timeout: float = weights.TIMEOUT_S
+    ) -> int:
+        """Make these weights, arrays by name, the newest; see `shmbuffer.ReplayBuffer.publish`."""
+        return weights.publish_arrays(self._engine.seat, state_dict, step, timeout)
+
+    def newest(self, than: int | None = None) -> Weights | None:
+        """The newest weights, as arrays; None: nothing is newer than version ``than``.
+
+        See `shmbuffer.ReplayBuffer.newest`.
+        """
+        return weights.newest_arrays(self._engine.seat, than)
+
+    # -- leaving -------------------------------------------------------------------------------
+
+    def flush(self) -> None:
+        """Make what is committed survive a power cut. Returns when it is on the disk.
+
+        Raises:
+            DurabilityError: the disk did not take it.
+        """
+        self._engine.flush()
+
+    def close(self) -> None:
+        """Leave the buffer; what was committed stays in its directory. Idempotent."""
+        self._engine.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        leaves = ", ".join(f"{'.'.join(path)}: {dtype}" for path, dtype in self.dtypes.items())
+        return f"shmbuffer.numpy.{type(self).__name__}({self._engine.where}, {{{leaves}}})"
+
+    # -- inside: the ring ----------------------------------------------------------------------
+
+    def _ring(self) -> Ring | None:
+        """The ring; None before the first write."""
+        rows = self._rows or self._look()
+        return None if rows is None else rows.ring
+
+    def _look(self) -> ArrayRows | None:
+        """The rows, if somebody has written."""
+        ring = self._engine.ring()
+        if ring is None:
+            return None
+        with self._making:
+            if self._rows is None:
+                self._rows = self._attached(ring)
+        return self._rows
+
+    def _attached(self, ring: Ring) -> ArrayRows:
+        """Rows in this ring."""
+        leaves = ArrayLeaves.of_schema(ring.schema, self._engine.where, self._optional)
+        prioritized = ring.tree.prioritized
+        if prioritized and self._within:
+            self._greatest = MaxPriority(ring)
+            ring.tree.initial = self._greatest.default
+        rows = ArrayRows(ring, leaves, self._priority_key if prioritized else None)
+        self._limits = Limits(_Source(self, ring), "")
+        return rows
+
+    def _need(self) -> ArrayRows:
+        """The rows, of a buffer in which somebody has written."""
+        rows = self._rows or self._look()
+        if rows is None:
+            raise EmptyBufferError("Cannot sample from an empty storage; write to it first")
+        return rows
+
+
+class _Source:
+    """A handle as its limits see it."""
+
+    def __init__(self, buffer: Handle, ring: Ring | None = None) -> None:
+        self._buffer, self._known = buffer, ring
+
+    @property
+    def open_engine(self) -> Engine:
+        """See `limits.Source`."""
+        return self._buffer._engine
+
+    def engine(self) -> Engine:
+        """See `limits.Source`."""
+        return self._buffer._engine
+
+    def ring(self) -> Ring | None:
+        """See `limits.Source`."""
+        return self._known or self._buffer._engine.ring()
+
+
+def entry_of(data: Mapping[Any, Any], key: str | KeyPath) -> Any:
+    """An entry of nested dicts, or of one with tuples for keys; None: there is none."""
+    if isinstance(key, str):
+        return data.get(key)
+    found: Any = nest(data)
+    for name in key:
+        found = found.get(name) if isinstance(found, Mapping) else None
+    return found

@@ -1,0 +1,58 @@
+"""Indices as samples and writes give them out: elements, or coordinates where there are lanes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+def _as_numbers(index: Any) -> NDArray[np.int64]:
+    return np.asarray(index).astype(np.int64, copy=False)
+
+
+def ravel(
+    index: Any,
+    lanes: tuple[int, ...],
+    numbers_of: Callable[[Any], NDArray[np.int64]] = _as_numbers,
+) -> NDArray[np.int64]:
+    """Element indices from what a sample or a write has given out as ``index``.
+
+    Args:
+        index: an int, ``[n]``, or where there are lanes ``[n, ndim]`` or a tuple of coordinates.
+        lanes: sizes of the dimensions behind the first.
+        numbers_of: makes int64 of it.
+
+    Returns:
+        int64 ``[n]``, contiguous.
+    """
+    if not lanes or isinstance(index, int):
+        numbers = numbers_of(index).reshape(-1)
+        return numbers if numbers.flags.c_contiguous else np.ascontiguousarray(numbers)
+    if isinstance(index, tuple):
+        parts = [numbers_of(part) for part in index]
+    else:
+        numbers = numbers_of(index)
+        parts = list(np.moveaxis(numbers, -1, 0)) if numbers.ndim else []
+    if len(parts) != len(lanes) + 1:
+        raise IndexError(
+            f"an index of this storage has {len(lanes) + 1} coordinates in its last dimension, as "
+            f"in a sample; this one has {len(parts)}"
+        )
+    flat = parts[0]
+    for size, coordinate in zip(lanes, parts[1:], strict=True):
+        flat = flat * size + coordinate
+    return np.ascontiguousarray(flat.reshape(-1))
+
+
+def unravel(index: Any, lanes: tuple[int, ...]) -> tuple[Any, ...]:
+    """Coordinates ``(slot, lane, ...)``, int64 ``[n]`` each, of element indices ``[n]``."""
+    coordinates = []
+    for size in reversed(lanes):
+        coordinates.append(index % size)
+        index = index // size
+    return (index, *reversed(coordinates))

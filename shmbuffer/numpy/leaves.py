@@ -1,0 +1,274 @@
+"""The leaves of a batch: checked against the schema, and where their bytes are.
+
+`ArrayLeaves` is compiled once from the schema. What lies as it has to is written as it is; what
+does not (strided, a list, of another library) becomes a contiguous array first; what has another
+name, dtype or shape is refused before anything has changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from shmbuffer.errors import SchemaMismatchError
+from shmbuffer.memory import Leaf, Schema
+from shmbuffer.numpy.arrays import DTYPES, NO_ARRAY, RAW, address_of, is_array, like, named
+from shmbuffer.numpy.keys import OWN_KEYS
+from shmbuffer.numpy.mismatch import (
+    leaves_of,
+    not_a_tensor,
+    refuse_form,
+    refuse_leaf,
+    refuse_list,
+    refuse_number,
+)
+from shmbuffer.numpy.nodes import FormDiffersError, KeyPath, Node
+from shmbuffer.numpy.structure import Structure, without_keys
+
+Array = np.ndarray[Any, Any]
+
+_KEPT_SIZES = 64  # batch sizes whose shapes are remembered
+
+
+class ArrayStructure(Structure):
+    """Trees of data whose leaves are arrays."""
+
+    is_leaf = staticmethod(is_array)  # type: ignore[assignment]
+
+
+_structure = ArrayStructure()
+
+
+class ArrayLeaves:
+    """The leaves of one buffer, ready for use.
+
+    Args:
+        node: the form of the data.
+        leaves: what the schema says of each leaf, in the order of ``node.paths()``.
+        lanes: sizes of the storage's dimensions after the first.
+        where: the buffer's name in messages.
+        optional: root keys that a batch may carry beside the leaves; they are not stored.
+    """
+
+    def __init__(
+        self,
+        node: Node,
+        leaves: tuple[Leaf, ...],
+        lanes: tuple[int, ...],
+        where: str,
+        optional: frozenset[str] = OWN_KEYS,
+    ) -> None:
+        self.node = node
+        self.leaves = leaves
+        self.lanes = lanes
+        self.where = where
+        self.optional = OWN_KEYS | (optional - {leaf.path[0] for leaf in leaves})
+        self.dtypes = tuple(DTYPES[leaf.dtype] for leaf in leaves)
+        self._shapes: dict[int, list[tuple[tuple[int, ...], np.dtype[Any]]]] = {}
+
+    @classmethod
+    def of_schema(cls, schema: Schema, where: str, optional: frozenset[str]) -> ArrayLeaves:
+        """Compile a schema, ours or another process's."""
+        paths = [leaf.path for leaf in schema.leaves]
+        node = _structure.of_schema(schema.structure, paths, where)
+        return cls(node, schema.leaves, schema.lanes, where, optional)
+
+    @classmethod
+    def of_data(
+        cls,
+        data: Any,
+        *,
+        ndim: int,
+        single: bool,
+        mapping: str,
+        where: str,
+        optional: frozenset[str],
+        dtypes: Mapping[KeyPath, str],
+        swapped: int = 0,
+    ) -> ArrayLeaves:
+        """Describe a first batch.
+
+        Args:
+            data: the batch; one item where ``single``.
+            ndim: dimensions of the storage.
+            single: see there.
+            mapping: what a plain dict is: ``"tensordict"`` or ``"dict"``.
+            where: the buffer's name in messages.
+            optional: root keys that may be missing in later batches.
+            dtypes: names for leaves whose arrays are the bytes of a dtype in `RAW`.
+            swapped: the dimension of the data that becomes the first one.
+        """
+        dims = ndim - 1 if single else ndim
+        node = _structure.describe(data, dims, mapping=mapping)
+        values: list[Any] = []
+        node.collect(_stored(data, OWN_KEYS), values)
+        if swapped:
+            values = [_swapped(value, swapped) for value in values]
+        paths = [path or ("data",) for path in node.paths()]
+        if not values:
+            raise ValueError("the data hold no tensor, so there is nothing to store")
+        forms = [
+            _form(value, path, dtypes.get(path)) for value, path in zip(values, paths, strict=True)
+        ]
+        lead = forms[0][1][:dims]
+        for path, (_, shape) in zip(paths, forms, strict=True):
+            if len(shape) < dims or shape[:dims] != lead:
+                refuse_list(node, path)
+                raise ValueError(
+                    f"leaf {'.'.join(path)!r} has shape {list(shape)}, but the storage's "
+                    f"{dims} leading dimensions are {list(lead)} in leaf {'.'.join(paths[0])!r}; "
+                    f"every leaf begins with the same {dims} (batch{' and lanes' * (ndim > 1)})"
+                )
+        if unknown := sorted(dtypes.keys() - set(paths)):
+            raise KeyError(
+                f"dtypes: {'.'.join(unknown[0])!r} is no leaf of this write, which has "
+                f"{['.'.join(path) for path in paths]}"
+            )
+        lanes = tuple(lead if single else lead[1:])
+        leaves = tuple(
+            Leaf(path, dtype, tuple(shape[dims:]))
+            for path, (dtype, shape) in zip(paths, forms, strict=True)
+        )
+        return cls(node, leaves, lanes, where, optional)
+
+    def schema(self, capacity: int) -> Schema:
+        """The schema of a storage of ``capacity`` slots of these."""
+        if (reason := self.node.private()) is not None:
+            raise TypeError(
+                f"{self.where}: what was to be written {reason}, and only a process by itself can "
+                "keep that; leave it out"
+            )
+        return Schema(self.leaves, capacity, self.lanes, self.node.to_json())
+
+    def match(
+        self, data: Any, single: bool = False, swapped: int = 0
+    ) -> tuple[list[int], list[Array], int]:
+        """Check a batch and find its bytes.
+
+        Args:
+            data: the batch; one item where ``single``.
+            single: see there.
+            swapped: the dimension of the data that becomes the first one.
+
+        Returns:
+            The address of each leaf; the arrays that own these addresses, to be kept while they are
+            used; and the number of slots.
+        """
+        values = self._collect(data)
+        if swapped:
+            values = [_swapped(value, swapped) for value in values]
+        count = 1 if single else _length(values)
+        lead = self.lanes if single else (count, *self.lanes)
+        arrays = [
+            self._fit(value, leaf, dtype, (*lead, *leaf.shape))
+            for value, leaf, dtype in zip(values, self.leaves, self.dtypes, strict=True)
+        ]
+        return list(map(address_of, arrays)), arrays, count
+
+    def outputs(self, count: int) -> tuple[list[Array], list[int]]:
+        """Fresh arrays ``[count, *shape]`` for a read, and their addresses."""
+        shapes = self._shapes.get(count)
+        if shapes is None:
+            if len(self._shapes) >= _KEPT_SIZES:
+                self._shapes.clear()
+            shapes = self._shapes[count] = [
+                ((count, *leaf.shape), dtype)
+                for leaf, dtype in zip(self.leaves, self.dtypes, strict=True)
+            ]
+        empty = np.empty
+        arrays = [empty(shape, dtype) for shape, dtype in shapes]
+        return arrays, list(map(address_of, arrays))
+
+    def build(self, arrays: list[Array], count: int) -> Any:
+        """The data in their own form, from one array ``[count, *shape]`` a leaf."""
+        return self.node.build(iter(arrays), (count,), None)
+
+    def _collect(self, data: Any) -> list[Any]:
+        values: list[Any] = []
+        try:
+            self.node.collect(data, values)
+        except FormDiffersError:
+            values.clear()
+            try:
+                self.node.collect(_stored(data, self.optional), values)
+            except FormDiffersError:
+                nested = self.node.kind in ("tensordict", "tensorclass")
+                there = leaves_of(data, nested)
+                refuse_form(self.where, self.node.kind, self.leaves, self.optional, data, there)
+        return values
+
+    def _fit(self, value: Any, leaf: Leaf, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
+        """A contiguous array of this form; SchemaMismatchError where it cannot be."""
+        if (
+            type(value) is np.ndarray
+            and value.dtype is dtype
+            and value.shape == shape
+            and value.flags.c_contiguous
+        ):
+            return value
+        if not (is_array(value) or isinstance(value, (list, tuple))):
+            refuse_leaf(self.where, leaf, shape, type(value).__name__)
+        try:
+            name, array = like(value, leaf.dtype)
+        except NO_ARRAY as error:
+            refuse_leaf(self.where, leaf, shape, f"{type(value).__name__} ({error})")
+        if name != leaf.dtype or array.shape != shape:
+            in_batch = len(shape) > len(self.lanes) + len(leaf.shape)
+            if (
+                in_batch
+                and array.ndim == len(shape)
+                and array.shape[1:] == shape[1:]
+                and array.shape[0] != shape[0]
+            ):
+                refuse_number(self.where, leaf, shape[0], array.shape[0])
+            refuse_leaf(self.where, leaf, shape, f"{name}{list(array.shape)}")
+        return np.ascontiguousarray(array).reshape(shape)
+
+
+def _stored(data: Any, keys: frozenset[str]) -> Any:
+    """Data without the root entries that are not stored."""
+    return without_keys(data, keys) if isinstance(data, Mapping) else data
+
+
+def _form(value: Any, path: KeyPath, asked: str | None) -> tuple[str, tuple[int, ...]]:
+    """Name of the dtype, and shape, of a leaf of a first batch."""
+    try:
+        name, array = named(value)
+    except NO_ARRAY as error:
+        raise TypeError(not_a_tensor(value, error)) from error
+    if name not in DTYPES:
+        raise TypeError(not_a_tensor(value, TypeError(f"its dtype is {name}")))
+    if asked is not None and asked != name:
+        if asked not in RAW or DTYPES[asked].name != name:
+            bytes_of = f"{DTYPES[asked].name}, its bytes" if asked in RAW else asked
+            raise SchemaMismatchError(
+                f"leaf {'.'.join(path)!r} is to be {asked}, and this write has {name}; give arrays "
+                f"of {bytes_of}, or another dtype",
+                leaf=".".join(path),
+                expected=asked,
+                found=name,
+            )
+        name = asked
+    return name, array.shape
+
+
+def _swapped(value: Any, dim: int) -> Any:
+    """A leaf with the dimensions 0 and ``dim`` exchanged."""
+    if isinstance(value, (list, tuple)) or not hasattr(value, "swapaxes"):
+        value = named(value)[1]
+    return value.swapaxes(0, dim)
+
+
+def _length(values: list[Any]) -> int:
+    first = values[0]
+    try:
+        return int(first.shape[0])
+    except (AttributeError, IndexError):  # else no batch: the shape check finds the words
+        if isinstance(first, (list, tuple)):
+            return len(first)
+    try:
+        return len(named(first)[1])
+    except NO_ARRAY:
+        return 0

@@ -1,0 +1,156 @@
+"""Messages for data that do not fit: what was expected, what was found, what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NoReturn
+
+from shmbuffer.errors import SchemaMismatchError
+from shmbuffer.memory import Leaf
+from shmbuffer.numpy.keys import OWN_KEYS
+from shmbuffer.numpy.labels import names_of
+from shmbuffer.numpy.nodes import BranchNode, KeyPath, Node, nest
+
+
+class Numbers(list[Any]):
+    """A plain number of each of several items: one leaf, which takes the dtype of the buffer's."""
+
+
+def refuse_form(
+    where: str,
+    kind: str,
+    leaves: Sequence[Leaf],
+    optional: Iterable[str],
+    data: Any,
+    there: Iterable[KeyPath],
+) -> NoReturn:
+    """Raise SchemaMismatchError for data of another form, whose leaves are ``there``."""
+    known = {leaf.path for leaf in leaves}
+    if kind in ("tensordict", "tensorclass") and isinstance(data, (tuple, list)):
+        raise SchemaMismatchError(
+            f"{where}: {no_names(data)}", leaf="", expected=kind, found=type(data).__name__
+        )
+    found = {path for path in there if path[0] not in optional or path in known}
+    parts = {"expected": _names(known), "found": _names(found)}
+    if missing := sorted(known - found):
+        name = ".".join(missing[0])
+        raise SchemaMismatchError(
+            f"{where}: leaf {name!r} is missing in this write, which has {_names(found)}; "
+            "write every leaf of the buffer, or create a new buffer",
+            leaf=name,
+            **parts,
+        )
+    if extra := sorted(found - known):
+        name = ".".join(extra[0])
+        raise SchemaMismatchError(
+            f"{where}: leaf {name!r} of this write is not a leaf of the buffer, which has "
+            f"{_names(known)}; leave it out, or create a new buffer",
+            leaf=name,
+            **parts,
+        )
+    raise SchemaMismatchError(
+        f"{where}: the buffer holds a {kind}, this write is a {type(data).__name__}; "
+        "write the same kind of data, or create a new buffer",
+        leaf="",
+        expected=kind,
+        found=type(data).__name__,
+    )
+
+
+def refuse_leaf(where: str, leaf: Leaf, shape: Sequence[int], found: str) -> NoReturn:
+    """Raise SchemaMismatchError for a leaf of another dtype or shape."""
+    name = ".".join(leaf.path)
+    expected = f"{leaf.dtype}{list(shape)}"
+    raise SchemaMismatchError(
+        f"{where}: leaf {name!r} is {expected}, this write has {found}; convert it, or create a "
+        "new buffer",
+        leaf=name,
+        expected=expected,
+        found=found,
+    )
+
+
+def refuse_number(where: str, leaf: Leaf, count: int, found: int) -> NoReturn:
+    """Raise SchemaMismatchError for a leaf with more or fewer items than the others."""
+    name = ".".join(leaf.path)
+    raise SchemaMismatchError(
+        f"{where}: this write has {found} of leaf {name!r}, and {count} of others; give each leaf "
+        "as many as there are items",
+        leaf=name,
+        expected=count,
+        found=found,
+    )
+
+
+def refuse_list(node: Node, path: KeyPath) -> None:
+    """Raise ValueError where a leaf that does not fit the batch is a part of a list or tuple."""
+    for depth, name in enumerate(path):
+        if not isinstance(node, BranchNode):
+            return
+        if depth and node.kind in ("list", "tuple"):
+            entry = ".".join(path[:depth])
+            raise ValueError(
+                f"entry {entry!r} is a {node.kind}, and its {node.size} parts are leaves of their "
+                f"own, as of any PyTree; for one leaf write np.asarray(...) of it, of which each "
+                "item has a row"
+            )
+        node = node.items[dict(zip(node.names, node.items, strict=True))[name]]
+
+
+def no_names(data: Any) -> str:
+    """The message for a tuple or list as an item of a TensorDict buffer."""
+    kind = "tuple" if isinstance(data, tuple) else "list"
+    return (
+        f"a {kind} was to be written, and the entries of a TensorDict have names; "
+        "write a dict, {'obs': ..., 'reward': ...}, or use a ReplayBuffer or "
+        "PrioritizedReplayBuffer, which keep a tuple as it is"
+    )
+
+
+def not_a_tensor(data: Any, why: Exception | None = None) -> str:
+    """The message for data that a tensor storage cannot hold, and why."""
+    reason = "" if why is None else f" ({why})"
+    return (
+        f"{repr(data)[:60]} in the data is not a tensor{reason}; tensor storages hold tensors, "
+        "arrays and numbers, and a LazyTensorStorage also text and objects that are entries of a "
+        "TensorDict. Leave it out, encode it as a tensor, or use a ListStorage"
+    )
+
+
+def as_it_is(data: Any) -> Any:
+    """What `leaves_of` looks into: for data of dicts, lists and tuples."""
+    return data
+
+
+def leaves_of(
+    data: Any,
+    nested: bool = True,
+    prefix: KeyPath = (),
+    opened: Callable[[Any], Any] = as_it_is,
+) -> dict[KeyPath, Any]:
+    """The leaves of data by their place, without the entries that a sample adds.
+
+    Args:
+        data: of any form.
+        nested: a TensorDict: keys may be tuples, and lists are leaves.
+        prefix: where the data are.
+        opened: the dict, list or tuple to look into; of a leaf something else.
+    """
+    held = opened(data)
+    if isinstance(held, Mapping):
+        held = nest(held) if nested else held
+        entries = list(zip(names_of(held), held.values(), strict=True))
+    elif isinstance(held, (tuple, list)) and not (nested or isinstance(held, Numbers)):
+        entries = [(str(at), value) for at, value in enumerate(held)]
+    else:
+        return {prefix or ("data",): data}
+    return {
+        path: leaf
+        for name, value in entries
+        if prefix or name not in OWN_KEYS
+        for path, leaf in leaves_of(value, nested, (*prefix, name), opened).items()
+    }
+
+
+def _names(paths: Iterable[KeyPath]) -> list[str]:
+    return [".".join(path) for path in sorted(paths)]

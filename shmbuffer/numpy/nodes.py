@@ -1,0 +1,159 @@
+"""The nodes of a structure that every family has: a leaf, and what holds nodes under keys.
+
+What of: see `structure`. Nodes of TensorDicts are in ``replay/form/nodes``, those of dicts and
+lists of arrays in `structure`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from shmbuffer.numpy import labels
+
+KeyPath = tuple[str, ...]
+
+
+class FormDiffersError(Exception):
+    """The data have another form than the tree; the caller finds the words for it."""
+
+
+class LeafNode:
+    """One tensor or array."""
+
+    kind = "leaf"
+
+    def collect(self, data: Any, out: list[Any]) -> None:
+        """Append the leaves of ``data`` to ``out``, in order.
+
+        FormDiffersError where the form differs.
+        """
+        out.append(data)
+
+    def build(self, leaves: Iterator[Any], lead: tuple[int, ...], device: Any) -> Any:
+        """The data again, from leaves ``[*lead, *shape]``."""
+        return next(leaves)
+
+    def paths(self) -> Iterator[KeyPath]:
+        """Where each leaf is, in order."""
+        yield ()
+
+    def to_json(self) -> dict[str, Any]:
+        """The node in the words of the schema file; JSON where nothing in it is private."""
+        return {"kind": self.kind}
+
+    def private(self) -> str | None:
+        """What in here cannot leave this process, as the start of a sentence; None if all can."""
+        return None
+
+
+LEAF = LeafNode()
+
+
+class BranchNode:
+    """A node with children under keys, whichever class holds them.
+
+    Args:
+        kind: of what holds them, in the words of the schema.
+        items: the children, by key.
+        about: what else the schema says of it.
+    """
+
+    def __init__(self, kind: str, items: dict[Any, Node], **about: Any) -> None:
+        self.kind = kind
+        self.items = items
+        self._about = about
+        self.names = labels.names_of(items)
+        self.size = len(items)
+        self.flat = tuple(items) if all(child is LEAF for child in items.values()) else None
+        self.pairs = tuple(items.items())
+
+    def collect(self, data: Any, out: list[Any]) -> None:
+        """See `LeafNode.collect`."""
+        raise NotImplementedError
+
+    def build(self, leaves: Iterator[Any], lead: tuple[int, ...], device: Any) -> Any:
+        """See `LeafNode.build`."""
+        raise NotImplementedError
+
+    def paths(self) -> Iterator[KeyPath]:
+        """See `LeafNode.paths`."""
+        for name, child in zip(self.names, self.items.values(), strict=True):
+            for path in child.paths():
+                yield (name, *path)
+
+    def children(self, leaves: Iterator[Any], lead: tuple[int, ...], device: Any) -> dict[Any, Any]:
+        """What is under each key."""
+        if self.flat is not None:
+            # What is left of the iterator is for the nodes after this one.
+            return dict(zip(self.flat, leaves, strict=False))
+        return {key: child.build(leaves, lead, device) for key, child in self.pairs}
+
+    def to_json(self) -> dict[str, Any]:
+        """See `LeafNode.to_json`."""
+        return {
+            "kind": self.kind,
+            "items": [[labels.to_json(key), child.to_json()] for key, child in self.pairs],
+            **self._about,
+        }
+
+    def private(self) -> str | None:
+        """See `LeafNode.private`."""
+        for key, child in self.pairs:
+            if not labels.is_json(key):
+                return f"has the key {key!r}, which is no text, number or tuple of them"
+            if (reason := child.private()) is not None:
+                place = f"entry {key!r}"
+                return f"{place} {'-> ' if reason.startswith('entry') else ''}{reason}"
+        return None
+
+    def _collect(self, source: Mapping[Any, Any], out: list[Any]) -> None:
+        if len(source) != self.size:
+            raise FormDiffersError
+        try:
+            for key, child in self.pairs:
+                if child is LEAF:
+                    out.append(source[key])
+                else:
+                    child.collect(source[key], out)
+        except KeyError:
+            raise FormDiffersError from None
+
+
+Node = LeafNode | BranchNode
+"""One level of a form: a leaf, or children, each under a key."""
+
+
+def nest(data: Mapping[Any, Any]) -> Mapping[Any, Any]:
+    """A mapping with tuple keys as nested dicts; any other as it is."""
+    if not any(type(key) is tuple for key in data):
+        return data
+    nested: dict[Any, Any] = {}
+    for key, value in data.items():
+        path = key if isinstance(key, tuple) else (key,)
+        level = nested
+        for name in path[:-1]:
+            level = level.setdefault(name, {})
+        level[path[-1]] = value
+    return nested
+
+
+def tree_of(node: Node) -> tuple[Any, ...]:
+    """As the core's intake takes it: ``((key, None or the same for the dict there), ...)``.
+
+    Empty where the data are not dicts alone, which it does not take.
+    """
+    if not isinstance(node, BranchNode) or node.kind not in ("tensordict", "dict"):
+        return ()
+    found = []
+    for key, child in node.pairs:
+        below = None if child is LEAF else tree_of(child)
+        if below == () or type(key) is not str:
+            return ()
+        found.append((key, below))
+    return tuple(found)
+
+
+def as_dict(tree: tuple[Any, ...], values: Iterator[Any]) -> dict[str, Any]:
+    """The leaves under the keys of such a tree."""
+    return {key: next(values) if below is None else as_dict(below, values) for key, below in tree}

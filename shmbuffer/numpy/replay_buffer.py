@@ -1,0 +1,32 @@
+"""The buffer of a directory, for processes that have arrays and no torch."""
+
+from __future__ import annotations
+
+from shmbuffer.numpy.sampling import Sampling
+from shmbuffer.numpy.writing import Writing
+
+
+class ReplayBuffer(Writing, Sampling):
+    """A handle on a buffer that takes and gives NumPy arrays. Use `shmbuffer.numpy.attach`.
+
+    What it writes, other clients read, and the other way round: the engine, the schema, priorities,
+    the limiter and the errors are those of `shmbuffer.attach`.
+
+    A batch is a dict of arrays, nested as the items are; also a list of items. What has
+    ``__array__`` or DLPack is an array, lists and numbers become one. Tuples and lists stand for
+    those of a PyTree; a TensorDict and a tensorclass are a dict.
+
+    A sample is a dict of new arrays. Beside the data it has
+
+    | key | shape, dtype | when |
+    |---|---|---|
+    | ``"index"`` | ``[n]`` int64, or ``[n, ndim]`` | always |
+    | ``"_weight"``, ``"priority_weight"`` | ``[n]`` float32, one array | prioritized |
+    | ``"index_generation"`` | ``[n]`` int64 | always |
+
+    NumPy has no bfloat16, float8 and complex32: their numbers are given and taken as the bytes that
+    they are, in unsigned integers of the same size; `dtypes` says which leaf is what. Arrays of
+    ml_dtypes, and tensors, have these dtypes and are taken as they are.
+
+    Threads may share a handle. It does not pickle: attach in the other process.
+    """

@@ -1,0 +1,218 @@
+"""Rows of arrays: a batch into the ring, and out of it.
+
+    data ──▶ one call of the C core ──▶ index
+     └─ it does not lie as it has to ──▶ `ArrayLeaves.match` ──▶ one call of the C core
+
+The core takes a dict of arrays as they are, with the priorities among them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from shmbuffer.memory.deadline import LOCK_TIMEOUT_NS
+from shmbuffer.memory.streams import of_each
+from shmbuffer.numpy.arrays import address_of
+from shmbuffer.numpy.nodes import LEAF, tree_of
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+    from numpy.typing import NDArray
+
+    from shmbuffer.memory import Ring
+    from shmbuffer.memory.streams import Streams
+    from shmbuffer.numpy.leaves import ArrayLeaves
+
+_MOST_DIMS = 32  # of a leaf; the core's limit
+_NO_CLASS = type(None)  # of tensors, and of what holds dicts: there are none
+_REALS = np.dtype(np.float32), np.dtype(np.float64)
+_INTEGER = np.dtype(np.int64)
+
+
+@dataclass(slots=True)
+class Drawn:
+    """Items that were read."""
+
+    data: Any
+    index: NDArray[np.int64]
+    """Elements, int64 ``[n]``."""
+    tickets: NDArray[np.int64]
+    """int64 ``[n]``."""
+    weights: NDArray[np.float32] | None
+
+
+class ArrayRows:
+    """The rows of a ring.
+
+    Args:
+        ring: that holds them.
+        leaves: its leaves, compiled.
+        key: entry of the data whose numbers become the items' priorities; None: they get the
+            default one.
+    """
+
+    def __init__(self, ring: Ring, leaves: ArrayLeaves, key: str | tuple[str, ...] | None) -> None:
+        self.ring = ring
+        self.leaves = leaves
+        self.lanes = leaves.lanes
+        self._priority = priority_of([leaf.path for leaf in leaves.leaves], leaves.optional, key)
+        tree = None if leaves.node is LEAF else tree_of(leaves.node)
+        self._form: dict[str, Any] | None = None
+        if not (
+            tree == ()
+            or leaves.lanes
+            or ring.width != 1
+            or any(len(leaf.shape) > _MOST_DIMS for leaf in leaves.leaves)
+        ):
+            self._form = {
+                "tree": tree,
+                "forms": tuple(
+                    (tuple(leaf.shape), np.zeros((2, 3), dtype), None)
+                    for leaf, dtype in zip(leaves.leaves, leaves.dtypes, strict=True)
+                ),
+                "tensors": _NO_CLASS,
+                "box": _NO_CLASS,
+                "inside": "",
+                "reals": _REALS,
+            }
+
+    def write_as_it_is(self, data: Any, single: bool, streams: int | Streams | None) -> Any:
+        """Write a batch, or an item, in one call of the core.
+
+        Returns:
+            Its index, int64 ``[n]``, or an int; None: it is to be converted, refused or waited for.
+        """
+        ring, form = self.ring, self._form
+        if form is None or ring.tree.initial is not None:
+            return None
+        seat, priority = ring.seat, self._priority
+        core = seat.intakes.get(priority) or seat.intake(priority, **form)
+        if core is None:
+            return None
+        found: Any
+        if single:
+            found = core.add(data, LOCK_TIMEOUT_NS, streams)
+            if found is None or found >= 0:
+                return found
+        else:
+            found = core.extend(data, LOCK_TIMEOUT_NS, streams)
+            if type(found) is bytearray:
+                return np.frombuffer(found, np.int64)
+            if found is None:
+                return None
+        ring.refused(found)
+        return None
+
+    def write(
+        self,
+        data: Any,
+        single: bool,
+        swapped: int,
+        priorities: NDArray[np.float64] | None,
+        streams: int | Streams | None,
+    ) -> tuple[int, int]:
+        """Write a batch, or an item, which is converted first; the first ticket, and the slots."""
+        addresses, kept, count = self.leaves.match(data, single, swapped)
+        if not count:
+            return self.ring.head, 0
+        if priorities is not None and priorities.size != count * self.ring.width:
+            raise ValueError(
+                f"{self.leaves.where}: {priorities.size} priorities were given for "
+                f"{count * self.ring.width} items; nothing was changed"
+            )
+        given = None if priorities is None else address_of(priorities)
+        first = self.ring.write(addresses, count, given, streams=of_each(streams, count))
+        del kept, priorities  # the bytes were ours to read until here
+        return first, count
+
+    def sample(self, count: int, key: int, beta: float | None) -> Drawn:
+        """Draw, copy and validate."""
+        arrays, addresses = self.leaves.outputs(count)
+        index, tickets = np.empty(count, np.int64), np.empty(count, np.int64)
+        weights = None if beta is None else np.empty(count, np.float32)
+        self.ring.sample(
+            count,
+            key,
+            addresses,
+            address_of(index),
+            address_of(tickets),
+            0 if weights is None else address_of(weights),
+            beta=beta or 0.0,
+            prioritized=beta is not None,
+        )
+        return Drawn(self.leaves.build(arrays, count), index, tickets, weights)
+
+    def update(self, index: Any, priority: Any, generation: Any) -> tuple[int, int] | None:
+        """Set priorities that are arrays as the core reads them; as `Ring.update`.
+
+        None: they are something else, or an index is invalid; nothing was changed.
+        """
+        if not (
+            type(index) is np.ndarray
+            and type(priority) is np.ndarray
+            and self.ring.width == 1
+            and index.dtype == _INTEGER
+            and index.ndim == 1
+            and priority.dtype in _REALS
+            and priority.shape == index.shape
+            and index.size
+            and index.flags.c_contiguous
+            and priority.flags.c_contiguous
+        ):
+            return None
+        tickets = 0
+        if generation is not None:
+            if not (
+                type(generation) is np.ndarray
+                and generation.dtype == _INTEGER
+                and generation.shape == index.shape
+                and generation.flags.c_contiguous
+            ):
+                return None
+            tickets = address_of(generation)
+        try:
+            return self.ring.update_at(
+                address_of(index),
+                address_of(priority),
+                len(index),
+                tickets,
+                single=priority.dtype == _REALS[0],
+                shown=lambda: (priority.astype(np.float64), index),
+            )
+        except IndexError:
+            return None
+
+    def read(self, index: NDArray[np.int64], tickets: NDArray[np.int64]) -> Any:
+        """The items at these elements; None if one of them is another by now, or gone."""
+        count = len(index)
+        arrays, addresses = self.leaves.outputs(count)
+        now = np.empty(count, np.int64)
+        self.ring.read(address_of(index), count, addresses, address_of(now))
+        return self.leaves.build(arrays, count) if np.array_equal(now, tickets) else None
+
+
+def priority_of(
+    paths: Sequence[tuple[str, ...]],
+    optional: Collection[str],
+    key: str | tuple[str, ...] | None,
+) -> int | str | None:
+    """What becomes the priorities, as the core's intake takes it.
+
+    Args:
+        paths: of the leaves.
+        optional: root keys that a batch may carry beside them.
+        key: entry of the data whose numbers become priorities; None: there is none.
+
+    Returns:
+        Number of a leaf, the key of an entry that is no leaf, or None.
+    """
+    if key is None:
+        return None
+    path = (key,) if isinstance(key, str) else key
+    if path in paths:
+        return paths.index(path)
+    return key if isinstance(key, str) and key in optional else None

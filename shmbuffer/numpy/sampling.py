@@ -1,0 +1,219 @@
+"""How arrays come out of a buffer, and their priorities back."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from shmbuffer.memory import deadline
+from shmbuffer.numpy import indices
+from shmbuffer.numpy.arrays import named
+from shmbuffer.numpy.handle import Handle, entry_of
+from shmbuffer.numpy.keys import GENERATION, INDEX
+from shmbuffer.numpy.priorities import PriorityUpdate, as_raw, one_each
+from shmbuffer.numpy.rows import ArrayRows, Drawn
+
+_NOT_TAKEN = -1  # for a ticket: nothing came out of the queue
+
+
+class Sampling(Handle):
+    """The part of a buffer that makes samples."""
+
+    def sample(
+        self,
+        batch_size: int | None = None,
+        return_info: bool = False,
+        *,
+        min_size: int | None = None,
+        timeout: float | None = None,
+    ) -> Any:
+        """Draw a batch.
+
+        Args:
+            batch_size: how many items; None is the handle's.
+            return_info: return ``(data, info)``.
+            min_size: wait until so many items are there.
+            timeout: seconds to wait, for them and for a `RateLimiter`; None: as long as it takes.
+
+        Returns:
+            A dict of arrays ``[batch_size, ...]`` with the entries of the table above. Where items
+            are no dicts (an array, a tuple), the data in their form; their index is in ``info``.
+
+        Raises:
+            EmptyBufferError: nothing to draw from.
+            RateLimitTimeout, RateLimitError: items have to be written first.
+            RuntimeError: no batch size anywhere.
+
+        Cost: one native call; 0.5 µs a leaf for the arrays that it fills.
+        """
+        count = self._count(batch_size)
+        drawn = self._in_turn(count, min_size, timeout)
+        data, info = drawn.data, self._info(drawn)
+        if isinstance(data, dict):
+            data = {**data, **info}
+        return (data, info) if return_info else data
+
+    def update_priority(
+        self, index: Any, priority: Any = None, generation: Any = None
+    ) -> PriorityUpdate:
+        """Set priorities.
+
+        Args:
+            index: what a sample or a write gave; or a sample, which says its generation, too.
+            priority: ``[n]`` or one number; finite and not negative. Several for each item of a
+                sample are reduced as the buffer says. None: the sample's entry `priority_key`.
+            generation: ``index_generation`` of the sample, ``[n]``: an item that was written over
+                since is left alone, and counted as stale. None sets whatever is there.
+
+        Returns:
+            How many were applied and how many were stale; zeros where there are no priorities.
+
+        Raises:
+            KeyError: a sample without the entry.
+            ValueError: NaN, infinite or negative; nothing was changed.
+            IndexError: out of range; nothing was changed.
+
+        Cost: one native call.
+        """
+        is_sample = isinstance(index, Mapping)
+        if is_sample:
+            index, priority, generation = self._of_sample(index, priority, generation)
+        elif priority is None:
+            raise TypeError("update_priority(index, priority): priorities are missing")
+        ring = self._ring()
+        if ring is None or not ring.tree.prioritized:
+            return PriorityUpdate(0, 0)
+        rows = self._rows or self._need()
+        if self._greatest is None:
+            applied = rows.update(index, priority, generation)
+            if applied is not None:
+                return PriorityUpdate(*applied)
+        if self._dim_extend and np.ndim(priority) > 1:
+            priority = np.asarray(named(priority)[1]).swapaxes(0, self._dim_extend).reshape(-1)
+        elements = indices.ravel(index, rows.lanes)
+        count = len(elements)
+        if is_sample and np.size(priority) not in (count, 1):
+            raw = one_each(as_raw(priority, np.size(priority)), count, self._reduction)
+        else:
+            raw = as_raw(priority, count)
+        tickets = None if generation is None else indices.ravel(generation, ())
+        found = PriorityUpdate(*ring.update(elements, raw, tickets))
+        if self._greatest is not None:
+            self._greatest.updated(elements, raw, found.applied)
+        return found
+
+    # -- inside ----------------------------------------------------------------------
+
+    def _count(self, batch_size: int | None) -> int:
+        own = self._batch_size
+        if batch_size is None:
+            if own is None:
+                raise RuntimeError(
+                    "no batch size: give batch_size to sample() or to shmbuffer.numpy.attach()"
+                )
+            return own
+        if own is not None and batch_size != own:
+            warnings.warn(
+                f"sample(batch_size={batch_size}) differs from the buffer's batch_size={own}; "
+                f"{batch_size} is taken",
+                stacklevel=3,
+            )
+        if batch_size < 0:
+            raise ValueError(f"batch_size has to be at least 0, got {batch_size}")
+        return batch_size
+
+    def _in_turn(self, count: int, min_size: int | None, timeout: float | None) -> Drawn:
+        """A sample, once it may be made."""
+        rows = self._rows or self._look()
+        limits = self._limits
+        if (
+            min_size is None
+            and timeout is None
+            and (not limits.version[0] or limits.admit_now(count))
+        ):
+            try:
+                return self._draw(count)
+            except BaseException:
+                limits.cancel(count)
+                raise
+        if min_size is not None and min_size < 0:
+            raise ValueError(f"min_size has to be at least 0, got {min_size}")
+        with deadline.within(timeout):
+            turn = limits.turn(count, min_size or 0)
+            if turn is None:
+                return self._draw(count)
+            try:
+                rows = self._need()
+                taken = _taken(rows, count) if turn.is_queue else None
+                return self._draw(count) if taken is None else taken
+            except BaseException:
+                turn.give_back()
+                raise
+
+    def _draw(self, count: int) -> Drawn:
+        rows = self._need()
+        beta = self._beta if rows.ring.tree.prioritized else None
+        return rows.sample(count, self._key(), beta)
+
+    def _key(self) -> int:
+        """64 bits that decide a draw; of the operating system, which no two processes share."""
+        if self._rng is None:
+            return int.from_bytes(os.urandom(8), "little")
+        return int.from_bytes(self._rng.bytes(8), "little")
+
+    def _info(self, drawn: Drawn) -> dict[str, Any]:
+        """What a sample says of its items."""
+        rows = self._need()
+        index = drawn.index
+        if rows.lanes:
+            index = np.stack(indices.unravel(index, rows.lanes), -1)
+        info: dict[str, Any] = {INDEX: index}
+        if drawn.weights is not None:
+            for key in self._weight_keys:
+                info[key] = drawn.weights
+        info[GENERATION] = drawn.tickets
+        return info
+
+    def _of_sample(
+        self, sample: Mapping[Any, Any], priority: Any, generation: Any
+    ) -> tuple[Any, Any, Any]:
+        """Index, priorities and generation of a sample."""
+        if INDEX not in sample:
+            raise KeyError(
+                f"update_priority needs the entry {INDEX!r} that a sample has; this dict has "
+                f"{sorted(map(str, sample))}"
+            )
+        if priority is None:
+            key = self._priority_key
+            priority = None if key is None else entry_of(sample, key)
+            if priority is None:
+                raise KeyError(
+                    f"update_priority: this sample has no entry {key!r}; set it to the new "
+                    "priorities, or give them as the second argument"
+                )
+        return sample[INDEX], priority, sample.get(GENERATION) if generation is None else generation
+
+
+def _taken(rows: ArrayRows, count: int) -> Drawn | None:
+    """The oldest items of a queue; None if it is a queue no more."""
+    flow = rows.ring.flow
+    index = np.empty(count, np.int64)
+    tickets = np.full(count, _NOT_TAKEN, np.int64)
+    while True:
+        found = False
+        try:
+            found = flow.take(index, tickets)
+            if not found:
+                return None
+            data = rows.read(index, tickets)
+            if data is not None:
+                return Drawn(data, index, tickets, None)
+            # The buffer was emptied meanwhile.
+        finally:
+            # An interrupt may come between the two: what was taken says its tickets.
+            if found or (count and int(tickets[0]) != _NOT_TAKEN):
+                flow.release()

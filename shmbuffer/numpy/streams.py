@@ -1,0 +1,83 @@
+"""Data whose leading dimensions are streams and time, as items in the order of time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from shmbuffer.memory.streams import Streams
+
+
+def require_rows(streams: int | Streams, ndim: int) -> None:
+    """ValueError where each item is given a stream of its own, and a slot has several items."""
+    if ndim > 1 and not isinstance(streams, int):
+        raise ValueError(
+            f"streams: on a storage with ndim={ndim} each lane of a slot is followed for itself "
+            "already; give one int for the whole batch, or store rows with ndim=1. Nothing was "
+            "written"
+        )
+
+
+def steps_and_streams(
+    leads: Iterable[tuple[int, ...]], dim: int, ndim: int
+) -> tuple[tuple[int, int], Streams]:
+    """How many steps and streams data have, and the stream of each item, step by step.
+
+    Args:
+        leads: the first two sizes of each leaf.
+        dim: of these two, which the streams are: 0 or 1.
+        ndim: of the storage.
+
+    Raises:
+        ValueError: ``dim`` is another, the storage has several dimensions, or the leaves do not
+            have these two; nothing was written.
+    """
+    if dim not in (0, 1) or ndim > 1:
+        raise ValueError(
+            f"stream_dim={dim!r} on a storage with ndim={ndim}: it is 0 for data [streams, T, ...] "
+            "and 1 for [T, streams, ...], on a storage with ndim=1. Nothing was written"
+        )
+    found = sorted(set(leads))
+    if len(found) != 1 or len(found[0]) != 2:
+        raise ValueError(
+            f"stream_dim={dim}: the data have to begin with the same two dimensions everywhere, "
+            f"streams and time; found {list(map(list, found))}. Nothing was written"
+        )
+    first, second = found[0]
+    lead = (first, second) if dim else (second, first)
+    return lead, np.tile(np.arange(lead[1], dtype=np.uint32), lead[0])
+
+
+def in_time_order(data: Any, dim: int, ndim: int) -> tuple[Any, Streams, tuple[int, int]]:
+    """Items from data ``[streams, T, ...]``, or ``[T, streams, ...]``.
+
+    Returns:
+        The items ``[T * streams, ...]``, step by step; the stream of each; and T with the number of
+        streams.
+
+    Raises:
+        ValueError: see `steps_and_streams`.
+    """
+    leads: list[tuple[int, ...]] = []
+    arrays = mapped(data, lambda leaf: leaf if hasattr(leaf, "swapaxes") else np.asarray(leaf))
+    mapped(arrays, lambda leaf: leads.append(tuple(leaf.shape[:2])))
+    lead, streams = steps_and_streams(leads, dim, ndim)
+
+    def ordered(leaf: Any) -> Any:
+        rows = leaf if dim else leaf.swapaxes(0, 1)
+        return rows.reshape(lead[0] * lead[1], *leaf.shape[2:])
+
+    return mapped(arrays, ordered), streams, lead
+
+
+def mapped(data: Any, change: Callable[[Any], Any]) -> Any:
+    """Data of dicts and tuples with every leaf changed; a list is a leaf."""
+    if isinstance(data, Mapping):
+        return {key: mapped(value, change) for key, value in data.items()}
+    if isinstance(data, tuple):
+        parts = [mapped(part, change) for part in data]
+        return type(data)(*parts) if hasattr(data, "_fields") else tuple(parts)
+    return change(data)

@@ -1,0 +1,173 @@
+"""How arrays come into a buffer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from shmbuffer.memory import deadline
+from shmbuffer.memory.streams import checked, of_each
+from shmbuffer.numpy import indices
+from shmbuffer.numpy.arrays import named
+from shmbuffer.numpy.batches import stack
+from shmbuffer.numpy.handle import Handle, entry_of
+from shmbuffer.numpy.leaves import ArrayLeaves
+from shmbuffer.numpy.priorities import as_raw, check_raw, one_each
+from shmbuffer.numpy.rows import ArrayRows
+from shmbuffer.numpy.streams import in_time_order, require_rows
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from shmbuffer.memory import Ring
+    from shmbuffer.memory.streams import Streams
+
+
+class Writing(Handle):
+    """The part of a buffer that is about writing."""
+
+    def add(
+        self, data: Any, timeout: float | None = None, *, streams: int | None = None
+    ) -> int | NDArray[np.int64]:
+        """Write one item ``[*lanes, ...]``.
+
+        Args:
+            data: the item.
+            timeout: seconds to wait for others. None: 5 s for a slot that is being written, and as
+                long as it takes for a `RateLimiter`.
+            streams: number of its stream; see `extend`.
+
+        Returns:
+            Its index, an int; where the storage has lanes, int64 ``[lanes, ndim]``.
+
+        Raises:
+            SchemaMismatchError: a leaf is missing, unknown, or of another dtype or shape; nothing
+                was changed. A plain number takes the dtype of its leaf, if that can hold it.
+            TypeError: something in there is no array.
+            ValueError: a priority is NaN, infinite or negative; nothing was changed.
+            RingOverrunError: the ring came round to a slot that a living writer is filling.
+            RateLimitTimeout, RateLimitError: samples have to be drawn first; nothing was changed.
+
+        Cost: one native call; 2 µs a leaf more where something has to be converted.
+        """
+        its = None if streams is None else checked(streams)
+        return self._write(data, True, timeout, its)  # type: ignore[no-any-return]
+
+    def extend(
+        self,
+        data: Any,
+        *,
+        timeout: float | None = None,
+        streams: Any = None,
+        stream_dim: int | None = None,
+    ) -> NDArray[np.int64]:
+        """Write a batch: whole or not at all, also if the process is killed in the middle.
+
+        Priorities in ``data[priority_key]`` become the items'.
+
+        Args:
+            data: ``[n, *lanes, ...]`` (with ``dim_extend`` d, n is dimension d of the data), or a
+                list of items.
+            timeout: as of `add`.
+            streams: which of this handle's environments each item is from: an int, or one for each
+                item ``[n]``. See `shmbuffer.ReplayBuffer.extend`.
+            stream_dim: data that have a dimension for the streams: 0 for ``[streams, T, ...]``, 1
+                for ``[T, streams, ...]``; the index has it, too.
+
+        Returns:
+            Indices, int64 ``[n]``; where the storage has lanes, ``[n * lanes, ndim]``.
+
+        Raises:
+            As `add`; TypeError or ValueError for streams that do not fit. Nothing was changed.
+
+        Cost: one native call; 2 µs a leaf more where something has to be converted.
+        """
+        if stream_dim is not None:
+            if streams is not None:
+                raise TypeError("streams and stream_dim exclude each other; give one of them")
+            items, its, lead = in_time_order(data, stream_dim, self._ndim)
+            index = self._write(items, False, timeout, its).reshape(lead)
+            return index if stream_dim else index.T  # type: ignore[no-any-return]
+        given = None if streams is None else checked(streams)
+        if given is not None:
+            require_rows(given, self._ndim)
+        return self._write(data, False, timeout, given)  # type: ignore[no-any-return]
+
+    # -- inside -----------------------------------------------------------------------
+
+    def _write(
+        self, data: Any, single: bool, timeout: float | None, streams: int | Streams | None
+    ) -> Any:
+        """`add` or `extend`."""
+        if timeout is not None:
+            with deadline.within(timeout):
+                return self._write(data, single, None, streams)
+        rows = self._rows or self._look()
+        if rows is not None and not self._dim_extend:
+            index = rows.write_as_it_is(data, single, streams)
+            if index is not None:
+                return index
+        if data is None:
+            call, what = ("add", "an item") if single else ("extend", "a batch")
+            raise TypeError(
+                f"{call}(None): there is nothing to write; give it {what}, or leave the call out"
+            )
+        if type(data) is list and not single:
+            if not data:
+                return np.zeros((0,) if self._ndim == 1 else (0, self._ndim), np.int64)
+            data = stack(data, self._mapping)
+        rows = rows or self._define(data, single, streams)
+        raw = self._priorities_in(rows.ring, data, single)
+        swapped = 0 if single else self._dim_extend
+        first, count = rows.write(data, single, swapped, raw, streams)
+        return self._written(rows, first, count, single)
+
+    def _define(self, data: Any, single: bool, streams: int | Streams | None) -> ArrayRows:
+        """Say what an item is, as the first to write."""
+        swapped = 0 if single else self._dim_extend
+        leaves = ArrayLeaves.of_data(
+            data,
+            ndim=self._ndim,
+            single=single,
+            mapping=self._mapping,
+            where=self._engine.where,
+            optional=self._optional,
+            dtypes=self._asked,
+            swapped=swapped,
+        )
+        of_each(streams, leaves.match(data, single, swapped)[2])  # before anything is made
+        width = max(1, int(np.prod(leaves.lanes, dtype=np.int64)))
+        self._engine.define(leaves.schema(-(-self._capacity // width)))
+        return self._need()
+
+    def _priorities_in(self, ring: Ring, data: Any, single: bool) -> NDArray[np.float64] | None:
+        """Raw priorities in the data, one for each element; None if there are none."""
+        key = self._priority_key
+        if key is None or not ring.tree.prioritized or not isinstance(data, Mapping):
+            return None
+        priority = entry_of(data, key)
+        if priority is None:
+            return None
+        array = np.asarray(named(priority)[1])
+        if self._dim_extend and not single and array.ndim > self._dim_extend:
+            array = array.swapaxes(0, self._dim_extend)
+        dims = self._ndim - 1 if single else self._ndim
+        count = int(np.prod(array.shape[:dims], dtype=np.int64))
+        raw = as_raw(array, array.size)
+        if array.size > 1 and array.size != count:
+            raw = one_each(raw, count, self._reduction)
+        elif array.size == 1 and count != 1:
+            raw = as_raw(array, count)
+        check_raw(raw)  # before anything is written
+        return raw
+
+    def _written(self, rows: ArrayRows, first: int, count: int, single: bool) -> Any:
+        """The index that a write returns."""
+        capacity, width = rows.ring.capacity, rows.ring.width
+        start = first % capacity
+        if rows.lanes:
+            elements = np.arange(start * width, (start + count) * width) % (capacity * width)
+            return np.stack(indices.unravel(elements, rows.lanes), -1)
+        return start if single else np.arange(start, start + count) % capacity

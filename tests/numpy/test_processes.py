@@ -1,0 +1,97 @@
+"""Processes of arrays: what they load, and what is left when they die."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from shmbuffer._native import _core
+from shmbuffer.numpy import attach
+from tests.crash.harness import ended, fork
+from tests.numpy.conftest import Directory
+
+ALL_OF_IT = """
+import sys
+
+import numpy as np
+import shmbuffer.numpy
+
+with shmbuffer.numpy.attach(sys.argv[1], rng=0) as buffer:
+    buffer.extend({"obs": np.zeros((4, 3), np.float32), "next": {"a": [1, 2, 3, 4]}})
+    buffer.add({"obs": [1.0, 2.0, 3.0], "next": {"a": 5}, "td_error": 2.0})
+    buffer.extend([{"obs": np.zeros(3, np.float32), "next": {"a": 6}}])
+    sample = buffer.sample(8)
+    assert buffer.update_priority(sample, np.ones(8)) == (8, 0), sample
+    assert len(buffer) == buffer.stats()["size"] == 6
+    assert buffer.dtypes[("obs",)] == "float32"
+    repr(buffer)
+print(*sorted({name.partition(".")[0] for name in sys.modules} & {"torch", "tensordict"}))
+"""
+
+
+def run(program: str, path: Path) -> str:
+    """What a fresh process prints."""
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(path)], stdout=subprocess.PIPE, text=True, check=True
+    )
+    return done.stdout
+
+
+def test_a_process_of_arrays_loads_neither_torch_nor_tensordict(directory: Directory) -> None:
+    directory.create(alpha=0.6)
+    assert run(ALL_OF_IT, directory.path).split() == []
+    assert directory.tensors()[4]["obs"].tolist() == [1.0, 2.0, 3.0]
+
+
+def collect(path: Path, point: str) -> None:
+    """A collector that dies at a point of its second batch."""
+    with attach(path, role="collector") as buffer:
+        buffer.extend({"a": np.full(4, 1), "b": np.full((4, 100), 1.0)})
+        _core.arm(point)
+        buffer.extend({"a": np.full(4, 2), "b": np.full((4, 100), 2.0)})
+
+
+@pytest.mark.crash
+@pytest.mark.parametrize(
+    ("point", "kept"),
+    [("write.claimed", 4), ("write.payload", 4), ("write.committing", 8), ("write.count", 8)],
+)
+def test_a_collector_that_is_killed_in_a_write_leaves_the_learner_with_whole_batches(
+    point: str, kept: int, directory: Directory
+) -> None:
+    directory.create(capacity=16, alpha=0.6)
+    learner = directory.tensors(batch_size=8)
+    assert ended(fork(lambda: collect(directory.path, point))) == -signal.SIGKILL
+    for number in (3, 4):
+        rows = torch.full((8, 100), number, dtype=torch.float64)
+        learner.extend({"a": torch.full((8,), number), "b": rows})
+        sample = learner.sample()
+        assert (sample["b"] == sample["a"][:, None]).all()
+        assert learner.update_priority(sample["index"], torch.ones(8)).applied == 8
+        if number == 3:
+            assert len(learner) == kept + 8
+    assert sorted(set(learner[:]["a"].tolist())) in ([3, 4], [2, 3, 4])
+
+
+def test_a_handle_goes_on_in_the_child_of_a_fork(directory: Directory) -> None:
+    directory.create()
+    arrays = directory.arrays()
+    arrays.extend({"a": np.zeros(2)})
+
+    def child() -> None:
+        arrays.extend({"a": np.ones(3)})
+        assert arrays.add({"a": 1}) == 5
+        assert len(arrays.sample(4)["a"]) == 4
+        arrays.close()
+
+    assert ended(fork(child)) == 0
+    assert len(arrays) == 6
+    assert arrays.add({"a": 2}) == 6
+    assert {one.pid for one in arrays._engine.clients()} == {os.getpid()}

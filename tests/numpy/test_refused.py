@@ -1,0 +1,167 @@
+"""Data that a buffer of arrays refuses: the family's errors, and nothing is changed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tensordict import TensorDict
+
+from shmbuffer import AttachTimeout, BufferClosedError, SchemaMismatchError
+from tests.numpy.conftest import Directory
+
+GOOD = {"obs": np.zeros((2, 3), np.float32), "next": {"a": np.zeros(2, np.int16)}}
+
+
+def changed(path: tuple[str, ...], value: Any) -> dict[str, Any]:
+    """`GOOD` with one entry changed, or left out."""
+    data: dict[str, Any] = {"obs": GOOD["obs"], "next": dict(GOOD["next"])}  # type: ignore[call-overload]
+    at = data
+    for name in path[:-1]:
+        at = at[name]
+    at[path[-1]] = value
+    return data
+
+
+WRONG: dict[str, tuple[Any, str]] = {
+    "a leaf is missing": ({"obs": GOOD["obs"]}, r"leaf 'next\.a' is missing in this write"),
+    "a leaf too many": (changed(("b",), np.zeros(2)), "leaf 'b' of this write is not a leaf"),
+    "another dtype": (
+        changed(("obs",), np.zeros((2, 3))),
+        r"leaf 'obs' is float32\[2, 3\], this write has float64\[2, 3\]; convert it",
+    ),
+    "another shape": (
+        changed(("obs",), np.zeros((2, 4), np.float32)),
+        r"leaf 'obs' is float32\[2, 3\], this write has float32\[2, 4\]",
+    ),
+    "another number": (
+        changed(("next", "a"), np.zeros(3, np.int16)),
+        r"this write has 3 of leaf 'next\.a', and 2 of others",
+    ),
+    "a number that does not fit": (
+        changed(("next", "a"), [1, 70000]),
+        r"leaf 'next\.a' is int16\[2\], this write has int64\[2\]",
+    ),
+    "a float for an integer": (
+        changed(("next", "a"), [1.0, 2.5]),
+        r"leaf 'next\.a' is int16\[2\], this write has float32\[2\]",
+    ),
+    "text": (changed(("obs",), "text"), r"leaf 'obs' is float32\[0, 3\], this write has str"),
+    "a dict for a leaf": (changed(("obs",), {"x": np.zeros(2)}), r"leaf 'obs\.?x?'"),
+    "ragged lists": (changed(("obs",), [[1.0], [1.0, 2.0]]), "leaf 'obs' is float32"),
+    "a tuple": ((np.zeros(2), np.zeros(2)), "a tuple was to be written, and the entries of a"),
+    "an array": (np.zeros(2), "leaf 'next.a' is missing in this write, which has"),
+}
+
+
+@pytest.mark.parametrize(("data", "words"), WRONG.values(), ids=WRONG.keys())
+def test_a_batch_of_another_form_is_refused_in_words_of_the_other_client(
+    data: Any, words: str, directory: Directory
+) -> None:
+    directory.create()
+    arrays, tensors = directory.arrays(), directory.tensors()
+    arrays.extend(GOOD)
+    with pytest.raises(SchemaMismatchError, match=words) as mine:
+        arrays.extend(data)
+    with pytest.raises((SchemaMismatchError, TypeError, ValueError)) as theirs:
+        tensors.extend(data)
+    if isinstance(theirs.value, SchemaMismatchError) and not isinstance(data, list):
+        assert mine.value.leaf == theirs.value.leaf  # type: ignore[attr-defined]
+    assert len(arrays) == 2
+
+
+FIRST: dict[str, tuple[Any, type[Exception], str]] = {
+    "text": ({"a": ["x", "y"]}, TypeError, "in the data is not a tensor"),
+    "an object": ({"a": object()}, TypeError, "in the data is not a tensor"),
+    "objects": ({"a": np.array([None, 1])}, TypeError, "its dtype is object"),
+    "times": ({"a": np.zeros(2, "M8[s]")}, TypeError, "its dtype is datetime64"),
+    "nothing": ({}, ValueError, "the data hold no tensor"),
+    "sizes that differ": (
+        {"a": np.zeros(2), "b": np.zeros(3)},
+        ValueError,
+        r"leaf 'b' has shape \[3\], but the storage's 1 leading dimensions are \[2\] in leaf 'a'",
+    ),
+    "one item": ({"a": 1.0}, ValueError, "leaf 'a' has shape"),
+    "a key that is no text": ({1: np.zeros(2)}, TypeError, "the key 1 in the data is no text"),
+    "a reserved key": ({"shape": np.zeros(2)}, SchemaMismatchError, "the key 'shape' is reserved"),
+    "items that differ": (
+        [{"a": np.zeros(2)}, {"a": np.zeros(3)}],
+        RuntimeError,
+        r"entry 'a' of the item is an array float64\[3\] at position 1",
+    ),
+    "items with other keys": (
+        [{"a": np.zeros(2)}, {"b": np.zeros(2)}],
+        RuntimeError,
+        r"the item is a dict with the keys \['b'\] at position 1",
+    ),
+    "None": (None, TypeError, r"extend\(None\): there is nothing to write"),
+}
+
+
+@pytest.mark.parametrize(("data", "kind", "words"), FIRST.values(), ids=FIRST.keys())
+def test_a_first_write_that_cannot_be_is_an_error_and_defines_nothing(
+    data: Any, kind: type[Exception], words: str, directory: Directory
+) -> None:
+    directory.create()
+    arrays = directory.arrays()
+    with pytest.raises(kind, match=words):
+        arrays.extend(data)
+    assert arrays.dtypes == {}
+    arrays.extend({"a": np.zeros(2)})
+    assert len(directory.tensors()) == 2
+
+
+def test_the_dtype_that_is_asked_for_has_to_fit(directory: Directory) -> None:
+    directory.create()
+    with pytest.raises(SchemaMismatchError, match="leaf 'a' is to be bfloat16, and this write has"):
+        directory.arrays(dtypes={"a": "bfloat16"}).extend({"a": np.zeros(2, np.float32)})
+    with pytest.raises(SchemaMismatchError, match="leaf 'a' is to be float16, and this write has"):
+        directory.arrays(dtypes={"a": "float16"}).extend({"a": np.zeros(2, np.float32)})
+    with pytest.raises(KeyError, match="'b' is no leaf of this write, which has"):
+        directory.arrays(dtypes={"b": "bfloat16"}).extend({"a": np.zeros(2, np.uint16)})
+    with pytest.raises(ValueError, match="'float7' is no dtype that can be stored"):
+        directory.arrays(dtypes={"b": "float7"})
+
+
+def test_bytes_and_numbers_are_not_mixed_up(directory: Directory) -> None:
+    directory.create()
+    tensors, arrays = directory.tensors(), directory.arrays()
+    data = {"b": torch.ones(2, dtype=torch.bfloat16), "u": torch.ones(2, dtype=torch.uint16)}
+    tensors.extend(TensorDict(data, [2]))
+    with pytest.raises(SchemaMismatchError, match=r"'b' is bfloat16\[2\], this write has int64"):
+        arrays.extend({"b": [1, 2], "u": [1, 2]})
+    with pytest.raises(SchemaMismatchError, match=r"'b' is bfloat16\[2\], this write has float16"):
+        arrays.extend({"b": np.ones(2, np.float16), "u": np.ones(2, np.uint16)})
+    with pytest.raises(SchemaMismatchError, match=r"'u' is uint16\[2\], this write has bfloat16"):
+        arrays.extend({"b": data["b"], "u": data["b"]})
+    arrays.extend({"b": np.ones(2, np.uint16), "u": [1, 2]})
+    assert len(tensors) == 4
+
+
+def test_a_closed_handle_says_so(directory: Directory) -> None:
+    directory.create()
+    arrays = directory.arrays()
+    arrays.extend({"a": np.zeros(2)})
+    arrays.close()
+    arrays.close()
+    for call in (
+        lambda: arrays.extend({"a": np.zeros(2)}),
+        lambda: arrays.add({"a": 1}),
+        lambda: arrays.sample(1),
+        lambda: arrays.update_priority(np.arange(1), np.ones(1)),
+        lambda: len(arrays),
+        lambda: arrays.stats(),
+    ):
+        with pytest.raises(BufferClosedError, match="this handle was closed; attach again"):
+            call()
+
+
+def test_where_there_is_no_buffer_an_attach_says_so(directory: Directory) -> None:
+    with pytest.raises(AttachTimeout, match="waited 0 s for a buffer, and it still does not exist"):
+        directory.arrays(timeout=0.0)
+    with pytest.raises(ValueError, match="timeout is a number of seconds, not -1"):
+        directory.arrays(timeout=-1)
+    with pytest.raises(ValueError, match="role is one of client, collector"):
+        directory.arrays(role="actor")
