@@ -50,7 +50,7 @@ _ADDING = {Operation("add", 1): "add(1)"}
 _STACKS = ("observation", "next_observation")  # what zstd alone is given
 
 Runner = tuple[str, Library, str]
-"""Who takes part: its form in the table, the library, the storage."""
+"""A contestant: its form in the table, the library, the storage."""
 
 
 def run(setting: Setting) -> list[Series]:

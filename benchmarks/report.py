@@ -26,7 +26,7 @@ from benchmarks.comparison import Setting
 from benchmarks.measure import Series
 
 OURS, FIRST = "shmbuffer", "torchrl"
-"""Who is compared, and first with whom."""
+"""The compared libraries, the baseline first."""
 
 
 def machine(directory: Path) -> dict[str, Any]:

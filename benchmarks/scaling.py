@@ -87,7 +87,7 @@ def simulate(roles: Sequence[Role], processors: int, seconds: float, seed: int =
             done[of[who]] += 1
         if has_held and waiting:
             held = True
-            ready.appendleft(waiting.popleft())  # who has the mutex goes first
+            ready.appendleft(waiting.popleft())  # the holder of the mutex goes first
         if not has_held and held:
             waiting.append(who)
             free += 1

@@ -113,9 +113,9 @@ def observers(path: Path) -> Iterator[list[subprocess.Popen[str]]]:
         )
         ask = start(sys.executable, "-c", _SCRAPE, f"http://127.0.0.1:{port}/metrics")
         time.sleep(2.0)
-        yield [top, ask]  # who is asked may hold the lock just then, and is left alone
+        yield [top, ask]  # the process that is asked may hold the lock just then, and is left alone
     finally:
-        for process in reversed(started):  # who asks before who answers
+        for process in reversed(started):  # the asking process first, then those that answer
             process.kill()
             process.communicate()
 

@@ -146,7 +146,7 @@ def test_a_file_has_at_most_400_lines() -> None:
 
 
 def test_no_modules_import_each_other_in_a_ring() -> None:
-    """Imports within functions and for types count: who reads one module has to read the other."""
+    """Imports within functions and for types count: they bind the reader as well."""
     graph = {
         module: {found.name for found in imports(module) if is_from(PACKAGE.name, found.name)}
         for module in MODULES

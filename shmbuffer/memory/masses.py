@@ -66,7 +66,7 @@ def _living(ring: Ring, alpha: float, eps: float, version: int) -> Iterator[tupl
     runtime = ring.seat.control.runtime
     for where, places in _pieces(ring.capacity, ring.width):
         mass, raw = ring.tree.mass(where).copy(), ring.tree.priorities(where)
-        # After the masses: who changes alpha says so before he changes the first of them.
+        # After the masses: a change of alpha is announced before the first of them changes.
         is_older = int(runtime["alpha_version"][0]) != version
         if is_older or not (mass > 0).all():
             items = np.repeat(ring.live.holds(places), ring.width)

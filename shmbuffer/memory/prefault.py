@@ -42,7 +42,7 @@ class Prefault:
     """What a handle does about the pages of its buffer; ValueError, TypeError for anything else."""
 
     # ``"off"``: nothing. ``"background"``: a thread makes and maps them. ``"full"``: the same, and
-    # who creates or opens the buffer waits for it
+    # the process that creates or opens the buffer waits for it
     mode: str = "off"
     on_progress: OnProgress | None = None  # told of it, in that thread
 

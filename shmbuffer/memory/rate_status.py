@@ -93,7 +93,7 @@ def rate_status(runtime: Any, *, width: int, capacity: int) -> RateStatus:
 
 
 def clients_on(entries: Any, side: Side, *, excluding: int | None = None) -> list[int]:
-    """Entries of the clients on a side: who has done what it does, is there for it, or waits to."""
+    """Entries of the clients on a side: by what they did, by their role, or by their wait."""
     field, other, role, waiting = (
         ("last_sample_ns", "last_insert_ns", Role.LEARNER, Side.INSERTS)
         if side == Side.SAMPLES

@@ -1,7 +1,7 @@
 """Removing a buffer: who owns a directory, and how its files go.
 
     temporary directory     removed by its owner's exit, SIGTERM or SIGINT; else by the next start
-    directory of the user   removed when he says so; only what we made, by list
+    directory of the user   removed when the user asks; only what we made, by list
 
 The superblock says CLOSING before the first file goes. A process that finds it so under init.lock
 finishes what a remover began and did not live to end. Processes that have the buffer open keep

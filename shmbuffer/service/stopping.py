@@ -155,7 +155,7 @@ def why_left(who: Identity) -> str:
 
 
 def _send(pidfd: int, number: int) -> None:
-    with suppress(ProcessLookupError, PermissionError):  # who may not be signalled stays
+    with suppress(ProcessLookupError, PermissionError):  # a process that may not be signalled stays
         signal.pidfd_send_signal(pidfd, number)
 
 

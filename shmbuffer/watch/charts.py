@@ -110,7 +110,7 @@ def _clients(axes: Axes, look: Look, line: Timeline) -> None:
 
 
 def stays(line: Timeline, look: Look) -> list[tuple[str, float, float, bool]]:
-    """Who was there, from when, until when, and whether it died; those with a name by name."""
+    """Clients: from when, until when, and whether they died; by name, if they have one."""
     alive = {client["incarnation"] for client in look.living}
     here = {client["incarnation"] for client in look.found["clients"]}
     order = {"collector": 1, "client": 2, "learner": 3}

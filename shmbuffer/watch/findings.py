@@ -53,7 +53,7 @@ SILENT_S = 60.0
 
 SOME_DEATHS = 3
 """Of one process, in the part that is looked at: one may be killed by hand, or for want of memory;
-who dies three times will do so again."""
+a process that dies three times will die again."""
 
 TOP, TOP_MASS = 0.01, 0.5
 """Share of the items, and the share of the mass from which these few are most of what is drawn."""

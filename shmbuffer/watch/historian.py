@@ -1,4 +1,4 @@
-"""Who writes the history of a buffer: the coordinator, beside its watch over the clients.
+"""The coordinator writes the history of a buffer, while it watches over the clients.
 
      registry, counters ──a look, without the mutex──▶ Historian ──▶ .shmbuffer/history
 

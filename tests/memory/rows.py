@@ -330,7 +330,7 @@ def child(work: Callable[[Parent], object]) -> Iterator[Child]:
 
 @contextmanager
 def mutex_held(engine: Engine) -> Iterator[Child]:
-    """Somebody holds the mutex until he may go on; needs a committed item."""
+    """A process holds the mutex until it may go on; needs a committed item."""
 
     def work(parent: Parent) -> None:
         ring = ring_of(engine)
@@ -346,7 +346,7 @@ def mutex_held(engine: Engine) -> Iterator[Child]:
 
 @contextmanager
 def slot_held(engine: Engine, point: str = "write.claimed") -> Iterator[Child]:
-    """Somebody has claimed the next slot and does not fill it until he may go on."""
+    """A process has claimed the next slot and does not fill it until it may go on."""
 
     def work(parent: Parent) -> None:
         engine.seat.rejoin()

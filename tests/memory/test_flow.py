@@ -1,4 +1,4 @@
-"""What limits writes and samples, in one ring: what counts, what the dead leave, who waits."""
+"""Limits of writes and samples in one ring: what counts, what the dead leave, who waits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who may go on: compared with Reverb's own decisions, and with a model of it for whole batches."""
+"""Admission: compared with Reverb's own decisions, and with a model of it for whole batches."""
 
 from __future__ import annotations
 

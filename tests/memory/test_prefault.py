@@ -1,4 +1,4 @@
-"""Pages that are there before they are needed: which, when, who waits, and what becomes of it."""
+"""Prefault: which pages, when, who waits, and what becomes of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who asks hears how far long work is, and may end it."""
+"""Progress of long work: a caller can follow it, and end it."""
 
 from __future__ import annotations
 

@@ -446,7 +446,7 @@ def test_after_a_reboot_every_item_has_to_fit_its_checksum(path: Path) -> None:
 def test_a_boot_id_that_cannot_be_read_is_no_reboot(
     path: Path, monkeypatch: pytest.MonkeyPatch, unknown: str
 ) -> None:
-    """Who uses the buffer would find a new mutex under his hands."""
+    """A client that uses the buffer would find a new mutex."""
     known = identity.boot_id()
     ids = {"now": [known, UNKNOWN_BOOT], "when it was made": [UNKNOWN_BOOT, known]}[unknown]
     monkeypatch.setattr(identity, "boot_id", lambda: ids[0])

@@ -176,7 +176,7 @@ def test_there_are_256_entries_and_the_error_names_who_has_them(
     engine = make()
     with attached(engine) as other:
         other.reached()
-        # They are all ours or his, and alive: asked once for each handle that is too often.
+        # They are all ours or the other's, and alive: asked once for each handle that is too often.
         with monkeypatch.context() as patch:
             patch.setattr("shmbuffer.memory.registry.prove_dead", lambda *_: False)
             handles = [make.second(engine) for _ in range(254)]

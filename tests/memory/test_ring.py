@@ -555,7 +555,7 @@ def test_a_turn_that_is_not_used_holds_nobody_up(make: Maker, fate: str) -> None
         assert write(ring, [8]) == 8, "past the waiter in front"
         assert contents(ring)[0] == 8
         if fate == "stopped":
-            assert runtime(engine, "waiters") == 1, "he keeps a place, at the end"
+            assert runtime(engine, "waiters") == 1, "it keeps a place, at the end"
             os.kill(waiter.pid, signal.SIGCONT)
             assert waiter.end() == 0
             assert contents(ring)[1] == 77

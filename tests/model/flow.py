@@ -112,7 +112,7 @@ class Flow(NamedTuple):
                     buried = state.clients[other]._replace(waits=False, open=False)
                     reaped = _woken(_with(state, other, buried))
                     yield _with(reaped, number, reaped.clients[number]._replace(at=ASKS))
-            if any(other.at == DEAD for other in state.clients):  # who died had not woken it
+            if any(other.at == DEAD for other in state.clients):  # the dead one had not woken it
                 yield _with(state, number, me._replace(at=ASKS))
         elif me.at == FILLS:
             there = min(self.min_size, state.there + me.batch)

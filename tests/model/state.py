@@ -267,7 +267,7 @@ NEWCOMERS = frozenset({"join", "recover", "attach", "look"})  # they begin witho
 
 
 class Scenario(NamedTuple):
-    """Who does what on which ring, and what may go wrong.
+    """Processes, their calls and their ring, and what may go wrong.
 
     `written` items are there at the start. `crashes` may strike anywhere, `again` only inside a
     repair, `kills` all processes at once (but the one that recovers). `stop` says where one client

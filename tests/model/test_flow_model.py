@@ -1,4 +1,4 @@
-"""Who waits for the other side is woken, goes on if the error buffer allows it, or is told."""
+"""A waiter for the other side is woken, goes on if the error buffer allows it, or gets an error."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ MANY = [
     ],
 )
 def test_several_clients_go_on_also_where_some_of_them_die(flow: Flow, deaths: int) -> None:
-    """As long as one of each side is alive; who is left alone passes, waits or raises."""
+    """As long as one of each side is alive; a side left alone passes, waits or raises."""
     found = explore(flow._replace(buffer=flow.enough, deaths=deaths))
     assert not found.deadlocks
     if deaths == 0:

@@ -132,7 +132,7 @@ class Player:
 
 
 def waits(path: Path) -> list[Waits]:
-    """Who waits now."""
+    """Clients that wait now."""
     return [Waits(one["pid"], one["text"]) for one in inspect(path)["waits"]]
 
 

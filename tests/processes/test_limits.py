@@ -112,7 +112,7 @@ def test_a_copy_by_hard_links_is_named_with_what_finds_it(fast_path: Path) -> No
         str(path / ".shmbuffer/control"),
         str(linked / ".shmbuffer/control"),
     }
-    buffer.extend(TensorDict({"obs": torch.ones(4)}, [4]))  # who is in goes on
+    buffer.extend(TensorDict({"obs": torch.ones(4)}, [4]))  # an attached client goes on
     shutil.rmtree(linked)
     with attach(path) as other:
         assert other[:]["obs"].sum() == 4

@@ -1,7 +1,7 @@
 """The directory of a buffer is removed, or moved, under processes that use it.
 
-Who writes, draws, weighs or waits looks once a second whether it is there; each loop below ends
-with the error.
+A process that writes, draws, weighs or waits checks once a second that it is there; each loop
+below ends with the error.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Priorities by value: who is drawn, with which weight, what new items get, and what comes back."""
+"""Priorities by value: draws, weights, what new items get, and what comes back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is drawn, how often, and with which weight."""
+"""Which items are drawn, how often, and with which weight."""
 
 from __future__ import annotations
 

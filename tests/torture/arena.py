@@ -39,7 +39,7 @@ LOOK_S = 0.5
 STACKS_S = 10.0
 #: One who tells where it is writes on within this time.
 STACK_S = 0.1
-#: Between two looks of one who stands whether he may go on.
+#: Between two looks of a stopped process whether it may go on.
 STANDING_S = 0.001
 
 #: What may come before there is a handler; the first of a pid namespace would not see it.
@@ -275,7 +275,7 @@ class Arena:
         self._turn[0] = (self._turn[0] + 1) % 256
 
     def _ended(self) -> list[str]:
-        """Who has ended by itself."""
+        """Processes that ended by themselves."""
         ended = []
         for chair in self.chairs:
             pid, status = os.waitpid(chair.pid, os.WNOHANG)

@@ -1,4 +1,4 @@
-"""Who is interrupted while it uses the whole library, saves and loads included."""
+"""A process interrupted while it uses the whole library, saves and loads included."""
 
 from __future__ import annotations
 

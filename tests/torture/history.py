@@ -4,7 +4,7 @@
     <chair>.samples   SAMPLE: each row that a learner was given
     <chair>.updates   UPDATE: each priority that it gave back, noted before the call
 
-An entry is written before a call and another one after it has returned. Who is killed between the
+An entry is written before a call and another one after it has returned. A kill between the
 two leaves an invocation without an outcome: it may have happened or not, but wholly. Sizes of
 entries divide a page, so a write of them lies in one page, and a kill cannot cut it.
 """
@@ -74,7 +74,7 @@ class Log:
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
         self._updates, self._samples, self._calls = (
             os.open(folder / f"{chair}.{name}", flags, 0o600)
-            for name in ("updates", "samples", "calls")  # who reads begins with the last of them
+            for name in ("updates", "samples", "calls")  # a reader begins with the last of them
         )
         self._event = np.zeros(1, EVENT)
 
@@ -277,7 +277,7 @@ def _batches(calls: Any) -> NDArray[Any]:
     written, refused = (same & (after["kind"] == kind) for kind in (Kind.WRITTEN, Kind.REFUSED))
     found["ticket"][written] = after["a"][written]
     found["ticket"][refused] = WAS_REFUSED
-    # Who was interrupted, and went on, had an end to it too.
+    # An interrupted call that went on has an end, too.
     over = written | refused | ((after["who"] == invoked["who"]) & (following > begun))
     found["ended"][over] = after["began"][over]
     return found

@@ -1,4 +1,4 @@
-"""What an item says in each of its bytes: who wrote it, and as which of his items.
+"""What an item says in each of its bytes: who wrote it, and as which of its items.
 
     who   chair << 13 | life     chair: a place among the processes; life: how often it was filled
     key   who << 32 | sequence   of an item; below 2^50

@@ -78,7 +78,7 @@ def _inherit(child: Actor, work: Work, leave: Callable[[], Any]) -> None:
 
 
 class Visitor(Protocol):
-    """Who opens the buffer, does this and that, and closes it."""
+    """A process that opens the buffer, makes some calls, and closes it."""
 
     def step(self) -> None:
         """One call; it may be interrupted at any moment."""

@@ -1,4 +1,4 @@
-"""What a round of kills is played with: how large the ring is, who is there, what items are."""
+"""The plan of a round of kills: size of the ring, processes, kinds of items."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is interrupted while it uses the core: in each call that waits, locks or writes."""
+"""A process interrupted while it uses the core: in each call that waits, locks or writes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The coordinator records: counters, who comes and goes; it may be killed, and never disturbs."""
+"""The coordinator records counters and clients; it may be killed, and disturbs nobody."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ class ReplayBuffer(Writing, Sampling, StorageOrder, Saving, Publishing):
         collate_fn: called with what the storage gives for a batch; None takes it as it is (a list
             is stacked).
         pin_memory: have samples in pinned memory, gathered there at once. A sample is the caller's
-            for as long as he holds any part of it, and its memory is used again when the transfers
+            for as long as any part of it is held, and its memory is used again when the transfers
             from it have ended; see docs/memory.md. Without a GPU a warning, and ordinary memory.
         prefetch: make that many batches ahead, in as many threads; needs ``batch_size``. What is in
             a batch is drawn when it is ordered, in the caller's thread; see `Prefetcher`. Also on a

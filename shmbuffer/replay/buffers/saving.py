@@ -247,7 +247,7 @@ class Saving(Saves, Parts):
             self._batch_size = batch_size
 
     def _seeded(self) -> dict[str, Saving]:
-        """Who has a generator that is saved, by the name of its directory."""
+        """The parts with a generator that is saved, by the name of its directory."""
         return {_RNG: self}
 
     def _seed_with(self, state: torch.Tensor, device: torch.device) -> None:

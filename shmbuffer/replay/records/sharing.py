@@ -75,7 +75,7 @@ def cut(columns: Columns, frames: Sequence[int]) -> SharedPieces:
 
 
 class Shared(NamedTuple):
-    """Who holds the bytes of each piece."""
+    """The row that holds the bytes of each piece."""
 
     owners: NDArray[np.int64]
     """int64[n, pieces]: the row, this one or a later one."""

@@ -389,7 +389,7 @@ class Storage(Checkpoints):
         return self.contains(index)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_watchers": []}  # who is attached here is not attached there
+        return {**self.__dict__, "_watchers": []}  # watchers are not attached in another process
 
 
 def ring_of(storage: Any) -> Ring | None:
