@@ -207,7 +207,7 @@ def test_close_writes_the_steps_of_an_open_episode(buffer: ReplayBuffer) -> None
 
 
 def test_an_interrupted_block_writes_nothing_more(buffer: ReplayBuffer) -> None:
-    with pytest.raises(SystemExit), Recorder(buffer, n_step=3) as recorder:
+    with pytest.raises(SystemExit), Recorder(buffer, n_step=3) as recorder:  # noqa: PT012 - ends it
         recorder.reset(Counting(2).reset()[0])
         recorder.step(np.zeros(3, np.float32), 0, 1.0, False, False)
         raise SystemExit
