@@ -106,7 +106,7 @@ class Anonymous:
         return self._dictionary
 
     def discard_unfinished(self) -> None:
-        """Nothing: an unfinished definition is built again in place."""
+        """Does nothing: an unfinished definition is built again in place."""
 
     def discarding(self) -> Callable[[], None]:
         """What gives the memory behind the control file back, which begins with zeros then."""

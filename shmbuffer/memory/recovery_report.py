@@ -21,8 +21,8 @@ class RecoveryReport:
         rolled_back: elements of batches that their writers had not finished; their slots are free.
         rolled_forward: elements of batches that were written whole but not all marked as committed.
         clients_retired: registry entries of dead clients.
-        priorities_repaired: raw priorities that were no priorities; they are the default now.
-        words_refused: slots whose word could not be true.
+        priorities_repaired: invalid raw priorities, which are the default now.
+        words_refused: slots with an impossible word.
         checksum_failed: elements whose bytes did not fit their checksum; they were dropped.
         unverified: elements kept without a checksum, because the buffer was made without.
         epoch: number of recoveries of this directory, this one included.

@@ -1,6 +1,6 @@
 """What an item is made of: names, dtypes and shapes of its leaves, and how they lie on disk.
 
-Items of which each has a form of its own are records: there are no leaves then, but a byte ring.
+Items that each have a form of their own are records: they have a byte ring, not leaves.
 
 A leaf is one tensor of an item, stored for all items in one file: C order, no header, full
 capacity, so that tensordict's ``load_memmap`` reads the directory. Nothing here needs torch: a
@@ -337,7 +337,7 @@ def difference_of(
 def _is_nameable(key: str) -> bool:
     try:
         return len(quote(key, safe="")) + len(".memmap") <= 255
-    except UnicodeEncodeError:  # half of a surrogate pair
+    except UnicodeEncodeError:  # a lone surrogate
         return False
 
 

@@ -17,7 +17,7 @@ ORDINARY_PRIORITY = 1e3
 
 @dataclass(frozen=True)
 class Settings:
-    """What is recorded of a buffer when it is created, and found by every process that attaches."""
+    """Recorded when a buffer is created, and read by every process that attaches."""
 
     capacity: int  # elements, as the user gave it
     ndim: int = 1  # dimensions that count as storage

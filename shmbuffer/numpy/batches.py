@@ -67,7 +67,7 @@ def _leaf(items: list[Any], where: str, arrays: bool) -> Any:
 
 
 def _kind(item: Any) -> type:
-    """How an item is joined with others."""
+    """How items of this kind are joined."""
     if isinstance(item, Mapping):
         return Mapping
     return tuple if isinstance(item, (tuple, list)) else np.ndarray

@@ -26,7 +26,7 @@ LIST_BYTES = 2**26
 """Size of a list of files, at most."""
 
 _EXCHANGE = 2  # RENAME_EXCHANGE of linux/fs.h
-_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a FIFO would be waited for
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # opening a FIFO would block
 
 
 class Folder(NamedTuple):
@@ -87,7 +87,7 @@ def list_of(target: Directory) -> set[str]:
 
 
 def is_below(name: Any) -> bool:
-    """Whether this is a relative name that leads nowhere else: it was read from a file."""
+    """Whether a name from a file is relative and stays below the root."""
     return (
         isinstance(name, str)
         and name not in ("", ".")
@@ -98,7 +98,7 @@ def is_below(name: Any) -> bool:
 
 
 def is_replaceable(target: Directory) -> bool:
-    """Whether nothing is in it but the files of a save, on one file system."""
+    """Whether it holds only the files of a save, on one file system."""
     mine = list_of(target) | {MANIFEST}
     below = {str(parent) for name in mine for parent in Path(name).parents}
     for folder in walk(target):
@@ -112,7 +112,7 @@ def is_replaceable(target: Directory) -> bool:
 
 
 def exchange(folder: int, name: str, other_folder: int, other: str) -> bool:
-    """Let two directories change names in one step. False where that is not to be had."""
+    """Exchange the names of two directories in one step. False where that is not supported."""
     rename: Callable[..., int] | None = getattr(
         ctypes.CDLL(None, use_errno=True), "renameat2", None
     )

@@ -52,7 +52,7 @@ class Tied:
 
 
 class Oldest(Sampler):
-    """A sampler of somebody else's, that remembers."""
+    """A foreign sampler that remembers."""
 
     def __init__(self) -> None:
         self.at = 0
@@ -64,21 +64,21 @@ class Oldest(Sampler):
 
 
 class Told(Sampler):
-    """A sampler of somebody else's, that hears of writes."""
+    """A foreign sampler that is told of writes."""
 
     def extend(self, index: Any) -> None:
         self.heard = index
 
 
 class Picky(RoundRobinWriter):
-    """A writer of somebody else's."""
+    """A foreign writer."""
 
     def extend(self, data: Any) -> torch.Tensor:
         return super().extend(data[data["a"] % 2 == 0])
 
 
 class Owned(TensorDictPrioritizedReplayBuffer):
-    """A buffer that says more than the family does."""
+    """A buffer with methods beyond those of the family."""
 
     motto = "nothing is lost"
 
@@ -87,7 +87,7 @@ class Owned(TensorDictPrioritizedReplayBuffer):
         return os.getpid()
 
     def fails(self) -> None:
-        """Raise what pickles, but cannot be made again."""
+        """Raise an error that pickles, but cannot be unpickled."""
         raise UnmadeError(1, 2)
 
 
@@ -109,7 +109,7 @@ class OwnedByRpc(RemoteTensorDictReplayBuffer):
 
 
 class Noting:
-    """Hears of progress, in whatever process it is called, and writes it down."""
+    """Notes progress reports, in any process."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

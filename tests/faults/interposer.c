@@ -2,7 +2,7 @@
 /* Preloaded into a process: lets the n-th call of libc on watched files fail, and those after it if asked to.
  *
  *     faults_watch(prefix)          files whose path begins so; "/proc/" and "/memfd:" are prefixes too
- *     faults_arm(at, error, kinds)  from now on calls are counted; the at-th fails with `error`, and so does every
+ *     faults_arm(at, error, kinds)  from now on calls are counted; call number `at` fails with `error`, and so does every
  *                                   later one whose kind is in `kinds` (a bit mask; 0: only that one)
  *     faults_disarm()               returns how many calls there were
  *
@@ -10,7 +10,7 @@
  * reach. A call that is made to fail is not made, but for `close`, which closes: its number is free whatever it
  * returns. SHORT lets a read or a write move half of its bytes.
  *
- * Allocations are those that the C core itself asks for: calls of malloc, calloc and realloc out of its text. */
+ * Allocations are those that the C core itself asks for: calls of malloc, calloc and realloc from its text. */
 #include <dirent.h>
 #include <dlfcn.h>
 #include <errno.h>
@@ -62,7 +62,7 @@ static long seen, fail_at, failed;
 static int fail_with;
 static unsigned long long fail_kinds;
 static char *core_begin, *core_end;
-static __thread bool inside; /* our own calls are nobody's */
+static __thread bool inside; /* our own calls do not count */
 
 const char *faults_kind_name(int kind) { return kind >= 0 && kind < KIND_END ? kind_names[kind] : NULL; }
 const struct call *faults_calls(void) { return calls; }

@@ -1,4 +1,4 @@
-"""Writing, drawing and weighing ask the system for nothing that could fail.
+"""Writing, drawing and weighing make no system call that could fail.
 
 The process that does it may not open, map, size, sync or look at any file; see quiet.py. It may ask
 whether the control file is there, once a second; the answer counts only if it is no.
@@ -42,11 +42,11 @@ def ring_of(path: Path, kind: str) -> Ring:
 
 
 def quietly(path: Path, kind: str, work: Callable[[Ring], object]) -> int:
-    """How a process ends that works on a ring after it has given up asking the system."""
+    """The exit status of a process that works on a ring without system calls."""
 
     def body() -> None:
         ring = ring_of(path, kind)
-        _kept.append(ring)  # it would close its files where nothing refers to it any more
+        _kept.append(ring)  # unreferenced, it would close its files
         fill(ring)
         sample(ring, 512)
         be_quiet(folder_of(ring))

@@ -1,4 +1,4 @@
-"""Buffers that are opened, joined and removed at the same time, as other projects report it.
+"""Buffers that are opened, joined and removed at the same time, as in reports of other projects.
 
 Each test is named after repository and number of a report, and asserts what its writers missed.
 """
@@ -33,7 +33,7 @@ from tests.memory.rows import (
 
 
 def test_iceoryx2_1718_a_close_of_another_descriptor_keeps_the_lock(engine: Engine) -> None:
-    """A record lock ends with any close of its file in the process, be it of a copy (`cp -r`)."""
+    """A record lock ends with any close of its file in the process, even of a copy (`cp -r`)."""
     path = engine.path
     assert path is not None
     for name in files_of(path):
@@ -115,7 +115,7 @@ def test_iceoryx2_1252_a_cleanup_leaves_no_file(path: Path) -> None:
 def test_iceoryx2_1670_a_reader_goes_on_reading_after_the_files_are_removed(
     engine: Engine, ring: Ring
 ) -> None:
-    """Files were made shorter before they went, and a reader of the memory died by SIGBUS."""
+    """Files were truncated before their removal, and a reader of the memory died by SIGBUS."""
 
     def remove(parent: Parent) -> None:
         with Engine.open(engine.path, None) as other:  # type: ignore[arg-type]

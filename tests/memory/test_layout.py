@@ -1,4 +1,4 @@
-"""One layout, told three times: for Python, for C, and for readers of docs/design.md."""
+"""One layout in three places: Python, C, and docs/design.md."""
 
 from __future__ import annotations
 

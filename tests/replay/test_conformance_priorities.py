@@ -75,7 +75,7 @@ def expected_weights(
 
 
 def assert_priorities(rb: Any, priorities: dict[int, float], **exponents: float) -> None:
-    """What is drawn, and with which weights, is what these priorities say."""
+    """Draws and weights follow these priorities."""
     assert weights_of(rb) == pytest.approx(expected_weights(priorities, **exponents), rel=1e-4)
 
 
@@ -128,7 +128,7 @@ def test_new_items_get_the_largest_raw_priority_so_far(maker: Maker) -> None:
     assert rb.sampler.default_priority == 9.0
     rb.extend(steps(3, 5))
     assert_priorities(rb, {0: 0.25, 1: 9.0, 2: 1.0, 3: 9.0, 4: 9.0})
-    rb.update_priority(1, 0.5)  # the largest ever, not the largest of now
+    rb.update_priority(1, 0.5)  # the largest ever, not the current largest
     rb.add(steps(5, 6)[0])
     assert_priorities(rb, {0: 0.25, 1: 0.5, 2: 1.0, 3: 9.0, 4: 9.0, 5: 9.0})
 

@@ -1,4 +1,4 @@
-"""`ImmutableDatasetWriter`: a data set that is read, sampled and iterated, and stays as it is."""
+"""`ImmutableDatasetWriter`: a data set that is read, sampled and iterated, and never changes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nothing grows while processes come and go; and what grows is noticed."""
+"""Nothing grows while processes come and go, and growth is noticed."""
 
 from __future__ import annotations
 

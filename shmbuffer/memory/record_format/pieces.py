@@ -79,7 +79,7 @@ def measure(form: Form, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def require_raw(form: Form, sizes: NDArray[np.int64], expanded: NDArray[np.int64]) -> None:
-    """Refuses raw pieces that have not as many bytes as their dims say."""
+    """Refuses raw pieces whose size differs from their dims."""
     refuse(
         (sizes != expanded) & form.columns.raw,
         lambda row, piece: (
@@ -113,7 +113,7 @@ def place_inline(
 
 
 def require_short(ends: NDArray[np.int64]) -> None:
-    """Refuses records that end where 32 bits cannot say."""
+    """Refuses records that end beyond 32 bits."""
     refuse(ends > MAX_U32, lambda row: f"it takes {ends[row]} bytes, {MAX_U32} are the limit")
 
 

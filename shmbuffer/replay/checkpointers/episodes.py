@@ -108,7 +108,7 @@ class H5StorageCheckpointer(NestedStorageCheckpointer):
         **kwargs: Any,
     ) -> None:
         super().__init__()
-        _h5py()  # better now than when the first checkpoint is due
+        _h5py()  # fails now, not at the first checkpoint
         names = {**kwargs, **_given(done_keys=done_keys, reward_keys=reward_keys)}
         self._save_hooks = [TED2Nested(**names), H5Split()]
         self._load_hooks = [H5Combine(), Nested2TED(**names)]

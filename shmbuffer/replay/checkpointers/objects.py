@@ -35,7 +35,7 @@ def write_objects(
     allow_pickle: bool,
     remedy: str,
 ) -> None:
-    """Write what is no tensor of every item."""
+    """Write everything but the tensors of every item."""
     if not leaves.objects:
         return
     mine = {leaves.leaves[at].path: columns[at] for at in sorted(leaves.objects)}

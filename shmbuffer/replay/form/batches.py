@@ -250,7 +250,7 @@ def _collections(items: list[Any], *, strict: bool) -> Any:
 
 
 def _kind(item: Any) -> type:
-    """How an item is joined with others."""
+    """How items of this kind are joined."""
     if is_collection(item):
         return object
     if isinstance(item, Mapping):

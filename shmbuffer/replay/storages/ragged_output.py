@@ -1,4 +1,4 @@
-"""What a storage was told to make of items that differ in shape: padded, or nested."""
+"""Output of a storage for items that differ in shape: padded, or nested."""
 
 from __future__ import annotations
 
