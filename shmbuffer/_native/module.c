@@ -2,9 +2,11 @@
 #include "module.h"
 
 #include <errno.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "crc32c.h"
+#include "order.h"
 #include "ring.h"
 
 PyTypeObject *shmb_map_type, *shmb_ring_type;
@@ -199,6 +201,24 @@ static PyObject *core_move_pieces(PyObject *Py_UNUSED(module), PyObject *args) {
     Py_RETURN_NONE;
 }
 
+/* order(sources, count, start, order, rows): uint64[count] as int64[count] each -> (source, count) of each group */
+static PyObject *core_order(PyObject *Py_UNUSED(module), PyObject *args) {
+    unsigned long long sources, count, start, order, rows;
+    if (!PyArg_ParseTuple(args, "KKKKK:order", &sources, &count, &start, &order, &rows)) return NULL;
+    if (start > count) return PyErr_Format(PyExc_ValueError, "order: slot %llu of %llu", start, count);
+    struct shmb_group *groups = NULL;
+    uint64_t n = 0;
+    bool done;
+    Py_BEGIN_ALLOW_THREADS
+    done = shmb_order((const uint64_t *)(uintptr_t)sources, count, start, (int64_t *)(uintptr_t)order,
+                      (int64_t *)(uintptr_t)rows, &groups, &n);
+    Py_END_ALLOW_THREADS
+    if (!done) return PyErr_NoMemory();
+    PyObject *found = PyBytes_FromStringAndSize((const char *)groups, (Py_ssize_t)(n * sizeof *groups));
+    free(groups);
+    return found;
+}
+
 /* checksum_pieces(from, nbytes, count, out): CRC32C of each, uint32[count] */
 static PyObject *core_checksum_pieces(PyObject *Py_UNUSED(module), PyObject *args) {
     unsigned long long from, nbytes, count, out;
@@ -226,6 +246,7 @@ static PyObject *core_same_pieces(PyObject *Py_UNUSED(module), PyObject *args) {
 
 static PyMethodDef methods[] = {
     {"move_pieces", core_move_pieces, METH_VARARGS, "move_pieces(from, sizes, to, count): copy pieces from address to address."},
+    {"order", core_order, METH_VARARGS, "order(sources, count, start, order, rows): slots by source and age."},
     {"checksum_pieces", core_checksum_pieces, METH_VARARGS, "checksum_pieces(from, nbytes, count, out): CRC32C of pieces."},
     {"same_pieces", core_same_pieces, METH_VARARGS, "same_pieces(one, other, nbytes, count, out): which pieces are equal."},
     {"crc32c", core_crc32c, METH_VARARGS, "crc32c(data, crc=0): CRC32C, chainable."},

@@ -2,9 +2,9 @@
 
     ring ──grow──▶ the same `Ring` object, and everybody who holds it sees the new slots
 
-An item keeps its slot; raw priorities, exponents, maximum, count and position come along. Tickets
-are new, in the order of the slots: only a ring that nobody else has open can grow, and what its
-owner has kept of old tickets is worth nothing afterwards.
+An item keeps its slot and its source; raw priorities, exponents, maximum, count and position come
+along. Tickets are new, in the order of the slots: only a ring that nobody else has open can grow,
+and what its owner has kept of old tickets is worth nothing afterwards.
 
 Other threads may draw and change priorities meanwhile, and nothing of that is lost. Writers wait:
 the caller lets nobody claim while the ring grows.
@@ -36,6 +36,8 @@ def grow(engine: Engine, capacity: int) -> Engine:
     if len(present):
         fresh.claims.claim_slots(present, in_place=False)
         fresh.claims.commit(None if np.isnan(raw).any() else raw)
+        sources = fresh.live.sources  # nobody else sees them yet
+        sources[present] = moment.sources[present]
     fresh.restore(moment.head % ring.capacity, moment.write_count, moment.max_priority)
     fresh.tree.initial = ring.tree.initial
     old = ring.live.raw

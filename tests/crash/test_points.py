@@ -40,10 +40,10 @@ MILESTONES = {
 #: Variables and members through which something private is stored.
 PRIVATE = """
     action applied arena armed asked at b bool branch bytes c call const count counted
-    counted_draw d draws file first form found freed from gate given leaves life_page
-    locks map me memory missing moment n next out pool presence priorities python random
-    records redrawn release result ring self shmb_refusal streams taken tensor to touched tree
-    version whose why x
+    counted_draw d draws file first form found freed from gate given groups known leaves
+    life_page line locks map me memory missing moment n n_groups next out pool presence
+    priorities python random records redrawn release result ring self shmb_refusal streams
+    taken tensor to touched tree version whose why x
 """
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,20 +10,24 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from tensordict import TensorDict
 
 from shmbuffer import (
     CompressedListStorage,
+    FlatStorageCheckpointer,
     LazyMemmapStorage,
     LazyStackStorage,
     LazyTensorStorage,
     ListStorage,
+    NestedStorageCheckpointer,
     ReplayBuffer,
     SliceSampler,
     TensorDictMaxValueWriter,
     TensorDictReplayBuffer,
     TensorStorage,
 )
+from shmbuffer.errors import CorruptBufferError
 from shmbuffer.memory import layout
 from shmbuffer.replay.storages import Storage
 
@@ -330,3 +335,123 @@ def test_what_is_changed_where_it_is_keeps_its_stream(kind: Callable[[int], Any]
     rb.empty()
     rb.extend(rows(0))
     assert streams_in(rb) == [0, 0, 0]
+
+
+def filled(kind: Callable[[int], Any]) -> TensorDictReplayBuffer:
+    rb = buffer(kind(20))
+    for step in range(10):  # around the end
+        rb.extend(rows(step), streams=[2, 0, 5])
+    return rb
+
+
+def require_the_same_streams(rb: ReplayBuffer, loaded: TensorDictReplayBuffer) -> None:
+    assert loaded[:]["step"].tolist() == rb[:]["step"].tolist()
+    assert streams_in(loaded) == streams_in(rb)
+    for _ in range(4):
+        require_whole_slices(loaded.sample())
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_save_keeps_the_streams(name: str, tmp_path: Path) -> None:
+    rb = filled(lambda size: KINDS[name](size, tmp_path / "buffer"))
+    rb.dumps(tmp_path / "save")
+    again = buffer(KINDS[name](20, tmp_path / "again"))
+    again.loads(tmp_path / "save")
+    require_the_same_streams(rb, again)
+    again.extend(rows(10), streams=[2, 0, 5])
+    again.dumps(tmp_path / "second")
+    other = "objects" if isinstance(rb.storage, ListStorage) else "native rows"
+    third = buffer(KINDS[other](40, tmp_path / "third"))
+    third.loads(tmp_path / "second")
+    assert sorted(streams_in(third)) == sorted(streams_in(again))
+    require_whole_slices(third.sample())
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_state_keeps_the_streams(name: str, tmp_path: Path) -> None:
+    rb = filled(lambda size: KINDS[name](size, tmp_path / "buffer"))
+    again = buffer(KINDS[name](20, tmp_path / "again"))
+    again.storage.load_state_dict(rb.storage.state_dict())
+    require_the_same_streams(rb, again)
+
+
+def test_a_save_in_a_directory_of_its_own_keeps_the_streams(tmp_path: Path) -> None:
+    path = tmp_path / "save"
+    rb = filled(
+        lambda size: LazyMemmapStorage(size, scratch_dir=path / "storage", shared_init=True)
+    )
+    rb.dumps(path)
+    rb.close()
+    again = buffer(LazyTensorStorage(20))
+    again.loads(path)
+    assert set(streams_in(again)) == {2, 0, 5}
+    require_whole_slices(again.sample())
+
+
+@pytest.mark.parametrize("checkpointer", [FlatStorageCheckpointer, NestedStorageCheckpointer])
+def test_episodes_keep_the_streams(checkpointer: Any, tmp_path: Path) -> None:
+    """Each item of another stream cuts, so nothing is saved once that differs."""
+
+    def episode(step: int) -> TensorDict:
+        data = rows(step)
+        data["observation"] = data["env"] * 100.0 + step
+        data["next", "observation"] = data["observation"] + 1
+        return data
+
+    def storage() -> LazyTensorStorage:
+        made = LazyTensorStorage(20)
+        made.checkpointer = checkpointer()
+        return made
+
+    rb = buffer(storage())
+    for step in range(10):
+        rb.extend(episode(step), streams=[2, 0, 5])
+    rb.dumps(tmp_path / "save")
+    again = buffer(storage())
+    again.loads(tmp_path / "save")
+    require_the_same_streams(rb, again)
+    assert (again[:]["next", "observation"] == rb[:]["next", "observation"]).all()
+
+
+def test_a_save_without_streams_is_as_it_was(tmp_path: Path) -> None:
+    rb = buffer(LazyTensorStorage(20))
+    rb.extend(rows(0))
+    rb.dumps(tmp_path / "plain")
+    rb.extend(rows(1), streams=1)
+    rb.dumps(tmp_path / "streams")
+    found = {
+        name: json.loads((tmp_path / name / "storage" / "storage_metadata.json").read_text())
+        for name in ("plain", "streams")
+    }
+    assert {name: found[name]["shmbuffer"]["format"] for name in found} == {
+        "plain": 1,
+        "streams": 2,
+    }
+    assert not (tmp_path / "plain" / "storage" / "shmbuffer.streams.npy").exists()
+    saved = np.load(tmp_path / "streams" / "storage" / "shmbuffer.streams.npy")
+    assert saved.dtype == np.uint8
+    assert saved.tolist() == [0, 0, 0, 1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("streams", "said"),
+    [
+        (np.zeros(6, np.int64), r"6 streams are int64\[6\]"),
+        (np.zeros((2, 3), np.uint8), r"6 streams are uint8\[2, 3\]"),
+        (np.full(6, 2**24, np.uint32), "stream 16777216"),
+        (np.zeros(5, np.uint8), r"6 streams are uint8\[5\]"),
+        (np.zeros(1, np.uint8), r"6 streams are uint8\[1\]"),
+    ],
+)
+def test_damaged_streams_of_a_save_are_refused(
+    streams: NDArray[Any], said: str, tmp_path: Path
+) -> None:
+    rb = buffer(LazyTensorStorage(20))
+    for stream in (0, 1):
+        rb.extend(rows(stream), streams=stream)
+    rb.dumps(tmp_path / "save")
+    np.save(tmp_path / "save" / "storage" / "shmbuffer.streams.npy", streams)
+    again = buffer(LazyTensorStorage(20))
+    with pytest.raises(CorruptBufferError, match=said):
+        again.loads(tmp_path / "save")
+    assert len(again) == 0

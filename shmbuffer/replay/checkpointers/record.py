@@ -179,7 +179,8 @@ class Record:
             streams = np.zeros(slots, np.uint64)
             if ours["format"] == 2:
                 with reading(folder / _STREAMS):
-                    streams[tickets >= 0] = _in_range(read_array(folder / _STREAMS))
+                    held = tickets >= 0
+                    streams[held] = _of_items(read_array(folder / _STREAMS), int(held.sum()))
             cursor, count = int(ours["cursor"]), int(ours["write_count"])
             if not 0 <= cursor < slots or not 0 <= count < 2**62:
                 raise ValueError(f"cursor {cursor}, write count {count} of {slots} slots")
@@ -210,10 +211,10 @@ def write_beside(folder: Path, ring: Ring, *, metadata: dict[str, Any] | None = 
     write_json(folder / METADATA, metadata_of(metadata, int(held[-1]) + 1 if len(held) else 0))
 
 
-def _in_range(streams: NDArray[Any]) -> NDArray[np.uint64]:
+def _of_items(streams: NDArray[Any], items: int) -> NDArray[np.uint64]:
     """The streams of a file; ValueError where they are none."""
-    if streams.dtype.kind != "u" or streams.ndim != 1:
-        raise ValueError(f"the streams are {streams.dtype}{list(streams.shape)}")
+    if streams.dtype.kind != "u" or streams.shape != (items,):
+        raise ValueError(f"{items} streams are {streams.dtype}{list(streams.shape)}")
     if len(streams) and int(streams.max()) >= layout.STREAMS:
         raise ValueError(f"stream {streams.max()} of {layout.STREAMS}")
     return streams.astype(np.uint64)
@@ -236,9 +237,14 @@ def slots_of(runs: NDArray[np.int64], slots: int) -> tuple[NDArray[np.int64], ND
     if runs.ndim != 2 or runs.shape[1] != 4 or runs.dtype != np.int64:
         raise ValueError(f"the slots are {runs.dtype}{list(runs.shape)}, not int64[runs, 4]")
     tickets, writers = np.full(slots, -1, np.int64), np.zeros(slots, np.int64)
-    for first, count, ticket, writer in runs.tolist():
-        if min(first, count - 1, ticket, writer) < 0 or first + count > slots:
-            raise ValueError(f"slots {first} to {first + count} of {slots}")
-        tickets[first : first + count] = np.arange(ticket, ticket + count)
-        writers[first : first + count] = writer
+    first, counts, ticket, writer = runs.T
+    wrong = (runs < 0).any(1) | (counts < 1) | (counts > slots) | (first > slots - counts)
+    for at in np.flatnonzero(wrong)[:1]:
+        raise ValueError(f"slots {first[at]} to {first[at] + counts[at]} of {slots}")
+    if (total := int(counts.sum())) > slots:
+        raise ValueError(f"{total} items in {slots} slots")
+    within = np.arange(total) - np.repeat(np.cumsum(counts) - counts, counts)
+    where = np.repeat(first, counts) + within
+    tickets[where] = np.repeat(ticket, counts) + within
+    writers[where] = np.repeat(writer, counts)
     return tickets, writers

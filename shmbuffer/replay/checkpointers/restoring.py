@@ -17,6 +17,8 @@ from shmbuffer.replay.form.nodes import TensorDictNode
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from shmbuffer.memory import Ring
+
 
 def restore(storage: Any, saved: Saved, *, there: bool = False) -> Loaded:
     """Put columns in place of what ``storage`` has; it is defined first if it is not."""
@@ -83,6 +85,21 @@ def as_loaded(sources: NDArray[np.uint64], whose: int | None = None) -> NDArray[
     numbers[unknown] = len(sources) + np.arange(int(unknown.sum()))
     found = numbers.astype(np.uint64) + np.uint64(layout.INCARNATIONS)
     return layout.source_of(found if whose is None else np.full_like(found, whose), streams)
+
+
+def sources_in_state(sources: NDArray[np.uint64]) -> dict[str, Any]:
+    """What a ``state_dict`` has of the sources of its slots: nothing where they are one."""
+    if not len(sources) or (sources == sources[0]).all():
+        return {}
+    return {"_sources": torch.from_numpy(sources.view(np.int64))}
+
+
+def sources_from_state(ring: Ring, state: dict[str, Any], whose: int | None = None) -> None:
+    """Say who wrote the items of a state, which are in their slots; see `as_loaded`."""
+    if "_sources" in state:
+        slots = state["_index"].numpy()[:: ring.width] // ring.width
+        sources = state["_sources"].numpy().view(np.uint64)
+        ring.live.sources[slots] = as_loaded(sources, whose)
 
 
 def require_alone(storage: Any) -> None:

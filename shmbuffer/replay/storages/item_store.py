@@ -11,6 +11,7 @@ import torch
 from tensordict import is_non_tensor
 
 from shmbuffer.numpy.nodes import KeyPath
+from shmbuffer.replay.checkpointers.restoring import sources_in_state
 from shmbuffer.replay.form.nodes import is_collection
 from shmbuffer.replay.storages.indexing import Selection
 from shmbuffer.replay.storages.mover import Mover
@@ -65,10 +66,11 @@ class ItemStore(Mover):
     def state_dict(self) -> dict[str, Any]:
         """See `ListStorage.state_dict`."""
         items, moment = self._state()
-        capacity = len(moment.tickets)
+        capacity, slots = len(moment.tickets), held_slots(moment)
         return {
             **items,
-            "_index": torch.from_numpy(held_slots(moment)),
+            **sources_in_state(moment.sources[slots]),
+            "_index": torch.from_numpy(slots),
             "_cursor": moment.head % capacity,
             "_capacity": capacity,
         }

@@ -10,6 +10,7 @@ import torch
 
 from shmbuffer.replay.checkpointers.list import ListStorageCheckpointer
 from shmbuffer.replay.checkpointers.record_image import RecordImage
+from shmbuffer.replay.checkpointers.restoring import sources_from_state
 from shmbuffer.replay.checkpoints import has_its_own
 from shmbuffer.replay.form.batches import collate
 from shmbuffer.replay.storages.indexing import is_int, is_one
@@ -275,9 +276,11 @@ class ListStorage(RingBacked):
         if "_records" in state_dict:
             image = RecordImage.of_state(state_dict["_records"], slots)
             self.load_image(image, slots, cursor=cursor, write_count=count)
-            return
-        kept = self._loaded(state_dict["_list"])
-        self.copy_in(kept, slots, cursor=cursor, write_count=count)
+        else:
+            kept = self._loaded(state_dict["_list"])
+            self.copy_in(kept, slots, cursor=cursor, write_count=count)
+        ring = self._store().ring
+        sources_from_state(ring, state_dict, None if self.shared else ring.seat.incarnation)
 
     def load_image(
         self, image: RecordImage, slots: NDArray[np.int64], *, cursor: int, write_count: int

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from shmbuffer.numpy.nodes import Node
+from shmbuffer.replay.checkpointers.restoring import sources_from_state, sources_in_state
 from shmbuffer.replay.checkpointers.saved import blank
 from shmbuffer.replay.form import structure
 from shmbuffer.replay.form.objects import Objects
@@ -19,11 +20,16 @@ def state_of(rows: Rows | None) -> dict[str, Any]:
     Returns:
         ``initialized``; ``_len``; ``_cursor``; ``_index`` int64 ``[n]``, the elements;
         ``_storage``, one tensor ``[n, *shape]`` a leaf under its dotted name (of objects: a list of
-        them, and their shape); ``_structure``, what the form of the data is.
+        them, and their shape); ``_structure``, what the form of the data is; and where several
+        writers or streams wrote them, ``_sources``.
     """
     if rows is None:
         return {"initialized": False, "_len": 0}
+    live = rows.ring.live
+    tickets, sources = live.tickets(), live.sources.copy()
     index, tensors = rows.everything()
+    sources[live.tickets() != tickets] = 0  # written over meanwhile: by whom is not known
+    slots = index.numpy()[:: rows.ring.width] // rows.ring.width
     leaves = rows.leaves
     return {
         "initialized": True,
@@ -39,6 +45,7 @@ def state_of(rows: Rows | None) -> dict[str, Any]:
             "lanes": list(leaves.lanes),
             "capacity": rows.ring.capacity,
         },
+        **sources_in_state(sources[slots]),
     }
 
 
@@ -66,6 +73,7 @@ def load_state(rows: Rows, state: dict[str, Any]) -> None:
         ring.claims.abort()
     slots = state["_index"].numpy()[:: ring.width] // ring.width
     rows.place(slots, data, in_place=False)
+    sources_from_state(ring, state)
 
 
 def _form_of(state: dict[str, Any]) -> tuple[Node, tuple[int, ...], list[Any]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from shmbuffer.replay.samplers.slicing.entries import (
     RecordEntries,
     path_of,
 )
-from shmbuffer.replay.samplers.slicing.pieces import Grid, TrajectoryPieces, in_order, look
+from shmbuffer.replay.samplers.slicing.pieces import Grid, Ordered, Pieces, in_order, look
 from shmbuffer.replay.samplers.slicing.trajectories import (
     Ends,
     Steps,
@@ -59,6 +59,8 @@ class Found(NamedTuple):
     """By its items, without what is live memory."""
     slots: int
     """How many were looked at."""
+    order: NDArray[np.int64] | None
+    """The slots as they follow each other, where that is not the order of the ring."""
     storage: weakref.ref[Any]
     mover: Any
     moment: tuple[int, int, int] | None
@@ -131,7 +133,8 @@ class Boundaries:
         if seen is not None and moment is not None and seen.moment == moment:
             entries = seen.entries
             if self._cache_values or (
-                rows is not None and _same(seen.said, self._said(entries, seen.slots))
+                rows is not None
+                and _same(seen.said, self._said(entries, seen.slots, order=seen.order))
             ):
                 return seen
             if isinstance(entries, RecordEntries) and ring is not None and entries.is_current(ring):
@@ -160,13 +163,13 @@ class Boundaries:
     ) -> Found:
         head: int | None = None
         if ring is None:
-            grid, pieces = in_order(len(storage))
+            grid, pieces = cast(tuple[Grid, Pieces], in_order(len(storage)))
         else:
             by_age = not self._static and self._step is None
             grid, pieces, head = look(ring, by_age=by_age)
         if not pieces.counts.any():
             raise EmptyBufferError(_EMPTY)
-        slots = int((pieces.first + pieces.counts).max()) if not grid.start else grid.capacity
+        slots = pieces.reach() if not grid.start else grid.capacity
         if isinstance(mover, Rows):
             entries: Entries = LeafEntries(mover)
         elif isinstance(mover, RecordStore) and ring is not None:
@@ -174,7 +177,8 @@ class Boundaries:
             entries.look(ring)
         else:
             entries = self._objects(storage, grid, pieces)
-        said = self._said(entries, slots, grid)
+        order = pieces.order if isinstance(pieces, Ordered) else None
+        said = self._said(entries, slots, grid, order)
         if isinstance(said, Steps):
             sources = None if ring is None else ring.live.sources
             table = cut_by_step(grid, pieces, sources, said, head)
@@ -184,9 +188,15 @@ class Boundaries:
             else:
                 table = cut(grid, pieces.in_lanes(grid), said, head)
             said = said._replace(ids=None)  # live memory
-        return Found(table, entries, said, slots, weakref.ref(storage), mover, moment)
+        return Found(table, entries, said, slots, order, weakref.ref(storage), mover, moment)
 
-    def _said(self, entries: Entries, slots: int, grid: Grid | None = None) -> Ends | Steps:
+    def _said(
+        self,
+        entries: Entries,
+        slots: int,
+        grid: Grid | None = None,
+        order: NDArray[np.int64] | None = None,
+    ) -> Ends | Steps:
         """What the items say, or what was given for them."""
         if self._given_ends is not None:
             return scan([_given("ends", self._given_ends, slots, grid)], None, slots)
@@ -199,9 +209,9 @@ class Boundaries:
             steps = entries.column(self._step)
             what = f"traj_key {_names([id_path])}, step_key {_names([self._step])}"
             return Steps(ids[:slots].copy(), steps[:slots].copy(), what)
-        return scan([entries.column(path) for path in ends], ids, slots)
+        return scan([entries.column(path) for path in ends], ids, slots, order)
 
-    def _objects(self, storage: Any, grid: Grid, pieces: TrajectoryPieces) -> Entries:
+    def _objects(self, storage: Any, grid: Grid, pieces: Pieces) -> Entries:
         if lanes_of(storage):
             raise TypeError(
                 f"slices of a {type(storage).__name__} need one with ndim=1, or a storage of "

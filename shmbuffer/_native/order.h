@@ -1,0 +1,15 @@
+/* The order in which the slots of a ring follow each other: by source, and by age within a source. */
+#ifndef SHMB_ORDER_H
+#define SHMB_ORDER_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+struct shmb_group {
+    uint64_t source, count;
+};
+
+bool shmb_order(const uint64_t *sources, uint64_t count, uint64_t start, int64_t *order, int64_t *rows,
+                struct shmb_group **groups, uint64_t *n_groups);
+
+#endif
