@@ -47,20 +47,14 @@ class Weights(NamedTuple):
 
 
 def publish(
-    seat: Seat,
-    leaves: Sequence[Leaf],
+    seat: Seat,  # of the handle
+    leaves: Sequence[Leaf],  # names, dtypes and shapes
+    # where the bytes of each are, in C order; nobody changes them meanwhile
     addresses: Sequence[int],
-    step: int,
-    timeout: float = TIMEOUT_S,
+    step: int,  # of the caller
+    timeout: float = TIMEOUT_S,  # seconds to wait for another publisher
 ) -> int:
     """Makes these weights the newest; see `ReplayBuffer.publish`.
-
-    Args:
-        seat: of the handle.
-        leaves: names, dtypes and shapes.
-        addresses: where the bytes of each are, in C order; nobody changes them meanwhile.
-        step: of the caller.
-        timeout: seconds to wait for another publisher.
 
     Returns:
         The version.

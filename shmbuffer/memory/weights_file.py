@@ -55,11 +55,6 @@ class Form:
     Args:
         leaves: the tensors, in the order in which they are given and returned.
 
-    Attributes:
-        leaves: the tensors.
-        places: where each starts in a copy.
-        nbytes: of a copy.
-
     Raises:
         ValueError: there are none, too many, or one twice.
         SchemaMismatchError: a dtype that cannot be stored.
@@ -68,9 +63,9 @@ class Form:
     def __init__(self, leaves: Sequence[Leaf]) -> None:
         if not 0 < len(leaves) <= MAX_LEAVES:
             raise ValueError(f"weights have 1 to {MAX_LEAVES} tensors, not {len(leaves)}")
-        self.leaves = tuple(leaves)
-        self.places: list[int] = []
-        self.nbytes = 0
+        self.leaves = tuple(leaves)  # the tensors
+        self.places: list[int] = []  # where each starts in a copy
+        self.nbytes = 0  # of a copy
         for leaf in self.leaves:
             if leaf.dtype not in ITEMSIZES:
                 raise SchemaMismatchError(
@@ -114,21 +109,13 @@ class Form:
 
 
 class Copied(NamedTuple):
-    """Weights as they were copied out.
+    """Weights as they were copied out."""
 
-    Attributes:
-        version: of them.
-        step: as their publisher gave it.
-        time_ns: when they were published; wall clock.
-        form: what they are made of.
-        data: their bytes, the caller's own.
-    """
-
-    version: int
-    step: int
-    time_ns: int
-    form: Form
-    data: NDArray[np.uint8]
+    version: int  # of them
+    step: int  # as their publisher gave it
+    time_ns: int  # when they were published; wall clock
+    form: Form  # what they are made of
+    data: NDArray[np.uint8]  # their bytes, the caller's own
 
     def parts(self) -> list[NDArray[np.uint8]]:
         """The bytes of each tensor, in the order of the form; views."""
@@ -218,8 +205,7 @@ class WeightsFile:
     def drop_damaged(self) -> list[int]:
         """Takes the newest version out if it is torn, then the one before; while we are alone.
 
-        Returns:
-            The versions that were torn.
+        Returns the versions that were torn.
         """
         dropped = []
         for version in range(self.newest, max(0, self.newest - 2), -1):

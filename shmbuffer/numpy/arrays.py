@@ -65,9 +65,8 @@ def _is_double(value: Any) -> bool:
 def named(value: Any) -> tuple[str, np.ndarray[Any, Any]]:
     """An array, over the same memory where that is possible, and the name of its dtype.
 
-    Returns:
-        A name that `ITEMSIZES` has, or that of a dtype which cannot be stored; of those in `RAW`
-        the array is one of unsigned integers.
+    Returns a name that `ITEMSIZES` has, or that of a dtype which cannot be stored; of those in
+    `RAW` the array is one of unsigned integers.
     """
     if type(value) is not np.ndarray:
         torch = sys.modules.get("torch")

@@ -16,16 +16,11 @@ def _as_numbers(index: Any) -> NDArray[np.int64]:
 
 
 def ravel(
-    index: Any,
-    lanes: tuple[int, ...],
-    numbers_of: Callable[[Any], NDArray[np.int64]] = _as_numbers,
+    index: Any,  # an int, ``[n]``, or where there are lanes ``[n, ndim]`` or a tuple of coordinates
+    lanes: tuple[int, ...],  # sizes of the dimensions behind the first
+    numbers_of: Callable[[Any], NDArray[np.int64]] = _as_numbers,  # makes int64 of it
 ) -> NDArray[np.int64]:
     """Element indices from what a sample or a write has given out as ``index``.
-
-    Args:
-        index: an int, ``[n]``, or where there are lanes ``[n, ndim]`` or a tuple of coordinates.
-        lanes: sizes of the dimensions behind the first.
-        numbers_of: makes int64 of it.
 
     Returns:
         int64 ``[n]``, contiguous.

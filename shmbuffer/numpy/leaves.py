@@ -42,22 +42,16 @@ _structure = ArrayStructure()
 
 
 class ArrayLeaves:
-    """The leaves of one buffer, ready for use.
-
-    Args:
-        node: the form of the data.
-        leaves: what the schema says of each leaf, in the order of ``node.paths()``.
-        lanes: sizes of the storage's dimensions after the first.
-        where: the buffer's name in messages.
-        optional: root keys that a batch may carry beside the leaves; they are not stored.
-    """
+    """The leaves of one buffer, ready for use."""
 
     def __init__(
         self,
-        node: Node,
+        node: Node,  # the form of the data
+        # what the schema says of each leaf, in the order of ``node.paths()``
         leaves: tuple[Leaf, ...],
-        lanes: tuple[int, ...],
-        where: str,
+        lanes: tuple[int, ...],  # sizes of the storage's dimensions after the first
+        where: str,  # the buffer's name in messages
+        # root keys that a batch may carry beside the leaves; they are not stored
         optional: frozenset[str] = OWN_KEYS,
     ) -> None:
         self.node = node
@@ -78,28 +72,18 @@ class ArrayLeaves:
     @classmethod
     def of_data(
         cls,
-        data: Any,
+        data: Any,  # the batch; one item where ``single``
         *,
-        ndim: int,
-        single: bool,
-        mapping: str,
-        where: str,
-        optional: frozenset[str],
+        ndim: int,  # dimensions of the storage
+        single: bool,  # see there
+        mapping: str,  # what a plain dict is: ``"tensordict"`` or ``"dict"``
+        where: str,  # the buffer's name in messages
+        optional: frozenset[str],  # root keys that may be missing in later batches
+        # names for leaves whose arrays are the bytes of a dtype in `RAW`
         dtypes: Mapping[KeyPath, str],
-        swapped: int = 0,
+        swapped: int = 0,  # the dimension of the data that becomes the first one
     ) -> ArrayLeaves:
-        """Describe a first batch.
-
-        Args:
-            data: the batch; one item where ``single``.
-            ndim: dimensions of the storage.
-            single: see there.
-            mapping: what a plain dict is: ``"tensordict"`` or ``"dict"``.
-            where: the buffer's name in messages.
-            optional: root keys that may be missing in later batches.
-            dtypes: names for leaves whose arrays are the bytes of a dtype in `RAW`.
-            swapped: the dimension of the data that becomes the first one.
-        """
+        """Describe a first batch."""
         dims = ndim - 1 if single else ndim
         node = _structure.describe(data, dims, mapping=mapping)
         values: list[Any] = []

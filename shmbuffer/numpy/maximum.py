@@ -35,11 +35,7 @@ _ROUNDING = 1e-9
 
 
 class MaxPriority:
-    """The largest raw priority among the items of a ring.
-
-    Args:
-        ring: whose priorities are kept; what is changed through us is told to `updated`.
-    """
+    """The largest raw priority among the items of a ring; our own changes are told to `updated`."""
 
     def __init__(self, ring: Ring) -> None:
         self._ring = ring
@@ -53,10 +49,7 @@ class MaxPriority:
     def default(self, leaving: Ints | None = None) -> float:
         """The priority of a new item: the largest that is there; 1.0 where nothing is.
 
-        What others write or set while we look is taken into account the next time.
-
-        Cost: O(items written since the last call), or O(capacity), a millisecond for a million; see
-            the module.
+        Cost: O(items written since the last call), or O(capacity), a millisecond for a million.
         """
         ring = self._ring
         # Before anything is looked at.

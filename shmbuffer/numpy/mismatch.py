@@ -123,19 +123,13 @@ def as_it_is(data: Any) -> Any:
 
 
 def leaves_of(
-    data: Any,
-    nested: bool = True,
-    prefix: KeyPath = (),
+    data: Any,  # of any form
+    nested: bool = True,  # a TensorDict: keys may be tuples, and lists are leaves
+    prefix: KeyPath = (),  # where the data are
+    # the dict, list or tuple to look into; of a leaf something else
     opened: Callable[[Any], Any] = as_it_is,
 ) -> dict[KeyPath, Any]:
-    """The leaves of data by their place, without the entries that a sample adds.
-
-    Args:
-        data: of any form.
-        nested: a TensorDict: keys may be tuples, and lists are leaves.
-        prefix: where the data are.
-        opened: the dict, list or tuple to look into; of a leaf something else.
-    """
+    """The leaves of data by their place, without the entries that a sample adds."""
     held = opened(data)
     if isinstance(held, Mapping):
         held = nest(held) if nested else held

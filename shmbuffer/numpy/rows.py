@@ -196,16 +196,12 @@ class ArrayRows:
 
 
 def priority_of(
-    paths: Sequence[tuple[str, ...]],
-    optional: Collection[str],
+    paths: Sequence[tuple[str, ...]],  # of the leaves
+    optional: Collection[str],  # root keys that a batch may carry beside them
+    # entry of the data whose numbers become priorities; None: there is none
     key: str | tuple[str, ...] | None,
 ) -> int | str | None:
     """What becomes the priorities, as the core's intake takes it.
-
-    Args:
-        paths: of the leaves.
-        optional: root keys that a batch may carry beside them.
-        key: entry of the data whose numbers become priorities; None: there is none.
 
     Returns:
         Number of a leaf, the key of an entry that is no leaf, or None.

@@ -58,10 +58,6 @@ EPS = Default(1e-8)
 class BufferConfig:
     """The arguments of a coordinator that concern its directory; see ``Coordinator``.
 
-    Attributes:
-        more: those of ``RECORDED``.
-        of_storage: those of ``OF_STORAGES``.
-
     Raises:
         ValueError: one of them makes no sense.
     """
@@ -73,12 +69,12 @@ class BufferConfig:
     beta: float = BETA
     batch_size: int | None = None
     priority_key: str | tuple[str, ...] | None = None
-    more: Mapping[str, Any] = field(default_factory=dict)
+    more: Mapping[str, Any] = field(default_factory=dict)  # those of ``RECORDED``
     storage: str | None = None
     max_bytes: int | None = None
     checksum: bool = True
     reserve: bool = True
-    of_storage: Mapping[str, Any] = field(default_factory=dict)
+    of_storage: Mapping[str, Any] = field(default_factory=dict)  # those of ``OF_STORAGES``
 
     def __post_init__(self) -> None:
         self._check_storage()

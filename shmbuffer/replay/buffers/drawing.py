@@ -35,10 +35,7 @@ def drawn(plan: Plan, count: int, *, pins: bool) -> Batch:
 
 
 def chosen(plan: Plan, index: Any, known: dict[Any, Any]) -> Batch:
-    """The items that a sampler has chosen, as the storage gives them.
-
-    Where other processes write, it is asked again if one of them was written over meanwhile.
-    """
+    """The items that a sampler has chosen; it is asked again if one was overwritten meanwhile."""
     for _ in range(_ATTEMPTS):
         data = _held(plan, index, known)
         if data is not None:

@@ -111,10 +111,9 @@ class FastWrite:
         return None
 
     def convert(self, data: Any, single: bool, streams: int | Streams | None = None) -> Any:
-        """`write` of data that do not lie as they have to; None: the storage has to look at them.
+        """`write` of data that need a conversion; None: the storage has to look at them.
 
-        Nothing is converted where `write` would not take it either, or where several numbers are
-        the priority of one item.
+        Nothing is converted where `write` would not take it, or several numbers make a priority.
         """
         key, given = self._key, None
         beside = isinstance(key, str) and not isinstance(self._priority, int)

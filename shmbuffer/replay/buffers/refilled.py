@@ -30,32 +30,18 @@ _Form = tuple[torch.dtype, torch.Size]
 class Refilled:
     """One sample, and the tensors in it.
 
-    Args:
-        out: the sample.
-        count: its items.
-        leaves: of an item.
-        info: what else is in it.
-        gone: called when nobody has the sample any more.
-
     Raises:
         ValueError: items that are not made of TensorDicts and tensors.
         RuntimeError: ``out`` is locked, and something else is in it.
-
-    Attributes:
-        leaves: a tensor each.
-        index: int64 ``[count]``.
-        tickets: int64 ``[count]``, also where the sample does not show them.
-        weights: float32 ``[count]``, of the draw; None where it is uniform.
-        shown: the entry: the same tensor, or one of another dtype.
     """
 
     def __init__(
         self,
-        out: TensorDict,
-        count: int,
-        leaves: Leaves,
-        info: SampleInfo,
-        gone: Callable[[Any], object],
+        out: TensorDict,  # the sample
+        count: int,  # its items
+        leaves: Leaves,  # of an item
+        info: SampleInfo,  # what else is in it
+        gone: Callable[[Any], object],  # called when nobody has the sample any more
     ) -> None:
         self._out = weakref.ref(out, gone)
         self._form = leaves, info
@@ -67,13 +53,16 @@ class Refilled:
             (dtype, torch.Size((count, *leaf.shape)))
             for dtype, leaf in zip(leaves.dtypes, leaves.leaves, strict=True)
         )
-        self.leaves: list[torch.Tensor] = []
+        self.leaves: list[torch.Tensor] = []  # a tensor each
         self._noted: list[tuple[dict[Any, Any], int, list[tuple[Any, Any]]]] = []
         assert isinstance(leaves.node, TensorDictNode)
         self._take(out, leaves.node, forms, names)
-        self.index = _entry(out, (INDEX,), (torch.int64, lead))
+        self.index = _entry(out, (INDEX,), (torch.int64, lead))  # int64 ``[count]``
+        # int64 ``[count]``, also where the sample does not show them
         self.tickets = _entry(out, ticket_keys, (torch.int64, lead))
+        # the entry: the same tensor, or one of another dtype
         self.shown: torch.Tensor | None = None
+        # float32 ``[count]``, of the draw; None where it is uniform
         self.weights: torch.Tensor | None = None
         if info.weight_dtype is not None:
             form = (info.weight_dtype, lead)

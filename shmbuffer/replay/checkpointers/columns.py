@@ -1,6 +1,6 @@
 """Copies of a ring's items, all of one moment, in files that nobody sees yet.
 
-A column is a map of a file at full capacity, sparse: ``[slots, *lanes, *shape]`` of one leaf.
+A column maps a sparse file of full capacity: ``[slots, *lanes, *shape]`` of one leaf.
 """
 
 from __future__ import annotations

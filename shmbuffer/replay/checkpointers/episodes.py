@@ -1,7 +1,6 @@
 """Episode data with every observation once: the hooks of `shmbuffer.replay.ted`, and their files.
 
-All three write and read what TorchRL's checkpointers of the same names do. Each is a list of hooks;
-one of them has a file of its own instead of a directory of memory maps.
+All three write and read what TorchRL's checkpointers of the same names do.
 """
 
 from __future__ import annotations

@@ -99,10 +99,7 @@ class RingStorageCheckpointer(StorageCheckpointerBase):
         raise NotImplementedError
 
     def _loads_files(self, storage: Any, path: Path, written: Written) -> Loaded:
-        """Put what was saved in place of what the storage has.
-
-        ``path`` may be the storage's own directory, in which TorchRL has written.
-        """
+        """Put what was saved in place of the storage's items; ``path`` may be its own directory."""
         raise NotImplementedError
 
     def _ring_of(self, storage: Any) -> Ring:

@@ -31,19 +31,13 @@ from shmbuffer.replay.values import damaged, reading
 
 @dataclass
 class Saved:
-    """A storage as it lies somewhere.
+    """A storage as it lies somewhere."""
 
-    Attributes:
-        where: in messages.
-        record: which item is in which slot.
-        node: the form of the data; None where the files do not tell.
-        by_key: of each leaf its column ``[n, *lanes, *shape]``, a tensor or `Objects`; n is the
-            capacity, or as much as hooks have left. What no buffer stores is left out.
-    """
-
-    where: str
-    record: Record
-    node: Node | None
+    where: str  # in messages
+    record: Record  # which item is in which slot
+    node: Node | None  # the form of the data; None where the files do not tell
+    # of each leaf its column ``[n, *lanes, *shape]``, a tensor or `Objects`; n is the capacity, or
+    # as much as hooks have left. What no buffer stores is left out
     by_key: dict[Key, Any]
 
     @classmethod
@@ -53,10 +47,7 @@ class Saved:
 
     @classmethod
     def of_buffer(cls, engine: Engine, path: Path) -> tuple[Saved, ItemSnapshot]:
-        """What the buffer in a directory holds, and the moment that it is of.
-
-        Nothing is copied while nobody else has it open; else it is, into memory.
-        """
+        """What the buffer in a directory holds, and its moment; a copy if others have it open."""
         ring = engine.ring()
         if ring is None:
             raise RuntimeError(f"{path}: is a buffer that nothing was written to")

@@ -51,23 +51,16 @@ _NORESERVE = 0x4000  # MAP_NORESERVE of Linux: nothing is ever written to these 
 
 @dataclass
 class Folder:
-    """What a directory of tensordict holds, with all that is nested in it.
+    """What a directory of tensordict holds, with all that is nested in it."""
 
-    Attributes:
-        path: of the directory.
-        shape: batch size.
-        node: the tree of what is in there; without what a sample adds to the data.
-        tensors: dtype and shape of each tensor, and its file, by nested key.
-        values: what is no tensor, by nested key: a value, or lists with one for each item.
-        refused: dotted keys of what could only be unpickled.
-    """
-
-    path: Path
-    shape: tuple[int, ...] = ()
-    node: Node = LEAF
+    path: Path  # of the directory
+    shape: tuple[int, ...] = ()  # batch size
+    node: Node = LEAF  # the tree of what is in there; without what a sample adds to the data
+    # dtype and shape of each tensor, and its file, by nested key
     tensors: dict[Key, tuple[torch.dtype, tuple[int, ...], Path]] = field(default_factory=dict)
+    # what is no tensor, by nested key: a value, or lists with one for each item
     values: dict[Key, Any] = field(default_factory=dict)
-    refused: list[str] = field(default_factory=list)
+    refused: list[str] = field(default_factory=list)  # dotted keys of what could only be unpickled
 
     def tensor(self, key: Key) -> torch.Tensor:
         """The tensor at a nested key, as a map of its file."""
@@ -192,8 +185,7 @@ def write_folder(
 ) -> list[Path]:
     """Write ``meta.json`` of a TensorDict, and of all that is nested in it.
 
-    Returns:
-        The file of each leaf, in order; none of them is made. Of objects it is the directory.
+    Returns the file of each leaf, in order; none of them is made. Of objects it is the directory.
     """
     path.mkdir(exist_ok=True)
     files: list[Path] = []

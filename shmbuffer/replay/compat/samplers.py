@@ -127,11 +127,7 @@ def _raw_of_masses(directory: Path, capacity: int, alpha: float, eps: float) -> 
 
 
 def moved(raw: torch.Tensor, loaded: Loaded, elements: int) -> torch.Tensor:
-    """Priorities of a storage of another capacity, where its items are now.
-
-    Returns:
-        float64 ``[elements]``.
-    """
+    """Priorities ``[elements]`` of a storage of another capacity, where its items are now."""
     if not loaded.shift and len(raw) == elements:
         return raw
     held = torch.nonzero(~raw.isnan())[:, 0]

@@ -22,20 +22,13 @@ BUFFER_IDS = "buffer_ids"
 
 
 def stack_index(buffer_ids: list[int], indices: list[torch.Tensor]) -> Any:
-    """The index of a sample.
-
-    Returns:
-        A TensorDict ``[rows]`` with ``"buffer_ids"`` and ``"index"``.
-    """
+    """The index of a sample: a TensorDict ``[rows]`` with ``"buffer_ids"`` and ``"index"``."""
     ids = torch.tensor(buffer_ids).unbind(0)
     return stack_rows([{BUFFER_IDS: at, INDEX: i} for at, i in zip(ids, indices, strict=True)])
 
 
 def stack_rows(rows: list[dict[Any, torch.Tensor]]) -> Any:
-    """Entries of rows as a TensorDict ``[rows]``.
-
-    Dense where keys and shapes agree, else stacked lazily.
-    """
+    """Entries of rows as a TensorDict ``[rows]``, lazily stacked where keys or shapes differ."""
     first = rows[0]
     if all(
         row.keys() == first.keys() and all(row[key].shape == first[key].shape for key in first)
@@ -48,10 +41,7 @@ def stack_rows(rows: list[dict[Any, torch.Tensor]]) -> Any:
 
 
 def stack_batches(batches: list[Any]) -> Any:
-    """Batches of one form with a dimension in front.
-
-    TensorDicts that differ in keys or shapes are stacked lazily.
-    """
+    """Batches of one form with a dimension in front, lazily stacked where they differ."""
     if is_collection(batches[0]):
         return LazyStackedTensorDict.maybe_dense_stack(batches, 0)
     try:
@@ -81,11 +71,7 @@ def stack_infos(
 
 
 def with_infos(data: TensorDictBase, info: TensorDictBase) -> tuple[Any, Any]:
-    """A sample with what is known about it among its entries.
-
-    Returns:
-        Both, with ``buffer_ids`` for each item.
-    """
+    """A sample with its infos among its entries, and both with ``buffer_ids`` for each item."""
     rows = len(info)
     items = [row.get(INDEX).get(INDEX).shape[0] for row in info.unbind(0)]
     if data.batch_dims < 2 or data.batch_size[0] != rows or data.batch_size[1] not in (-1, *items):
@@ -169,11 +155,7 @@ def known_tickets(tickets: torch.Tensor | None) -> torch.Tensor | None:
 def routed(
     data: Any, count: int, key: str | tuple[str, ...] | None, dim: int | None
 ) -> tuple[TensorDictBase, torch.Tensor]:
-    """A batch, flat, and the number of the buffer of each item.
-
-    Returns:
-        The items ``[n]``, and int64 ``[n]``.
-    """
+    """The items of a batch, flat, ``[n]``, and the number of the buffer of each."""
     if not isinstance(data, TensorDictBase):
         raise TypeError(
             f"only TensorDicts are divided among the buffers, got {type(data).__name__}; write "

@@ -30,11 +30,7 @@ def stack(items: list[Any], mapping: str = "dict", *, tensors: bool = False) -> 
 
 
 def collate(items: list[Any]) -> Any:
-    """Items as a batch: as `stack` does it, or what is nearest to that.
-
-    TensorDicts that differ in keys or shapes are stacked lazily. What is neither tensor nor number,
-    and items of different kinds, stay a list.
-    """
+    """Items as a batch: as `stack` does it, else lazily stacked, else (mixed kinds) a list."""
     return _joined(items, "the item", _How(False, False, True)) if items else items
 
 

@@ -45,21 +45,15 @@ _KEPT_SHAPES = 64  # batch sizes whose shapes are remembered
 
 
 class Leaves:
-    """The leaves of one buffer, ready for use.
-
-    Args:
-        node: the form of the data.
-        leaves: what the schema says of each leaf, in the order of ``node.paths()``.
-        lanes: sizes of the storage's dimensions after the first.
-        where: the buffer's name in messages.
-    """
+    """The leaves of one buffer, ready for use."""
 
     def __init__(
         self,
-        node: Node,
+        node: Node,  # the form of the data
+        # what the schema says of each leaf, in the order of ``node.paths()``
         leaves: tuple[Leaf, ...],
-        lanes: tuple[int, ...],
-        where: str = "this buffer",
+        lanes: tuple[int, ...],  # sizes of the storage's dimensions after the first
+        where: str = "this buffer",  # the buffer's name in messages
     ) -> None:
         self.node = node
         self.leaves = leaves

@@ -74,19 +74,16 @@ def built(make: Callable[[], Made], where: str) -> Made:
 class RecordRows:
     """Makes one thing for each item. It takes the sizes of batches as it meets them.
 
-    Args:
-        batch_dims: int64[m, ...]: the sizes of all batches in the tree, in its order.
-        columns: m leaves for each chunk, in order.
-        device: where the tensors are; that of each TensorDict that has a device.
-
     Cost: 1 µs an item for each TensorDict in it, 0.1 µs a leaf; 1.5 µs for each text in a
         TensorDict.
     """
 
     def __init__(
         self,
+        # int64[m, ...]: the sizes of all batches in the tree, in its order
         batch_dims: NDArray[np.int64],
-        columns: Any,
+        columns: Any,  # m leaves for each chunk, in order
+        # where the tensors are; that of each TensorDict that has a device
         device: torch.device | None,
     ) -> None:
         self.columns = columns

@@ -65,21 +65,14 @@ _STORABLE = (
 
 @dataclass(frozen=True, eq=False)
 class Kind:
-    """What items that differ in numbers only have in common.
+    """What items that differ in numbers only have in common."""
 
-    Attributes:
-        key: what a walk through such an item meets.
-        tree: as in `record_format.Form`.
-        batch_dims: how many numbers belong to batch sizes.
-        chunks: the leaves, raw and inline.
-        paths: where each leaf is: keys of TensorDicts and dicts, positions in lists and tuples, of
-            stacks those of what is in them.
-    """
-
-    key: tuple[Any, ...]
-    tree: Any
-    batch_dims: int
-    chunks: tuple[Chunk, ...]
+    key: tuple[Any, ...]  # what a walk through such an item meets
+    tree: Any  # as in `record_format.Form`
+    batch_dims: int  # how many numbers belong to batch sizes
+    chunks: tuple[Chunk, ...]  # the leaves, raw and inline
+    # where each leaf is: keys of TensorDicts and dicts, positions in lists and tuples, of stacks
+    # those of what is in them
     paths: tuple[TreePath, ...]
 
 
@@ -116,10 +109,7 @@ class Walk:
 
 
 def describe(item: Any) -> Described:
-    """Takes an item apart.
-
-    Cost: 1.2 µs, and 0.6 µs a leaf.
-    """
+    """Takes an item apart. Cost: 1.2 µs, and 0.6 µs a leaf."""
     out = Walk()
     try:
         out.add(item)
@@ -132,10 +122,7 @@ def describe(item: Any) -> Described:
 
 
 def kind_of(key: tuple[Any, ...]) -> Kind:
-    """The kind of the items that a walk has met this in.
-
-    Kinds are kept, a bounded number of them.
-    """
+    """The kind of the items that a walk has met this in; a bounded number of kinds is kept."""
     kind = _kinds.get(key)
     if kind is None:
         if len(_kinds) >= _KEPT_KINDS:

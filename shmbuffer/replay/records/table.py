@@ -62,9 +62,6 @@ class Column:
         chunk: what it is; how it is stored, ``pieces`` tell.
         dims: int64[n, rank].
         pieces: where its bytes are; each row is in one of them.
-
-    Attributes:
-        nbytes: int64[n]: size of each row, in bytes.
     """
 
     def __init__(
@@ -73,7 +70,7 @@ class Column:
         self.chunk = chunk
         self.dims = dims
         self.pieces = pieces
-        self.nbytes = volumes(chunk, dims)
+        self.nbytes = volumes(chunk, dims)  # int64[n]: size of each row, in bytes
 
     @property
     def dtype(self) -> torch.dtype | None:

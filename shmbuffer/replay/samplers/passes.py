@@ -65,11 +65,7 @@ class PassDraw(NamedTuple):
 
 
 def held_next(ring: Ring | None, now: Pass, count: int) -> PassDraw | None:
-    """The next ``count`` items of a pass; fewer at its end.
-
-    Returns:
-        None where a place is empty: the storage was emptied since the pass began.
-    """
+    """The next ``count`` items of a pass, fewer at its end; None if the storage was emptied."""
     order, at = now.order, now.at
     assert order is not None
     elements = order[at : at + count]

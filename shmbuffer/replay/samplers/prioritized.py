@@ -176,11 +176,7 @@ class PrioritizedSampler(PriorityStore):
         return in_storage(storage, elements), info
 
     def _weights(self, elements: torch.Tensor, weights: Any) -> torch.Tensor:
-        """The core's weights, float32, in our dtype.
-
-        For float64 they are computed again from the masses; where one has changed since the draw,
-        the core's stays.
-        """
+        """The core's weights in our dtype; float64 from the masses, if unchanged since the draw."""
         ring = self.ring()
         assert ring is not None  # something was drawn from it
         least = ring.tree.p_min

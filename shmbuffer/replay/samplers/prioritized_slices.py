@@ -179,10 +179,7 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
         return 1 if self.span.right else super()._shortest(steps)
 
     def _wanted(self, table: Trajectories, steps: int) -> Flags:
-        """Bool ``[trajectories]``: not those whose priorities are all zero. O(items).
-
-        All of them, where there is nothing else.
-        """
+        """Bool ``[trajectories]``: those with a positive priority; all, if none has. O(items)."""
         some = np.add.reduceat(
             self._tree.priorities(table.elements_of(np.arange(table.rows))) != 0,
             table.starts,

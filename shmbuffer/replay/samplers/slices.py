@@ -30,10 +30,7 @@ _SHOWN = (
 
 
 class SliceArgumentsError(TypeError, ValueError):
-    """``num_slices`` and ``slice_len``: exactly one of them.
-
-    A ValueError by its nature; TorchRL raises TypeError.
-    """
+    """``num_slices`` and ``slice_len``: exactly one of them. A TypeError for TorchRL."""
 
 
 class SliceSampler(Sampler, metaclass=WithOrWithout):

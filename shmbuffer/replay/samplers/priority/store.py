@@ -159,11 +159,7 @@ class PriorityStore(Sampler):
         return self._ring
 
     def _agrees(self, storage: Any) -> bool:
-        """Whether the storage's alpha and eps are meant, whatever they have been set to by now.
-
-        They are where we were sent here from another process, or ask for those that a directory
-        was made with.
-        """
+        """Whether the storage's alpha and eps are accepted: in a copy, or of a directory."""
         if self._follows or not storage.shared:
             return self._follows
         settings = storage.engine().settings
@@ -291,10 +287,7 @@ class PriorityStore(Sampler):
     def _update_in_place(
         self, ring: Ring, index: Any, priority: Any, generation: Any
     ) -> PriorityUpdate | None:
-        """Set priorities that are tensors of the core's own form, as a learner has them.
-
-        None: they are something else, or an index is invalid; nothing was changed.
-        """
+        """Sets priorities that are tensors of the core's own form; None: something else, or bad."""
         if not (
             type(index) is torch.Tensor
             and type(priority) is torch.Tensor

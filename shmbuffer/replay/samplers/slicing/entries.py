@@ -45,10 +45,7 @@ class Entries(ABC):
 
     @abstractmethod
     def column(self, path: KeyPath) -> NDArray[Any]:
-        """That entry of all slots, ``[slots, lanes, numbers]``, to look at: it may be live memory.
-
-        What slots without an item have there means nothing.
-        """
+        """That entry of all slots, ``[slots, lanes, numbers]``, perhaps live."""
 
     @abstractmethod
     def take(self, path: KeyPath, elements: Ints) -> torch.Tensor:
@@ -84,13 +81,7 @@ class LeafEntries(Entries):
 
 
 class ObjectEntries(Entries):
-    """Entries of items that are objects: TensorDicts in a list, or whatever a storage gives.
-
-    Args:
-        storage: needs ``get`` alone.
-        slots: int64 ``[n]``: what to read.
-        paths: the entries that are wanted; others are forgotten with the items.
-    """
+    """Entries of items that are objects: TensorDicts in a list, or what ``get`` gives."""
 
     def __init__(self, storage: Any, slots: Ints, paths: Sequence[KeyPath]) -> None:
         items = storage.get(torch.from_numpy(slots))
@@ -119,13 +110,7 @@ class ObjectEntries(Entries):
 class RecordEntries(Entries):
     """Entries of the items of a byte ring: read once, and remembered by the ticket of the write.
 
-    A record does not change, and what is written in its place has another ticket. So of a million
-    records only those are read that came since the last look; of each of them only the entries that
-    are asked for are decompressed.
-
-    Args:
-        store: where the records are.
-        paths: the entries that are wanted.
+    So only new records are read, and of each only the entries that are asked for are decompressed.
     """
 
     def __init__(self, store: RecordStore, paths: Sequence[KeyPath]) -> None:

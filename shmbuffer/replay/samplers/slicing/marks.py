@@ -53,10 +53,7 @@ class Marks(NamedTuple):
     def of_rows(
         self, entries: Entries, elements: Ints, found: SliceRows
     ) -> dict[Any, torch.Tensor]:
-        """The marks of drawn items, bool ``[n, *shape]``, by key.
-
-        A key of one level is a string, a nested one a tuple.
-        """
+        """The marks of drawn items, bool ``[n, *shape]``, by string or tuple key."""
         stored = {
             path: entries.take(path, elements) != 0 for path in self.paths if entries.has(path)
         }
