@@ -242,7 +242,7 @@ class Coordinator:
 
     def spawn(
         self,
-        target: Callable[[Path, int, *_Ts], object],
+        target: Callable[[Path, int, *_Ts], object] | str,
         n: int = 1,
         *args: *_Ts,
         restart: bool = False,
@@ -253,38 +253,39 @@ class Coordinator:
 
         The processes are spawned, not forked: ``target`` and ``args`` are pickled, so the target is
         a function of a module, and a script that spawns needs its ``if __name__ == "__main__":``.
-        The index counts from 0 in every call; what is returned has its order. A target attaches by
-        path; it is then a "collector" in the registry. It gets SIGTERM when the coordinator closes,
+        Of a target by name, ``"package.module:function"``, they import that module alone, not the
+        script; if that imports torch, which a collector with the NumPy client does not need, the
+        first of them warns. The index counts from 0 in every call; what is returned has its order.
+        A target attaches by path, as a "collector". It gets SIGTERM when the coordinator closes,
         which unwinds it as SystemExit does; if the coordinator is killed, it goes on, until the
         next one spawns the same name (``orphans``), or ``shmbuffer stop``.
 
-        When the target has ended, its ``atexit`` functions run, its threads are waited for, an
-        attached buffer leaves, and the standard streams are flushed. Then the process is gone at
-        once (``os._exit``): close the files that you write.
+        When the target has ended, its ``atexit`` functions run, its threads are waited for, and an
+        attached buffer leaves. Then the process is gone (``os._exit``): close files that you write.
 
         A process that dies is reported (``deaths``, and a warning of the logger
         "shmbuffer.service"), and what it had claimed is free again within milliseconds.
 
         Args:
-            target: what to run; its result is ignored.
+            target: what to run, or its name; the result is ignored.
             n: how many.
             *args: passed on, after the directory and the index.
             restart: whether one that dies is started again, with the same index. One that returns,
                 or ends on Ctrl-C, is done. After the second death in a row at an age below 5 s, or
                 in the same place, there is a growing pause, and one line in place of a traceback.
-            orphans: what to do with processes that an earlier coordinator of the directory, which
-                was killed, has spawned under the same name, and that run on: "stop" ends all of
-                them first (SIGTERM, SIGKILL after ``grace_s``), with a warning; "adopt" keeps one
-                for each index below ``n``, ends the others, and starts what is missing; "leave"
-                lets them run beside the new ones.
+            orphans: what to do with processes that a killed coordinator of the directory has
+                spawned under the same name, and that run on: "stop" ends all of them first
+                (SIGTERM, SIGKILL after ``grace_s``), with a warning; "adopt" keeps one for each
+                index below ``n``, ends the others, starts what is missing; "leave" lets them run.
             name: of these processes, in ``deaths`` and for ``orphans``; the target's module and
                 qualified name unless given. Give one where two scripts share a directory.
 
         Raises:
             BufferUnlinkedError: the directory was removed, moved or replaced.
             BufferInUseError: an orphan in another container cannot be ended from here; ``pids``.
-            ValueError: ``n`` is negative; there is no such ``orphans``.
-            TypeError: the target or an argument cannot be pickled.
+            ValueError: ``n`` is negative; there is no such ``orphans``; a name that is none.
+            TypeError: the target or an argument cannot be pickled, or what is named not called.
+            ModuleNotFoundError, AttributeError: no module, or no function, of that name.
             RuntimeError: a spawned process cannot import the main module of this program, or would
                 run the program again: it has no ``if __name__ == "__main__":``.
             OSError: the system has no room for another process.

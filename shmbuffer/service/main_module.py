@@ -3,6 +3,7 @@
     parent:  spawn ──▶ require_importable ──▶ the target and its arguments are pickled ──▶ start
     child:   import the main module, as __mp_main__ ──▶ unpickle ──▶ the target
                 └── makes a coordinator itself: `refuse_while_imported`
+    by name: require_named, and the child imports the target's module alone (named.py)
 
 multiprocessing finds out about most of this in the child, and says it in its own words.
 """
@@ -11,13 +12,17 @@ from __future__ import annotations
 
 import ast
 import functools
+import importlib.util
 import os
 import pickle
+import re
 import sys
 from collections.abc import Sequence
 from multiprocessing import process, spawn
 from pathlib import Path
 from types import FrameType
+
+from shmbuffer.service.named import Named
 
 UNPICKLABLE = (pickle.PicklingError, AttributeError, TypeError)
 """What a pickler raises for an object that it does not take."""
@@ -56,7 +61,13 @@ def require_importable(scratch_dir: object, target: object, args: Sequence[objec
                 "started: write it to a module (in a notebook: %%writefile collect.py) and import "
                 "it from there"
             )
-    elif (line := _line_without_guard()) is not None:
+    else:
+        _require_guard(scratch_dir)
+
+
+def _require_guard(scratch_dir: object) -> None:
+    """RuntimeError where processes that import the main module would spawn as it does."""
+    if (line := _line_without_guard()) is not None:
         file = sys.modules["__main__"].__file__
         raise RuntimeError(
             f"{scratch_dir}: {file}, line {line}, spawns processes without asking for __name__; "
@@ -65,9 +76,56 @@ def require_importable(scratch_dir: object, target: object, args: Sequence[objec
         )
 
 
+def require_named(scratch_dir: object, text: str, args: Sequence[object]) -> Named:
+    """Says what is wrong with a target by name, as far as it is known before it is imported.
+
+    Only the packages that its module is in are imported here.
+    """
+    refuse_while_imported(scratch_dir)
+    target = Named(text)
+    if target.module.split(".")[-1] == "__main__":
+        raise ValueError(
+            f"{scratch_dir}: a process that is spawned by name does not import __main__; nothing "
+            f"was started: put {target.function} into a module of its own"
+        )
+    for found in filter(None, map(_defined_in_main, args)):
+        raise RuntimeError(
+            f"{scratch_dir}: {found} is defined in __main__, which a process that is spawned by "
+            "name does not import; nothing was started: write it to a module and import it from "
+            "there"
+        )
+    module = sys.modules.get(target.module)
+    if module is not None:
+        target.found(module)
+        return target
+    try:
+        spec = importlib.util.find_spec(target.module)
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(_no_module(scratch_dir, target, str(error))) from None
+    if spec is None:
+        why = f"there is no {target.module} on sys.path"
+        raise ModuleNotFoundError(_no_module(scratch_dir, target, why), name=target.module)
+    main = getattr(sys.modules["__main__"], "__file__", None)
+    if main is not None and spec.origin == os.path.abspath(main):
+        _require_guard(scratch_dir)
+    source = getattr(spec.loader, "get_source", lambda _: None)(target.module)
+    first = target.function.split(".")[0]
+    if source is not None and not re.search(rf"\b{first}\b|import \*|__getattr__", source):
+        raise AttributeError(
+            f"{scratch_dir}: {spec.origin} has no {first}; nothing was started: check the name "
+            f"{target}"
+        )
+    return target
+
+
+def _no_module(scratch_dir: object, target: Named, why: str) -> str:
+    return f"{scratch_dir}: the module of {target} is not found: {why}; nothing was started"
+
+
 def cannot_be_pickled(scratch_dir: object, target: object, error: Exception) -> TypeError:
     """Returns the error for a target, or arguments, that a pickler has refused."""
     name = getattr(target, "__qualname__", None) or type(target).__qualname__
+    name = str(target) if isinstance(target, Named) else name
     return TypeError(
         f"{scratch_dir}: the target {name} and its arguments are pickled for a spawned process, "
         f"and that failed: {error}; nothing was started: pass a function that a module defines at "

@@ -30,6 +30,7 @@ from typing import Any, NoReturn
 
 from shmbuffer.errors import ShmBufferError
 from shmbuffer.service import roster
+from shmbuffer.service.named import Alone, Named
 
 log = logging.getLogger("shmbuffer.service")
 
@@ -238,6 +239,11 @@ class Process(SpawnProcess):
             print(f"Process {self.name}: {again}: {what}", file=sys.stderr)
             raise SystemExit(1) from None
 
+    @staticmethod
+    def _Popen(process_obj: Any) -> Any:  # noqa: N802 - multiprocessing's name
+        start: Any = Alone if isinstance(process_obj._target, Named) else SpawnProcess._Popen
+        return start(process_obj)
+
     def _bootstrap(self, parent_sentinel: int | None = None) -> NoReturn:
         try:
             code: int = super()._bootstrap(parent_sentinel)  # type: ignore[misc]
@@ -296,6 +302,8 @@ def _obey_no_more() -> None:
 
 def names_of(target: Callable[..., object]) -> tuple[str, str]:
     """A short name, to be shown, and the full one."""
+    if isinstance(target, Named):
+        return target.function.rpartition(".")[2], f"{target.module}.{target.function}"
     while isinstance(target, functools.partial):
         target = target.func
     kind = type(target)

@@ -31,7 +31,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from shmbuffer.errors import BufferClosedError, ShmBufferError
 from shmbuffer.memory import cleanup
 from shmbuffer.service import roster
-from shmbuffer.service.main_module import UNPICKLABLE, cannot_be_pickled, require_importable
+from shmbuffer.service.main_module import (
+    UNPICKLABLE,
+    cannot_be_pickled,
+    require_importable,
+    require_named,
+)
 from shmbuffer.service.orphans import Orphans, take_over
 from shmbuffer.service.spawned import (
     ASKED_TO_END,
@@ -107,7 +112,7 @@ class Supervisor:
 
     def spawn(
         self,
-        target: Callable[..., object],
+        target: Callable[..., object] | str,
         n: int,
         args: tuple[Any, ...],
         *,
@@ -119,7 +124,9 @@ class Supervisor:
         where = self._scratch_dir
         # Else the roster is another buffer's, whose processes live.
         self._engine.seat.require_there()
-        if n:
+        if isinstance(target, str):
+            target = require_named(where, target, args)
+        elif n:
             require_importable(where, target, args)
         label, full_name = (name, name) if name else names_of(target)
 

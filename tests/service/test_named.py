@@ -1,0 +1,191 @@
+"""A target by name: its process imports the module of the target alone, and no torch by itself."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from shmbuffer.service.coordinator import Coordinator
+from shmbuffer.service.named import Named
+from shmbuffer.service.spawned import names_of
+from tests.service import targets
+from tests.service.conftest import Reports
+from tests.service.test_main_module import ends
+
+TARGETS = "tests.service.targets"
+
+#: What a collector finds in its process.
+COLLECTING = """
+import sys
+
+def collect(scratch_dir, index, word):
+    from shmbuffer.memory import Engine
+
+    with Engine.open(scratch_dir, None, role="collector") as engine:
+        roles = sorted(client.role for client in engine.clients())
+        heavy = sorted({"torch", "tensordict"} & sys.modules.keys())
+        main = hasattr(sys.modules["__main__"], "MADE_BY_THE_PROGRAM")
+        print("collects", index, word, heavy, main, roles, flush=True)
+
+class Holder:
+    collect = staticmethod(collect)
+    number = 3
+"""
+
+PROGRAM = """
+import torch, sys
+
+MADE_BY_THE_PROGRAM = True
+print("the program is imported", flush=True)
+
+from shmbuffer.service.coordinator import Coordinator
+
+class Mine:
+    pass
+
+with Coordinator("buffer", capacity=8) as coordinator:
+    try:
+        coordinator.spawn({target!r}, {n}{args})
+        coordinator.join()
+        print("joined", [death.exitcode for death in coordinator.deaths])
+    except Exception as error:
+        print(type(error).__name__, error)
+"""
+
+
+def program(
+    folder: Path, target: str, n: int = 1, args: str = "", **modules: str
+) -> tuple[list[str], str]:
+    """Runs a program that spawns by name: what it and its children print, and say on stderr."""
+    for name, text in {"collecting": COLLECTING, **modules}.items():
+        (folder / f"{name}.py").write_text(text)
+    (folder / "train.py").write_text(PROGRAM.format(target=target, n=n, args=args))
+    code, out, err = ends(folder, "train.py")
+    assert code == 0, err
+    return out.splitlines(), err
+
+
+def test_it_gets_the_directory_its_index_and_the_arguments(
+    scratch_dir: Path, reports: Reports
+) -> None:
+    with Coordinator(scratch_dir, capacity=8) as coordinator:
+        spawned = coordinator.spawn(f"{TARGETS}:say_what_you_got", 2, reports.out, "word")
+        assert coordinator.join(30)
+        assert [one.exitcode for one in spawned] == [0, 0]
+        assert [one.name for one in spawned] == ["say_what_you_got-0", "say_what_you_got-1"]
+        pids = [one.pid for one in spawned]
+        assert reports.take(2) == [(scratch_dir, i, "word", pids[i]) for i in (0, 1)]
+
+
+@pytest.mark.parametrize("target", ["collecting:collect", "collecting:Holder.collect"])
+def test_its_process_has_neither_torch_nor_the_program(tmp_path: Path, target: str) -> None:
+    """The program has no guard, and needs none: nobody imports it."""
+    said, err = program(tmp_path, target, 2, ", 'hello'")
+    first, *collected, last = said
+    assert (first, last) == ("the program is imported", "joined []")
+    for index, line in enumerate(sorted(collected)):
+        assert line.startswith(f"collects {index} hello [] False ['collector', ")
+    assert len(collected) == 2
+    assert err == ""
+
+
+def test_a_module_that_imports_torch_is_named_once(tmp_path: Path) -> None:
+    heavy = "import torch\ndef collect(scratch_dir, index): pass\n"
+    said, err = program(tmp_path, "heavy:collect", 2, heavy=heavy)
+    assert said[-1] == "joined []"
+    [line] = err.splitlines()
+    assert (
+        "buffer: heavy:collect is spawned by name, and importing heavy has imported torch" in line
+    )
+    assert "collect with shmbuffer.numpy, which needs no torch" in line
+
+
+def test_arguments_that_import_torch_are_named(tmp_path: Path) -> None:
+    said, err = program(tmp_path, "collecting:collect", 1, ", torch.zeros(())")
+    assert said[-1] == "joined []"
+    assert "its arguments have imported torch" in err
+
+
+REFUSED = {
+    "collect": ("ValueError", "'collect' does not name a function; give it as 'package.module:f"),
+    "collecting:": ("ValueError", "'collecting:' does not name a function"),
+    "a b:c": ("ValueError", "'a b:c' does not name a function"),
+    "__main__:f": ("ValueError", "does not import __main__; nothing was started: put f into a"),
+    "nowhere:f": ("ModuleNotFoundError", "module of nowhere:f is not found: there is no nowhere"),
+    "no.where:f": ("ModuleNotFoundError", "of no.where:f is not found: No module named 'no'"),
+    "collecting:gather": ("AttributeError", "collecting.py has no gather; nothing was started"),
+    "json:loader": ("AttributeError", "json:loader: the module json has no loader; check"),
+    "sys:path": ("TypeError", "sys:path: is of type list, which cannot be called"),
+}
+
+
+@pytest.mark.parametrize("target", REFUSED)
+def test_a_wrong_name_is_an_error_of_the_caller(tmp_path: Path, target: str) -> None:
+    said, err = program(tmp_path, target)
+    kind, says = REFUSED[target]
+    assert said[1].startswith(f"{kind} ")
+    assert says in said[1]
+    assert len(said) == 2
+    assert err == ""
+
+
+def test_an_argument_of_the_program_is_an_error_of_the_caller(tmp_path: Path) -> None:
+    said, _ = program(tmp_path, "collecting:collect", 1, ", Mine()")
+    assert said[1].startswith("RuntimeError ")
+    assert (
+        "Mine is defined in __main__, which a process that is spawned by name does not" in said[1]
+    )
+
+
+@pytest.mark.parametrize(
+    ("target", "says"),
+    [
+        ("broken:collect", "ZeroDivisionError"),
+        ("broken:Late.collect", "has no Late.collect; check the name"),
+        ("collecting:Holder.number", "is of type int, which cannot be called; name a function"),
+        ("makes:collect", "makes a Coordinator as it is imported"),
+    ],
+)
+def test_what_only_the_import_shows_is_said_by_the_child(
+    tmp_path: Path, target: str, says: str
+) -> None:
+    late = "class Late: pass\n" + "1 / 0\n" * (target == "broken:collect") + "# collect\n"
+    makes = (
+        "from shmbuffer.service.coordinator import Coordinator\n"
+        "coordinator = Coordinator('another', capacity=1)\ndef collect(*_): pass\n"
+    )
+    said, err = program(tmp_path, target, 1, broken=late, makes=makes)
+    assert said[-1] == "joined [1]"
+    assert says in err
+
+
+def test_a_program_that_names_itself_needs_a_guard(tmp_path: Path) -> None:
+    said, _ = program(tmp_path, "train:collect")
+    assert said[1].startswith("RuntimeError ")
+    assert "spawns processes without asking for __name__" in said[1]
+
+
+def test_what_cannot_be_pickled_is_the_callers_error(scratch_dir: Path) -> None:
+    with (
+        Coordinator(scratch_dir, capacity=8) as coordinator,
+        pytest.raises(TypeError, match=rf"the target {TARGETS}:stay and its arguments are pickled"),
+    ):
+        coordinator.spawn(f"{TARGETS}:stay", 1, threading.Lock())
+
+
+def test_a_name_and_its_function_are_the_same_collectors() -> None:
+    """So that either finds the other's orphans."""
+    assert names_of(Named(f"{TARGETS}:stay")) == names_of(targets.stay)
+
+
+def test_one_that_dies_is_started_again(scratch_dir: Path, reports: Reports) -> None:
+    with Coordinator(scratch_dir, capacity=8) as coordinator:
+        (one,) = coordinator.spawn(f"{TARGETS}:stay", 1, reports.out, restart=True)
+        assert reports.next()[:2] == ("attached", 0)
+        one.kill()
+        word, index, pid = reports.next()
+        assert (word, index) == ("attached", 0)
+        assert pid == one.pid
+        assert one.restarts == 1
