@@ -26,14 +26,6 @@ class SlotsFile:
     Args:
         content: the mapped file, or its bytes.
         schema: of the buffer.
-
-    Attributes:
-        words: uint64[capacity]: state and ticket; see `slots`.
-        sources: uint64[capacity]: who wrote the item, in which stream; see `layout`.
-        raw: float64[elements]: priorities as they were given, NaN where none was.
-        masses: float64, the leaves of the priority tree, padded to a multiple of 16.
-        levels: sums and minima of each level of the tree above the leaves.
-        extents: `layout.EXTENT` [capacity]: where the records lie; empty where items are rows.
     """
 
     def __init__(self, content: Any, schema: Schema) -> None:
@@ -46,16 +38,22 @@ class SlotsFile:
 
         self.capacity = capacity
         self.width = schema.width
+        # uint64[capacity]: state and ticket; see `slots`
         self.words: NDArray[np.uint64] = part("words", capacity, np.uint64)
+        # uint64[capacity]: who wrote the item, in which stream; see `layout`
         self.sources: NDArray[np.uint64] = part("sources", capacity, np.uint64)
+        # float64[elements]: priorities as they were given, NaN where none was
         self.raw: Floats = part("raw", elements, np.float64)
+        # float64, the leaves of the priority tree, padded to a multiple of 16
         self.masses: Floats = part("mass", _padded(elements), np.float64)
+        # sums and minima of each level of the tree above the leaves
         self.levels: list[tuple[Floats, Floats]] = []
         for level in range(1, at["depth"] + 1):
             nodes = _padded(at[f"nodes{level}"])
             sums, least = (part(f"{name}{level}", nodes, np.float64) for name in ("sum", "min"))
             self.levels.append((sums, least))
         count = capacity if schema.record_bytes else 0
+        # `layout.EXTENT` [capacity]: where the records lie; empty where items are rows
         self.extents = part("extents" if count else "words", count, layout.EXTENT)
 
     @property

@@ -17,17 +17,14 @@ from shmbuffer.memory.waiting import Calls
 
 
 class PriorityTree:
-    """Priorities of one handle's ring. Use `Ring.tree`.
-
-    Attributes:
-        initial: asked for the priority of new items that come without one, with the slots that
-            they take (None: they are taken already). None: it is the largest ever given.
-    """
+    """Priorities of one handle's ring. Use `Ring.tree`."""
 
     def __init__(self, calls: Calls, live: SlotsFile) -> None:
         self._calls = calls
         self._seat = calls.seat
         self._live = live
+        # asked for the priority of new items that come without one, with the slots that they take
+        # (None: they are taken already). None: it is the largest ever given
         self.initial: Callable[[NDArray[np.int64] | None], float] | None = None
 
     # One load each; no lock.

@@ -48,10 +48,6 @@ class Limits:
         source: where samples come from; None, a storage of somebody else's, limits nothing.
         chooses: who decides what a sample has, in words; empty where any item is as good as
             another. Out of a queue come the oldest items, and nobody else can choose.
-
-    Attributes:
-        ring: whose flow counts; None before the first write, and where nothing is limited.
-        version: of the limiter; ``[0]`` is 0 where nothing was ever limited.
     """
 
     __slots__ = ("_chooses", "_source", "ring", "version")
@@ -59,7 +55,9 @@ class Limits:
     def __init__(self, source: Source | None, chooses: str) -> None:
         self._source = source
         self._chooses = chooses
+        # whose flow counts; None before the first write, and where nothing is limited
         self.ring: Ring | None = None if source is None else source.ring()
+        # of the limiter; ``[0]`` is 0 where nothing was ever limited
         self.version: Sequence[int] = (int(source is not None),)
         if self.ring is not None:
             self.version = self.ring.flow.version

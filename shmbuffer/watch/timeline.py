@@ -30,14 +30,6 @@ class Timeline:
     Args:
         history: as it was read; with at least one record.
         last_s: seconds before its last record that are wanted; None: all.
-
-    Attributes:
-        times_s: of the records, in seconds since 1970, growing.
-        records: the records, the one before the part included, since rates need it.
-        events: of the part, in order, at times that fit those of the records.
-        known: every client that the history has seen coming, by incarnation; for the first time.
-        seen_by: the incarnation of the recorder that saw it last, in the same way.
-        ended: those that it has seen going, in the same way.
     """
 
     def __init__(self, history: History, last_s: float | None = None) -> None:
@@ -56,13 +48,18 @@ class Timeline:
             else one
             for one in history.events
         ]
-        self.times_s: Floats = times_s[first:]
+        self.times_s: Floats = times_s[first:]  # of the records, in seconds since 1970, growing
+        # the records, the one before the part included, since rates need it
         self.records: NDArray[np.void] = records[first:]
+        # of the part, in order, at times that fit those of the records
         self.events = [one for one in events if one.time_s >= begin_s]
         joined = [one for one in events if one.kind == EventKind.JOINED]
+        # every client that the history has seen coming, by incarnation; for the first time
         self.known = {one.incarnation: one for one in reversed(joined)}
+        # the incarnation of the recorder that saw it last, in the same way
         self.seen_by = {one.incarnation: one.recorder for one in joined}
         ends = (EventKind.LEFT, EventKind.DIED)
+        # those that it has seen going, in the same way
         self.ended = {one.incarnation: one for one in events if one.kind in ends}
         same = self.records["recorder"][1:] == self.records["recorder"][:-1]
         self._breaks = np.flatnonzero(~same) + 1

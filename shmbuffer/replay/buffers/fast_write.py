@@ -37,23 +37,19 @@ _REALS = np.dtype(np.float32), np.dtype(np.float64)
 
 
 class FastWrite:
-    """What a buffer calls first.
-
-    Args:
-        storage: whose rows they are: it may get others, and somebody may begin to watch it.
-        rows: where the payload lies.
-        tree: keys of the items, as `tree_of` gives them; None: an item is one leaf.
-        key: entry of the data whose numbers become the items' priorities; None: they get the
-            default one.
-    """
+    """What a buffer calls first."""
 
     __slots__ = ("_form", "_key", "_priority", "_ring", "_rows", "_storage", "_tree")
 
     def __init__(
         self,
+        # whose rows they are: it may get others, and somebody may begin to watch it
         storage: TensorStorage,
-        rows: NativeRows,
+        rows: NativeRows,  # where the payload lies
+        # keys of the items, as `tree_of` gives them; None: an item is one leaf
         tree: tuple[Any, ...] | None,
+        # entry of the data whose numbers become the items' priorities; None: they get the default
+        # one
         key: str | tuple[str, ...] | None,
     ) -> None:
         self._storage, self._rows, self._ring = storage, rows, rows.ring

@@ -37,17 +37,6 @@ Sizes = NDArray[np.int64]
 class Encoder:
     """Makes records of items. Several threads may use it at once.
 
-    Args:
-        zstd: compresses; None: nothing is compressed with zstd. The attribute may be set to another
-            at any time: to one with a dictionary.
-        own: the user's ``compression_fn``, in place of zstd: called with each tensor that has a
-            number in it (on the CPU), with the numbers of each numpy array as a tensor where torch
-            has their dtype, else with their bytes, and with bytes. Gives a uint8 tensor.
-        keys: which leaves are compressed: entries of TensorDicts and dicts, by key or tuple of
-            keys, with all that is in them. None: tensors, arrays, bytes and text from 64 bytes on,
-            where zstd makes them smaller; with ``own`` all but text.
-        share: frames that consecutive items of a batch have in common are stored once.
-
     Raises:
         ValueError: ``own`` beside ``zstd`` or ``share``.
         TypeError: ``keys`` is text, and no list of keys.
@@ -56,9 +45,18 @@ class Encoder:
     def __init__(
         self,
         *,
+        # compresses; None: nothing is compressed with zstd. The attribute may be set to another at
+        # any time: to one with a dictionary
         zstd: Zstd | None = None,
+        # the user's ``compression_fn``, in place of zstd: called with each tensor that has a number
+        # in it (on the CPU), with the numbers of each numpy array as a tensor where torch has their
+        # dtype, else with their bytes, and with bytes. Gives a uint8 tensor
         own: Callable[[torch.Tensor], Any] | None = None,
+        # which leaves are compressed: entries of TensorDicts and dicts, by key or tuple of keys,
+        # with all that is in them. None: tensors, arrays, bytes and text from 64 bytes on, where
+        # zstd makes them smaller; with ``own`` all but text
         keys: Iterable[Any] | None = None,
+        # frames that consecutive items of a batch have in common are stored once
         share: bool = False,
     ) -> None:
         if own is not None and (share or zstd is not None):
