@@ -123,8 +123,10 @@ def drawn(
 def destination(calls: list[Call], at: int) -> str:
     """The path that a call is on; of a step on the way to a file, that of the file."""
     path = calls[at].path
-    below = (call.path for call in calls[at + 1 : at + 4] if call.path.startswith(f"{path}/"))
-    return next(below, path) if calls[at].kind in ("open", "fstat") else path
+    if calls[at].kind in ("open", "fstat"):
+        for call in calls[at + 1 : at + 6]:
+            path = call.path if call.path.startswith(f"{path}/") else path
+    return path
 
 
 def is_of_no_consequence(fault: Fault, call: Call, reached: str, make: type[Scenario]) -> bool:

@@ -335,7 +335,7 @@ def test_a_ring_of_records_takes_no_rows_and_the_other_way_round(engine: Engine)
         plain = rows.define(Schema((), 4))
         assert plain.records is None
         for name, count in (
-            ("write_records", 7),
+            ("write_records", 8),
             ("place_records", 11),
             ("sample_records", 13),
             ("read_records", 9),
