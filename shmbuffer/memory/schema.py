@@ -44,6 +44,10 @@ ITEMSIZES: Mapping[str, int] = {
     "complex64": 8,
     "complex128": 16,
 }
+#: Those that NumPy has no name for: their bytes are unsigned integers there.
+RAW = frozenset(
+    ("bfloat16", "complex32", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz")
+)
 #: tensordict's own entries in a meta.json; a key of that name would be overwritten by them.
 RESERVED = frozenset({"shape", "device", "_type", "_format_version", "_class"})
 MAX_LEAVES = 4096

@@ -13,16 +13,17 @@ from __future__ import annotations
 
 import operator
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from shmbuffer.errors import BufferNotFoundError, ShmBufferError
 from shmbuffer.memory import layout, weights_file
 from shmbuffer.memory.locks import Lock
 from shmbuffer.memory.region import Directory
-from shmbuffer.memory.schema import ITEMSIZES, Leaf
+from shmbuffer.memory.schema import ITEMSIZES, RAW, Leaf
 from shmbuffer.memory.seat import Seat
 from shmbuffer.memory.weights_file import Copied, WeightsFile
 
@@ -80,16 +81,8 @@ def publish(
 
 def newest(seat: Seat, than: int | None = None) -> Copied | None:
     """The newest weights, copied out; None if they are not newer than ``than``."""
-    file = seat.weights
-    if file is None:
-        seat.require_open()
-        directory = _directory_of(seat)
-        if not os.access(layout.WEIGHTS, os.F_OK, dir_fd=directory.file.fd):
-            return None
-        file = seat.weights = weights_file.opened(directory)
-        if file is None:
-            return None
-    return file.copy(0 if than is None else than)
+    file = seat.weights or _file_of(seat)
+    return None if file is None else file.copy(0 if than is None else than)
 
 
 def flat(state_dict: Mapping[str, Any]) -> dict[tuple[str, ...], Any]:
@@ -118,13 +111,29 @@ def nested(leaves: Iterable[Leaf], values: Iterable[Any]) -> dict[str, Any]:
     return whole
 
 
+Named = tuple[str, NDArray[Any]]
+"""Torch's name of a dtype, and an array; of one that NumPy has not, in unsigned integers."""
+
+
 def publish_arrays(
-    seat: Seat, state_dict: Mapping[str, Any], step: int, timeout: float = TIMEOUT_S
+    seat: Seat,
+    state_dict: Mapping[str, Any],
+    step: int,
+    timeout: float = TIMEOUT_S,
+    named: Callable[[Any], Named] = lambda value: (np.asarray(value).dtype.name, np.asarray(value)),
 ) -> int:
-    """`publish`, of NumPy arrays or of what NumPy makes one of."""
-    arrays = {path: _array(path, value) for path, value in flat(state_dict).items()}
-    leaves = [Leaf(path, array.dtype.name, array.shape) for path, array in arrays.items()]
-    return publish(seat, leaves, [one.ctypes.data for one in arrays.values()], step, timeout)
+    """`publish`, of NumPy arrays or of what ``named`` makes one of."""
+    file = _file_of(seat)
+    known = {} if file is None else {leaf.path: leaf.dtype for leaf in file.form.leaves}
+    leaves, arrays = [], []
+    for path, value in flat(state_dict).items():
+        dtype, array = _array(path, value, named)
+        bits = known.get(path, dtype)
+        if bits in RAW and numpy_dtype(bits) == array.dtype:  # as they come from `newest_arrays`
+            dtype = bits
+        leaves.append(Leaf(path, dtype, array.shape))
+        arrays.append(array)
+    return publish(seat, leaves, [array.ctypes.data for array in arrays], step, timeout)
 
 
 def newest_arrays(seat: Seat, than: int | None = None) -> Weights | None:
@@ -142,20 +151,33 @@ def newest_arrays(seat: Seat, than: int | None = None) -> Weights | None:
 
 def numpy_dtype(name: str) -> np.dtype[Any]:
     """NumPy's dtype of that name; where it has none, unsigned numbers of that size."""
+    return np.dtype(f"u{ITEMSIZES[name]}" if name in RAW else name)
+
+
+def _array(path: tuple[str, ...], value: Any, named: Callable[[Any], Named]) -> Named:
+    """An array whose bytes lie in a row, little-endian."""
     try:
-        return np.dtype(name)
-    except TypeError:
-        return np.dtype(f"u{ITEMSIZES[name]}")
-
-
-def _array(path: tuple[str, ...], value: Any) -> np.ndarray[Any, Any]:
-    array = np.asarray(value)
-    if array.dtype.name not in ITEMSIZES:
+        dtype, array = named(value)
+        if dtype not in ITEMSIZES:
+            raise TypeError(f"its dtype is {dtype}")
+    except (TypeError, ValueError, RuntimeError, OverflowError, BufferError) as error:
         raise TypeError(
-            f"publish: '{'.'.join(path)}' is a {type(value).__name__} of dtype {array.dtype}, not "
-            "an array of numbers; leave it out, or convert it"
-        )
-    return np.asarray(array, array.dtype.newbyteorder("<"), "C")
+            f"publish: '{'.'.join(path)}' is a {type(value).__name__} that cannot be stored "
+            f"({error}); leave it out, or convert it"
+        ) from error
+    if dtype in RAW:
+        array = array.view(numpy_dtype(dtype))
+    return dtype, np.asarray(array, array.dtype.newbyteorder("<"), "C")
+
+
+def _file_of(seat: Seat) -> WeightsFile | None:
+    """The file, mapped; None if nobody has published."""
+    if seat.weights is None:
+        seat.require_open()
+        directory = _directory_of(seat)
+        if os.access(layout.WEIGHTS, os.F_OK, dir_fd=directory.file.fd):
+            seat.weights = weights_file.opened(directory)
+    return seat.weights
 
 
 def _directory_of(seat: Seat) -> Directory:

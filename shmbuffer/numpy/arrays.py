@@ -14,15 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from shmbuffer.memory.schema import ITEMSIZES
+from shmbuffer.memory.schema import ITEMSIZES, RAW
 
 from_buffer: Callable[[Any], ctypes.c_char] = ctypes.c_char.from_buffer
 addressof = ctypes.addressof
-
-RAW = frozenset(
-    ("bfloat16", "complex32", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz")
-)
-"""Dtypes that NumPy has no name for."""
 
 NO_ARRAY = (TypeError, ValueError, RuntimeError, OverflowError, BufferError)
 """What `named` raises."""

@@ -11,7 +11,7 @@ import numpy as np
 from shmbuffer.errors import EmptyBufferError
 from shmbuffer.memory import recorded, weights
 from shmbuffer.memory.weights import Weights
-from shmbuffer.numpy.arrays import DTYPES
+from shmbuffer.numpy.arrays import DTYPES, named
 from shmbuffer.numpy.keys import OWN_KEYS, WEIGHT_KEYS
 from shmbuffer.numpy.leaves import ArrayLeaves
 from shmbuffer.numpy.limits import Limits
@@ -153,7 +153,7 @@ class Handle:
         self, state_dict: Mapping[str, Any], step: int, *, timeout: float = weights.TIMEOUT_S
     ) -> int:
         """Make these weights, arrays by name, the newest; see `shmbuffer.ReplayBuffer.publish`."""
-        return weights.publish_arrays(self._engine.seat, state_dict, step, timeout)
+        return weights.publish_arrays(self._engine.seat, state_dict, step, timeout, named)
 
     def newest(self, than: int | None = None) -> Weights | None:
         """The newest weights, as arrays; None: nothing is newer than version ``than``.

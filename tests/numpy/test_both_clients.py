@@ -16,8 +16,8 @@ from shmbuffer import (
     ReplayBuffer,
     TensorDictReplayBuffer,
 )
-from shmbuffer.memory.schema import ITEMSIZES
-from shmbuffer.numpy.arrays import DTYPES, RAW
+from shmbuffer.memory.schema import ITEMSIZES, RAW
+from shmbuffer.numpy.arrays import DTYPES
 from tests.numpy.conftest import Directory
 
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf")  # torch says so of complex32
