@@ -50,7 +50,7 @@ def test_the_next_observation_is_that_of_the_step_behind_unless_an_episode_ends(
     assert 0 < data["next", "reward"].sum() < 100
 
 
-def test_nothing_in_a_batch_of_steps_shares_its_memory() -> None:
+def test_no_tensor_in_a_batch_of_steps_shares_its_memory() -> None:
     data = transitions(5)
     data["observation"].zero_()
     data["done"].fill_(True)

@@ -159,7 +159,7 @@ def test_a_buffer_one_directory_away_is_named(
         assert capsys.readouterr().err == said
 
 
-def test_of_many_buffers_nearby_three_are_named(
+def test_three_of_many_nearby_buffers_are_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name in "abcde":

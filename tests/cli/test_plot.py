@@ -269,7 +269,7 @@ def test_no_text_lies_on_another(run: Look) -> None:
     require_apart(drawn(look(crowd, clients=many, items=held, elements=10**9, length=10**9)))
 
 
-def test_many_clients_are_some_and_the_number_of_all(run: Look) -> None:
+def test_of_many_clients_some_are_named_and_all_are_counted(run: Look) -> None:
     held = item_stats(np.ones(40), list(range(2, 42)))
     joined = [event(EventKind.JOINED, n, incarnation=n, pid=n) for n in range(2, 42)]
     axes = panel(

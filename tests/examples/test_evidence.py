@@ -100,7 +100,7 @@ def test_an_overwritten_item_is_not_lost(tmp_path: Path) -> None:
     assert (found.items, found.acknowledged, found.lost) == (8, 19, 0)
 
 
-def test_in_a_full_ring_an_item_is_lost_if_an_older_one_is_there(tmp_path: Path) -> None:
+def test_an_item_of_a_full_ring_is_lost_if_an_older_one_survives(tmp_path: Path) -> None:
     with buffer(tmp_path, 8) as rb, Ledger(tmp_path, 0) as ledger:
         write(rb, ledger, 8)
         ledger.sign(rows(1))

@@ -231,7 +231,7 @@ def test_a_buffer_that_somebody_uses_is_not_overwritten(path: Path) -> None:
 
 
 @pytest.mark.parametrize("point", ["remove.control", "create.formatted", "create.renamed"])
-def test_nobody_gets_in_between_the_removal_and_the_creation(path: Path, point: str) -> None:
+def test_no_process_can_join_between_the_removal_and_the_creation(path: Path, point: str) -> None:
     left_behind(path)
 
     def work(parent: Parent) -> None:

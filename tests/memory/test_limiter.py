@@ -112,7 +112,7 @@ def test_defaults_equal_the_same_values_given_explicitly() -> None:
         None,
     ],
 )
-def test_it_is_read_back_by_everybody_also_after_all_have_left(
+def test_it_is_read_back_by_any_process_and_after_all_have_left(
     limiter: RateLimiter | None, defined: bool, fast_path: Path
 ) -> None:
     path = fast_path / "buffer"

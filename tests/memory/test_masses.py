@@ -28,7 +28,9 @@ def moment_of(ring: Ring) -> Masses:
 
 
 @pytest.mark.parametrize("of", [masses_of, moment_of])
-def test_masses_and_priorities_of_what_is_there(make: Maker, of: Callable[[Ring], Masses]) -> None:
+def test_masses_and_priorities_of_the_stored_items(
+    make: Maker, of: Callable[[Ring], Masses]
+) -> None:
     ring = ring_of(make(10, alpha=2.0, eps=0.0))
     write(ring, range(7), np.array([1.0, 2.0, 0.0, 3.0, 4.0, 5.0, 6.0]))
     ring.claims.claim(1)

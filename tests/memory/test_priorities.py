@@ -466,7 +466,7 @@ def test_a_stale_ticket_does_not_change_a_priority(engine: Engine, ring: Ring) -
     require_tree(engine)
 
 
-def test_an_update_without_tickets_goes_to_what_is_there(engine: Engine, ring: Ring) -> None:
+def test_an_update_without_tickets_goes_to_the_current_items(engine: Engine, ring: Ring) -> None:
     write(ring, range(3))
     ring.claims.claim_slots(np.array([1]), in_place=True)
     assert ring.update(np.arange(8), np.full(8, 2.0)) == (2, 6)

@@ -81,7 +81,7 @@ def test_a_report_says_what_how_much_of_how_much_and_of_what_unit(every_step: No
     assert heard[0].fraction == 0.4
 
 
-def test_it_is_told_no_more_often_than_was_agreed_and_at_the_end(
+def test_progress_is_reported_at_the_agreed_rate_and_at_the_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now_s = 0.0

@@ -986,7 +986,7 @@ def test_an_invalid_write(changed: dict[str, Any], message: str) -> None:
         assemble(**arguments(**changed))
 
 
-def test_an_owner_has_the_piece() -> None:
+def test_an_owner_must_have_the_piece() -> None:
     given = arguments()
     given["addresses"][0, 0] += 1
     with pytest.raises(

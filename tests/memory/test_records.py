@@ -217,7 +217,7 @@ def test_a_claim_of_more_bytes_than_there_are_is_refused_though_each_record_fits
     assert held.used == BYTES
 
 
-def test_of_a_batch_larger_than_the_ring_the_last_records_stay(engine: Engine) -> None:
+def test_the_last_records_of_a_batch_larger_than_the_ring_stay(engine: Engine) -> None:
     ring, held = parts(engine)
     batch = join([struct.pack("<q", n) for n in range(50)])
     assert held.write(batch, np.arange(1.0, 51.0)) == 0

@@ -458,7 +458,7 @@ def test_entries_have_liveness_files_that_stay(make_files: Maker) -> None:
     assert int(engine.seat.control.entries["phase"][0]) == Phase.IDLE
 
 
-def test_of_a_process_in_another_pid_namespace_its_number_says_nothing(fast_path: Path) -> None:
+def test_a_pid_of_another_pid_namespace_says_nothing(fast_path: Path) -> None:
     with Engine.open(fast_path, Settings(capacity=8)) as engine:
         entries = engine.seat.control.entries
         entries["pid_namespace"][0] += 1  # its lock file, which we hold, says that it lives

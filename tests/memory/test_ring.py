@@ -78,7 +78,7 @@ def test_the_ring_comes_round(ring: Ring) -> None:
 
 
 @pytest.mark.parametrize("count", [9, 16, 17, 1000])
-def test_of_a_batch_larger_than_the_ring_the_last_items_stay(
+def test_the_last_items_of_a_batch_larger_than_the_ring_stay(
     engine: Engine, ring: Ring, count: int
 ) -> None:
     write(ring, [1, 2, 3])
@@ -229,7 +229,7 @@ def test_an_item_that_is_changed_in_place_keeps_its_priority(engine: Engine, rin
 
 @pytest.mark.parametrize("in_place", [True, False])
 @pytest.mark.parametrize("given", [True, False])
-def test_of_a_slot_that_is_named_twice_the_last_row_wins(
+def test_the_last_row_for_a_repeated_slot_wins(
     engine: Engine, ring: Ring, in_place: bool, given: bool
 ) -> None:
     write(ring, range(4), np.array([1.0, 4.0, 2.0, 3.0]))
@@ -326,7 +326,7 @@ def test_slots_may_be_claimed_by_name(engine: Engine, ring: Ring) -> None:
     require_sound(engine)
 
 
-def test_of_a_claim_larger_than_the_ring_the_last_slots_are_there(
+def test_the_last_slots_of_a_claim_larger_than_the_ring_are_there(
     engine: Engine, ring: Ring
 ) -> None:
     assert ring.claims.claim(11) == 0
@@ -1370,7 +1370,7 @@ def mapped(name: str) -> int:
     return sum(name in line for line in Path("/proc/self/maps").read_text().splitlines())
 
 
-def test_memory_goes_with_the_last_that_looks_at_it(fast_path: Path) -> None:
+def test_memory_is_freed_with_its_last_view(fast_path: Path) -> None:
     gc.collect()
     anonymous = mapped("memfd:shmbuffer")
     for kind in ("anonymous", "files"):

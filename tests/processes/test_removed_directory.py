@@ -220,7 +220,7 @@ def test_a_reader_of_a_removed_buffer_may_read_on(path: Path) -> None:
         sample(ring, 4)
 
 
-def test_a_look_that_fails_proves_nothing(path: Path) -> None:
+def test_a_failed_look_for_the_directory_proves_nothing(path: Path) -> None:
     later = path.with_name("later")
     with Engine.open(path, None) as engine, Engine.open(later, Settings(capacity=8)) as timer:
         write(timer.define(schema()), [1])

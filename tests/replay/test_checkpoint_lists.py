@@ -319,7 +319,7 @@ def test_compressed_items_are_saved_compressed(tmp_path: Path) -> None:
     assert same(other.storage.get(1), {"k": np.ones((50, 50)), "v": [torch.arange(1000)]})
 
 
-def test_compressed_items_of_ones_own_codec_come_back(tmp_path: Path) -> None:
+def test_items_of_a_custom_codec_come_back(tmp_path: Path) -> None:
     def compress(tensor: torch.Tensor) -> torch.Tensor:
         return torch.frombuffer(
             bytearray(zlib.compress(tensor.numpy().tobytes())), dtype=torch.uint8
@@ -388,7 +388,7 @@ def test_a_list_whose_files_do_not_fit_together_is_refused(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("alone", [True, False], ids=["a storage", "a buffer"])
-def test_nothing_of_an_earlier_save_is_taken_for_items_of_a_newer_one(
+def test_leftovers_of_an_earlier_save_are_no_items_of_a_newer_one(
     alone: bool, tmp_path: Path
 ) -> None:
     codec = {"dictionary_bytes": 1000, "shared_init": True, "max_bytes": 2**18}

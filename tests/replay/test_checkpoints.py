@@ -1104,7 +1104,7 @@ class TextFile(StorageCheckpointerBase):
         storage.set(range(len(data)), data)
 
 
-def test_a_checkpointer_of_ones_own_is_used(tmp_path: Path) -> None:
+def test_a_custom_checkpointer_is_used(tmp_path: Path) -> None:
     rb = ReplayBuffer(storage=LazyTensorStorage(4), checkpointer=TextFile())
     rb.extend(torch.arange(3))
     rb.dumps(tmp_path)
@@ -1216,7 +1216,7 @@ class Forwards(Writer):
 
 
 @pytest.mark.parametrize("files", [False, True])
-def test_parts_of_ones_own_are_saved_by_their_state_or_by_themselves(
+def test_custom_parts_are_saved_by_their_state_or_their_own_dumps(
     files: bool, tmp_path: Path
 ) -> None:
     def buffer() -> ReplayBuffer:

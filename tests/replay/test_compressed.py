@@ -251,7 +251,7 @@ def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.contiguous().reshape(-1).view(torch.uint8) ^ 255
 
 
-def test_a_codec_of_ones_own_may_give_bytes_or_the_tensor() -> None:
+def test_a_custom_codec_may_give_bytes_or_the_tensor() -> None:
     seen = []
 
     def compress(tensor: torch.Tensor) -> torch.Tensor:
@@ -442,7 +442,7 @@ def test_a_compressed_list_without_a_limit_grows() -> None:
     assert torch.equal(data, info["index"])
 
 
-def test_bytes_are_those_of_what_is_there() -> None:
+def test_bytes_are_those_of_the_stored_items() -> None:
     storage = CompressedListStorage(2)
     assert storage.bytes() == 0
     storage.set(0, torch.zeros(1000))

@@ -104,7 +104,7 @@ def test_the_next_batches_are_those_that_would_have_come(
 @pytest.mark.product("transfer storage")
 @every_storage
 @every_way
-def test_loading_replaces_what_is_there(maker: Maker, transfer: Transfer, tmp_path: Path) -> None:
+def test_loading_replaces_the_items(maker: Maker, transfer: Transfer, tmp_path: Path) -> None:
     rb = maker.buffer(8)
     rb.extend(steps(0, 5))
     other = maker.buffer(8, name="other")

@@ -239,7 +239,7 @@ def test_a_dimension_that_is_not_there_cannot_be_extended(tmp_path: Path, dim_ex
 
 
 @every_ring
-def test_a_sampler_of_ones_own_gets_and_gives_columns(maker: Maker) -> None:
+def test_a_custom_sampler_gets_and_gives_columns(maker: Maker) -> None:
     storage = maker.storage(12, ndim=2)
     sampler = PrioritizedSampler(12, 1.0, 1.0)
     rb = ReplayBuffer(storage=storage, sampler=sampler, batch_size=6)

@@ -53,7 +53,7 @@ every_sampler = pytest.mark.parametrize(
 
 
 @every_storage
-def test_set_storage_returns_the_one_before_and_goes_on_with_the_new_one(maker: Maker) -> None:
+def test_set_storage_returns_the_former_one_and_goes_on_with_the_new_one(maker: Maker) -> None:
     rb = maker.buffer(10)
     rb.extend(steps(0, 4))
     before, after = rb.storage, maker.storage(20, name="after")
@@ -69,7 +69,7 @@ def test_set_storage_returns_the_one_before_and_goes_on_with_the_new_one(maker: 
 
 
 @every_sampler
-def test_set_sampler_returns_the_one_before_and_draws_from_what_is_there(maker: Maker) -> None:
+def test_set_sampler_returns_the_former_one_and_draws_from_the_items(maker: Maker) -> None:
     rb = maker.buffer(12, sampler=RandomSampler())
     rb.extend(steps(0, 12))
     before, after = rb.sampler, maker.sampler(12)
@@ -82,7 +82,7 @@ def test_set_sampler_returns_the_one_before_and_draws_from_what_is_there(maker: 
 
 
 @every_storage
-def test_set_writer_returns_the_one_before_and_writes_on(maker: Maker) -> None:
+def test_set_writer_returns_the_former_one_and_writes_on(maker: Maker) -> None:
     rb = maker.buffer(10)
     rb.extend(steps(0, 4))
     before, after = rb.writer, RoundRobinWriter()
@@ -216,7 +216,7 @@ class ForeignStorage(Storage):
 
 
 @every_storage
-def test_a_sampler_of_ones_own_draws_and_is_told_what_is_written(maker: Maker) -> None:
+def test_a_custom_sampler_draws_and_is_told_of_writes(maker: Maker) -> None:
     sampler = Latest()
     rb = maker.buffer(10, sampler=sampler, batch_size=3)
     rb.extend(steps(0, 6))
@@ -237,7 +237,7 @@ def test_a_sampler_of_ones_own_draws_and_is_told_what_is_written(maker: Maker) -
     indirect=True,
     ids=str,
 )
-def test_a_writer_of_ones_own_decides_where_items_go(maker: Maker) -> None:
+def test_a_custom_writer_decides_where_items_go(maker: Maker) -> None:
     rb = maker.buffer(10, writer=Backwards(), batch_size=30)
     assert rb.extend(steps(0, 3)).tolist() == [9, 8, 7]
     assert rb.add(steps(3, 4)[0]) == 6
@@ -245,7 +245,7 @@ def test_a_writer_of_ones_own_decides_where_items_go(maker: Maker) -> None:
 
 
 @pytest.mark.parametrize("sampler", ["random", "without replacement", "prioritized"])
-def test_a_storage_of_ones_own_holds_the_items(sampler: str) -> None:
+def test_a_custom_storage_holds_the_items(sampler: str) -> None:
     made: dict[str, Any] = {
         "random": RandomSampler,
         "without replacement": SamplerWithoutReplacement,

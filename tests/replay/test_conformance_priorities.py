@@ -337,7 +337,7 @@ def test_where_nothing_is_prioritized_updates_do_nothing() -> None:
 
 
 @every_table
-def test_set_sampler_keeps_what_is_there_and_returns_what_was_there(maker: Maker) -> None:
+def test_set_sampler_keeps_the_items_and_returns_the_former_sampler(maker: Maker) -> None:
     rb = learner(maker)
     rb.extend(with_priorities(0, [1.0, 2.0, 3.0]))
     before = rb.sampler

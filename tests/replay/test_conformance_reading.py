@@ -194,7 +194,7 @@ def test_a_read_item_can_be_written_back(maker: Maker) -> None:
 
 
 @every_ring
-def test_set_and_update_change_entries_of_what_is_there(maker: Maker) -> None:
+def test_set_and_update_change_entries_of_stored_items(maker: Maker) -> None:
     rb = maker.buffer(10)
     rb.extend(steps(0, 6))
     rb.set_at_("rank", torch.tensor([70.0, 80.0]), torch.tensor([1, 3]))

@@ -54,7 +54,7 @@ def test_add_returns_the_index_as_an_int(maker: Maker) -> None:
 
 
 @every_storage_and_writer
-def test_of_more_than_fits_the_newest_stay(maker: Maker) -> None:
+def test_the_newest_items_stay_if_not_all_fit(maker: Maker) -> None:
     rb = maker.buffer(8)
     for start in range(0, 20, 5):
         rb.extend(steps(start, start + 5))
@@ -93,7 +93,7 @@ def test_a_batch_larger_than_the_capacity_leaves_its_last_items_at_their_places(
 
 
 @every_storage_and_writer
-def test_write_count_counts_what_was_written_not_what_is_there(maker: Maker) -> None:
+def test_write_count_counts_writes_not_stored_items(maker: Maker) -> None:
     rb = maker.buffer(5)
     assert rb.write_count == 0
     rb.extend(steps(0, 4))

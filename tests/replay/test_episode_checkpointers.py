@@ -247,9 +247,7 @@ def test_a_storage_goes_to_one_file_where_the_path_says_so(tmp_path: Path) -> No
     same(other.get(slice(None)).clone(), storage.get(slice(None)).clone())
 
 
-def test_saving_again_replaces_what_was_saved(
-    checkpointer: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_saving_again_replaces_the_save(checkpointer: Callable[..., Any], tmp_path: Path) -> None:
     rb, other = (buffer(LazyTensorStorage(10), checkpointer) for _ in range(2))
     data = stream(17, seed=12)
     for part in data.split(4):

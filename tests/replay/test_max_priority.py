@@ -98,7 +98,7 @@ def test_masses_that_say_nothing_of_priorities_lead_to_all_of_them(
     assert rb.sampler._max_priority == (4.0, 5)
 
 
-def test_of_items_with_lanes_the_whole_slot_leaves() -> None:
+def test_the_whole_slot_of_items_with_lanes_leaves() -> None:
     rb = within(LazyTensorStorage(12, ndim=2), alpha=1.0)
     index = rb.extend(torch.arange(12).view(3, 4))  # three lanes, four slots
     rb.update_priority(index, torch.arange(12.0))

@@ -119,7 +119,7 @@ def test_an_equal_item_is_not_better() -> None:
     assert rb.write_count == 3
 
 
-def test_of_equally_low_items_the_one_with_the_smallest_index_goes_first() -> None:
+def test_the_smallest_index_among_equally_low_items_goes_first() -> None:
     rb = buffer(LazyTensorStorage(3))
     rb.extend(scored(1, 1, 1))
     assert [rb.add(scored(2)[0]), rb.add(scored(3)[0])] == [0, 1]

@@ -385,7 +385,7 @@ def test_arguments_of_both_are_checked() -> None:
         PrioritizedSliceSampler(10, 1.0, 1.0, slice_len=2, pad_output=True)
 
 
-def test_the_largest_priority_can_be_that_of_what_is_there() -> None:
+def test_the_largest_priority_can_be_that_of_the_stored_items() -> None:
     rb = buffer(LazyTensorStorage(4), 4, slice_len=2, max_priority_within_buffer=True)
     rb.extend(episodes(4))
     give(rb, {0: 100.0, 1: 2.0, 2: 2.0, 3: 2.0})

@@ -330,7 +330,7 @@ def test_an_error_of_the_callback_during_a_sync_comes_out_unchanged(tmp_path: Pa
     assert str(ended.value) == "[Errno 13] of the terminal"
 
 
-def test_it_is_not_tried_again_where_another_save_has_come_meanwhile(tmp_path: Path) -> None:
+def test_a_removal_is_not_retried_after_another_save(tmp_path: Path) -> None:
     rb = filled(ReplayBuffer(storage=LazyMemmapStorage(32)))
     rb.dumps(tmp_path / "save")
     other = filled(ReplayBuffer(storage=LazyMemmapStorage(32)), 100.0)

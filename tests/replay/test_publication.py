@@ -208,7 +208,7 @@ def test_a_path_that_is_a_file_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["directory", "file above", "link above"])
-def test_something_else_in_the_place_of_a_file_is_refused_before_anything_changes(
+def test_a_foreign_object_in_the_place_of_a_file_is_refused_before_anything_changes(
     tmp_path: Path, kind: str
 ) -> None:
     path, away = tmp_path / "run", tmp_path / "away"

@@ -368,7 +368,7 @@ def test_a_new_key_of_a_pytree_adds_a_column_where_nobody_else_looks(make_privat
     assert rb[:][None].tolist() == [7, 8, 9] * 2
 
 
-def test_consolidated_is_accepted_and_changes_nothing_that_can_be_seen() -> None:
+def test_consolidated_is_accepted_without_a_visible_effect() -> None:
     for consolidated in (False, True):
         rb = ReplayBuffer(storage=LazyTensorStorage(10, consolidated=consolidated), batch_size=4)
         rb.extend({"a": numbers(3), "b": {"c": numbers(3, 2)}})

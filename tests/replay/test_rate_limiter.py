@@ -233,7 +233,7 @@ def test_calls_with_short_timeouts_find_out_that_they_are_alone(
     assert refused
 
 
-def test_alone_may_be_an_error(make: MakeStorage) -> None:
+def test_a_write_without_a_learner_may_be_an_error(make: MakeStorage) -> None:
     rb = buffer(make(16), RateLimiter(2, error_buffer=4, when_no_peer="error"))
     rb.extend(items(3))
     refuses(

@@ -147,7 +147,7 @@ def test_priorities_go_back_in_it() -> None:
         assert (rb.sampler.ring().tree.priorities(index.numpy()) == step).all()
 
 
-def test_info_is_what_is_in_it(rb: Any) -> None:
+def test_the_info_has_the_tensors_of_out(rb: Any) -> None:
     out = TensorDict(batch_size=[8])
     data, info = rb.sample(8, return_info=True, out=out)
     assert data is out

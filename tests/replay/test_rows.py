@@ -85,7 +85,7 @@ def test_bytes_that_are_in_place_become_items(make: Any) -> None:
     assert rb.storage.engine().check().ok
 
 
-def test_of_an_element_that_is_named_twice_the_last_row_stays(make: Any) -> None:
+def test_the_last_row_for_a_repeated_element_stays(make: Any) -> None:
     rb = learner(make(6))
     rb.extend(steps(4))
     changed = rb.storage.mover().patch(np.array([1, 3, 1]), {0: torch.tensor([10, 30, 11])})

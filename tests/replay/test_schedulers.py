@@ -193,7 +193,7 @@ def test_parameters_of_any_kind_are_scheduled() -> None:
     assert [value.tolist() for value in found] == [[1.0, 2.0], [2.0, 3.0]]  # type: ignore[attr-defined]
 
 
-def test_a_schedule_of_ones_own_says_the_value_of_each_step() -> None:
+def test_a_custom_schedule_gives_the_value_of_each_step() -> None:
     class Halves(ParameterScheduler):
         def _step(self) -> Any:
             return self.initial_val / 2**self._step_cnt

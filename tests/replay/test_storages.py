@@ -93,7 +93,7 @@ def test_a_place_without_an_item_is_an_index_error(make: Any) -> None:
             storage.get(index)
 
 
-def test_a_slice_gives_what_is_there_in_storage_order(make: Any) -> None:
+def test_a_slice_gives_the_items_in_storage_order(make: Any) -> None:
     storage = make(10)
     storage.set([5, 0, 1], items(3))
     assert storage.get(slice(None))["a"].tolist() == [1, 2, 0]

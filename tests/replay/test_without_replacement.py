@@ -371,7 +371,7 @@ def test_places_without_an_item_are_never_drawn(make: Any) -> None:
     assert sampler.ran_out
 
 
-def test_of_several_dimensions_every_element_comes_once_with_its_coordinates(make: Any) -> None:
+def test_every_element_of_several_dimensions_comes_once_with_its_coordinates(make: Any) -> None:
     storage = make(24, ndim=2)
     sampler = SamplerWithoutReplacement()
     rb = TensorDictReplayBuffer(storage=storage, sampler=sampler, batch_size=5)

@@ -38,7 +38,7 @@ def test_the_buffer_is_the_one_that_was_recorded(scratch_dir: Path) -> None:
         close(buffer)
 
 
-def test_a_buffer_without_priorities_is_one(scratch_dir: Path) -> None:
+def test_a_directory_without_priorities_is_a_uniform_buffer(scratch_dir: Path) -> None:
     with Coordinator(scratch_dir, capacity=8, alpha=None):
         buffer = attach(scratch_dir)
         assert type(buffer) is TensorDictReplayBuffer

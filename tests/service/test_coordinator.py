@@ -88,7 +88,7 @@ def test_a_buffer_that_is_there_is_an_error_unless_told_otherwise(scratch_dir: P
         assert way in str(caught.value)
 
 
-def test_recover_finds_what_is_there(scratch_dir: Path) -> None:
+def test_recover_finds_the_items(scratch_dir: Path) -> None:
     with Coordinator(scratch_dir, capacity=8) as coordinator:
         items.write(coordinator._engine, [1, 2, 3])
     with Coordinator(scratch_dir, on_existing="recover") as coordinator:

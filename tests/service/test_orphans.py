@@ -181,7 +181,7 @@ def test_an_orphan_that_becomes_the_coordinator_does_not_end_itself(scratch_dir:
         assert scratch_dir.with_suffix(".taken").exists()
 
 
-def test_closing_ends_what_was_adopted(scratch_dir: Path, reports: Reports) -> None:
+def test_closing_ends_adopted_processes(scratch_dir: Path, reports: Reports) -> None:
     with orphans(scratch_dir, "write", 1) as old:
         with Coordinator(scratch_dir, on_existing="recover") as coordinator:
             coordinator.spawn(targets.write, 1, reports.out, orphans="adopt")

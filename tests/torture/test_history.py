@@ -58,7 +58,7 @@ def test_a_process_that_dies_opening_its_logs_has_reported_nothing(
     assert len(History.read(tmp_path).batches) == 0
 
 
-def test_of_two_copies_the_way_to_the_present_counts() -> None:
+def test_only_copies_on_the_line_to_the_present_count() -> None:
     batches, marks = np.zeros(5, History.BATCH), np.zeros(4, EVENT)
     #         before the 1st copy; after it; in the 2nd era, before the 2nd copy; beside it; after
     batches["began"] = [10, 30, 50, 60, 80]

@@ -360,7 +360,7 @@ def test_a_torn_record_is_noticed(records: Path) -> None:
     assert "H1: the items in slots" in broken(history, image, RECORDS)
 
 
-def test_of_records_the_oldest_may_go_where_their_bytes_were_needed(records: Path) -> None:
+def test_the_oldest_records_may_go_where_their_bytes_were_needed(records: Path) -> None:
     history, image = look(records)
     assert image.evicted
     set_state(image, image.head - 2, EMPTY)

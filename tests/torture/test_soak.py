@@ -48,7 +48,7 @@ def test_a_survivor_that_grows_is_noticed(tmp_path: Path) -> None:
         soak(tmp_path, 0, 1, leave_unsaid, kill_every_s=0.01, more_roles=roles)
 
 
-def test_growth_is_told_from_noise() -> None:
+def test_growth_is_distinguished_from_noise() -> None:
     rng = np.random.default_rng(1)
     times = np.arange(200.0).tolist()
     noise = rng.normal(100, 5, 200)

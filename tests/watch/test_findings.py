@@ -221,7 +221,7 @@ def test_writers_that_wait() -> None:
     assert findings.writers_wait(look(waits=10**6)) is None
 
 
-def test_bytes_that_run_out() -> None:
+def test_a_ring_of_too_few_bytes_is_a_finding() -> None:
     records = {"max_bytes": 4096}
     assert findings.evicted_early(look(records=records, length=310, evicted=5)) == (
         "bytes run out at 31 % of the items: max_bytes is small for this capacity"

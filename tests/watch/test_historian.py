@@ -272,7 +272,7 @@ def test_a_registry_that_could_not_be_read_is_not_one_that_everybody_left(
     historian.close()
 
 
-def test_it_begins_later_where_the_files_are_in_use(
+def test_it_begins_later_while_the_files_are_in_use(
     coordinator: Engine, scratch_dir: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     historian = Historian(coordinator, scratch_dir)

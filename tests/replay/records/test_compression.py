@@ -95,7 +95,7 @@ def test_without_the_threads_of_zstandard_the_caller_compresses_alone(
     assert Zstd(threads=3).compress(given) == frames
 
 
-def test_no_pieces_are_no_work() -> None:
+def test_without_pieces_there_is_no_work() -> None:
     assert Zstd().compress([]) == []
     Zstd().expand([], [])
 

@@ -178,7 +178,7 @@ def test_batch_sizes_may_differ_between_items(way: Encoder, decoder: Decoder) ->
     assert alike(decoder.items(written(items, way)), items)
 
 
-def test_no_records_are_no_items(decoder: Decoder) -> None:
+def test_an_empty_list_of_records_has_no_items(decoder: Decoder) -> None:
     none = np.zeros(0, np.int64)
     assert decoder.items(RecordBatch(np.zeros(0, np.uint8), none, none)) == []
 
@@ -354,7 +354,7 @@ def test_items_that_cannot_be_stacked_are_no_dense_batch(
     assert decoder.dense(written(items)) is None
 
 
-def test_no_records_are_no_dense_batch(decoder: Decoder) -> None:
+def test_an_empty_list_of_records_is_no_dense_batch(decoder: Decoder) -> None:
     none = np.zeros(0, np.int64)
     assert decoder.dense(RecordBatch(np.zeros(0, np.uint8), none, none)) is None
 

@@ -431,7 +431,7 @@ def test_named_leaves_and_all_that_is_in_them_are_compressed_and_no_others() -> 
     }
 
 
-def test_keys_that_no_item_has_are_said() -> None:
+def test_unknown_keys_are_named() -> None:
     encoder = Encoder(zstd=Zstd(), keys=["obz", ("next", "obs")])
     item = TensorDict({"obs": torch.zeros(9), "next": TensorDict({"obz": torch.zeros(9)})})
     with pytest.warns(
@@ -576,7 +576,7 @@ def test_an_unsupported_value_is_refused_by_its_place(encoder: Encoder) -> None:
 
 
 @pytest.mark.parametrize("tree", [{"a": 1}, (torch.zeros(3),), "text"], ids=str)
-def test_a_pytree_is_no_batch(tree: Any, encoder: Encoder) -> None:
+def test_a_pytree_is_not_a_batch(tree: Any, encoder: Encoder) -> None:
     with pytest.raises(TypeError, match="a list of items is what a list storage can be extended"):
         encoder.encode(tree)
 

@@ -499,12 +499,12 @@ def test_the_device_of_a_decoder_is_that_of_its_batches() -> None:
 # -- what is refused ---------------------------------------------------------------------------
 
 
-def test_no_items_are_no_batch(making: Make) -> None:
+def test_an_empty_list_of_items_is_no_batch(making: Make) -> None:
     with pytest.raises(EmptyBufferError, match="no items here"):
         making([])
 
 
-def test_no_records_are_no_batch() -> None:
+def test_an_empty_list_of_records_is_no_batch() -> None:
     none = np.zeros(0, np.int64)
     with pytest.raises(EmptyBufferError, match="no items here"):
         padded(decoder, RecordBatch(np.zeros(0, np.uint8), none, none))

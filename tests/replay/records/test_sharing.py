@@ -95,14 +95,14 @@ def test_pieces_at_one_address_are_one() -> None:
     assert memory.find().owners.tolist() == [[1], [1]]
 
 
-def test_no_pieces_are_no_owners() -> None:
+def test_empty_pieces_have_no_owners() -> None:
     found = find_equal(np.zeros((3, 0), np.int64), np.zeros((3, 0), np.int64))
     assert found.owners.shape == found.held.shape == (3, 0)
 
 
 @pytest.mark.parametrize("honest", [True, False], ids=["checksums", "every checksum the same"])
 @pytest.mark.parametrize("reach", [0, 1, 3, 8])
-def test_a_piece_is_held_by_an_equal_one_in_reach(
+def test_an_equal_piece_within_reach_holds_the_bytes(
     reach: int, honest: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not honest:

@@ -207,7 +207,7 @@ def test_a_dictionary_travels_with_the_records(way: Any, make: Make, tmp_path: P
         assert buffer[800]["t"] == lines(900, 901)[0]["t"]
 
 
-def test_functions_of_ones_own_are_needed_to_load_into_a_list(make: Make, tmp_path: Path) -> None:
+def test_loading_into_a_list_needs_the_custom_functions(make: Make, tmp_path: Path) -> None:
     def flipped(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.contiguous().reshape(-1).view(torch.uint8) ^ 255
 

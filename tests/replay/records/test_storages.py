@@ -183,9 +183,7 @@ def test_the_oldest_go_when_there_are_as_many_items_as_may_be(kind: type[Any], m
 
 
 @every_kind
-def test_of_more_items_than_there_are_places_the_last_ones_stay(
-    kind: type[Any], make: Make
-) -> None:
+def test_the_last_items_stay_if_there_are_more_than_places(kind: type[Any], make: Make) -> None:
     rb = ReplayBuffer(storage=make(kind, max_size=5))
     assert rb.extend(items(0, 12)).tolist() == [0, 1, 2, 3, 4] * 2 + [0, 1]
     assert [int(one["id"]) for one in rb[:].unbind(0)] == [10, 11, 7, 8, 9]
@@ -329,7 +327,7 @@ def test_only_items_that_are_still_there_are_changed_by_a_sample(
     assert again.updated_count == 0  # each of them has another generation by now
 
 
-def test_items_without_entries_say_what_to_do(make: Make) -> None:
+def test_an_error_for_items_without_entries_says_what_to_do(make: Make) -> None:
     rb = ReplayBuffer(storage=make(CompressedListStorage), batch_size=2)
     rb.extend([{"a": 1}])
     with pytest.raises(TypeError, match=r"a dict has no entries.*rb\[index\] = item"):
@@ -540,7 +538,7 @@ def back(chunk: torch.Tensor, metadata: dict[str, Any]) -> torch.Tensor:
     return (chunk ^ 255).view(metadata["dtype"]).reshape(metadata["shape"])
 
 
-def test_functions_of_ones_own_compress_and_are_given_to_attach(make: Make, tmp_path: Path) -> None:
+def test_custom_functions_compress_and_are_passed_to_attach(make: Make, tmp_path: Path) -> None:
     functions = {"compression_fn": as_bytes, "decompression_fn": back}
     rb = ReplayBuffer(storage=make(CompressedListStorage, **functions), batch_size=4)
     data = TensorDict({"a": torch.arange(12.0).reshape(4, 3), "b": torch.arange(4)}, [4])
@@ -742,7 +740,7 @@ def test_a_directory_says_what_it_is_made_of(make: Make, tmp_path: Path) -> None
     rows.close()
 
 
-def test_a_prioritized_sampler_of_ones_own_alpha_is_refused_as_for_rows(make: Make) -> None:
+def test_a_prioritized_sampler_with_another_alpha_is_refused_as_for_rows(make: Make) -> None:
     ReplayBuffer(storage=make(), sampler=PrioritizedSampler(100, 0.5, 1.0)).extend(items(0, 2))
     with pytest.raises(ValueError, match="alpha"):
         ReplayBuffer(storage=make(), sampler=PrioritizedSampler(100, 0.9, 1.0))
@@ -772,9 +770,7 @@ def test_nested_samples_of_items_with_a_batch_size_say_their_index(
         assert found == [lengths[at] for at in batch["index"].tolist()]
 
 
-def test_functions_of_ones_own_are_refused_where_others_use_zstd(
-    tmp_path: Path, make: Make
-) -> None:
+def test_custom_functions_are_refused_where_others_use_zstd(tmp_path: Path, make: Make) -> None:
     rb = ReplayBuffer(storage=make(CompressedListStorage))
     rb.extend(items(0, 3))
     with pytest.raises(ValueError, match="compressed with zstd, and nobody else there could read"):
