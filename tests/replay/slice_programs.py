@@ -57,3 +57,29 @@ def without_end(path: Path, capacity: int, source: int, connection: Any) -> None
             connection.send("began")
         written += count
     buffer.close()
+
+
+def in_streams(path: Path, capacity: int, source: int, connection: Any) -> None:
+    """Writes as many steps of each of its environments as it is told; claims rows on a minus.
+
+    Collector 0 has two environments, collector 1 three, ... A step of all of them is one batch, and
+    each environment's episodes have a length of their own.
+    """
+    torch.set_num_threads(1)
+    buffer, step, envs = opened(path, capacity), 0, source + 2
+    while True:
+        count = connection.recv()
+        for _ in range(count):
+            buffer.extend(rows_of_streams(source, step, envs), streams=range(envs))
+            step += 1
+        if count < 0:
+            buffer.storage.ring().claims.claim(-count)
+        connection.send(step)
+
+
+def rows_of_streams(source: int, step: int, envs: int) -> TensorDict:
+    """One step of each environment of a collector."""
+    env = torch.arange(envs)
+    done = (step % (5 + env) == 4 + env).unsqueeze(-1)
+    number = 10_000 * source + 1000 * env + step
+    return TensorDict({"number": number, "next": TensorDict({"done": done}, [envs])}, [envs])
