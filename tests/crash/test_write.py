@@ -7,11 +7,12 @@ import signal
 import threading
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from shmbuffer._native import _core
 from shmbuffer.errors import EmptyBufferError, LockTimeout, RingOverrunError
-from shmbuffer.memory import Engine, Ring, Schema, Settings
+from shmbuffer.memory import Engine, Ring, Schema, Settings, layout
 from shmbuffer.memory.check import check
 from shmbuffer.service.recovery import recover
 from tests.crash.harness import (
@@ -248,6 +249,44 @@ def test_a_dead_writer_keeps_the_priorities_that_it_gave(survivor: Engine) -> No
     assert ring.length == 2
     assert ring.tree.priorities()[:2].tolist() == [5.0, 9.0]
     require_sound(survivor)
+
+
+def test_a_dead_writer_keeps_the_streams_that_it_gave(survivor: Engine) -> None:
+    path, streams = survivor.path, np.array([7, 2**24 - 1], np.uint32)
+    assert path is not None
+    assert dies(
+        path,
+        "write.committing",
+        lambda engine: write(engine.ring(), [4, 8], streams=streams) and None,  # type: ignore[arg-type, func-returns-value]
+    )
+    survivor.seat.reap_dead()
+    ring = survivor.ring()
+    assert ring is not None
+    assert ring.length == 2
+    sources = ring.live.sources[:2]
+    assert layout.stream_of(sources).tolist() == streams.tolist()
+    assert layout.writer_of(sources).tolist() == [survivor.seat.incarnation + 1] * 2
+    require_sound(survivor)
+
+
+@pytest.mark.parametrize("noted", [0, 1])
+def test_a_writer_that_dies_while_it_notes_streams_leaves_nothing(
+    survivor: Engine, noted: int
+) -> None:
+    path, streams = survivor.path, np.array([7, 8], np.uint32)
+    assert path is not None
+    assert dies(
+        path,
+        "write.source",
+        lambda engine: write(engine.ring(), [4, 8], streams=streams) and None,  # type: ignore[arg-type, func-returns-value]
+        after=2 + noted,  # behind the marks of both rows
+    )
+    survivor.seat.reap_dead()
+    ring = survivor.ring()
+    assert ring is not None
+    assert read_all(ring) == {}
+    require_sound(survivor)
+    require_usable(ring, 999)
 
 
 def test_without_priorities_a_kill_loses_nothing_either(tmp_path: Path, kind: str) -> None:
