@@ -1,8 +1,8 @@
-"""Items of a list as one batch."""
+"""Items of a list as one batch, and the items of a batch."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
@@ -19,6 +19,36 @@ def stack(items: list[Any], mapping: str) -> Any:
         mapping: what a plain dict is: of ``"tensordict"`` lists and tuples in it are arrays.
     """
     return _joined(items, "the item", mapping == "tensordict")
+
+
+def unbound(data: Any) -> list[Any]:
+    """The items of a batch.
+
+    Raises:
+        TypeError: it is no batch.
+        ValueError: entries of a dict have more or fewer rows than the others.
+    """
+    if isinstance(data, list):
+        return data
+    if isinstance(data, Mapping):
+        columns = {key: unbound(value) for key, value in data.items()}
+        counts = {key: len(column) for key, column in columns.items()}
+        if len(set(counts.values())) > 1:
+            raise ValueError(
+                f"the entries of a batch have one row for each item, but these differ: {counts}; a "
+                "list of dicts is a list of items"
+            )
+        rows = zip(*columns.values(), strict=True)
+        return [dict(zip(columns, row, strict=True)) for row in rows]
+    shape: Sequence[int] = getattr(data, "shape", ())
+    if not len(shape):
+        raise TypeError(
+            "a batch of items of any size is a list of them, or a dict of arrays with a row for "
+            f"each item; got {type(data).__name__}. add() takes one item"
+        )
+    if isinstance(data, np.ndarray):
+        return [data[at, ...] for at in range(len(data))]
+    return [data[at] for at in range(int(shape[0]))]
 
 
 def _joined(items: list[Any], where: str, arrays: bool) -> Any:

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from shmbuffer.errors import EmptyBufferError
-from shmbuffer.memory import recorded, weights
+from shmbuffer.memory import Schema, recorded, weights
 from shmbuffer.memory.weights import Weights
 from shmbuffer.numpy.arrays import DTYPES, named
 from shmbuffer.numpy.keys import OWN_KEYS, WEIGHT_KEYS
 from shmbuffer.numpy.leaves import ArrayLeaves
 from shmbuffer.numpy.limits import Limits
 from shmbuffer.numpy.maximum import MaxPriority
+from shmbuffer.numpy.mover import Mover
 from shmbuffer.numpy.nodes import KeyPath, nest
 from shmbuffer.numpy.priorities import from_zero
 from shmbuffer.numpy.rows import ArrayRows
@@ -45,7 +46,7 @@ class Handle:
         settings = engine.settings
         extra = recorded.of_buffer(settings, engine.where)
         self._engine = engine
-        self._rows: ArrayRows | None = None
+        self._rows: Mover | None = None
         self._making = threading.RLock()
         self._greatest: MaxPriority | None = None
         self._capacity, self._ndim = settings.capacity, settings.ndim
@@ -80,7 +81,9 @@ class Handle:
         dim = extra.get("dim_extend")
         self._dim_extend = self._ndim - 1 if dim is None else dim
         self._limits = Limits(_Source(self), "")
-        self._look()
+        if self._look() is None and settings.record_bytes:  # nothing is to be known of records
+            nbytes = settings.record_bytes
+            engine.define(Schema((), self._capacity, (), {"kind": "records"}, nbytes))
 
     @property
     def scratch_dir(self) -> Path | None:
@@ -193,7 +196,7 @@ class Handle:
         rows = self._rows or self._look()
         return None if rows is None else rows.ring
 
-    def _look(self) -> ArrayRows | None:
+    def _look(self) -> Mover | None:
         """The rows, if somebody has written."""
         ring = self._engine.ring()
         if ring is None:
@@ -203,18 +206,24 @@ class Handle:
                 self._rows = self._attached(ring)
         return self._rows
 
-    def _attached(self, ring: Ring) -> ArrayRows:
+    def _attached(self, ring: Ring) -> Mover:
         """Rows in this ring."""
-        leaves = ArrayLeaves.of_schema(ring.schema, self._engine.where, self._optional)
         prioritized = ring.tree.prioritized
         if prioritized and self._within:
             self._greatest = MaxPriority(ring)
             ring.tree.initial = self._greatest.default
-        rows = ArrayRows(ring, leaves, self._priority_key if prioritized else None)
+        rows: Mover
+        if ring.records is not None:
+            from shmbuffer.numpy.record_rows import RecordRows  # with zstandard
+
+            rows = RecordRows(self._engine, ring, named=self._mapping == "tensordict")
+        else:
+            leaves = ArrayLeaves.of_schema(ring.schema, self._engine.where, self._optional)
+            rows = ArrayRows(ring, leaves, self._priority_key if prioritized else None)
         self._limits = Limits(_Source(self, ring), "")
         return rows
 
-    def _need(self) -> ArrayRows:
+    def _need(self) -> Mover:
         """The rows, of a buffer in which somebody has written."""
         rows = self._rows or self._look()
         if rows is None:

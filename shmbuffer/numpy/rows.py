@@ -8,7 +8,6 @@ The core takes a dict of arrays as they are, with the priorities among them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,6 +15,7 @@ import numpy as np
 from shmbuffer.memory.deadline import LOCK_TIMEOUT_NS
 from shmbuffer.memory.streams import of_each
 from shmbuffer.numpy.arrays import address_of
+from shmbuffer.numpy.mover import REALS, Drawn, Mover
 from shmbuffer.numpy.nodes import LEAF, tree_of
 
 if TYPE_CHECKING:
@@ -29,23 +29,9 @@ if TYPE_CHECKING:
 
 _MOST_DIMS = 32  # of a leaf; the core's limit
 _NO_CLASS = type(None)  # of tensors, and of what holds dicts: there are none
-_REALS = np.dtype(np.float32), np.dtype(np.float64)
-_INTEGER = np.dtype(np.int64)
 
 
-@dataclass(slots=True)
-class Drawn:
-    """Items that were read."""
-
-    data: Any
-    index: NDArray[np.int64]
-    """Elements, int64 ``[n]``."""
-    tickets: NDArray[np.int64]
-    """int64 ``[n]``."""
-    weights: NDArray[np.float32] | None
-
-
-class ArrayRows:
+class ArrayRows(Mover):
     """The rows of a ring.
 
     Args:
@@ -56,7 +42,7 @@ class ArrayRows:
     """
 
     def __init__(self, ring: Ring, leaves: ArrayLeaves, key: str | tuple[str, ...] | None) -> None:
-        self.ring = ring
+        super().__init__(ring)
         self.leaves = leaves
         self.lanes = leaves.lanes
         self._priority = priority_of([leaf.path for leaf in leaves.leaves], leaves.optional, key)
@@ -77,15 +63,11 @@ class ArrayRows:
                 "tensors": _NO_CLASS,
                 "box": _NO_CLASS,
                 "inside": "",
-                "reals": _REALS,
+                "reals": REALS,
             }
 
     def write_as_it_is(self, data: Any, single: bool, streams: int | Streams | None) -> Any:
-        """Write a batch, or an item, in one call of the core.
-
-        Returns:
-            Its index, int64 ``[n]``, or an int; None: it is to be converted, refused or waited for.
-        """
+        """See `Mover.write_as_it_is`."""
         ring, form = self.ring, self._form
         if form is None or ring.tree.initial is not None:
             return None
@@ -115,7 +97,7 @@ class ArrayRows:
         priorities: NDArray[np.float64] | None,
         streams: int | Streams | None,
     ) -> tuple[int, int]:
-        """Write a batch, or an item, which is converted first; the first ticket, and the slots."""
+        """See `Mover.write`."""
         addresses, kept, count = self.leaves.match(data, single, swapped)
         if not count:
             return self.ring.head, 0
@@ -130,7 +112,7 @@ class ArrayRows:
         return first, count
 
     def sample(self, count: int, key: int, beta: float | None) -> Drawn:
-        """Draw, copy and validate."""
+        """See `Mover.sample`."""
         arrays, addresses = self.leaves.outputs(count)
         index, tickets = np.empty(count, np.int64), np.empty(count, np.int64)
         weights = None if beta is None else np.empty(count, np.float32)
@@ -146,48 +128,8 @@ class ArrayRows:
         )
         return Drawn(self.leaves.build(arrays, count), index, tickets, weights)
 
-    def update(self, index: Any, priority: Any, generation: Any) -> tuple[int, int] | None:
-        """Set priorities that are arrays as the core reads them; as `Ring.update`.
-
-        None: they are something else, or an index is invalid; nothing was changed.
-        """
-        if not (
-            type(index) is np.ndarray
-            and type(priority) is np.ndarray
-            and self.ring.width == 1
-            and index.dtype == _INTEGER
-            and index.ndim == 1
-            and priority.dtype in _REALS
-            and priority.shape == index.shape
-            and index.size
-            and index.flags.c_contiguous
-            and priority.flags.c_contiguous
-        ):
-            return None
-        tickets = 0
-        if generation is not None:
-            if not (
-                type(generation) is np.ndarray
-                and generation.dtype == _INTEGER
-                and generation.shape == index.shape
-                and generation.flags.c_contiguous
-            ):
-                return None
-            tickets = address_of(generation)
-        try:
-            return self.ring.update_at(
-                address_of(index),
-                address_of(priority),
-                len(index),
-                tickets,
-                single=priority.dtype == _REALS[0],
-                shown=lambda: (priority.astype(np.float64), index),
-            )
-        except IndexError:
-            return None
-
     def read(self, index: NDArray[np.int64], tickets: NDArray[np.int64]) -> Any:
-        """The items at these elements; None if one of them is another by now, or gone."""
+        """See `Mover.read`."""
         count = len(index)
         arrays, addresses = self.leaves.outputs(count)
         now = np.empty(count, np.int64)

@@ -14,8 +14,8 @@ from shmbuffer.numpy import indices
 from shmbuffer.numpy.arrays import named
 from shmbuffer.numpy.handle import Handle, entry_of
 from shmbuffer.numpy.keys import GENERATION, INDEX
+from shmbuffer.numpy.mover import Drawn, Mover
 from shmbuffer.numpy.priorities import PriorityUpdate, as_raw, one_each
-from shmbuffer.numpy.rows import ArrayRows, Drawn
 
 _NOT_TAKEN = -1  # for a ticket: nothing came out of the queue
 
@@ -41,7 +41,8 @@ class Sampling(Handle):
 
         Returns:
             A dict of arrays ``[batch_size, ...]`` with the entries of the table above. Where items
-            are no dicts (an array, a tuple), the data in their form; their index is in ``info``.
+            are no dicts (an array, a tuple), the data in their form; their index is in ``info``. Of
+            a buffer of records a list of items, dicts with these entries of their own.
 
         Raises:
             EmptyBufferError: nothing to draw from.
@@ -55,6 +56,8 @@ class Sampling(Handle):
         data, info = drawn.data, self._info(drawn)
         if isinstance(data, dict):
             data = {**data, **info}
+        elif drawn.items is not None:
+            data = [_with_info(item, info, at) for at, item in enumerate(drawn.items)]
         return (data, info) if return_info else data
 
     def update_priority(
@@ -63,7 +66,8 @@ class Sampling(Handle):
         """Set priorities.
 
         Args:
-            index: what a sample or a write gave; or a sample, which says its generation, too.
+            index: what a sample or a write gave; or a sample (of records a list of items), which
+                says its generation, too.
             priority: ``[n]`` or one number; finite and not negative. Several for each item of a
                 sample are reduced as the buffer says. None: the sample's entry `priority_key`.
             generation: ``index_generation`` of the sample, ``[n]``: an item that was written over
@@ -79,6 +83,8 @@ class Sampling(Handle):
 
         Cost: one native call.
         """
+        if isinstance(index, list) and index and isinstance(index[0], Mapping):
+            index = _entries_of(index, self._priority_key)
         is_sample = isinstance(index, Mapping)
         if is_sample:
             index, priority, generation = self._of_sample(index, priority, generation)
@@ -198,7 +204,24 @@ class Sampling(Handle):
         return sample[INDEX], priority, sample.get(GENERATION) if generation is None else generation
 
 
-def _taken(rows: ArrayRows, count: int) -> Drawn | None:
+def _with_info(item: Any, info: dict[str, Any], at: int) -> Any:
+    """An item of a sample with its entries, where it is a dict."""
+    if isinstance(item, dict):
+        item.update({key: values[at] for key, values in info.items()})
+    return item
+
+
+def _entries_of(items: list[Any], key: str | tuple[str, ...] | None) -> dict[Any, Any]:
+    """Index, generation and priorities of items that were sampled; what all of them have."""
+    found: dict[Any, Any] = {}
+    for name in (INDEX, GENERATION, key):
+        column = [None if name is None else entry_of(item, name) for item in items]
+        if all(one is not None for one in column):
+            found[name] = np.stack([np.asarray(one) for one in column])
+    return found
+
+
+def _taken(rows: Mover, count: int) -> Drawn | None:
     """The oldest items of a queue; None if it is a queue no more."""
     flow = rows.ring.flow
     index = np.empty(count, np.int64)

@@ -11,11 +11,11 @@ from shmbuffer.memory import deadline
 from shmbuffer.memory.streams import checked, of_each
 from shmbuffer.numpy import indices
 from shmbuffer.numpy.arrays import named
-from shmbuffer.numpy.batches import stack
+from shmbuffer.numpy.batches import stack, unbound
 from shmbuffer.numpy.handle import Handle, entry_of
 from shmbuffer.numpy.leaves import ArrayLeaves
+from shmbuffer.numpy.mover import Mover
 from shmbuffer.numpy.priorities import as_raw, check_raw, one_each
-from shmbuffer.numpy.rows import ArrayRows
 from shmbuffer.numpy.streams import in_time_order, require_rows
 
 if TYPE_CHECKING:
@@ -117,14 +117,19 @@ class Writing(Handle):
         if type(data) is list and not single:
             if not data:
                 return np.zeros((0,) if self._ndim == 1 else (0, self._ndim), np.int64)
-            data = stack(data, self._mapping)
-        rows = rows or self._define(data, single, streams)
-        raw = self._priorities_in(rows.ring, data, single)
+            if rows is None or not rows.by_item:
+                data = stack(data, self._mapping)
+        if rows is not None and rows.by_item:
+            data = data if single else unbound(data)
+            raw = self._priorities_of(rows.ring, [data] if single else data)
+        else:
+            rows = rows or self._define(data, single, streams)
+            raw = self._priorities_in(rows.ring, data, single)
         swapped = 0 if single else self._dim_extend
         first, count = rows.write(data, single, swapped, raw, streams)
         return self._written(rows, first, count, single)
 
-    def _define(self, data: Any, single: bool, streams: int | Streams | None) -> ArrayRows:
+    def _define(self, data: Any, single: bool, streams: int | Streams | None) -> Mover:
         """Say what an item is, as the first to write."""
         swapped = 0 if single else self._dim_extend
         leaves = ArrayLeaves.of_data(
@@ -163,7 +168,22 @@ class Writing(Handle):
         check_raw(raw)  # before anything is written
         return raw
 
-    def _written(self, rows: ArrayRows, first: int, count: int, single: bool) -> Any:
+    def _priorities_of(self, ring: Ring, items: list[Any]) -> NDArray[np.float64] | None:
+        """Raw priorities of items one by one; None where one of them has none."""
+        key = self._priority_key
+        if key is None or not ring.tree.prioritized:
+            return None
+        raw = np.empty(len(items))
+        for at, item in enumerate(items):
+            one: Any = entry_of(item, key) if isinstance(item, Mapping) else None
+            if one is None:
+                return None
+            several = as_raw(one, int(np.size(one)))
+            raw[at] = several[0] if several.size == 1 else one_each(several, 1, self._reduction)[0]
+        check_raw(raw)  # before anything is written
+        return raw
+
+    def _written(self, rows: Mover, first: int, count: int, single: bool) -> Any:
         """The index that a write returns."""
         capacity, width = rows.ring.capacity, rows.ring.width
         start = first % capacity

@@ -6,9 +6,7 @@ a namedtuple a tuple.
 
 from __future__ import annotations
 
-import sys
-from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache, partial
 from typing import Any
 
@@ -24,23 +22,11 @@ from tensordict import (
 )
 
 from shmbuffer.memory.record_format.grammar import Container
+from shmbuffer.numpy.records import containers
+from shmbuffer.numpy.records.containers import Take, Taken, is_namedtuple, register
 
 new_tensordict = partial(TensorDict._new_unsafe, nested=False)
 """A TensorDict that is not checked, at a tenth of the cost."""
-
-
-# Tensorclasses and namedtuples that this process has written or found, by name.
-_classes: dict[str, type] = {}
-
-Keys = tuple[Any, ...] | int | None
-Taken = tuple[str, Sequence[int], tuple[Any, ...], Keys, Iterable[Any]]
-"""A container, taken apart by one level: its kind; its batch size, empty where it has none of its
-own; what its tree says between that and what is in it, with the device ``"cpu"`` where it has any;
-the keys of a mapping, the length of a sequence, or None where it holds one thing; and what is in
-it."""
-
-
-Take = Callable[[Any], Taken]
 
 
 def take_of(kind: Any) -> Take | None:
@@ -56,7 +42,7 @@ def _take_of(kind: Any) -> Take | None:
         return _tensordict
     if is_tensorclass(kind) and not is_non_tensor(kind):
         return _tensorclass
-    return _namedtuple if issubclass(kind, tuple) and hasattr(kind, "_fields") else None
+    return containers.take_of(kind)
 
 
 def _tensordict(item: Any) -> Taken:
@@ -85,33 +71,11 @@ def _object(item: Any) -> Taken:
     return "object", item.batch_size, (), None, (item.data,)
 
 
-def _dict(item: Any) -> Taken:
-    return "dict" if type(item) is dict else "ordered", (), (), tuple(item), item.values()
-
-
-def _list(item: Any) -> Taken:
-    return type(item).__name__, (), (), len(item), item
-
-
-def _namedtuple(item: Any) -> Taken:
-    return "namedtuple", (), (register(type(item)),), len(item), item
-
-
 TAKES: dict[type, Take] = {
     TensorDict: _tensordict,
     NonTensorData: _object,
-    dict: _dict,
-    OrderedDict: _dict,
-    list: _list,
-    tuple: _list,
+    **containers.TAKES,
 }
-
-
-def names_of(keys: Keys) -> Sequence[Any]:
-    """A name for each thing that is in a container: its key or position, None if it has neither."""
-    if keys is None:
-        return (None,)
-    return range(keys) if isinstance(keys, int) else keys
 
 
 def made(
@@ -127,20 +91,11 @@ def made(
         case "tensorclass":
             cls: Any = class_of(about[0])
             return [row[0] if cls is None else cls.from_tensordict(row[0]) for row in rows]
-        case "dict":
-            return [dict(zip(keys, row, strict=True)) for row in rows]
-        case "ordered":
-            return [OrderedDict(zip(keys, row, strict=True)) for row in rows]
-        case "list":
-            return list(map(list, rows))
-        case "namedtuple":
-            cls = class_of(about[0])
-            return rows if cls is None else [cls(*row) for row in rows]
         case "lazy":
             return [LazyStackedTensorDict(*row, stack_dim=about[0]) for row in rows]
         case "objects":
             return [NonTensorStack(*row, stack_dim=about[0]) for row in rows]
-    return rows
+    return containers.made(node, rows)
 
 
 def _tensordicts(
@@ -188,22 +143,8 @@ def _non_tensor(value: Any, size: torch.Size) -> Any:
 
 
 def class_of(name: str) -> type | None:
-    """The class of that name (``module:qualname``) if this process has it; imports nothing."""
-    found = _classes.get(name)
-    if found is None:
-        module, _, qualname = name.partition(":")
-        at: Any = sys.modules.get(module)
-        for part in qualname.split("."):
-            at = getattr(at, part, None)
-        if isinstance(at, type) and (
-            is_tensorclass(at) or (issubclass(at, tuple) and hasattr(at, "_fields"))
-        ):
-            found = _classes[name] = at
-    return found
+    """The tensorclass or namedtuple of that name if this process has it already.
 
-
-def register(cls: type) -> str:
-    """Remember a class of the data; the name under which the schema has it."""
-    name = f"{cls.__module__}:{cls.__qualname__}"
-    _classes[name] = cls
-    return name
+    Imports nothing.
+    """
+    return containers.class_of(name, lambda cls: is_tensorclass(cls) or is_namedtuple(cls))

@@ -29,7 +29,8 @@ from tensordict import TensorDict
 from shmbuffer.errors import FormatError
 from shmbuffer.memory.record_format.grammar import DICTS, join, split
 from shmbuffer.numpy import labels
-from shmbuffer.replay.form.containers import made, names_of, take_of
+from shmbuffer.numpy.records.containers import names_of
+from shmbuffer.replay.form.containers import made, take_of
 from shmbuffer.replay.form.tensors import dtype_name, numbers_of, torch_dtype, torch_dtype_like
 
 Form = list[Any]

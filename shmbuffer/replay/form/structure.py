@@ -8,8 +8,8 @@ from tensordict import LazyStackedTensorDict, is_non_tensor, is_tensorclass
 
 from shmbuffer.numpy.keys import OWN_KEYS
 from shmbuffer.numpy.nodes import Node
+from shmbuffer.numpy.records.containers import register
 from shmbuffer.numpy.structure import Structure, without_keys
-from shmbuffer.replay.form.containers import register
 from shmbuffer.replay.form.mismatch import not_a_tensor
 from shmbuffer.replay.form.nodes import (
     LazyStackNode,

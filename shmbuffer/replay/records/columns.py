@@ -1,10 +1,8 @@
-"""Items of one kind, side by side: where each leaf lies. A batch is not taken apart for it."""
+"""The items of a batch side by side, which is not taken apart for it: where each leaf lies."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -12,48 +10,18 @@ import torch
 from numpy.typing import NDArray
 from tensordict import NonTensorData, NonTensorStack
 
-from shmbuffer.memory.record_format import Chunk, volumes
-from shmbuffer.replay.form.containers import Taken, take_of
-from shmbuffer.replay.form.nodes import is_collection
-from shmbuffer.replay.records.forms import (
-    DTYPES,
-    Described,
-    Kind,
+from shmbuffer.numpy.records.columns import Columns, of_described, sizes_of
+from shmbuffer.numpy.records.containers import Taken
+from shmbuffer.numpy.records.forms import (
     RefusedError,
     Walk,
     array_token,
     describe,
     kind_of,
-    plain,
 )
-
-
-@dataclass(frozen=True, eq=False)
-class Columns:
-    """n items of one kind. A TypeError where a leaf has no memory."""
-
-    kind: Kind  # what they have in common
-    batch_dims: NDArray[np.int64]  # int64[n, kind.batch_dims]
-    dims: tuple[NDArray[np.int64], ...]  # int64[n, rank], one for each leaf
-    addresses: NDArray[np.int64]  # int64[n, leaves]: where the bytes of each leaf start
-    sizes: NDArray[np.int64]  # int64[n, leaves]: how many they are
-    # whose memory it is; the addresses are good as long as these are there
-    keeps: list[Any] = field(repr=False)
-    # where the items were apart: as `forms.Described` has them, a list for each leaf
-    leaves: list[list[Any]] | None = field(default=None, repr=False)
-
-    def __post_init__(self) -> None:
-        if self.addresses.all():
-            return
-        nowhere = ((self.addresses == 0) & (self.sizes > 0)).any(axis=0)
-        for at in np.flatnonzero(nowhere).tolist():
-            raise TypeError(
-                f"the leaf {self.kind.paths[at]!r} has no memory: it is a tensor that only stands "
-                "for one; make a real one of it (clone it) before it is stored"
-            )
-
-    def __len__(self) -> int:
-        return len(self.addresses)
+from shmbuffer.replay.form.containers import take_of
+from shmbuffer.replay.form.nodes import is_collection
+from shmbuffer.replay.records.forms import DTYPES, plain
 
 
 def of_batch(data: Any) -> Columns | None:
@@ -68,68 +36,6 @@ def of_batch(data: Any) -> Columns | None:
     except _ApartError:
         return None
     return rows.columns()
-
-
-def of_items(items: Sequence[Any]) -> list[tuple[NDArray[np.int64], Columns]]:
-    """Items by kind, positions ascending. Cost: that of `forms.describe`, and 0.3 µs a leaf."""
-    groups: dict[tuple[Any, ...], list[Described]] = {}
-    places: dict[tuple[Any, ...], list[int]] = {}
-    for at, item in enumerate(items):
-        one = describe(item)
-        key = one.kind.key
-        if key in groups:
-            groups[key].append(one)
-            places[key].append(at)
-        else:
-            groups[key], places[key] = [one], [at]
-    return [(np.array(places[key], np.int64), of_described(group)) for key, group in groups.items()]
-
-
-def of_described(group: list[Described]) -> Columns:
-    """Items of one kind, at least one."""
-    kind, count = group[0].kind, len(group)
-    batch_dims = _table([one.batch_dims for one in group], count)
-    numbers = _table([one.dims for one in group], count)
-    dims, start = [], 0
-    for chunk in kind.chunks:
-        dims.append(numbers[:, start : start + chunk.rank])
-        start += chunk.rank
-    sizes = _sizes(kind.chunks, dims, count)
-    addresses = np.zeros((count, len(kind.chunks)), np.int64)
-    leaves = [list(column) for column in zip(*[one.leaves for one in group], strict=True)]
-    keeps: list[Any] = [leaves]
-    for at, (chunk, column) in enumerate(zip(kind.chunks, leaves, strict=True)):
-        if chunk.kind == "tensor":
-            found: Any = map(torch.Tensor.data_ptr, column)
-            addresses[:, at] = np.fromiter(found, np.int64, count)
-        elif chunk.kind in ("array", "number"):
-            found = (leaf.__array_interface__["data"][0] for leaf in column)
-            addresses[:, at] = np.fromiter(found, np.int64, count)
-        else:
-            addresses[:, at] = joined(column, sizes[:, at], keeps)
-    return Columns(kind, batch_dims, tuple(dims), addresses, sizes, keeps, leaves)
-
-
-def _table(rows: list[list[int]], count: int) -> NDArray[np.int64]:
-    width = len(rows[0])
-    return np.fromiter(chain.from_iterable(rows), np.int64, count * width).reshape(count, width)
-
-
-def _sizes(
-    chunks: Sequence[Chunk], dims: Sequence[NDArray[np.int64]], count: int
-) -> NDArray[np.int64]:
-    sizes = np.empty((count, len(chunks)), np.int64)
-    for at, (chunk, shape) in enumerate(zip(chunks, dims, strict=True)):
-        sizes[:, at] = volumes(chunk, shape)
-    return sizes
-
-
-def joined(values: list[bytes], sizes: NDArray[np.int64], keeps: list[Any]) -> NDArray[np.int64]:
-    """Addresses of values, one behind the other in a memory of their own."""
-    whole = np.frombuffer(b"".join(values), np.uint8)
-    keeps.append(whole)
-    starts: NDArray[np.int64] = whole.ctypes.data + np.cumsum(sizes) - sizes
-    return starts
 
 
 class _ApartError(Exception):
@@ -153,7 +59,7 @@ class _Rows(Walk):
         addresses = np.empty((count, len(kind.chunks)), np.int64)
         for at, column in enumerate(self._addresses):
             addresses[:, at] = column
-        sizes = _sizes(kind.chunks, self._shapes, count)
+        sizes = sizes_of(kind.chunks, self._shapes, count)
         return Columns(kind, batch_dims, tuple(self._shapes), addresses, sizes, self._keeps)
 
     def add(self, item: Any) -> None:

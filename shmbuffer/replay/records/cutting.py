@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-
-from shmbuffer.memory.record_format import Chunk
 
 
 def tensors(
@@ -50,38 +47,6 @@ def tensors(
         whole.as_strided(shape, _strides(shape), offset)
         for shape, offset in zip(dims.tolist(), at.tolist(), strict=True)
     ]
-
-
-def values(
-    memory: NDArray[np.uint8], starts: NDArray[np.int64], dims: NDArray[np.int64], chunk: Chunk
-) -> list[Any]:
-    """What is no tensor: text, numbers, and numpy's arrays, which are views of the memory."""
-    at, data = starts.tolist(), memory.data
-    match chunk.kind:
-        case "array":
-            dtype = np.dtype(chunk.dtype)
-            return [
-                np.ndarray(shape, dtype, data, start)
-                for shape, start in zip(dims.tolist(), at, strict=True)
-            ]
-        case "number":
-            dtype = np.dtype(chunk.dtype)
-            return [np.ndarray((), dtype, data, start)[()] for start in at]
-        case "float":
-            return [np.ndarray((), "<f8", data, start).item() for start in at]
-        case "bool":
-            found = memory[starts]
-            if (found > 1).any():
-                raise ValueError(f"a bool is 0 or 1, found {found.max()}")
-            return [bool(one) for one in found.tolist()]
-        case "none":
-            return [None] * len(at)
-    spans = zip(at, (starts + dims[:, 0]).tolist(), strict=True)
-    if chunk.kind == "str":
-        return [str(data[a:b], "utf-8", "surrogatepass") for a, b in spans]
-    if chunk.kind == "bytes":
-        return [bytes(data[a:b]) for a, b in spans]
-    return [int.from_bytes(data[a:b], "little", signed=True) for a, b in spans]
 
 
 def _strides(shape: Sequence[int]) -> list[int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,10 +11,14 @@ import torch
 from numpy.typing import NDArray
 from tensordict import LazyStackedTensorDict
 
-from shmbuffer.errors import CorruptBufferError
 from shmbuffer.memory import record_format
 from shmbuffer.memory.record_batch import RecordBatch
 from shmbuffer.memory.record_format import Located
+from shmbuffer.numpy.records import decoder
+from shmbuffer.numpy.records.building import built
+from shmbuffer.numpy.records.decoder import writable
+from shmbuffer.numpy.records.table import Column, columns_of
+from shmbuffer.numpy.records.transfer import Expand
 from shmbuffer.replay.form.deferred import deferred
 from shmbuffer.replay.records import cutting
 from shmbuffer.replay.records.building import (
@@ -22,26 +26,26 @@ from shmbuffer.replay.records.building import (
     Batch,
     NotDenseError,
     RecordRows,
-    built,
     chunks_at,
     chunks_under,
 )
-from shmbuffer.replay.records.table import Column, Own, Table, columns_of
-from shmbuffer.replay.records.transfer import Expand, Transfer, empty, homes
+from shmbuffer.replay.records.memory import (
+    UserFunction,
+    by_user,
+    bytes_of,
+    empty,
+    torch_dtype_of,
+)
 
 TreePath = tuple[Any, ...]
 
 _CPU = torch.device("cpu")
 _NOTHING = np.empty(0, np.uint8)
-_SMALL_BYTES = 8192  # are moved in the time that it takes to cut out what is around them
 _PLAIN = frozenset(("bytes", "str", "int", "float", "bool", "none"))
 
 
-class Decoder:
-    """Makes items of records.
-
-    A batch that is given to a decoder is given away: the result may lie in its memory.
-    """
+class Decoder(decoder.Decoder):
+    """Makes items of records, with tensors and TensorDicts; see `numpy.records.decoder`."""
 
     def __init__(
         self,
@@ -50,22 +54,20 @@ class Decoder:
         device: torch.device | None = None,  # where tensors of what comes out are; None is the CPU
         # the user's ``decompression_fn``: called with a chunk (uint8) and a dict of ``"type"``
         # (``"tensor"``), ``"shape"``, ``"dtype"`` and ``"device"`` of what was compressed
-        own: Own | None = None,
+        own: UserFunction | None = None,
         where: str = "this buffer",  # the buffer's name in messages
     ) -> None:
-        self.expand = expand
+        super().__init__(expand, where)
         self.device = device
-        self.own = own
-        self.where = where
+        self.own = None if own is None else partial(by_user, own)
 
-    def items(self, batch: RecordBatch) -> list[Any]:
-        """Every record as the item that was written.
+    def reading(self, data: NDArray[np.uint8]) -> Reading:
+        """See `numpy.records.decoder`."""
+        return Reading(self, data)
 
-        Tensors of one batch may be views of one memory that nobody else has: an item that is kept
-        keeps all of it. Cost: 2 µs an item and 0.6 µs a leaf; decompression.
-        """
-        batch = writable(batch)
-        return self._items(batch, record_format.locate(batch, self.where))
+    def rows(self, batch_dims: NDArray[np.int64], leaves: list[Any]) -> RecordRows:
+        """See `numpy.records.decoder`."""
+        return RecordRows(batch_dims, leaves, self.device)
 
     def stack(self, batch: RecordBatch, dim: int = 0) -> LazyStackedTensorDict | None:
         """All records as a lazy stack, which makes its items at the first look at them.
@@ -89,7 +91,7 @@ class Decoder:
         sizes = np.concatenate([one.batch_dims[:, :rank] for one in located])
         differ = (sizes != sizes[:1]).any(axis=0)
         return deferred(
-            lambda: self._items(batch, located),
+            lambda: self.items_of(batch, located),
             len(batch),
             torch.Size(np.where(differ, -1, sizes[0]).tolist()),
             dim + (rank + 1 if dim < 0 else 0),
@@ -112,8 +114,8 @@ class Decoder:
         for number, column in enumerate(table.columns):
             if number in values or column.chunk.kind in _PLAIN:
                 leaves.append(reading.rows(column))
-            elif column.dtype is None or column.ragged:  # or numbers that torch does not have
-                return None
+            elif column.ragged or torch_dtype_of(column.chunk) is None:
+                return None  # torch may not have the dtype of an array
             else:
                 leaves.append(reading.batch(column))
         try:
@@ -145,118 +147,43 @@ class Decoder:
                         entries[row] = leaf
         return found
 
-    def table(self, batch: RecordBatch) -> Table | None:
-        """All records as columns; None where there are none, or they differ in what they hold."""
-        located = record_format.locate(batch, self.where)
-        return Table.of(batch, located, self.own) if located else None
 
-    def _items(self, batch: RecordBatch, located: Sequence[Located]) -> list[Any]:
-        items: list[Any] = [None] * len(batch)
-        for one in located:
-            for row, item in zip(one.rows.tolist(), self._items_of(batch, one), strict=True):
-                items[row] = item
-        return items
-
-    def _items_of(self, batch: RecordBatch, located: Located) -> Sequence[Any]:
-        table = Table.of(batch, [located], self.own)
-        assert table is not None  # one form does not differ from itself
-        reading = Reading(self, batch.data)
-        leaves = reading.read([reading.rows(column) for column in table.columns])
-        rows = RecordRows(table.batch_dims, leaves, self.device)
-        return built(lambda: rows.rows(table.tree), self.where)
-
-
-class Reading:
+class Reading(decoder.Reading):
     """Reads columns: what each of them becomes is said first, and is there after `read`."""
 
-    def __init__(self, decoder: Decoder, data: NDArray[np.uint8] = _NOTHING) -> None:
-        self.transfer = Transfer(decoder.expand, data, decoder.where)
-        self.device = decoder.device
-        self.where = decoder.where
-        self._data = torch.from_numpy(data)
+    def __init__(self, of: Decoder, data: NDArray[np.uint8] = _NOTHING) -> None:
+        super().__init__(data, of.expand, of.where)
+        self.device = of.device
         self._sent: torch.Tensor | None = None
-
-    def rows(self, column: Column) -> Callable[[], Sequence[Any]]:
-        """A leaf for each row. Raw ones stay where they are, if they can."""
-        home = self._at_home(column)
-        if home is not None:
-            return lambda: self._cut(column, None, home)
-        starts, nbytes = homes(column.nbytes)
-        memory = empty((nbytes,), torch.uint8)
-        self.transfer.add(column, memory, starts)
-        return lambda: self._cut(column, memory, starts)
 
     def batch(self, column: Column) -> Callable[[], torch.Tensor]:
         """A fresh tensor ``[n, ...]``; all rows have one shape."""
-        assert column.dtype is not None  # the caller has looked
-        out = empty((len(column.dims), *column.dims[0].tolist()), column.dtype)
-        self.transfer.add(column, out, np.arange(len(out)) * column.nbytes)
+        dtype = torch_dtype_of(column.chunk)
+        assert dtype is not None  # the caller has looked
+        out = empty((len(column.dims), *column.dims[0].tolist()), dtype)
+        self.transfer.add(column, bytes_of(out), np.arange(len(out)) * column.nbytes)
         return self.sent(out)
 
     def sent(self, out: torch.Tensor) -> Callable[[], torch.Tensor]:
         """What was moved to a tensor on the CPU, where it is to be."""
         return lambda: out if self.device is None else out.to(self.device)
 
-    def read(self, leaves: Sequence[Callable[[], Any]]) -> list[Any]:
-        """What they have become."""
-        self.transfer.run()
-        try:
-            return [leaf() for leaf in leaves]
-        except ValueError as error:
-            raise CorruptBufferError(
-                f"{self.where}: a record holds what is no value ({error}): it was damaged or "
-                "changed from outside; restore the buffer from a copy",
-                path=self.where,
-            ) from error
-
-    def _at_home(self, column: Column) -> NDArray[np.int64] | None:
-        """Where in the batch's own memory the rows are views; None if they must be moved."""
-        addresses = column.in_place()
-        if addresses is None:
-            return None
-        starts = addresses - self._data.data_ptr()
-        if len(starts) == 1:  # nothing is beside it
-            return None if int(starts[0]) % max(column.chunk.itemsize, 1) else starts
-        ends = starts + column.nbytes
-        apart = not (starts[1:] < ends[:-1]).any()
-        # 16 bytes may lie at a multiple of 8; a view needs a multiple of its own size.
-        whole = not (starts % max(column.chunk.itemsize, 1)).any()
-        return starts if apart and whole and self._pays(column, starts) else None
-
-    @staticmethod
-    def _pays(column: Column, starts: NDArray[np.int64]) -> bool:
-        """Whether views of what lies scattered cost less than those of what was moved together."""
-        steps = starts[1:] - starts[:-1]
-        return (
-            column.chunk.kind != "tensor"
-            or int(column.nbytes.sum()) >= _SMALL_BYTES * len(starts)
-            or not ((steps != steps[:1]).any() or column.ragged)
-        )
-
-    def _cut(
-        self, column: Column, memory: torch.Tensor | None, starts: NDArray[np.int64]
+    def cut(
+        self, column: Column, memory: NDArray[np.uint8], starts: NDArray[np.int64]
     ) -> Sequence[Any]:
-        """The leaves in a memory of their own, or in the batch's."""
+        """See `numpy.records.decoder`: tensors, where they are tensors."""
         if column.chunk.kind != "tensor":
-            where = self._data if memory is None else memory
-            return cutting.values(where.numpy(), starts, column.dims, column.chunk)
-        dtype = column.dtype
+            return super().cut(column, memory, starts)
+        dtype = torch_dtype_of(column.chunk)
         assert dtype is not None
-        if memory is None:
-            if self._sent is None:
-                self._sent = self._data.to(self.device or _CPU)
-            memory = self._sent
-        else:
-            memory = memory.to(self.device or _CPU)
-        return cutting.tensors(memory, starts, column.dims, dtype)
+        if memory is self.data and self._sent is not None:
+            return cutting.tensors(self._sent, starts, column.dims, dtype)
+        bytes_ = torch.from_numpy(memory) if memory.size else torch.empty(0, dtype=torch.uint8)
+        sent = bytes_.to(self.device or _CPU)
+        if memory is self.data:
+            self._sent = sent
+        return cutting.tensors(sent, starts, column.dims, dtype)
 
 
 def _is_number(located: Located, chunk: int) -> bool:
     return located.form.chunks[chunk].kind not in ("bytes", "str", "none")
-
-
-def writable(batch: RecordBatch) -> RecordBatch:
-    """The same batch; a copy where torch may not write into it."""
-    if batch.data.flags.writeable:
-        return batch
-    return replace(batch, data=batch.data.copy())

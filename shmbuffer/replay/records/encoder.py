@@ -1,12 +1,7 @@
-"""Records of items: raw, or compressed leaf by leaf.
-
-items ──taken apart, or as the rows of a batch──▶ Columns ──cut, shared, compressed──▶ pieces
-──laid out──▶ RecordBatch
-"""
+"""Records of items with tensors, also by a user's function; of batches, which stay as they are."""
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -14,28 +9,20 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from shmbuffer.memory.record_batch import RecordBatch, gather
-from shmbuffer.memory.record_format import Codec, assemble, move
+from shmbuffer.memory.record_format import Codec
+from shmbuffer.numpy.records import encoder
+from shmbuffer.numpy.records.columns import Columns, of_items
+from shmbuffer.numpy.records.compression import Zstd
+from shmbuffer.numpy.records.encoder import Addresses, Sizes
+from shmbuffer.numpy.records.plan import EncodingPlan
 from shmbuffer.replay.form.batches import is_batch, unbound
 from shmbuffer.replay.form.packing import compressed
 from shmbuffer.replay.form.tensors import numbers_of
-from shmbuffer.replay.records.columns import Columns, joined, of_batch, of_described, of_items
-from shmbuffer.replay.records.compression import Buffer, Zstd
-from shmbuffer.replay.records.forms import Described, Kind, describe
-from shmbuffer.replay.records.plan import EncodingPlan, Unit
-from shmbuffer.replay.records.sharing import INLINE, REACH, Cut, SharedPieces, cut, find_equal
-from shmbuffer.replay.records.views import readable
-
-_KEPT_PLANS = 4096
-_LOOKED_ROWS = slice(16)  # to see which leaves are compressed as one
-_ALL = slice(None)
-
-Addresses = NDArray[np.int64]
-Sizes = NDArray[np.int64]
+from shmbuffer.replay.records.columns import of_batch
 
 
-class Encoder:
-    """Makes records of items. Several threads may use it at once.
+class Encoder(encoder.Encoder):
+    """Makes records of items, tensors and TensorDicts too; see `numpy.records.encoder`.
 
     Raises:
         ValueError: ``own`` beside ``zstd`` or ``share``.
@@ -45,18 +32,12 @@ class Encoder:
     def __init__(
         self,
         *,
-        # compresses; None: nothing is compressed with zstd. The attribute may be set to another at
-        # any time: to one with a dictionary
         zstd: Zstd | None = None,
         # the user's ``compression_fn``, in place of zstd: called with each tensor that has a number
         # in it (on the CPU), with the numbers of each numpy array as a tensor where torch has their
         # dtype, else with their bytes, and with bytes. Gives a uint8 tensor
         own: Callable[[torch.Tensor], Any] | None = None,
-        # which leaves are compressed: entries of TensorDicts and dicts, by key or tuple of keys,
-        # with all that is in them. None: tensors, arrays, bytes and text from 64 bytes on, where
-        # zstd makes them smaller; with ``own`` all but text
-        keys: Iterable[Any] | None = None,
-        # frames that consecutive items of a batch have in common are stored once
+        keys: Iterable[Any] | None = None,  # with ``own``, None is all but text
         share: bool = False,
     ) -> None:
         if own is not None and (share or zstd is not None):
@@ -64,46 +45,11 @@ class Encoder:
                 "compression_fn is called with whole tensors, in place of zstd, so it cannot be "
                 f"had together with {'share_frames' if share else 'zstd'}; leave one of them out"
             )
-        if isinstance(keys, str):
-            raise TypeError(f"keys are given in a list; for the one key {keys!r} give [{keys!r}]")
-        self.zstd = zstd
+        super().__init__(zstd=zstd, keys=keys, share=share)
         self.own = own
-        self.keys = (
-            None
-            if keys is None
-            else frozenset(key if isinstance(key, tuple) else (key,) for key in keys)
-        )
-        self.share = share
-        self._plans: dict[tuple[Any, ...], EncodingPlan] = {}
 
-    def encode(self, data: Any, single: bool = False, *, apart: bool = False) -> RecordBatch:
-        """Records of one item or of a batch, in its order.
-
-        Cost: of a batch 10 µs a leaf and a copy of the bytes; of a list 2 µs an item and 1 µs a
-            leaf; of a single item 5 µs, 2 µs a leaf and a copy of the bytes. Compression: that of
-            zstd, and 2 µs a piece. With ``own``, or while frames that an item shares with itself
-            are looked for, 100 µs more of a single item.
-        """
-        if single:
-            return self._one(describe(data), apart)
-        groups = self._columns(data)
-        if len(groups) == 1:
-            return self._encode(groups[0][1], apart)
-        return _in_order([(at, self._encode(columns, apart=True)) for at, columns in groups])
-
-    def samples(self, data: Any, single: bool = False) -> list[bytes]:
-        """The pieces of these items that are to be compressed with zstd: to train a dictionary."""
-        found: list[bytes] = []
-        for _, columns in of_items([data]) if single else self._columns(data):
-            plan = self._plan(columns.kind)
-            pieces = cut(columns, plan.cut(columns, look=False).frames)
-            for at in range(len(pieces.leaves)):
-                leaf, sizes = int(pieces.leaves[at]), pieces.sizes[:, at]
-                if leaf in plan.compressible and plan.tried(leaf, int(sizes.max())):
-                    found += map(bytes, _views(pieces.addresses[:, at], sizes))
-        return found
-
-    def _columns(self, data: Any) -> list[tuple[NDArray[np.int64], Columns]]:
+    def columns(self, data: Any) -> list[tuple[NDArray[np.int64], Columns]]:
+        """See `numpy.records.encoder`; of a batch as it is, where it can be."""
         if (
             self.own is None
             and is_batch(data)
@@ -115,163 +61,12 @@ class Encoder:
                 return [(np.arange(count), columns)]
         return of_items(unbound(data))
 
-    def _plan(self, kind: Kind) -> EncodingPlan:
-        plan = self._plans.get(kind.key)
-        if plan is None:
-            if len(self._plans) >= _KEPT_PLANS:
-                self._plans.clear()
-            codec = Codec.RAW if self.zstd is None else Codec.ZSTD
-            plan = self._plans[kind.key] = EncodingPlan(
-                kind,
-                codec if self.own is None else Codec.OWN,
-                self.keys,
-                self._measured if self.share else None,
-            )
-            if self.keys and not plan.compressible and len(self._plans) == 1:
-                warnings.warn(
-                    "nothing is compressed: the first item has no leaf under "
-                    f"{sorted(self.keys, key=repr)}, its leaves are {list(kind.paths)}",
-                    stacklevel=2,
-                )
-        return plan
-
-    def _measured(self, addresses: Addresses, sizes: Sizes) -> int:
-        assert self.zstd is not None  # else nothing is compressible
-        apart = sum(map(len, self.zstd.compress(_views(addresses.ravel(), sizes.ravel()))))
-        if addresses.ndim == 1 or addresses.shape[1] == 1:
-            return apart
-        keep, starts, whole = _side_by_side(addresses, sizes)
-        return min(apart, self._measured(starts + keep.ctypes.data, whole))
-
-    def _one(self, one: Described, apart: bool) -> RecordBatch:
-        """The record of one item: as `_encode` makes it, where nothing of it is shared."""
-        plan = self._plan(one.kind)
-        pieces = _buffers(one.leaves) if self.own is None else None
-        if pieces is not None and plan.stays_whole(one.dims, list(map(len, pieces))):
-            compressed = self._compress(plan, pieces)
-            record = plan.template(compressed).record(one.batch_dims, one.dims, pieces)
-            if record is not None:
-                return record
-        return self._encode(of_described([one]), apart)
-
-    def _compress(self, plan: EncodingPlan, pieces: list[Buffer]) -> tuple[Unit, ...]:
-        """Puts what zstd makes of some leaves of an item in their place; which."""
-        zstd = self.zstd
-        sizes = list(map(len, pieces))
-        tried = [leaf for leaf in plan.compressible if plan.tried(leaf, sizes[leaf])]
-        if zstd is None or not tried:
-            return ()
-
-        def compared(unit: Unit) -> tuple[int, int, int]:
-            parts = [pieces[leaf] for leaf in unit]
-            *apart, together = map(len, zstd.compress([*parts, b"".join(parts)]))
-            return 1, sum(apart), together
-
-        units = plan.units.of(tried, sizes, compared)
-        frames = zstd.compress(
-            [
-                pieces[unit[0]] if len(unit) == 1 else b"".join([pieces[leaf] for leaf in unit])
-                for unit in units
-            ]
-        )
-        compressed = []
-        for unit, frame in zip(units, frames, strict=True):
-            if plan.learn(unit, sum([sizes[leaf] for leaf in unit]) - len(frame), 1):
-                for leaf in unit:
-                    pieces[leaf] = b""
-                pieces[unit[0]] = frame
-                compressed.append(unit)
-        return tuple(compressed)
-
-    def _encode(self, columns: Columns, apart: bool) -> RecordBatch:
-        plan = self._plan(columns.kind)
-        how = plan.cut(columns, look=not apart)
-        owners = None
-        units: list[Unit] = []
-        keeps: list[Any] = []
-        if self.own is not None:
-            codecs, addresses, sizes = self._by_own(self.own, plan, columns, keeps)
-        elif how is plan.whole and not plan.compressible:
-            codecs, addresses, sizes = plan.raw, columns.addresses, columns.sizes
-        else:
-            pieces = cut(columns, how.frames)
-            owners, holders = _shared(pieces, how, 0 if apart else REACH)
-            codecs, addresses, sizes, units = self._by_zstd(plan, pieces, how, holders, keeps)
-            if holders is not None:
-                addresses, sizes = addresses.ravel()[holders], sizes.ravel()[holders]
-        form = plan.form(codecs, how.frames, units)
-        return assemble(form, columns.batch_dims, columns.dims, addresses, sizes, owners)
-
-    def _by_zstd(
-        self,
-        plan: EncodingPlan,
-        pieces: SharedPieces,
-        how: Cut,
-        holders: NDArray[np.int64] | None,
-        keeps: list[Any],
-    ) -> tuple[tuple[Codec, ...], Addresses, Sizes, list[Unit]]:
-        """Pieces as stored; leaves with one head may share some, so all or none are compressed."""
-        flat = pieces.sizes.reshape(-1)
-        held: dict[int, NDArray[np.int64]] = {}
-        for leaf in plan.compressible:
-            if how.heads[leaf] == leaf:
-                index = _held(leaf, pieces, how.heads, holders)
-                if plan.tried(leaf, int(flat[index].max())):
-                    held[leaf] = index
-        if self.zstd is None or not held:
-            return plan.raw, pieces.addresses, pieces.sizes, []
-        alone = [leaf for leaf in held if how.frames[leaf] == INLINE]
-        first = np.zeros(len(how.frames), np.int64)
-        first[pieces.leaves] = pieces.sizes[0]
-
-        def parts(unit: Unit, rows: slice) -> tuple[Addresses, Sizes]:
-            index = np.stack([held[leaf][rows] for leaf in unit], axis=1)
-            return pieces.addresses.reshape(-1)[index], flat[index]
-
-        def compared(unit: Unit) -> tuple[int, int, int]:
-            addresses, sizes = parts(unit, _LOOKED_ROWS)
-            keep, starts, whole = _side_by_side(addresses, sizes)
-            apart = self._measured(addresses.ravel(), sizes.ravel())
-            return len(whole), apart, self._measured(starts + keep.ctypes.data, whole)
-
-        units = plan.units.of(alone, first.tolist(), compared)
-        units += [(leaf,) for leaf in held if how.frames[leaf] != INLINE]
-        addresses, sizes = pieces.addresses.copy(), pieces.sizes.copy()
-        views: list[memoryview] = []
-        wholes = []
-        for unit in units:
-            if len(unit) == 1:
-                index = held[unit[0]]
-                at, whole = addresses.reshape(-1)[index], flat[index]
-            else:
-                keep, at, whole = _side_by_side(*parts(unit, _ALL))
-                keeps.append(keep)
-                at += keep.ctypes.data
-            views += _views(at, whole)
-            wholes.append(whole)
-        frames = self.zstd.compress(views)
-        found = np.fromiter(map(len, frames), np.int64, len(frames))
-        at = joined(frames, found, keeps)
-        codecs, compressed, end = list(plan.raw), [], 0
-        for unit, whole in zip(units, wholes, strict=True):
-            start, end = end, end + len(whole)
-            if plan.learn(unit, int((whole - found[start:end]).sum()), len(whole)):
-                for leaf in unit[1:]:
-                    sizes.reshape(-1)[held[leaf]] = 0
-                addresses.reshape(-1)[held[unit[0]]] = at[start:end]
-                sizes.reshape(-1)[held[unit[0]]] = found[start:end]
-                codecs[unit[0]] = plan.codec
-                compressed.append(unit)
-        return tuple([codecs[head] for head in how.heads]), addresses, sizes, compressed
-
-    def _by_own(
-        self,
-        compress: Callable[[torch.Tensor], Any],
-        plan: EncodingPlan,
-        columns: Columns,
-        keeps: list[Any],
+    def by_own(
+        self, plan: EncodingPlan, columns: Columns, keeps: list[Any]
     ) -> tuple[tuple[Codec, ...], Addresses, Sizes]:
         """Leaves as they are stored, those that can be as the user's function gives them."""
+        compress = self.own
+        assert compress is not None
         assert columns.leaves is not None  # it is called with tensors, so they were taken apart
         codecs = list(plan.raw)
         addresses, sizes = columns.addresses.copy(), columns.sizes.copy()
@@ -286,86 +81,9 @@ class Encoder:
         return tuple(codecs), addresses, sizes
 
 
-def _buffers(leaves: list[Any]) -> list[Buffer] | None:
-    """The bytes of leaves, as `forms.Described` has them; None if one has no memory."""
-    buffers: list[Buffer] = []
-    for leaf in leaves:
-        if type(leaf) is bytes:
-            buffers.append(leaf)
-        elif nbytes := leaf.nbytes:
-            if isinstance(leaf, torch.Tensor):
-                address = leaf.data_ptr()
-            else:
-                address = leaf.__array_interface__["data"][0]
-            if not address:
-                return None
-            buffers.append(readable(address, nbytes))
-        else:
-            buffers.append(b"")
-    return buffers
-
-
-def _shared(
-    pieces: SharedPieces, how: Cut, reach: int
-) -> tuple[NDArray[np.int64] | None, NDArray[np.int64] | None]:
-    """Owners and holders of all pieces, as `sharing.Shared` has them; None if none is shared."""
-    sharing = {head for head, one in zip(how.heads, how.frames, strict=True) if one != INLINE}
-    if not sharing:
-        return None, None
-    count, width = pieces.sizes.shape
-    holders = np.arange(count * width).reshape(count, width)
-    owners = np.repeat(np.arange(count)[:, None], width, axis=1)
-    of = np.array(how.heads)[pieces.leaves]
-    for head in sharing:
-        mine = np.flatnonzero(of == head)
-        shared = find_equal(pieces.addresses[:, mine], pieces.sizes[:, mine], reach)
-        owners[:, mine] = shared.owners
-        row, piece = np.divmod(shared.holders, mine.size)
-        holders[:, mine] = row * width + mine[piece]
-    return owners, holders
-
-
-def _held(
-    leaf: int, pieces: SharedPieces, heads: tuple[int, ...], holders: NDArray[np.int64] | None
-) -> NDArray[np.int64]:
-    """Flat indices of the pieces that leaves with this head hold themselves."""
-    count, width = pieces.sizes.shape
-    if holders is None:
-        return np.arange(leaf, count * width, width)
-    mine = np.flatnonzero(np.array(heads)[pieces.leaves] == leaf)
-    index = (mine + width * np.arange(count)[:, None]).ravel()
-    held: NDArray[np.int64] = index[holders.reshape(-1)[index] == index]
-    return held
-
-
 def _tensor(leaf: Any) -> torch.Tensor:
     if isinstance(leaf, torch.Tensor):
         return leaf
     if isinstance(leaf, bytes):
         return torch.from_numpy(np.frombuffer(leaf, np.uint8).copy())
     return numbers_of(leaf)
-
-
-def _side_by_side(
-    addresses: Addresses, sizes: Sizes
-) -> tuple[NDArray[np.uint8], NDArray[np.int64], Sizes]:
-    """The pieces of each row one behind the other: memory, starts of rows in it, their sizes."""
-    ends = np.cumsum(sizes.ravel()).reshape(sizes.shape)
-    memory = np.empty(int(ends[-1, -1]), np.uint8)
-    move(addresses, sizes, ends - sizes + memory.ctypes.data)
-    return memory, (ends - sizes)[:, 0], sizes.sum(axis=1)
-
-
-def _views(addresses: Addresses, sizes: Sizes) -> list[memoryview]:
-    """Memory at addresses, to be read while its owner is there."""
-    return list(map(readable, addresses.tolist(), sizes.tolist()))
-
-
-def _in_order(groups: list[tuple[NDArray[np.int64], RecordBatch]]) -> RecordBatch:
-    """One batch of several, whose records do not overlap: those of each go to these rows."""
-    count = sum(len(batch) for _, batch in groups)
-    sizes, origins = np.empty(count, np.int64), np.empty(count, np.int64)
-    for rows, batch in groups:
-        sizes[rows] = batch.sizes
-        origins[rows] = batch.data.ctypes.data + batch.starts
-    return gather(origins, sizes)

@@ -10,11 +10,13 @@ import torch
 from numpy.typing import NDArray
 from tensordict import NonTensorStack, is_non_tensor, lazy_stack
 
-from shmbuffer.replay.records.building import APART, Batch, built, chunks_at, chunks_under
+from shmbuffer.numpy.records.building import built
+from shmbuffer.numpy.records.table import Column, Table
+from shmbuffer.numpy.records.transfer import homes
+from shmbuffer.replay.records.building import APART, Batch, chunks_at, chunks_under
 from shmbuffer.replay.records.decoder import Reading
 from shmbuffer.replay.records.layers import Key, KeyPath, Tensors, name_of, path_of
-from shmbuffer.replay.records.table import Column, Table
-from shmbuffer.replay.records.transfer import empty, homes
+from shmbuffer.replay.records.memory import bytes_of, empty, torch_dtype_of
 
 Leaf = Column | Tensors
 Later = Callable[[], Any]
@@ -114,9 +116,10 @@ class Nesting(Joining):
             rows = self._rows(leaf)
             return lambda: self._jagged(torch.cat([*rows()], dim), lengths, dim)
         starts, _ = homes(leaf.nbytes)
-        assert leaf.dtype is not None  # it is a tensor's
-        out = empty((int(lengths.sum()), *leaf.dims[0, 1:].tolist()), leaf.dtype)
-        self.reading.transfer.add(leaf, out, starts)
+        dtype = torch_dtype_of(leaf.chunk)
+        assert dtype is not None  # it is a tensor's
+        out = empty((int(lengths.sum()), *leaf.dims[0, 1:].tolist()), dtype)
+        self.reading.transfer.add(leaf, bytes_of(out), starts)
         sent = self.reading.sent(out)
         return lambda: self._jagged(sent(), lengths, dim)
 

@@ -27,10 +27,10 @@ from tensordict import (
 )
 
 from shmbuffer.errors import EmptyBufferError
-from shmbuffer.replay.form.containers import register
+from shmbuffer.numpy.records.containers import register
+from shmbuffer.numpy.records.table import Table, differing
 from shmbuffer.replay.form.nodes import is_collection
 from shmbuffer.replay.form.tensors import dtype_name
-from shmbuffer.replay.records.table import Table, differing
 
 Key = str | tuple[str, ...]
 KeyPath = tuple[str, ...]

@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 from tensordict import TensorDict, is_non_tensor
 
 from shmbuffer.memory.record_format.limits import MAX_RAW_BYTES
+from shmbuffer.numpy.records.table import Column, Table
+from shmbuffer.numpy.records.transfer import homes
 from shmbuffer.replay.form.objects import Objects, non_tensor, objects_in
 from shmbuffer.replay.records.decoder import Reading
 from shmbuffer.replay.records.joining import Joining, Later, Leaf
@@ -24,8 +26,7 @@ from shmbuffer.replay.records.layers import (
     name_of,
     path_of,
 )
-from shmbuffer.replay.records.table import Column, Table
-from shmbuffer.replay.records.transfer import empty, homes
+from shmbuffer.replay.records.memory import bytes_of, empty, torch_dtype_of
 
 _MAX_HOLLOW_STEPS = 2**20
 
@@ -114,23 +115,24 @@ class Padding(Joining):
         """A leaf whose rows differ; ``last`` is the last dim in which they do."""
         value = self._values.get(path, self._value)
         count, shape = len(leaf.dims), leaf.dims.max(axis=0).tolist()
-        assert leaf.dtype is not None  # it is a tensor's
-        row_bytes = math.prod(shape) * leaf.dtype.itemsize
+        dtype = leaf.dtype if isinstance(leaf, Tensors) else torch_dtype_of(leaf.chunk)
+        assert dtype is not None  # it is a tensor's
+        row_bytes = math.prod(shape) * dtype.itemsize
         _require_possible(path, shape, row_bytes)
         if last or not (isinstance(leaf, Column) or leaf.is_plain):
             rows = self._rows(leaf)
             return lambda: _filled(rows(), shape, value)
         starts = np.arange(count) * row_bytes
-        out = empty((count, *shape), leaf.dtype)
+        out = empty((count, *shape), dtype)
         transfer = self.reading.transfer
         if isinstance(leaf, Column):
-            transfer.add(leaf, out, starts)
+            transfer.add(leaf, bytes_of(out), starts)
         else:
             whole = torch.cat(leaf.tensors)
             sources = homes(leaf.nbytes)[0] + whole.data_ptr()
             transfer.move(sources, leaf.nbytes, starts + out.data_ptr(), whole)
         rest = row_bytes - leaf.nbytes
-        filler = torch.full((int(rest.max()) // leaf.dtype.itemsize,), value, dtype=leaf.dtype)
+        filler = torch.full((int(rest.max()) // dtype.itemsize,), value, dtype=dtype)
         from_filler = np.full(count, filler.data_ptr(), np.int64)
         transfer.move(from_filler, rest, starts + leaf.nbytes + out.data_ptr(), filler)
         return self.reading.sent(out)

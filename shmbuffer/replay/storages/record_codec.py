@@ -7,29 +7,22 @@ by all who read and write there.
 from __future__ import annotations
 
 import inspect
-import logging
-import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from shmbuffer.numpy.records import codec
 from shmbuffer.replay.form.batches import is_batch, stack_lazily, unbound
-from shmbuffer.replay.records.compression import Buffer, Destination, UnknownDictionaryError, Zstd
 from shmbuffer.replay.records.decoder import Decoder
 from shmbuffer.replay.records.encoder import Encoder
 
 if TYPE_CHECKING:
-    from shmbuffer.memory import Engine, RecordBatch
+    from shmbuffer.memory import RecordBatch
 
 Compress = Callable[[torch.Tensor], torch.Tensor]
 Decompress = Callable[..., torch.Tensor]
-
-_TIMES = 100  # as many times the size of the dictionary is learned from, as zstd advises
-_PIECES = 64  # and of so many pieces at least: from a few, nothing can be learned
-
-_log = logging.getLogger(__name__)
 
 
 class RawBatch:
@@ -57,7 +50,7 @@ class RawBatch:
         return self.decoder.dense(self.batch)
 
 
-class RecordCodec:
+class RecordCodec(codec.RecordCodec):
     """How items are stored in a byte ring.
 
     It reads what others have written otherwise: a record says how it is stored. It pickles as it
@@ -85,48 +78,21 @@ class RecordCodec:
             "dictionary_bytes": dictionary_bytes,
             "device": device,
         }
-        self._zstd = BufferZstd(3 if level is None else level)
-        self._engine: Engine | None = None
-        self._trainer = (
-            DictionaryTrainer(self._zstd.level, dictionary_bytes) if dictionary_bytes else None
-        )
-        self._compresses = level is not None and compress is None
+        compresses = level is not None and compress is None
+        super().__init__(level, dictionary_bytes, compresses=compresses)
         self.encoder = Encoder(
-            zstd=self._zstd.current if self._compresses else None,
+            zstd=self.zstd.current if compresses else None,
             own=compress,
             keys=self._config["keys"],
             share=share,
         )
-        self.decoder = Decoder(
-            self._zstd.expand, device, None if decompress is None else with_metadata(decompress)
+        self.decoder: Decoder = Decoder(
+            self.zstd.expand, device, None if decompress is None else with_metadata(decompress)
         )
 
-    def join(self, engine: Engine) -> None:
-        """Be the codec of this buffer: its dictionary is used, and its name in messages."""
-        self._engine = engine
-        self._zstd.join(engine)
-        self.decoder.where = engine.where
-
-    def use(self, dictionary: bytes) -> None:
-        """Compress with this dictionary from now on, and read what was compressed with it."""
-        self._zstd.use(dictionary)
-
-    def encode(self, data: Any, single: bool, *, apart: bool = False) -> RecordBatch:
-        """Records of one item, or of a batch; see `Encoder.encode`."""
-        zstd, trainer = self._zstd.current, self._trainer
-        if self._compresses:
-            self.encoder.zstd = zstd
-        if trainer is None or self._engine is None or zstd.dictionary_id:
-            return self.encoder.encode(data, single, apart=apart)
-        if not single and not is_batch(data):
-            data = unbound(data)  # it is looked at twice
-        batch = self.encoder.encode(data, single, apart=apart)
-        if not trainer.done:
-            samples = self.encoder.samples(data, single)
-            trained = trainer.learn(samples, self._engine.where)
-            if trained is not None:
-                self.use(self._engine.seat.publish_dictionary(trained))
-        return batch
+    def listed(self, data: Any) -> Any:
+        """See `numpy.records.codec`."""
+        return data if is_batch(data) else unbound(data)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return partial(RecordCodec, **self._config), ()
@@ -151,73 +117,3 @@ def _takes_two(function: Callable[..., Any]) -> bool:
     if len(positional) < 2:
         return False
     return positional[1].default is inspect.Parameter.empty or positional[1].name == "metadata"
-
-
-class BufferZstd:
-    """Follows a buffer's dictionary: there is none at first, and then one that stays."""
-
-    def __init__(self, level: int) -> None:
-        self.level = level
-        self.current = Zstd(level)  # without a dictionary, or with the buffer's
-        self._engine: Engine | None = None
-
-    def join(self, engine: Engine) -> None:
-        """Follow the dictionary of this buffer."""
-        self._engine = engine
-        self._look()
-
-    def use(self, dictionary: bytes) -> None:
-        """Compress with this one from now on, and read what was compressed with it."""
-        self.current = Zstd(self.level, dictionary=dictionary)
-
-    def expand(
-        self,
-        sources: Sequence[Buffer],
-        destinations: Sequence[Destination],
-        where: str = "a batch of records",
-    ) -> None:
-        """See `Zstd.expand`. A dictionary that is not known is looked for in the buffer."""
-        try:
-            self.current.expand(sources, destinations, where)
-        except UnknownDictionaryError:
-            if not self._look():
-                raise
-            self.current.expand(sources, destinations, where)
-
-    def _look(self) -> bool:
-        found = None if self._engine is None else self._engine.seat.dictionary()
-        if found is not None:
-            self.use(found)
-        return found is not None
-
-
-class DictionaryTrainer:
-    """Collects what is compressed until a dictionary of ``nbytes`` can be made of it."""
-
-    def __init__(self, level: int, nbytes: int) -> None:
-        self._level = level
-        self._nbytes = nbytes
-        self._samples: list[bytes] = []
-        self._seen_bytes = 0
-        self._lock = threading.Lock()
-        self.done = False
-
-    def learn(self, samples: Sequence[bytes], where: str) -> bytes | None:
-        """Looks at more pieces until `done`; returns the dictionary once, else None.
-
-        The log says if nothing can be learned. Cost: a second for a dictionary of 100 KB, once.
-        """
-        with self._lock:
-            if self.done:
-                return None
-            self._samples += samples
-            self._seen_bytes += sum(map(len, samples))
-            if self._seen_bytes < _TIMES * self._nbytes or len(self._samples) < _PIECES:
-                return None
-            self.done = True
-            found, self._samples = self._samples, []
-        try:
-            return Zstd.train(found, self._nbytes, self._level)
-        except ValueError as error:
-            _log.warning("%s: goes on without a dictionary: %s", where, str(error))
-            return None

@@ -15,8 +15,8 @@ import pytest
 import zstandard
 
 from shmbuffer.errors import CorruptBufferError
-from shmbuffer.replay.records import compression
-from shmbuffer.replay.records.compression import UnknownDictionaryError, Zstd
+from shmbuffer.numpy.records import compression
+from shmbuffer.numpy.records.compression import UnknownDictionaryError, Zstd
 
 
 def pieces(count: int, nbytes: int, seed: int = 0) -> list[bytes]:

@@ -25,8 +25,8 @@ from shmbuffer.errors import CorruptBufferError
 from shmbuffer.memory import record_format
 from shmbuffer.memory.record_batch import RecordBatch
 from shmbuffer.memory.record_format import Chunk, Codec
+from shmbuffer.numpy.records.compression import Zstd
 from shmbuffer.replay.form.batches import collate
-from shmbuffer.replay.records.compression import Zstd
 from shmbuffer.replay.records.decoder import Decoder
 from shmbuffer.replay.records.encoder import Encoder
 from tests.frames import transitions
@@ -273,7 +273,8 @@ def test_a_class_that_is_not_here_comes_back_as_what_it_holds(
     decoder: Decoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     batch = written([(Step(obs=torch.ones(2), text="x", batch_size=[]), Point(1, 2))])
-    monkeypatch.setattr("shmbuffer.replay.form.containers.class_of", lambda name: None)
+    for family in ("replay.form", "numpy.records"):
+        monkeypatch.setattr(f"shmbuffer.{family}.containers.class_of", lambda name: None)
     ((step, point),) = decoder.items(batch)
     assert alike(step, TensorDict({"obs": torch.ones(2), "text": "x"}))
     assert point == (1, 2)
@@ -621,7 +622,8 @@ def test_a_class_that_has_other_fields_now_is_an_error_that_says_so(
 ) -> None:
     batch = written([Point(1, 2)])
     other = namedtuple("Point", ["x", "y", "z"])
-    monkeypatch.setattr("shmbuffer.replay.form.containers.class_of", lambda name: other)
+    for family in ("replay.form", "numpy.records"):
+        monkeypatch.setattr(f"shmbuffer.{family}.containers.class_of", lambda name: other)
     for read in (decoder.items, decoder.dense):
         with pytest.raises(CorruptBufferError, match="other fields here than where it was written"):
             read(batch)

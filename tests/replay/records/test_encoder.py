@@ -27,8 +27,8 @@ from shmbuffer import CompressedListStorage
 from shmbuffer.memory import record_format
 from shmbuffer.memory.record_batch import RecordBatch
 from shmbuffer.memory.record_format import Codec
-from shmbuffer.replay.records.columns import Columns
-from shmbuffer.replay.records.compression import Zstd
+from shmbuffer.numpy.records.columns import Columns
+from shmbuffer.numpy.records.compression import Zstd
 from shmbuffer.replay.records.decoder import Decoder
 from shmbuffer.replay.records.encoder import Encoder
 from tests.frames import sequences, transitions

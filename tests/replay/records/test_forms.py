@@ -21,9 +21,10 @@ from tensordict import (
 
 from shmbuffer.memory.record_format import encode_form, itemsize_of
 from shmbuffer.memory.schema import ITEMSIZES
+from shmbuffer.numpy.records import forms
+from shmbuffer.numpy.records.forms import describe
 from shmbuffer.replay.form.tensors import torch_dtype
-from shmbuffer.replay.records import forms
-from shmbuffer.replay.records.forms import DTYPES, describe
+from shmbuffer.replay.records.forms import DTYPES
 
 Point = namedtuple("Point", ["x", "y"])
 

@@ -26,7 +26,7 @@ from shmbuffer.errors import CorruptBufferError, EmptyBufferError
 from shmbuffer.memory import record_format
 from shmbuffer.memory.record_batch import RecordBatch
 from shmbuffer.memory.record_format import Chunk
-from shmbuffer.replay.records.compression import Zstd
+from shmbuffer.numpy.records.compression import Zstd
 from shmbuffer.replay.records.decoder import Decoder
 from shmbuffer.replay.records.encoder import Encoder
 from shmbuffer.replay.records.ragged import densify, nested, pad, padded

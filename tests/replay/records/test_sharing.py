@@ -14,11 +14,11 @@ from tensordict import TensorDict
 
 from shmbuffer.memory import Engine, Schema, Settings, record_format
 from shmbuffer.memory.record_batch import RecordBatch
-from shmbuffer.replay.records import sharing
-from shmbuffer.replay.records.compression import Zstd
+from shmbuffer.numpy.records import sharing
+from shmbuffer.numpy.records.compression import Zstd
+from shmbuffer.numpy.records.sharing import REACH, Shared, find_equal
 from shmbuffer.replay.records.decoder import Decoder
 from shmbuffer.replay.records.encoder import Encoder
-from shmbuffer.replay.records.sharing import REACH, Shared, find_equal
 from tests.frames import film, transitions
 from tests.replay.records.likeness import as_read
 

@@ -24,7 +24,7 @@ from shmbuffer import (
     attach,
 )
 from shmbuffer.errors import RecordTooLargeError, SchemaMismatchError
-from shmbuffer.replay.records.compression import Zstd
+from shmbuffer.numpy.records.compression import Zstd
 from shmbuffer.replay.storages.record_store import RecordStore
 from tests.replay.records.items import KINDS, is_item, item, items, shared
 

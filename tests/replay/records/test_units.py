@@ -11,7 +11,7 @@ from shmbuffer.errors import CorruptBufferError
 from shmbuffer.memory import record_format
 from shmbuffer.memory.record_batch import RecordBatch, join
 from shmbuffer.memory.record_format import Codec
-from shmbuffer.replay.records.compression import Zstd
+from shmbuffer.numpy.records.compression import Zstd
 from shmbuffer.replay.records.decoder import Decoder
 from shmbuffer.replay.records.encoder import Encoder
 from tests.frames import transitions

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from shmbuffer._native import _core
 from shmbuffer.memory.record_format import Chunk
-from shmbuffer.replay.records.columns import Columns
+from shmbuffer.numpy.records.columns import Columns
 
 REACH = 8
 INLINE = -1

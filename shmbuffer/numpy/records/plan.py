@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shmbuffer.memory.record_format import Chunk, Codec, Form, Template, encode_form
-from shmbuffer.replay.records.columns import Columns
-from shmbuffer.replay.records.forms import Kind, TreePath
-from shmbuffer.replay.records.sharing import INLINE, Cut, Layout
+from shmbuffer.numpy.records.columns import Columns
+from shmbuffer.numpy.records.forms import Kind, TreePath
+from shmbuffer.numpy.records.sharing import INLINE, Cut, Layout
 
 _LEAST_BYTES = 64  # of a leaf that is compressed without being named
 _LOOKED_PIECES = 32  # after so many it is known whether a leaf gets smaller

@@ -17,7 +17,7 @@ from typing import Any, NoReturn, TypeVar
 import zstandard
 
 from shmbuffer.errors import CorruptBufferError
-from shmbuffer.replay.records.views import address_of, writable
+from shmbuffer.numpy.records.views import address_of, writable
 
 _MAX_THREADS = 4
 _ALONE_BYTES = 2**20  # work that one thread does in the time that another takes to start and end

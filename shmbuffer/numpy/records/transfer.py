@@ -6,25 +6,22 @@ and one call of ``expand`` decompresses the others to where they belong.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from shmbuffer.memory import record_format
 from shmbuffer.memory.record_format import Codec
-from shmbuffer.replay.form.tensors import address_of
-from shmbuffer.replay.records.compression import Destination
-from shmbuffer.replay.records.table import Column
-from shmbuffer.replay.records.views import writable
+from shmbuffer.numpy.arrays import address_of
+from shmbuffer.numpy.records.compression import Destination
+from shmbuffer.numpy.records.table import Column
+from shmbuffer.numpy.records.views import writable
 
 Expand = Callable[[Sequence[memoryview], Sequence[Destination], str], None]
 """Decompresses each source into the destination beside it, which has just its size. The text is
 where they are from, for messages."""
-_LARGE_BYTES = 2**22  # from here on numpy does so
 
 
 class Transfer:
@@ -47,9 +44,9 @@ class Transfer:
         self._joined: list[_Joined] = []
         self._kept: list[Any] = []
 
-    def add(self, column: Column, out: torch.Tensor, starts: NDArray[np.int64]) -> None:
+    def add(self, column: Column, out: NDArray[np.uint8], starts: NDArray[np.int64]) -> None:
         """Row i of a column goes to byte ``starts[i]`` of ``out``, in one run."""
-        base = out.data_ptr()
+        base = address_of(out)
         self._kept.append(out)
         for rows, codec, placed, addresses, sizes, kept, frame in column.pieces:
             self._kept.append(kept)
@@ -109,7 +106,7 @@ class Transfer:
         at = np.concatenate([packed.addresses for packed in self._packed])
         sizes = np.concatenate([packed.sizes for packed in self._packed])
         nbytes = np.concatenate([packed.nbytes for packed in self._packed])
-        to = np.concatenate([packed.to + packed.out.data_ptr() for packed in self._packed])
+        to = np.concatenate([packed.to + address_of(packed.out) for packed in self._packed])
         wanted, again = nbytes > 0, np.zeros(len(at), np.bool_)
         if any(packed.placed for packed in self._packed):
             _, first, same = np.unique(at, return_index=True, return_inverse=True)
@@ -123,8 +120,7 @@ class Transfer:
         for packed in self._packed:
             start, end = end, end + len(packed.to)
             chosen = wanted[start:end]
-            out = packed.out.reshape(-1).view(torch.uint8).numpy().data
-            destinations += _cut(out, packed.to[chosen], packed.nbytes[chosen])
+            destinations += _cut(packed.out.data, packed.to[chosen], packed.nbytes[chosen])
         self._expand(sources, destinations, self._where)
         if again.any():
             record_format.move(to[leader[again]], nbytes[again], to[again])
@@ -179,20 +175,12 @@ _NBYTES, _BEFORE = _Joined._fields.index("nbytes"), _Joined._fields.index("befor
 class _Packed(NamedTuple):
     """Compressed pieces, and where in ``out`` they go."""
 
-    out: torch.Tensor
+    out: NDArray[np.uint8]
     placed: bool
     addresses: NDArray[np.int64]
     sizes: NDArray[np.int64]
     to: NDArray[np.int64]
     nbytes: NDArray[np.int64]
-
-
-def empty(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """A tensor to be written whole; large ones are numpy's, whose 2 MB pages come sooner."""
-    nbytes = math.prod(shape) * dtype.itemsize
-    if nbytes < _LARGE_BYTES:
-        return torch.empty(shape, dtype=dtype)
-    return torch.from_numpy(np.empty(nbytes, np.uint8)).view(dtype).view(shape)
 
 
 def homes(nbytes: NDArray[np.int64]) -> tuple[NDArray[np.int64], int]:

@@ -13,17 +13,11 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from shmbuffer.memory.record_batch import RecordBatch
 from shmbuffer.memory.record_format import Chunk, Codec, Located, volumes
-from shmbuffer.replay.form.packing import expanded
-from shmbuffer.replay.form.tensors import address_of, contiguous, torch_dtype, torch_dtype_like
-
-Own = Callable[[torch.Tensor, dict[str, Any]], Any]
-"""The user's ``decompression_fn``: called with a chunk and what is to come out of it."""
-
+from shmbuffer.numpy.arrays import address_of
 
 _ALL = slice(None)
 
@@ -44,6 +38,13 @@ class TablePieces(NamedTuple):
     """What owns these bytes."""
     frame: Frame | None = None
     """Of zstd, where it has bytes of other columns, too."""
+
+
+Own = Callable[
+    [RecordBatch, Chunk, NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]], TablePieces
+]
+"""What the user's ``decompression_fn`` makes of a chunk, raw: called with the batch, the chunk, its
+dims, and offsets and sizes of its pieces."""
 
 
 class Frame(NamedTuple):
@@ -71,11 +72,6 @@ class Column:
         self.dims = dims
         self.pieces = pieces
         self.nbytes = volumes(chunk, dims)  # int64[n]: size of each row, in bytes
-
-    @property
-    def dtype(self) -> torch.dtype | None:
-        """Torch's; None of what is no number, or one that torch does not have."""
-        return torch_dtype_of(self.chunk)
 
     @cached_property
     def ragged(self) -> list[int]:
@@ -134,7 +130,12 @@ def columns_of(
             if number not in numbers:
                 continue
             if stored.codec is Codec.OWN:
-                found = _by_user(own, batch, stored, one.dims[number], offsets, sizes)
+                if own is None:
+                    raise RuntimeError(
+                        "these records were compressed by a compression_fn: open the storage with "
+                        "the decompression_fn that belongs to it"
+                    )
+                found = own(batch, stored, one.dims[number], offsets, sizes)
                 pieces.append(found._replace(rows=rows[part]))
                 continue
             frame = None
@@ -172,13 +173,6 @@ def _frames_of(located: Located) -> dict[int, tuple[int, Frame]]:
     return found
 
 
-def torch_dtype_of(chunk: Chunk) -> torch.dtype | None:
-    """Torch's dtype of a chunk: of a tensor, or of an array that torch can have; else None."""
-    if chunk.kind == "tensor":
-        return torch_dtype(chunk.dtype)
-    return torch_dtype_like(chunk.dtype) if chunk.kind in ("array", "number") else None
-
-
 def differing(dims: NDArray[np.int64]) -> list[int]:
     """The columns in which rows differ."""
     if not dims.shape[1]:
@@ -208,36 +202,3 @@ def _gathered(
     for part, at in zip(parts, rows, strict=True):
         found[at] = part
     return found
-
-
-def _by_user(
-    own: Own | None,
-    batch: RecordBatch,
-    chunk: Chunk,
-    dims: NDArray[np.int64],
-    offsets: NDArray[np.int64],
-    sizes: NDArray[np.int64],
-) -> TablePieces:
-    """What the user's function makes of pieces, raw. ``rows`` is for the caller to say."""
-    if own is None:
-        raise RuntimeError(
-            "these records were compressed by a compression_fn: open the storage with the "
-            "decompression_fn that belongs to it"
-        )
-    dtype = torch_dtype_of(chunk)
-    kept = []
-    addresses = np.zeros(offsets.shape, np.int64)
-    found_sizes = np.zeros(offsets.shape, np.int64)
-    for row, shape in enumerate(dims.tolist()):
-        size = torch.Size(shape[1:] if chunk.frames else shape)
-        nbytes = size.numel() * chunk.itemsize
-        plain = size if dtype is not None else torch.Size((nbytes,))
-        for piece in range(chunk.pieces if nbytes else 0):
-            at = int(offsets[row, piece])
-            stored = torch.from_numpy(batch.data[at : at + int(sizes[row, piece])].copy())
-            about = {"shape": plain, "dtype": dtype or torch.uint8, "device": torch.device("cpu")}
-            found = own(stored, {"type": "tensor", **about})
-            tensor = contiguous(expanded(found, dtype or torch.uint8, plain))
-            kept.append(tensor)
-            addresses[row, piece], found_sizes[row, piece] = tensor.data_ptr(), nbytes
-    return TablePieces(_ALL, Codec.RAW, True, addresses, found_sizes, kept)

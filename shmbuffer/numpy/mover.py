@@ -1,0 +1,117 @@
+"""What moves the items of a ring: rows of arrays, or records."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from shmbuffer.numpy.arrays import address_of
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from shmbuffer.memory import Ring
+    from shmbuffer.memory.streams import Streams
+
+REALS = np.dtype(np.float32), np.dtype(np.float64)
+_INTEGER = np.dtype(np.int64)
+
+
+@dataclass(slots=True)
+class Drawn:
+    """Items that were read."""
+
+    data: Any
+    index: NDArray[np.int64]
+    """Elements, int64 ``[n]``."""
+    tickets: NDArray[np.int64]
+    """int64 ``[n]``."""
+    weights: NDArray[np.float32] | None
+    items: list[Any] | None = None
+    """The data, where they are items one by one."""
+
+
+class Mover(ABC):
+    """Moves the items of one ring.
+
+    Attributes:
+        ring: where their order, words, tickets and priorities are.
+        lanes: sizes of the dimensions behind the first; ``()`` where there is one.
+        by_item: whether a batch is taken and given item by item.
+    """
+
+    lanes: tuple[int, ...] = ()
+    by_item = False
+
+    def __init__(self, ring: Ring) -> None:
+        self.ring = ring
+
+    def write_as_it_is(self, data: Any, single: bool, streams: int | Streams | None) -> Any:
+        """Write a batch, or an item, in one call of the core.
+
+        Returns:
+            Its index, int64 ``[n]``, or an int; None: it is to be converted, refused or waited for.
+        """
+        return None
+
+    @abstractmethod
+    def write(
+        self,
+        data: Any,
+        single: bool,
+        swapped: int,
+        priorities: NDArray[np.float64] | None,
+        streams: int | Streams | None,
+    ) -> tuple[int, int]:
+        """Write a batch, or an item, which is converted first; the first ticket, and the slots."""
+
+    @abstractmethod
+    def sample(self, count: int, key: int, beta: float | None) -> Drawn:
+        """Draw, copy and validate; ``beta`` None draws uniformly."""
+
+    @abstractmethod
+    def read(self, index: NDArray[np.int64], tickets: NDArray[np.int64]) -> Any:
+        """The items at these elements; None if one of them is another by now, or gone."""
+
+    def update(self, index: Any, priority: Any, generation: Any) -> tuple[int, int] | None:
+        """Set priorities that are arrays as the core reads them; as `Ring.update`.
+
+        None: they are something else, or an index is invalid; nothing was changed.
+        """
+        if not (
+            type(index) is np.ndarray
+            and type(priority) is np.ndarray
+            and self.ring.width == 1
+            and index.dtype == _INTEGER
+            and index.ndim == 1
+            and priority.dtype in REALS
+            and priority.shape == index.shape
+            and index.size
+            and index.flags.c_contiguous
+            and priority.flags.c_contiguous
+        ):
+            return None
+        tickets = 0
+        if generation is not None:
+            if not (
+                type(generation) is np.ndarray
+                and generation.dtype == _INTEGER
+                and generation.shape == index.shape
+                and generation.flags.c_contiguous
+            ):
+                return None
+            tickets = address_of(generation)
+        try:
+            return self.ring.update_at(
+                address_of(index),
+                address_of(priority),
+                len(index),
+                tickets,
+                single=priority.dtype == REALS[0],
+                shown=lambda: (priority.astype(np.float64), index),
+            )
+        except IndexError:
+            return None

@@ -1,0 +1,99 @@
+"""Items of any size: as records into the ring, and out of it.
+
+    items ──encode──▶ records ──one native call──▶ byte ring ──one native call──▶ records ──▶ items
+
+Loaded where a buffer has records only: zstandard is not needed for any other.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from shmbuffer.memory import recorded
+from shmbuffer.memory.streams import of_each
+from shmbuffer.numpy.mover import Drawn, Mover
+from shmbuffer.numpy.records.codec import RecordCodec
+from shmbuffer.numpy.records.decoder import Decoder
+from shmbuffer.numpy.records.encoder import Encoder
+from shmbuffer.numpy.records.named import as_named
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from shmbuffer.memory import Engine, Ring
+    from shmbuffer.memory.streams import Streams
+
+_COMPRESSED = "CompressedListStorage"
+_LEVEL = 3  # of zstd, where none was recorded
+
+
+class RecordRows(Mover):
+    """The records of a ring.
+
+    Args:
+        engine: of the directory.
+        ring: that holds them.
+        named: items are dicts whose entries have names, as TensorDicts.
+    """
+
+    by_item = True
+
+    def __init__(self, engine: Engine, ring: Ring, *, named: bool) -> None:
+        super().__init__(ring)
+        assert ring.records is not None
+        self._records = ring.records
+        self._named = named
+        self._where = engine.where
+        told = recorded.of_storage(engine.settings, engine.where)
+        self._has_function = bool(told.get("own_functions"))
+        compresses = told.get("kind") == _COMPRESSED and not self._has_function
+        level = told.get("compression_level", _LEVEL) if compresses else None
+        keys = told.get("compress")
+        self._codec = RecordCodec(
+            level, told.get("dictionary_bytes", 0) if compresses else 0, compresses=compresses
+        )
+        self._codec.encoder = Encoder(
+            zstd=self._codec.zstd.current if compresses else None,
+            keys=None
+            if keys is None or not compresses
+            else [tuple(key) if isinstance(key, list) else key for key in keys],
+            share=bool(told.get("share_frames")) and compresses,
+        )
+        self._codec.decoder = Decoder(self._codec.zstd.expand)
+        self._codec.join(engine)
+
+    def write(
+        self,
+        data: Any,
+        single: bool,
+        swapped: int,
+        priorities: NDArray[np.float64] | None,
+        streams: int | Streams | None,
+    ) -> tuple[int, int]:
+        """See `Mover.write`."""
+        if self._has_function:
+            raise TypeError(
+                f"{self._where}: what is written here is compressed by a compression_fn, which is "
+                "called with tensors; write with shmbuffer.attach(compression_fn=...)"
+            )
+        items = [data] if single else data
+        its = of_each(streams, len(items))
+        if self._named:
+            items = list(map(as_named, items))
+        batch = self._codec.encode(items[0] if single else items, single)
+        return self._records.write(batch, priorities, streams=its), len(items)
+
+    def sample(self, count: int, key: int, beta: float | None) -> Drawn:
+        """See `Mover.sample`."""
+        found = self._records.sample(count, key, beta=beta)
+        items = self._codec.decoder.items(found.batch)
+        return Drawn(items, found.index, found.tickets, found.weights, items)
+
+    def read(self, index: NDArray[np.int64], tickets: NDArray[np.int64]) -> list[Any] | None:
+        """See `Mover.read`."""
+        found = self._records.read(index)
+        if not np.array_equal(found.tickets, tickets):
+            return None
+        return self._codec.decoder.items(found.batch)

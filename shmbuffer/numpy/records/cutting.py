@@ -1,0 +1,43 @@
+"""One memory, cut into the leaves of many items."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shmbuffer.memory.record_format import Chunk
+from shmbuffer.numpy.arrays import DTYPES
+
+
+def values(
+    memory: NDArray[np.uint8], starts: NDArray[np.int64], dims: NDArray[np.int64], chunk: Chunk
+) -> list[Any]:
+    """Text and numbers; arrays, also for tensors, which are views of the memory."""
+    at, data = starts.tolist(), memory.data
+    match chunk.kind:
+        case "array" | "tensor":
+            dtype = DTYPES[chunk.dtype] if chunk.kind == "tensor" else np.dtype(chunk.dtype)
+            return [
+                np.ndarray(shape, dtype, data, start)
+                for shape, start in zip(dims.tolist(), at, strict=True)
+            ]
+        case "number":
+            dtype = np.dtype(chunk.dtype)
+            return [np.ndarray((), dtype, data, start)[()] for start in at]
+        case "float":
+            return [np.ndarray((), "<f8", data, start).item() for start in at]
+        case "bool":
+            found = memory[starts]
+            if (found > 1).any():
+                raise ValueError(f"a bool is 0 or 1, found {found.max()}")
+            return [bool(one) for one in found.tolist()]
+        case "none":
+            return [None] * len(at)
+    spans = zip(at, (starts + dims[:, 0]).tolist(), strict=True)
+    if chunk.kind == "str":
+        return [str(data[a:b], "utf-8", "surrogatepass") for a, b in spans]
+    if chunk.kind == "bytes":
+        return [bytes(data[a:b]) for a, b in spans]
+    return [int.from_bytes(data[a:b], "little", signed=True) for a, b in spans]

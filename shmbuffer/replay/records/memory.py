@@ -1,0 +1,70 @@
+"""The memory of tensors that records are read into, and what a user's function makes of records."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from shmbuffer.memory.record_batch import RecordBatch
+from shmbuffer.memory.record_format import Chunk, Codec
+from shmbuffer.numpy.records.table import TablePieces
+from shmbuffer.replay.form.packing import expanded
+from shmbuffer.replay.form.tensors import contiguous, torch_dtype, torch_dtype_like
+
+UserFunction = Callable[[torch.Tensor, dict[str, Any]], Any]
+"""A ``decompression_fn``: called with a chunk and what is to come out of it."""
+
+_LARGE_BYTES = 2**22  # from here on numpy has them
+
+
+def empty(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """A tensor to be written whole; large ones are numpy's, whose 2 MB pages come sooner."""
+    nbytes = math.prod(shape) * dtype.itemsize
+    if nbytes < _LARGE_BYTES:
+        return torch.empty(shape, dtype=dtype)
+    return torch.from_numpy(np.empty(nbytes, np.uint8)).view(dtype).view(shape)
+
+
+def bytes_of(tensor: torch.Tensor) -> NDArray[np.uint8]:
+    """The bytes of a contiguous tensor on the CPU, to be written."""
+    return tensor.reshape(-1).view(torch.uint8).numpy()
+
+
+def torch_dtype_of(chunk: Chunk) -> torch.dtype | None:
+    """Torch's dtype of a chunk: of a tensor, or of an array that torch can have; else None."""
+    if chunk.kind == "tensor":
+        return torch_dtype(chunk.dtype)
+    return torch_dtype_like(chunk.dtype) if chunk.kind in ("array", "number") else None
+
+
+def by_user(
+    own: UserFunction,
+    batch: RecordBatch,
+    chunk: Chunk,
+    dims: NDArray[np.int64],
+    offsets: NDArray[np.int64],
+    sizes: NDArray[np.int64],
+) -> TablePieces:
+    """What the user's function makes of pieces, raw. ``rows`` is for the caller to say."""
+    dtype = torch_dtype_of(chunk)
+    kept = []
+    addresses = np.zeros(offsets.shape, np.int64)
+    found_sizes = np.zeros(offsets.shape, np.int64)
+    for row, shape in enumerate(dims.tolist()):
+        size = torch.Size(shape[1:] if chunk.frames else shape)
+        nbytes = size.numel() * chunk.itemsize
+        plain = size if dtype is not None else torch.Size((nbytes,))
+        for piece in range(chunk.pieces if nbytes else 0):
+            at = int(offsets[row, piece])
+            stored = torch.from_numpy(batch.data[at : at + int(sizes[row, piece])].copy())
+            about = {"shape": plain, "dtype": dtype or torch.uint8, "device": torch.device("cpu")}
+            found = own(stored, {"type": "tensor", **about})
+            tensor = contiguous(expanded(found, dtype or torch.uint8, plain))
+            kept.append(tensor)
+            addresses[row, piece], found_sizes[row, piece] = tensor.data_ptr(), nbytes
+    return TablePieces(slice(None), Codec.RAW, True, addresses, found_sizes, kept)
