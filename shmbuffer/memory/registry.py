@@ -167,7 +167,8 @@ class Registry:
             "last_insert_ns": 0,
             "last_sample_ns": 0,
         }
-        self._control.runtime["first_draws"][0, entry] = 0  # that of who had it before
+        self._control.runtime["first_draws"][0, entry] = 0  # of its last owner
+        _core.reached("join.identity")
         for name, value in fields.items():
             mine[name] = value
             _core.reached("join.identity")

@@ -39,7 +39,7 @@ RECOVERY = [
     *(
         point
         for point in python_points("recover")
-        if point not in ("recover.entries", "recover.misplaced", *UNTRUSTED)
+        if point not in ("recover.entries", "recover.misplaced", "recover.weights", *UNTRUSTED)
     ),
     *("superblock.half", "superblock.stored"),
     *REAPING,

@@ -79,6 +79,9 @@ NOT_MODELLED = (
         "flow.stored",
         "flow.published",
     ),
+    *("weights.begun", "weights.copied", "weights.step", "weights.dated", "weights.signed"),
+    *("weights.checksum", "weights.whole", "weights.published"),
+    *("weights.looked", "weights.taken"),
 )
 FATES = frozenset({"killed", "all killed", "stopped"})
 
