@@ -83,10 +83,21 @@ static void fill_records(struct shmb_ring *ring, struct records *records) {
     shmb_fill_records(ring);
 }
 
+/* Of more rows than slots the last ones are written. */
+static void require_streams(const struct shmb_ring *ring, const uint32_t *streams, uint64_t count) {
+    for (uint64_t row = 0; row < ring->claim_rows; row++) {
+        uint32_t stream = streams ? streams[count - ring->claim_rows + row] : 0;
+        if (ring->sources[shmb_slot_of_row(ring, row)] != shmb_source(ring->incarnation, stream))
+            fail("row %llu is not in its stream", (unsigned long long)row);
+    }
+}
+
 static uint64_t claim(struct shmb_ring *ring, struct shmb_call *call, enum shmb_claim_kind kind, int64_t *slots,
                       uint64_t count, const struct shmb_batch *batch) {
     int64_t tickets[ROWS];
+    uint32_t given[ROWS], *streams = random_below(2) ? given : NULL;
     unsigned char kept[ROWS];
+    for (uint64_t i = 0; i < count; i++) given[i] = (uint32_t)random_below(SHMB_STREAMS);
     bool if_still_there = kind == SHMB_IN_PLACE && random_below(2);
     uint64_t first, taken = count;
     for (uint64_t i = 0; if_still_there && i < count; i++) {
@@ -95,9 +106,10 @@ static uint64_t claim(struct shmb_ring *ring, struct shmb_call *call, enum shmb_
     }
     for (uint64_t waited = 0;; waited++) {
         int status = kind == SHMB_RING_WRITE
-                         ? shmb_claim_ring(ring, call, count, batch, NULL, &first)
+                         ? shmb_claim_ring(ring, call, count, batch, streams, &first)
                          : shmb_claim_slots(ring, call, slots, count, kind == SHMB_IN_PLACE,
                                             if_still_there ? tickets : NULL, if_still_there ? kept : NULL, batch, &taken);
+        if (status == SHMB_OK && kind == SHMB_RING_WRITE) require_streams(ring, streams, count);
         if (status == SHMB_OK) return taken;
         if (status == SHMB_IN_QUEUE && world.options.limited) return 0;
         if (status == SHMB_LIMITED && waited < 4) {
