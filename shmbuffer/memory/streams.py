@@ -29,7 +29,11 @@ def checked(streams: Any) -> int | Streams:
         TypeError: no integers, or in more than one dimension.
         ValueError: one of them is not from 0 to 2**24 - 1.
     """
+    if type(streams) is int and 0 <= streams < STREAMS:
+        return streams
     given = np.asarray(streams)
+    if given.dtype.kind in "iu" and given.ndim == 1 and 0 <= np.bitwise_or.reduce(given) < STREAMS:
+        return given.astype(np.uint32)  # a bit that is set in one of them is set in all together
     if given.dtype.kind not in "iu" and (given.size or given.dtype.kind != "f"):
         raise TypeError(
             "streams is an int, or one for each item of the batch [n]; this is of dtype "

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -24,8 +25,10 @@ from shmbuffer import (
     TensorDictPrioritizedReplayBuffer,
     TensorDictReplayBuffer,
 )
+from shmbuffer.distributed.handle import Handle
 from shmbuffer.distributed.nearby import Address, LocalHandle, Unreachable, approach, engine_of
 from shmbuffer.distributed.owner import METHODS, Owner
+from shmbuffer.memory import layout
 from tests.distributed.parts import (
     Oldest,
     OwnSample,
@@ -322,6 +325,30 @@ def test_weights_go_by_the_owners_directory_or_by_the_owner(make: Make, near: An
 
 
 # -- changes ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("remote_only", ["", "it is far away"])
+def test_streams_go_straight_or_by_the_owner(make: Make, remote_only: str) -> None:
+    buffer = make()
+    owner = Owner(buffer, pickle.dumps)
+
+    class Asking(Handle):
+        def _ask(self, request: str, *args: Any) -> Any:
+            return pickle.loads(
+                pickle.dumps(getattr(owner, request)(*pickle.loads(pickle.dumps(args))))
+            )
+
+    handle: Any = Asking(remote_only=remote_only)
+    assert handle.direct is (not remote_only)
+    handle.extend(items(8, 3), streams=np.array([4, 5, 6]))
+    handle.add(items(11, 1)[0], streams=7)
+    with pytest.raises(ValueError, match="2 streams were given for 3 items"):
+        handle.extend(items(12, 3), streams=[1, 2])
+    sources = buffer.storage.ring().live.sources  # type: ignore[attr-defined]
+    assert layout.stream_of(sources[8:12]).tolist() == [4, 5, 6, 7]
+    mine = buffer.storage.engine().seat.incarnation  # type: ignore[attr-defined]
+    assert (layout.writer_of(sources[8:12]) == mine).all() == bool(remote_only)
+    handle.detach()
 
 
 def test_a_change_of_the_configuration_is_seen_before_the_next_call(make: Make, near: Any) -> None:

@@ -11,7 +11,7 @@ from shmbuffer.errors import BufferNotFoundError
 from shmbuffer.memory import Engine, Settings, item_stats
 from shmbuffer.memory.layout import SlotState
 from tests.crash import harness
-from tests.memory.rows import ring_of, schema, write
+from tests.memory.rows import Rows, ring_of, schema, write
 
 
 def test_items_have_age_source_priority_and_mass(fast_path: Path) -> None:
@@ -35,6 +35,18 @@ def test_items_have_age_source_priority_and_mass(fast_path: Path) -> None:
     found = item_stats.take(path)
     assert found is not None
     assert not any(one.living for one in found.writers.values())
+
+
+def test_the_streams_of_a_writer_are_one_writer(fast_path: Path) -> None:
+    path = fast_path / "buffer"
+    with Engine.open(path, Settings(capacity=8, alpha=0.5), role="collector") as engine:
+        ring = engine.define(schema())
+        rows = Rows.of(ring.schema.leaves, np.arange(3))
+        ring.write(rows.addresses, 3, streams=np.array([0, 7, 2**24 - 1], np.uint32))
+        found = item_stats.take(path)
+        assert found is not None
+        assert found.sources.tolist() == [1, 1, 1]
+        assert {writer.role for writer in found.writers.values()} == {"collector"}
 
 
 def test_only_committed_items_count(fast_path: Path) -> None:

@@ -31,6 +31,7 @@ from shmbuffer.memory.region import Directory
 from shmbuffer.service.recovery import recover
 from tests.memory.rows import (
     Parent,
+    Rows,
     child,
     contents,
     draw,
@@ -568,6 +569,26 @@ def test_an_incarnation_is_not_used_again_after_a_reboot(path: Path) -> None:
     with Engine.open(path, None) as engine:
         assert ring_of(engine).seat.incarnation > last
         assert ring_of(engine).seat.incarnation not in ring_of(engine).live.sources
+
+
+def test_after_a_reboot_no_number_is_used_again_whatever_the_streams_of_its_items(
+    path: Path,
+) -> None:
+    with Engine.open(path, SETTINGS) as engine:
+        engine.define(schema())
+        for _ in range(3):
+            with Engine.open(path, None) as other:
+                ring = ring_of(other)
+                rows = Rows.of(ring.schema.leaves, np.arange(2))
+                ring.write(rows.addresses, 2, streams=np.array([5, 2**24 - 1], np.uint32))
+                last = ring.seat.incarnation
+    with runtime(path) as page:
+        page["next_incarnation"] = 1
+    with entries(path) as found:
+        found["incarnation"] = 1
+    reboot(path)
+    with Engine.open(path, None) as engine:
+        assert ring_of(engine).seat.incarnation == last + 1
 
 
 @pytest.mark.parametrize("flushed", [True, False])

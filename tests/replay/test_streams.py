@@ -455,3 +455,15 @@ def test_damaged_streams_of_a_save_are_refused(
     with pytest.raises(CorruptBufferError, match=said):
         again.loads(tmp_path / "save")
     assert len(again) == 0
+
+
+def test_a_list_that_grows_keeps_the_streams_of_its_items() -> None:
+    rb = buffer(ListStorage())
+    steps = 1200  # beyond the first ring of the list
+    for first in range(0, steps, 100):
+        rb.extend(
+            [rows(step)[env] for step in range(first, first + 100) for env in range(STREAMS)],
+            streams=[*range(STREAMS)] * 100,
+        )
+    assert streams_in(rb) == [*range(STREAMS)] * steps
+    require_whole_slices(rb.sample())
