@@ -23,6 +23,7 @@ NO_ARRAY = (TypeError, ValueError, RuntimeError, OverflowError, BufferError)
 """What `named` raises."""
 
 _PLAIN = (bool, int, float, complex, np.generic)
+_PYTHONS = frozenset((bool, int, float, complex))
 _RANKS = {"b": 0, "u": 1, "i": 1, "f": 2, "c": 3}
 _SHORTER = {"float64": np.float32, "complex128": np.complex64}
 """What torch makes of Python's numbers."""
@@ -46,14 +47,14 @@ def is_array(value: Any) -> bool:
 def is_plain(value: Any) -> bool:
     """A number, or a list of plain ones."""
     if isinstance(value, (list, tuple)):
-        return all(map(is_plain, value))
+        return _PYTHONS.issuperset(map(type, value)) or all(map(is_plain, value))
     return isinstance(value, _PLAIN)
 
 
 def _is_double(value: Any) -> bool:
     """Whether NumPy's numbers are among these, in a dtype that torch keeps."""
     if isinstance(value, (list, tuple)):
-        return any(map(_is_double, value))
+        return not _PYTHONS.issuperset(map(type, value)) and any(map(_is_double, value))
     return isinstance(value, (np.float64, np.complex128))
 
 

@@ -169,7 +169,7 @@ class Sampling(Handle):
         """64 bits that decide a draw; of the operating system, which no two processes share."""
         if self._rng is None:
             return int.from_bytes(os.urandom(8), "little")
-        return int.from_bytes(self._rng.bytes(8), "little")
+        return int(self._rng.bit_generator.random_raw())
 
     def _info(self, drawn: Drawn) -> dict[str, Any]:
         """What a sample says of its items."""

@@ -118,6 +118,34 @@ class Tensors:
     """A class that offers the functions of dlpack.h would be one; this one does not."""
 
 
+def test_an_intake_without_a_class_of_tensors_says_the_slots_in_bytes() -> None:
+    numpy = pytest.importorskip("numpy")
+    with Engine.anonymous(settings("rows")) as engine:
+        ring = engine.define(schema("rows"))
+        leaves = ring.schema.leaves
+        none = type(None)
+        intake = _core.Intake(
+            ring=ring.seat.native,
+            tree=tuple((str(at), None) for at in range(len(leaves))),
+            forms=tuple((leaf.shape, numpy.zeros((2, 3), leaf.dtype), None) for leaf in leaves),
+            tensors=none,
+            box=none,
+            inside="",
+            reals=(numpy.dtype("float32"), numpy.dtype("float64")),
+            priority=None,
+        )
+        batch = {
+            str(at): numpy.zeros((3, *leaf.shape), leaf.dtype) for at, leaf in enumerate(leaves)
+        }
+        for first in (0, 3):
+            slots = intake.extend(batch, 0, None)
+            assert type(slots) is bytearray
+            assert numpy.frombuffer(slots, "<i8").tolist() == list(range(first, first + 3))
+        assert intake.add({key: rows[0] for key, rows in batch.items()}, 0, None) is not None
+        for data in (None, [], {"0": None}, {**batch, "0": [0] * 3}):
+            assert intake.extend(data, 0, None) is None
+
+
 def test_the_parts_of_an_intake_may_be_wrong_each() -> None:
     torch = pytest.importorskip("torch")
     numpy = pytest.importorskip("numpy")

@@ -50,6 +50,62 @@ def test_a_process_of_arrays_loads_neither_torch_nor_tensordict(directory: Direc
     assert directory.tensors()[4]["obs"].tolist() == [1.0, 2.0, 3.0]
 
 
+RECORDED = """
+import sys
+
+import numpy as np
+import shmbuffer.numpy
+from shmbuffer import Recorder
+
+with shmbuffer.numpy.attach(sys.argv[1]) as buffer, Recorder(buffer, num_envs=2) as recorder:
+    obs = np.zeros((2, 3), np.float32)
+    recorder.reset(obs)
+    for _ in range(4):
+        recorder.step(obs, np.zeros(2, np.int64), np.ones(2), [False] * 2, [False] * 2, {})
+    assert len(buffer) == 8, len(buffer)
+print(*sorted({name.partition(".")[0] for name in sys.modules} & {"torch", "tensordict"}))
+"""
+
+
+def test_a_recorder_of_environments_needs_no_torch_either(directory: Directory) -> None:
+    directory.create()
+    assert run(RECORDED, directory.path).split() == []
+    assert directory.tensors()[:]["next", "reward"].tolist() == [1.0] * 8
+
+
+COLLECTING = """
+import sys
+
+import numpy as np
+import shmbuffer.numpy
+
+with shmbuffer.numpy.attach(sys.argv[1], role="collector") as buffer:
+    for number in range(200):
+        row = np.full((16, 50), number, np.int32)
+        buffer.extend({"a": row[:, 0].copy(), "b": row, "td_error": np.ones(16)})
+"""
+
+
+def test_a_learner_of_tensors_never_sees_half_an_item_of_collectors_of_arrays(
+    directory: Directory,
+) -> None:
+    directory.create(capacity=64, alpha=0.6)
+    learner = directory.tensors(batch_size=32)
+    programs = [
+        subprocess.Popen([sys.executable, "-c", COLLECTING, str(directory.path)]) for _ in range(2)
+    ]
+    running = True
+    while running:
+        running = any(program.poll() is None for program in programs)
+        sample = learner.sample(min_size=16)
+        assert (sample["b"] == sample["a"][:, None]).all()
+        sample["td_error"] = torch.rand(32)
+        learner.update_tensordict_priority(sample)
+    assert [program.wait() for program in programs] == [0, 0]
+    assert learner.write_count == 2 * 200 * 16
+    assert learner.storage.engine().check().ok
+
+
 def collect(path: Path, point: str) -> None:
     """A collector that dies at a point of its second batch."""
     with attach(path, role="collector") as buffer:
