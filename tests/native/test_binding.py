@@ -141,7 +141,7 @@ def test_an_intake_without_a_class_of_tensors_says_the_slots_in_bytes() -> None:
             slots = intake.extend(batch, 0, None)
             assert type(slots) is bytearray
             assert numpy.frombuffer(slots, "<i8").tolist() == list(range(first, first + 3))
-        assert intake.add({key: rows[0] for key, rows in batch.items()}, 0, None) is not None
+        assert intake.add({key: rows[0, ...] for key, rows in batch.items()}, 0, None) == 6
         for data in (None, [], {"0": None}, {**batch, "0": [0] * 3}):
             assert intake.extend(data, 0, None) is None
 
