@@ -467,3 +467,22 @@ def test_a_list_that_grows_keeps_the_streams_of_its_items() -> None:
         )
     assert streams_in(rb) == [*range(STREAMS)] * steps
     require_whole_slices(rb.sample())
+
+
+def test_an_id_that_is_changed_where_it_is_ends_a_trajectory_of_its_stream() -> None:
+    sampler = SliceSampler(slice_len=3, traj_key="traj")
+    rb = TensorDictReplayBuffer(storage=LazyTensorStorage(60), sampler=sampler, batch_size=90)
+    for step in range(STEPS):
+        rb.extend(rows(step).set("traj", torch.arange(STREAMS)), streams=range(STREAMS))
+    for _ in range(2):  # found, and found again
+        sample = rb.sample()
+        require_whole_slices(sample, 3)
+    assert set(sample["step"].tolist()) == set(range(STEPS))
+    later = torch.arange(4 * STREAMS, STEPS * STREAMS)
+    rb.set_at_("traj", later % STREAMS + 10, later)
+    for _ in range(2):
+        sample = rb.sample()
+        require_whole_slices(sample, 3)
+        traj = sample["traj"].view(-1, 3)
+        assert (traj == traj[:, :1]).all()
+        assert set(traj.flatten().tolist()) == {0, 1, 2, 10, 11, 12}

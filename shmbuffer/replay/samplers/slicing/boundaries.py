@@ -59,8 +59,6 @@ class Found(NamedTuple):
     """By its items, without what is live memory."""
     slots: int
     """How many were looked at."""
-    order: NDArray[np.int64] | None
-    """The slots as they follow each other, where that is not the order of the ring."""
     storage: weakref.ref[Any]
     mover: Any
     moment: tuple[int, int, int] | None
@@ -132,10 +130,7 @@ class Boundaries:
             seen = None
         if seen is not None and moment is not None and seen.moment == moment:
             entries = seen.entries
-            if self._cache_values or (
-                rows is not None
-                and _same(seen.said, self._said(entries, seen.slots, order=seen.order))
-            ):
+            if self._cache_values or (rows is not None and self._says_the_same(seen)):
                 return seen
             if isinstance(entries, RecordEntries) and ring is not None and entries.is_current(ring):
                 return seen
@@ -187,8 +182,8 @@ class Boundaries:
                 table = cut_in_circle(grid, pieces, said, head)
             else:
                 table = cut(grid, pieces.in_lanes(grid), said, head)
-            said = said._replace(ids=None)  # live memory
-        return Found(table, entries, said, slots, order, weakref.ref(storage), mover, moment)
+            said = said if order is not None else said._replace(ids=None)  # live memory
+        return Found(table, entries, said, slots, weakref.ref(storage), mover, moment)
 
     def _said(
         self,
@@ -209,7 +204,21 @@ class Boundaries:
             steps = entries.column(self._step)
             what = f"traj_key {_names([id_path])}, step_key {_names([self._step])}"
             return Steps(ids[:slots].copy(), steps[:slots].copy(), what)
+        if ids is not None and order is not None:
+            ids = ids[:slots].copy()  # to be compared with, which is quicker than their order
         return scan([entries.column(path) for path in ends], ids, slots, order)
+
+    def _says_the_same(self, seen: Found) -> bool:
+        """Whether the items say what they said before."""
+        said, entries = seen.said, seen.entries
+        if isinstance(said, Steps) or said.ids is None:
+            return _same(said, self._said(entries, seen.slots))
+        id_path, ends = self._keys(entries)
+        assert id_path is not None
+        now = scan([entries.column(path) for path in ends], None, seen.slots)
+        return np.array_equal(entries.column(id_path)[: seen.slots], said.ids) and np.array_equal(
+            now.ends, said.ends
+        )
 
     def _objects(self, storage: Any, grid: Grid, pieces: Pieces) -> Entries:
         if lanes_of(storage):
