@@ -233,15 +233,15 @@ int shmb_empty(struct shmb_ring *ring, struct shmb_call *call, bool keep_write_c
     return SHMB_OK;
 }
 
-/* Where the next item goes, what was counted, and the largest priority seen: of a buffer that is loaded. Tickets
- * only grow, so the head moves on to the next one of that slot. Each store is right by itself. */
-int shmb_restore(struct shmb_ring *ring, struct shmb_call *call, uint64_t slot, uint64_t write_count,
+/* The next ticket, what was counted, and the largest priority seen: of a buffer that is loaded. Tickets only grow, so
+ * from one that is past the head moves on to the next one of that slot. Each store is right by itself. */
+int shmb_restore(struct shmb_ring *ring, struct shmb_call *call, uint64_t wanted, uint64_t write_count,
                  double max_priority) {
     struct shmb_runtime *runtime = ring->runtime;
     int status = begin_claim(ring, call, 0);
     if (status != SHMB_OK) return status;
     uint64_t head = atomic_load_explicit(&runtime->head, memory_order_relaxed);
-    uint64_t ticket = shmb_ticket_in_lap(head, slot, ring->capacity);
+    uint64_t ticket = wanted < head ? shmb_ticket_in_lap(head, wanted % ring->capacity, ring->capacity) : wanted;
     if (!has_tickets(head, ticket - head)) return end_without_claim(ring, SHMB_NO_TICKETS);
     if (shmb_limits(runtime) & SHMB_QUEUE) return end_without_claim(ring, SHMB_IN_QUEUE);
     atomic_store_explicit(&runtime->head, ticket, memory_order_release);

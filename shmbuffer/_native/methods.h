@@ -18,7 +18,7 @@
     X(update_singles, ANY, "nnnnt", "(index, tickets, priorities, count, timeout_ns): the same, of float32.") \
     X(set_alpha, ANY, "oobt", "(alpha or None, eps or None, bind, timeout_ns): change them, or switch the tree on; None: as it is.") \
     X(empty, ANY, "bt", "(keep_write_count, timeout_ns): forget every item.") \
-    X(restore, ANY, "snrt", "(slot, write_count, max_priority, timeout_ns): position and counts of a buffer that is loaded.") \
+    X(restore, ANY, "nnrt", "(ticket, write_count, max_priority, timeout_ns): position and counts of a buffer that is loaded.") \
     X(check, ANY, "bt", "(alive, timeout_ns): what is not as it should be, counted; without a lock where nobody is alive.") \
     X(snapshot, ANY, "t", "(timeout_ns): runtime page and registry of one moment.") \
     X(copy_slots, ROWS, "nnan", "(first, count, out, tickets): copy the slots that differ from tickets.") \

@@ -348,7 +348,7 @@ int shmb_claim_slots(struct shmb_ring *ring, struct shmb_call *call, const int64
                      bool in_place, const int64_t *tickets, unsigned char *kept, const struct shmb_batch *batch,
                      uint64_t *taken);
 int shmb_empty(struct shmb_ring *ring, struct shmb_call *call, bool keep_write_count);
-int shmb_restore(struct shmb_ring *ring, struct shmb_call *call, uint64_t slot, uint64_t write_count,
+int shmb_restore(struct shmb_ring *ring, struct shmb_call *call, uint64_t wanted, uint64_t write_count,
                  double max_priority);
 
 /* reap.c */

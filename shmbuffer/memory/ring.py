@@ -362,19 +362,19 @@ class Ring:
             self._calls.answer(lambda: self.seat.native.snapshot(LOCK_TIMEOUT_NS), "snapshot")
         )
 
-    def restore(self, slot: int, write_count: int, max_priority: float | None) -> None:
+    def restore(self, ticket: int, write_count: int, max_priority: float | None) -> None:
         """Sets where the next item goes, what was counted, and the largest priority seen.
 
         For a buffer whose items were loaded. The items stay as they are.
 
         Args:
-            slot: of the next item.
+            ticket: the next one; of one that is past, the next of its slot.
             write_count: elements.
             max_priority: raw; None: none was given yet.
         """
         greatest = -1.0 if max_priority is None else float(max_priority)
         self._calls.run(
-            lambda: self.seat.native.restore(slot, write_count, greatest, LOCK_TIMEOUT_NS),
+            lambda: self.seat.native.restore(ticket, write_count, greatest, LOCK_TIMEOUT_NS),
             "restore",
         )
 

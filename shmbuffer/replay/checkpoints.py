@@ -32,6 +32,8 @@ class Loaded(NamedTuple):
     """The item that was saved in slot i is in slot ``(i - shift) % slots`` now."""
     in_place: bool = False
     """The storage's own files were opened: cursor, counts and priorities are there already."""
+    same_tickets: bool = False
+    """Items and ring have the tickets that they had when they were saved."""
     moment: ItemSnapshot | None = None
     """It was copied from a live buffer, whose priorities win over those in older files."""
 
@@ -48,19 +50,23 @@ class Saves:
     A class of the user's own may have overridden those two, with TorchRL's arguments.
     """
 
-    def dump(self, path: str | os.PathLike[str], *, on_progress: OnProgress | None = None) -> None:
+    def dump(
+        self, path: str | os.PathLike[str], *, on_progress: OnProgress | None = None, **more: Any
+    ) -> None:
         """The same as `dumps`."""
         with hearing(on_progress):
-            self.dumps(path)  # type: ignore[attr-defined] # of the part that is saved
+            self.dumps(path, **more)  # type: ignore[attr-defined] # of the part that is saved
 
-    def save(self, path: str | os.PathLike[str], *, on_progress: OnProgress | None = None) -> None:
+    def save(
+        self, path: str | os.PathLike[str], *, on_progress: OnProgress | None = None, **more: Any
+    ) -> None:
         """The same as `dumps`."""
-        self.dump(path, on_progress=on_progress)
+        self.dump(path, on_progress=on_progress, **more)
 
-    def load(self, path: str | os.PathLike[str], *, on_progress: OnProgress | None = None) -> None:
+    def load(self, path: str | os.PathLike[str], *, on_progress: OnProgress | None = None) -> Any:
         """The same as `loads`."""
         with hearing(on_progress):
-            self.loads(path)  # type: ignore[attr-defined] # of the part that is loaded
+            return self.loads(path)  # type: ignore[attr-defined] # of the part that is loaded
 
 
 class Checkpoints(Saves):

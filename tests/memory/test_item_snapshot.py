@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from shmbuffer.errors import BufferNeedsRestart
 from shmbuffer.memory import Engine, ItemSnapshot, Ring, Settings
 from tests.memory.programs import heard, program
 from tests.memory.rows import (
@@ -134,8 +135,22 @@ def test_a_ring_goes_on_where_it_is_set_to(make: Maker) -> None:
     require_sound(engine)
     ring.restore(0, 0, None)
     assert (ring.head % 8, ring.write_count, ring.tree.max_priority) == (0, 0, None)
-    with pytest.raises(IndexError, match="no slot 8"):
-        ring.restore(8, 0, None)
+
+
+def test_a_ring_goes_on_with_a_ticket_that_is_still_to_come(make: Maker) -> None:
+    engine = make(8, alpha=1.0)
+    ring = ring_of(engine)
+    place(ring, range(8), range(100, 108))
+    ring.restore(1003, 0, None)
+    assert ring.head == 1003
+    assert write(ring, [1, 2]) == 1003
+    assert ring.live.tickets()[3:5].tolist() == [1003, 1004]
+    ring.restore(1000, 0, None)  # is past: a ticket is used once
+    assert ring.head == 1008
+    require_sound(engine)
+    with pytest.raises(BufferNeedsRestart, match=r"restore: all 2.*62 tickets"):
+        ring.restore(2**62, 0, None)
+    assert ring.head == 1008
 
 
 @pytest.mark.parametrize("in_place", [True, False])

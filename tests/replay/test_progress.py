@@ -252,8 +252,8 @@ def test_a_load_that_is_ended_by_a_signal_leaves_it_empty_too(
     fill = type(rb.storage.mover())._replace_some
     calls = itertools.count()
 
-    def interrupted(self: Any, *arguments: Any) -> None:
-        fill(self, *arguments)
+    def interrupted(self: Any, *arguments: Any, **options: Any) -> None:
+        fill(self, *arguments, **options)
         if next(calls) == 2:
             raise KeyboardInterrupt
 

@@ -128,7 +128,7 @@ class ListStorageCheckpointer(RingStorageCheckpointer):
         if image is not None and storage.shared and not self._load_hooks:
             _require_number(len(image), record, path)
             storage.notify_emptied()
-            storage.load_image(image, places.slots, **of)
+            storage.load_image(image, places.slots, **of, tickets=places.tickets)
             return restored(storage, record, places, by_us=not storage.shared)
         if kept is None:
             kept = self._read(storage, record, path, image)

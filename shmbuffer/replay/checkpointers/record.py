@@ -23,6 +23,7 @@ import numpy as np
 from shmbuffer.errors import IncompatibleVersionError, SchemaMismatchError
 from shmbuffer.memory import layout
 from shmbuffer.replay.compat.storages import METADATA, metadata_of
+from shmbuffer.replay.tickets import Tickets
 from shmbuffer.replay.values import OURS, read_array, reading, write_json
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 TENSORS, LIST = "tensors", "a list of objects"
 """Kinds of storages."""
 
+_TICKETS = 2**61  # so many have room in slot words, with years to spare
 _ITEMS, _STREAMS = "shmbuffer.items.npy", "shmbuffer.streams.npy"
 
 
@@ -46,6 +48,8 @@ class Places(NamedTuple):
     """Slot of the next item."""
     shift: int
     """Slots by which they were moved down, around the end of the saved ring."""
+    tickets: Tickets | None = None
+    """Those that they had; None where they are not known, or belong to other slots."""
 
 
 @dataclass
@@ -61,6 +65,7 @@ class Record:
         structure: the form of the data, as the schema has it; None where that is not known.
         tickets: int64 ``[slots]``, -1 where there is no item; None where that is not known.
         sources: uint64 ``[slots]``, as in the ring; None where that is not known.
+        head: the next ticket; None where that is not known.
     """
 
     slots: int
@@ -71,6 +76,7 @@ class Record:
     structure: dict[str, Any] | None = None
     tickets: NDArray[np.int64] | None = None
     sources: NDArray[np.uint64] | None = None
+    head: int | None = None
 
     @classmethod
     def of_moment(cls, moment: ItemSnapshot, leaves: Leaves | None = None) -> Record:
@@ -85,6 +91,7 @@ class Record:
             None if leaves is None else leaves.node.to_json(),
             moment.tickets,
             moment.sources,
+            moment.head,
         )
 
     @property
@@ -133,7 +140,10 @@ class Record:
                 f"{where}: has items in {extent} {what}, and the storage has room for {capacity}; "
                 "load it into a larger one. Nothing was changed"
             )
-        return Places(slots, cursor % capacity, shift)
+        tickets = None
+        if capacity == self.slots and self.tickets is not None and self.head is not None:
+            tickets = Tickets(self.tickets[self.present], self.head)
+        return Places(slots, cursor % capacity, shift, tickets)
 
     def write(
         self,
@@ -151,6 +161,7 @@ class Record:
             "slots": self.slots,
             "lanes": list(self.lanes),
             "cursor": self.cursor,
+            "head": self.head,
             "write_count": self.write_count,
             "structure": self.structure,
         }
@@ -184,6 +195,7 @@ class Record:
             cursor, count = int(ours["cursor"]), int(ours["write_count"])
             if not 0 <= cursor < slots or not 0 <= count < 2**62:
                 raise ValueError(f"cursor {cursor}, write count {count} of {slots} slots")
+            head = _head(ours.get("head"), cursor, tickets)
             structure = ours["structure"]
             if ours["kind"] != kind:
                 raise SchemaMismatchError(
@@ -191,7 +203,7 @@ class Record:
                     f"{kind}; load it into a storage of its own kind"
                 )
         sources = layout.source_of(writers.astype(np.uint64), streams)
-        return cls(slots, lanes, tickets >= 0, cursor, count, structure, tickets, sources)
+        return cls(slots, lanes, tickets >= 0, cursor, count, structure, tickets, sources, head)
 
     def _streams(self) -> NDArray[Any] | None:
         """Of each item, as narrow as they can be; None: all are in stream 0."""
@@ -218,6 +230,19 @@ def _of_items(streams: NDArray[Any], items: int) -> NDArray[np.uint64]:
     if len(streams) and int(streams.max()) >= layout.STREAMS:
         raise ValueError(f"stream {streams.max()} of {layout.STREAMS}")
     return streams.astype(np.uint64)
+
+
+def _head(head: Any, cursor: int, tickets: NDArray[np.int64]) -> int | None:
+    """The next ticket of a save, None of an older one; ValueError where it cannot be that."""
+    if head is None:
+        return None
+    held = np.flatnonzero(tickets >= 0)
+    least = int(tickets.max()) + 1 if len(held) else 0
+    if not least <= int(head) < _TICKETS or int(head) % len(tickets) != cursor:
+        raise ValueError(f"the next ticket is {head}, of slot {cursor} and above {least - 1}")
+    if (tickets[held] % len(tickets) != held).any():
+        raise ValueError("a ticket belongs to another slot")
+    return int(head)
 
 
 def runs_of(tickets: NDArray[np.int64], writers: NDArray[np.int64]) -> NDArray[np.int64]:

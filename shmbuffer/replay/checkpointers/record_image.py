@@ -174,6 +174,10 @@ class RecordImage:
             yield Run(rows, self._batch(rows), bool(whole))
             start = stop
 
+    def is_in_order(self, tickets: NDArray[np.int64]) -> bool:
+        """Whether they lie in the order in which they were written."""
+        return bool((np.diff(tickets[np.argsort(self.positions, kind="stable")]) > 0).all())
+
     def batch(self, rows: NDArray[np.int64]) -> RecordBatch:
         """A copy of some records, which do not overlap in it."""
         addresses = self.data.ctypes.data + self.positions[rows]

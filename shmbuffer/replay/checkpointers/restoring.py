@@ -49,7 +49,7 @@ def restore(storage: Any, saved: Saved, *, there: bool = False) -> Loaded:
     storage.notify_emptied()
     held = np.flatnonzero(record.present)
     of = {"cursor": places.cursor, "write_count": record.written}
-    rows.copy_in(columns, held, places.slots, **of)
+    rows.copy_in(columns, held, places.slots, **of, tickets=places.tickets)
     return restored(storage, record, places)
 
 
@@ -69,7 +69,8 @@ def restored(storage: Any, record: Record, places: Places, *, by_us: bool = Fals
     elements = torch.from_numpy(ring.live.committed())
     if len(elements):
         storage.notify(storage.index(elements) if record.lanes else elements)
-    return Loaded(record.slots, record.width, places.shift)
+    same = places.tickets is not None and places.tickets.head == ring.head
+    return Loaded(record.slots, record.width, places.shift, same_tickets=same)
 
 
 def as_loaded(sources: NDArray[np.uint64], whose: int | None = None) -> NDArray[np.uint64]:

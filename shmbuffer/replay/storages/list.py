@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from shmbuffer.memory import Engine, ItemSnapshot
     from shmbuffer.memory.streams import Streams
     from shmbuffer.replay.storages.item_store import ItemStore
+    from shmbuffer.replay.tickets import Tickets
 
 UNLIMITED: int = torch.iinfo(torch.int64).max
 """What ``max_size`` shows where there is no limit, as in TorchRL."""
@@ -283,7 +284,13 @@ class ListStorage(RingBacked):
         sources_from_state(ring, state_dict, None if self.shared else ring.seat.incarnation)
 
     def load_image(
-        self, image: RecordImage, slots: NDArray[np.int64], *, cursor: int, write_count: int
+        self,
+        image: RecordImage,
+        slots: NDArray[np.int64],
+        *,
+        cursor: int,
+        write_count: int,
+        tickets: Tickets | None = None,
     ) -> None:
         """Replace everything in here with records: as they are, or with the items that they are.
 
@@ -292,6 +299,7 @@ class ListStorage(RingBacked):
             slots: int64 ``[n]``: where each of them goes.
             cursor: slot of the next item.
             write_count: items written so far.
+            tickets: of the items, where others see them.
         """
         codec = self.codec_for(image.dictionary)
         kept = [self.codec.keep(item) for part in image.items(codec) for item in part]

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from shmbuffer.memory import Engine, Ring
     from shmbuffer.replay.checkpointers.record_image import RecordImage
+    from shmbuffer.replay.tickets import Tickets
 
 _PIECE = 256  # items that are loaded at once
 
@@ -224,7 +225,13 @@ class RecordList(ListStorage):
         ring.restore(cursor % self._max_size, write_count, None)
 
     def load_image(
-        self, image: RecordImage, slots: NDArray[np.int64], *, cursor: int, write_count: int
+        self,
+        image: RecordImage,
+        slots: NDArray[np.int64],
+        *,
+        cursor: int,
+        write_count: int,
+        tickets: Tickets | None = None,
     ) -> None:
         """See `ListStorage.load_image`.
 
@@ -257,15 +264,20 @@ class RecordList(ListStorage):
             codec.use(found)
         ring = store.ring
         ring.empty()
+        exact = tickets is not None and image.is_in_order(tickets.of_items)
+        numbers, lap, head = slots, capacity, cursor % capacity
+        if tickets is not None and exact:
+            numbers, head = tickets.for_ring(ring)
+            lap = head + 1  # none follows another from the lap before
         with whole_or_empty(ring, self.where), Progress("load", nbytes) as progress:
-            for run in image.runs(slots, capacity):
-                if run.closed:
-                    ring.restore(int(slots[run.rows[0]]), 0, None)
-                    store.records.write(run.batch)
+            for run in image.runs(numbers, lap):
+                if run.closed or exact:
+                    ring.restore(int(numbers[run.rows[0]]), 0, None)
+                    store.records.write(run.batch if run.closed else image.batch(run.rows))
                 else:
                     store.place(slots[run.rows], image.batch(run.rows), in_place=False)
                 progress.advance(int(image.sizes[run.rows].sum()))
-        ring.restore(cursor % capacity, write_count, None)
+        ring.restore(head, write_count, None)
 
     def _require_bytes(self, nbytes: int) -> None:
         """ValueError where the ring of bytes has no room for so many."""

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from shmbuffer.memory import ItemSnapshot, Ring
     from shmbuffer.replay.form.leaves import Leaves
+    from shmbuffer.replay.tickets import Tickets
 
 # What is replaced in one claim, and gathered in memory before: slots, and about so many bytes.
 _PIECE = 4096
@@ -170,29 +171,46 @@ class Rows(Mover):
         *,
         cursor: int,
         write_count: int,
+        tickets: Tickets | None = None,
     ) -> None:
         """Replace everything that is there.
+
+        Args:
+            columns: where from; None: the bytes are in their places already.
+            rows: int64 ``[n]``, of the columns.
+            slots: int64 ``[n]``: where each of them goes.
+            cursor: slot of the next item.
+            write_count: elements written so far.
+            tickets: of the items; None: they get some.
 
         Cost: the bytes once, in pieces.
         """
         self.ring.empty()
+        exact = None if tickets is None else tickets.for_ring(self.ring)
+        runs = None if exact is None else exact.runs()
         # Where the bytes are in their places there is nothing that would take long.
         total = len(slots) * self._slot_bytes if columns is not None else 0
         with whole_or_empty(self.ring, self.where), Progress("load", total) as progress:
             most = max(1, min(_PIECE, _PIECE_BYTES // max(1, self._slot_bytes)))
-            for start, count in progress.cut(len(slots), self._slot_bytes, most):
-                part = slice(start, start + count)
-                self._replace_some(columns, rows[part], slots[part])
-                progress.advance(count * self._slot_bytes)
-        self.ring.restore(cursor, write_count, None)
+            for run in [np.arange(len(slots))] if runs is None else runs:
+                if exact is not None and runs is not None:
+                    self.ring.restore(int(exact.of_items[run[0]]), 0, None)
+                for start, count in progress.cut(len(run), self._slot_bytes, most):
+                    part = run[start : start + count]
+                    self._replace_some(columns, rows[part], slots[part], placed=runs is None)
+                    progress.advance(count * self._slot_bytes)
+        head = cursor if exact is None or runs is None else exact.head
+        self.ring.restore(head, write_count, None)
 
     def _replace_some(
         self,
         columns: list[torch.Tensor] | None,
         rows: NDArray[np.int64],
         slots: NDArray[np.int64],
+        *,
+        placed: bool,
     ) -> None:
-        """Some items, in one claim."""
+        """Some items, in one claim: of these slots, or of those at the head, which are these."""
         from_, to = torch.from_numpy(rows), torch.from_numpy(slots)
 
         def fill() -> None:
@@ -201,7 +219,10 @@ class Rows(Mover):
                 view.as_subclass(torch.Tensor)[to.to(where)] = column[from_].to(where)
 
         with self._claim:
-            self.ring.claims.claim_slots(slots, in_place=False)
+            if placed:
+                self.ring.claims.claim_slots(slots, in_place=False)
+            else:
+                self.ring.claims.claim(len(slots))
             self._commit(fill)
 
     def _commit(

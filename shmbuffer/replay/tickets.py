@@ -1,0 +1,52 @@
+"""The tickets that items had where they were saved, and get again where they are loaded.
+
+    saved    slot 3: ticket 1003     head 1010
+    loaded   slot 3: ticket 1003     head 1010     where the ring is new
+             slot 3: ticket 4003     head 4010     where it has given out such tickets before
+
+So a sample says the same generations before a save and after it, and what is written next gets the
+same as it would have got there. A ticket is used once in the life of a ring: where that would
+break, all of them move on by whole laps.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from shmbuffer.memory import Ring
+
+_MOST_RUNS = 64  # and one more for so many items: each is a claim of its own
+_ITEMS_A_RUN = 64
+
+
+class Tickets(NamedTuple):
+    """Of items that are to be loaded."""
+
+    of_items: NDArray[np.int64]
+    """int64 ``[n]``."""
+    head: int
+    """The next ticket."""
+
+    def for_ring(self, ring: Ring) -> Tickets:
+        """These, or those of later laps where the ring is past them."""
+        first = int(self.of_items.min()) if len(self.of_items) else self.head
+        laps = max(0, -(-(ring.head - first) // ring.capacity))
+        return Tickets(self.of_items + laps * ring.capacity, self.head + laps * ring.capacity)
+
+    def runs(self) -> list[NDArray[np.int64]] | None:
+        """Which items follow each other without a gap, the oldest first.
+
+        Returns:
+            Positions of items; None where they were put into their slots one by one, so that each
+            would be a claim of its own.
+        """
+        order = np.argsort(self.of_items, kind="stable")
+        cuts = np.flatnonzero(np.diff(self.of_items[order]) != 1) + 1
+        if len(cuts) >= _MOST_RUNS + len(order) // _ITEMS_A_RUN:
+            return None
+        return np.split(order, cuts) if len(order) else []
