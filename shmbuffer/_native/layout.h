@@ -34,12 +34,13 @@ enum shmb_state { SHMB_EMPTY = 0, SHMB_WRITING = 1, SHMB_COMMITTED = 2, SHMB_ABO
  *     bit 63      0 where the word is an incarnation alone, in stream 0
  *
  * With that bit no word with a stream looks like the number of a client, or of a loaded item (2^48 on), to a version
- * that knows neither streams nor the bit. memory/layout.py takes words apart; here they are only made. */
+ * that knows neither streams nor the bit. memory/layout.py takes words apart, too. */
 #define SHMB_STREAMS ((uint64_t)1 << 24)
 #define SHMB_INCARNATIONS ((uint64_t)1 << 38)
 static inline uint64_t shmb_source(uint64_t incarnation, uint32_t stream) {
     return stream ? (uint64_t)1 << 63 | (uint64_t)stream << 39 | incarnation : incarnation;
 }
+static inline uint64_t shmb_stream_of(uint64_t source) { return source >> 63 ? source << 1 >> 40 : 0; }
 
 /* Phases of a claim. All but IDLE and PAYLOAD exist only while the mutex is held. */
 enum shmb_phase { SHMB_IDLE = 0, SHMB_MARKING = 1, SHMB_PAYLOAD = 2, SHMB_COMMITTING = 3, SHMB_EMPTYING = 4 };

@@ -10,6 +10,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "layout.h"
+
 #define FIRST_GROUPS 64u /* a power of two */
 #define LINE 8
 
@@ -90,12 +92,35 @@ static void put_in_order(uint64_t from, uint64_t end, struct line *lines, int64_
     }
 }
 
-static int by_source(const void *one, const void *other) {
-    uint64_t a = ((const struct shmb_group *)one)->source, b = ((const struct shmb_group *)other)->source;
-    return (a > b) - (a < b);
+/* A group, and how many were met before it. */
+struct met {
+    struct shmb_group group;
+    uint64_t number;
+};
+
+static uint64_t place_in_order(uint64_t source) {
+    return source == SHMB_NO_SOURCE ? UINT64_MAX : shmb_stream_of(source);
 }
 
-/* Of slots 0 to count, of which `start` is the oldest. Groups come by source, and are the caller's to free. False: there
+static int by_stream_and_age(const void *one, const void *other) {
+    const struct met *a = one, *b = other;
+    uint64_t first = place_in_order(a->group.source), second = place_in_order(b->group.source);
+    return first != second ? (first > second) - (first < second) : (a->number > b->number) - (a->number < b->number);
+}
+
+/* By age, and not by the numbers of writers: a load gives its items other ones, and trajectories follow each other as
+ * before. */
+static bool sort_groups(const struct known *known, struct shmb_group *sorted) {
+    struct met *met = malloc((known->n + 1) * sizeof *met);
+    if (met == NULL) return false;
+    for (uint64_t i = 0; i < known->n; i++) met[i] = (struct met){known->groups[i], i};
+    qsort(met, known->n, sizeof *met, by_stream_and_age);
+    for (uint64_t i = 0; i < known->n; i++) sorted[i] = met[i].group;
+    free(met);
+    return true;
+}
+
+/* Of slots 0 to count, of which `start` is the oldest. Groups come by stream, then by age, and are the caller's to free. False: there
  * is no memory. */
 bool shmb_order(const uint64_t *sources, uint64_t count, uint64_t start, int64_t *order, int64_t *rows,
                 struct shmb_group **groups, uint64_t *n_groups) {
@@ -104,10 +129,8 @@ bool shmb_order(const uint64_t *sources, uint64_t count, uint64_t start, int64_t
                 count_groups(&known, sources, 0, start, rows);
     struct shmb_group *sorted = done ? malloc((known.n + 1) * sizeof *sorted) : NULL;
     struct line *lines = done ? malloc((known.n + 1) * sizeof *lines) : NULL;
-    done = sorted != NULL && lines != NULL;
+    done = sorted != NULL && lines != NULL && sort_groups(&known, sorted);
     if (done) {
-        memcpy(sorted, known.groups, known.n * sizeof *sorted);
-        qsort(sorted, known.n, sizeof *sorted, by_source);
         int64_t row = 0;
         for (uint64_t i = 0; i < known.n; i++) {
             struct line *line = &lines[number_of(&known, sorted[i].source)];

@@ -1,9 +1,11 @@
-/* The order in which the slots of a ring follow each other: by source, and by age within a source. */
+/* The order in which the slots of a ring follow each other: by stream, by the age of the source in it, and by age within a source. */
 #ifndef SHMB_ORDER_H
 #define SHMB_ORDER_H
 
 #include <stdbool.h>
 #include <stdint.h>
+
+#define SHMB_NO_SOURCE UINT64_MAX /* of slots that come behind all others */
 
 struct shmb_group {
     uint64_t source, count;

@@ -198,7 +198,7 @@ def cut_by_step(
     if len(step) and step.min() < 0:
         raise ValueError(f"fragmented=True: a step is not negative, found {step.min()} ({what})")
     source = np.zeros(len(at), np.uint64) if sources is None else sources[at // grid.width]
-    order = np.lexsort((step, identity, source))
+    order = np.lexsort((step, source, identity))
     at, identity, step, source = at[order], identity[order], step[order], source[order]
     same = (identity[1:] == identity[:-1]) & (source[1:] == source[:-1])
     twice = np.flatnonzero(same & (step[1:] == step[:-1]))
