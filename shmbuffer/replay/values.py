@@ -236,6 +236,11 @@ def _take(data: BinaryIO, nbytes: int) -> bytearray:
     return content
 
 
+def is_word(value: Any) -> bool:
+    """Whether a value is text, a number, None, or has a word in JSON."""
+    return type(value) in _PLAIN or _in_words(value) is not None
+
+
 def _in_words(value: Any) -> dict[str, Any] | None:
     """A value that JSON does not have, in words; None if there are none for it."""
     return next(

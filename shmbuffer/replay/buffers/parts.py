@@ -9,11 +9,12 @@ import torch
 
 from shmbuffer.errors import ShmBufferError
 from shmbuffer.replay.buffers.plan import Plan
-from shmbuffer.replay.buffers.prefetch import Prefetcher
+from shmbuffer.replay.buffers.prefetch import Draws, Prefetcher
 from shmbuffer.replay.buffers.record import record
 from shmbuffer.replay.eager import eager
 from shmbuffer.replay.samplers import PrioritizedSampler, Sampler
 from shmbuffer.replay.samplers.rank import UNKNOWN
+from shmbuffer.replay.samplers.sampler import between_forks
 from shmbuffer.replay.storages import Storage
 from shmbuffer.replay.storages.ring_backed import RingBacked
 from shmbuffer.replay.storages.tensor import TensorStorage
@@ -316,6 +317,19 @@ class Parts:
         """Have the sampler's next draw ask which of several learners this is."""
         self._sampler._rank_in_draws = UNKNOWN
         self._sampler._rank_given = self._rank_given, self._shared
+
+    def _draws(self) -> Draws:
+        """Where they stand."""
+        generator = self._generator
+        state = None if generator is None else between_forks(generator.get_state)
+        return Draws(self._sampler._position(), generator, state)
+
+    def _go_to(self, draws: Draws) -> None:
+        """Have the next draw be the one from there."""
+        with self._plan.choosing():
+            self._sampler._rewind(draws.position)
+            if draws.generator is not None and draws.state is not None:
+                between_forks(draws.generator.set_state, draws.state)
 
     def _drop_prefetched(self) -> None:
         """Forget the batches that were made ahead, as if they had never been drawn."""

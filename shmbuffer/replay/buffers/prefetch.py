@@ -13,12 +13,26 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from threading import RLock
 from typing import Any, NamedTuple
 
+import torch
+
 Batch = tuple[Any, dict[str, Any]]
+
+
+class Draws(NamedTuple):
+    """Where the draws of a buffer stand."""
+
+    position: Any
+    """The sampler's; see `Sampler._position`."""
+    generator: torch.Generator | None
+    """The buffer's."""
+    state: torch.Tensor | None
+    """The generator's."""
 
 
 class Order(NamedTuple):
@@ -28,16 +42,26 @@ class Order(NamedTuple):
     """Gathers and transforms it; called once, in any thread."""
     ends_pass: bool
     """Whether the sampler has run out with it."""
-    undo: Callable[[], None]
-    """Takes the draw back; the latest first."""
+    before: Draws
+    """Where a drop of it, and of what was ordered later, goes back to."""
+
+
+class Made(NamedTuple):
+    """A batch that was made ahead."""
+
+    batch: Batch
+    order: Order
 
 
 class Prefetcher:
     """A queue of batches that are being made: ``depth`` ahead, in as many threads."""
 
-    def __init__(self, depth: int, order: Callable[[], Order]) -> None:
+    def __init__(
+        self, depth: int, order: Callable[[], Order], go_to: Callable[[Draws], None]
+    ) -> None:
         self.depth = depth
         self._order = order
+        self._go_to = go_to
         self._lock = RLock()
         #: Held while the sampler is asked: a worker may do so again while the next batch is drawn.
         self.choosing = RLock()
@@ -61,9 +85,33 @@ class Prefetcher:
         with self._lock:
             futures = [future for _, future in self._queue]
             wait([future for future in futures if not future.cancel()])
-            while self._queue:
-                self._queue.pop()[0].undo()
+            self._forget(0)
             self.ran_out = False
+
+    @contextmanager
+    def waiting(self) -> Iterator[list[Made]]:
+        """Nothing is ordered or delivered meanwhile.
+
+        Yields:
+            What was made ahead, and is delivered next. If making one of them has failed, it and
+            what was ordered later are forgotten.
+        """
+        self._own()
+        with self._lock:
+            for at, (_, future) in enumerate(self._queue):
+                if future.exception() is not None:
+                    self._forget(at)
+                    break
+            yield [Made(future.result(), order) for order, future in self._queue]
+
+    def put_back(self, made: list[Made]) -> None:
+        """Delivers these next; nothing was ordered."""
+        self._own()
+        with self._lock:
+            for batch, order in made:
+                future: Future[Batch] = Future()
+                future.set_result(batch)
+                self._queue.append((order, future))
 
     def close(self) -> None:
         """Drop everything and end the threads. The next batch would start them again."""
@@ -82,8 +130,14 @@ class Prefetcher:
         if self._pid != os.getpid():
             self._lock, self.choosing = RLock(), RLock()
             self._executor, self._pid = None, os.getpid()
-            while self._queue:
-                self._queue.pop()[0].undo()
+            self._forget(0)
+
+    def _forget(self, first: int) -> None:
+        """Takes back what was ordered from there on."""
+        if len(self._queue) > first:
+            self._go_to(self._queue[first][0].before)
+        while len(self._queue) > first:
+            self._queue.pop()
 
     def _fill(self) -> None:
         if self._executor is None:

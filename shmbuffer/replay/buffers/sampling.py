@@ -25,7 +25,6 @@ from shmbuffer.replay.buffers.drawing import chosen, drawn, taken
 from shmbuffer.replay.buffers.parts import Parts
 from shmbuffer.replay.buffers.prefetch import Batch, Order
 from shmbuffer.replay.eager import FRAMES, eager
-from shmbuffer.replay.samplers.sampler import between_forks
 from shmbuffer.replay.storages.ring_backed import RingBacked
 
 
@@ -194,21 +193,12 @@ class Sampling(Parts):
 
     def _order(self) -> Order:
         """Draw the next batch for the prefetcher: indices now, rows and transforms in a thread."""
-        sampler, generator, plan = self._sampler, self._generator, self._planned()
+        sampler = self._sampler
         assert self._batch_size is not None
-        with plan.choosing():
-            position = sampler._position()
-            state = None if generator is None else between_forks(generator.get_state)
+        with self._planned().choosing():
+            before = self._draws()
             index, known = sampler.sample(self._storage, self._batch_size)
-            ran_out = sampler.ran_out
-
-        def undo() -> None:
-            with plan.choosing():
-                sampler._rewind(position)
-                if generator is not None and state is not None:
-                    between_forks(generator.set_state, state)
-
-        return Order(partial(self._gathered, index, known), ran_out, undo)
+            return Order(partial(self._gathered, index, known), sampler.ran_out, before)
 
     def _gathered(self, index: Any, known: dict[Any, Any]) -> Batch:
         with pinned.gathering(self._pin_memory):

@@ -6,6 +6,8 @@
       rng_state/            of the generator, if there is one
       transform.t           state of the transforms, if they have any
       buffer_metadata.json  batch size, and who wrote this
+      shmbuffer.extra.*     what the user saves with it; see `extra`
+      shmbuffer.ahead.*     batches that were made ahead; see `ahead`
       shmbuffer.files.json  the list of these files
 
 Storage, sampler and writer are of one moment. The directory is seen whole or not at all; see
@@ -16,7 +18,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +28,7 @@ import torch
 from shmbuffer.errors import CorruptBufferError, ShmBufferError
 from shmbuffer.memory import LIVE_READS
 from shmbuffer.memory.progress import OnProgress, hearing, is_of_callback
+from shmbuffer.replay.buffers.ahead import fits, read_ahead, restored, write_ahead
 from shmbuffer.replay.buffers.parts import Parts
 from shmbuffer.replay.checkpoints import (
     Saves,
@@ -35,14 +39,15 @@ from shmbuffer.replay.checkpoints import (
 )
 from shmbuffer.replay.compat.buffers import (
     METADATA,
-    read_batch_size,
     read_generator,
+    read_metadata,
     read_states,
     write_generator,
     write_metadata,
     write_states,
 )
 from shmbuffer.replay.compat.writers import read_counts
+from shmbuffer.replay.extra import read_extra, require_plain, write_extra
 from shmbuffer.replay.publication import finish, publish
 from shmbuffer.replay.samplers.sampler import between_forks
 from shmbuffer.replay.values import reading
@@ -51,6 +56,7 @@ from shmbuffer.replay.work_directory import is_being_published, located
 _PREFETCHED = "prefetch.pkl"  # TorchRL's batches that were made ahead
 _TRANSFORM = "transform.t"
 _RNG = "rng_state"
+_EXTRA, _AHEAD = "extra", "ahead"  # what may be beside, under our key of the metadata
 # Files of TorchRL's that would be taken for part of a newer save which has none of that name.
 _STALE = (_PREFETCHED, _TRANSFORM, f"{_RNG}/meta.json", f"{_RNG}/rng_state.memmap")
 _ATTEMPTS = 5  # at loading what another process replaces at the same time
@@ -61,7 +67,13 @@ _log = logging.getLogger(__name__)
 class Saving(Saves, Parts):
     """``dumps`` and ``loads``, ``state_dict`` and ``load_state_dict``."""
 
-    def dumps(self, path: str | os.PathLike[str], *, on_progress: OnProgress | None = None) -> None:
+    def dumps(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        extra: Any = None,
+        on_progress: OnProgress | None = None,
+    ) -> None:
         """Save everything into a directory, in TorchRL's layout, which TorchRL loads too.
 
         Items, priorities, cursor and counts are of one moment, also while other processes write. A
@@ -74,20 +86,25 @@ class Saving(Saves, Parts):
         Args:
             path: the directory; it is made if it is not there. Files of an earlier save in it are
                 replaced, files of somebody else stay.
+            extra: what `loads` is to give back, of the same moment as far as this process decides
+                it: networks, optimizers, schedulers by their ``state_dict()``, random states,
+                counts. Tensors, arrays, numbers, text, None, and dicts, lists and tuples of them;
+                nothing is pickled. Shared tensors are saved each by itself.
             on_progress: called with a `ProgressReport` some times a second: first of what is
                 copied, then of what is synced. What it raises comes out of this call, and the save
                 that was there before stays.
 
         Raises:
             RuntimeError: nothing was written to the storage yet.
-            TypeError: something in it could only be pickled; see `ListStorageCheckpointer`.
+            TypeError: something in the items could only be pickled (see `ListStorageCheckpointer`),
+                or in ``extra``, where its place is named; the save that was there before stays.
             BufferExistsError: another buffer has its files there.
             BufferInUseError: another process is saving there right now.
             SpaceError, OSError: no room, or no permission; what was there is as it was.
 
         Cost: all bytes once, straight into files, and a sync of each.
         """
-        self._drop_prefetched()
+        require_plain(extra)
         target = Path(path)
         in_place = self._storage._has_files_in(target / "storage")
         require_no_buffer(target)
@@ -105,29 +122,57 @@ class Saving(Saves, Parts):
                 moment = LIVE_READS
             else:
                 moment = dump_part(self._storage, directory / "storage")
-            dump_part(self._sampler, directory / "sampler", moment)
             dump_part(self._writer, directory / "writer", moment)
-            for name, one in self._seeded().items():
-                rng = one._generator
-                if rng is not None and (one is self or rng is not self._generator):
-                    state = between_forks(rng.get_state)
-                    write_generator(directory / name, state, rng.device)
+            beside: list[str] = []
+            with self._as_delivered(directory, beside):
+                dump_part(self._sampler, directory / "sampler", moment)
+                for name, one in self._seeded().items():
+                    rng = one._generator
+                    if rng is not None and (one is self or rng is not self._generator):
+                        state = between_forks(rng.get_state)
+                        write_generator(directory / name, state, rng.device)
             write_states(directory / _TRANSFORM, self._transform)
-            write_metadata(directory, self._batch_size)
+            if extra is not None:
+                write_extra(directory, extra)
+                beside.append(_EXTRA)
+            write_metadata(directory, self._batch_size, beside)
 
-    def loads(self, path: str | os.PathLike[str], *, on_progress: OnProgress | None = None) -> None:
+    @contextmanager
+    def _as_delivered(self, directory: Path, beside: list[str]) -> Iterator[None]:
+        """The draws stand where the caller has seen them; what was made ahead is saved beside."""
+        prefetcher = self._prefetcher
+        if prefetcher is None:
+            yield
+            return
+        with prefetcher.waiting() as made:
+            now = self._draws()
+            if made and write_ahead(directory, made, now, self._sampler):
+                beside.append(_AHEAD)
+                self._go_to(made[0].order.before)
+            else:
+                self._drop_prefetched()
+                now = self._draws()
+            try:
+                yield
+            finally:
+                self._go_to(now)
+
+    def loads(self, path: str | os.PathLike[str], *, on_progress: OnProgress | None = None) -> Any:
         """Put what `dumps` saved, here or in TorchRL, in place of what is there.
 
         Everything comes back by value: items and their places, cursor and counts, priorities, the
         sampler's position, the generator's state, the transforms' state; and the batch size, unless
         the save has none. A storage that nothing was written to is defined by the save. Batches
-        that were made ahead are thrown away. TorchRL's own (``prefetch.pkl``) are ignored: they are
-        pickled, and nothing is unpickled here.
+        that were made ahead here are thrown away, and those of the save come next. TorchRL's own
+        (``prefetch.pkl``) are ignored: they are pickled, and nothing is unpickled here.
 
         Args:
             path: the directory.
             on_progress: see `dumps`. What it raises comes out of this call: before the first byte
                 has changed, or with a note that the buffer is empty now.
+
+        Returns:
+            The ``extra`` of `dumps`, its tensors on the CPU; None where there was none.
 
         Raises:
             FileNotFoundError: no buffer was saved there.
@@ -143,22 +188,22 @@ class Saving(Saves, Parts):
         self._require_no_queue("loads")
         self._drop_prefetched()
         with hearing(on_progress):
-            self._loads_one_save(Path(path).absolute())
+            return self._loads_one_save(Path(path).absolute())
 
-    def _loads_one_save(self, path: Path) -> None:
+    def _loads_one_save(self, path: Path) -> Any:
         """`loads`, again where another process saves there meanwhile."""
         for attempt in range(_ATTEMPTS):
             finish(path)
             before = _identity(path)
             try:
                 with located(path):
-                    self._loads(path)
+                    extra = self._loads(path)
             except (FileNotFoundError, CorruptBufferError) as error:
                 if attempt == _ATTEMPTS - 1 or _is_still(path, before) or is_of_callback(error):
                     raise
                 continue  # another process replaced it while this one was reading
             if _is_still(path, before):
-                return
+                return extra
         raise RuntimeError(
             f"{path}: was replaced each of the {_ATTEMPTS} times that it was read; load it when "
             "the other process is done"
@@ -222,14 +267,16 @@ class Saving(Saves, Parts):
                 "only; load into one that is not a queue. Nothing was changed"
             )
 
-    def _loads(self, path: Path) -> None:
-        batch_size = read_batch_size(path)
+    def _loads(self, path: Path) -> Any:
+        batch_size, beside = read_metadata(path)
         if (path / _PREFETCHED).exists():
             _log.info("%s: ignored: it is pickled, and nothing is unpickled", path / _PREFETCHED)
         transforms = read_states(path / _TRANSFORM, self._transform)
         sampler = read_part(self._sampler, path / "sampler")  # before anything is changed
         writer = read_part(self._writer, path / "writer")
         storage = read_part(self._storage, path / "storage")
+        extra = read_extra(path) if _EXTRA in beside else None
+        ahead = read_ahead(path) if _AHEAD in beside and self._prefetcher is not None else []
         states = {name: state for name in self._seeded() if (state := read_generator(path / name))}
         loaded = apply_part(self._storage, storage, read_counts(path / "writer"))
         self._sampler._empty()
@@ -245,6 +292,11 @@ class Saving(Saves, Parts):
                 self._transform.load_state_dict(transforms)
         if batch_size is not None:
             self._batch_size = batch_size
+        if self._prefetcher is not None and ahead and fits(ahead, loaded):
+            made, draws = restored(ahead, self._draws(), self._sampler)
+            self._prefetcher.put_back(made)
+            self._go_to(draws)
+        return extra
 
     def _seeded(self) -> dict[str, Saving]:
         """The parts with a generator that is saved, by the name of its directory."""

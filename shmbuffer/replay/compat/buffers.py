@@ -10,6 +10,7 @@ A chain of TorchRL's own (its ``Compose``) that is the only transform of a buffe
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,20 +27,21 @@ METADATA = "buffer_metadata.json"
 _PREFIX = "transforms."
 
 
-def write_metadata(path: Path, batch_size: int | None) -> None:
-    """Write what a buffer knows beyond its parts."""
-    content = {"batch_size": batch_size, "consume_after_n_samples": None, OURS: {"format": 1}}
+def write_metadata(path: Path, batch_size: int | None, beside: Sequence[str]) -> None:
+    """Write what a buffer knows beyond its parts, and what of ours is beside them."""
+    ours = {"format": 1, **dict.fromkeys(beside, True)}
+    content = {"batch_size": batch_size, "consume_after_n_samples": None, OURS: ours}
     write_json(path / METADATA, content)
 
 
-def read_batch_size(path: Path) -> int | None:
-    """The batch size of the buffer that was saved in a directory."""
+def read_metadata(path: Path) -> tuple[int | None, dict[str, Any]]:
+    """The batch size of the buffer that was saved in a directory, and what is under our key."""
     missing = "no buffer was saved in this directory"
     found = read_json(path / METADATA, missing=missing)
     with reading(path / METADATA):
-        size = found["batch_size"]
+        size, ours = found["batch_size"], dict(found.get(OURS) or {})
         if size is None or (type(size) is int and 0 < size < 2**63):
-            return size
+            return size, ours
         raise ValueError(f"{size!r:.40} is no batch size")
 
 

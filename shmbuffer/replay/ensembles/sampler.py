@@ -200,6 +200,16 @@ class SamplerEnsemble(Ensemble, Sampler):
         for sampler, part in zip(self._members, position, strict=True):
             sampler._rewind(part)
 
+    def _to_plain(self, position: list[Any], before: list[Any] | None) -> list[Any]:
+        earlier = before or [None] * len(position)
+        each = zip(self._members, position, earlier, strict=True)
+        return [sampler._to_plain(part, one) for sampler, part, one in each]
+
+    def _of_plain(self, plain: list[Any], before: list[Any] | None) -> list[Any]:
+        earlier = before or [None] * len(plain)
+        each = zip(self._members, plain, earlier, strict=True)
+        return [sampler._of_plain(part, one) for sampler, part, one in each]
+
     # -- priorities ----------------------------------------------------------------------------
 
     def update_priority(

@@ -111,6 +111,18 @@ class Sampler(Checkpoints):
     def _rewind(self, position: Any) -> None:
         """As if nothing had been drawn since `_position`."""
 
+    def _to_plain(self, position: Any, before: Any) -> Any:
+        """A position as a save holds it; ``before`` is the one before it in the save, or None.
+
+        Without it, batches that were made ahead are drawn again after a load.
+        """
+        if position is not None:
+            raise TypeError(f"the position of a {type(self).__name__} has no plain form")
+
+    def _of_plain(self, plain: Any, before: Any) -> Any:
+        """The position again."""
+        return None
+
     def _again(self, storage: Any, index: Any) -> tuple[Any, dict[str, Any]]:
         """What takes the place of a draw whose items were written over before they were read.
 

@@ -242,6 +242,17 @@ class SamplerWithoutReplacement(Sampler):
     def _rewind(self, position: Any) -> None:
         self._pass, self._written, self._loaded, self._begun = position
 
+    def _to_plain(self, position: Any, before: Any) -> Any:
+        now, *flags = position
+        same = before is not None and now.order is before[0].order  # as in all of one pass
+        return [same, *now._replace(order=None if same else now.order), *flags]
+
+    def _of_plain(self, plain: Any, before: Any) -> Any:
+        same, order, *rest = plain
+        count = len(Pass._fields) - 1
+        now = Pass(before[0].order if same else order, *rest[:count])
+        return now, *rest[count:]
+
     # -- state ---------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
@@ -250,12 +261,15 @@ class SamplerWithoutReplacement(Sampler):
         Returns:
             ``len_storage``, items of the pass; ``_sample_list``, int64, the elements that are left
             in their order, or None between two passes; ``drop_last``; ``_ran_out``; with
-            ``world_size`` also ``_begun``, how many passes were begun.
+            ``world_size`` ``_begun``, how many passes were begun; and ``_written``, where our
+            buffer has written since the last draw.
         """
         left = self._pass.left()
-        shared = {} if self.world_size is None else {"_begun": self._begun}
+        known = {} if self.world_size is None else {"_begun": self._begun}
+        if self._written:
+            known["_written"] = 1
         return {
-            **shared,
+            **known,
             "len_storage": self._pass.items,
             "_sample_list": None if left is None else torch.from_numpy(left.copy()),
             "drop_last": self.drop_last,
@@ -274,7 +288,8 @@ class SamplerWithoutReplacement(Sampler):
         self.drop_last = bool(state_dict["drop_last"])
         items, self._begun = int(state_dict["len_storage"]), int(state_dict.get("_begun", 0))
         self._pass = Pass(order, 0, items, items, bool(state_dict["_ran_out"]))
-        self._storage, self._written, self._loaded = None, False, True
+        self._storage, self._loaded = None, True
+        self._written = bool(state_dict.get("_written", False))
 
     def _dump(self, directory: Path, moment: Any) -> None:
         write_pass(directory, self.state_dict())

@@ -1,0 +1,99 @@
+"""Batches that were made ahead, in a save: the next ones of who goes on from it.
+
+    <path>/shmbuffer.ahead.jsonl, .data     see `values`; there where buffer_metadata.json says so
+
+Beside them the sampler and the generator are saved as the caller has seen them, so that a load may
+leave the batches out and draw them again: it has to where the items have other places or tickets,
+and a buffer without ``prefetch`` does.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from shmbuffer.numpy.keys import GENERATION
+from shmbuffer.replay.buffers.prefetch import Draws, Made, Order
+from shmbuffer.replay.form.packing import Packed, pack
+from shmbuffer.replay.values import read_values, reading, write_values
+
+if TYPE_CHECKING:
+    from shmbuffer.replay.checkpoints import Loaded
+    from shmbuffer.replay.samplers import Sampler
+
+_AHEAD = "shmbuffer.ahead"
+
+
+def write_ahead(directory: Path, made: list[Made], now: Draws, sampler: Sampler) -> bool:
+    """Write batches, each with where the draws stand behind it.
+
+    Returns:
+        Whether that is done: objects and tensors on a GPU have no place in these files, nor has
+        what a sampler of the user's remembers.
+    """
+    values, before = [], None
+    try:
+        for at, (batch, order) in enumerate(made):
+            after = made[at + 1].order.before if at + 1 < len(made) else now
+            position = sampler._to_plain(after.position, before)
+            values.append((batch, order.ends_pass, position, after.state))
+            before = after.position
+        write_values(
+            directory, _AHEAD, values, allow_pickle=False, what="batch", packing=_on_the_cpu
+        )
+    except TypeError:
+        for file in directory.glob(f"{_AHEAD}.*"):
+            file.unlink()
+        return False
+    return True
+
+
+def read_ahead(directory: Path) -> list[Any]:
+    """What `write_ahead` wrote, for `restored`."""
+    with reading(directory / f"{_AHEAD}.jsonl"):
+        found = list(read_values(directory, _AHEAD, allow_pickle=False))
+        for (_, info), ends_pass, _, state in found:
+            if not isinstance(info, dict) or not isinstance(ends_pass, bool):
+                raise ValueError("a batch has no info, or does not say whether it ends a pass")
+            if state is not None:
+                torch.Generator().set_state(state)  # is it one?
+    return found
+
+
+def fits(saved: list[Any], loaded: Loaded | None) -> bool:
+    """Whether batches are of the items that a storage has now."""
+    if loaded is None or loaded.shift:
+        return False
+    tracked = any(GENERATION in info for (_, info), *_ in saved)
+    return loaded.in_place or loaded.same_tickets or not tracked
+
+
+def restored(saved: list[Any], draws: Draws, sampler: Sampler) -> tuple[list[Made], Draws]:
+    """Batches, and where the draws stand behind them.
+
+    Args:
+        saved: what `read_ahead` gave.
+        draws: where they stand before them.
+        sampler: whose they are.
+    """
+    made, position = [], None
+    for batch, ends_pass, plain, state in saved:
+        made.append(Made(batch, Order(partial(tuple, batch), ends_pass, draws)))
+        position = sampler._of_plain(plain, position)
+        draws = Draws(position, draws.generator, state)
+    return made, draws
+
+
+def _on_the_cpu(value: Any) -> Packed:
+    """A value in parts; TypeError where a tensor is on a device that a reader may not have."""
+    return pack(value, _bytes_of)
+
+
+def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.device.type != "cpu":
+        raise TypeError(f"a tensor is on {tensor.device}")
+    plain = tensor.resolve_conj().resolve_neg().contiguous()
+    return plain.reshape(-1).view(torch.uint8)

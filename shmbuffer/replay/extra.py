@@ -1,0 +1,74 @@
+"""What a user saves with a buffer: networks, optimizers, random states, as plain values.
+
+    <path>/shmbuffer.extra.jsonl, .data     see `values`; there where buffer_metadata.json says so
+
+Nothing in it is pickled, so that loading it runs no code. A value that has no other form is refused
+before anything is written, and named by its place: ``extra['model']['loss']``.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from shmbuffer.numpy import labels
+from shmbuffer.replay.form.containers import take_of
+from shmbuffer.replay.values import is_word, read_values, reading, write_values
+
+_EXTRA = "shmbuffer.extra"
+
+
+def require_plain(value: Any, place: str = "extra", around: tuple[int, ...] = ()) -> None:
+    """TypeError unless a value can be saved without pickle.
+
+    Args:
+        value: what a user saves.
+        place: of the value, for messages.
+        around: identities of the containers that it is in.
+    """
+    if isinstance(value, torch.Tensor):
+        plain = value.layout is torch.strided and not (value.is_nested or value.is_quantized)
+        if not plain or value.device.type == "meta":
+            raise TypeError(
+                f"{place} is a tensor of layout {value.layout} on {value.device}; dense tensors "
+                "with a content can be saved: convert it. Nothing was written"
+            )
+        return
+    if isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind in "?biufcSUmM":
+        return
+    if isinstance(value, bytes) or is_word(value):
+        return
+    take = take_of(type(value))
+    if take is None:
+        raise TypeError(
+            f"{place} is {value!r:.60} of type {type(value).__qualname__}, which can only be saved "
+            "by pickle; leave it out, or save its state_dict(), tensors, numbers, text, and lists "
+            "and dicts of them. Nothing was written"
+        )
+    if id(value) in around:
+        raise TypeError(f"{place} holds itself; leave it out. Nothing was written")
+    _, _, _, keys, parts = take(value)
+    mapping = isinstance(keys, tuple)
+    for at, part in enumerate(parts):
+        key = keys[at] if isinstance(keys, tuple) else at
+        if mapping and not labels.is_json(key):
+            raise TypeError(
+                f"{place} has the key {key!r:.60} of type {type(key).__qualname__}; keys are text, "
+                "numbers, None and tuples of them. Nothing was written"
+            )
+        require_plain(part, place if keys is None else f"{place}[{key!r}]", (*around, id(value)))
+
+
+def write_extra(directory: Path, extra: Any) -> None:
+    """Write what `require_plain` has let pass."""
+    write_values(directory, _EXTRA, [extra], allow_pickle=False, what="extra")
+
+
+def read_extra(directory: Path) -> Any:
+    """What `write_extra` wrote; its tensors are on the CPU."""
+    with reading(directory / f"{_EXTRA}.jsonl"):
+        (extra,) = read_values(directory, _EXTRA, allow_pickle=False)
+    return extra
