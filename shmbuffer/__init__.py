@@ -135,6 +135,8 @@ def __getattr__(name: str) -> Any:
         from importlib.metadata import version
 
         return version(__name__)
+    if name == "numpy":  # the module of the clients without torch
+        return importlib.import_module("shmbuffer.numpy")
     module = _HOME_OF.get(name)
     if module is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

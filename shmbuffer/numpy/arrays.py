@@ -144,8 +144,7 @@ def _of_torch(tensor: Any, torch: Any) -> tuple[str, np.ndarray[Any, Any]]:
 
 def address_of(array: np.ndarray[Any, Any]) -> int:
     """Where the bytes of an array begin; a quarter of the usual cost, if it is writable."""
-    if not array.size:
-        return 0
-    if array.flags.writeable:
+    try:
         return addressof(from_buffer(array))
-    return int(array.__array_interface__["data"][0])
+    except (TypeError, ValueError):  # it has no bytes, or nobody may write there
+        return int(array.__array_interface__["data"][0]) if array.size else 0

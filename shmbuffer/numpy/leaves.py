@@ -152,7 +152,7 @@ class ArrayLeaves:
         ]
         return list(map(address_of, arrays)), arrays, count
 
-    def outputs(self, count: int) -> tuple[list[Array], list[int]]:
+    def outputs(self, count: int) -> tuple[list[Array], tuple[int, ...]]:
         """Fresh arrays ``[count, *shape]`` for a read, and their addresses."""
         shapes = self._shapes.get(count)
         if shapes is None:
@@ -164,7 +164,7 @@ class ArrayLeaves:
             ]
         empty = np.empty
         arrays = [empty(shape, dtype) for shape, dtype in shapes]
-        return arrays, list(map(address_of, arrays))
+        return arrays, tuple(map(address_of, arrays))
 
     def build(self, arrays: list[Array], count: int) -> Any:
         """The data in their own form, from one array ``[count, *shape]`` a leaf."""

@@ -54,8 +54,8 @@ class Sampling(Handle):
         count = self._count(batch_size)
         drawn = self._in_turn(count, min_size, timeout)
         data, info = drawn.data, self._info(drawn)
-        if isinstance(data, dict):
-            data = {**data, **info}
+        if type(data) is dict:
+            data.update(info)
         elif drawn.items is not None:
             data = [_with_info(item, info, at) for at, item in enumerate(drawn.items)]
         return (data, info) if return_info else data

@@ -67,6 +67,13 @@ print(*sorted({name.partition(".")[0] for name in sys.modules} & {"torch", "tens
 """
 
 
+def test_the_front_door_leads_to_clients_of_arrays_and_loads_no_torch() -> None:
+    program = (
+        "import sys, shmbuffer; print(shmbuffer.numpy.attach.__module__, 'torch' in sys.modules)"
+    )
+    assert run(program, Path()).split() == ["shmbuffer.numpy.client", "False"]
+
+
 def test_a_recorder_of_environments_needs_no_torch_either(directory: Directory) -> None:
     directory.create()
     assert run(RECORDED, directory.path).split() == []
