@@ -41,7 +41,7 @@ from shmbuffer.memory import layout, made, restored
 from shmbuffer.memory.control import Control, Superblock, first_superblock
 from shmbuffer.memory.filesystem import free_memory_bytes, space_error
 from shmbuffer.memory.layout import Flag
-from shmbuffer.memory.locks import InitLock
+from shmbuffer.memory.locks import INIT_LOCK, InitLock
 from shmbuffer.memory.native import Mapped
 from shmbuffer.memory.neighbours import did_you_mean
 from shmbuffer.memory.path_checks import explained, not_durable
@@ -255,7 +255,7 @@ class Files:
         _core.reached("remove.control")
         if keep_lock:
             return found
-        self.directory.unlink(f"{layout.PRIVATE}/init.lock")
+        self.directory.unlink(INIT_LOCK)
         self.directory.rmdir(layout.PRIVATE)
         _core.reached("remove.private")
         if created_directory:

@@ -16,10 +16,10 @@ Always true
      torn, by a death between two pages or by a power cut, is left out, and nothing else is.
   4. Nothing waits for it: it is written with plain writes by the process that looks after the
      buffer, never synced, and neither the mutex nor a page that others map is touched. A reader
-     takes no lock, so one that is stopped stops no recorder.
-If the recorder dies: what it wrote is the kernel's, and is read as it is; the next one goes on
+     takes no lock, so one that is stopped stops no writer.
+If the writer dies: what it wrote is the kernel's, and is read as it is; the next one goes on
 behind it. A history that is damaged, foreign or of another version harms nothing else: the next
-recorder begins a new one, and a reader is told.
+writer begins a new one, and a reader is told. (A record calls its writer the recorder.)
 """
 
 from __future__ import annotations
@@ -154,7 +154,8 @@ class History:
     fine: NDArray[np.void]  # a record a second, oldest first; `STAMP` and the fields
     coarse: NDArray[np.void]  # a record a minute, in the same way
     events: Sequence[Event]  # oldest first
-    rings: tuple[Ring, Ring, Ring]  # with the number of the last record of each
+    # with the number of the last record of each
+    rings: tuple[HistoryRing, HistoryRing, HistoryRing]
     left_out: int  # places with something in them that is no record
 
 
@@ -186,7 +187,7 @@ def record_type(fields: Mapping[str, str]) -> np.dtype[np.void]:
 
 
 @dataclass
-class Ring:
+class HistoryRing:
     """A ring in the file: what it is made of, how many, from where on; its newest number, or 0."""
 
     kind: np.dtype[np.void]
@@ -218,14 +219,14 @@ class Ring:
         return found[np.argsort(found["number"])], len(used) - len(found)
 
 
-def rings(fields: Mapping[str, str]) -> tuple[Ring, Ring, Ring]:
+def rings(fields: Mapping[str, str]) -> tuple[HistoryRing, HistoryRing, HistoryRing]:
     """The rings of a history with these fields."""
-    fine = Ring(record_type(fields), FINE, HEADER_BYTES)
-    coarse = Ring(fine.kind, COARSE, fine.end)
-    return fine, coarse, Ring(EVENT, EVENTS, coarse.end)
+    fine = HistoryRing(record_type(fields), FINE, HEADER_BYTES)
+    coarse = HistoryRing(fine.kind, COARSE, fine.end)
+    return fine, coarse, HistoryRing(EVENT, EVENTS, coarse.end)
 
 
-def rooms(rings: tuple[Ring, Ring, Ring]) -> dict[str, int]:
+def rooms(rings: tuple[HistoryRing, HistoryRing, HistoryRing]) -> dict[str, int]:
     """What a header says of them."""
     fine, coarse, events = rings
     sizes = {"record_bytes": fine.kind.itemsize, "event_bytes": events.kind.itemsize}
@@ -258,7 +259,7 @@ def parse(data: bytes, where: Path) -> History:
 
 def header_of(
     data: bytes, size: int, where: Path
-) -> tuple[bytes, dict[str, str], tuple[Ring, Ring, Ring]]:
+) -> tuple[bytes, dict[str, str], tuple[HistoryRing, HistoryRing, HistoryRing]]:
     """Whose a file of some size is, its fields, and its rings; from the first page at least."""
     if data[: len(MAGIC)] != MAGIC:
         raise FormatError(

@@ -1,4 +1,4 @@
-"""The recorder: the one process that writes a history; history.py says what is always true."""
+"""The history writer: the one process that writes it; history.py says what is always true."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from shmbuffer.memory.history import (
     Event,
     EventKind,
     History,
-    Ring,
+    HistoryRing,
 )
 from shmbuffer.memory.locks import Lock
 from shmbuffer.memory.path_checks import explained
@@ -110,7 +110,7 @@ class HistoryWriter:
         """Lets the next recorder in. Idempotent."""
         self._file.close()
 
-    def _put(self, ring: Ring, values: Mapping[str, Any]) -> None:
+    def _put(self, ring: HistoryRing, values: Mapping[str, Any]) -> None:
         if self._file.fd < 0:
             raise ValueError(f"{self._where}: this recorder was closed")
         row = {**values, "number": ring.number + 1, "pad": b""}

@@ -12,10 +12,7 @@ from shmbuffer.memory import counters
 from shmbuffer.memory.item_snapshot import ItemSnapshot
 from shmbuffer.memory.priorities import mass_of
 from shmbuffer.memory.ring import Ring
-from shmbuffer.memory.slots_file import Floats
-
-# Elements in a piece: what is made of them stays in the second cache of a processor.
-_PIECE = 16384
+from shmbuffer.memory.slots_file import PIECE, Floats
 
 
 class Masses(NamedTuple):
@@ -91,7 +88,7 @@ def _weighed(raw: NDArray[np.float64], alpha: float, eps: float) -> Floats:
 
 
 def _pieces(capacity: int, width: int) -> Iterator[tuple[slice, slice]]:
-    step = max(1, _PIECE // width)
+    step = max(1, PIECE // width)
     for first in range(0, capacity, step):
         end = min(first + step, capacity)
         yield slice(first * width, end * width), slice(first, end)

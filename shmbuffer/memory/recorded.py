@@ -20,7 +20,7 @@ _MOST_DIMS = 64
 
 
 def of_buffer(settings: Settings, where: str) -> dict[str, Any]:
-    """What is recorded of the buffer, by the names of its arguments; see `buffers.record`."""
+    """What is recorded of the buffer, by the names of its arguments; see `buffers.description`."""
     return _checked(settings.extra, _OF_BUFFERS, "", where)
 
 

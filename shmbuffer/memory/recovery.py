@@ -34,15 +34,12 @@ from shmbuffer.memory.progress import Progress
 from shmbuffer.memory.recovery_report import RecoveryReport
 from shmbuffer.memory.schema import Schema
 from shmbuffer.memory.settings import Settings, exponent_fits
-from shmbuffer.memory.slots_file import SlotsFile
+from shmbuffer.memory.slots_file import PIECE, SlotsFile
 
 #: A head beyond is believed if there are items near it: nobody writes 10 ** 9 items a second for
 #: 70 years, or so many at once that are not there.
 _MANY_TICKETS = 2**61
 _LARGEST_GAP = 2**40
-
-#: Slots that are looked at together: what is made of their words stays in the cache.
-_PIECE = 16384
 
 
 def recover_directory(
@@ -358,5 +355,5 @@ class _Repair:
         return refused
 
     def _pieces(self) -> Iterator[slice]:
-        for first in range(0, self.capacity, _PIECE):
-            yield slice(first, min(first + _PIECE, self.capacity))
+        for first in range(0, self.capacity, PIECE):
+            yield slice(first, min(first + PIECE, self.capacity))

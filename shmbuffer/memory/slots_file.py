@@ -19,6 +19,9 @@ from shmbuffer.memory.schema import Schema
 
 Floats = NDArray[np.float64]
 
+PIECE = 16384
+"""Slots or elements to look at together: what is made of them stays in the second cache."""
+
 
 class SlotsFile:
     """A view of a slots file, or of a copy of one.

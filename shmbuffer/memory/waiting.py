@@ -194,7 +194,7 @@ class Waiting:
             if self._sides.are_left(self._side, now) and self._passes(why, count, now):
                 native.bypass(True)
                 return
-            self._require_no_knot(why)
+            self._require_no_deadlock(why)
             if now - self._began >= SAY_S and now - self._said >= SAY_S:
                 self._say(f"{self._text(why, count)} (for {now - self._began:.0f} s)", now)
         if limit is not None and now >= limit.deadline:
@@ -275,7 +275,7 @@ class Waiting:
         before, self._full = self._full, state  # looked at twice: what is taken is gone at once
         return before == state
 
-    def _require_no_knot(self, why: Why) -> None:
+    def _require_no_deadlock(self, why: Why) -> None:
         """Both sides wait, each for the other: what they may differ by is too small for them."""
         control = self._seat.control
         runtime = control.runtime[0]

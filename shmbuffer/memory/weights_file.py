@@ -49,7 +49,7 @@ _HEAD = layout.WEIGHTS_HEAD
 _log = logging.getLogger(__name__)
 
 
-class Form:
+class WeightsForm:
     """What weights are made of.
 
     Args:
@@ -103,7 +103,7 @@ class Form:
         return json.dumps([leaf.to_json() for leaf in self.leaves], separators=(",", ":")).encode()
 
     @classmethod
-    def from_json(cls, data: bytes) -> Form:
+    def from_json(cls, data: bytes) -> WeightsForm:
         """Reads what `to_json` wrote; ValueError, KeyError, TypeError where it did not."""
         return cls([Leaf.from_json(one) for one in json.loads(data)])
 
@@ -114,7 +114,7 @@ class Copied(NamedTuple):
     version: int  # of them
     step: int  # as their publisher gave it
     time_ns: int  # when they were published; wall clock
-    form: Form  # what they are made of
+    form: WeightsForm  # what they are made of
     data: NDArray[np.uint8]  # their bytes, the caller's own
 
     def parts(self) -> list[NDArray[np.uint8]]:
@@ -235,7 +235,7 @@ def opened(directory: Directory, *, writable: bool = True) -> WeightsFile | None
 
 def make(directory: Directory, leaves: Sequence[Leaf]) -> None:
     """Makes the file; under init.lock, where there is none."""
-    form, new = Form(leaves), f"{layout.WEIGHTS}.new"
+    form, new = WeightsForm(leaves), f"{layout.WEIGHTS}.new"
     told = form.to_json()
     copies = layout.PAGE + -(-len(told) // layout.PAGE) * layout.PAGE
     directory.unlink(new)
@@ -261,7 +261,7 @@ def recover(directory: Directory) -> None:
         directory.unlink(layout.WEIGHTS)
 
 
-def _head(form: Form, told: bytes, copies: int) -> bytes:
+def _head(form: WeightsForm, told: bytes, copies: int) -> bytes:
     page = np.zeros((), _HEAD)
     page["magic"] = np.void(MAGIC)
     page["format"], page["endian"] = FORMAT, layout.ENDIAN_TAG
@@ -273,7 +273,7 @@ def _head(form: Form, told: bytes, copies: int) -> bytes:
 _SIGNED: int = _HEAD.fields["crc32c"][1]  # type: ignore[index]
 
 
-def _read(file: int, where: Path) -> tuple[Any, Form]:
+def _read(file: int, where: Path) -> tuple[Any, WeightsForm]:
     """Head and form of an open file, checked."""
     size = os.fstat(file).st_size
     page = os.pread(file, layout.PAGE, 0)
@@ -294,7 +294,7 @@ def _read(file: int, where: Path) -> tuple[Any, Form]:
     try:
         if _core.crc32c(told, _core.crc32c(page[:_SIGNED])) != head["crc32c"]:
             raise ValueError("its checksum does not fit")
-        form = Form.from_json(told)
+        form = WeightsForm.from_json(told)
         if size != int(head["copies"]) + 2 * form.nbytes or form.nbytes != head["copy_bytes"]:
             raise ValueError(f"it has {size} bytes")
     except (ValueError, KeyError, TypeError, RecursionError, SchemaMismatchError) as error:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shmbuffer.memory import slots
+from shmbuffer.memory.slots_file import PIECE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,8 +29,6 @@ if TYPE_CHECKING:
     Ints = NDArray[np.int64]
     Floats = NDArray[np.float64]
 
-# Elements that are looked at together; what is made of them stays in the cache.
-_PIECE = 16384
 # Of masses: two priorities may have masses that are rounded the wrong way round.
 _ROUNDING = 1e-9
 
@@ -95,7 +94,7 @@ class MaxPriority:
     def _with_greatest_masses(self, leaving: Ints | None) -> Iterator[Ints]:
         """Slots, some at a time, with the item that has the largest priority among them."""
         width, capacity = self._ring.width, self._ring.capacity
-        step = max(1, _PIECE // width)
+        step = max(1, PIECE // width)
         firsts = range(0, capacity, step)
         tops = np.array([self._masses(first, step, leaving).max() for first in firsts])
         least = tops.max() * (1 - _ROUNDING)

@@ -13,7 +13,7 @@ from tests.memory.rows import Maker, Rows, ring_of, write
 
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(masses, "_PIECE", 4)
+    monkeypatch.setattr(masses, "PIECE", 4)
 
 
 def whole(weighed: Masses) -> tuple[list[float], list[float]]:

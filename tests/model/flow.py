@@ -142,7 +142,7 @@ class Flow(NamedTuple):
         )
 
     def is_told_as_a_knot(self, state: State) -> bool:
-        """As `Waiting._require_no_knot` asks: both sides wait, and none of them could go on."""
+        """As `Waiting._require_no_deadlock` asks: both sides wait, and none of them could go on."""
         living = [client for client in state.clients if client.at != DEAD]
         return (
             {client.side for client in living} == {WRITER, SAMPLER}

@@ -17,7 +17,7 @@ from tests.crash.harness import dies
 
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(maximum, "_PIECE", 4)
+    monkeypatch.setattr(maximum, "PIECE", 4)
 
 
 def within(storage: LazyMemmapStorage | LazyTensorStorage, **options: float) -> ReplayBuffer:

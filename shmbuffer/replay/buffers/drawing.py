@@ -10,7 +10,7 @@ from shmbuffer.numpy.indices import unravel
 from shmbuffer.numpy.keys import GENERATION
 from shmbuffer.replay import pinned
 from shmbuffer.replay.checkpoints import has_its_own
-from shmbuffer.replay.samplers.sampler import draw_key, lanes_of
+from shmbuffer.replay.samplers.sampler import ATTEMPTS, draw_key, lanes_of
 
 if TYPE_CHECKING:
     from shmbuffer.memory import Ring
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from shmbuffer.replay.buffers.prefetch import Batch
 
 _NOT_TAKEN = -1  # for a ticket: nothing came out of the queue
-_ATTEMPTS = 16  # to read what a sampler of somebody else's chose, where other processes write
 
 
 def drawn(plan: Plan, count: int, *, pins: bool) -> Batch:
@@ -36,7 +35,7 @@ def drawn(plan: Plan, count: int, *, pins: bool) -> Batch:
 
 def chosen(plan: Plan, index: Any, known: dict[Any, Any]) -> Batch:
     """The items that a sampler has chosen; it is asked again if one was overwritten meanwhile."""
-    for _ in range(_ATTEMPTS):
+    for _ in range(ATTEMPTS):
         data = _held(plan, index, known)
         if data is not None:
             return data, plan.info.of_choice(index, known)
@@ -44,7 +43,7 @@ def chosen(plan: Plan, index: Any, known: dict[Any, Any]) -> Batch:
             index, known = plan.sampler._again(plan.storage, index)
     raise IndexError(
         f"what the {type(plan.sampler).__name__} chose was written over each of the "
-        f"{_ATTEMPTS} times that it was read; make the buffer larger, or write slower"
+        f"{ATTEMPTS} times that it was read; make the buffer larger, or write slower"
     )
 
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 
 from shmbuffer.errors import ShmBufferError
+from shmbuffer.replay.buffers.description import describe
 from shmbuffer.replay.buffers.plan import Plan
 from shmbuffer.replay.buffers.prefetch import Draws, Prefetcher
-from shmbuffer.replay.buffers.record import record
 from shmbuffer.replay.eager import eager
 from shmbuffer.replay.samplers import PrioritizedSampler, Sampler
 from shmbuffer.replay.samplers.rank import UNKNOWN
@@ -349,7 +349,7 @@ class Parts:
 
     def _make_plan(self) -> Plan:
         """Decide which way the data take, from the parts as they are now."""
-        record(self)
+        describe(self)
         if isinstance(self._sampler, PrioritizedSampler):
             self._sampler.bind(self._storage)
         self._plan = Plan(self)

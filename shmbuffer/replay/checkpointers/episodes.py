@@ -13,7 +13,7 @@ from typing import Any
 
 from tensordict import NonTensorData, PersistentTensorDict, is_non_tensor
 
-from shmbuffer.replay.checkpointers.record import Record
+from shmbuffer.replay.checkpointers.saved_storage import SavedStorage
 from shmbuffer.replay.checkpointers.tensor import TensorStorageCheckpointer
 from shmbuffer.replay.form.nodes import fields
 from shmbuffer.replay.publication import publish_file
@@ -169,7 +169,7 @@ class H5StorageCheckpointer(NestedStorageCheckpointer):
         file = PersistentTensorDict.from_h5(where)
         return file, int(file[LENGTH[0]])
 
-    def _record(self, path: Path) -> Record | None:
+    def _record(self, path: Path) -> SavedStorage | None:
         with _h5py().File(self._file(path)) as file:
             ours = _MARK in file.attrs
         return super()._record(path) if ours else None

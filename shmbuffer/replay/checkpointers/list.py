@@ -13,10 +13,10 @@ import numpy as np
 from shmbuffer.errors import SchemaMismatchError
 from shmbuffer.memory import layout
 from shmbuffer.memory.progress import Progress
-from shmbuffer.replay.checkpointers.record import LIST, Record
 from shmbuffer.replay.checkpointers.record_image import RecordImage, write_records
 from shmbuffer.replay.checkpointers.restoring import require_alone, restored
 from shmbuffer.replay.checkpointers.ring import RingStorageCheckpointer, Written
+from shmbuffer.replay.checkpointers.saved_storage import LIST, SavedStorage
 from shmbuffer.replay.checkpoints import Loaded
 from shmbuffer.replay.compat import compressed
 from shmbuffer.replay.compat.storages import METADATA, read_metadata
@@ -84,7 +84,7 @@ class ListStorageCheckpointer(RingStorageCheckpointer):
         else:
             items, moment = storage.copy_out()
             if self._save_hooks:
-                record = Record.of_moment(moment)
+                record = SavedStorage.of_moment(moment)
                 hooks = partial(
                     self._apply_save_hooks, path=path, shift=record.shift, is_full=record.is_full
                 )
@@ -94,7 +94,7 @@ class ListStorageCheckpointer(RingStorageCheckpointer):
                 streams = layout.stream_of(moment.sources)
                 sources = layout.source_of(np.ones_like(streams), streams)
                 moment = moment._replace(sources=sources)
-        Record.of_moment(moment).write(path, kind=LIST)
+        SavedStorage.of_moment(moment).write(path, kind=LIST)
         return moment
 
     def _loads_buffer(self, storage: Any, engine: Engine, path: Path) -> Loaded:
@@ -105,10 +105,11 @@ class ListStorageCheckpointer(RingStorageCheckpointer):
                 "holds items; load it into a LazyMemmapStorage"
             )
         image, moment = RecordImage.in_memory(ring.records, engine.seat.dictionary())
-        return self._put(storage, Record.of_moment(moment), path, image)._replace(moment=moment)
+        saved = SavedStorage.of_moment(moment)
+        return self._put(storage, saved, path, image)._replace(moment=moment)
 
     def _loads_files(self, storage: Any, path: Path, written: Written) -> Loaded:
-        record = Record.read(path, read_metadata(path), kind=LIST)
+        record = SavedStorage.read(path, read_metadata(path), kind=LIST)
         if record is None:
             raise damaged(path / METADATA, "is not of a list storage")
         return self._put(storage, record, path, RecordImage.in_files(path))
@@ -116,7 +117,7 @@ class ListStorageCheckpointer(RingStorageCheckpointer):
     def _put(
         self,
         storage: Any,
-        record: Record,
+        record: SavedStorage,
         path: Path,
         image: RecordImage | None,
         kept: list[Any] | None = None,
@@ -160,7 +161,7 @@ class ListStorageCheckpointer(RingStorageCheckpointer):
             )
 
     def _read(
-        self, storage: Any, record: Record, path: Path, image: RecordImage | None
+        self, storage: Any, record: SavedStorage, path: Path, image: RecordImage | None
     ) -> list[Any]:
         """What the storage is to keep of the items that were written."""
         if image is not None:
@@ -210,7 +211,7 @@ class CompressedListStorageCheckpointer(ListStorageCheckpointer):
         items = compressed.read_items(path, storage.packing)
         present = np.array([item is not None for item in items], np.bool_)
         cursor, count = (len(items), None) if written is None else written
-        record = Record(len(items), (), present, cursor, count)
+        record = SavedStorage(len(items), (), present, cursor, count)
         kept = [storage.codec.keep(item[0]) for item in items if item is not None]
         return self._put(storage, record, path, None, kept)
 
@@ -218,7 +219,7 @@ class CompressedListStorageCheckpointer(ListStorageCheckpointer):
         return storage.packed, storage.unpacked
 
 
-def _require_number(found: int, record: Record, path: Path) -> None:
+def _require_number(found: int, record: SavedStorage, path: Path) -> None:
     """CorruptBufferError where there are more or fewer items than there should be."""
     expected = int(record.present.sum())
     if found != expected:

@@ -9,8 +9,8 @@ import torch
 
 from shmbuffer.errors import BufferInUseError, SchemaMismatchError
 from shmbuffer.memory import layout
-from shmbuffer.replay.checkpointers.record import Places, Record
 from shmbuffer.replay.checkpointers.saved import Saved
+from shmbuffer.replay.checkpointers.saved_storage import Places, SavedStorage
 from shmbuffer.replay.checkpoints import Loaded
 from shmbuffer.replay.form.nodes import TensorDictNode
 
@@ -53,7 +53,7 @@ def restore(storage: Any, saved: Saved, *, there: bool = False) -> Loaded:
     return restored(storage, record, places)
 
 
-def restored(storage: Any, record: Record, places: Places, *, by_us: bool = False) -> Loaded:
+def restored(storage: Any, record: SavedStorage, places: Places, *, by_us: bool = False) -> Loaded:
     """Say who wrote the items that are there now, and let samplers know of them.
 
     Args:

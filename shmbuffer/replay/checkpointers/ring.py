@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from shmbuffer.memory import Engine
 from shmbuffer.memory.layout import CONTROL
 from shmbuffer.replay.checkpointers.checkpointer import StorageCheckpointerBase, lies_in
-from shmbuffer.replay.checkpointers.record import write_beside
+from shmbuffer.replay.checkpointers.saved_storage import write_beside
 from shmbuffer.replay.checkpoints import Loaded
 
 if TYPE_CHECKING:

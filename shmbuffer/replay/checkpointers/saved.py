@@ -14,7 +14,7 @@ from shmbuffer.memory import Engine, ItemSnapshot, Leaf, Ring
 from shmbuffer.numpy.nodes import LEAF, Node
 from shmbuffer.numpy.nodes import KeyPath as Key
 from shmbuffer.replay.checkpointers.objects import read_objects
-from shmbuffer.replay.checkpointers.record import Record
+from shmbuffer.replay.checkpointers.saved_storage import SavedStorage
 from shmbuffer.replay.compat.folders import (
     Folder,
     objects_of,
@@ -34,14 +34,14 @@ class Saved:
     """A storage as it lies somewhere."""
 
     where: str  # in messages
-    record: Record  # which item is in which slot
+    record: SavedStorage  # which item is in which slot
     node: Node | None  # the form of the data; None where the files do not tell
     # of each leaf its column ``[n, *lanes, *shape]``, a tensor or `Objects`; n is the capacity, or
     # as much as hooks have left. What no buffer stores is left out
     by_key: dict[Key, Any]
 
     @classmethod
-    def of_columns(cls, where: str, record: Record, node: Node, columns: list[Any]) -> Saved:
+    def of_columns(cls, where: str, record: SavedStorage, node: Node, columns: list[Any]) -> Saved:
         """Of columns that are there, in the order of the node's leaves."""
         return cls(where, record, node, dict(zip(node.paths(), columns, strict=True)))
 
@@ -65,14 +65,14 @@ class Saved:
         else:
             columns = [torch.empty_like(column) for column in columns]
             moment = ring.copy_out([column.data_ptr() for column in columns])
-        record = Record.of_moment(moment, leaves)
+        record = SavedStorage.of_moment(moment, leaves)
         return cls.of_columns(str(path), record, leaves.node, columns), moment
 
     @classmethod
     def in_files(cls, path: Path, *, ndim: int, allow_pickle: bool) -> Saved:
         """Look at what is in a directory."""
         found = read_metadata(path)
-        record = Record.read(path, found)
+        record = SavedStorage.read(path, found)
         node: Node | None = None
         if record is not None and record.structure is not None:
             with reading(path / METADATA):
@@ -170,7 +170,7 @@ def blank(column: Any) -> Any:
 
 
 def _of_folder(
-    folder: Folder, record: Record, node: Node | None, allow_pickle: bool
+    folder: Folder, record: SavedStorage, node: Node | None, allow_pickle: bool
 ) -> tuple[Node, dict[Key, Any]]:
     """Form and columns of tensordict's files; ``node`` is the form, where we remember it."""
     path = folder.path
@@ -193,12 +193,12 @@ def _of_folder(
     return node, columns
 
 
-def _first_slots(shape: tuple[int, ...], found: dict[str, Any], path: Path) -> Record:
+def _first_slots(shape: tuple[int, ...], found: dict[str, Any], path: Path) -> SavedStorage:
     """What TorchRL knows: items are in the first ``len`` places."""
     try:
         slots, *lanes = shape
         width = int(np.prod(lanes, dtype=np.int64))
-        return Record(slots, tuple(lanes), np.arange(slots) < -(-int(found["len"]) // width))
+        return SavedStorage(slots, tuple(lanes), np.arange(slots) < -(-int(found["len"]) // width))
     except (KeyError, TypeError, ValueError) as error:
         raise damaged(
             path, f"a storage of shape {list(shape)} makes no sense ({error!r})"

@@ -13,10 +13,10 @@ from tensordict import TensorDict
 from shmbuffer.replay.checkpointers.checkpointer import lies_in
 from shmbuffer.replay.checkpointers.columns import copied, make_columns
 from shmbuffer.replay.checkpointers.objects import write_objects
-from shmbuffer.replay.checkpointers.record import Record
 from shmbuffer.replay.checkpointers.restoring import restore
 from shmbuffer.replay.checkpointers.ring import RingStorageCheckpointer, Written
 from shmbuffer.replay.checkpointers.saved import Saved
+from shmbuffer.replay.checkpointers.saved_storage import SavedStorage
 from shmbuffer.replay.checkpoints import Loaded
 from shmbuffer.replay.compat.folders import require_no_pickle
 from shmbuffer.replay.compat.storages import pytree_metadata, read_metadata
@@ -72,7 +72,7 @@ class TensorStorageCheckpointer(RingStorageCheckpointer):
         if self._save_hooks or folder is None:
             return self._dumps_through_hooks(rows, path, folder)
         moment, columns = copied(rows, folder, named=True)
-        record = Record.of_moment(moment, rows.leaves)
+        record = SavedStorage.of_moment(moment, rows.leaves)
         write_objects(
             folder,
             rows.leaves,
@@ -128,10 +128,10 @@ class TensorStorageCheckpointer(RingStorageCheckpointer):
         require_no_pickle(path)
         return TensorDict.load_memmap(path), int(read_metadata(path)["len"])
 
-    def _record(self, path: Path) -> Record | None:
+    def _record(self, path: Path) -> SavedStorage | None:
         """What we have remembered beside the data; None where others wrote them."""
         try:
-            return Record.read(path, read_metadata(path))
+            return SavedStorage.read(path, read_metadata(path))
         except (FileNotFoundError, NotADirectoryError):  # the data are in a file of their own
             return None
 
@@ -141,7 +141,7 @@ class TensorStorageCheckpointer(RingStorageCheckpointer):
         leaves = rows.leaves
         scratch = path.parent if folder is None else folder
         moment, columns = copied(rows, scratch, named=False)
-        record = Record.of_moment(moment, leaves)
+        record = SavedStorage.of_moment(moment, leaves)
         lead = (record.slots, *record.lanes)
         data = leaves.node.build(iter(columns), lead, torch.device("cpu"))
         data = self._apply_save_hooks(data, path, shift=record.shift, is_full=record.is_full)
@@ -173,7 +173,7 @@ class TensorStorageCheckpointer(RingStorageCheckpointer):
         record = self._record(path)
         if record is None or record.extent > count or record.lanes != leaves.lanes:
             width = int(np.prod(leaves.lanes, dtype=np.int64))
-            record = Record(count, leaves.lanes, np.arange(count) < length // width)
+            record = SavedStorage(count, leaves.lanes, np.arange(count) < length // width)
         node = leaves.node
         if record.structure is not None:  # it knows of classes, which hooks give as TensorDicts
             remembered = structure.from_json(record.structure)

@@ -5,7 +5,7 @@
     <key>/<key>.memmap       of a PyTree, which has no meta.json: one for each of its tensors
 
 TorchRL knows a length: items are in the first slots. What else is remembered of a storage is under
-our key, and beside; see `checkpointers.record`.
+our key, and beside; see `checkpointers.saved_storage`.
 """
 
 from __future__ import annotations

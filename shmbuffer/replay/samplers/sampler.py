@@ -17,6 +17,8 @@ from shmbuffer.replay.samplers.rank import UNKNOWN, mixed, rank_of_draws
 from shmbuffer.replay.storages.ring_backed import RingBacked
 
 NOTHING_THERE = "Cannot sample from an empty storage: write something into it first"
+ATTEMPTS = 16
+"""How often a draw is made again, where others write over what it chose, before it gives up."""
 
 
 class WithOrWithout(type):

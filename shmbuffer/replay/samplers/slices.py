@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from shmbuffer.numpy.keys import GENERATION, WEIGHT_KEYS
-from shmbuffer.replay.samplers.sampler import Sampler, WithOrWithout, ask_rank, drawn_by, in_storage
+from shmbuffer.replay.samplers.sampler import (
+    ATTEMPTS,
+    Sampler,
+    WithOrWithout,
+    ask_rank,
+    drawn_by,
+    in_storage,
+)
 from shmbuffer.replay.samplers.slicing.boundaries import DONE, Boundaries
 from shmbuffer.replay.samplers.slicing.cutting import Cuts, Side, Span, places, rows_of
 from shmbuffer.replay.samplers.slicing.marks import Marks
@@ -21,7 +28,6 @@ if TYPE_CHECKING:
     from shmbuffer.replay.samplers.slicing.entries import Key
     from shmbuffer.replay.samplers.slicing.trajectories import Trajectories
 
-_ATTEMPTS = 16  # to choose slices that nobody writes over meanwhile
 _NUMBERS = 2**62  # random numbers below this, modulo what is wanted: the bias is below 2**-30
 _SHOWN = (
     *("num_slices", "slice_len", "end_key", "end_keys", "traj_key", "truncated_key"),
@@ -240,7 +246,7 @@ class SliceSampler(Sampler, metaclass=WithOrWithout):
         """Choose slices that are still there once their flags were read."""
         ask_rank(self, storage)
         ring, position = ring_of(storage), self._position()
-        for _ in range(_ATTEMPTS):
+        for _ in range(ATTEMPTS):
             bounds = self._boundaries.of(storage)
             table = bounds.table
             cuts = choose(table)
@@ -257,7 +263,7 @@ class SliceSampler(Sampler, metaclass=WithOrWithout):
             self._rewind(position)
         else:
             raise RuntimeError(
-                f"slices were written over each of the {_ATTEMPTS} times that they were chosen; "
+                f"slices were written over each of the {ATTEMPTS} times that they were chosen; "
                 "make the buffer larger, or write slower"
             )
         if cuts.weights is not None:

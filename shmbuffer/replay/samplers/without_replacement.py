@@ -19,7 +19,7 @@ from shmbuffer.replay.samplers.passes import (
     wait_for,
 )
 from shmbuffer.replay.samplers.rank import Share, require_rank, share_rank
-from shmbuffer.replay.samplers.sampler import Sampler, ask_rank, drawn_by, lanes_of
+from shmbuffer.replay.samplers.sampler import ATTEMPTS, Sampler, ask_rank, drawn_by, lanes_of
 from shmbuffer.replay.storages.indexing import ravel
 from shmbuffer.replay.storages.storage import ring_of
 
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from shmbuffer.memory import Ring
     from shmbuffer.replay.checkpoints import Loaded
     from shmbuffer.replay.samplers.arrays import Ints
-
-_ATTEMPTS = 16  # to find enough, where others empty and fill, before a draw gives up
 
 
 class SamplerWithoutReplacement(Sampler):
@@ -131,7 +129,7 @@ class SamplerWithoutReplacement(Sampler):
         now, whole = self._pass, batch_size if self.drop_last else min(batch_size, 1)
         if now.order is None or self._has_changed(storage, ring, now):
             now = self._new_pass(storage, ring, batch_size)
-        for _ in range(_ATTEMPTS):
+        for _ in range(ATTEMPTS):
             drawn = held_next(ring, now, batch_size)
             if drawn is not None and len(drawn.elements) >= whole:
                 break
@@ -140,7 +138,7 @@ class SamplerWithoutReplacement(Sampler):
                 now = self._new_pass(storage, ring, batch_size)
         else:
             raise EmptyBufferError(
-                f"no batch of {batch_size} could be drawn in {_ATTEMPTS} attempts: others empty "
+                f"no batch of {batch_size} could be drawn in {ATTEMPTS} attempts: others empty "
                 "the storage, or write over what is there, all the time; make it larger, or draw "
                 "fewer"
             )

@@ -10,7 +10,7 @@ import torch
 
 from shmbuffer.errors import EmptyBufferError
 from shmbuffer.replay.samplers.passes import wait_for_items
-from shmbuffer.replay.samplers.sampler import lanes_of
+from shmbuffer.replay.samplers.sampler import ATTEMPTS, lanes_of
 from shmbuffer.replay.samplers.slicing.entries import (
     Entries,
     Key,
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from shmbuffer.memory import Ring
     from shmbuffer.numpy.nodes import KeyPath
 
-_ATTEMPTS = 16  # to read objects that other threads write over
 _EMPTY = "the storage is empty: write something before sampling"
 DONE: KeyPath = ("next", "done")
 #: Where ids of trajectories are looked for; the first one is what TorchRL's collectors write.
@@ -134,12 +133,12 @@ class Boundaries:
                 return seen
             if isinstance(entries, RecordEntries) and ring is not None and entries.is_current(ring):
                 return seen
-        for attempt in range(_ATTEMPTS):
+        for attempt in range(ATTEMPTS):
             try:
                 found = self._find(storage, ring, mover, moment)
                 break
             except IndexError:  # an object that another thread began to write over meanwhile
-                if rows is not None or ring is None or attempt == _ATTEMPTS - 1:
+                if rows is not None or ring is None or attempt == ATTEMPTS - 1:
                     raise
         self._seen = found
         return found

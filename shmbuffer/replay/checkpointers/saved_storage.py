@@ -53,7 +53,7 @@ class Places(NamedTuple):
 
 
 @dataclass
-class Record:
+class SavedStorage:
     """A storage at one moment.
 
     Attributes:
@@ -79,7 +79,7 @@ class Record:
     head: int | None = None
 
     @classmethod
-    def of_moment(cls, moment: ItemSnapshot, leaves: Leaves | None = None) -> Record:
+    def of_moment(cls, moment: ItemSnapshot, leaves: Leaves | None = None) -> SavedStorage:
         """What a save keeps of a moment; also of a list, which has no leaves."""
         slots = len(moment.tickets)
         return cls(
@@ -173,7 +173,9 @@ class Record:
         write_json(folder / METADATA, content)
 
     @classmethod
-    def read(cls, folder: Path, found: dict[str, Any], *, kind: str = TENSORS) -> Record | None:
+    def read(
+        cls, folder: Path, found: dict[str, Any], *, kind: str = TENSORS
+    ) -> SavedStorage | None:
         """What we have remembered; None where another program wrote ``found`` last."""
         ours = found.get(OURS)
         if ours is None:

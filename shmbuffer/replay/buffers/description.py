@@ -1,4 +1,4 @@
-"""What a buffer says of itself in its directory, so that ``attach`` makes the same again."""
+"""The description of a buffer in its directory, from which ``attach`` makes the same again."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from shmbuffer.memory import Settings
 
 
-def record(buffer: Any) -> None:
-    """Records in the buffer's directory what kind of buffer it is, unless it is recorded already.
+def describe(buffer: Any) -> None:
+    """Writes into the buffer's directory what kind of buffer it is, unless that is there already.
 
     Cost: nothing where the storage is not in a directory; else a file lock, once.
     """
@@ -32,18 +32,18 @@ def record(buffer: Any) -> None:
 
 
 def _described(buffer: Any, settings: Settings) -> Settings:
-    """With what is to be recorded of a buffer; None: it is gone."""
+    """With the description of a buffer; None: it is gone."""
     if buffer is None:
         return settings
     if "buffer" not in settings.extra:
-        settings = replace(settings, extra={**settings.extra, **_describe(buffer)})
+        settings = replace(settings, extra={**settings.extra, **_content(buffer)})
     sampler = buffer.sampler
     if settings.alpha is None and isinstance(sampler, PrioritizedSampler):
         settings = replace(settings, alpha=sampler.alpha, eps=sampler.eps)
     return settings
 
 
-def _describe(buffer: Any) -> dict[str, Any]:
+def _content(buffer: Any) -> dict[str, Any]:
     sampler, writer = buffer.sampler, buffer.writer
     return {
         "buffer": buffer.family,
