@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from shmbuffer.errors import BufferNotFoundError, ShmBufferError
 from shmbuffer.memory import layout, weights_file
 from shmbuffer.memory.locks import Lock
+from shmbuffer.memory.path_checks import explained
 from shmbuffer.memory.region import Directory
 from shmbuffer.memory.schema import ITEMSIZES, RAW, Leaf
 from shmbuffer.memory.seat import Seat
@@ -72,10 +73,15 @@ def publish(
             if not directory.exists(layout.WEIGHTS):
                 weights_file.make(directory, leaves)
         lock = _locked(directory, timeout)
+    file, where = seat.weights, directory.path / layout.WEIGHTS
     with lock:
-        file, found = seat.weights, os.fstat(lock.fd)
+        with explained(where):
+            found = os.fstat(lock.fd)
         if file is None or file.identity != (found.st_dev, found.st_ino):
-            file = seat.weights = WeightsFile(lock.fd, directory.path / layout.WEIGHTS)
+            # Of another descriptor: a map keeps the lock of its own, also in a forked child.
+            file = seat.weights = weights_file.opened(directory)
+            if file is None:
+                raise BufferNotFoundError(f"{where}: was removed just now; publish again")
         return file.publish(file.form.in_order(leaves, addresses, file.where), step)
 
 

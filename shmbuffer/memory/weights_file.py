@@ -16,6 +16,7 @@ torn: its checksum tells, recovery takes it out, and the version before counts i
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -141,12 +142,15 @@ class WeightsFile:
 
     def __init__(self, file: int, where: Path, *, writable: bool = True) -> None:
         self.where = where
-        head, self.form = _read(file, where)
-        self._copies, self._bytes = int(head["copies"]), self.form.nbytes
-        found = os.fstat(file)
+        with explained(where):
+            found = os.fstat(file)
+        if found.st_size < layout.PAGE:
+            raise _foreign(where)
         self.identity = (found.st_dev, found.st_ino)
         with explained(where, needed=found.st_size, free=free_memory_bytes):
             mapped: Any = _core.Map(file, found.st_size, writable)
+        head, self.form = _read(memoryview(mapped), where)
+        self._copies, self._bytes = int(head["copies"]), self.form.nbytes
         self._map = mapped
         page = np.frombuffer(mapped, np.uint8)[: _HEAD.itemsize].view(_HEAD)
         self._newest: memoryview = page["newest"].data
@@ -243,7 +247,7 @@ def make(directory: Directory, leaves: Sequence[Leaf]) -> None:
         head = _head(form, told, copies)
         with explained(directory.path / new, needed=len(head)):
             if os.pwrite(file.fd, head, 0) != len(head):
-                raise OSError("only a part of the head could be written")
+                raise OSError(errno.EIO, "only a part could be written")
         _core.reached("weights.head")
     directory.rename(new, layout.WEIGHTS)
     _core.reached("weights.named")
@@ -257,7 +261,8 @@ def recover(directory: Directory) -> None:
         for version in [] if found is None else found.drop_damaged():
             _log.warning("%s: version %d was torn and is left out; publish again", where, version)
     except (FormatError, CorruptBufferError) as error:
-        _log.warning("%s; it is removed: publish again", error)
+        why = str(error)  # a handler that keeps the error keeps its maps
+        _log.warning("%s; it is removed: publish again", why)
         directory.unlink(layout.WEIGHTS)
 
 
@@ -273,12 +278,15 @@ def _head(form: WeightsForm, told: bytes, copies: int) -> bytes:
 _SIGNED: int = _HEAD.fields["crc32c"][1]  # type: ignore[index]
 
 
-def _read(file: int, where: Path) -> tuple[Any, WeightsForm]:
-    """Head and form of an open file, checked."""
-    size = os.fstat(file).st_size
-    page = os.pread(file, layout.PAGE, 0)
-    if len(page) < layout.PAGE or page[: len(MAGIC)] != MAGIC:
-        raise FormatError(f"{where}: not a file of weights; nothing was changed", path=str(where))
+def _foreign(where: Path) -> FormatError:
+    return FormatError(f"{where}: not a file of weights; nothing was changed", path=str(where))
+
+
+def _read(data: memoryview, where: Path) -> tuple[Any, WeightsForm]:
+    """Head and form of a mapped file, checked."""
+    page = bytes(data[: _HEAD.itemsize])
+    if not page.startswith(MAGIC):
+        raise _foreign(where)
     head = np.frombuffer(page, _HEAD, 1)[0]
     if head["format"] != FORMAT or head["endian"] != layout.ENDIAN_TAG:
         raise IncompatibleVersionError(
@@ -290,13 +298,13 @@ def _read(file: int, where: Path) -> tuple[Any, WeightsForm]:
             found=int(head["format"]),
             expected=FORMAT,
         )
-    told = os.pread(file, min(int(head["form_bytes"]), layout.SCHEMA_LIMIT), layout.PAGE)
+    told = bytes(data[layout.PAGE : layout.PAGE + int(head["form_bytes"])])
     try:
         if _core.crc32c(told, _core.crc32c(page[:_SIGNED])) != head["crc32c"]:
             raise ValueError("its checksum does not fit")
         form = WeightsForm.from_json(told)
-        if size != int(head["copies"]) + 2 * form.nbytes or form.nbytes != head["copy_bytes"]:
-            raise ValueError(f"it has {size} bytes")
+        if len(data) != int(head["copies"]) + 2 * form.nbytes or form.nbytes != head["copy_bytes"]:
+            raise ValueError(f"it has {len(data)} bytes")
     except (ValueError, KeyError, TypeError, RecursionError, SchemaMismatchError) as error:
         raise CorruptBufferError(
             f"{where}: the file of the weights is damaged ({error}); remove it while no process "

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -105,6 +107,29 @@ def test_weights_are_there_after_everybody_was_killed(survivor: Engine, point: s
         done = point == "weights.published"
         assert number_in(newest(engine)) == (9 if done else 1)
         assert publish(engine, 2) == 2 + done
+
+
+def test_the_lock_of_a_killed_publisher_is_free_though_its_child_lives(survivor: Engine) -> None:
+    """The child has the map of the parent, and a map keeps the lock of what it was made from."""
+    hear, say = os.pipe()
+
+    def victim() -> None:
+        engine = Engine.open(path_of(survivor), None)
+        (told, tell), (never, _) = os.pipe(), os.pipe()
+        _core.arm("weights.copied", "pause", notify_fd=tell, wait_fd=never)
+        threading.Thread(target=_publish, args=(engine,), daemon=True).start()
+        os.read(told, 1)
+        if os.fork():
+            os.kill(os.getpid(), signal.SIGKILL)
+        os.read(hear, 1)
+
+    assert ended(fork(victim)) == -signal.SIGKILL
+    try:
+        assert publish(survivor, 4, timeout=0) == 1
+    finally:
+        os.write(say, b".")
+        os.close(hear)
+        os.close(say)
 
 
 @pytest.mark.parametrize("point", READING)

@@ -19,6 +19,8 @@ SCENARIOS: dict[str, type[Scenario]] = {
         upkeep.RecoverCopy,
         upkeep.Flush,
         upkeep.Dictionary,
+        upkeep.PublishFirst,
+        upkeep.Publish,
         upkeep.ChangeSettings,
         joining.Close,
         upkeep.Remove,

@@ -27,6 +27,7 @@ from tests.crash.harness import (
     write,
 )
 from tests.faults.scenario import AT_ONCE, ITEMS, NOTHING, Scenario, require_items
+from tests.memory.carried import newest, number_in, publish
 
 
 class Recover(Scenario):
@@ -106,6 +107,42 @@ class Dictionary(Scenario):
         with self.open() as engine:
             assert engine.seat.dictionary() in (None, b"words" * 100)
         super().look_afterwards()
+
+
+class PublishFirst(Scenario):
+    """The first weights are published, and read by another client."""
+
+    holds = "/.shmbuffer/weights"
+
+    def prepare(self) -> None:
+        self.engine = self.keep(self.filled())
+        self.other = self.keep(self.open())
+
+    def act(self) -> None:
+        publish(self.engine, 7, timeout=AT_ONCE)
+        assert number_in(newest(self.other)) == 7
+
+    def is_done(self) -> bool:
+        return number_in(newest(self.other)) == 7
+
+    def again(self) -> None:
+        self.act()
+        self.require_whole(self.other)
+
+    def look_afterwards(self) -> None:
+        with self.open() as engine:
+            assert newest(engine) is None or number_in(newest(engine)) == 7
+            publish(engine, 8, timeout=AT_ONCE)
+            assert number_in(newest(engine)) == 8
+        super().look_afterwards()
+
+
+class Publish(PublishFirst):
+    """Weights are published where there were others."""
+
+    def prepare(self) -> None:
+        super().prepare()
+        publish(self.engine, 7)
 
 
 class ChangeSettings(Scenario):
