@@ -9,7 +9,17 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from shmbuffer import AttachTimeout, BufferClosedError, SchemaMismatchError
+from shmbuffer import (
+    AttachTimeout,
+    BufferClosedError,
+    LazyMemmapStorage,
+    ReplayBuffer,
+    RingOverrunError,
+    SchemaMismatchError,
+)
+from shmbuffer.memory import Engine
+from shmbuffer.numpy import attach
+from tests.crash.harness import stopped_at
 from tests.numpy.conftest import Directory
 
 GOOD = {"obs": np.zeros((2, 3), np.float32), "next": {"a": np.zeros(2, np.int16)}}
@@ -165,3 +175,77 @@ def test_where_there_is_no_buffer_an_attach_says_so(directory: Directory) -> Non
         directory.arrays(timeout=-1)
     with pytest.raises(ValueError, match="role is one of client, collector"):
         directory.arrays(role="actor")
+
+
+MORE: dict[str, tuple[Any, type[Exception], str]] = {
+    "fewer priorities than items": (
+        {**GOOD, "td_error": np.ones(3)},
+        ValueError,
+        "3 priorities were given for 2 items; nothing was changed",
+    ),
+    "items that are text": ([{"obs": "x", "next": {"a": 1}}], TypeError, "'x' in the data is not"),
+    "items of two kinds": (
+        [{"obs": np.zeros(3)}, np.zeros(3)],
+        RuntimeError,
+        r"the item is an array float64\[3\] at position 1 and a dict with the keys \['obs'\]",
+    ),
+    "a dtype of NumPy's own": (
+        changed(("obs",), np.zeros((2, 3), "M8[s]")),
+        SchemaMismatchError,
+        r"leaf 'obs' is float32\[2, 3\], this write has datetime64",
+    ),
+}
+
+
+@pytest.mark.parametrize(("data", "kind", "words"), MORE.values(), ids=MORE.keys())
+def test_a_later_batch_that_cannot_be_is_an_error_and_writes_nothing(
+    data: Any, kind: type[Exception], words: str, directory: Directory
+) -> None:
+    directory.create(alpha=0.6)
+    arrays = directory.arrays()
+    arrays.extend(GOOD)
+    with pytest.raises(kind, match=words):
+        arrays.extend(data)
+    assert len(arrays) == 2
+
+
+def test_a_key_that_only_this_process_has_is_refused(directory: Directory) -> None:
+    storage = LazyMemmapStorage(8, scratch_dir=directory.path, shared_init=True)
+    with ReplayBuffer(storage=storage):
+        arrays = directory.arrays()
+        with pytest.raises(TypeError, match=r"has the key <object object .*leave it out"):
+            arrays.extend({object(): np.zeros(2)})
+        with pytest.raises(RuntimeError, match=r"part 1 of the item is an array .* at position 1"):
+            arrays.extend([(0, np.zeros(1)), (0, np.zeros(2))])
+        assert arrays.dtypes == {}
+
+
+def test_where_slots_have_lanes_streams_are_one_for_all(directory: Directory) -> None:
+    directory.create(ndim=2)
+    arrays = directory.arrays()
+    with pytest.raises(ValueError, match="each lane of a slot is followed for itself already"):
+        arrays.extend({"a": np.zeros((2, 4))}, streams=[0, 1])
+    with pytest.raises(ValueError, match=r"stream_dim=0 on a storage with ndim=2"):
+        arrays.extend({"a": np.zeros((2, 4))}, stream_dim=0)
+    arrays.extend({"a": np.zeros((2, 4))}, streams=3)
+    with pytest.raises(IndexError, match="an index of this storage has 2 coordinates"):
+        arrays.update_priority(np.zeros((2, 3), np.int64), np.ones(2))
+
+
+def test_a_slot_that_a_living_writer_fills_is_an_error_that_names_it(directory: Directory) -> None:
+    directory.create(capacity=4)
+    arrays = directory.arrays()
+    arrays.extend({"a": np.zeros(4)})
+
+    def write(_: Engine) -> None:
+        with attach(directory.path) as other:
+            other.extend({"a": np.ones(2)})
+
+    with stopped_at(directory.path, "write.claimed", write) as pid:
+        with pytest.raises(
+            RingOverrunError, match=rf"process {pid} \(running\) is still writing a slot of ours"
+        ):
+            arrays.extend({"a": np.zeros(4)}, timeout=0.05)
+        assert len(arrays) == 2
+    arrays.extend({"a": np.zeros(4)})
+    assert len(arrays) == 4
