@@ -201,17 +201,17 @@ static PyObject *core_move_pieces(PyObject *Py_UNUSED(module), PyObject *args) {
     Py_RETURN_NONE;
 }
 
-/* order(sources, count, start, order, rows): uint64[count] as int64[count] each -> (source, count) of each group */
+/* order(sources, count, start, order, rows): uint64[count] as int32[count] each -> (source, count) of each group */
 static PyObject *core_order(PyObject *Py_UNUSED(module), PyObject *args) {
     unsigned long long sources, count, start, order, rows;
     if (!PyArg_ParseTuple(args, "KKKKK:order", &sources, &count, &start, &order, &rows)) return NULL;
-    if (start > count) return PyErr_Format(PyExc_ValueError, "order: slot %llu of %llu", start, count);
+    if (start > count || count > INT32_MAX) return PyErr_Format(PyExc_ValueError, "order: slot %llu of %llu", start, count);
     struct shmb_group *groups = NULL;
     uint64_t n = 0;
     bool done;
     Py_BEGIN_ALLOW_THREADS
-    done = shmb_order((const uint64_t *)(uintptr_t)sources, count, start, (int64_t *)(uintptr_t)order,
-                      (int64_t *)(uintptr_t)rows, &groups, &n);
+    done = shmb_order((const uint64_t *)(uintptr_t)sources, count, start, (int32_t *)(uintptr_t)order,
+                      (int32_t *)(uintptr_t)rows, &groups, &n);
     Py_END_ALLOW_THREADS
     if (!done) return PyErr_NoMemory();
     PyObject *found = PyBytes_FromStringAndSize((const char *)groups, (Py_ssize_t)(n * sizeof *groups));

@@ -13,7 +13,7 @@
 #include "layout.h"
 
 #define FIRST_GROUPS 64u /* a power of two */
-#define LINE 8
+#define LINE 16
 
 /* Groups in the order in which they were met, and a table that finds them by source: 1 + number, at most half full. */
 struct known {
@@ -61,12 +61,12 @@ static inline int64_t number_of(struct known *known, uint64_t source) {
     return (int64_t)known->n - 1;
 }
 
-static bool count_groups(struct known *known, const uint64_t *sources, uint64_t from, uint64_t end, int64_t *numbers) {
+static bool count_groups(struct known *known, const uint64_t *sources, uint64_t from, uint64_t end, int32_t *numbers) {
     for (uint64_t slot = from; slot < end; slot++) {
         int64_t number = number_of(known, __atomic_load_n(&sources[slot], __ATOMIC_RELAXED));
         if (number < 0) return false;
         known->groups[number].count++;
-        numbers[slot] = number;
+        numbers[slot] = (int32_t)number;
     }
     return true;
 }
@@ -75,19 +75,19 @@ static bool count_groups(struct known *known, const uint64_t *sources, uint64_t 
  * gets is put down a line at a time. */
 struct line {
     int64_t first, next; /* rows */
-    int64_t slots[LINE];
+    int32_t slots[LINE];
 };
 
-static void put_down(struct line *line, int64_t *order) {
+static void put_down(struct line *line, int32_t *order) {
     int64_t begin = (line->next - 1) / LINE * LINE, from = begin < line->first ? line->first : begin;
     memcpy(&order[from], &line->slots[from - begin], (size_t)(line->next - from) * sizeof *order);
 }
 
-static void put_in_order(uint64_t from, uint64_t end, struct line *lines, int64_t *order, int64_t *rows) {
+static void put_in_order(uint64_t from, uint64_t end, struct line *lines, int32_t *order, int32_t *rows) {
     for (uint64_t slot = from; slot < end; slot++) {
         struct line *line = &lines[rows[slot]];
-        rows[slot] = line->next++;
-        line->slots[rows[slot] % LINE] = (int64_t)slot;
+        rows[slot] = (int32_t)line->next;
+        line->slots[line->next++ % LINE] = (int32_t)slot;
         if (line->next % LINE == 0) put_down(line, order);
     }
 }
@@ -122,7 +122,7 @@ static bool sort_groups(const struct known *known, struct shmb_group *sorted) {
 
 /* Of slots 0 to count, of which `start` is the oldest. Groups come by stream, then by age, and are the caller's to free. False: there
  * is no memory. */
-bool shmb_order(const uint64_t *sources, uint64_t count, uint64_t start, int64_t *order, int64_t *rows,
+bool shmb_order(const uint64_t *sources, uint64_t count, uint64_t start, int32_t *order, int32_t *rows,
                 struct shmb_group **groups, uint64_t *n_groups) {
     struct known known = {0};
     bool done = grow(&known) && count_groups(&known, sources, start, count, rows) &&

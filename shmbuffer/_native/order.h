@@ -11,7 +11,8 @@ struct shmb_group {
     uint64_t source, count;
 };
 
-bool shmb_order(const uint64_t *sources, uint64_t count, uint64_t start, int64_t *order, int64_t *rows,
+/* Of at most INT32_MAX slots: half the memory is half the time. */
+bool shmb_order(const uint64_t *sources, uint64_t count, uint64_t start, int32_t *order, int32_t *rows,
                 struct shmb_group **groups, uint64_t *n_groups);
 
 #endif

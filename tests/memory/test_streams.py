@@ -173,7 +173,7 @@ def test_slots_are_put_in_order_by_stream_source_and_age(seed: int) -> None:
     known = layout.source_of(writers, random.integers(0, 4, some).astype(np.uint64))
     known[0] = 2**64 - 1  # of nobody
     sources = known[random.integers(0, some, count)]
-    order, rows = np.empty(count, np.int64), np.empty(count, np.int64)
+    order, rows = np.empty(count, np.int32), np.empty(count, np.int32)
     found = _core.order(sources.ctypes.data, count, start, order.ctypes.data, rows.ctypes.data)
     groups = np.frombuffer(found, np.uint64).reshape(-1, 2)
     ages = (np.arange(count) - start) % max(count, 1)
@@ -191,5 +191,7 @@ def test_slots_are_put_in_order_by_stream_source_and_age(seed: int) -> None:
 def test_an_order_begins_at_one_of_its_slots() -> None:
     with pytest.raises(ValueError, match="order: slot 3 of 2"):
         _core.order(0, 2, 3, 0, 0)
+    with pytest.raises(ValueError, match="order: slot 0 of 2147483648"):
+        _core.order(0, 2**31, 0, 0, 0)
     with pytest.raises(TypeError):
         _core.order(0, 2)  # type: ignore[call-arg]

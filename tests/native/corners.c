@@ -148,7 +148,7 @@ static void an_order_of_sources(void) {
         for (uint64_t groups = 1; groups <= count + 1; groups *= 3) {
             uint64_t start = count ? count / 3 : 0, n = 0, seen = 0;
             uint64_t *sources = malloc(count * sizeof *sources + 1);
-            int64_t *order = malloc(count * sizeof *order + 1), *rows = malloc(count * sizeof *rows + 1);
+            int32_t *order = malloc(count * sizeof *order + 1), *rows = malloc(count * sizeof *rows + 1);
             struct shmb_group *found = NULL;
             for (uint64_t i = 0; i < count; i++) sources[i] = shmb_source(7 + i % groups % 3, (uint32_t)(i % groups / 3));
             right(shmb_order(sources, count, start, order, rows, &found, &n), "there is memory");
@@ -156,7 +156,7 @@ static void an_order_of_sources(void) {
                 right(group == 0 || found[group - 1].source < found[group].source, "groups come by source");
                 for (uint64_t i = 0; i < found[group].count; i++, seen++) {
                     uint64_t slot = (uint64_t)order[seen], age = (slot + count - start) % count;
-                    right(sources[slot] == found[group].source && rows[slot] == (int64_t)seen, "a slot is in its group");
+                    right(sources[slot] == found[group].source && rows[slot] == (int32_t)seen, "a slot is in its group");
                     right(i == 0 || ((uint64_t)order[seen - 1] + count - start) % count < age, "the oldest is the first");
                 }
             }

@@ -189,7 +189,7 @@ class Boundaries:
         entries: Entries,
         slots: int,
         grid: Grid | None = None,
-        order: NDArray[np.int64] | None = None,
+        order: NDArray[Any] | None = None,
     ) -> Ends | Steps:
         """What the items say, or what was given for them."""
         if self._given_ends is not None:

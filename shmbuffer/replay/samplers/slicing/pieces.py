@@ -18,16 +18,19 @@ both of them crosses it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from shmbuffer._native import _core
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from shmbuffer.memory import Ring
     from shmbuffer.replay.samplers.arrays import Flags, Ints
 
+_MOST = 2**31 - 1  # slots that the core puts in order
 _NOBODY = np.uint64(2**64 - 1)  # no source: the last number of a writer, which nobody gets
 
 
@@ -114,10 +117,10 @@ class TrajectoryPieces(NamedTuple):
 class Ordered(NamedTuple):
     """The same, where items that follow each other do not lie side by side: each row by itself."""
 
-    order: Ints
-    """int64 ``[rows]``: the cell of each."""
-    rows: Ints
-    """int64 ``[cells]``: the row of each; -1 where there is none."""
+    order: NDArray[Any]
+    """int32 or int64 ``[rows]``: the cell of each."""
+    rows: NDArray[Any]
+    """The same ``[cells]``: the row of each; -1 where there is none."""
     counts: Ints
     """int64 ``[pieces]``: how many rows; a trajectory ends with the last of them."""
 
@@ -133,15 +136,15 @@ class Ordered(NamedTuple):
 
     def cells(self) -> Ints:
         """See `TrajectoryPieces.cells`."""
-        return self.order
+        return self.order.astype(np.int64)
 
     def cells_of(self, rows: Ints, first_rows: Ints) -> Ints:
         """See `TrajectoryPieces.cells_of`."""
-        return self.order[rows]
+        return self.order[rows].astype(np.int64)
 
     def rows_of(self, cells: Ints, first_rows: Ints) -> Ints:
         """See `TrajectoryPieces.rows_of`."""
-        return self.rows[cells]
+        return self.rows[cells].astype(np.int64)
 
     def reach(self) -> int:
         """See `TrajectoryPieces.reach`."""
@@ -188,12 +191,8 @@ def look(ring: Ring, *, by_age: bool) -> tuple[Grid, Pieces, int]:
         return grid, TrajectoryPieces(first, end - first, np.ones(len(first), np.bool_)), head
     if there is not None:
         sources = np.where(there, sources, _NOBODY)
-    order, rows = np.empty(reached, np.int64), np.empty(reached, np.int64)
-    found = _core.order(
-        sources.ctypes.data, reached, grid.start, order.ctypes.data, rows.ctypes.data
-    )
-    groups = np.frombuffer(found, np.uint64).reshape(-1, 2)
-    counts = groups[groups[:, 0] != _NOBODY, 1].astype(np.int64)
+    order, rows, names, counts = _by_source(sources, grid.start)
+    counts = counts[names != _NOBODY]
     held = int(counts.sum())
     if held < reached:  # those of nobody are the last
         order = order[:held]
@@ -203,6 +202,22 @@ def look(ring: Ring, *, by_age: bool) -> tuple[Grid, Pieces, int]:
         ends = np.union1d(np.flatnonzero(run[1:] != run[:-1]) + 1, np.cumsum(counts))
         counts = np.diff(ends, prepend=0)
     return grid._replace(start=0), Ordered(order, rows, counts), head
+
+
+def _by_source(
+    sources: NDArray[np.uint64], start: int
+) -> tuple[NDArray[Any], NDArray[Any], NDArray[np.uint64], Ints]:
+    """Slots by source and age, the row of each slot, the sources, and how many slots they have."""
+    count = len(sources)
+    if count > _MOST:
+        order = np.lexsort(((np.arange(count) - start) % count, sources))
+        rows = np.empty_like(order)
+        rows[order] = np.arange(count)
+        return order, rows, *np.unique(sources, return_counts=True)
+    order, rows = np.empty(count, np.int32), np.empty(count, np.int32)
+    found = _core.order(sources.ctypes.data, count, start, order.ctypes.data, rows.ctypes.data)
+    names, counts = np.frombuffer(found, np.uint64).reshape(-1, 2).T
+    return order, rows, names, counts.astype(np.int64)
 
 
 def in_order(count: int) -> tuple[Grid, TrajectoryPieces]:

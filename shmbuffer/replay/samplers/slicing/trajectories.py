@@ -105,7 +105,10 @@ class Trajectories:
 
 
 def scan(
-    flags: list[NDArray[Any]], ids: NDArray[Any] | None, slots: int, order: Ints | None = None
+    flags: list[NDArray[Any]],
+    ids: NDArray[Any] | None,
+    slots: int,
+    order: NDArray[Any] | None = None,
 ) -> Ends:
     """Look for ends; ``order`` has the slots as they follow each other, where it is another one.
 
@@ -123,7 +126,7 @@ def scan(
         changes = np.flatnonzero(any_of(seen[1:] != seen[:-1]))
         if order is not None:
             row, lane = np.divmod(changes, ids.shape[1])
-            changes = order[row] * ids.shape[1] + lane
+            changes = order[row].astype(np.int64) * ids.shape[1] + lane
         elif len(ids):
             last = np.flatnonzero(any_of(ids[:1] != ids[-1:]))
             changes = np.concatenate((changes, (len(ids) - 1) * ids.shape[1] + last))
