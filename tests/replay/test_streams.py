@@ -500,3 +500,14 @@ def test_more_slots_than_the_core_numbers_are_put_in_order_too(
     for one, other in zip(found[1], known[1], strict=True):
         assert one.tolist() == other.tolist()
     require_whole_slices(rb.sample())
+
+
+def test_fragments_of_two_streams_are_kept_apart() -> None:
+    sampler = SliceSampler(slice_len=2, traj_key="traj", step_key="step", fragmented=True)
+    rb = TensorDictReplayBuffer(storage=LazyTensorStorage(60), sampler=sampler, batch_size=60)
+    for step in (2, 0, 1):
+        data = rows(step).set("traj", torch.zeros(STREAMS, dtype=torch.int64))
+        rb.extend(data, streams=range(STREAMS))
+    sample = rb.sample()
+    require_whole_slices(sample, 2)
+    assert set(sample["env"].tolist()) == set(range(STREAMS))
