@@ -152,8 +152,11 @@ static void an_order_of_sources(void) {
             struct shmb_group *found = NULL;
             for (uint64_t i = 0; i < count; i++) sources[i] = shmb_source(7 + i % groups % 3, (uint32_t)(i % groups / 3));
             right(shmb_order(sources, count, start, order, rows, &found, &n), "there is memory");
-            for (uint64_t group = 0; group < n; group++) {
-                right(group == 0 || found[group - 1].source < found[group].source, "groups come by source");
+            for (uint64_t group = 0, before = 0, since = 0; group < n; group++, before = since) {
+                uint64_t stream = shmb_stream_of(found[group].source);
+                since = ((uint64_t)order[seen] + count - start) % count;
+                uint64_t previous = group ? shmb_stream_of(found[group - 1].source) : 0;
+                right(group == 0 || previous < stream || (previous == stream && before < since), "groups come by stream and age");
                 for (uint64_t i = 0; i < found[group].count; i++, seen++) {
                     uint64_t slot = (uint64_t)order[seen], age = (slot + count - start) % count;
                     right(sources[slot] == found[group].source && rows[slot] == (int32_t)seen, "a slot is in its group");
