@@ -62,7 +62,7 @@ def runs() -> Iterator[dict[str, Runs]]:
                 loop.close()
             found[case.name] = each
         command = [sys.executable, "-m", "tests.replay.resuming", str(folder)]
-        subprocess.run(command, check=True, cwd=ROOT, timeout=120)
+        subprocess.run(command, check=True, cwd=ROOT, timeout=200)
         yield {
             name: Runs(*each, torch.load(folder / name / "resumed.pt"))
             for name, each in found.items()
@@ -80,6 +80,7 @@ def require_same(found: Steps, expected: Steps) -> None:
             assert torch.equal(value, other[key]), (step, key)
 
 
+@pytest.mark.timeout(240)  # of a process that makes all of them
 @pytest.mark.xdist_group("resume")
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_a_resumed_run_samples_what_the_uninterrupted_one_does(
