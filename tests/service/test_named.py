@@ -45,23 +45,24 @@ from shmbuffer.service.coordinator import Coordinator
 class Mine:
     pass
 
-with Coordinator("buffer", capacity=8) as coordinator:
-    try:
-        coordinator.spawn({target!r}, {n}{args})
-        coordinator.join()
-        print("joined", [death.exitcode for death in coordinator.deaths])
-    except Exception as error:
-        print(type(error).__name__, error)
+for number, target in enumerate({targets!r}):
+    with Coordinator(f"buffer-{{number}}", capacity=8) as coordinator:
+        try:
+            coordinator.spawn(target, {n}{args})
+            coordinator.join()
+            print("joined", [death.exitcode for death in coordinator.deaths])
+        except Exception as error:
+            print(type(error).__name__, error)
 """
 
 
 def program(
-    folder: Path, target: str, n: int = 1, args: str = "", **modules: str
+    folder: Path, *targets: str, n: int = 1, args: str = "", **modules: str
 ) -> tuple[list[str], str]:
-    """Runs a program that spawns by name: what it and its children print, and say on stderr."""
+    """Runs a program that spawns by names, one after another: what all print, and say on stderr."""
     for name, text in {"collecting": COLLECTING, **modules}.items():
         (folder / f"{name}.py").write_text(text)
-    (folder / "train.py").write_text(PROGRAM.format(target=target, n=n, args=args))
+    (folder / "train.py").write_text(PROGRAM.format(targets=targets, n=n, args=args))
     code, out, err = ends(folder, "train.py")
     assert code == 0, err
     return out.splitlines(), err
@@ -79,31 +80,32 @@ def test_it_gets_the_directory_its_index_and_the_arguments(
         assert reports.take(2) == [(scratch_dir, i, "word", pids[i]) for i in (0, 1)]
 
 
-@pytest.mark.parametrize("target", ["collecting:collect", "collecting:Holder.collect"])
-def test_its_process_has_neither_torch_nor_the_program(tmp_path: Path, target: str) -> None:
+def test_its_process_has_neither_torch_nor_the_program(tmp_path: Path) -> None:
     """The program has no guard, and needs none: nobody imports it."""
-    said, err = program(tmp_path, target, 2, ", 'hello'")
-    first, *collected, last = said
-    assert (first, last) == ("the program is imported", "joined []")
-    for index, line in enumerate(sorted(collected)):
-        assert line.startswith(f"collects {index} hello [] False ['collector', ")
-    assert len(collected) == 2
+    targets = ("collecting:collect", "collecting:Holder.collect")
+    said, err = program(tmp_path, *targets, n=2, args=", 'hello'")
+    assert said[0] == "the program is imported"
+    assert len(said) == 7
+    for *collected, last in (said[1:4], said[4:]):
+        assert last == "joined []"
+        for index, line in enumerate(sorted(collected)):
+            assert line.startswith(f"collects {index} hello [] False ['collector', ")
     assert err == ""
 
 
 def test_a_module_that_imports_torch_is_named_once(tmp_path: Path) -> None:
     heavy = "import torch\ndef collect(scratch_dir, index): pass\n"
-    said, err = program(tmp_path, "heavy:collect", 2, heavy=heavy)
+    said, err = program(tmp_path, "heavy:collect", n=2, heavy=heavy)
     assert said[-1] == "joined []"
     [line] = err.splitlines()
     assert (
-        "buffer: heavy:collect is spawned by name, and importing heavy has imported torch" in line
+        "buffer-0: heavy:collect is spawned by name, and importing heavy has imported torch" in line
     )
     assert "collect with shmbuffer.numpy, which needs no torch" in line
 
 
 def test_arguments_that_import_torch_are_named(tmp_path: Path) -> None:
-    said, err = program(tmp_path, "collecting:collect", 1, ", torch.zeros(())")
+    said, err = program(tmp_path, "collecting:collect", args=", torch.zeros(())")
     assert said[-1] == "joined []"
     assert "its arguments have imported torch" in err
 
@@ -121,44 +123,41 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("target", REFUSED)
-def test_a_wrong_name_is_an_error_of_the_caller(tmp_path: Path, target: str) -> None:
-    said, err = program(tmp_path, target)
-    kind, says = REFUSED[target]
-    assert said[1].startswith(f"{kind} ")
-    assert says in said[1]
-    assert len(said) == 2
+def test_a_wrong_name_is_an_error_of_the_caller(tmp_path: Path) -> None:
+    """One program tries them all: what is refused starts nothing, and leaves nothing to join."""
+    (_, *said), err = program(tmp_path, *REFUSED)
+    for line, (kind, says) in zip(said, REFUSED.values(), strict=True):
+        assert line.startswith(f"{kind} ")
+        assert says in line
     assert err == ""
 
 
 def test_an_argument_of_the_program_is_an_error_of_the_caller(tmp_path: Path) -> None:
-    said, _ = program(tmp_path, "collecting:collect", 1, ", Mine()")
+    said, _ = program(tmp_path, "collecting:collect", args=", Mine()")
     assert said[1].startswith("RuntimeError ")
     assert (
         "Mine is defined in __main__, which a process that is spawned by name does not" in said[1]
     )
 
 
-@pytest.mark.parametrize(
-    ("target", "says"),
-    [
-        ("broken:collect", "ZeroDivisionError"),
-        ("broken:Late.collect", "has no Late.collect; check the name"),
-        ("collecting:Holder.number", "is of type int, which cannot be called; name a function"),
-        ("makes:collect", "makes a Coordinator as it is imported"),
-    ],
-)
-def test_what_only_the_import_shows_is_said_by_the_child(
-    tmp_path: Path, target: str, says: str
-) -> None:
-    late = "class Late: pass\n" + "1 / 0\n" * (target == "broken:collect") + "# collect\n"
+ONLY_IMPORTED = {
+    "broken:collect": "ZeroDivisionError",
+    "late:Late.collect": "has no Late.collect; check the name",
+    "collecting:Holder.number": "is of type int, which cannot be called; name a function",
+    "makes:collect": "makes a Coordinator as it is imported",
+}
+
+
+def test_what_only_the_import_shows_is_said_by_the_child(tmp_path: Path) -> None:
     makes = (
         "from shmbuffer.service.coordinator import Coordinator\n"
         "coordinator = Coordinator('another', capacity=1)\ndef collect(*_): pass\n"
     )
-    said, err = program(tmp_path, target, 1, broken=late, makes=makes)
-    assert said[-1] == "joined [1]"
-    assert says in err
+    broken, late = "1 / 0\n# collect\n", "class Late: pass\n# collect\n"
+    (_, *said), err = program(tmp_path, *ONLY_IMPORTED, broken=broken, late=late, makes=makes)
+    assert said == ["joined [1]"] * len(ONLY_IMPORTED)
+    at = [err.index(says) for says in ONLY_IMPORTED.values()]
+    assert at == sorted(at)  # each by its own child, in this order
 
 
 def test_a_program_that_names_itself_needs_a_guard(tmp_path: Path) -> None:
