@@ -300,9 +300,10 @@ def test_without_items_or_priorities_the_panels_say_so() -> None:
     assert words(panel(figure, "distribution")) == "every priority is 0"
 
 
-@pytest.fixture
-def living(tmp_path: Path) -> Iterator[Path]:
-    path = tmp_path / "run $x$" / "living"
+@pytest.fixture(scope="module")
+def living(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A buffer that others use; the tests only look at it, or at a copy."""
+    path = tmp_path_factory.mktemp("plot") / "run $x$" / "living"
     with (
         Coordinator(path, capacity=64),
         Engine.open(path, None, role="collector") as engine,
