@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -135,10 +136,16 @@ PRIORITIZED = {
 def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, RayReplayBuffer]]:
     """Two prioritized buffers that differ in nothing but the way that batches take."""
     path = tmp_path_factory.mktemp("both")
-    with (
-        made(storage=memmap(path / "direct"), **PRIORITIZED) as direct,
-        made(storage=memmap(path / "ray"), transport="ray", **PRIORITIZED) as through_ray,
-    ):
+    ways = {"direct": "auto", "through Ray": "ray"}
+
+    def start(way: str) -> RayReplayBuffer:
+        options = {"transport": ways[way], "remote_config": SMALL, **PRIORITIZED}
+        return RayReplayBuffer(storage=memmap(path / way), **options)
+
+    with contextlib.ExitStack() as stack:
+        with ThreadPoolExecutor() as threads:  # each waits seconds for its process
+            started = list(threads.map(start, ways))
+        direct, through_ray = map(stack.enter_context, started)
         assert direct.direct
         yield {"direct": direct, "through Ray": through_ray}
 
@@ -485,23 +492,6 @@ def test_a_transform_that_cannot_travel_is_applied_by_the_actor(tmp_path: Path) 
         assert buffer.sample()["pid"].tolist() == [buffer.pid()] * 4
 
 
-def test_a_storage_that_the_first_write_makes_is_direct_from_then_on(tmp_path: Path) -> None:
-    with made(storage=partial(LazyMemmapStorage, 20, scratch_dir=tmp_path / "buffer")) as buffer:
-        assert buffer.paths["write"] == "its directory is made by the first write"
-        buffer.extend(items(0, 3))
-        assert buffer.direct
-        assert buffer[:]["a"].tolist() == [0, 1, 2]
-
-
-def test_a_temporary_directory_goes_with_the_actor() -> None:
-    with made(storage=partial(LazyMemmapStorage, 20, shared_init=True)) as buffer:
-        buffer.extend(items(0, 3))
-        assert buffer.direct
-        path = buffer.storage.scratch_dir
-        assert path.is_dir()
-    assert not path.exists()
-
-
 # -- death -----------------------------------------------------------------------------------------
 
 
@@ -611,11 +601,24 @@ def test_a_storage_in_a_directory_brings_the_buffer_nearer(
     assert len(plain) == 0
 
 
+def test_a_storage_that_the_first_write_makes_is_direct_from_then_on(
+    plain: RayReplayBuffer, tmp_path: Path
+) -> None:
+    plain.set_storage(partial(LazyMemmapStorage, 20, scratch_dir=tmp_path / "buffer"))
+    assert plain.paths["write"] == "its directory is made by the first write"
+    plain.extend(items(0, 3))
+    assert plain.direct
+    assert plain[:]["a"].tolist() == [0, 1, 2]
+    with contextlib.closing(plain.set_storage(partial(LazyTensorStorage, 20))):
+        assert not plain.direct
+
+
 # -- life ------------------------------------------------------------------------------------------
 
 
-def test_a_closed_buffer_says_so(tmp_path: Path) -> None:
-    buffer = RayReplayBuffer(storage=memmap(tmp_path / "buffer"), remote_config=SMALL)
+def test_a_closed_buffer_says_so_and_its_temporary_directory_is_gone() -> None:
+    storage = partial(LazyMemmapStorage, 20, shared_init=True)
+    buffer = RayReplayBuffer(storage=storage, remote_config=SMALL)
     assert buffer.is_alive
     assert buffer.start() is buffer
     assert inspect.signature(buffer.sample) == inspect.signature(
@@ -624,7 +627,11 @@ def test_a_closed_buffer_says_so(tmp_path: Path) -> None:
     assert (buffer.service_backend, buffer.transport_kind, buffer.has_gpu) == ("ray", "ray", False)
     assert isinstance(buffer, ReplayBuffer)
     buffer.extend(items(0, 3))
+    assert buffer.direct
+    path = buffer.storage.scratch_dir
+    assert path.is_dir()
     buffer.close()
+    assert not path.exists()
     buffer.shutdown()  # idempotent
     assert not buffer.is_alive
     for use in (buffer.sample, buffer.client, buffer.start, buffer.empty, lambda: len(buffer)):
@@ -634,10 +641,14 @@ def test_a_closed_buffer_says_so(tmp_path: Path) -> None:
 
 
 def test_the_constructor_raises_what_the_buffers_constructor_raises() -> None:
+    options = {**PRIORITIZED, "alpha": -1}
+    with ThreadPoolExecutor() as threads:
+        unknown = threads.submit(RayReplayBuffer, no_such_argument=1, remote_config=SMALL)
+        negative = threads.submit(RayReplayBuffer, **options, remote_config=SMALL)
     with pytest.raises(TypeError, match="unexpected keyword argument 'no_such_argument'"):
-        RayReplayBuffer(no_such_argument=1, remote_config=SMALL)
+        unknown.result()
     with pytest.raises(ValueError, match=r"alpha.*-1"):
-        RayReplayBuffer(**{**PRIORITIZED, "alpha": -1}, remote_config=SMALL)
+        negative.result()
 
 
 def test_a_part_that_is_made_already_is_pickled_if_possible() -> None:
