@@ -7,7 +7,7 @@
 #define ROUNDING 1e-6 /* of a sample: products of a ratio such as 0.1 are not exact */
 
 /* The next claim or draw of this thread goes on whatever the ratio; it counts on no side. */
-_Thread_local bool shmb_bypass;
+_Thread_local enum shmb_bypass shmb_bypass;
 
 static double ahead(const struct shmb_ring *ring, const struct shmb_limiter *limiter, uint64_t inserts, uint64_t samples) {
     uint64_t inserted = atomic_load_explicit(&ring->runtime->write_count, memory_order_relaxed) + inserts - limiter->inserts_base;
@@ -75,13 +75,19 @@ static bool is_full(struct shmb_ring *ring, struct shmb_limiter *limiter, uint64
     return rows > ring->capacity || end > needed + ring->capacity || (ring->bytes && shmb_evicts_from(ring, needed, bytes));
 }
 
+/* Whether this call goes on whatever the ratio. */
+static bool passes(void) {
+    bool pass = shmb_bypass != SHMB_COUNTS;
+    if (shmb_bypass == SHMB_PASSES_ONCE) shmb_bypass = SHMB_COUNTS;
+    return pass;
+}
+
 /* Before a claim that write_count grows by: may it begin? `rows` go to the head of the ring; 0: to named slots, which
  * have no place in a queue. */
 int shmb_admit_insert(struct shmb_ring *ring, uint64_t rows, uint64_t elements) {
     struct shmb_runtime *runtime = ring->runtime;
     struct shmb_limiter *limiter = shmb_limiter_of(runtime);
-    bool pass = shmb_bypass;
-    shmb_bypass = false;
+    bool pass = passes();
     ring->claim_passes = false;
     if (limiter == NULL) return SHMB_OK;
     if (limiter->limits & SHMB_QUEUE) {
@@ -126,8 +132,7 @@ static _Thread_local struct {
 int shmb_admit_sample(struct shmb_ring *ring, struct shmb_call *call, uint64_t count, uint64_t min_size, bool chosen,
                       uint64_t *counted) {
     struct shmb_runtime *runtime = ring->runtime;
-    bool pass = shmb_bypass;
-    shmb_bypass = false;
+    bool pass = passes();
     *counted = 0;
     int status = shmb_lock(ring, call);
     if (status != SHMB_OK) return status;

@@ -31,7 +31,7 @@
     X(leave, ANY, "t", "(timeout_ns): free our entry.") \
     X(wait, ANY, "t", "(timeout_ns): sleep until somebody makes progress.") \
     X(look, ANY, "", "(): whether the directory is there; asked of the system once a second.") \
-    X(bypass, ANY, "b", "(whether): this thread's next write or draw goes on whatever the ratio.") \
+    X(bypass, ANY, "n", "(calls): whatever the ratio, this thread's next write or draw goes on (1), all (2), or none (0).") \
     X(admit_sample, ANY, "nnbt", "(count, min_size, chosen, timeout_ns): the draw may be made, and counts.") \
     X(cancel, ANY, "nnt", "(count, version, timeout_ns): a draw that was admitted was not made.") \
     X(take, ANY, "nnnt", "(count, index, tickets, timeout_ns): the oldest of a queue.") \

@@ -317,7 +317,7 @@ uint64_t shmb_oldest_ticket(const struct shmb_ring *ring);
 uint64_t shmb_relink(struct shmb_ring *ring, const int64_t *slots, uint64_t count);
 
 /* flow.c: flow control */
-extern _Thread_local bool shmb_bypass;
+extern _Thread_local enum shmb_bypass { SHMB_COUNTS, SHMB_PASSES_ONCE, SHMB_PASSES } shmb_bypass; /* of this thread's calls */
 int shmb_admit_insert(struct shmb_ring *ring, uint64_t rows, uint64_t elements); /* under the mutex */
 int shmb_admit_sample(struct shmb_ring *ring, struct shmb_call *call, uint64_t count, uint64_t min_size, bool chosen,
                       uint64_t *counted);

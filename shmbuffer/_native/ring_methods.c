@@ -299,7 +299,7 @@ PyObject *shmb_ring_look(struct ring_object *self, struct asked *asked) {
 /* Flow control. */
 
 PyObject *shmb_ring_bypass(struct ring_object *self, struct asked *asked) {
-    shmb_bypass = NUMBER(0) != 0;
+    shmb_bypass = (enum shmb_bypass)NUMBER(0);
     Py_RETURN_NONE;
 }
 
@@ -334,7 +334,7 @@ int shmb_binding_give_up(PyObject *object, int64_t timeout_ns) {
     struct shmb_ring *ring = &((struct ring_object *)object)->ring;
     struct python_call python = shmb_python_begin(timeout_ns);
     int status = SHMB_OK;
-    shmb_bypass = false;
+    if (shmb_bypass == SHMB_PASSES_ONCE) shmb_bypass = SHMB_COUNTS;
     if (atomic_load_explicit(&ring->me->turn, memory_order_relaxed)) status = shmb_give_up_turn(ring, &python.call);
     if (status == SHMB_OK && atomic_load_explicit(&ring->me->waits_for, memory_order_relaxed))
         status = shmb_give_up_waiting(ring, &python.call, SHMB_FOR_SAMPLES | SHMB_FOR_INSERTS);

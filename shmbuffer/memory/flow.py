@@ -6,6 +6,9 @@ What is allowed decides the core, under the mutex (``_native/flow.c``); the wait
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -15,6 +18,7 @@ from shmbuffer.memory.layout import Limit
 from shmbuffer.memory.rate_status import RateStatus, rate_status
 from shmbuffer.memory.waiting import Calls
 
+_NONE, _ALL = 0, 2  # how many calls go on whatever the ratio
 _NO_QUEUE = 1  # of a call to take
 
 
@@ -36,6 +40,15 @@ class Flow:
     def is_queue(self) -> bool:
         """Whether items are handed out first in, first out, each a limited number of times."""
         return bool(self.limits & Limit.QUEUE)
+
+    @contextmanager
+    def uncounted(self) -> Iterator[None]:
+        """Writes of this thread in here go on whatever the ratio, and do not change it: a load."""
+        self._seat.native.bypass(_ALL)
+        try:
+            yield
+        finally:
+            self._seat.native.bypass(_NONE)
 
     def rate_status(self) -> RateStatus:
         """How the sides stand now."""

@@ -47,6 +47,7 @@ SAY_S = 30.0
 """Between two warnings."""
 
 _FILLING_S = 0.0002  # between two looks at a ring that is empty because all of it is being written
+_ONCE = 1  # the next call goes on whatever the ratio
 _PATIENCE_S = 0.1  # a turn that is not used for this long goes to the end of the queue
 
 
@@ -192,7 +193,7 @@ class Waiting:
             self._require_possible(why, count)
             self._seat.reap_dead()
             if self._sides.are_left(self._side, now) and self._passes(why, count, now):
-                native.bypass(True)
+                native.bypass(_ONCE)
                 return
             self._require_no_deadlock(why)
             if now - self._began >= SAY_S and now - self._said >= SAY_S:

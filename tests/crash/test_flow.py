@@ -91,7 +91,7 @@ def places(engine: Engine) -> None:
 
 def writes_past_the_limit(engine: Engine) -> None:
     assert not goes(lambda: write(ring_of(engine), range(100, 108)))
-    ring_of(engine).seat.native.bypass(True)
+    ring_of(engine).seat.native.bypass(1)
     write(ring_of(engine), range(100, 108))
 
 
@@ -101,7 +101,7 @@ def samples(engine: Engine) -> None:
 
 def samples_past_the_limit(engine: Engine) -> None:
     waits_to_sample(engine)
-    ring_of(engine).seat.native.bypass(True)
+    ring_of(engine).seat.native.bypass(1)
     ring_of(engine).flow.admit(8)
 
 

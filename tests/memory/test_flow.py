@@ -149,7 +149,7 @@ def test_a_sample_that_passes_counts_for_nothing_also_if_it_fails(ring: Ring) ->
     ring.flow.cancel(8)
     assert ahead(ring) == 0
     assert ring.flow.admit(8) == 8
-    ring.seat.native.bypass(True)
+    ring.seat.native.bypass(1)
     assert ring.flow.admit(8) == 0
     ring.flow.cancel(0)
     ring.flow.cancel(8)  # of the draw before: this thread's last one was not counted

@@ -438,6 +438,25 @@ def come_out(rb: Any) -> list[int]:
         return numbers
 
 
+@pytest.mark.parametrize("way", ["loads", "load_state_dict"])
+def test_a_load_is_not_limited_and_the_ratio_counts_from_there(
+    make: MakeStorage, tmp_path: Path, way: str
+) -> None:
+    source = buffer(make(16), None)
+    source.extend(items(13))
+    source.dumps(tmp_path / "save")
+    tight = RateLimiter(4, min_size=2, error_buffer=4, when_no_peer="wait")
+    rb = buffer(make(16), tight)
+    if way == "loads":
+        rb.loads(tmp_path / "save")
+    else:
+        rb.load_state_dict(source.state_dict())
+    assert (len(rb), ahead(rb)) == (13, 0)
+    rb.extend(items(1, 13))
+    with pytest.raises(RateLimitTimeout):
+        rb.extend(items(1, 14), timeout=0)
+
+
 @pytest.mark.product("way written")
 @pytest.mark.parametrize("way", ["extend", "loads", "loads over others", "load_state_dict"])
 @pytest.mark.parametrize("written", WRITTEN)

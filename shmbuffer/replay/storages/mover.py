@@ -184,9 +184,10 @@ def draw_from(
 
 @contextmanager
 def whole_or_empty(ring: Ring, where: str) -> Iterator[None]:
-    """Empties the ring where what fills it raises, and has the error say so."""
+    """Fills the ring, whatever limits writes; where that raises, empties it and says so."""
     try:
-        yield
+        with ring.flow.uncounted():
+            yield
     except BaseException as error:
         ring.empty()
         error.add_note(f"{where}: the load was broken off, and the buffer is empty; load again")

@@ -68,11 +68,12 @@ def load_state(rows: Rows, state: dict[str, Any]) -> None:
     data = node.build(iter(columns), (len(columns[0]), *lanes), torch.device("cpu"))
     leaves.values(data)  # before anything is emptied: these are our leaves
     ring.empty()
-    if cursor := int(state["_cursor"]):
-        ring.claims.claim(cursor)  # moves the ring's position, and commits nothing
-        ring.claims.abort()
     slots = state["_index"].numpy()[:: ring.width] // ring.width
-    rows.place(slots, data, in_place=False)
+    with ring.flow.uncounted():
+        if cursor := int(state["_cursor"]):
+            ring.claims.claim(cursor)  # moves the ring's position, and commits nothing
+            ring.claims.abort()
+        rows.place(slots, data, in_place=False)
     sources_from_state(ring, state)
 
 
