@@ -1086,9 +1086,10 @@ SNAPSHOT = """
 import sys
 from shmbuffer.errors import LockTimeout
 from shmbuffer.memory import Engine
-from shmbuffer.memory import ring as ring_module
 
-ring_module.LOCK_TIMEOUT_NS = 60_000_000
+for module in list(sys.modules.values()):  # of the snapshot, and of leaving
+    if hasattr(module, "LOCK_TIMEOUT_NS"):
+        module.LOCK_TIMEOUT_NS = 60_000_000
 engine = Engine.open(sys.argv[1], None)
 try:
     engine.stats()
