@@ -36,7 +36,7 @@ def test_a_csv_logger_has_a_file_for_each_number(tmp_path: Path, rb: Any) -> Non
     logger.close()
     root = tmp_path / "run" / "scalars" / "buffer"
     assert {file.stem for file in root.iterdir()} == stats.keys()
-    assert rows_of(root / "samples.csv") == [[1.0, 0.0], [2.0, 1.0]]
+    assert rows_of(root / "batches_sampled.csv") == [[1.0, 0.0], [2.0, 1.0]]
 
 
 def test_a_tensorboard_logger_has_each_number(tmp_path: Path, rb: Any) -> None:
