@@ -19,6 +19,7 @@ from __future__ import annotations
 import errno
 import json
 import logging
+import operator
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -189,7 +190,8 @@ class WeightsFile:
         if self.newest <= than:
             return None
         data = np.empty(self._bytes, np.uint8)
-        found = _core.newest(self._map, self._copies, self._bytes, than, data)
+        known = max(0, operator.index(than))  # -1, say, of one that has seen none
+        found = _core.newest(self._map, self._copies, self._bytes, known, data)
         if isinstance(found, tuple):
             version, step, time_ns, _ = found
             return Copied(version, step, time_ns, self.form, data)

@@ -84,6 +84,13 @@ def test_nothing_newer_is_none(engine: Engine) -> None:
         assert newest(engine, version + 5) is None
 
 
+@pytest.mark.parametrize("than", [-1, -(2**70), np.int64(0), np.int64(-1)])
+def test_any_integer_says_what_is_known(engine: Engine, than: Any) -> None:
+    assert newest(engine, than) is None
+    publish(engine, 7)
+    assert number_in(newest(engine, than)) == 7
+
+
 def test_a_version_only_grows_though_the_step_goes_back(engine: Engine) -> None:
     for number in (5, 9):
         publish(engine, number)
