@@ -10,12 +10,15 @@ enough: the buffer may be one of TensorDicts or one of `shmbuffer.numpy`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from itertools import chain
 from operator import itemgetter
 from types import TracebackType
 from typing import Any, NamedTuple, Protocol, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+
+from shmbuffer.errors import SchemaMismatchError
 
 __all__ = ["Recorder"]
 
@@ -55,7 +58,7 @@ class Recorder:
     An item has these entries, in arrays ``[n, ...]`` as the environment gives them:
 
     - ``observation`` and ``action``: a state, and what was done there. An observation may be a
-      dict.
+      dict; the parts of a ``Tuple`` space are given as one.
     - ``next``: ``observation`` after up to n steps; ``reward``, their discounted sum, float32;
       ``terminated``, ``truncated`` and ``done`` there, bool.
     - ``gamma``: the discount of what follows, gamma ** steps, float32. The n-step target (Sutton
@@ -158,6 +161,9 @@ class Recorder:
             RuntimeError: no `reset` came first.
             ValueError: the arrays are not of ``num_envs`` environments, or an environment that has
                 ended goes on without a reset. Nothing was written.
+            SchemaMismatchError: an entry is missing, unknown, or of another dtype or shape than in
+                the step before. Nothing was written.
+            TypeError: ``info`` is no dict.
 
         It waits and raises as ``extend`` of the buffer does; a step that was not written may be
         given again.
@@ -179,10 +185,18 @@ class Recorder:
                 "what that returns to Recorder.reset"
             )
         now = self._rows("obs", obs)
-        final, replaced = _final(now, done, info or {})
+        info = {} if info is None else info
+        if not isinstance(info, Mapping):
+            raise TypeError(
+                f"Recorder.step: info is a dict, as gymnasium gives it, not a {type(info).__name__}"
+            )
+        final, replaced = _final(now, done, info, self._single)
         before = {"observation": self._now, "action": self._rows("action", action)}
         before |= {key: self._rows(key, value) for key, value in (extra or {}).items()}
         before["policy_version"] = np.full(self._num_envs, self.policy_version, np.int64)
+        if self._recent:
+            _require_form(before, self._recent[-1].before)
+        _require_form({"observation": now}, {"observation": self._now})
         recent = [*self._recent, _Step(before, rewards)][-self._n_step :]
         unwritten = self._open + ~waiting
         self._write(recent, unwritten, done, final, ends, cuts)
@@ -258,6 +272,12 @@ class Recorder:
         """A copy with a row for each environment: they may use their arrays again."""
 
         def rows(values: ArrayLike) -> NDArray[Any]:
+            if isinstance(values, tuple) and any(map(_has_parts, values)):
+                raise ValueError(
+                    f"Recorder: {name} is a tuple of arrays, which may be the parts of a Tuple "
+                    "space or those of the environments; give the parts as a dict, or np.stack() "
+                    "of the environments' arrays"
+                )
             array = np.array(values)
             if self._single:
                 return array[None]
@@ -273,14 +293,14 @@ class Recorder:
 
 
 def _final(
-    now: Tree, done: NDArray[np.bool_], info: Mapping[str, Any]
+    now: Tree, done: NDArray[np.bool_], info: Mapping[str, Any], single: bool
 ) -> tuple[Tree, NDArray[np.bool_]]:
     """The observations that a step led to, and where they are not those of ``now``."""
     key = next((key for key in _FINAL if key in info), None)
     if key is None:
         return now, np.zeros_like(done)
     there = done & np.asarray(info.get(f"_{key}", done), np.bool_)
-    final, last = _map(np.copy, now), info[key]
+    final, last = _map(np.copy, now), [info[key]] if single else info[key]
     for row in np.flatnonzero(there).tolist():
         one = _map(itemgetter(row), last) if isinstance(last, Mapping) else last[row]
         _set_row(final, row, one)
@@ -293,6 +313,33 @@ def _set_row(tree: Tree, row: int, values: Tree) -> None:
             _set_row(leaf, row, values[key])
     else:
         tree[row] = values
+
+
+def _has_parts(part: Any) -> bool:
+    return isinstance(part, Mapping) or np.ndim(part) > 0
+
+
+def _forms(tree: Tree, path: tuple[str, ...] = ()) -> dict[str, str]:
+    """Dtype and shape of each leaf, without the environments."""
+    if isinstance(tree, Mapping):
+        parts = (_forms(leaf, (*path, str(key))) for key, leaf in tree.items())
+        return dict(chain.from_iterable(part.items() for part in parts))
+    return {".".join(path): f"{tree.dtype}{list(tree.shape[1:])}"}
+
+
+def _require_form(now: Tree, before: Tree) -> None:
+    """SchemaMismatchError where a step has other entries than the one before."""
+    found, expected = _forms(now), _forms(before)
+    for name in {**expected, **found}:
+        if found.get(name) != expected.get(name):
+            raise SchemaMismatchError(
+                f"Recorder.step: '{name}' is {found.get(name, 'missing')}, and was "
+                f"{expected.get(name, 'missing')} in the step before; give each step the same "
+                "entries, dtypes and shapes. Nothing was written",
+                leaf=name,
+                expected=expected.get(name),
+                found=found.get(name),
+            )
 
 
 def _beside(rows: NDArray[np.bool_], leaf: NDArray[Any]) -> NDArray[np.bool_]:

@@ -267,6 +267,66 @@ def test_what_is_missing_is_said_and_nothing_is_written(buffer: ReplayBuffer) ->
     assert len(buffer) == 2
 
 
+def test_parts_of_a_tuple_space_are_not_taken_for_environments(buffer: ReplayBuffer) -> None:
+    space = gym.spaces.Tuple([gym.spaces.Discrete(9), gym.spaces.Discrete(9)])
+    obs = gym.vector.utils.batch_space(space, 2).sample()
+    recorder = Recorder(buffer, num_envs=2)
+    with pytest.raises(ValueError, match=r"obs is a tuple of arrays.*give the parts as a dict"):
+        recorder.reset(obs)
+    recorder.reset(dict(zip("ab", obs, strict=True)))
+
+
+@pytest.mark.parametrize(
+    ("action", "extra", "message"),
+    [
+        (0.5, {"log_prob": 0.0}, r"'action' is float64\[\], and was int64\[\]"),
+        (1, {}, r"'log_prob' is missing, and was float64\[\]"),
+        (1, {"log_prob": 0.0, "value": 1}, r"'value' is int64\[\], and was missing"),
+    ],
+)
+def test_a_step_with_other_entries_is_refused_before_its_window_is_whole(
+    buffer: ReplayBuffer, action: Any, extra: dict[str, Any], message: str
+) -> None:
+    env = Counting(2)
+    recorder = Recorder(buffer, n_step=3, gamma=GAMMA)
+    recorder.reset(env.reset()[0])
+    for step in range(1, 5):
+        obs, *rest = env.step(step)
+        if step == 2:
+            with pytest.raises(SchemaMismatchError, match=message):
+                recorder.step(obs, action, *rest, extra=extra)
+        recorder.step(obs, step, *rest, extra={"log_prob": 0.0})
+    assert written(buffer, 2) == expected(2, 4, 3)
+
+
+def test_an_observation_of_another_dtype_than_that_of_reset_is_refused(
+    buffer: ReplayBuffer,
+) -> None:
+    recorder = Recorder(buffer)
+    recorder.reset(np.zeros(3, np.float32))
+    with pytest.raises(SchemaMismatchError, match=r"'observation' is float64\[3\].*was float32"):
+        recorder.step(np.zeros(3), 0, 1.0, False, False)
+    assert len(buffer) == 0
+
+
+def test_a_final_observation_of_a_single_environment_is_whole(buffer: ReplayBuffer) -> None:
+    recorder = Recorder(buffer)
+    recorder.reset(np.zeros(3))
+    final = np.array([1.0, 2.0, 3.0])
+    recorder.step(np.zeros(3), 0, 1.0, True, False, {"final_observation": final})
+    assert buffer[:]["next", "observation"].tolist() == [final.tolist()]
+
+
+def test_a_list_of_infos_is_refused(buffer: ReplayBuffer) -> None:
+    recorder = Recorder(buffer, num_envs=2)
+    recorder.reset(np.zeros((2, 3)))
+    zeros, off = np.zeros(2), np.zeros(2, np.bool_)
+    infos: Any = [{}, {"terminal_observation": np.ones(3)}]
+    with pytest.raises(TypeError, match="info is a dict, as gymnasium gives it, not a list"):
+        recorder.step(np.zeros((2, 3)), zeros, zeros, off, off, infos)
+    assert len(buffer) == 0
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
