@@ -434,6 +434,29 @@ def test_a_save_without_streams_is_as_it_was(tmp_path: Path) -> None:
     assert saved.tolist() == [0, 0, 0, 1, 1, 1]
 
 
+def test_what_was_loaded_before_an_earlier_version_saved_it_stays_one_trajectory(
+    tmp_path: Path,
+) -> None:
+    """Until format 1.4 items that were loaded had writers from 2**48 on, also in a save."""
+    rb = buffer(LazyTensorStorage(20))
+    for step in range(6):
+        rb.extend(rows(step)[:1])
+    for step in range(6):
+        rb.extend(rows(step)[1:2])
+    rb.dumps(tmp_path / "save")
+    file = tmp_path / "save" / "storage" / "shmbuffer.items.npy"
+    np.save(file, np.array([[0, 6, 0, 2**48], [6, 6, 6, 2**48 + 1]]))
+    again = buffer(LazyTensorStorage(20))
+    again.loads(tmp_path / "save")
+    assert streams_in(again) == [0] * 12
+    ring = again.storage.ring()
+    assert ring is not None
+    writers = layout.writer_of(ring.live.sources[:12])
+    assert [len(set(part.tolist())) for part in (writers, writers[:6], writers[6:])] == [2, 1, 1]
+    for _ in range(4):
+        require_whole_slices(again.sample())
+
+
 @pytest.mark.parametrize(
     ("streams", "said"),
     [

@@ -204,7 +204,8 @@ class SavedStorage:
                     f"{folder}: a storage of {ours['kind']} was saved there, and this one holds "
                     f"{kind}; load it into a storage of its own kind"
                 )
-        sources = layout.source_of(writers.astype(np.uint64), streams)
+        whose = layout.writer_of(writers.astype(np.uint64))  # of an earlier version: words
+        sources = layout.source_of(whose, streams)
         return cls(slots, lanes, tickets >= 0, cursor, count, structure, tickets, sources, head)
 
     def _streams(self) -> NDArray[Any] | None:
