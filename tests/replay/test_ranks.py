@@ -401,6 +401,9 @@ def test_a_share_needs_a_rank_below_the_number_of_learners(shared: Path) -> None
         SamplerWithoutReplacement(world_size=2, rank=2)
     with pytest.raises(ValueError, match="world_size=0"):
         SamplerWithoutReplacement(world_size=0)
+    for wrong in (2.5, "2", True):
+        with pytest.raises(ValueError, match=f"world_size={wrong!r} "):
+            SamplerWithoutReplacement(world_size=wrong)
     for rank, says in (
         (None, "2 learners share .* nothing says which of them this is: give the sampler or"),
         (3, "2 learners share a pass, and this one has rank 3"),

@@ -51,8 +51,9 @@ class SamplerWithoutReplacement(Sampler):
     each pass: every item is drawn by one of them. Their parts differ by one item at most, and by
     none with ``drop_last``, so that all make equally many batches. Who draws what follows from
     ``seed``, rank, place and number of the pass, and not from any generator. It is exact as long as
-    all begin their passes at the same length of the storage; a place that is written over stays
-    with its learner.
+    all begin the same passes, each at the same length of the storage: one that begins a pass anew,
+    because it wrote in the middle, is a pass ahead of the others. A place that is written over
+    stays with its learner.
 
     Where the storage is shared, a sample has the tickets of its items under
     ``"index_generation"``.
@@ -67,7 +68,7 @@ class SamplerWithoutReplacement(Sampler):
         seed: of the passes that are shared, the same in each of the learners.
 
     Raises:
-        ValueError: ``world_size`` below 1, or a ``rank`` that is not below it.
+        ValueError: ``world_size`` is no int or below 1, or ``rank`` is not below it.
 
     Cost: O(items) for a new pass; a draw costs what it draws.
 
@@ -99,9 +100,9 @@ class SamplerWithoutReplacement(Sampler):
         self.drop_last = bool(drop_last)
         self.shuffle = bool(shuffle)
         self.world_size, self._own_rank, self.seed = world_size, require_rank(rank), int(seed)
-        if world_size is not None and (rank or 0) >= world_size:
+        if world_size is not None and (type(world_size) is not int or (rank or 0) >= world_size):
             raise ValueError(
-                f"world_size={world_size} learners have the ranks from 0 to world_size - 1; got "
+                f"world_size={world_size!r} learners have the ranks from 0 to world_size - 1; got "
                 f"rank={rank}"
             )
         self._begun = 0  # passes that were shared
