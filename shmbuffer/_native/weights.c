@@ -20,10 +20,16 @@ static uint32_t checksum_of(const struct shmb_told *told, const unsigned char *c
     return shmb_crc32c(shmb_crc32c(0, told, offsetof(struct shmb_told, crc32c)), copy, bytes);
 }
 
-/* Under the lock of the file; returns the version. */
+static bool holds(const struct shmb_weights *page, uint64_t version) {
+    return atomic_load_explicit(&page->stamps[version & 1].version, SYNC_WEIGHTS_REUSE_ACQUIRE) == version;
+}
+
+/* Under the lock of the file; returns the version. Where a recovery has found the newest damaged its copy is written, and
+ * a number left out, because the other copy is the only one that is whole. */
 uint64_t shmb_publish(const struct shmb_weights_map *map, const struct shmb_pieces *pieces, int64_t step, uint64_t pid) {
     struct shmb_weights *page = map->page;
-    uint64_t version = atomic_load_explicit(&page->newest, memory_order_relaxed) + 1, at = (version & 1) * map->bytes;
+    uint64_t newest = atomic_load_explicit(&page->newest, memory_order_relaxed);
+    uint64_t version = newest + (holds(page, newest) ? 1 : 2), at = (version & 1) * map->bytes;
     struct shmb_stamp *stamp = &page->stamps[version & 1];
     atomic_store_explicit(&stamp->version, 0, SYNC_WEIGHTS_REUSE_RELEASE);
     CP(weights_begun);
@@ -48,10 +54,6 @@ uint64_t shmb_publish(const struct shmb_weights_map *map, const struct shmb_piec
     atomic_store_explicit(&page->newest, version, SYNC_WEIGHTS_SET_RELEASE);
     CP(weights_published);
     return version;
-}
-
-static bool holds(const struct shmb_weights *page, uint64_t version) {
-    return atomic_load_explicit(&page->stamps[version & 1].version, SYNC_WEIGHTS_REUSE_ACQUIRE) == version;
 }
 
 /* Copies out what is newer than `than`. SHMB_NOTHING: nothing is. SHMB_LAPPED: it was written over, each time. */

@@ -38,7 +38,7 @@ class Weights(NamedTuple):
     """Weights as they were published.
 
     Attributes:
-        version: how many were published before, and 1; it only grows.
+        version: a number that grows with each, by 1 but after a power cut.
         step: as the publisher gave it.
         state_dict: the tensors, or arrays, under their names; the caller's own.
     """

@@ -18,6 +18,10 @@ RUNNING = [page for page, blocks in BLOCKS.items() if any(b.language in RUNS for
 
 # What may stand in a page without being run, and why.
 NOT_RUN = {
+    (
+        "docs/guides/a-whole-program.md",
+        "tests/examples kills it, resumes it, and measures what it has learned",
+    ),
     ("docs/first-hour.md", "installs what is tested here"),
     ("docs/torchrl.md", "needs TorchRL, and scripts/compat runs it"),
 }
