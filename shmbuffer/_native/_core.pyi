@@ -139,6 +139,8 @@ class Ring:
     def update_singles(
         self, index: int, tickets: int, priorities: int, count: int, timeout_ns: int, /
     ) -> int: ...
+    def totals(self, timeout_ns: int, /) -> tuple[float, float, float, int] | int: ...
+    def raise_max_priority(self, value: float, timeout_ns: int, /) -> int: ...
     def empty(self, keep_write_count: bool, timeout_ns: int, /) -> int: ...
     def set_alpha(
         self, alpha: float | None, eps: float | None, bind: bool, timeout_ns: int, /
@@ -258,6 +260,7 @@ class Ring:
     last_writer: int
     bad_at: int
     needed: int
+    drawn_from: tuple[float, float, float, int] | None
     byte_head: int
     byte_tail: int
     max_priority: float

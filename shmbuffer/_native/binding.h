@@ -62,11 +62,13 @@ struct method {
 /* arguments.c */
 PyObject *shmb_ask(PyObject *object, const struct method *method, PyObject *const *args, Py_ssize_t nargs);
 
-/* python_call.c: the number, or the status below 0; and what is noted of a client at the end of a call */
+/* python_call.c: the number, or the status below 0; what is noted of a client at the end of a call; (mass, least,
+ * max_priority, length) */
 PyObject *shmb_answer(struct asked *asked, int status, uint64_t number);
 int shmb_seen(struct ring_object *self, int status);
 int shmb_inserted(struct ring_object *self, int status);
 int shmb_sampled(struct ring_object *self, int status);
+PyObject *shmb_totals_told(const struct shmb_totals *totals);
 
 /* In a method: its arguments by their place. */
 #define NUMBER(n) (asked->at[n].number)

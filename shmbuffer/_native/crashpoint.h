@@ -61,6 +61,7 @@
     X(alpha_stored, "alpha.stored")                                                                          \
     X(alpha_leaves, "alpha.leaves")                                                                          \
     X(alpha_parents, "alpha.parents")                                                                        \
+    X(raise_max_priority, "raise.max_priority")                                                              \
     X(sample_locked, "sample.locked")                                                                        \
     X(sample_drawn, "sample.drawn")                                                                          \
     X(sample_unlocked, "sample.unlocked")                                                                    \

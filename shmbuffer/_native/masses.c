@@ -13,6 +13,21 @@ double shmb_mass(const struct shmb_runtime *runtime, double raw) { return pow(ra
 /* The sum of a buffer full of the largest mass is finite. */
 double shmb_largest_mass(const struct shmb_ring *ring) { return 1e300 / (double)ring->elements; }
 
+/* Else each item weighs the same. */
+bool shmb_draws_by_mass(const struct shmb_ring *ring, bool prioritized) {
+    bool kept = atomic_load_explicit(&ring->runtime->prioritized, memory_order_relaxed) != 0; /* else masses are old */
+    return prioritized && kept && shmb_tree_total(&ring->tree) > 0;
+}
+
+/* `prioritized`: as a draw asks for it. */
+struct shmb_totals shmb_totals_now(const struct shmb_ring *ring, bool prioritized) {
+    const struct shmb_runtime *runtime = ring->runtime;
+    bool by_mass = shmb_draws_by_mass(ring, prioritized);
+    return (struct shmb_totals){by_mass ? shmb_tree_total(&ring->tree) : 0, by_mass ? shmb_tree_min(&ring->tree) : 0,
+                                atomic_load_explicit(&runtime->max_priority, memory_order_relaxed),
+                                atomic_load_explicit(&runtime->length, memory_order_relaxed) * ring->lanes};
+}
+
 /* Every priority is a number, not negative, and the sum of a buffer full of it is finite. A mass grows with its
  * priority, so the power of the greatest one is enough. */
 int shmb_priorities_in_order(struct shmb_ring *ring, const double *priorities, uint64_t count) {

@@ -17,6 +17,8 @@
     X(update, ANY, "nnnnt", "(index, tickets, priorities, count, timeout_ns): raw priorities.") \
     X(update_singles, ANY, "nnnnt", "(index, tickets, priorities, count, timeout_ns): the same, of float32.") \
     X(set_alpha, ANY, "oobt", "(alpha or None, eps or None, bind, timeout_ns): change them, or switch the tree on; None: as it is.") \
+    X(totals, ANY, "t", "(timeout_ns): mass, least, max_priority and length of one moment.") \
+    X(raise_max_priority, ANY, "rt", "(value, timeout_ns): the largest priority ever given is at least this one.") \
     X(empty, ANY, "bt", "(keep_write_count, timeout_ns): forget every item.") \
     X(restore, ANY, "nnrt", "(ticket, write_count, max_priority, timeout_ns): position and counts of a buffer that is loaded.") \
     X(check, ANY, "bt", "(alive, timeout_ns): what is not as it should be, counted; without a lock where nobody is alive.") \

@@ -1,4 +1,4 @@
-/* Priorities change: those of items, and alpha and eps for all. */
+/* Priorities change: those of items, the largest seen, and alpha and eps for all. */
 #include <math.h>
 
 #include "ring.h"
@@ -144,4 +144,26 @@ int shmb_set_alpha(struct shmb_ring *ring, struct shmb_call *call, double alpha,
     shmb_touch(runtime);
     shmb_unlock(ring);
     return SHMB_OK;
+}
+
+/* As shmb_drawn_from after a draw by priority. */
+int shmb_read_totals(struct shmb_ring *ring, struct shmb_call *call, struct shmb_totals *out) {
+    int status = shmb_lock(ring, call);
+    if (status != SHMB_OK) return status;
+    *out = shmb_totals_now(ring, true);
+    shmb_unlock(ring);
+    return SHMB_OK;
+}
+
+/* The largest priority ever given is at least this one. SHMB_BAD_PRIORITY: no item could have it. */
+int shmb_raise_max_priority(struct shmb_ring *ring, struct shmb_call *call, double value) {
+    int status = shmb_lock(ring, call);
+    if (status != SHMB_OK) return status;
+    status = shmb_priorities_in_order(ring, &value, 1); /* with the mutex: alpha stays as it is */
+    if (status == SHMB_OK && value > ring->runtime->max_priority) {
+        ring->runtime->max_priority = value;
+        CP(raise_max_priority);
+    }
+    shmb_unlock(ring);
+    return status;
 }

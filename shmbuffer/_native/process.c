@@ -1,6 +1,6 @@
 #define _GNU_SOURCE /* MADV_WIPEONFORK */
 /* What belongs to this process and its threads: whether it is the one that made a handle, its clocks, and why a thread's
- * last call was refused. */
+ * last call was refused, and what its last draw was from. */
 #include <sys/mman.h>
 #include <time.h>
 #include <unistd.h>
@@ -8,6 +8,7 @@
 #include "ring.h"
 
 _Thread_local struct shmb_refusal shmb_refusal;
+_Thread_local struct shmb_totals shmb_drawn_from;
 
 /* A page that the kernel wipes in the child of a fork, so that a handle notices even where no hook ran. */
 static _Atomic uint64_t *life_page;

@@ -163,6 +163,16 @@ struct shmb_refusal {
 };
 extern _Thread_local struct shmb_refusal shmb_refusal;
 
+/* What all items are together, in one locked section. */
+struct shmb_totals {
+    double mass;         /* sum of all masses; 0: a draw is uniform, as it is asked for, or no masses are kept, or all are 0 */
+    double least;        /* the smallest positive mass; 0 where the sum is */
+    double max_priority; /* the largest raw priority ever given; negative: none yet */
+    uint64_t length;     /* elements that hold an item */
+};
+/* Of the section in which the first rows of this thread's last draw were drawn; length 0: it has not drawn yet. */
+extern _Thread_local struct shmb_totals shmb_drawn_from;
+
 /* Most rings have one lane, and a division is half of what else there is to do for an element. */
 static inline uint64_t shmb_slot_of(const struct shmb_ring *ring, uint64_t element) {
     return ring->lanes == 1 ? element : element / ring->lanes;
@@ -255,6 +265,8 @@ uint64_t shmb_place_of(const struct shmb_ring *ring, uint64_t ticket);
 double shmb_mass(const struct shmb_runtime *runtime, double raw);
 double shmb_largest_mass(const struct shmb_ring *ring);
 double shmb_default_priority(const struct shmb_runtime *runtime);
+bool shmb_draws_by_mass(const struct shmb_ring *ring, bool prioritized);
+struct shmb_totals shmb_totals_now(const struct shmb_ring *ring, bool prioritized);
 int shmb_priorities_in_order(struct shmb_ring *ring, const double *priorities, uint64_t count);
 void shmb_ring_leaves(struct shmb_ring *ring); /* every leaf from words and raw priorities, and `length` */
 
@@ -360,6 +372,8 @@ int shmb_indices_in_order(struct shmb_ring *ring, const int64_t *index, uint64_t
 int shmb_update(struct shmb_ring *ring, struct shmb_call *call, const int64_t *index, const int64_t *tickets,
                 const double *priorities, uint64_t count, uint64_t *applied);
 int shmb_set_alpha(struct shmb_ring *ring, struct shmb_call *call, double alpha, double eps, bool bind);
+int shmb_read_totals(struct shmb_ring *ring, struct shmb_call *call, struct shmb_totals *out);
+int shmb_raise_max_priority(struct shmb_ring *ring, struct shmb_call *call, double value);
 
 /* What a check finds; all zero if the ring is whole. */
 struct shmb_check {

@@ -136,6 +136,10 @@ static PyObject *get_why(PyObject *Py_UNUSED(object), void *Py_UNUSED(closure)) 
     return PyLong_FromLong(shmb_refusal.why);
 }
 
+static PyObject *get_drawn_from(PyObject *Py_UNUSED(object), void *Py_UNUSED(closure)) {
+    return shmb_drawn_from.length ? shmb_totals_told(&shmb_drawn_from) : Py_NewRef(Py_None);
+}
+
 #define GET_U64(name, expression)                                                                            \
     static PyObject *get_##name(PyObject *object, void *Py_UNUSED(closure)) {                                \
         const struct shmb_ring *ring = &((struct ring_object *)object)->ring;                                \
@@ -196,6 +200,7 @@ static PyGetSetDef properties[] = {
     GET(why, "What this thread's last call was limited by."),
     GET(bad_at, "Position of the argument that this thread's last call was refused for."),
     GET(needed, "Bytes, or elements of a limited call, that this thread's last call needed."),
+    GET(drawn_from, "(mass, least, max_priority, length) that this thread's last draw was from; None before the first."),
     GET(byte_head, "Where the next record starts."),
     GET(byte_tail, "Where the oldest record in use starts."),
     GET(max_priority, "Largest raw priority given; negative: none yet."),

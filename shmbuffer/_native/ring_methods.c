@@ -164,6 +164,19 @@ PyObject *shmb_ring_set_alpha(struct ring_object *self, struct asked *asked) {
     return shmb_answer(asked, shmb_set_alpha(&self->ring, CALL, REAL(0), REAL(1), NUMBER(2) != 0), 0);
 }
 
+/* -> (mass, least, max_priority, length), or a status */
+PyObject *shmb_ring_totals(struct ring_object *self, struct asked *asked) {
+    struct shmb_totals totals;
+    int status = shmb_read_totals(&self->ring, CALL, &totals);
+    if (status != SHMB_OK) return shmb_answer(asked, status, 0);
+    shmb_python_end(&asked->python);
+    return shmb_totals_told(&totals);
+}
+
+PyObject *shmb_ring_raise_max_priority(struct ring_object *self, struct asked *asked) {
+    return shmb_answer(asked, shmb_seen(self, shmb_raise_max_priority(&self->ring, CALL, REAL(0))), 0);
+}
+
 /* The buffer as a whole. */
 
 PyObject *shmb_ring_empty(struct ring_object *self, struct asked *asked) {

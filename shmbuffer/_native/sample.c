@@ -216,8 +216,7 @@ static void draw_uniformly(struct shmb_ring *ring, struct random *random, const 
  * number of items brings about; see shmb_refusal.bad_at. */
 static bool draw(struct shmb_ring *ring, struct random *random, const uint32_t *rows, uint64_t count, int64_t *index,
                  int64_t *tickets, bool prioritized, struct draw *draws) {
-    bool kept = atomic_load_explicit(&ring->runtime->prioritized, memory_order_relaxed) != 0; /* else masses are old */
-    bool by_mass = prioritized && kept && shmb_tree_total(&ring->tree) > 0;
+    bool by_mass = shmb_draws_by_mass(ring, prioritized);
     if (by_mass)
         draw_by_mass(ring, random, rows, count, index, draws);
     else
@@ -307,6 +306,7 @@ int shmb_sample(struct shmb_ring *ring, struct shmb_call *call, uint64_t count, 
                 status = SHMB_DAMAGED;
                 goto out;
             }
+            if (round == 0 && from == 0) shmb_drawn_from = shmb_totals_now(ring, prioritized);
             for (uint64_t i = 0; arena && i < n; i++) /* extents belong to words: looked at together */
                 take_place(ring, (uint64_t)index[rows[from + i]], arena, rows[from + i]);
             if (with_the_lock && arena && arena->used <= arena->room)

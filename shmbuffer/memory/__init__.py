@@ -15,6 +15,7 @@ from shmbuffer.memory.recovery_report import RecoveryReport
 from shmbuffer.memory.ring import Ring
 from shmbuffer.memory.schema import Leaf, Schema
 from shmbuffer.memory.settings import Settings
+from shmbuffer.memory.totals import Totals
 
 __all__ = [
     "LIVE_READS",
@@ -30,6 +31,7 @@ __all__ = [
     "Ring",
     "Schema",
     "Settings",
+    "Totals",
     "masses_of",
     "masses_of_snapshot",
 ]

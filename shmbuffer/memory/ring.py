@@ -30,11 +30,12 @@ from shmbuffer.memory.seat import Seat
 from shmbuffer.memory.slots_file import SlotsFile
 from shmbuffer.memory.status import raise_for_status
 from shmbuffer.memory.streams import Streams
+from shmbuffer.memory.totals import HasTotals
 from shmbuffer.memory.tree import PriorityTree
 from shmbuffer.memory.waiting import Calls
 
 
-class Ring:
+class Ring(HasTotals):
     """The ring of one buffer, as one handle sees it.
 
     Args:

@@ -289,6 +289,7 @@ def test_every_crash_point_belongs_to_a_protocol_that_is_killed_at_it() -> None:
             "tree",
             "leaves",
             "relink",
+            "raise",
         ),
         *("count", "file", "folder", "flow", "limit", "history", "vouch", "control", "draw"),
         "weights",

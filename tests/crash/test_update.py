@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shmbuffer.memory import Engine
+from shmbuffer.memory import Engine, Totals
 from tests.crash.harness import (
     dies,
     ended,
@@ -125,6 +125,34 @@ def test_a_learner_that_dies_while_sampling_changes_nothing(survivor: Engine, po
     assert read_all(ring) == items
     assert (ring.tree.priorities() == priorities).all()
     require_usable(ring, 999)
+
+
+@pytest.mark.parametrize("point", [*native_points("raise"), "mutex.locked", "mutex.unlocked"])
+def test_the_largest_priority_of_another_ring_is_there_or_is_not(
+    survivor: Engine, point: str
+) -> None:
+    ring, path = survivor.ring(), survivor.path
+    assert ring is not None
+    assert path is not None
+    write(ring, range(11))
+    items, priorities = read_all(ring), ring.tree.priorities()
+    before = ring.totals()
+    raised = before._replace(max_priority=50.0)
+    assert before.max_priority == 11.0
+    assert dies(path, point, lambda engine: engine.ring().raise_max_priority(50.0))  # type: ignore[union-attr]
+    require_sound(survivor)
+    assert ring.totals() == (before if point == "mutex.locked" else raised)
+    assert read_all(ring) == items
+    assert (ring.tree.priorities() == priorities).all()
+    ring.raise_max_priority(50.0)
+    succeeds(lambda: finds(path, raised))
+    require_usable(ring, 999)
+
+
+def finds(path: Path, totals: Totals) -> None:
+    with Engine.open(path, None) as engine:
+        require_sound(engine)
+        assert engine.ring().totals() == totals  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("point", native_points("alpha"))

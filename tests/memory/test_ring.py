@@ -912,6 +912,8 @@ def test_a_mutex_that_a_living_process_does_not_let_go_is_an_error_in_time(
             lambda: ring.update(np.zeros(1, np.int64), np.ones(1)),
             ring.empty,
             ring.snapshot,
+            ring.totals,
+            lambda: ring.raise_max_priority(9.0),
             lambda: ring.tree.set_alpha(0.5),
         ):
             with pytest.raises(LockTimeout):
@@ -1141,6 +1143,9 @@ def test_a_closed_handle_says_so(engine: Engine, ring: Ring) -> None:
         ring.claims.commit,
         ring.claims.abort,
         ring.snapshot,
+        ring.totals,
+        ring.drawn_from,
+        lambda: ring.raise_max_priority(9.0),
     ):
         with pytest.raises(BufferClosedError, match="this handle was closed; attach again"):
             use()

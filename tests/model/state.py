@@ -68,6 +68,7 @@ NOT_MODELLED = (
     *("write.header", "write.extent", "write.bytes"),
     *("alpha.alpha", "alpha.eps", "alpha.version", "alpha.stored", "alpha.leaves"),
     *("alpha.parents", "restore.head", "restore.count", "restore.max_priority", "copy.moment"),
+    "raise.max_priority",
     *("relink.header", "relink.forgotten", "relink.tail", "relink.head"),
     *("flow.pending", "flow.promised", "flow.settled", "flow.waits", "flow.limited", "flow.base"),
     *(

@@ -48,6 +48,13 @@ static void check_batch(const struct shmb_ring *ring, const struct place *place,
     }
 }
 
+static void check_totals(const struct shmb_ring *ring, const struct shmb_totals *totals, const char *who) {
+    bool by_mass = totals->mass > 0 && totals->least > 0 && totals->least <= totals->mass;
+    bool alike = totals->mass == 0 && totals->least == 0;
+    if (totals->length > ring->elements || !(by_mass || alike))
+        fail("%s: %llu items weigh %g, the least of them %g", who, (unsigned long long)totals->length, totals->mass, totals->least);
+}
+
 void learn_once(struct shmb_ring *ring) {
     struct shmb_call call = a_call();
     struct place place;
@@ -63,6 +70,8 @@ void learn_once(struct shmb_ring *ring) {
     if (status != SHMB_OK && status != SHMB_NOTHING && status != SHMB_NO_ROOM) expect(status, "sample");
     if (status == SHMB_OK) {
         check_batch(ring, &place, index, tickets, count, "sample");
+        check_totals(ring, &shmb_drawn_from, "sample");
+        if (shmb_drawn_from.length == 0 || (!prioritized && shmb_drawn_from.mass)) fail("sample: not what was drawn from");
         for (uint64_t row = 0; row < count; row++) {
             if (!(weights[row] > 0 && weights[row] <= 1)) fail("sample: a weight is %g", (double)weights[row]);
             priorities[row] = (double)random_below(50) / 10;
@@ -211,6 +220,14 @@ void reap_the_dead(struct shmb_ring *ring) {
     }
 }
 
+/* What other rings have seen. */
+static void raise_once(struct shmb_ring *ring, struct shmb_call *call) {
+    struct shmb_totals totals;
+    expect(shmb_raise_max_priority(ring, call, (double)random_below(120) / 10), "raise_max_priority");
+    expect(shmb_read_totals(ring, call, &totals), "totals");
+    check_totals(ring, &totals, "totals");
+}
+
 static void restore_once(struct shmb_ring *ring, struct shmb_call *call) {
     int status = shmb_restore(ring, call, random_below(ring->capacity), random_below(1000), -1);
     if (status != SHMB_IN_QUEUE || !world.options.limited) expect(status, "restore");
@@ -259,6 +276,7 @@ void look_after_once(struct shmb_ring *ring) {
     }
     if (world.options.upkeep && random_below(4) == 0)
         restore_once(ring, &call);
+    if (random_below(4) == 0) raise_once(ring, &call);
     if (world.options.limited && random_below(8) == 0) limit_once(ring, &call);
     expect(shmb_give_up_turn(ring, &call), "give_up_turn");
 }

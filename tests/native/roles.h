@@ -9,7 +9,7 @@ void learn_once(struct shmb_ring *ring);      /* sample, look at each item, upda
 void draw_once(struct shmb_ring *ring);       /* learn_once within the limiter; out of a queue, if there is one */
 void read_once(struct shmb_ring *ring);       /* the same by index */
 void copy_once(struct shmb_ring *ring);       /* the whole ring at one moment */
-void look_after_once(struct shmb_ring *ring); /* check, alpha, the dead, turns; with upkeep: empty, restore */
+void look_after_once(struct shmb_ring *ring); /* check, alpha, the largest priority, the dead, turns; with upkeep: empty, restore */
 void reap_the_dead(struct shmb_ring *ring);
 void check_whole(struct shmb_ring *ring);
 void check_flow_once(struct shmb_ring *ring); /* what a limiter counts */

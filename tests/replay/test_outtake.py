@@ -22,6 +22,7 @@ from shmbuffer import (
     TensorDictReplayBuffer,
 )
 from shmbuffer._native import _core
+from shmbuffer.memory import Totals
 from shmbuffer.replay.form.tensors import reads_into
 
 DTYPES = (
@@ -77,6 +78,19 @@ def test_all_dtypes_come_as_they_come_the_usual_way(tmp_path: Path, kind: str) -
             short.select("int64", "scalar"), written[short["index"]].select("int64", "scalar")
         )
     assert rb.storage.ring().seat.outtake is not None
+
+
+def test_a_sample_tells_what_it_was_drawn_from() -> None:
+    rb = TensorDictPrioritizedReplayBuffer(
+        alpha=0.5, beta=0.5, eps=0.0, storage=LazyTensorStorage(50)
+    )
+    rb.extend(
+        TensorDict({"obs": torch.zeros(4, 3), "td_error": torch.tensor([1.0, 4, 9, 16])}, [4])
+    )
+    ring: Any = rb.storage.ring()  # type: ignore[attr-defined]
+    rb.sample(8)
+    assert ring.seat.outtake is not None
+    assert ring.drawn_from() == ring.totals() == Totals(10.0, 1.0, 16.0, 4)
 
 
 def test_a_sample_is_the_callers_and_outlives_the_buffer() -> None:
