@@ -47,8 +47,8 @@ class HasTotals:
 
         That is any draw of `sample`, `draw`, ``records.sample`` or the core's ``Outtake``, from any
         ring: ask before the next. A draw of nothing, or one that raises because there is nothing
-        to draw from, leaves it as it is. Rows that were written over while they were copied are
-        drawn again, and so are those after the first 512: of a later moment, which is not told.
+        to draw from, leaves it as it is. Rows from the 513th on, and those that are drawn again
+        because they were written over, are of later moments, which are not told.
         """
         found = self._calls.seat.native.drawn_from
         return None if found is None else _told(found)
