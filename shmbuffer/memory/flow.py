@@ -16,9 +16,8 @@ from shmbuffer._native import _core
 from shmbuffer.memory.deadline import LOCK_TIMEOUT_NS
 from shmbuffer.memory.layout import Limit
 from shmbuffer.memory.rate_status import RateStatus, rate_status
-from shmbuffer.memory.waiting import Calls
+from shmbuffer.memory.waiting import COUNTS, PASSES, Calls
 
-_NONE, _ALL = 0, 2  # how many calls go on whatever the ratio
 _NO_QUEUE = 1  # of a call to take
 
 
@@ -44,11 +43,11 @@ class Flow:
     @contextmanager
     def uncounted(self) -> Iterator[None]:
         """Writes of this thread in here go on whatever the ratio, and do not change it: a load."""
-        self._seat.native.bypass(_ALL)
+        self._seat.native.bypass(PASSES)
         try:
             yield
         finally:
-            self._seat.native.bypass(_NONE)
+            self._seat.native.bypass(COUNTS)
 
     def rate_status(self) -> RateStatus:
         """How the sides stand now."""

@@ -38,6 +38,9 @@ from shmbuffer.memory.status import raise_for_status
 
 _log = logging.getLogger("shmbuffer.flow")
 
+COUNTS, PASSES_ONCE, PASSES = range(3)
+"""How a thread's calls stand to the ratio (``shmb_bypass`` in ``_native/ring.h``): they count, the
+next one goes on whatever it is, all do."""
 SLICE_NS = 5_000_000
 """Asleep, at most: a death is noticed within this time, and who dies before waking us costs no
 more."""
@@ -47,7 +50,6 @@ SAY_S = 30.0
 """Between two warnings."""
 
 _FILLING_S = 0.0002  # between two looks at a ring that is empty because all of it is being written
-_ONCE = 1  # the next call goes on whatever the ratio
 _PATIENCE_S = 0.1  # a turn that is not used for this long goes to the end of the queue
 
 
@@ -193,7 +195,7 @@ class Waiting:
             self._require_possible(why, count)
             self._seat.reap_dead()
             if self._sides.are_left(self._side, now) and self._passes(why, count, now):
-                native.bypass(_ONCE)
+                native.bypass(PASSES_ONCE)
                 return
             self._require_no_deadlock(why)
             if now - self._began >= SAY_S and now - self._said >= SAY_S:

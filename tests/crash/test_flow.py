@@ -20,6 +20,7 @@ import pytest
 from shmbuffer._native import _core
 from shmbuffer.memory import Engine, RateLimiter, Ring, deadline
 from shmbuffer.memory.layout import EntryState, Phase
+from shmbuffer.memory.waiting import PASSES_ONCE
 from tests.crash.deeds import ring_of
 from tests.crash.harness import (
     CAPACITY,
@@ -91,7 +92,7 @@ def places(engine: Engine) -> None:
 
 def writes_past_the_limit(engine: Engine) -> None:
     assert not goes(lambda: write(ring_of(engine), range(100, 108)))
-    ring_of(engine).seat.native.bypass(1)
+    ring_of(engine).seat.native.bypass(PASSES_ONCE)
     write(ring_of(engine), range(100, 108))
 
 
@@ -101,7 +102,7 @@ def samples(engine: Engine) -> None:
 
 def samples_past_the_limit(engine: Engine) -> None:
     waits_to_sample(engine)
-    ring_of(engine).seat.native.bypass(1)
+    ring_of(engine).seat.native.bypass(PASSES_ONCE)
     ring_of(engine).flow.admit(8)
 
 

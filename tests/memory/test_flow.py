@@ -14,6 +14,7 @@ from shmbuffer._native import _core
 from shmbuffer.errors import RateLimitError, RateLimitTimeout
 from shmbuffer.memory import Engine, RateLimiter, Ring, Settings, deadline, waiting
 from shmbuffer.memory.layout import Side, Why
+from shmbuffer.memory.waiting import PASSES_ONCE
 from tests.memory.rows import Parent, child, ring_of, schema, write
 
 LIMITER = RateLimiter(2, error_buffer=8, when_no_peer="wait")
@@ -149,7 +150,7 @@ def test_a_sample_that_passes_counts_for_nothing_also_if_it_fails(ring: Ring) ->
     ring.flow.cancel(8)
     assert ahead(ring) == 0
     assert ring.flow.admit(8) == 8
-    ring.seat.native.bypass(1)
+    ring.seat.native.bypass(PASSES_ONCE)
     assert ring.flow.admit(8) == 0
     ring.flow.cancel(0)
     ring.flow.cancel(8)  # of the draw before: this thread's last one was not counted
