@@ -7,7 +7,7 @@ name, dtype or shape is refused before anything has changed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,7 +26,7 @@ from shmbuffer.numpy.mismatch import (
     refuse_number,
 )
 from shmbuffer.numpy.nodes import FormDiffersError, KeyPath, Node
-from shmbuffer.numpy.structure import Structure, without_keys
+from shmbuffer.numpy.structure import Structure, paths_of, without_keys
 
 Array = np.ndarray[Any, Any]
 
@@ -91,31 +91,16 @@ class ArrayLeaves:
         node.collect(_stored(data, OWN_KEYS), values)
         if swapped:
             values = [_swapped(value, swapped) for value in values]
-        paths = [path or ("data",) for path in node.paths()]
-        if not values:
-            raise ValueError("the data hold no tensor, so there is nothing to store")
+        paths = paths_of(node)
         forms = [
             _form(value, path, dtypes.get(path)) for value, path in zip(values, paths, strict=True)
         ]
-        lead = forms[0][1][:dims]
-        for path, (_, shape) in zip(paths, forms, strict=True):
-            if len(shape) < dims or shape[:dims] != lead:
-                refuse_list(node, path)
-                raise ValueError(
-                    f"leaf {'.'.join(path)!r} has shape {list(shape)}, but the storage's "
-                    f"{dims} leading dimensions are {list(lead)} in leaf {'.'.join(paths[0])!r}; "
-                    f"every leaf begins with the same {dims} (batch{' and lanes' * (ndim > 1)})"
-                )
+        leaves, lanes = leaves_of_forms(node, forms, ndim=ndim, single=single)
         if unknown := sorted(dtypes.keys() - set(paths)):
             raise KeyError(
                 f"dtypes: {'.'.join(unknown[0])!r} is no leaf of this write, which has "
                 f"{['.'.join(path) for path in paths]}"
             )
-        lanes = tuple(lead if single else lead[1:])
-        leaves = tuple(
-            Leaf(path, dtype, tuple(shape[dims:]))
-            for path, (dtype, shape) in zip(paths, forms, strict=True)
-        )
         return cls(node, leaves, lanes, where, optional)
 
     def schema(self, capacity: int) -> Schema:
@@ -210,6 +195,38 @@ class ArrayLeaves:
                 refuse_number(self.where, leaf, shape[0], array.shape[0])
             refuse_leaf(self.where, leaf, shape, f"{name}{list(array.shape)}")
         return np.ascontiguousarray(array).reshape(shape)
+
+
+def leaves_of_forms(
+    node: Node,  # the form of a first batch
+    # dtype and shape of each of its leaves
+    forms: Sequence[tuple[str, Sequence[int]]],
+    *,
+    ndim: int,  # dimensions of the storage
+    single: bool,  # it is one item
+) -> tuple[tuple[Leaf, ...], tuple[int, ...]]:
+    """What the schema says of the leaves, and the sizes of the dimensions after the first.
+
+    Raises:
+        ValueError: there are no leaves, or they differ in the storage's dimensions.
+    """
+    if not forms:
+        raise ValueError("the data hold no tensor, so there is nothing to store")
+    paths, dims = paths_of(node), ndim - 1 if single else ndim
+    lead = forms[0][1][:dims]
+    for path, (_, shape) in zip(paths, forms, strict=True):
+        if len(shape) < dims or shape[:dims] != lead:
+            refuse_list(node, path)
+            raise ValueError(
+                f"leaf {'.'.join(path)!r} has shape {list(shape)}, but the storage's "
+                f"{dims} leading dimensions are {list(lead)} in leaf {'.'.join(paths[0])!r}; "
+                f"every leaf begins with the same {dims} (batch{' and lanes' * (ndim > 1)})"
+            )
+    leaves = tuple(
+        Leaf(path, dtype, tuple(shape[dims:]))
+        for path, (dtype, shape) in zip(paths, forms, strict=True)
+    )
+    return leaves, tuple(lead if single else lead[1:])
 
 
 def _stored(data: Any, keys: frozenset[str]) -> Any:

@@ -118,7 +118,7 @@ class Structure:
             node = self.from_json(recorded)
         else:
             node = self.from_paths(paths)
-        if [path or ("data",) for path in node.paths()] != paths:
+        if paths_of(node) != paths:
             raise FormatError(
                 f"{where}: leaves and structure of the schema do not fit together: {paths}, "
                 f"{recorded}"
@@ -194,6 +194,11 @@ class Structure:
     def pytree(self, kind: str, items: dict[Any, Node], **about: Any) -> Node:
         """The node of a dict, list, tuple or namedtuple."""
         return ArrayNode(kind, items, **about)
+
+
+def paths_of(node: Node) -> list[KeyPath]:
+    """The paths of the leaves, in order; ``("data",)`` where the data are one leaf."""
+    return [path or ("data",) for path in node.paths()]
 
 
 def without_keys(data: Mapping[Any, Any], keys: frozenset[str]) -> Mapping[Any, Any]:

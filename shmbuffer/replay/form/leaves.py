@@ -17,7 +17,8 @@ from tensordict import is_non_tensor
 
 from shmbuffer.memory import Leaf, Schema
 from shmbuffer.numpy.keys import OWN_KEYS
-from shmbuffer.numpy.mismatch import refuse_leaf, refuse_list, refuse_number
+from shmbuffer.numpy.leaves import leaves_of_forms
+from shmbuffer.numpy.mismatch import refuse_leaf, refuse_number
 from shmbuffer.numpy.nodes import FormDiffersError, KeyPath, Node
 from shmbuffer.replay.form import structure
 from shmbuffer.replay.form.mismatch import leaves_of, not_a_tensor, refuse_form
@@ -98,24 +99,8 @@ class Leaves:
         node = structure.describe(data, dims, mapping=mapping)
         values: list[Any] = []
         node.collect(structure.without_own_keys(data), values)
-        paths = [path or ("data",) for path in node.paths()]
-        if not values:
-            raise ValueError("the data hold no tensor, so there is nothing to store")
         forms = [_form(value) for value in values]
-        lead = forms[0][1][:dims]
-        for path, (_, shape) in zip(paths, forms, strict=True):
-            if len(shape) < dims or shape[:dims] != lead:
-                refuse_list(node, path)
-                raise ValueError(
-                    f"leaf {'.'.join(path)!r} has shape {list(shape)}, but the storage's "
-                    f"{dims} leading dimensions are {list(lead)} in leaf {'.'.join(paths[0])!r}; "
-                    f"every leaf begins with the same {dims} (batch{' and lanes' * (ndim > 1)})"
-                )
-        lanes = tuple(lead if single else lead[1:])
-        leaves = tuple(
-            Leaf(path, dtype, tuple(shape[dims:]))
-            for path, (dtype, shape) in zip(paths, forms, strict=True)
-        )
+        leaves, lanes = leaves_of_forms(node, forms, ndim=ndim, single=single)
         return cls(node, leaves, lanes, where)
 
     def schema(self, capacity: int) -> Schema:
