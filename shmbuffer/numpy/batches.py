@@ -31,15 +31,7 @@ def unbound(data: Any) -> list[Any]:
     if isinstance(data, list):
         return data
     if isinstance(data, Mapping):
-        columns = {key: unbound(value) for key, value in data.items()}
-        counts = {key: len(column) for key, column in columns.items()}
-        if len(set(counts.values())) > 1:
-            raise ValueError(
-                f"the entries of a batch have one row for each item, but these differ: {counts}; a "
-                "list of dicts is a list of items"
-            )
-        rows = zip(*columns.values(), strict=True)
-        return [dict(zip(columns, row, strict=True)) for row in rows]
+        return rows_of({key: unbound(value) for key, value in data.items()})
     shape: Sequence[int] = getattr(data, "shape", ())
     if not len(shape):
         raise TypeError(
@@ -49,6 +41,18 @@ def unbound(data: Any) -> list[Any]:
     if isinstance(data, np.ndarray):
         return [data[at, ...] for at in range(len(data))]
     return [data[at] for at in range(int(shape[0]))]
+
+
+def rows_of(columns: Mapping[Any, list[Any]]) -> list[dict[Any, Any]]:
+    """A dict of each row of these columns; ValueError where one is longer than another."""
+    counts = {key: len(column) for key, column in columns.items()}
+    if len(set(counts.values())) > 1:
+        raise ValueError(
+            f"the entries of a batch have one row for each item, but these differ: {counts}; a "
+            "list of dicts is a list of items"
+        )
+    rows = zip(*columns.values(), strict=True)
+    return [dict(zip(columns, row, strict=True)) for row in rows]
 
 
 def _joined(items: list[Any], where: str, arrays: bool) -> Any:

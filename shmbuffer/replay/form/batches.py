@@ -11,6 +11,7 @@ import torch
 from tensordict import TensorDict, lazy_stack
 
 from shmbuffer.errors import EmptyBufferError
+from shmbuffer.numpy.batches import rows_of
 from shmbuffer.numpy.keys import OWN_KEYS
 from shmbuffer.numpy.mismatch import Numbers
 from shmbuffer.numpy.nodes import nest
@@ -144,14 +145,7 @@ def unbound(data: Any) -> list[Any]:
                 columns[key] = unbound(value)
             except (TypeError, RuntimeError) as error:
                 raise type(error)(f"entry {key!r} of the batch: {error}") from error
-        counts = {key: len(column) for key, column in columns.items()}
-        if len(set(counts.values())) > 1:
-            raise ValueError(
-                f"the entries of a batch have one row for each item, but these differ: {counts}; a "
-                "list of dicts is a list of items"
-            )
-        rows = zip(*columns.values(), strict=True)
-        return [dict(zip(columns, row, strict=True)) for row in rows]
+        return rows_of(columns)
     if is_batch(data):
         if not data.shape:
             raise RuntimeError(
