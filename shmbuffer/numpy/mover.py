@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from shmbuffer.memory.streams import of_each
 from shmbuffer.numpy.arrays import address_of
 
 if TYPE_CHECKING:
@@ -115,3 +116,24 @@ class Mover(ABC):
             )
         except IndexError:
             return None
+
+
+def write_found(
+    ring: Ring,
+    where: str,  # the buffer's name in messages
+    # addresses of the leaves, what owns these bytes, and the slots: as the leaves have matched them
+    found: tuple[list[int], list[Any], int],
+    priorities: NDArray[np.float64] | None,  # one for each element
+    streams: int | Streams | None,
+) -> tuple[int, int]:
+    """Write slots whose leaves lie as they have to; the first ticket, and the slots."""
+    addresses, _, count = found  # the caller's bytes are owned by `found` until here is left
+    if not count:
+        return ring.head, 0
+    if priorities is not None and priorities.size != count * ring.width:
+        raise ValueError(
+            f"{where}: {priorities.size} priorities were given for {count * ring.width} items; "
+            "nothing was changed"
+        )
+    given = None if priorities is None else address_of(priorities)
+    return ring.write(addresses, count, given, streams=of_each(streams, count)), count

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shmbuffer.memory.deadline import LOCK_TIMEOUT_NS
-from shmbuffer.memory.streams import of_each
 from shmbuffer.numpy.arrays import address_of
-from shmbuffer.numpy.mover import REALS, Drawn, Mover
+from shmbuffer.numpy.mover import REALS, Drawn, Mover, write_found
 from shmbuffer.numpy.nodes import LEAF, tree_of
 
 if TYPE_CHECKING:
@@ -98,18 +97,8 @@ class ArrayRows(Mover):
         streams: int | Streams | None,
     ) -> tuple[int, int]:
         """See `Mover.write`."""
-        addresses, kept, count = self.leaves.match(data, single, swapped)
-        if not count:
-            return self.ring.head, 0
-        if priorities is not None and priorities.size != count * self.ring.width:
-            raise ValueError(
-                f"{self.leaves.where}: {priorities.size} priorities were given for "
-                f"{count * self.ring.width} items; nothing was changed"
-            )
-        given = None if priorities is None else address_of(priorities)
-        first = self.ring.write(addresses, count, given, streams=of_each(streams, count))
-        del kept, priorities  # the bytes were ours to read until here
-        return first, count
+        found = self.leaves.match(data, single, swapped)
+        return write_found(self.ring, self.leaves.where, found, priorities, streams)
 
     def sample(self, count: int, key: int, beta: float | None) -> Drawn:
         """See `Mover.sample`."""

@@ -16,6 +16,7 @@ import torch
 from tensordict import is_non_tensor
 
 from shmbuffer.memory import Leaf, Schema
+from shmbuffer.numpy.arrays import addressof, from_buffer
 from shmbuffer.numpy.keys import OWN_KEYS
 from shmbuffer.numpy.leaves import leaves_of_forms
 from shmbuffer.numpy.mismatch import refuse_leaf, refuse_number
@@ -26,11 +27,9 @@ from shmbuffer.replay.form.nodes import TensorDictNode, is_collection
 from shmbuffer.replay.form.objects import OBJECT, Objects, objects_in
 from shmbuffer.replay.form.tensors import (
     NO_TENSOR,
-    addressof,
     as_tensor,
     contiguous,
     dtype_name,
-    from_buffer,
     is_number,
     numpy_dtype,
     reads,

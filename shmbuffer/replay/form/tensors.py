@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,9 +13,6 @@ import torch
 from torch.utils.dlpack import from_dlpack
 
 from shmbuffer.errors import SchemaMismatchError
-
-from_buffer: Callable[[Any], ctypes.c_char] = ctypes.c_char.from_buffer
-addressof = ctypes.addressof
 
 _PLAIN = (bool, int, float, complex, np.generic)
 _KNOWN = (torch.Tensor, np.ndarray, *_PLAIN)
@@ -75,11 +71,6 @@ def is_plain(value: Any) -> bool:
     if isinstance(value, (list, tuple)):
         return all(map(is_plain, value))
     return isinstance(value, _PLAIN)
-
-
-def address_of(array: np.ndarray[Any, Any]) -> int:
-    """Where the bytes of a writable, contiguous array are, at a quarter of the usual cost."""
-    return addressof(from_buffer(array)) if array.size else 0
 
 
 def template(dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:

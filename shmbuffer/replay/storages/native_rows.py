@@ -10,8 +10,8 @@ from tensordict import MemoryMappedTensor
 from torch import empty_like
 
 from shmbuffer.memory.deadline import LOCK_TIMEOUT_NS
-from shmbuffer.memory.streams import Streams, of_each
-from shmbuffer.replay.form.tensors import address_of, reads_elsewhere, template
+from shmbuffer.numpy.mover import write_found
+from shmbuffer.replay.form.tensors import reads_elsewhere, template
 from shmbuffer.replay.storages.mover import require_one_each
 from shmbuffer.replay.storages.rows import Rows
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shmbuffer.memory import ItemSnapshot, Ring
+    from shmbuffer.memory.streams import Streams
     from shmbuffer.replay.form.leaves import Leaves
     from shmbuffer.replay.storages.mover import RowSample
 
@@ -49,18 +50,8 @@ class NativeRows(Rows):
         streams: int | Streams | None = None,
     ) -> tuple[int, int]:
         """See `Rows.write`."""
-        addresses, kept, count = self.leaves.match(data, single)
-        if not count:
-            return self.ring.head, 0
-        if priorities is not None and priorities.size != count * self.ring.width:
-            raise ValueError(
-                f"{self.leaves.where}: {priorities.size} priorities were given for "
-                f"{count * self.ring.width} items; nothing was changed"
-            )
-        given = None if priorities is None else address_of(priorities)
-        first = self.ring.write(addresses, count, given, streams=of_each(streams, count))
-        del kept, priorities  # the bytes were ours to read until here
-        return first, count
+        found = self.leaves.match(data, single)
+        return write_found(self.ring, self.leaves.where, found, priorities, streams)
 
     def place(self, slots: NDArray[np.int64], data: Any, *, in_place: bool) -> None:
         """See `Mover.place`."""
