@@ -21,8 +21,12 @@ from shmbuffer.replay.values import is_word, read_values, reading, write_values
 _EXTRA = "shmbuffer.extra"
 
 
+_MOST_LEVELS = 128  # JSON is written and read by recursion, on the caller's stack
+_MOST_BITS = 14_284  # 4,300 digits: of more Python makes no text, unless told to
+
+
 def require_plain(value: Any, place: str = "extra", around: tuple[int, ...] = ()) -> None:
-    """TypeError unless a value can be saved without pickle.
+    """TypeError or ValueError unless a value can be saved without pickle.
 
     Args:
         value: what a user saves.
@@ -40,6 +44,7 @@ def require_plain(value: Any, place: str = "extra", around: tuple[int, ...] = ()
     if isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind in "?biufcSUmM":
         return
     if isinstance(value, bytes) or is_word(value):
+        _require_digits(value, place)
         return
     take = take_of(type(value))
     if take is None:
@@ -50,16 +55,31 @@ def require_plain(value: Any, place: str = "extra", around: tuple[int, ...] = ()
         )
     if id(value) in around:
         raise TypeError(f"{place} holds itself; leave it out. Nothing was written")
+    if len(around) == _MOST_LEVELS:
+        raise ValueError(
+            f"{place:.60}... is nested deeper than {_MOST_LEVELS} levels; leave it out, or save a "
+            "flat list or dict of what is in it. Nothing was written"
+        )
     _, _, _, keys, parts = take(value)
     mapping = isinstance(keys, tuple)
     for at, part in enumerate(parts):
         key = keys[at] if isinstance(keys, tuple) else at
+        for one in key if type(key) is tuple else (key,):
+            _require_digits(one, f"a key of {place}")
         if mapping and not labels.is_json(key):
             raise TypeError(
                 f"{place} has the key {key!r:.60} of type {type(key).__qualname__}; keys are text, "
                 "numbers, None and tuples of them. Nothing was written"
             )
         require_plain(part, place if keys is None else f"{place}[{key!r}]", (*around, id(value)))
+
+
+def _require_digits(value: Any, place: str) -> None:
+    if isinstance(value, int) and value.bit_length() > _MOST_BITS:
+        raise ValueError(
+            f"{place} is an int of {value.bit_length():,} bits, and one that is saved has at most "
+            f"{_MOST_BITS:,}; save its bytes, by int.to_bytes(). Nothing was written"
+        )
 
 
 def write_extra(directory: Path, extra: Any) -> None:

@@ -203,6 +203,36 @@ def test_what_could_only_be_pickled_is_named_before_anything_is_written(
     assert not (tmp_path / "save").exists()
 
 
+def deep(levels: int) -> dict[str, Any]:
+    found: dict[str, Any] = {"state": torch.ones(1)}
+    for _ in range(levels - 1):
+        found = {"inner": found}
+    return found
+
+
+@pytest.mark.parametrize(
+    ("extra", "says"),
+    [
+        ({"model": deep(3000)}, r"extra\['model'\]\['inner'\].* is nested deeper than 128 levels"),
+        ({"count": [1, 10**4300]}, r"extra\['count'\]\[1\] is an int of 14,285 bits"),
+        ({"count": {(0, 10**5000): 1}}, r"a key of extra\['count'\] is an int of 16,610 bits"),
+    ],
+)
+def test_what_json_cannot_hold_is_named_before_anything_is_written(
+    tmp_path: Path, extra: Any, says: str
+) -> None:
+    with pytest.raises(ValueError, match=says) as error:
+        filled().dumps(tmp_path / "save", extra=extra)
+    assert "Nothing was written" in str(error.value)
+    assert not (tmp_path / "save").exists()
+
+
+def test_the_deepest_tree_and_the_longest_number_come_back(tmp_path: Path) -> None:
+    extra = {"deep": deep(127), "long": 1 - 2**14284, 2**200: (-(2**64), 2**64)}
+    filled().dumps(tmp_path, extra=extra)
+    assert same(empty().loads(tmp_path), extra)
+
+
 def test_what_holds_itself_is_refused(tmp_path: Path) -> None:
     extra: dict[str, Any] = {"a": {}}
     extra["a"]["b"] = extra

@@ -98,6 +98,8 @@ class Saving(Saves, Parts):
             RuntimeError: nothing was written to the storage yet.
             TypeError: something in the items could only be pickled (see `ListStorageCheckpointer`),
                 or in ``extra``, where its place is named; the save that was there before stays.
+            ValueError: ``extra`` has more than 128 levels, or an int of more than 4,300 digits; its
+                place is named, and nothing was written.
             BufferExistsError: another buffer has its files there.
             BufferInUseError: another process is saving there right now.
             SpaceError, OSError: no room, or no permission; what was there is as it was.
