@@ -23,6 +23,17 @@ from shmbuffer.memory.priorities import largest_mass
 from shmbuffer.memory.seat import Seat, unlinked
 
 
+def require_linked(seat: Seat) -> None:
+    """Raises BufferUnlinkedError if the directory was removed; looks once a second. 0.1 µs.
+
+    Before the first write it looks each time, which costs a microsecond.
+    """
+    if seat.native is None:
+        seat.require_linked()
+    elif (status := seat.native.look()) < 0:
+        raise_for_status(seat, -status, "look")
+
+
 def raise_for_status(
     seat: Seat, status: int, what: str, priorities: object = None, index: object = None
 ) -> NoReturn:

@@ -34,7 +34,7 @@ from shmbuffer.memory.schema import Schema
 from shmbuffer.memory.seat import Seat
 from shmbuffer.memory.sides import Sides
 from shmbuffer.memory.slots_file import SlotsFile
-from shmbuffer.memory.status import raise_for_status
+from shmbuffer.memory.status import raise_for_status, require_linked
 
 _log = logging.getLogger("shmbuffer.flow")
 
@@ -126,8 +126,7 @@ class Calls:
 
     def require_linked(self) -> None:
         """Raises BufferUnlinkedError if the directory was removed; looks once a second. 0.1 µs."""
-        if (status := self.seat.native.look()) < 0:
-            raise_for_status(self.seat, -status, "look")
+        require_linked(self.seat)
 
     def _is_being_filled(self, limit: deadline.Deadline | None) -> bool:
         """Whether writers hold slots now, or did a moment ago: an empty ring does not stay so."""

@@ -26,6 +26,7 @@ from shmbuffer.memory.path_checks import explained
 from shmbuffer.memory.region import Directory
 from shmbuffer.memory.schema import ITEMSIZES, RAW, Leaf
 from shmbuffer.memory.seat import Seat
+from shmbuffer.memory.status import require_linked
 from shmbuffer.memory.weights_file import Copied, WeightsFile
 
 TIMEOUT_S = 5.0
@@ -88,6 +89,7 @@ def publish(
 def newest(seat: Seat, than: int | None = None) -> Copied | None:
     """The newest weights, copied out; None if they are not newer than ``than``."""
     file = seat.weights or _file_of(seat)
+    require_linked(seat)
     return None if file is None else file.copy(0 if than is None else than)
 
 

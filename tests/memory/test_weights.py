@@ -32,6 +32,7 @@ from shmbuffer.memory.region import Directory
 from shmbuffer.memory.schema import ITEMSIZES
 from tests.crash.harness import ended, fork, stopped_at, succeeds
 from tests.memory.carried import newest, number_in, of, publish
+from tests.memory.rows import schema
 from tests.memory.test_recovery import reboot
 
 SETTINGS = Settings(capacity=8)
@@ -381,9 +382,17 @@ def test_weights_go_with_their_buffer(engine: Engine) -> None:
     assert not path.exists()
 
 
-def test_another_definition_of_an_item_leaves_the_weights(engine: Engine) -> None:
-    from tests.memory.rows import schema
+def test_before_the_first_write_the_weights_of_a_removed_directory_are_an_error(
+    engine: Engine,
+) -> None:
+    publish(engine, 1)
+    assert number_in(newest(engine)) == 1
+    shutil.rmtree(path_of(engine))
+    with pytest.raises(BufferUnlinkedError, match="the directory was removed or replaced while"):
+        newest(engine)
 
+
+def test_another_definition_of_an_item_leaves_the_weights(engine: Engine) -> None:
     publish(engine, 1)
     engine.define(schema())
     assert engine.undefine()

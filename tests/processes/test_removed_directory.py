@@ -70,8 +70,15 @@ def test_each_call_of_a_removed_buffer_ends_in_the_same_error(
     buffer = make(path)
     buffer.extend(items(0, 8))
     batch = buffer.sample()
+    buffer.publish({"w": torch.ones(2)}, 0)
     shutil.rmtree(path)
-    calls = [lambda: buffer.extend(items(8, 4)), lambda: buffer.add(items(8, 1)[0]), buffer.sample]
+    calls = [
+        lambda: buffer.extend(items(8, 4)),
+        lambda: buffer.add(items(8, 1)[0]),
+        buffer.sample,
+        lambda: buffer.newest(),
+        lambda: buffer.newest(than=1),
+    ]
     if make is rows:
         calls += [
             lambda: buffer.sample(out=batch),

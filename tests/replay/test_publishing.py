@@ -103,6 +103,16 @@ def test_nested_tensors_come_back_nested(buffer: ReplayBuffer, kind: type) -> No
     assert found.state_dict["actor"]["w"].tolist() == [1, 1]
 
 
+def test_weights_without_an_element_come_back(buffer: ReplayBuffer) -> None:
+    given = {"a": torch.empty(0, 3, dtype=torch.int64), "b": torch.empty(0, dtype=torch.bfloat16)}
+    buffer.publish(given, 0)
+    found = buffer.newest()
+    assert found is not None
+    for name, tensor in given.items():
+        back = found.state_dict[name]
+        assert (back.dtype, back.shape) == (tensor.dtype, tensor.shape)
+
+
 def test_weights_are_there_before_the_first_item_and_after_a_restart(tmp_path: Path) -> None:
     with Coordinator(tmp_path / "buffer", capacity=10) as coordinator:
         coordinator.buffer.publish({"w": torch.ones(1)}, 7)

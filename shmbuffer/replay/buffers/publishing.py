@@ -77,6 +77,7 @@ class Publishing(Parts):
 
         Raises:
             CorruptBufferError: something else has written over them, or over their file.
+            BufferUnlinkedError: the directory was removed; noticed within a second.
             TypeError, ShmBufferError: as of `publish`.
 
         Cost: about a microsecond where there is nothing newer; else a copy and a checksum of them.
@@ -87,6 +88,8 @@ class Publishing(Parts):
         leaves = found.form.leaves
         tensors = [
             torch.from_numpy(part).view(torch_dtype(leaf.dtype)).reshape(leaf.shape)
+            if leaf.nbytes  # else torch may not look at it as another dtype
+            else torch.empty(leaf.shape, dtype=torch_dtype(leaf.dtype))
             for leaf, part in zip(leaves, found.parts(), strict=True)
         ]
         return Weights(found.version, found.step, weights.nested(leaves, tensors))
