@@ -62,15 +62,17 @@ def in_time_order(data: Any, dim: int, ndim: int) -> tuple[Any, Streams, tuple[i
         ValueError: see `steps_and_streams`.
     """
     leads: list[tuple[int, ...]] = []
-    arrays = mapped(data, lambda leaf: leaf if hasattr(leaf, "swapaxes") else np.asarray(leaf))
-    mapped(arrays, lambda leaf: leads.append(tuple(leaf.shape[:2])))
+    mapped(data, lambda leaf: leads.append(tuple(np.shape(leaf)[:2])))
     lead, streams = steps_and_streams(leads, dim, ndim)
 
     def ordered(leaf: Any) -> Any:
+        if isinstance(leaf, list):  # numbers in there take the dtype of the buffer's leaf
+            return [item for row in (leaf if dim else zip(*leaf, strict=True)) for item in row]
+        leaf = leaf if hasattr(leaf, "swapaxes") else np.asarray(leaf)
         rows = leaf if dim else leaf.swapaxes(0, 1)
         return rows.reshape(lead[0] * lead[1], *leaf.shape[2:])
 
-    return mapped(arrays, ordered), streams, lead
+    return mapped(data, ordered), streams, lead
 
 
 def mapped(data: Any, change: Callable[[Any], Any]) -> Any:

@@ -45,6 +45,29 @@ def test_a_dimension_of_streams_is_taken_apart_step_by_step(
     assert torch.equal(written[:]["next", "b"], tensors[:]["next", "b"])
 
 
+@pytest.mark.parametrize("dim", [0, 1])
+def test_lists_with_a_dimension_of_streams_take_the_dtype_of_the_buffer(
+    dim: int, directory: Directory
+) -> None:
+    directory.create()
+    arrays = directory.arrays()
+    arrays.add({"a": np.float32(0), "b": {"c": np.zeros(2, np.int32)}, "d": np.float64(0)})
+    numbers = np.arange(6).reshape(2, 3)
+    pairs = np.stack([numbers, numbers + 10], -1)
+    given = {"a": (numbers / 2).tolist(), "b": {"c": pairs.tolist()}, "d": numbers.tolist()}
+    index = arrays.extend(given, stream_dim=dim)
+    assert index.shape == (2, 3)
+    assert arrays.dtypes == {
+        ("a",): "float32",
+        ("b", "c"): "int32",
+        ("d",): "float64",
+    }
+    written = directory.tensors()[torch.from_numpy(index.reshape(-1))]
+    assert written["a"].tolist() == (numbers / 2).reshape(-1).tolist()
+    assert written["b", "c"].tolist() == pairs.reshape(-1, 2).tolist()
+    assert written["d"].tolist() == numbers.reshape(-1).tolist()
+
+
 def test_streams_that_do_not_fit_are_refused_and_nothing_is_written(directory: Directory) -> None:
     directory.create()
     arrays = directory.arrays()
