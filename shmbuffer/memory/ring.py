@@ -307,10 +307,12 @@ class Ring(HasTotals):
             return 0, 0
         index = np.ascontiguousarray(index, np.int64)
         priorities = np.ascontiguousarray(priorities, np.float64)
-        if tickets is not None:
-            tickets = np.ascontiguousarray(tickets, np.int64)
+        tickets = None if tickets is None else np.ascontiguousarray(tickets, np.int64)
         if len(priorities) != count or (tickets is not None and len(tickets) != count):
-            raise ValueError(f"update: {count} indices, {len(priorities)} priorities")
+            given = "" if tickets is None else f", {len(tickets)} generations"
+            raise ValueError(
+                f"update: {count} indices, {len(priorities)} priorities{given}; give as many"
+            )
         return self.update_at(
             address(index),
             address(priorities),

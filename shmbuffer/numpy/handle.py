@@ -12,6 +12,7 @@ from shmbuffer.errors import EmptyBufferError
 from shmbuffer.memory import Schema, recorded, weights
 from shmbuffer.memory.weights import Weights
 from shmbuffer.numpy.arrays import DTYPES, named
+from shmbuffer.numpy.indices import as_int
 from shmbuffer.numpy.keys import OWN_KEYS, WEIGHT_KEYS
 from shmbuffer.numpy.leaves import ArrayLeaves
 from shmbuffer.numpy.limits import Limits
@@ -51,8 +52,10 @@ class Handle:
         self._greatest: MaxPriority | None = None
         self._capacity, self._ndim = settings.capacity, settings.ndim
         self._batch_size = extra.get("batch_size") if batch_size is None else batch_size
-        if self._batch_size is not None and self._batch_size < 1:
-            raise ValueError(f"batch_size has to be at least 1, got {batch_size}")
+        if self._batch_size is not None:
+            self._batch_size = as_int("batch_size", self._batch_size)
+            if self._batch_size < 1:
+                raise ValueError(f"batch_size has to be at least 1, got {batch_size}")
         usual = _DEFAULT_BETA if extra.get("beta") is None else extra["beta"]
         self._beta = from_zero("beta", usual if beta is None else beta)
         self._rng = None if rng is None else np.random.default_rng(rng)

@@ -1,7 +1,11 @@
-"""Indices as samples and writes give them out: elements, or coordinates where there are lanes."""
+"""Numbers of items as users give them, and indices as samples and writes give them out.
+
+An index is an element, or coordinates where there are lanes.
+"""
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +46,21 @@ def ravel(
     for size, coordinate in zip(lanes, parts[1:], strict=True):
         flat = flat * size + coordinate
     return np.ascontiguousarray(flat.reshape(-1))
+
+
+def as_int(name: str, value: Any) -> int:
+    """An argument that is a number of items: an int, or what is one by ``__index__``."""
+    try:
+        return int(operator.index(value))
+    except TypeError:
+        found = f"{value!r:.60} of type {type(value).__qualname__}"
+        raise TypeError(f"{name} is a number of items, an int; got {found}") from None
+
+
+def are_written(elements: NDArray[np.int64], lanes: tuple[int, ...]) -> NDArray[np.bool_]:
+    """Which of them are elements: -1 in an index stands for "not written" (top-k writers)."""
+    nowhere = ravel(tuple(np.array([-1]) for _ in range(len(lanes) + 1)), lanes)
+    return np.not_equal(elements, nowhere)
 
 
 def unravel(index: Any, lanes: tuple[int, ...]) -> tuple[Any, ...]:

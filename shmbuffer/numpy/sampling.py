@@ -67,7 +67,7 @@ class Sampling(Handle):
 
         Args:
             index: what a sample or a write gave; or a sample (of records a list of items), which
-                says its generation, too.
+                says its generation, too. Entries of -1 are left out.
             priority: ``[n]`` or one number; finite and not negative. Several for each item of a
                 sample are reduced as the buffer says. None: the sample's entry `priority_key`.
             generation: ``index_generation`` of the sample, ``[n]``: an item that was written over
@@ -107,7 +107,15 @@ class Sampling(Handle):
         else:
             raw = as_raw(priority, count)
         tickets = None if generation is None else indices.ravel(generation, ())
-        found = PriorityUpdate(*ring.update(elements, raw, tickets))
+        try:
+            found = PriorityUpdate(*ring.update(elements, raw, tickets))
+        except IndexError:  # -1 is looked for only here
+            written = indices.are_written(elements, rows.lanes)
+            if written.all():
+                raise
+            elements, raw = elements[written], raw[written]
+            tickets = None if tickets is None else tickets[written]
+            found = PriorityUpdate(*ring.update(elements, raw, tickets))
         if self._greatest is not None:
             self._greatest.updated(elements, raw, found.applied)
         return found
@@ -122,6 +130,8 @@ class Sampling(Handle):
                     "no batch size: give batch_size to sample() or to shmbuffer.numpy.attach()"
                 )
             return own
+        if type(batch_size) is not int:
+            batch_size = indices.as_int("batch_size", batch_size)
         if own is not None and batch_size != own:
             warnings.warn(
                 f"sample(batch_size={batch_size}) differs from the buffer's batch_size={own}; "
@@ -146,7 +156,7 @@ class Sampling(Handle):
             except BaseException:
                 limits.cancel(count)
                 raise
-        if min_size is not None and min_size < 0:
+        if min_size is not None and (min_size := indices.as_int("min_size", min_size)) < 0:
             raise ValueError(f"min_size has to be at least 0, got {min_size}")
         with deadline.within(timeout):
             turn = limits.turn(count, min_size or 0)

@@ -497,7 +497,7 @@ def test_as_many_priorities_as_indices_are_needed(ring: Ring) -> None:
     write(ring, range(8))
     with pytest.raises(ValueError, match="update: 2 indices, 3 priorities"):
         ring.update(np.arange(2), np.ones(3))
-    with pytest.raises(ValueError, match="update: 2 indices"):
+    with pytest.raises(ValueError, match="update: 2 indices, 2 priorities, 1 generations; give as"):
         ring.update(np.arange(2), np.ones(2), np.ones(1, np.int64))
 
 

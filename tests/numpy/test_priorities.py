@@ -94,6 +94,26 @@ def test_a_sample_takes_its_priorities_back(form: str, directory: Directory) -> 
     assert {at: raw_of(tensors)[at] for at in expected} == expected
 
 
+@pytest.mark.parametrize("generation", [False, True])
+def test_an_index_of_minus_one_is_left_out(generation: bool, directory: Directory) -> None:
+    """As of a writer that has kept no item, in both kinds of clients."""
+    directory.create(alpha=0.6)
+    arrays, tensors = directory.arrays(), directory.tensors()
+    arrays.extend({"a": np.arange(3)})
+    index, priority = np.array([-1, 2, -1, 0]), np.array([9.0, 5.0, 9.0, 4.0])
+    tickets = np.array([0, 2, 0, 0]) if generation else None
+    assert arrays.update_priority(index, priority, tickets) == (2, 0)
+    assert raw_of(arrays) == [4.0, 1.0, 5.0]
+    assert arrays.update_priority(-1, 9.0) == (0, 0)
+    found = tensors.update_priority(index, priority + 1, generation=tickets)
+    assert found == (2, 0)
+    assert raw_of(arrays) == [5.0, 1.0, 6.0]
+    for buffer in (arrays, tensors):
+        with pytest.raises(IndexError, match="index -2 at position 0 is outside the buffer"):
+            buffer.update_priority(np.array([-2, 0, -1]), np.full(3, 9.0))
+    assert raw_of(arrays) == [5.0, 1.0, 6.0]
+
+
 def test_an_item_that_was_written_over_keeps_its_priority(directory: Directory) -> None:
     directory.create(capacity=4, alpha=0.6)
     arrays, tensors = directory.arrays(), directory.tensors()
@@ -120,6 +140,8 @@ def test_what_is_no_priority_is_refused_and_nothing_is_changed(directory: Direct
         arrays.update_priority(np.array([0, 64]), np.ones(2))
     with pytest.raises(RuntimeError, match="2 priorities for 3 items"):
         arrays.update_priority(np.arange(3), np.ones(2))
+    with pytest.raises(ValueError, match="3 indices, 3 priorities, 2 generations; give as many"):
+        arrays.update_priority(np.arange(3), np.ones(3), np.zeros(2, np.int64))
     with pytest.raises(KeyError, match="needs the entry 'index' that a sample has"):
         arrays.update_priority({"a": 1}, np.ones(1))
     with pytest.raises(KeyError, match="this sample has no entry 'td_error'"):

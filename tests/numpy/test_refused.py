@@ -249,3 +249,21 @@ def test_a_slot_that_a_living_writer_fills_is_an_error_that_names_it(directory: 
         assert len(arrays) == 2
     arrays.extend({"a": np.zeros(4)})
     assert len(arrays) == 4
+
+
+def test_any_integer_says_how_many(directory: Directory) -> None:
+    directory.create()
+    arrays = directory.arrays(batch_size=np.int64(4))
+    arrays.extend({"a": np.arange(8)})
+    assert arrays.batch_size == 4
+    for given in (None, np.int64(4), np.array(4), torch.tensor(4)):
+        assert len(arrays.sample(given, min_size=np.int64(2))["a"]) == 4
+    for wrong in (4.0, "4"):
+        with pytest.raises(
+            TypeError, match=f"batch_size is a number of items, an int; got {wrong!r}"
+        ):
+            arrays.sample(wrong)
+    with pytest.raises(
+        TypeError, match=r"min_size is a number of items, an int; got 2\.0 of type float"
+    ):
+        arrays.sample(4, min_size=2.0)

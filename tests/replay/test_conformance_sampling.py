@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -154,6 +155,19 @@ def test_the_batch_size_of_the_call_wins_with_a_warning(maker: Maker) -> None:
         warnings.simplefilter("error")
         assert len(rb.sample(4)) == 4
         assert len(rb.sample()) == 4
+
+
+@every_storage
+def test_any_integer_says_how_many(maker: Maker) -> None:
+    rb = maker.buffer(12, batch_size=np.int64(4))
+    rb.extend(steps(0, 12))
+    assert rb.batch_size == 4
+    assert len(rb.sample()) == len(rb.sample(np.int64(4))) == len(rb.sample(torch.tensor(4))) == 4
+    for wrong in (4.0, "4"):
+        with pytest.raises(
+            TypeError, match=f"batch_size is a number of items, an int; got {wrong!r}"
+        ):
+            rb.sample(wrong)
 
 
 @every_storage

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
+from shmbuffer.numpy.indices import as_int
 from shmbuffer.numpy.keys import WEIGHT_KEYS
 from shmbuffer.replay import pinned
 from shmbuffer.replay.buffers.access import StorageOrder
@@ -122,7 +123,7 @@ class ReplayBuffer(Writing, Sampling, StorageOrder, Saving, Publishing):
         **later: Any,
     ) -> None:
         refuse(type(self).__name__, later)
-        if batch_size is not None and batch_size < 1:
+        if batch_size is not None and (batch_size := as_int("batch_size", batch_size)) < 1:
             raise ValueError(f"batch_size has to be at least 1, got {batch_size}")
         if prefetch and batch_size is None:
             raise ValueError(

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 from shmbuffer.memory import deadline
+from shmbuffer.numpy.indices import as_int
 from shmbuffer.replay import pinned
 from shmbuffer.replay.buffers.access import swap_dims
 from shmbuffer.replay.buffers.drawing import chosen, drawn, taken
@@ -133,6 +134,8 @@ class Sampling(Parts):
                     "no batch size: give batch_size to sample() or to the constructor of the buffer"
                 )
             return own
+        if type(batch_size) is not int:
+            batch_size = as_int("batch_size", batch_size)
         if own is not None and batch_size != own:
             warnings.warn(
                 f"sample(batch_size={batch_size}) differs from the buffer's batch_size={own}; "
@@ -162,7 +165,7 @@ class Sampling(Parts):
             except BaseException:
                 limits.cancel(count)
                 raise
-        if min_size is not None and min_size < 0:
+        if min_size is not None and (min_size := as_int("min_size", min_size)) < 0:
             raise ValueError(f"min_size has to be at least 0, got {min_size}")
         if not isinstance(self._storage, RingBacked):
             raise TypeError(

@@ -5,10 +5,10 @@ from __future__ import annotations
 import weakref
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 
 from shmbuffer.memory import slots
+from shmbuffer.numpy.indices import are_written
 from shmbuffer.numpy.maximum import MaxPriority
 from shmbuffer.numpy.priorities import PriorityUpdate, as_raw, check_raw, from_zero
 from shmbuffer.replay.samplers.priority.table import PriorityTable, raw_of
@@ -276,9 +276,8 @@ class PriorityStore(Sampler):
         tickets = None if generation is None else ravel(generation, ())
         try:
             return self._update(elements, raw, tickets)
-        except IndexError:  # -1 stands for "not written" (top-k writers); looked for only here
-            nowhere = int(ravel(tuple(np.array([-1]) for _ in range(len(lanes) + 1)), lanes)[0])
-            written = elements != nowhere
+        except IndexError:  # -1 is looked for only here
+            written = are_written(elements, lanes)
             if written.all():
                 raise
             tickets = None if tickets is None else tickets[written]
