@@ -24,7 +24,7 @@ from typing import Any
 
 from shmbuffer._native import _core
 from shmbuffer.errors import BufferClosedError
-from shmbuffer.memory import cleanup, counters, definition, flush, limiter, removal
+from shmbuffer.memory import cleanup, counters, definition, flush, limiter, removal, weights
 from shmbuffer.memory.anonymous import Anonymous
 from shmbuffer.memory.check import CheckReport, check_living
 from shmbuffer.memory.control import Superblock
@@ -280,10 +280,11 @@ class Engine:
 
         Returns:
             `counters.totals`, and ``clients_alive``, ``clients_dead`` (not reaped yet), ``p_sum``,
-            ``epoch``, ``bytes`` (mapped) and ``time_ns`` (monotonic).
+            ``epoch``, ``bytes`` (mapped) and ``time_ns`` (monotonic); and `weights.stats`.
         """
         self.seat.require_open()
-        return counters.snapshot(self.seat, self.ring(), self.settings.capacity)
+        found = counters.snapshot(self.seat, self.ring(), self.settings.capacity)
+        return found | weights.stats(self.seat)
 
     def glance(self) -> dict[str, int | float]:
         """The counters without the mutex: each number is whole, and of its own moment.

@@ -13,13 +13,19 @@ from __future__ import annotations
 
 import operator
 import os
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shmbuffer.errors import BufferNotFoundError, ShmBufferError
+from shmbuffer.errors import (
+    BufferNotFoundError,
+    CorruptBufferError,
+    FormatError,
+    ShmBufferError,
+)
 from shmbuffer.memory import layout, weights_file
 from shmbuffer.memory.locks import Lock
 from shmbuffer.memory.path_checks import explained
@@ -91,6 +97,20 @@ def newest(seat: Seat, than: int | None = None) -> Copied | None:
     file = seat.weights or _file_of(seat)
     require_linked(seat)
     return None if file is None else file.copy(0 if than is None else than)
+
+
+def stats(seat: Seat) -> dict[str, int | float]:
+    """``weights_version`` and ``weights_age_s`` of the newest; zeros where there are none."""
+    file, found = seat.weights, {"version": 0, "at_s": 0.0}
+    try:
+        if file is None and seat.ground.directory is not None:
+            file = _file_of(seat)
+        if file is not None:
+            found = file.stamp()
+    except (FormatError, CorruptBufferError):  # `inspect` tells of it
+        pass
+    age_s = max(0.0, time.time() - found["at_s"]) if found["version"] else 0.0
+    return {"weights_version": found["version"], "weights_age_s": age_s}
 
 
 def flat(state_dict: Mapping[str, Any]) -> dict[tuple[str, ...], Any]:

@@ -63,6 +63,8 @@ GAUGES = {
     "max_priority": "largest priority that was given",
     "alpha": "priority exponent",
     "bytes": "size of all files",
+    "weights_version": "version of the newest weights that a learner has published; 0: none",
+    "weights_age_s": "seconds since they were published",
 }
 
 

@@ -13,6 +13,7 @@
     lock_waits                        times that somebody had to sleep until the lock was free
     clients_alive, clients_dead       handles in the registry; those dead and not yet reaped
     repairs, rolled_back, rolled_forward, reaped   what deaths made necessary
+    weights_version, weights_age_s    of the newest that a learner has published; zeros: none
     epoch, bytes, p_sum, ...          the engine's other numbers, under its own names
 
 One reading is one snapshot of the engine. Counters are shared by all processes; rates belong to the

@@ -6,6 +6,7 @@ import logging
 import os
 import shutil
 import struct
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -410,6 +411,31 @@ def test_inspect_tells_the_newest_and_counts_their_bytes(engine: Engine) -> None
     assert (told["version"], told["step"], told["pid"]) == (2, 40, os.getpid())
     assert (told["tensors"], told["bytes"]) == (5, 3648 + 64 + 320 + 64)
     assert told["at_s"] > 1_700_000_000
+
+
+def test_stats_tell_the_newest_and_its_age(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    def told() -> tuple[float, float]:
+        found = engine.stats()
+        return found["weights_version"], found["weights_age_s"]
+
+    assert told() == (0, 0.0)
+    now_s = time.time()
+    for step in (5, 6):
+        publish(engine, step)
+    monkeypatch.setattr(time, "time", lambda: now_s + 100)
+    version, age_s = told()
+    assert version == 2
+    assert 0 < age_s <= 100
+    monkeypatch.setattr(time, "time", lambda: now_s - 100)  # another process has set the clock
+    assert told() == (2, 0.0)
+
+
+def test_stats_of_a_buffer_whose_weights_are_damaged_are_those_without(engine: Engine) -> None:
+    publish(engine, 1)
+    change(file_of(engine), 0, b"XXXX")
+    with Engine.open(path_of(engine), None) as other:
+        found = other.stats()
+    assert (found["weights_version"], found["weights_age_s"]) == (0, 0.0)
 
 
 def test_inspect_tells_of_a_damaged_file(engine: Engine) -> None:

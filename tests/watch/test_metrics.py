@@ -8,6 +8,7 @@ import urllib.request
 from pathlib import Path
 
 import pytest
+import torch
 
 from shmbuffer.extras import MissingExtra, command
 from shmbuffer.memory import Engine, RateLimiter
@@ -41,6 +42,19 @@ def test_every_number_is_there_and_right(tmp_path: Path) -> None:
         stats = coordinator.stats()
         assert found["p_sum"] == stats["p_sum"]
         assert found["bytes"] == stats["bytes"]
+
+
+def test_the_metrics_and_stats_tell_the_newest_weights(tmp_path: Path) -> None:
+    with Coordinator(tmp_path / "buffer", capacity=8, metrics_port=0) as coordinator:
+        for version in (0, 1, 2):
+            if version:
+                coordinator.buffer.publish({"w": torch.ones(1)}, step=version * 10)
+            found = numbers(coordinator.metrics_port)
+            assert found["weights_version"] == version
+            assert (found["weights_age_s"] > 0) == (version > 0)
+            for stats in (coordinator.stats(), coordinator.buffer.stats()):
+                assert stats["weights_version"] == version
+                assert stats["weights_age_s"] >= found["weights_age_s"]
 
 
 def test_the_metrics_show_how_far_each_side_is(tmp_path: Path) -> None:
