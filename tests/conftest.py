@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
@@ -51,6 +52,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="all cases of the tests that are marked 'product', and the tests marked 'full'",
     )
+
+
+@pytest.hookimpl(optionalhook=True)  # without pytest-xdist there is no such hook
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
+    """With ``--dist loadgroup``: the groups of tests/groups.py."""
+    from tests.groups import GroupScheduling
+
+    return GroupScheduling(config, log) if config.getoption("dist") == "loadgroup" else None
 
 
 def pytest_sessionstart() -> None:

@@ -25,7 +25,7 @@ from benchmarks.library import ARRAYS, INDEX, TENSORDICT, Operation
 from benchmarks.measure import Timed
 from benchmarks.peer import PEERS, Peer, PeerError, why_not
 
-pytestmark = [pytest.mark.xdist_group("benchmarks"), pytest.mark.timeout(120)]
+pytestmark = pytest.mark.timeout(120)
 
 ROOT = Path(__file__).parents[1]
 

@@ -1,15 +1,17 @@
-"""What the default run leaves out, and what it never does."""
+"""What the default run leaves out, what it never does, and what it keeps in one process."""
 
 from __future__ import annotations
 
 import itertools
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.groups import GROUPS
 from tests.mutants.mutant import mutants
 from tests.selection import sample
 
@@ -133,3 +135,22 @@ def test_a_case_that_is_named_is_run() -> None:
 def test_a_case_that_has_to_catch_a_seeded_bug_always_runs() -> None:
     wanted = {test for mutant in mutants() for test in mutant.caught_by if "[" in test}
     assert wanted <= collected(*{test.partition("::")[0] for test in wanted})
+
+
+def test_a_group_is_of_files_that_are_there_and_in_no_other() -> None:
+    files = [file for group in GROUPS for file in group]
+    assert len(set(files)) == len(files)
+    assert [file for file in files if not (ROOT / file).is_file()] == []
+
+
+def test_the_tests_of_a_group_run_in_one_process_of_two() -> None:
+    """Where each of them ran anywhere, all would pass, and everything be started twice."""
+    command = [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider"]
+    command += ["--numprocesses", "2", "--dist", "loadgroup", "tests/docs/test_code_blocks.py"]
+    command += ["tests/test_holdings.py", "-k", "not blocks_of_a_page"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    ran = re.findall(r"^\[(gw\d)\] .*PASSED (\S+?)::", done.stdout, re.M)
+    assert {file for _, file in ran} == {"tests/docs/test_code_blocks.py", "tests/test_holdings.py"}
+    assert len({process for process, _ in ran}) == 2
+    assert len({process for process, file in ran if "code_blocks" in file}) == 1

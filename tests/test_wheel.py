@@ -18,7 +18,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 # Compiling the core takes a while, and these tests do it up to twice.
-pytestmark = [pytest.mark.timeout(300), pytest.mark.xdist_group("wheel")]
+pytestmark = pytest.mark.timeout(300)
 
 
 def run(

@@ -54,8 +54,6 @@ from tests.conftest import (  # noqa: E402
 )
 from tests.distributed.parts import Owned, Scaled, Tied, items  # noqa: E402
 
-pytestmark = pytest.mark.xdist_group("ray")
-
 SMALL = {"num_cpus": 0}  # an actor that waits for no CPU
 ENVIRONMENT = {
     "RAY_AUTH_TOKEN": secrets.token_hex(16),  # else Ray leaves one in the user's home

@@ -31,8 +31,6 @@ from shmbuffer.distributed.rpc import RemoteClient
 from tests.distributed.group import Group
 from tests.distributed.parts import Noting, Oldest, OwnedByRpc, doubled, items
 
-pytestmark = pytest.mark.xdist_group("rpc")
-
 
 @pytest.fixture(scope="module")
 def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Group]:

@@ -11,8 +11,7 @@ from tests.faults.sweeper import CHECKPOINTS, Sweeper
 SEED = 1
 CASES, MORE_CASES = 3, 8
 
-#: In one process of xdist: loading torch costs more than the faults.
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("faults of checkpoints")]
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")

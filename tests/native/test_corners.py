@@ -7,7 +7,7 @@ import pytest
 from tests.native.conftest import Folder
 from tests.native.program import CORNERS, build, corner_cases, run
 
-pytestmark = [pytest.mark.xdist_group("native-address"), pytest.mark.timeout(300)]
+pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.mark.parametrize("case", corner_cases())

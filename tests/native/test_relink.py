@@ -7,7 +7,7 @@ import pytest
 from tests.native.conftest import Folder
 from tests.native.program import RELINK, build, run
 
-pytestmark = [pytest.mark.xdist_group("native-address"), pytest.mark.timeout(300)]
+pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.mark.slow

@@ -12,7 +12,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
 @pytest.mark.full  # scripts/sanitize runs each scenario so, before the tests
-@pytest.mark.xdist_group("native-thread")
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_no_byte_is_touched_by_two_threads_without_order(folder_of: Folder, name: str) -> None:
     folder = folder_of("thread")
@@ -25,7 +24,6 @@ def test_no_byte_is_touched_by_two_threads_without_order(folder_of: Folder, name
         assert counts["reaped"] > 0
 
 
-@pytest.mark.xdist_group("native-address")
 @pytest.mark.parametrize(
     "name", [*MORTAL[1::2], *(pytest.param(name, marks=pytest.mark.full) for name in MORTAL[::2])]
 )
@@ -35,7 +33,6 @@ def test_no_byte_outside_the_ring_is_touched(folder_of: Folder, name: str) -> No
     assert counts["deaths" if "weights" in name else "repairs"] > 0
 
 
-@pytest.mark.xdist_group("native-address")
 @pytest.mark.parametrize(
     "name", [pytest.param("rows", marks=pytest.mark.full), "one handle on records"]
 )

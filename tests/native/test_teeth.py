@@ -153,13 +153,7 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(n, marks=pytest.mark.xdist_group(f"native-{f.flavour}"))
-        for n, f in FAULTS.items()
-    ],
-)
+@pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_in_the_core_is_found(folder_of: Folder, name: str) -> None:
     fault = FAULTS[name]
     program = build(fault.flavour, folder_of(fault.flavour), fault.edits)

@@ -81,7 +81,6 @@ def require_same(found: Steps, expected: Steps) -> None:
 
 
 @pytest.mark.timeout(240)  # of a process that makes all of them
-@pytest.mark.xdist_group("resume")
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_a_resumed_run_samples_what_the_uninterrupted_one_does(
     runs: dict[str, Runs], case: Case

@@ -1,0 +1,38 @@
+"""Which tests run one after the other in one process, where several processes run all of them.
+
+These share what is dear to start. pytest-xdist has marks for that, but takes them to the scheduler
+in an attribute that pytest does not read from 9.2 on: without a word, each process starts
+everything. The scheduler that decides by names alone is part of its documented interface.
+"""
+
+from __future__ import annotations
+
+from xdist.scheduler import LoadScopeScheduling
+
+#: Groups of files. A file that is in none shares nothing that is dear: its tests run anywhere.
+GROUPS = (
+    # A program is compiled for each.
+    ("tests/test_wheel.py",),
+    tuple(f"tests/native/test_{name}.py" for name in ("corners", "relink", "stress", "teeth")),
+    ("tests/mutants/test_mutants.py",),
+    # A process that has loaded torch serves each.
+    ("tests/docs/test_code_blocks.py",),
+    ("tests/faults/test_checkpoints.py",),
+    # A cluster, a group, a run of everything.
+    ("tests/distributed/test_ray.py",),
+    ("tests/distributed/test_rpc.py",),
+    ("tests/replay/test_resume.py",),
+    ("tests/test_benchmarks.py",),
+    # A buffer that others use.
+    ("tests/cli/test_plot.py",),
+    ("tests/test_monitoring.py",),
+    ("tests/torture/test_rules.py",),
+)
+_FIRST = {file: group[0] for group in GROUPS for file in group}
+
+
+class GroupScheduling(LoadScopeScheduling):
+    """Groups first, those of most tests before the others; then test by test."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return _FIRST.get(nodeid.partition("::")[0], nodeid)
