@@ -10,7 +10,15 @@ caches and waiting for each other; and the AVX-512 kernels, which stay with the 
 
 Counting is off except during the calls. They are counted some at a time, and the median of these
 counts is taken, less that of no call at all: what happens now and then (a dict that grows) is left
-out. Addresses and hashes are the same in every run.
+out. Hashes are the same in every run, and addresses as far as that can be had: where Python puts
+its objects, and with it which entries of its caches collide, depends on everything that was
+allocated before, so on the lengths of paths and of the environment, and on threads. What is counted
+is therefore a copy in a directory whose path has the same length everywhere, and sees nothing of
+the caller's environment:
+
+    /tmp/shmbuffer-instructions-????????/     cwd, HOME, TMPDIR, and where the buffers are
+        root/        the packages, compiled there
+        env ──▶      the environment of our Python
 
 The recorded counts are in `instructions.json`, with the versions that they hold for: another Python
 or torch takes other numbers of instructions, and is not compared.
@@ -19,6 +27,7 @@ or torch takes other numbers of instructions, and is not compared.
 from __future__ import annotations
 
 import argparse
+import compileall
 import json
 import os
 import platform
@@ -39,11 +48,8 @@ from benchmarks.counted import CALLS, WINDOWS
 RECORDED = Path(__file__).with_name("instructions.json")
 TOLERANCE = 0.10
 _ROOT = Path(__file__).resolve().parents[1]
-#: Nothing of the caller's: where Python puts its objects, and with it which entries of its caches
-#: collide, depends on everything that was allocated before, by threads and for the environment too.
 _SAME_EVERYWHERE = {
     "PATH": os.defpath,
-    "PYTHONPATH": str(_ROOT),
     "PYTHONHASHSEED": "0",
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
@@ -72,8 +78,11 @@ def count() -> dict[str, int]:
     valgrind = shutil.which("valgrind")
     if valgrind is None:
         raise CannotCountError("valgrind is not installed")
-    with tempfile.TemporaryDirectory(prefix="shmbuffer-instructions-") as directory:
-        counts = f"{directory}/counts"
+    with tempfile.TemporaryDirectory(prefix="shmbuffer-instructions-", dir="/tmp") as directory:
+        counts, tree, python = (f"{directory}/{name}" for name in ("counts", "root", "env"))
+        os.symlink(sys.prefix, python)
+        _copy_to(Path(tree))
+        packages = os.path.relpath(sysconfig.get_path("purelib"), sys.prefix)
         run = subprocess.run(
             [
                 *(["setarch", "--addr-no-randomize"] if shutil.which("setarch") else []),
@@ -81,14 +90,20 @@ def count() -> dict[str, int]:
                 "--tool=callgrind",
                 "--instr-atstart=no",
                 f"--callgrind-out-file={counts}",
-                sys.executable,
+                f"{python}/bin/python3",
+                "-S",  # what it does names the tree: an editable package is found by its path
                 "-m",
                 "benchmarks.counted",
                 str(_compile_requests(Path(directory))),
                 directory,
             ],
-            env=_SAME_EVERYWHERE,
-            cwd=_ROOT,
+            env={
+                **_SAME_EVERYWHERE,
+                "HOME": directory,
+                "TMPDIR": directory,
+                "PYTHONPATH": f"{tree}:{python}/{packages}",
+            },
+            cwd=directory,
             capture_output=True,
             text=True,
         )
@@ -152,6 +167,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     grown = compare(found, recorded)
     print(*(f"grown: {sentence}" for sentence in grown), sep="\n", end="\n" if grown else "")
     return 1 if grown else 0
+
+
+def _copy_to(tree: Path) -> None:
+    """What is counted, and compiled: what is compiled already names the files of its own tree."""
+    for package in ("benchmarks", "shmbuffer"):
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(_ROOT / package, tree / package, ignore=ignored)
+    (tree / "tests").mkdir()
+    for file in ("__init__.py", "frames.py"):
+        shutil.copy2(_ROOT / "tests" / file, tree / "tests")
+    compileall.compile_dir(tree, quiet=2)
 
 
 def _compile_requests(directory: Path) -> Path:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import shutil
+import tempfile
+from pathlib import Path
 
 import pytest
 
-from benchmarks import instructions
+from benchmarks import counted, instructions
 from benchmarks.instructions import RECORDED, CannotCountError, compare, count, differing, main
 
 
@@ -38,6 +42,34 @@ def test_counts_of_other_versions_are_not_compared() -> None:
     assert differing({"versions": here}) is None
     why = differing({"versions": {**here, "torch": "1.0"}})
     assert why == f"recorded with other versions: torch {here['torch']}, not 1.0"
+
+
+def test_what_is_counted_sees_paths_of_one_length_and_nothing_of_the_callers(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Else they would move what Python allocates, and the counts with it."""
+    program = tmp_path / "bin" / "valgrind"
+    program.parent.mkdir()
+    program.write_text('#!/bin/sh\n{ echo "$PWD" "$@"; env; find | sort; } >&2\nexit 1\n')
+    program.chmod(0o700)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    seen = []
+    for folder in (tmp_path, tmp_path / "of a longer name"):
+        folder.mkdir(exist_ok=True)
+        monkeypatch.setenv("TMPDIR", str(folder))
+        monkeypatch.setattr(tempfile, "tempdir", str(folder))
+        monkeypatch.setenv("OF_THE_CALLER", str(folder))
+        try:
+            with pytest.raises(RuntimeError, match="what valgrind ran has failed") as error:
+                count()
+        except CannotCountError as error:
+            pytest.skip(f"instructions are not counted: {error}")
+        seen.append(re.sub(r"(?<=/tmp/shmbuffer-instructions-)\w{8}\b", "", str(error.value)))
+    assert seen[0] == seen[1]
+    assert "/root/shmbuffer/__pycache__/" in seen[0]
+    assert f"/env/bin/python3 -S -m {counted.__name__} " in seen[0]
+    for path in (tmp_path, Path(counted.__file__).parents[1]):
+        assert str(path) not in seen[0]
 
 
 def test_without_valgrind_it_is_said_that_it_is_missing(
