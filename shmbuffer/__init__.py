@@ -43,7 +43,11 @@ if TYPE_CHECKING:
 _HOMES = {
     "shmbuffer.environments": ("Recorder",),
     "shmbuffer.memory.progress": ("ProgressReport",),
-    "shmbuffer.distributed": ("RayReplayBuffer", "RemoteTensorDictReplayBuffer"),
+    "shmbuffer.distributed": (
+        "RayReplayBuffer",
+        "RemoteTensorDictReplayBuffer",
+        "ShardedReplayBuffer",
+    ),
     "shmbuffer.replay.buffers": (
         "PrioritizedReplayBuffer",
         "ReplayBuffer",

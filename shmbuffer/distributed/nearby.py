@@ -28,6 +28,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from shmbuffer.distributed.runtime import own_node
 from shmbuffer.memory import Engine, identity, layout
 from shmbuffer.memory.files import Files
 from shmbuffer.memory.region import Directory
@@ -68,6 +69,7 @@ class Address:
     refused: dict[str, str] = field(default_factory=dict)
     later: bool = False  # there will be a directory, once somebody has written
     mark: str = ""  # what the owner left in the directory with this offer
+    node: str = ""  # name of its Ray node, where only a process of the same one is near
 
     @property
     def place(self) -> tuple[Any, ...]:
@@ -151,6 +153,8 @@ def approach(offer: Address, near: LocalHandle | None = None) -> LocalHandle:
         raise Unreachable(offer.refused[""])
     if offer.boot_id == identity.UNKNOWN_BOOT or offer.boot_id != identity.boot_id():
         raise Unreachable("its owner runs on another machine")
+    if offer.node and offer.node != own_node():
+        raise Unreachable(f"its owner runs on the node {offer.node}")
     storage: Any = None
     try:
         cls, state = pickle.loads(offer.payload)  # before the directory is opened: it may fail

@@ -88,6 +88,7 @@ class Owner:
     def __init__(self, buffer: ReplayBuffer, dumps: Callable[[Any], bytes]) -> None:
         self.buffer = buffer
         self.lock = threading.RLock()
+        self.node = ""  # see `Address`
         self._dumps = dumps
         self._published: Address | None = None
         self._engine: Engine | None = None  # of the directory that the offer names
@@ -135,7 +136,7 @@ class Owner:
     def offer(self) -> Address:
         """Where the buffer is, with a mark that stands in its directory."""
         with self.lock:
-            offer = Address.of(self.buffer, self._dumps)
+            offer = replace(Address.of(self.buffer, self._dumps), node=self.node)
             if self._published is None or replace(self._published, mark="") != offer:
                 try:
                     self._tell(offer)

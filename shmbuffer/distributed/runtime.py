@@ -20,6 +20,34 @@ def require_ray() -> Any:
     return ray
 
 
+def living_nodes() -> dict[str, str]:
+    """Ids of the nodes of the cluster that live, by their names.
+
+    Raises:
+        ValueError: two have the same name.
+    """
+    found: dict[str, str] = {}
+    for node in require_ray().nodes():
+        if not node["Alive"]:
+            continue
+        name = node["NodeName"]
+        if found.setdefault(name, node["NodeID"]) != node["NodeID"]:
+            raise ValueError(
+                f"two nodes of the Ray cluster are called {name!r}, and a shard belongs to a name; "
+                "give each its own with ray start --node-name"
+            )
+    return found
+
+
+def own_node() -> str:
+    """The name of the node that this process belongs to; ``""`` where Ray is not initialized."""
+    ray = require_ray()
+    if not ray.is_initialized():
+        return ""
+    here = ray.get_runtime_context().get_node_id()
+    return next((node["NodeName"] for node in ray.nodes() if node["NodeID"] == here), "")
+
+
 class Lease:
     """One user of Ray in this process. If we started it, the last one to release shuts it down."""
 

@@ -30,6 +30,8 @@ class Totals(NamedTuple):
     """The largest raw priority ever given, whatever is drawn by; None before the first."""
     length: int
     """Elements that hold an item."""
+    is_uniform: bool = False
+    """Whether each item weighs 1."""
 
 
 class HasTotals:
@@ -75,6 +77,7 @@ class HasTotals:
 
 def _told(found: tuple[float, float, float, int]) -> Totals:
     mass, least, greatest, length = found
-    if mass == 0:
+    is_uniform = mass == 0
+    if is_uniform:
         mass, least = float(length), 1.0
-    return Totals(mass, least, greatest if greatest >= 0 else None, length)
+    return Totals(mass, least, greatest if greatest >= 0 else None, length, is_uniform)

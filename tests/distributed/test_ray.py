@@ -44,14 +44,7 @@ from shmbuffer.distributed.handle import LIFECYCLE  # noqa: E402
 from shmbuffer.distributed.ray import RayClient  # noqa: E402
 from shmbuffer.distributed.runtime import Lease  # noqa: E402
 from shmbuffer.extras import command  # noqa: E402
-from tests import holdings  # noqa: E402
-from tests.conftest import (  # noqa: E402
-    _command_of,
-    _descendants,
-    _killed_in_the_end,
-    _passed,
-    _read,
-)
+from tests.conftest import _command_of  # noqa: E402
 from tests.distributed.parts import Owned, Scaled, Tied, items  # noqa: E402
 
 SMALL = {"num_cpus": 0}  # an actor that waits for no CPU
@@ -89,25 +82,6 @@ def cluster() -> Iterator[None]:
             signal.signal(signal.SIGTERM, handler)  # Ray leaves its own
             os.environ.pop("RAY_AUTH_MODE", None)  # Ray sets it
             shutil.rmtree(folder)
-
-
-@pytest.fixture(autouse=True)
-def _nothing_is_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
-    """As everywhere, but for the workers that Ray keeps idle for the next actor."""
-    processes, files = _descendants(), holdings.open_files_of_buffers()
-    yield
-    left = _killed_in_the_end(
-        lambda: {pid for pid in _descendants() - processes if not is_idle_worker(pid)}
-    )
-    if request.node.stash.get(_passed, False):
-        assert not left, "these processes were left running, and have been killed now"
-        leaked = holdings.gained(files, holdings.open_files_of_buffers)
-        assert not leaked, "these files were left open"
-
-
-def is_idle_worker(pid: int) -> bool:
-    command = _read(pid, "cmdline")
-    return command.startswith(b"ray::IDLE") or b"/default_worker.py" in command
 
 
 @contextlib.contextmanager

@@ -20,11 +20,19 @@ if TYPE_CHECKING:
 _NOT_TAKEN = -1  # for a ticket: nothing came out of the queue
 
 
-def drawn(plan: Plan, count: int, *, pins: bool) -> Batch:
-    """Draw, gather, validate and masses_of in one native call; only where ``plan.draws``."""
+def drawn(
+    plan: Plan, count: int, *, pins: bool, key: int | None = None, beta: float | None = None
+) -> Batch:
+    """Draw, gather, validate and weigh in one native call; only where ``plan.draws``.
+
+    By the sampler's key and beta, where they are not given.
+    """
     storage, by_priority = plan.storage, plan.by_priority
-    key = draw_key(plan.sampler, storage)
-    beta = None if by_priority is None else by_priority.beta
+    key = draw_key(plan.sampler, storage) if key is None else key
+    if by_priority is None:
+        beta = None
+    elif beta is None:
+        beta = by_priority.beta
     with pinned.gathering(pins):
         data, index, tickets, weights = storage.draw(count, key, beta)
     if by_priority is not None and by_priority.dtype is not torch.float32:

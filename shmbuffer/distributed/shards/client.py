@@ -1,0 +1,313 @@
+"""A handle on the buffer of several nodes: it writes on its own node, and draws from all."""
+
+from __future__ import annotations
+
+from collections import deque
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from tensordict import TensorDictBase
+
+from shmbuffer.distributed.runtime import own_node, require_ray
+from shmbuffer.distributed.shards.batches import SHARD, Batches
+from shmbuffer.distributed.shards.members import Member, Members, told
+from shmbuffer.distributed.shards.sampling import Sampling
+from shmbuffer.distributed.shards.saving import load_shards, save_shards
+from shmbuffer.distributed.shards.shard_map import NAMESPACE, map_name
+from shmbuffer.distributed.shards.updates import ShardedUpdate, Updates
+from shmbuffer.errors import EmptyBufferError
+from shmbuffer.numpy.keys import GENERATION, INDEX
+from shmbuffer.numpy.priorities import check_raw
+from shmbuffer.replay.buffers import priority_entry
+from shmbuffer.replay.samplers import RandomSampler
+from shmbuffer.replay.samplers.rank import known_rank
+
+
+class ShardIndex(NamedTuple):
+    """Where items were written."""
+
+    shard: int
+    """Which shard, as in the entry ``"shard"`` of a sample."""
+    index: Any
+    """Where in there: what the buffer of the shard returns."""
+
+
+class Options(NamedTuple):
+    """What a handle is made of: it finds the rest by the name."""
+
+    name: str
+    prefetch: int = 0
+    locality: str = "global"
+    rank: int | None = None
+    answer_timeout: float = 5.0
+
+
+class ShardedClient(Sampling):
+    """A handle on a `ShardedReplayBuffer`, for anybody in the Ray cluster.
+
+    It can be pickled into tasks and other actors. Where it arrives it finds the shard of its own
+    node and writes there in memory. On a node without a shard it writes through Ray, to the shard
+    that has the most room.
+
+    Args:
+        options: see `ShardedReplayBuffer`.
+
+    Raises:
+        ValueError: there is no buffer of that name in the cluster.
+    """
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self._ray = require_ray()
+        self._members = Members(
+            self._ray,
+            partial(found_map, options.name),
+            f"sharded buffer {options.name!r}",
+            options.answer_timeout,
+        )
+        self._node = own_node()
+        face = self._ask_face()
+        self._face = face
+        local = options.locality == "local"
+        self._batches = Batches(self._members, face, self._node if local else None)
+        self._updates = Updates(self._members, self._batches)
+        self.beta: float | None = face["beta"]
+        """Exponent of the importance weights of this handle's samples; None: they have none."""
+        self._begun = deque()
+        self._prefetch = options.prefetch
+        self._draws = RandomSampler()
+        self._draws._rank_in_draws = known_rank(options.rank) or 0
+
+    # -- what is there -------------------------------------------------------------------------
+
+    @property
+    def name(self) -> str:
+        """Of the buffer in the cluster."""
+        return self._options.name
+
+    @property
+    def shards(self) -> dict[int, str]:
+        """Names of the nodes of the shards that were written to, by the entry ``"shard"``."""
+        self._members.refresh()
+        return {number: one.node for number, one in self._members.by_identity().items()}
+
+    @property
+    def priority_key(self) -> Any:
+        """Entry that holds priorities."""
+        return self._face["priority_key"]
+
+    def stats(self) -> dict[str, Any]:
+        """Counters of the shards that answer, and their sums.
+
+        Returns:
+            ``"length"``, ``"capacity"``; ``"shards"``: by node what `ReplayBuffer.stats` says;
+            ``"missing"``: nodes whose shards do not answer.
+        """
+        self._members.refresh(all_of_them=True)
+        living = self._members.living()
+        return {
+            "length": sum(member.totals.length for member in living),
+            "capacity": sum(member.capacity for member in living),
+            "shards": {one.node: one.handle.stats() for one in living if one.identity is not None},
+            "missing": [member.node for member in self._members if not member.lives],
+        }
+
+    # -- writing -------------------------------------------------------------------------------
+
+    def add(self, data: Any, **options: Any) -> ShardIndex:
+        """Write one item; see `extend`."""
+        return self._written("add", data, options)
+
+    def extend(self, data: Any, **options: Any) -> ShardIndex:
+        """Write a batch into one shard: whole or not at all.
+
+        Into that of this process's node, in memory. Where the node has none, or it has died,
+        through Ray into the shard that has the most room. If a keeper dies while it writes, the
+        batch is written into another shard, and may be in the first one as well when that returns.
+
+        Args:
+            data: see `ReplayBuffer.extend`.
+            **options: see there.
+
+        Returns:
+            The shard, and the index in there; `update_priority` takes it.
+
+        Raises:
+            SchemaMismatchError, ValueError, TypeError: see there.
+            EmptyBufferError: no shard answers.
+
+        Cost: on a node with a shard 1 µs more than the buffer's own; else about 1 ms.
+        """
+        return self._written("extend", data, options)
+
+    def _written(self, name: str, data: Any, options: dict[str, Any]) -> ShardIndex:
+        home = self._members.at(self._node)
+        while True:
+            member = home if home is not None and home.can_write() else self._emptiest()
+            try:
+                index = getattr(member.handle, name)(data, **options)
+            except self._ray.exceptions.RayActorError as error:
+                member.lose(type(error).__name__)
+                home = None
+                continue
+            return ShardIndex(self._identity_of(member), index)
+
+    def _emptiest(self) -> Member:
+        """The shard that has the most room."""
+        self._members.refresh()
+        living = self._members.living()
+        if not living:
+            raise EmptyBufferError(f"{self!r}: nothing can be written, {self._members.missing()}")
+        return min(living, key=lambda one: one.totals.length / max(one.capacity, 1))
+
+    def _identity_of(self, member: Member) -> int:
+        if member.identity is None and not member.look():  # this was its first write
+            for _, _, message in self._members.answers([(member, member.keeper.news.remote())]):
+                member.take_news(told(message))
+        return -1 if member.identity is None else member.identity
+
+    # -- priorities ----------------------------------------------------------------------------
+
+    def update_tensordict_priority(self, data: TensorDictBase) -> ShardedUpdate:
+        """Set the priorities of a sample from its entry ``priority_key``.
+
+        Args:
+            data: a sample, or part of one: entries ``"shard"``, ``"index"``, ``"index_generation"``
+                and ``priority_key``.
+
+        Returns:
+            How many were applied, stale and lost; see `ShardedUpdate`.
+
+        Raises:
+            KeyError: one of the entries is missing.
+            ValueError: NaN, infinite or negative; nothing was changed.
+
+        Cost: one message to each shard on another node, not waited for.
+        """
+        if self.beta is None:
+            return ShardedUpdate(self._members, (0, 0, 0), [])
+        if data.get(INDEX, None) is None:
+            raise priority_entry.no_index(data)
+        for key in (SHARD, self.priority_key):
+            if data.get(key, None) is None:
+                raise KeyError(
+                    f"update_tensordict_priority: this sample has no entry {key!r}; it has "
+                    f"{sorted(map(str, data.keys()))}"
+                )
+        shard = priority_entry.one_each(data.get(SHARD))
+        raw = priority_entry.reduce(
+            data.get(self.priority_key), shard.numel(), self._face["reduction"]
+        )
+        generation = data.get(GENERATION, None)
+        if generation is not None:
+            generation = priority_entry.one_each(generation)
+        return self.update_priority(data.get(INDEX), raw, generation=generation, shard=shard)
+
+    def update_priority(
+        self, index: Any, priority: Any, *, generation: Any = None, shard: Any = None
+    ) -> ShardedUpdate:
+        """Change priorities.
+
+        Args:
+            index: what a write gave; or, with ``shard``, the index of a sample, ``[n]`` or
+                ``[n, ndim]``.
+            priority: ``[n]`` or one number; finite and not negative.
+            generation: ``index_generation`` of the sample, ``[n]``: an item that was written over
+                since is left alone, and counted as stale.
+            shard: the entry ``"shard"`` of the sample, ``[n]``, or one number.
+
+        Returns:
+            See `ShardedUpdate`.
+
+        Raises:
+            TypeError: nothing says the shard.
+            ValueError: NaN, infinite or negative; nothing was changed.
+        """
+        if isinstance(index, ShardIndex):
+            shard, index = index
+        if shard is None:
+            raise TypeError(
+                "update_priority(index, priority) of a sharded buffer needs shard=, the entry "
+                f"{SHARD!r} of the sample, or an index as extend() returns it"
+            )
+        index = torch.stack(index, -1) if isinstance(index, tuple) else torch.as_tensor(index)
+        where = index.reshape(-1, index.shape[-1]) if index.dim() > 1 else index.reshape(-1)
+        count = len(where)
+        raw = np.asarray(priority_entry.reduce(priority, count, self._face["reduction"]))
+        check_raw(raw)
+        shards = np.broadcast_to(np.asarray(shard).reshape(-1), (count,))
+        tickets = None if generation is None else np.asarray(generation).reshape(-1)
+        return self._updates.send(shards, where.numpy(), raw, tickets)
+
+    # -- the buffer as a whole -----------------------------------------------------------------
+
+    def empty(self) -> None:
+        """Forget all items of all shards."""
+        self._begun.clear()
+        for member in self._members.living():
+            member.handle.empty()
+        self._members.refresh(all_of_them=True)
+
+    def dumps(self, path: Any) -> None:
+        """Save every shard, each of one moment, then the list of them.
+
+        Args:
+            path: a directory that all nodes see under this name. Each shard is saved into one
+                beneath it that is called as its node.
+
+        Raises:
+            RuntimeError: a shard does not answer, or nothing was written; an earlier save stays
+                valid.
+        """
+        self._members.refresh(all_of_them=True)
+        save_shards(self._members, path)
+
+    def loads(self, path: Any) -> None:
+        """Load what `dumps` saved, also of another number of shards.
+
+        Each shard that is there loads what was saved on its node. Where the nodes differ, the items
+        are written into the shards that are there, one part after the other, with their priorities.
+
+        Args:
+            path: as of `dumps`.
+
+        Raises:
+            FileNotFoundError: there is no list of shards.
+            RuntimeError: a shard does not answer; nothing was changed.
+        """
+        self._begun.clear()
+        self._members.refresh(all_of_them=True)
+        parts = self._ray.get(found_map(self.name).parts.remote())
+        load_shards(self._members, path, parts)
+        self._members.refresh(all_of_them=True)
+
+    def detach(self) -> None:
+        """Leave the directory that is open here. The next call comes back."""
+        self._begun.clear()
+        self._members.leave()
+
+    def _ask_face(self) -> dict[str, Any]:
+        asked = [(member, member.keeper.face.remote()) for member in self._members]
+        for _, _, message in self._members.answers(asked):
+            face: dict[str, Any] = told(message)
+            return face
+        raise EmptyBufferError(f"{self!r}: {self._members.missing() or 'no node has a shard'}")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ShardedClient, (self._options,)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._options.name!r})"
+
+
+def found_map(name: str) -> Any:
+    """The map of a buffer; ValueError: there is none."""
+    try:
+        return require_ray().get_actor(map_name(name), namespace=NAMESPACE)
+    except ValueError:
+        raise ValueError(
+            f"there is no sharded buffer {name!r} in this Ray cluster; "
+            "ShardedReplayBuffer(name=...) makes it, and it ends with close()"
+        ) from None

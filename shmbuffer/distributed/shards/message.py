@@ -1,0 +1,91 @@
+"""A piece of a batch as one run of bytes, and again as it was, without a copy of its tensors.
+
+    bytes of the pickle (8) │ the pickle │ the bytes of each tensor and array, on whole cache lines
+
+One array travels through Ray better than many: each has a cost of its own on both sides. What is
+read lies in Ray's object store, and is read-only there: copy it before it is handed on.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import io
+import pickle
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from shmbuffer.distributed.runtime import require_ray
+
+_LINE = 64
+_BYTES = np.dtype("<u8").itemsize
+
+
+def packed(value: Any) -> NDArray[np.uint8]:
+    """``value`` as a message, uint8 ``[bytes]``."""
+    parts: list[memoryview] = []
+    stream = io.BytesIO()
+    pickler = _pickler()(stream, protocol=5, buffer_callback=lambda part: parts.append(part.raw()))
+    pickler.dump(value)
+    sizes = [part.nbytes for part in parts]
+    head = pickle.dumps((sizes, stream.getvalue()))
+    places, end = _places(len(head), sizes)
+    message = np.empty(end, np.uint8)
+    memory = message.data
+    memory[:_BYTES] = len(head).to_bytes(_BYTES, "little")
+    memory[_BYTES : _BYTES + len(head)] = head
+    for place, part in zip(places, parts, strict=True):
+        memory[place : place + part.nbytes] = part
+    return message
+
+
+@functools.cache
+def _pickler() -> Any:
+    """Pickles what Ray does, and the bytes of tensors apart."""
+    base: Any = require_ray().cloudpickle.CloudPickler
+
+    class Pickler(base):  # type: ignore[misc] # a class of Ray's
+        def reducer_override(self, part: Any) -> Any:
+            if type(part) is torch.Tensor and part.is_cpu and part.layout is torch.strided:
+                flat = part.detach().contiguous().reshape(-1).view(torch.uint8)
+                return _tensor, (
+                    pickle.PickleBuffer(flat.numpy().data),
+                    part.dtype,
+                    tuple(part.shape),
+                )
+            return super().reducer_override(part)
+
+    return Pickler
+
+
+def unpacked(message: NDArray[np.uint8]) -> Any:
+    """What was packed; its tensors and arrays lie in ``message``."""
+    length = int.from_bytes(message[:_BYTES].tobytes(), "little")
+    sizes, data = pickle.loads(message[_BYTES : _BYTES + length].data)
+    places, _ = _places(length, sizes)
+    parts = [message[place : place + size] for place, size in zip(places, sizes, strict=True)]
+    return pickle.loads(data, buffers=parts)
+
+
+def _places(head: int, sizes: list[int]) -> tuple[list[int], int]:
+    """Where each part begins, and where the last one ends."""
+    places, at = [], _BYTES + head
+    for size in sizes:
+        at += -at % _LINE
+        places.append(at)
+        at += size
+    return places, at
+
+
+def _tensor(raw: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+    """A tensor over bytes that nobody writes to."""
+    array = np.frombuffer(raw, np.uint8)
+    if not array.size:
+        return torch.empty(shape, dtype=dtype)
+    # torch wants memory that it could write to, and has no tensor that refuses.
+    memory: Any = (ctypes.c_uint8 * array.size).from_address(array.ctypes.data)
+    memory.source = array  # lives as long
+    return torch.frombuffer(memory, dtype=dtype).view(shape)

@@ -1,0 +1,134 @@
+"""What a shard draws of a batch, and how the pieces become the batch."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from tensordict import LazyStackedTensorDict, lazy_stack
+
+from shmbuffer.distributed.nearby import engine_of
+from shmbuffer.errors import EmptyBufferError
+from shmbuffer.memory import Ring, Totals
+from shmbuffer.replay.buffers import ReplayBuffer
+from shmbuffer.replay.buffers.drawing import drawn
+from shmbuffer.replay.form.nodes import is_collection
+from shmbuffer.replay.samplers import PrioritizedSampler
+from shmbuffer.replay.storages.storage import ring_of
+
+
+class Piece(NamedTuple):
+    """Items of one shard."""
+
+    data: Any
+    """``[n, ...]``, collated and transformed."""
+    info: dict[str, Any]
+    """Index, weights as if there were no other shard, generation: ``[n]``."""
+    totals: Totals
+    """Of the locked section in which they were drawn."""
+    identity: int
+    """Of the shard; see `identity_of`."""
+
+
+def identity_of(node: str, uuid: bytes) -> int:
+    """What samples call a shard: 63 bits of its directory's uuid and its node's name.
+
+    A node that comes back with its directory is the same shard; one that comes back without is
+    another, so that a late priority is not given to an item that it does not mean.
+    """
+    digest = hashlib.blake2b(node.encode(), key=uuid, digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1
+
+
+def identity_in(buffer: ReplayBuffer, node: str) -> int:
+    """What samples call the shard of this buffer, which was written to."""
+    return identity_of(node, engine_of(buffer).superblock.uuid)
+
+
+def ring_in(buffer: ReplayBuffer) -> Ring:
+    """The ring of a shard's buffer; EmptyBufferError before the first write."""
+    ring: Ring | None = ring_of(buffer.storage)
+    if ring is None:
+        raise EmptyBufferError("nothing was written to this shard yet")
+    return ring
+
+
+def piece_of(
+    buffer: ReplayBuffer, node: str, count: int, key: int, beta: float | None, largest: float
+) -> Piece:
+    """Draw from the buffer of a shard.
+
+    Args:
+        buffer: the shard's, in this process.
+        node: its name.
+        count: items.
+        key: 63 bits that decide.
+        beta: exponent of the weights; None: the sampler's.
+        largest: the largest priority that the caller has seen anywhere; new items start from it.
+    """
+    ring = ring_in(buffer)
+    raise_largest(ring, largest)
+    plan = buffer.plan
+    if plan.draws:
+        data, info = buffer._finished(*drawn(plan, count, pins=False, key=key, beta=beta))
+        totals = ring.drawn_from()
+        assert totals is not None
+    else:
+        sampler = buffer.sampler
+        before, sampler._rng = sampler._rng, torch.Generator().manual_seed(key)
+        try:
+            totals = ring.totals()
+            data, info = buffer._gathered(*sampler.sample(buffer.storage, count))
+        finally:
+            sampler._rng = before
+    return Piece(data, info, totals, identity_in(buffer, node))
+
+
+def raise_largest(ring: Ring, largest: float) -> None:
+    """Have new items start from at least this priority."""
+    seen = ring.tree.max_priority
+    if largest > 0 and (seen is None or largest > seen) and ring.tree.prioritized:
+        ring.raise_max_priority(largest)
+
+
+def is_prioritized(buffer: ReplayBuffer) -> bool:
+    """Whether a shard draws by priority."""
+    return isinstance(buffer.sampler, PrioritizedSampler)
+
+
+def joined(parts: Sequence[Any]) -> Any:
+    """Parts of a batch, one behind the other, in memory of their own.
+
+    Raises:
+        TypeError: parts of a form that cannot be put together.
+    """
+    first = parts[0]
+    if isinstance(first, LazyStackedTensorDict):
+        return lazy_stack([item.clone() for part in parts for item in part.unbind(0)], 0)
+    if isinstance(first, torch.Tensor) or is_collection(first):
+        return torch.cat(list(parts), 0)
+    if isinstance(first, dict):
+        return {key: joined([part[key] for part in parts]) for key in first}
+    if isinstance(first, tuple):
+        columns = [joined(column) for column in zip(*parts, strict=True)]
+        return type(first)(*columns) if hasattr(first, "_fields") else tuple(columns)
+    if isinstance(first, list):
+        return [item for part in parts for item in part]
+    raise TypeError(
+        f"the shards have drawn objects of type {type(first).__name__}, which cannot be joined "
+        "to one batch; have the collate_fn give tensors, TensorDicts, or tuples, dicts or lists"
+    )
+
+
+def reordered(data: Any, order: torch.Tensor) -> Any:
+    """The items of a batch in another order."""
+    if isinstance(data, dict):
+        return {key: reordered(value, order) for key, value in data.items()}
+    if isinstance(data, tuple):
+        columns = [reordered(value, order) for value in data]
+        return type(data)(*columns) if hasattr(data, "_fields") else tuple(columns)
+    if isinstance(data, list):
+        return [data[at] for at in order.tolist()]
+    return data[order]

@@ -1,0 +1,221 @@
+"""The buffer over several nodes, as its creator sees it."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Literal, Self
+
+from shmbuffer.distributed.host import made_of
+from shmbuffer.distributed.ray import LEAVE_S
+from shmbuffer.distributed.runtime import Lease, require_ray
+from shmbuffer.distributed.shards.client import Options, ShardedClient
+from shmbuffer.distributed.shards.shard_map import NAMESPACE, ShardMap, map_name
+from shmbuffer.errors import BufferClosedError
+from shmbuffer.replay.buffers import ReplayBuffer
+from shmbuffer.replay.samplers.rank import require_rank
+
+START_S = 60.0
+"""How long the actors may take to start."""
+
+_NOT_HERE = {
+    "generator": "draws differ by rank=, and torch.manual_seed decides them",
+    "rate_limiter": "flow control over several shards is not there yet",
+    "pin_memory": "move a sample with data.pin_memory()",
+}
+
+
+class ShardedReplayBuffer(ShardedClient):
+    """One buffer over the nodes of a Ray cluster, a ring on each.
+
+    An actor on each node, its keeper, owns the buffer there, in a directory of that node. Writers
+    write into the ring of their own node, in memory. Learners draw from all shards by priority, as
+    if they were one buffer, with the importance weights of that buffer.
+
+    **Death.** A shard whose keeper, or whose node, has died, is left out of draws, and the log
+    names it. Ray starts a keeper again, and the map makes one on a node that is back: its items are
+    in its directory. All depends on Ray's head node; a new cluster opens the directories again.
+
+    **Not kept.** Nothing is replicated: the items of a dead node are away until it returns. Each
+    shard drops its own oldest items. Passes and slices of a sampler are of one shard.
+
+    Args:
+        replay_buffer_cls: class of the buffer of each shard.
+        storage: of each shard, ``partial(LazyMemmapStorage, capacity, scratch_dir=...,
+            shared_init=True)``. Each node has a directory of its name in ``scratch_dir``.
+        nodes: names of the nodes that have a shard (``ray start --node-name``, by default their
+            address); a number: of the first so many; None: all nodes, also those that come later.
+        locality: ``"global"``: a batch is drawn from all shards. ``"local"``: from that of the own
+            node, without the network; its weights make the mean over learners, one on each node,
+            unbiased at ``beta`` 1, with more variance.
+        name: of the buffer in the cluster; `find` finds it. None makes one up.
+        prefetch: batches that are begun ahead, so that a learner does not wait for other nodes.
+        rank: which of several learners this handle is; see `ReplayBuffer`.
+        answer_timeout: seconds after which a shard that does not answer is left out.
+        ray_init_config: see `RayReplayBuffer`.
+        remote_config: options of the keepers, as for ``Actor.options()``; None is
+            ``{"num_cpus": 0}``.
+        **kwargs: of ``replay_buffer_cls``, as for `RayReplayBuffer`.
+
+    Raises:
+        ImportError: Ray is not installed.
+        TypeError: the storage is no ``partial`` with a ``scratch_dir``, or an argument cannot be
+            pickled.
+        ValueError: an unknown ``locality``, a name that is taken, or two nodes of the same name.
+        NotImplementedError: ``generator``, ``rate_limiter``, ``pin_memory``.
+
+    Cost: a write on a node with a shard costs 1 µs more than the buffer's own. A batch costs one
+        message to each shard on another node that draws for it.
+
+    Example::
+
+        rb = ShardedReplayBuffer(
+            replay_buffer_cls=TensorDictPrioritizedReplayBuffer,
+            storage=partial(
+                LazyMemmapStorage, 1_000_000, scratch_dir="run", shared_init=True
+            ),
+            alpha=0.7, beta=0.5, batch_size=256, prefetch=4,
+        )
+        collect.remote(rb.client())
+        batch = rb.sample()
+    """
+
+    def __init__(
+        self,
+        *,
+        replay_buffer_cls: Callable[..., ReplayBuffer] = ReplayBuffer,
+        storage: Any = None,
+        nodes: int | list[str] | None = None,
+        locality: Literal["global", "local"] = "global",
+        name: str | None = None,
+        prefetch: int | None = None,
+        rank: int | None = None,
+        answer_timeout: float = 5.0,
+        ray_init_config: dict[str, Any] | None = None,
+        remote_config: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        ray = require_ray()
+        _require_storage(storage)
+        if locality not in ("global", "local"):
+            raise ValueError(f"locality is 'global' or 'local', got {locality!r}")
+        for argument, instead in _NOT_HERE.items():
+            if kwargs.get(argument):
+                raise NotImplementedError(f"ShardedReplayBuffer({argument}=...): {instead}")
+        parts = made_of(replay_buffer_cls, (), {"storage": storage, **kwargs})
+        name = name or f"buffer-{secrets.token_hex(4)}"
+        options = Options(name, prefetch or 0, locality, require_rank(rank), answer_timeout)
+        self._lease: Lease | None = Lease(ray_init_config)
+        self._map: Any = None
+        try:
+            _require_free(ray, name)
+            self._map = (
+                ray.remote(ShardMap)
+                .options(
+                    name=map_name(name),
+                    namespace=NAMESPACE,
+                    lifetime="detached",
+                    max_restarts=-1,
+                    num_cpus=0,
+                )
+                .remote(name, NAMESPACE, parts, nodes, remote_config or {})
+            )
+            keepers = ray.get(self._map.keepers.remote(), timeout=START_S)
+            ray.get([keeper.__ray_ready__.remote() for keeper in keepers.values()], timeout=START_S)
+            super().__init__(options)
+        except BaseException:
+            self._end()
+            raise
+
+    @staticmethod
+    def find(
+        name: str,
+        *,
+        prefetch: int | None = None,
+        locality: Literal["global", "local"] = "global",
+        rank: int | None = None,
+        answer_timeout: float = 5.0,
+    ) -> ShardedClient:
+        """A handle on a buffer of the cluster, for who did not get one.
+
+        Args:
+            name: of the buffer.
+            prefetch: as of the constructor, as are the others.
+            locality: see there.
+            rank: see there.
+            answer_timeout: see there.
+
+        Raises:
+            ValueError: there is no buffer of that name.
+        """
+        return ShardedClient(Options(name, prefetch or 0, locality, rank, answer_timeout))
+
+    def client(self) -> ShardedClient:
+        """A handle that can be pickled, and cannot end the buffer.
+
+        Raises:
+            BufferClosedError: this object was closed.
+        """
+        if self._map is None:
+            raise BufferClosedError(f"{self!r} was closed")
+        return ShardedClient(self._options)
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether this object was not closed."""
+        return self._map is not None
+
+    def close(self) -> None:
+        """End the actors. What was committed stays in the directories of the nodes. Idempotent."""
+        if self._map is not None:
+            self.detach()
+        self._end()
+
+    shutdown = close
+
+    def _end(self) -> None:
+        ray = require_ray()
+        shard_map, self._map = self._map, None
+        lease, self._lease = self._lease, None
+        try:
+            if shard_map is not None and ray.is_initialized():
+                with suppress(ray.exceptions.RayError):
+                    ray.get(shard_map.end.remote(), timeout=LEAVE_S)
+                    keepers = ray.get(shard_map.keepers.remote(), timeout=LEAVE_S)
+                    leaving = [keeper.leave.remote() for keeper in keepers.values()]
+                    if leaving:
+                        ray.wait(leaving, num_returns=len(leaving), timeout=LEAVE_S)
+                    for keeper in keepers.values():
+                        ray.kill(keeper, no_restart=True)
+                ray.kill(shard_map, no_restart=True)
+        finally:
+            if lease is not None:
+                lease.release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+def _require_free(ray: Any, name: str) -> None:
+    try:
+        ray.get_actor(map_name(name), namespace=NAMESPACE)
+    except ValueError:
+        return
+    raise ValueError(
+        f"a sharded buffer {name!r} is there already; ShardedReplayBuffer.find({name!r}) gives a "
+        "handle on it, and its creator ends it with close()"
+    )
+
+
+def _require_storage(storage: Any) -> None:
+    keywords = getattr(storage, "keywords", None)
+    if not isinstance(keywords, dict) or not keywords.get("scratch_dir"):
+        raise TypeError(
+            "ShardedReplayBuffer(storage=...) is made once on each node: give "
+            "partial(LazyMemmapStorage, capacity, scratch_dir=..., shared_init=True), got "
+            f"{storage!r}"
+        )

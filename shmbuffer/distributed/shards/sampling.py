@@ -1,0 +1,133 @@
+"""Samples of several shards: how many, when, and in which form."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+
+from shmbuffer.distributed.shards.batches import EFFECTIVE_SIZE, Batches, Begun
+from shmbuffer.distributed.shards.members import Members
+from shmbuffer.errors import RateLimitTimeout
+from shmbuffer.replay.buffers.sample_info import with_info
+from shmbuffer.replay.samplers import RandomSampler
+from shmbuffer.replay.samplers.sampler import draw_key
+
+_POLL_S = 0.01  # between two looks at how many items there are
+
+
+class Sampling:
+    """The part of a handle that makes batches."""
+
+    beta: float | None
+    _members: Members
+    _batches: Batches
+    _face: dict[str, Any]
+    _begun: deque[tuple[int, Begun]]
+    _prefetch: int
+    _draws: RandomSampler  # whose keys decide the draws
+
+    @property
+    def batch_size(self) -> int | None:
+        """Of ``sample()`` and of iteration."""
+        size: int | None = self._face["batch_size"]
+        return size
+
+    def __len__(self) -> int:
+        """Items of the shards that answer. One round trip."""
+        self._members.refresh(all_of_them=True)
+        return sum(member.totals.length for member in self._members.living())
+
+    def sample(
+        self,
+        batch_size: int | None = None,
+        return_info: bool = False,
+        include_info: bool | None = None,
+        *,
+        min_size: int | None = None,
+        timeout: float | None = None,
+    ) -> Any:
+        """Draw a batch from all shards, as if they were one buffer.
+
+        Args:
+            batch_size: how many items; None is the constructor's.
+            return_info: return ``(data, info)``.
+            include_info: False leaves index, weights and shard out of a sample of TensorDicts.
+            min_size: wait until the shards that answer have so many items.
+            timeout: seconds to wait for them; None: as long as it takes.
+
+        Returns:
+            The data ``[batch_size, ...]``, in random order; beside the entries of a sample of the
+            buffer of a shard ``"shard"``, int64 ``[batch_size]``, which index and generation belong
+            to. The info of a prioritized sample has ``"effective_sample_size"``, a float.
+
+        Raises:
+            EmptyBufferError: no shard that answers has an item.
+            RateLimitTimeout: ``min_size`` items were not there in time.
+            RuntimeError: no batch size anywhere.
+
+        Cost: one message to each shard that draws and is on another node, at once; a copy of what
+            they answer.
+        """
+        count = self._count(batch_size)
+        if min_size is not None:
+            self._wait_for(min_size, timeout)
+        data, info = self._next(count)
+        if self._face["samples_tensordicts"] and include_info is not False:
+            entries = {key: value for key, value in info.items() if key != EFFECTIVE_SIZE}
+            data = with_info(data, entries, by_item=self._face["by_item"])
+        return (data, info) if return_info else data
+
+    def __iter__(self) -> Iterator[Any]:
+        """Samples, without an end."""
+        while True:
+            yield self.sample()
+
+    def next(self) -> Any:
+        """A sample."""
+        return self.sample()
+
+    def _count(self, batch_size: int | None) -> int:
+        own = self.batch_size
+        if batch_size is None:
+            if own is None:
+                raise RuntimeError(
+                    "no batch size: give batch_size to sample() or to the constructor of the buffer"
+                )
+            return own
+        if own is not None and batch_size != own:
+            warnings.warn(
+                f"sample(batch_size={batch_size}) differs from the buffer's batch_size={own}; "
+                f"{batch_size} is taken",
+                stacklevel=3,
+            )
+        if batch_size < 1:
+            raise ValueError(f"batch_size has to be at least 1, got {batch_size}")
+        return batch_size
+
+    def _wait_for(self, min_size: int, timeout: float | None) -> None:
+        """Wait until so many items are there."""
+        if min_size < 0:
+            raise ValueError(f"min_size has to be at least 0, got {min_size}")
+        end = None if timeout is None else time.monotonic() + timeout
+        while (there := len(self)) < min_size:
+            if end is not None and time.monotonic() >= end:
+                missing = self._members.missing()
+                raise RateLimitTimeout(
+                    f"{self!r}: {there} of {min_size} items are there after {timeout:g} s"
+                    + (f"; {missing}" if missing else "")
+                )
+            time.sleep(_POLL_S)
+
+    def _next(self, count: int) -> tuple[Any, dict[str, Any]]:
+        """The oldest batch that was begun, or one that is begun now."""
+        begun = self._begun
+        if begun and begun[0][0] != count:
+            begun.clear()
+        while len(begun) <= self._prefetch:
+            key = draw_key(self._draws, None)
+            begun.append((count, self._batches.begin(count, key, self.beta)))
+        _, first = begun.popleft()
+        return self._batches.finish(first)

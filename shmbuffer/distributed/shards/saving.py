@@ -1,0 +1,89 @@
+"""A buffer of several shards saved: each by its keeper, then the list of them.
+
+<path>/<node>/       the save of a shard; see `replay.buffers.saving`
+<path>/shards.json   the nodes, written last: a save without it is none
+"""
+
+from __future__ import annotations
+
+import itertools
+import tempfile
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from shmbuffer.distributed.shards.members import Members
+from shmbuffer.distributed.shards.pieces import ring_in
+from shmbuffer.replay.values import read_json, reading, write_json
+
+LIST = "shards.json"
+_CHUNK = 4096  # items that are moved at once
+
+
+def save_shards(members: Members, path: Any) -> None:
+    """See `ShardedClient.dumps`."""
+    _require_all(members)
+    target = Path(path).absolute()
+    target.mkdir(parents=True, exist_ok=True)
+    written = [member for member in members if member.totals.length]
+    if not written:
+        raise RuntimeError("nothing was written to any shard yet, so there is nothing to save")
+    for member in written:
+        member.handle._call("dumps", target / member.node)
+    write_json(target / LIST, {"nodes": sorted(member.node for member in written)})
+
+
+def _require_all(members: Members) -> None:
+    """RuntimeError where a shard does not answer."""
+    if missing := members.missing():
+        raise RuntimeError(f"{missing}; a save is of all shards, so nothing was done")
+
+
+def load_shards(members: Members, path: Any, parts: Any) -> None:
+    """See `ShardedClient.loads`."""
+    source = Path(path).absolute()
+    with reading(source / LIST):
+        nodes: list[str] = read_json(source / LIST)["nodes"]
+    _require_all(members)
+    ours = {member.node: member for member in members}
+    if set(nodes) == set(ours):
+        for node in nodes:
+            ours[node].handle._call("loads", source / node)
+        return
+    for member in members:
+        member.handle._call("empty")
+    receivers = itertools.cycle(sorted(members, key=lambda one: one.node))
+    for node in nodes:
+        for data, priorities in _items_of(parts, source / node):
+            member = next(receivers)
+            index = member.handle._call("extend", data)
+            if priorities is not None:
+                member.handle._call("update_priority", index, priorities)
+
+
+def _items_of(parts: Any, path: Path) -> Iterator[tuple[Any, Any]]:
+    """The items of a saved shard from the oldest on, some at a time, with their priorities."""
+    cls, args, kwargs = parts
+    with tempfile.TemporaryDirectory(prefix="shmbuffer-") as directory:
+        storage = partial(kwargs["storage"], scratch_dir=Path(directory) / "buffer")
+        buffer = cls(*args, **{**kwargs, "storage": storage})
+        try:
+            if len(buffer.transform):
+                raise NotImplementedError(
+                    f"{path}: items of buffers with transforms are loaded only where each shard is "
+                    "on the node that it was saved on"
+                )
+            buffer.loads(path)
+            ring = ring_in(buffer)
+            slots = ring.live.committed()
+            slots = slots[np.argsort(buffer.storage.tickets(slots).numpy())]
+            for at in range(0, len(slots), _CHUNK):
+                some = slots[at : at + _CHUNK]
+                raw = ring.tree.priorities(some) if ring.tree.prioritized else None
+                yield buffer.storage.get(torch.from_numpy(some)), raw
+        finally:
+            buffer.close()

@@ -1,0 +1,29 @@
+"""What these tests may leave behind: the workers that Ray keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests import holdings
+from tests.conftest import _descendants, _killed_in_the_end, _passed, _read
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
+    """As everywhere, but for the workers that Ray keeps idle for the next actor."""
+    processes, files = _descendants(), holdings.open_files_of_buffers()
+    yield
+    left = _killed_in_the_end(
+        lambda: {pid for pid in _descendants() - processes if not is_idle_worker(pid)}
+    )
+    if request.node.stash.get(_passed, False):
+        assert not left, "these processes were left running, and have been killed now"
+        leaked = holdings.gained(files, holdings.open_files_of_buffers)
+        assert not leaked, "these files were left open"
+
+
+def is_idle_worker(pid: int) -> bool:
+    command = _read(pid, "cmdline")
+    return command.startswith(b"ray::IDLE") or b"/default_worker.py" in command

@@ -1,0 +1,257 @@
+"""A buffer over three nodes of a real Ray cluster, each with raylet, store and workers."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tensordict import TensorDict
+
+ray = pytest.importorskip("ray")
+
+from shmbuffer import (  # noqa: E402 - Ray is an extra
+    BufferClosedError,
+    EmptyBufferError,
+    LazyMemmapStorage,
+    LazyTensorStorage,
+    RateLimitTimeout,
+    SchemaMismatchError,
+    ShardedReplayBuffer,
+    TensorDictPrioritizedReplayBuffer,
+    attach,
+)
+from shmbuffer.distributed.shards.client import ShardedClient, ShardIndex  # noqa: E402
+from tests.distributed.cluster import Nodes, nodes, on  # noqa: E402
+
+pytestmark = [pytest.mark.xdist_group("ray"), pytest.mark.timeout(180)]
+
+SIZES = {"a": 1_000, "b": 200, "c": 40}
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Nodes]:
+    with nodes("abc") as made:
+        yield made
+
+
+def options(path: Path) -> dict[str, Any]:
+    return {
+        "replay_buffer_cls": TensorDictPrioritizedReplayBuffer,
+        "storage": partial(LazyMemmapStorage, 2_000, scratch_dir=path, shared_init=True),
+        "alpha": 0.7,
+        "beta": 1.0,
+        "priority_key": "p",
+        "answer_timeout": 60.0,
+    }
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("sharded")
+
+
+@pytest.fixture(scope="module")
+def buffer(cluster: Nodes, directory: Path) -> Iterator[ShardedReplayBuffer]:
+    """One for the module: each needs three processes with torch."""
+    with ShardedReplayBuffer(name="tests", **options(directory)) as made:
+        yield made
+
+
+@pytest.fixture
+def rb(buffer: ShardedReplayBuffer) -> Iterator[ShardedReplayBuffer]:
+    yield buffer
+    buffer.empty()
+    buffer.detach()
+
+
+def items(first: int, count: int, scale: float = 1.0) -> TensorDict:
+    """Item i has ``a`` i, and a priority that follows from it."""
+    a = torch.arange(first, first + count)
+    return TensorDict({"a": a, "p": (a % 13 + 1.0) * scale}, [count])
+
+
+@ray.remote
+def written(client: Any, data: TensorDict) -> tuple[str, int, dict[str, str]]:
+    """Write from a node: its name, the shard, and how the handle got there."""
+    out = client.extend(data)
+    paths = [one.handle.paths["write"] for one in client._members if one.identity == out.shard]
+    return client._node, out.shard, paths[0]
+
+
+def fill(rb: ShardedClient) -> dict[str, int]:
+    """Items 0, 1, ... into the shards of the nodes, by tasks there; their shards by node."""
+    found, first = {}, 0
+    for at, (node, size) in enumerate(SIZES.items()):
+        task = written.options(**on(node)).remote(rb.client(), items(first, size, 10.0**at))
+        where, shard, path = ray.get(task)
+        assert where == node
+        assert path == "direct"
+        found[node] = shard
+        first += size
+    return found
+
+
+def test_writers_write_on_their_node_and_a_learner_draws_from_all(
+    rb: ShardedReplayBuffer, directory: Path
+) -> None:
+    shards = fill(rb)
+    assert len(rb) == sum(SIZES.values())
+    assert rb.shards == {number: node for node, number in shards.items()}
+    sample, info = rb.sample(256, return_info=True)
+    bounds = np.cumsum([0, *SIZES.values()])
+    for node, low, high in zip(SIZES, bounds, bounds[1:], strict=False):
+        own = sample["shard"] == shards[node]
+        assert own.any()
+        a = sample["a"][own]
+        assert ((a >= low) & (a < high)).all()
+        assert torch.equal(a - low, sample["index"][own])
+    assert 1 < info["effective_sample_size"] <= 256
+    assert sample["_weight"] is sample["priority_weight"]
+    stats = rb.stats()
+    assert (stats["length"], stats["capacity"], stats["missing"]) == (1_240, 6_000, [])
+    assert {node: each["length"] for node, each in stats["shards"].items()} == SIZES
+    with attach(directory / "b") as one:  # any process of the node finds it by its path
+        assert len(one) == SIZES["b"]
+
+
+def test_draws_through_ray_are_those_of_one_buffer(rb: ShardedReplayBuffer) -> None:
+    fill(rb)
+    learner = ShardedReplayBuffer.find("tests", prefetch=3, answer_timeout=60.0)
+    count = sum(SIZES.values())
+    mass = mass_of(torch.arange(count)).numpy()
+    found, draws = np.zeros(count), 60 * 1_024
+    for _ in range(60):
+        sample = learner.sample(1_024)
+        a = sample["a"].numpy()
+        np.testing.assert_allclose(sample["_weight"], mass.min() / mass[a], rtol=1e-5)
+        found += np.bincount(a, minlength=count)
+    learner.detach()
+    expected = draws * mass / mass.sum()
+    chi = ((found - expected) ** 2 / expected).sum()
+    assert abs(chi - (count - 1)) < 5 * np.sqrt(2 * (count - 1))
+
+
+def test_priorities_go_back_to_their_shards(rb: ShardedReplayBuffer, directory: Path) -> None:
+    shards = fill(rb)
+    sample = rb.sample(200)
+    sample["p"] = torch.full((200,), 1e-3)
+    found = rb.update_tensordict_priority(sample)
+    assert (found.applied, found.stale, found.lost) == (200, 0, 0)
+    again = rb.update_tensordict_priority(sample)
+    assert tuple(again) == (200, 0, 0), "it does no harm to send them twice"
+    with attach(directory / "c") as one:
+        mine = sample["shard"] == shards["c"]
+        raw = one.sampler.state_dict()["_priorities"][sample["index"][mine]]
+        assert torch.allclose(raw, torch.tensor(1e-3).double())
+    late = sample.clone()
+    late["index_generation"] += 2_000
+    assert tuple(rb.update_tensordict_priority(late)) == (0, 200, 0)
+    late["shard"] += 1
+    assert tuple(rb.update_tensordict_priority(late)) == (0, 0, 200)
+    with pytest.raises(ValueError, match="finite and not negative"):
+        rb.update_tensordict_priority(sample.set("p", torch.full((200,), float("nan"))))
+    with pytest.raises(KeyError, match="no entry 'shard'"):
+        rb.update_tensordict_priority(sample.exclude("shard").set("p", torch.ones(200)))
+
+
+def test_what_a_write_returns_takes_priorities(rb: ShardedReplayBuffer) -> None:
+    index = rb.extend(items(0, 5))
+    assert isinstance(index, ShardIndex)
+    assert tuple(rb.update_priority(index, torch.ones(5))) == (5, 0, 0)
+    with pytest.raises(TypeError, match="needs shard="):
+        rb.update_priority(index.index, torch.ones(5))
+    one = rb.add(items(7, 1)[0])
+    assert tuple(rb.update_priority(one, 2.0)) == (1, 0, 0)
+
+
+def test_a_learner_of_one_node_draws_from_its_own_shard(rb: ShardedReplayBuffer) -> None:
+    shards = fill(rb)
+    learner = ShardedReplayBuffer.find("tests", locality="local", answer_timeout=60.0)
+    assert set(learner.sample(500)["shard"].tolist()) == {shards["a"]}
+    learner.detach()
+
+
+def test_a_buffer_is_found_by_its_name(rb: ShardedReplayBuffer, tmp_path: Path) -> None:
+    fill(rb)
+    copy = pickle.loads(pickle.dumps(rb.client()))
+    assert len(copy) == len(rb)
+    copy.detach()
+    with pytest.raises(ValueError, match="'tests' is there already"):
+        ShardedReplayBuffer(name="tests", **options(tmp_path))
+    with pytest.raises(ValueError, match="no sharded buffer 'other'"):
+        ShardedReplayBuffer.find("other")
+
+
+def test_waiting_for_items_says_how_many_are_there(rb: ShardedReplayBuffer) -> None:
+    rb.extend(items(0, 10))
+    assert len(rb.sample(4, min_size=10)) == 4
+    with pytest.raises(RateLimitTimeout, match=r"10 of 11 items are there after 0\.05 s"):
+        rb.sample(4, min_size=11, timeout=0.05)
+
+
+def test_an_error_in_a_shard_is_raised_where_it_was_asked_for(rb: ShardedReplayBuffer) -> None:
+    rb.extend(items(0, 10))
+    with pytest.raises(SchemaMismatchError, match="a"):
+        rb.extend(TensorDict({"a": torch.zeros(3)}, [3]))
+    assert len(rb) == 10
+
+
+def test_bad_arguments_are_refused_before_anything_is_made(cluster: Nodes, tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="is made once on each node"):
+        ShardedReplayBuffer(storage=LazyTensorStorage(10))
+    given = options(tmp_path)
+    with pytest.raises(ValueError, match="locality is 'global' or 'local'"):
+        ShardedReplayBuffer(**given, locality="near")
+    with pytest.raises(NotImplementedError, match="draws differ by rank="):
+        ShardedReplayBuffer(**given, generator=torch.Generator())
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_save_loads_on_the_same_nodes_and_on_others(
+    rb: ShardedReplayBuffer, tmp_path: Path
+) -> None:
+    with pytest.raises(RuntimeError, match="nothing was written"):
+        rb.dumps(tmp_path / "save")
+    fill(rb)
+    rb.dumps(tmp_path / "save")
+    rb.empty()
+    assert len(rb) == 0
+    with pytest.raises(EmptyBufferError, match="empty buffer"):
+        rb.sample(8)
+    rb.loads(tmp_path / "save")
+    assert len(rb) == sum(SIZES.values())
+    require_its_priorities(rb.sample(1_024))
+    with ShardedReplayBuffer(nodes=["a", "b"], **options(tmp_path / "two")) as two:
+        two.loads(tmp_path / "save")
+        assert len(two) == sum(SIZES.values())
+        after = two.sample(1_024)
+        assert len(set(after["shard"].tolist())) == 2
+        require_its_priorities(after)
+        two.empty()
+        two.extend(items(0, 100))
+        # A node without a shard writes into the one with the most room.
+        where, shard, path = ray.get(written.options(**on("c")).remote(two.client(), items(0, 10)))
+        assert where == "c"
+        assert two.shards[shard] == "b"
+        assert path == "its owner runs on the node b"
+    with pytest.raises(BufferClosedError):
+        two.client()
+    with ShardedReplayBuffer(nodes=2, **options(tmp_path / "two")) as two:
+        assert len(two) == 110, "what was in the directories of the nodes is there again"
+
+
+def require_its_priorities(sample: TensorDict) -> None:
+    product = sample["_weight"] * mass_of(sample["a"])
+    assert product.min().item() == pytest.approx(product.max().item(), rel=1e-5)
+
+
+def mass_of(a: torch.Tensor) -> torch.Tensor:
+    """Of items as `fill` writes them."""
+    scale = 10.0 ** ((a >= 1_000).double() + (a >= 1_200).double())
+    return ((a % 13 + 1.0) * scale + 1e-8) ** 0.7
