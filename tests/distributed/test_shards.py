@@ -90,7 +90,7 @@ def shards(tmp_path: Path) -> Iterator[Three]:
     yield three
     for member in members:
         member.buffer.close()
-    three._members.clear()  # pytest keeps what a fixture gives a little longer than the maps may stay
+    three._members.clear()  # pytest keeps the fixture longer than the maps may stay
 
 
 def contents(shards: Three) -> TensorDict:
