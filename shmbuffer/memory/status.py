@@ -26,7 +26,7 @@ from shmbuffer.memory.seat import Seat, unlinked
 def require_linked(seat: Seat) -> None:
     """Raises BufferUnlinkedError if the directory was removed; looks once a second. 0.1 µs.
 
-    Before the first write it looks each time, which costs a microsecond.
+    Before the first write it looks each time, which costs some ten microseconds.
     """
     if seat.native is None:
         seat.require_linked()

@@ -80,7 +80,8 @@ class Publishing(Parts):
             BufferUnlinkedError: the directory was removed; noticed within a second.
             TypeError, ShmBufferError: as of `publish`.
 
-        Cost: about a microsecond where there is nothing newer; else a copy and a checksum of them.
+        Cost: about a microsecond where there is nothing newer, some ten before the first write to
+        the buffer; else a copy and a checksum of them.
         """
         found = weights.newest(self._seat(), than)
         if found is None:
