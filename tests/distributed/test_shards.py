@@ -26,7 +26,7 @@ from shmbuffer.distributed.shards.batches import SHARD, Batches
 from shmbuffer.distributed.shards.keeper import face_of, updated
 from shmbuffer.distributed.shards.members import Member, Members
 from shmbuffer.distributed.shards.message import packed, unpacked
-from shmbuffer.distributed.shards.pieces import identity_of, joined, piece_of
+from shmbuffer.distributed.shards.pieces import identity_in, joined, piece_of
 from shmbuffer.distributed.shards.shares import Weighed, effective_size, factors_of
 
 SIZES = {"a": 2_000, "b": 400, "c": 20}
@@ -56,6 +56,9 @@ class Three(Members):
     def refresh(self, *, all_of_them: bool = False) -> None:
         for member in () if self.stale else self.living():
             member.look()
+
+    def send_what_waits(self) -> None:
+        """Nothing does."""
 
     def answers(self, asked: Any) -> Iterator[Any]:
         assert not list(asked)
@@ -284,13 +287,13 @@ def test_priorities_of_another_buffer_in_the_place_of_a_shard_are_lost(tmp_path:
     random = np.random.default_rng(1)
     with prioritized(tmp_path / "one", 30) as buffer:
         buffer.extend(items(0, 30, random))
-        owner = Owner(buffer, lambda _: b"")
-        uuid = buffer.storage.engine().superblock.uuid
+        own = identity_in(buffer, "n")
         index, raw = np.arange(3), np.full(3, 9.0)
-        assert updated(owner, "n", 1, index, raw, None)[0] == (0, 0, 3)
-        assert updated(owner, "n", identity_of("n", uuid), index, raw, None)[0] == (3, 0, 0)
+        assert updated(buffer, "n", own + 1, index, raw, None) == (0, 0, 3)
+        assert updated(buffer, "m", own, index, raw, None) == (0, 0, 3)
+        assert updated(buffer, "n", own, index, raw, None) == (3, 0, 0)
         stale = np.array([0, 31, 2])
-        assert updated(owner, "n", identity_of("n", uuid), index, raw, stale)[0] == (2, 1, 0)
+        assert updated(buffer, "n", own, index, raw, stale) == (2, 1, 0)
 
 
 def test_a_piece_arrives_as_it_was_and_its_tensors_lie_in_the_message(tmp_path: Path) -> None:

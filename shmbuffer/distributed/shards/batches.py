@@ -106,6 +106,7 @@ class Batches:
             assert member is not None
             own = key if len(counts) == 1 and not again else mixed(key, 1 + at + again * 1024)
             asked.append((member, n, member.draw(n, own, beta, self.largest)))
+        self._members.send_what_waits()
         return asked
 
     def _able(self, shares: dict[str, float]) -> dict[str, float]:
@@ -146,10 +147,11 @@ class Batches:
                 sent[answer] = member, n
         waiting = [(member, ref) for ref, (member, _) in sent.items()]
         for member, ref, message in self._members.answers(waiting):
-            try:
-                came.append((member, sent[ref][1], told(message)))
-            except EmptyBufferError:
+            _, piece = told(message)
+            if piece is None:
                 member.is_empty()
+            else:
+                came.append((member, sent[ref][1], piece))
         for member, _, piece in came:
             member.learn(piece.totals, piece.identity)
         return came

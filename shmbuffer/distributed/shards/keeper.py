@@ -17,9 +17,16 @@ from numpy.typing import NDArray
 from shmbuffer.distributed.host import Host
 from shmbuffer.distributed.owner import Owner
 from shmbuffer.distributed.shards.message import packed
-from shmbuffer.distributed.shards.pieces import identity_in, is_prioritized, piece_of, ring_in
+from shmbuffer.distributed.shards.pieces import (
+    Piece,
+    identity_in,
+    is_prioritized,
+    piece_of,
+    ring_in,
+)
 from shmbuffer.errors import EmptyBufferError
 from shmbuffer.memory import Totals
+from shmbuffer.replay.buffers import ReplayBuffer
 from shmbuffer.replay.storages.tensor import TensorStorage
 
 
@@ -54,23 +61,9 @@ class Keeper(Host):
         if self._owner is not None:
             self._owner.node = node
 
-    def draw(self, count: int, key: int, beta: float | None, largest: float) -> Any:
-        """A `Piece`, as a message."""
-        return self._told(
-            lambda owner: piece_of(owner.buffer, self._node, count, key, beta, largest)
-        )
-
-    def update(
-        self,
-        shard: int,
-        index: NDArray[np.int64],
-        priority: NDArray[np.float64],
-        generation: NDArray[np.int64] | None,
-    ) -> Any:
-        """Set priorities of items of ``shard``: a message, ``(applied, stale, lost), totals``."""
-        return self._told(
-            lambda owner: updated(owner, self._node, shard, index, priority, generation)
-        )
+    def step(self, updates: list[Any], order: tuple[Any, ...] | None) -> Any:
+        """Set priorities, then draw, in one message: see `stepped`."""
+        return self._told(lambda owner: stepped(owner, self._node, updates, order))
 
     def news(self) -> Any:
         """``(identity, totals, capacity)`` of the shard as it is now, as a message."""
@@ -96,24 +89,48 @@ class Keeper(Host):
             return packed((False, self._error(error)))
 
 
+def stepped(
+    owner: Owner, node: str, updates: list[Any], order: tuple[Any, ...] | None
+) -> tuple[list[tuple[int, int, int]], Piece | None]:
+    """Set priorities, then draw.
+
+    Args:
+        owner: of the buffer.
+        node: its name.
+        updates: ``(shard, index, priority, generation)`` each.
+        order: of `piece_of`, behind the node; None: nothing is drawn.
+
+    Returns:
+        What was applied, stale and lost of each update; a `Piece`, None of an empty shard.
+    """
+    found = [updated(owner.buffer, node, *update) for update in updates]
+    if order is None:
+        return found, None
+    try:
+        return found, piece_of(owner.buffer, node, *order)
+    except EmptyBufferError:
+        return found, None
+
+
 def updated(
-    owner: Owner,
+    buffer: ReplayBuffer,
     node: str,
     shard: int,
     index: NDArray[np.int64],
     priority: NDArray[np.float64],
     generation: NDArray[np.int64] | None,
-) -> tuple[tuple[int, int, int], Totals]:
-    """Set priorities where the items are still those of this shard."""
-    buffer = owner.buffer
-    ring = ring_in(buffer)
-    if identity_in(buffer, node) != shard:
-        return (0, 0, len(priority)), ring.totals()
+) -> tuple[int, int, int]:
+    """Set priorities where the items are still those of this shard: applied, stale, lost."""
+    try:
+        if identity_in(buffer, node) != shard:
+            return 0, 0, len(priority)
+    except EmptyBufferError:
+        return 0, 0, len(priority)
     if generation is None:
         found = buffer.update_priority(index, priority)
     else:
         found = buffer.update_priority(index, priority, generation=generation)
-    return (found.applied, found.stale, 0), ring.totals()
+    return found.applied, found.stale, 0
 
 
 def news_of(owner: Owner, node: str) -> tuple[int | None, Totals, int]:

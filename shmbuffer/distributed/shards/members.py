@@ -16,6 +16,7 @@ from typing import Any
 from shmbuffer.distributed.host import opened
 from shmbuffer.distributed.nearby import SAMPLE, WRITE
 from shmbuffer.distributed.ray import RayClient
+from shmbuffer.distributed.shards.keeper import updated
 from shmbuffer.distributed.shards.message import unpacked
 from shmbuffer.distributed.shards.pieces import identity_in, piece_of, ring_in
 from shmbuffer.errors import EmptyBufferError
@@ -24,12 +25,26 @@ from shmbuffer.memory import Totals
 FRESH_S = 0.1
 """How old the picture of a shard may be when a batch is drawn by it."""
 
+MAX_SENT = 64
+"""Messages with priorities alone that may be on their way to one shard."""
+
 PROBE_S = 0.5
 """How often a shard that does not answer, and the map, are asked again."""
 
 _NOTHING = Totals(0.0, 0.0, None, 0)
 
 _log = logging.getLogger(__name__)
+
+
+class Update:
+    """Priorities of items of one shard, and what became of them."""
+
+    __slots__ = ("answer", "found", "given")
+
+    def __init__(self, shard: int, index: Any, priority: Any, generation: Any) -> None:
+        self.given = shard, index, priority, generation
+        self.found: tuple[int, int, int] | None = None  # applied, stale, lost
+        self.answer: tuple[Any, int] | None = None  # the message that will say it, and where
 
 
 class Member:
@@ -52,7 +67,8 @@ class Member:
         self.lives = True
         self._probe: Any = None
         self._probed = 0.0
-        self.updates: list[Any] = []  # sent, and not known to have arrived
+        self.sent: list[Any] = []  # messages with priorities alone, not known to have arrived
+        self._waiting: list[Update] = []
 
     def near(self, group: str) -> Any:
         """The shard's buffer in this process; None where it is not to be had."""
@@ -122,26 +138,36 @@ class Member:
                 return  # it is asked again
 
     def draw(self, count: int, key: int, beta: float | None, largest: float) -> Any:
-        """A `Piece`, where it is drawn here, None of an empty shard; else Ray's reference to it."""
-        buffer = self.near(SAMPLE)
-        if buffer is not None:
-            try:
-                return piece_of(buffer, self.node, count, key, beta, largest)
-            except EmptyBufferError:
-                return None
-        return self.keeper.draw.remote(count, key, beta, largest)
-
-    def update(
-        self, shard: int, index: Any, priority: Any, generation: Any
-    ) -> tuple[int, int, int] | None:
-        """Set priorities: applied, stale and lost; None where they have been sent to the keeper."""
+        """A `Piece`, where it is drawn here, None of an empty shard; else Ray's reference."""
         buffer = self.near(SAMPLE)
         if buffer is None:
-            self.updates.append(self.keeper.update.remote(shard, index, priority, generation))
+            return self._step((count, key, beta, largest))
+        try:
+            return piece_of(buffer, self.node, count, key, beta, largest)
+        except EmptyBufferError:
             return None
-        more = {} if generation is None else {"generation": generation}
-        found = buffer.update_priority(index, priority, **more)
-        return found.applied, found.stale, 0
+
+    def update(self, update: Update) -> None:
+        """Set priorities: now, where it is near; else with the next message to the keeper."""
+        buffer = self.near(SAMPLE)
+        if buffer is not None:
+            update.found = updated(buffer, self.node, *update.given)
+            return
+        self.flush()
+        self._waiting.append(update)
+
+    def flush(self) -> None:
+        """Send what waits for the next message."""
+        if self._waiting:
+            self.sent.append(self._step(None))
+
+    def _step(self, order: tuple[Any, ...] | None) -> Any:
+        """A message to the keeper, with the priorities that wait for one."""
+        waiting, self._waiting = self._waiting, []
+        answer = self.keeper.step.remote([update.given for update in waiting], order)
+        for at, update in enumerate(waiting):
+            update.answer = answer, at
+        return answer
 
 
 class Members:
@@ -187,6 +213,8 @@ class Members:
     def refresh(self, *, all_of_them: bool = False) -> None:
         """Have a picture of each shard that is not too old; waits for one round trip at most."""
         self._follow_map()
+        if all_of_them:
+            self.send_what_waits()
         now, asked = time.monotonic(), []
         for member in self:
             if not member.lives:
@@ -212,16 +240,17 @@ class Members:
                 continue
             yield waiting[ref], ref, answer
 
-    def bound_updates(self, member: Member, most: int) -> None:
-        """Wait where a shard has more messages with priorities than it gets done."""
-        excess = len(member.updates) - most
-        if excess > 0:
-            ready, waiting = self._ray.wait(
-                member.updates, num_returns=excess, timeout=self.timeout
-            )
-            member.updates = waiting
-            if len(ready) < excess:
-                member.lose(f"{len(waiting)} messages with priorities are not answered")
+    def send_what_waits(self) -> None:
+        """Send priorities that had no draw to go with; wait where a shard has too much to do."""
+        for member in self:
+            member.flush()
+            excess = len(member.sent) - MAX_SENT
+            if excess > 0:
+                ready, member.sent = self._ray.wait(
+                    member.sent, num_returns=excess, timeout=self.timeout
+                )
+                if len(ready) < excess:
+                    member.lose(f"{len(member.sent)} messages with priorities are not answered")
 
     def _follow_map(self) -> None:
         """Ask the map who is there, and take in what it has answered, without waiting for it."""
@@ -251,6 +280,7 @@ class Members:
 
     def leave(self) -> None:
         """Leave the directories that are open here."""
+        self.send_what_waits()
         for member in self:
             member.handle.detach()
 

@@ -43,7 +43,8 @@ def identity_of(node: str, uuid: bytes) -> int:
 
 
 def identity_in(buffer: ReplayBuffer, node: str) -> int:
-    """What samples call the shard of this buffer, which was written to."""
+    """What samples call the shard of this buffer; EmptyBufferError before the first write."""
+    ring_in(buffer)
     return identity_of(node, engine_of(buffer).superblock.uuid)
 
 

@@ -9,21 +9,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shmbuffer.distributed.shards.batches import Batches
-from shmbuffer.distributed.shards.members import Member, Members, told
-
-MAX_SENT = 64
-"""Messages with priorities that may be on their way to one shard."""
+from shmbuffer.distributed.shards.members import Member, Members, Update, told
 
 
 class ShardedUpdate:
     """How many priorities were applied, were stale, and were lost.
 
-    They are on their way to the shards of other nodes when it is given out. To read a number waits
-    for the answers, at most as long as a shard may take to answer.
+    Those of other nodes go with the next message to their shard, that is with the next draw. To
+    read a number sends them, and waits for the answers, as long as a shard may take at most.
     """
 
     def __init__(
-        self, members: Members, known: tuple[int, int, int], sent: list[tuple[Member, Any, int]]
+        self, members: Members, known: tuple[int, int, int], sent: list[tuple[Member, Update]]
     ) -> None:
         self._members, self._known, self._sent = members, known, sent
 
@@ -44,14 +41,22 @@ class ShardedUpdate:
 
     def _settled(self) -> tuple[int, int, int]:
         sent, self._sent = self._sent, []
-        counts = {ref: count for _, ref, count in sent}
-        applied, stale, lost = self._known
-        lost += sum(counts.values())
-        for member, ref, message in self._members.answers((one, ref) for one, ref, _ in sent):
-            (more, dropped, gone), totals = told(message)
-            member.learn(totals, None)
-            applied, stale, lost = applied + more, stale + dropped, lost + gone - counts[ref]
-        self._known = applied, stale, lost
+        asked: dict[Any, tuple[Member, list[Update]]] = {}
+        for member, update in sent:
+            if update.found is None:
+                if update.answer is None:
+                    member.flush()
+                assert update.answer is not None
+                asked.setdefault(update.answer[0], (member, []))[1].append(update)
+        waiting = [(member, ref) for ref, (member, _) in asked.items()]
+        for _, ref, message in self._members.answers(waiting):
+            found, _ = told(message)
+            for update in asked[ref][1]:
+                assert update.answer is not None
+                update.found = found[update.answer[1]]
+        for _, update in sent:
+            found = update.found or (0, 0, len(update.given[2]))
+            self._known = tuple(map(sum, zip(self._known, found, strict=True)))  # type: ignore[assignment]
         return self._known
 
     def __iter__(self) -> Iterator[int]:
@@ -75,11 +80,10 @@ class Updates:
         raw: NDArray[np.float64],
         tickets: NDArray[np.int64] | None,
     ) -> ShardedUpdate:
-        """Set priorities: at once on the own node, by one message to each other shard."""
+        """Set priorities: at once on the own node, with the next message to each other shard."""
         if len(raw):
             self._batches.largest = max(self._batches.largest, float(raw.max()))
-        members, sent = self._members.by_identity(), []
-        applied = stale = lost = 0
+        members, sent, lost = self._members.by_identity(), [], 0
         for number in np.unique(shards).tolist():
             rows = np.flatnonzero(shards == number)
             member = members.get(number)
@@ -87,10 +91,7 @@ class Updates:
                 lost += len(rows)
                 continue
             generation = None if tickets is None else tickets[rows]
-            found = member.update(number, index[rows], raw[rows], generation)
-            if found is None:
-                sent.append((member, member.updates[-1], len(rows)))
-                self._members.bound_updates(member, MAX_SENT)
-            else:
-                applied, stale = applied + found[0], stale + found[1]
-        return ShardedUpdate(self._members, (applied, stale, lost), sent)
+            sent.append((member, Update(number, index[rows], raw[rows], generation)))
+        for member, update in sent:
+            member.update(update)
+        return ShardedUpdate(self._members, (0, 0, lost), sent)
