@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from shmbuffer.distributed.shards.members import Member, Members, told
-from shmbuffer.distributed.shards.pieces import Piece, joined, reordered
+from shmbuffer.distributed.shards.pieces import Piece, joined
 from shmbuffer.distributed.shards.shares import (
     Weighed,
     counts_of,
@@ -160,19 +160,19 @@ class Batches:
         self, begun: Begun, pieces: list[tuple[Member, int, Piece]]
     ) -> tuple[Any, dict[str, Any]]:
         infos = self._weighed(begun, pieces)
-        shards = np.repeat([piece.identity for _, _, piece in pieces], [n for _, n, _ in pieces])
+        for info, (_, n, piece) in zip(infos, pieces, strict=True):
+            info[SHARD] = torch.full((n,), piece.identity)
         if (
             len(pieces) == 1 and begun.asked[0][2] is pieces[0][2]
         ):  # drawn here, not in Ray's memory
             data, info = pieces[0][2].data, infos[0]
         else:
-            data = joined([piece.data for _, _, piece in pieces])
-            info = joined(infos)
-        info[SHARD] = torch.from_numpy(shards)
-        if len(pieces) > 1:  # they lie one behind the other, and a part of a batch is a sample, too
-            random = np.random.Generator(np.random.Philox(key=begun.key))
-            order = torch.from_numpy(random.permutation(begun.size))
-            data, info = reordered(data, order), reordered(info, order)
+            places = None  # in random order, because a part of a batch is a sample, too
+            if len(pieces) > 1:
+                random = np.random.Generator(np.random.Philox(key=begun.key))
+                places = torch.from_numpy(random.permutation(begun.size))
+            data = joined([piece.data for _, _, piece in pieces], places)
+            info = joined(infos, places)
         first = self._weight_keys[0]
         if first in info:
             info.update(dict.fromkeys(self._weight_keys, info[first]))

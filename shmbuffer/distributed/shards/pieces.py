@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
-from tensordict import LazyStackedTensorDict, lazy_stack
+from tensordict import LazyStackedTensorDict, TensorDict, lazy_stack
 
 from shmbuffer.distributed.nearby import engine_of
 from shmbuffer.errors import EmptyBufferError
@@ -99,37 +99,50 @@ def is_prioritized(buffer: ReplayBuffer) -> bool:
     return isinstance(buffer.sampler, PrioritizedSampler)
 
 
-def joined(parts: Sequence[Any]) -> Any:
-    """Parts of a batch, one behind the other, in memory of their own.
+def joined(parts: Sequence[Any], places: torch.Tensor | None = None) -> Any:
+    """Parts of a batch as one, in memory of its own.
+
+    Args:
+        parts: of one form.
+        places: where each row of them goes, int64 ``[n]``, a permutation; None: one behind the
+            other.
 
     Raises:
         TypeError: parts of a form that cannot be put together.
     """
     first = parts[0]
+    if type(first) is torch.Tensor:
+        return torch.cat(list(parts), 0) if places is None else _scattered(parts, places)
+    if type(first) is TensorDict and first.batch_dims == 1:
+        entries = {
+            key: joined([part.get(key) for part in parts], places) for key in [*first.keys()]
+        }
+        return TensorDict(entries, [sum(map(len, parts))], device=first.device)
     if isinstance(first, LazyStackedTensorDict):
-        return lazy_stack([item.clone() for part in parts for item in part.unbind(0)], 0)
-    if isinstance(first, torch.Tensor) or is_collection(first):
-        return torch.cat(list(parts), 0)
+        items = joined([[item.clone() for item in part.unbind(0)] for part in parts], places)
+        return lazy_stack(items, 0)
+    if is_collection(first) or isinstance(first, torch.Tensor):
+        whole = torch.cat(list(parts), 0)
+        return whole if places is None else whole[places.argsort()]
     if isinstance(first, dict):
-        return {key: joined([part[key] for part in parts]) for key in first}
+        return {key: joined([part[key] for part in parts], places) for key in first}
     if isinstance(first, tuple):
-        columns = [joined(column) for column in zip(*parts, strict=True)]
+        columns = [joined(column, places) for column in zip(*parts, strict=True)]
         return type(first)(*columns) if hasattr(first, "_fields") else tuple(columns)
     if isinstance(first, list):
-        return [item for part in parts for item in part]
+        rows = [item for part in parts for item in part]
+        return rows if places is None else [rows[at] for at in places.argsort().tolist()]
     raise TypeError(
         f"the shards have drawn objects of type {type(first).__name__}, which cannot be joined "
         "to one batch; have the collate_fn give tensors, TensorDicts, or tuples, dicts or lists"
     )
 
 
-def reordered(data: Any, order: torch.Tensor) -> Any:
-    """The items of a batch in another order."""
-    if isinstance(data, dict):
-        return {key: reordered(value, order) for key, value in data.items()}
-    if isinstance(data, tuple):
-        columns = [reordered(value, order) for value in data]
-        return type(data)(*columns) if hasattr(data, "_fields") else tuple(columns)
-    if isinstance(data, list):
-        return [data[at] for at in order.tolist()]
-    return data[order]
+def _scattered(parts: Sequence[torch.Tensor], places: torch.Tensor) -> torch.Tensor:
+    """Tensors joined, their rows at these places: each is copied once."""
+    whole = parts[0].new_empty((len(places), *parts[0].shape[1:]))
+    at = 0
+    for part in parts:
+        whole.index_copy_(0, places[at : at + len(part)], part)
+        at += len(part)
+    return whole
