@@ -28,6 +28,7 @@ from benchmarks import (
     report,
     sample,
     save,
+    sharded,
     table,
     writers,
 )
@@ -51,8 +52,9 @@ BENCHMARKS: dict[str, ModuleType] = {
     "latency": latency,
     "contention": contention,
     "records": records,
+    "sharded": sharded,
 }
-ON_REQUEST = ("records",)
+ON_REQUEST = ("records", "sharded")
 _TOY = {"rounds": 2, "blocks": 2, "block_s": 1e-4, "contest_s": 0.02, "calls": 20, "records": 16}
 _REAL = {"rounds": 5, "blocks": 30, "block_s": 1e-3, "contest_s": 0.5, "calls": 5000}
 _ROOT = Path(__file__).resolve().parents[1]
@@ -68,7 +70,10 @@ def parser() -> argparse.ArgumentParser:
     )
     questions = "; ".join(f"{name}: {question(module)}" for name, module in BENCHMARKS.items())
     asked.add_argument(
-        "names", nargs="*", metavar="NAME", help=f"{questions} Default: all but records."
+        "names",
+        nargs="*",
+        metavar="NAME",
+        help=f"{questions} Default: all but {' and '.join(ON_REQUEST)}.",
     )
     asked.add_argument(
         "--capacity", type=int, help="items in a buffer (S 1000000, M 200000, L 20000)"

@@ -63,8 +63,8 @@ class ReplayBuffer:
 
 PrioritizedReplayBuffer = MPPrioritizedReplayBuffer = ReplayBuffer
 """
-# Contention has tests of its own, without a process that imports torch.
-MEASURED = [name for name in BENCHMARKS if name != "contention"]
+# Contention has tests of its own, without a process that imports torch; so has what needs Ray.
+MEASURED = [name for name in BENCHMARKS if name not in ("contention", "sharded")]
 BESIDE = {"add", "extend", "sample", "cycle", "writers", "attach", "capacity", "latency"}
 
 # What is measured of items of any size; 16 of them are there.

@@ -116,6 +116,10 @@ def test_writers_write_on_their_node_and_a_learner_draws_from_all(
     stats = rb.stats()
     assert (stats["length"], stats["capacity"], stats["missing"]) == (1_240, 6_000, [])
     assert {node: each["length"] for node, each in stats["shards"].items()} == SIZES
+    assert rb.local is not None
+    index = rb.local.extend(items(9_000, 2))
+    assert torch.equal(rb.local[index]["a"], torch.tensor([9_000, 9_001]))
+    assert len(rb) == 1_242
     with attach(directory / "b") as one:  # any process of the node finds it by its path
         assert len(one) == SIZES["b"]
 

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from tensordict import TensorDictBase
 
+from shmbuffer.distributed.nearby import WRITE
 from shmbuffer.distributed.runtime import own_node, require_ray
 from shmbuffer.distributed.shards.batches import SHARD, Batches
 from shmbuffer.distributed.shards.members import Member, Members, told
@@ -20,7 +21,7 @@ from shmbuffer.distributed.shards.updates import ShardedUpdate, Updates
 from shmbuffer.errors import EmptyBufferError
 from shmbuffer.numpy.keys import GENERATION, INDEX
 from shmbuffer.numpy.priorities import check_raw
-from shmbuffer.replay.buffers import priority_entry
+from shmbuffer.replay.buffers import ReplayBuffer, priority_entry
 from shmbuffer.replay.samplers import RandomSampler
 from shmbuffer.replay.samplers.rank import known_rank
 
@@ -138,12 +139,27 @@ class ShardedClient(Sampling):
             SchemaMismatchError, ValueError, TypeError: see there.
             EmptyBufferError: no shard answers.
 
-        Cost: on a node with a shard 1 µs more than the buffer's own; else about 1 ms.
+        Cost: on a node with a shard 2 µs more than the buffer's own, see `local`; else about 1 ms.
         """
         return self._written("extend", data, options)
 
+    @property
+    def local(self) -> ReplayBuffer | None:
+        """The buffer of this process's node, open in this process; None where it has none.
+
+        A buffer of ``replay_buffer_cls``, for writers that count microseconds. What is written
+        there is in the shard; what is sampled there is of this shard alone.
+        """
+        home = self._members.at(self._node)
+        buffer: ReplayBuffer | None = None if home is None else home.near(WRITE)
+        return buffer
+
     def _written(self, name: str, data: Any, options: dict[str, Any]) -> ShardIndex:
         home = self._members.at(self._node)
+        if home is not None and home.identity is not None:
+            buffer = home.near(WRITE)
+            if buffer is not None:
+                return ShardIndex(home.identity, getattr(buffer, name)(data, **options))
         while True:
             member = home if home is not None and home.can_write() else self._emptiest()
             try:

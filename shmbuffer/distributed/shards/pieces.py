@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import weakref
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -32,6 +33,9 @@ class Piece(NamedTuple):
     """Of the shard; see `identity_of`."""
 
 
+_identities: weakref.WeakKeyDictionary[Ring, int] = weakref.WeakKeyDictionary()
+
+
 def identity_of(node: str, uuid: bytes) -> int:
     """What samples call a shard: 63 bits of its directory's uuid and its node's name.
 
@@ -44,8 +48,11 @@ def identity_of(node: str, uuid: bytes) -> int:
 
 def identity_in(buffer: ReplayBuffer, node: str) -> int:
     """What samples call the shard of this buffer; EmptyBufferError before the first write."""
-    ring_in(buffer)
-    return identity_of(node, engine_of(buffer).superblock.uuid)
+    ring = ring_in(buffer)
+    found = _identities.get(ring)
+    if found is None:
+        found = _identities[ring] = identity_of(node, engine_of(buffer).superblock.uuid)
+    return found
 
 
 def ring_in(buffer: ReplayBuffer) -> Ring:

@@ -1,0 +1,202 @@
+"""How many batches a second does a learner get from the shards of other nodes?
+
+Three nodes of a Ray cluster on the loopback interface, each with a raylet, a store and workers. A
+cycle is a draw of 256 and its priorities; the learner's node has none of the shards, one, or all.
+Beside it: empty calls of actors in the same places, whose answers have as many bytes as those of
+the shards, and a buffer of torchrl in one actor. And what a write costs on a node with a shard,
+beside one into a buffer of the same form that nobody else knows.
+
+Loopback is no wire, and three nodes share the processors of one machine: see the model in
+benchmarks/README.md for what to expect of others.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.comparison import Setting
+from benchmarks.items import Kind
+from benchmarks.library import ALPHA, BETA, TENSORDICT, Operation
+from benchmarks.measure import Contender, Series, Timed, interleave
+from shmbuffer import (
+    LazyMemmapStorage,
+    ShardedReplayBuffer,
+    TensorDictPrioritizedReplayBuffer,
+)
+
+ITEMS = ("S", "M", "L")
+DRAWN, WRITTEN = 256, 32
+DEPTHS = (1, 4)
+NODES = 3
+REMOTE = {0: ["node-1"], 1: ["node-2"], 2: ["node-2", "node-3"]}
+"""The nodes that have a shard, by how many of them are not the learner's."""
+SHARDED, LOCAL, EMPTY, ALONE = "sharded", "sharded, local", "empty calls", "one buffer"
+_AT_MOST = 100_000  # items of a shard; what is drawn is the same in a larger one
+
+
+def run(setting: Setting) -> list[Series]:
+    """Measure it."""
+    from shmbuffer.examples.loopback import Loopback  # needs Ray
+
+    with ExitStack() as stack:
+        scratch = stack.enter_context(setting.scratch())
+        stack.enter_context(Loopback(NODES))
+        contenders: list[Contender] = []
+        for remote, nodes in REMOTE.items():
+            options = _options(setting, scratch / f"{remote}")
+            rb = stack.enter_context(ShardedReplayBuffer(nodes=nodes, **options))
+            _fill(rb, setting.kind, min(setting.capacity, _AT_MOST), nodes)
+            for depth in DEPTHS:
+                contenders.append(_learner(setting, rb, remote, depth))
+                if remote:
+                    contenders.append(_echoes(setting, rb, remote, depth, stack))
+            if not remote:
+                contenders += _writers(setting, rb, scratch / "alone", stack)
+        ray = [library for library in setting.libraries if library.name == "ray"]
+        for library in ray:
+            contenders += _one_actor(setting, library, stack)
+        return interleave(setting.rounds, contenders, setting.load)
+
+
+def _options(setting: Setting, path: Path) -> dict[str, Any]:
+    capacity = min(setting.capacity, _AT_MOST)
+    return {
+        "replay_buffer_cls": TensorDictPrioritizedReplayBuffer,
+        "storage": partial(LazyMemmapStorage, capacity, scratch_dir=path, shared_init=True),
+        "alpha": ALPHA,
+        "beta": BETA,
+        "answer_timeout": 60.0,
+    }
+
+
+def _fill(rb: ShardedReplayBuffer, kind: Kind, count: int, nodes: list[str]) -> None:
+    """Each shard with ``count`` items, by a task on its node."""
+    import ray
+
+    @ray.remote(num_cpus=0)
+    def fill(client: Any) -> None:
+        kind.fill(client.extend, count, TENSORDICT)
+        client.detach()
+
+    ray.get([fill.options(**_on(node)).remote(rb.client()) for node in nodes])
+
+
+def _on(name: str) -> dict[str, Any]:
+    """Options of a task or an actor on a node."""
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    from shmbuffer.distributed.runtime import living_nodes
+
+    where = NodeAffinitySchedulingStrategy(living_nodes()[name], soft=False)
+    return {"scheduling_strategy": where, "num_cpus": 0}
+
+
+def _name(remote: int, depth: int) -> str:
+    shards = {0: "its own shard", 1: "1 remote shard"}.get(remote, f"{remote} remote shards")
+    return f"cycles({DRAWN}), {shards}, depth {depth}"
+
+
+def _rate(setting: Setting, cycle: Callable[[], object]) -> list[list[float]]:
+    """Calls a second, for about as long as a contest lasts."""
+    cycle()
+    began, calls = time.perf_counter(), 0
+    while (took := time.perf_counter() - began) < setting.contest_s or not calls:
+        cycle()
+        calls += 1
+    return [[calls / took]]
+
+
+def _learner(setting: Setting, rb: ShardedReplayBuffer, remote: int, depth: int) -> Contender:
+    learner = ShardedReplayBuffer.find(rb.name, prefetch=depth - 1, answer_timeout=60.0)
+    priorities = torch.from_numpy(1 - np.random.default_rng(0).random((64, DRAWN), np.float32))
+    turns = _turns(list(priorities))
+
+    def cycle() -> None:
+        sample = learner.sample(DRAWN)
+        learner.update_tensordict_priority(sample.set("td_error", next(turns)))
+
+    series = Series(_name(remote, depth), "shmbuffer", SHARDED, "1/s")
+    return Contender((series,), lambda: _rate(setting, cycle))
+
+
+def _turns(of: Sequence[Any]) -> Iterator[Any]:
+    while True:
+        yield from of
+
+
+def _echoes(
+    setting: Setting, rb: ShardedReplayBuffer, remote: int, depth: int, stack: ExitStack
+) -> Contender:
+    """Actors in the places of the keepers that are asked as much, and answer with as many bytes."""
+    import ray
+
+    share = DRAWN // remote
+    keeper = next(iter(rb._members)).keeper
+    size = len(ray.get(keeper.step.remote([], (share, 1, BETA, 0.0))))
+    asked = (1, np.zeros(share, np.int64), np.zeros(share), np.zeros(share, np.int64))
+
+    @ray.remote
+    class Echo:
+        def __init__(self) -> None:
+            self.answer = np.zeros(size, np.uint8)
+
+        def step(self, *_: Any) -> Any:
+            return self.answer
+
+    echoes = [Echo.options(**_on(node)).remote() for node in REMOTE[remote]]
+    for echo in echoes:
+        stack.callback(ray.kill, echo)
+    waiting: deque[Any] = deque()
+
+    def cycle() -> None:
+        while len(waiting) < depth:
+            waiting.append([echo.step.remote([asked], (share, 1, BETA, 0.0)) for echo in echoes])
+        ray.get(waiting.popleft())
+
+    series = Series(_name(remote, depth), "shmbuffer", EMPTY, "1/s")
+    return Contender((series,), lambda: _rate(setting, cycle))
+
+
+def _writers(
+    setting: Setting, rb: ShardedReplayBuffer, path: Path, stack: ExitStack
+) -> list[Contender]:
+    """A write on a node with a shard, and into a buffer that no actor knows."""
+    storage = LazyMemmapStorage(min(setting.capacity, _AT_MOST), scratch_dir=path)
+    alone = TensorDictPrioritizedReplayBuffer(alpha=ALPHA, beta=BETA, storage=storage)
+    stack.callback(alone.close)
+    setting.kind.fill(alone.extend, len(rb), TENSORDICT)
+    inputs = [(batch,) for batch in setting.kind.batches(WRITTEN, TENSORDICT)]
+    contenders = []
+    assert rb.local is not None
+    for form, write in ((SHARDED, rb.extend), (LOCAL, rb.local.extend), (ALONE, alone.extend)):
+        timed = Timed(write, inputs, setting.block_s)
+        series = Series(f"extend({WRITTEN}) on a node with a shard", "shmbuffer", form, "s")
+        contenders.append(Contender((series,), partial(_blocks, timed, setting.blocks)))
+    return contenders
+
+
+def _blocks(timed: Timed, count: int) -> list[list[float]]:
+    return [timed.blocks(count)]
+
+
+def _one_actor(setting: Setting, library: Any, stack: ExitStack) -> list[Contender]:
+    """The peer: a buffer in one actor of a Ray of its own."""
+    operation = Operation("cycle", DRAWN, TENSORDICT)
+    stack.enter_context(setting.open(library, prioritized=True))
+    if not library.prepare(operation, setting.block_s):
+        return []
+    series = Series(f"cycles({DRAWN}), one actor", library.name, operation.form, "1/s")
+
+    def measure() -> list[list[float]]:
+        return [[1 / seconds for seconds in library.round(operation, setting.blocks)]]
+
+    return [Contender((series,), measure)]
