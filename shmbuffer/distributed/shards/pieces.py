@@ -33,7 +33,7 @@ class Piece(NamedTuple):
     """Of the shard; see `identity_of`."""
 
 
-_identities: weakref.WeakKeyDictionary[Ring, int] = weakref.WeakKeyDictionary()
+_uuids: weakref.WeakKeyDictionary[Ring, bytes] = weakref.WeakKeyDictionary()
 
 
 def identity_of(node: str, uuid: bytes) -> int:
@@ -49,10 +49,10 @@ def identity_of(node: str, uuid: bytes) -> int:
 def identity_in(buffer: ReplayBuffer, node: str) -> int:
     """What samples call the shard of this buffer; EmptyBufferError before the first write."""
     ring = ring_in(buffer)
-    found = _identities.get(ring)
-    if found is None:
-        found = _identities[ring] = identity_of(node, engine_of(buffer).superblock.uuid)
-    return found
+    uuid = _uuids.get(ring)
+    if uuid is None:
+        uuid = _uuids[ring] = engine_of(buffer).superblock.uuid
+    return identity_of(node, uuid)
 
 
 def ring_in(buffer: ReplayBuffer) -> Ring:
