@@ -143,6 +143,13 @@ def test_a_group_is_of_files_that_are_there_and_in_no_other() -> None:
     assert [file for file in files if not (ROOT / file).is_file()] == []
 
 
+def test_no_file_has_the_mark_of_xdist_which_says_nothing() -> None:
+    """A file that shares what is dear to start is named in tests/groups.py."""
+    mark = "mark." + "xdist_group"
+    files = sorted((ROOT / "tests").rglob("test_*.py"))
+    assert [file.name for file in files if mark in file.read_text("utf-8")] == []
+
+
 def test_the_tests_of_a_group_run_in_one_process_of_two() -> None:
     """Where each of them ran anywhere, all would pass, and everything be started twice."""
     command = [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider"]

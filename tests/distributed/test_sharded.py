@@ -29,7 +29,7 @@ from shmbuffer import (  # noqa: E402 - Ray is an extra
 from shmbuffer.distributed.shards.client import ShardedClient, ShardIndex  # noqa: E402
 from tests.distributed.cluster import Nodes, nodes, on  # noqa: E402
 
-pytestmark = [pytest.mark.xdist_group("ray"), pytest.mark.timeout(180)]
+pytestmark = pytest.mark.timeout(180)
 
 SIZES = {"a": 1_000, "b": 200, "c": 40}
 
