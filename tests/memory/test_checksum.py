@@ -194,7 +194,7 @@ def test_long_rows_of_a_large_leaf_get_the_same_checksums() -> None:
         ring = engine.define(Schema(leaves, capacity))
         for count in (1, 3, 4, 7, 8, capacity - 30, 21, capacity + 5):
             parts = [
-                rng.integers(0, 200, (count, *leaf.shape)).astype(leaf.dtype) for leaf in leaves
+                rng.integers(0, 200, (count, *leaf.shape), dtype=leaf.dtype) for leaf in leaves
             ]
             first = ring.write([part.ctypes.data for part in parts], count)
             assert ring.seat.native.verify(0, capacity) == []
