@@ -45,6 +45,7 @@ def shake(
     seed: int,
     say: Callable[[str], None],
     least: int = 1,
+    rounds: int | None = None,
 ) -> Counter[str]:
     """Run scenario after scenario, each time with another seed, for about so long.
 
@@ -55,6 +56,7 @@ def shake(
         seed: of the first run.
         say: told of each round of all scenarios.
         least: runs, however long they take.
+        rounds: of each run; by default those of the flavour.
 
     Raises:
         FoundError: with the command that may repeat it; threads run in another order each time.
@@ -67,7 +69,7 @@ def shake(
     while counts["programs"] < least or time.monotonic() < deadline:
         number = counts["programs"]
         name = names[number % len(names)]
-        often = ("--rounds", str(chosen.rounds), "--seed", str(seed + number))
+        often = ("--rounds", str(rounds or chosen.rounds), "--seed", str(seed + number))
         counts.update(run(flavour, program, *SCENARIOS[name], *often))
         counts["programs"] += 1
         if counts["programs"] % len(names) == 0:
@@ -79,6 +81,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("flavour", choices=FLAVOURS)
     parser.add_argument("--seconds", type=float, default=12)
+    parser.add_argument("--rounds", type=int)
     parser.add_argument("--seed", type=int, default=1)
     chosen = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -91,6 +94,7 @@ def main() -> None:
             chosen.seed,
             print,
             least=len(SCENARIOS),
+            rounds=chosen.rounds,
         )
     print(", ".join(f"{name} {count}" for name, count in sorted(counts.items())))
 
