@@ -11,7 +11,6 @@ from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar, cast
 
 import torch
-import torch._dynamo
 
 P = ParamSpec("P")
 R = TypeVar("R")

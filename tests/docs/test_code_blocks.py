@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -11,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.blocks import ROOT, RUNS, Block, blocks_of, pages
+from tests.docs.blocks import RUNS, Block, blocks_of, pages
+from tests.service.programs import environment
 
 BLOCKS = {page: blocks_of(page) for page in pages()}
 RUNNING = [page for page, blocks in BLOCKS.items() if any(b.language in RUNS for b in blocks)]
@@ -43,11 +43,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[subprocess.Pope
     for name, arguments in (("python", ""), ("shmbuffer", " -m shmbuffer")):
         (commands / name).write_text(f'#!/bin/sh\nexec "{sys.executable}"{arguments} "$@"\n')
         (commands / name).chmod(0o755)
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "120", "LC_ALL": "C.UTF-8"}
-    environment["PATH"] = f"{commands}:/usr/bin:/bin"
+    path = f"{commands}:/usr/bin:/bin"
     with subprocess.Popen(
         [sys.executable, "-m", "tests.docs.page"],
-        env=environment,
+        env=environment(PATH=path, COLUMNS="120", LC_ALL="C.UTF-8"),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
