@@ -124,13 +124,14 @@ def test_writers_write_on_their_node_and_a_learner_draws_from_all(
         assert len(one) == SIZES["b"]
 
 
-def test_draws_through_ray_are_those_of_one_buffer(rb: ShardedReplayBuffer) -> None:
+@pytest.mark.parametrize("batches", [60, pytest.param(1_000, marks=pytest.mark.full)])
+def test_draws_through_ray_are_those_of_one_buffer(rb: ShardedReplayBuffer, batches: int) -> None:
     fill(rb)
     learner = ShardedReplayBuffer.find("tests", prefetch=3, answer_timeout=60.0)
     count = sum(SIZES.values())
     mass = mass_of(torch.arange(count)).numpy()
-    found, draws = np.zeros(count), 60 * 1_024
-    for _ in range(60):
+    found, draws = np.zeros(count), batches * 1_024
+    for _ in range(batches):
         sample = learner.sample(1_024)
         a = sample["a"].numpy()
         np.testing.assert_allclose(sample["_weight"], mass.min() / mass[a], rtol=1e-5)
