@@ -225,6 +225,10 @@ def test_a_save_loads_on_the_same_nodes_and_on_others(
         rb.dumps(tmp_path / "save")
     fill(rb)
     rb.dumps(tmp_path / "save")
+    (first,) = (tmp_path / "save").glob("shards-*")
+    rb.dumps(tmp_path / "save")
+    (second,) = (tmp_path / "save").glob("shards-*")
+    assert first != second
     rb.empty()
     assert len(rb) == 0
     with pytest.raises(EmptyBufferError, match="empty buffer"):
@@ -247,6 +251,11 @@ def test_a_save_loads_on_the_same_nodes_and_on_others(
         assert path == "its owner runs on the node b"
     with pytest.raises(BufferClosedError):
         two.client()
+    (second / "c").rename(second / "d")
+    rb.extend(items(0, 10))
+    with pytest.raises(FileNotFoundError, match="nothing of the shards of c"):
+        rb.loads(tmp_path / "save")
+    assert len(rb) > 10, "nothing was changed"
     with ShardedReplayBuffer(nodes=2, **options(tmp_path / "two")) as two:
         assert len(two) == 110, "what was in the directories of the nodes is there again"
 

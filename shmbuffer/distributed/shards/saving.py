@@ -1,12 +1,17 @@
 """A buffer of several shards saved: each by its keeper, then the list of them.
 
-<path>/<node>/       the save of a shard; see `replay.buffers.saving`
-<path>/shards.json   the nodes, written last: a save without it is none
+    <path>/shards-<random>/<node>/   the save of a shard; see `replay.buffers.saving`
+    <path>/shards.json               which of them is the save, and its nodes: replaced at the end
+
+A save that is broken off leaves the one before as it was; the next one removes what is left of it.
 """
 
 from __future__ import annotations
 
 import itertools
+import os
+import secrets
+import shutil
 import tempfile
 from collections.abc import Iterator
 from functools import partial
@@ -21,6 +26,7 @@ from shmbuffer.distributed.shards.pieces import ring_in
 from shmbuffer.replay.values import read_json, reading, write_json
 
 LIST = "shards.json"
+_FOLDER = "shards-"
 _CHUNK = 4096  # items that are moved at once
 
 
@@ -32,9 +38,16 @@ def save_shards(members: Members, path: Any) -> None:
     written = [member for member in members if member.totals.length]
     if not written:
         raise RuntimeError("nothing was written to any shard yet, so there is nothing to save")
+    folder = target / f"{_FOLDER}{secrets.token_hex(4)}"
     for member in written:
-        member.handle._call("dumps", target / member.node)
-    write_json(target / LIST, {"nodes": sorted(member.node for member in written)})
+        member.handle._call("dumps", folder / member.node)
+    listed = target / f"{LIST}.{os.getpid()}"
+    nodes = sorted(member.node for member in written)
+    write_json(listed, {"folder": folder.name, "nodes": nodes})
+    listed.replace(target / LIST)
+    for other in target.glob(f"{_FOLDER}*"):
+        if other != folder:
+            shutil.rmtree(other)
 
 
 def _require_all(members: Members) -> None:
@@ -47,8 +60,14 @@ def load_shards(members: Members, path: Any, parts: Any) -> None:
     """See `ShardedClient.loads`."""
     source = Path(path).absolute()
     with reading(source / LIST):
-        nodes: list[str] = read_json(source / LIST)["nodes"]
+        found = read_json(source / LIST)
+        source, nodes = source / str(found["folder"]), list[str](found["nodes"])
     _require_all(members)
+    if away := [node for node in nodes if not (source / node).is_dir()]:
+        raise FileNotFoundError(
+            f"{source}: there is nothing of the shards of {', '.join(away)} as seen from this "
+            "node; a save is loaded from a directory that all nodes see. Nothing was changed"
+        )
     ours = {member.node: member for member in members}
     if set(nodes) == set(ours):
         for node in nodes:
