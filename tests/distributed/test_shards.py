@@ -321,6 +321,12 @@ def test_a_piece_arrives_as_it_was_and_its_tensors_lie_in_the_message(tmp_path: 
         assert found[key].data_ptr() % 64 == begin % 64
 
 
+def test_what_cannot_be_imported_travels_by_value() -> None:
+    twice = lambda x: 2 * x  # noqa: E731 - it has no name to import it by
+    tensor, function = unpacked(packed((torch.arange(3), twice)))
+    assert (tensor.tolist(), function(4)) == ([0, 1, 2], 8)
+
+
 def test_pieces_of_any_form_become_one_batch_and_what_cannot_says_so() -> None:
     ragged = [
         torch.stack([torch.zeros(2)]),
