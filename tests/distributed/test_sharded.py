@@ -182,6 +182,21 @@ def test_a_learner_of_one_node_draws_from_its_own_shard(rb: ShardedReplayBuffer)
     learner.detach()
 
 
+def test_learners_of_different_ranks_draw_differently(rb: ShardedReplayBuffer) -> None:
+    fill(rb)
+
+    def drawn(rank: int | None) -> list[int]:
+        learner = ShardedReplayBuffer.find("tests", rank=rank, answer_timeout=60.0)
+        torch.manual_seed(3)
+        found: list[int] = learner.sample(64)["a"].tolist()
+        learner.detach()
+        return found
+
+    assert drawn(None) == drawn(0)
+    assert drawn(1) == drawn(1)
+    assert drawn(1) != drawn(0)
+
+
 def test_a_buffer_is_found_by_its_name(rb: ShardedReplayBuffer, tmp_path: Path) -> None:
     fill(rb)
     copy = pickle.loads(pickle.dumps(rb.client()))

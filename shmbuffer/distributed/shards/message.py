@@ -64,7 +64,7 @@ def _reduced(part: torch.Tensor) -> Any:
 class _ByName(pickle.Pickler):
     """Pickles what can be imported, at half the cost."""
 
-    dispatch_table = ChainMap({torch.Tensor: _reduced}, copyreg.dispatch_table)  # type: ignore[arg-type]
+    dispatch_table = ChainMap({torch.Tensor: _reduced}, copyreg.dispatch_table)  # type: ignore[arg-type]  # noqa: RUF012
 
 
 @functools.cache
