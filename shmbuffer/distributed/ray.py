@@ -13,6 +13,7 @@ import torch
 from shmbuffer.distributed.handle import Handle
 from shmbuffer.distributed.host import Host, made_of, opened
 from shmbuffer.distributed.nearby import Address
+from shmbuffer.distributed.owner import METHODS
 from shmbuffer.distributed.runtime import Lease, require_ray
 from shmbuffer.errors import BufferClosedError
 from shmbuffer.replay.buffers import ReplayBuffer
@@ -51,6 +52,7 @@ class RayClient(Handle):
         self._ray = require_ray()
         self._actor = actor
         self.has_gpu = has_gpu
+        self.timeout: float | None = None  # seconds that the actor may take to move data
         self.owner_is_gone = (self._ray.exceptions.RayActorError,)
 
     def _ask(self, request: str, *args: Any) -> Any:
@@ -62,8 +64,11 @@ class RayClient(Handle):
         if not self.has_gpu:
             args = _on_cpu(args)
         message = self._ray.cloudpickle.dumps((request, args))
+        whole = request == "call" and args[0] not in METHODS  # a save may take long
         try:
-            answer = self._ray.get(self._actor.answer.remote(message))
+            answer = self._ray.get(
+                self._actor.answer.remote(message), timeout=None if whole else self.timeout
+            )
         except self._ray.exceptions.RayActorError as error:
             error.add_note(self._obituary())
             raise

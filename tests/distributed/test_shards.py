@@ -24,7 +24,8 @@ from shmbuffer import (
 from shmbuffer.distributed.owner import Owner
 from shmbuffer.distributed.shards.batches import SHARD, Batches
 from shmbuffer.distributed.shards.keeper import face_of, updated
-from shmbuffer.distributed.shards.members import Member, Members
+from shmbuffer.distributed.shards.member import Member
+from shmbuffer.distributed.shards.members import Members
 from shmbuffer.distributed.shards.message import packed, unpacked
 from shmbuffer.distributed.shards.pieces import identity_in, joined, piece_of
 from shmbuffer.distributed.shards.shares import Weighed, effective_size, factors_of
@@ -39,7 +40,8 @@ class Here(Member):
         self.node, self.buffer = node, buffer
         self._where = "here"
         self.identity = None
-        self.lives = True
+        self.lives, self.life, self._why = True, 0, ""
+        self.sent, self._waiting = [], []
         self.look()
 
     def near(self, group: str) -> Any:
@@ -51,6 +53,7 @@ class Three(Members):
 
     def __init__(self, members: list[Here]) -> None:
         self._members = {member.node: member for member in members}
+        self._absent = []
         self.stale = False
 
     def refresh(self, *, all_of_them: bool = False) -> None:

@@ -8,6 +8,7 @@
     replay_buffer   ShardedReplayBuffer: what only its creator may do
     client          the handle that everybody has; sampling and updates are parts of it
     members         its picture of the shards: who lives, what each weighs
+    member          one of them: how it is asked, lost and found again
     batches         a batch: begun with a message to each shard, finished when they answer
     shares          how many items each shard draws, and what they weigh
     pieces          what a shard draws, and how the pieces become a batch

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from shmbuffer.distributed.shards.members import Member, Members, told
+from shmbuffer.distributed.shards.member import Member, told
+from shmbuffer.distributed.shards.members import Members
 from shmbuffer.distributed.shards.pieces import Piece, joined
 from shmbuffer.distributed.shards.shares import (
     Weighed,
@@ -121,8 +122,10 @@ class Batches:
     def finish(self, begun: Begun) -> tuple[Any, dict[str, Any]]:
         """The batch, its items in random order, and its info.
 
+        What a shard does not send, because it died or took too long, the others draw.
+
         Raises:
-            EmptyBufferError: no shard has an item any more.
+            EmptyBufferError: no shard that answers has an item any more.
         """
         pieces, asked, again = [], begun.asked, 0
         while True:
@@ -132,7 +135,10 @@ class Batches:
             if not left:
                 break
             again += 1
-            asked = self._ask(begun.shares, left, begun.key, begun.beta, again)
+            try:
+                asked = self._ask(begun.shares, left, begun.key, begun.beta, again)
+            except EmptyBufferError:  # of those there were when it was begun
+                return self.finish(self.begin(begun.size, begun.key, begun.beta))
         return self._joined(begun, pieces)
 
     def _collected(self, asked: list[tuple[Member, int, Any]]) -> list[tuple[Member, int, Piece]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -13,12 +14,13 @@ from tensordict import TensorDictBase
 from shmbuffer.distributed.nearby import WRITE
 from shmbuffer.distributed.runtime import own_node, require_ray
 from shmbuffer.distributed.shards.batches import SHARD, Batches
-from shmbuffer.distributed.shards.members import Member, Members, told
+from shmbuffer.distributed.shards.member import Member, Sent, told
+from shmbuffer.distributed.shards.members import Members
 from shmbuffer.distributed.shards.sampling import Sampling
 from shmbuffer.distributed.shards.saving import load_shards, save_shards
 from shmbuffer.distributed.shards.shard_map import NAMESPACE, map_name
 from shmbuffer.distributed.shards.updates import ShardedUpdate, Updates
-from shmbuffer.errors import EmptyBufferError
+from shmbuffer.errors import BufferUnlinkedError, EmptyBufferError
 from shmbuffer.numpy.keys import GENERATION, INDEX
 from shmbuffer.numpy.priorities import check_raw
 from shmbuffer.replay.buffers import ReplayBuffer, priority_entry
@@ -62,13 +64,14 @@ class ShardedClient(Sampling):
     def __init__(self, options: Options) -> None:
         self._options = options
         self._ray = require_ray()
+        self._node = own_node()
         self._members = Members(
             self._ray,
             partial(found_map, options.name),
             f"sharded buffer {options.name!r}",
+            self._node,
             options.answer_timeout,
         )
-        self._node = own_node()
         face = self._ask_face()
         self._face = face
         local = options.locality == "local"
@@ -107,12 +110,17 @@ class ShardedClient(Sampling):
             ``"missing"``: nodes whose shards do not answer.
         """
         self._members.refresh(all_of_them=True)
+        shards = {}
+        for member in self._members.living():
+            if member.identity is not None:
+                with suppress(RuntimeError):  # it has died since
+                    shards[member.node] = member.whole("stats")
         living = self._members.living()
         return {
             "length": sum(member.totals.length for member in living),
             "capacity": sum(member.capacity for member in living),
-            "shards": {one.node: one.handle.stats() for one in living if one.identity is not None},
-            "missing": [member.node for member in self._members if not member.lives],
+            "shards": shards,
+            "missing": self._members.missing_nodes(),
         }
 
     # -- writing -------------------------------------------------------------------------------
@@ -159,16 +167,20 @@ class ShardedClient(Sampling):
         if home is not None and home.identity is not None:
             buffer = home.near(WRITE)
             if buffer is not None:
-                return ShardIndex(home.identity, getattr(buffer, name)(data, **options))
+                try:
+                    return ShardIndex(home.identity, getattr(buffer, name)(data, **options))
+                except BufferUnlinkedError as error:
+                    home.leave(error)
         while True:
             member = home if home is not None and home.can_write() else self._emptiest()
             try:
                 index = getattr(member.handle, name)(data, **options)
-            except self._ray.exceptions.RayActorError as error:
+            except BufferUnlinkedError as error:
+                member.leave(error)
+            except member.handle.owner_is_gone as error:
                 member.lose(type(error).__name__)
-                home = None
-                continue
-            return ShardIndex(self._identity_of(member), index)
+            else:
+                return ShardIndex(self._identity_of(member), index)
 
     def _emptiest(self) -> Member:
         """The shard that has the most room."""
@@ -180,8 +192,8 @@ class ShardedClient(Sampling):
 
     def _identity_of(self, member: Member) -> int:
         if member.identity is None and not member.look():  # this was its first write
-            for _, _, message in self._members.answers([(member, member.keeper.news.remote())]):
-                member.take_news(told(message))
+            for _, _, message in self._members.answers([(member, member.ask_news())]):
+                member.take_news(message)
         return -1 if member.identity is None else member.identity
 
     # -- priorities ----------------------------------------------------------------------------
@@ -260,10 +272,16 @@ class ShardedClient(Sampling):
     # -- the buffer as a whole -----------------------------------------------------------------
 
     def empty(self) -> None:
-        """Forget all items of all shards."""
+        """Forget all items of all shards.
+
+        Raises:
+            RuntimeError: a shard does not answer; nothing was changed, unless it died meanwhile.
+        """
         self._begun.clear()
-        for member in self._members.living():
-            member.handle.empty()
+        self._members.refresh(all_of_them=True)
+        self._members.require_all("emptied")
+        for member in self._members:
+            member.whole("empty")
         self._members.refresh(all_of_them=True)
 
     def dumps(self, path: Any) -> None:
@@ -295,7 +313,7 @@ class ShardedClient(Sampling):
         """
         self._begun.clear()
         self._members.refresh(all_of_them=True)
-        parts = self._ray.get(found_map(self.name).parts.remote())
+        parts = self._members.ask_map("parts")
         load_shards(self._members, path, parts)
         self._members.refresh(all_of_them=True)
 
@@ -305,10 +323,18 @@ class ShardedClient(Sampling):
         self._members.leave()
 
     def _ask_face(self) -> dict[str, Any]:
-        asked = [(member, member.keeper.face.remote()) for member in self._members]
-        for _, _, message in self._members.answers(asked):
-            face: dict[str, Any] = told(message)
-            return face
+        asked = [(one, Sent(one.keeper.face.remote(), one.life)) for one in self._members]
+        failed: Exception | None = None
+        for member, _, message in self._members.answers(asked):
+            try:
+                face: dict[str, Any] = told(message)
+            except Exception as error:  # that of one shard, which cannot open its directory
+                member.lose(f"{type(error).__name__}: {error}")
+                failed = error
+            else:
+                return face
+        if failed is not None:
+            raise failed
         raise EmptyBufferError(f"{self!r}: {self._members.missing() or 'no node has a shard'}")
 
     def __reduce__(self) -> tuple[Any, ...]:

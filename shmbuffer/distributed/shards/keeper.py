@@ -2,11 +2,14 @@
 
     Host ──▶ Keeper ──▶ Owner ──▶ buffer in <scratch_dir>/<node>
 
-Ray starts it again on its node where it dies, and it opens the directory as it finds it.
+Ray starts it again on its node where it dies, and it opens the directory as it finds it. Where the
+directory was removed under it, it ends for that.
 """
 
 from __future__ import annotations
 
+import logging
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,10 +27,12 @@ from shmbuffer.distributed.shards.pieces import (
     piece_of,
     ring_in,
 )
-from shmbuffer.errors import EmptyBufferError
+from shmbuffer.errors import BufferUnlinkedError, EmptyBufferError
 from shmbuffer.memory import Totals
 from shmbuffer.replay.buffers import ReplayBuffer
 from shmbuffer.replay.storages.tensor import TensorStorage
+
+_log = logging.getLogger(__name__)
 
 
 class InNode:
@@ -56,8 +61,8 @@ class Keeper(Host):
     """
 
     def __init__(self, made_of: bytes, node: str) -> None:
-        super().__init__(made_of)
         self._node = node
+        super().__init__(made_of)
         if self._owner is not None:
             self._owner.node = node
 
@@ -77,6 +82,12 @@ class Keeper(Host):
     def face(self) -> Any:
         """What a client has to know of the buffer, as a message."""
         return self._told(face_of)
+
+    def _error(self, error: Exception) -> bytes:
+        if isinstance(error, BufferUnlinkedError):
+            _log.error("the keeper of node %s ends: %s", self._node, error)
+            os._exit(1)  # Ray starts it again, and it makes another directory
+        return super()._error(error)
 
     def _told(self, tell: Callable[[Owner], Any]) -> NDArray[np.uint8]:
         """What is told, or the error to raise, as a message."""

@@ -9,15 +9,13 @@ from typing import Any, Literal, Self
 
 from shmbuffer.distributed.host import made_of
 from shmbuffer.distributed.ray import LEAVE_S
-from shmbuffer.distributed.runtime import Lease, require_ray
+from shmbuffer.distributed.runtime import Lease, living_nodes, require_ray
 from shmbuffer.distributed.shards.client import Options, ShardedClient
+from shmbuffer.distributed.shards.members import START_S
 from shmbuffer.distributed.shards.shard_map import NAMESPACE, ShardMap, map_name
 from shmbuffer.errors import BufferClosedError
 from shmbuffer.replay.buffers import ReplayBuffer
 from shmbuffer.replay.samplers.rank import require_rank
-
-START_S = 60.0
-"""How long the actors may take to start."""
 
 _NOT_HERE = {
     "generator": "draws differ by rank=, and torch.manual_seed decides them",
@@ -45,7 +43,8 @@ class ShardedReplayBuffer(ShardedClient):
         storage: of each shard, ``partial(LazyMemmapStorage, capacity, scratch_dir=...,
             shared_init=True)``. Each node has a directory of its name in ``scratch_dir``.
         nodes: names of the nodes that have a shard (``ray start --node-name``, by default their
-            address); a number: of the first so many; None: all nodes, also those that come later.
+            address); a number: of the first so many that are there, by name; None: all nodes, also
+            those that come later.
         locality: ``"global"``: a batch is drawn from all shards. ``"local"``: from that of the own
             node, without the network; its weights make the mean over learners, one on each node,
             unbiased at ``beta`` 1, with more variance.
@@ -110,6 +109,7 @@ class ShardedReplayBuffer(ShardedClient):
         self._map: Any = None
         try:
             _require_free(ray, name)
+            wanted = _chosen(nodes)
             self._map = (
                 ray.remote(ShardMap)
                 .options(
@@ -119,9 +119,9 @@ class ShardedReplayBuffer(ShardedClient):
                     max_restarts=-1,
                     num_cpus=0,
                 )
-                .remote(name, NAMESPACE, parts, nodes, remote_config or {})
+                .remote(name, NAMESPACE, parts, wanted, _dead(ray), remote_config or {})
             )
-            keepers = ray.get(self._map.keepers.remote(), timeout=START_S)
+            keepers, _ = ray.get(self._map.keepers.remote(), timeout=START_S)
             ray.get([keeper.__ray_ready__.remote() for keeper in keepers.values()], timeout=START_S)
             super().__init__(options)
         except BaseException:
@@ -180,15 +180,15 @@ class ShardedReplayBuffer(ShardedClient):
         lease, self._lease = self._lease, None
         try:
             if shard_map is not None and ray.is_initialized():
-                with suppress(ray.exceptions.RayError):
-                    ray.get(shard_map.end.remote(), timeout=LEAVE_S)
-                    keepers = ray.get(shard_map.keepers.remote(), timeout=LEAVE_S)
-                    leaving = [keeper.leave.remote() for keeper in keepers.values()]
-                    if leaving:
-                        ray.wait(leaving, num_returns=len(leaving), timeout=LEAVE_S)
-                    for keeper in keepers.values():
-                        ray.kill(keeper, no_restart=True)
+                keepers = {member.node: member.keeper for member in getattr(self, "_members", ())}
+                with suppress(ray.exceptions.RayError):  # it may be being started again
+                    keepers |= ray.get(shard_map.end.remote(), timeout=LEAVE_S)
                 ray.kill(shard_map, no_restart=True)
+                leaving = [keeper.leave.remote() for keeper in keepers.values()]
+                if leaving:
+                    ray.wait(leaving, num_returns=len(leaving), timeout=LEAVE_S)
+                for keeper in keepers.values():
+                    ray.kill(keeper, no_restart=True)
         finally:
             if lease is not None:
                 lease.release()
@@ -209,6 +209,24 @@ def _require_free(ray: Any, name: str) -> None:
         f"a sharded buffer {name!r} is there already; ShardedReplayBuffer.find({name!r}) gives a "
         "handle on it, and its creator ends it with close()"
     )
+
+
+def _chosen(nodes: int | list[str] | None) -> list[str] | None:
+    """Names of the nodes, so that it is the same ones when the map is started again."""
+    there = sorted(living_nodes())
+    if not isinstance(nodes, int):
+        return nodes
+    if nodes > len(there):
+        raise ValueError(
+            f"ShardedReplayBuffer(nodes={nodes}): the Ray cluster has {len(there)}, "
+            f"{', '.join(there)}; give their names, also of those that are still to come"
+        )
+    return there[:nodes]
+
+
+def _dead(ray: Any) -> set[str]:
+    """Ids of the nodes that have died."""
+    return {node["NodeID"] for node in ray.nodes() if not node["Alive"]}
 
 
 def _require_storage(storage: Any) -> None:

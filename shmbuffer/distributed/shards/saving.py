@@ -32,7 +32,7 @@ _CHUNK = 4096  # items that are moved at once
 
 def save_shards(members: Members, path: Any) -> None:
     """See `ShardedClient.dumps`."""
-    _require_all(members)
+    members.require_all("saved")
     target = Path(path).absolute()
     target.mkdir(parents=True, exist_ok=True)
     written = [member for member in members if member.totals.length]
@@ -40,7 +40,7 @@ def save_shards(members: Members, path: Any) -> None:
         raise RuntimeError("nothing was written to any shard yet, so there is nothing to save")
     folder = target / f"{_FOLDER}{secrets.token_hex(4)}"
     for member in written:
-        member.handle._call("dumps", folder / member.node)
+        member.whole("dumps", folder / member.node)
     listed = target / f"{LIST}.{os.getpid()}"
     nodes = sorted(member.node for member in written)
     write_json(listed, {"folder": folder.name, "nodes": nodes})
@@ -50,19 +50,13 @@ def save_shards(members: Members, path: Any) -> None:
             shutil.rmtree(other)
 
 
-def _require_all(members: Members) -> None:
-    """RuntimeError where a shard does not answer."""
-    if missing := members.missing():
-        raise RuntimeError(f"{missing}; a save is of all shards, so nothing was done")
-
-
 def load_shards(members: Members, path: Any, parts: Any) -> None:
     """See `ShardedClient.loads`."""
     source = Path(path).absolute()
     with reading(source / LIST):
         found = read_json(source / LIST)
         source, nodes = source / str(found["folder"]), list[str](found["nodes"])
-    _require_all(members)
+    members.require_all("loaded")
     if away := [node for node in nodes if not (source / node).is_dir()]:
         raise FileNotFoundError(
             f"{source}: there is nothing of the shards of {', '.join(away)} as seen from this "
@@ -71,17 +65,17 @@ def load_shards(members: Members, path: Any, parts: Any) -> None:
     ours = {member.node: member for member in members}
     if set(nodes) == set(ours):
         for node in nodes:
-            ours[node].handle._call("loads", source / node)
+            ours[node].whole("loads", source / node)
         return
     for member in members:
-        member.handle._call("empty")
+        member.whole("empty")
     receivers = itertools.cycle(sorted(members, key=lambda one: one.node))
     for node in nodes:
         for data, priorities in _items_of(parts, source / node):
             member = next(receivers)
-            index = member.handle._call("extend", data)
+            index = member.whole("extend", data)
             if priorities is not None:
-                member.handle._call("update_priority", index, priorities)
+                member.whole("update_priority", index, priorities)
 
 
 def _items_of(parts: Any, path: Path) -> Iterator[tuple[Any, Any]]:

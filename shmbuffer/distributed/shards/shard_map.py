@@ -3,9 +3,9 @@
     Ray's list of nodes ──▶ ShardMap ──▶ a Keeper on each, pinned to it, under a name
                                ╰──▶ who is where, for clients
 
-All that it holds it is told again when it is started again: its arguments by Ray, the keepers by
-their names. A keeper that dies is started by Ray; one whose node died is made again when a node of
-that name is back.
+All that it holds it is told again when it is started again: its arguments and the nodes, also those
+that have died, by Ray; the keepers by their names. A keeper that dies is started by Ray; one whose
+node died is made again when a node of that name is back.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class ShardMap:
         namespace: of its actors.
         made_of: class, positional and keyword arguments of each shard's buffer, pickled; without
             the directory of its node.
-        wanted: names of the nodes that shall have a shard; a number: of the first so many that are
-            there; None: all.
+        wanted: names of the nodes that shall have a shard; None: all.
+        former: ids of nodes that had died before there was this buffer.
         options: of the keepers, as for ``Actor.options()``.
     """
 
@@ -55,12 +55,15 @@ class ShardMap:
         name: str,
         namespace: str,
         made_of: bytes,
-        wanted: int | list[str] | None,
+        wanted: list[str] | None,
+        former: set[str],
         options: dict[str, Any],
     ) -> None:
         self._ray = require_ray()
         self._name, self._namespace, self._options = name, namespace, options
-        self._wanted = wanted
+        self._wanted, self._former = wanted, former
+        self._absent: list[str] = []  # names of nodes whose keeper it has not seen
+        self._failure: Exception | None = None
         self._parts = self._ray.cloudpickle.loads(made_of)
         self._keepers: dict[str, tuple[str, Any]] = {}  # by name of the node: its id, the actor
         self._looking = threading.Lock()
@@ -68,46 +71,61 @@ class ShardMap:
         self._look()
         threading.Thread(target=self._watch, name="shmbuffer-map", daemon=True).start()
 
-    def keepers(self) -> dict[str, Any]:
-        """The keepers, by name of their node."""
+    def keepers(self) -> tuple[dict[str, Any], list[str]]:
+        """The keepers, by name of their node; nodes whose keeper this map has not seen.
+
+        Raises:
+            Exception: what keeps it from having any.
+        """
         with self._looking:
-            return {node: keeper for node, (_, keeper) in self._keepers.items()}
+            if self._failure is not None and not self._keepers:
+                raise self._failure
+            return self._all(), self._absent
+
+    def _all(self) -> dict[str, Any]:
+        return {node: keeper for node, (_, keeper) in self._keepers.items()}
 
     def parts(self) -> Any:
         """What the buffer of each shard is made of: class, positional and keyword arguments."""
         return self._parts
 
-    def end(self) -> None:
-        """Make no more keepers."""
+    def end(self) -> dict[str, Any]:
+        """Make no more keepers; return those there are."""
         self._ended.set()
         with self._looking:
-            pass
+            return self._all()
 
     def _watch(self) -> None:
         while not self._ended.wait(_LOOK_S):
-            try:
-                self._look()
-            except Exception:
-                _log.exception("the map of the sharded buffer %r could not look", self._name)
+            self._look()
 
     def _look(self) -> None:
         """Have a keeper on each node that is there and shall have one."""
         with self._looking:
             if self._ended.is_set():
                 return
-            for node, node_id in self._places().items():
-                known = self._keepers.get(node)
-                if known is None or known[0] != node_id:
+            before, self._failure = self._failure, None
+            try:
+                for node, node_id in self._places().items():
                     self._keepers[node] = node_id, self._keeper(node, node_id)
+                self._absent = sorted(self._all_nodes() - self._keepers.keys())
+            except Exception as error:  # it looks again; one that raises in the beginning is dead
+                self._failure = error
+                if str(error) != str(before):
+                    _log.exception("the map of the sharded buffer %r could not look", self._name)
+
+    def _all_nodes(self) -> set[str]:
+        """Names of the nodes that shall have a shard, also of those that have died."""
+        if self._wanted is not None:
+            return set(self._wanted)
+        nodes = self._ray.nodes()
+        return {node["NodeName"] for node in nodes if node["NodeID"] not in self._former}
 
     def _places(self) -> dict[str, str]:
         """Ids of the nodes that shall have a shard, by their names."""
         found = living_nodes()
         if self._wanted is None:
             return found
-        if isinstance(self._wanted, int):
-            chosen = [*self._keepers, *sorted(found.keys() - self._keepers.keys())]
-            return {node: found[node] for node in chosen[: self._wanted] if node in found}
         return {node: found[node] for node in self._wanted if node in found}
 
     def _keeper(self, node: str, node_id: str) -> Any:

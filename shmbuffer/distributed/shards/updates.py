@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shmbuffer.distributed.shards.batches import Batches
-from shmbuffer.distributed.shards.members import Member, Members, Update, told
+from shmbuffer.distributed.shards.member import Member, Update, told
+from shmbuffer.distributed.shards.members import Members
 
 
 class ShardedUpdate:
