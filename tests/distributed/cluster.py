@@ -20,6 +20,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 ENVIRONMENT = {
     "RAY_AUTH_TOKEN": secrets.token_hex(16),  # else Ray leaves one in the user's home
     "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_health_check_period_ms": "300",  # a dead node is known as such after five of them
 }
 NODE = {
     "num_cpus": 2,
