@@ -141,7 +141,7 @@ def _echoes(
 
     share = DRAWN // remote
     keeper = next(iter(rb._members)).keeper
-    size = len(ray.get(keeper.step.remote([], (share, 1, BETA, 0.0))))
+    size = len(ray.get(keeper.step.remote([], [(share, 1, BETA, 0.0)])))
     asked = (1, np.zeros(share, np.int64), np.zeros(share), np.zeros(share, np.int64))
 
     @ray.remote
@@ -159,7 +159,7 @@ def _echoes(
 
     def cycle() -> None:
         while len(waiting) < depth:
-            waiting.append([echo.step.remote([asked], (share, 1, BETA, 0.0)) for echo in echoes])
+            waiting.append([echo.step.remote([asked], [(share, 1, BETA, 0.0)]) for echo in echoes])
         ray.get(waiting.popleft())
 
     series = Series(_name(remote, depth), "shmbuffer", EMPTY, "1/s")

@@ -114,7 +114,7 @@ def batches_of(shards: Three, home: str | None = None) -> Batches:
 
 def drawn(batches: Batches, count: int, rounds: int, beta: float = 1.0) -> Iterator[Any]:
     for key in range(rounds):
-        yield batches.finish(batches.begin(count, key * 7919 + 1, beta))
+        yield batches.finish(*batches.begin(count, [key * 7919 + 1], beta))
 
 
 def standard_deviations(found: np.ndarray, expected: np.ndarray) -> float:
@@ -173,7 +173,7 @@ def test_the_weighted_mean_is_right_whatever_the_shares_are(
             member.look()
             totals = member.totals
             member.totals = totals._replace(mass=totals.mass * factor)
-        data, info = batches.finish(batches.begin(1_000, key, 1.0))
+        data, info = batches.finish(*batches.begin(1_000, [key], 1.0))
         # Not divided by the sum of the weights: a mean of ratios has a bias of its own.
         means.append((info["_weight"].double() * data["x"]).mean().item())
     mass = masses(shards)
@@ -225,7 +225,7 @@ def test_a_shard_that_is_emptied_meanwhile_is_drawn_for_by_the_others(shards: Th
     gone = shards.at("a")
     assert isinstance(gone, Here)
     gone.buffer.empty()
-    data, info = batches.finish(batches.begin(500, 3, 1.0))
+    data, info = batches.finish(*batches.begin(500, [3], 1.0))
     assert len(data) == 500
     assert gone.identity not in info[SHARD].tolist()
     mass = masses(shards)
@@ -241,7 +241,7 @@ def test_nothing_in_any_shard_is_an_empty_buffer_that_names_who_is_missing(shard
     assert dead is not None
     dead.lose("test")
     with pytest.raises(EmptyBufferError, match="no answer from the shards of b"):
-        batches_of(shards).begin(10, 1, 1.0)
+        batches_of(shards).begin(10, [1], 1.0)
 
 
 def test_shards_without_priorities_draw_by_their_lengths(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from shmbuffer.distributed.shards.member import Member, told
+from shmbuffer.distributed.shards.member import Coming, Member, told
 from shmbuffer.distributed.shards.members import Members
 from shmbuffer.distributed.shards.pieces import Piece, joined
 from shmbuffer.distributed.shards.shares import (
@@ -32,6 +32,10 @@ EFFECTIVE_SIZE = "effective_sample_size"
 """The entry of the info of a prioritized sample that says how many items of equal weight it is."""
 
 
+Answer = Piece | Coming | None
+"""A piece that was drawn here, None of an empty shard; or one that is on its way."""
+
+
 class Begun(NamedTuple):
     """A batch that is being drawn."""
 
@@ -40,7 +44,7 @@ class Begun(NamedTuple):
     beta: float | None
     shares: dict[str, float]
     """What each shard was given a part of the batch by, by its node."""
-    asked: list[tuple[Member, int, Any]]
+    asked: list[tuple[Member, int, Answer]]
     """Who draws how many, and the piece, or what will be it."""
 
 
@@ -58,12 +62,12 @@ class Batches:
         self._weight_keys: tuple[str, ...] = face["weight_keys"]
         self.largest = 0.0  # priority seen anywhere
 
-    def begin(self, count: int, key: int, beta: float | None) -> Begun:
-        """Have the shards draw.
+    def begin(self, count: int, keys: list[int], beta: float | None) -> list[Begun]:
+        """Have the shards draw batches, with one message to each.
 
         Args:
-            count: items.
-            key: 63 bits that decide.
+            count: items of a batch.
+            keys: 63 bits each that decide a batch.
             beta: exponent of the weights; None: there are none.
 
         Raises:
@@ -76,7 +80,8 @@ class Batches:
             shares = self._shares(self._members.living())
         for member in self._members.living():
             self.largest = max(self.largest, member.totals.max_priority or 0.0)
-        return Begun(count, key, beta, shares, self._ask(shares, count, key, beta, 0))
+        asked = self._ask(shares, [(count, key) for key in keys], beta, 0)
+        return [Begun(count, key, beta, shares, one) for key, one in zip(keys, asked, strict=True)]
 
     def _shares(self, members: list[Member]) -> dict[str, float]:
         """What each of them is given a part of a batch by."""
@@ -89,9 +94,20 @@ class Batches:
         }
 
     def _ask(
-        self, shares: dict[str, float], count: int, key: int, beta: float | None, again: int
-    ) -> list[tuple[Member, int, Any]]:
-        """Have ``count`` items drawn by those shards that live and have some."""
+        self,
+        shares: dict[str, float],
+        wanted: list[tuple[int, int]],
+        beta: float | None,
+        again: int,
+    ) -> list[list[tuple[Member, int, Answer]]]:
+        """Have batches, or what is missing of them, drawn by those that live and have items.
+
+        Args:
+            shares: what each shard is given a part by.
+            wanted: items and key of each batch.
+            beta: exponent of the weights.
+            again: how often some of a batch did not come.
+        """
         home = self._home
         able = self._able(shares if home is None else {home: shares.get(home, 0.0)})
         if not able:
@@ -100,13 +116,19 @@ class Batches:
                 "Cannot sample from an empty buffer: write something into it first"
                 + (f" ({missing})" if missing else "")
             )
-        counts = counts_of(able, count, mixed(key, again))
-        asked = []
-        for at, (node, n) in enumerate(counts.items()):
+        orders: dict[str, list[tuple[int, tuple[Any, ...]]]] = {}
+        for at, (count, key) in enumerate(wanted):
+            counts = counts_of(able, count, mixed(key, again))
+            for part, (node, n) in enumerate(counts.items()):
+                own = key if len(counts) == 1 and not again else mixed(key, 1 + part + again * 1024)
+                orders.setdefault(node, []).append((at, (n, own, beta, self.largest)))
+        asked: list[list[tuple[Member, int, Answer]]] = [[] for _ in wanted]
+        for node, each in orders.items():
             member = self._members.at(node)
             assert member is not None
-            own = key if len(counts) == 1 and not again else mixed(key, 1 + at + again * 1024)
-            asked.append((member, n, member.draw(n, own, beta, self.largest)))
+            answers = member.draw([order for _, order in each])
+            for (at, (n, *_)), answer in zip(each, answers, strict=True):
+                asked[at].append((member, n, answer))
         self._members.send_what_waits()
         return asked
 
@@ -136,30 +158,37 @@ class Batches:
                 break
             again += 1
             try:
-                asked = self._ask(begun.shares, left, begun.key, begun.beta, again)
+                (asked,) = self._ask(begun.shares, [(left, begun.key)], begun.beta, again)
             except EmptyBufferError:  # of those there were when it was begun
-                return self.finish(self.begin(begun.size, begun.key, begun.beta))
+                return self.finish(*self.begin(begun.size, [begun.key], begun.beta))
         return self._joined(begun, pieces)
 
-    def _collected(self, asked: list[tuple[Member, int, Any]]) -> list[tuple[Member, int, Piece]]:
+    def _collected(
+        self, asked: list[tuple[Member, int, Answer]]
+    ) -> list[tuple[Member, int, Piece]]:
         """The pieces that came."""
-        came, sent = [], {}
+        replies = {
+            answer.reply.sent: (member, answer.reply)
+            for member, _, answer in asked
+            if isinstance(answer, Coming) and answer.reply.pieces is None
+        }
+        waiting = [(member, sent) for sent, (member, _) in replies.items()]
+        for member, sent, message in self._members.answers(waiting):
+            _, pieces = told(message)
+            replies[sent][1].pieces = pieces
+            _learn(member, pieces[-1])
+        came = []
         for member, n, answer in asked:
-            if isinstance(answer, Piece):
-                came.append((member, n, answer))
-            elif answer is None:  # it was emptied meanwhile
-                member.is_empty()
+            piece: Piece | None
+            if isinstance(answer, Coming):
+                if answer.reply.pieces is None:  # it was lost
+                    continue
+                piece = answer.reply.pieces[answer.at]
             else:
-                sent[answer] = member, n
-        waiting = [(member, ref) for ref, (member, _) in sent.items()]
-        for member, ref, message in self._members.answers(waiting):
-            _, piece = told(message)
-            if piece is None:
-                member.is_empty()
-            else:
-                came.append((member, sent[ref][1], piece))
-        for member, _, piece in came:
-            member.learn(piece.totals, piece.identity)
+                piece = answer
+                _learn(member, piece)
+            if piece is not None:
+                came.append((member, n, piece))
         return came
 
     def _joined(
@@ -168,9 +197,7 @@ class Batches:
         infos = self._weighed(begun, pieces)
         for info, (_, n, piece) in zip(infos, pieces, strict=True):
             info[SHARD] = torch.full((n,), piece.identity)
-        if (
-            len(pieces) == 1 and begun.asked[0][2] is pieces[0][2]
-        ):  # drawn here, not in Ray's memory
+        if len(pieces) == 1 and begun.asked[0][2] is pieces[0][2]:  # drawn here
             data, info = pieces[0][2].data, infos[0]
         else:
             places = None  # in random order, because a part of a batch is a sample, too
@@ -212,3 +239,11 @@ class Batches:
             if factor != 1.0:
                 info[first] = info[first] * factor
         return infos
+
+
+def _learn(member: Member, piece: Piece | None) -> None:
+    """Take in what the last piece says of its shard."""
+    if piece is None:
+        member.is_empty()
+    else:
+        member.learn(piece.totals, piece.identity)

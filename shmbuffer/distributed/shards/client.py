@@ -64,6 +64,8 @@ class ShardedClient(Sampling):
     def __init__(self, options: Options) -> None:
         self._options = options
         self._ray = require_ray()
+        self._prefetch = options.prefetch
+        self._at_once = max(1, (options.prefetch + 1) // 2)
         self._node = own_node()
         self._members = Members(
             self._ray,
@@ -71,6 +73,7 @@ class ShardedClient(Sampling):
             f"sharded buffer {options.name!r}",
             self._node,
             options.answer_timeout,
+            self._at_once,
         )
         face = self._ask_face()
         self._face = face
@@ -80,7 +83,6 @@ class ShardedClient(Sampling):
         self.beta: float | None = face["beta"]
         """Exponent of the importance weights of this handle's samples; None: they have none."""
         self._begun = deque()
-        self._prefetch = options.prefetch
         self._draws = RandomSampler()
         self._draws._rank_in_draws = known_rank(options.rank) or 0
 

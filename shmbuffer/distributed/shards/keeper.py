@@ -24,7 +24,7 @@ from shmbuffer.distributed.shards.pieces import (
     Piece,
     identity_in,
     is_prioritized,
-    piece_of,
+    pieces_of,
     ring_in,
 )
 from shmbuffer.errors import BufferUnlinkedError, EmptyBufferError
@@ -66,9 +66,9 @@ class Keeper(Host):
         if self._owner is not None:
             self._owner.node = node
 
-    def step(self, updates: list[Any], order: tuple[Any, ...] | None) -> Any:
+    def step(self, updates: list[Any], orders: list[tuple[Any, ...]]) -> Any:
         """Set priorities, then draw, in one message: see `stepped`."""
-        return self._told(lambda owner: stepped(owner, self._node, updates, order))
+        return self._told(lambda owner: stepped(owner, self._node, updates, orders))
 
     def news(self) -> Any:
         """``(identity, totals, capacity)`` of the shard as it is now, as a message."""
@@ -101,26 +101,22 @@ class Keeper(Host):
 
 
 def stepped(
-    owner: Owner, node: str, updates: list[Any], order: tuple[Any, ...] | None
-) -> tuple[list[tuple[int, int, int]], Piece | None]:
+    owner: Owner, node: str, updates: list[Any], orders: list[tuple[Any, ...]]
+) -> tuple[list[tuple[int, int, int]], list[Piece | None]]:
     """Set priorities, then draw.
 
     Args:
         owner: of the buffer.
         node: its name.
         updates: ``(shard, index, priority, generation)`` each.
-        order: of `piece_of`, behind the node; None: nothing is drawn.
+        orders: of batches; see `pieces_of`.
 
     Returns:
-        What was applied, stale and lost of each update; a `Piece`, None of an empty shard.
+        What was applied, stale and lost of each update; a `Piece` of each order, None where the
+        shard is empty.
     """
     found = [updated(owner.buffer, node, *update) for update in updates]
-    if order is None:
-        return found, None
-    try:
-        return found, piece_of(owner.buffer, node, *order)
-    except EmptyBufferError:
-        return found, None
+    return found, pieces_of(owner.buffer, node, orders)
 
 
 def updated(

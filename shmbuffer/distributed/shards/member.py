@@ -16,7 +16,7 @@ from shmbuffer.distributed.nearby import SAMPLE, WRITE
 from shmbuffer.distributed.ray import RayClient
 from shmbuffer.distributed.shards.keeper import updated
 from shmbuffer.distributed.shards.message import unpacked
-from shmbuffer.distributed.shards.pieces import identity_in, piece_of, ring_in
+from shmbuffer.distributed.shards.pieces import Piece, identity_in, pieces_of, ring_in
 from shmbuffer.errors import BufferUnlinkedError, EmptyBufferError
 from shmbuffer.memory import Totals
 
@@ -38,6 +38,24 @@ class Sent(NamedTuple):
     """Ray's reference to the answer."""
     life: int
     """In which life of the shard."""
+
+
+class Reply:
+    """What a keeper draws for several batches, in one message."""
+
+    __slots__ = ("pieces", "sent")
+
+    def __init__(self, sent: Sent) -> None:
+        self.sent = sent
+        self.pieces: list[Piece | None] | None = None  # None until it has come
+
+
+class Coming(NamedTuple):
+    """A piece that is on its way."""
+
+    reply: Reply
+    at: int
+    """Which piece of the reply it is."""
 
 
 class Update:
@@ -64,9 +82,12 @@ class Member:
         where: the buffer's name, for messages.
         is_here: whether it is on this process's node.
         timeout: seconds that it may take to answer.
+        patience: updates that may wait for a draw to go with.
     """
 
-    def __init__(self, node: str, keeper: Any, where: str, is_here: bool, timeout: float) -> None:
+    def __init__(
+        self, node: str, keeper: Any, where: str, is_here: bool, timeout: float, patience: int
+    ) -> None:
         self.node, self._where = node, where
         self._is_here, self._timeout = is_here, timeout
         self.identity: int | None = None
@@ -80,6 +101,7 @@ class Member:
         self._probed = -PROBE_S
         self.sent: list[Any] = []  # messages with priorities alone, not known to have arrived
         self._waiting: list[Update] = []
+        self._patience = patience
         self._take(keeper)
 
     def _take(self, keeper: Any) -> None:
@@ -203,18 +225,21 @@ class Member:
                 return  # it is asked again
             self.take_news(message)
 
-    def draw(self, count: int, key: int, beta: float | None, largest: float) -> Any:
-        """A `Piece`, where it is drawn here, None of an empty shard; else `Sent`."""
+    def draw(self, orders: list[tuple[Any, ...]]) -> list[Piece | Coming | None]:
+        """What each of ``orders`` draws, see `pieces.pieces_of`: a `Piece` where that is done here.
+
+        None: the shard is empty.
+        """
         buffer = self.near(SAMPLE)
         if buffer is None:
-            return self._step((count, key, beta, largest))
-        try:
-            return piece_of(buffer, self.node, count, key, beta, largest)
-        except EmptyBufferError:
-            return None
-        except BufferUnlinkedError as error:
-            self.leave(error)
-            return Sent(None, -1)  # nobody will answer
+            reply = Reply(self._step(orders))
+        else:
+            try:
+                return [*pieces_of(buffer, self.node, orders)]
+            except BufferUnlinkedError as error:
+                self.leave(error)
+                reply = Reply(Sent(None, -1))  # nobody will answer
+        return [Coming(reply, at) for at in range(len(orders))]
 
     def update(self, update: Update) -> None:
         """Set priorities: now, where it is near; else with the next message to the keeper."""
@@ -226,19 +251,20 @@ class Member:
                 self.leave(error)
                 update.lose()
             return
-        self.flush()
+        if len(self._waiting) >= self._patience:
+            self.flush()
         self._waiting.append(update)
 
     def flush(self) -> None:
         """Send what waits for the next message."""
         if self._waiting:
-            self.sent.append(self._step(None).ref)
+            self.sent.append(self._step([]).ref)
 
-    def _step(self, order: tuple[Any, ...] | None) -> Sent:
+    def _step(self, orders: list[tuple[Any, ...]]) -> Sent:
         """A message to the keeper, with the priorities that wait for one."""
         waiting, self._waiting = self._waiting, []
         given = [update.given for update in waiting]
-        answer = Sent(self.keeper.step.remote(given, order), self.life)
+        answer = Sent(self.keeper.step.remote(given, orders), self.life)
         for at, update in enumerate(waiting):
             update.answer = answer, at
         return answer

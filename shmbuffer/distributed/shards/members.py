@@ -29,13 +29,20 @@ class Members:
         where: the buffer's name, for messages.
         home: name of this process's node.
         timeout: seconds that a shard may take to answer.
+        patience: updates to one shard that may wait for a draw to go with.
     """
 
     def __init__(
-        self, ray: Any, find_map: Callable[[], Any], where: str, home: str, timeout: float
+        self,
+        ray: Any,
+        find_map: Callable[[], Any],
+        where: str,
+        home: str,
+        timeout: float,
+        patience: int,
     ) -> None:
         self._ray, self._find_map, self._where = ray, find_map, where
-        self._home, self.timeout = home, timeout
+        self._home, self.timeout, self._patience = home, timeout, patience
         self._members: dict[str, Member] = {}
         self._absent: list[str] = []
         self._asked: Any = None
@@ -175,7 +182,7 @@ class Members:
             member = self._members.get(node)
             if member is None:
                 here = node == self._home
-                member = Member(node, keeper, self._where, here, self.timeout)
+                member = Member(node, keeper, self._where, here, self.timeout, self._patience)
                 member.lives = lives  # else it is being started, and nobody waits for that
                 self._members[node] = member
             elif member.keeper._actor_id != keeper._actor_id:

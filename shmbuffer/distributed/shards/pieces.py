@@ -94,6 +94,19 @@ def piece_of(
     return Piece(data, info, totals, identity_in(buffer, node))
 
 
+def pieces_of(
+    buffer: ReplayBuffer, node: str, orders: Sequence[tuple[Any, ...]]
+) -> list[Piece | None]:
+    """A piece for each of ``orders``, what `piece_of` takes behind the node; None: it is empty."""
+    found: list[Piece | None] = []
+    for order in orders:
+        try:
+            found.append(piece_of(buffer, node, *order))
+        except EmptyBufferError:
+            found.append(None)
+    return found
+
+
 def raise_largest(ring: Ring, largest: float) -> None:
     """Have new items start from at least this priority."""
     seen = ring.tree.max_priority

@@ -26,7 +26,8 @@ class Sampling:
     _batches: Batches
     _face: dict[str, Any]
     _begun: deque[tuple[int, Begun]]
-    _prefetch: int
+    _prefetch: int  # batches that are begun ahead
+    _at_once: int  # so many of them by one message
     _draws: RandomSampler  # whose keys decide the draws
 
     @property
@@ -126,8 +127,9 @@ class Sampling:
         begun = self._begun
         if begun and begun[0][0] != count:
             begun.clear()
-        while len(begun) <= self._prefetch:
-            key = draw_key(self._draws, None)
-            begun.append((count, self._batches.begin(count, key, self.beta)))
+        missing = self._prefetch + 1 - len(begun)
+        if not begun or missing >= self._at_once:
+            keys = [draw_key(self._draws, None) for _ in range(missing)]
+            begun.extend((count, one) for one in self._batches.begin(count, keys, self.beta))
         _, first = begun.popleft()
         return self._batches.finish(first)
