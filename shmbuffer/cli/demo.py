@@ -14,7 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shmbuffer.cli import arguments, console, exits, learning_curve
+from shmbuffer.cli import arguments, console, demo_nodes, exits, learning_curve
 from shmbuffer.cli.learning_curve import Curve
 from shmbuffer.cli.progress import Progress
 from shmbuffer.errors import BufferExistsError
@@ -40,11 +40,15 @@ DESCRIPTION = (
     "with SIGKILL, and later all of them at once. Then the directory is recovered, every item "
     "in it is examined, and training goes on from there until 20 greedy episodes have a mean "
     "return of 475. Takes about a minute on two cores. Needs gymnasium; rich and matplotlib "
-    "make it prettier: they come with the extras cli and demo."
+    "make it prettier: they come with the extras cli and demo. With --nodes it runs on several "
+    "nodes of Ray, all on this machine: collectors on each, one learner that draws from all; a "
+    "keeper is killed, then a whole node, which comes back with its items; it ends with what was "
+    "acknowledged, drawn and lost on each. That needs the extra ray, too."
 )
 EXAMPLES = (
     "shmbuffer demo\n"
     "shmbuffer demo --seed 1 --collectors 4 --scratch-dir run\n"
+    "shmbuffer demo --nodes 3\n"
     "shmbuffer demo --json | tail -n 1"
 )
 
@@ -58,9 +62,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--collectors",
         type=arguments.at_least(1),
-        default=2,
         metavar="N",
-        help="how many collector processes (default 2)",
+        help="how many collector processes (default 2); with --nodes, on each (default 1)",
+    )
+    parser.add_argument(
+        "--nodes",
+        type=arguments.at_least(2),
+        metavar="N",
+        help="run on so many nodes of Ray on the loopback interface, the first of them the head",
     )
     parser.add_argument("--no-kill", action="store_true", help="train in peace")
     parser.add_argument(
@@ -82,7 +91,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=Path("shmbuffer-demo.png"),
         metavar="FILE",
         help="where to draw the learning curve (default shmbuffer-demo.png); without matplotlib "
-        "it is drawn in the terminal",
+        "it is drawn in the terminal; not with --nodes",
     )
 
 
@@ -90,6 +99,8 @@ def run(args: argparse.Namespace) -> int:
     """Runs the demo; exit 0 if it was solved and no item was lost or torn."""
     if importlib.util.find_spec("gymnasium") is None:
         raise missing("the demo needs gymnasium", "demo", name="gymnasium")
+    if args.nodes is not None:
+        return demo_nodes.run(args, _directory)
     from shmbuffer.examples.cartpole import Config
     from shmbuffer.examples.trial import Trial, TrialPlan
 
@@ -101,12 +112,12 @@ def run(args: argparse.Namespace) -> int:
         terminal.unwound_on(signal.SIGTERM) as came,
         contextlib.redirect_stdout(sys.stderr if args.json else sys.stdout),
     ):
-        config = Config(seed=args.seed, collectors=args.collectors)
+        config = Config(seed=args.seed, collectors=args.collectors or 2)
         with _directory(args.scratch_dir) as run_dir, _Shown() as shown:
             outcome = Trial(Path(run_dir), config, plan, shown).play()
         console.show(*_tables(outcome))
         curve = Curve(
-            title=f"CartPole-v1, seed {args.seed}, {args.collectors} collectors",
+            title=f"CartPole-v1, seed {args.seed}, {config.collectors} collectors",
             points=outcome.evaluations,
             marks=[(kill.step, kill.what) for kill in outcome.kills],
             goal=plan.goal,
@@ -197,7 +208,7 @@ def _json(args: argparse.Namespace, outcome: Outcome) -> dict[str, Any]:
         "solved": outcome.solved,
         "mean_return": outcome.mean_return,
         "seed": args.seed,
-        "collectors": args.collectors,
+        "collectors": args.collectors or 2,
         "seconds": round(outcome.seconds, 1),
         **_counted(outcome),
         "kills": len(outcome.kills),

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import os
 import struct
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Self
 
@@ -118,34 +119,43 @@ def examine(replay: ReplayBuffer, ledgers: Path) -> Evidence:
     A ring overwrites the oldest items of every writer first: once the buffer has been full, an item
     counts as lost only if an older one of the same writer is there. Reads every item.
     """
-    acknowledged = _acknowledged(ledgers)  # before the items: what was acknowledged must be there
-    ring_was_full = replay.write_count > len(replay)
-    n_torn = 0
-    chunks: list[NDArray[np.int64]] = []
-    if len(replay):
-        for rows in replay.iter_in_order(CHUNK):
-            n_torn += torn(rows)
-            chunks.append(np.stack([rows["source"].numpy(), rows["sequence"].numpy()]))
-    source, sequence = np.concatenate(chunks, axis=1) if chunks else np.zeros((2, 0), np.int64)
+    return total(examine_each([replay], ledgers).values())
 
-    lost = repeated = unacknowledged = 0
-    for writer in sorted({*acknowledged, *source.tolist()}):
-        known = acknowledged.get(writer, 0)
-        there, copies = np.unique(sequence[source == writer], return_counts=True)
-        repeated += int((copies - 1).sum())
-        unacknowledged += int((there >= known).sum())
+
+def total(found: Iterable[Evidence]) -> Evidence:
+    """The sums of what several writers' items say."""
+    each, names = list(found), [field.name for field in fields(Evidence)]
+    return Evidence(**{name: sum(getattr(one, name) for one in each) for name in names})
+
+
+def examine_each(replays: Sequence[ReplayBuffer], ledgers: Path) -> dict[int, Evidence]:
+    """The same of the items of several buffers, for each writer by its ``source``."""
+    known_of = acknowledged(ledgers)  # before the items: what was acknowledged must be there
+    ring_was_full = any(replay.write_count > len(replay) for replay in replays)
+    chunks: list[NDArray[np.int64]] = [np.zeros((3, 0), np.int64)]
+    for replay in replays:
+        for rows in replay.iter_in_order(CHUNK) if len(replay) else ():
+            is_torn = (stamps(rows) != rows["stamp"]).numpy()
+            chunks.append(np.stack([rows["source"].numpy(), rows["sequence"].numpy(), is_torn]))
+    source, sequence, is_torn = np.concatenate(chunks, axis=1)
+
+    found = {}
+    for writer in sorted({*known_of, *source.tolist()}):
+        known = known_of.get(writer, 0)
+        mine = source == writer
+        there, copies = np.unique(sequence[mine], return_counts=True)
         oldest = 0
         if ring_was_full:
             oldest = int(there[0]) if len(there) else known
-        lost += max(0, known - oldest) - int((there < known).sum())
-    return Evidence(
-        items=len(source),
-        acknowledged=sum(acknowledged.values()),
-        lost=lost,
-        torn=n_torn,
-        repeated=repeated,
-        unacknowledged=unacknowledged,
-    )
+        found[writer] = Evidence(
+            items=int(mine.sum()),
+            acknowledged=known,
+            lost=max(0, known - oldest) - int((there < known).sum()),
+            torn=int(is_torn[mine].sum()),
+            repeated=int((copies - 1).sum()),
+            unacknowledged=int((there >= known).sum()),
+        )
+    return found
 
 
 def _first_free(directory: Path, index: int) -> tuple[int, int]:
@@ -159,7 +169,7 @@ def _first_free(directory: Path, index: int) -> tuple[int, int]:
     raise RuntimeError(f"{directory}: collector {index} has been started {LIVES} times")
 
 
-def _acknowledged(directory: Path) -> dict[int, int]:
+def acknowledged(directory: Path) -> dict[int, int]:
     """Returns, for each writer, how many of its items it knows to be in the buffer."""
     counts = {}
     for path in directory.glob("*.ledger"):

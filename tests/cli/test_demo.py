@@ -183,8 +183,89 @@ def test_without_gymnasium_it_says_what_to_install(
     )
 
 
+@pytest.fixture
+def nodes_come_to(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    """What a run over nodes is to come to, in place of a real one."""
+    pytest.importorskip("ray")
+    from shmbuffer.examples.nodes import Kill, NodesOutcome, NodesTrial
+
+    monkeypatch.chdir(tmp_path)
+
+    def come_to(**change: Any) -> None:
+        found = {
+            "node-1": Evidence(90, 90, lost=0, torn=0, repeated=0, unacknowledged=0),
+            "node-2": Evidence(51, 50, lost=0, torn=0, repeated=0, unacknowledged=1),
+        }
+        kills = [Kill("the keeper", "node-1", 60, 40, 45, 2.5), Kill("all", "node-2", 90, 41, 42)]
+        outcome = NodesOutcome(
+            12.0, step=140, updates=30, mean_return=99.0, kills=kills, evidence=found, finished=True
+        )
+        outcome.drawn.update({"node-1": 700, "node-2": 300})
+        monkeypatch.setattr(NodesTrial, "play", lambda self: replace(outcome, **change))
+
+    come_to()
+    return come_to
+
+
+def test_a_run_over_nodes_ends_with_what_became_of_the_items_of_each(
+    nodes_come_to: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["demo", "--nodes", "2"]) == exits.DONE
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "finished"
+    for line in (
+        "     60  node-1  the keeper             40            45   2.5 s",
+        "  node     acknowledged   drawn   lost   torn   repeated",
+        "  node-1             90     700      0      0          0",
+        "  node-2             50     300      0      0          0",
+        "  all               140   1,000      0      0          0",
+    ):
+        assert line in lines
+    assert main(["demo", "--nodes", "2", "--json"]) == exits.DONE
+    found = json.loads(capsys.readouterr().out)
+    assert found["nodes"]["node-2"]["acknowledged"] == 50
+    assert found["killed"][1] == {
+        "what": "all",
+        "node": "node-2",
+        "step": 90,
+        "items": 41,
+        "back": 42,
+        "seconds": 0.0,
+    }
+
+
+def test_a_run_over_nodes_that_lost_something_or_did_not_end_fails(nodes_come_to: Any) -> None:
+    from shmbuffer.examples.nodes import Kill
+
+    bad = Evidence(40, 50, lost=10, torn=0, repeated=0, unacknowledged=0)
+    for change in (
+        {"evidence": {"node-1": bad}},
+        {"evidence": {"node-1": replace(bad, lost=0, torn=1)}},
+        {"torn_samples": 1},
+        {"finished": False},
+        {"kills": [Kill("all", "node-2", 90, items=41, back=40)]},
+        {"kills": [Kill("all", "node-2", 90, items=41)]},
+    ):
+        nodes_come_to(**change)
+        assert main(["demo", "--nodes", "2"]) == exits.DAMAGED, change
+
+
+def test_without_ray_several_nodes_say_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    there = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "ray" else there(name)
+    )
+    assert main(["demo", "--nodes", "3"]) == exits.REFUSED
+    assert capsys.readouterr().err == (
+        "shmbuffer: the demo on several nodes needs Ray, which is not installed: "
+        f"{command('ray')}\n"
+    )
+
+
 @pytest.mark.parametrize(
-    "wrong", [["--collectors", "0"], ["--seed", "-1"], ["--max-minutes", "soon"]]
+    "wrong", [["--nodes", "1"], ["--collectors", "0"], ["--seed", "-1"], ["--max-minutes", "soon"]]
 )
 def test_wrong_usage_is_told(wrong: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:

@@ -1,0 +1,100 @@
+"""A Ray cluster on this machine: several nodes on the loopback interface, to be killed at will.
+
+    127.0.0.2   node-1, the head: it has this process, and is never killed
+    127.0.0.3   node-2     each node has a raylet, an object store and workers of its own,
+    127.0.0.4   node-3     as a machine has that was started with ``ray start``
+
+For a laptop. On a real cluster a program calls ``ray.init(address="auto")``, and nothing here.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import signal
+import tempfile
+import threading
+from pathlib import Path
+from typing import Any, Self
+
+from shmbuffer.distributed.runtime import require_ray
+
+_ENVIRONMENT = {
+    "RAY_AUTH_TOKEN": secrets.token_hex(16),  # else Ray leaves one in the user's home
+    "RAY_USAGE_STATS_ENABLED": "0",
+}
+_NODE = {"object_store_memory": 80 * 1024**2, "include_dashboard": False}
+_DEATH_IS_NOTICED = {"health_check_period_ms": 500, "health_check_failure_threshold": 4}
+
+
+class Loopback:
+    """The cluster; this process is connected to it. Use ``with``, so that it comes to an end.
+
+    Args:
+        count: nodes.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._ray = ray = require_ray()
+        from ray.cluster_utils import Cluster
+
+        self.names = [f"node-{number}" for number in range(1, count + 1)]
+        self._environment = {name: os.environ.get(name) for name in _ENVIRONMENT}
+        os.environ.update(_ENVIRONMENT)
+        is_main = threading.current_thread() is threading.main_thread()
+        handler = signal.getsignal(signal.SIGTERM)
+        # In /tmp, because the names of its sockets may not be long.
+        self._folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")
+        (Path(tempfile.gettempdir()) / "ray").mkdir(exist_ok=True)  # where Ray notes the address
+        self._nodes: dict[str, Any] = {}
+        self._cluster: Any = Cluster()
+        try:
+            for name in self.names:
+                self.start(name)
+            ray.init(
+                address=self._cluster.address,
+                _node_ip_address=self._address(self.names[0]),
+                log_to_driver=False,
+                logging_level="error",
+            )
+            ray._private.worker._worker_logs_enabled = False  # else each death is a page of them
+            if is_main:
+                signal.signal(signal.SIGTERM, handler)  # Ray sets its own
+        except BaseException:
+            self.close()
+            raise
+
+    def start(self, name: str) -> None:
+        """Start a node, and wait until the cluster knows it."""
+        head = (
+            {} if self._nodes else {"temp_dir": self._folder, "_system_config": _DEATH_IS_NOTICED}
+        )
+        self._nodes[name] = self._cluster.add_node(
+            **_NODE, **head, num_cpus=2, node_name=name, node_ip_address=self._address(name)
+        )
+
+    def kill(self, name: str) -> None:
+        """Kill a node with its store and its workers, without a farewell."""
+        self._cluster.remove_node(self._nodes.pop(name), allow_graceful=False)
+
+    def close(self) -> None:
+        """End all of it, and remove what it has left."""
+        self._ray.shutdown()
+        self._cluster.shutdown()
+        shutil.rmtree(self._folder, ignore_errors=True)
+        for name, value in self._environment.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
+        os.environ.pop("RAY_AUTH_MODE", None)  # Ray sets it
+
+    def _address(self, name: str) -> str:
+        # Ray puts another address of the machine in the place of 127.0.0.1.
+        return f"127.0.0.{2 + self.names.index(name)}"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()

@@ -1,0 +1,333 @@
+"""CartPole over several nodes of Ray, of which a keeper is killed, and later a whole node.
+
+    node-1, the head        node-2                  node-3
+    learner, collector      collector               collector
+    ring ◀─ keeper          ring ◀─ keeper ✗        ring ◀─ keeper      ✗ and all that is there
+
+`NodesTrial` plays it on the loopback interface of one machine. It kills with SIGKILL, waits until
+what died answers again, and asks the items in the end. Its collectors and its learner are those of
+any program, but for the lines about the ledger and about ``torn``, which are there to prove that
+nothing was lost; examples/dqn_ray.py is the program without them.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections import Counter
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+import ray
+import torch
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from shmbuffer import (
+    LazyMemmapStorage,
+    ShardedReplayBuffer,
+    TensorDictPrioritizedReplayBuffer,
+    attach,
+)
+from shmbuffer.distributed.runtime import living_nodes
+from shmbuffer.examples.double_dqn import Agent, Config, QNetwork, Rollout, evaluate, flat
+from shmbuffer.examples.evidence import (
+    LIVES,
+    Evidence,
+    Ledger,
+    acknowledged,
+    examine_each,
+    torn,
+    total,
+)
+from shmbuffer.examples.loopback import Loopback
+from shmbuffer.memory.inspect import inspect
+
+ROWS = 16  # that a collector writes at once
+PUBLISH_EVERY = 25  # updates
+MOST_AHEAD = 300  # steps of the collectors, before the learner: their policy is not older
+ASK_EVERY_S = 0.5  # whether a shard is back
+
+
+@dataclass(frozen=True)
+class NodesPlan:
+    """What happens after how many steps of all nodes, and when it is given up."""
+
+    nodes: int = 3
+    collectors: int = 1  # on each node
+    kill_keeper_at: int | None = 2_000
+    kill_node_at: int | None = 3_500
+    return_after: int = 1_000  # steps without the node
+    steps: int = 6_000
+    max_s: float = 600.0
+
+
+@dataclass
+class Kill:
+    """A keeper, or a node with all that was there, and what came back of it."""
+
+    what: str
+    node: str
+    step: int
+    items: int  # that had been acknowledged to the writers of the node
+    back: int | None = None  # items of the shard when it answered again; None: it never did
+    seconds: float = 0.0  # until then
+
+
+class NodesWatcher(Protocol):
+    """The listeners."""
+
+    def event(self, text: str) -> None:
+        """Something happened."""
+
+    def status(self, outcome: NodesOutcome) -> None:
+        """Some time has passed; what became of the run until now."""
+
+
+@dataclass
+class NodesOutcome:
+    """What became of a run, as far as it has come."""
+
+    seconds: float = 0.0
+    step: int = 0
+    updates: int = 0
+    torn_samples: int = 0  # items that the learner was given and that did not fit their stamp
+    mean_return: float | None = None
+    kills: list[Kill] = field(default_factory=list)
+    drawn: Counter[str] = field(default_factory=Counter)  # items, by node
+    evidence: dict[str, Evidence] = field(default_factory=dict)  # in the end, by node
+    finished: bool = False  # whether all steps were taken in time
+
+    @property
+    def lost(self) -> int:
+        """Items that were acknowledged and are gone."""
+        return sum(each.lost for each in self.evidence.values())
+
+    @property
+    def returned(self) -> bool:
+        """Whether all that was killed is back, each shard with what had been acknowledged."""
+        return all(kill.back is not None and kill.back >= kill.items for kill in self.kills)
+
+    @property
+    def torn(self) -> int:
+        """Items that did not fit their stamp, in a ring or as they were sampled."""
+        return self.torn_samples + sum(each.torn for each in self.evidence.values())
+
+
+@ray.remote(num_cpus=0)
+class Collector:
+    """Acts on its node, and writes what happens into the ring there."""
+
+    def __init__(self, rb: Any, config: Config, ledgers: Path, index: int) -> None:
+        torch.set_num_threads(1)
+        self.rb, self.ledger = rb, Ledger(ledgers, index)
+        self.network = QNetwork(config.hidden)
+        self.rollout = Rollout(config, seed=config.seed * 1_000_003 + self.ledger.source)
+
+    def collect(self, weights: torch.Tensor, epsilon: float) -> int:
+        """Takes some steps with these weights; returns how many."""
+        self.network.load_flat(weights)
+        rows = self.rollout.collect(self.network, epsilon, ROWS)
+        self.rb.extend(self.ledger.sign(rows))
+        self.ledger.acknowledge()
+        return ROWS
+
+
+class NodesTrial:
+    """One run, from the start of the nodes to their end."""
+
+    def __init__(
+        self, run_dir: Path, config: Config, plan: NodesPlan, watcher: NodesWatcher
+    ) -> None:
+        self._run_dir, self._ledgers = run_dir / "replay", run_dir / "ledgers"
+        self._config, self._plan, self._watcher = config, plan, watcher
+        self._outcome = NodesOutcome()
+        self._collectors: dict[tuple[str, int], Any] = {}  # by node and number there
+        self._busy: dict[Any, tuple[str, int]] = {}  # what will be an answer, and whose
+        self._wrote: set[tuple[str, int]] = set()
+
+    def play(self, cluster: Loopback | None = None) -> NodesOutcome:
+        """Runs it, on a cluster of its own where none is given."""
+        self._began_s = time.monotonic()
+        if cluster is not None:
+            return self._played(cluster)
+        self._watcher.event(f"starting {self._plan.nodes} nodes of Ray on this machine")
+        with Loopback(self._plan.nodes) as own:
+            return self._played(own)
+
+    def _played(self, cluster: Loopback) -> NodesOutcome:
+        config, outcome = self._config, self._outcome
+        storage = partial(
+            LazyMemmapStorage, config.capacity, scratch_dir=self._run_dir, shared_init=True
+        )
+        self._cluster = cluster
+        self._say(f"the shards are in {self._run_dir}, one on each of {', '.join(cluster.names)}")
+        with ShardedReplayBuffer(
+            replay_buffer_cls=TensorDictPrioritizedReplayBuffer,
+            storage=storage,
+            alpha=config.alpha,
+            beta=config.beta,
+            batch_size=config.batch_size,
+            prefetch=2,
+        ) as rb:
+            self._rb, self._agent = rb, Agent(config)
+            self._weights = ray.put(flat(self._agent.parameters))
+            for name in cluster.names:
+                self._start_collectors(name)
+            ray.get([one.__ray_ready__.remote() for one in self._collectors.values()])
+            self._say(f"{len(self._collectors)} collectors and a learner are there")
+            self._follow_the_plan()
+            for collector in self._collectors.values():
+                ray.kill(collector)
+        self._examine()
+        outcome.mean_return = evaluate(self._agent.online, config, seed=2_000_000_000)
+        outcome.seconds = time.monotonic() - self._began_s
+        return outcome
+
+    def _follow_the_plan(self) -> None:
+        plan, names = self._plan, self._cluster.names
+        if plan.kill_keeper_at is not None and self._learn_until(plan.kill_keeper_at):
+            self._kill_keeper(names[1 % len(names)])
+        if plan.kill_node_at is not None and self._learn_until(plan.kill_node_at):
+            self._kill_node(names[-1])
+        self._outcome.finished = self._learn_until(plan.steps)
+
+    # ---- learning ----
+
+    def _learn_until(self, step: int) -> bool:
+        """Learns until so many steps were taken, by all collectors; False: the time is over."""
+        while self._outcome.step < step or self._collectors.keys() - self._wrote:
+            if self._is_over():
+                return False
+            self._turn()
+        return True
+
+    def _turn(self) -> None:
+        """Takes in what collectors have done, gives them more to do, and learns from one batch."""
+        outcome, agent, config = self._outcome, self._agent, self._config
+        learned = config.warmup_steps + agent.updates * config.steps_per_update
+        if outcome.step < learned + MOST_AHEAD:
+            epsilon = config.epsilon.at(outcome.step)
+            for who in self._collectors.keys() - self._busy.values():
+                self._busy[self._collectors[who].collect.remote(self._weights, epsilon)] = who
+        for answer in ray.wait(list(self._busy), timeout=0)[0] if self._busy else ():
+            who = self._busy.pop(answer)
+            try:
+                outcome.step += ray.get(answer)
+                self._wrote.add(who)
+            except ray.exceptions.RayError as error:
+                self._say(f"a collector of {who[0]} is gone ({type(error).__name__})")
+                del self._collectors[who]
+                self._wrote.discard(who)
+        outcome.seconds = time.monotonic() - self._began_s
+        self._watcher.status(outcome)
+        if agent.updates >= config.updates_due(outcome.step):
+            time.sleep(0.001)
+            return
+        batch = self._rb.sample()
+        outcome.torn_samples += torn(batch)
+        outcome.drawn.update(self._node_of(one) for one in batch["source"].tolist())
+        batch["td_error"] = agent.update(batch, outcome.step)
+        self._rb.update_tensordict_priority(batch)
+        outcome.updates = agent.updates
+        if agent.updates % PUBLISH_EVERY == 0:
+            self._weights = ray.put(flat(agent.parameters))
+
+    def _start_collectors(self, name: str) -> None:
+        here = Collector.options(  # type: ignore[attr-defined]  # what ray.remote has made of it
+            scheduling_strategy=NodeAffinitySchedulingStrategy(living_nodes()[name], soft=False)
+        )
+        first = self._cluster.names.index(name) * self._plan.collectors
+        for number in range(self._plan.collectors):
+            self._collectors[name, number] = here.remote(
+                self._rb.client(), self._config, self._ledgers, first + number
+            )
+
+    def _node_of(self, source: int) -> str:
+        """The node of the collector that wrote an item."""
+        return self._cluster.names[source // LIVES // self._plan.collectors]
+
+    # ---- killing ----
+
+    def _kill_keeper(self, name: str) -> None:
+        kill = self._noted("the keeper", name)
+        pid = inspect(self._run_dir / name)["owner"]["pid"]
+        os.kill(pid, signal.SIGKILL)
+        self._say(f"killed the keeper of {name} with SIGKILL (pid {pid})")
+        self._await_return(kill)
+
+    def _kill_node(self, name: str) -> None:
+        kill = self._noted("all", name)
+        self._cluster.kill(name)
+        self._say(f"killed {name} with SIGKILL: raylet, keeper, collectors")
+        if not self._learn_until(self._outcome.step + self._plan.return_after):
+            return
+        while (
+            name in living_nodes() and not self._is_over()
+        ):  # two of one name cannot be told apart
+            self._turn()
+        self._say(f"starting {name} again")
+        self._cluster.start(name)
+        if self._await_return(kill):
+            self._start_collectors(name)
+
+    def _noted(self, what: str, name: str) -> Kill:
+        kill = Kill(what, name, self._outcome.step, self._acknowledged(name))
+        self._outcome.kills.append(kill)
+        return kill
+
+    def _await_return(self, kill: Kill) -> bool:
+        """Learn until the shard answers; what was acknowledged before has to be there then."""
+        began_s = asked_s = time.monotonic()
+        while not self._is_over():
+            self._turn()
+            if time.monotonic() - asked_s < ASK_EVERY_S:
+                continue
+            asked_s = time.monotonic()
+            kill.back = self._items_of(kill.node)
+            if kill.back is not None:
+                kill.seconds = asked_s - began_s
+                self._say(
+                    f"the shard of {kill.node} answers again after {kill.seconds:.1f} s with "
+                    f"{kill.back:,} items; {kill.items:,} had been acknowledged before"
+                )
+                return True
+        return False
+
+    def _items_of(self, name: str) -> int | None:
+        """Items of a shard; None: it does not answer."""
+        try:
+            shard = self._rb.stats()["shards"].get(name)
+        except ray.exceptions.RayError:  # it died while it was asked
+            return None
+        return None if shard is None else int(shard["size"])
+
+    # ---- afterwards ----
+
+    def _examine(self) -> None:
+        """Asks the items of all shards; nobody else is there."""
+        with ExitStack() as stack:
+            paths = [self._run_dir / name for name in self._cluster.names]
+            shards = [stack.enter_context(attach(path)) for path in paths]
+            for source, found in examine_each(shards, self._ledgers).items():
+                name = self._node_of(source)
+                before = self._outcome.evidence.get(name)
+                self._outcome.evidence[name] = found if before is None else total([before, found])
+
+    def _acknowledged(self, name: str) -> int:
+        """Items that the collectors of a node know to be in the buffer."""
+        return sum(
+            count
+            for source, count in acknowledged(self._ledgers).items()
+            if self._node_of(source) == name
+        )
+
+    def _is_over(self) -> bool:
+        return time.monotonic() - self._began_s >= self._plan.max_s
+
+    def _say(self, text: str) -> None:
+        step = self._outcome.step
+        self._watcher.event(f"step {step:,}: {text}" if step else text)
