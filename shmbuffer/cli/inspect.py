@@ -14,7 +14,9 @@ from shmbuffer.watch.tables import Table
 DESCRIPTION = (
     "Says what a buffer holds, how it was made, what was done with it, and who uses it. Takes "
     "no lock and no place in the registry, so it answers also where a process is stuck; the "
-    "numbers of a busy buffer may be of slightly different moments. Changes nothing."
+    "numbers of a busy buffer may be of slightly different moments. Changes nothing. Of the base "
+    "directory of a buffer over several nodes (ShardedReplayBuffer) it shows the shards that this "
+    "machine sees, one a line, and their sum."
 )
 EXAMPLES = (
     "shmbuffer inspect run/buffer\n"
@@ -32,7 +34,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Looks and prints."""
     from shmbuffer.memory.inspect import inspect
+    from shmbuffer.watch import shards
 
+    if several := shards.look(args.dir):
+        as_json = shards.to_json(args.dir, several)
+        console.tell(as_json, shards.held(args.dir, several), as_json=args.json)
+        if not args.json:
+            print(shards.ELSEWHERE)
+        return exits.DONE
     found = inspect(args.dir)
     shown = _buffer(found), _leaves(found), _counters(found, zeros=args.all), _clients(found)
     console.tell(found, *shown, as_json=args.json)

@@ -80,6 +80,7 @@ _OF_BUFFERS: dict[str, Callable[[Any], bool]] = {
     "beta": _or_none(_is_exponent),
     "track_generations": _or_none(_is_bool),
     "storage": lambda value: type(value) is dict,
+    "node": _is_text,  # whose shard it is, where the buffer is one over several
 }
 _OF_STORAGES: dict[str, Callable[[Any], bool]] = {
     "kind": _is_text,

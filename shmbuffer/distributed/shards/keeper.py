@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shmbuffer.distributed.host import Host
+from shmbuffer.distributed.nearby import engine_of
 from shmbuffer.distributed.owner import Owner
 from shmbuffer.distributed.shards.message import packed
 from shmbuffer.distributed.shards.pieces import (
@@ -31,6 +32,7 @@ from shmbuffer.errors import BufferUnlinkedError, EmptyBufferError
 from shmbuffer.memory import Totals
 from shmbuffer.replay.buffers import ReplayBuffer
 from shmbuffer.replay.storages.tensor import TensorStorage
+from shmbuffer.watch.shards import NODE
 
 _log = logging.getLogger(__name__)
 
@@ -65,6 +67,7 @@ class Keeper(Host):
         super().__init__(made_of)
         if self._owner is not None:
             self._owner.node = node
+            engine_of(self._owner.buffer).update_settings(extra={NODE: node})
 
     def step(self, updates: list[Any], orders: list[tuple[Any, ...]]) -> Any:
         """Set priorities, then draw, in one message: see `stepped`."""
