@@ -71,7 +71,7 @@ class Loopback:
             {} if self._nodes else {"temp_dir": self._folder, "_system_config": _DEATH_IS_NOTICED}
         )
         self._nodes[name] = self._cluster.add_node(
-            **_NODE, **head, num_cpus=2, node_name=name, node_ip_address=self._address(name)
+            **_NODE, **head, num_cpus=1, node_name=name, node_ip_address=self._address(name)
         )
 
     def kill(self, name: str) -> None:
