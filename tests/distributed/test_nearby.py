@@ -56,8 +56,8 @@ def make(tmp_path: Path) -> Iterator[Make]:
         return one
 
     yield buffer
-    for one in made:
-        one.close()
+    while made:  # pytest keeps the fixture longer than the maps may stay
+        made.pop().close()
 
 
 @pytest.fixture
@@ -70,8 +70,8 @@ def near() -> Iterator[Callable[[Address], LocalHandle]]:
         return opened[-1]
 
     yield approached
-    for one in opened:
-        one.close()
+    while opened:
+        opened.pop().close()
 
 
 def offer_of(buffer: ReplayBuffer) -> Address:
