@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import secrets
+import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -30,8 +33,12 @@ NOT_RUN = {
 NEEDS = {
     "docs/guides/from-sb3-and-reverb.md": "gymnasium",
     "docs/guides/vector-environments.md": "gymnasium",
+    "docs/guides/several-machines.md": "ray",
     "docs/monitoring.md": "matplotlib",
 }
+
+# Else it reports what is used, and leaves a token in the user's home.
+RAY = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_TOKEN": secrets.token_hex(16)}
 
 Run = Callable[[str], str]
 
@@ -46,7 +53,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[subprocess.Pope
     path = f"{commands}:/usr/bin:/bin"
     with subprocess.Popen(
         [sys.executable, "-m", "tests.docs.page"],
-        env=environment(PATH=path, COLUMNS="120", LC_ALL="C.UTF-8"),
+        env=environment(PATH=path, COLUMNS="120", LC_ALL="C.UTF-8", **RAY),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -68,6 +75,7 @@ def run(server: subprocess.Popen[str], tmp_path: Path) -> Run:
         )
         status = server.stdout.readline()
         printed = (tmp_path / "page.log").read_text()
+        shutil.rmtree(Path(tempfile.gettempdir()) / "ray", ignore_errors=True)  # its logs
         assert status == "0\n", printed
         return printed
 
