@@ -134,8 +134,9 @@ class Member:
         return self.lives or self.near(WRITE) is not None
 
     def is_empty(self) -> None:
-        """It has no items any more."""
-        self.learn(_NOTHING._replace(max_priority=self.totals.max_priority), None)
+        """It has no items any more, as far as it answers."""
+        if self.lives:
+            self.learn(_NOTHING._replace(max_priority=self.totals.max_priority), None)
 
     def learn(self, totals: Totals, identity: int | None) -> None:
         """Take in what the shard says of itself."""

@@ -1,0 +1,363 @@
+"""Deaths in a buffer over several nodes: a keeper, a node, the map, a learner. Real kills, on Ray.
+
+The shards are on the nodes b and c; this process belongs to a, so that it asks for everything by
+message. What has to come at a point comes there because the keeper was stopped before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+ray = pytest.importorskip("ray")
+
+from shmbuffer import (  # noqa: E402 - Ray is an extra
+    LazyMemmapStorage,
+    ShardedReplayBuffer,
+    TensorDictPrioritizedReplayBuffer,
+    attach,
+)
+from shmbuffer.distributed.shards.client import ShardedClient  # noqa: E402
+from shmbuffer.distributed.shards.saving import save_shards  # noqa: E402
+from shmbuffer.distributed.shards.shard_map import NAMESPACE, map_name  # noqa: E402
+from tests.conftest import _descendants, _killed_in_the_end, _read  # noqa: E402
+from tests.distributed.cluster import Nodes, nodes, on  # noqa: E402
+
+pytestmark = [pytest.mark.xdist_group("ray"), pytest.mark.timeout(300)]
+
+NAME = "mortal"
+ITEMS = {"b": range(600), "c": range(600, 800)}
+BATCH = 256
+
+
+class Hand:
+    """A process on a node: it writes there, and learns."""
+
+    def __init__(self, name: str) -> None:
+        self.client = ShardedReplayBuffer.find(name, answer_timeout=60.0)
+
+    def pid(self) -> int:
+        return os.getpid()
+
+    def write(self, data: TensorDict) -> tuple[int, str]:
+        """The shard, and how it got there."""
+        out = self.client.extend(data)
+        (member,) = (one for one in self.client._members if one.identity == out.shard)
+        return out.shard, member.handle.paths["write"]
+
+    def draw(self) -> set[int]:
+        """The shards of a sample."""
+        self.sample = self.client.sample(BATCH)
+        return set(self.sample["shard"].tolist())
+
+    def send(self) -> None:
+        """Ten times the priorities of the sample, on their way when this returns."""
+        self.update = self.client.update_tensordict_priority(
+            self.sample.set("p", 10 * self.sample["p"])
+        )
+        self.client._members.send_what_waits()
+
+    def settled(self) -> tuple[int, ...]:
+        """What became of them."""
+        return tuple(self.update)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left_behind() -> None:
+    """Here processes are started again, for the tests behind; see `cluster`."""
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Nodes]:
+    before = _descendants()
+    with nodes("abc") as made:
+        yield made
+    left = _killed_in_the_end(lambda: _descendants() - before)
+    assert not left, "these processes were left running, and have been killed now"
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("deaths")
+
+
+@pytest.fixture(scope="module")
+def buffer(cluster: Nodes, directory: Path) -> Iterator[ShardedReplayBuffer]:
+    made = ShardedReplayBuffer(
+        name=NAME,
+        nodes=["b", "c"],
+        replay_buffer_cls=TensorDictPrioritizedReplayBuffer,
+        storage=partial(LazyMemmapStorage, 2_000, scratch_dir=directory / "run", shared_init=True),
+        alpha=1.0,
+        beta=1.0,
+        priority_key="p",
+        answer_timeout=60.0,
+    )
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def hand(buffer: ShardedReplayBuffer) -> Any:
+    """On b, where it reaches the shard in memory."""
+    return ray.remote(Hand).options(**on("b")).remote(NAME)
+
+
+@pytest.fixture
+def rb(buffer: ShardedReplayBuffer) -> Iterator[ShardedReplayBuffer]:
+    """With the items of `ITEMS`."""
+    buffer.empty()
+    for node, numbers in ITEMS.items():
+        member = buffer._members.at(node)
+        assert member is not None
+        member.handle.extend(items(numbers))
+    buffer._members.refresh(all_of_them=True)
+    return buffer
+
+
+def items(numbers: range) -> TensorDict:
+    """Item i has ``a`` i, and a priority that follows from it; the least one is in c."""
+    a = torch.tensor(list(numbers))
+    return TensorDict({"a": a, "p": priority_of(a)}, [len(a)])
+
+
+def priority_of(a: torch.Tensor) -> torch.Tensor:
+    return torch.where(is_of_c(a), 1.0, 2.0) * (a % 7 + 1.0)
+
+
+def is_of_c(a: torch.Tensor) -> torch.Tensor:
+    """What the tests write on top goes to b."""
+    return (a >= 600) & (a < 800)
+
+
+def numbers_of(rb: ShardedClient) -> dict[str, int]:
+    """The shards by node, as samples call them."""
+    return {node: number for number, node in rb.shards.items()}
+
+
+def pid_of(rb: ShardedClient, node: str) -> int:
+    member = rb._members.at(node)
+    assert member is not None
+    return int(ray.get(member.keeper.__ray_call__.remote(lambda _: os.getpid())))
+
+
+def kill_map() -> None:
+    """It may have been on a node that has died; then it is being started again now."""
+    found = ray.get_actor(map_name(NAME), namespace=NAMESPACE)
+    while True:
+        with contextlib.suppress(ray.exceptions.ActorUnavailableError):
+            pid = ray.get(found.__ray_call__.remote(lambda _: os.getpid()))
+            break
+    kill(pid)
+
+
+def kill(pid: int) -> None:
+    """Until it is dead."""
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: state_of(pid) in "ZX")
+
+
+def stop(pid: int) -> None:
+    """Until it is stopped: it answers nothing any more."""
+    os.kill(pid, signal.SIGSTOP)
+    until(lambda: state_of(pid) == "T")
+
+
+def state_of(pid: int) -> str:
+    """As the kernel has it; X: there is none."""
+    return (_read(pid, "stat").rpartition(b")")[2].split() or [b"X"])[0].decode()
+
+
+def until(reached: Callable[[], Any]) -> None:
+    """As long as it takes; the test has an end of its own."""
+    while not reached():
+        time.sleep(0.1)
+
+
+def require_of_one_shard(sample: Any, node: str, number: int) -> None:
+    """All items are of this shard, with the weights that they have without the others."""
+    assert set(sample["shard"].tolist()) == {number}
+    a = sample["a"]
+    assert (is_of_c(a) == (node == "c")).all()
+    least = priority_of(torch.tensor(list(ITEMS[node]))).min()
+    # Not closer: an item may have been written between a draw and the one for the dead.
+    assert torch.allclose(sample["_weight"].double(), (least / priority_of(a)).double(), rtol=0.01)
+
+
+def require_everything(rb: ShardedClient, numbers: dict[str, int]) -> None:
+    """Both shards are there with all their items, under the numbers that they had."""
+    until(lambda: not rb.stats()["missing"])
+    assert numbers_of(rb) == numbers
+    assert len(rb) == sum(map(len, ITEMS.values()))
+    sample = rb.sample(2_000)
+    assert set(sample["shard"].tolist()) == set(numbers.values())
+    assert torch.allclose(sample["_weight"].double(), (1 / priority_of(sample["a"])).double())
+    assert tuple(rb.update_tensordict_priority(sample)) == (2_000, 0, 0)
+
+
+class InFlight:
+    """What waits for the stopped keeper of c when it dies: a draw, an update, a write, a save."""
+
+    def __init__(self, rb: ShardedReplayBuffer, path: Path) -> None:
+        self.learner, self.idle, self.writer, self.saver = self.all = [
+            ShardedReplayBuffer.find(NAME, answer_timeout=60.0) for _ in range(4)
+        ]
+        self.numbers = numbers_of(rb)
+        for one in self.all:
+            one._members.refresh(all_of_them=True)
+        sample = self.learner.sample(BATCH)
+        self.ours = int((sample["shard"] == self.numbers["b"]).sum())
+        assert 0 < self.ours < BATCH
+        self.keeper = pid_of(rb, "c")
+        stop(self.keeper)
+        for one in self.all:
+            for member in one._members:
+                member.seen = time.monotonic() + 3600.0  # nobody asks what it weighs
+        self.update = self.learner.update_tensordict_priority(sample)
+        self.begun = self.learner._batches.begin(BATCH, [1, 2], 1.0)
+        pool = ThreadPoolExecutor(3)
+        self.drawn: Future[Any] = pool.submit(self.learner._batches.finish, self.begun[0])
+        self.written: Future[Any] = pool.submit(self.writer.extend, items(range(800, 801)))
+        self.saved: Future[Any] = pool.submit(save_shards, self.saver._members, path)
+        pool.shutdown(wait=False)
+        until(lambda: all(future.running() for future in self._all()))
+        time.sleep(0.5)  # so that they wait for the answers; if not yet, it ends as it has to
+        assert not any(future.done() for future in self._all())
+
+    def _all(self) -> list[Future[Any]]:
+        return [self.drawn, self.written, self.saved]
+
+    def require_the_rest(self, caplog: pytest.LogCaptureFixture) -> None:
+        """Nobody hangs, the rest goes on, and it was said who is missing."""
+        b = self.numbers["b"]
+        for data, info in (self.drawn.result(), self.learner._batches.finish(self.begun[1])):
+            require_of_one_shard({"a": data["a"], **info}, "b", b)
+        assert tuple(self.update) == (self.ours, 0, BATCH - self.ours)
+        require_of_one_shard(self.learner.sample(BATCH), "b", b)
+        again = self.learner.update_tensordict_priority(self.learner.sample(BATCH))
+        assert tuple(again) == (BATCH, 0, 0)
+        assert self.written.result().shard == b
+        with pytest.raises(RuntimeError, match=r"dumps\(\) was not done on node c"):
+            self.saved.result()
+        for one in (self.learner, self.writer, self.saver):
+            assert one.stats()["missing"] == ["c"]
+            with pytest.raises(RuntimeError, match="no answer from the shards of c"):
+                one.empty()
+        assert "the shard of node c does not answer" in caplog.text
+        for one in self.all:
+            one.detach()
+
+
+def test_everybody_goes_on_without_a_keeper_that_dies_and_with_it_when_it_is_back(
+    rb: ShardedReplayBuffer, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    rb.dumps(tmp_path)
+    flight = InFlight(rb, tmp_path)
+    kill(flight.keeper)
+    flight.require_the_rest(caplog)
+    until(lambda: not rb.stats()["missing"])
+    rb.loads(tmp_path)  # the save before
+    require_everything(rb, flight.numbers)
+
+
+def test_a_node_that_dies_is_missing_to_all_and_is_the_same_shard_when_it_is_back(
+    rb: ShardedReplayBuffer, cluster: Nodes, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    rb.dumps(tmp_path)
+    flight = InFlight(rb, tmp_path)
+    cluster.kill("c")
+    flight.require_the_rest(caplog)
+    until(lambda: all(not node["Alive"] for node in ray.nodes() if node["NodeName"] == "c"))
+    kill_map()
+    require_of_one_shard(rb.sample(BATCH), "b", flight.numbers["b"])
+    new = ShardedReplayBuffer.find(NAME, answer_timeout=60.0)  # waits for the map
+    require_of_one_shard(new.sample(BATCH), "b", flight.numbers["b"])
+    assert new.stats()["missing"] == ["c"], "though this map has never seen it"
+    with pytest.raises(
+        RuntimeError, match="no answer from the shards of c, and all of it is saved"
+    ):
+        new.dumps(tmp_path)
+    cluster.add("c")
+    for one in (new, rb):
+        until(lambda one=one: not one.stats()["missing"])
+    new.loads(tmp_path)
+    for one in (new, rb):
+        require_everything(one, flight.numbers)
+    new.detach()
+
+
+def test_the_node_of_a_dead_keeper_writes_and_learns_on_in_memory(
+    rb: ShardedReplayBuffer, hand: Any
+) -> None:
+    numbers = numbers_of(rb)
+    ray.get(hand.draw.remote())
+    kill(pid_of(rb, "b"))
+    require_of_one_shard(rb.sample(BATCH), "c", numbers["c"])
+    shard, path = ray.get(hand.write.remote(items(range(800, 900))))
+    assert (shard, path) == (numbers["b"], "direct")
+    assert ray.get(hand.draw.remote()) == set(numbers.values())
+    ray.get(hand.send.remote())
+    assert ray.get(hand.settled.remote()) == (BATCH, 0, 0)
+    until(lambda: not rb.stats()["missing"])
+    assert numbers_of(rb) == numbers
+    assert len(rb) == sum(map(len, ITEMS.values())) + 100
+    assert (rb.sample(2_000)["a"] >= 800).any()
+
+
+def test_a_learner_that_dies_with_updates_in_flight_is_followed_by_one_that_finds_the_buffer(
+    rb: ShardedReplayBuffer, hand: Any, directory: Path
+) -> None:
+    numbers, keeper = numbers_of(rb), pid_of(rb, "c")
+    assert ray.get(hand.draw.remote()) == set(numbers.values())
+    stop(keeper)
+    ray.get(hand.send.remote())
+    kill(ray.get(hand.pid.remote()))
+    with pytest.raises(ray.exceptions.RayActorError):
+        ray.get(hand.pid.remote())
+    os.kill(keeper, signal.SIGCONT)
+    new = ray.remote(Hand).options(**on("b")).remote(NAME)
+    assert ray.get(new.draw.remote()) == set(numbers.values())
+    before = priority_of(torch.tensor(list(ITEMS["c"]))).double()
+    with attach(directory / "run" / "c") as shard:
+        now = shard.sampler.state_dict()["_priorities"][:200]
+    assert ((now == before) | (now == 10 * before)).all()
+    ray.get(new.send.remote())
+    assert ray.get(new.settled.remote()) == (BATCH, 0, 0)
+    assert len(rb) == sum(map(len, ITEMS.values()))
+
+
+def test_an_answer_after_its_deadline_is_dropped(
+    rb: ShardedReplayBuffer, caplog: pytest.LogCaptureFixture
+) -> None:
+    numbers, keeper = numbers_of(rb), pid_of(rb, "c")
+    learner = ShardedReplayBuffer.find(NAME, answer_timeout=5.0)
+    learner.sample(BATCH)
+    stop(keeper)
+    for member in learner._members:
+        member.seen = time.monotonic() + 3600.0  # nobody asks what it weighs
+    (first,), (second,) = (learner._batches.begin(BATCH, [key], 1.0) for key in (1, 2))
+    data, info = learner._batches.finish(first)
+    require_of_one_shard({"a": data["a"], **info}, "b", numbers["b"])
+    assert "the shard of node c does not answer (no answer within 5 s)" in caplog.text
+    os.kill(keeper, signal.SIGCONT)
+    until(lambda: not learner.stats()["missing"])
+    (member, late) = next(
+        (one, answer.reply.sent) for one, _, answer in second.asked if one.node == "c"
+    )
+    ray.wait([late.ref])
+    assert not list(learner._members.answers([(member, late)]))
+    data, _ = learner._batches.finish(second)
+    assert len(data) == BATCH
+    require_everything(learner, numbers)
+    learner.detach()
