@@ -234,6 +234,21 @@ def test_a_shard_that_is_emptied_meanwhile_is_drawn_for_by_the_others(shards: Th
     np.testing.assert_allclose(info["_weight"].numpy(), 1 / expected, rtol=1e-5)
 
 
+def test_the_weights_leave_out_a_shard_that_was_lost(shards: Three) -> None:
+    masses_of = {one.node: one.buffer.storage.ring().tree.mass() for one in shards}
+    dead = min(masses_of, key=lambda node: masses_of[node].min())
+    lost = shards.at(dead)
+    assert lost is not None
+    lost.lose("test")
+    living = np.concatenate([mass for node, mass in masses_of.items() if node != dead])
+    mass = masses(shards)
+    assert mass.min() < living.min()
+    for data, info in drawn(batches_of(shards), 500, 3):
+        assert lost.identity not in info[SHARD].tolist()
+        expected = living.min() / mass[data["a"].numpy()]
+        np.testing.assert_allclose(info["_weight"].numpy(), expected, rtol=1e-5)
+
+
 def test_nothing_in_any_shard_is_an_empty_buffer_that_names_who_is_missing(shards: Three) -> None:
     for member in shards:
         member.buffer.empty()
