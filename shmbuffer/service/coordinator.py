@@ -28,7 +28,7 @@ from shmbuffer.service.spawned import Spawned
 from shmbuffer.service.supervisor import Supervisor
 from shmbuffer.service.tenure import OnExisting, Tenure
 from shmbuffer.watch.historian import Death
-from shmbuffer.watch.metrics import MetricsServer
+from shmbuffer.watch.metrics import MetricsServer, metrics_of
 from shmbuffer.watch.stats import Meter, Number
 
 if TYPE_CHECKING:
@@ -177,7 +177,7 @@ class Coordinator:
             undo.callback(self._supervisor.stop)
             self._metrics: MetricsServer | None = None
             if metrics_port is not None:
-                self._metrics = MetricsServer(
+                self._metrics = metrics_of(
                     self._engine, self._supervisor.counts, self.scratch_dir, metrics_port
                 )
                 undo.callback(self._metrics.close)

@@ -1,6 +1,7 @@
 """The numbers of a buffer for Prometheus: an HTTP server on loopback that speaks OpenMetrics.
 
     GET /metrics  ──▶  one snapshot of the engine  ──▶  shmbuffer_inserts_total{directory="..."} 123
+                  ──▶  one of each shard           ──▶  ..._total{directory="...",node="..."} 123
 
 Counters are those of the directory, so they go on where a coordinator is killed and another takes
 over; Prometheus makes rates of them. The names are those of `stats`, with ``_total`` behind what
@@ -11,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from shmbuffer.extras import missing
 from shmbuffer.watch.stats import Number, describe
@@ -68,6 +69,13 @@ GAUGES = {
 }
 
 
+SHARDS = {"shard_up": "1 where the shard of a node answers, 0 where it does not"}
+"""Gauges of a buffer over several nodes alone."""
+
+Reading = Iterable[tuple[Mapping[str, str], Mapping[str, Number]]]
+"""Labels, the same names in each, and numbers; what a request shows."""
+
+
 class MetricsServer:
     """Answers ``GET /metrics`` in a thread of its own until it is closed.
 
@@ -76,9 +84,7 @@ class MetricsServer:
 
     def __init__(
         self,
-        engine: Engine,  # whose numbers
-        more: Callable[[], Mapping[str, Number]],  # further ones, asked for at each request
-        directory: Path,  # the label of all of them
+        read: Callable[[], Reading],  # asked at each request, maybe in several threads
         port: int,  # 0 takes one that is free
         # to listen at; nothing is encrypted or asked for, so it is this machine alone
         address: str = LOOPBACK,
@@ -89,7 +95,7 @@ class MetricsServer:
             raise missing(
                 "metrics are served with prometheus-client", "metrics", name=error.name
             ) from error
-        self._engine, self._more, self._directory = engine, more, str(directory)
+        self._read = read
         registry = CollectorRegistry()
         registry.register(self)
         self._server, self._thread = start_http_server(port, address, registry)
@@ -105,10 +111,29 @@ class MetricsServer:
         """One snapshot, for prometheus-client; see its "custom collectors"."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-        now = self._engine.stats()
-        numbers: dict[str, Any] = {**now, **describe(now, now), **self._more()}
-        for names, family in ((COUNTERS, CounterMetricFamily), (GAUGES, GaugeMetricFamily)):
+        readings = list(self._read())
+        families = (
+            (COUNTERS, CounterMetricFamily),
+            (GAUGES, GaugeMetricFamily),
+            (SHARDS, GaugeMetricFamily),
+        )
+        for names, family in families:
             for name, says in names.items():
-                metric = family(f"shmbuffer_{name}", says, labels=["directory"])
-                metric.add_metric([self._directory], numbers[name])
-                yield metric
+                told = [(labels, numbers) for labels, numbers in readings if name in numbers]
+                if told:  # a shard has no number that only a coordinator counts
+                    metric = family(f"shmbuffer_{name}", says, labels=list(told[0][0]))
+                    for labels, numbers in told:
+                        metric.add_metric(list(labels.values()), numbers[name])
+                    yield metric
+
+
+def metrics_of(
+    engine: Engine, more: Callable[[], Mapping[str, Number]], directory: Path, port: int
+) -> MetricsServer:
+    """Serves the numbers of a directory; ``more`` gives further ones, asked at each request."""
+
+    def read() -> Reading:
+        now = engine.stats()
+        yield {"directory": str(directory)}, {**now, **describe(now, now), **more()}
+
+    return MetricsServer(read, port)

@@ -15,6 +15,7 @@
     message         a piece as one run of bytes
     keeper          the actor that owns the buffer of a node, and draws from it
     shard_map       the actor that knows the keepers, and makes one on each node
+    metrics         the numbers of all shards for Prometheus
     saving          all shards saved, and loaded into as many or another number
 
 Nobody's data pass through the map. It holds nothing that it cannot ask the keepers for.

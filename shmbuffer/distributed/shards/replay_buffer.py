@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, Literal, Self
 
 from shmbuffer.distributed.host import made_of
@@ -12,6 +13,7 @@ from shmbuffer.distributed.ray import LEAVE_S
 from shmbuffer.distributed.runtime import Lease, living_nodes, require_ray
 from shmbuffer.distributed.shards.client import Options, ShardedClient
 from shmbuffer.distributed.shards.members import START_S
+from shmbuffer.distributed.shards.metrics import ShardMetrics
 from shmbuffer.distributed.shards.shard_map import NAMESPACE, ShardMap, map_name
 from shmbuffer.errors import BufferClosedError
 from shmbuffer.replay.buffers import ReplayBuffer
@@ -52,6 +54,9 @@ class ShardedReplayBuffer(ShardedClient):
         prefetch: batches that are begun ahead, so that a learner does not wait for other nodes.
         rank: which of several learners this handle is; see `ReplayBuffer`.
         answer_timeout: seconds after which a shard that does not answer is left out.
+        metrics_port: serve ``http://127.0.0.1:PORT/metrics`` for Prometheus from this process, with
+            the numbers of all shards, by the label ``node``; 0 takes a free port, which
+            ``metrics_port`` says. Needs the extra "metrics".
         ray_init_config: see `RayReplayBuffer`.
         remote_config: options of the keepers, as for ``Actor.options()``; None is
             ``{"num_cpus": 0}``.
@@ -91,6 +96,7 @@ class ShardedReplayBuffer(ShardedClient):
         prefetch: int | None = None,
         rank: int | None = None,
         answer_timeout: float = 5.0,
+        metrics_port: int | None = None,
         ray_init_config: dict[str, Any] | None = None,
         remote_config: dict[str, Any] | None = None,
         **kwargs: Any,
@@ -107,6 +113,7 @@ class ShardedReplayBuffer(ShardedClient):
         options = Options(name, prefetch or 0, locality, require_rank(rank), answer_timeout)
         self._lease: Lease | None = Lease(ray_init_config)
         self._map: Any = None
+        self._metrics: ShardMetrics | None = None
         try:
             _require_free(ray, name)
             wanted = _chosen(nodes)
@@ -124,6 +131,9 @@ class ShardedReplayBuffer(ShardedClient):
             keepers, _ = ray.get(self._map.keepers.remote(), timeout=START_S)
             ray.get([keeper.__ray_ready__.remote() for keeper in keepers.values()], timeout=START_S)
             super().__init__(options)
+            if metrics_port is not None:
+                base = Path(storage.keywords["scratch_dir"])
+                self._metrics = ShardMetrics(self.client, base, metrics_port)
         except BaseException:
             self._end()
             raise
@@ -162,6 +172,11 @@ class ShardedReplayBuffer(ShardedClient):
         return ShardedClient(self._options)
 
     @property
+    def metrics_port(self) -> int | None:
+        """Where Prometheus finds the numbers; None if they are not served."""
+        return None if self._metrics is None else self._metrics.port
+
+    @property
     def is_alive(self) -> bool:
         """Whether this object was not closed."""
         return self._map is not None
@@ -176,6 +191,9 @@ class ShardedReplayBuffer(ShardedClient):
 
     def _end(self) -> None:
         ray = require_ray()
+        metrics, self._metrics = self._metrics, None
+        if metrics is not None:
+            metrics.close()
         shard_map, self._map = self._map, None
         lease, self._lease = self._lease, None
         try:
