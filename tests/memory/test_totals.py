@@ -29,7 +29,7 @@ from tests.memory.rows import (
 
 ROOTS = np.array([1.0, 4.0, 9.0, 16.0])  # with alpha 0.5 the masses are 1, 2, 3, 4
 BY_MASS = Totals(mass=10.0, least=1.0, max_priority=16.0, length=4)
-UNIFORM = Totals(mass=4.0, least=1.0, max_priority=16.0, length=4)
+UNIFORM = Totals(mass=4.0, least=1.0, max_priority=16.0, length=4, is_uniform=True)
 
 
 def in_a_thread(work: Callable[[], object]) -> list[object]:
@@ -85,23 +85,23 @@ def test_in_a_draw_without_priorities_each_item_weighs_the_same(ring: Ring) -> N
 def test_in_a_ring_without_priorities_each_item_weighs_the_same(make: Maker) -> None:
     ring = ring_of(make())
     write(ring, range(3))
-    assert ring.totals() == Totals(3.0, 1.0, None, 3)
+    assert ring.totals() == Totals(3.0, 1.0, None, 3, is_uniform=True)
     write(ring, [3], np.array([7.0]))  # noted, and not drawn by
     for prioritized in (False, True):
         draw(ring, 2, prioritized=prioritized)
-        assert ring.drawn_from() == ring.totals() == Totals(4.0, 1.0, 7.0, 4)
+        assert ring.drawn_from() == ring.totals() == Totals(4.0, 1.0, 7.0, 4, is_uniform=True)
 
 
 def test_masses_that_are_all_zero_weigh_the_same(ring: Ring) -> None:
     write(ring, range(3), np.zeros(3))
     draw(ring, 2, prioritized=True)
-    assert ring.drawn_from() == ring.totals() == Totals(3.0, 1.0, 0.0, 3)
+    assert ring.drawn_from() == ring.totals() == Totals(3.0, 1.0, 0.0, 3, is_uniform=True)
     ring.update(np.array([1]), np.array([1e-300]))
     assert ring.totals() == Totals(1e-150, 1e-150, 1e-300, 3)
 
 
 def test_an_empty_ring_weighs_nothing(ring: Ring) -> None:
-    assert ring.totals() == Totals(0.0, 1.0, None, 0)
+    assert ring.totals() == Totals(0.0, 1.0, None, 0, is_uniform=True)
 
 
 @pytest.mark.parametrize("alpha", [None, 1.0])
@@ -110,7 +110,7 @@ def test_the_elements_of_wide_slots_are_counted(make: Maker, alpha: float | None
     write(ring, range(6), np.arange(1.0, 7.0))
     sample(ring, 5, prioritized=True)
     mass = 6.0 if alpha is None else 21.0
-    assert ring.drawn_from() == ring.totals() == Totals(mass, 1.0, 6.0, 6)
+    assert ring.drawn_from() == ring.totals() == Totals(mass, 1.0, 6.0, 6, alpha is None)
 
 
 def test_a_draw_of_records_tells_it_too() -> None:
