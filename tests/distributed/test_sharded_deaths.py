@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -16,6 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tensordict import TensorDict
@@ -23,6 +26,7 @@ from tensordict import TensorDict
 ray = pytest.importorskip("ray")
 
 from shmbuffer import (  # noqa: E402 - Ray is an extra
+    EmptyBufferError,
     LazyMemmapStorage,
     ShardedReplayBuffer,
     TensorDictPrioritizedReplayBuffer,
@@ -30,7 +34,7 @@ from shmbuffer import (  # noqa: E402 - Ray is an extra
 )
 from shmbuffer.distributed.shards.client import ShardedClient  # noqa: E402
 from shmbuffer.distributed.shards.saving import save_shards  # noqa: E402
-from shmbuffer.distributed.shards.shard_map import NAMESPACE, map_name  # noqa: E402
+from shmbuffer.distributed.shards.shard_map import NAMESPACE, keeper_name, map_name  # noqa: E402
 from tests.conftest import _descendants, _killed_in_the_end, _read  # noqa: E402
 from tests.distributed.cluster import Nodes, nodes, on  # noqa: E402
 
@@ -361,3 +365,110 @@ def test_an_answer_after_its_deadline_is_dropped(
     assert len(data) == BATCH
     require_everything(learner, numbers)
     learner.detach()
+
+
+@pytest.mark.full
+def test_a_shard_whose_directory_was_removed_comes_back_empty_as_another_one(
+    rb: ShardedReplayBuffer, directory: Path
+) -> None:
+    hand = ray.remote(Hand).options(**on("b")).remote(NAME)
+    before = numbers_of(rb)
+    late = rb.sample(BATCH)
+    assert ray.get(hand.write.remote(items(range(800, 900)))) == (before["b"], "direct")
+    for node in ITEMS:
+        shutil.rmtree(directory / "run" / node)
+
+    def everybody_is_back() -> bool:
+        with contextlib.suppress(EmptyBufferError):  # both are away
+            ray.get(hand.write.remote(items(range(800, 900))))  # it leaves the removed directory
+            rb.extend(items(range(600, 700)))  # to c, which has the most room
+        rb.update_tensordict_priority(late)
+        now = numbers_of(rb)
+        return not rb.stats()["missing"] and all(now[node] != before[node] for node in ITEMS)
+
+    until(everybody_is_back)
+    assert tuple(rb.update_tensordict_priority(late)) == (0, 0, BATCH)
+    assert ray.get(hand.write.remote(items(range(800, 900)))) == (numbers_of(rb)["b"], "direct")
+
+
+@pytest.mark.full
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_run_in_which_anything_dies_at_any_time_loses_no_item(
+    rb: ShardedReplayBuffer, cluster: Nodes, seed: int
+) -> None:
+    """A writer and a learner go on, whatever dies; what was written is there when all are back."""
+    rb.empty()
+    random, ended = np.random.default_rng(seed), threading.Event()
+    acknowledged: list[int] = []
+    sampled = [0]
+
+    def write() -> None:
+        client = ShardedReplayBuffer.find(NAME, answer_timeout=60.0)
+        while not ended.is_set() and len(acknowledged) < 1_900:
+            first = len(acknowledged)
+            with contextlib.suppress(EmptyBufferError):  # both are dead: it is tried again
+                client.extend(items(range(first, first + 5)))
+                acknowledged.extend(range(first, first + 5))
+            time.sleep(0.05)
+        client.detach()
+
+    def learn() -> None:
+        client = ShardedReplayBuffer.find(NAME, answer_timeout=60.0, prefetch=4)
+        while not ended.is_set():
+            with contextlib.suppress(EmptyBufferError):
+                sample = client.sample(64)
+                assert (priority_of(sample["a"]) == sample["p"]).all()
+                client.update_tensordict_priority(sample)
+                sampled[0] += 1
+        client.detach()
+
+    with ThreadPoolExecutor(2) as pool:
+        running = [pool.submit(write), pool.submit(learn)]
+        try:
+            for victim in random.permutation(["b", "c", "both", "map", "node", "b", "c", "map"]):
+                time.sleep(random.uniform(0.5, 3.0))
+                if victim == "map":
+                    kill_map()
+                elif victim == "node":
+                    cluster.kill("c")
+                    cluster.add("c")
+                for node in {"b": "b", "c": "c", "both": "bc"}.get(victim, ""):
+                    with contextlib.suppress(ray.exceptions.RayError):  # it may be dead already
+                        kill(pid_of(rb, node))
+                before = sampled[0]
+                until(lambda before=before: sampled[0] > before + 20 or any_done(running))
+        finally:
+            ended.set()
+        for one in running:
+            one.result()
+    until(lambda: not rb.stats()["missing"])
+    found: list[int] = []
+    for _ in range(200):
+        found += rb.sample(1_000)["a"].tolist()
+    assert set(found) >= set(acknowledged)
+    assert len(acknowledged) <= len(rb) <= len(acknowledged) + 5 * 9, "what was in doubt is twice"
+
+
+def any_done(running: list[Future[Any]]) -> bool:
+    return any(one.done() for one in running)
+
+
+def test_the_end_comes_to_all_though_the_map_and_a_keeper_are_dead(
+    rb: ShardedReplayBuffer,
+) -> None:
+    keepers = {pid_of(rb, node) for node in ITEMS}
+    names = [map_name(NAME)] + [
+        keeper_name(NAME, node["NodeID"])
+        for node in ray.nodes()
+        if node["Alive"] and node["NodeName"] in ITEMS
+    ]
+    kill(pid_of(rb, "b"))
+    kill_map()
+    rb.close()
+    for name in names:
+        with pytest.raises(ValueError, match=name):
+            ray.get_actor(name, namespace=NAMESPACE)
+    until(lambda: all(state_of(pid) in "ZX" for pid in keepers))
+    with pytest.raises(ValueError, match="no sharded buffer"):
+        ShardedReplayBuffer.find(NAME)
