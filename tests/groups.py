@@ -20,7 +20,9 @@ GROUPS = (
     ("tests/faults/test_checkpoints.py",),
     # A cluster, a group, a run of everything.
     ("tests/distributed/test_ray.py",),
-    ("tests/distributed/test_sharded.py", "tests/distributed/test_examples.py"),
+    tuple(
+        f"tests/distributed/test_{name}.py" for name in ("sharded", "sharded_deaths", "examples")
+    ),
     ("tests/distributed/test_rpc.py",),
     ("tests/replay/test_resume.py",),
     ("tests/test_benchmarks.py",),

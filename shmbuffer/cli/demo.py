@@ -30,7 +30,8 @@ UNSOLVED = 5
 EPILOG = f"""\
   {UNSOLVED:>3}  not solved within --max-minutes
 
-What is run is shmbuffer/examples/cartpole.py; copy from there.
+With --nodes it is 1 where an item was lost or torn, or a node did not come back in time, else 0.
+What is run is shmbuffer/examples/cartpole.py, or nodes.py there; copy from these.
 """
 
 

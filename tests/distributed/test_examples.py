@@ -20,7 +20,7 @@ from shmbuffer.cli import exits, main
 from shmbuffer.examples import double_dqn, nodes
 from shmbuffer.examples.loopback import Loopback
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(400)
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "dqn_ray.py"
 SMALL = partial(
