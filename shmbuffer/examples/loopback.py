@@ -66,13 +66,19 @@ class Loopback:
             raise
 
     def start(self, name: str) -> None:
-        """Start a node, and wait until the cluster knows it."""
+        """Start a node, and wait until the cluster knows it; TimeoutError: Ray could not."""
         head = (
             {} if self._nodes else {"temp_dir": self._folder, "_system_config": _DEATH_IS_NOTICED}
         )
-        self._nodes[name] = self._cluster.add_node(
-            **_NODE, **head, num_cpus=1, node_name=name, node_ip_address=self._address(name)
-        )
+        try:
+            self._nodes[name] = self._cluster.add_node(
+                **_NODE, **head, num_cpus=1, node_name=name, node_ip_address=self._address(name)
+            )
+        except Exception as error:  # Ray raises no other
+            raise TimeoutError(
+                f"Ray could not start {name} on this machine ({error}); try again when it is less "
+                "busy"
+            ) from error
 
     def kill(self, name: str) -> None:
         """Kill a node with its store and its workers, without a farewell."""

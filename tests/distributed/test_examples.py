@@ -97,3 +97,16 @@ def test_the_demo_loses_a_keeper_and_a_node_and_no_item(
     assert {node: shard["counters"]["length"] for node, shard in shards.items()} == {
         node: one["items"] for node, one in found["nodes"].items()
     }
+
+
+def test_a_node_that_ray_cannot_start_is_no_bug_of_ours(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    def add_node(self: Any, **_: Any) -> None:
+        raise Exception("The current node timed out during startup.")
+
+    monkeypatch.setattr("ray.cluster_utils.Cluster.add_node", add_node)
+    monkeypatch.chdir(tmp_path)
+    assert main(["demo", "--nodes", "2"]) == exits.REFUSED
+    err = capsys.readouterr().err
+    assert err.startswith("shmbuffer: Ray could not start node-1 on this machine (The current node")
