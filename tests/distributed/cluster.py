@@ -21,6 +21,7 @@ ENVIRONMENT = {
     "RAY_AUTH_TOKEN": secrets.token_hex(16),  # else Ray leaves one in the user's home
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_health_check_period_ms": "300",  # a dead node is known as such after five of them
+    "RAY_agent_register_timeout_ms": "60000",  # on a busy machine
 }
 NODE = {
     "num_cpus": 2,

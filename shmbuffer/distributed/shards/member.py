@@ -210,6 +210,7 @@ class Member:
             self.lose(f"{type(error).__name__}: {error}")
         else:
             self.learn(totals, identity)
+            self.identity = identity  # None: its directory is a new one
 
     def probe(self, ray: Any) -> None:
         """Ask a shard that does not answer, without waiting for it."""
