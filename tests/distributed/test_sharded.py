@@ -230,6 +230,8 @@ def test_bad_arguments_are_refused_before_anything_is_made(cluster: Nodes, tmp_p
         ShardedReplayBuffer(**given, locality="near")
     with pytest.raises(NotImplementedError, match="draws differ by rank="):
         ShardedReplayBuffer(**given, generator=torch.Generator())
+    with pytest.raises(ValueError, match=r"nodes=4\): the Ray cluster has 3, a, b, c; give their"):
+        ShardedReplayBuffer(**given, nodes=4)
     assert not list(tmp_path.iterdir())
 
 

@@ -341,6 +341,7 @@ def test_a_learner_that_dies_with_updates_in_flight_is_followed_by_one_that_find
     assert len(rb) == sum(map(len, ITEMS.values()))
 
 
+@pytest.mark.full  # see test_members.py
 def test_an_answer_after_its_deadline_is_dropped(
     rb: ShardedReplayBuffer, caplog: pytest.LogCaptureFixture
 ) -> None:
