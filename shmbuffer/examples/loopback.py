@@ -15,16 +15,18 @@ import shutil
 import signal
 import tempfile
 import threading
+import time
 from pathlib import Path
 from typing import Any, Self
 
-from shmbuffer.distributed.runtime import require_ray
+from shmbuffer.distributed.runtime import living_nodes, require_ray
 
 _ENVIRONMENT = {
     "RAY_AUTH_TOKEN": secrets.token_hex(16),  # else Ray leaves one in the user's home
     "RAY_USAGE_STATS_ENABLED": "0",
 }
 _NODE = {"object_store_memory": 80 * 1024**2, "include_dashboard": False}
+_PATIENCE_S = 60.0
 _DEATH_IS_NOTICED = {"health_check_period_ms": 500, "health_check_failure_threshold": 4}
 
 
@@ -66,7 +68,16 @@ class Loopback:
             raise
 
     def start(self, name: str) -> None:
-        """Start a node, and wait until the cluster knows it; TimeoutError: Ray could not."""
+        """Start a node, and wait until the cluster knows it; TimeoutError: Ray could not.
+
+        First of all wait until Ray knows that the former one is dead: two of one name cannot be
+        told apart.
+        """
+        end_s = time.monotonic() + _PATIENCE_S
+        while self._nodes and self._ray.is_initialized() and name in living_nodes():
+            if time.monotonic() > end_s:
+                raise TimeoutError(f"Ray takes {name} for alive, {_PATIENCE_S:g} s after its death")
+            time.sleep(0.05)
         head = (
             {} if self._nodes else {"temp_dir": self._folder, "_system_config": _DEATH_IS_NOTICED}
         )
