@@ -3,8 +3,8 @@
 Three nodes of a Ray cluster on the loopback interface, each with a raylet, a store and workers. A
 cycle is a draw of 256 and its priorities; the learner's node has none of the shards, one, or all.
 Beside it: empty calls of actors in the same places, whose answers have as many bytes as those of
-the shards, and a buffer of torchrl in one actor. And what a write costs on a node with a shard,
-beside one into a buffer of the same form that nobody else knows.
+the shards, torchrl's buffer in one actor, and a server of reverb. And what a write costs on a node
+with a shard, beside one into a buffer of the same form that nobody else knows.
 
 Loopback is no wire, and three nodes share the processors of one machine: see the model in
 benchmarks/README.md for what to expect of others.
@@ -25,7 +25,7 @@ import torch
 
 from benchmarks.comparison import Setting
 from benchmarks.items import Kind
-from benchmarks.library import ALPHA, BETA, TENSORDICT, Operation
+from benchmarks.library import ALPHA, BETA, INDEX, TENSORDICT, Library, Operation
 from benchmarks.measure import Contender, Series, Timed, interleave
 from shmbuffer import (
     LazyMemmapStorage,
@@ -40,6 +40,7 @@ NODES = 3
 REMOTE = {0: ["node-1"], 1: ["node-2"], 2: ["node-2", "node-3"]}
 """The nodes that have a shard, by how many of them are not the learner's."""
 SHARDED, LOCAL, EMPTY, ALONE = "sharded", "sharded, local", "empty calls", "one buffer"
+PEERS = {"ray": "one actor", "reverb": "one server"}
 _AT_MOST = 100_000  # items of a shard; what is drawn is the same in a larger one
 
 
@@ -61,9 +62,9 @@ def run(setting: Setting) -> list[Series]:
                     contenders.append(_echoes(setting, rb, remote, depth, stack))
             if not remote:
                 contenders += _writers(setting, rb, scratch / "alone", stack)
-        ray = [library for library in setting.libraries if library.name == "ray"]
-        for library in ray:
-            contenders += _one_actor(setting, library, stack)
+        for library in setting.libraries:
+            if library.name in PEERS:
+                contenders += _one_server(setting, library, stack)
         return interleave(setting.rounds, contenders, setting.load)
 
 
@@ -188,13 +189,13 @@ def _blocks(timed: Timed, count: int) -> list[list[float]]:
     return [timed.blocks(count)]
 
 
-def _one_actor(setting: Setting, library: Any, stack: ExitStack) -> list[Contender]:
-    """The peer: a buffer in one actor of a Ray of its own."""
-    operation = Operation("cycle", DRAWN, TENSORDICT)
+def _one_server(setting: Setting, library: Library, stack: ExitStack) -> list[Contender]:
+    """A peer: a buffer in one actor of a Ray of its own, or in one server."""
+    operation = Operation("cycle", DRAWN, INDEX)
     stack.enter_context(setting.open(library, prioritized=True))
     if not library.prepare(operation, setting.block_s):
         return []
-    series = Series(f"cycles({DRAWN}), one actor", library.name, operation.form, "1/s")
+    series = Series(f"cycles({DRAWN}), {PEERS[library.name]}", library.name, operation.form, "1/s")
 
     def measure() -> list[list[float]]:
         return [[1 / seconds for seconds in library.round(operation, setting.blocks)]]
