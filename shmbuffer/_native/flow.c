@@ -105,6 +105,13 @@ int shmb_admit_insert(struct shmb_ring *ring, uint64_t rows, uint64_t elements) 
             return wait_for(ring, SHMB_FOR_SAMPLES, elements, SHMB_AHEAD);
         ring->claim_passes = pass && over > ROUNDING;
     }
+    if (elements && limiter->limits & SHMB_LEASE) {
+        uint64_t open = atomic_load_explicit(&runtime->pending, memory_order_relaxed);
+        uint64_t written = atomic_load_explicit(&runtime->write_count, memory_order_relaxed) - limiter->inserts_base;
+        bool fits = (double)(int64_t)(written + open + elements) <= limiter->error_buffer;
+        if (!fits && !pass) return wait_for(ring, SHMB_FOR_SAMPLES, elements, SHMB_LEASED);
+        ring->claim_passes = pass;
+    }
     shmb_wait_no_more(ring, ring->me, SHMB_FOR_SAMPLES);
     return SHMB_OK;
 }
@@ -245,7 +252,7 @@ int shmb_waits_in_queue(struct shmb_ring *ring, struct shmb_call *call, const st
 }
 
 /* Another setting. What a queue has handed out stays so, and a new one has every item that is there; the ratio counts from
- * here on. */
+ * here on, and a lease from where the one before did. */
 int shmb_limit(struct shmb_ring *ring, struct shmb_call *call, const struct shmb_limiter *wanted) {
     struct shmb_runtime *runtime = ring->runtime;
     int status = shmb_lock(ring, call);
@@ -269,6 +276,7 @@ int shmb_limit(struct shmb_ring *ring, struct shmb_call *call, const struct shmb
     CP(flow_stored);
     limiter->inserts_base = atomic_load_explicit(&runtime->write_count, memory_order_relaxed) +
                             (wanted->min_size > length ? wanted->min_size - length : 0);
+    if (old && old->limits & wanted->limits & SHMB_LEASE) limiter->inserts_base = old->inserts_base;
     CP(flow_stored);
     limiter->samples_base = atomic_load_explicit(&runtime->drawn, memory_order_relaxed);
     CP(flow_stored);

@@ -9,6 +9,9 @@
  * RateLimiter, whose max_diff and min_diff are samples_per_insert * min_size plus and minus the buffer: here the first
  * min_size inserts are left out instead.)
  *
+ * A lease is the part of one ring in what several may be written: a number of elements from inserts_base on, which who
+ * keeps them in step makes larger as the others go on. Nobody waits to draw by it.
+ *
  * What is inserted is derived and not counted: a writer that dies takes its claim with it. Here are the setting that counts
  * and its numbers, for callers that hold the mutex; what waits by them is in flow.c, and a queue's order in queue.c. */
 #include <math.h>
@@ -17,7 +20,8 @@
 
 static bool in_order(const struct shmb_limiter *limiter) {
     double ratio = limiter->samples_per_insert, buffer = limiter->error_buffer;
-    return limiter->limits <= (SHMB_RATIO | SHMB_QUEUE) && limiter->when_no_peer <= SHMB_ALONE_ERROR && ratio >= 0 &&
+    bool known = limiter->limits <= (SHMB_RATIO | SHMB_QUEUE) || limiter->limits == SHMB_LEASE;
+    return known && limiter->when_no_peer <= SHMB_ALONE_ERROR && ratio >= 0 &&
            isfinite(ratio) && buffer >= 0 && isfinite(buffer) &&
            (!(limiter->limits & SHMB_RATIO) || (ratio > 0 && buffer >= 1 && buffer >= ratio)) &&
            (!(limiter->limits & SHMB_QUEUE) || (limiter->max_times_sampled > 0 && limiter->when_no_peer != SHMB_ALONE_PASS));
@@ -121,6 +125,7 @@ void shmb_start_anew(struct shmb_ring *ring, uint64_t write_count, uint64_t elem
     struct shmb_runtime *runtime = ring->runtime;
     struct shmb_limiter *limiter = shmb_limiter_of(runtime);
     if (limiter == NULL) return;
+    if (limiter->limits & SHMB_LEASE) limiter->error_buffer = 0; /* first: an end too early does no harm */
     limiter->inserts_base = write_count + (limiter->min_size > elements ? limiter->min_size - elements : 0);
     CP(flow_base);
     limiter->samples_base = atomic_load_explicit(&runtime->drawn, memory_order_relaxed);

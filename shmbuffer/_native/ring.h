@@ -147,7 +147,7 @@ struct shmb_ring {
     uint64_t readers; /* threads that copy out of a queue; under the mutex */
 };
 
-enum shmb_reason { SHMB_SLOT_IS_TAKEN = 0, SHMB_AHEAD = 1, SHMB_BEHIND, SHMB_FEW, SHMB_FULL, SHMB_SHORT };
+enum shmb_reason { SHMB_SLOT_IS_TAKEN = 0, SHMB_AHEAD = 1, SHMB_BEHIND, SHMB_FEW, SHMB_FULL, SHMB_SHORT, SHMB_LEASED };
 
 /* Why the last call of this thread that was refused was so. Not of the handle, which other threads use meanwhile. */
 struct shmb_refusal {
@@ -273,7 +273,7 @@ void shmb_ring_leaves(struct shmb_ring *ring); /* every leaf from words and raw 
 /* limiter.c: under the mutex, but for the copy and what is asked of it */
 struct shmb_limiter *shmb_limiter_of(struct shmb_runtime *runtime);
 struct shmb_limiter shmb_copy_of_limiter(const struct shmb_runtime *runtime);
-uint32_t shmb_limits(struct shmb_runtime *runtime); /* in force: SHMB_RATIO, SHMB_QUEUE, SHMB_MIN_SIZE */
+uint32_t shmb_limits(struct shmb_runtime *runtime); /* in force: of enum shmb_limit_kind */
 void shmb_promise(struct shmb_ring *ring, uint64_t elements);
 void shmb_settle(struct shmb_ring *ring, struct shmb_entry *entry);
 void shmb_wait_no_more(struct shmb_ring *ring, struct shmb_entry *entry, uint32_t sides);

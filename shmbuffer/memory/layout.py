@@ -127,6 +127,7 @@ class Limit(IntFlag):
 
     RATIO = 1
     QUEUE = 2
+    LEASE = 8
 
 
 class Alone(IntEnum):
@@ -152,6 +153,7 @@ class Why(IntEnum):
     FEW = 3
     FULL = 4
     SHORT = 5
+    LEASED = 6
 
 
 def name_of(kind: type[IntEnum], number: int) -> str:

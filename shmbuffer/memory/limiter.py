@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 import numbers
 from dataclasses import dataclass, replace
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
@@ -169,6 +169,36 @@ NUMBERS = (
 )
 NO_LIMIT = (0, 0.0, 0.0, 0, 0, 0)
 """Of ``_core.Ring.limit``: it is gone."""
+
+
+class Lease(NamedTuple):
+    """The part of one ring in what several may be written, as `Engine.set_limiter` takes it.
+
+    ``room`` elements may be written from where the first lease began. A lease that follows another
+    has to say the sum of both; 0 or one that is used up: writes wait. Emptying and loading the ring
+    end it at 0.
+    """
+
+    room: int
+
+    def require_fits(self, elements: int, where: str, *, prioritized: bool) -> None:
+        """Any ring will do."""
+
+    def to_numbers(self) -> tuple[int, float, float, int, int, int]:
+        """As those of `RateLimiter`."""
+        return int(Limit.LEASE), 0.0, float(self.room), 0, 0, int(Alone.WAIT)
+
+
+def lease_of(runtime: Any) -> tuple[int, int] | None:
+    """The room of the lease that is set, and elements written by it; None: there is none.
+
+    What goes past a limiter is not part of them.
+    """
+    block = active(runtime)
+    if block is None or not int(block["limits"]) & Limit.LEASE:
+        return None
+    used = signed(int(runtime["write_count"]) - int(block["inserts_base"]))
+    return int(block["error_buffer"]), used
 
 
 def active(runtime: Any) -> Any:

@@ -36,12 +36,15 @@ class RateStatus:
     room: int  # items that the ring has room for
     pending: int  # items that are being written
     max_times_sampled: int  # 0: there is no queue
+    leased: int | None = None  # elements that the lease of one ring among several has left
 
     def why(self, side: Side, count: int) -> Why | None:
         """What a call for ``count`` items would be limited by now; None: nothing."""
         if side == Side.SAMPLES:
             if self.queued is not None and self.queued + count > self.room:
                 return Why.FULL
+            if self.leased is not None and count > self.leased:
+                return Why.LEASED
             if self.wanted is not None and self.filled >= self.min_size:
                 after = self.ahead + (self.pending + count) * self.wanted
                 return Why.AHEAD if after > self.error_buffer + _ROUNDING else None
@@ -76,11 +79,12 @@ def rate_status(runtime: Any, *, width: int, capacity: int) -> RateStatus:
         end, oldest = head * width, max(0, head - 2 * capacity) * width
         following = min(max(int(block["queue_next"]), oldest * times), end * times)
         queued, left = end - following // times, end * times - following
+    lease = limiter.lease_of(runtime)
     return RateStatus(
         wanted=ratio if limits & Limit.RATIO else None,
         seen=drawn / inserted if inserted > 0 and limits & Limit.RATIO else None,
         ahead=inserted * ratio - drawn if limits & Limit.RATIO else 0.0,
-        error_buffer=float(block["error_buffer"]),
+        error_buffer=float(block["error_buffer"]) if lease is None else 0.0,
         min_size=int(block["min_size"]),
         size=size + (pending if overwrites else 0),
         filled=size + pending,
@@ -89,6 +93,7 @@ def rate_status(runtime: Any, *, width: int, capacity: int) -> RateStatus:
         room=capacity * width,
         pending=pending,
         max_times_sampled=times,
+        leased=None if lease is None else max(0, lease[0] - lease[1] - pending),
     )
 
 
@@ -116,6 +121,11 @@ def explain(
         case Why.AHEAD | Why.BEHIND:
             seen = "none yet" if now.seen is None else f"{now.seen:.3g} seen"
             what = f"{now.wanted:g} samples per insert wanted, {seen}"
+        case Why.LEASED:
+            what = (
+                f"{count:,} items are to be written, and the lease of this shard has {now.leased:,}"
+            )
+            who = "it grows as the learners of the sharded buffer sample"
         case Why.FEW:
             what = f"{now.size:,} items are there, {count:,} have to be"
         case Why.FULL:

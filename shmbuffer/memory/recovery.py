@@ -209,6 +209,8 @@ class _Repair:
             block["inserts_base"] = int(runtime["write_count"][0]) + free
             _core.reached("recover.bases")
             block["samples_base"] = runtime["drawn"]
+            if int(block["limits"][0]) & layout.Limit.LEASE:
+                block["error_buffer"] = 0.0
         _core.reached("recover.bases")
 
     def _sane_head(self) -> None:

@@ -24,7 +24,7 @@ from shmbuffer.memory.claims import Claims, address, address_of_priorities
 from shmbuffer.memory.deadline import LOCK_TIMEOUT_NS, WRITE_TIMEOUT_S
 from shmbuffer.memory.flow import Flow
 from shmbuffer.memory.item_snapshot import ItemSnapshot, copy_rows
-from shmbuffer.memory.limiter import NO_LIMIT, RateLimiter
+from shmbuffer.memory.limiter import NO_LIMIT, Lease, RateLimiter
 from shmbuffer.memory.records import Records
 from shmbuffer.memory.seat import Seat
 from shmbuffer.memory.slots_file import SlotsFile
@@ -394,7 +394,7 @@ class Ring(HasTotals):
         """
         return copy_rows(self._calls, tuple(out), self.length)
 
-    def limit(self, wanted: RateLimiter | None) -> None:
+    def limit(self, wanted: RateLimiter | Lease | None) -> None:
         """Sets what limits writes and samples; see `Engine.set_limiter`."""
         numbers = NO_LIMIT if wanted is None else wanted.to_numbers()
         self._calls.run(lambda: self.seat.native.limit(*numbers, LOCK_TIMEOUT_NS), "limit")

@@ -191,12 +191,13 @@ class Waiting:
         now = time.monotonic()
         if now - self._looked >= LOOK_S:
             self._looked = now
-            self._require_possible(why, count)
             self._seat.reap_dead()
-            if self._sides.are_left(self._side, now) and self._passes(why, count, now):
-                native.bypass(PASSES_ONCE)
-                return
-            self._require_no_deadlock(why)
+            if why != Why.LEASED:  # else the other side is not seen from here
+                self._require_possible(why, count)
+                if self._sides.are_left(self._side, now) and self._passes(why, count, now):
+                    native.bypass(PASSES_ONCE)
+                    return
+                self._require_no_deadlock(why)
             if now - self._began >= SAY_S and now - self._said >= SAY_S:
                 self._say(f"{self._text(why, count)} (for {now - self._began:.0f} s)", now)
         if limit is not None and now >= limit.deadline:
