@@ -21,7 +21,8 @@ GROUPS = (
     # A cluster, a group, a run of everything.
     ("tests/distributed/test_ray.py",),
     tuple(
-        f"tests/distributed/test_{name}.py" for name in ("sharded", "sharded_deaths", "examples")
+        f"tests/distributed/test_{name}.py"
+        for name in ("sharded", "sharded_deaths", "sharded_flow", "examples")
     ),
     ("tests/distributed/test_rpc.py",),
     ("tests/replay/test_resume.py",),

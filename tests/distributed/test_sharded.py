@@ -211,7 +211,7 @@ def test_a_buffer_is_found_by_its_name(rb: ShardedReplayBuffer, tmp_path: Path) 
 def test_waiting_for_items_says_how_many_are_there(rb: ShardedReplayBuffer) -> None:
     rb.extend(items(0, 10))
     assert len(rb.sample(4, min_size=10)) == 4
-    with pytest.raises(RateLimitTimeout, match=r"10 of 11 items are there after 0\.05 s"):
+    with pytest.raises(RateLimitTimeout, match=r"10 of 11 items are there; after 0\.05 s"):
         rb.sample(4, min_size=11, timeout=0.05)
 
 

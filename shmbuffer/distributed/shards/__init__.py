@@ -16,7 +16,18 @@
     keeper          the actor that owns the buffer of a node, and draws from it
     shard_map       the actor that knows the keepers, and makes one on each node
     metrics         the numbers of all shards for Prometheus
+    limited         what a handle may ask of flow control
+    credits         the items that a learner may draw
+    bank            how much all shards may be written and drawn, as a function of what they say
+    flow_control    the map's part in it: a loop over the keepers
+    lease           a keeper's part: the lease of its ring
     saving          all shards saved, and loaded into as many or another number
 
 Nobody's data pass through the map. It holds nothing that it cannot ask the keepers for.
+
+Flow control: the map leases, the rings and the learners spend.
+
+    FlowControl ──ledger, rooms──▶ Vault ──▶ the ring's lease, in its control file ◀── writers
+         ▲ Bank: inserts and samples that may be leased    reports: written, drawn, waiting ──╯
+         ╰──── Credits of a learner: items that it may draw, for 2 s
 """

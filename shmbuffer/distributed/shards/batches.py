@@ -8,6 +8,7 @@ Between the two other batches may be begun, so that a learner need not wait for 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -61,6 +62,7 @@ class Batches:
         self._members, self._home = members, home
         self._weight_keys: tuple[str, ...] = face["weight_keys"]
         self.largest = 0.0  # priority seen anywhere
+        self.drawn_again: Callable[[int], None] = lambda count: None  # for shards that are gone
 
     def begin(self, count: int, keys: list[int], beta: float | None) -> list[Begun]:
         """Have the shards draw batches, with one message to each.
@@ -157,9 +159,11 @@ class Batches:
             if not left:
                 break
             again += 1
+            self.drawn_again(left)
             try:
                 (asked,) = self._ask(begun.shares, [(left, begun.key)], begun.beta, again)
             except EmptyBufferError:  # of those there were when it was begun
+                self.drawn_again(begun.size - left)
                 return self.finish(*self.begin(begun.size, [begun.key], begun.beta))
         return self._joined(begun, pieces)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from contextlib import suppress
 from functools import partial
@@ -14,18 +15,23 @@ from tensordict import TensorDictBase
 from shmbuffer.distributed.nearby import WRITE
 from shmbuffer.distributed.runtime import own_node, require_ray
 from shmbuffer.distributed.shards.batches import SHARD, Batches
+from shmbuffer.distributed.shards.credits import Credits
+from shmbuffer.distributed.shards.limited import Limited
 from shmbuffer.distributed.shards.member import Member, Sent, told
 from shmbuffer.distributed.shards.members import Members
 from shmbuffer.distributed.shards.sampling import Sampling
 from shmbuffer.distributed.shards.saving import load_shards, save_shards
 from shmbuffer.distributed.shards.shard_map import NAMESPACE, map_name
 from shmbuffer.distributed.shards.updates import ShardedUpdate, Updates
-from shmbuffer.errors import BufferUnlinkedError, EmptyBufferError
+from shmbuffer.errors import BufferUnlinkedError, EmptyBufferError, RateLimitTimeout
 from shmbuffer.numpy.keys import GENERATION, INDEX
 from shmbuffer.numpy.priorities import check_raw
 from shmbuffer.replay.buffers import ReplayBuffer, priority_entry
 from shmbuffer.replay.samplers import RandomSampler
 from shmbuffer.replay.samplers.rank import known_rank
+
+TURN_S = 0.05
+"""How long a write that goes through Ray waits in the keeper, before it is sent again."""
 
 
 class ShardIndex(NamedTuple):
@@ -47,7 +53,7 @@ class Options(NamedTuple):
     answer_timeout: float = 5.0
 
 
-class ShardedClient(Sampling):
+class ShardedClient(Sampling, Limited):
     """A handle on a `ShardedReplayBuffer`, for anybody in the Ray cluster.
 
     It can be pickled into tasks and other actors. Where it arrives it finds the shard of its own
@@ -79,6 +85,8 @@ class ShardedClient(Sampling):
         self._face = face
         local = options.locality == "local"
         self._batches = Batches(self._members, face, self._node if local else None)
+        self._credits = Credits(self._ray, self._members, f"sharded buffer {options.name!r}")
+        self._batches.drawn_again = self._credits.spend_more
         self._updates = Updates(self._members, self._batches)
         self.beta: float | None = face["beta"]
         """Exponent of the importance weights of this handle's samples; None: they have none."""
@@ -148,6 +156,7 @@ class ShardedClient(Sampling):
         Raises:
             SchemaMismatchError, ValueError, TypeError: see there.
             EmptyBufferError: no shard answers.
+            RateLimitTimeout: the rate limiter did not let it in time; nothing was written.
 
         Cost: on a node with a shard 2 µs more than the buffer's own, see `local`; else about 1 ms.
         """
@@ -173,12 +182,21 @@ class ShardedClient(Sampling):
                     return ShardIndex(home.identity, getattr(buffer, name)(data, **options))
                 except BufferUnlinkedError as error:
                     home.leave(error)
+        timeout = options.pop("timeout", None)
+        began = time.monotonic()
         while True:
             member = home if home is not None and home.can_write() else self._emptiest()
+            wait = timeout
+            if member.near(WRITE) is None:  # others have to be heard, too, by its keeper
+                left = TURN_S if timeout is None else began + timeout - time.monotonic()
+                wait = max(0.0, min(TURN_S, left))
             try:
-                index = getattr(member.handle, name)(data, **options)
+                index = getattr(member.handle, name)(data, timeout=wait, **options)
             except BufferUnlinkedError as error:
                 member.leave(error)
+            except RateLimitTimeout:
+                if timeout is not None and time.monotonic() - began >= timeout:
+                    raise
             except member.handle.owner_is_gone as error:
                 member.lose(type(error).__name__)
             else:
@@ -286,10 +304,13 @@ class ShardedClient(Sampling):
             member.whole("empty")
         self._members.refresh(all_of_them=True)
 
-    def dumps(self, path: Any) -> None:
+    def dumps(self, path: Any, *, consistent: bool = False) -> None:
         """Save every shard, each of one moment, then the list of them.
 
         Args:
+            consistent: of the same moment: nothing is written into any shard from before the first
+                one is saved until all are. Writers wait. A write that is in the save of one shard
+                has those that were before it, in all others, beside it. Priorities go on changing.
             path: a directory that all nodes see under this name. Each shard is saved into one
                 beneath it that is called as its node.
 
@@ -298,13 +319,14 @@ class ShardedClient(Sampling):
                 valid.
         """
         self._members.refresh(all_of_them=True)
-        save_shards(self._members, path)
+        save_shards(self._members, path, consistent=consistent)
 
     def loads(self, path: Any) -> None:
         """Load what `dumps` saved, also of another number of shards.
 
         Each shard that is there loads what was saved on its node. Where the nodes differ, the items
         are written into the shards that are there, one part after the other, with their priorities.
+        A rate limiter does not hold that up; the ratio counts from then on.
 
         Args:
             path: as of `dumps`.
@@ -316,7 +338,12 @@ class ShardedClient(Sampling):
         self._begun.clear()
         self._members.refresh(all_of_them=True)
         parts = self._members.ask_map("parts")
-        load_shards(self._members, path, parts)
+        limiter = self.rate_limiter
+        self.set_rate(None)  # nobody draws what is loaded while it is loaded
+        try:
+            load_shards(self._members, path, parts)
+        finally:
+            self.set_rate(limiter)
         self._members.refresh(all_of_them=True)
 
     def detach(self) -> None:

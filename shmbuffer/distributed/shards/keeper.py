@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import os
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,8 @@ from numpy.typing import NDArray
 from shmbuffer.distributed.host import Host
 from shmbuffer.distributed.nearby import engine_of
 from shmbuffer.distributed.owner import Owner
+from shmbuffer.distributed.shards.bank import Ledger
+from shmbuffer.distributed.shards.lease import Vault, is_leased
 from shmbuffer.distributed.shards.message import packed
 from shmbuffer.distributed.shards.pieces import (
     Piece,
@@ -64,10 +67,23 @@ class Keeper(Host):
 
     def __init__(self, made_of: bytes, node: str) -> None:
         self._node = node
+        self._vault = Vault(node)
         super().__init__(made_of)
         if self._owner is not None:
             self._owner.node = node
             engine_of(self._owner.buffer).update_settings(extra={NODE: node})
+
+    def answer(self, request: bytes) -> bytes:
+        """See `Host.answer`."""
+        answer = super().answer(request)
+        owner = self._owner
+        if owner is not None and is_leased(owner.buffer) and not pickle.loads(answer)[0]:
+            self._vault.note_refusal(owner.buffer)
+        return answer
+
+    def flow(self, bank: int, ledger: Ledger | None, order: str | int) -> Any:
+        """A `Standing`, as a message; see `Vault.obey`."""
+        return self._told(lambda owner: self._vault.obey(owner.buffer, bank, ledger, order))
 
     def step(self, updates: list[Any], orders: list[tuple[Any, ...]]) -> Any:
         """Set priorities, then draw, in one message: see `stepped`."""

@@ -50,7 +50,7 @@ class Members:
         self._map = find_map()
         self._take(self.ask_map("keepers"), lives=True)
 
-    def ask_map(self, name: str) -> Any:
+    def ask_map(self, name: str, *args: Any) -> Any:
         """What the map says; where it has died, once Ray has started it again.
 
         Raises:
@@ -60,7 +60,7 @@ class Members:
         ray, end = self._ray, time.monotonic() + START_S
         while True:
             try:
-                return ray.get(getattr(self._map, name).remote(), timeout=self.timeout)
+                return ray.get(getattr(self._map, name).remote(*args), timeout=self.timeout)
             except ray.exceptions.RayTaskError:
                 raise
             except ray.exceptions.RayError as error:
@@ -158,6 +158,15 @@ class Members:
                 )
                 if len(ready) < excess:
                     member.lose(f"{len(member.sent)} messages with priorities are not answered")
+
+    def send_map(self, name: str, *args: Any) -> Any:
+        """A message to the map: Ray's reference to the answer."""
+        return getattr(self._map, name).remote(*args)
+
+    def lose_map(self) -> None:
+        """It is being started again, or has gone."""
+        with suppress(ValueError):
+            self._map = self._find_map()
 
     def _follow_map(self) -> None:
         """Ask the map who is there, and take in what it has answered, without waiting for it."""

@@ -12,16 +12,17 @@ from shmbuffer.distributed.host import made_of
 from shmbuffer.distributed.ray import LEAVE_S
 from shmbuffer.distributed.runtime import Lease, living_nodes, require_ray
 from shmbuffer.distributed.shards.client import Options, ShardedClient
+from shmbuffer.distributed.shards.limited import require_ratio
 from shmbuffer.distributed.shards.members import START_S
 from shmbuffer.distributed.shards.metrics import ShardMetrics
 from shmbuffer.distributed.shards.shard_map import NAMESPACE, ShardMap, map_name
 from shmbuffer.errors import BufferClosedError
+from shmbuffer.memory import RateLimiter
 from shmbuffer.replay.buffers import ReplayBuffer
 from shmbuffer.replay.samplers.rank import require_rank
 
 _NOT_HERE = {
     "generator": "draws differ by rank=, and torch.manual_seed decides them",
-    "rate_limiter": "flow control over several shards is not there yet",
     "pin_memory": "move a sample with data.pin_memory()",
 }
 
@@ -57,6 +58,8 @@ class ShardedReplayBuffer(ShardedClient):
         metrics_port: serve ``http://127.0.0.1:PORT/metrics`` for Prometheus from this process, with
             the numbers of all shards, by the label ``node``; 0 takes a free port, which
             ``metrics_port`` says. Needs the extra "metrics".
+        rate_limiter: what keeps writers and learners of all shards in step: a ratio,
+            ``min_size``, or both; no queue. See the guide on flow control.
         ray_init_config: see `RayReplayBuffer`.
         remote_config: options of the keepers, as for ``Actor.options()``; None is
             ``{"num_cpus": 0}``.
@@ -66,8 +69,9 @@ class ShardedReplayBuffer(ShardedClient):
         ImportError: Ray is not installed.
         TypeError: the storage is no ``partial`` with a ``scratch_dir``, or an argument cannot be
             pickled.
-        ValueError: an unknown ``locality``, a name that is taken, or two nodes of the same name.
-        NotImplementedError: ``generator``, ``rate_limiter``, ``pin_memory``.
+        ValueError: an unknown ``locality``, a ``rate_limiter`` that is a queue, a name that is
+            taken, or two nodes of the same name.
+        NotImplementedError: ``generator``, ``pin_memory``.
 
     Cost: a write on a node with a shard costs 1 µs more than the buffer's own. A batch costs one
         message to each shard on another node that draws for it.
@@ -97,6 +101,7 @@ class ShardedReplayBuffer(ShardedClient):
         rank: int | None = None,
         answer_timeout: float = 5.0,
         metrics_port: int | None = None,
+        rate_limiter: RateLimiter | None = None,
         ray_init_config: dict[str, Any] | None = None,
         remote_config: dict[str, Any] | None = None,
         **kwargs: Any,
@@ -108,6 +113,7 @@ class ShardedReplayBuffer(ShardedClient):
         for argument, instead in _NOT_HERE.items():
             if kwargs.get(argument):
                 raise NotImplementedError(f"ShardedReplayBuffer({argument}=...): {instead}")
+        require_ratio(rate_limiter)
         parts = made_of(replay_buffer_cls, (), {"storage": storage, **kwargs})
         name = name or f"buffer-{secrets.token_hex(4)}"
         options = Options(name, prefetch or 0, locality, require_rank(rank), answer_timeout)
@@ -126,10 +132,14 @@ class ShardedReplayBuffer(ShardedClient):
                     max_restarts=-1,
                     num_cpus=0,
                 )
-                .remote(name, NAMESPACE, parts, wanted, _dead(ray), remote_config or {})
+                .remote(
+                    *(name, NAMESPACE, parts, wanted, _dead(ray), remote_config or {}),
+                    limiter=rate_limiter,
+                )
             )
             keepers, _ = ray.get(self._map.keepers.remote(), timeout=START_S)
             ray.get([keeper.__ray_ready__.remote() for keeper in keepers.values()], timeout=START_S)
+            ray.get(self._map.rate.remote(), timeout=START_S)
             super().__init__(options)
             if metrics_port is not None:
                 base = Path(storage.keywords["scratch_dir"])

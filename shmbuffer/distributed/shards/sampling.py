@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import time
 import warnings
 from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
 from shmbuffer.distributed.shards.batches import EFFECTIVE_SIZE, Batches, Begun
+from shmbuffer.distributed.shards.credits import Credits
 from shmbuffer.distributed.shards.members import Members
-from shmbuffer.errors import RateLimitTimeout
 from shmbuffer.replay.buffers.sample_info import with_info
 from shmbuffer.replay.samplers import RandomSampler
 from shmbuffer.replay.samplers.sampler import draw_key
-
-_POLL_S = 0.01  # between two looks at how many items there are
 
 
 class Sampling:
@@ -28,6 +25,7 @@ class Sampling:
     _begun: deque[tuple[int, Begun]]
     _prefetch: int  # batches that are begun ahead
     _at_once: int  # so many of them by one message
+    _credits: Credits
     _draws: RandomSampler  # whose keys decide the draws
 
     @property
@@ -57,7 +55,8 @@ class Sampling:
             return_info: return ``(data, info)``.
             include_info: False leaves index, weights and shard out of a sample of TensorDicts.
             min_size: wait until the shards that answer have so many items.
-            timeout: seconds to wait for them; None: as long as it takes.
+            timeout: seconds to wait for them, and for what the rate limiter wants; None: as long
+                as it takes.
 
         Returns:
             The data ``[batch_size, ...]``, in random order; beside the entries of a sample of the
@@ -66,16 +65,18 @@ class Sampling:
 
         Raises:
             EmptyBufferError: no shard that answers has an item.
-            RateLimitTimeout: ``min_size`` items were not there in time.
+            RateLimitTimeout: ``min_size`` items, or those that the rate limiter wants, were not
+                there in time.
+            RateLimitError: the rate limiter never would let it.
             RuntimeError: no batch size anywhere.
 
         Cost: one message to each shard that draws and is on another node, at once; a copy of what
             they answer.
         """
         count = self._count(batch_size)
-        if min_size is not None:
-            self._wait_for(min_size, timeout)
-        data, info = self._next(count)
+        if min_size is not None and min_size < 0:
+            raise ValueError(f"min_size has to be at least 0, got {min_size}")
+        data, info = self._next(count, min_size or 0, timeout)
         if self._face["samples_tensordicts"] and include_info is not False:
             entries = {key: value for key, value in info.items() if key != EFFECTIVE_SIZE}
             data = with_info(data, entries, by_item=self._face["by_item"])
@@ -108,28 +109,22 @@ class Sampling:
             raise ValueError(f"batch_size has to be at least 1, got {batch_size}")
         return batch_size
 
-    def _wait_for(self, min_size: int, timeout: float | None) -> None:
-        """Wait until so many items are there."""
-        if min_size < 0:
-            raise ValueError(f"min_size has to be at least 0, got {min_size}")
-        end = None if timeout is None else time.monotonic() + timeout
-        while (there := len(self)) < min_size:
-            if end is not None and time.monotonic() >= end:
-                missing = self._members.missing()
-                raise RateLimitTimeout(
-                    f"{self!r}: {there} of {min_size} items are there after {timeout:g} s"
-                    + (f"; {missing}" if missing else "")
-                )
-            time.sleep(_POLL_S)
-
-    def _next(self, count: int) -> tuple[Any, dict[str, Any]]:
+    def _next(self, count: int, min_size: int, timeout: float | None) -> tuple[Any, dict[str, Any]]:
         """The oldest batch that was begun, or one that is begun now."""
         begun = self._begun
         if begun and begun[0][0] != count:
             begun.clear()
+        paid = 0
+        if not begun:
+            self._credits.spend(count, min_size, timeout)
+            paid = 1
+        elif min_size:
+            self._credits.spend(0, min_size, timeout)
         missing = self._prefetch + 1 - len(begun)
-        if not begun or missing >= self._at_once:
-            keys = [draw_key(self._draws, None) for _ in range(missing)]
+        if paid or missing >= self._at_once:
+            while paid < missing and self._credits.spend_now(count):
+                paid += 1
+            keys = [draw_key(self._draws, None) for _ in range(paid)]
             begun.extend((count, one) for one in self._batches.begin(count, keys, self.beta))
         _, first = begun.popleft()
         return self._batches.finish(first)

@@ -21,16 +21,21 @@ from typing import Any
 import numpy as np
 import torch
 
+from shmbuffer.distributed.host import opened
+from shmbuffer.distributed.runtime import require_ray
+from shmbuffer.distributed.shards.limited import Gate
+from shmbuffer.distributed.shards.member import Member
 from shmbuffer.distributed.shards.members import Members
 from shmbuffer.distributed.shards.pieces import ring_in
 from shmbuffer.replay.values import read_json, reading, write_json
 
 LIST = "shards.json"
 _FOLDER = "shards-"
+_RENEW_S = 2.0  # between two words to the gate
 _CHUNK = 4096  # items that are moved at once
 
 
-def save_shards(members: Members, path: Any) -> None:
+def save_shards(members: Members, path: Any, *, consistent: bool = False) -> None:
     """See `ShardedClient.dumps`."""
     members.require_all("saved")
     target = Path(path).absolute()
@@ -39,8 +44,12 @@ def save_shards(members: Members, path: Any) -> None:
     if not written:
         raise RuntimeError("nothing was written to any shard yet, so there is nothing to save")
     folder = target / f"{_FOLDER}{secrets.token_hex(4)}"
-    for member in written:
-        member.whole("dumps", folder / member.node)
+    if consistent:
+        with Gate(members) as gate:
+            _save_at_once(written, folder, gate)
+    else:
+        for member in written:
+            member.whole("dumps", folder / member.node)
     listed = target / f"{LIST}.{os.getpid()}"
     nodes = sorted(member.node for member in written)
     write_json(listed, {"folder": folder.name, "nodes": nodes})
@@ -48,6 +57,30 @@ def save_shards(members: Members, path: Any) -> None:
     for other in target.glob(f"{_FOLDER}*"):
         if other != folder:
             shutil.rmtree(other)
+
+
+def _save_at_once(written: list[Member], folder: Path, gate: Gate) -> None:
+    """Each keeper saves its shard, all at the same time."""
+    ray = require_ray()
+    waiting = {
+        member.keeper.answer.remote(
+            ray.cloudpickle.dumps(("call", ("dumps", (folder / member.node,), {})))
+        ): member
+        for member in written
+    }
+    while waiting:
+        ready, _ = ray.wait(list(waiting), num_returns=len(waiting), timeout=_RENEW_S)
+        gate.keep()
+        for ref in ready:
+            member = waiting.pop(ref)
+            try:
+                answer = ray.get(ref)
+            except ray.exceptions.RayError as error:
+                raise RuntimeError(
+                    f"the shard of node {member.node} does not answer ({type(error).__name__}); "
+                    "this save is not kept, one before it is"
+                ) from error
+            opened(answer)
 
 
 def load_shards(members: Members, path: Any, parts: Any) -> None:

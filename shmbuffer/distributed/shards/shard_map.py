@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import logging
 import threading
-from typing import Any
+from typing import Any, Literal
 
 from shmbuffer.distributed.runtime import living_nodes, require_ray
+from shmbuffer.distributed.shards.flow_control import FlowControl
 from shmbuffer.distributed.shards.keeper import InNode, Keeper
+from shmbuffer.memory import RateLimiter
 
 _LOOK_S = 0.5
 """How often it looks for nodes that have come."""
@@ -48,6 +50,7 @@ class ShardMap:
         wanted: names of the nodes that shall have a shard; None: all.
         former: ids of nodes that had died before there was this buffer.
         options: of the keepers, as for ``Actor.options()``.
+        limiter: what keeps writers and learners of all shards in step.
     """
 
     def __init__(
@@ -58,6 +61,7 @@ class ShardMap:
         wanted: list[str] | None,
         former: set[str],
         options: dict[str, Any],
+        limiter: RateLimiter | None,
     ) -> None:
         self._ray = require_ray()
         self._name, self._namespace, self._options = name, namespace, options
@@ -70,6 +74,8 @@ class ShardMap:
         self._ended = threading.Event()
         self._look()
         threading.Thread(target=self._watch, name="shmbuffer-map", daemon=True).start()
+        where = f"sharded buffer {name!r}"
+        self._flow = FlowControl(self._ray, self._there, limiter, where)
 
     def keepers(self) -> tuple[dict[str, Any], list[str]]:
         """The keepers, by name of their node; nodes whose keeper this map has not seen.
@@ -82,6 +88,10 @@ class ShardMap:
                 raise self._failure
             return self._all(), self._absent
 
+    def _there(self) -> dict[str, Any]:
+        with self._looking:
+            return self._all()
+
     def _all(self) -> dict[str, Any]:
         return {node: keeper for node, (_, keeper) in self._keepers.items()}
 
@@ -89,9 +99,26 @@ class ShardMap:
         """What the buffer of each shard is made of: class, positional and keyword arguments."""
         return self._parts
 
+    def rate(self) -> RateLimiter | None:
+        """What keeps writers and learners in step."""
+        return self._flow.rate()
+
+    def set_rate(self, limiter: RateLimiter | None) -> None:
+        """See `FlowControl.set_rate`."""
+        self._flow.set_rate(limiter)
+
+    def lend(self, *asked: Any) -> Any:
+        """See `FlowControl.lend`."""
+        return self._flow.lend(*asked)
+
+    def gate(self, what: Literal["hold", "renew", "release"], token: str) -> Any:
+        """See those methods of `FlowControl`."""
+        return getattr(self._flow, what)(token)
+
     def end(self) -> dict[str, Any]:
         """Make no more keepers; return those there are."""
         self._ended.set()
+        self._flow.end()
         with self._looking:
             return self._all()
 

@@ -1,0 +1,148 @@
+"""A learner's part in what keeps all shards in step: the items that it may draw.
+
+It leases some from the map, and spends them without a message; it asks for more before they are
+gone. A lease lapses `LAPSE_S` after it was asked for, so that of a learner that dies is given to
+others. Where nothing limits, the map is asked now and then whether that is so still.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from typing import Any
+
+from shmbuffer.distributed.shards.bank import LAPSE_S
+from shmbuffer.distributed.shards.flow_control import Lent
+from shmbuffer.distributed.shards.member import PROBE_S
+from shmbuffer.distributed.shards.members import Members
+from shmbuffer.errors import RateLimitTimeout
+from shmbuffer.memory import RateLimiter
+
+POLL_S = 0.01
+"""Between two looks of a sample that waits."""
+
+
+class Credits:
+    """What one handle may draw.
+
+    Args:
+        ray: the module.
+        members: the shards, and the map.
+        where: the buffer's name, for messages.
+    """
+
+    def __init__(self, ray: Any, members: Members, where: str) -> None:
+        self._ray, self._members, self._where = ray, members, where
+        self._name = f"{os.getpid()}-{secrets.token_hex(6)}"
+        self._key = (-1, -1)
+        self._granted = self._spent = 0
+        self._limiter: RateLimiter | None = None
+        self._text = "the map of the shards does not answer"
+        self._ends = 0.0
+        self._known = False  # whether the map has ever said what limits
+        self._asked: Any = None
+        self._asked_at = 0.0
+
+    @property
+    def limiter(self) -> RateLimiter | None:
+        """What is set, as far as is known here."""
+        return self._limiter
+
+    def forget(self) -> None:
+        """Something else was set: ask before anything is drawn."""
+        self._known, self._asked, self._ends = False, None, 0.0
+
+    def spend(self, count: int, min_size: int, timeout: float | None) -> None:
+        """Wait until ``count`` items may be drawn, and draw them.
+
+        Raises:
+            RateLimitTimeout: not in time; nothing was changed.
+            RateLimitError: never.
+        """
+        end = None if timeout is None else time.monotonic() + timeout
+        while True:
+            text = self._refused(count, min_size, end)
+            if not text:
+                self._spent += count
+                return
+            if end is not None and time.monotonic() >= end:
+                assert timeout is not None
+                missing = self._members.missing()
+                raise RateLimitTimeout(
+                    f"{self._where}: sample waits: {text}"
+                    + (f"; {missing}" if missing and missing not in text else "")
+                    + f"; after {timeout:g} s nothing was changed"
+                )
+            time.sleep(POLL_S)
+
+    def spend_now(self, count: int) -> bool:
+        """Draw ``count`` items, if that need not be waited for."""
+        self._hear()
+        may = self._may(count)
+        self._spent += count if may else 0
+        return may
+
+    def spend_more(self, count: int) -> None:
+        """Items that are drawn again, for a shard that has died: they are owed."""
+        self._spent += count
+
+    def _refused(self, count: int, min_size: int, end: float | None) -> str:
+        """Why so many items may not be drawn now; empty: they may."""
+        self._hear()
+        if not self._may(count) or not self._known:
+            self._ask(count)
+            left = self._members.timeout if end is None else max(0.0, end - time.monotonic())
+            self._hear(min(left, self._members.timeout))
+        if not self._known:
+            return self._text
+        limiter = self._limiter
+        least = max(min_size, 0 if limiter is None else limiter.min_size)
+        if least:
+            self._members.refresh(all_of_them=bool(min_size))
+            there = sum(one.totals.length for one in self._members.living())
+            if there < least:
+                return f"{there:,} of {least:,} items are there"
+        return "" if self._may(count) else self._text
+
+    def _may(self, count: int) -> bool:
+        if self._limiter is None or self._limiter.samples_per_insert is None:
+            return self._known
+        return self._spent + count <= self._granted and time.monotonic() < self._ends
+
+    def _ask(self, count: int) -> None:
+        """Ask the map, if no question is open."""
+        if self._asked is None:
+            self._asked_at = time.monotonic()
+            self._asked = self._members.send_map(
+                "lend", self._name, self._key, self._granted, self._spent, count
+            )
+
+    def _hear(self, timeout: float = 0.0) -> None:
+        """Take in an answer that has come; where it is time, ask again without waiting."""
+        if self._asked is None and time.monotonic() - self._asked_at > PROBE_S:
+            self._ask(0)
+        ray, asked = self._ray, self._asked
+        if asked is None:
+            return
+        if not ray.wait([asked], timeout=timeout)[0]:
+            if time.monotonic() - self._asked_at > self._members.timeout:
+                self._asked = None  # it is asked again
+            return
+        self._asked = None
+        try:
+            lent = ray.get(asked)
+        except ray.exceptions.RayError:
+            self._members.lose_map()
+            return
+        if isinstance(lent, Exception):
+            raise lent
+        if lent is not None:
+            self._take(lent)
+
+    def _take(self, lent: Lent) -> None:
+        if lent.key != self._key:
+            self._key, self._spent = lent.key, 0
+        self._granted, self._limiter = lent.granted, lent.limiter
+        self._known, self._ends = True, self._asked_at + LAPSE_S
+        self._text = lent.text or self._text

@@ -1,0 +1,313 @@
+"""What keeps writers and learners of all shards in step: the map's part, a loop over the keepers.
+
+    every 20 ms, 5 ms while somebody waits
+        ask      the ledger and the orders of before ─▶ keepers ─▶ how their shards stand
+        plan     `Bank`: the rooms of their leases
+        tell     the ledger that says so, before the next round orders it
+
+A keeper that is late is left out, and asked again once it has answered. Nothing here is needed
+after a death: the next one asks the keepers.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from shmbuffer.distributed.shards.bank import Bank, Report, latest
+from shmbuffer.distributed.shards.lease import HOLD, KEEP, LOOK, OPEN, Standing
+from shmbuffer.distributed.shards.member import told
+from shmbuffer.errors import RateLimitError
+from shmbuffer.memory import RateLimiter
+
+ANSWER_S = 0.2
+"""How long a round waits for a keeper."""
+
+START_S = 30.0
+"""How long a start waits for keepers that are being started, too."""
+
+SETTLE_S = 5.0
+"""How long a new setting waits for keepers that do not answer."""
+
+HOLD_S = 10.0
+"""How long a gate stays closed without a word of who has closed it."""
+
+_PACE_S, _HURRY_S, _IDLE_S = 0.02, 0.005, 0.2
+
+_log = logging.getLogger(__name__)
+
+
+class Lent(NamedTuple):
+    """An answer to a learner."""
+
+    key: tuple[int, int]
+    granted: int
+    limiter: RateLimiter | None
+    text: str
+    """How the sides stand, for messages."""
+
+
+class FlowControl:
+    """The map's part.
+
+    Args:
+        ray: the module.
+        keepers: gives the keepers by name of their node.
+        limiter: what limits a buffer whose keepers know of no other.
+        where: the buffer's name, for messages.
+    """
+
+    def __init__(
+        self,
+        ray: Any,
+        keepers: Callable[[], dict[str, Any]],
+        limiter: RateLimiter | None,
+        where: str,
+    ) -> None:
+        self._ray, self._keepers, self._first, self._where = ray, keepers, limiter, where
+        self._bank: Bank | None = None
+        self._number = time.time_ns()
+        self._talking = threading.Lock()  # with keepers: one round at a time
+        self._state = threading.Lock()  # of the bank
+        self._late: dict[str, Any] = {}
+        self._opened: set[tuple[str, Any]] = set()  # keepers whose shards have no lease
+        self._orders: dict[str, int] = {}
+        self._shards: dict[str, str] = {}  # by node
+        self._answering: set[str] = set()  # shards, in the last round
+        self._hold: tuple[str, float] | None = None
+        self._ended = threading.Event()
+        self._ready = threading.Event()
+        threading.Thread(target=self._watch, name="shmbuffer-flow", daemon=True).start()
+
+    # -- what the actor is asked for -------------------------------------------------------------
+
+    def end(self) -> None:
+        """Stop."""
+        self._ended.set()
+
+    def rate(self) -> RateLimiter | None:
+        """What is set."""
+        self._ready.wait(START_S)
+        return None if self._bank is None else self._bank.limiter
+
+    def set_rate(self, limiter: RateLimiter | None) -> None:
+        """Another setting; the ratio counts from here on.
+
+        Raises:
+            ValueError: ``min_size`` is larger than the buffer.
+        """
+        self._ready.wait(START_S)
+        with self._talking:
+            ratio = limiter is not None and limiter.samples_per_insert is not None
+            found = self._ask(KEEP if ratio else LOOK, SETTLE_S)
+            room = sum(one.report.capacity for one in found.values())
+            if limiter is not None and limiter.min_size > room:
+                raise ValueError(
+                    f"{self._where}: min_size is {limiter.min_size:,}, and the shards have room "
+                    f"for {room:,} items: nobody could ever sample"
+                )
+            with self._state:
+                assert self._bank is not None
+                self._bank.set(limiter, _reports(found), time.monotonic())
+            self._opened.clear()
+            self._orders = {}
+            self._round()
+
+    def lend(
+        self, name: str, key: tuple[int, int], granted: int, spent: int, wanted: int
+    ) -> Lent | RateLimitError | None:
+        """Lease items to a learner; see `Bank.lend`. None: it is not known yet who limits whom."""
+        with self._state:
+            bank = self._bank
+            if bank is None:
+                return None
+            if bank.ratio is None:
+                return Lent(bank.key, 0, bank.limiter, "")
+            if key != bank.key:
+                granted = spent = 0
+            try:
+                more = bank.lend(name, granted, spent, wanted, time.monotonic())
+            except RateLimitError as error:
+                return RateLimitError(f"{self._where}: {error}", pids=[])
+            return Lent(bank.key, more, bank.limiter, self._text(bank))
+
+    def hold(self, token: str) -> str:
+        """Close the gate: no shard is written to. ``""``, or why that cannot be."""
+        self._ready.wait(START_S)
+        with self._state:
+            if self._is_held() and self._hold is not None and self._hold[0] != token:
+                return "another consistent save is under way"
+            self._hold = token, time.monotonic() + HOLD_S
+        end = time.monotonic() + SETTLE_S
+        while True:
+            with self._talking:
+                found = self._round()
+            away = sorted(set(self._keepers()) - set(found))
+            busy = sorted(node for node, one in found.items() if not one.holds)
+            if not away and not busy:
+                return ""
+            if time.monotonic() > end:
+                self.release(token)
+                return (
+                    f"no answer from the shards of {', '.join(away)}"
+                    if away
+                    else f"the shards of {', '.join(busy)} are still being written to"
+                )
+            time.sleep(_HURRY_S)
+
+    def renew(self, token: str) -> bool:
+        """Keep the gate closed; False: it is not any more."""
+        with self._state:
+            mine = self._is_held() and self._hold is not None and self._hold[0] == token
+            if mine:
+                self._hold = token, time.monotonic() + HOLD_S
+            return mine
+
+    def release(self, token: str) -> bool:
+        """Open the gate; False: it was open already."""
+        mine = self.renew(token)
+        if mine:
+            with self._state:
+                self._hold = None
+        return mine
+
+    # -- the loop --------------------------------------------------------------------------------
+
+    def _watch(self) -> None:
+        began = time.monotonic()
+        while not self._ended.is_set():
+            pace = _IDLE_S
+            try:
+                with self._talking:
+                    if self._bank is None:
+                        self._start(patient=time.monotonic() - began < START_S)
+                    else:
+                        self._round()
+                    pace = self._pace()
+            except Exception:
+                _log.exception("%s: flow control could not go on", self._where)
+            self._ended.wait(pace)
+
+    def _pace(self) -> float:
+        bank = self._bank
+        if bank is None:
+            return _PACE_S
+        if bank.ratio is None:
+            return _IDLE_S
+        with self._state:
+            return _HURRY_S if self._orders or bank.somebody_waits else _PACE_S
+
+    def _start(self, *, patient: bool) -> None:
+        """Learn from the keepers how things stand."""
+        found = self._ask(LOOK, ANSWER_S)
+        if patient and (self._late or not found):
+            return
+        last = latest(one.ledger for one in found.values())
+        now = time.monotonic()
+        bank = Bank.new(self._number, last, now)
+        if last is None and self._first is not None:
+            if self._first.samples_per_insert is not None:
+                found = self._ask(KEEP, SETTLE_S)
+            bank.set(self._first, _reports(found), now)
+        with self._state:
+            self._bank = bank
+        try:
+            self._round()
+        finally:
+            self._ready.set()
+
+    def _is_held(self) -> bool:
+        return self._hold is not None and time.monotonic() < self._hold[1]
+
+    def _round(self) -> dict[str, Standing]:
+        """Ask, plan and tell; what the keepers have said."""
+        bank = self._bank
+        assert bank is not None
+        with self._state:
+            held, limited = self._is_held(), bank.ratio is not None
+            ledger = bank.ledger
+            bank.ask(time.monotonic())
+        if held:
+            found = self._ask(HOLD, ANSWER_S)
+            self._opened.clear()
+        elif limited:
+            found = self._ask(KEEP, ANSWER_S)
+        else:
+            found = self._ask(OPEN, ANSWER_S, skip=self._opened)
+            self._opened |= {(node, self._keepers()[node]) for node in found}
+        newest = max((one.bank for one in found.values()), default=0)
+        if newest > self._number:  # of a clock that is ahead; that one has ended
+            self._number = newest + 1
+            with self._state:
+                self._bank = Bank.new(
+                    self._number,
+                    latest([ledger, *(one.ledger for one in found.values())]),
+                    time.monotonic(),
+                )
+            return {}
+        self._orders = {}
+        reports = _reports(found)
+        self._answering = set(reports)
+        with self._state:
+            bank.confirm(ledger)
+            bank.hear(reports, time.monotonic())
+            orders = {} if held else bank.plan(reports, time.monotonic())
+            planned = bank.ledger
+        if orders:
+            reached = self._ask(KEEP, ANSWER_S)
+            with self._state:
+                bank.confirm(planned)
+            self._orders = orders if set(reached) >= set(found) else {}
+        return found
+
+    def _ask(
+        self, order: str, timeout: float, skip: set[tuple[str, Any]] | None = None
+    ) -> dict[str, Standing]:
+        """Tell all keepers the ledger and the order, or the room that was planned for them."""
+        ray, bank = self._ray, self._bank
+        ledger = None if bank is None or not bank.ledger.setting else bank.ledger
+        asked: dict[Any, str] = {}
+        for node, keeper in self._keepers().items():
+            if (late := self._late.get(node)) is not None:
+                if not ray.wait([late], timeout=0)[0]:
+                    continue
+                del self._late[node]
+            if skip and (node, keeper) in skip:
+                continue
+            shard = self._shards.get(node, "")
+            room = self._orders.get(shard) if order == KEEP else None
+            asked[keeper.flow.remote(self._number, ledger, order if room is None else room)] = node
+        if not asked:
+            return {}
+        ready, late_ones = ray.wait(list(asked), num_returns=len(asked), timeout=timeout)
+        self._late |= {asked[ref]: ref for ref in late_ones}
+        found: dict[str, Standing] = {}
+        for ref in ready:
+            try:
+                found[asked[ref]] = told(ray.get(ref))
+            except ray.exceptions.RayError:
+                continue  # it is being started again
+            except Exception as error:
+                _log.warning("%s: the shard of node %s: %s", self._where, asked[ref], error)
+        self._shards |= {node: one.shard for node, one in found.items()}
+        return found
+
+    def _text(self, bank: Bank) -> str:
+        inserted, drawn = bank.inserted - bank.ledger.free, bank.drawn
+        seen = f"{drawn / inserted:.3g} seen" if inserted > 0 else "none yet"
+        away = sorted(
+            shard.split("/")[0] for shard in bank.ledger.heard.keys() - set(self._answering)
+        )
+        missing = f"; no answer from the shards of {', '.join(away)}" if away else ""
+        return (
+            f"{bank.ratio:g} samples per insert wanted, {seen} ({bank.inserted:,} items written, "
+            f"{drawn:,} drawn, {bank.leased - bank.inserted:,} leased to writers and "
+            f"{max(0, bank.samples - drawn):,} to learners{missing})"
+        )
+
+
+def _reports(found: dict[str, Standing]) -> dict[str, Report]:
+    return {one.shard: one.report for one in found.values()}

@@ -1,0 +1,127 @@
+"""What a keeper does for the bank: it sets the lease of its ring, and says how it stands.
+
+The ring alone holds the lease: who writes in memory waits for it there, and it outlives everybody.
+What is kept here besides, the ledger that the bank tells all keepers, is for a bank that starts.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any, NamedTuple
+
+from shmbuffer.distributed.shards.bank import Ledger, Report
+from shmbuffer.memory import Engine
+from shmbuffer.memory.counters import of_snapshot
+from shmbuffer.memory.layout import EntryState, Side, Why
+from shmbuffer.memory.limiter import Lease, lease_of
+from shmbuffer.memory.rate_status import clients_on
+from shmbuffer.replay.buffers import ReplayBuffer
+from shmbuffer.replay.buffers.parts import shareable
+from shmbuffer.replay.storages.ring_backed import RingBacked
+
+LOOK, KEEP, OPEN, HOLD = "look", "keep", "open", "hold"
+"""Orders: change nothing; have a lease, of nothing at first; have none; lease no more than is
+written. Another order is a room."""
+
+_RECENT_S = 60.0  # since a write through Ray, for its writer to count as there
+_WAITS_S = 1.0  # since a write through Ray had to wait, for its writer to count as waiting
+
+
+class Standing(NamedTuple):
+    """A keeper's answer."""
+
+    bank: int
+    """The newest that it has heard of; another is not listened to any more."""
+    ledger: Ledger | None
+    """The last that it was told."""
+    shard: str
+    """Which directory of which node."""
+    report: Report
+    holds: bool
+    """Whether nothing more can be written, and nothing is being written."""
+
+
+class Vault:
+    """One keeper's part.
+
+    Args:
+        node: name of its node.
+    """
+
+    def __init__(self, node: str) -> None:
+        self._node = node
+        self._bank = -1
+        self._ledger: Ledger | None = None
+        self._wanted, self._wanted_at = 0, -_WAITS_S
+
+    def obey(
+        self, buffer: ReplayBuffer, bank: int, ledger: Ledger | None, order: str | int
+    ) -> Standing:
+        """Take in what a bank tells, do what it orders, and say how the shard stands."""
+        storage = buffer.storage
+        assert isinstance(storage, RingBacked)
+        engine = shareable(storage)
+        if bank >= self._bank:
+            self._bank = bank
+            if ledger is not None:
+                self._ledger = ledger
+            self._order(engine, order)
+        report = self._report(engine)
+        shard = f"{self._node}/{engine.superblock.uuid.hex()}"
+        holds = lease_of(engine.seat.control.runtime[0]) is not None and not (
+            report.left or report.pending
+        )
+        return Standing(self._bank, self._ledger, shard, report, holds)
+
+    def note_refusal(self, buffer: ReplayBuffer) -> None:
+        """A write that came through Ray could not be made for want of a lease, and comes again."""
+        storage = buffer.storage
+        engine = storage.open_engine if isinstance(storage, RingBacked) else None
+        native = None if engine is None else engine.seat.native
+        if native is not None and native.why == Why.LEASED:
+            self._wanted, self._wanted_at = int(native.needed), time.monotonic()
+
+    def _order(self, engine: Engine, order: str | int) -> None:
+        lease = lease_of(engine.seat.control.runtime[0])
+        if isinstance(order, int):
+            if lease is None or lease[0] != order:
+                engine.set_limiter(Lease(order))
+        elif order == OPEN and lease is not None:
+            engine.set_limiter(None)
+        elif order == HOLD or (order == KEEP and lease is None):
+            engine.set_limiter(Lease(0 if lease is None else min(lease)))
+
+    def _report(self, engine: Engine) -> Report:
+        ring, seat = engine.ring(), engine.seat
+        if ring is None:
+            runtime, entries, width = seat.control.runtime[0], seat.control.entries, 1
+        else:
+            runtime, entries = of_snapshot(ring.snapshot())
+            width = ring.width
+        room, used = lease_of(runtime) or (0, 0)
+        pending = int(runtime["pending"])
+        capacity = ring.elements if ring else engine.settings.capacity
+        waits = (entries["state"] == EntryState.LIVE) & (entries["waits_why"] == Why.LEASED)
+        waits &= entries["waits_for"] & Side.SAMPLES > 0
+        wanted = int(entries["inserts_wanted"][waits].max(initial=0))
+        if time.monotonic() - self._wanted_at < _WAITS_S:
+            wanted = max(wanted, self._wanted)
+        mine = (time.monotonic_ns() - int(entries["last_insert_ns"][seat.entry])) / 1e9
+        return Report(
+            room=max(room, used + pending),
+            used=used,
+            drawn=int(entries["items_sampled"].sum()),
+            pending=pending,
+            length=int(runtime["length"]) * width,
+            capacity=capacity,
+            wanted=wanted,
+            has_writers=bool(clients_on(entries, Side.INSERTS, excluding=seat.entry))
+            or mine < _RECENT_S
+            or wanted > 0,
+        )
+
+
+def is_leased(buffer: ReplayBuffer) -> bool:
+    """Whether writes into the shard may have to wait."""
+    engine: Any = getattr(buffer.storage, "open_engine", None)
+    return engine is not None and lease_of(engine.seat.control.runtime[0]) is not None

@@ -1,0 +1,343 @@
+"""Flow control over three nodes of a real Ray cluster: who waits for whom, whoever is killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+ray = pytest.importorskip("ray")
+
+from shmbuffer import (  # noqa: E402 - Ray is an extra
+    LazyMemmapStorage,
+    RateLimiter,
+    RateLimitError,
+    RateLimitTimeout,
+    ShardedReplayBuffer,
+    TensorDictReplayBuffer,
+)
+from tests.conftest import _descendants  # noqa: E402
+from tests.distributed.cluster import Nodes, nodes, on  # noqa: E402
+
+pytestmark = pytest.mark.timeout(300)
+
+CAPACITY = 20_000
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Nodes]:
+    before = _descendants()
+    with nodes("abc") as made:
+        yield made
+    wait_until(lambda: not _descendants() - before)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left_behind() -> None:
+    """Only by the module: Ray starts actors again that are killed, and they are of its buffer."""
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("flow")
+
+
+@pytest.fixture(scope="module")
+def buffer(cluster: Nodes, directory: Path) -> Iterator[ShardedReplayBuffer]:
+    storage = partial(LazyMemmapStorage, CAPACITY, scratch_dir=directory, shared_init=True)
+    with ShardedReplayBuffer(
+        replay_buffer_cls=TensorDictReplayBuffer,
+        storage=storage,
+        name="flow",
+        answer_timeout=20.0,
+        rate_limiter=limiter(100),
+    ) as made:
+        yield made
+
+
+@pytest.fixture
+def rb(buffer: ShardedReplayBuffer) -> Iterator[ShardedReplayBuffer]:
+    yield buffer
+    buffer.set_rate(None)
+    buffer.empty()
+    buffer.detach()
+
+
+def limiter(error_buffer: float, ratio: float = 2, **options: Any) -> RateLimiter:
+    return RateLimiter(ratio, error_buffer=error_buffer, when_no_peer="wait", **options)
+
+
+def items(first: int, count: int) -> TensorDict:
+    return TensorDict({"a": torch.arange(first, first + count)}, [count])
+
+
+class Peer:
+    """A writer and a learner on a node."""
+
+    def __init__(self, client: Any) -> None:
+        self.client = client
+
+    def pid(self) -> int:
+        return os.getpid()
+
+    def write(self, count: int, size: int, timeout: float | None = 0.0) -> int:
+        """So many batches, or as many as may be written; how many items that were."""
+        written = 0
+        for _ in range(count):
+            try:
+                self.client.extend(items(0, size), timeout=timeout)
+            except RateLimitTimeout:
+                break
+            written += size
+        return written
+
+    def write_one(self, number: int) -> None:
+        self.client.extend(items(number, 1))
+
+    def draw(self, count: int, size: int, timeout: float) -> int:
+        """So many samples, or as many as may be made; how many items that were."""
+        for at in range(count):
+            try:
+                self.client.sample(size, timeout=timeout)
+            except RateLimitTimeout:
+                return at * size
+        return count * size
+
+
+def peer(rb: ShardedReplayBuffer, node: str) -> Any:
+    made = ray.remote(Peer).options(**on(node)).remote(rb.client())
+    ray.get(made.__ray_ready__.remote())
+    return made
+
+
+@pytest.fixture(scope="module")
+def peers(buffer: ShardedReplayBuffer) -> Iterator[dict[str, Any]]:
+    """One on each node."""
+    made = {node: peer(buffer, node) for node in "abc"}
+    yield made
+    for one in made.values():
+        ray.kill(one)
+
+
+def counts(rb: ShardedReplayBuffer) -> tuple[int, int]:
+    """Items written and drawn since the shards are there."""
+    shards = rb.stats()["shards"].values()
+    return sum(int(one["inserts"]) for one in shards), sum(
+        int(one["items_sampled"]) for one in shards
+    )
+
+
+def wait_until(so: Callable[[], bool]) -> None:
+    end = time.monotonic() + 60
+    while not so():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+LONG = 60.0  # what has to be possible, on however slow a machine
+VAIN = 0.5  # what must not be possible
+
+
+def repeat(count: int, call: Callable[[], Any]) -> None:
+    for _ in range(count):
+        call()
+
+
+def require_in_step(
+    rb: ShardedReplayBuffer, inserts: int, drawn: int, ratio: float, most: float
+) -> int:
+    """Compares the sides as they are, counted from there; returns how many items were drawn."""
+    before, after = counts(rb), counts(rb)  # each is of several moments: the sides only grow
+    assert (before[0] - inserts) * ratio - (after[1] - drawn) <= most
+    assert (after[0] - inserts) * ratio - (before[1] - drawn) >= -most
+    return after[1] - drawn
+
+
+def test_writers_and_learners_on_three_nodes_keep_the_ratio(
+    rb: ShardedReplayBuffer, peers: dict[str, Any]
+) -> None:
+    """One node writes much more than the other, and a third draws."""
+    rb.set_rate(limiter(400, ratio=4, min_size=100))
+    inserts, drawn = counts(rb)
+    writing = [
+        peers["b"].write.remote(100, 10, LONG),
+        peers["c"].write.remote(150, 1, LONG),
+    ]
+    drawing = peers["a"].draw.remote(60, 64, LONG)
+    wait_until(lambda: require_in_step(rb, inserts + 100, drawn, 4, 400) == 60 * 64)
+    assert ray.get([*writing, drawing]) == [1_000, 150, 60 * 64]
+    assert counts(rb) == (inserts + 1_150, drawn + 60 * 64)
+    assert ray.get(peers["b"].write.remote(1, 11, VAIN)) == 0, "it would be 1161"
+    assert ray.get(peers["c"].write.remote(10, 1, LONG)) == 10, "what others do not need"
+
+
+def test_a_sample_waits_for_items_of_all_shards_and_says_what_it_waits_for(
+    rb: ShardedReplayBuffer, peers: dict[str, Any]
+) -> None:
+    rb.set_rate(limiter(40, min_size=30))
+    assert rb.rate_limiter == limiter(40, min_size=30)
+    assert ray.get(peers["b"].write.remote(1, 20, LONG)) == 20
+    with pytest.raises(RateLimitTimeout, match=r"20 of 30 items are there; after 0\.5 s"):
+        rb.sample(4, timeout=VAIN)
+    assert ray.get(peers["c"].write.remote(1, 12, LONG)) == 12
+    assert len(rb.sample(4, timeout=LONG)) == 4
+    waits = r"sample waits: 2 samples per insert wanted, .* seen \(32 items written, \d+ drawn"
+    with pytest.raises(RateLimitTimeout, match=waits):
+        repeat(20, lambda: rb.sample(8, timeout=2.0))
+    with pytest.raises(RateLimitTimeout, match="the lease of this shard has"):
+        repeat(20, lambda: rb.extend(items(0, 4), timeout=2.0))
+    with pytest.raises(RateLimitError, match="has to be at least 50"):
+        rb.sample(100)
+    assert rb.set_rate(samples_per_insert=4) == limiter(40, ratio=4, min_size=30)
+    with pytest.raises(ValueError, match="shards have room for 60,000 items"):
+        rb.set_rate(min_size=70_000)
+    with pytest.raises(ValueError, match="cannot be a queue"):
+        rb.set_rate(RateLimiter(max_times_sampled=1))
+    assert rb.set_rate(None) is None
+    assert len(rb.sample(100, timeout=LONG)) == 100
+    rb.extend(items(0, 1_000), timeout=LONG)
+
+
+def test_who_writes_from_elsewhere_waits_without_holding_up_the_keeper(
+    rb: ShardedReplayBuffer, peers: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process on a node without a shard, and batches larger than a piece of a lease."""
+    rb.set_rate(limiter(200, ratio=1))
+    monkeypatch.setattr("shmbuffer.distributed.shards.client.own_node", lambda: "elsewhere")
+    other = rb.client()
+    for _ in range(4):
+        other.extend(items(0, 50), timeout=LONG)
+    with pytest.raises(RateLimitTimeout, match="the lease of this shard has"):
+        other.extend(items(0, 50), timeout=VAIN)
+    for _ in range(5):
+        rb.sample(10, timeout=LONG)
+    other.extend(items(0, 50), timeout=LONG)
+    other.detach()
+
+
+def test_the_next_map_goes_on_where_the_last_one_was(
+    rb: ShardedReplayBuffer, peers: dict[str, Any]
+) -> None:
+    rb.set_rate(limiter(200))
+    inserts, drawn = counts(rb)
+    assert ray.get(peers["b"].write.remote(10, 10, LONG)) == 100
+    ray.kill(rb._map, no_restart=False)
+    assert rb.rate_limiter == limiter(200)
+    assert ray.get(peers["b"].write.remote(1, 10, VAIN)) == 0
+    for _ in range(20):
+        rb.sample(10, timeout=LONG)
+    assert ray.get(peers["b"].write.remote(10, 10, LONG)) == 100
+    assert ray.get(peers["b"].write.remote(1, 10, VAIN)) == 0
+    assert require_in_step(rb, inserts + 1, drawn, 2, 200) == 200
+
+
+def test_who_writes_in_memory_keeps_to_the_lease_while_the_keeper_is_dead(
+    rb: ShardedReplayBuffer, peers: dict[str, Any]
+) -> None:
+    rb.set_rate(limiter(240))
+    inserts, drawn = counts(rb)
+    assert ray.get(peers["b"].write.remote(60, 1, LONG)) == 60
+    keeper = next(one.keeper for one in rb._members if one.node == "b")
+    ray.kill(keeper, no_restart=False)
+    by_lease = ray.get(peers["b"].write.remote(1_000, 1, 0.0))
+    assert by_lease <= 61
+    assert ray.get(peers["b"].write.remote(61 - by_lease, 1, LONG)) == 61 - by_lease
+    assert ray.get(peers["b"].write.remote(1, 1, VAIN)) == 0
+    for _ in range(10):
+        rb.sample(10, timeout=LONG)
+    assert ray.get(peers["b"].write.remote(50, 1, LONG)) == 50
+    assert ray.get(peers["b"].write.remote(1, 1, VAIN)) == 0
+    assert require_in_step(rb, inserts + 1, drawn, 2, 240) == 100
+
+
+def test_what_a_killed_learner_had_leased_others_draw(
+    rb: ShardedReplayBuffer, peers: dict[str, Any]
+) -> None:
+    rb.set_rate(limiter(400, ratio=1))
+    inserts, drawn = counts(rb)
+    assert ray.get(peers["b"].write.remote(10, 10, LONG)) == 100
+    learner = peer(rb, "c")
+    assert ray.get(learner.draw.remote(1, 10, LONG)) == 10
+    os.kill(ray.get(learner.pid.remote()), signal.SIGKILL)
+    for _ in range(48):
+        rb.sample(10, timeout=LONG)
+    with pytest.raises(RateLimitTimeout):
+        rb.sample(10, timeout=VAIN)
+    assert require_in_step(rb, inserts + 1, drawn, 1, 400) == 490
+
+
+def test_a_save_of_one_moment_has_what_was_before_what_it_has(
+    rb: ShardedReplayBuffer, peers: dict[str, Any], tmp_path: Path
+) -> None:
+    """Item n is written on a node, then on the next, and only then item n + 1."""
+    rb.set_rate(None)
+    chain = [peers["b"], peers["c"], peers["a"]]
+    for one in chain:
+        ray.get(one.write_one.remote(0))
+    link = in_turn.options(**on("a")).remote(chain, tmp_path / "enough")
+    wait_until(lambda: len(rb) > 10)
+    rb.dumps(tmp_path / "save", consistent=True)
+    there = len(rb)
+    wait_until(lambda: len(rb) > there)
+    (tmp_path / "enough").touch()
+    ray.get(link)
+    newest = {}
+    folder = json.loads((tmp_path / "save" / "shards.json").read_text())["folder"]
+    for node in "bca":
+        one = TensorDictReplayBuffer(storage=LazyMemmapStorage(CAPACITY))
+        one.loads(tmp_path / "save" / folder / node)
+        newest[node] = int(one[:]["a"].max())
+        one.close()
+    assert newest["b"] >= newest["c"] >= newest["a"] >= newest["b"] - 1
+    assert newest["b"] > 0
+    rb.extend(items(0, 10), timeout=LONG)  # the gate is open
+
+
+@ray.remote
+def in_turn(chain: list[Any], enough: Path) -> None:
+    number = 0
+    while not enough.exists():
+        number += 1
+        for one in chain:
+            ray.get(one.write_one.remote(number))
+
+
+@pytest.mark.full
+def test_a_gate_that_nobody_keeps_opens_by_itself(rb: ShardedReplayBuffer) -> None:
+    rb.set_rate(None)
+    rb.extend(items(0, 1), timeout=LONG)
+    assert ray.get(rb._map.gate.remote("hold", "somebody who dies")) == ""
+    with pytest.raises(RateLimitTimeout):
+        rb.extend(items(0, 1), timeout=VAIN)
+    assert "another" in ray.get(rb._map.gate.remote("hold", "another"))
+    rb.extend(items(0, 1), timeout=LONG)
+    assert not ray.get(rb._map.gate.remote("renew", "somebody who dies"))
+
+
+def test_a_dead_node_has_spent_its_lease_until_it_is_back(
+    rb: ShardedReplayBuffer, cluster: Nodes, peers: dict[str, Any]
+) -> None:
+    rb.set_rate(limiter(240, ratio=1, min_size=10))
+    inserts, drawn = counts(rb)
+    assert ray.get(peers["c"].write.remote(1, 15, LONG)) == 15
+    cluster.kill("c")
+    # 10 free, 240 ahead; 15 are written, and a lease is a third of a half of 240.
+    assert ray.get(peers["b"].write.remote(195, 1, LONG)) == 195
+    assert ray.get(peers["b"].write.remote(1_000, 1, VAIN)) <= 40
+    with pytest.raises(RateLimitTimeout, match="no answer from the shards of c"):
+        repeat(100, lambda: rb.sample(10, timeout=5.0))
+    cluster.add("c")
+    wait_until(lambda: not rb.stats()["missing"])
+    assert ray.get(peers["b"].write.remote(40, 1, LONG)) == 40
+    rb.sample(10, timeout=LONG)
+    # What was drawn again, because c had died, counted twice until it was back.
+    assert require_in_step(rb, inserts + 10, drawn, 1, 240) >= 200
