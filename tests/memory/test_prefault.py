@@ -229,7 +229,8 @@ def test_a_signal_ends_the_wait_and_the_thread(fast_path: Path) -> None:
     def report(now: ProgressReport) -> None:
         heard.append(now.done)
         if len(heard) == 1:
-            os.kill(os.getpid(), signal.SIGUSR1)
+            # To the thread that waits: one that is sent to the process may interrupt another one.
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
             stopping.wait()
 
     def stop(_number: int, _frame: Any) -> None:
