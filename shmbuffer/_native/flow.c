@@ -274,9 +274,10 @@ int shmb_limit(struct shmb_ring *ring, struct shmb_call *call, const struct shmb
     CP(flow_stored);
     limiter->min_size = wanted->min_size;
     CP(flow_stored);
-    limiter->inserts_base = atomic_load_explicit(&runtime->write_count, memory_order_relaxed) +
-                            (wanted->min_size > length ? wanted->min_size - length : 0);
-    if (old && old->limits & wanted->limits & SHMB_LEASE) limiter->inserts_base = old->inserts_base;
+    bool goes_on = old && old->limits & wanted->limits & SHMB_LEASE;
+    limiter->inserts_base = goes_on ? old->inserts_base
+                                    : atomic_load_explicit(&runtime->write_count, memory_order_relaxed) +
+                                          (wanted->min_size > length ? wanted->min_size - length : 0);
     CP(flow_stored);
     limiter->samples_base = atomic_load_explicit(&runtime->drawn, memory_order_relaxed);
     CP(flow_stored);

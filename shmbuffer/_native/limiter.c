@@ -125,7 +125,10 @@ void shmb_start_anew(struct shmb_ring *ring, uint64_t write_count, uint64_t elem
     struct shmb_runtime *runtime = ring->runtime;
     struct shmb_limiter *limiter = shmb_limiter_of(runtime);
     if (limiter == NULL) return;
-    if (limiter->limits & SHMB_LEASE) limiter->error_buffer = 0; /* first: an end too early does no harm */
+    if (limiter->limits & SHMB_LEASE) {
+        limiter->error_buffer = 0; /* first: an end too early does no harm */
+        CP(flow_base);
+    }
     limiter->inserts_base = write_count + (limiter->min_size > elements ? limiter->min_size - elements : 0);
     CP(flow_base);
     limiter->samples_base = atomic_load_explicit(&runtime->drawn, memory_order_relaxed);

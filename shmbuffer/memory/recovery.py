@@ -206,11 +206,12 @@ class _Repair:
             block = self.control.limiter_block(int(runtime["limiter_version"][0]))
             there = np.count_nonzero(self.live.holds()) * self.width
             free = max(0, int(block["min_size"][0]) - int(there))
+            if int(block["limits"][0]) & layout.Limit.LEASE:
+                block["error_buffer"] = 0.0  # first: an end too early does no harm
+                _core.reached("recover.bases")
             block["inserts_base"] = int(runtime["write_count"][0]) + free
             _core.reached("recover.bases")
             block["samples_base"] = runtime["drawn"]
-            if int(block["limits"][0]) & layout.Limit.LEASE:
-                block["error_buffer"] = 0.0
         _core.reached("recover.bases")
 
     def _sane_head(self) -> None:
