@@ -34,6 +34,7 @@ def cluster() -> Iterator[Loopback]:
         yield made
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_the_example_goes_on_when_a_node_dies_and_has_its_items_back(
     cluster: Loopback, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -62,6 +63,7 @@ def items_in(line: str) -> dict[str, int]:
     return {node: int(count.replace(",", "")) for node, count in found}
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_the_demo_loses_a_keeper_and_a_node_and_no_item(
     cluster: Loopback,

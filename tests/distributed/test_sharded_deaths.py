@@ -38,7 +38,7 @@ from shmbuffer.distributed.shards.shard_map import NAMESPACE, keeper_name, map_n
 from tests.conftest import _descendants, _killed_in_the_end, _read  # noqa: E402
 from tests.distributed.cluster import Nodes, nodes, on  # noqa: E402
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.full, pytest.mark.timeout(300)]
 
 NAME = "mortal"
 ITEMS = {"b": range(600), "c": range(600, 800)}

@@ -28,7 +28,7 @@ from shmbuffer import (  # noqa: E402 - Ray is an extra
 from tests.conftest import _descendants  # noqa: E402
 from tests.distributed.cluster import Nodes, nodes, on  # noqa: E402
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.full, pytest.mark.timeout(300)]
 
 CAPACITY = 20_000
 

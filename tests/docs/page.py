@@ -23,8 +23,8 @@ from pathlib import Path
 
 from tests.docs.blocks import ROOT, Block, blocks_of
 
-PATIENCE_S = 40.0  # with one command
-LONGEST_S = 100  # of a page; then it is ended, and its caller gets a signal
+PATIENCE_S = 100.0  # with one command
+LONGEST_S = 200  # of a page; then it is ended, and its caller gets a signal
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 

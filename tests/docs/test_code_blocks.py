@@ -82,8 +82,15 @@ def run(server: subprocess.Popen[str], tmp_path: Path) -> Run:
     return run_page
 
 
-@pytest.mark.timeout(120)
-@pytest.mark.parametrize("page", RUNNING)
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize(
+    "page",
+    [
+        # It starts a cluster twice.
+        pytest.param(page, marks=pytest.mark.full if NEEDS.get(page) == "ray" else ())
+        for page in RUNNING
+    ],
+)
 def test_the_blocks_of_a_page_run_in_their_order(run: Run, page: str) -> None:
     if page in NEEDS:
         pytest.importorskip(NEEDS[page], reason="the page uses it")
