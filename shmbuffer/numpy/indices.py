@@ -6,6 +6,7 @@ An index is an element, or coordinates where there are lanes.
 from __future__ import annotations
 
 import operator
+import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -70,3 +71,29 @@ def unravel(index: Any, lanes: tuple[int, ...]) -> tuple[Any, ...]:
         coordinates.append(index % size)
         index = index // size
     return (index, *reversed(coordinates))
+
+
+def asked_size(asked: Any, own: int | None, whose: str, frames: int, least: int = 0) -> int:
+    """How many items a sample has: what was asked for, with a warning where it is not the handle's.
+
+    Args:
+        asked: of ``sample``; None: the handle's own.
+        own: the handle's, or None.
+        whose: who else could have been given it, for the message.
+        frames: from the method that calls this one to the line of the user.
+        least: items.
+    """
+    if asked is None:
+        if own is None:
+            raise RuntimeError(f"no batch size: give batch_size to sample() or to {whose}")
+        return own
+    count: int = asked if type(asked) is int else as_int("batch_size", asked)
+    if own is not None and count != own:
+        warnings.warn(
+            f"sample(batch_size={count}) differs from the buffer's batch_size={own}; "
+            f"{count} is taken",
+            stacklevel=frames + 1,
+        )
+    if count < least:
+        raise ValueError(f"batch_size has to be at least {least}, got {count}")
+    return count

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -123,24 +122,7 @@ class Sampling(Handle):
     # -- inside ----------------------------------------------------------------------
 
     def _count(self, batch_size: int | None) -> int:
-        own = self._batch_size
-        if batch_size is None:
-            if own is None:
-                raise RuntimeError(
-                    "no batch size: give batch_size to sample() or to shmbuffer.numpy.attach()"
-                )
-            return own
-        if type(batch_size) is not int:
-            batch_size = indices.as_int("batch_size", batch_size)
-        if own is not None and batch_size != own:
-            warnings.warn(
-                f"sample(batch_size={batch_size}) differs from the buffer's batch_size={own}; "
-                f"{batch_size} is taken",
-                stacklevel=3,
-            )
-        if batch_size < 0:
-            raise ValueError(f"batch_size has to be at least 0, got {batch_size}")
-        return batch_size
+        return indices.asked_size(batch_size, self._batch_size, "shmbuffer.numpy.attach()", 3)
 
     def _in_turn(self, count: int, min_size: int | None, timeout: float | None) -> Drawn:
         """A sample, once it may be made."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections import deque
 from collections.abc import Iterator
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 from shmbuffer.distributed.shards.batches import EFFECTIVE_SIZE, Batches, Begun
 from shmbuffer.distributed.shards.credits import Credits
 from shmbuffer.distributed.shards.members import Members
+from shmbuffer.numpy.indices import asked_size
 from shmbuffer.replay.buffers.sample_info import with_info
 from shmbuffer.replay.samplers import RandomSampler
 from shmbuffer.replay.samplers.sampler import draw_key
@@ -92,22 +92,7 @@ class Sampling:
         return self.sample()
 
     def _count(self, batch_size: int | None) -> int:
-        own = self.batch_size
-        if batch_size is None:
-            if own is None:
-                raise RuntimeError(
-                    "no batch size: give batch_size to sample() or to the constructor of the buffer"
-                )
-            return own
-        if own is not None and batch_size != own:
-            warnings.warn(
-                f"sample(batch_size={batch_size}) differs from the buffer's batch_size={own}; "
-                f"{batch_size} is taken",
-                stacklevel=3,
-            )
-        if batch_size < 1:
-            raise ValueError(f"batch_size has to be at least 1, got {batch_size}")
-        return batch_size
+        return asked_size(batch_size, self.batch_size, "the constructor of the buffer", 3, least=1)
 
     def _next(self, count: int, min_size: int, timeout: float | None) -> tuple[Any, dict[str, Any]]:
         """The oldest batch that was begun, or one that is begun now."""

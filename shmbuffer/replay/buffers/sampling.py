@@ -10,7 +10,6 @@ The plan says which; where a limiter is set, or the call asks for it, it is wait
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -19,7 +18,7 @@ import numpy as np
 import torch
 
 from shmbuffer.memory import deadline
-from shmbuffer.numpy.indices import as_int
+from shmbuffer.numpy.indices import as_int, asked_size
 from shmbuffer.replay import pinned
 from shmbuffer.replay.buffers.access import swap_dims
 from shmbuffer.replay.buffers.drawing import chosen, drawn, taken
@@ -128,23 +127,7 @@ class Sampling(Parts):
 
     def _count(self, batch_size: int | None) -> int:
         own = self._batch_size
-        if batch_size is None:
-            if own is None:
-                raise RuntimeError(
-                    "no batch size: give batch_size to sample() or to the constructor of the buffer"
-                )
-            return own
-        if type(batch_size) is not int:
-            batch_size = as_int("batch_size", batch_size)
-        if own is not None and batch_size != own:
-            warnings.warn(
-                f"sample(batch_size={batch_size}) differs from the buffer's batch_size={own}; "
-                f"{batch_size} is taken",
-                stacklevel=3 + FRAMES,  # over sample()
-            )
-        if batch_size < 0:
-            raise ValueError(f"batch_size has to be at least 0, got {batch_size}")
-        return batch_size
+        return asked_size(batch_size, own, "the constructor of the buffer", 3 + FRAMES)
 
     def _in_turn(
         self,
