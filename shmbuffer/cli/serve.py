@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import select
 import shlex
 import signal
-import threading
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -102,12 +102,13 @@ def run(args: argparse.Namespace) -> int:
     served: Path | None = None
     with (
         terminal.unwound_on(signal.SIGTERM, signal.SIGINT),
+        terminal.woken() as signalled,
         Bar(wanted=not args.json) as bar,
         Coordinator(args.dir, on_progress=bar, **arguments) as coordinator,
     ):
         served = coordinator.scratch_dir
         _announce(coordinator, as_json=args.json)
-        threading.Event().wait()
+        select.select([signalled], [], [])
     if served is not None:
         _say_what_is_left(served, as_json=args.json)
     return exits.DONE

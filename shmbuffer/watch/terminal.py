@@ -21,36 +21,58 @@ def sleep(seconds: float) -> bool:
 
 
 @contextmanager
-def keys() -> Iterator[Callable[[float], bool]]:
-    """Waits some seconds, or until q is pressed; says whether it was. What is typed is not shown.
+def woken() -> Iterator[int]:
+    """A file that can be read once a signal with a handler came.
 
-    A standard input that is no terminal, or belongs to another program now, is left alone.
+    A wait that reads it as well misses no signal: one that comes just before the wait interrupts
+    nothing, and what its handler raises may be lost in a finalizer.
     """
-    if sys.stdin is None or not sys.stdin.isatty() or not _is_ours(sys.stdin.fileno()):
-        yield sleep
-        return
-    keyboard = sys.stdin.fileno()
-    before = termios.tcgetattr(keyboard)
-
-    def pressed_q(seconds: float) -> bool:
-        deadline_s = time.monotonic() + seconds
-        while (left_s := deadline_s - time.monotonic()) > 0:
-            typed_something = select.select([keyboard], [], [], left_s)[0]
-            if not _is_ours(keyboard):  # it went to the background: this is for the shell
-                return sleep(max(0.0, deadline_s - time.monotonic()))
-            if typed_something:
-                typed = os.read(keyboard, 1024)
-                if not typed or b"q" in typed:  # nothing: the terminal is gone
-                    return True
-        return False
-
+    reading, writing = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
     try:
-        tty.setcbreak(keyboard)
-        yield pressed_q
+        yield reading
     finally:
-        if _is_ours(keyboard):
-            with suppress(termios.error):  # it is gone
-                termios.tcsetattr(keyboard, termios.TCSADRAIN, before)
+        signal.set_wakeup_fd(before)
+        os.close(reading)
+        os.close(writing)
+
+
+@contextmanager
+def keys() -> Iterator[Callable[[float], bool]]:
+    """Waits some seconds, or until q is pressed or a signal came; says whether one of these was.
+
+    What is typed is not shown. A standard input that is no terminal, or belongs to another program
+    now, is left alone.
+    """
+    with woken() as signalled:
+        if sys.stdin is None or not sys.stdin.isatty() or not _is_ours(sys.stdin.fileno()):
+            yield lambda seconds: bool(select.select([signalled], [], [], seconds)[0])
+            return
+        keyboard = sys.stdin.fileno()
+        before = termios.tcgetattr(keyboard)
+
+        def pressed_q(seconds: float) -> bool:
+            deadline_s = time.monotonic() + seconds
+            heard = [signalled, keyboard]
+            while (left_s := deadline_s - time.monotonic()) > 0:
+                ready = select.select(heard, [], [], left_s)[0]
+                if signalled in ready:
+                    return True
+                if not _is_ours(keyboard):  # it went to the background: this is for the shell
+                    heard = [signalled]
+                elif ready:
+                    typed = os.read(keyboard, 1024)
+                    if not typed or b"q" in typed:  # nothing: the terminal is gone
+                        return True
+            return False
+
+        try:
+            tty.setcbreak(keyboard)
+            yield pressed_q
+        finally:
+            if _is_ours(keyboard):
+                with suppress(termios.error):  # it is gone
+                    termios.tcsetattr(keyboard, termios.TCSADRAIN, before)
 
 
 def _is_ours(keyboard: int) -> bool:

@@ -154,6 +154,32 @@ def test_a_signal_ends_it_when_the_terminal_is_as_it_was(closed: Path, number: i
         assert termios.tcgetattr(terminal) == before
 
 
+SWALLOWS = """
+import os, signal, sys
+from shmbuffer.cli import main
+from shmbuffer.watch import live
+class Last:
+    def __del__(self):
+        os.kill(os.getpid(), signal.SIGTERM)
+shown = live.fill_screen
+def fill_screen(*args):
+    Last()
+    shown(*args)
+live.fill_screen = fill_screen
+main(["top", sys.argv[1], "--interval", "3600"])
+"""
+
+
+def test_a_signal_whose_exception_python_ignores_ends_it_too(closed: Path) -> None:
+    pytest.importorskip("rich")
+    command = (sys.executable, "-c", SWALLOWS, str(closed))
+    with in_a_terminal(command=command) as (process, terminal):
+        seen = rest(terminal)
+        assert b"ignored in" in seen
+        assert LEFT in seen
+        assert process.wait() == -signal.SIGTERM
+
+
 def test_where_standard_input_is_no_terminal_no_key_ends_it(closed: Path) -> None:
     pytest.importorskip("rich")
     with in_a_terminal("top", closed, "--interval", 0.01, stdin=subprocess.PIPE) as (
