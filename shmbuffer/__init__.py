@@ -49,6 +49,8 @@ _HOMES = {
         "ShardedReplayBuffer",
     ),
     "shmbuffer.replay.buffers": (
+        "HERReplayBuffer",
+        "HindsightStrategy",
         "PrioritizedReplayBuffer",
         "ReplayBuffer",
         "TensorDictPrioritizedReplayBuffer",

@@ -216,6 +216,7 @@ def test_a_constructor_takes_torchrl_s_arguments_but_for_those_in_its_row(name: 
 
 
 REQUIRED = {
+    "HERReplayBuffer": {"reward_fn": len},
     "PrioritizedReplayBuffer": {"alpha": 0.7, "beta": 0.9},
     "TensorDictPrioritizedReplayBuffer": {"alpha": 0.7, "beta": 0.9},
 }

@@ -1,5 +1,6 @@
 """The buffers of the family."""
 
+from shmbuffer.replay.buffers.hindsight import HERReplayBuffer, HindsightStrategy
 from shmbuffer.replay.buffers.prioritized import (
     PrioritizedReplayBuffer,
     TensorDictPrioritizedReplayBuffer,
@@ -8,6 +9,8 @@ from shmbuffer.replay.buffers.replay_buffer import ReplayBuffer
 from shmbuffer.replay.buffers.tensordict import TensorDictReplayBuffer
 
 __all__ = [
+    "HERReplayBuffer",
+    "HindsightStrategy",
     "PrioritizedReplayBuffer",
     "ReplayBuffer",
     "TensorDictPrioritizedReplayBuffer",

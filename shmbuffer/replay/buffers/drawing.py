@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
     from shmbuffer.memory import Ring
     from shmbuffer.replay.buffers.plan import Plan
     from shmbuffer.replay.buffers.prefetch import Batch
+
+Choice = tuple[Any, dict[Any, Any]]
+"""What a sampler gives: indices, and what is known about the draw."""
 
 _NOT_TAKEN = -1  # for a ticket: nothing came out of the queue
 
@@ -41,14 +45,19 @@ def drawn(
     return data, plan.info.entries(unravel(index, lanes) if lanes else index, weights, tickets)
 
 
-def chosen(plan: Plan, index: Any, known: dict[Any, Any]) -> Batch:
-    """The items that a sampler has chosen; it is asked again if one was overwritten meanwhile."""
+def chosen(
+    plan: Plan, index: Any, known: dict[Any, Any], again: Callable[[Any], Choice] | None = None
+) -> Batch:
+    """The items that a sampler has chosen; it is asked again if one was overwritten meanwhile.
+
+    By ``again``, where a buffer has more to say about it.
+    """
     for _ in range(ATTEMPTS):
         data = _held(plan, index, known)
         if data is not None:
             return data, plan.info.of_choice(index, known)
         with plan.choosing():
-            index, known = plan.sampler._again(plan.storage, index)
+            index, known = again(index) if again else plan.sampler._again(plan.storage, index)
     raise IndexError(
         f"what the {type(plan.sampler).__name__} chose was written over each of the "
         f"{ATTEMPTS} times that it was read; make the buffer larger, or write slower"

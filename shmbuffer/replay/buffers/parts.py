@@ -53,6 +53,7 @@ class Parts:
     _pin_memory: bool
     _weight_keys: tuple[str, ...]  # names of the importance weights in a sample
     _makers: dict[str, Any] | None  # of the parts, where they are not made yet
+    _also_chooses = ""  # what chooses beside the sampler, in words; by parts then
     _mapping = "dict"  # what a plain dict is in the data
     _priority_key: str | tuple[str, ...] | None = None  # entry of the data that holds priorities
 

@@ -137,6 +137,7 @@ class Plan:
                 f"a {_name(sampler)} draws",
             ),
             (self._own_table, _OWN_TABLE),
+            (bool(buffer._also_chooses), f"{buffer._also_chooses} chooses, too"),
         )
         device = getattr(storage, "device", None)
         leaves = getattr(self.payload, "leaves", None)
@@ -159,8 +160,9 @@ class Plan:
         self.fast_read = None
         if not self.why_sample and isinstance(storage, TensorStorage):
             self.fast_read = FastRead(storage, self.payload, sampler, by_priority, self.info)
-        chooses = "prefetch" if prefetcher is not None else f"a {_name(sampler)}"
-        self.limits = Limits(self.ring_backed, "" if uniform and prefetcher is None else chooses)
+        chooses = "prefetch" if prefetcher is not None else buffer._also_chooses
+        chooses = chooses or ("" if uniform else f"a {_name(sampler)}")
+        self.limits = Limits(self.ring_backed, chooses)
 
     def is_current(self) -> bool:
         """Whether the items are still where they were."""

@@ -21,7 +21,7 @@ from shmbuffer.memory import deadline
 from shmbuffer.numpy.indices import as_int, asked_size
 from shmbuffer.replay import pinned
 from shmbuffer.replay.buffers.access import swap_dims
-from shmbuffer.replay.buffers.drawing import chosen, drawn, taken
+from shmbuffer.replay.buffers.drawing import Choice, chosen, drawn, taken
 from shmbuffer.replay.buffers.parts import Parts
 from shmbuffer.replay.buffers.prefetch import Batch, Order
 from shmbuffer.replay.eager import FRAMES, eager
@@ -175,25 +175,35 @@ class Sampling(Parts):
         plan = self._planned()
         if plan.draws:
             return self._finished(*drawn(plan, count, pins=self._pin_memory))
-        return self._gathered(*self._sampler.sample(self._storage, count))
+        return self._gathered(*self._choose(count))
 
     def _order(self) -> Order:
         """Draw the next batch for the prefetcher: indices now, rows and transforms in a thread."""
-        sampler = self._sampler
         assert self._batch_size is not None
         with self._planned().choosing():
             before = self._draws()
-            index, known = sampler.sample(self._storage, self._batch_size)
-            return Order(partial(self._gathered, index, known), sampler.ran_out, before)
+            index, known = self._choose(self._batch_size)
+            return Order(partial(self._gathered, index, known), self._sampler.ran_out, before)
+
+    def _choose(self, count: int) -> Choice:
+        """What the next batch has: indices, and what is known about the draw."""
+        return self._sampler.sample(self._storage, count)
+
+    def _choose_again(self, index: Any) -> Choice:
+        """What takes the place of a choice that was overwritten before it was read."""
+        return self._sampler._again(self._storage, index)
 
     def _gathered(self, index: Any, known: dict[Any, Any]) -> Batch:
         with pinned.gathering(self._pin_memory):
-            batch = chosen(self._planned(), index, known)
+            batch = chosen(self._planned(), index, known, self._choose_again)
         return self._finished(*batch)
 
     def _finished(self, data: Any, info: dict[str, Any]) -> Batch:
         """Items as the user gets them: collated, transformed, in pinned memory."""
-        data = self._collate(data)
+        return self._passed_on(self._collate(data), info)
+
+    def _passed_on(self, data: Any, info: dict[str, Any]) -> Batch:
+        """A collated batch as the user gets it."""
         if self._transform.transforms:
             data = self._transform(data)
         if self._pin_memory:

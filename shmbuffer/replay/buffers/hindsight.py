@@ -1,0 +1,320 @@
+"""Hindsight: a goal that was missed is exchanged for one that was reached, while a batch is made.
+
+    sampler ──▶ rows ──▶ their trajectories ──▶ for the first rows another step of each
+                 │                                  │ its goal, this column alone
+                 └─ tickets of both, of one look ───┘
+    read the rows, if they still have these tickets ──▶ new goals, new rewards ──▶ transforms
+
+Nothing that is stored changes, so learners of one buffer may each have goals, rewards and a
+strategy of their own (Andrychowicz et al., Hindsight Experience Replay, NeurIPS 2017).
+
+Always true
+  1. A row and the step whose goal it gets were items of one trajectory, of one collector and
+     stream, with the tickets that are compared: the row's again when it is read, the other's behind
+     the copy of its goal. Where one is gone the sampler is asked again.
+  2. The sampler's draw, and then one number a row that gets a goal, are drawn where the batch is
+     ordered, in the caller's thread, from the sampler's generator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import torch
+from tensordict import LazyStackedTensorDict, TensorDictBase
+
+from shmbuffer.numpy.keys import GENERATION
+from shmbuffer.replay.buffers.tensordict import TensorDictReplayBuffer
+from shmbuffer.replay.samplers.sampler import ATTEMPTS, Sampler, ask_rank, drawn_by, lanes_of
+from shmbuffer.replay.samplers.slicing.boundaries import Boundaries
+from shmbuffer.replay.samplers.slicing.entries import path_of
+from shmbuffer.replay.storages.indexing import ravel
+from shmbuffer.replay.storages.storage import ring_of
+
+if TYPE_CHECKING:
+    from shmbuffer.numpy.nodes import KeyPath
+    from shmbuffer.replay.buffers.drawing import Choice
+    from shmbuffer.replay.buffers.prefetch import Batch
+    from shmbuffer.replay.samplers.arrays import Ints
+    from shmbuffer.replay.samplers.slicing.entries import Key
+    from shmbuffer.replay.samplers.slicing.trajectories import Trajectories
+
+Judge = Callable[[TensorDictBase], torch.Tensor]
+
+_GOALS = "_goals"  # of the first rows of a choice, until they are in the batch
+_NUMBERS = 2**62  # random numbers below this, modulo what is wanted: the bias is below 2**-30
+
+
+class HindsightStrategy(StrEnum):
+    """Whose achieved goal a row gets; each of the steps that are named is as likely as any other.
+
+    Attributes:
+        FUTURE: a step of its trajectory, from itself to the last one.
+        FINAL: the last step of its trajectory.
+        EPISODE: any step of its trajectory.
+        RANDOM: any step that is stored.
+
+    Source: ``torchrl.data.HindsightStrategy``.
+    """
+
+    FUTURE = "future"
+    FINAL = "final"
+    EPISODE = "episode"
+    RANDOM = "random"
+
+
+class HERReplayBuffer(TensorDictReplayBuffer):
+    """A `TensorDictReplayBuffer` whose samples have goals that were reached, and their rewards.
+
+    The first ``int(n * her_ratio)`` rows of a sample get the goal that another step of their
+    trajectory has reached, ``("next", achieved_goal_key)`` there, and the reward for it. The other
+    rows are as they are stored, and so is what ``rb[i]`` gives. Any sampler chooses the rows.
+
+    A trajectory ends where ``end_key``, or ``"terminated"`` beside it, is set, and with its
+    collector's life. Those of several collectors, streams and lanes are kept apart, in whatever
+    order they were written. Of an open one the last step is the newest that is there.
+
+    Each learner has its own: the directory of a shared buffer records a `TensorDictReplayBuffer`.
+    In an ensemble, the rows of this buffer are as they are stored.
+
+    Args:
+        reward_fn: called with the rows that have a new goal, a TensorDict ``[m, ...]`` without
+            ``"index"``; returns their rewards, ``[m]`` or of the stored shape. Before the
+            transforms, so that these see the new goals; with ``prefetch`` in a thread.
+        her_ratio: part of the rows, from 0 to 1.
+        strategy: a `HindsightStrategy` or its value.
+        goal_key: entry with the goal. Where there is ``("next", goal_key)`` too, both are set.
+        achieved_goal_key: entry with the goal that was reached; it is taken from ``"next"``.
+        reward_key: entry that takes what ``reward_fn`` returns.
+        end_key: flag of the last step of a trajectory.
+        sampler: chooses the rows; None is a `RandomSampler`.
+        terminated_fn: called behind ``reward_fn``, with the same rows; returns which of them end
+            their episode under the new goal, bool. ``"terminated"`` beside ``end_key`` becomes
+            that, and ``end_key`` that or truncated. None leaves both as they are stored, which is
+            right where reaching a goal ends no episode.
+        **kwargs: see `TensorDictReplayBuffer`.
+
+    Raises:
+        ValueError: ``her_ratio`` is not from 0 to 1, or there is no such strategy.
+
+    A sample raises:
+        KeyError: the items lack an entry that is named above.
+        ValueError: what ``reward_fn`` or ``terminated_fn`` returned, or the goal that was reached,
+            does not fit the entry that it is for.
+
+    Cost: beside the sample, what a `SliceSampler` pays for finding trajectories, and one gather of
+        the goals.
+
+    Example:
+        >>> import torch
+        >>> from tensordict import TensorDict
+        >>> from shmbuffer import HERReplayBuffer, LazyTensorStorage
+        >>> def reward_fn(rows):
+        ...     return (rows["next", "at"] == rows["goal"]).float()
+        >>> rb = HERReplayBuffer(
+        ...     reward_fn,
+        ...     strategy="final",
+        ...     her_ratio=1.0,
+        ...     goal_key="goal",
+        ...     achieved_goal_key="at",
+        ...     storage=LazyTensorStorage(10),
+        ... )
+        >>> steps = torch.arange(3).unsqueeze(-1)
+        >>> after = {"at": steps + 1, "done": steps == 2}
+        >>> after["reward"] = torch.zeros(3, 1)
+        >>> _ = rb.extend({"goal": steps * 0 + 9, "next": after})
+        >>> rb.sample(4)["goal"].flatten()
+        tensor([3, 3, 3, 3])
+
+    Source: ``torchrl.data.HERReplayBuffer``.
+    """
+
+    _also_chooses = "hindsight"
+
+    def __init__(
+        self,
+        reward_fn: Judge,
+        *,
+        her_ratio: float = 0.8,
+        strategy: HindsightStrategy | Literal["future", "final", "episode", "random"] = "future",
+        goal_key: Key = "desired_goal",
+        achieved_goal_key: Key = "achieved_goal",
+        reward_key: Key = ("next", "reward"),
+        end_key: Key = ("next", "done"),
+        sampler: Sampler | Callable[[], Sampler] | None = None,
+        terminated_fn: Judge | None = None,
+        **kwargs: Any,
+    ) -> None:
+        if not 0.0 <= her_ratio <= 1.0:
+            raise ValueError(f"her_ratio is a part of the rows, from 0 to 1, got {her_ratio}")
+        self.reward_fn = reward_fn
+        self.terminated_fn = terminated_fn
+        self.her_ratio = her_ratio
+        self.strategy = HindsightStrategy(strategy)
+        self.goal_key = goal_key
+        self.achieved_goal_key = achieved_goal_key
+        self.reward_key = reward_key
+        self.end_key = end_key
+        beside = path_of(end_key)[:-1]
+        self._terminated, self._truncated = (*beside, "terminated"), (*beside, "truncated")
+        reached = path_of(achieved_goal_key)
+        self._reached: KeyPath = reached if reached[0] == "next" else ("next", *reached)
+        self._boundaries = Boundaries(
+            end_key=None,
+            end_keys=[end_key, self._terminated],
+            traj_key=None,
+            step_key=None,
+            ends=None,
+            trajectories=None,
+            cache_values=False,
+            others=[self._reached],
+        )
+        super().__init__(sampler=sampler, **kwargs)
+
+    def empty(self, empty_write_count: bool = True) -> None:
+        """See `ReplayBuffer.empty`."""
+        super().empty(empty_write_count)
+        self._boundaries.forget()
+
+    def __repr__(self) -> str:
+        how = f"strategy={self.strategy.value!r}, her_ratio={self.her_ratio}"
+        return super().__repr__().replace("(", f"(\n    {how},", 1)
+
+    # -- choosing ------------------------------------------------------------------------------
+
+    def _choose(self, count: int) -> Choice:
+        return self._with_goals(*super()._choose(count))
+
+    def _choose_again(self, index: Any) -> Choice:
+        return self._with_goals(*super()._choose_again(index))
+
+    def _with_goals(self, index: Any, known: dict[Any, Any]) -> Choice:
+        """A choice of the sampler, and the goals of its first rows."""
+        for _ in range(ATTEMPTS):
+            rows = len(index[0] if isinstance(index, tuple) else index)
+            count = int(rows * self.her_ratio)
+            if not count:
+                return index, known
+            ask_rank(self._sampler, self._storage)
+            numbers = drawn_by(self._sampler, torch.randint, _NUMBERS, (count,)).numpy()
+            found = self._reached_by(index, known.get(GENERATION), numbers)
+            if found is not None:
+                return index, {**known, **found}
+            self._boundaries.forget()
+            index, known = super()._choose_again(index)
+        raise RuntimeError(
+            f"rows, or steps whose goals they were to get, were written over each of the {ATTEMPTS}"
+            " times that they were chosen; make the buffer larger, or write slower"
+        )
+
+    def _reached_by(
+        self, index: Any, tickets: torch.Tensor | None, numbers: Ints
+    ) -> dict[str, torch.Tensor] | None:
+        """Goals for the first rows, and the tickets of all; None if something is gone by now."""
+        storage = self._storage
+        elements = ravel(index, lanes_of(storage))
+        found = self._boundaries.of(storage)
+        table = found.table
+        if not found.entries.has(self._reached):
+            raise _not_there("achieved_goal_key", self._reached)
+        rows = table.rows_of(elements)
+        if (rows < 0).any():
+            return None
+        others = table.elements_of(self._aimed_at(table, rows[: len(numbers)], numbers))
+        goals = found.entries.take(self._reached, others)
+        ring = ring_of(storage)
+        if ring is None:
+            return {_GOALS: goals}
+        there = table.are_there(ring, np.concatenate((elements, others)))
+        if there is None:
+            return None
+        now = torch.from_numpy(there[: len(elements)])
+        if tickets is not None and not torch.equal(now, tickets.reshape(-1)):
+            return None
+        return {_GOALS: goals, GENERATION: now}
+
+    def _aimed_at(self, table: Trajectories, rows: Ints, numbers: Ints) -> Ints:
+        """The row of the table whose goal each row gets."""
+        strategy = self.strategy
+        if strategy == HindsightStrategy.RANDOM:
+            return numbers % table.rows
+        which = table.of_rows(rows)
+        first = table.starts[which]
+        last = first + table.lengths[which] - 1
+        if strategy == HindsightStrategy.FUTURE:
+            first = rows
+        elif strategy == HindsightStrategy.FINAL:
+            first = last
+        return first + numbers % (last - first + 1)
+
+    # -- relabelling ---------------------------------------------------------------------------
+
+    def _passed_on(self, data: Any, info: dict[Any, Any]) -> Batch:
+        goals = info.pop(_GOALS, None)
+        if goals is not None:
+            data = self._relabelled(data, info, goals)
+        return super()._passed_on(data, info)
+
+    def _relabelled(self, data: Any, info: dict[Any, Any], goals: torch.Tensor) -> Any:
+        """A batch, its first rows with these goals and what follows from them."""
+        if isinstance(data, LazyStackedTensorDict):
+            data = data.clone()  # its items may be those that are stored
+        rows = data[: len(goals)]
+        _set(rows, "goal_key", path_of(self.goal_key), goals)
+        after = ("next", *path_of(self.goal_key))
+        if rows.get(after, None) is not None:
+            _set(rows, "goal_key", after, goals)
+        _set(rows, "reward_key", path_of(self.reward_key), self.reward_fn(rows))
+        if self.terminated_fn is not None:
+            self._end(rows, info, self.terminated_fn(rows))
+        return data
+
+    def _end(self, rows: TensorDictBase, info: dict[Any, Any], ended: torch.Tensor) -> None:
+        """Set the flags of rows, and what a slice sampler says of them; cut off stays cut off."""
+        end = path_of(self.end_key)
+        flags: dict[KeyPath, torch.Tensor] = {}
+        for path in (self._truncated, self._terminated, end):
+            flag = info[path][: len(rows)] if path in info else rows.get(path, None)
+            if flag is not None:
+                flags[path] = flag
+        cut_off = flags.get(self._truncated)
+        if cut_off is None and self._terminated in flags and end in flags:
+            cut_off = flags[end] & ~flags[self._terminated]
+        done = ended if cut_off is None else cut_off | _fitted(end, ended, cut_off)
+        for path, values in ((end, done), (self._terminated, ended)):
+            if rows.get(path, None) is not None:
+                _set(rows, "end_key", path, values)
+            if path in info:
+                info[path][: len(rows)] = _fitted(path, values, flags[path])
+
+
+def _set(rows: TensorDictBase, argument: str, path: KeyPath, values: torch.Tensor) -> None:
+    """Write values over an entry of rows that are nobody else's."""
+    there = rows.get(path, None)
+    if there is None:
+        raise _not_there(argument, path)
+    rows.set_(path, _fitted(path, values, there))
+
+
+def _fitted(path: KeyPath, values: torch.Tensor, there: torch.Tensor) -> torch.Tensor:
+    """Values in the shape of those that are there."""
+    if values.numel() != there.numel():
+        raise ValueError(
+            f"the entry {_name(path)!r} of these rows is {list(there.shape)}, and what it is to "
+            f"become is {list(values.shape)}; give one value of that shape a row"
+        )
+    return values.reshape(there.shape)
+
+
+def _not_there(argument: str, path: KeyPath) -> KeyError:
+    return KeyError(
+        f"hindsight needs the entry {_name(path)!r} in every item, and it is not there; store it, "
+        f"or name another one with {argument}"
+    )
+
+
+def _name(path: KeyPath) -> Any:
+    return path[0] if len(path) == 1 else path
