@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from shmbuffer.replay.schedulers import *  # noqa: F403
     from shmbuffer.replay.storages import *  # noqa: F403
     from shmbuffer.replay.ted import *  # noqa: F403
+    from shmbuffer.replay.torchrl import *  # noqa: F403
     from shmbuffer.replay.transforms import Compose as Compose
     from shmbuffer.replay.writers import *  # noqa: F403
     from shmbuffer.service.client import attach as attach
@@ -77,6 +78,8 @@ _HOMES = {
         "pad",
     ),
     "shmbuffer.replay.samplers": (
+        "MinSegmentTreeFp32",
+        "MinSegmentTreeFp64",
         "PrioritizedSampler",
         "PrioritizedSliceSampler",
         "PriorityUpdate",
@@ -85,6 +88,8 @@ _HOMES = {
         "SamplerWithoutReplacement",
         "SliceSampler",
         "SliceSamplerWithoutReplacement",
+        "SumSegmentTreeFp32",
+        "SumSegmentTreeFp64",
     ),
     "shmbuffer.replay.schedulers": (
         "LambdaScheduler",
@@ -109,6 +114,13 @@ _HOMES = {
         "Nested2TED",
         "TED2Flat",
         "TED2Nested",
+    ),
+    "shmbuffer.replay.torchrl": (
+        "DEFAULT_DONE_KEYS",
+        "find_start_stop_traj",
+        "pin_memory_output",
+        "tree_iter",
+        "unravel_index",
     ),
     "shmbuffer.replay.transforms": ("Compose",),
     "shmbuffer.replay.writers": (

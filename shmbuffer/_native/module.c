@@ -244,11 +244,55 @@ static PyObject *core_same_pieces(PyObject *Py_UNUSED(module), PyObject *args) {
     Py_RETURN_NONE;
 }
 
+/* A tree of its own: the numbers at an address, and the nodes behind them, as in a slots file. */
+static struct shmb_tree tree_at(uint64_t address, uint64_t size, bool whole) {
+    struct shmb_sections sections;
+    struct shmb_tree tree = {.whole = whole};
+    shmb_sections_of(size, 1, false, &sections);
+    shmb_tree_map(&tree, &sections, (unsigned char *)(uintptr_t)(address - sections.mass));
+    return tree;
+}
+
+/* tree_update(tree, size, whole, elements, count): uint64[count], which is used up */
+static PyObject *core_tree_update(PyObject *Py_UNUSED(module), PyObject *args) {
+    unsigned long long address, size, elements, count;
+    int whole;
+    if (!PyArg_ParseTuple(args, "KKpKK:tree_update", &address, &size, &whole, &elements, &count)) return NULL;
+    struct shmb_tree tree = tree_at(address, size, whole != 0);
+    shmb_tree_touched(&tree, (uint64_t *)(uintptr_t)elements, count);
+    Py_RETURN_NONE;
+}
+
+/* tree_query(tree, size, least, first, end, out, count): uint64[count] each -> double[count] */
+static PyObject *core_tree_query(PyObject *Py_UNUSED(module), PyObject *args) {
+    unsigned long long address, size, first, end, out, count;
+    int least;
+    if (!PyArg_ParseTuple(args, "KKpKKKK:tree_query", &address, &size, &least, &first, &end, &out, &count)) return NULL;
+    struct shmb_tree tree = tree_at(address, size, least != 0);
+    const uint64_t *from = (const uint64_t *)(uintptr_t)first, *to = (const uint64_t *)(uintptr_t)end;
+    for (uint64_t i = 0; i < count; i++)
+        ((double *)(uintptr_t)out)[i] = shmb_tree_query(&tree, least != 0, from[i], to[i]);
+    Py_RETURN_NONE;
+}
+
+/* tree_lower_bound(tree, size, sums, out, count): double[count] -> uint64[count] */
+static PyObject *core_tree_lower_bound(PyObject *Py_UNUSED(module), PyObject *args) {
+    unsigned long long address, size, sums, out, count;
+    if (!PyArg_ParseTuple(args, "KKKKK:tree_lower_bound", &address, &size, &sums, &out, &count)) return NULL;
+    struct shmb_tree tree = tree_at(address, size, false);
+    for (uint64_t i = 0; i < count; i++)
+        ((uint64_t *)(uintptr_t)out)[i] = shmb_tree_lower_bound(&tree, ((const double *)(uintptr_t)sums)[i]);
+    Py_RETURN_NONE;
+}
+
 static PyMethodDef methods[] = {
     {"move_pieces", core_move_pieces, METH_VARARGS, "move_pieces(from, sizes, to, count): copy pieces from address to address."},
     {"order", core_order, METH_VARARGS, "order(sources, count, start, order, rows): slots by source and age."},
     {"checksum_pieces", core_checksum_pieces, METH_VARARGS, "checksum_pieces(from, nbytes, count, out): CRC32C of pieces."},
     {"same_pieces", core_same_pieces, METH_VARARGS, "same_pieces(one, other, nbytes, count, out): which pieces are equal."},
+    {"tree_update", core_tree_update, METH_VARARGS, "tree_update(tree, size, whole, elements, count): the nodes above them."},
+    {"tree_query", core_tree_query, METH_VARARGS, "tree_query(tree, size, least, first, end, out, count): sums, or minima."},
+    {"tree_lower_bound", core_tree_lower_bound, METH_VARARGS, "tree_lower_bound(tree, size, sums, out, count): where they lie."},
     {"crc32c", core_crc32c, METH_VARARGS, "crc32c(data, crc=0): CRC32C, chainable."},
     {"format_mutex", core_format_mutex, METH_O, "format_mutex(control): a fresh robust mutex; only while nobody is alive."},
     {"mutex_owner", core_mutex_owner, METH_O, "mutex_owner(control): thread id of the holder, 0 if nobody holds it."},

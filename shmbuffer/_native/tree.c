@@ -40,7 +40,7 @@ static double least_but_zero(const double *c) {
 }
 
 /* Where there is an item in every place, and that is most often, none has to be left out. */
-static inline double least_positive(const double *c) {
+static inline double least_of(const struct shmb_tree *tree, const double *c) {
     double least[4];
     for (unsigned lane = 0; lane < 4; lane++) {
         double low = c[lane] < c[lane + 4] ? c[lane] : c[lane + 4], high = c[lane + 8] < c[lane + 12] ? c[lane + 8] : c[lane + 12];
@@ -48,7 +48,7 @@ static inline double least_positive(const double *c) {
     }
     double low = least[0] < least[1] ? least[0] : least[1], high = least[2] < least[3] ? least[2] : least[3];
     double all = low < high ? low : high;
-    return __builtin_expect(all > 0, 1) ? all : least_but_zero(c);
+    return __builtin_expect(all > 0, 1) || tree->whole ? all : least_but_zero(c);
 }
 
 static inline const double *sums_below(const struct shmb_tree *tree, unsigned level, uint64_t node) {
@@ -66,7 +66,7 @@ static inline void resum(struct shmb_tree *tree, unsigned level, uint64_t node) 
 
 /* Whether it is another one than before. */
 static inline bool relook(struct shmb_tree *tree, unsigned level, uint64_t node) {
-    double low = least_positive(minima_below(tree, level, node));
+    double low = least_of(tree, minima_below(tree, level, node));
     bool other = low != tree->min[level][node];
     tree->min[level][node] = low;
     CP(tree_least);
@@ -140,6 +140,33 @@ uint64_t shmb_tree_wrong_nodes(const struct shmb_tree *tree) {
     for (unsigned level = 1; level <= tree->depth; level++)
         for (uint64_t node = 0; node < tree->nodes[level]; node++)
             wrong += tree->sum[level][node] != sum_of_children(sums_below(tree, level, node)) ||
-                     tree->min[level][node] != least_positive(minima_below(tree, level, node));
+                     tree->min[level][node] != least_of(tree, minima_below(tree, level, node));
     return wrong;
+}
+
+static inline double with(bool least, double found, double value) {
+    return !least ? found + value : value < found ? value : found;
+}
+
+double shmb_tree_query(const struct shmb_tree *tree, bool least, uint64_t first, uint64_t end) {
+    if (first == 0 && end == tree->nodes[0]) return least ? shmb_tree_min(tree) : shmb_tree_total(tree);
+    double found = least ? INFINITY : 0;
+    for (unsigned level = 0; first < end; level++, first /= SHMB_FANOUT, end /= SHMB_FANOUT) {
+        const double *at = level == 0 ? tree->mass : least ? tree->min[level] : tree->sum[level];
+        for (; first < end && first % SHMB_FANOUT != 0; first++) found = with(least, found, at[first]);
+        for (; first < end && end % SHMB_FANOUT != 0; end--) found = with(least, found, at[end - 1]);
+    }
+    return found;
+}
+
+/* Rounding at the end of a node may lead beyond its last child; that one is taken then. */
+uint64_t shmb_tree_lower_bound(const struct shmb_tree *tree, double sum) {
+    if (!(sum <= shmb_tree_total(tree))) return tree->nodes[0];
+    uint64_t node = 0;
+    for (unsigned level = tree->depth; level > 0; level--) {
+        const double *c = sums_below(tree, level, node);
+        uint64_t last = tree->nodes[level - 1] - 1;
+        for (node *= SHMB_FANOUT; node < last && node % SHMB_FANOUT < SHMB_FANOUT - 1 && sum > *c; node++) sum -= *c++;
+    }
+    return node;
 }

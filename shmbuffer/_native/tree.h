@@ -9,6 +9,7 @@ struct shmb_tree {
     uint64_t nodes[SHMB_MAX_DEPTH];
     double *mass; /* level 0 */
     double *sum[SHMB_MAX_DEPTH], *min[SHMB_MAX_DEPTH];
+    bool whole; /* there is a number in every place: the smallest may be 0, or below */
 };
 
 void shmb_tree_map(struct shmb_tree *tree, const struct shmb_sections *sections, unsigned char *slots);
@@ -17,6 +18,8 @@ void shmb_tree_touched(struct shmb_tree *tree, uint64_t *elements, uint64_t coun
 void shmb_tree_parents(struct shmb_tree *tree);                                     /* all of them */
 void shmb_tree_clear_padding(struct shmb_tree *tree);
 uint64_t shmb_tree_wrong_nodes(const struct shmb_tree *tree);
+double shmb_tree_query(const struct shmb_tree *tree, bool least, uint64_t first, uint64_t end); /* of leaves [first, end) */
+uint64_t shmb_tree_lower_bound(const struct shmb_tree *tree, double sum); /* the first leaf that reaches it; else nodes[0] */
 static inline double shmb_tree_total(const struct shmb_tree *tree) { return tree->sum[tree->depth][0]; }
 static inline double shmb_tree_min(const struct shmb_tree *tree) { return tree->min[tree->depth][0]; }
 

@@ -5,11 +5,19 @@ from shmbuffer.replay.samplers.prioritized import PrioritizedSampler
 from shmbuffer.replay.samplers.prioritized_slices import PrioritizedSliceSampler
 from shmbuffer.replay.samplers.random import RandomSampler
 from shmbuffer.replay.samplers.sampler import Sampler
+from shmbuffer.replay.samplers.segment_trees import (
+    MinSegmentTreeFp32,
+    MinSegmentTreeFp64,
+    SumSegmentTreeFp32,
+    SumSegmentTreeFp64,
+)
 from shmbuffer.replay.samplers.slices import SliceSampler
 from shmbuffer.replay.samplers.slices_without_replacement import SliceSamplerWithoutReplacement
 from shmbuffer.replay.samplers.without_replacement import SamplerWithoutReplacement
 
 __all__ = [
+    "MinSegmentTreeFp32",
+    "MinSegmentTreeFp64",
     "PrioritizedSampler",
     "PrioritizedSliceSampler",
     "PriorityUpdate",
@@ -18,4 +26,6 @@ __all__ = [
     "SamplerWithoutReplacement",
     "SliceSampler",
     "SliceSamplerWithoutReplacement",
+    "SumSegmentTreeFp32",
+    "SumSegmentTreeFp64",
 ]
