@@ -1,0 +1,60 @@
+"""Hindsight of several learners, while collectors write and any of them is killed."""
+
+from __future__ import annotations
+
+import multiprocessing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shmbuffer.memory.check import check
+from tests.replay import hindsight_programs
+from tests.replay.hindsight_programs import learner, require_right
+from tests.replay.test_slices_shared import collectors, kill, start
+
+CAPACITY, BATCHES = 400, 40
+
+
+def began(one: tuple[Any, Any]) -> None:
+    assert one[1].poll(50)
+    assert one[1].recv() == "began"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["future", "episode"])
+def test_goals_stay_in_their_episodes_while_collectors_and_learners_are_killed(
+    tmp_path: Path, strategy: str
+) -> None:
+    path = tmp_path / "buffer"
+    context = multiprocessing.get_context("forkserver")
+    with (
+        collectors(hindsight_programs.collector, path, CAPACITY, 2) as writing,
+        collectors(hindsight_programs.learning, path, CAPACITY, 1) as learning,
+    ):
+        for one in (*writing, *learning):
+            began(one)
+        with learner(path, CAPACITY, strategy) as rb:
+            lives = set()
+            for turn in range(3):
+                for _ in range(BATCHES):
+                    sample = rb.sample()
+                    require_right(sample, strategy)
+                    lives.update(sample["life"].tolist())
+                kill(writing[turn % 2])  # wherever it is
+                kill(learning[0])  # it has not ended by itself, of what it saw
+                require_right(rb.sample(), strategy)
+                writing[turn % 2] = start(
+                    context, hindsight_programs.collector, path, CAPACITY, 2 + turn
+                )
+                learning[0] = start(context, hindsight_programs.learning, path, CAPACITY, turn)
+                began(writing[turn % 2])
+                began(learning[0])
+            assert lives >= {0, 1, 2}
+        for one in (*writing, *learning):
+            kill(one)
+    with learner(path, CAPACITY, strategy) as rb:  # nobody is alive: recovered
+        assert rb.storage.engine().report.reason == "nobody alive"  # type: ignore[attr-defined]
+        for _ in range(BATCHES):
+            require_right(rb.sample(), strategy)
+    assert check(path).problems == []
