@@ -107,13 +107,21 @@ def _name(remote: int, depth: int) -> str:
 
 
 def _rate(setting: Setting, cycle: Callable[[], object]) -> list[list[float]]:
-    """Calls a second, for about as long as a contest lasts."""
+    """Calls a second for about as long as a contest lasts, and this process's seconds for each."""
     cycle()
-    began, calls = time.perf_counter(), 0
+    began, used, calls = time.perf_counter(), time.process_time(), 0
     while (took := time.perf_counter() - began) < setting.contest_s or not calls:
         cycle()
         calls += 1
-    return [[calls / took]]
+    return [[calls / took], [(time.process_time() - used) / calls]]
+
+
+def _rates(remote: int, depth: int, form: str) -> tuple[Series, Series]:
+    name = _name(remote, depth)
+    return (
+        Series(name, "shmbuffer", form, "1/s"),
+        Series(f"{name}: processor time of the learner", "shmbuffer", form, "s"),
+    )
 
 
 def _learner(setting: Setting, rb: ShardedReplayBuffer, remote: int, depth: int) -> Contender:
@@ -125,8 +133,7 @@ def _learner(setting: Setting, rb: ShardedReplayBuffer, remote: int, depth: int)
         sample = learner.sample(DRAWN)
         learner.update_tensordict_priority(sample.set("td_error", next(turns)))
 
-    series = Series(_name(remote, depth), "shmbuffer", SHARDED, "1/s")
-    return Contender((series,), lambda: _rate(setting, cycle))
+    return Contender(_rates(remote, depth, SHARDED), lambda: _rate(setting, cycle))
 
 
 def _turns(of: Sequence[Any]) -> Iterator[Any]:
@@ -163,8 +170,7 @@ def _echoes(
             waiting.append([echo.step.remote([asked], [(share, 1, BETA, 0.0)]) for echo in echoes])
         ray.get(waiting.popleft())
 
-    series = Series(_name(remote, depth), "shmbuffer", EMPTY, "1/s")
-    return Contender((series,), lambda: _rate(setting, cycle))
+    return Contender(_rates(remote, depth, EMPTY), lambda: _rate(setting, cycle))
 
 
 def _writers(

@@ -9,7 +9,10 @@ buffer they would pin the store, and they cannot be written. Bytes are copied.
 
 from __future__ import annotations
 
+import os
 import pickle
+import threading
+import time
 import traceback
 from collections.abc import Callable
 from typing import Any
@@ -25,6 +28,7 @@ class Host:
         self._dumps: Callable[[Any], bytes] = require_ray().cloudpickle.dumps
         self._owner: Owner | None = None
         self._failure = b""
+        threading.Thread(target=_end_after, args=(os.getppid(),), daemon=True).start()
         try:
             cls, args, kwargs = pickle.loads(made_of)
             self._owner = Owner(cls(*args, **kwargs), self._dumps)
@@ -59,6 +63,17 @@ class Host:
         except Exception:
             plain = RuntimeError(f"{type(error).__name__}: {error}")
             return self._dumps((False, plain, where))
+
+
+def _end_after(raylet: int) -> None:
+    """Ends this process when the node's raylet, its parent, has died.
+
+    Ray may leave it running where the node was taken for dead: then the actor runs elsewhere, or
+    again, and this one would keep the directory in use for ever.
+    """
+    while os.getppid() == raylet:
+        time.sleep(1.0)
+    os._exit(1)
 
 
 def made_of(cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:

@@ -16,6 +16,7 @@ import signal
 import tempfile
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -24,6 +25,7 @@ from shmbuffer.distributed.runtime import living_nodes, require_ray
 _ENVIRONMENT = {
     "RAY_AUTH_TOKEN": secrets.token_hex(16),  # else Ray leaves one in the user's home
     "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_agent_register_timeout_ms": "60000",  # on a busy machine
 }
 _NODE = {"object_store_memory": 80 * 1024**2, "include_dashboard": False}
 _PATIENCE_S = 60.0
@@ -34,14 +36,16 @@ class Loopback:
     """The cluster; this process is connected to it. Use ``with``, so that it comes to an end.
 
     Args:
-        count: nodes.
+        names: of the nodes, or how many there are. The first one is the head.
     """
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, names: int | Sequence[str]) -> None:
         self._ray = ray = require_ray()
         from ray.cluster_utils import Cluster
 
-        self.names = [f"node-{number}" for number in range(1, count + 1)]
+        if isinstance(names, int):
+            names = [f"node-{number}" for number in range(1, names + 1)]
+        self.names = list(names)
         self._environment = {name: os.environ.get(name) for name in _ENVIRONMENT}
         os.environ.update(_ENVIRONMENT)
         is_main = threading.current_thread() is threading.main_thread()
@@ -94,6 +98,10 @@ class Loopback:
     def kill(self, name: str) -> None:
         """Kill a node with its store and its workers, without a farewell."""
         self._cluster.remove_node(self._nodes.pop(name), allow_graceful=False)
+
+    def pid(self, name: str) -> int:
+        """Of the raylet of a node."""
+        return int(self._nodes[name].all_processes["raylet"][0].process.pid)
 
     def close(self) -> None:
         """End all of it, and remove what it has left."""

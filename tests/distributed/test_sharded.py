@@ -27,7 +27,8 @@ from shmbuffer import (  # noqa: E402 - Ray is an extra
     attach,
 )
 from shmbuffer.distributed.shards.client import ShardedClient, ShardIndex  # noqa: E402
-from tests.distributed.cluster import Nodes, nodes, on  # noqa: E402
+from shmbuffer.examples.loopback import Loopback  # noqa: E402
+from tests.distributed.cluster import cluster_of, on  # noqa: E402
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -35,8 +36,8 @@ SIZES = {"a": 1_000, "b": 200, "c": 40}
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Nodes]:
-    with nodes("abc") as made:
+def cluster() -> Iterator[Loopback]:
+    with cluster_of("abc") as made:
         yield made
 
 
@@ -57,7 +58,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def buffer(cluster: Nodes, directory: Path) -> Iterator[ShardedReplayBuffer]:
+def buffer(cluster: Loopback, directory: Path) -> Iterator[ShardedReplayBuffer]:
     """One for the module: each needs three processes with torch."""
     with ShardedReplayBuffer(name="tests", **options(directory)) as made:
         yield made
@@ -222,7 +223,9 @@ def test_an_error_in_a_shard_is_raised_where_it_was_asked_for(rb: ShardedReplayB
     assert len(rb) == 10
 
 
-def test_bad_arguments_are_refused_before_anything_is_made(cluster: Nodes, tmp_path: Path) -> None:
+def test_bad_arguments_are_refused_before_anything_is_made(
+    cluster: Loopback, tmp_path: Path
+) -> None:
     with pytest.raises(TypeError, match="is made once on each node"):
         ShardedReplayBuffer(storage=LazyTensorStorage(10))
     given = options(tmp_path)

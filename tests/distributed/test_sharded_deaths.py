@@ -12,7 +12,7 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -35,8 +35,8 @@ from shmbuffer import (  # noqa: E402 - Ray is an extra
 from shmbuffer.distributed.shards.client import ShardedClient  # noqa: E402
 from shmbuffer.distributed.shards.saving import save_shards  # noqa: E402
 from shmbuffer.distributed.shards.shard_map import NAMESPACE, keeper_name, map_name  # noqa: E402
-from tests.conftest import _descendants, _killed_in_the_end, _read  # noqa: E402
-from tests.distributed.cluster import Nodes, nodes, on  # noqa: E402
+from shmbuffer.examples.loopback import Loopback  # noqa: E402
+from tests.distributed.cluster import cluster_of, kill, on, pid_of, state_of, stop, until  # noqa: E402
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(300)]
 
@@ -83,12 +83,9 @@ def _nothing_is_left_behind() -> None:
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Nodes]:
-    before = _descendants()
-    with nodes("abc") as made:
+def cluster() -> Iterator[Loopback]:
+    with cluster_of("abc") as made:
         yield made
-    left = _killed_in_the_end(lambda: _descendants() - before)
-    assert not left, "these processes were left running, and have been killed now"
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +94,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def buffer(cluster: Nodes, directory: Path) -> Iterator[ShardedReplayBuffer]:
+def buffer(cluster: Loopback, directory: Path) -> Iterator[ShardedReplayBuffer]:
     made = ShardedReplayBuffer(
         name=NAME,
         nodes=["b", "c"],
@@ -150,12 +147,6 @@ def numbers_of(rb: ShardedClient) -> dict[str, int]:
     return {node: number for number, node in rb.shards.items()}
 
 
-def pid_of(rb: ShardedClient, node: str) -> int:
-    member = rb._members.at(node)
-    assert member is not None
-    return int(ray.get(member.keeper.__ray_call__.remote(lambda _: os.getpid())))
-
-
 def kill_map() -> None:
     """It may have been on a node that has died; then it is being started again now."""
     found = ray.get_actor(map_name(NAME), namespace=NAMESPACE)
@@ -164,29 +155,6 @@ def kill_map() -> None:
             pid = ray.get(found.__ray_call__.remote(lambda _: os.getpid()))
             break
     kill(pid)
-
-
-def kill(pid: int) -> None:
-    """Until it is dead."""
-    os.kill(pid, signal.SIGKILL)
-    until(lambda: state_of(pid) in "ZX")
-
-
-def stop(pid: int) -> None:
-    """Until it is stopped: it answers nothing any more."""
-    os.kill(pid, signal.SIGSTOP)
-    until(lambda: state_of(pid) == "T")
-
-
-def state_of(pid: int) -> str:
-    """As the kernel has it; X: there is none."""
-    return (_read(pid, "stat").rpartition(b")")[2].split() or [b"X"])[0].decode()
-
-
-def until(reached: Callable[[], Any]) -> None:
-    """As long as it takes; the test has an end of its own."""
-    while not reached():
-        time.sleep(0.1)
 
 
 def require_of_one_shard(sample: Any, node: str, number: int) -> None:
@@ -276,7 +244,7 @@ def test_everybody_goes_on_without_a_keeper_that_dies_and_with_it_when_it_is_bac
 
 
 def test_a_node_that_dies_is_missing_to_all_and_is_the_same_shard_when_it_is_back(
-    rb: ShardedReplayBuffer, cluster: Nodes, caplog: pytest.LogCaptureFixture, tmp_path: Path
+    rb: ShardedReplayBuffer, cluster: Loopback, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     rb.dumps(tmp_path)
     flight = InFlight(rb, tmp_path)
@@ -288,17 +256,41 @@ def test_a_node_that_dies_is_missing_to_all_and_is_the_same_shard_when_it_is_bac
     new = ShardedReplayBuffer.find(NAME, answer_timeout=60.0)  # waits for the map
     require_of_one_shard(new.sample(BATCH), "b", flight.numbers["b"])
     assert new.stats()["missing"] == ["c"], "though this map has never seen it"
-    with pytest.raises(
-        RuntimeError, match="no answer from the shards of c, and all of it is saved"
-    ):
-        new.dumps(tmp_path)
-    cluster.add("c")
+    with pytest.raises(RuntimeError, match=r"shards of c, and all of it is saved; .* without="):
+        new.dumps(tmp_path / "rest")
+    with pytest.raises(ValueError, match=r"without=\['d'\]: shards are on b, c; nothing was saved"):
+        new.dumps(tmp_path / "rest", without=["c", "d"])
+    new.dumps(tmp_path / "rest", without=["c"])
+    cluster.start("c")
     for one in (new, rb):
         until(lambda one=one: not one.stats()["missing"])
+    new.loads(tmp_path / "rest")
+    assert len(new) == len(ITEMS["b"]) + 1  # with the one of the flight
     new.loads(tmp_path)
     for one in (new, rb):
         require_everything(one, flight.numbers)
     new.detach()
+
+
+def test_a_node_that_is_stopped_is_missing_until_it_is_started_again(
+    rb: ShardedReplayBuffer, cluster: Loopback, tmp_path: Path
+) -> None:
+    """As a machine is that hangs: Ray takes it for dead, whatever it does later."""
+    numbers = numbers_of(rb)
+    rb.dumps(tmp_path)
+    keeper = pid_of(rb, "c")
+    stop(cluster.pid("c"))
+    until(lambda: all(not node["Alive"] for node in ray.nodes() if node["NodeName"] == "c"))
+    until(lambda: rb.stats()["missing"] == ["c"])
+    require_of_one_shard(rb.sample(BATCH), "b", numbers["b"])
+    os.kill(cluster.pid("c"), signal.SIGCONT)
+    until(lambda: state_of(keeper) in "ZX")
+    assert rb.stats()["missing"] == ["c"]
+    cluster.kill("c")
+    cluster.start("c")
+    until(lambda: not rb.stats()["missing"])
+    rb.loads(tmp_path)
+    require_everything(rb, numbers)
 
 
 def test_the_node_of_a_dead_keeper_writes_and_learns_on_in_memory(
@@ -389,14 +381,15 @@ def test_a_shard_whose_directory_was_removed_comes_back_empty_as_another_one(
 
     until(everybody_is_back)
     assert tuple(rb.update_tensordict_priority(late)) == (0, 0, BATCH)
-    assert ray.get(hand.write.remote(items(range(800, 900)))) == (numbers_of(rb)["b"], "direct")
+    there = numbers_of(rb)["b"], "direct"
+    until(lambda: ray.get(hand.write.remote(items(range(800, 900)))) == there)
 
 
 @pytest.mark.full
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("seed", [1, 2])
 def test_a_run_in_which_anything_dies_at_any_time_loses_no_item(
-    rb: ShardedReplayBuffer, cluster: Nodes, seed: int
+    rb: ShardedReplayBuffer, cluster: Loopback, seed: int
 ) -> None:
     """A writer and a learner go on, whatever dies; what was written is there when all are back."""
     rb.empty()
@@ -433,7 +426,7 @@ def test_a_run_in_which_anything_dies_at_any_time_loses_no_item(
                     kill_map()
                 elif victim == "node":
                     cluster.kill("c")
-                    cluster.add("c")
+                    cluster.start("c")
                 for node in {"b": "b", "c": "c", "both": "bc"}.get(victim, ""):
                     with contextlib.suppress(ray.exceptions.RayError):  # it may be dead already
                         kill(pid_of(rb, node))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -25,8 +26,10 @@ from shmbuffer import (  # noqa: E402 - Ray is an extra
     ShardedReplayBuffer,
     TensorDictReplayBuffer,
 )
-from tests.conftest import _descendants  # noqa: E402
-from tests.distributed.cluster import Nodes, nodes, on  # noqa: E402
+from shmbuffer.distributed.shards.limited import Gate  # noqa: E402
+from shmbuffer.distributed.shards.saving import _save_at_once  # noqa: E402
+from shmbuffer.examples.loopback import Loopback  # noqa: E402
+from tests.distributed.cluster import cluster_of, kill, on, pid_of, stop  # noqa: E402
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(300)]
 
@@ -34,11 +37,9 @@ CAPACITY = 20_000
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Nodes]:
-    before = _descendants()
-    with nodes("abc") as made:
+def cluster() -> Iterator[Loopback]:
+    with cluster_of("abc") as made:
         yield made
-    wait_until(lambda: not _descendants() - before)
 
 
 @pytest.fixture(autouse=True)
@@ -52,7 +53,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def buffer(cluster: Nodes, directory: Path) -> Iterator[ShardedReplayBuffer]:
+def buffer(cluster: Loopback, directory: Path) -> Iterator[ShardedReplayBuffer]:
     storage = partial(LazyMemmapStorage, CAPACITY, scratch_dir=directory, shared_init=True)
     with ShardedReplayBuffer(
         replay_buffer_cls=TensorDictReplayBuffer,
@@ -323,8 +324,52 @@ def test_a_gate_that_nobody_keeps_opens_by_itself(rb: ShardedReplayBuffer) -> No
     assert not ray.get(rb._map.gate.remote("renew", "somebody who dies"))
 
 
+def test_a_keeper_that_dies_in_a_save_of_one_moment_leaves_the_one_before(
+    rb: ShardedReplayBuffer, peers: dict[str, Any], tmp_path: Path
+) -> None:
+    rb.set_rate(None)
+    for one in peers.values():
+        assert ray.get(one.write.remote(1, 10, LONG)) == 10
+    rb.dumps(tmp_path, consistent=True)
+    before = (tmp_path / "shards.json").read_bytes()
+    rb._members.refresh(all_of_them=True)
+    keeper, folder = pid_of(rb, "c"), tmp_path / "shards-of-one-that-dies"
+    killer = threading.Timer(1.0, kill, [keeper])
+    with Gate(rb._members) as gate:
+        stop(keeper)  # it saves nothing any more
+        killer.start()
+        with pytest.raises(RuntimeError, match=r"of node c does not answer .* is not kept"):
+            _save_at_once(list(rb._members), folder, gate)
+    killer.join()
+    rb.extend(items(10, 10), timeout=LONG)  # the gate is open
+    wait_until(lambda: not rb.stats()["missing"])
+    assert (tmp_path / "shards.json").read_bytes() == before
+    assert (tmp_path / json.loads(before)["folder"] / "c").is_dir()
+    rb.dumps(tmp_path, consistent=True)
+    assert len(list(tmp_path.glob("shards-*"))) == 1
+
+
+def test_a_keeper_that_dies_with_an_order_for_its_lease_is_in_step_when_it_is_back(
+    rb: ShardedReplayBuffer, peers: dict[str, Any]
+) -> None:
+    rb.set_rate(limiter(240, ratio=1, min_size=10))
+    inserts, drawn = counts(rb)
+    assert ray.get(peers["c"].write.remote(1, 15, LONG)) == 15
+    keeper = pid_of(rb, "c")
+    stop(keeper)
+    # The lease of c is wanted back for b, and the order for that is not obeyed.
+    written = ray.get(peers["b"].write.remote(1_000, 1, VAIN))
+    assert written <= 240 + 10 - 15
+    kill(keeper)
+    wait_until(lambda: not rb.stats()["missing"])
+    repeat(10, lambda: rb.sample(10, timeout=LONG))
+    assert ray.get(peers["c"].write.remote(20, 1, LONG)) == 20
+    assert ray.get(peers["b"].write.remote(20, 1, LONG)) == 20
+    assert require_in_step(rb, inserts + 10, drawn, 1, 240) >= 100
+
+
 def test_a_dead_node_has_spent_its_lease_until_it_is_back(
-    rb: ShardedReplayBuffer, cluster: Nodes, peers: dict[str, Any]
+    rb: ShardedReplayBuffer, cluster: Loopback, peers: dict[str, Any]
 ) -> None:
     rb.set_rate(limiter(240, ratio=1, min_size=10))
     inserts, drawn = counts(rb)
@@ -335,7 +380,7 @@ def test_a_dead_node_has_spent_its_lease_until_it_is_back(
     assert ray.get(peers["b"].write.remote(1_000, 1, VAIN)) <= 40
     with pytest.raises(RateLimitTimeout, match="no answer from the shards of c"):
         repeat(100, lambda: rb.sample(10, timeout=5.0))
-    cluster.add("c")
+    cluster.start("c")
     wait_until(lambda: not rb.stats()["missing"])
     assert ray.get(peers["b"].write.remote(40, 1, LONG)) == 40
     rb.sample(10, timeout=LONG)

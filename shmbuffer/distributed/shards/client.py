@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Collection
 from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
@@ -304,7 +305,7 @@ class ShardedClient(Sampling, Limited):
             member.whole("empty")
         self._members.refresh(all_of_them=True)
 
-    def dumps(self, path: Any, *, consistent: bool = False) -> None:
+    def dumps(self, path: Any, *, consistent: bool = False, without: Collection[str] = ()) -> None:
         """Save every shard, each of one moment, then the list of them.
 
         Args:
@@ -313,13 +314,15 @@ class ShardedClient(Sampling, Limited):
                 has those that were before it, in all others, beside it. Priorities go on changing.
             path: a directory that all nodes see under this name. Each shard is saved into one
                 beneath it that is called as its node.
+            without: names of nodes whose shards are left out: those that are gone for good.
 
         Raises:
             RuntimeError: a shard does not answer, or nothing was written; an earlier save stays
                 valid.
+            ValueError: there is no shard of a node of ``without``.
         """
         self._members.refresh(all_of_them=True)
-        save_shards(self._members, path, consistent=consistent)
+        save_shards(self._members, path, consistent=consistent, without=without)
 
     def loads(self, path: Any) -> None:
         """Load what `dumps` saved, also of another number of shards.

@@ -7,7 +7,7 @@ Members  all of them, by their nodes; the map is asked now and then, and never w
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -79,20 +79,20 @@ class Members:
         """Those that answer."""
         return [member for member in self if member.lives]
 
-    def missing(self) -> str:
+    def missing(self, without: Collection[str] = ()) -> str:
         """The nodes whose shards do not answer, for messages; empty if all do."""
-        nodes = self.missing_nodes()
+        nodes = [node for node in self.missing_nodes() if node not in without]
         return f"no answer from the shards of {', '.join(nodes)}" if nodes else ""
 
     def missing_nodes(self) -> list[str]:
         """The nodes whose shards do not answer."""
         return [*(member.node for member in self if not member.lives), *self._absent]
 
-    def require_all(self, done: str) -> None:
-        """RuntimeError where a shard does not answer."""
-        if missing := self.missing():
+    def require_all(self, done: str, without: Collection[str] = (), hint: str = "") -> None:
+        """RuntimeError where a shard does not answer, except those that are left out."""
+        if missing := self.missing(without):
             raise RuntimeError(
-                f"{self._where}: {missing}, and all of it is {done}; nothing was done"
+                f"{self._where}: {missing}, and all of it is {done}; nothing was done{hint}"
             )
 
     def at(self, node: str) -> Member | None:

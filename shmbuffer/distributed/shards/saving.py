@@ -13,7 +13,7 @@ import os
 import secrets
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -35,12 +35,19 @@ _RENEW_S = 2.0  # between two words to the gate
 _CHUNK = 4096  # items that are moved at once
 
 
-def save_shards(members: Members, path: Any, *, consistent: bool = False) -> None:
+def save_shards(
+    members: Members, path: Any, *, consistent: bool = False, without: Collection[str] = ()
+) -> None:
     """See `ShardedClient.dumps`."""
-    members.require_all("saved")
+    known = {*(member.node for member in members), *members.missing_nodes()}
+    if strange := sorted(set(without) - known):
+        raise ValueError(
+            f"without={strange}: shards are on {', '.join(sorted(known))}; nothing was saved"
+        )
+    members.require_all("saved", without, "; without=[node, ...] leaves out what is gone for good")
     target = Path(path).absolute()
     target.mkdir(parents=True, exist_ok=True)
-    written = [member for member in members if member.totals.length]
+    written = [one for one in members if one.node not in without and one.totals.length]
     if not written:
         raise RuntimeError("nothing was written to any shard yet, so there is nothing to save")
     folder = target / f"{_FOLDER}{secrets.token_hex(4)}"
