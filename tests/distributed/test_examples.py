@@ -44,7 +44,7 @@ def test_the_example_goes_on_when_a_node_dies_and_has_its_items_back(
     assert spec.loader is not None
     example: Any = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(example)
-    returns = example.run(SMALL(), 2_000, str(tmp_path), cluster)
+    returns = example.run(SMALL(), 5_000, str(tmp_path), cluster)
     assert len(returns) == 10
     assert all(each >= 8 for each in returns)  # no pole falls faster
     said = capsys.readouterr().out.splitlines()
