@@ -356,7 +356,7 @@ def test_pieces_of_any_form_become_one_batch_and_what_cannot_says_so() -> None:
     assert pair[1] == [1, 2, 3]
     lazy = [TensorDict.lazy_stack([TensorDict({"x": torch.zeros(n)}, [])]) for n in (1, 2)]
     assert [len(item["x"]) for item in joined(lazy).unbind(0)] == [1, 2]
-    places = torch.tensor([2, 0, 1])
+    places = torch.tensor([2, 0, 1]).split([1, 2])
     data = [TensorDict({"x": torch.arange(n), "y": {"z": torch.ones(n, 2)}}, [n]) for n in (1, 2)]
     assert joined(data, places)["x"].tolist() == [0, 1, 0]
     assert joined(data, places)["y", "z"].shape == (3, 2)

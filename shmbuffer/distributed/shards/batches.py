@@ -207,7 +207,8 @@ class Batches:
             places = None  # in random order, because a part of a batch is a sample, too
             if len(pieces) > 1:
                 random = np.random.Generator(np.random.Philox(key=begun.key))
-                places = torch.from_numpy(random.permutation(begun.size))
+                order = torch.from_numpy(random.permutation(begun.size))
+                places = torch.split(order, [n for _, n, _ in pieces])
             data = joined([piece.data for _, _, piece in pieces], places)
             info = joined(infos, places)
         first = self._weight_keys[0]

@@ -77,10 +77,14 @@ def _by_value() -> Any:
 
 def unpacked(message: NDArray[np.uint8]) -> Any:
     """What was packed; its tensors and arrays lie in ``message``."""
-    length = int.from_bytes(message[:_BYTES].tobytes(), "little")
-    sizes, data = pickle.loads(message[_BYTES : _BYTES + length].data)
+    # torch wants memory that it could write to, and has no tensor that refuses.
+    memory: Any = (ctypes.c_uint8 * message.size).from_address(message.ctypes.data)
+    memory.source = message  # lives as long
+    view = memoryview(memory).cast("B")
+    length = int.from_bytes(view[:_BYTES], "little")
+    sizes, data = pickle.loads(view[_BYTES : _BYTES + length])
     places, _ = _places(length, sizes)
-    parts = [message[place : place + size] for place, size in zip(places, sizes, strict=True)]
+    parts = [view[place : place + size] for place, size in zip(places, sizes, strict=True)]
     return pickle.loads(data, buffers=parts)
 
 
@@ -94,12 +98,8 @@ def _places(head: int, sizes: list[int]) -> tuple[list[int], int]:
     return places, at
 
 
-def _tensor(raw: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+def _tensor(raw: memoryview, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
     """A tensor over bytes that nobody writes to."""
-    array = np.frombuffer(raw, np.uint8)
-    if not array.size:
+    if not raw.nbytes:
         return torch.empty(shape, dtype=dtype)
-    # torch wants memory that it could write to, and has no tensor that refuses.
-    memory: Any = (ctypes.c_uint8 * array.size).from_address(array.ctypes.data)
-    memory.source = array  # lives as long
-    return torch.frombuffer(memory, dtype=dtype).view(shape)
+    return torch.frombuffer(raw, dtype=dtype).view(shape)

@@ -119,12 +119,12 @@ def is_prioritized(buffer: ReplayBuffer) -> bool:
     return isinstance(buffer.sampler, PrioritizedSampler)
 
 
-def joined(parts: Sequence[Any], places: torch.Tensor | None = None) -> Any:
+def joined(parts: Sequence[Any], places: Sequence[torch.Tensor] | None = None) -> Any:
     """Parts of a batch as one, in memory of its own.
 
     Args:
         parts: of one form.
-        places: where each row of them goes, int64 ``[n]``, a permutation; None: one behind the
+        places: where the rows of each go, int64, together a permutation; None: one behind the
             other.
 
     Raises:
@@ -143,7 +143,7 @@ def joined(parts: Sequence[Any], places: torch.Tensor | None = None) -> Any:
         return lazy_stack(items, 0)
     if is_collection(first) or isinstance(first, torch.Tensor):
         whole = torch.cat(list(parts), 0)
-        return whole if places is None else whole[places.argsort()]
+        return whole if places is None else whole[torch.cat(list(places)).argsort()]
     if isinstance(first, dict):
         return {key: joined([part[key] for part in parts], places) for key in first}
     if isinstance(first, tuple):
@@ -151,18 +151,19 @@ def joined(parts: Sequence[Any], places: torch.Tensor | None = None) -> Any:
         return type(first)(*columns) if hasattr(first, "_fields") else tuple(columns)
     if isinstance(first, list):
         rows = [item for part in parts for item in part]
-        return rows if places is None else [rows[at] for at in places.argsort().tolist()]
+        if places is None:
+            return rows
+        return [rows[at] for at in torch.cat(list(places)).argsort().tolist()]
     raise TypeError(
         f"the shards have drawn objects of type {type(first).__name__}, which cannot be joined "
         "to one batch; have the collate_fn give tensors, TensorDicts, or tuples, dicts or lists"
     )
 
 
-def _scattered(parts: Sequence[torch.Tensor], places: torch.Tensor) -> torch.Tensor:
+def _scattered(parts: Sequence[torch.Tensor], places: Sequence[torch.Tensor]) -> torch.Tensor:
     """Tensors joined, their rows at these places: each is copied once."""
-    whole = parts[0].new_empty((len(places), *parts[0].shape[1:]))
-    at = 0
-    for part in parts:
-        whole.index_copy_(0, places[at : at + len(part)], part)
-        at += len(part)
+    rows = sum(part.shape[0] for part in parts)
+    whole = parts[0].new_empty((rows, *parts[0].shape[1:]))
+    for part, where in zip(parts, places, strict=True):
+        whole.index_copy_(0, where, part)
     return whole
