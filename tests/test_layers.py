@@ -24,6 +24,7 @@ FLOORS = {
     "examples": 7,
     "": 6,
     "service": 5,
+    "sb3": 5,
     "distributed": 5,
     "replay": 4,
     "watch": 3,

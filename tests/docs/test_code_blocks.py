@@ -32,6 +32,7 @@ NOT_RUN = {
 # What a page shows needs this package, which not every environment of the tests has.
 NEEDS = {
     "docs/guides/from-sb3-and-reverb.md": "gymnasium",
+    "docs/guides/stable-baselines3.md": "stable_baselines3",
     "docs/guides/vector-environments.md": "gymnasium",
     "docs/guides/several-machines.md": "ray",
     "docs/monitoring.md": "matplotlib",
@@ -39,6 +40,9 @@ NEEDS = {
 
 # Else it reports what is used, and leaves a token in the user's home.
 RAY = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_TOKEN": secrets.token_hex(16)}
+
+# Else each model leaves a directory among the temporary ones.
+SB3 = {"SB3_LOGDIR": "logs"}
 
 Run = Callable[[str], str]
 
@@ -53,7 +57,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[subprocess.Pope
     path = f"{commands}:/usr/bin:/bin"
     with subprocess.Popen(
         [sys.executable, "-m", "tests.docs.page"],
-        env=environment(PATH=path, COLUMNS="120", LC_ALL="C.UTF-8", **RAY),
+        env=environment(PATH=path, COLUMNS="120", LC_ALL="C.UTF-8", **RAY, **SB3),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
