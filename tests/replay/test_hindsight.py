@@ -305,7 +305,6 @@ def test_the_goal_under_next_and_nested_entries_are_set_too() -> None:
     sample = rb.sample()
     for key in (("state", "goal"), ("next", "state", "goal"), ("next", "reward")):
         assert (sample[key] == 3).all()
-    rb.achieved_goal_key = ("next", "info", "at")
     named = buffer(
         rb.storage,
         10,
@@ -316,6 +315,16 @@ def test_the_goal_under_next_and_nested_entries_are_set_too() -> None:
         her_ratio=1.0,
     )
     assert (named.sample()["state", "goal"] == 3).all()
+
+
+def test_items_without_next_have_hindsight_too() -> None:
+    data = episodes(3, 4).flatten_keys("_")
+    keys = {"achieved_goal_key": "next_at", "reward_key": "next_reward", "end_key": "next_done"}
+    rb = buffer(LazyTensorStorage(7), 100, strategy="final", her_ratio=1.0, **keys)
+    rb.extend(data)
+    sample = rb.sample()
+    assert set(pairs(sample)) == {(at, 2 if at < 3 else 6) for at in range(7)}
+    assert torch.equal(sample["next_reward"], distance(sample))
 
 
 @pytest.mark.parametrize("shape", [[-1], [-1, 1]])

@@ -71,7 +71,8 @@ class HERReplayBuffer(TensorDictReplayBuffer):
 
     The first ``int(n * her_ratio)`` rows of a sample get the goal that another step of their
     trajectory has reached, ``("next", achieved_goal_key)`` there, and the reward for it. The other
-    rows are as they are stored, and so is what ``rb[i]`` gives. Any sampler chooses the rows.
+    rows are as they are stored, and so is what ``rb[i]`` gives. Any sampler chooses the rows. Items
+    are single steps.
 
     A trajectory ends where ``end_key``, or ``"terminated"`` beside it, is set, and with its
     collector's life. Those of several collectors, streams and lanes are kept apart, in whatever
@@ -87,7 +88,9 @@ class HERReplayBuffer(TensorDictReplayBuffer):
         her_ratio: part of the rows, from 0 to 1.
         strategy: a `HindsightStrategy` or its value.
         goal_key: entry with the goal. Where there is ``("next", goal_key)`` too, both are set.
-        achieved_goal_key: entry with the goal that was reached; it is taken from ``"next"``.
+        achieved_goal_key: entry with the goal that was reached; it is taken from ``"next"``, as
+            ``end_key`` is. Of items without ``"next"``, where ``end_key`` is not in there, it is
+            that of what the step has reached (``"next_achieved_goal"``).
         reward_key: entry that takes what ``reward_fn`` returns.
         end_key: flag of the last step of a trajectory.
         sampler: chooses the rows; None is a `RandomSampler`.
@@ -160,8 +163,9 @@ class HERReplayBuffer(TensorDictReplayBuffer):
         self.end_key = end_key
         beside = path_of(end_key)[:-1]
         self._terminated, self._truncated = (*beside, "terminated"), (*beside, "truncated")
-        reached = path_of(achieved_goal_key)
-        self._reached: KeyPath = reached if reached[0] == "next" else ("next", *reached)
+        self._reached: KeyPath = path_of(achieved_goal_key)
+        if self._reached[0] != "next" and beside[:1] == ("next",):
+            self._reached = ("next", *self._reached)
         self._boundaries = Boundaries(
             end_key=None,
             end_keys=[end_key, self._terminated],
