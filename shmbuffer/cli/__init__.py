@@ -18,7 +18,9 @@ from shmbuffer.cli import exits
 
 VERBS = {
     "serve": "make or recover a buffer and look after it in the foreground",
+    "list": "list the buffers below a directory",
     "inspect": "say what is in a buffer and who uses it",
+    "ps": "list the processes that use a buffer, and what each of them holds",
     "top": "show a buffer while it is used: rates, priorities, who does what",
     "set": "change what keeps writers and samplers in step",
     "plot": "plot a buffer's recorded history, and list warnings",
@@ -37,14 +39,14 @@ examples:
 
 {exits.TABLE}
 
-inspect, top, plot and check change nothing. Every verb works while the buffer is used, and on what
-a dead run left behind.
+list, inspect, ps, top, plot and check change nothing. Every verb works while the buffer is used, and
+on what a dead run left behind.
 """
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command line and returns its exit code."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
+    arguments = [*(sys.argv[1:] if argv is None else argv)]
     verb = next((word for word in arguments if not word.startswith("-")), None)
     module = importlib.import_module(f"shmbuffer.cli.{verb}") if verb in VERBS else None
     args = _parser(verb, module).parse_args(arguments)

@@ -9,7 +9,7 @@ from typing import Any
 
 from shmbuffer.cli import arguments, console, exits
 from shmbuffer.watch import tables, units, words
-from shmbuffer.watch.tables import Table
+from shmbuffer.watch.tables import Styled, Table
 
 DESCRIPTION = (
     "Says what a buffer holds, how it was made, what was done with it, and who uses it. Takes "
@@ -130,15 +130,15 @@ def _clients(found: Mapping[str, Any]) -> Table:
         (
             client["role"],
             str(client["pid"]),
-            client["state"] if client["alive"] else "dead",
-            client["phase"].lower(),
+            Styled(*words.state(client)),
             units.span(now - client["joined_s"]),
             None if client["idle_s"] is None else units.span(client["idle_s"]),
             client["counters"]["inserts"],
             client["counters"]["items_sampled"],
             client["counters"]["updates_applied"],
+            words.holds(client) or "",
         )
         for client in found["clients"]
     ]
-    times, counts = ("here for", "idle for"), ("inserts", "items_sampled", "updates")
-    return Table("clients", ("role", "pid", "state", "claim", *times, *counts), rows)
+    times, counts = ("here for", "idle for"), (" written", " drawn", " updates")
+    return Table("clients", ("client", " pid", "state", *times, *counts, "holds"), rows)

@@ -195,7 +195,7 @@ def _client(client: Mapping[str, Any], pace: Pace, watch: Watch) -> list[object]
     written, drawn = pace.clients.get(client["incarnation"], (None, None))
     idle, memory = client["idle_s"], client["memory_bytes"]
     held = words.holds(client, watch.held_s(client))
-    state, style = _state(client)
+    state, style = words.state(client)
     is_silent = idle is not None and idle >= _SILENT_S
     seen = Styled(None if idle is None else units.span(idle), "yellow" if is_silent else "")
     cells = (
@@ -214,16 +214,6 @@ def _client(client: Mapping[str, Any], pace: Pace, watch: Watch) -> list[object]
 def _departed(client: Mapping[str, Any]) -> list[object]:
     cells = (client["role"], str(client["pid"]), "dead, reaped", *("-",) * 4, "")
     return [Styled(cell, "red") for cell in cells]
-
-
-def _state(client: Mapping[str, Any]) -> tuple[str, str]:
-    if not client["alive"]:
-        return "dead", "red"
-    if client["state"] == "stopped":
-        return "stopped", "yellow"
-    if client["state"] == "elsewhere":
-        return "in another container", ""
-    return "alive", "yellow" if client["turn"] is not None else ""
 
 
 def events(watch: Watch) -> Table:

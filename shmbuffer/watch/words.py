@@ -38,6 +38,17 @@ def use(found: Found) -> tuple[str, str]:
     return words, "red" if dead else "yellow" if stopped or waiting else "green"
 
 
+def state(client: Found) -> tuple[str, str]:
+    """Returns whether a client lives, runs and gets on; and a colour for it."""
+    if not client["alive"]:
+        return "dead", "red"
+    if client["state"] == "stopped":
+        return "stopped", "yellow"
+    if client["state"] == "elsewhere":
+        return "in another container", ""
+    return "alive", "yellow" if client["turn"] is not None else ""
+
+
 def holds(client: Found, held_s: float = 0.0) -> str | None:
     """Returns what a client has that others may want; None if it has nothing."""
     since = f" for {units.span(held_s)}" if held_s >= 1 else ""
@@ -58,12 +69,18 @@ def holds(client: Found, held_s: float = 0.0) -> str | None:
     return "; ".join(parts) or None
 
 
+def taken(found: Found) -> str:
+    """Returns what the files of a buffer take, and where."""
+    taken, nbytes = found["disk_bytes"], found["bytes"]
+    sparse = f" of {units.size(nbytes)}" if taken < 0.95 * nbytes else ""
+    where = "in memory (tmpfs)" if found["filesystem"]["in_memory"] else "on disk"
+    return f"{units.size(taken)}{sparse} {where}"
+
+
 def room(found: Found) -> str:
     """Returns what a buffer takes, on the disk and in memory, and what is left there."""
     in_memory, free = found["filesystem"]["in_memory"], found["filesystem"]["free_bytes"]
-    taken, nbytes = found["disk_bytes"], found["bytes"]
-    sparse = f" of {units.size(nbytes)}" if taken < 0.95 * nbytes else ""
-    parts = [f"{units.size(taken)}{sparse} {'in memory (tmpfs)' if in_memory else 'on disk'}"]
+    parts = [taken(found)]
     if not in_memory and found["memory_bytes"] is not None:
         parts.append(f"{units.size(found['memory_bytes'])} of it in memory")
     if found["unwritten_bytes"]:

@@ -1,4 +1,4 @@
-"""What `top` and `inspect` say of flow control."""
+"""What `top`, `inspect` and `ps` say of flow control."""
 
 from __future__ import annotations
 
@@ -38,6 +38,8 @@ def test_it_says_how_far_each_side_is_and_who_waits_for_which_client(
             time.sleep(0.001)
         said = lines(capsys, verb, path)["waits"]
         assert "extend waits: 2 samples per insert wanted, 0 seen; the only learner, pid" in said
+        assert main(["ps", str(path)]) == 0
+        assert "extend waits: 2 samples per insert wanted" in capsys.readouterr().out
         assert learner.ring() is not None
         learner.ring().flow.admit(2)
         writer.join(10)

@@ -36,7 +36,7 @@ def test_a_dead_one(dead: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["inspect", str(dead)]) == 0
     text = capsys.readouterr().out
     assert "nobody; 1 died in it; the next to open it recovers it" in text
-    assert "payload" in text  # what its claim was at
+    assert "2 slots, from ticket 3" in text  # what its claim was at
     assert contents(dead) == before
 
 

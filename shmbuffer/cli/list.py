@@ -1,0 +1,93 @@
+"""``shmbuffer list DIR``: which buffers lie below a directory, and does anybody use them?"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from shmbuffer.cli import console, exits
+from shmbuffer.errors import BufferNotFoundError, ShmBufferError
+from shmbuffer.watch import words
+from shmbuffer.watch.tables import Styled, Table
+
+DESCRIPTION = (
+    "Lists the buffers in a directory and everywhere below it, one a line: who uses it, how many "
+    "items it has, and what it takes on the disk or in memory. One that cannot be read is listed "
+    "with the reason. Takes no lock, follows no symbolic link and changes nothing."
+)
+EXAMPLES = "shmbuffer list\nshmbuffer list /dev/shm\nshmbuffer list run --json"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds those of the verb."""
+    parser.add_argument(
+        "dir", metavar="DIR", nargs="?", default=".", help="where to look (default: here)"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Looks and prints."""
+    if not os.path.isdir(args.dir):
+        raise BufferNotFoundError(f"{args.dir}: no such directory", path=args.dir)
+    unseen: list[str] = []
+    found = [_look(path) for path in _buffers(args.dir, unseen)]
+    rows = [_row(one) for one in found]
+    columns = ("buffer", "used by", " items", " of", "size")
+    console.tell(
+        {"path": args.dir, "buffers": [_brief(one) for one in found], "unreadable": unseen},
+        *([] if found else [f"{args.dir}: there is no buffer in it or below it"]),
+        *(f"{path}: may not be read, so what lies in it is not listed" for path in unseen),
+        Table("", columns, rows),
+        as_json=args.json,
+    )
+    return exits.DONE
+
+
+def _buffers(top: str, unseen: list[str]) -> Iterator[Path]:
+    """Every buffer, by path; nothing is looked for inside of one."""
+    from shmbuffer.memory import layout
+
+    walk = os.walk(top, onerror=lambda error: unseen.append(str(error.filename)))
+    for path, below, _ in walk:
+        below.sort()
+        if os.path.lexists(os.path.join(path, layout.CONTROL)):
+            below.clear()
+            yield Path(path)
+
+
+def _look(path: Path) -> dict[str, Any]:
+    """What `inspect` says, or the error."""
+    from shmbuffer.memory.inspect import inspect
+
+    try:
+        return {**inspect(path, live_bytes=False), "path": str(path)}
+    except (ShmBufferError, OSError) as error:
+        return {"path": str(path), "error": " ".join(str(error).split())}
+
+
+def _row(found: dict[str, Any]) -> tuple[object, ...]:
+    if "error" in found:
+        reason = found["error"].removeprefix(f"{found['path']}: ")
+        return found["path"], Styled(reason, "red"), None, None, None
+    counters = found["counters"]
+    use = Styled(*words.use(found))
+    return found["path"], use, counters["length"], counters["elements"], words.taken(found)
+
+
+def _brief(found: dict[str, Any]) -> dict[str, Any]:
+    """What a script wants to know of one."""
+    if "error" in found:
+        return found
+    counters = found["counters"]
+    return {
+        **{key: found[key] for key in ("path", "uuid", "state", "needs_recovery", "created")},
+        "use": words.use(found)[0],
+        "items": counters["length"],
+        "elements": counters["elements"],
+        "pids": [client["pid"] for client in found["clients"] if client["alive"]],
+        **{key: found[key] for key in ("bytes", "disk_bytes")},
+        "in_memory": found["filesystem"]["in_memory"],
+    }
