@@ -39,8 +39,8 @@ examples:
 
 {exits.TABLE}
 
-list, inspect, ps, top, plot and check change nothing. Every verb works while the buffer is used, and
-on what a dead run left behind.
+list, inspect, ps, top, plot and check change nothing. Every verb works while the buffer is used,
+and on what a dead run left behind.
 """
 
 
