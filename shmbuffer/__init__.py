@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from shmbuffer.replay.ted import *  # noqa: F403
     from shmbuffer.replay.torchrl import *  # noqa: F403
     from shmbuffer.replay.transforms import Compose as Compose
+    from shmbuffer.replay.units import *  # noqa: F403
     from shmbuffer.replay.writers import *  # noqa: F403
     from shmbuffer.service.client import attach as attach
     from shmbuffer.service.coordinator import Coordinator as Coordinator
@@ -123,6 +124,12 @@ _HOMES = {
         "unravel_index",
     ),
     "shmbuffer.replay.transforms": ("Compose",),
+    "shmbuffer.replay.units": (
+        "NStep",
+        "SampleUnit",
+        "Sequence",
+        "Transition",
+    ),
     "shmbuffer.replay.writers": (
         "ImmutableDatasetWriter",
         "RoundRobinWriter",

@@ -13,6 +13,9 @@ GENERATION = "index_generation"
 """Ticket of the write that put each row there: int64 ``[n]``. On a shared buffer, or where
 generations are tracked."""
 
+ANCHOR_GENERATION = "anchor_generation"
+"""The same of the item that each row's window was drawn for."""
+
 WEIGHT = "_weight"
 """Importance weight of each row, ``(p / p_min) ** -beta``: the name up to TorchRL 0.10."""
 

@@ -6,8 +6,8 @@
                                        weight_key, reduction, dim_extend,
                                        of records: stack_dim, compression_level, compress,
                                        dictionary_bytes, share_frames
-    of one process, never recorded     sampler, transform, collate_fn, pin_memory, prefetch,
-                                       generator, rank, prefault,
+    of one process, never recorded     sampler, sample_unit, transform, collate_fn, pin_memory,
+                                       prefetch, generator, rank, prefault,
                                        of records: device, pad_output, compression_fn,
                                        decompression_fn
 
@@ -29,7 +29,8 @@ PRIORITY_KEY = "td_error"
 
 RECORDED = frozenset({"weight_key", "reduction", "dim_extend"})
 LOCAL = frozenset(
-    {"sampler", "transform", "collate_fn", "pin_memory", "prefetch", "generator", "rank"}
+    {"sampler", "sample_unit", "transform", "collate_fn", "pin_memory", "prefetch"}
+    | {"generator", "rank"}
 )
 
 STORAGES: Mapping[str, frozenset[str]] = {

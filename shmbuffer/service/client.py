@@ -55,9 +55,9 @@ def attach(
             out of this call, if it waits for that work.
         **options: what cannot be recorded, or is to differ in this process: ``sampler`` (of any
             kind, also of a prioritized buffer; a prioritized one with its alpha and eps),
-            ``transform``, ``collate_fn``, ``prefetch``, ``generator``, ``rank``, ``batch_size``,
-            ``beta``, and other arguments of the buffer's class; of a buffer
-            of records also ``device``, ``pad_output``, and the ``compression_fn`` and
+            ``sample_unit``, ``transform``, ``collate_fn``, ``prefetch``, ``generator``, ``rank``,
+            ``batch_size``, ``beta``, and other arguments of the buffer's class; of a buffer of
+            records also ``device``, ``pad_output``, and the ``compression_fn`` and
             ``decompression_fn`` that it was made with.
 
     Returns:

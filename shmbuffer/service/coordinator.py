@@ -90,10 +90,10 @@ class Coordinator:
         **options: further arguments of the buffer, as TorchRL's. Recorded, for everybody:
             ``weight_key``, ``reduction``, ``dim_extend``, and of records ``stack_dim``,
             ``compression_level``, ``compress``, ``dictionary_bytes``, ``share_frames``. For
-            ``buffer`` in this process alone: ``sampler``, ``transform``, ``collate_fn``,
-            ``pin_memory``, ``prefetch``, ``generator``, ``rank``, and of records ``device``,
-            ``pad_output``, ``compression_fn``, ``decompression_fn``; others give theirs to
-            ``attach``.
+            ``buffer`` in this process alone: ``sampler``, ``sample_unit``, ``transform``,
+            ``collate_fn``, ``pin_memory``, ``prefetch``, ``generator``, ``rank``, and of records
+            ``device``, ``pad_output``, ``compression_fn``, ``decompression_fn``; others give theirs
+            to ``attach``.
 
     Values that were recorded when the buffer was created win over defaults. A ``capacity``,
     ``alpha``, ``eps``, ``ndim``, ``storage`` or ``max_bytes`` that is given and differs is an

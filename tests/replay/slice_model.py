@@ -54,8 +54,8 @@ class History:
         self._episodes[lane] += done
         return item
 
-    def trajectories(self, capacity: int) -> list[list[Item]]:
-        """Of what is still there: of each lane and source, cut at ends and at holes."""
+    def trajectories(self, capacity: int, *, episodes: bool = True) -> list[list[Item]]:
+        """Of what is still there: of each lane and source, cut at holes, and where episodes end."""
         streams: dict[tuple[int, int], list[list[Item]]] = {}
         open_: dict[tuple[int, int], list[Item]] = {}
         for row in self.rows[-capacity:]:
@@ -68,7 +68,7 @@ class History:
                     open_[key] = []
                     streams.setdefault(key, []).append(open_[key])
                 open_[key].append(item)
-                if item.done:
+                if item.done and episodes:
                     del open_[key]
         return [one for key in sorted(streams) for one in streams[key]]
 

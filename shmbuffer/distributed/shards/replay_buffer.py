@@ -24,6 +24,7 @@ from shmbuffer.replay.samplers.rank import require_rank
 _NOT_HERE = {
     "generator": "draws differ by rank=, and torch.manual_seed decides them",
     "pin_memory": "move a sample with data.pin_memory()",
+    "sample_unit": "a batch is drawn item by item from the shards; write what a unit would make",
 }
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Any
 
 _DEFAULTS: dict[str, tuple[Any, ...]] = {
-    "sample_unit": (None,),
     "consume_after_n_samples": (None,),
     "service_backend": (None, "direct"),
     "service_backend_options": (None,),

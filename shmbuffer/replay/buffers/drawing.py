@@ -10,6 +10,7 @@ import torch
 from shmbuffer.numpy.indices import unravel
 from shmbuffer.numpy.keys import GENERATION
 from shmbuffer.replay import pinned
+from shmbuffer.replay.buffers.sample_info import ANCHORS
 from shmbuffer.replay.checkpoints import has_its_own
 from shmbuffer.replay.samplers.sampler import ATTEMPTS, draw_key, lanes_of
 
@@ -57,8 +58,25 @@ def chosen(
         if data is not None:
             return data, plan.info.of_choice(index, known)
         with plan.choosing():
-            index, known = again(index) if again else plan.sampler._again(plan.storage, index)
-    raise IndexError(
+            drawn = known.get(ANCHORS, index)
+            index, known = again(drawn) if again else plan.sampler._again(plan.storage, drawn)
+    raise _written_over(plan)
+
+
+def expanded(plan: Plan, index: Any, known: dict[Any, Any]) -> Choice:
+    """What the unit makes of what was drawn; it is drawn again if one was overwritten meanwhile."""
+    if plan.unit is None:
+        return index, known
+    for _ in range(ATTEMPTS):
+        found = plan.unit._expand(index, known, plan.storage)
+        if found is not None:
+            return found[0], {**found[1], ANCHORS: index}
+        index, known = plan.sampler._again(plan.storage, index)
+    raise _written_over(plan)
+
+
+def _written_over(plan: Plan) -> IndexError:
+    return IndexError(
         f"what the {type(plan.sampler).__name__} chose was written over each of the "
         f"{ATTEMPTS} times that it was read; make the buffer larger, or write slower"
     )

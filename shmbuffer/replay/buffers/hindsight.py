@@ -33,6 +33,7 @@ from shmbuffer.replay.samplers.slicing.boundaries import Boundaries
 from shmbuffer.replay.samplers.slicing.entries import path_of
 from shmbuffer.replay.storages.indexing import ravel
 from shmbuffer.replay.storages.storage import ring_of
+from shmbuffer.replay.units import Transition
 
 if TYPE_CHECKING:
     from shmbuffer.numpy.nodes import KeyPath
@@ -102,6 +103,7 @@ class HERReplayBuffer(TensorDictReplayBuffer):
 
     Raises:
         ValueError: ``her_ratio`` is not from 0 to 1, or there is no such strategy.
+        NotImplementedError: a ``sample_unit``.
 
     A sample raises:
         KeyError: the items lack an entry that is named above.
@@ -153,6 +155,11 @@ class HERReplayBuffer(TensorDictReplayBuffer):
     ) -> None:
         if not 0.0 <= her_ratio <= 1.0:
             raise ValueError(f"her_ratio is a part of the rows, from 0 to 1, got {her_ratio}")
+        if type(kwargs.get("sample_unit")) not in (type(None), Transition):
+            raise NotImplementedError(
+                "hindsight gives goals to single steps: HERReplayBuffer has no sample_unit; draw "
+                "windows from a TensorDictReplayBuffer"
+            )
         self.reward_fn = reward_fn
         self.terminated_fn = terminated_fn
         self.her_ratio = her_ratio

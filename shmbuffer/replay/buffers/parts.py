@@ -19,6 +19,7 @@ from shmbuffer.replay.storages import Storage
 from shmbuffer.replay.storages.ring_backed import RingBacked
 from shmbuffer.replay.storages.tensor import TensorStorage
 from shmbuffer.replay.transforms import Compose, Transform
+from shmbuffer.replay.units import SampleUnit
 from shmbuffer.replay.writers import Writer
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ class Parts:
     _writer: Writer
     _transform: Compose
     _plan: Plan
+    _sample_unit: SampleUnit | None
     _collate_fn: Callable[[Any], Any] | None
     _batch_size: int | None
     _dim_extend: int | None

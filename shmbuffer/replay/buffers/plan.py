@@ -33,6 +33,7 @@ from shmbuffer.replay.storages.ring_backed import RingBacked
 from shmbuffer.replay.storages.storage import ring_of
 from shmbuffer.replay.storages.tensor import TensorStorage
 from shmbuffer.replay.transforms import Transform
+from shmbuffer.replay.units import SampleUnit, Transition
 from shmbuffer.replay.writers import RoundRobinWriter, Writer
 
 _NOT_YET = "nothing was written yet"
@@ -50,6 +51,7 @@ class Plan:
         ring_backed: the storage, where it is one of this package.
         sampler: who draws.
         by_priority: the sampler, where it draws by priority.
+        unit: what makes something else of what is drawn; None: nothing.
         transforms: as they are now, and will be.
         prefetcher: what makes batches ahead; None: nothing.
         payload: what moves the items of a ring-backed storage; None before the first write.
@@ -77,6 +79,8 @@ class Plan:
         storage, sampler = self.storage, self.sampler
         self.ring_backed = backed = storage if isinstance(storage, RingBacked) else None
         self.payload: Any = None if backed is None else backed._mover or backed.mover()
+        unit = buffer._sample_unit
+        self.unit: SampleUnit | None = None if type(unit) is Transition else unit
         self.by_priority = sampler if isinstance(sampler, PrioritizedSampler) else None
         self._samples_tensordicts = buffer._mapping == "tensordict"
         ring = ring_of(storage)
@@ -138,6 +142,7 @@ class Plan:
             ),
             (self._own_table, _OWN_TABLE),
             (bool(buffer._also_chooses), f"{buffer._also_chooses} chooses, too"),
+            (self.unit is not None, f"a {_name(self.unit)} makes more of what is drawn"),
         )
         device = getattr(storage, "device", None)
         leaves = getattr(self.payload, "leaves", None)
@@ -161,6 +166,7 @@ class Plan:
         if not self.why_sample and isinstance(storage, TensorStorage):
             self.fast_read = FastRead(storage, self.payload, sampler, by_priority, self.info)
         chooses = "prefetch" if prefetcher is not None else buffer._also_chooses
+        chooses = chooses or ("" if self.unit is None else f"a {_name(self.unit)}")
         chooses = chooses or ("" if uniform else f"a {_name(sampler)}")
         self.limits = Limits(self.ring_backed, chooses)
 

@@ -22,6 +22,7 @@ from shmbuffer.replay.samplers import RandomSampler, Sampler
 from shmbuffer.replay.samplers.rank import require_rank
 from shmbuffer.replay.storages import ListStorage, Storage
 from shmbuffer.replay.transforms import Transform, compose
+from shmbuffer.replay.units import SampleUnit
 from shmbuffer.replay.writers import RoundRobinWriter, Writer
 
 if TYPE_CHECKING:
@@ -74,7 +75,9 @@ class ReplayBuffer(Writing, Sampling, StorageOrder, Saving, Publishing):
             ``"priority_weight"``, one tensor under both.
         rate_limiter: what keeps writers and samplers in step, or makes a queue of the buffer; see
             `RateLimiter`. It is the directory's, and so everybody's. None leaves what is set there.
-        **later: ``sample_unit``, ``consume_after_n_samples``, ``service_backend``,
+        sample_unit: what a batch has of each item that is drawn: a `Sequence` of steps, or one
+            transition over n of them (`NStep`); None is the item. Batch sizes count what is drawn.
+        **later: ``consume_after_n_samples``, ``service_backend``,
             ``service_backend_options``, ``transport``, ``transport_options``: known from TorchRL,
             not there yet.
 
@@ -120,6 +123,7 @@ class ReplayBuffer(Writing, Sampling, StorageOrder, Saving, Publishing):
         delayed_init: bool | None = None,
         weight_key: str | None = None,
         rate_limiter: RateLimiter | None = None,
+        sample_unit: SampleUnit | None = None,
         **later: Any,
     ) -> None:
         refuse(type(self).__name__, later)
@@ -132,6 +136,9 @@ class ReplayBuffer(Writing, Sampling, StorageOrder, Saving, Publishing):
             )
         if transform is not None and transform_factory is not None:
             raise TypeError("transform and transform_factory exclude each other; give one of them")
+        if sample_unit is not None and not isinstance(sample_unit, SampleUnit):
+            raise TypeError(f"sample_unit is a SampleUnit, such as Sequence, got {sample_unit!r}")
+        self._sample_unit = sample_unit
         self._collate_fn = collate_fn
         self._pin_memory = pinned.wanted(pin_memory)
         self._batch_size = batch_size

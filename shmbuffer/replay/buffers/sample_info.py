@@ -9,9 +9,11 @@ from typing import Any, NamedTuple
 import torch
 from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 
-from shmbuffer.numpy.keys import GENERATION, INDEX, WEIGHT_KEYS
+from shmbuffer.numpy.keys import ANCHOR_GENERATION, GENERATION, INDEX, WEIGHT_KEYS
 from shmbuffer.replay.form.deferred import amended
 from shmbuffer.replay.form.nodes import unlocked
+
+ANCHORS = "_anchors"  # index of what the sampler drew, until what a unit made of it is read
 
 
 class SampleInfo(NamedTuple):
@@ -38,7 +40,10 @@ class SampleInfo(NamedTuple):
         """The entries of a sample, from what a sampler knows about what it chose."""
         others = dict(known)
         weights = [others.pop(key) for key in WEIGHT_KEYS if key in others]
+        others.pop(ANCHORS, None)
         tickets = others.pop(GENERATION, None)
+        if not self.generation:
+            others.pop(ANCHOR_GENERATION, None)
         return {**self.entries(index, weights[0] if weights else None, tickets), **others}
 
 

@@ -5,7 +5,8 @@
              ├─ by parts ─▶ sampler.sample ─▶ chosen ─┼─▶ collate_fn ─▶ transforms ─▶ pinned memory
              └─ out of a queue ─▶ taken ─────────────┘
 
-The plan says which; where a limiter is set, or the call asks for it, it is waited for first.
+The plan says which; where a limiter is set, or the call asks for it, it is waited for first. What a
+`SampleUnit` makes of the draw is read in its place, and becomes the batch behind ``collate_fn``.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from shmbuffer.memory import deadline
 from shmbuffer.numpy.indices import as_int, asked_size
 from shmbuffer.replay import pinned
 from shmbuffer.replay.buffers.access import swap_dims
-from shmbuffer.replay.buffers.drawing import Choice, chosen, drawn, taken
+from shmbuffer.replay.buffers.drawing import Choice, chosen, drawn, expanded, taken
 from shmbuffer.replay.buffers.parts import Parts
 from shmbuffer.replay.buffers.prefetch import Batch, Order
 from shmbuffer.replay.eager import FRAMES, eager
@@ -187,11 +188,11 @@ class Sampling(Parts):
 
     def _choose(self, count: int) -> Choice:
         """What the next batch has: indices, and what is known about the draw."""
-        return self._sampler.sample(self._storage, count)
+        return expanded(self._planned(), *self._sampler.sample(self._storage, count))
 
     def _choose_again(self, index: Any) -> Choice:
         """What takes the place of a choice that was overwritten before it was read."""
-        return self._sampler._again(self._storage, index)
+        return expanded(self._planned(), *self._sampler._again(self._storage, index))
 
     def _gathered(self, index: Any, known: dict[Any, Any]) -> Batch:
         with pinned.gathering(self._pin_memory):
@@ -200,7 +201,10 @@ class Sampling(Parts):
 
     def _finished(self, data: Any, info: dict[str, Any]) -> Batch:
         """Items as the user gets them: collated, transformed, in pinned memory."""
-        return self._passed_on(self._collate(data), info)
+        data = self._collate(data)
+        if self._plan.unit is not None:
+            data, info = self._plan.unit.assemble(data, info)
+        return self._passed_on(data, info)
 
     def _passed_on(self, data: Any, info: dict[str, Any]) -> Batch:
         """A collated batch as the user gets it."""

@@ -228,7 +228,8 @@ class TensorDictReplayBuffer(ReplayBuffer):
 
         Args:
             data: a sample, or part of one: entries ``"index"`` and ``priority_key``. Several
-                priorities an item (a stored trajectory) are reduced by the sampler's ``reduction``.
+                priorities an item (a stored trajectory) are reduced by the sampler's ``reduction``;
+                those of a window go to the item that was drawn, see `Sequence`.
 
         Returns:
             How many were applied and how many were stale; zeros where the sampler knows no
@@ -244,6 +245,9 @@ class TensorDictReplayBuffer(ReplayBuffer):
         if not isinstance(sampler, PrioritizedSampler):
             return PriorityUpdate(0, 0)
         given = data
+        lanes: tuple[int, ...] = () if storage.ndim == 1 else lanes_of(storage)
+        if self._plan.unit is not None:
+            data = self._plan.unit._by_anchor(data, key, sampler.reduction, lanes)
         if isinstance(data, LazyStackedTensorDict) and not isinstance(storage, TensorStorage):
             data = priority_entry.of_items(data, key, sampler.reduction)
         entries = data._tensordict if type(data) is TensorDict else data
@@ -252,7 +256,6 @@ class TensorDictReplayBuffer(ReplayBuffer):
             raise priority_entry.no_index(data)
         priority = entries.get(key, None) if type(key) is str else data.get(key, None)
         generation = entries.get(GENERATION, None)
-        lanes: tuple[int, ...] = () if storage.ndim == 1 else lanes_of(storage)
         if lanes:
             count = index.numel() // index.shape[-1]
         else:

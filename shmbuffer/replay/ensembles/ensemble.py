@@ -40,6 +40,7 @@ from shmbuffer.replay.ensembles.writer import WriterEnsemble
 from shmbuffer.replay.samplers import PrioritizedSampler
 from shmbuffer.replay.storages.indexing import is_one
 from shmbuffer.replay.transforms import Transform
+from shmbuffer.replay.units import Transition
 
 Collate = Callable[[Any], Any]
 
@@ -81,6 +82,7 @@ class ReplayBufferEnsemble(Buffers):
     Raises:
         RuntimeError: both buffers and parts.
         TypeError: neither, or something that is no buffer.
+        NotImplementedError: a ``sample_unit``, also of one of the buffers.
         ValueError: parts of different numbers; both ``routing_key`` and ``routing_dim``.
 
     It can be passed to another process where each of its buffers can.
@@ -125,6 +127,12 @@ class ReplayBufferEnsemble(Buffers):
     ) -> None:
         if routing_key is not None and routing_dim is not None:
             raise ValueError("routing_key and routing_dim exclude each other; give one of them")
+        for unit in (kwargs.get("sample_unit"), *(getattr(rb, "_sample_unit", None) for rb in rbs)):
+            if unit is not None and type(unit) is not Transition:
+                raise NotImplementedError(
+                    f"an ensemble draws items, no {type(unit).__name__}: its samples are rows of "
+                    "equal length, one of each buffer; sample a buffer with a sample_unit by itself"
+                )
         self._routing_key, self._routing_dim = routing_key, routing_dim
         count = len(rbs) if rbs else len(storages or ())
         if collate_fns is not None and len(collate_fns) != count:

@@ -75,7 +75,7 @@ class Boundaries:
 
     Args:
         end_key: see above.
-        end_keys: those that the items have, combined with or.
+        end_keys: those that the items have, combined with or; empty: none ends one.
         traj_key: see above. Where the items have it not, end keys are used.
         step_key: None where items lie in their order.
         ends: bool ``[slots, *lanes]``.
@@ -245,6 +245,8 @@ class Boundaries:
 
     def _keys(self, entries: Entries) -> tuple[KeyPath | None, tuple[KeyPath, ...]]:
         """The entries that are looked at, of those that the items have."""
+        if self._all_ends and not self._ends:
+            return None, ()
         wanted = () if self._ends else USUAL_IDS
         wanted = wanted if self._ids is None else (self._ids,)
         ids = next((path for path in wanted if entries.has(path)), None)

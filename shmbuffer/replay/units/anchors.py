@@ -1,0 +1,170 @@
+"""Where the drawn items lie in their trajectories, and whether what is around them is still there.
+
+    anchors ──▶ rows of the table of trajectories ──▶ any rows of the same one ──▶ elements, tickets
+
+Rows of a trajectory are of one collector, of one life of it and of one stream, and follow each
+other in time, wherever the ring has them. Elements of one table that are there have not been
+written over since it was made, so a window is of one moment, and never of two lives of a slot.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+
+from shmbuffer.numpy.indices import as_int, ravel
+from shmbuffer.numpy.keys import GENERATION
+from shmbuffer.replay.samplers.sampler import ATTEMPTS, in_storage, lanes_of
+from shmbuffer.replay.samplers.slicing.boundaries import Boundaries
+from shmbuffer.replay.storages.storage import ring_of
+from shmbuffer.replay.units.unit import Expanded, SampleUnit
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from shmbuffer.memory import Ring
+    from shmbuffer.numpy.nodes import KeyPath
+    from shmbuffer.replay.samplers.arrays import Ints
+    from shmbuffer.replay.samplers.slicing.boundaries import Found
+    from shmbuffer.replay.units.unit import Key
+
+
+class Items(NamedTuple):
+    """Items around anchors."""
+
+    elements: Ints
+    """int64 ``[n]``."""
+    index: Any
+    """The same, as the storage takes them."""
+    tickets: dict[str, torch.Tensor]
+    """int64 ``[n]``, as an entry of a sample; empty where there is no ring."""
+
+    def of(self, *positions: Ints) -> Items:
+        """Some of them, one behind the other."""
+        at = torch.from_numpy(np.concatenate(positions))
+        index = self.index
+        some = tuple(part[at] for part in index) if isinstance(index, tuple) else index[at]
+        return Items(self.elements[at], some, {key: one[at] for key, one in self.tickets.items()})
+
+
+class Anchors(NamedTuple):
+    """Drawn items, and the trajectory of each as it was at one moment."""
+
+    storage: Any
+    ring: Ring | None
+    found: Found
+    elements: Ints
+    """int64 ``[n]``, as are the next three."""
+    rows: Ints
+    """Of the table."""
+    first: Ints
+    """The first row of its trajectory."""
+    last: Ints
+    """The last one."""
+
+    def items(self, rows: Ints) -> Items | None:
+        """What these rows hold, any of their trajectories; None: one has been written over."""
+        elements = self.found.table.elements_of(rows)
+        tickets = {}
+        if self.ring is not None:
+            held = self.found.table.are_there(self.ring, elements)
+            if held is None:
+                return None
+            tickets = {GENERATION: torch.from_numpy(held)}
+        return Items(elements, in_storage(self.storage, torch.from_numpy(elements)), tickets)
+
+
+class Trajectories:
+    """Finds the trajectories of anchors.
+
+    Args:
+        done_key: flag of the last step of an episode; None: nothing ends them, but for the newest
+            item of a stream.
+        others: entries of the items that will be asked for.
+    """
+
+    def __init__(self, done_key: Key | None, others: Sequence[KeyPath] = ()) -> None:
+        self._done_key = done_key
+        self._boundaries = Boundaries(
+            end_key=None,
+            end_keys=() if done_key is None else (done_key,),
+            traj_key=None,
+            step_key=None,
+            ends=None,
+            trajectories=None,
+            cache_values=False,
+            others=others,
+        )
+
+    def forget(self) -> None:
+        """Look again."""
+        self._boundaries.forget()
+
+    def of(self, index: Any, info: dict[Any, Any], storage: Any) -> Anchors | None:
+        """Where anchors lie; None: one of them is not there, or not the item that was drawn."""
+        elements = ravel(index, lanes_of(storage))
+        ring: Ring | None = ring_of(storage)
+        try:
+            found = self._boundaries.of(storage)
+        except KeyError as error:
+            raise KeyError(
+                f"the items have no entry {self._done_key!r}, which says where an episode ends; "
+                "name the entry that does with done_key, or give done_key=None"
+            ) from error
+        table = found.table
+        rows = table.rows_of(elements)
+        if (rows < 0).any():
+            return None
+        if ring is not None:
+            held, drawn = table.are_there(ring, elements), info.get(GENERATION)
+            if held is None or (drawn is not None and (held != drawn.numpy().reshape(-1)).any()):
+                return None
+        trajectories = table.of_rows(rows)
+        first = table.starts[trajectories]
+        last = first + table.lengths[trajectories] - 1
+        return Anchors(storage, ring, found, elements, rows, first, last)
+
+
+class OfTrajectories(SampleUnit):
+    """A unit whose items are of the trajectory of their anchor."""
+
+    _trajectories: Trajectories
+
+    @abstractmethod
+    def _around(self, anchors: Anchors, info: dict[Any, Any]) -> Expanded | None:
+        """The items of each anchor; None: one has been written over."""
+
+    def expand(self, index: Any, info: dict[Any, Any], storage: Any) -> Expanded:
+        """See `SampleUnit.expand`.
+
+        Raises:
+            IndexError: there is no item at an anchor, or no more.
+            KeyError: no entry says where an episode ends.
+        """
+        for _ in range(ATTEMPTS):
+            found = self._expand(index, info, storage)
+            if found is not None:
+                return found
+        raise IndexError(
+            f"{type(self).__name__}: an anchor names no item of this storage, or another one by "
+            "now; draw it again"
+        )
+
+    def _expand(self, index: Any, info: dict[Any, Any], storage: Any) -> Expanded | None:
+        """See `SampleUnit._expand`."""
+        anchors = self._trajectories.of(index, info, storage)
+        found = None if anchors is None else self._around(anchors, info)
+        if found is None:
+            self._trajectories.forget()
+        return found
+
+
+def at_least(name: str, value: Any, least: int) -> int:
+    """An argument that is a number of steps."""
+    number = as_int(name, value)
+    if number < least:
+        raise ValueError(f"{name} has to be at least {least}, got {number}")
+    return number

@@ -1,0 +1,175 @@
+"""Transitions over n steps, made of single steps when they are drawn.
+
+    item t     observation, action, ...                          │
+    t .. last  rewards ──▶ next.reward = r + gamma r' + ...      ├─▶ one transition
+    last       next: observation, done, terminated, ...          │
+
+``last`` is n - 1 steps on, or where the episode ends before, or the newest step of its stream.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from tensordict import TensorDictBase
+from torch.utils._pytree import tree_map
+
+from shmbuffer.numpy.keys import GENERATION, INDEX
+from shmbuffer.replay.form.nodes import is_collection
+from shmbuffer.replay.samplers.slicing.entries import path_of
+from shmbuffer.replay.units.anchors import Anchors, OfTrajectories, Trajectories, at_least
+
+if TYPE_CHECKING:
+    from shmbuffer.replay.units.unit import Expanded, Key
+
+_GAMMA, _STEPS = "gamma", "steps_to_next_obs"
+_REWARD = "n_step_reward"  # from `_around` to `assemble`
+
+
+class NStep(OfTrajectories):
+    """One transition over up to n steps, for each single step that is drawn.
+
+    What is stored are single steps, whatever n is: it may be changed, or two learners may have two.
+    A sample is like one of transitions that were written with n steps:
+
+    - ``next`` is that of the last step, with all of its entries: observation, ``done``,
+      ``terminated``, ``truncated``.
+    - ``reward_key`` has the discounted sum of the rewards.
+    - ``"gamma"`` is the discount of what follows, ``gamma ** steps``, and ``"steps_to_next_obs"``
+      how many steps there were; both of the shape of a reward. The target is ``reward + gamma *
+      ~terminated * value(next observation)``; TorchRL's losses read ``"steps_to_next_obs"``.
+
+    Steps are of one episode, one collector, one life of it and one stream, and are read together or
+    drawn again. Where the episode ends, by termination or truncation, there are fewer; so there are
+    at the newest step of a stream, which another sample may find with more, and before a slot that
+    a death has left without an item. A sum is never over steps that are not there.
+
+    ``index``, weights and priorities are those of the first step. It equals what `Recorder` writes
+    with ``n_step=n`` where that has written all of an episode.
+
+    Args:
+        n: steps of a transition, from 1.
+        gamma: discount of one step, from 0 to 1.
+        reward_key: the reward of a step.
+        done_key: flag of the last step of an episode, terminated or truncated. None: nothing ends
+            one.
+
+    Raises:
+        ValueError: a number is out of range, or ``reward_key`` is not below ``next``.
+
+    Cost: that of `SliceSampler` for the boundaries, and one read of the first and the last step and
+        of the rewards.
+
+    Example:
+        >>> import torch
+        >>> from tensordict import TensorDict
+        >>> from shmbuffer import LazyTensorStorage, NStep
+        >>> from shmbuffer import TensorDictReplayBuffer
+        >>> rb = TensorDictReplayBuffer(
+        ...     storage=LazyTensorStorage(4),
+        ...     sample_unit=NStep(3, gamma=0.5),
+        ...     batch_size=2,
+        ... )
+        >>> step = torch.arange(4)
+        >>> after = {"obs": step + 1, "reward": torch.ones(4), "done": step == 3}
+        >>> index = rb.extend(TensorDict({"obs": step, "next": after}, [4]))
+        >>> sample = rb.sample()
+        >>> steps = sample["steps_to_next_obs"]
+        >>> bool((sample["next", "obs"] == sample["obs"] + steps).all())
+        True
+    """
+
+    def __init__(
+        self,
+        n: int,
+        gamma: float,
+        *,
+        reward_key: Key = ("next", "reward"),
+        done_key: Key | None = ("next", "done"),
+    ) -> None:
+        self.n = at_least("n", n, 1)
+        if not 0 <= gamma <= 1:
+            raise ValueError(f"gamma is from 0 to 1, got {gamma!r}")
+        self.gamma = float(gamma)
+        self.reward_key, self.done_key = reward_key, done_key
+        self._reward = path_of(reward_key)
+        if len(self._reward) < 2:
+            raise ValueError(
+                f"reward_key is an entry of what a step leads to, such as ('next', 'reward'), got "
+                f"{reward_key!r}"
+            )
+        self._trajectories = Trajectories(done_key, [self._reward])
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(n={self.n}, gamma={self.gamma})"
+
+    def _around(self, anchors: Anchors, info: dict[Any, Any]) -> Expanded | None:
+        """First and last step of each, one behind the other."""
+        entries = anchors.found.entries
+        if not entries.has(self._reward):
+            raise KeyError(f"the items have no entry {self.reward_key!r}; name it with reward_key")
+        count, n = len(anchors.rows), self.n
+        steps = np.minimum(anchors.last - anchors.rows + 1, n)
+        rows = anchors.rows[:, None] + np.minimum(np.arange(n), steps[:, None] - 1)
+        rewards = entries.take(self._reward, anchors.found.table.elements_of(rows.ravel()))
+        items = anchors.items(rows.ravel())  # behind the rewards: they were read while it was so
+        if items is None:
+            return None
+        rewards = rewards.reshape(count, n, *rewards.shape[1:])
+        powers = torch.tensor([self.gamma**k for k in range(n + 1)], dtype=torch.float64)
+        total = torch.zeros_like(rewards[:, 0], dtype=torch.float64)
+        number = torch.from_numpy(steps).reshape(count, *(1,) * (total.dim() - 1))
+        for k in range(n):
+            total += torch.where(k < number, powers[k] * rewards[:, k].double(), 0.0)
+        number = number.expand(total.shape).clone()
+        dtype = rewards.dtype if rewards.is_floating_point() else torch.float32
+        ends = items.of(np.arange(0, count * n, n), np.arange(n - 1, count * n, n))
+        made = {_REWARD: total.to(dtype), _STEPS: number, _GAMMA: powers[number].to(dtype)}
+        return ends.index, {**info, **made, **ends.tickets}
+
+    def assemble(self, data: Any, info: dict[Any, Any]) -> tuple[Any, dict[Any, Any]]:
+        """See `SampleUnit.assemble`."""
+        made = {key: info[key] for key in (_REWARD, _STEPS, _GAMMA)}
+        said = {key: value for key, value in info.items() if key not in made}
+        count = len(made[_REWARD])
+        first, last = _part(data, slice(count)), _part(data, slice(count, None))
+        *inside, name = self._reward
+        into = first
+        for key in inside:
+            into, last = _set(into, key, _copied(_get(last, key))), _get(last, key)
+        device = getattr(_get(last, name), "device", None)
+        _set(into, name, made[_REWARD].to(device))
+        for key in (_GAMMA, _STEPS):
+            if isinstance(first, (TensorDictBase, dict)) or hasattr(first, key):
+                _set(first, key, made[key].to(device))
+            else:
+                said[key] = made[key]  # the fields of a tensorclass are what they are
+        for key in (INDEX, GENERATION):
+            if key in said:
+                said[key] = _part(said[key], slice(count))
+        return first, said
+
+
+def _part(data: Any, some: slice) -> Any:
+    """Some rows of a batch: to set entries in, and leave those of the batch alone."""
+    return _copied(tree_map(lambda leaf: leaf[some], data, is_leaf=is_collection))
+
+
+def _copied(data: Any) -> Any:
+    """The same tensors in a node of its own."""
+    return data.copy() if is_collection(data) or isinstance(data, dict) else data
+
+
+def _get(data: Any, key: str) -> Any:
+    return data.get(key) if is_collection(data) else data[key]
+
+
+def _set(data: Any, key: str, value: Any) -> Any:
+    """Set an entry and return it as it is there."""
+    if is_collection(data):
+        data.set(key, value)
+        return data.get(key)
+    data[key] = value
+    return value
