@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from shmbuffer.memory.weights import Weights as Weights
     from shmbuffer.replay.buffers import *  # noqa: F403
     from shmbuffer.replay.checkpointers import *  # noqa: F403
+    from shmbuffer.replay.datasets import *  # noqa: F403
     from shmbuffer.replay.ensembles import *  # noqa: F403
     from shmbuffer.replay.records.ragged import densify as densify
     from shmbuffer.replay.records.ragged import pad as pad
@@ -68,11 +69,16 @@ _HOMES = {
         "TensorStorageCheckpointer",
     ),
     "shmbuffer.replay.ensembles": (
+        "OfflineToOnlineReplayBuffer",
         "ReplayBufferEnsemble",
         "SamplerEnsemble",
         "StorageEnsemble",
         "StorageEnsembleCheckpointer",
         "WriterEnsemble",
+    ),
+    "shmbuffer.replay.datasets": (
+        "load_dataset",
+        "prefill_replay_buffer",
     ),
     "shmbuffer.replay.records.ragged": (
         "densify",
@@ -105,6 +111,7 @@ _HOMES = {
         "LazyStackStorage",
         "LazyTensorStorage",
         "ListStorage",
+        "ReadOnlyStorage",
         "Storage",
         "TensorStorage",
     ),

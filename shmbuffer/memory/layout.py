@@ -28,8 +28,8 @@ from numpy.typing import NDArray
 MAGIC = b"SHMBUF\x00\x01"
 FORMAT_MAJOR = 1
 #: 1: records; 2: flow control, the last recovery, lock waits; 3: dated stores, queue_since;
-#: 4: streams, first_draws.
-FORMAT_MINOR = 4
+#: 4: streams, first_draws; 5: offline_base, offline_fraction.
+FORMAT_MINOR = 5
 ENDIAN_TAG = 0x01020304
 
 PAGE = 4096
@@ -265,6 +265,8 @@ RUNTIME = _fields(
     ("lock_waits", "<u8", 248),
     ("limiters", "V128", 256),
     ("touched_ns", "<u8", 384),
+    ("offline_base", "<f8", 1776),
+    ("offline_fraction", "<f8", 1784),
     ("first_draws", "(256,)<u8", 1792),
     itemsize=PAGE,
 )

@@ -32,6 +32,7 @@ NOT_RUN = {
 # What a page shows needs this package, which not every environment of the tests has.
 NEEDS = {
     "docs/guides/from-sb3-and-reverb.md": "gymnasium",
+    "docs/guides/offline-to-online.md": "pyarrow",
     "docs/guides/stable-baselines3.md": "stable_baselines3",
     "docs/guides/vector-environments.md": "gymnasium",
     "docs/guides/several-machines.md": "ray",

@@ -35,15 +35,15 @@ def control(engine: Engine) -> bytes:
     return (engine.path / layout.CONTROL).read_bytes()
 
 
-def test_this_is_format_1_4() -> None:
-    assert (layout.FORMAT_MAJOR, layout.FORMAT_MINOR) == (1, 4)
+def test_this_is_format_1_5() -> None:
+    assert (layout.FORMAT_MAJOR, layout.FORMAT_MINOR) == (1, 5)
 
 
 def test_the_first_sixteen_bytes_say_what_it_is(engine: Engine) -> None:
     header = bytes.fromhex(
         "53484d4255460001"  # SHMBUF, 0, 1
         "0100"  # format 1
-        "0400"  # .4
+        "0500"  # .5
         "04030201"  # 0x01020304, little-endian
     )
     data = control(engine)
@@ -89,7 +89,7 @@ def test_a_superblock_is_these_bytes() -> None:
         4096,
     )
     expected = (
-        bytes.fromhex("53484d425546000101000400040302010807060504030201")
+        bytes.fromhex("53484d425546000101000500040302010807060504030201")
         + bytes(range(32))
         + struct.pack("<QIIQQII", 3, 1, 3, 1_000_000, 4, 6, 256)
         + bytes(range(32, 64))

@@ -1072,6 +1072,21 @@ def test_prefetched_batches_are_those_that_a_seed_gives(make: Any, p: Any) -> No
     assert found[0] == found[1]
 
 
+@pytest.mark.parametrize("make", [numbers, dicts])
+def test_batches_that_were_made_ahead_come_next_after_a_load(tmp_path: Path, make: Any) -> None:
+    def filled() -> ReplayBufferEnsemble:
+        generator = torch.Generator().manual_seed(4)
+        return ReplayBufferEnsemble(*make(0, 100), batch_size=8, generator=generator, prefetch=3)
+
+    rb, other = filled(), filled()
+    rb.sample()
+    rb.dumps(tmp_path / "save")
+    other.loads(tmp_path / "save")
+    for _ in range(5):
+        mine, theirs = (one.sample() for one in (rb, other))
+        assert (mine == theirs).all()
+
+
 def test_prefetched_draws_are_taken_back() -> None:
     sampler = SamplerWithoutReplacement(shuffle=False)
     rbs = numbers(0, sampler=sampler)

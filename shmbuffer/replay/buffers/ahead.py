@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from tensordict import TensorDictBase
 
 from shmbuffer.numpy.keys import GENERATION
 from shmbuffer.replay.buffers.prefetch import Draws, Made, Order
@@ -56,18 +57,20 @@ def read_ahead(directory: Path) -> list[Any]:
     with reading(directory / f"{_AHEAD}.jsonl"):
         found = list(read_values(directory, _AHEAD, allow_pickle=False))
         for (_, info), ends_pass, _, state in found:
-            if not isinstance(info, dict) or not isinstance(ends_pass, bool):
+            if not isinstance(info, (dict, TensorDictBase)) or not isinstance(ends_pass, bool):
                 raise ValueError("a batch has no info, or does not say whether it ends a pass")
             if state is not None:
                 torch.Generator().set_state(state)  # is it one?
     return found
 
 
-def fits(saved: list[Any], loaded: Loaded | None) -> bool:
-    """Whether batches are of the items that a storage has now."""
+def fits(saved: list[Any], loaded: Loaded | list[Loaded | None] | None) -> bool:
+    """Whether batches are of the items that a storage, or each of several, has now."""
+    if isinstance(loaded, list):
+        return all(fits(saved, one) for one in loaded)
     if loaded is None or loaded.shift:
         return False
-    tracked = any(GENERATION in info for (_, info), *_ in saved)
+    tracked = any(GENERATION in info.keys() for (_, info), *_ in saved)  # noqa: SIM118
     return loaded.in_place or loaded.same_tickets or not tracked
 
 

@@ -12,6 +12,7 @@ from shmbuffer.numpy.keys import WEIGHT_KEYS
 from shmbuffer.replay import pinned
 from shmbuffer.replay.buffers.access import StorageOrder
 from shmbuffer.replay.buffers.arguments import refuse
+from shmbuffer.replay.buffers.columnar import Columnar
 from shmbuffer.replay.buffers.prefetch import Prefetcher
 from shmbuffer.replay.buffers.publishing import Publishing
 from shmbuffer.replay.buffers.sampling import Sampling
@@ -32,7 +33,7 @@ DEFAULT_CAPACITY = 1000  # of the ListStorage that a buffer without a storage ge
 _PARTS = frozenset(("_storage", "_sampler", "_writer", "_transform", "_plan"))
 
 
-class ReplayBuffer(Writing, Sampling, StorageOrder, Saving, Publishing):
+class ReplayBuffer(Writing, Sampling, StorageOrder, Saving, Columnar, Publishing):
     """A replay buffer made of three parts.
 
     Where all parts are of this package, a batch is one native call: ``extend`` is claim, copy,

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from shmbuffer.errors import SchemaMismatchError
+from shmbuffer.errors import BufferExistsError, SchemaMismatchError
 from shmbuffer.memory import Engine, ItemSnapshot, Leaf, Ring
+from shmbuffer.memory.layout import CONTROL
 from shmbuffer.numpy.nodes import LEAF, Node
 from shmbuffer.numpy.nodes import KeyPath as Key
 from shmbuffer.replay.checkpointers.objects import read_objects
@@ -96,6 +97,33 @@ class Saved:
                     f"it belongs to {list(lead)}",
                 )
         return cls(str(path), record, node, columns)
+
+    @classmethod
+    def of_data_set(cls, path: Path, *, ndim: int) -> Saved:
+        """Look at a save of a buffer or a storage, or at a TensorDict in files, which is full.
+
+        Raises:
+            BufferExistsError: the directory is that of a living buffer.
+            FileNotFoundError: there is none of these.
+        """
+        folder = path / "storage" if (path / "storage" / METADATA).exists() else path
+        if (folder / CONTROL).exists():
+            raise BufferExistsError(
+                f"{folder}: is a buffer that processes may be writing to, and no data set; "
+                "attach() to it, or dumps() it and open what that has written",
+                path=str(folder),
+            )
+        if (folder / METADATA).exists():
+            return cls.in_files(folder, ndim=ndim, allow_pickle=False)
+        if not (folder / "meta.json").exists():
+            raise FileNotFoundError(
+                f"{folder}: there is no data set here: neither what dumps() writes, nor a "
+                "TensorDict in files (TensorDict.memmap)"
+            )
+        found = read_folder(folder, ndim)
+        slots, *lanes = found.shape[:ndim]
+        record = SavedStorage(slots, tuple(lanes), np.ones(slots, np.bool_))
+        return cls(str(folder), record, *_of_folder(found, record, None, False))
 
     def example(self) -> Any:
         """A batch of one item of this form, without content."""

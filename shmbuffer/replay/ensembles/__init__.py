@@ -1,5 +1,6 @@
 """Several buffers as one: `ReplayBufferEnsemble`, and its storages, samplers and writers.
 
+offline_to_online  ──▶ a data set and what is collected, mixed (two_parts: under one index)
 buffers    ──▶ what is done to all of them; writes, each item into one
 ensemble   ──▶ samples: rows, each from one buffer (turns, where buffers are limited)
 storage, sampler, writer   TorchRL's three parts: views of the members' (members)
@@ -7,11 +8,13 @@ rows       ──▶ what belongs to which buffer
 """
 
 from shmbuffer.replay.ensembles.ensemble import ReplayBufferEnsemble
+from shmbuffer.replay.ensembles.offline_to_online import OfflineToOnlineReplayBuffer
 from shmbuffer.replay.ensembles.sampler import SamplerEnsemble
 from shmbuffer.replay.ensembles.storage import StorageEnsemble, StorageEnsembleCheckpointer
 from shmbuffer.replay.ensembles.writer import WriterEnsemble
 
 __all__ = [
+    "OfflineToOnlineReplayBuffer",
     "ReplayBufferEnsemble",
     "SamplerEnsemble",
     "StorageEnsemble",

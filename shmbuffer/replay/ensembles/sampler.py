@@ -251,16 +251,23 @@ class SamplerEnsemble(Ensemble, Sampler):
 
     def state_dict(self) -> dict[str, Any]:
         """Each sampler's state, under its number, and ``p``."""
-        return {**super().state_dict(), "_p": self._p}
+        return {**super().state_dict(), **self._own_state()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """What `state_dict` gave."""
         super().load_state_dict(state_dict)
-        self._p = state_dict.get("_p", self._p)
+        self._take_state(state_dict)
+
+    def _own_state(self) -> dict[str, Any]:
+        """What is known beside the samplers."""
+        return {"_p": self._p}
+
+    def _take_state(self, state: dict[str, Any]) -> None:
+        self._p = state.get("_p", self._p)
 
     def _dump(self, directory: Path, moment: Any) -> None:
         super()._dump(directory, moment)
-        write_state(directory, {"_p": self._p}, "the probabilities")
+        write_state(directory, self._own_state(), "the probabilities")
 
     def _read(self, directory: Path) -> Any:
         return super()._read(directory), read_state(directory)
@@ -268,7 +275,7 @@ class SamplerEnsemble(Ensemble, Sampler):
     def _apply(self, saved: Any, loaded: Any) -> None:
         of_members, state = saved
         super()._apply(of_members, loaded)
-        self._p = (state or {}).get("_p", self._p)
+        self._take_state(state or {})
 
     def _empty(self) -> None:
         for sampler in self._members:

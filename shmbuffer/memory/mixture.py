@@ -1,0 +1,69 @@
+"""How much of a sample comes from a data set: one number, which all learners of a buffer read.
+
+    offline_base       what it began with, in (0, 1); 0: nobody has said
+    offline_fraction   what it is now, in [0, 1)
+
+Each is one store of eight bytes, so that a reader sees the number before or the one after it. The
+fraction is stored before the base, under init.lock: where there is a base there is a fraction.
+If a process dies in between, there is no base yet, and the next one says its own.
+"""
+
+from __future__ import annotations
+
+from shmbuffer._native import _core
+from shmbuffer.errors import CorruptBufferError
+from shmbuffer.memory.engine import Engine
+
+
+class Mixture:
+    """The share of a data set in the samples of one buffer, for every process that has it.
+
+    Args:
+        engine: of the buffer.
+        base: what the share begins with, where nobody has said so.
+
+    Raises:
+        ValueError: the buffer began with another one.
+        AttachTimeout: another process holds init.lock.
+    """
+
+    def __init__(self, engine: Engine, base: float, *, timeout: float = 60.0) -> None:
+        self._engine = engine
+        with engine.seat.ground.lock(timeout):
+            runtime = engine.seat.control.runtime
+            known = float(runtime["offline_base"][0])
+            if not known:
+                runtime["offline_fraction"] = base
+                _core.reached("mixture.fraction")
+                runtime["offline_base"] = base
+                _core.reached("mixture.base")
+                engine.seat.control.touch()
+            elif known != base:
+                raise ValueError(
+                    f"{engine.where}: its samples began with offline_fraction={known:g}, and this "
+                    f"handle was given {base:g}; give it the same, and anneal() from there"
+                )
+
+    @property
+    def fraction(self) -> float:
+        """The share as it is now.
+
+        Raises:
+            CorruptBufferError: it is no share.
+        """
+        found = float(self._engine.seat.control.runtime["offline_fraction"][0])
+        if not 0.0 <= found < 1.0:
+            raise CorruptBufferError(
+                f"{self._engine.where}: the share of the data set in a sample is {found:g}, which "
+                "something else has written there; set it again with anneal(step, total_steps)",
+                path=str(self._engine.path),
+                found=found,
+            )
+        return found
+
+    @fraction.setter
+    def fraction(self, value: float) -> None:
+        self._engine.seat.require_open()
+        self._engine.seat.control.runtime["offline_fraction"] = value
+        _core.reached("mixture.fraction")
+        self._engine.seat.control.touch()

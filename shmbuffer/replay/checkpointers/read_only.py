@@ -1,0 +1,59 @@
+"""A storage that nobody writes to is saved by its name: its items are where they were."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from shmbuffer.memory import ItemSnapshot
+from shmbuffer.replay.checkpointers.checkpointer import StorageCheckpointerBase
+from shmbuffer.replay.checkpoints import Loaded
+from shmbuffer.replay.values import read_json, reading, write_json
+
+_FILE = "shmbuffer.data_set.json"
+
+
+class ReadOnlyStorageCheckpointer(StorageCheckpointerBase):
+    """Which data set it was, and no item of it: ``shmbuffer.data_set.json``.
+
+    The priorities beside it are saved by the sampler.
+    """
+
+    def dumps(self, storage: Any, path: str | os.PathLike[str]) -> ItemSnapshot:
+        """Write where the data set is, and what it is made of.
+
+        Returns:
+            The moment, whose priorities the sampler saves.
+        """
+        Path(path).mkdir(exist_ok=True)
+        write_json(Path(path) / _FILE, {"path": str(storage.path), **_form_of(storage)})
+        moment: ItemSnapshot = storage.ring().copy_out([])
+        return moment
+
+    def loads(self, storage: Any, path: str | os.PathLike[str]) -> Loaded:
+        """Compare; the items are there already.
+
+        Raises:
+            ValueError: the save is of another data set.
+            FileNotFoundError: no such storage was saved there.
+        """
+        file = Path(path) / _FILE
+        found = read_json(file, missing="no data set was saved in this directory")
+        with reading(file):
+            saved = {name: found[name] for name in ("slots", "leaves")}
+        if saved != _form_of(storage):
+            raise ValueError(
+                f"{path}: was saved beside the data set in {found.get('path')}, of "
+                f"{saved['slots']} items, and this storage has another one, of "
+                f"{storage.ring().capacity}, in {storage.path}; load it beside the same"
+            )
+        return Loaded(storage.ring().capacity, storage.ring().width)
+
+
+def _form_of(storage: Any) -> dict[str, Any]:
+    leaves = storage.mover().leaves
+    return {
+        "slots": storage.ring().capacity,
+        "leaves": [leaf.to_json() for leaf in leaves.leaves],
+    }

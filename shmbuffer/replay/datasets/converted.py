@@ -1,0 +1,78 @@
+"""A data set of another form, converted once into a TensorDict in files.
+
+    <root>/<source>/<name>-<version>/   is there as a whole, or not at all
+
+The version is that of the source's files: a data set that was made again is converted again. Two
+processes that convert at the same time do the same, and the directory of the first stays.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import quote
+
+from tensordict import TensorDict
+
+
+class Source(NamedTuple):
+    """A data set that was found."""
+
+    kind: str
+    name: str
+    version: int
+    """Another one for other content."""
+    items: int
+    batches: Callable[[], Iterator[TensorDict]]
+    """The items in their order, ``[n]`` each."""
+
+
+def converted(source: Source, root: Path | None) -> Path:
+    """The directory of a data set; made now, if it is not there yet."""
+    root = Path.home() / ".cache" / "shmbuffer" if root is None else root
+    path = root / source.kind / f"{quote(source.name, safe='')}-{source.version:x}"
+    if path.exists():
+        return path
+    path.parent.mkdir(parents=True, exist_ok=True)
+    made = Path(tempfile.mkdtemp(prefix=".converting-", dir=path.parent))
+    try:
+        _write(source, made)
+        try:
+            os.rename(made, path)
+        except OSError:
+            if not path.exists():
+                raise
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+    return path
+
+
+def _write(source: Source, path: Path) -> None:
+    at, files = 0, None
+    for batch in source.batches():
+        if files is None:
+            files = batch[:1].expand(source.items, *batch.batch_size[1:]).memmap_like(path)
+            form = _form_of(batch)
+        if _form_of(batch) != form:
+            raise ValueError(
+                f"{source.kind}:{source.name}: item {at} has {_form_of(batch)}, those before have "
+                f"{form}; a data set has items of one form"
+            )
+        files[at : at + len(batch)] = batch
+        at += len(batch)
+    if at != source.items or files is None:
+        raise ValueError(
+            f"{source.kind}:{source.name}: has {at} items, and says {source.items}; it is damaged, "
+            "or empty"
+        )
+
+
+def _form_of(batch: TensorDict) -> dict[Any, Any]:
+    return {
+        str(key): (str(leaf.dtype), list(leaf.shape[1:]))
+        for key, leaf in sorted(batch.items(True, True), key=lambda entry: str(entry[0]))
+    }

@@ -1,0 +1,87 @@
+"""Data sets by their names."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from shmbuffer.replay.buffers import ReplayBuffer, TensorDictReplayBuffer
+from shmbuffer.replay.datasets import minari, parquet
+from shmbuffer.replay.datasets.converted import converted
+from shmbuffer.replay.storages import ReadOnlyStorage
+from shmbuffer.replay.writers import ImmutableDatasetWriter
+
+_SOURCES = {"minari": minari.find, "parquet": parquet.find}
+
+
+def load_dataset(
+    dataset_id: str | os.PathLike[str],
+    *,
+    root: str | os.PathLike[str] | None = None,
+    priorities: str | os.PathLike[str] | None = None,
+    **kwargs: Any,
+) -> TensorDictReplayBuffer:
+    """A data set as a buffer that is read and never written.
+
+    Minari's data come as TorchRL has them: ``"observation"``, ``"action"``, ``"episode"``, and
+    under ``"next"`` the observation that followed, ``"reward"``, ``"terminated"``, ``"truncated"``
+    and ``"done"``, ``[n, 1]`` each; ``"info"`` where it is numbers.
+
+    Args:
+        dataset_id: ``"minari:<id>"`` (the extra ``minari``), ``"parquet:<file>"`` (the extra
+            ``parquet``), or the path of a directory for a `ReadOnlyStorage`.
+        root: where converted data sets are kept, each in a directory of its own, which is made once
+            for each version of the source; None: ``~/.cache/shmbuffer``.
+        priorities: see `ReadOnlyStorage`.
+        **kwargs: of `TensorDictReplayBuffer`.
+
+    Raises:
+        ValueError: no such source, or items that make no batch.
+        FileNotFoundError: it is not on this machine; nothing is fetched from elsewhere.
+        MissingExtra: the package that reads it is not installed; the message says how to.
+
+    Cost: all bytes once, the first time; later a map for each leaf.
+
+    Source: ``torchrl.data.datasets.load_dataset``.
+    """
+    path = Path(dataset_id)
+    if isinstance(dataset_id, str):
+        source, colon, name = dataset_id.partition(":")
+        if not colon or source not in _SOURCES:
+            raise ValueError(
+                f"{dataset_id!r} names no data set: it begins with one of "
+                f"{', '.join(f'{each}:' for each in _SOURCES)}; give the path of a directory as a "
+                "pathlib.Path, also of a data set that TorchRL has fetched (its data_path)"
+            )
+        path = converted(_SOURCES[source](name), Path(root) if root else None)
+    return TensorDictReplayBuffer(
+        storage=ReadOnlyStorage(path, priorities=priorities),
+        **{"writer": ImmutableDatasetWriter(), **kwargs},
+    )
+
+
+def opened(dataset: Any, batch_size: int | None, options: dict[str, Any]) -> ReplayBuffer:
+    """The buffer of a data set, as the user may name it: itself, a directory, or its name.
+
+    Raises ValueError where options are given for what is there already, or a name without a batch
+    size; TypeError where it is none of these.
+    """
+    if isinstance(dataset, (str, os.PathLike)):
+        if isinstance(dataset, str) and batch_size is None and "batch_size" not in options:
+            raise ValueError(
+                f"batch_size is needed to load {dataset!r}, which is a buffer of its own; give it"
+            )
+        return load_dataset(dataset, **{"batch_size": batch_size, **options})
+    if options:
+        raise ValueError(
+            f"{', '.join(map(repr, options))}: for a data set that is loaded by name; this one is "
+            "there already"
+        )
+    if not isinstance(dataset, ReplayBuffer):
+        raise TypeError(
+            f"a data set is a buffer of this package, a directory or a name, got "
+            f"{type(dataset).__name__}; of TorchRL's data sets, give the directory of their files: "
+            "pathlib.Path(dataset.data_path)"
+        )
+    return dataset

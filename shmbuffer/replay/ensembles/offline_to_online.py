@@ -1,0 +1,348 @@
+"""A data set that stays as it is, and what is collected: each sample has a fixed share of both.
+
+extend(data)  ──▶  the online part
+sample(n)     ──▶  round(fraction * n) rows of the data set, the rest online, in one batch [n]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase
+
+from shmbuffer.memory import deadline
+from shmbuffer.memory.mixture import Mixture
+from shmbuffer.numpy.keys import INDEX
+from shmbuffer.replay.buffers import TensorDictReplayBuffer, drawing
+from shmbuffer.replay.buffers.prefetch import Batch, Order
+from shmbuffer.replay.buffers.sample_info import with_info
+from shmbuffer.replay.datasets.loading import opened
+from shmbuffer.replay.eager import eager
+from shmbuffer.replay.ensembles.sampler import SamplerEnsemble
+from shmbuffer.replay.ensembles.turns import Row
+from shmbuffer.replay.ensembles.two_parts import OFFLINE, ONLINE, TwoParts
+from shmbuffer.replay.samplers import Sampler
+from shmbuffer.replay.storages import LazyTensorStorage, Storage, TensorStorage
+from shmbuffer.replay.storages.ring_backed import RingBacked
+from shmbuffer.replay.transforms import Transform
+
+
+class OfflineToOnlineReplayBuffer(TwoParts):
+    """A data set and what is collected beside it, sampled in a fixed proportion.
+
+    ``sample(n)`` has exactly ``round(offline_fraction * n)`` rows of the data set, first, and the
+    rest of the online part, as one flat batch. As long as the online part is empty all rows are of
+    the data set. ``extend`` and ``add`` write into the online part; nothing changes the data set.
+
+    The proportion is one number for all processes that have the online part: `anneal` in one of
+    them, and the next sample of each has it. It is in the part's directory, where it survives them,
+    or in its anonymous memory.
+
+    A sample says its ``"index"``: a number below the capacity of the online part is a place in
+    there, one from there on an item of the data set. Both parts may have priorities, which
+    `update_tensordict_priority` and `update_priority` set in the right one. An importance weight
+    corrects what its own part's priorities favour; that the parts are mixed is meant, and not
+    corrected. Where one part alone has priorities, the rows of the other weigh 1.
+
+    Args:
+        offline_dataset: a buffer; a directory (`pathlib.Path`) that a `ReadOnlyStorage` opens; or a
+            name for `load_dataset`, as ``"minari:door/human-v2"`` or ``"parquet:runs.parquet"``. A
+            `ReadOnlyStorage` is mapped once, for all learners.
+        online_storage: of the online part, with one storage dimension. A `LazyMemmapStorage` is
+            shared.
+        online_capacity: in its place: a `LazyTensorStorage` of that size.
+        offline_fraction: share of the data set in a sample, between 0 and 1; of a shared online
+            part, what all began with.
+        batch_size: of ``sample()``; and of a data set that is loaded by name.
+        transform: called with every sample.
+        online_sampler: who draws from the online part; None is a `RandomSampler`.
+        priority_key: see `TensorDictReplayBuffer`.
+        generator: of the draws in both parts.
+        prefetch: see `ReplayBuffer`.
+        **dataset_kwargs: for `load_dataset`.
+
+    Raises:
+        ValueError: both or none of ``online_storage`` and ``online_capacity``; a fraction that is
+            not between 0 and 1, or not the one that a shared online part began with; a storage of
+            several dimensions, or without an end; ``dataset_kwargs`` for what is there already.
+        TypeError: ``offline_dataset`` is none of these.
+
+    Example:
+        >>> import torch
+        >>> from tensordict import TensorDict
+        >>> from shmbuffer import LazyTensorStorage, OfflineToOnlineReplayBuffer
+        >>> from shmbuffer import ReplayBuffer
+        >>> data = ReplayBuffer(storage=LazyTensorStorage(100))
+        >>> index = data.extend(TensorDict({"obs": torch.zeros(100)}, [100]))
+        >>> rb = OfflineToOnlineReplayBuffer(
+        ...     data, online_capacity=50, offline_fraction=0.25, batch_size=8
+        ... )
+        >>> index = rb.extend(TensorDict({"obs": torch.ones(10)}, [10]))
+        >>> rb.sample()["obs"]
+        tensor([0., 0., 1., 1., 1., 1., 1., 1.])
+
+    Source: ``torchrl.data.OfflineToOnlineReplayBuffer``.
+    """
+
+    family = "OfflineToOnlineReplayBuffer"
+
+    def __init__(
+        self,
+        offline_dataset: Any,
+        *,
+        online_storage: Storage | None = None,
+        online_capacity: int | None = None,
+        offline_fraction: float = 0.5,
+        batch_size: int | None = None,
+        transform: Transform | None = None,
+        online_sampler: Sampler | None = None,
+        priority_key: str | tuple[str, ...] = "td_error",
+        generator: torch.Generator | None = None,
+        prefetch: int | None = None,
+        **dataset_kwargs: Any,
+    ) -> None:
+        if (online_storage is None) == (online_capacity is None):
+            raise ValueError("give online_storage or online_capacity, one of the two")
+        if not 0.0 < offline_fraction < 1.0:
+            raise ValueError(
+                f"offline_fraction has to be between 0 and 1, got {offline_fraction}; without a "
+                "data set, or with nothing else, a ReplayBuffer will do"
+            )
+        offline = opened(offline_dataset, batch_size, dataset_kwargs)
+        if online_capacity is not None:
+            online_storage = LazyTensorStorage(online_capacity)
+        assert online_storage is not None
+        for name, storage in (("online", online_storage), ("offline", offline._storage)):
+            if storage.ndim != 1 or storage.max_size >= 2**62:
+                raise ValueError(
+                    f"the {name} part has a {type(storage).__name__} with ndim={storage.ndim} and "
+                    f"max_size={storage.max_size}: an index names a part by the size of the other, "
+                    "so give it one dimension and a size"
+                )
+        self._base = float(offline_fraction)
+        online = TensorDictReplayBuffer(
+            storage=online_storage, sampler=online_sampler, priority_key=priority_key
+        )
+        self._mixture = _mixture(online_storage, self._base)
+        super().__init__(
+            online,
+            offline,
+            transform=transform,
+            batch_size=batch_size,
+            generator=generator,
+            prefetch=prefetch,
+        )
+        self._sampler = _MixedSampler(self._mixture, online._sampler, offline._sampler)
+        self._join()
+
+    # -- the proportion ------------------------------------------------------------------------
+
+    @property
+    def offline_fraction(self) -> float:
+        """Share of the data set in the next sample, of this process and of all others."""
+        return float(self._mixture.fraction)
+
+    def anneal(self, step: int, total_steps: int) -> None:
+        """Let the share of the data set fall to 0, as a straight line, for every process.
+
+        Args:
+            step: where it is on the line, from 0 on.
+            total_steps: where it is 0.
+
+        Raises:
+            ValueError: ``total_steps`` below 1, or ``step`` below 0.
+
+        Cost: one store. The process that called it last decides.
+        """
+        if total_steps < 1 or step < 0:
+            raise ValueError(f"anneal: step {step} of {total_steps}; count from 0 to at least 1")
+        self._mixture.fraction = self._base * max(0.0, 1.0 - step / total_steps)
+
+    # Under the names by which TorchRL's trainer saves and sets them.
+    @property
+    def _offline_fraction(self) -> float:
+        return self.offline_fraction
+
+    @_offline_fraction.setter
+    def _offline_fraction(self, value: float) -> None:
+        self._mixture.fraction = float(value)
+
+    @property
+    def _base_offline_fraction(self) -> float:
+        return self._base
+
+    @_base_offline_fraction.setter
+    def _base_offline_fraction(self, value: float) -> None:
+        self._base = float(value)
+
+    # -- both parts ----------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        """Items of both parts."""
+        return sum(len(rb) for rb in self._members)
+
+    def stats(self) -> dict[str, Any]:
+        """TorchRL's keys, of both parts together; ``offline_fraction``, and the size of each."""
+        return {
+            **super().stats(),
+            "offline_fraction": self.offline_fraction,
+            "offline_size": len(self.offline_buffer),
+            "online_size": len(self.online_buffer),
+        }
+
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}(offline={type(self.offline_buffer).__name__}, "
+            f"offline_fraction={self.offline_fraction:.3f}, "
+            f"online_size={len(self.online_buffer)}, batch_size={self._batch_size})"
+        )
+
+    # -- writing -------------------------------------------------------------------------------
+
+    def add(self, data: Any, timeout: float | None = None, *, streams: int | None = None) -> Any:
+        """Write one item into the online part; see `ReplayBuffer.add`."""
+        return self.online_buffer.add(data, timeout, streams=streams)
+
+    def extend(self, data: Any, **options: Any) -> Any:
+        """Write a batch into the online part; see `TensorDictReplayBuffer.extend`.
+
+        Args:
+            data: the batch.
+            **options: see there.
+
+        Returns:
+            Its indices in the online part, which are also those of a sample.
+        """
+        return self.online_buffer.extend(data, **options)
+
+    def empty(self, empty_write_count: bool = True) -> None:
+        """Forget the items of the online part; see `ReplayBuffer.empty`."""
+        self._drop_prefetched()
+        self.online_buffer.empty(empty_write_count)
+        self._turns.forget()
+
+    # -- sampling ------------------------------------------------------------------------------
+
+    @eager
+    def sample(
+        self,
+        batch_size: int | None = None,
+        return_info: bool = False,
+        include_info: bool | None = None,
+        *,
+        min_size: int | None = None,
+        timeout: float | None = None,
+    ) -> Any:
+        """Draw a batch of both parts.
+
+        Args:
+            batch_size: how many items; None is the constructor's.
+            return_info: return ``(data, info)``.
+            include_info: False leaves index and weights out of a sample of TensorDicts.
+            min_size: wait until the online part has so many items, where it has a share.
+            timeout: seconds to wait, for them and for a `RateLimiter` of the online part; None: as
+                long as it takes.
+
+        Returns:
+            The data ``[batch_size, ...]``, rows of the data set first.
+
+        Raises:
+            EmptyBufferError: nothing in a part that has a share; or in the data set, as long as the
+                online part is empty.
+            RateLimitTimeout, RateLimitError: items have to be written first.
+            RuntimeError: no batch size anywhere; or the parts hold items of different forms.
+
+        Cost: a native call for each part, and one copy of the rows more.
+        """
+        with deadline.within(timeout):
+            count = self._count(batch_size)
+            data, info = self._mixed(count, min_size) if min_size else self._next(count)
+        if include_info is not False and isinstance(data, TensorDictBase):
+            data = with_info(data, info, by_item=False)
+        return (data, info) if return_info else data
+
+    def _next(self, count: int) -> Batch:
+        if self._prefetcher is None or count != self._batch_size:
+            return self._mixed(count, None)
+        if self._turns.are_needed():
+            self._drop_prefetched()
+            return self._mixed(count, None)
+        return self._prefetcher.next()
+
+    def _shares(self, count: int, *, waits: bool = False) -> Iterator[tuple[int, int]]:
+        """How many rows are of which part."""
+        of_data = round(self.offline_fraction * count)
+        if not waits and not len(self.online_buffer):
+            of_data = count
+        yield from ((at, n) for at, n in ((OFFLINE, of_data), (ONLINE, count - of_data)) if n)
+
+    def _mixed(self, count: int, min_size: int | None) -> Batch:
+        rows: list[Row] = []
+        for at, share in self._shares(count, waits=bool(min_size)):
+            draw = partial(self._drawn_from, at)
+            least = min_size if at == ONLINE else None
+            rows.append((at, *self._members[at]._in_turn(share, least, None, draw)))
+        return self._joined(rows)
+
+    def _drawn_from(self, at: int, share: int) -> Batch:
+        """So many items of a part, also where a pass of its sampler ends among them."""
+        rb = self._members[at]
+        plan = rb.plan
+        if plan.draws:
+            return rb._finished(*drawing.drawn(plan, share, pins=False))
+        return rb._gathered(*self._sampler._draw(at, rb._storage, share))
+
+    def _order(self) -> Order:
+        """See `Sampling._order`."""
+        assert self._batch_size is not None
+        with self._planned().choosing():
+            before = self._draws()
+            drawn = [
+                (at, *self._sampler._draw(at, self._members[at]._storage, share))
+                for at, share in self._shares(self._batch_size)
+            ]
+            return Order(partial(self._gathered, drawn, None), False, before)
+
+    def _gathered(self, index: Any, found: Any) -> Batch:
+        return self._joined(
+            [(at, *self._members[at]._gathered(where, known)) for at, where, known in index]
+        )
+
+    def _joined(self, rows: list[Row]) -> Batch:
+        """One batch of the rows of each part, and what is known about them."""
+        fillings, infos = self._fillings(), []
+        for at, _, known in rows:
+            where = known[INDEX] + at * self._start
+            filled = {key: torch.full(where.shape, value) for key, value in fillings.items()}
+            infos.append({**filled, **known, INDEX: where})
+        info = infos[0]
+        if len(infos) > 1:
+            info = {key: torch.cat([one[key] for one in infos]) for key in info}
+        return self._finished([data for _, data, _ in rows], info)
+
+
+class _MixedSampler(SamplerEnsemble):
+    """The samplers of both parts; what they are mixed in is saved with them."""
+
+    def __init__(self, mixture: Any, *samplers: Sampler) -> None:
+        super().__init__(*samplers)
+        self._mixture = mixture
+
+    def _own_state(self) -> dict[str, Any]:
+        return {**super()._own_state(), "_offline_fraction": self._mixture.fraction}
+
+    def _take_state(self, state: dict[str, Any]) -> None:
+        super()._take_state(state)
+        if "_offline_fraction" in state:
+            self._mixture.fraction = float(state["_offline_fraction"])
+
+
+def _mixture(storage: Storage, base: float) -> Any:
+    """Where the share is: with the storage, if that is shared memory; else in this process."""
+    if isinstance(storage, TensorStorage) or (isinstance(storage, RingBacked) and storage.shared):
+        return Mixture(storage.engine(), base)
+    return SimpleNamespace(fraction=base)

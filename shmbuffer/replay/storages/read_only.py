@@ -1,0 +1,156 @@
+"""A data set: items in files that stay as they are, with priorities in a table of their own.
+
+    <path>/               the items: opened for reading only, mapped by every process that uses them
+    <priorities>/         a buffer without leaves: which item is where, its ticket, its priority
+
+The system has one copy of the items in memory, whoever reads them. Without ``priorities`` the table
+is in anonymous memory, and goes with the storage to the processes that are spawned or forked.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import numpy as np
+
+from shmbuffer.memory import Schema
+from shmbuffer.replay.checkpointers.read_only import ReadOnlyStorageCheckpointer
+from shmbuffer.replay.checkpointers.saved import Saved
+from shmbuffer.replay.form.leaves import Leaves
+from shmbuffer.replay.storages.held_rows import HeldRows
+from shmbuffer.replay.storages.location import Location
+from shmbuffer.replay.storages.mover import draw_from
+from shmbuffer.replay.storages.ring_backed import RingBacked
+from shmbuffer.replay.storages.tensor import TensorStorage
+
+if TYPE_CHECKING:
+    import torch
+
+    from shmbuffer.memory import Ring
+    from shmbuffer.replay.storages.mover import RowSample
+    from shmbuffer.replay.storages.rows import Rows
+
+
+class ReadOnlyStorage(TensorStorage):
+    """A storage over a data set in files, which is read and never written.
+
+    Learners that open the same directory share its pages: a data set of 100 GB is in memory once,
+    as far as it is there at all. A write is refused, and the files cannot be changed through it.
+
+    Args:
+        path: the directory: what ``dumps`` of a buffer or of a storage wrote, here or in TorchRL;
+            or a TensorDict in files, as ``TensorDict.memmap`` and TorchRL's data sets lay it out.
+        priorities: a directory for the priorities, which every process opens that is given it; they
+            are there after a kill. None: in memory, of this process and those that it is passed to.
+        device: where samples are sent.
+        ndim: leading dimensions of the data that belong to the storage.
+
+    Raises:
+        FileNotFoundError: there is no data set.
+        BufferExistsError: it is the directory of a living buffer.
+        SchemaMismatchError: ``priorities`` is the table of a data set of another size.
+        CorruptBufferError: a file is too short, or cannot be read.
+        ValueError: an entry was pickled; nothing was unpickled.
+
+    Cost: a map for each leaf; the table is made at once, 50 bytes an item.
+
+    Example:
+        >>> import tempfile, torch
+        >>> from tensordict import TensorDict
+        >>> from shmbuffer import ImmutableDatasetWriter, ReadOnlyStorage
+        >>> from shmbuffer import TensorDictReplayBuffer
+        >>> folder = tempfile.mkdtemp()
+        >>> data = TensorDict({"obs": torch.arange(4)}, [4])
+        >>> files = data.memmap(folder)
+        >>> rb = TensorDictReplayBuffer(
+        ...     storage=ReadOnlyStorage(folder),
+        ...     writer=ImmutableDatasetWriter(),
+        ...     batch_size=2,
+        ... )
+        >>> len(rb), rb[3]["obs"].item()
+        (4, 3)
+    """
+
+    _default_checkpointer = ReadOnlyStorageCheckpointer  # type: ignore[assignment] # no copy of items
+    _is_lazy = True  # the tensors are not given by the caller
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        priorities: str | os.PathLike[str] | None = None,
+        device: torch.device | str | None = "cpu",
+        ndim: int = 1,
+    ) -> None:
+        self.path = Path(path).absolute()
+        self._location = Location(scratch_dir=priorities, shared_init=priorities is not None)
+        saved = Saved.of_data_set(self.path, ndim=ndim)
+        record = saved.record
+        super().__init__(None, record.slots * record.width, device=device, ndim=ndim)
+        self._map(self._defined(record.slots, record.lanes), saved)
+        self._mark(np.flatnonzero(record.present))
+
+    def _defined(self, slots: int, lanes: tuple[int, ...]) -> Ring:
+        return self.engine().define(Schema((), slots, lanes, {"kind": "held"}))
+
+    def _mark(self, held: Any) -> None:
+        """Have these slots hold an item, where nobody has done so before."""
+        ring = self.ring()
+        assert ring is not None
+        with self.engine().seat.ground.lock(60.0):
+            if not ring.length and len(held):
+                ring.claims.claim_slots(held, in_place=True)
+                ring.claims.commit()
+
+    def _map(self, ring: Ring, saved: Saved) -> Rows:
+        leaves = Leaves.of_data(
+            saved.example(), ndim=self.ndim, single=False, mapping=self.mapping, where=self.where
+        )
+        return self._settle(_ReadOnlyRows(ring, leaves, saved.columns(leaves)))
+
+    def _attach_ring(self, ring: Ring) -> Rows:
+        return self._map(ring, Saved.of_data_set(self.path, ndim=self.ndim))
+
+    @property
+    def where(self) -> str:
+        """The data set's name in messages."""
+        return str(self.path)
+
+    def _refuse(self, *_: Any, **__: Any) -> NoReturn:
+        """RuntimeError: nothing is written here."""
+        raise RuntimeError(
+            f"{self.path}: is a data set, opened for reading only, and was not changed; copy it "
+            "into a buffer with prefill_replay_buffer() to write to it"
+        )
+
+    append = put = change = change_if_present = forget = _refuse
+
+    def state_dict(self) -> dict[str, Any]:
+        """Which data set it is; its items stay where they are."""
+        return {"initialized": True, "path": str(self.path), "max_size": self.max_size}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Compare with what `state_dict` gave.
+
+        Raises:
+            ValueError: it is the state of a data set of another size, or of another storage.
+        """
+        if state_dict.get("max_size") != self.max_size:
+            raise ValueError(
+                f"{self.path}: has {self.max_size} items, and the state is of "
+                f"{state_dict.get('max_size')} in {state_dict.get('path')}; load that of the same"
+            )
+
+    def __getstate__(self) -> dict[str, Any]:
+        return RingBacked.__getstate__(self)  # the files are mapped again where it arrives
+
+
+class _ReadOnlyRows(HeldRows):
+    """Columns over files. Nothing is written over, so that what was drawn is there."""
+
+    def sample(self, count: int, key: int, beta: float | None) -> RowSample:
+        """See `Mover.sample`."""
+        index, tickets, weights = draw_from(self.ring, count, key, beta)
+        return self._take(index), index, tickets, weights

@@ -1,0 +1,197 @@
+"""Data sets of Minari, made here by its own collector, in the files that it writes."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from shmbuffer import (
+    OfflineToOnlineReplayBuffer,
+    TensorDictReplayBuffer,
+    load_dataset,
+    prefill_replay_buffer,
+)
+from shmbuffer.extras import MissingExtra
+
+minari = pytest.importorskip("minari")
+gym = pytest.importorskip("gymnasium")
+
+EPISODES = 4
+
+
+class Walk(gym.Env):
+    """A walk along a line: an observation says which episode it is of, and which step."""
+
+    def __init__(self, kind: str) -> None:
+        self._kind, self._episode = kind, -1
+        box = gym.spaces.Box(-1e6, 1e6, (2,), np.float32)
+        self.observation_space = {
+            "box": box,
+            "dict": gym.spaces.Dict({"at": box, "goal": gym.spaces.Discrete(100)}),
+            "tuple": gym.spaces.Tuple((box, gym.spaces.Discrete(100))),
+        }[kind]
+        self.action_space = gym.spaces.Discrete(3)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        self._episode, self._step = self._episode + 1, 0
+        return self._seen(), {"energy": 0.5, "note": "begun"}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self._step += 1
+        last = self._step == self._episode + 3
+        odd = self._episode % 2 == 1
+        info = {"energy": 0.5 + self._step, "note": "going"}
+        return self._seen(), float(10 * self._step), last and odd, last and not odd, info
+
+    def _seen(self) -> Any:
+        at = np.array([self._episode, self._step], np.float32)
+        goal = np.int64(self._episode + 7)
+        return {"box": at, "dict": {"at": at, "goal": goal}, "tuple": (at, goal)}[self._kind]
+
+
+def tree_map(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
+    """The one function for which Minari's collector imports JAX, which tests do not install."""
+    if isinstance(tree, dict):
+        return {
+            key: tree_map(function, part, *(other[key] for other in others))
+            for key, part in tree.items()
+        }
+    if isinstance(tree, tuple):
+        return tuple(
+            tree_map(function, part, *(other[at] for other in others))
+            for at, part in enumerate(tree)
+        )
+    return function(tree, *others)
+
+
+@pytest.fixture(params=["hdf5", "arrow"])
+def collect(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., str]:
+    """Makes a data set of one kind of observations; returns its name."""
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
+    functions = ModuleType("jax.tree_util")
+    functions.tree_map = tree_map  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "jax", ModuleType("jax"))
+    monkeypatch.setitem(sys.modules, "jax.tree_util", functions)
+    sys.modules["jax"].tree_util = functions  # type: ignore[attr-defined]
+
+    def made(kind: str = "box", episodes: int = EPISODES) -> str:
+        name = f"walk/{kind}-v0"
+        if name in minari.list_local_datasets():
+            minari.delete_dataset(name)
+        env = minari.DataCollector(
+            Walk(kind), record_infos=kind == "box", data_format=request.param
+        )
+        for _ in range(episodes):
+            env.reset()
+            ended = False
+            while not ended:
+                *_, terminated, truncated, _ = env.step(env.action_space.sample())
+                ended = terminated or truncated
+        env.create_dataset(dataset_id=name, algorithm_name="none", author="a", author_email="b@c")
+        env.close()
+        return f"minari:{name}"
+
+    return made
+
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # Minari's, of what a data set does not say
+
+
+def loaded(name: str, tmp_path: Path) -> TensorDictReplayBuffer:
+    return load_dataset(name, root=tmp_path / "root", batch_size=50)
+
+
+def test_steps_lie_in_the_order_of_their_episodes(
+    collect: Callable[..., str], tmp_path: Path
+) -> None:
+    data = loaded(collect(), tmp_path)[:]
+    lengths = [episode + 3 for episode in range(EPISODES)]
+    episodes = [episode for episode, length in enumerate(lengths) for _ in range(length)]
+    steps = [step for length in lengths for step in range(length)]
+    assert data["episode"].tolist() == episodes
+    assert data["observation"].tolist() == [
+        list(pair) for pair in zip(episodes, steps, strict=True)
+    ]
+    assert torch.equal(data["next", "observation"], data["observation"] + torch.tensor([0.0, 1.0]))
+    assert data["next", "reward"].squeeze(-1).tolist() == [10.0 * (step + 1) for step in steps]
+    last = torch.tensor(
+        [step == lengths[episode] - 1 for episode, step in zip(episodes, steps, strict=True)]
+    )
+    odd = torch.tensor(episodes) % 2 == 1
+    ends = {"done": last, "terminated": last & odd, "truncated": last & ~odd}
+    for key, flags in ends.items():
+        assert torch.equal(data["next", key], flags[:, None])
+    assert data["action"].dtype is torch.int64
+    assert data["info", "energy"].tolist() == [0.5 + step for step in steps]
+    assert data["next", "info", "energy"].tolist() == [1.5 + step for step in steps]
+    assert "note" not in data["info"].keys()  # noqa: SIM118
+
+
+@pytest.mark.parametrize(
+    ("kind", "at", "goal"), [("dict", "at", "goal"), ("tuple", "0", "1")], ids=["dict", "tuple"]
+)
+def test_observations_of_several_parts_are_nested(
+    collect: Callable[..., str], tmp_path: Path, kind: str, at: str, goal: str
+) -> None:
+    data = loaded(collect(kind), tmp_path)[:]
+    assert torch.equal(data["observation", at][:, 0].long(), data["episode"])
+    assert torch.equal(data["observation", goal], data["episode"] + 7)
+    assert torch.equal(data["next", "observation", at][:, 1], data["observation", at][:, 1] + 1)
+
+
+def test_it_is_converted_once_for_each_version(collect: Callable[..., str], tmp_path: Path) -> None:
+    name = collect()
+    one, other = loaded(name, tmp_path), loaded(name, tmp_path)
+    assert one.storage.path == other.storage.path  # type: ignore[attr-defined]
+    files = {path: path.stat().st_mtime_ns for path in one.storage.path.rglob("*")}  # type: ignore[attr-defined]
+    assert files == {path: path.stat().st_mtime_ns for path in files}
+    collect(episodes=2)
+    assert len(loaded(name, tmp_path)) == 3 + 4
+    assert len(one) == 3 + 4 + 5 + 6
+
+
+def test_it_is_mixed_with_what_is_collected(collect: Callable[..., str], tmp_path: Path) -> None:
+    rb = OfflineToOnlineReplayBuffer(
+        collect(), online_capacity=50, offline_fraction=0.25, batch_size=8, root=tmp_path / "root"
+    )
+    data = rb.offline_buffer[:]
+    rb.extend(data.clone().set("observation", data["observation"] + 1000))
+    sample = rb.sample()
+    assert (sample["observation"][:, 0] >= 1000).tolist() == [False] * 2 + [True] * 6
+
+
+def test_it_is_copied_by_its_name(
+    collect: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    name = collect()
+    from shmbuffer import LazyTensorStorage
+
+    rb = prefill_replay_buffer(
+        TensorDictReplayBuffer(storage=LazyTensorStorage(100)), name, n_samples=5
+    )
+    assert rb[:]["episode"].tolist() == [0, 0, 0, 1, 1]
+    assert (tmp_path / ".cache" / "shmbuffer" / "minari").is_dir()
+
+
+def test_a_data_set_that_is_not_here_is_not_fetched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
+    with pytest.raises(FileNotFoundError, match="walk/none-v0"):
+        load_dataset("minari:walk/none-v0", batch_size=4)
+
+
+def test_without_minari_the_command_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "minari", None)
+    with pytest.raises(MissingExtra, match=r"needs minari, .* pip install .*\[minari\]"):
+        load_dataset("minari:walk/none-v0", batch_size=4)

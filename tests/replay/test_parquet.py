@@ -1,0 +1,346 @@
+"""Items as columns of a Parquet file: bit for bit, a leaf a column, whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tensordict import TensorDict, tensorclass
+
+from shmbuffer import (
+    LazyMemmapStorage,
+    LazyTensorStorage,
+    ListStorage,
+    OfflineToOnlineReplayBuffer,
+    ReplayBuffer,
+    SchemaMismatchError,
+    TensorDictPrioritizedReplayBuffer,
+    TensorDictReplayBuffer,
+)
+from shmbuffer.extras import MissingExtra
+from shmbuffer.memory.schema import ITEMSIZES
+from shmbuffer.replay import columns
+from tests.crash.harness import ended, fork
+
+pa = pytest.importorskip("pyarrow")
+pq = pytest.importorskip("pyarrow.parquet")
+
+ITEMS = 30
+
+
+@tensorclass
+class Step:
+    obs: torch.Tensor
+    action: torch.Tensor
+
+
+def rows(first: int, count: int) -> TensorDict:
+    number = torch.arange(first, first + count)
+    step = {"obs": number[:, None] + torch.zeros(3), "done": number[:, None] % 3 == 0}
+    return TensorDict(
+        {
+            "obs": number[:, None] + torch.zeros(3),
+            "frame": (number[:, None, None] + torch.arange(12).view(3, 4)).to(torch.uint8),
+            "id": number,
+            "next": TensorDict(step, [count]),
+        },
+        [count],
+    )
+
+
+def buffer(capacity: int = ITEMS, **options: Any) -> TensorDictReplayBuffer:
+    return TensorDictReplayBuffer(storage=LazyTensorStorage(capacity, **options))
+
+
+def bits(tensor: torch.Tensor) -> list[int]:
+    return tensor.contiguous().view(-1).view(torch.uint8).tolist()
+
+
+# -- out and in ------------------------------------------------------------------------------------
+
+
+def test_what_is_read_is_what_was_written(tmp_path: Path) -> None:
+    rb = buffer()
+    rb.extend(rows(0, ITEMS))
+    assert rb.to_parquet(tmp_path / "x.parquet") == ITEMS
+    again = TensorDictReplayBuffer.from_parquet(tmp_path / "x.parquet", batch_size=7)
+    assert (again[:] == rb[:]).all()
+    assert {key: leaf.dtype for key, leaf in again[:].items(True, True)} == {
+        key: leaf.dtype for key, leaf in rb[:].items(True, True)
+    }
+    assert len(again.sample()) == 7
+
+
+@pytest.mark.filterwarnings("ignore:ComplexHalf")
+@pytest.mark.parametrize("dtype", sorted(ITEMSIZES))
+@pytest.mark.parametrize("shape", [(), (1,), (5,), (2, 3), (4, 0)])
+def test_every_dtype_comes_back_bit_for_bit(
+    tmp_path: Path, dtype: str, shape: tuple[int, ...]
+) -> None:
+    kind = getattr(torch, dtype)
+    count = int(np.prod(shape)) * 9
+    random = torch.randint(0, 256, (count * kind.itemsize,), dtype=torch.uint8)
+    if dtype == "bool":
+        random %= 2
+    leaf = random.view(kind).view(9, *shape)
+    rb = ReplayBuffer(storage=LazyTensorStorage(9))
+    rb.extend({"x": leaf, "id": torch.arange(9)})
+    rb.to_parquet(tmp_path / "x.parquet")
+    again = ReplayBuffer.from_parquet(tmp_path / "x.parquet")[:]["x"]
+    assert (again.dtype, again.shape) == (kind, (9, *shape))
+    assert bits(again) == bits(leaf)
+
+
+def test_a_column_is_what_other_programs_read(tmp_path: Path) -> None:
+    rb = buffer()
+    rb.extend(rows(0, ITEMS))
+    rb.to_parquet(tmp_path / "x.parquet")
+    table = pq.read_table(tmp_path / "x.parquet")
+    assert {field.name: str(field.type) for field in table.schema} == {
+        "frame": "fixed_size_binary[12]",
+        "id": "int64",
+        "next.done": "bool",
+        "next.obs": "fixed_size_list<element: float not null>[3]",
+        "obs": "fixed_size_list<element: float not null>[3]",
+    }
+    assert table["id"].to_pylist() == list(range(ITEMS))
+    assert table["obs"][7].as_py() == [7.0, 7.0, 7.0]
+    assert table["next.done"].to_pylist() == [number % 3 == 0 for number in range(ITEMS)]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        torch.arange(ITEMS).view(ITEMS, 1).expand(-1, 2).clone(),
+        (torch.arange(ITEMS), {"a": [torch.zeros(ITEMS, 2)]}),
+        Step(torch.rand(ITEMS, 3), torch.arange(ITEMS), batch_size=[ITEMS]),
+    ],
+    ids=["tensor", "tree", "tensorclass"],
+)
+def test_an_item_keeps_its_form(tmp_path: Path, data: Any) -> None:
+    rb = ReplayBuffer(storage=LazyTensorStorage(ITEMS))
+    rb.extend(data)
+    rb.to_parquet(tmp_path / "x.parquet")
+    again = ReplayBuffer.from_parquet(tmp_path / "x.parquet")[:]
+    assert type(again) is type(rb[:])
+    torch.testing.assert_close(
+        torch.utils._pytree.tree_leaves(again), torch.utils._pytree.tree_leaves(rb[:])
+    )
+
+
+def test_lanes_are_part_of_a_row(tmp_path: Path) -> None:
+    rb = buffer(40, ndim=2)
+    rb.extend(rows(0, 40).reshape(4, 10))
+    assert rb.to_parquet(tmp_path / "x.parquet") == 10
+    again = TensorDictReplayBuffer.from_parquet(tmp_path / "x.parquet")
+    assert again.storage.ndim == 2
+    assert torch.equal(again[:]["id"], rb[:]["id"])
+
+
+def test_a_ring_that_went_round_is_written_from_the_oldest_item_on(tmp_path: Path) -> None:
+    rb = buffer(10)
+    rb.extend(rows(0, 8))
+    rb.extend(rows(8, 6))
+    rb.to_parquet(tmp_path / "x.parquet")
+    again = TensorDictReplayBuffer.from_parquet(tmp_path / "x.parquet")
+    assert again[:]["id"].tolist() == list(range(4, 14))
+
+
+def test_places_without_an_item_are_left_out(tmp_path: Path) -> None:
+    rb = buffer(10)
+    rb.storage.set([1, 4, 7], rows(0, 3))
+    assert rb.to_parquet(tmp_path / "x.parquet") == 3
+    assert TensorDictReplayBuffer.from_parquet(tmp_path / "x.parquet")[:]["id"].tolist() == [
+        0,
+        1,
+        2,
+    ]
+
+
+def test_an_item_that_is_written_over_meanwhile_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rb = buffer(10)
+    rb.extend(rows(0, 10))
+    monkeypatch.setattr(columns, "_BATCH_BYTES", 1)
+    in_order = columns._in_order_of_age
+
+    def slowly(*args: Any) -> Any:
+        for at, tensors in enumerate(in_order(*args)):
+            if at == 2:
+                rb.extend(rows(10, 5))
+            yield tensors
+
+    monkeypatch.setattr(columns, "_in_order_of_age", slowly)
+    assert rb.to_parquet(tmp_path / "x.parquet") == 8
+    again = TensorDictReplayBuffer.from_parquet(tmp_path / "x.parquet")
+    assert again[:]["id"].tolist() == [0, 1, 2, 5, 6, 7, 8, 9]
+
+
+def test_batches_are_of_bounded_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rb = buffer()
+    rb.extend(rows(0, ITEMS))
+    monkeypatch.setattr(columns, "_BATCH_BYTES", 7 * 45)
+    rb.to_parquet(tmp_path / "x.parquet")
+    file = pq.ParquetFile(tmp_path / "x.parquet")
+    assert [file.metadata.row_group(at).num_rows for at in range(file.num_row_groups)] == [
+        7,
+        7,
+        7,
+        7,
+        2,
+    ]
+    assert (TensorDictReplayBuffer.from_parquet(tmp_path / "x.parquet")[:] == rb[:]).all()
+
+
+@pytest.mark.parametrize("compression", ["none", "zstd", "lz4", "snappy"])
+def test_it_can_be_compressed(tmp_path: Path, compression: str) -> None:
+    rb = buffer()
+    rb.extend(rows(0, ITEMS))
+    rb.to_parquet(tmp_path / "x.parquet", compression=compression)
+    group = pq.ParquetFile(tmp_path / "x.parquet").metadata.row_group(0)
+    assert group.column(0).compression == compression.upper().replace("NONE", "UNCOMPRESSED")
+    assert (TensorDictReplayBuffer.from_parquet(tmp_path / "x.parquet")[:] == rb[:]).all()
+
+
+@pytest.mark.parametrize(
+    "storage",
+    [
+        lambda path: LazyMemmapStorage(40, scratch_dir=path),
+        lambda path: lambda count: LazyMemmapStorage(count, scratch_dir=path),
+    ],
+)
+def test_it_is_read_into_any_storage(tmp_path: Path, storage: Callable[[Path], Any]) -> None:
+    rb = buffer()
+    rb.extend(rows(0, ITEMS))
+    rb.to_parquet(tmp_path / "x.parquet")
+    again = TensorDictPrioritizedReplayBuffer.from_parquet(
+        tmp_path / "x.parquet", storage=storage(tmp_path / "buffer"), alpha=0.6, beta=0.4
+    )
+    assert (again[:] == rb[:]).all()
+    assert again.shared
+    again.close()
+
+
+# -- files of other programs -----------------------------------------------------------------------
+
+
+def test_lists_structs_and_numbers_of_another_program_become_items(tmp_path: Path) -> None:
+    flat = pa.array(np.arange(24, dtype=np.float64))
+    table = pa.table(
+        {
+            "obs": pa.FixedSizeListArray.from_arrays(flat, 4),
+            "grid": pa.FixedSizeListArray.from_arrays(
+                pa.FixedSizeListArray.from_arrays(flat, 2), 2
+            ),
+            "next": pa.StructArray.from_arrays(
+                [pa.array([1.0] * 6, pa.float32()), pa.array([True, False] * 3)], ["reward", "done"]
+            ),
+            "next.obs": pa.array(range(6), pa.int8()),
+            "raw": pa.array([b"ab"] * 6, pa.binary(2)),
+        }
+    )
+    pq.write_table(table, tmp_path / "x.parquet", row_group_size=4)
+    data = TensorDictReplayBuffer.from_parquet(tmp_path / "x.parquet")[:]
+    assert torch.equal(data["obs"], torch.arange(24.0, dtype=torch.float64).view(6, 4))
+    assert torch.equal(data["grid"], torch.arange(24.0, dtype=torch.float64).view(6, 2, 2))
+    assert data["next", "reward"].tolist() == [1.0] * 6
+    assert data["next", "done"].tolist() == [True, False] * 3
+    assert data["next", "obs"].tolist() == list(range(6))
+    assert data["raw"].tolist() == [[97, 98]] * 6
+
+
+@pytest.mark.parametrize(
+    ("column", "said"),
+    [
+        (pa.array(["a", "b"]), r"column 'x' is string; columns are numbers"),
+        (pa.array([[1], [1, 2]]), r"column 'x' is list<.*; columns are numbers"),
+        (pa.array([1, None]), r"column 'x' has 1 rows without a value"),
+        (pa.array([[1, 2], None], pa.list_(pa.int64(), 2)), r"column 'x' has 1 rows without"),
+        (pa.array([[1, None], [1, 2]], pa.list_(pa.int64(), 2)), r"column 'x' has 1 rows without"),
+    ],
+)
+def test_a_column_that_is_no_part_of_an_item_is_named(
+    tmp_path: Path, column: Any, said: str
+) -> None:
+    pq.write_table(pa.table({"x": column}), tmp_path / "x.parquet")
+    with pytest.raises(SchemaMismatchError, match=rf"x\.parquet: {said}"):
+        TensorDictReplayBuffer.from_parquet(tmp_path / "x.parquet")
+
+
+def test_a_column_of_ours_that_somebody_dropped_is_named(tmp_path: Path) -> None:
+    rb = buffer()
+    rb.extend(rows(0, ITEMS))
+    rb.to_parquet(tmp_path / "x.parquet")
+    table = pq.read_table(tmp_path / "x.parquet")
+    pq.write_table(table.drop_columns(["next.obs"]), tmp_path / "y.parquet")
+    with pytest.raises(SchemaMismatchError, match=r"y\.parquet: there is no column 'next\.obs'"):
+        TensorDictReplayBuffer.from_parquet(tmp_path / "y.parquet")
+
+
+def test_a_file_is_a_data_set_by_its_name(tmp_path: Path) -> None:
+    rb = buffer()
+    rb.extend(rows(0, ITEMS))
+    rb.to_parquet(tmp_path / "x.parquet")
+    name = f"parquet:{tmp_path / 'x.parquet'}"
+    mixed = [
+        OfflineToOnlineReplayBuffer(name, online_capacity=5, batch_size=9, root=tmp_path / "root")
+        for _ in range(2)
+    ]
+    assert (mixed[0].offline_buffer[:] == rb[:]).all()
+    assert mixed[0].offline_buffer.storage.path == mixed[1].offline_buffer.storage.path
+    rb.extend(rows(50, 3))
+    rb.to_parquet(tmp_path / "x.parquet")
+    newer = OfflineToOnlineReplayBuffer(
+        name, online_capacity=5, batch_size=9, root=tmp_path / "root"
+    )
+    assert newer.offline_buffer[:]["id"].tolist() == [*range(3, ITEMS), 50, 51, 52]
+    assert (mixed[0].offline_buffer[:]["id"] == torch.arange(ITEMS)).all()
+
+
+# -- whole or not at all ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("storage", [ListStorage(3), LazyTensorStorage(3)])
+def test_what_has_no_columns_is_refused_and_no_file_is_made(tmp_path: Path, storage: Any) -> None:
+    with pytest.raises(TypeError, match=r"x\.parquet: columns are made of tensors .*dumps\(\)"):
+        ReplayBuffer(storage=storage).to_parquet(tmp_path / "x.parquet")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_writer_that_is_killed_leaves_the_file_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rb = buffer()
+    rb.extend(rows(0, ITEMS))
+    rb.to_parquet(tmp_path / "x.parquet")
+    monkeypatch.setattr(columns, "_BATCH_BYTES", 1)
+    in_order = columns._in_order_of_age
+
+    def until_killed(*args: Any) -> Any:
+        for at, tensors in enumerate(in_order(*args)):
+            if at == 20:
+                os.kill(os.getpid(), signal.SIGKILL)
+            yield tensors
+
+    monkeypatch.setattr(columns, "_in_order_of_age", until_killed)
+    assert ended(fork(lambda: rb.to_parquet(tmp_path / "x.parquet") and None)) == -signal.SIGKILL
+    assert (TensorDictReplayBuffer.from_parquet(tmp_path / "x.parquet")[:] == rb[:]).all()
+
+
+def test_without_pyarrow_the_command_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rb = buffer()
+    rb.extend(rows(0, ITEMS))
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    for call in (rb.to_parquet, TensorDictReplayBuffer.from_parquet):
+        with pytest.raises(MissingExtra, match=r"needs pyarrow, .* pip install .*\[parquet\]"):
+            call(tmp_path / "x.parquet")  # type: ignore[operator]
