@@ -35,7 +35,7 @@ from shmbuffer import (
 
 ITEMS = ("S", "M", "L")
 DRAWN, WRITTEN = 256, 32
-DEPTHS = (1, 4)
+DEPTHS = {"S": (1, 4, 16), "M": (1, 4, 16), "L": (1, 4)}  # 16 batches of L are 0.2 GB
 NODES = 3
 REMOTE = {0: ["node-1"], 1: ["node-2"], 2: ["node-2", "node-3"]}
 """The nodes that have a shard, by how many of them are not the learner's."""
@@ -56,7 +56,7 @@ def run(setting: Setting) -> list[Series]:
             options = _options(setting, scratch / f"{remote}")
             rb = stack.enter_context(ShardedReplayBuffer(nodes=nodes, **options))
             _fill(rb, setting.kind, min(setting.capacity, _AT_MOST), nodes)
-            for depth in DEPTHS:
+            for depth in DEPTHS[setting.kind.name]:
                 contenders.append(_learner(setting, rb, remote, depth))
                 if remote:
                     contenders.append(_echoes(setting, rb, remote, depth, stack))
