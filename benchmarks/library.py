@@ -35,6 +35,8 @@ LEVEL = 3
 #: Of `Operation.form` for sample: what is done with a batch before the clock stops.
 AS_IT_COMES, READ, LISTED = "as it comes", "all entries read", "entries as lists"
 PADDED, NESTED = "padded", "nested"
+#: Of `Operation.form` for hindsight: whether items are written in between.
+QUIET, AFTER_WRITE = "quiet", "after add(1)"
 #: As many sets of indices that updates take turns with: their part of the tree is not in the cache.
 COLD_SETS = 2000
 
@@ -44,8 +46,8 @@ class Operation:
     """One call of the API.
 
     Attributes:
-        call: ``"add"``, ``"extend"``, ``"sample"``, ``"update"``, ``"cycle"``, ``"attach"`` or
-            ``"save"``.
+        call: ``"add"``, ``"extend"``, ``"sample"``, ``"update"``, ``"cycle"``, ``"attach"``,
+            ``"save"`` or ``"hindsight"``.
         count: items of a call.
         form: how the data come or go.
     """

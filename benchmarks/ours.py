@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Literal
 import shmbuffer
 from benchmarks.items import Kind
 from benchmarks.library import (
+    AFTER_WRITE,
     ALPHA,
     AS_IT_COMES,
     BETA,
@@ -21,6 +22,7 @@ from benchmarks.library import (
     LISTED,
     NESTED,
     PADDED,
+    QUIET,
     READ,
     TENSORDICT,
 )
@@ -45,8 +47,9 @@ class ShmBuffer(TorchLike):
     forms: ClassVar[frozenset[str]] = (
         BATCHES
         | {BESIDE_OTHERS, AT_REST, AND_SAMPLE, IN_PLACE, ELSEWHERE}
-        | {AS_IT_COMES, READ, LISTED, PADDED, NESTED}
+        | {AS_IT_COMES, READ, LISTED, PADDED, NESTED, QUIET, AFTER_WRITE}
     )
+    hindsight = shmbuffer.HERReplayBuffer
     modules: ClassVar[list[str]] = ["shmbuffer.service.client", "shmbuffer.replay.buffers"]
 
     def __init__(self, *, shared: bool = True) -> None:

@@ -21,6 +21,7 @@ from benchmarks.library import (
     NESTED,
     OUT,
     PADDED,
+    QUIET,
     READ,
     TENSORDICT,
     Operation,
@@ -38,6 +39,8 @@ class TorchLike(Local):
 
     forms: ClassVar[frozenset[str]]
     """Of `Operation.form`: those that there are."""
+    hindsight: ClassVar[type[Any]]
+    """A buffer with hindsight."""
     batches = TENSORDICT
     most_writers = 16
 
@@ -107,6 +110,8 @@ class TorchLike(Local):
                 return _sampling_into(buffer, count)
             case "sample":
                 return self._sampling(form), [(count,)]
+            case "hindsight":
+                return self._in_hindsight(count, form)
             case "update":
                 sets = zip(self.indices(count), self.raw_priorities(count), strict=True)
                 return buffer.update_priority, list(sets)
@@ -126,6 +131,28 @@ class TorchLike(Local):
         """See `Library.shrinks`: of items that are all equally large."""
         assert self._recording is not None
         return len(self._buffer) * self._recording.mean_bytes / float(self._buffer.storage.bytes())
+
+    def _in_hindsight(self, count: int, form: str) -> Call:
+        buffer, ends = self._buffer, torch.arange(self._capacity) % 100 == 99
+        buffer.set_("done", ends)
+        other = self.hindsight(
+            _achieved,
+            goal_key="obs",
+            achieved_goal_key="next_obs",
+            reward_key="reward",
+            end_key="done",
+            storage=buffer.storage,
+        )
+        items = self._batches(0, TENSORDICT)
+        buffer.add(*items[0])  # behind a batch torchrl finds no episodes in a buffer that is full
+        if form == QUIET:
+            return other.sample, [(count,)]
+
+        def written(item: Any) -> None:
+            buffer.add(item)
+            other.sample(count)
+
+        return written, items
 
     def _batches(self, count: int, form: str) -> list[tuple[Any, ...]]:
         made = self._kind if self._recording is None else self._recording
@@ -147,6 +174,11 @@ def _sampling_into(buffer: Any, count: int) -> Call | None:
         return None
     batch = buffer.sample(count)
     return (lambda: buffer.sample(count, out=batch)), [()]
+
+
+def _achieved(rows: Any) -> torch.Tensor:
+    """A reward."""
+    return torch.eq(rows["obs"], rows["next_obs"]).all(-1).float()
 
 
 def _nothing(_: Any) -> None:

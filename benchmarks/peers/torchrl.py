@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import torch
 from torchrl.data import (  # type: ignore[import-not-found, unused-ignore]
     CompressedListStorage,
+    HERReplayBuffer,
     LazyMemmapStorage,
     LazyStackStorage,
     ReplayBuffer,
@@ -19,6 +20,7 @@ from torchrl.data import (  # type: ignore[import-not-found, unused-ignore]
 )
 
 from benchmarks.library import (
+    AFTER_WRITE,
     ALPHA,
     AS_IT_COMES,
     BETA,
@@ -32,6 +34,7 @@ from benchmarks.library import (
     LOADS,
     NESTED,
     PADDED,
+    QUIET,
     READ,
     TENSORDICT,
 )
@@ -50,8 +53,9 @@ class TorchRL(TorchLike):
     distributions = ("torchrl", "torch", "tensordict", "numpy")
     forms: ClassVar[frozenset[str]] = frozenset(
         {TENSORDICT, INDEX, LOADS, AS_IT_COMES, READ, LISTED, PADDED, NESTED}
-        | {IN_PLACE, ELSEWHERE}
+        | {IN_PLACE, ELSEWHERE, QUIET, AFTER_WRITE}
     )
+    hindsight = HERReplayBuffer
     modules: ClassVar[list[str]] = ["torchrl.data"]
 
     def make(self, directory: Path, capacity: int, prioritized: bool, **options: Any) -> Any:
