@@ -603,6 +603,18 @@ def test_only_the_goals_are_read_beside_the_rows(monkeypatch: pytest.MonkeyPatch
     assert read == [("take", ("next", "at"), 8), ("read", 10)]
 
 
+def test_flags_are_looked_at_once_a_write(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    column, looks = LeafEntries.column, []
+    monkeypatch.setattr(LeafEntries, "column", lambda *args: looks.append(1) or column(*args))
+    rb = buffer(make(40), 10)
+    for start in (0, 10):
+        rb.extend(episodes(20)[start : start + 10])
+        for _ in range(3):
+            rb.sample()
+        assert len(looks) == 1
+        looks.clear()
+
+
 # -- what is refused, and the rest -----------------------------------------------------------------
 
 

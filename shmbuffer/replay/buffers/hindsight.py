@@ -110,8 +110,9 @@ class HERReplayBuffer(TensorDictReplayBuffer):
         ValueError: what ``reward_fn`` or ``terminated_fn`` returned, or the goal that was reached,
             does not fit the entry that it is for.
 
-    Cost: beside the sample, what a `SliceSampler` pays for finding trajectories, and one gather of
-        the goals.
+    Cost: beside the sample, one gather of the goals; where something was written since the last
+        one, what a `SliceSampler` pays for finding trajectories. Flags that are changed through a
+        view of the storage (``rb[:]``) are seen with the next write.
 
     Example:
         >>> import torch
@@ -180,7 +181,7 @@ class HERReplayBuffer(TensorDictReplayBuffer):
             step_key=None,
             ends=None,
             trajectories=None,
-            cache_values=False,
+            cache_values=True,  # no scan of the flags for each sample
             others=[self._reached],
         )
         super().__init__(sampler=sampler, **kwargs)
