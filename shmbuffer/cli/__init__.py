@@ -24,6 +24,7 @@ VERBS = {
     "top": "show a buffer while it is used: rates, priorities, who does what",
     "set": "change what keeps writers and samplers in step",
     "plot": "plot a buffer's recorded history, and list warnings",
+    "export": "write the items of a buffer to a Parquet or HDF5 file, or a TensorDict",
     "check": "say whether a buffer is whole",
     "recover": "make a buffer whole after a crash, and say what that took",
     "stop": "end every process that uses a buffer",

@@ -52,12 +52,7 @@ _AS = {
 def write(storage: Any, path: str | os.PathLike[str], compression: str) -> int:
     """Write every item, the oldest first; see `ReplayBuffer.to_parquet`."""
     pa, pq = _arrow()
-    rows: Rows | None = storage.mover() if isinstance(storage, TensorStorage) else None
-    if rows is None or rows.leaves.objects:
-        raise TypeError(
-            f"{path}: columns are made of tensors of one form, and this {type(storage).__name__} "
-            "has none; save it with dumps()"
-        )
+    rows = rows_of(storage, path)
     columns = [_Column(leaf, rows.lanes) for leaf in rows.leaves.leaves]
     form = {
         "format": 1,
@@ -73,7 +68,7 @@ def write(storage: Any, path: str | os.PathLike[str], compression: str) -> int:
         with pq.ParquetWriter(
             beside, schema, compression=compression, use_dictionary=False, write_statistics=False
         ) as file:
-            for tensors in _in_order_of_age(rows, _chunk(columns)):
+            for tensors in in_order_of_age(rows):
                 arrays = [
                     one.array(pa, tensor)
                     for one, tensor in zip(columns, tensors, strict=True)
@@ -87,6 +82,17 @@ def write(storage: Any, path: str | os.PathLike[str], compression: str) -> int:
     finally:
         beside.unlink(missing_ok=True)
     return count
+
+
+def rows_of(storage: Any, path: str | os.PathLike[str]) -> Rows:
+    """The rows of a storage that are columns of ``path``; TypeError where it has none."""
+    rows: Rows | None = storage.mover() if isinstance(storage, TensorStorage) else None
+    if rows is None or rows.leaves.objects:
+        raise TypeError(
+            f"{path}: columns are made of tensors of one form, and this {type(storage).__name__} "
+            "has none; save it with dumps()"
+        )
+    return rows
 
 
 class File:
@@ -219,8 +225,9 @@ def _chunk(columns: list[_Column]) -> int:
     return max(1, min(2**17, _BATCH_BYTES // max(1, sum(one.nbytes for one in columns))))
 
 
-def _in_order_of_age(rows: Rows, chunk: int) -> Iterator[list[torch.Tensor]]:
+def in_order_of_age(rows: Rows) -> Iterator[list[torch.Tensor]]:
     """All items ``[n, ...]``, validated; what is written over meanwhile is left out."""
+    chunk = _chunk([_Column(leaf, rows.lanes) for leaf in rows.leaves.leaves])
     tickets, width = rows.ring.live.tickets(), rows.ring.width
     slots = np.flatnonzero(tickets >= 0)
     slots = slots[np.argsort(tickets[slots], kind="stable")]
@@ -229,7 +236,7 @@ def _in_order_of_age(rows: Rows, chunk: int) -> Iterator[list[torch.Tensor]]:
         elements = (part[:, None] * width + np.arange(width)).reshape(-1)
         tensors, now, _ = rows.read(torch.from_numpy(elements))
         kept = (now.numpy().reshape(-1, width) == tickets[part][:, None]).all(1)
-        shaped = [tensor.view(len(part), width, *tensor.shape[1:]) for tensor in tensors]
+        shaped = [tensor.view(len(part), *rows.lanes, *tensor.shape[1:]) for tensor in tensors]
         if not kept.all():
             shaped = [tensor[torch.from_numpy(kept)] for tensor in shaped]
         if kept.any():

@@ -170,7 +170,7 @@ def test_an_item_that_is_written_over_meanwhile_is_left_out(
     rb = buffer(10)
     rb.extend(rows(0, 10))
     monkeypatch.setattr(columns, "_BATCH_BYTES", 1)
-    in_order = columns._in_order_of_age
+    in_order = columns.in_order_of_age
 
     def slowly(*args: Any) -> Any:
         for at, tensors in enumerate(in_order(*args)):
@@ -178,7 +178,7 @@ def test_an_item_that_is_written_over_meanwhile_is_left_out(
                 rb.extend(rows(10, 5))
             yield tensors
 
-    monkeypatch.setattr(columns, "_in_order_of_age", slowly)
+    monkeypatch.setattr(columns, "in_order_of_age", slowly)
     assert rb.to_parquet(tmp_path / "x.parquet") == 8
     again = TensorDictReplayBuffer.from_parquet(tmp_path / "x.parquet")
     assert again[:]["id"].tolist() == [0, 1, 2, 5, 6, 7, 8, 9]
@@ -322,7 +322,7 @@ def test_a_writer_that_is_killed_leaves_the_file_before(
     rb.extend(rows(0, ITEMS))
     rb.to_parquet(tmp_path / "x.parquet")
     monkeypatch.setattr(columns, "_BATCH_BYTES", 1)
-    in_order = columns._in_order_of_age
+    in_order = columns.in_order_of_age
 
     def until_killed(*args: Any) -> Any:
         for at, tensors in enumerate(in_order(*args)):
@@ -330,7 +330,7 @@ def test_a_writer_that_is_killed_leaves_the_file_before(
                 os.kill(os.getpid(), signal.SIGKILL)
             yield tensors
 
-    monkeypatch.setattr(columns, "_in_order_of_age", until_killed)
+    monkeypatch.setattr(columns, "in_order_of_age", until_killed)
     assert ended(fork(lambda: rb.to_parquet(tmp_path / "x.parquet") and None)) == -signal.SIGKILL
     assert (TensorDictReplayBuffer.from_parquet(tmp_path / "x.parquet")[:] == rb[:]).all()
 

@@ -1,0 +1,80 @@
+"""``shmbuffer export DIR FILE``: the items of a buffer for other programs."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+
+from shmbuffer.cli import arguments, console, exits
+from shmbuffer.cli.progress import Bar
+from shmbuffer.errors import ShmBufferError
+from shmbuffer.watch import units
+
+DESCRIPTION = (
+    "Writes the items of a buffer, the oldest first, for other programs: a Parquet file (a leaf a "
+    "column), an HDF5 file (a leaf a dataset), or a directory for TensorDict.load_memmap. It may "
+    "be in use; what is written over meanwhile is left out. Joins as a client: a buffer whose "
+    "processes were killed is recovered first. Priorities and the cursor are not exported: "
+    "buffer.dumps() saves all, for shmbuffer. Needs torch."
+)
+EXAMPLES = (
+    "shmbuffer export run/buffer items.parquet\n"
+    "shmbuffer export run/buffer items.h5\n"
+    "shmbuffer export run/buffer items --format tensordict --json"
+)
+FORMATS = ("parquet", "hdf5", "tensordict")
+SUFFIXES = {".parquet": "parquet", ".h5": "hdf5", ".hdf5": "hdf5", "": "tensordict"}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds those of the verb."""
+    arguments.add_directory(parser)
+    parser.add_argument("file", metavar="FILE", type=Path, help="where to; nothing is there yet")
+    parser.add_argument(
+        "--format",
+        choices=FORMATS,
+        help="default: by the end of the name: .parquet, .h5, .hdf5, or none for tensordict",
+    )
+    arguments.add_timeout(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Writes, and says how much that was."""
+    kind = args.format or SUFFIXES.get(args.file.suffix)
+    if kind is None:
+        raise ValueError(
+            f"{args.file}: the end of the name says no format; give --format, one of "
+            f"{', '.join(FORMATS)}"
+        )
+    from shmbuffer.memory.inspect import inspect
+
+    inspect(args.dir, live_bytes=False)  # an error before torch is imported
+    from shmbuffer.replay.export import export
+    from shmbuffer.service.client import attach
+
+    began = time.monotonic()
+    with (
+        Bar(wanted=not args.json) as bar,
+        attach(args.dir, timeout=args.timeout, on_progress=bar) as buffer,
+    ):
+        try:
+            items = export(buffer.storage, args.file, kind)
+        except TypeError as error:  # what it holds has no such form
+            raise ShmBufferError(str(error), path=args.dir) from error
+    seconds = time.monotonic() - began
+    nbytes = sum(one.stat().st_size for one in (args.file, *args.file.rglob("*")) if one.is_file())
+    counted = units.counted(items, "item", "items")
+    console.tell(
+        {
+            "path": args.dir,
+            "file": str(args.file),
+            "format": kind,
+            "items": items,
+            "bytes": nbytes,
+            "seconds": seconds,
+        },
+        f"{args.file}: {counted}, {units.size(nbytes)}, {kind}, in {units.span(seconds)}",
+        as_json=args.json,
+    )
+    return exits.DONE
