@@ -6,7 +6,6 @@
 #include <string.h>
 
 #include "crc32c.h"
-#include "order.h"
 #include "ring.h"
 
 PyTypeObject *shmb_map_type, *shmb_ring_type;
@@ -202,24 +201,6 @@ static PyObject *core_move_pieces(PyObject *Py_UNUSED(module), PyObject *args) {
     Py_RETURN_NONE;
 }
 
-/* order(sources, count, start, order, rows): uint64[count] as int32[count] each -> (source, count) of each group */
-static PyObject *core_order(PyObject *Py_UNUSED(module), PyObject *args) {
-    unsigned long long sources, count, start, order, rows;
-    if (!PyArg_ParseTuple(args, "KKKKK:order", &sources, &count, &start, &order, &rows)) return NULL;
-    if (start > count || count > INT32_MAX) return PyErr_Format(PyExc_ValueError, "order: slot %llu of %llu", start, count);
-    struct shmb_group *groups = NULL;
-    uint64_t n = 0;
-    bool done;
-    Py_BEGIN_ALLOW_THREADS
-    done = shmb_order((const uint64_t *)(uintptr_t)sources, count, start, (int32_t *)(uintptr_t)order,
-                      (int32_t *)(uintptr_t)rows, &groups, &n);
-    Py_END_ALLOW_THREADS
-    if (!done) return PyErr_NoMemory();
-    PyObject *found = PyBytes_FromStringAndSize((const char *)groups, (Py_ssize_t)(n * sizeof *groups));
-    free(groups);
-    return found;
-}
-
 /* checksum_pieces(from, nbytes, count, out): CRC32C of each, uint32[count] */
 static PyObject *core_checksum_pieces(PyObject *Py_UNUSED(module), PyObject *args) {
     unsigned long long from, nbytes, count, out;
@@ -288,7 +269,6 @@ static PyObject *core_tree_lower_bound(PyObject *Py_UNUSED(module), PyObject *ar
 
 static PyMethodDef methods[] = {
     {"move_pieces", core_move_pieces, METH_VARARGS, "move_pieces(from, sizes, to, count): copy pieces from address to address."},
-    {"order", core_order, METH_VARARGS, "order(sources, count, start, order, rows): slots by source and age."},
     {"checksum_pieces", core_checksum_pieces, METH_VARARGS, "checksum_pieces(from, nbytes, count, out): CRC32C of pieces."},
     {"same_pieces", core_same_pieces, METH_VARARGS, "same_pieces(one, other, nbytes, count, out): which pieces are equal."},
     {"tree_update", core_tree_update, METH_VARARGS, "tree_update(tree, size, whole, elements, count): the nodes above them."},
@@ -327,24 +307,27 @@ PyMODINIT_FUNC PyInit__core(void) {
     if (module == NULL) return NULL;
     shmb_map_type = (PyTypeObject *)PyType_FromSpec(&shmb_map_spec);
     shmb_ring_type = (PyTypeObject *)PyType_FromSpec(&shmb_ring_spec);
-    PyObject *intake_type = PyType_FromSpec(&shmb_intake_spec);
-    PyObject *outtake_type = PyType_FromSpec(&shmb_outtake_spec);
-    PyObject *descriptor_type = PyType_FromSpec(&shmb_descriptor_spec);
-    if (shmb_map_type == NULL || shmb_ring_type == NULL || intake_type == NULL || outtake_type == NULL ||
-        descriptor_type == NULL || PyModule_AddObjectRef(module, "Descriptor", descriptor_type) < 0 ||
-        PyModule_AddObjectRef(module, "Map", (PyObject *)shmb_map_type) < 0 ||
-        PyModule_AddObjectRef(module, "Ring", (PyObject *)shmb_ring_type) < 0 ||
-        PyModule_AddObjectRef(module, "Intake", intake_type) < 0 ||
-        PyModule_AddObjectRef(module, "Outtake", outtake_type) < 0)
+    static const struct {
+        const char *name;
+        PyType_Spec *spec;
+    } types[] = {{"Descriptor", &shmb_descriptor_spec},
+                 {"Intake", &shmb_intake_spec},
+                 {"Outtake", &shmb_outtake_spec},
+                 {"Follower", &shmb_follower_spec},
+                 {"Trajectories", &shmb_trajectories_spec}};
+    if (shmb_map_type == NULL || shmb_ring_type == NULL || PyModule_AddObjectRef(module, "Map", (PyObject *)shmb_map_type) < 0 ||
+        PyModule_AddObjectRef(module, "Ring", (PyObject *)shmb_ring_type) < 0)
         Py_CLEAR(module);
+    for (size_t i = 0; module && i < sizeof types / sizeof *types; i++) {
+        PyObject *type = PyType_FromSpec(types[i].spec);
+        if (type == NULL || PyModule_AddObjectRef(module, types[i].name, type) < 0) Py_CLEAR(module);
+        Py_XDECREF(type);
+    }
 #define STATUS(name) if (module && PyModule_AddIntConstant(module, #name, SHMB_##name) < 0) Py_CLEAR(module);
     STATUS(BLOCKED) STATUS(FORKED) STATUS(CLOSING_STATUS) STATUS(LOCK_TIMEOUT) STATUS(INTERRUPTED) STATUS(UNRECOVERABLE)
     STATUS(FENCED) STATUS(NOTHING) STATUS(NO_MEMORY) STATUS(NO_CLAIM) STATUS(OTHER_SETTINGS)
     STATUS(LEFT) STATUS(BAD_PRIORITY) STATUS(BAD_INDEX) STATUS(BAD_ALPHA) STATUS(REENTERED) STATUS(NO_TICKETS)
     STATUS(TOO_LARGE) STATUS(BAD_BATCH) STATUS(NO_ROOM) STATUS(LIMITED) STATUS(IN_QUEUE) STATUS(DAMAGED)
     STATUS(UNLINKED) STATUS(LAPPED)
-    Py_XDECREF(intake_type);
-    Py_XDECREF(outtake_type);
-    Py_XDECREF(descriptor_type);
     return module;
 }

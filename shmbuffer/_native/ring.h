@@ -261,6 +261,8 @@ int shmb_mutex_mended(struct shmb_runtime *runtime);
 bool shmb_claim_covers(const struct shmb_ring *ring, uint64_t word, uint32_t *entry);
 uint64_t shmb_place_of(const struct shmb_ring *ring, uint64_t ticket);
 
+/* follower.c: what has come and gone since this process looked, without the mutex: see follower.h */
+
 /* masses.c: under the mutex, unless a priority is only looked at */
 double shmb_mass(const struct shmb_runtime *runtime, double raw);
 double shmb_largest_mass(const struct shmb_ring *ring);

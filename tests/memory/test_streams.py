@@ -159,39 +159,3 @@ def test_streams_are_given_as_one_number_or_as_one_each() -> None:
 def test_what_is_no_stream_is_refused(given: Any, kind: type[Exception], said: str) -> None:
     with pytest.raises(kind, match=said):
         checked(given)
-
-
-# -- their order -----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_slots_are_put_in_order_by_stream_source_and_age(seed: int) -> None:
-    random = np.random.default_rng(seed)
-    count = int(random.integers(0, 400))
-    start, some = int(random.integers(0, count + 1)), int(random.integers(1, 300))
-    writers = random.permutation(2 * some)[:some].astype(np.uint64)
-    known = layout.source_of(writers, random.integers(0, 4, some).astype(np.uint64))
-    known[0] = 2**64 - 1  # of nobody
-    sources = known[random.integers(0, some, count)]
-    order, rows = np.empty(count, np.int32), np.empty(count, np.int32)
-    found = _core.order(sources.ctypes.data, count, start, order.ctypes.data, rows.ctypes.data)
-    groups = np.frombuffer(found, np.uint64).reshape(-1, 2)
-    ages = (np.arange(count) - start) % max(count, 1)
-    nobodys = (sources == 2**64 - 1) * 2**24
-    first = {source: ages[sources == source].min() for source in sources.tolist()}
-    since = np.array([first[source] for source in sources.tolist()], np.int64)
-    streams = layout.stream_of(sources).astype(np.int64) + nobodys
-    assert order.tolist() == np.lexsort((ages, since, streams)).tolist()
-    assert rows[order].tolist() == list(range(count))
-    names = list(dict.fromkeys(sources[order].tolist()))
-    assert groups[:, 0].tolist() == names
-    assert groups[:, 1].tolist() == [int((sources == name).sum()) for name in names]
-
-
-def test_an_order_begins_at_one_of_its_slots() -> None:
-    with pytest.raises(ValueError, match="order: slot 3 of 2"):
-        _core.order(0, 2, 3, 0, 0)
-    with pytest.raises(ValueError, match="order: slot 0 of 2147483648"):
-        _core.order(0, 2**31, 0, 0, 0)
-    with pytest.raises(TypeError):
-        _core.order(0, 2)  # type: ignore[call-arg]

@@ -24,6 +24,7 @@ from shmbuffer import (
     TensorDictReplayBuffer,
     TensorStorage,
 )
+from shmbuffer.replay.samplers.slicing.entries import LeafEntries
 from tests.replay.slice_model import History, cut_up, slices
 
 MANY = 400  # slices a batch: enough to meet every one of some dozens
@@ -692,26 +693,45 @@ def test_the_next_sample_sees_a_write(make: Any, cache_values: bool) -> None:
     assert set(drawn(rb)) == {(at, at + 1) for at in range(5)}
 
 
-def test_nothing_is_found_again_while_nothing_is_written(make: Any) -> None:
+def test_a_look_reads_what_was_written_since_the_one_before(
+    make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[int] = []
+    at = LeafEntries.at
+
+    def noted(entries: LeafEntries, path: Any, slots: Any) -> Any:
+        read.extend(slots.tolist())
+        return at(entries, path, slots)
+
+    monkeypatch.setattr(LeafEntries, "at", noted)
     rb = buffer(make(6), 4, slice_len=2)
     rb.extend(episodes(4))
-    found = rb.sampler._boundaries.of(rb.storage).table  # type: ignore[attr-defined]
     rb.sample()
-    assert rb.sampler._boundaries.of(rb.storage).table is found  # type: ignore[attr-defined]
+    assert read == [0, 1, 2]  # the flags of those that something follows
+    read.clear()
+    rb.sample()
+    assert read == []
     rb.add(episodes(1)[0])
     rb.sample()
-    assert rb.sampler._boundaries.of(rb.storage).table is not found  # type: ignore[attr-defined]
+    assert read == [3]
+    read.clear()
+    rb[1] = episodes(1)[0]
+    rb.sample()
+    assert read == [0, 1]
 
 
-def test_a_change_through_a_view_is_seen_unless_values_are_cached(make_private: Any) -> None:
+def test_a_change_through_a_view_is_not_looked_for_and_one_by_the_buffer_is_seen(
+    make_private: Any,
+) -> None:
     rb = buffer(make_private(6), 400, slice_len=2)
-    cached = buffer(rb.storage, 400, slice_len=2, cache_values=True)
     rb.extend(episodes(6))
     before = set(drawn(rb))
-    assert set(drawn(cached)) == before
     rb[2]["next", "done"].fill_(True)
+    assert set(drawn(rb)) == before
+    rb.sampler._boundaries.forget()  # type: ignore[attr-defined]
     assert set(drawn(rb)) == before - {(2, 3)}
-    assert pairs_of(cached) == before
+    rb[2] = rb[2].clone().set(("next", "done"), torch.tensor([False]))
+    assert set(drawn(rb)) == before
 
 
 def test_another_storage_is_another_table() -> None:

@@ -29,7 +29,6 @@ from shmbuffer import (
 )
 from shmbuffer.errors import CorruptBufferError
 from shmbuffer.memory import layout
-from shmbuffer.replay.samplers.slicing import pieces
 from shmbuffer.replay.storages import Storage
 
 STREAMS, STEPS = 3, 8
@@ -510,19 +509,6 @@ def test_an_id_that_is_changed_where_it_is_ends_a_trajectory_of_its_stream() -> 
         traj = sample["traj"].view(-1, 3)
         assert (traj == traj[:, :1]).all()
         assert set(traj.flatten().tolist()) == {0, 1, 2, 10, 11, 12}
-
-
-def test_more_slots_than_the_core_numbers_are_put_in_order_too(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    rb = filled(LazyTensorStorage)
-    ring: Any = rb.storage.ring()
-    known = pieces.look(ring, by_age=True)
-    monkeypatch.setattr(pieces, "_MOST", 0)
-    found = pieces.look(ring, by_age=True)
-    for one, other in zip(found[1], known[1], strict=True):
-        assert one.tolist() == other.tolist()
-    require_whole_slices(rb.sample())
 
 
 def test_fragments_of_two_streams_are_kept_apart() -> None:

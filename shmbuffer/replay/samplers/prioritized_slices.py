@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 _ROUNDS = 4  # of drawing any item and keeping what a slice can begin with; then exactly, in O(n)
 _SPARE = 2  # drawn for each slice that is wanted
+_PIECE = 1024  # trajectories that are looked at together
 
 
 class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
@@ -140,18 +141,20 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
         trajectories = table.of_rows(rows)
         room = self._room(table.lengths[trajectories], steps)
         kept = rows - table.starts[trajectories] < room
-        zero = self._tree.priorities(table.elements_of(rows)) == 0
+        zero = kept & (self._tree.priorities(table.elements_of(rows)) == 0)
         if zero.any():
-            kept &= ~zero | self._wanted(table, steps)[trajectories]
+            wanted = self._wanted(table, trajectories[zero], steps)
+            kept[zero] = wanted if (kept & ~zero).any() else self._or_all(table, wanted, steps)
         return at[kept]
 
     def _exactly(self, table: Trajectories, count: int, steps: int) -> tuple[Ints, torch.Tensor]:
         """Rows that a slice can begin with, drawn from a sum over all of them. O(items)."""
         tree = self._tree
-        lengths = table.lengths
-        step = np.arange(table.rows) - np.repeat(table.starts, lengths)
-        room = np.where(self._wanted(table, steps), self._room(lengths, steps), 0)
-        rows = np.flatnonzero(step < np.repeat(room, lengths))
+        allowed = self._allowed(table, steps)
+        trajectories = allowed[np.arange(len(allowed))]
+        wanted = self._or_all(table, self._wanted(table, trajectories, steps), steps)
+        trajectories = trajectories[wanted]
+        rows = _rows(table, trajectories, self._room(table.lengths[trajectories], steps))
         mass = tree.mass(table.elements_of(rows))
         if not tree.p_sum > 0:  # as of a `PrioritizedSampler`: uniformly
             mass = np.ones(len(rows))
@@ -178,15 +181,24 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
         """As TorchRL has it: slices that may be cut off may also be of a trajectory that short."""
         return 1 if self.span.right else super()._shortest(steps)
 
-    def _wanted(self, table: Trajectories, steps: int) -> Flags:
-        """Bool ``[trajectories]``: those with a positive priority; all, if none has. O(items)."""
-        some = np.add.reduceat(
-            self._tree.priorities(table.elements_of(np.arange(table.rows))) != 0,
-            table.starts,
-            dtype=np.int64,
-        )
-        allowed = self._room(table.lengths, steps) > 0
-        return some > 0 if (some[allowed] > 0).any() else allowed
+    def _wanted(self, table: Trajectories, trajectories: Ints, steps: int) -> Flags:
+        """Bool ``[n]``: which of these have a positive priority. O(their items)."""
+        each, at = np.unique(trajectories, return_inverse=True)
+        lengths = table.lengths[each]
+        rows = _rows(table, each, lengths)
+        some = self._tree.priorities(table.elements_of(rows)) != 0
+        return np.logical_or.reduceat(some, np.cumsum(lengths) - lengths)[at]
+
+    def _or_all(self, table: Trajectories, wanted: Flags, steps: int) -> Flags:
+        """The same; all of them, where no trajectory that may be drawn from has one. O(items)."""
+        if wanted.any():
+            return wanted
+        allowed = self._allowed(table, steps)
+        for begin in range(0, len(allowed), _PIECE):
+            piece = np.arange(begin, min(begin + _PIECE, len(allowed)))
+            if self._wanted(table, allowed[piece], steps).any():
+                return wanted
+        return ~wanted
 
     def __repr__(self) -> str:
         priorities = f"alpha={self.alpha}, beta={self.beta}, eps={self.eps}"
@@ -197,3 +209,11 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
         ring = self.ring()
         assert ring is not None  # `PrioritizedSampler.sample` has found it
         return ring.tree
+
+
+def _rows(table: Trajectories, trajectories: Ints, counts: Ints) -> Ints:
+    """So many rows of each trajectory from its first on."""
+    stops = np.cumsum(counts)
+    total = int(stops[-1]) if len(stops) else 0
+    rows: Ints = np.arange(total) + np.repeat(table.starts[trajectories] - (stops - counts), counts)
+    return rows

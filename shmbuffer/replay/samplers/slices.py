@@ -19,6 +19,7 @@ from shmbuffer.replay.samplers.sampler import (
 from shmbuffer.replay.samplers.slicing.boundaries import DONE, Boundaries
 from shmbuffer.replay.samplers.slicing.cutting import Cuts, Side, Span, places, rows_of
 from shmbuffer.replay.samplers.slicing.marks import Marks
+from shmbuffer.replay.storages.mover import draw_from
 from shmbuffer.replay.storages.storage import ring_of
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
     from shmbuffer.replay.samplers.arrays import Ints
     from shmbuffer.replay.samplers.slicing.entries import Key
-    from shmbuffer.replay.samplers.slicing.trajectories import Trajectories
+    from shmbuffer.replay.samplers.slicing.trajectories import Long, Trajectories
 
 _NUMBERS = 2**62  # random numbers below this, modulo what is wanted: the bias is below 2**-30
 _SHOWN = (
@@ -246,12 +247,15 @@ class SliceSampler(Sampler, metaclass=WithOrWithout):
         """Choose slices that are still there once their flags were read."""
         ask_rank(self, storage)
         ring, position = ring_of(storage), self._position()
-        for _ in range(ATTEMPTS):
-            bounds = self._boundaries.of(storage)
-            table = bounds.table
-            cuts = choose(table)
-            found = rows_of(table, cuts, steps, pad=self.pad_output)
-            elements = table.elements_of(found.rows)
+        for attempt in range(ATTEMPTS):
+            if attempt > 1 and ring is not None:  # whoever is marking slots goes on, or is repaired
+                draw_from(ring, 1, 0, None)
+            with self._boundaries.lock:
+                bounds = self._boundaries.of(storage)
+                table = bounds.table
+                cuts = choose(table)
+                found = rows_of(table, cuts, steps, pad=self.pad_output)
+                elements = table.elements_of(found.rows)
             info = self._marks.of_rows(bounds.entries, elements, found)
             if ring is None:
                 break
@@ -259,7 +263,6 @@ class SliceSampler(Sampler, metaclass=WithOrWithout):
             if tickets is not None:
                 info[GENERATION] = torch.from_numpy(tickets)
                 break
-            self._boundaries.forget()
             self._rewind(position)
         else:
             raise RuntimeError(
@@ -289,13 +292,13 @@ class SliceSampler(Sampler, metaclass=WithOrWithout):
         chosen = allowed[self._numbers(count) % len(allowed)]
         return Cuts(chosen, self._begins(table, chosen, steps))
 
-    def _allowed(self, table: Trajectories, steps: int) -> Ints:
+    def _allowed(self, table: Trajectories, steps: int) -> Long:
         """Trajectories that may be drawn from."""
         allowed = table.long(self._shortest(steps))
         if not len(allowed):
             raise RuntimeError(
                 f"no trajectory has sufficient length for a slice of {steps} steps: the longest of "
-                f"{len(table)} has {int(table.lengths.max())}; draw shorter slices, or give "
+                f"{len(table)} has {table.longest}; draw shorter slices, or give "
                 "strict_length=False"
             )
         return allowed

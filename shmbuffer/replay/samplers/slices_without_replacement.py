@@ -99,7 +99,7 @@ class SliceSamplerWithoutReplacement(SliceSampler, SamplerWithoutReplacement):
         allowed = self._allowed(table, steps)
         least = count if self.drop_last else min(count, 1)
         ring: Ring | None = ring_of(storage)
-        left, whole = self._left(ring, table, allowed), self._pass.whole
+        left, whole = self._left(ring, table, steps), self._pass.whole
         if left is None or len(left) < least:
             ours = allowed[self._ours(np.arange(len(allowed)))]
             if len(ours) < least:
@@ -118,21 +118,20 @@ class SliceSamplerWithoutReplacement(SliceSampler, SamplerWithoutReplacement):
         self._written = False
         return Cuts(chosen, self._begins(table, chosen, steps))
 
-    def _left(self, ring: Ring | None, table: Trajectories, allowed: Ints) -> Ints | None:
+    def _left(self, ring: Ring | None, table: Trajectories, steps: int) -> Ints | None:
         """What is left of the pass, as trajectories of ``table``; None: it is over."""
         now = self._pass
         if now.order is None or self._written:
             return None
         if now.tickets is None and now.items != table.rows:
             return None
-        heads = table.elements_of(table.starts[allowed])
-        order = np.argsort(heads)
-        at = np.minimum(np.searchsorted(heads, now.order, sorter=order), len(heads) - 1)
-        found = order[at]
-        same = heads[found] == now.order
+        rows = table.rows_of(now.order)
+        trajectories = table.of_rows(rows)
+        same = (rows >= 0) & (rows == table.starts[trajectories])
+        same &= table.lengths[trajectories] >= self._shortest(steps)
         if now.tickets is not None and ring is not None:
             same &= _tickets(ring, now.order) == now.tickets
-        left: Ints = allowed[found[same]]
+        left: Ints = trajectories[same]
         return left
 
     def _again(self, storage: Any, index: Any) -> tuple[Any, dict[Any, Any]]:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import threading
 import weakref
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 
 from shmbuffer.errors import EmptyBufferError
+from shmbuffer.numpy.nodes import KeyPath
 from shmbuffer.replay.samplers.passes import wait_for_items
 from shmbuffer.replay.samplers.sampler import ATTEMPTS, lanes_of
 from shmbuffer.replay.samplers.slicing.entries import (
@@ -17,18 +20,12 @@ from shmbuffer.replay.samplers.slicing.entries import (
     LeafEntries,
     ObjectEntries,
     RecordEntries,
+    any_of,
     path_of,
 )
-from shmbuffer.replay.samplers.slicing.pieces import Grid, Ordered, Pieces, in_order, look
-from shmbuffer.replay.samplers.slicing.trajectories import (
-    Ends,
-    Steps,
-    Trajectories,
-    cut,
-    cut_by_step,
-    cut_in_circle,
-    scan,
-)
+from shmbuffer.replay.samplers.slicing.following import Following, put_in_order
+from shmbuffer.replay.samplers.slicing.given import Given
+from shmbuffer.replay.samplers.slicing.trajectories import Trajectories
 from shmbuffer.replay.storages.record_store import RecordStore
 from shmbuffer.replay.storages.ring_backed import RingBacked
 from shmbuffer.replay.storages.rows import Rows
@@ -36,16 +33,22 @@ from shmbuffer.replay.storages.storage import ring_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from numpy.typing import NDArray
+    from contextlib import AbstractContextManager
 
     from shmbuffer.memory import Ring
-    from shmbuffer.numpy.nodes import KeyPath
+    from shmbuffer.replay.samplers.arrays import Flags, Ints
 
 _EMPTY = "the storage is empty: write something before sampling"
 DONE: KeyPath = ("next", "done")
 #: Where ids of trajectories are looked for; the first one is what TorchRL's collectors write.
 USUAL_IDS: tuple[KeyPath, ...] = (("collector", "traj_ids"), ("episode",))
+
+
+Keys = tuple[KeyPath | None, tuple[KeyPath, ...]]  # of the id, and of the flags
+
+
+class _OtherKeysError(Exception):
+    """Newer items have other entries, so that something else ends trajectories: of all of them."""
 
 
 class Found(NamedTuple):
@@ -54,12 +57,10 @@ class Found(NamedTuple):
     table: Trajectories
     entries: Entries
     """How to read the flags of its items."""
-    said: Ends | Steps
-    """By its items, without what is live memory."""
-    slots: int
-    """How many were looked at."""
     storage: weakref.ref[Any]
     mover: Any
+    following: Following | None
+    """What keeps the table up to date; None where it is made from all items each time."""
     moment: tuple[int, int, int] | None
 
 
@@ -80,7 +81,7 @@ class Boundaries:
         step_key: None where items lie in their order.
         ends: bool ``[slots, *lanes]``.
         trajectories: integers ``[slots, *lanes]``.
-        cache_values: while nothing is written the stored flags are not looked at again.
+        cache_values: while nothing is written objects are not read again.
         others: entries that will be asked for as well.
     """
 
@@ -101,137 +102,165 @@ class Boundaries:
         self._ends = given if end_key is None else (path_of(end_key),)
         self._ids = None if traj_key is None else path_of(traj_key)
         self._step = None if step_key is None else path_of(step_key)
-        self._given_ends = ends
-        self._given_ids = trajectories
+        self._given = Given(ends, trajectories)
         self._cache_values = cache_values
         self._others = tuple(others)
         self._seen: Found | None = None
-        self._records: tuple[weakref.ref[Any], RecordEntries] | None = None  # of a storage
+        self._asked: Keys | None = None  # of the entries that were looked at
+        self._process = 0
+        self._lock: AbstractContextManager[Any] | None = None
 
     def of(self, storage: Any) -> Found:
         """The trajectories of a storage as it is now.
 
-        What was found before is found again if nothing was written since and, unless
-        ``cache_values``, the flags still have the same bytes.
+        A change of what is stored is seen if it was made by a write, or by an assignment to the
+        buffer or its storage; one through a view of the memory is not.
 
-        Cost: where nothing was written, a look at the flags: 0.1 ms for a million; nothing with
-            ``cache_values``. Else `look` and `cut`, too. Of objects, and of a storage of somebody
-            else's, every item is read each time, unless ``cache_values``; of records each once.
+        Cost: see `Following`. Of objects, and of a storage of somebody else's, every item is read
+            each time, unless ``cache_values`` and nothing was written.
         """
+        with self.lock:
+            for attempt in range(ATTEMPTS):
+                try:
+                    return self._of(storage)
+                except IndexError:  # an object that another thread began to write over meanwhile
+                    if attempt == ATTEMPTS - 1 or ring_of(storage) is None:
+                        raise
+                except _OtherKeysError:
+                    if attempt == ATTEMPTS - 1:
+                        raise
+        raise AssertionError("not reached")
+
+    @property
+    def lock(self) -> AbstractContextManager[Any]:
+        """Held while a table is asked: another thread may look again."""
+        if self._lock is None or self._process != os.getpid():
+            self._process, self._lock = os.getpid(), threading.RLock()
+            self.forget()  # of a fork: nobody knows how far another thread was
+        return self._lock
+
+    def forget(self) -> None:
+        """Look at everything again."""
+        self._seen = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_seen": None, "_lock": None}
+
+    # -- inside --------------------------------------------------------------------------------
+
+    def _of(self, storage: Any) -> Found:
         ring: Ring | None = ring_of(storage)
         mover = storage.mover() if isinstance(storage, RingBacked) else None
-        rows = mover if isinstance(mover, Rows) else None
         wait_for_items(storage, ring, _EMPTY)
         # Read before anything else: what is written from here on makes another moment.
         moment = None if ring is None else (ring.head, ring.write_count, ring.length)
         seen = self._seen
         if seen is not None and (seen.storage() is not storage or seen.mover is not mover):
             seen = None
-        if seen is not None and moment is not None and seen.moment == moment:
-            entries = seen.entries
-            if self._cache_values or (rows is not None and self._says_the_same(seen)):
+        lies_open = ring is not None and isinstance(mover, Rows | RecordStore)
+        if seen is not None and (self._given or not lies_open):
+            if self._cache_values and moment is not None and seen.moment == moment:
                 return seen
-            if isinstance(entries, RecordEntries) and ring is not None and entries.is_current(ring):
-                return seen
-        for attempt in range(ATTEMPTS):
-            try:
-                found = self._find(storage, ring, mover, moment)
-                break
-            except IndexError:  # an object that another thread began to write over meanwhile
-                if rows is not None or ring is None or attempt == ATTEMPTS - 1:
-                    raise
-        self._seen = found
-        return found
-
-    def forget(self) -> None:
-        """Look again."""
-        self._seen = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_seen": None, "_records": None}
-
-    # -- inside --------------------------------------------------------------------------------
-
-    def _find(
-        self, storage: Any, ring: Ring | None, mover: Any, moment: tuple[int, int, int] | None
-    ) -> Found:
-        head: int | None = None
+            seen = None
+        following: Following | None = None
         if ring is None:
-            grid, pieces = cast(tuple[Grid, Pieces], in_order(len(storage)))
+            count = len(storage)
+            entries = self._objects(storage, np.arange(count))
+            table = self._of_foreign(entries, count)
+        elif self._given:
+            there = np.flatnonzero(ring.live.holds())
+            entries = self._entries(storage, mover, there)
+            entries.read(there)
+            assert moment is not None
+            table = self._given.trajectories(there, ring.capacity, ring.width, moment[0])
         else:
-            by_age = not self._static and self._step is None
-            grid, pieces, head = look(ring, by_age=by_age)
-        if not pieces.counts.any():
+            following = seen.following if seen is not None else None
+            if following is None or following.native is not ring.seat.native:
+                following, self._asked, seen = Following(ring), None, None
+            there = np.zeros(0, np.int64) if lies_open else np.flatnonzero(ring.live.holds())
+            entries = self._entries(storage, mover, there) if seen is None else seen.entries
+            table = following.table
+            self._catch_up(following, entries)
+        if not table.rows:
             raise EmptyBufferError(_EMPTY)
-        slots = pieces.reach() if not grid.start else grid.capacity
-        if isinstance(mover, Rows):
-            entries: Entries = LeafEntries(mover)
-        elif isinstance(mover, RecordStore) and ring is not None:
-            entries = self._of_records(storage, mover)
-            entries.look(ring)
-        else:
-            entries = self._objects(storage, grid, pieces)
-        order = pieces.order if isinstance(pieces, Ordered) else None
-        said = self._said(entries, slots, grid, order)
-        if isinstance(said, Steps):
-            sources = None if ring is None else ring.live.sources
-            table = cut_by_step(grid, pieces, sources, said, head)
-        else:
-            if self._static:
-                table = cut_in_circle(grid, pieces, said, head)
-            else:
-                table = cut(grid, pieces.in_lanes(grid), said, head)
-            said = said if order is not None else said._replace(ids=None)  # live memory
-        return Found(table, entries, said, slots, weakref.ref(storage), mover, moment)
+        if seen is None or not lies_open:
+            seen = Found(table, entries, weakref.ref(storage), mover, following, moment)
+        self._seen = seen
+        return seen
 
-    def _said(
-        self,
-        entries: Entries,
-        slots: int,
-        grid: Grid | None = None,
-        order: NDArray[Any] | None = None,
-    ) -> Ends | Steps:
-        """What the items say, or what was given for them."""
-        if self._given_ends is not None:
-            return scan([_given("ends", self._given_ends, slots, grid)], None, slots)
-        if self._given_ids is not None:
-            return scan([], _given("trajectories", self._given_ids, slots, grid), slots)
-        id_path, ends = self._keys(entries)
-        ids = None if id_path is None else entries.column(id_path)
+    def _catch_up(self, following: Following, entries: Entries) -> None:
         if self._step is not None:
-            assert ids is not None
-            steps = entries.column(self._step)
-            what = f"traj_key {_names([id_path])}, step_key {_names([self._step])}"
-            return Steps(ids[:slots].copy(), steps[:slots].copy(), what)
-        if ids is not None and order is not None:
-            ids = ids[:slots].copy()  # to be compared with, which is quicker than their order
-        return scan([entries.column(path) for path in ends], ids, slots, order)
+            following.catch_up_by_step(lambda slots: self._steps(entries, slots))
+        else:
+            following.catch_up(lambda slots, before: self._cuts(entries, slots, before))
 
-    def _says_the_same(self, seen: Found) -> bool:
-        """Whether the items say what they said before."""
-        said, entries = seen.said, seen.entries
-        if isinstance(said, Steps) or said.ids is None:
-            return _same(said, self._said(entries, seen.slots))
-        id_path, ends = self._keys(entries)
+    def _cuts(self, entries: Entries, slots: Ints, before: Ints) -> Flags:
+        """Whether a trajectory begins at items that follow others (-1: none), ``[n, lanes]``."""
+        entries.read(slots)
+        ids, ends = self._keys_as_before(entries)
+        at = np.flatnonzero(before >= 0)
+        one, other = (slots, before) if len(at) == len(slots) else (slots[at], before[at])
+        found = [any_of(entries.at(path, other)) for path in ends]
+        if ids is not None:
+            found.append(any_of(entries.at(ids, one) != entries.at(ids, other)))
+        cut: Flags = found[0] if len(found) == 1 else np.logical_or.reduce(found)
+        if len(at) == len(slots):
+            return np.ascontiguousarray(cut)
+        cuts = np.ones((len(slots), cut.shape[1]), np.bool_)
+        cuts[at] = cut
+        return cuts
+
+    def _steps(self, entries: Entries, slots: Ints) -> tuple[Ints, Ints, str]:
+        """Ids and steps of items, int64 ``[n * lanes]``, and their names."""
+        entries.read(slots)
+        id_path, _ = self._keys_as_before(entries)
         assert id_path is not None
-        now = scan([entries.column(path) for path in ends], None, seen.slots)
-        return np.array_equal(entries.column(id_path)[: seen.slots], said.ids) and np.array_equal(
-            now.ends, said.ends
-        )
+        assert self._step is not None
+        what = f"traj_key {_names([id_path])}, step_key {_names([self._step])}"
+        found = []
+        for path in (id_path, self._step):
+            values = entries.at(path, slots)
+            if values.dtype.kind not in "iu" or values.shape[2] != 1:
+                raise TypeError(
+                    f"fragmented=True needs one integer an item in {what}, found "
+                    f"{values.shape[2]} of {values.dtype}"
+                )
+            found.append(values.reshape(-1).astype(np.int64))
+        ids, steps = found
+        if len(steps) and steps.min() < 0:
+            raise ValueError(
+                f"fragmented=True: a step is not negative, found {steps.min()} ({what})"
+            )
+        return ids, steps, what
 
-    def _objects(self, storage: Any, grid: Grid, pieces: Pieces) -> Entries:
+    def _of_foreign(self, entries: Entries, count: int) -> Trajectories:
+        """Of a storage without a ring: in the order of its indices."""
+        if self._given:
+            return self._given.trajectories(np.arange(count), max(count, 1), 1, None)
+        table, slots = Trajectories(max(count, 1), 1), np.arange(count)
+        nothing = np.zeros(count, np.uint64)
+        if self._step is not None:
+            ids, steps, what = self._steps(entries, slots)
+            put_in_order(table, slots, nothing, ids, steps, what)
+        else:
+            table.append(slots, nothing, self._cuts(entries, slots, slots - 1))
+        return table
+
+    def _entries(self, storage: Any, mover: Any, there: Ints) -> Entries:
+        if isinstance(mover, Rows):
+            return LeafEntries(mover)
+        if isinstance(mover, RecordStore):
+            return RecordEntries(mover, self._paths)
+        return self._objects(storage, there)
+
+    def _objects(self, storage: Any, there: Ints) -> Entries:
+        self._asked = None
         if lanes_of(storage):
             raise TypeError(
                 f"slices of a {type(storage).__name__} need one with ndim=1, or a storage of "
                 "tensors of this package"
             )
-        return ObjectEntries(storage, np.sort(grid.elements(pieces.cells())), self._paths)
-
-    def _of_records(self, storage: Any, store: RecordStore) -> RecordEntries:
-        """What is known of the records of a storage, from looks before."""
-        if self._records is None or self._records[0]() is not storage:
-            self._records = weakref.ref(storage), RecordEntries(store, self._paths)
-        return self._records[1]
+        return ObjectEntries(storage, there, self._paths)
 
     @property
     def _paths(self) -> tuple[KeyPath, ...]:
@@ -239,11 +268,15 @@ class Boundaries:
         named = tuple(path for path in (self._ids, self._step) if path is not None)
         return tuple(dict.fromkeys((*self._ends, *USUAL_IDS, DONE, *self._others, *named)))
 
-    @property
-    def _static(self) -> bool:
-        return self._given_ends is not None or self._given_ids is not None
+    def _keys_as_before(self, entries: Entries) -> Keys:
+        """`_keys`; an error where they are others than those of the items before."""
+        keys = self._keys(entries)
+        before, self._asked = self._asked, keys
+        if before is not None and before != keys:
+            raise _OtherKeysError
+        return keys
 
-    def _keys(self, entries: Entries) -> tuple[KeyPath | None, tuple[KeyPath, ...]]:
+    def _keys(self, entries: Entries) -> Keys:
         """The entries that are looked at, of those that the items have."""
         if self._all_ends and not self._ends:
             return None, ()
@@ -268,25 +301,6 @@ class Boundaries:
             f"{_names(wanted or USUAL_IDS)} nor a flag under {_names(self._ends or (DONE,))}; name "
             "an entry of theirs with traj_key or end_key"
         )
-
-
-def _given(name: str, given: torch.Tensor, slots: int, grid: Grid | None) -> NDArray[Any]:
-    """What the user has given for each item, ``[slots, width, 1]``."""
-    assert grid is not None
-    values = torch.as_tensor(given).detach().cpu().numpy().reshape(-1)
-    count, rest = divmod(len(values), grid.width)
-    if rest or not slots <= count <= grid.capacity:
-        raise ValueError(
-            f"{name} has {len(values)} entries for a storage with {slots * grid.width} items and "
-            f"room for {grid.capacity * grid.width}; give one for each item, in the order of the "
-            "storage"
-        )
-    return values.reshape(count, grid.width, 1)
-
-
-def _same(said: Ends | Steps, before: Ends | Steps) -> bool:
-    """Whether the items say what they said before."""
-    return all(np.array_equal(one, other) for one, other in zip(said[:2], before[:2], strict=True))
 
 
 def _names(paths: Sequence[KeyPath | None]) -> str:

@@ -21,7 +21,6 @@ from shmbuffer.replay.form.nodes import is_collection
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from shmbuffer.memory import Ring
     from shmbuffer.replay.samplers.arrays import Flags, Ints
     from shmbuffer.replay.storages.record_store import RecordStore
     from shmbuffer.replay.storages.rows import Rows
@@ -44,8 +43,12 @@ class Entries(ABC):
         """Whether the items have a tensor there."""
 
     @abstractmethod
-    def column(self, path: KeyPath) -> NDArray[Any]:
-        """That entry of all slots, ``[slots, lanes, numbers]``, perhaps live."""
+    def read(self, slots: Ints) -> None:
+        """Items are new in these slots."""
+
+    @abstractmethod
+    def at(self, path: KeyPath, slots: Ints) -> NDArray[Any]:
+        """A copy of that entry of some slots, ``[n, lanes, numbers]``."""
 
     @abstractmethod
     def take(self, path: KeyPath, elements: Ints) -> torch.Tensor:
@@ -66,11 +69,16 @@ class LeafEntries(Entries):
         """See `Entries.has`."""
         return path in self._at
 
-    def column(self, path: KeyPath) -> NDArray[Any]:
-        """See `Entries.column`."""
+    def read(self, slots: Ints) -> None:
+        """See `Entries.read`: they lie in the storage."""
+
+    def at(self, path: KeyPath, slots: Ints) -> NDArray[Any]:
+        """See `Entries.at`."""
         view = self._rows.views()[self._at[path]].as_subclass(torch.Tensor)
         ring = self._rows.ring
-        return as_numbers(view).reshape(ring.capacity, ring.width, -1)
+        flat = view.detach().reshape(ring.capacity, -1)
+        found = flat.index_select(0, torch.from_numpy(slots).to(flat.device))
+        return as_numbers(found).reshape(len(slots), ring.width, -1)
 
     def take(self, path: KeyPath, elements: Ints) -> torch.Tensor:
         """See `Entries.take`."""
@@ -87,19 +95,22 @@ class ObjectEntries(Entries):
         items = storage.get(torch.from_numpy(slots))
         found = {path: pick(items, path) for path in paths}
         self._found = {path: entry for path, entry in found.items() if entry is not None}
-        self._places = int(slots.max()) + 1 if len(slots) else 0
         self._slots = slots
 
     def has(self, path: KeyPath) -> bool:
         """See `Entries.has`."""
         return path in self._found
 
-    def column(self, path: KeyPath) -> NDArray[Any]:
-        """See `Entries.column`."""
+    def read(self, slots: Ints) -> None:
+        """See `Entries.read`."""
+        at = np.searchsorted(self._slots, slots)
+        if not np.array_equal(self._slots[np.minimum(at, len(self._slots) - 1)], slots):
+            raise IndexError("an object was written since all were read; read them again")
+
+    def at(self, path: KeyPath, slots: Ints) -> NDArray[Any]:
+        """See `Entries.at`."""
         numbers = as_numbers(self._found[path]).reshape(len(self._slots), 1, -1)
-        column = np.zeros((self._places, *numbers.shape[1:]), numbers.dtype)
-        column[self._slots] = numbers
-        return column
+        return np.asarray(numbers[np.searchsorted(self._slots, slots)])
 
     def take(self, path: KeyPath, elements: Ints) -> torch.Tensor:
         """See `Entries.take`."""
@@ -119,13 +130,10 @@ class RecordEntries(Entries):
         self._tickets = np.full(store.max_size, -1, np.int64)  # of what was read
         self._columns = {path: _Column(path, store.max_size) for path in paths}
 
-    def is_current(self, ring: Ring) -> bool:
-        """Whether every item that is there has been read. O(capacity): 0.5 ms for a million."""
-        return not len(self._new(ring))
-
-    def look(self, ring: Ring) -> None:
-        """Read what came since the last look."""
-        new = self._new(ring)
+    def read(self, slots: Ints) -> None:
+        """See `Entries.read`."""
+        words = self._store.ring.live.words[slots]
+        new = slots[slot_words.tickets(words) != self._tickets[slots]]
         if not len(new):
             return
         nbytes = self._store.records.extents["bytes"][new].astype(np.int64)
@@ -135,16 +143,17 @@ class RecordEntries(Entries):
             there = tickets >= 0
             for path, leaves in zip(self._paths, found, strict=True):
                 kept = [leaf for leaf, held in zip(leaves, there.tolist(), strict=True) if held]
+                self._columns[path].lose(part[~there])
                 self._columns[path].put(part[there], kept)
             self._tickets[part] = tickets  # only now: others look at them first
 
     def has(self, path: KeyPath) -> bool:
         """See `Entries.has`."""
-        return path in self._columns and self._columns[path].is_in(self._tickets >= 0)
+        return path in self._columns and self._columns[path].is_in_all()
 
-    def column(self, path: KeyPath) -> NDArray[Any]:
-        """See `Entries.column`."""
-        return self._columns[path].values
+    def at(self, path: KeyPath, slots: Ints) -> NDArray[Any]:
+        """See `Entries.at`."""
+        return np.asarray(self._columns[path].values[slots])
 
     def take(self, path: KeyPath, elements: Ints) -> torch.Tensor:
         """See `Entries.take`."""
@@ -152,26 +161,28 @@ class RecordEntries(Entries):
         found = torch.from_numpy(column.values[elements])
         return found.reshape(len(elements), *(column.shape or ()))
 
-    def _new(self, ring: Ring) -> Ints:
-        """Slots whose item has not been read."""
-        words = ring.live.words.copy()
-        held = slot_words.committed(words)
-        return np.flatnonzero(held & (slot_words.tickets(words) != self._tickets))
-
 
 class _Column:
     """One entry of all slots."""
 
     def __init__(self, path: KeyPath, capacity: int) -> None:
         self._path = path
-        self._there = np.zeros(capacity, np.bool_)
+        self._lacks = np.zeros(capacity, np.bool_)  # of an item that was read and does not have it
+        self._without = 0  # how many those are
         self.values: NDArray[Any] = np.zeros((capacity, 1, 0), np.bool_)
         self.shape: tuple[int, ...] | None = None
+
+    def lose(self, slots: Ints) -> None:
+        """The items in these slots are gone."""
+        self._without -= int(self._lacks[slots].sum())
+        self._lacks[slots] = False
 
     def put(self, slots: Ints, leaves: list[Any]) -> None:
         """Remember what the items in these slots have; None where one has nothing."""
         there = np.array([leaf is not None for leaf in leaves], np.bool_)
-        self._there[slots] = there
+        self.lose(slots)
+        self._lacks[slots] = ~there
+        self._without += int((~there).sum())
         if not there.any():
             return
         tensors = [torch.as_tensor(leaf).detach().cpu() for leaf in leaves if leaf is not None]
@@ -187,15 +198,15 @@ class _Column:
         numbers = as_numbers(torch.stack(tensors)).reshape(len(tensors), 1, -1)
         if self.shape is None:
             self.shape = shape
-            self.values = np.zeros((len(self._there), *numbers.shape[1:]), numbers.dtype)
+            self.values = np.zeros((len(self._lacks), *numbers.shape[1:]), numbers.dtype)
         dtype = np.result_type(self.values, numbers)
         if dtype != self.values.dtype:
             self.values = self.values.astype(dtype)
         self.values[slots[there]] = numbers
 
-    def is_in(self, held: Flags) -> bool:
-        """Whether all of these items have it."""
-        return self.shape is not None and bool(self._there[held].all())
+    def is_in_all(self) -> bool:
+        """Whether every item that was read has it."""
+        return self.shape is not None and not self._without
 
 
 def pick(data: Any, path: KeyPath) -> torch.Tensor | None:
@@ -222,3 +233,10 @@ def as_numbers(tensor: torch.Tensor) -> NDArray[Any]:
         tensor = tensor.float()  # numpy does not know them
     array: NDArray[Any] = tensor.cpu().numpy()
     return array
+
+
+def any_of(numbers: NDArray[Any]) -> Flags:
+    """Where any number of an item is not 0: ``[slots, lanes]``."""
+    if numbers.shape[-1] != 1:
+        return np.asarray(numbers.any(-1))
+    return numbers[..., 0] if numbers.dtype == np.bool_ else numbers[..., 0] != 0

@@ -1,18 +1,18 @@
-"""The trajectories of a storage: its items in order, cut where one of them ends.
+"""The trajectories of a storage: which items follow each other, and how many of them.
 
-rows            the items of all pieces (pieces.py), put in order: lane, source, age
-trajectories    rows, cut where a flag says so, an id changes, or a piece ends after which
-                something is missing
+rows            each item is one: its trajectory << 32 | its number in it, so that the items of a
+                trajectory are consecutive rows. They are good until the next look
+trajectories    numbers without an order; those that are long enough are counted, by age
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from shmbuffer._native import _core
 from shmbuffer.memory import slots as slot_words
-from shmbuffer.replay.samplers.slicing.pieces import Grid, Ordered, Pieces, TrajectoryPieces
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -20,77 +20,66 @@ if TYPE_CHECKING:
     from shmbuffer.memory import Ring
     from shmbuffer.replay.samplers.arrays import Flags, Ints
 
-
-class Ends(NamedTuple):
-    """What the items say about where trajectories end; elements, in their order."""
-
-    ends: Ints
-    """int64: the last of a trajectory."""
-    changes: Ints
-    """int64: the next slot of its lane has the id of another trajectory; the first slot comes after
-    the last one. Of several sources: the next slot of the same one."""
-    ids: NDArray[Any] | None
-    """``[slots, lanes, numbers]``."""
-
-
-class Steps(NamedTuple):
-    """Where items belong whose trajectory does not lie in order."""
-
-    ids: NDArray[Any]
-    """``[slots, lanes, 1]``: of the trajectory."""
-    steps: NDArray[Any]
-    """``[slots, lanes, 1]``: number of the step in it."""
-    what: str
-    """The names of the two, for messages."""
+_ROWS = np.int64(32)  # bits of a row below the trajectory
 
 
 class Trajectories:
-    """Every trajectory of a storage at one moment.
+    """Every trajectory of a storage, as it was at the last look.
 
     Args:
-        grid: where the cells are.
-        pieces: the cells of the rows, in order.
-        stops: int64, increasing: the last row of each trajectory.
-        head: of the ring when it was looked at: items with tickets from there on are not of this
-            moment. None where there is no ring.
+        slots: of the storage.
+        width: elements of a slot.
 
     Attributes:
-        rows: how many there are. The rows of a trajectory follow each other in the order of time.
-        starts: int64 ``[trajectories]``: first row of each, increasing.
-        lengths: int64 ``[trajectories]``: rows of each.
+        head: of the ring at that look: items with tickets from there on are not of it. None where
+            there is no ring.
+        first: the element of the oldest slot: where trajectories begin to be counted.
+        starts: int64, by trajectory: its first row.
+        lengths: int64, by trajectory: its rows.
+
+    Cost: 12 to 16 bytes an element, made as items come; every question is O(what is asked).
     """
 
-    def __init__(self, grid: Grid, pieces: Pieces, stops: Ints, head: int | None) -> None:
-        self._grid = grid
-        self._pieces = pieces
-        self._first_rows = pieces.first_rows()
-        self.head = head
-        self.rows = int(stops[-1]) + 1 if len(stops) else 0
-        self.starts = np.concatenate((np.zeros(1, np.int64), stops[:-1] + 1))[: len(stops)]
-        self.lengths = stops - self.starts + 1
-        self._long: tuple[int, Ints] | None = None
+    def __init__(self, slots: int, width: int) -> None:
+        self._width = width
+        self._all = _core.Trajectories(slots, width)
+        self.head: int | None = None
+        self.first = 0
+        self.starts = Starts()
+        self.lengths = Lengths(self._all)
 
     def __len__(self) -> int:
         """How many trajectories there are."""
-        return len(self.lengths)
+        return self._all.count
 
-    def long(self, steps: int) -> Ints:
-        """Trajectories of at least ``steps`` items, int64. Remembered for the last ``steps``."""
-        if self._long is None or self._long[0] != steps:
-            self._long = steps, np.flatnonzero(self.lengths >= steps)
-        return self._long[1]
+    @property
+    def rows(self) -> int:
+        """How many items are in them."""
+        return self._all.items
+
+    @property
+    def longest(self) -> int:
+        """Items of the longest. O(trajectories)."""
+        return self._all.longest
+
+    def long(self, steps: int) -> Long:
+        """Trajectories of at least ``steps`` items, by the age of their first.
+
+        Cost: O(trajectories) for another ``steps`` than the last time, else nothing.
+        """
+        return Long(self._all, steps, self.first)
 
     def of_rows(self, rows: Ints) -> Ints:
         """The trajectory that each row belongs to, int64 ``[n]``."""
-        return np.searchsorted(self.starts, rows, side="right") - 1
+        return rows >> _ROWS
 
     def elements_of(self, rows: Ints) -> Ints:
         """The element of each row, int64 ``[n]``."""
-        return self._grid.elements(self._pieces.cells_of(rows, self._first_rows))
+        return _each(self._all.elements, rows)
 
     def rows_of(self, elements: Ints) -> Ints:
         """The row of each element, int64 ``[n]``; -1 where there is none."""
-        return self._pieces.rows_of(self._grid.cells(elements), self._first_rows)
+        return _each(self._all.rows, elements)
 
     def are_there(self, ring: Ring, elements: Ints) -> Ints | None:
         """Tickets of items of this table, int64 ``[n]``.
@@ -103,125 +92,102 @@ class Trajectories:
         there = slot_words.committed(words) & (tickets < (self.head or 0))
         return tickets if there.all() else None
 
+    # -- what has come and gone ----------------------------------------------------------------
 
-def scan(
-    flags: list[NDArray[Any]],
-    ids: NDArray[Any] | None,
-    slots: int,
-    order: NDArray[Any] | None = None,
-) -> Ends:
-    """Look for ends; ``order`` has the slots as they follow each other, where it is another one.
+    def clear(self) -> None:
+        """Nothing is there."""
+        self._all.clear()
 
-    Cost: one look at each number: 0.1 ms for a million flags, 1 ms for a million ids.
-    """
-    ends = changes = np.zeros(0, np.int64)
-    if flags:
-        found = any_of(flags[0][:slots])
-        for more in flags[1:]:
-            found = found | any_of(more[:slots])
-        ends = np.flatnonzero(found)
-    if ids is not None:
-        ids = ids[:slots]
-        seen = ids if order is None else ids[order]
-        changes = np.flatnonzero(any_of(seen[1:] != seen[:-1]))
-        if order is not None:
-            row, lane = np.divmod(changes, ids.shape[1])
-            changes = order[row].astype(np.int64) * ids.shape[1] + lane
-        elif len(ids):
-            last = np.flatnonzero(any_of(ids[:1] != ids[-1:]))
-            changes = np.concatenate((changes, (len(ids) - 1) * ids.shape[1] + last))
-    return Ends(ends, changes, ids)
+    def drop(self, slots: Ints) -> None:
+        """The items of these slots are gone."""
+        self._all.drop(slots.ctypes.data, len(slots))
 
+    def before(self, slots: Ints, sources: NDArray[np.uint64], reach: Ints) -> Ints:
+        """The slot that each item is to follow in its source; -1: none, or there is a hole between.
 
-def cut(grid: Grid, pieces: Pieces, ends: Ends, head: int | None) -> Trajectories:
-    """Cut the items of all lanes where a trajectory ends."""
-    if not len(pieces.counts):
-        return Trajectories(grid, pieces, np.zeros(0, np.int64), head)
-    rows = pieces.first_rows()
-    last = rows + pieces.counts - 1
-    at_end = pieces.rows_of(grid.cells(ends.ends), rows)
-    before = pieces.rows_of(grid.cells(ends.changes), rows)
-    inside = before < last[np.searchsorted(rows, before, side="right") - 1]  # the next row is too
-    cuts = pieces.cut
-    if ends.ids is not None and isinstance(pieces, TrajectoryPieces) and not cuts.all():
-        flat = ends.ids.reshape(-1, ends.ids.shape[-1])
-        one = flat[grid.elements(pieces.first[:-1] + pieces.counts[:-1] - 1)]
-        cuts = cuts.copy()
-        cuts[:-1] |= (one != flat[grid.elements(pieces.first[1:])]).any(-1)
-    stops = np.concatenate((at_end[at_end >= 0], before[inside & (before >= 0)], last[cuts]))
-    stops = np.sort(stops, kind="stable")  # of some increasing runs: quick
-    if len(stops):
-        stops = stops[np.append(stops[1:] != stops[:-1], True)]
-    return Trajectories(grid, pieces, stops, head)
+        Args:
+            slots: of new items, oldest first.
+            sources: uint64 ``[n]``.
+            reach: how many slots before each are no hole.
+        """
+        out = np.empty_like(slots)
+        self._all.before(_at(slots), _at(sources), _at(reach), len(slots), _at(out))
+        return out
 
+    def append(self, slots: Ints, sources: NDArray[np.uint64], cuts: Flags) -> None:
+        """Items come behind the last of their source; ``cuts[n, lanes]`` where one begins."""
+        self._all.append(_at(slots), _at(sources), _at(cuts), len(slots))
 
-def cut_in_circle(grid: Grid, pieces: Pieces, ends: Ends, head: int | None) -> Trajectories:
-    """`cut`, of slots of which the first one comes after the last one, where all hold items."""
-    size = grid.capacity
-    if int(pieces.counts.sum()) < size:
-        return cut(grid, pieces.in_lanes(grid), ends, head)
-    if head is not None and head % size:  # where the ring writes next
-        there = (head % size - 1) * grid.width + np.arange(grid.width)
-        ends = ends._replace(ends=np.concatenate((ends.ends, there)))
-    slot, lane = np.divmod(np.concatenate((ends.ends, ends.changes)), grid.width)
-    behind = np.zeros(grid.width, np.int64)  # each lane begins behind its last end
-    np.maximum.at(behind, lane, slot + 1)
-    first = np.stack((behind, np.zeros_like(behind)), 1) + np.arange(grid.width)[:, None] * size
-    count = np.stack((size - behind, behind), 1)
-    cuts = np.stack((behind == 0, np.ones(grid.width, np.bool_)), 1)
-    some = count > 0
-    first = first[some]
-    return cut(
-        grid, TrajectoryPieces(first, count[some], cuts[some], np.argsort(first)), ends, head
-    )
+    def insert(
+        self, elements: Ints, sources: NDArray[np.uint64], ids: Ints, steps: Ints
+    ) -> tuple[int, int] | None:
+        """Items come where their steps belong, of each source and id for itself.
+
+        Returns:
+            The number of the first one whose step is there already, and the element that has it.
+        """
+        return self._all.insert(_at(elements), _at(sources), _at(ids), _at(steps), len(elements))
+
+    def around(self, slots: Ints, sources: NDArray[np.uint64]) -> tuple[Ints, Ints] | None:
+        """Every slot that follows one of these, or is one, and the slot that it follows.
+
+        Returns:
+            None where one holds the item of another source than before.
+        """
+        items, before = np.empty((2, 2 * len(slots)), np.int64)
+        found = self._all.around(_at(slots), _at(sources), len(slots), _at(items), _at(before))
+        return None if found is None else (items[:found], before[:found])
+
+    def cut(self, slots: Ints, cuts: Flags) -> None:
+        """Whether a trajectory begins at these slots, ``[n, lanes]``."""
+        self._all.cut(_at(slots), _at(cuts), len(slots))
 
 
-def cut_by_step(
-    grid: Grid,
-    pieces: Pieces,
-    sources: NDArray[np.uint64] | None,
-    said: Steps,
-    head: int | None,
-) -> Trajectories:
-    """Trajectories whose items do not follow each other: by id and number of the step.
+class Starts:
+    """The first row of each trajectory."""
 
-    A step that is missing cuts. Of each source for itself.
-
-    Cost: O(n log n) in the number of items.
-    """
-    ids, steps, what = said
-    for values in (ids, steps):
-        if values.dtype.kind not in "iu" or values.shape[2] != 1:
-            raise TypeError(
-                f"fragmented=True needs one integer an item in {what}, found "
-                f"{values.shape[2]} of {values.dtype}"
-            )
-    at = (pieces.cells()[:, None] * grid.width + np.arange(grid.width)).ravel()
-    identity, step = (values.reshape(-1)[at].astype(np.int64) for values in (ids, steps))
-    if len(step) and step.min() < 0:
-        raise ValueError(f"fragmented=True: a step is not negative, found {step.min()} ({what})")
-    source = np.zeros(len(at), np.uint64) if sources is None else sources[at // grid.width]
-    order = np.lexsort((step, source, identity))
-    at, identity, step, source = at[order], identity[order], step[order], source[order]
-    same = (identity[1:] == identity[:-1]) & (source[1:] == source[:-1])
-    twice = np.flatnonzero(same & (step[1:] == step[:-1]))
-    if len(twice):
-        raise RuntimeError(
-            f"step {step[twice[0]]} of trajectory {identity[twice[0]]} is there twice ({what}): "
-            f"items {at[twice[0]]} and {at[twice[0] + 1]}; ids of trajectories that are stored at "
-            "the same time have to differ"
-        )
-    cuts = np.ones(len(at), np.bool_)
-    cuts[:-1] = ~same | (step[1:] != step[:-1] + 1)
-    cells, stops = grid.cells(at), np.flatnonzero(cuts)
-    rows = np.full(grid.capacity * grid.width, -1)
-    rows[cells] = np.arange(len(cells))
-    alone = Ordered(cells, rows, np.diff(stops, prepend=-1))
-    return Trajectories(grid, alone, stops, head)
+    def __getitem__(self, trajectories: Ints) -> Ints:
+        """Int64 ``[n]``."""
+        return trajectories << _ROWS
 
 
-def any_of(numbers: NDArray[Any]) -> Flags:
-    """Where any number of an item is not 0: ``[slots, lanes]``."""
-    if numbers.shape[-1] != 1:
-        return np.asarray(numbers.any(-1))
-    return numbers[..., 0] if numbers.dtype == np.bool_ else numbers[..., 0] != 0
+class Lengths:
+    """How many items each trajectory has."""
+
+    def __init__(self, trajectories: _core.Trajectories) -> None:
+        self._all = trajectories
+
+    def __getitem__(self, trajectories: Ints) -> Ints:
+        """Int64 ``[n]``."""
+        return _each(self._all.lengths, trajectories)
+
+
+class Long:
+    """Trajectories of some length: the k-th, by the age of their first item."""
+
+    def __init__(self, trajectories: _core.Trajectories, steps: int, first: int) -> None:
+        self._all, self._first = trajectories, first
+        self._count = trajectories.long(steps)
+
+    def __len__(self) -> int:
+        """How many there are."""
+        return self._count
+
+    def __getitem__(self, numbers: Ints) -> Ints:
+        """Trajectories by their place in that order, int64 ``[n]``. O(log elements) each."""
+        numbers = np.ascontiguousarray(numbers, np.int64)
+        out = np.empty_like(numbers)
+        self._all.choose(_at(numbers), len(numbers), _at(out), self._first)
+        return out
+
+
+def _each(call: Any, numbers: Ints) -> Ints:
+    numbers = np.ascontiguousarray(numbers, np.int64)
+    out = np.empty_like(numbers)
+    call(numbers.ctypes.data, numbers.size, out.ctypes.data)
+    return out
+
+
+def _at(array: NDArray[Any]) -> int:
+    assert array.flags.c_contiguous
+    return int(array.ctypes.data)

@@ -1,0 +1,388 @@
+/* Follower and Trajectories for Python. Addresses come as integers, as in arguments.c, of int64 where nothing else is said.
+ * One thread at a time is in each: who has them holds a lock of its own, since long calls give up the interpreter lock. */
+#include "module.h"
+
+#include "follower.h"
+#include "ring.h"
+#include "trajectories.h"
+
+#define MUCH 16384u /* items: the interpreter lock is given up for more */
+
+static void free_object(PyObject *object) {
+    PyTypeObject *type = Py_TYPE(object);
+    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
+    release(object);
+    Py_DECREF(type);
+}
+
+static PyObject *made_object(PyTypeObject *type) {
+    allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
+    return allocate(type, 0);
+}
+
+/* Follower. */
+
+struct follower_object {
+    PyObject_HEAD
+    struct shmb_follower follower;
+    PyObject *ring; /* kept alive */
+};
+
+static struct shmb_follower *follower_in(PyObject *self) { return &((struct follower_object *)self)->follower; }
+
+static PyObject *follower_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(kwargs)) {
+    PyObject *ring;
+    if (!PyArg_ParseTuple(args, "O!:Follower", shmb_ring_type, &ring)) return NULL;
+    PyObject *self = made_object(type);
+    if (self == NULL) return NULL;
+    ((struct follower_object *)self)->ring = Py_NewRef(ring);
+    if (shmb_follower_make(follower_in(self), shmb_binding_ring(ring))) return self;
+    Py_DECREF(self);
+    return PyErr_NoMemory();
+}
+
+static void follower_dealloc(PyObject *self) {
+    shmb_follower_free(follower_in(self));
+    Py_XDECREF(((struct follower_object *)self)->ring);
+    free_object(self);
+}
+
+static PyObject *slots_of(const struct shmb_pairs *pairs) {
+    PyObject *bytes = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)(pairs->count * sizeof(int64_t)));
+    if (bytes == NULL) return NULL;
+    int64_t *slots = (int64_t *)(void *)PyBytes_AsString(bytes);
+    for (uint64_t i = 0; i < pairs->count; i++) slots[i] = (int64_t)pairs->at[pairs->begin + i].first;
+    return bytes;
+}
+
+static PyObject *follower_look(PyObject *self, PyObject *Py_UNUSED(ignored)) {
+    struct shmb_follower *f = follower_in(self);
+    bool anew, any;
+    uint64_t head = atomic_load_explicit(&f->ring->runtime->head, memory_order_relaxed);
+    if (f->started && head - f->seen < MUCH) {
+        any = shmb_follower_look(f, &anew);
+    } else {
+        Py_BEGIN_ALLOW_THREADS
+        any = shmb_follower_look(f, &anew);
+        Py_END_ALLOW_THREADS
+    }
+    if (f->failed) return PyErr_NoMemory();
+    if (!any) Py_RETURN_NONE;
+    PyObject *gone = slots_of(&f->gone), *changed = slots_of(&f->changed), *told = NULL;
+    if (gone && changed) told = Py_BuildValue("(OOO)", anew ? Py_True : Py_False, gone, changed);
+    Py_XDECREF(gone);
+    Py_XDECREF(changed);
+    return told;
+}
+
+static PyObject *follower_next(PyObject *self, PyObject *args) {
+    unsigned long long slots, reach, room;
+    struct shmb_follower *f = follower_in(self);
+    if (!PyArg_ParseTuple(args, "KKK:next", &slots, &reach, &room)) return NULL;
+    if (!f->started) return PyErr_Format(PyExc_ValueError, "next: look first");
+    uint64_t found;
+    Py_BEGIN_ALLOW_THREADS
+    found = shmb_follower_next(f, (int64_t *)(uintptr_t)slots, (int64_t *)(uintptr_t)reach, room);
+    Py_END_ALLOW_THREADS
+    return f->failed ? PyErr_NoMemory() : PyLong_FromUnsignedLongLong(found);
+}
+
+static PyObject *follower_reach(PyObject *self, PyObject *args) {
+    unsigned long long slots, count, reach;
+    const struct shmb_follower *f = follower_in(self);
+    if (!PyArg_ParseTuple(args, "KKK:reach", &slots, &count, &reach)) return NULL;
+    for (uint64_t i = 0; i < count; i++)
+        ((int64_t *)(uintptr_t)reach)[i] = (int64_t)shmb_follower_reach(f, ((const uint64_t *)(uintptr_t)slots)[i]);
+    Py_RETURN_NONE;
+}
+
+static PyObject *follower_forget(PyObject *self, PyObject *Py_UNUSED(ignored)) {
+    shmb_follower_forget(follower_in(self));
+    Py_RETURN_NONE;
+}
+
+static PyObject *follower_seen(PyObject *self, void *Py_UNUSED(closure)) {
+    return PyLong_FromUnsignedLongLong(follower_in(self)->seen);
+}
+
+static PyMethodDef follower_methods[] = {
+    {"look", follower_look, METH_NOARGS,
+     "look(): (anew, slots that hold nothing of before, slots with another item in the same place); None: nothing has changed."},
+    {"next", follower_next, METH_VARARGS,
+     "next(slots, reach, room): how many new items, oldest first; reach: how many places before each are no hole. 0: no more."},
+    {"reach", follower_reach, METH_VARARGS, "reach(slots, count, reach): the same of slots that hold an item."},
+    {"forget", follower_forget, METH_NOARGS, "forget(): the next look tells of every item."},
+    {NULL, NULL, 0, NULL},
+};
+static PyGetSetDef follower_properties[] = {
+    {"seen", follower_seen, NULL, "Tickets below it were looked at.", NULL}, {NULL, NULL, NULL, NULL, NULL}};
+static PyType_Slot follower_slots[] = {
+    {Py_tp_doc, "Follower(ring): what has come and gone since the last look."},
+    {Py_tp_new, follower_new},
+    {Py_tp_dealloc, follower_dealloc},
+    {Py_tp_methods, follower_methods},
+    {Py_tp_getset, follower_properties},
+    {0, NULL},
+};
+PyType_Spec shmb_follower_spec = {.name = "shmbuffer._native._core.Follower",
+                                  .basicsize = sizeof(struct follower_object),
+                                  .flags = Py_TPFLAGS_DEFAULT,
+                                  .slots = follower_slots};
+
+/* Trajectories. */
+
+struct trajectories_object {
+    PyObject_HEAD
+    struct shmb_trajectories all;
+};
+
+static struct shmb_trajectories *trajectories_in(PyObject *self) { return &((struct trajectories_object *)self)->all; }
+
+static PyObject *trajectories_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(kwargs)) {
+    unsigned long long slots, width;
+    if (!PyArg_ParseTuple(args, "KK:Trajectories", &slots, &width)) return NULL;
+    if (slots == 0 || width == 0 || slots > SHMB_MOST_ELEMENTS / width)
+        return PyErr_Format(PyExc_ValueError, "trajectories are followed in up to %llu items, not in %llu slots of %llu",
+                            (unsigned long long)SHMB_MOST_ELEMENTS, slots, width);
+    PyObject *self = made_object(type);
+    if (self == NULL) return NULL;
+    if (shmb_trajectories_make(trajectories_in(self), slots * width, (uint32_t)width)) return self;
+    Py_DECREF(self);
+    return PyErr_NoMemory();
+}
+
+static void trajectories_dealloc(PyObject *self) {
+    shmb_trajectories_free(trajectories_in(self));
+    free_object(self);
+}
+
+/* Up to eight numbers or addresses. False: the exception is set; also where there was no memory before, since what is here
+ * is worth nothing then. */
+static bool asked_for(PyObject *self, PyObject *args, const char *format, unsigned long long *at) {
+    if (!PyArg_ParseTuple(args, format, &at[0], &at[1], &at[2], &at[3], &at[4], &at[5])) return false;
+    if (trajectories_in(self)->failed) return PyErr_NoMemory(), false;
+    return true;
+}
+
+static PyObject *done(PyObject *self) {
+    if (trajectories_in(self)->failed) return PyErr_NoMemory();
+    Py_RETURN_NONE;
+}
+
+#define IN(type, n) ((const type *)(uintptr_t)at[n])
+#define OUT(n) ((int64_t *)(uintptr_t)at[n])
+
+static PyObject *trajectories_clear(PyObject *self, PyObject *Py_UNUSED(ignored)) {
+    Py_BEGIN_ALLOW_THREADS
+    shmb_trajectories_clear(trajectories_in(self));
+    Py_END_ALLOW_THREADS
+    return done(self);
+}
+
+static PyObject *trajectories_drop(PyObject *self, PyObject *args) {
+    struct shmb_trajectories *all = trajectories_in(self);
+    unsigned long long at[6];
+    if (!asked_for(self, args, "KK:drop", at)) return NULL;
+    Py_BEGIN_ALLOW_THREADS
+    for (uint64_t i = 0; i < at[1]; i++)
+        for (uint64_t e = IN(uint64_t, 0)[i] * all->width, end = e + all->width; e < end && end <= all->elements; e++)
+            shmb_trajectory_drop(all, (uint32_t)e);
+    Py_END_ALLOW_THREADS
+    return done(self);
+}
+
+/* A slot that the item in slot `from` follows is `reach` places away or less, or there is a hole in between. */
+static int64_t within(const struct shmb_trajectories *all, int64_t before, uint64_t slot, uint64_t reach) {
+    uint64_t capacity = all->elements / all->width;
+    return before >= 0 && (slot + capacity - (uint64_t)before) % capacity <= reach ? before : -1;
+}
+
+static PyObject *trajectories_before(PyObject *self, PyObject *args) {
+    struct shmb_trajectories *all = trajectories_in(self);
+    unsigned long long at[6];
+    if (!asked_for(self, args, "KKKKK:before", at)) return NULL;
+    Py_BEGIN_ALLOW_THREADS
+    all->looks++;
+    for (uint64_t i = 0; i < at[3] && !all->failed; i++) {
+        uint64_t slot = IN(uint64_t, 0)[i];
+        OUT(4)[i] = within(all, shmb_trajectory_before(all, IN(uint64_t, 1)[i], (uint32_t)slot), slot, IN(uint64_t, 2)[i]);
+    }
+    Py_END_ALLOW_THREADS
+    return done(self);
+}
+
+static PyObject *trajectories_append(PyObject *self, PyObject *args) {
+    struct shmb_trajectories *all = trajectories_in(self);
+    unsigned long long at[6];
+    if (!asked_for(self, args, "KKKK:append", at)) return NULL;
+    Py_BEGIN_ALLOW_THREADS
+    for (uint64_t i = 0; i < at[3] && !all->failed; i++)
+        for (uint32_t lane = 0; lane < all->width && !all->failed; lane++) {
+            uint64_t element = IN(uint64_t, 0)[i] * all->width + lane;
+            if (element < all->elements && all->where[element].run == 0)
+                shmb_trajectory_append(all, IN(uint64_t, 1)[i], lane, (uint32_t)element,
+                                       IN(unsigned char, 2)[i * all->width + lane] != 0);
+        }
+    Py_END_ALLOW_THREADS
+    return done(self);
+}
+
+static PyObject *trajectories_insert(PyObject *self, PyObject *args) {
+    struct shmb_trajectories *all = trajectories_in(self);
+    unsigned long long at[6];
+    uint32_t there = 0;
+    uint64_t i = 0;
+    bool inserted = true;
+    if (!asked_for(self, args, "KKKKK:insert", at)) return NULL;
+    Py_BEGIN_ALLOW_THREADS
+    for (; i < at[4] && inserted && !all->failed; i++) {
+        uint64_t element = IN(uint64_t, 0)[i];
+        if (element < all->elements && all->where[element].run == 0)
+            inserted = shmb_trajectory_insert(all, IN(uint64_t, 1)[i], (uint32_t)(element % all->width), IN(int64_t, 2)[i],
+                                              IN(int64_t, 3)[i], (uint32_t)element, &there);
+    }
+    Py_END_ALLOW_THREADS
+    if (inserted) return done(self);
+    return Py_BuildValue("(KK)", (unsigned long long)(i - 1), (unsigned long long)there);
+}
+
+static PyObject *trajectories_around(PyObject *self, PyObject *args) {
+    const struct shmb_trajectories *all = trajectories_in(self);
+    unsigned long long at[6];
+    if (!asked_for(self, args, "KKKKK:around", at)) return NULL;
+    uint64_t found = 0;
+    for (uint64_t i = 0; i < at[2]; i++) {
+        uint64_t element = IN(uint64_t, 0)[i] * all->width;
+        if (element >= all->elements || all->where[element].run == 0) Py_RETURN_NONE;
+        if (all->owners[all->runs[all->where[element].run - 1].owner].source != IN(uint64_t, 1)[i]) Py_RETURN_NONE;
+        uint32_t before = shmb_trajectory_neighbour(all, (uint32_t)element, false);
+        uint32_t behind = shmb_trajectory_neighbour(all, (uint32_t)element, true);
+        if (before != SHMB_NO_ELEMENT) {
+            OUT(3)[found] = (int64_t)IN(uint64_t, 0)[i];
+            OUT(4)[found++] = before / all->width;
+        }
+        if (behind != SHMB_NO_ELEMENT) {
+            OUT(3)[found] = behind / all->width;
+            OUT(4)[found++] = (int64_t)IN(uint64_t, 0)[i];
+        }
+    }
+    return PyLong_FromUnsignedLongLong(found);
+}
+
+static PyObject *trajectories_cut(PyObject *self, PyObject *args) {
+    struct shmb_trajectories *all = trajectories_in(self);
+    unsigned long long at[6];
+    if (!asked_for(self, args, "KKK:cut", at)) return NULL;
+    for (uint64_t i = 0; i < at[2]; i++)
+        for (uint32_t lane = 0; lane < all->width && !all->failed; lane++) {
+            uint64_t element = IN(uint64_t, 0)[i] * all->width + lane;
+            if (element < all->elements && all->where[element].run)
+                shmb_trajectory_cut(all, (uint32_t)element, IN(unsigned char, 1)[i * all->width + lane] != 0);
+        }
+    return done(self);
+}
+
+static PyObject *trajectories_long(PyObject *self, PyObject *args) {
+    unsigned long long at[6];
+    if (!asked_for(self, args, "K:long", at)) return NULL;
+    struct shmb_trajectories *all = trajectories_in(self);
+    uint32_t least = at[0] > UINT32_MAX ? UINT32_MAX : (uint32_t)at[0];
+    if (all->least != least) {
+        Py_BEGIN_ALLOW_THREADS
+        shmb_trajectories_mark(all, least);
+        Py_END_ALLOW_THREADS
+    }
+    return PyLong_FromUnsignedLongLong(all->marks.total);
+}
+
+static PyObject *trajectories_choose(PyObject *self, PyObject *args) {
+    const struct shmb_trajectories *all = trajectories_in(self);
+    unsigned long long at[6];
+    if (!asked_for(self, args, "KKKK:choose", at)) return NULL;
+    if (at[3] >= all->elements) return PyErr_Format(PyExc_IndexError, "choose: no element %llu", at[3]);
+    Py_BEGIN_ALLOW_THREADS
+    uint64_t before = shmb_marks_below(&all->marks, at[3]), total = all->marks.total;
+    for (uint64_t i = 0; i < at[1]; i++) {
+        uint64_t k = IN(uint64_t, 0)[i];
+        OUT(2)[i] = k < total ? (int64_t)all->where[shmb_marks_at(&all->marks, (k + before) % total)].run - 1 : -1;
+    }
+    Py_END_ALLOW_THREADS
+    Py_RETURN_NONE;
+}
+
+/* What a number is mapped to, one by one. */
+static PyObject *each(PyObject *self, PyObject *args, const char *format,
+                      int64_t (*answer)(const struct shmb_trajectories *all, int64_t number)) {
+    const struct shmb_trajectories *all = trajectories_in(self);
+    unsigned long long at[6];
+    if (!asked_for(self, args, format, at)) return NULL;
+    Py_BEGIN_ALLOW_THREADS
+    for (uint64_t i = 0; i < at[1]; i++) OUT(2)[i] = answer(all, IN(int64_t, 0)[i]);
+    Py_END_ALLOW_THREADS
+    Py_RETURN_NONE;
+}
+
+static int64_t row_of(const struct shmb_trajectories *all, int64_t element) { return shmb_row_of(all, (uint64_t)element); }
+
+static int64_t length_of(const struct shmb_trajectories *all, int64_t run) { return shmb_length_of(all, (uint64_t)run); }
+
+static PyObject *trajectories_rows(PyObject *self, PyObject *args) { return each(self, args, "KKK:rows", row_of); }
+
+static PyObject *trajectories_elements(PyObject *self, PyObject *args) {
+    return each(self, args, "KKK:elements", shmb_element_of);
+}
+
+static PyObject *trajectories_lengths(PyObject *self, PyObject *args) { return each(self, args, "KKK:lengths", length_of); }
+
+#define COUNT(name, expression)                                                                              \
+    static PyObject *get_##name(PyObject *self, void *Py_UNUSED(closure)) {                                  \
+        const struct shmb_trajectories *all = trajectories_in(self);                                         \
+        return PyLong_FromUnsignedLongLong(expression);                                                      \
+    }
+static uint64_t longest_of(const struct shmb_trajectories *all) {
+    uint32_t longest = 0;
+    for (uint32_t i = 0; i < all->n_runs; i++)
+        if (shmb_length_of(all, i) > longest) longest = shmb_length_of(all, i);
+    return longest;
+}
+COUNT(count, all->count)
+COUNT(items, all->items)
+COUNT(longest, longest_of(all))
+
+static PyMethodDef trajectories_methods[] = {
+    {"clear", trajectories_clear, METH_NOARGS, "clear(): no item is there."},
+    {"drop", trajectories_drop, METH_VARARGS, "drop(slots, count): their items are gone."},
+    {"before", trajectories_before, METH_VARARGS,
+     "before(slots, sources, reach, count, out): the slot that each follows in its source; -1: none, or behind a hole."},
+    {"append", trajectories_append, METH_VARARGS,
+     "append(slots, sources, cuts, count): behind the last of their source; cuts: bytes [count, width], cut before it."},
+    {"insert", trajectories_insert, METH_VARARGS,
+     "insert(elements, sources, ids, steps, count): where their steps belong; (number, element) of one that is there twice."},
+    {"around", trajectories_around, METH_VARARGS,
+     "around(slots, sources, count, items, before): how many pairs the slots are in; None: one is not of that source."},
+    {"cut", trajectories_cut, METH_VARARGS, "cut(slots, cuts, count): whether a trajectory begins there; bytes [count, width]."},
+    {"long", trajectories_long, METH_VARARGS, "long(least): how many trajectories have at least so many items."},
+    {"choose", trajectories_choose, METH_VARARGS, "choose(numbers, count, out, first): of those, by age from an element on."},
+    {"rows", trajectories_rows, METH_VARARGS, "rows(elements, count, out): trajectory << 32 | step; -1: none."},
+    {"elements", trajectories_elements, METH_VARARGS, "elements(rows, count, out): the elements again."},
+    {"lengths", trajectories_lengths, METH_VARARGS, "lengths(trajectories, count, out): items of each."},
+    {NULL, NULL, 0, NULL},
+};
+static PyGetSetDef trajectories_properties[] = {
+    {"count", get_count, NULL, "Trajectories.", NULL},
+    {"items", get_items, NULL, "Items in them.", NULL},
+    {"longest", get_longest, NULL, "Items of the longest; O(trajectories).", NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+static PyType_Slot trajectories_slots[] = {
+    {Py_tp_doc, "Trajectories(slots, width): which items follow each other."},
+    {Py_tp_new, trajectories_new},
+    {Py_tp_dealloc, trajectories_dealloc},
+    {Py_tp_methods, trajectories_methods},
+    {Py_tp_getset, trajectories_properties},
+    {0, NULL},
+};
+PyType_Spec shmb_trajectories_spec = {.name = "shmbuffer._native._core.Trajectories",
+                                      .basicsize = sizeof(struct trajectories_object),
+                                      .flags = Py_TPFLAGS_DEFAULT,
+                                      .slots = trajectories_slots};

@@ -1,0 +1,172 @@
+"""The trajectories of a ring, kept up to date with what is written: a look costs what has changed.
+
+    ring ──▶ Follower            what was committed and what went, since this process looked last
+                 └──▶ cuts           between which of the new items a trajectory ends (boundaries)
+                          └──▶ Trajectories
+
+What several collectors, or streams of one, have written in turn is followed source by source, so
+that nothing follows an item that is not of the same collector, of the same life of it, and of the
+same stream. A slot without an item cuts all of them, because nobody knows whose item is missing.
+Nothing follows the newest item, and what lies on both sides of the ring's last slot is not cut
+there.
+
+Writers go on while somebody looks. What is written from then on has tickets from the head that was
+seen, so a draw checks its own: where all are older, nothing of what was seen of them has changed.
+What was seen of others does not matter: a cut is between two items, and only who holds both of
+them crosses it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from shmbuffer._native import _core
+from shmbuffer.replay.samplers.slicing.trajectories import Trajectories
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from numpy.typing import NDArray
+
+    from shmbuffer.memory import Ring
+    from shmbuffer.replay.samplers.arrays import Flags, Ints
+
+_PIECE = 2**15  # items that are told of together: what is made of them stays in the second cache
+
+
+class Fresh(NamedTuple):
+    """New items of a ring, oldest first."""
+
+    slots: Ints
+    """int64 ``[n]``."""
+    sources: NDArray[np.uint64]
+    """``[n]``."""
+    reach: Ints
+    """int64 ``[n]``: how many slots before each are no hole."""
+
+
+class Following:
+    """The trajectories of one ring.
+
+    Args:
+        ring: may be written by anybody meanwhile.
+
+    Cost: the first look is one at each slot: 30 ms a million. A later one costs what was written
+        and what went, and what was written behind a write that was under way. A write into named
+        slots, also one in place, has every slot's word looked at: 1 ms a million.
+    """
+
+    def __init__(self, ring: Ring) -> None:
+        self._ring = ring
+        self.native = ring.seat.native
+        self._follower = _core.Follower(self.native)
+        self.table = Trajectories(ring.capacity, ring.width)
+        self._again = False
+
+    def forget(self) -> None:
+        """Look at everything again the next time."""
+        self._follower.forget()
+
+    def catch_up(self, cuts: Callable[[Ints, Ints], Flags]) -> None:
+        """Follow items in the order in which they were written.
+
+        Args:
+            cuts: of slots, and of the slot that each follows (-1: none), bool ``[n, lanes]``:
+                whether a trajectory begins there.
+        """
+        table = self.table
+        for changed, fresh in self._looks():
+            if len(changed):
+                around = table.around(changed, self._ring.live.sources[changed])
+                if around is None:  # somebody else's item: then all are put in order again
+                    self._follower.forget()
+                    self._again = True
+                    continue
+                items, before = around
+                reach = np.empty_like(items)
+                self._follower.reach(items.ctypes.data, len(items), reach.ctypes.data)
+                apart = (items - before) % self._ring.capacity > reach
+                table.cut(items, cuts(items, np.where(apart, -1, before)))
+            for slots, sources, reach in fresh:
+                follows = table.before(slots, sources, reach)
+                table.append(slots, sources, cuts(slots, follows))
+
+    def catch_up_by_step(self, steps_of: Callable[[Ints], tuple[Ints, Ints, str]]) -> None:
+        """Follow items by id and number of the step, wherever they lie.
+
+        Args:
+            steps_of: of slots: ids and steps, int64 ``[n * lanes]``, and their names.
+
+        Raises:
+            RuntimeError: a step of a trajectory is there twice.
+        """
+        width = self._ring.width
+        for changed, fresh in self._looks():
+            self.table.drop(changed)
+            parts = [*fresh]
+            if len(changed):
+                parts.append(Fresh(changed, self._ring.live.sources[changed], changed))
+            if not parts:
+                continue
+            slots = np.concatenate([part.slots for part in parts])
+            sources = np.concatenate([part.sources for part in parts]).repeat(width)
+            elements = (slots[:, None] * width + np.arange(width)).ravel()
+            put_in_order(self.table, elements, sources, *steps_of(slots))
+
+    # -- inside --------------------------------------------------------------------------------
+
+    def _looks(self) -> Iterator[tuple[Ints, Iterator[Fresh]]]:
+        """What has changed, until nothing has. Whatever is raised, the next look is a first one."""
+        follower, table = self._follower, self.table
+        try:
+            while True:
+                seen = follower.look()
+                if seen is None:
+                    return
+                anew, gone, changed = seen
+                self._again = anew  # it takes a while, and others have written meanwhile
+                if anew:
+                    table.clear()
+                table.drop(np.frombuffer(gone, np.int64))
+                head, ring = follower.seen, self._ring
+                table.head = head
+                table.first = head % ring.capacity * ring.width if head >= ring.capacity else 0
+                yield np.frombuffer(changed, np.int64), self._fresh()
+                if not self._again:
+                    return
+        except BaseException:
+            follower.forget()
+            raise
+
+    def _fresh(self) -> Iterator[Fresh]:
+        slots, reach = np.empty((2, _PIECE), np.int64)
+        while count := self._follower.next(slots.ctypes.data, reach.ctypes.data, _PIECE):
+            new = slots[:count]
+            yield Fresh(new.copy(), self._ring.live.sources[new], reach[:count].copy())
+
+
+def put_in_order(
+    table: Trajectories,
+    elements: Ints,
+    sources: NDArray[np.uint64],
+    ids: Ints,
+    steps: Ints,
+    what: str,
+) -> None:
+    """Put items where their steps belong; ``what`` has the names of ids and steps.
+
+    Raises:
+        RuntimeError: a step of a trajectory is there twice.
+    """
+    order = np.lexsort((steps, sources, ids))  # as a rule each comes behind the one before
+    ids, steps, elements = ids[order], steps[order], elements[order]
+    twice = table.insert(elements, sources[order], ids, steps)
+    if twice is not None:
+        at, there = twice
+        raise RuntimeError(
+            f"step {steps[at]} of trajectory {ids[at]} is there twice ({what}): "
+            f"items {there} and {elements[at]}; ids of trajectories that are stored at the "
+            "same time have to differ"
+        )

@@ -1,0 +1,85 @@
+"""Trajectories as the user gives them: a flag or an id for each item, whatever is stored."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from shmbuffer.replay.samplers.slicing.entries import any_of
+from shmbuffer.replay.samplers.slicing.trajectories import Trajectories
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from shmbuffer.replay.samplers.arrays import Flags, Ints
+
+
+class Given:
+    """What ends a trajectory.
+
+    Args:
+        ends: bool ``[items]``; or None, and
+        ids: integers ``[items]``.
+    """
+
+    def __init__(self, ends: torch.Tensor | None, ids: torch.Tensor | None) -> None:
+        self._ends, self._ids = ends, ids
+
+    def __bool__(self) -> bool:
+        """Whether anything was given."""
+        return self._ends is not None or self._ids is not None
+
+    def trajectories(
+        self, there: Ints, capacity: int, width: int, head: int | None
+    ) -> Trajectories:
+        """Of slots ``there``. Where all hold items the first one comes after the last one.
+
+        Args:
+            there: int64, increasing.
+            capacity: slots.
+            width: elements of a slot.
+            head: of the ring: a trajectory ends where it writes next. None: there is no ring.
+        """
+        table = Trajectories(capacity, width)
+        table.head = head
+        slots = int(there[-1]) + 1 if len(there) else 0
+        is_full = len(there) == capacity
+        cut = self._cut_behind(slots, capacity, width)
+        if not is_full:
+            cut = cut[:slots]
+        if head is not None and 0 < head % capacity <= len(cut):
+            cut[head % capacity - 1] = True
+        for lane in range(width):
+            order = there
+            if is_full:  # it begins behind its last end
+                ends = np.flatnonzero(cut[:, lane])
+                order = np.roll(there, -int(ends[-1]) - 1) if len(ends) else there
+            begins = np.ones(len(order), np.bool_)
+            begins[1:] = cut[order[:-1], lane] | ((order[1:] - order[:-1]) % capacity != 1)
+            nothing = np.zeros(len(order), np.int64)
+            steps = np.arange(len(order)) + np.cumsum(begins)  # one is missing where it is cut
+            table.insert(order * width + lane, nothing.view(np.uint64), nothing, steps)
+        return table
+
+    def _cut_behind(self, slots: int, capacity: int, width: int) -> Flags:
+        """Whether a trajectory ends with an item, ``[slots, lanes]``."""
+        if self._ends is not None:
+            return any_of(_checked("ends", self._ends, slots, capacity, width)).copy()
+        assert self._ids is not None
+        ids = _checked("trajectories", self._ids, slots, capacity, width)
+        return any_of(ids != np.roll(ids, -1, 0))
+
+
+def _checked(name: str, given: torch.Tensor, slots: int, capacity: int, width: int) -> NDArray[Any]:
+    """One number an item, ``[slots, width, 1]``."""
+    values = torch.as_tensor(given).detach().cpu().numpy().reshape(-1)
+    count, rest = divmod(len(values), width)
+    if rest or not slots <= count <= capacity:
+        raise ValueError(
+            f"{name} has {len(values)} entries for a storage with {slots * width} items and "
+            f"room for {capacity * width}; give one for each item, in the order of the "
+            "storage"
+        )
+    return values.reshape(count, width, 1)
